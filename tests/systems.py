@@ -1,0 +1,45 @@
+"""The five pipelines of the contract, and the mixed batch they are printed for."""
+
+import numpy as np
+
+from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
+from workbench.scheduler.batch import Batch
+from workbench.schedules import Schedule, Sequential, VSLPipe
+from workbench.stages import (
+    attention,
+    combine,
+    decode_attention,
+    experts,
+    kv,
+    moe,
+    out_proj,
+    prefill_attention,
+    qkv,
+    route,
+    shared_experts,
+    weights,
+)
+
+VSL = fetch(weights) | gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load >> gpu(out_proj, moe)
+
+PIPELINES: dict[str, Pipeline] = {
+    "vslpipe": VSL,
+    "flexgen_s4": fetch(weights, kv) | gpu(qkv, attention, out_proj, moe),
+    "ktransformers": gpu(qkv, attention, out_proj, route)
+    >> (gpu(shared_experts) | offload >> cpu(experts, defer=3) >> load)
+    >> gpu(combine),
+    "all_gpu": gpu(qkv, attention, out_proj, moe),
+    "all_cpu": cpu(qkv, attention, out_proj, moe),
+}
+
+GOLDEN: dict[str, tuple[Pipeline, Schedule]] = {
+    **{f"{name}.sequential": (pipeline, Sequential(micro_batches=2)) for name, pipeline in PIPELINES.items()},
+    "vslpipe.vslpipe": (VSL, VSLPipe()),
+}
+
+
+def ids(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+MIXED = Batch(prefills=ids(4, 5), prefill_len=ids(5, 4), decodes=ids(0, 1, 2, 3), context=ids(7, 6, 3, 2), layers=2)
