@@ -1,0 +1,50 @@
+"""MoE Workbench: describe a Mixture-of-Experts pipeline once; bound it, simulate it, run it, and see why they differ."""
+
+from typing import TYPE_CHECKING, Any
+
+from workbench.compare import Comparison, compare
+from workbench.hardware import Machine, machines
+from workbench.memory import Memory
+from workbench.models import checkpoint, models
+from workbench.perfmodels import bound
+from workbench.result import Result, Source
+from workbench.scenario import Scenario
+from workbench.scheduler.resource_aware import ResourceAware
+from workbench.simulate import Detail, simulate
+from workbench.workload import Request, Sampling, Workload, workloads
+
+if TYPE_CHECKING:
+    from workbench.engine import run
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Comparison",
+    "Detail",
+    "Machine",
+    "Memory",
+    "Request",
+    "ResourceAware",
+    "Result",
+    "Sampling",
+    "Scenario",
+    "Source",
+    "Workload",
+    "bound",
+    "checkpoint",
+    "compare",
+    "machines",
+    "models",
+    "run",
+    "simulate",
+    "workloads",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the live engine, and with it torch and Numba, on first use only (PEP 562)."""
+    if name == "run":
+        from workbench.engine import run
+
+        return run
+    raise AttributeError(f"module 'workbench' has no attribute {name!r}")

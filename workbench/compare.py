@@ -1,0 +1,102 @@
+"""Results side by side: a table, a picture, and the difference explained in words."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from workbench.explain import explain
+from workbench.result import Result, Source
+from workbench.units import format_seconds
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
+
+_HEADINGS = ("schedule", "source", "output tok/s", "processed tok/s", "of bound", "time", "iterations", "preempted", "limited by")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Results of one or several schedules and readers."""
+
+    results: tuple[Result, ...]
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """One row of text per result, under the headings of the table."""
+        return [self._row(result) for result in self.results]
+
+    def _row(self, result: Result) -> tuple[str, ...]:
+        bounds = [r for r in self.results if r.source is Source.BOUND and _same_question(r, result)]
+        share = f"{result.gen_tok_s / bounds[0].gen_tok_s:.0%}" if bounds else ""
+        return (
+            result.schedule,
+            result.source.value,
+            f"{result.gen_tok_s:.4g}",
+            f"{result.proc_tok_s:.4g}",
+            share,
+            format_seconds(result.seconds),
+            str(result.iterations),
+            "" if result.source is Source.BOUND else str(result.preemptions),
+            result.binding,
+        )
+
+    def explanations(self) -> list[str]:
+        """Sentences on why the readers differ."""
+        return explain(self.results)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per result, in plain units."""
+        import pandas
+
+        keys = ("schedule", "model", "machine", "seconds", "gen_tok_s", "proc_tok_s", "iterations", "preemptions", "ttft", "tbt")
+        rows = [{"source": r.source.value, **{key: getattr(r, key) for key in keys}} for r in self.results]
+        return pandas.DataFrame(rows)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Bars of output tokens per second, one group per schedule."""
+        from workbench.plots import plot_throughput
+
+        return plot_throughput(self.results, ax)
+
+    def __str__(self) -> str:
+        table = [_HEADINGS, *self.rows()]
+        widths = [max(len(row[column]) for row in table) for column in range(len(_HEADINGS))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+        return "\n".join([*lines, "", *self.explanations()])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th style='text-align:left'>{heading}</th>" for heading in _HEADINGS)
+        body = "".join(
+            "<tr>" + "".join(f"<td style='text-align:left'>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+            for row in self.rows()
+        )
+        words = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.explanations())
+        return f"<table><tr>{head}</tr>{body}</table>{words}"
+
+
+def compare(results: Iterable[Result]) -> Comparison:
+    """Put results side by side.
+
+    Parameters
+    ----------
+    results : iterable of Result
+        Of any readers and schedules.
+
+    Raises
+    ------
+    ValueError
+        If there are none.
+    """
+    found: tuple[Any, ...] = tuple(results)
+    if not found or not all(isinstance(result, Result) for result in found):
+        raise ValueError("compare needs at least one Result, as bound, simulate or run return them.")
+    return Comparison(found)
+
+
+def _same_question(a: Result, b: Result) -> bool:
+    return (a.schedule, a.model, a.machine, a.facts) == (b.schedule, b.model, b.machine, b.facts)

@@ -1,0 +1,14 @@
+"""HOW FAST, for real: the wall clock. The only importer of torch and of the kernels.
+
+Without a GPU the gpu lane is torch on the CPU with threads of its own, and the link is a real copy by the data mover.
+"""
+
+import os
+
+# Idle pool threads must not spin on a core that another lane needs; libgomp reads both once, when torch loads it.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+from workbench.engine.live import run  # noqa: E402
+
+__all__ = ["run"]

@@ -1,0 +1,81 @@
+"""The paged KV cache where decode attention reads it, and the copy of a part of it that `fetch(kv)` streams."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from workbench.engine.checkpoint import TORCH_DTYPES
+from workbench.engine.lanes import Copy, Transfer
+from workbench.engine.ops import Part
+from workbench.engine.weights import as_numpy
+from workbench.kernels import append_kv, flash_decode
+from workbench.models import ModelConfig
+
+
+class KVCache:
+    """Blocks of keys and values: pool (L, P, K, 2, b, D), keys beside values within a block.
+
+    Parameters
+    ----------
+    model : ModelConfig
+    blocks, block_size : int
+    dtype : str
+        "fp32" or "bf16".
+    """
+
+    def __init__(self, model: ModelConfig, blocks: int, block_size: int, dtype: str) -> None:
+        shape = (model.num_hidden_layers, blocks, model.num_key_value_heads, 2, block_size, model.head_dim)
+        self.pool = torch.zeros(shape, dtype=TORCH_DTYPES[dtype])
+        self._model = model
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return self.pool.shape[4]
+
+    def append(self, layer: int, slots: npt.NDArray[np.int64], k: torch.Tensor, v: torch.Tensor) -> None:
+        """Store the keys and values (T, K D) of new rows."""
+        shape = (len(slots), self._model.num_key_value_heads, self._model.head_dim)
+        append_kv(self.pool[layer], slots, k.float().view(shape), v.float().view(shape))
+
+    def attend(self, layer: int, part: Part, q: torch.Tensor) -> torch.Tensor:
+        """Decode attention of q (B, H D) over the cached entries of its sequences."""
+        return _attend(self.pool[layer], self._model, part, q)
+
+    def fetch(self, layer: int, part: Part) -> tuple[FetchedKV, Transfer]:
+        """The blocks that a part's decodes read, to be copied beside them; blocks are renumbered in order."""
+        width = -(-part.lengths // self.block_size)
+        first = np.cumsum(width) - width
+        used = np.arange(part.table.shape[1]) < width[:, None]
+        table = np.where(used, first[:, None] + np.arange(part.table.shape[1]), 0).astype(np.int32)
+        fetched = FetchedKV(torch.zeros((int(width.sum()), *self.pool.shape[2:]), dtype=self.pool.dtype), table, self._model)
+        copies: list[Copy] = [
+            (as_numpy(fetched.pool[new]), as_numpy(self.pool[layer, old]))
+            for new, old in zip(table[used].tolist(), part.table[used].tolist(), strict=True)
+        ]
+        return fetched, Transfer(copies)
+
+
+class FetchedKV:
+    """Blocks of one layer and part that were copied to where attention runs."""
+
+    def __init__(self, pool: torch.Tensor, table: npt.NDArray[np.int32], model: ModelConfig) -> None:
+        self.pool, self._table, self._model = pool, table, model
+
+    def attend(self, part: Part, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Append the decodes' own k and v (B, K D) and attend."""
+        size = self.pool.shape[3]
+        last = part.lengths - 1
+        slots = self._table[np.arange(len(last)), last // size].astype(np.int64) * size + last % size
+        shape = (len(slots), self._model.num_key_value_heads, self._model.head_dim)
+        append_kv(self.pool, slots, k.float().view(shape), v.float().view(shape))
+        return _attend(self.pool, self._model, replace(part, table=self._table), q)
+
+
+def _attend(pool: torch.Tensor, model: ModelConfig, part: Part, q: torch.Tensor) -> torch.Tensor:
+    queries = q.float().view(len(q), model.num_attention_heads, model.head_dim)
+    return flash_decode(queries, pool, part.table, part.lengths).view(len(q), -1).to(q.dtype)

@@ -1,0 +1,243 @@
+"""One thread per lane. A plan's task goes to its lane when the last task it waits for has ended."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from workbench.plan import LANES, Task
+
+Copy = tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]
+"""Destination and source: one-dimensional, of one type and length."""
+
+
+def gpu_lane_threads() -> int:
+    """Threads of the gpu lane where torch on the CPU stands for the GPU: half the cores; the rest serve other lanes."""
+    return max(1, (os.cpu_count() or 1) // 2)
+
+
+@dataclass
+class Transfer:
+    """Copies to make over the link, and what to do when they have arrived."""
+
+    copies: Sequence[Copy]
+    arrived: Callable[[], None] | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes moved."""
+        return sum(target.nbytes for target, _ in self.copies)
+
+
+@dataclass(eq=False)
+class Job:
+    """A task of the running plan: its action and how it went. Times are readings of `time.perf_counter`."""
+
+    task: Task
+    action: Callable[[], Transfer | None]
+    missing: int = 0
+    followers: list[Job] = field(default_factory=list)
+    start: float = 0.0
+    end: float = 0.0
+    cpu: float = 0.0
+    bytes: int = 0
+    error: BaseException | None = None
+
+
+class Lane(threading.Thread):
+    """Runs its jobs one at a time in issue order; a first job that is not ready blocks the others."""
+
+    def __init__(self, name: str, executor: Executor, threads: int) -> None:
+        super().__init__(name=f"lane-{name}", daemon=True)
+        self.inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.small: deque[Job] = deque()
+        self.bulk: deque[Job] = deque()
+        self._ready: set[Job] = set()
+        self._executor, self._threads = executor, threads
+
+    def run(self) -> None:
+        """Serve the inbox until None arrives."""
+        torch.get_num_threads()  # a thread's first use copies the process-wide value and would undo the next line
+        torch.set_num_threads(self._threads)
+        torch.set_grad_enabled(False)
+        while (job := self.inbox.get()) is not None:
+            self._ready.add(job)
+            while (first := self._first()) is not None:
+                self._perform(first)
+                self._look()
+
+    def _look(self) -> None:
+        """Take in what became ready meanwhile."""
+        while not self.inbox.empty():
+            job = self.inbox.get()
+            if job is None:
+                self.inbox.put(None)
+                return
+            self._ready.add(job)
+
+    def _first(self) -> Job | None:
+        for line in (self.small, self.bulk):
+            if line and line[0] in self._ready:
+                self._ready.discard(line[0])
+                return line.popleft()
+        return None
+
+    def _perform(self, job: Job) -> None:
+        job.start, cpu = time.perf_counter(), time.thread_time()
+        try:
+            if not self._executor.stopped:  # after an error or an interrupt the rest of the plan is drained, not run
+                self.work(job)
+        except BaseException as error:  # noqa: BLE001 - a lane must not die silently: Executor.run raises it
+            job.error = error
+            self._executor.stopped = True
+        job.end, job.cpu = time.perf_counter(), time.thread_time() - cpu
+        self._executor.finished(job)
+
+    def work(self, job: Job) -> None:
+        """Do what the job asks."""
+        job.action()
+
+
+class Mover(Lane):
+    """A link direction: copies in packets, at no more than `rate` B/s if throttled; small jobs pass between packets."""
+
+    def __init__(self, name: str, executor: Executor, rate: float, *, throttled: bool, packet_seconds: float) -> None:
+        super().__init__(name, executor, threads=1)
+        self._rate, self._throttled = rate, throttled
+        # A burst of two packets is made good after a late wake-up, never after idleness.
+        self._packet = int(min(max(rate * packet_seconds, 1 << 16), 1 << 26))
+        self._burst, self._free_at = 2 * self._packet / rate, 0.0
+
+    def run(self) -> None:
+        """See `Lane.run`."""
+        if sys.platform == "linux":
+            pr_set_timerslack = 29  # 1 us instead of 50: sleeps between packets end on time
+            ctypes.CDLL(None).prctl(pr_set_timerslack, 1000, 0, 0, 0)
+        super().run()
+
+    def work(self, job: Job) -> None:
+        """Make the copies in packets."""
+        transfer = job.action()
+        if transfer is None:
+            return
+        job.bytes = transfer.bytes
+        self._free_at = max(self._free_at, time.perf_counter())
+        for target, source in transfer.copies:
+            step = max(1, self._packet // target.itemsize)
+            for low in range(0, target.size, step):
+                piece = target[low : low + step]
+                np.copyto(piece, source[low : low + step])  # releases the GIL; Tensor.copy_ would take every core
+                self._pace(piece.nbytes)
+                if job.task.bulk:
+                    self._let_small_pass()
+        if transfer.arrived:
+            transfer.arrived()
+
+    def _let_small_pass(self) -> None:
+        self._look()
+        while self.small and self.small[0] in self._ready and not self._executor.stopped:
+            small = self.small.popleft()
+            self._ready.discard(small)
+            self._perform(small)
+
+    def _pace(self, size: int) -> None:
+        if self._throttled:
+            now = time.perf_counter()
+            self._free_at = max(self._free_at + size / self._rate, now - self._burst)
+            if self._free_at > now:
+                time.sleep(self._free_at - now)
+
+
+class Executor:
+    """Four lanes that execute one plan after the other.
+
+    Parameters
+    ----------
+    h2d, d2h : float
+        Link rates [B/s].
+    throttled : bool
+        Pace the copies to these rates.
+    packet_seconds : float
+        Length of a packet in link time [s].
+    """
+
+    def __init__(self, h2d: float, d2h: float, *, throttled: bool, packet_seconds: float) -> None:
+        self.stopped = False
+        self._lock, self._idle, self._open = threading.Lock(), threading.Event(), 0
+        packet = min(packet_seconds, 5e-3)
+        self.lanes: dict[str, Lane] = {
+            "gpu": Lane("gpu", self, gpu_lane_threads()),
+            "cpu": Lane("cpu", self, 1),
+            "d2h": Mover("d2h", self, d2h, throttled=throttled, packet_seconds=packet),
+            "h2d": Mover("h2d", self, h2d, throttled=throttled, packet_seconds=packet),
+        }
+        for lane in self.lanes.values():
+            lane.start()
+
+    def run(self, tasks: Sequence[Task], actions: Sequence[Callable[[], Transfer | None]]) -> list[Job]:
+        """Execute a plan and wait for its end.
+
+        Raises
+        ------
+        BaseException
+            The first error of any lane, after the rest of the plan was drained.
+        """
+        jobs = [Job(task, action, len(task.after)) for task, action in zip(tasks, actions, strict=True)]
+        for job in jobs:
+            for earlier in job.task.after:
+                jobs[earlier].followers.append(job)
+        for name in LANES:
+            mine = [job for job in jobs if job.task.node.lane == name]
+            self.lanes[name].small = deque(job for job in mine if not job.task.bulk)
+            self.lanes[name].bulk = deque(job for job in mine if job.task.bulk)
+        self._open, self.stopped = len(jobs), False
+        self._idle.clear()
+        for job in [job for job in jobs if not job.missing]:  # collected first: lanes start at once
+            self.lanes[job.task.node.lane].inbox.put(job)
+        self._wait()
+        for job in jobs:
+            if job.error is not None:
+                raise job.error
+        return jobs
+
+    def _wait(self) -> None:
+        """Wait for the plan's end; an interrupt drains it first, so that every lane is idle afterwards."""
+        try:
+            self._idle.wait()
+        except BaseException:
+            self.stopped = True
+            self._idle.wait()
+            raise
+
+    def finished(self, job: Job) -> None:
+        """Called by lanes: hand every follower that now waits for nothing to its lane."""
+        with self._lock:
+            ready = []
+            for follower in job.followers:
+                follower.missing -= 1
+                if not follower.missing:
+                    ready.append(follower)
+            self._open -= 1
+            last = not self._open
+        for follower in ready:
+            self.lanes[follower.task.node.lane].inbox.put(follower)
+        if last:
+            self._idle.set()
+
+    def close(self) -> None:
+        """End every thread."""
+        for lane in self.lanes.values():
+            lane.inbox.put(None)
+        for lane in self.lanes.values():
+            lane.join()

@@ -1,0 +1,143 @@
+"""The built-in operations on tensors: Mixtral's arithmetic, rounded where Hugging Face's rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn import functional
+
+from workbench.engine.weights import Tensors
+from workbench.models import ModelConfig
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a batch, as the operations need it: prefill rows first, then one row per decode.
+
+    Attributes
+    ----------
+    prefill_len : list of int
+    positions : Tensor (T,) int64
+    slots : ndarray (T,) int64
+        KV slot of every row: block * block size + offset.
+    table : ndarray (decodes, W) int32
+    lengths : ndarray (decodes,) int64
+        KV entries that each decode reads, its own included.
+    """
+
+    prefill_len: list[int]
+    positions: torch.Tensor
+    slots: npt.NDArray[np.int64]
+    table: npt.NDArray[np.int32]
+    lengths: npt.NDArray[np.int64]
+
+    @property
+    def prefill(self) -> int:
+        """Prefill rows."""
+        return sum(self.prefill_len)
+
+    @property
+    def rows(self) -> int:
+        """All rows."""
+        return len(self.positions)
+
+    @property
+    def last_rows(self) -> torch.Tensor:
+        """The row of each request that emits: the last of each prefill, and every decode."""
+        ends = np.cumsum(self.prefill_len, dtype=np.int64) - 1
+        return torch.from_numpy(np.concatenate((ends, np.arange(self.prefill, self.rows))))
+
+
+Operation = Callable[["Ops", Part, Tensors, Tensors], torch.Tensor | tuple[torch.Tensor, ...]]
+
+
+class Ops:
+    """Operations of one model.
+
+    Each takes the part, the read buffers (rows of the operation's class) and its weights, and returns what it writes.
+    Shape letters: T rows, M model dim, H query heads, K key-value heads, D head dim, E experts, F expert dim.
+    """
+
+    def __init__(self, model: ModelConfig) -> None:
+        self._model = model
+        exponent = torch.arange(0, model.head_dim, 2, dtype=torch.int64).float() / model.head_dim
+        self._frequencies = 1.0 / (model.rope_theta**exponent)
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """RMSNorm of rows (T, M): in fp32, rounded, then scaled."""
+        wide = x.float()
+        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._model.rms_norm_eps)
+        return weight * scaled.to(x.dtype)
+
+    def qkv(self, part: Part, read: Tensors, weights: Tensors) -> tuple[torch.Tensor, ...]:
+        """x (T, M) -> q (T, H D), k and v (T, K D), rotated."""
+        model = self._model
+        projected = functional.linear(self.norm(read["x"], weights["norm"]), weights["proj"])
+        q, k, v = projected.split([model.q_size, model.kv_size, model.kv_size], dim=-1)
+        angles = part.positions[:, None].float() * self._frequencies
+        cos, sin = (torch.cat((f, f), dim=-1).to(q.dtype)[:, None, :] for f in (angles.cos(), angles.sin()))
+        return self._rotate(q, cos, sin), self._rotate(k, cos, sin), v.contiguous()
+
+    def _rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        heads = x.view(len(x), -1, self._model.head_dim)
+        low, high = heads.chunk(2, dim=-1)
+        return (heads * cos + torch.cat((-high, low), dim=-1) * sin).reshape(len(x), -1)
+
+    def prefill_attention(self, part: Part, read: Tensors, weights: Tensors) -> torch.Tensor:
+        """q (T, H D), k and v (T, K D) of the prefill rows -> attn (T, H D), causal within each prompt."""
+        out, low = torch.empty_like(read["q"]), 0
+        for length in part.prefill_len:
+            q, k, v = (read[name][low : low + length].view(1, length, -1, self._model.head_dim) for name in "qkv")
+            attended = functional.scaled_dot_product_attention(
+                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=True
+            )
+            out[low : low + length] = attended.transpose(1, 2).reshape(length, -1)
+            low += length
+        return out
+
+    def out_proj(self, part: Part, read: Tensors, weights: Tensors) -> torch.Tensor:
+        """attn (T, H D) and x (T, M) -> x."""
+        return read["x"] + functional.linear(read["attn"], weights["proj"])
+
+    def route(self, part: Part, read: Tensors, weights: Tensors) -> tuple[torch.Tensor, ...]:
+        """x (T, M) -> h (T, M), gates (T, 2 k) fp32: expert ids, then their weights."""
+        h = self.norm(read["x"], weights["norm"])
+        scores = functional.linear(h, weights["gate"]).float().softmax(dim=-1)
+        top, ids = scores.topk(self._model.num_experts_per_tok, dim=-1)
+        return h, torch.cat((ids.float(), top / top.sum(dim=-1, keepdim=True)), dim=-1)
+
+    def experts(self, part: Part, read: Tensors, weights: Tensors) -> torch.Tensor:
+        """h (T, M), gates (T, 2 k) -> routed (T, M): each expert computes its rows at once."""
+        h, chosen = read["h"], self._model.num_experts_per_tok
+        ids, scales = read["gates"][:, :chosen].reshape(-1).long(), read["gates"][:, chosen:].reshape(-1).to(h.dtype)
+        order = ids.argsort(stable=True)
+        counts = torch.bincount(ids, minlength=self._model.num_local_experts).tolist()
+        out, low = torch.zeros_like(h), 0
+        for expert, count in enumerate(counts):
+            if count:
+                mine = order[low : low + count]
+                rows = mine // chosen
+                gate, up = functional.linear(h[rows], weights[f"gate_up.{expert}"]).chunk(2, dim=-1)
+                answer = functional.linear(functional.silu(gate) * up, weights[f"down.{expert}"])
+                out.index_add_(0, rows, answer * scales[mine, None])
+            low += count
+        return out
+
+    def combine(self, part: Part, read: Tensors, weights: Tensors) -> torch.Tensor:
+        """x and routed (T, M) -> x."""
+        return read["x"] + read["routed"]
+
+
+BUILT_IN: dict[str, Operation] = {
+    "qkv": Ops.qkv,
+    "prefill_attention": Ops.prefill_attention,
+    "out_proj": Ops.out_proj,
+    "route": Ops.route,
+    "experts": Ops.experts,
+    "combine": Ops.combine,
+}
+"""By name; `decode_attention` works on the KV cache and lives with it."""

@@ -1,0 +1,32 @@
+"""Greedy and nucleus sampling; a request's tokens depend on its own seed and position, never on the batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from workbench.workload import Sampling
+
+
+def choose(logits: torch.Tensor, sampling: Sampling, position: int) -> int:
+    """The next token.
+
+    Parameters
+    ----------
+    logits : Tensor (V,) float32
+    sampling : Sampling
+        Temperature 0 takes the largest logit; else tokens are drawn from the smallest set whose probability
+        reaches `top_p`.
+    position : int
+        How many tokens the request has generated; with the seed it fixes the draw.
+    """
+    if not sampling.temperature:
+        return int(logits.argmax())
+    scaled = logits.double().numpy() / sampling.temperature
+    probability = np.exp(scaled - scaled.max())
+    probability /= probability.sum()
+    order = np.argsort(-probability, kind="stable")
+    mass = np.cumsum(probability[order])
+    kept = int(np.searchsorted(mass, sampling.top_p)) + 1
+    draw = np.random.Generator(np.random.Philox(key=sampling.seed, counter=position)).random() * mass[min(kept, len(mass)) - 1]
+    return int(order[np.searchsorted(mass, draw, side="right")])

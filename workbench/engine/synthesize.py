@@ -1,0 +1,104 @@
+"""Makes seeded random Mixtral checkpoints whose router and head decide clearly, so that faults show."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tqdm.auto import tqdm
+
+from workbench.engine.checkpoint import TORCH_DTYPES, expected_tensors
+from workbench.errors import CheckpointError
+from workbench.models import ModelConfig
+
+_HF_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+
+RECIPES = {
+    "mix-s": ModelConfig("mix-s", 8, 512, 1024, 8, 2, 64, 8, 2, 8000, 4096),
+    "mix-b": ModelConfig("mix-b", 16, 1024, 3584, 16, 4, 64, 8, 2, 32000, 4096),
+}
+
+
+def make_checkpoint(model: ModelConfig, folder: str | Path, *, seed: int = 0) -> Path:
+    """Write a checkpoint in Hugging Face format, one file per layer; nothing is written if it is there already.
+
+    Parameters
+    ----------
+    model : ModelConfig
+        Sizes and precision; its name and path are not used.
+    folder : str or Path
+    seed : int
+        The same seed gives the same weights.
+
+    Notes
+    -----
+    Standard deviations: embedding 0.05; projections, experts and head 1/sqrt(fan in), the router four times that so
+    that few top-2 choices are near ties, the head twice. The small embedding makes position and attention matter.
+    """
+    folder = Path(folder)
+    stamp = json.dumps({"seed": seed, **_hf_config(model)}, sort_keys=True)
+    done = folder / "complete.json"
+    if done.is_file() and done.read_text(encoding="utf-8") == stamp:
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    done.unlink(missing_ok=True)
+    generator = torch.Generator().manual_seed(seed)
+    groups = _by_file(model)
+    for file, names in tqdm(groups.items(), desc=f"make {model.name}", unit="file", delay=1):
+        save_file({name: _draw(name, shape, model, generator) for name, shape in names}, folder / file, {"format": "pt"})
+    index = {"metadata": {}, "weight_map": {name: file for file, names in groups.items() for name, _ in names}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(_hf_config(model), indent=1), encoding="utf-8")
+    done.write_text(stamp, encoding="utf-8")
+    return folder
+
+
+def make_named(name: str, folder: str | Path, *, seed: int = 0) -> Path:
+    """Make one of the recipes.
+
+    Raises
+    ------
+    CheckpointError
+        If there is no recipe of that name.
+    """
+    if name not in RECIPES:
+        raise CheckpointError(f"there is no recipe {name!r} for a checkpoint; there are {', '.join(RECIPES)}.")
+    return make_checkpoint(replace(RECIPES[name]), folder, seed=seed)
+
+
+def _by_file(model: ModelConfig) -> dict[str, list[tuple[str, tuple[int, ...]]]]:
+    groups: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
+    for name, shape in expected_tensors(model):
+        words = name.split(".")
+        layer = int(words[2]) + 1 if words[1] == "layers" else 0
+        groups.setdefault(f"model-{layer:05d}.safetensors", []).append((name, shape))
+    return groups
+
+
+def _draw(name: str, shape: tuple[int, ...], model: ModelConfig, generator: torch.Generator) -> torch.Tensor:
+    if len(shape) == 1:
+        weights = 1.0 + 0.1 * torch.randn(shape, generator=generator)
+    else:
+        spread = 0.05 if "embed_tokens" in name else shape[1] ** -0.5
+        spread *= 4.0 if ".gate." in name else 2.0 if "lm_head" in name else 1.0
+        weights = spread * torch.randn(shape, generator=generator)
+    return weights.to(TORCH_DTYPES[model.dtype])
+
+
+def _hf_config(model: ModelConfig) -> dict[str, object]:
+    keys = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    keys += ("head_dim", "num_local_experts", "num_experts_per_tok", "vocab_size", "max_position_embeddings")
+    keys += ("rms_norm_eps", "rope_theta", "tie_word_embeddings")
+    return {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "hidden_act": "silu",
+        "sliding_window": None,
+        "torch_dtype": _HF_DTYPES[model.dtype],
+        "bos_token_id": None,
+        "eos_token_id": None,
+        **{key: getattr(model, key) for key in keys},
+    }

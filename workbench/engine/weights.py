@@ -1,0 +1,162 @@
+"""Weights on the host, weights that stay where they are used, and the slots that streamed ones arrive in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from workbench.engine.checkpoint import TORCH_DTYPES, open_checkpoint
+from workbench.engine.lanes import Copy, Transfer
+from workbench.errors import EngineError
+from workbench.models import ModelConfig
+from workbench.segments import LayerGraph
+from workbench.stages import Stage
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """One tensor as an operation wants it: checkpoint tensors of one layer, stacked along their first dimension."""
+
+    key: str
+    sources: tuple[str, ...]
+
+
+def _expert_pack(model: ModelConfig) -> list[Packed]:
+    packs = []
+    for expert in range(model.num_local_experts):
+        part = f"block_sparse_moe.experts.{expert}"
+        packs.append(Packed(f"gate_up.{expert}", (f"{part}.w1.weight", f"{part}.w3.weight")))
+        packs.append(Packed(f"down.{expert}", (f"{part}.w2.weight",)))
+    return packs
+
+
+_ATTENTION_IN = tuple(f"self_attn.{letter}_proj.weight" for letter in "qkv")
+PACKS: dict[str, Callable[[ModelConfig], list[Packed]]] = {
+    "qkv": lambda m: [Packed("norm", ("input_layernorm.weight",)), Packed("proj", _ATTENTION_IN)],
+    "out_proj": lambda m: [Packed("proj", ("self_attn.o_proj.weight",))],
+    "route": lambda m: [
+        Packed("norm", ("post_attention_layernorm.weight",)),
+        Packed("gate", ("block_sparse_moe.gate.weight",)),
+    ],
+    "experts": _expert_pack,
+}
+
+
+def as_numpy(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
+    """A flat numpy view that shares the tensor's memory; bf16 appears as its 16 bits."""
+    flat = tensor.reshape(-1)
+    if flat.dtype is torch.bfloat16:
+        flat = flat.view(torch.int16)
+    return cast("npt.NDArray[np.generic]", flat.numpy())
+
+
+class WeightStore:
+    """The model's weights on the host, in the precision asked for; mapped from the files where no conversion is due."""
+
+    def __init__(self, model: ModelConfig, dtype: str) -> None:
+        self.model, self.dtype = model, TORCH_DTYPES[dtype]
+        self._tensors = {name: tensor.to(self.dtype) for name, tensor in open_checkpoint(model).items()}
+
+    def table(self, name: str) -> torch.Tensor:
+        """A tensor that belongs to no layer."""
+        return self._tensors[name]
+
+    def sources(self, layer: int, op: str) -> list[tuple[str, list[torch.Tensor]]]:
+        """Every packed tensor of an operation with the checkpoint tensors it is stacked from."""
+        return [(p.key, [self._tensors[f"model.layers.{layer}.{name}"] for name in p.sources]) for p in PACKS[op](self.model)]
+
+    def resident(self, layer: int, op: str) -> Tensors:
+        """An operation's weights, to stay where it runs."""
+        return {key: torch.cat(parts) if len(parts) > 1 else parts[0] for key, parts in self.sources(layer, op)}
+
+
+class WeightBuffer:
+    """Two slots for streamed weights. A transfer takes the slot that was filled longer ago.
+
+    Parameters
+    ----------
+    slot_bytes : float
+        Size of the largest transfer [B].
+    """
+
+    def __init__(self, store: WeightStore, graph: LayerGraph, slot_bytes: float, slots: int) -> None:
+        self._store, self._graph = store, graph
+        elements = round(slot_bytes / store.dtype.itemsize)
+        self._slots = [torch.zeros(elements, dtype=store.dtype) for _ in range(slots)]
+        self._flat = [as_numpy(slot) for slot in self._slots]
+        self._holds: list[dict[tuple[int, str], Tensors]] = [{} for _ in range(slots)]
+        self._turn = 0
+
+    @property
+    def bytes(self) -> int:
+        """GPU memory taken."""
+        return sum(slot.nbytes for slot in self._slots)
+
+    def transfer(self, pieces: Sequence[tuple[int, int]]) -> Transfer:
+        """Bring the weights of these (layer, node) pieces into the next slot."""
+        turn = self._turn
+        self._turn = (turn + 1) % len(self._slots)
+        self._holds[turn] = {}
+        copies: list[Copy] = []
+        held: dict[tuple[int, str], Tensors] = {}
+        place = 0
+        for layer, node in pieces:
+            for stage in self._graph.nodes[node].stages:
+                if self._graph.pipeline.streams(stage):
+                    held[layer, stage.op.name], place = self._lay(turn, layer, stage, place, copies)
+
+        def arrived() -> None:
+            self._holds[turn] = held
+
+        return Transfer(copies, arrived)
+
+    def _lay(self, turn: int, layer: int, stage: Stage, place: int, copies: list[Copy]) -> tuple[Tensors, int]:
+        views: Tensors = {}
+        for key, parts in self._store.sources(layer, stage.op.name):
+            begin = place
+            for part in parts:
+                copies.append((self._flat[turn][place : place + part.numel()], as_numpy(part)))
+                place += part.numel()
+            rows = sum(part.shape[0] for part in parts)
+            views[key] = self._slots[turn][begin:place].view(rows, *parts[0].shape[1:])
+        return views, place
+
+    def get(self, layer: int, op: str) -> Tensors:
+        """The weights of an operation, which must have arrived.
+
+        Raises
+        ------
+        EngineError
+            If they are in no slot: the plan did not wait for them, or overwrote them.
+        """
+        for held in self._holds:
+            if (layer, op) in held:
+                return held[layer, op]
+        raise EngineError(f"the weights of {op} of layer {layer} are in no slot; the schedule's plan is wrong.")
+
+
+class Weights:
+    """Where each stage finds its weights: resident, or in the buffer."""
+
+    def __init__(self, store: WeightStore, graph: LayerGraph, slot_bytes: float, slots: int) -> None:
+        self.buffer = WeightBuffer(store, graph, slot_bytes, slots) if graph.streamed else None
+        self._streams = graph.pipeline.streams
+        self._resident = {
+            (layer, stage.op.name): store.resident(layer, stage.op.name)
+            for stage in graph.pipeline.stages
+            if stage.op.name in PACKS and not self._streams(stage)
+            for layer in range(store.model.num_hidden_layers)
+        }
+
+    def get(self, layer: int, stage: Stage) -> Tensors:
+        """The weights of a stage in one layer; none for an operation without any."""
+        if self.buffer is not None and self._streams(stage):
+            return self.buffer.get(layer, stage.op.name)
+        return self._resident.get((layer, stage.op.name), {})

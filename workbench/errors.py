@@ -1,0 +1,40 @@
+"""Errors that users meet: each names the object, what was expected and the mend, in one sentence."""
+
+
+class WorkbenchError(Exception):
+    """Base of every error this project raises on purpose."""
+
+
+class PipelineError(WorkbenchError, ValueError):
+    """The wiring of stages cannot work: a buffer is read where it is not, or a move would move nothing."""
+
+
+class ScheduleError(WorkbenchError, ValueError):
+    """The schedule needs another shape of pipeline, or another number of micro-batches."""
+
+
+class ScenarioError(WorkbenchError, ValueError):
+    """Model, machine, memory, workload and scheduler do not go together."""
+
+
+class CapacityError(WorkbenchError, ValueError):
+    """Something does not fit into the memory it was given."""
+
+
+class WorkloadError(WorkbenchError, ValueError):
+    """A request or a workload file is malformed."""
+
+
+class CheckpointError(WorkbenchError, ValueError):
+    """A checkpoint is missing, damaged, unsafe or of an unknown architecture."""
+
+
+class CatalogueError(WorkbenchError, KeyError):
+    """No entry of that name in the catalogue."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class EngineError(WorkbenchError, RuntimeError):
+    """The live engine cannot do, or did not do, what the plan says."""

@@ -1,0 +1,52 @@
+"""Why the bound, the simulation and the measurement differ, in words and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from workbench.result import Result, Source
+
+
+def explain(results: Sequence[Result]) -> list[str]:
+    """One sentence per pair of readers of the same schedule, and one per pair of schedules of the same reader."""
+    sentences = []
+    for result in results:
+        if result.source is Source.BOUND:
+            continue
+        for reference in results:
+            if reference.schedule == result.schedule and _alike(reference, result):
+                if reference.source is Source.BOUND and result.source is Source.SIMULATED:
+                    sentences.append(_against_bound(result, reference))
+                if reference.source is Source.SIMULATED and result.source is Source.MEASURED:
+                    sentences.append(_against_simulation(result, reference))
+    return sentences
+
+
+def _alike(a: Result, b: Result) -> bool:
+    return (a.model, a.machine, a.facts) == (b.model, b.machine, b.facts)
+
+
+def _against_bound(simulated: Result, bound: Result) -> str:
+    share = simulated.gen_tok_s / bound.gen_tok_s
+    lane, busy = max(simulated.utilisation.items(), key=lambda item: item[1])
+    extra = simulated.iterations / bound.iterations
+    return (
+        f"{simulated.schedule}: simulated {simulated.gen_tok_s:.4g} of at most {bound.gen_tok_s:.4g} output tok/s "
+        f"({share:.0%}). The bound is the {bound.binding}; the simulated {lane} lane is busy {busy:.0%} of the time, "
+        f"in {extra:.3g} times the least number of iterations."
+    )
+
+
+def _against_simulation(measured: Result, simulated: Result) -> str:
+    ratio = measured.gen_tok_s / simulated.gen_tok_s
+    missing = measured.seconds - simulated.seconds
+    lanes = {lane: measured.busy.get(lane, 0.0) - busy for lane, busy in simulated.busy.items()}
+    worst = max(lanes, key=lambda lane: abs(lanes[lane]))
+    longest = max(measured.busy, key=lambda lane: measured.busy[lane])
+    idle = 1 - measured.busy[longest] / measured.seconds
+    return (
+        f"{measured.schedule}: measured {measured.gen_tok_s:.4g} of {simulated.gen_tok_s:.4g} simulated output tok/s "
+        f"({ratio:.0%}), {missing:+.3g} s. The {worst} lane worked {measured.busy[worst]:.3g} s where "
+        f"{simulated.busy[worst]:.3g} s were predicted ({lanes[worst]:+.3g} s); "
+        f"the busiest lane, {longest}, was idle {idle:.0%} of the time."
+    )

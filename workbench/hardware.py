@@ -1,0 +1,187 @@
+"""Machines: a device that computes with its own memory, a host, and the link between them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from workbench.catalogue import Catalogue
+from workbench.errors import ScenarioError
+from workbench.units import format_bytes, parse_bytes
+
+
+@dataclass(frozen=True)
+class Device:
+    """A lane that computes.
+
+    Parameters
+    ----------
+    name : str
+    memory : float
+        Capacity [B].
+    bandwidth : float
+        Read bandwidth of that memory by this device [B/s].
+    flops : tuple of (dtype, float)
+        Sustained GEMM rate by dtype [FLOP/s].
+    overhead : float
+        Fixed time per operation [s]: launch, or Python per task.
+    """
+
+    name: str
+    memory: float
+    bandwidth: float
+    flops: tuple[tuple[str, float], ...]
+    overhead: float = 0.0
+
+    def flop_rate(self, dtype: str) -> float:
+        """Sustained rate for `dtype` [FLOP/s].
+
+        Raises
+        ------
+        ScenarioError
+            If no rate for that dtype is known.
+        """
+        for known, rate in self.flops:
+            if known == dtype:
+                return rate
+        known_dtypes = ", ".join(known for known, _ in self.flops)
+        raise ScenarioError(f"{self.name} has no known FLOP rate for {dtype}, only for {known_dtypes}; use one of these.")
+
+
+@dataclass(frozen=True)
+class Link:
+    """Host-to-device and device-to-host copies, each direction a lane of its own [B/s]."""
+
+    h2d: float
+    d2h: float
+    overhead: float = 0.0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A GPU, a host CPU with its DRAM, and the link between them.
+
+    `host` is the name of the computer that the rates were measured on, or None for a catalogue entry;
+    `run` accepts only a machine whose host is this one. `throttled` says that the link is slower than the
+    hardware's on purpose: the engine then paces its copies.
+    """
+
+    name: str
+    gpu: Device
+    cpu: Device
+    link: Link
+    host: str | None = None
+    throttled: bool = False
+    measured: str = ""
+
+    def limit(self, *, gpu_memory: str | float | None = None, link: str | float | None = None) -> Machine:
+        """The same machine with less GPU memory, or with a slower link [B/s, both directions].
+
+        Raises
+        ------
+        ScenarioError
+            If the limit is above what the machine has.
+        """
+        machine = self
+        if gpu_memory is not None:
+            memory = parse_bytes(gpu_memory, what="gpu_memory")
+            if memory > self.gpu.memory:
+                raise ScenarioError(
+                    f"{self.name} has {format_bytes(self.gpu.memory)} of GPU memory; limit(gpu_memory={gpu_memory!r}) "
+                    "would raise it. Give a smaller value."
+                )
+            machine = replace(machine, gpu=replace(self.gpu, memory=memory))
+        if link is not None:
+            rate = parse_bytes(link, what="link")
+            if rate > min(self.link.h2d, self.link.d2h):
+                raise ScenarioError(
+                    f"the link of {self.name} reaches {format_bytes(min(self.link.h2d, self.link.d2h))}/s; "
+                    f"limit(link={link!r}) would raise it. Give a smaller value."
+                )
+            machine = replace(machine, link=replace(self.link, h2d=rate, d2h=rate), throttled=True)
+        return machine
+
+    @property
+    def is_local(self) -> bool:
+        """True if the rates were measured on this computer."""
+        return self.host == platform.node()
+
+    @classmethod
+    def local(cls, *, refresh: bool = False) -> Machine:
+        """This computer, with rates measured in a fresh process and kept for the next call.
+
+        Without a GPU the gpu lane is torch on one core, the cpu lane is another core, and the link is a real copy.
+        The record is measured again when `refresh` is set, or when Python or a library it depends on has changed.
+        """
+        path = _record_path()
+        if refresh or not path.exists():
+            command = [sys.executable, "-m", "workbench", "measure", "--out", str(path)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+                raise ScenarioError(f"measuring this computer failed ({reason}); try: {' '.join(command[:4])}.")
+        return cls.load(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Machine:
+        """A machine saved by `save`: measure on the server, predict on the laptop."""
+        return machine_from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+
+    def save(self, path: str | Path) -> Path:
+        """Write this machine as JSON."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+        return path
+
+    def __str__(self) -> str:
+        gpu_rate = max(rate for _, rate in self.gpu.flops)
+        return (
+            f"{self.name}: gpu {format_bytes(self.gpu.memory)}, {gpu_rate / 1e12:.3g} TFLOP/s; "
+            f"cpu {format_bytes(self.cpu.memory)}, {format_bytes(self.cpu.bandwidth)}/s; "
+            f"link {format_bytes(self.link.h2d)}/s{' (throttled)' if self.throttled else ''}"
+        )
+
+
+def _record_path() -> Path:
+    """Where the measured record of this computer is kept; its name changes with anything that changes the rates."""
+    versions = [f"{package}-{version(package)}" for package in ("torch", "numba", "numpy")]
+    key = "|".join([platform.node(), platform.machine(), str(os.cpu_count()), platform.python_version(), *versions])
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "moe-workbench" / f"machine-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+
+
+def machine_from_dict(fields: dict[str, Any]) -> Machine:
+    """Inverse of ``dataclasses.asdict(machine)``."""
+    fields = dict(fields)
+    for device in ("gpu", "cpu"):
+        values = dict(fields[device])
+        values["flops"] = tuple((dtype, float(rate)) for dtype, rate in values["flops"])
+        fields[device] = Device(**values)
+    fields["link"] = Link(**fields["link"])
+    return Machine(**fields)
+
+
+def _from_catalogue(name: str, table: dict[str, Any]) -> Machine:
+    def device(key: str) -> Device:
+        entry = table[key]
+        return Device(
+            name=entry["name"],
+            memory=parse_bytes(entry["memory"]),
+            bandwidth=parse_bytes(entry["bandwidth"]),
+            flops=tuple(entry["flops"].items()),
+        )
+
+    link = table["link"]
+    return Machine(name, device("gpu"), device("cpu"), Link(parse_bytes(link["h2d"]), parse_bytes(link["d2h"])))
+
+
+machines: Catalogue[Machine] = Catalogue("machines.toml", _from_catalogue)

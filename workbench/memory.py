@@ -1,0 +1,61 @@
+"""How much memory the policy gives to the KV cache, and in which precision things are kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workbench.errors import CapacityError
+from workbench.units import format_bytes, parse_bytes
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Shares and precisions of a policy.
+
+    Parameters
+    ----------
+    kv_capacity : str or float
+        KV cache over all layers [B], such as ``"70GB"``.
+    kv_block : int
+        Tokens per KV block.
+    weights, kv : str, optional
+        "fp32" or "bf16"; the model's own precision if not given.
+
+    Raises
+    ------
+    CapacityError
+        If the capacity is not positive, the block has no token or a precision is unknown.
+    """
+
+    kv_capacity: str | float
+    kv_block: int = 16
+    weights: str | None = None
+    kv: str | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            parse_bytes(self.kv_capacity, what="kv_capacity")
+        except ValueError as error:
+            raise CapacityError(str(error)) from None
+        if self.kv_block < 1:
+            raise CapacityError(f"kv_block is the number of tokens per block and must be at least 1, not {self.kv_block}.")
+        for what, dtype in (("weights", self.weights), ("kv", self.kv)):
+            if dtype is not None and dtype not in ("fp32", "bf16"):
+                raise CapacityError(f"Memory({what}={dtype!r}) is not supported; use 'fp32' or 'bf16'.")
+
+    def blocks(self, bytes_per_token: float) -> int:
+        """Number of whole KV blocks that fit.
+
+        Raises
+        ------
+        CapacityError
+            If not even one does.
+        """
+        capacity = parse_bytes(self.kv_capacity)
+        count = int(capacity // (self.kv_block * bytes_per_token))
+        if not count:
+            raise CapacityError(
+                f"kv_capacity={self.kv_capacity!r} is smaller than one block of {self.kv_block} tokens "
+                f"({format_bytes(self.kv_block * bytes_per_token)}). Give more, or a smaller kv_block."
+            )
+        return count

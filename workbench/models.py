@@ -1,0 +1,180 @@
+"""Model configurations under their Hugging Face names; a checkpoint is a configuration that knows its weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from workbench.catalogue import Catalogue
+from workbench.errors import CheckpointError
+from workbench.units import DTYPE_BYTES
+
+_TORCH_DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A decoder whose layers are attention followed by a mixture of experts (Mixtral's architecture).
+
+    Field names are those of Hugging Face's ``config.json``; `dtype` is the precision the weights are kept in
+    ("fp32" or "bf16") and `path` the folder of the weights, or None for a catalogue entry.
+    """
+
+    name: str
+    num_hidden_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    num_local_experts: int
+    num_experts_per_tok: int
+    vocab_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 1e6
+    tie_word_embeddings: bool = False
+    dtype: str = "bf16"
+    path: Path | None = None
+
+    @property
+    def q_size(self) -> int:
+        """Elements of all query heads of one token (H D)."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Elements of all keys (or all values) of one token and layer (K D)."""
+        return self.num_key_value_heads * self.head_dim
+
+    @property
+    def expert_params(self) -> int:
+        """Parameters of one expert: gate, up and down projection."""
+        return 3 * self.hidden_size * self.intermediate_size
+
+    @property
+    def attention_params(self) -> int:
+        """Parameters of one layer's attention: Q, K, V and O projections."""
+        return 2 * self.hidden_size * (self.q_size + self.kv_size)
+
+    @property
+    def layer_params(self) -> int:
+        """Parameters of one layer, its two norms included."""
+        router = self.num_local_experts * self.hidden_size
+        return self.attention_params + router + self.num_local_experts * self.expert_params + 2 * self.hidden_size
+
+    @property
+    def params(self) -> int:
+        """Parameters of the whole model."""
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+        return self.num_hidden_layers * self.layer_params + embeddings + self.hidden_size
+
+    def kv_bytes_per_token(self, dtype: str) -> int:
+        """KV cache of one token over all layers [B]."""
+        return 2 * self.num_hidden_layers * self.kv_size * DTYPE_BYTES[dtype]
+
+    def flops_per_token(self) -> float:
+        """GEMM FLOP to push one token through the model, head included (SPEC's F_tok)."""
+        router = self.num_local_experts * self.hidden_size
+        active = self.attention_params + router + self.num_experts_per_tok * self.expert_params
+        return 2.0 * (self.num_hidden_layers * active + self.vocab_size * self.hidden_size)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: {self.num_hidden_layers} layers, {self.hidden_size} wide, "
+            f"{self.num_experts_per_tok} of {self.num_local_experts} experts, {self.params / 1e9:.3g} B parameters"
+        )
+
+
+def checkpoint(path: str | Path) -> ModelConfig:
+    """The configuration of a checkpoint folder in Hugging Face format; its weights are opened by `run`.
+
+    Parameters
+    ----------
+    path : str or Path
+        Folder with ``config.json`` and ``*.safetensors``.
+
+    Raises
+    ------
+    CheckpointError
+        If the folder, its configuration or its weights are missing, of an unknown architecture, or pickled.
+    """
+    folder = Path(path)
+    file = folder / "config.json"
+    if not file.is_file():
+        raise CheckpointError(f"checkpoint {str(folder)!r} has no config.json; give the folder of a Hugging Face model.")
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{file} is not valid JSON ({error}); restore it from where the model came.") from error
+    _check_weight_files(folder)
+    return config_from_hf(raw, name=folder.name, path=folder)
+
+
+def _check_weight_files(folder: Path) -> None:
+    if any(folder.glob("*.safetensors")):
+        return
+    pickled = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for file in folder.glob(pattern))
+    if pickled:
+        raise CheckpointError(
+            f"checkpoint {folder.name!r} has only pickled weights ({pickled[0]}), which can run code when opened; "
+            "convert them with save_pretrained(..., safe_serialization=True)."
+        )
+    raise CheckpointError(f"checkpoint {folder.name!r} has no *.safetensors file; copy the weights beside config.json.")
+
+
+def config_from_hf(raw: Mapping[str, Any], *, name: str, path: Path | None = None) -> ModelConfig:
+    """Translate a Mixtral ``config.json``; everything it asks for that the engine would not do is an error."""
+    architectures = raw.get("architectures") or [raw.get("model_type", "none given")]
+    if architectures[0] not in ("MixtralForCausalLM", "mixtral"):
+        raise CheckpointError(
+            f"checkpoint {name!r} has the architecture {architectures[0]}; supported is MixtralForCausalLM."
+        )
+    _check_supported(raw, name)
+    rope = raw.get("rope_parameters") or {}
+    values: dict[str, Any] = {key.name: raw[key.name] for key in fields(ModelConfig) if raw.get(key.name) is not None}
+    values.pop("name", None)
+    values["head_dim"] = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
+    values["rope_theta"] = float(raw.get("rope_theta") or rope.get("rope_theta", 1e6))
+    dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
+    if dtype not in _TORCH_DTYPES:
+        raise CheckpointError(f"checkpoint {name!r} is in {dtype}; supported are {', '.join(_TORCH_DTYPES)}. Convert it.")
+    values["dtype"] = _TORCH_DTYPES[dtype]
+    return ModelConfig(name=name, path=path, **{key: values[key] for key in values if key != "path"})
+
+
+def _check_supported(raw: Mapping[str, Any], name: str) -> None:
+    required = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    required += ("num_local_experts", "num_experts_per_tok", "vocab_size", "max_position_embeddings")
+    missing = [key for key in required if not isinstance(raw.get(key), int) or raw[key] < 1]
+    if missing:
+        raise CheckpointError(f"config.json of {name!r} needs positive integers for {', '.join(missing)}; add them.")
+    if raw["num_attention_heads"] % raw["num_key_value_heads"]:
+        raise CheckpointError(
+            f"config.json of {name!r} has {raw['num_attention_heads']} query heads, "
+            f"no multiple of its {raw['num_key_value_heads']} key-value heads; correct one of them."
+        )
+    if raw["num_experts_per_tok"] > raw["num_local_experts"]:
+        raise CheckpointError(f"config.json of {name!r} asks for more experts per token than it has; correct it.")
+    rope = (raw.get("rope_parameters") or raw.get("rope_scaling") or {}).get("rope_type", "default")
+    unsupported = {
+        "hidden_act": raw.get("hidden_act", "silu") != "silu",
+        "sliding_window": raw.get("sliding_window") is not None,
+        "rope_type": rope != "default",
+        "quantization_config": raw.get("quantization_config") is not None,
+    }
+    for key, present in unsupported.items():
+        if present:
+            raise CheckpointError(
+                f"checkpoint {name!r} sets {key}={raw.get(key, rope)!r}, which is not supported; use a model without it."
+            )
+
+
+def _from_catalogue(name: str, table: dict[str, Any]) -> ModelConfig:
+    return ModelConfig(name=name, **{key: value for key, value in table.items() if key != "source"})
+
+
+models: Catalogue[ModelConfig] = Catalogue("models.toml", _from_catalogue)

@@ -1,0 +1,5 @@
+"""HOW FAST, in closed form."""
+
+from workbench.perfmodels.bound import bound
+
+__all__ = ["bound"]

@@ -1,0 +1,107 @@
+"""What no schedule can beat: the load of each lane, and the iterations that the KV cache forces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from workbench.cost import Rows, Work, seconds
+from workbench.hardware import Device
+from workbench.result import Result, Source
+from workbench.scenario import Scenario
+from workbench.schedules.base import Schedule
+from workbench.segments import Kind
+from workbench.serving import Prepared, facts, prepare
+from workbench.stages import embed_work, head_work
+from workbench.workload import Workload
+
+_ONE_TOKEN = Rows(decode=1, context=1, emits=1)
+
+
+def bound(scenario: Scenario, schedule: Schedule) -> Result:
+    """Least time in which any order of tasks could serve the workload on this machine.
+
+        n = max(ceil(sum of block-iterations / blocks), longest output)
+        T = max over lanes of (work that the requests need, work that n iterations need)
+
+    The schedule is checked against the pipeline and named in the result; the bound does not depend on it.
+
+    Returns
+    -------
+    Result
+        With source BOUND; `limits` has the seconds of each limit.
+
+    Notes
+    -----
+    For MoE-Lens' pipeline and equal lengths this is T <= min(N g / S, n_it g / (p + g - 1)) / delta in output tokens
+    per second, S the exact block-iterations of one request (SPEC 1.5) and n_it the tokens that the GPU computes
+    while one pass of weights streams. CPU attention and weight streaming are charged to their lanes alone, not to
+    the DRAM they share, so the bound is loose where both are heavy.
+    """
+    prepared = prepare(scenario, schedule)
+    iterations = least_iterations(scenario.workload, scenario.kv_blocks, scenario.memory.kv_block)
+    limits = _lane_limits(prepared, total_rows(scenario.workload), iterations)
+    workload = scenario.workload
+    return Result(
+        source=Source.BOUND,
+        schedule=prepared.lowering.schedule.name,
+        model=scenario.model.name,
+        machine=scenario.machine.name,
+        seconds=max(limits.values()),
+        generated=int(workload.output_len.sum()),
+        processed=int((workload.prompt_len + workload.output_len - 1).sum()),
+        iterations=iterations,
+        limits=limits,
+        facts=facts(scenario, prepared),
+    )
+
+
+def total_rows(workload: Workload) -> Rows:
+    """What all requests put on the stages when nothing is computed twice."""
+    p, g = workload.prompt_len, workload.output_len
+    context = (g - 1) * p + g * (g - 1) // 2
+    return Rows(int(p.sum()), int((g - 1).sum()), int((p * (p + 1) // 2).sum()), int(context.sum()), int(g.sum()))
+
+
+def block_iterations(workload: Workload, block: int) -> int:
+    """Blocks held, summed over the iterations of all requests: sum over i < g of ceil((p + i) / b) each."""
+
+    def up_to(tokens: np.ndarray) -> np.ndarray:  # sum of ceil(j / b) for j = 1 .. tokens
+        whole, rest = tokens // block, tokens % block
+        return block * whole * (whole + 1) // 2 + rest * (whole + 1)
+
+    p, g = workload.prompt_len, workload.output_len
+    return int((up_to(p + g - 1) - up_to(p - 1)).sum())
+
+
+def least_iterations(workload: Workload, blocks: int, block: int) -> int:
+    """Iterations that the KV cache and the longest output force."""
+    return max(-(-block_iterations(workload, block) // blocks), int(workload.output_len.max()))
+
+
+def _lane_limits(prepared: Prepared, total: Rows, iterations: int) -> dict[str, float]:
+    cost, layers, scenario = prepared.cost, prepared.layers, prepared.scenario
+    limits = {"gpu compute": 0.0, "cpu compute": 0.0, "d2h link": 0.0, "h2d link": 0.0}
+
+    def compute(lane: str, device: Device, work: Callable[[Rows], Work], times: int) -> None:
+        at_once = seconds([work(total)], device) * times
+        bit_by_bit = seconds([work(_ONE_TOKEN)], device) * times * iterations
+        limits[f"{lane} compute"] += max(at_once, bit_by_bit if _every_iteration(work) else 0.0)
+
+    for node in prepared.lowering.graph.nodes:
+        if node.kind is Kind.SEGMENT:
+            for stage in node.stages:
+                compute(node.lane, cost.device(node), lambda rows, stage=stage: cost.work(stage, rows), layers)  # type: ignore[misc]
+        else:
+            limits[f"{node.lane} link"] += cost.copy(node.lane, cost.transfer(node, total)) * layers
+    for work in (embed_work, head_work):
+        compute("gpu", scenario.machine.gpu, lambda rows, w=work: w(rows, scenario.model, scenario.precision), 1)  # type: ignore[misc]
+    limits["h2d link"] += cost.copy("h2d", cost.weights_per_layer) * layers * iterations
+    return limits
+
+
+def _every_iteration(work: Callable[[Rows], Work]) -> bool:
+    """True if an operation has work whatever class its only token is of, so that no iteration is without it."""
+    alone = (Rows(prefill=1, pairs=1, emits=1), _ONE_TOKEN)
+    return all(work(rows).flops or work(rows).bytes for rows in alone)

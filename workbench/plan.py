@@ -1,0 +1,166 @@
+"""WHEN: a plan is an ordered list of tasks on lanes, with what each waits for; and the rule by which lanes run it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from workbench.scheduler.batch import Batch
+from workbench.segments import LayerGraph, Node
+
+LANES = ("gpu", "cpu", "d2h", "h2d")
+
+
+@dataclass(frozen=True)
+class Task:
+    """A node at one layer and part.
+
+    Attributes
+    ----------
+    node : Node
+    layer : int
+    part : int or None
+        Micro-batch or partition; None for weights, which serve them all.
+    after : tuple of int
+        Tasks of the plan that must have ended, each earlier in the plan.
+    pieces : tuple of (layer, node index)
+        What a weight transfer brings: the weights of these nodes.
+    bulk : bool
+        True if the transfer goes in packets and lets small ones pass in between.
+    """
+
+    node: Node
+    layer: int
+    part: int | None
+    after: tuple[int, ...] = ()
+    pieces: tuple[tuple[int, int], ...] = ()
+    bulk: bool = False
+
+    @property
+    def name(self) -> str:
+        """``A0a``: node code, layer, part."""
+        layer = "" if self.layer < 0 else str(self.layer)
+        return f"{self.node.code}{layer}{'' if self.part is None else part_name(self.part)}"
+
+
+def part_name(part: int) -> str:
+    """a, b, ... z, then p26, p27, ..."""
+    return chr(ord("a") + part) if part < 26 else f"p{part}"
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """One iteration: the parts of its batch and the tasks that take them through every layer.
+
+    Tasks are in issue order: each lane runs its own in this order, and waits for a first one that is not ready.
+    """
+
+    schedule: str
+    graph: LayerGraph
+    layers: int
+    parts: tuple[Batch, ...]
+    tasks: tuple[Task, ...] = field(repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plan) and (self.schedule, self.layers, self.parts, self.tasks) == (
+            other.schedule,
+            other.layers,
+            other.parts,
+            other.tasks,
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __str__(self) -> str:
+        parts = [f"  {part_name(index)}  {part.describe()}" for index, part in enumerate(self.parts)]
+        nodes = [f"  {node.code}  {node.lane:4}{node.describe()}" for node in self.graph.all_nodes]
+        tasks = [f"  {index:3}  {task.node.lane:4}{self._line(task)}" for index, task in enumerate(self.tasks)]
+        head = f"{self.schedule}: {self.layers} layers, {len(self.parts)} parts, {len(self.tasks)} tasks"
+        return "\n".join(
+            [head, "parts", *parts, "nodes", *nodes, "tasks", *tasks, "lanes if every task took one unit", self.chart()]
+        )
+
+    def _line(self, task: Task) -> str:
+        pieces = " ".join(f"{self.graph.nodes[node].code}{layer}" for layer, node in task.pieces)
+        waits = " ".join(self.tasks[index].name for index in task.after)
+        return f"{task.name:5}{f'for {pieces}':12}after {waits or '-'}" if pieces else f"{task.name:17}after {waits or '-'}"
+
+    def chart(self) -> str:
+        """Lane chart: one column per unit of time, every task one unit long."""
+        starts, ends = lay_out(self.tasks, [1.0] * len(self.tasks))
+        width = max(len(task.name) for task in self.tasks) + 1
+        lines = []
+        for lane in LANES:
+            cells = [""] * int(max(ends))
+            for task, start in zip(self.tasks, starts, strict=True):
+                if task.node.lane == lane:
+                    cells[int(start)] = task.name
+            if any(cells):
+                lines.append(f"  {lane:4}" + "".join((cell or ".").ljust(width) for cell in cells).rstrip())
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{self}</pre>"
+
+
+def lay_out(
+    tasks: Sequence[Task], seconds: Sequence[float], packet: float = float("inf")
+) -> tuple[list[float], list[float]]:
+    """Starts and ends of a plan's tasks when each lane runs its own in issue order [s].
+
+    A task starts when its lane is free and everything it waits for has ended; a first task that is not ready blocks
+    its lane. A bulk transfer goes in packets of `packet` seconds: a small transfer that becomes ready meanwhile
+    starts at the next packet boundary and delays the rest.
+
+    Notes
+    -----
+    SPEC 2 (lanes, strict order) and 3 (VSLPipe: packets with priority). Small transfers must stand in the plan in
+    the order in which they become ready, as they do in the schedules here.
+    """
+    starts, ends = [0.0] * len(tasks), [0.0] * len(tasks)
+    free: dict[str, float] = dict.fromkeys(LANES, 0.0)
+    bulk: dict[str, int] = {}
+    for index, task in enumerate(tasks):
+        lane, length = task.node.lane, seconds[index]
+        ready = 0.0
+        for other in task.after:
+            if ends[other] > ready:
+                ready = ends[other]
+        if task.bulk:
+            last = bulk.get(lane)
+            start = max(ready, free[lane], 0.0 if last is None else ends[last])
+            bulk[lane] = index
+            starts[index], ends[index] = start, start + length
+            continue
+        start = free[lane] if free[lane] > ready else ready
+        if length and lane in bulk:
+            start = _between_packets(start, length, bulk[lane], starts, ends, packet)
+        starts[index] = start
+        ends[index] = free[lane] = start + length
+    return starts, ends
+
+
+def _between_packets(
+    start: float, length: float, big: int, starts: list[float], ends: list[float], packet: float
+) -> float:
+    """Start of a small transfer beside the bulk one `big`, which it delays."""
+    if start >= ends[big]:
+        return start
+    if start <= starts[big]:
+        late = max(0.0, start + length - starts[big])
+        starts[big] += late
+        ends[big] += late
+        return start
+    packets = -(-(start - starts[big]) // packet)
+    start = min(starts[big] + packets * packet, ends[big])
+    if start < ends[big]:
+        ends[big] += length
+    return start
+
+
+def busy_seconds(tasks: Sequence[Task], seconds: Sequence[float]) -> Mapping[str, float]:
+    """Busy time per lane [s]."""
+    total = dict.fromkeys(LANES, 0.0)
+    for task, length in zip(tasks, seconds, strict=True):
+        total[task.node.lane] += length
+    return total

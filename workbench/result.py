@@ -1,0 +1,163 @@
+"""What a reader answers: throughput with its source, machine, versions and date, never to be mistaken for another."""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from workbench.timeline import Span, Timeline
+
+FORMAT = 1
+
+
+class Source(enum.Enum):
+    """Where numbers come from."""
+
+    BOUND = "bound"
+    PREDICTED = "predicted"
+    SIMULATED = "simulated"
+    MEASURED = "measured"
+    RECORDED = "recorded"
+    PUBLISHED = "published"
+
+
+@dataclass(frozen=True)
+class Iterations:
+    """Columns with one entry per iteration: duration [s], tokens of each class, KV blocks in use while it ran."""
+
+    seconds: tuple[float, ...] = ()
+    prefill: tuple[int, ...] = ()
+    decode: tuple[int, ...] = ()
+    used_blocks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Result:
+    """Throughput of one scenario under one schedule, and how it came about.
+
+    Attributes
+    ----------
+    source : Source
+    seconds : float
+        Time to serve the whole workload [s].
+    generated, processed : int
+        Output tokens, and prompt plus output tokens pushed through the model, recomputed ones included.
+    busy : mapping of lane to float
+        Busy time per lane [s].
+    limits : mapping of str to float
+        For a bound: seconds that each limit alone would take; the largest is the bound.
+    ttft, tbt : float
+        Mean time to a request's first token, and mean time between its tokens [s].
+    """
+
+    source: Source
+    schedule: str
+    model: str
+    machine: str
+    seconds: float
+    generated: int
+    processed: int
+    iterations: int = 0
+    preemptions: int = 0
+    recomputed: int = 0
+    busy: Mapping[str, float] = field(default_factory=dict)
+    limits: Mapping[str, float] = field(default_factory=dict)
+    ttft: float = math.nan
+    tbt: float = math.nan
+    steps: Iterations = field(default_factory=Iterations, repr=False)
+    timeline: Timeline = field(default_factory=Timeline, repr=False)
+    tokens: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
+    facts: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=lambda: versions())
+    date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+    @property
+    def gen_tok_s(self) -> float:
+        """Output tokens per second."""
+        return self.generated / self.seconds
+
+    @property
+    def proc_tok_s(self) -> float:
+        """Prompt and output tokens pushed through the model per second."""
+        return self.processed / self.seconds
+
+    @property
+    def utilisation(self) -> dict[str, float]:
+        """Share of the time that each lane was busy."""
+        return {lane: busy / self.seconds for lane, busy in self.busy.items()}
+
+    @property
+    def binding(self) -> str:
+        """Name of the limit that makes the bound, or of the busiest lane."""
+        shares = self.limits or self.busy
+        return max(shares, key=lambda name: shares[name]) if shares else ""
+
+    def save(self, path: str | Path) -> Path:
+        """Write as versioned JSON, timeline included."""
+        path = Path(path)
+        path.write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
+        return path
+
+    def to_dict(self, *, timeline: bool = True) -> dict[str, Any]:
+        """Plain values; NaN becomes None."""
+        kept = replace(self, timeline=Timeline())
+        values = {key: None if isinstance(v, float) and math.isnan(v) else v for key, v in asdict(kept).items()}
+        spans = [list(span)[:5] for span in self.timeline] if timeline else []
+        derived = {"gen_tok_s": self.gen_tok_s, "proc_tok_s": self.proc_tok_s, "utilisation": self.utilisation}
+        return {"format": FORMAT, **values, "source": self.source.value, "timeline": spans, **derived}
+
+    @classmethod
+    def load(cls, path: str | Path) -> Result:
+        """A result written by `save`; a measured one comes back as recorded.
+
+        Raises
+        ------
+        ValueError
+            If the file has another format version.
+        """
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+        if values.pop("format") != FORMAT:
+            raise ValueError(f"{path} was written in another format; this version reads format {FORMAT}.")
+        for derived in ("gen_tok_s", "proc_tok_s", "utilisation"):
+            values.pop(derived)
+        source = Source(values.pop("source"))
+        steps = Iterations(**{key: tuple(column) for key, column in values.pop("steps").items()})
+        timeline = Timeline([Span(*span) for span in values.pop("timeline")])
+        tokens = tuple(tuple(row) for row in values.pop("tokens"))
+        values = {key: math.nan if value is None else value for key, value in values.items()}
+        recorded = Source.RECORDED if source is Source.MEASURED else source
+        return cls(source=recorded, steps=steps, timeline=timeline, tokens=tokens, **values)
+
+    def diff(self, other: Result) -> dict[str, tuple[Any, Any]]:
+        """Fields in which two results differ, the long columns left out."""
+        skipped = ("steps", "timeline", "tokens", "date")
+        mine, theirs = self.to_dict(timeline=False), other.to_dict(timeline=False)
+        return {key: (mine[key], theirs[key]) for key in mine if key not in skipped and mine[key] != theirs[key]}
+
+    def __str__(self) -> str:
+        return (
+            f"{self.source.value}: {self.gen_tok_s:.4g} output tok/s, {self.proc_tok_s:.4g} processed tok/s, "
+            f"{self.model} on {self.machine} under {self.schedule}"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<b>{self.source.value}</b> {self.gen_tok_s:.4g} output tok/s &middot; {self.schedule} &middot; {self.machine}"
+
+
+def versions() -> dict[str, str]:
+    """Versions of everything that changes a number."""
+    found = {"python": platform.python_version()}
+    for package in ("moe-workbench", "numpy", "torch", "numba"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "source tree" if package == "moe-workbench" else "absent"
+    return found

@@ -1,0 +1,96 @@
+"""WHAT, FOR WHOM and ON WHAT, in one immutable description that every reader takes."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import dataclass, replace
+from typing import Any
+
+from workbench.cost import Precision
+from workbench.errors import CapacityError, ScenarioError
+from workbench.hardware import Machine
+from workbench.memory import Memory
+from workbench.models import ModelConfig
+from workbench.pipeline import Pipeline, resolve
+from workbench.scheduler.base import Scheduler
+from workbench.workload import Workload
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A pipeline with the model, machine, memory, workload and scheduler it is read for.
+
+    Raises
+    ------
+    PipelineError
+        If a transfer is forgotten or useless, or the pipeline is no whole layer.
+    ScenarioError
+        If a sequence would be longer than the model's positions.
+    CapacityError
+        If the longest sequence does not fit the KV cache.
+    """
+
+    pipeline: Pipeline
+    model: ModelConfig
+    machine: Machine
+    memory: Memory
+    workload: Workload
+    scheduler: Scheduler
+
+    def __post_init__(self) -> None:
+        expected = {"pipeline": Pipeline, "model": ModelConfig, "machine": Machine, "memory": Memory, "workload": Workload}
+        for field, kind in expected.items():
+            if not isinstance(getattr(self, field), kind):
+                raise ScenarioError(f"Scenario({field}=...) must be a {kind.__name__}, not {getattr(self, field)!r}.")
+        resolve(self.pipeline)
+        self._check_lengths()
+
+    def _check_lengths(self) -> None:
+        held = self.workload.prompt_len + self.workload.output_len - 1
+        worst = int(held.argmax())
+        blocks = self.kv_blocks
+        if -(-int(held[worst]) // self.memory.kv_block) > blocks:
+            raise CapacityError(
+                f"request {worst} of {self.workload.name!r} needs {held[worst]} tokens of KV (prompt "
+                f"{self.workload.prompt_len[worst]}, output {self.workload.output_len[worst]}), the cache holds "
+                f"{blocks * self.memory.kv_block}. Give more kv_capacity or a shorter request."
+            )
+        if held[worst] > self.model.max_position_embeddings:
+            raise ScenarioError(
+                f"request {worst} of {self.workload.name!r} is {held[worst]} tokens long, {self.model.name} takes "
+                f"{self.model.max_position_embeddings}. Shorten it."
+            )
+
+    @property
+    def precision(self) -> Precision:
+        """Number formats of weights and KV cache: the memory's, or else the model's own."""
+        return Precision(self.memory.weights or self.model.dtype, self.memory.kv or self.model.dtype)
+
+    @property
+    def kv_blocks(self) -> int:
+        """Blocks of the KV cache."""
+        return self.memory.blocks(self.model.kv_bytes_per_token(self.precision.kv))
+
+    def on(self, **changes: Any) -> Scenario:
+        """The same scenario with other fields, such as ``scenario.on(model=..., machine=...)``."""
+        return replace(self, **changes)
+
+    def __str__(self) -> str:
+        lengths = self.workload
+        return "\n".join(
+            [
+                f"pipeline   {self.pipeline}",
+                f"model      {self.model}",
+                f"machine    {self.machine}",
+                f"memory     KV {self.memory.kv_capacity} = {self.kv_blocks} blocks of {self.memory.kv_block} tokens "
+                f"in {self.precision.kv}; weights in {self.precision.weights}",
+                f"workload   {lengths.name}: {len(lengths)} requests, mean prompt {lengths.prompt_len.mean():.4g}, "
+                f"mean output {lengths.output_len.mean():.4g}{' (synthetic)' if lengths.synthetic else ''}",
+                f"scheduler  {self.scheduler}",
+            ]
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [line.split(maxsplit=1) for line in str(self).splitlines()]
+        cells = "".join(f"<tr><th style='text-align:left'>{k}</th><td>{html.escape(v)}</td></tr>" for k, v in rows)
+        return f"<table>{cells}</table>"

@@ -1,0 +1,118 @@
+"""What every schedule offers, how batches are split, and the memo of lowered tasks."""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+
+import numpy as np
+
+from workbench.pipeline import Pipeline
+from workbench.plan import Plan, Task
+from workbench.scheduler.batch import Batch
+from workbench.segments import LayerGraph, Node, layer_graph
+
+
+class Step(enum.Flag):
+    """Where an iteration stands in its run: before the first no weights are loaded, after the last none are needed."""
+
+    MIDDLE = 0
+    FIRST = enum.auto()
+    LAST = enum.auto()
+
+
+class Schedule(ABC):
+    """Order and overlap of one iteration's tasks."""
+
+    @property
+    @abstractmethod
+    def parts(self) -> int:
+        """Micro-batches or partitions per iteration."""
+
+    @property
+    def weight_slots(self) -> int:
+        """Buffers for streamed weights on the GPU, each holding one transfer."""
+        return 2
+
+    packet_seconds: float = float("inf")
+
+    @abstractmethod
+    def tasks(self, graph: LayerGraph, layers: int, step: Step) -> tuple[Task, ...]:
+        """The tasks of one iteration in issue order, the same for every batch.
+
+        Raises
+        ------
+        ScheduleError
+            If the pipeline has another shape than this schedule needs.
+        """
+
+    def split(self, batch: Batch) -> tuple[Batch, ...]:
+        """Form the parts, balanced in decode tokens and in prefill tokens separately."""
+        return balanced(batch, self.parts)
+
+    def lower(self, pipeline: Pipeline, batch: Batch, step: Step = Step.MIDDLE) -> Plan:
+        """The plan of one iteration."""
+        return Lowering(self, layer_graph(pipeline), batch.layers).plan(batch, step)
+
+    @property
+    def name(self) -> str:
+        """Its class name and what was set."""
+        return repr(self)
+
+
+class Lowering:
+    """A schedule applied to one pipeline: lowers once per kind of iteration and reuses the tasks."""
+
+    def __init__(self, schedule: Schedule, graph: LayerGraph, layers: int) -> None:
+        self.schedule, self.graph, self.layers = schedule, graph, layers
+        self._memo: dict[tuple[int, int], tuple[Task, ...]] = {}
+
+    def plan(self, batch: Batch, step: Step) -> Plan:
+        """The plan of one iteration."""
+        parts = self.schedule.split(batch)
+        return Plan(self.schedule.name, self.graph, self.layers, parts, self.tasks(self.layers, step))
+
+    def tasks(self, layers: int, step: Step) -> tuple[Task, ...]:
+        """The tasks of a stack of `layers` layers."""
+        key = (layers, step.value)
+        if key not in self._memo:
+            self._memo[key] = self.schedule.tasks(self.graph, layers, step)
+        return self._memo[key]
+
+
+class TaskList:
+    """Collects tasks and names them by their place."""
+
+    def __init__(self, graph: LayerGraph) -> None:
+        self.graph = graph
+        self.tasks: list[Task] = []
+
+    def add(self, node: Node, layer: int, part: int | None, after: Iterable[int], **options: object) -> int:
+        """Append a task; its place in the plan."""
+        self.tasks.append(Task(node, layer, part, tuple(sorted(set(after))), **options))  # type: ignore[arg-type]
+        return len(self.tasks) - 1
+
+
+def balanced(batch: Batch, parts: int) -> tuple[Batch, ...]:
+    """Split a batch: decodes in turn (neighbours have like contexts), prefills the longest first to the least loaded."""
+    if parts == 1:
+        return (batch,)
+    load = [0] * parts
+    chosen: list[list[int]] = [[] for _ in range(parts)]
+    lengths = batch.prefill_len.tolist()
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        part = load.index(min(load))
+        load[part] += lengths[index]
+        chosen[part].append(index)
+    taken = [np.array(indices, dtype=np.int64) for indices in chosen]
+    return tuple(
+        Batch(
+            batch.prefills[taken[part]],
+            batch.prefill_len[taken[part]],
+            batch.decodes[part::parts],
+            batch.context[part::parts],
+            batch.layers,
+        )
+        for part in range(parts)
+    )

@@ -1,0 +1,107 @@
+"""The virtual clock: lays out every task, or takes an iteration's period from three layers."""
+
+from __future__ import annotations
+
+import enum
+
+from workbench.plan import LANES, Plan, Task, busy_seconds, lay_out
+from workbench.result import Result, Source
+from workbench.scenario import Scenario
+from workbench.schedules.base import Schedule, Step
+from workbench.scheduler.block_manager import BlockManager
+from workbench.serving import Prepared, prepare, serve
+from workbench.timeline import Span, Timeline
+
+_FEW = 3
+
+
+class Detail(enum.Enum):
+    """How finely time is laid out."""
+
+    TASK = "task"
+    ITERATION = "iteration"
+
+
+def simulate(scenario: Scenario, schedule: Schedule, *, detail: Detail = Detail.ITERATION) -> Result:
+    """Serve the workload in virtual time.
+
+    Parameters
+    ----------
+    scenario, schedule
+        What, for whom, on what, and when.
+    detail : Detail
+        TASK lays out every task of every layer and fills the timeline with them. ITERATION takes each iteration's
+        time from three lowered layers and the period between the second and the first, within 1 % of TASK.
+
+    Returns
+    -------
+    Result
+        With source SIMULATED.
+
+    Raises
+    ------
+    WorkbenchError
+        If scenario and schedule do not go together; before any work.
+    """
+    prepared = prepare(scenario, schedule)
+    clock = TaskClock(prepared) if detail is Detail.TASK else IterationClock(prepared)
+    return serve(prepared, clock, Source.SIMULATED)
+
+
+class TaskClock:
+    """Lays out every task of every plan."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self.now, self.timeline = 0.0, Timeline()
+        self._cost, self._packet = prepared.cost, prepared.lowering.schedule.packet_seconds
+
+    def begin(self, blocks: BlockManager) -> None:
+        """See `Clock.begin`."""
+
+    def execute(self, plan: Plan, number: int, step: Step) -> dict[str, float]:
+        """See `Clock.execute`."""
+        seconds = self._cost.tasks(plan.tasks, [part.rows for part in plan.parts])
+        starts, ends = lay_out(plan.tasks, seconds, self._packet)
+        for task, start, end in zip(plan.tasks, starts, ends, strict=True):
+            if end > start:
+                self.timeline.spans.append(Span(task.node.lane, task.name, self.now + start, self.now + end, number))
+        self.now += max(ends)
+        return dict(busy_seconds(plan.tasks, seconds))
+
+
+class IterationClock:
+    """Lays out three layers and repeats the period between them for the others."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self.now, self.timeline = 0.0, Timeline()
+        self._prepared, self._packet = prepared, prepared.lowering.schedule.packet_seconds
+
+    def begin(self, blocks: BlockManager) -> None:
+        """See `Clock.begin`."""
+
+    def execute(self, plan: Plan, number: int, step: Step) -> dict[str, float]:
+        """See `Clock.execute`."""
+        few = min(plan.layers, _FEW)
+        tasks = self._prepared.lowering.tasks(few, step)
+        seconds = self._prepared.cost.tasks(tasks, [part.rows for part in plan.parts])
+        _, ends = lay_out(tasks, seconds, self._packet)
+        length, busy = max(ends), dict.fromkeys(LANES, 0.0)
+        period = _last_end(tasks, ends, 1) - _last_end(tasks, ends, 0) if plan.layers > few else 0.0
+        for task, duration in zip(tasks, seconds, strict=True):
+            busy[task.node.lane] += duration * (plan.layers - few + 1) if task.layer == 1 else duration
+        length += (plan.layers - few) * period
+        self.timeline.spans.append(Span("step", plan_label(plan), self.now, self.now + length, number))
+        self.now += length
+        return busy
+
+
+def _last_end(tasks: tuple[Task, ...], ends: list[float], layer: int) -> float:
+    """When a layer's last computation or activation transfer ended."""
+    return max([ends[i] for i, task in enumerate(tasks) if task.layer == layer and task.part is not None])
+
+
+def plan_label(plan: Plan) -> str:
+    """``188 prefill + 3010 decode``."""
+    prefill = sum(int(part.rows.prefill) for part in plan.parts)
+    decode = sum(int(part.rows.decode) for part in plan.parts)
+    return f"{prefill} prefill + {decode} decode"

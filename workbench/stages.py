@@ -1,0 +1,257 @@
+"""WHAT is computed: operations with declared buffers, weights and work, and their placement on devices.
+
+The built-in operations are Mixtral's decoder layer. They name what they compute; `workbench.engine` knows how.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from workbench.cost import Precision, Rows, Work, expected_experts
+from workbench.models import ModelConfig
+from workbench.units import DTYPE_BYTES
+
+WorkFunction = Callable[[Rows, ModelConfig, Precision], Work]
+
+
+class RowClass(enum.Enum):
+    """Which rows of a batch an operation takes."""
+
+    ALL = "all"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+    @property
+    def parts(self) -> tuple[RowClass, ...]:
+        """The classes that buffers are tracked in: prefill, decode, or both."""
+        return (RowClass.PREFILL, RowClass.DECODE) if self is RowClass.ALL else (self,)
+
+    def count(self, rows: Rows) -> float:
+        """Tokens of this class."""
+        if self is RowClass.ALL:
+            return rows.prefill + rows.decode
+        return rows.prefill if self is RowClass.PREFILL else rows.decode
+
+
+class Device(enum.Enum):
+    """Where a stage sits."""
+
+    GPU = "gpu"
+    CPU = "cpu"
+
+    @property
+    def other(self) -> Device:
+        """The other side of the link."""
+        return Device.CPU if self is Device.GPU else Device.GPU
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation of a decoder layer.
+
+    Parameters
+    ----------
+    name : str
+    reads, writes : tuple of str
+        Buffers of the rows it takes. A buffer that is not built in (see `BUFFER_WIDTHS`) is as wide as the model.
+    rows : RowClass
+        The rows it takes.
+    work : callable (Rows, ModelConfig, Precision) -> Work, optional
+        What it costs; `bound` and `simulate` need it.
+    run : callable, optional
+        Called by `run` with the read buffers as keyword arguments, tensors of shape (rows, width); returns the
+        written one, or a tuple of them. Built-in operations have theirs in the engine.
+    params : callable (ModelConfig) -> int, optional
+        Weights it reads per layer [elements].
+    keeps_kv : bool
+        True for the operation that reads the KV cache: the cache lives on its device, and the keys and values of
+        all new rows are appended there.
+    """
+
+    name: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    rows: RowClass = RowClass.ALL
+    work: WorkFunction | None = None
+    run: Callable[..., Any] | None = None
+    params: Callable[[ModelConfig], int] | None = None
+    keeps_kv: bool = False
+
+    @property
+    def weights(self) -> Streamed:
+        """This operation's weights, for `fetch(experts.weights)`."""
+        return Streamed(f"{self.name}.weights", self.name)
+
+    @property
+    def needs(self) -> tuple[tuple[str, RowClass], ...]:
+        """Every (buffer, row class) that must be on its device when it runs."""
+        read = [(buffer, rows) for buffer in self.reads for rows in self.rows.parts]
+        if self.keeps_kv:
+            read += [(buffer, rows) for buffer in ("k", "v") for rows in RowClass.ALL.parts]
+        return tuple(dict.fromkeys(read))
+
+    def weight_bytes(self, model: ModelConfig, precision: Precision) -> float:
+        """Bytes of its weights in one layer."""
+        return self.params(model) * DTYPE_BYTES[precision.weights] if self.params else 0.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One operation placed on one device; `defer` experts per token are left for the next layer (KTransformers)."""
+
+    op: Op
+    device: Device
+    defer: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.device.value}({self.op.name}{f', defer={self.defer}' if self.defer else ''})"
+
+
+@dataclass(frozen=True)
+class Move:
+    """A transfer to `target`; what it moves follows from what later stages read there."""
+
+    target: Device
+
+    def __str__(self) -> str:
+        return "offload" if self.target is Device.CPU else "load"
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """Something that `fetch` streams to the GPU: all weights, one operation's weights, or the KV cache."""
+
+    name: str
+    op: str | None = None
+
+
+weights = Streamed("weights")
+kv = Streamed("kv")
+
+BUFFER_WIDTHS: dict[str, Callable[[ModelConfig], int]] = {
+    "x": lambda m: m.hidden_size,
+    "q": lambda m: m.q_size,
+    "k": lambda m: m.kv_size,
+    "v": lambda m: m.kv_size,
+    "attn": lambda m: m.q_size,
+    "h": lambda m: m.hidden_size,
+    "gates": lambda m: 2 * m.num_experts_per_tok,
+    "routed": lambda m: m.hidden_size,
+    "shared": lambda m: m.hidden_size,
+}
+"""Elements per token of the built-in buffers: the residual stream x, queries, keys, values, attention output, the
+normed MoE input h, the routing (expert id and weight per choice), and the outputs of routed and shared experts."""
+
+
+def buffer_bytes(buffer: str, model: ModelConfig, precision: Precision) -> int:
+    """Bytes of one row of a buffer; the routing is kept in fp32, everything else in the weights' precision."""
+    width = BUFFER_WIDTHS.get(buffer, BUFFER_WIDTHS["x"])(model)
+    return width * (4 if buffer == "gates" else DTYPE_BYTES[precision.weights])
+
+
+def _gemm(params: float, rows_in: int, rows_out: int, tokens: float, precision: Precision, streams: float = 1.0) -> Work:
+    """A matrix product: weights read once (times `streams`), rows of the given widths read and written."""
+    if not tokens:
+        return Work(dtype=precision.weights)
+    size = DTYPE_BYTES[precision.weights]
+    return Work(2.0 * params * tokens, size * (params * streams + (rows_in + rows_out) * tokens), precision.weights)
+
+
+def _qkv_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
+    width = m.q_size + 2 * m.kv_size
+    return _gemm(m.hidden_size * width, m.hidden_size, width, rows.tokens, precision)
+
+
+def _prefill_attention_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
+    moved = rows.prefill * 2 * (m.q_size + m.kv_size) * DTYPE_BYTES[precision.weights]
+    return Work(4.0 * m.q_size * rows.pairs, moved, precision.weights)
+
+
+def _decode_attention_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
+    """What `flash_decode` and `append_kv` declare together."""
+    kv_bytes = 2 * m.kv_size * DTYPE_BYTES[precision.kv]
+    append = rows.tokens * (kv_bytes + 2 * m.kv_size * DTYPE_BYTES["fp32"])
+    rows_in_out = 2 * m.q_size * DTYPE_BYTES["fp32"] * rows.decode
+    return Work(4.0 * m.q_size * rows.context, kv_bytes * rows.context + rows_in_out + append, "fp32")
+
+
+def _out_proj_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
+    return _gemm(m.q_size * m.hidden_size, m.q_size + m.hidden_size, m.hidden_size, rows.tokens, precision)
+
+
+def _route_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
+    return _gemm(m.hidden_size * m.num_local_experts, m.hidden_size, m.hidden_size, rows.tokens, precision)
+
+
+def _experts_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
+    chosen = m.num_experts_per_tok
+    touched = expected_experts(m.num_local_experts, chosen, rows.tokens)
+    return _gemm(
+        chosen * m.expert_params, m.hidden_size, m.hidden_size, rows.tokens, precision, streams=touched / chosen
+    )
+
+
+def _combine_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
+    size = DTYPE_BYTES[precision.weights]
+    return Work(m.hidden_size * rows.tokens, 3 * m.hidden_size * size * rows.tokens, precision.weights)
+
+
+def _no_shared_experts(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
+    return Work(dtype=precision.weights)  # the architectures known so far have none
+
+
+def _attention_in_params(m: ModelConfig) -> int:
+    return m.hidden_size * (m.q_size + 2 * m.kv_size) + m.hidden_size
+
+
+qkv = Op("qkv", ("x",), ("q", "k", "v"), work=_qkv_work, params=_attention_in_params)
+prefill_attention = Op(
+    "prefill_attention", ("q", "k", "v"), ("attn",), rows=RowClass.PREFILL, work=_prefill_attention_work
+)
+decode_attention = Op(
+    "decode_attention", ("q", "k", "v"), ("attn",), rows=RowClass.DECODE, work=_decode_attention_work, keeps_kv=True
+)
+attention = (prefill_attention, decode_attention)
+out_proj = Op("out_proj", ("attn", "x"), ("x",), work=_out_proj_work, params=lambda m: m.q_size * m.hidden_size)
+route = Op(
+    "route",
+    ("x",),
+    ("h", "gates"),
+    work=_route_work,
+    params=lambda m: m.hidden_size * m.num_local_experts + m.hidden_size,
+)
+experts = Op(
+    "experts",
+    ("h", "gates"),
+    ("routed",),
+    work=_experts_work,
+    params=lambda m: m.num_local_experts * m.expert_params,
+)
+shared_experts = Op("shared_experts", ("h",), ("shared",), work=_no_shared_experts)
+combine = Op("combine", ("x", "routed"), ("x",), work=_combine_work)
+moe = (route, experts, combine)
+
+
+def embed_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
+    """The implicit first stage: one row of the embedding per token."""
+    return Work(0.0, 2.0 * rows.tokens * m.hidden_size * DTYPE_BYTES[precision.weights], precision.weights)
+
+
+def head_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
+    """The implicit last stage: final norm and head, only for the rows that sample a token."""
+    return _gemm(m.vocab_size * m.hidden_size, m.hidden_size, m.vocab_size, rows.emits, precision)
+
+
+OpTree = Op | tuple["OpTree", ...]
+
+
+def flatten(ops: tuple[OpTree, ...]) -> Iterator[Op]:
+    """The operations of nested tuples, in order."""
+    for op in ops:
+        if isinstance(op, tuple):
+            yield from flatten(op)
+        else:
+            yield op

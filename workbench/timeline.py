@@ -1,0 +1,83 @@
+"""What happened when: spans of tasks on lanes, kept in columns."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Span(NamedTuple):
+    """One task on one lane. Times in seconds from the start of the run; ``cpu`` is thread time, or nan."""
+
+    lane: str
+    name: str
+    start: float
+    end: float
+    iteration: int = 0
+    cpu: float = float("nan")
+
+
+@dataclass
+class Timeline:
+    """Spans in the order in which they were recorded."""
+
+    spans: list[Span] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    def __iter__(self) -> Iterator[Span]:
+        return iter(self.spans)
+
+    @property
+    def lanes(self) -> tuple[str, ...]:
+        """Lane names in the order of the field's drawings, then any others."""
+        seen = {span.lane for span in self.spans}
+        known = [lane for lane in ("gpu", "cpu", "d2h", "h2d", "step") if lane in seen]
+        return (*known, *sorted(seen.difference(known)))
+
+    @property
+    def end(self) -> float:
+        """End of the last span [s]."""
+        return max((span.end for span in self.spans), default=0.0)
+
+    def window(self, first: int, last: int) -> Timeline:
+        """The spans of iterations ``first`` up to but not including ``last``."""
+        return Timeline([span for span in self.spans if first <= span.iteration < last])
+
+    def to_perfetto(self, path: str | Path) -> Path:
+        """Write this timeline as a trace that ui.perfetto.dev and chrome://tracing open (gzip if the name ends so)."""
+        return write_perfetto(path, [("run", self)])
+
+
+def write_perfetto(path: str | Path, tracks: Sequence[tuple[str, Timeline]]) -> Path:
+    """Write several timelines into one trace, one process per timeline and one thread per lane."""
+    events: list[dict[str, object]] = []
+    for process, (title, timeline) in enumerate(tracks, 1):
+        threads = {lane: number for number, lane in enumerate(timeline.lanes, 1)}
+        events.append({"ph": "M", "name": "process_name", "pid": process, "args": {"name": title}})
+        events += [
+            {"ph": "M", "name": "thread_name", "pid": process, "tid": thread, "args": {"name": lane}}
+            for lane, thread in threads.items()
+        ]
+        events += [_event(process, threads[span.lane], span) for span in timeline]
+    path = Path(path)
+    text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+    path.write_bytes(gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+def _event(process: int, thread: int, span: Span) -> dict[str, object]:
+    return {
+        "ph": "X",
+        "name": span.name,
+        "pid": process,
+        "tid": thread,
+        "ts": span.start * 1e6,
+        "dur": (span.end - span.start) * 1e6,
+        "args": {"iteration": span.iteration},
+    }

@@ -1,0 +1,46 @@
+"""Parsing and printing of quantities. Inside the library everything is bytes, FLOP, seconds and tokens."""
+
+from __future__ import annotations
+
+import re
+
+_SCALE = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+_QUANTITY = re.compile(r"\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*([KMGT]?i?)B?(/s)?\s*", re.IGNORECASE)
+
+DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+def parse_bytes(quantity: str | float, *, what: str = "size") -> float:
+    """Bytes (or bytes per second) of a number or of text such as ``"16GB"``, ``"4 GiB"`` or ``"19.5GB/s"``.
+
+    Raises
+    ------
+    ValueError
+        If the text is no quantity or the value is not positive and finite.
+    """
+    if isinstance(quantity, str):
+        match = _QUANTITY.fullmatch(quantity)
+        if match is None:
+            raise ValueError(f"{what} {quantity!r} is not a quantity of bytes; write for example '16GB' or '4GiB'.")
+        value = float(match.group(1)) * _SCALE[match.group(2).upper()]
+    else:
+        value = float(quantity)
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{what} must be a positive number of bytes, not {quantity!r}.")
+    return value
+
+
+def format_bytes(value: float) -> str:
+    """Decimal units, three digits: ``16 GB``, ``94.5 MB``."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(value) >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value:.0f} B"
+
+
+def format_seconds(value: float) -> str:
+    """``1.2 h``, ``3.4 s``, ``5.6 ms`` or ``7.8 us``."""
+    for unit, scale in (("h", 3600.0), ("s", 1.0), ("ms", 1e-3)):
+        if abs(value) >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value * 1e6:.3g} us"
