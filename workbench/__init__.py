@@ -1,7 +1,9 @@
-"""MoE Workbench: describe a Mixture-of-Experts pipeline once; bound it, simulate it, run it, and see why they differ."""
+"""MoE Workbench: describe a Mixture-of-Experts pipeline once; bound, simulate and run it, and see why they differ."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
+from workbench.catalogue import data_path
 from workbench.compare import Comparison, compare
 from workbench.hardware import Machine, machines
 from workbench.memory import Memory
@@ -14,7 +16,7 @@ from workbench.simulate import Detail, simulate
 from workbench.workload import Request, Sampling, Workload, workloads
 
 if TYPE_CHECKING:
-    from workbench.engine import run
+    from workbench.engine import make_checkpoint, run
 
 __version__ = "0.1.0"
 
@@ -33,7 +35,9 @@ __all__ = [
     "bound",
     "checkpoint",
     "compare",
+    "data_path",
     "machines",
+    "make_checkpoint",
     "models",
     "run",
     "simulate",
@@ -43,8 +47,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import the live engine, and with it torch and Numba, on first use only (PEP 562)."""
-    if name == "run":
-        from workbench.engine import run
-
-        return run
+    if name in ("make_checkpoint", "run"):
+        return getattr(importlib.import_module("workbench.engine"), name)
     raise AttributeError(f"module 'workbench' has no attribute {name!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -17,6 +18,11 @@ def data_path(name: str) -> Path:
     package = Path(__file__).parent
     installed = package / "data" / name
     return installed if installed.exists() else package.parent / "data" / name
+
+
+def cache_path(name: str) -> Path:
+    """Path for what this computer measured or made once: under XDG_CACHE_HOME, else ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moe-workbench" / name
 
 
 class Catalogue(Mapping[str, T], Generic[T]):

@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
 
-_HEADINGS = ("schedule", "source", "output tok/s", "processed tok/s", "of bound", "time", "iterations", "preempted", "limited by")
+_HEADINGS = (
+    "schedule",
+    "source",
+    "output tok/s",
+    "processed tok/s",
+    "of bound",
+    "time",
+    "iterations",
+    "preempted",
+    "limited by",
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,18 @@ class Comparison:
         """One row per result, in plain units."""
         import pandas
 
-        keys = ("schedule", "model", "machine", "seconds", "gen_tok_s", "proc_tok_s", "iterations", "preemptions", "ttft", "tbt")
+        keys = (
+            "schedule",
+            "model",
+            "machine",
+            "seconds",
+            "gen_tok_s",
+            "proc_tok_s",
+            "iterations",
+            "preemptions",
+            "ttft",
+            "tbt",
+        )
         rows = [{"source": r.source.value, **{key: getattr(r, key) for key in keys}} for r in self.results]
         return pandas.DataFrame(rows)
 
@@ -64,7 +85,9 @@ class Comparison:
     def __str__(self) -> str:
         table = [_HEADINGS, *self.rows()]
         widths = [max(len(row[column]) for row in table) for column in range(len(_HEADINGS))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
+        ]
         return "\n".join([*lines, "", *self.explanations()])
 
     __repr__ = __str__

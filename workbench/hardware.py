@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from workbench.catalogue import Catalogue
+from workbench.catalogue import Catalogue, cache_path
 from workbench.errors import ScenarioError
 from workbench.units import format_bytes, parse_bytes
 
@@ -53,7 +53,9 @@ class Device:
             if known == dtype:
                 return rate
         known_dtypes = ", ".join(known for known, _ in self.flops)
-        raise ScenarioError(f"{self.name} has no known FLOP rate for {dtype}, only for {known_dtypes}; use one of these.")
+        raise ScenarioError(
+            f"{self.name} has no known FLOP rate for {dtype}, only for {known_dtypes}; use one of these."
+        )
 
 
 @dataclass(frozen=True)
@@ -155,8 +157,7 @@ def _record_path() -> Path:
     """Where the measured record of this computer is kept; its name changes with anything that changes the rates."""
     versions = [f"{package}-{version(package)}" for package in ("torch", "numba", "numpy")]
     key = "|".join([platform.node(), platform.machine(), str(os.cpu_count()), platform.python_version(), *versions])
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "moe-workbench" / f"machine-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    return cache_path(f"machine-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json")
 
 
 def machine_from_dict(fields: dict[str, Any]) -> Machine:

@@ -12,6 +12,17 @@ from workbench.catalogue import Catalogue
 from workbench.errors import CheckpointError
 from workbench.units import DTYPE_BYTES
 
+_REQUIRED = (
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "num_local_experts",
+    "num_experts_per_tok",
+    "vocab_size",
+    "max_position_embeddings",
+)
 _TORCH_DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 
 
@@ -105,7 +116,9 @@ def checkpoint(path: str | Path) -> ModelConfig:
     folder = Path(path)
     file = folder / "config.json"
     if not file.is_file():
-        raise CheckpointError(f"checkpoint {str(folder)!r} has no config.json; give the folder of a Hugging Face model.")
+        raise CheckpointError(
+            f"checkpoint {str(folder)!r} has no config.json; give the folder of a Hugging Face model."
+        )
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -141,15 +154,15 @@ def config_from_hf(raw: Mapping[str, Any], *, name: str, path: Path | None = Non
     values["rope_theta"] = float(raw.get("rope_theta") or rope.get("rope_theta", 1e6))
     dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     if dtype not in _TORCH_DTYPES:
-        raise CheckpointError(f"checkpoint {name!r} is in {dtype}; supported are {', '.join(_TORCH_DTYPES)}. Convert it.")
+        raise CheckpointError(
+            f"checkpoint {name!r} is in {dtype}; supported are {', '.join(_TORCH_DTYPES)}. Convert it."
+        )
     values["dtype"] = _TORCH_DTYPES[dtype]
     return ModelConfig(name=name, path=path, **{key: values[key] for key in values if key != "path"})
 
 
 def _check_supported(raw: Mapping[str, Any], name: str) -> None:
-    required = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-    required += ("num_local_experts", "num_experts_per_tok", "vocab_size", "max_position_embeddings")
-    missing = [key for key in required if not isinstance(raw.get(key), int) or raw[key] < 1]
+    missing = [key for key in _REQUIRED if not isinstance(raw.get(key), int) or raw[key] < 1]
     if missing:
         raise CheckpointError(f"config.json of {name!r} needs positive integers for {', '.join(missing)}; add them.")
     if raw["num_attention_heads"] % raw["num_key_value_heads"]:
@@ -169,7 +182,7 @@ def _check_supported(raw: Mapping[str, Any], name: str) -> None:
     for key, present in unsupported.items():
         if present:
             raise CheckpointError(
-                f"checkpoint {name!r} sets {key}={raw.get(key, rope)!r}, which is not supported; use a model without it."
+                f"checkpoint {name!r} sets {key}={raw.get(key, rope)!r}, which is unsupported; use a model without it."
             )
 
 

@@ -1,6 +1,6 @@
 """The algebra that wires stages: ``>>`` feeds the next stage, ``|`` forks, `offload` and `load` cross the link.
 
-    layer = fetch(weights) | gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load >> gpu(out_proj, moe)
+layer = fetch(weights) | gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load >> gpu(out_proj, moe)
 
 A pipeline describes one decoder layer; embedding and head are implicit gpu stages around the stack of layers.
 """
@@ -50,14 +50,18 @@ class Pipeline:
 
     def __rshift__(self, other: Pipeline) -> Pipeline:
         if not isinstance(other, Pipeline):
-            raise PipelineError(f">> needs a pipeline on its right, not {other!r}; place it first: gpu(...) or cpu(...).")
+            raise PipelineError(
+                f">> needs a pipeline on its right, not {other!r}; place it first: gpu(...) or cpu(...)."
+            )
         joined = Pipeline(self.chain + other.chain, _union(self.fetches, other.fetches))
         _Walk().follow(joined.chain, ())
         return joined
 
     def __or__(self, other: Pipeline) -> Pipeline:
         if not isinstance(other, Pipeline):
-            raise PipelineError(f"| needs a pipeline on its right, not {other!r}; place it first: gpu(...) or cpu(...).")
+            raise PipelineError(
+                f"| needs a pipeline on its right, not {other!r}; place it first: gpu(...) or cpu(...)."
+            )
         fetches = _union(self.fetches, other.fetches)
         if not (self.chain and other.chain):
             return Pipeline(self.chain or other.chain, fetches)
@@ -123,7 +127,9 @@ def _place(device: Device, ops: tuple[OpTree, ...], defer: int) -> Pipeline:
     flat = list(flatten(ops))
     for op in flat:
         if not isinstance(op, Op):
-            raise PipelineError(f"{device.value}(...) takes operations, not {op!r}; use those of workbench.stages or Op.")
+            raise PipelineError(
+                f"{device.value}(...) takes operations, not {op!r}; use those of workbench.stages or Op."
+            )
     if defer < 0 or (defer and experts not in flat):
         raise PipelineError(f"defer={defer} needs the routed experts in the same cpu(...) and a number of at least 0.")
     placed = Pipeline(tuple(Stage(op, device, defer if op is experts else 0) for op in flat))
@@ -310,6 +316,8 @@ def _check_fetches(pipeline: Pipeline) -> None:
     for item in pipeline.fetches:
         if item is kv:
             continue
-        readers = [s for s in pipeline.stages if s.device is Device.GPU and s.op.params and item.op in (None, s.op.name)]
+        readers = [
+            s for s in pipeline.stages if s.device is Device.GPU and s.op.params and item.op in (None, s.op.name)
+        ]
         if not readers:
             raise PipelineError(f"fetch({item.name}) streams nothing: no gpu stage reads such weights. Remove it.")

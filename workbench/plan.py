@@ -83,7 +83,11 @@ class Plan:
     def _line(self, task: Task) -> str:
         pieces = " ".join(f"{self.graph.nodes[node].code}{layer}" for layer, node in task.pieces)
         waits = " ".join(self.tasks[index].name for index in task.after)
-        return f"{task.name:5}{f'for {pieces}':12}after {waits or '-'}" if pieces else f"{task.name:17}after {waits or '-'}"
+        return (
+            f"{task.name:5}{f'for {pieces}':12}after {waits or '-'}"
+            if pieces
+            else f"{task.name:17}after {waits or '-'}"
+        )
 
     def chart(self) -> str:
         """Lane chart: one column per unit of time, every task one unit long."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import html
 import json
 import math
 import platform
@@ -149,7 +150,8 @@ class Result:
         )
 
     def _repr_html_(self) -> str:
-        return f"<b>{self.source.value}</b> {self.gen_tok_s:.4g} output tok/s &middot; {self.schedule} &middot; {self.machine}"
+        rate = f"<b>{self.source.value}</b> {self.gen_tok_s:.4g} output tok/s"
+        return f"{rate} &middot; {html.escape(self.schedule)} &middot; {html.escape(self.machine)}"
 
 
 def versions() -> dict[str, str]:

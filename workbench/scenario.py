@@ -38,7 +38,13 @@ class Scenario:
     scheduler: Scheduler
 
     def __post_init__(self) -> None:
-        expected = {"pipeline": Pipeline, "model": ModelConfig, "machine": Machine, "memory": Memory, "workload": Workload}
+        expected = {
+            "pipeline": Pipeline,
+            "model": ModelConfig,
+            "machine": Machine,
+            "memory": Memory,
+            "workload": Workload,
+        }
         for field, kind in expected.items():
             if not isinstance(getattr(self, field), kind):
                 raise ScenarioError(f"Scenario({field}=...) must be a {kind.__name__}, not {getattr(self, field)!r}.")

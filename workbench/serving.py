@@ -12,9 +12,9 @@ from workbench.errors import CapacityError
 from workbench.plan import LANES, Plan
 from workbench.result import Iterations, Result, Source
 from workbench.scenario import Scenario
-from workbench.schedules.base import Lowering, Schedule, Step
 from workbench.scheduler.batch import Batch
 from workbench.scheduler.block_manager import BlockManager
+from workbench.schedules.base import Lowering, Schedule, Step
 from workbench.segments import layer_graph
 from workbench.stages import Device
 from workbench.task_cost import TaskCost

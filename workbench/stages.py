@@ -152,7 +152,9 @@ def buffer_bytes(buffer: str, model: ModelConfig, precision: Precision) -> int:
     return width * (4 if buffer == "gates" else DTYPE_BYTES[precision.weights])
 
 
-def _gemm(params: float, rows_in: int, rows_out: int, tokens: float, precision: Precision, streams: float = 1.0) -> Work:
+def _gemm(
+    params: float, rows_in: int, rows_out: int, tokens: float, precision: Precision, streams: float = 1.0
+) -> Work:
     """A matrix product: weights read once (times `streams`), rows of the given widths read and written."""
     if not tokens:
         return Work(dtype=precision.weights)

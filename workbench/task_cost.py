@@ -51,7 +51,9 @@ class TaskCost:
             If the operation declares no work.
         """
         if stage.op.work is None:
-            raise ScenarioError(f"op {stage.op.name!r} declares no work, so it cannot be priced; give Op(..., work=...).")
+            raise ScenarioError(
+                f"op {stage.op.name!r} declares no work, so it cannot be priced; give Op(..., work=...)."
+            )
         return stage.op.work(rows, self._model, self._precision)
 
     def transfer(self, node: Node, rows: Rows) -> float:

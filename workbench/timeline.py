@@ -45,6 +45,16 @@ class Timeline:
         """End of the last span [s]."""
         return max((span.end for span in self.spans), default=0.0)
 
+    @property
+    def begin(self) -> float:
+        """Start of the first span [s]."""
+        return min((span.start for span in self.spans), default=0.0)
+
+    @property
+    def seconds(self) -> float:
+        """From the first start to the last end [s]."""
+        return self.end - self.begin
+
     def window(self, first: int, last: int) -> Timeline:
         """The spans of iterations ``first`` up to but not including ``last``."""
         return Timeline([span for span in self.spans if first <= span.iteration < last])

@@ -69,7 +69,7 @@ class Workload:
             if lengths.min() < 1:
                 worst = int(lengths.argmin())
                 raise WorkloadError(
-                    f"request {worst} of workload {self.name!r} has {what} length {lengths[worst]}; it must be at least 1."
+                    f"request {worst} of workload {self.name!r} has {what} length {lengths[worst]}; the least is 1."
                 )
 
     def __len__(self) -> int:
@@ -117,7 +117,9 @@ class Workload:
         """
         path = Path(path)
         if not path.is_file():
-            raise WorkloadError(f"workload file {str(path)!r} does not exist; give a file with one JSON object per line.")
+            raise WorkloadError(
+                f"workload file {str(path)!r} does not exist; give a file with one JSON object per line."
+            )
         lines = path.read_text(encoding="utf-8").splitlines()
         numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
         return cls.of((_parse(f"{path.name}:{number}", line, output_len) for number, line in numbered), name=path.stem)
@@ -154,7 +156,9 @@ def _parse(where: str, line: str, output_len: int) -> Request:
     sampling = {key: entry[key] for key in ("temperature", "top_p", "seed") if key in entry}
     for key in sampling:
         _typed(entry, key, (int, float) if key != "seed" else int, where)
-    return Request(prompt, _typed(entry, "output_len", int, where) if "output_len" in entry else output_len, Sampling(**sampling))
+    return Request(
+        prompt, _typed(entry, "output_len", int, where) if "output_len" in entry else output_len, Sampling(**sampling)
+    )
 
 
 def _typed(entry: Mapping[str, Any], key: str, kind: type | tuple[type, ...], where: str) -> Any:

@@ -9,6 +9,7 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
-from workbench.engine.live import run  # noqa: E402
+from workbench.engine.live import run
+from workbench.engine.synthesize import make_named as make_checkpoint
 
-__all__ = ["run"]
+__all__ = ["make_checkpoint", "run"]

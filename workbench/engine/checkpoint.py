@@ -74,7 +74,9 @@ def _files(folder: Path) -> list[Path]:
         raise CheckpointError(f"{index} is damaged ({error!r}); fetch it again.") from error
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
-            raise CheckpointError(f"{index.name} of {folder.name!r} names the file {name!r}, which is not there; fetch it.")
+            raise CheckpointError(
+                f"{index.name} of {folder.name!r} names the file {name!r}, which is not there; fetch it."
+            )
     return [folder / name for name in names]
 
 

@@ -16,9 +16,9 @@ from workbench.engine.sampler import choose
 from workbench.engine.weights import Weights, WeightStore, as_numpy
 from workbench.errors import CapacityError, EngineError
 from workbench.plan import LANES, Plan, Task
-from workbench.schedules.base import Step
 from workbench.scheduler.batch import Batch
 from workbench.scheduler.block_manager import BlockManager
+from workbench.schedules.base import Step
 from workbench.segments import Kind, Node
 from workbench.serving import Prepared, slot_bytes
 from workbench.stages import Device, RowClass, Stage
@@ -45,7 +45,10 @@ class Engine:
         self._weights = Weights(store, self._graph, slot_bytes(prepared), slots)
         self._embedding = store.table("model.embed_tokens.weight")
         tied = self._model.tie_word_embeddings
-        self._norm, self._head = store.table("model.norm.weight"), self._embedding if tied else store.table("lm_head.weight")
+        self._norm, self._head = (
+            store.table("model.norm.weight"),
+            self._embedding if tied else store.table("lm_head.weight"),
+        )
         self._cache = KVCache(self._model, scenario.kv_blocks, scenario.memory.kv_block, scenario.precision.kv)
         self._ops = Ops(self._model)
         self._check_gpu_memory()
@@ -62,7 +65,7 @@ class Engine:
             throttled=scenario.machine.throttled,
             packet_seconds=prepared.lowering.schedule.packet_seconds,
         )
-        self._bar = tqdm(total=int(scenario.workload.output_len.sum()), unit="tok", desc="run", delay=1)
+        self._bar = tqdm(total=int(scenario.workload.output_len.sum()), unit="tok", desc="run", delay=1, mininterval=1)
         self.now, self.timeline = 0.0, Timeline()
         self._zero = time.perf_counter()
 
@@ -79,11 +82,19 @@ class Engine:
         model = self._model
         rows = torch.zeros(1, model.kv_size)
         self._cache.append(0, np.zeros(1, dtype=np.int64), rows, rows)
-        one = Part([], torch.zeros(1, dtype=torch.int64), np.zeros(1, np.int64), np.zeros((1, 1), np.int32), np.ones(1, np.int64))
+        one = Part(
+            [],
+            torch.zeros(1, dtype=torch.int64),
+            np.zeros(1, np.int64),
+            np.zeros((1, 1), np.int32),
+            np.ones(1, np.int64),
+        )
         self._cache.attend(0, one, torch.zeros(1, model.q_size))
         if self._weights.buffer:
             for layer in range(model.num_hidden_layers):
-                for target, source in self._weights.buffer.transfer([(layer, node) for node in self._graph.streamed]).copies:
+                for target, source in self._weights.buffer.transfer(
+                    [(layer, node) for node in self._graph.streamed]
+                ).copies:
                     np.copyto(target, source)
 
     @property
@@ -248,7 +259,9 @@ class Engine:
             else:
                 continue
             if job.bytes != asked:
-                raise EngineError(f"task {task.name} moved {job.bytes} bytes where the plan says {asked:.0f}; this is a bug.")
+                raise EngineError(
+                    f"task {task.name} moved {job.bytes} bytes where the plan says {asked:.0f}; this is a bug."
+                )
 
     def read_back(self) -> None:
         """Compare placement, precision and KV capacity that ran with those asked for.

@@ -52,7 +52,9 @@ class KVCache:
         first = np.cumsum(width) - width
         used = np.arange(part.table.shape[1]) < width[:, None]
         table = np.where(used, first[:, None] + np.arange(part.table.shape[1]), 0).astype(np.int32)
-        fetched = FetchedKV(torch.zeros((int(width.sum()), *self.pool.shape[2:]), dtype=self.pool.dtype), table, self._model)
+        fetched = FetchedKV(
+            torch.zeros((int(width.sum()), *self.pool.shape[2:]), dtype=self.pool.dtype), table, self._model
+        )
         copies: list[Copy] = [
             (as_numpy(fetched.pool[new]), as_numpy(self.pool[layer, old]))
             for new, old in zip(table[used].tolist(), part.table[used].tolist(), strict=True)

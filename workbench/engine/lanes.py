@@ -98,7 +98,7 @@ class Lane(threading.Thread):
         try:
             if not self._executor.stopped:  # after an error or an interrupt the rest of the plan is drained, not run
                 self.work(job)
-        except BaseException as error:  # noqa: BLE001 - a lane must not die silently: Executor.run raises it
+        except BaseException as error:
             job.error = error
             self._executor.stopped = True
         job.end, job.cpu = time.perf_counter(), time.thread_time() - cpu

@@ -54,7 +54,9 @@ def check_runnable(prepared: Prepared) -> None:
     if not scenario.machine.is_local:
         raise EngineError(f"machine {scenario.machine.name!r} is not this computer; give machine=wb.Machine.local().")
     if not requests:
-        raise EngineError(f"workload {scenario.workload.name!r} has lengths but no tokens; give Workload.from_jsonl(path).")
+        raise EngineError(
+            f"workload {scenario.workload.name!r} has lengths but no tokens; give Workload.from_jsonl(path)."
+        )
     for number, request in enumerate(requests):
         worst = max(request.prompt)
         if worst >= model.vocab_size:
@@ -69,7 +71,9 @@ def _check_stages(prepared: Prepared) -> None:
     problems: dict[str, Callable[[str, int, bool], bool]] = {
         "defers experts, which run cannot do yet; use defer=0": lambda name, defer, own: defer > 0,
         "has no such experts in this architecture; remove the stage": lambda name, defer, own: name == "shared_experts",
-        "has no run function; give Op(..., run=...)": lambda name, defer, own: not own and name not in Engine.OPERATIONS,
+        "has no run function; give Op(..., run=...)": lambda name, defer, own: (
+            not own and name not in Engine.OPERATIONS
+        ),
     }
     for stage in prepared.scenario.pipeline.stages:
         for problem, applies in problems.items():

@@ -28,5 +28,8 @@ def choose(logits: torch.Tensor, sampling: Sampling, position: int) -> int:
     order = np.argsort(-probability, kind="stable")
     mass = np.cumsum(probability[order])
     kept = int(np.searchsorted(mass, sampling.top_p)) + 1
-    draw = np.random.Generator(np.random.Philox(key=sampling.seed, counter=position)).random() * mass[min(kept, len(mass)) - 1]
+    draw = (
+        np.random.Generator(np.random.Philox(key=sampling.seed, counter=position)).random()
+        * mass[min(kept, len(mass)) - 1]
+    )
     return int(order[np.searchsorted(mass, draw, side="right")])

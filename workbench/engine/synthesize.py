@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from tqdm.auto import tqdm
 
+from workbench.catalogue import cache_path
 from workbench.engine.checkpoint import TORCH_DTYPES, expected_tensors
 from workbench.errors import CheckpointError
 from workbench.models import ModelConfig
 
 _HF_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+
+_CONFIG_KEYS = tuple(field.name for field in fields(ModelConfig) if field.name not in ("name", "dtype", "path"))
 
 RECIPES = {
     "mix-s": ModelConfig("mix-s", 8, 512, 1024, 8, 2, 64, 8, 2, 8000, 4096),
@@ -47,8 +50,10 @@ def make_checkpoint(model: ModelConfig, folder: str | Path, *, seed: int = 0) ->
     done.unlink(missing_ok=True)
     generator = torch.Generator().manual_seed(seed)
     groups = _by_file(model)
-    for file, names in tqdm(groups.items(), desc=f"make {model.name}", unit="file", delay=1):
-        save_file({name: _draw(name, shape, model, generator) for name, shape in names}, folder / file, {"format": "pt"})
+    for file, names in tqdm(groups.items(), desc=f"make {model.name}", unit="file", delay=1, mininterval=1):
+        save_file(
+            {name: _draw(name, shape, model, generator) for name, shape in names}, folder / file, {"format": "pt"}
+        )
     index = {"metadata": {}, "weight_map": {name: file for file, names in groups.items() for name, _ in names}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     (folder / "config.json").write_text(json.dumps(_hf_config(model), indent=1), encoding="utf-8")
@@ -56,8 +61,8 @@ def make_checkpoint(model: ModelConfig, folder: str | Path, *, seed: int = 0) ->
     return folder
 
 
-def make_named(name: str, folder: str | Path, *, seed: int = 0) -> Path:
-    """Make one of the recipes.
+def make_named(name: str, folder: str | Path | None = None, *, seed: int = 0) -> Path:
+    """Make one of the recipes: "mix-s" (0.23 GB) or "mix-b" (3.0 GB), in the user's cache unless a folder is given.
 
     Raises
     ------
@@ -66,7 +71,7 @@ def make_named(name: str, folder: str | Path, *, seed: int = 0) -> Path:
     """
     if name not in RECIPES:
         raise CheckpointError(f"there is no recipe {name!r} for a checkpoint; there are {', '.join(RECIPES)}.")
-    return make_checkpoint(replace(RECIPES[name]), folder, seed=seed)
+    return make_checkpoint(RECIPES[name], folder or cache_path(f"models/{name}-seed{seed}"), seed=seed)
 
 
 def _by_file(model: ModelConfig) -> dict[str, list[tuple[str, tuple[int, ...]]]]:
@@ -89,9 +94,6 @@ def _draw(name: str, shape: tuple[int, ...], model: ModelConfig, generator: torc
 
 
 def _hf_config(model: ModelConfig) -> dict[str, object]:
-    keys = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-    keys += ("head_dim", "num_local_experts", "num_experts_per_tok", "vocab_size", "max_position_embeddings")
-    keys += ("rms_norm_eps", "rope_theta", "tie_word_embeddings")
     return {
         "architectures": ["MixtralForCausalLM"],
         "model_type": "mixtral",
@@ -100,5 +102,5 @@ def _hf_config(model: ModelConfig) -> dict[str, object]:
         "torch_dtype": _HF_DTYPES[model.dtype],
         "bos_token_id": None,
         "eos_token_id": None,
-        **{key: getattr(model, key) for key in keys},
+        **{key: getattr(model, key) for key in _CONFIG_KEYS},
     }

@@ -70,7 +70,10 @@ class WeightStore:
 
     def sources(self, layer: int, op: str) -> list[tuple[str, list[torch.Tensor]]]:
         """Every packed tensor of an operation with the checkpoint tensors it is stacked from."""
-        return [(p.key, [self._tensors[f"model.layers.{layer}.{name}"] for name in p.sources]) for p in PACKS[op](self.model)]
+        return [
+            (p.key, [self._tensors[f"model.layers.{layer}.{name}"] for name in p.sources])
+            for p in PACKS[op](self.model)
+        ]
 
     def resident(self, layer: int, op: str) -> Tensors:
         """An operation's weights, to stay where it runs."""

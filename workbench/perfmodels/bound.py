@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from workbench.cost import Rows, Work, seconds
 from workbench.hardware import Device
 from workbench.result import Result, Source
@@ -14,7 +12,7 @@ from workbench.schedules.base import Schedule
 from workbench.segments import Kind
 from workbench.serving import Prepared, facts, prepare
 from workbench.stages import embed_work, head_work
-from workbench.workload import Workload
+from workbench.workload import Lengths, Workload
 
 _ONE_TOKEN = Rows(decode=1, context=1, emits=1)
 
@@ -67,12 +65,12 @@ def total_rows(workload: Workload) -> Rows:
 def block_iterations(workload: Workload, block: int) -> int:
     """Blocks held, summed over the iterations of all requests: sum over i < g of ceil((p + i) / b) each."""
 
-    def up_to(tokens: np.ndarray) -> np.ndarray:  # sum of ceil(j / b) for j = 1 .. tokens
+    def up_to(tokens: Lengths) -> int:  # sum over all requests of ceil(j / b) for j = 1 .. tokens
         whole, rest = tokens // block, tokens % block
-        return block * whole * (whole + 1) // 2 + rest * (whole + 1)
+        return int((block * whole * (whole + 1) // 2 + rest * (whole + 1)).sum())
 
     p, g = workload.prompt_len, workload.output_len
-    return int((up_to(p + g - 1) - up_to(p - 1)).sum())
+    return up_to(p + g - 1) - up_to(p - 1)
 
 
 def least_iterations(workload: Workload, blocks: int, block: int) -> int:

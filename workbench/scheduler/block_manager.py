@@ -71,7 +71,9 @@ class BlockManager:
         count = len(sequences)
         places = self.held[sequences]
         if count > self._top or (count and places.max() >= self.table.shape[1]):
-            raise CapacityError(f"{count} sequences ask for one block each; {self._top} are free. Preempt some sequence first.")
+            raise CapacityError(
+                f"{count} sequences ask for one block each; {self._top} are free. Preempt some sequence first."
+            )
         self._top -= count
         self.table[sequences, places] = self._free[self._top : self._top + count]
         self.held[sequences] = places + 1

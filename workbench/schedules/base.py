@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import fields
 
 import numpy as np
 
@@ -57,8 +58,10 @@ class Schedule(ABC):
 
     @property
     def name(self) -> str:
-        """Its class name and what was set."""
-        return repr(self)
+        """Its class name and whatever was set to something else than its default."""
+        chosen = [(f.name, getattr(self, f.name), f.default) for f in fields(self)]  # type: ignore[arg-type]
+        changed = ", ".join(f"{name}={value!r}" for name, value, default in chosen if value != default)
+        return f"{type(self).__name__}({changed})" if changed else type(self).__name__
 
 
 class Lowering:
@@ -82,20 +85,33 @@ class Lowering:
 
 
 class TaskList:
-    """Collects tasks and names them by their place."""
+    """Collects the tasks of a plan."""
 
-    def __init__(self, graph: LayerGraph) -> None:
-        self.graph = graph
+    def __init__(self) -> None:
         self.tasks: list[Task] = []
 
-    def add(self, node: Node, layer: int, part: int | None, after: Iterable[int], **options: object) -> int:
+    def add(
+        self,
+        node: Node,
+        layer: int,
+        part: int | None,
+        after: Iterable[int],
+        *,
+        pieces: tuple[tuple[int, int], ...] = (),
+        bulk: bool = False,
+    ) -> int:
         """Append a task; its place in the plan."""
-        self.tasks.append(Task(node, layer, part, tuple(sorted(set(after))), **options))  # type: ignore[arg-type]
+        self.tasks.append(Task(node, layer, part, tuple(sorted(set(after))), pieces, bulk))
         return len(self.tasks) - 1
+
+    def then(self, node: Node, layer: int, part: int | None, *, pieces: tuple[tuple[int, int], ...] = ()) -> int:
+        """Append a task that waits for the last one."""
+        last = len(self.tasks) - 1
+        return self.add(node, layer, part, (last,) if self.tasks else (), pieces=pieces)
 
 
 def balanced(batch: Batch, parts: int) -> tuple[Batch, ...]:
-    """Split a batch: decodes in turn (neighbours have like contexts), prefills the longest first to the least loaded."""
+    """Split a batch: decodes in turn (neighbours have like contexts), prefills longest first to the least loaded."""
     if parts == 1:
         return (batch,)
     load = [0] * parts

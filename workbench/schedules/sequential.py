@@ -35,24 +35,19 @@ class Sequential(Schedule):
 
     def tasks(self, graph: LayerGraph, layers: int, step: Step) -> tuple[Task, ...]:
         """See `Schedule.tasks`."""
-        order = TaskList(graph)
-        last: list[int] = []
-
-        def then(*args: object, **options: object) -> None:
-            last[:] = [order.add(*args, after=tuple(last), **options)]  # type: ignore[arg-type]
-
+        order = TaskList()
         for part in range(self.parts):
-            then(EMBED, -1, part)
+            order.then(EMBED, -1, part)
             if graph.enter:
-                then(graph.enter, -1, part)
+                order.then(graph.enter, -1, part)
         for layer in range(layers):
             if graph.streamed:
-                then(WEIGHTS, layer, None, pieces=tuple((layer, node) for node in graph.streamed))
+                order.then(WEIGHTS, layer, None, pieces=tuple((layer, node) for node in graph.streamed))
             for part in range(self.parts):
                 for node in graph.nodes:
-                    then(node, layer, part)
+                    order.then(node, layer, part)
         for part in range(self.parts):
             if graph.leave:
-                then(graph.leave, -1, part)
-            then(HEAD, -1, part)
+                order.then(graph.leave, -1, part)
+            order.then(HEAD, -1, part)
         return tuple(order.tasks)

@@ -61,7 +61,7 @@ class _Phases:
     """Issues the phases one after the other; each waits for the sinks of the one before."""
 
     def __init__(self, graph: LayerGraph, layers: int) -> None:
-        self.order, self.graph, self.layers = TaskList(graph), graph, layers
+        self.order, self.graph, self.layers = TaskList(), graph, layers
         self.barrier: tuple[int, ...] = ()
 
     def run(self, step: Step) -> tuple[Task, ...]:
@@ -72,7 +72,9 @@ class _Phases:
         self.barrier = self.first(a)
         self.barrier = (*self.first(b), *self.attend(0, a), *arriving)
         for layer in range(last):
-            coming = [(layer + 1, _B)] if Step.LAST in step and layer + 1 == last else [(layer + 1, _B), (layer + 2, _A)]
+            coming = (
+                [(layer + 1, _B)] if Step.LAST in step and layer + 1 == last else [(layer + 1, _B), (layer + 2, _A)]
+            )
             arriving = self.weights(coming)
             self.barrier = (*self.advance(layer, a), *self.attend(layer, b))
             self.barrier = (*self.advance(layer, b), *self.attend(layer + 1, a), *arriving)

@@ -7,8 +7,8 @@ import enum
 from workbench.plan import LANES, Plan, Task, busy_seconds, lay_out
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
-from workbench.schedules.base import Schedule, Step
 from workbench.scheduler.block_manager import BlockManager
+from workbench.schedules.base import Schedule, Step
 from workbench.serving import Prepared, prepare, serve
 from workbench.timeline import Span, Timeline
 

@@ -1,0 +1,77 @@
+"""What the public ops accept: numpy arrays, and CPU torch tensors taken without a copy."""
+
+import sys
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+
+class TorchLike(Protocol):
+    """The part of a torch tensor that is used here; torch itself is never imported."""
+
+    @property
+    def dtype(self) -> Any: ...
+    @property
+    def device(self) -> Any: ...
+    def detach(self) -> Any: ...
+
+
+Operand: TypeAlias = NDArray[Any] | TorchLike
+SameKind = TypeVar("SameKind", bound=Operand)
+
+
+def host_array(name: str, operand: Operand) -> NDArray[Any]:
+    """The memory of `operand` as a numpy array; torch.bfloat16 becomes uint16 bits."""
+    if isinstance(operand, np.ndarray):
+        return operand
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(operand, torch.Tensor):
+        raise TypeError(
+            f"{name} must be a numpy array or a torch tensor, not {type(operand).__name__}: pass numpy.asarray({name})."
+        )
+    if operand.device.type != "cpu":
+        raise ValueError(f"{name} must be in CPU memory, not on {operand.device}: pass {name}.cpu().")
+    tensor = operand.detach()
+    bits = tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
+    return cast(NDArray[Any], bits.numpy())
+
+
+def checked(name: str, operand: Operand, letters: str, *dtypes: DTypeLike) -> NDArray[Any]:
+    """`operand` as an array of one of `dtypes` with the axes in `letters`, for example "B H D"."""
+    array = host_array(name, operand)
+    allowed = [np.dtype(dtype) for dtype in dtypes]
+    if array.dtype not in allowed:
+        names = " or ".join("uint16 (bfloat16 bits)" if d == np.uint16 else d.name for d in allowed)
+        raise TypeError(f"{name} must be {names}, not {array.dtype}: convert it before the call.")
+    axes = letters.split()
+    if array.ndim != len(axes):
+        raise ValueError(f"{name} must have shape ({', '.join(axes)}), not {array.shape}: reshape it before the call.")
+    return array
+
+
+def contiguous(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """`array` itself, which must be C-contiguous and aligned."""
+    if not (array.flags.c_contiguous and array.flags.aligned):
+        raise ValueError(f"{name} must be C-contiguous and aligned: pass numpy.ascontiguousarray or .contiguous().")
+    return array
+
+
+def writeable(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """`array` itself, which must be C-contiguous, aligned and writeable."""
+    if not array.flags.writeable:
+        raise ValueError(f"{name} must be writeable, because the kernel stores into it: pass a copy.")
+    return contiguous(name, array)
+
+
+def frozen(array: NDArray[Any]) -> NDArray[Any]:
+    """A read-only view: Numba compiles once more for read-only arrays, so every input is made one."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def same_kind(operand: SameKind, array: NDArray[Any]) -> SameKind:
+    """`array` as a torch tensor where `operand` is one, else as it is; no copy."""
+    kind = array if isinstance(operand, np.ndarray) else sys.modules["torch"].from_numpy(array)
+    return cast(SameKind, kind)

@@ -1,0 +1,140 @@
+"""Append new keys and values to the paged KV cache that `flash_decode` reads."""
+
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from .arguments import Operand, checked, contiguous, frozen, host_array, writeable
+from .compiled import compiled
+
+
+@compiled()
+def _store(source: Any, target: Any) -> None:
+    """Copy fp32 bits, or round them to bfloat16: to nearest, ties to even, NaN kept as a quiet NaN."""
+    if target.itemsize == 4:
+        for x in range(source.size):
+            target[x] = source[x]
+        return
+    for x in range(source.size):
+        bits = source[x]
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        target[x] = (bits >> 16) | 0x40 if (bits & 0x7FFFFFFF) > 0x7F800000 else rounded
+
+
+@compiled()
+def _append(kv: Any, slots: Any, k: Any, k_stride: int, v: Any, v_stride: int) -> None:
+    kv_heads, block, dim = kv.shape[1], kv.shape[3], kv.shape[4]
+    for t in range(slots.size):
+        page = slots[t] // block
+        offset = slots[t] - page * block
+        for h in range(kv_heads):
+            _store(k[t * k_stride + h * dim : t * k_stride + (h + 1) * dim], kv[page, h, 0, offset])
+            _store(v[t * v_stride + h * dim : t * v_stride + (h + 1) * dim], kv[page, h, 1, offset])
+
+
+def _rows(name: str, operand: Operand, shape: tuple[int, int, int]) -> tuple[NDArray[np.uint32], int]:
+    """The bits of `operand` as one flat run and the distance between its rows, both in elements.
+
+    A slice of a fused qkv projection has rows apart; a flat run with a stride compiles once and still vectorises.
+    """
+    array = checked(name, operand, "T K D", np.float32)
+    if array.shape != shape:
+        raise ValueError(
+            f"{name} must have shape (T, K, D) = {shape} of slots and kv, not {array.shape}: pass one batch."
+        )
+    rows, width = shape[0], shape[1] * shape[2]
+    if rows == 0:
+        return frozen(np.empty(0, np.uint32)), 0
+    contiguous(f"each row of {name}", array[0])
+    stride, uneven = divmod(array.strides[0], array.itemsize) if rows > 1 else (0, 0)
+    if stride < 0 or uneven:
+        raise ValueError(f"{name} must have its rows in order in memory: pass numpy.ascontiguousarray({name}).")
+    flat = as_strided(array, ((rows - 1) * stride + width,), (array.itemsize,), writeable=False)
+    return flat.view(np.uint32), stride
+
+
+def append_kv(kv: Operand, slots: Operand, k: Operand, v: Operand) -> None:
+    """Store one K row and one V row per new token into the slots of a paged cache, in place.
+
+        kv[slot // b, h, 0, slot % b] = k[t, h];  kv[slot // b, h, 1, slot % b] = v[t, h];  slot = slots[t]
+
+    One thread, with the GIL released. A bfloat16 cache rounds to nearest, ties to even; NaN stays NaN. Where a slot
+    occurs twice, the last row wins. Nothing is stored if any slot is out of range.
+
+    Parameters
+    ----------
+    kv : (P, K, 2, b, D) fp32, torch.bfloat16, or uint16 that holds bfloat16 bits, C-contiguous
+        The cache, written in place.
+    slots : (T,) int64, C-contiguous
+        block * b + offset of each row, in 0 .. P * b - 1.
+    k, v : (T, K, D) fp32
+        New rows; each row (K, D) is contiguous, the rows may lie apart as in a slice of a fused qkv.
+
+    Raises
+    ------
+    TypeError
+        If an operand is neither array nor tensor, or has another dtype.
+    ValueError
+        If shapes disagree, an operand is not contiguous, or a slot is out of range.
+
+    Examples
+    --------
+    >>> kv = np.zeros((2, 1, 2, 4, 1), np.float32)
+    >>> append_kv(kv, np.array([5]), np.full((1, 1, 1), 3, np.float32), np.full((1, 1, 1), 7, np.float32))
+    >>> kv[1, 0, :, 1, 0]
+    array([3., 7.], dtype=float32)
+    """
+    cache = writeable("kv", checked("kv", kv, "P K 2 b D", np.float32, np.uint16))
+    where = contiguous("slots", checked("slots", slots, "T", np.int64))
+    blocks, kv_heads, halves, block, dim = cache.shape
+    if halves != 2 or 0 in cache.shape[1:]:
+        raise ValueError(
+            f"kv must have shape (P, K, 2, b, D) with K, b and D >= 1, not {cache.shape}: reshape the cache."
+        )
+    bad = np.flatnonzero((where < 0) | (where >= blocks * block))
+    if bad.size:
+        raise ValueError(
+            f"slots[{bad[0]}] must be in [0, {blocks * block}), the slots of kv, not {where[bad[0]]}: "
+            "pass block * b + offset of an allocated block."
+        )
+    shape = (where.size, kv_heads, dim)
+    k_bits, k_stride = _rows("k", k, shape)
+    v_bits, v_stride = _rows("v", v, shape)
+    cells = cache if cache.dtype == np.uint16 else cache.view(np.uint32)
+    _append(cells, frozen(where), k_bits, k_stride, v_bits, v_stride)
+
+
+def append_kv_work(kv_heads: int, head_dim: int, rows: int, kv_itemsize: int) -> tuple[int, int]:
+    """Work that one call declares: (flops [flop], bytes [byte]); rows are read in fp32 and stored once.
+
+        flops = 0,  bytes = 2 K D (4 + kv_itemsize) rows
+
+    Examples
+    --------
+    >>> append_kv_work(kv_heads=8, head_dim=128, rows=2, kv_itemsize=2)
+    (0, 24576)
+    """
+    return 0, 2 * kv_heads * head_dim * (4 + kv_itemsize) * rows
+
+
+def append_kv_reference(kv: Operand, slots: Operand, k: Operand, v: Operand) -> NDArray[Any]:
+    """`append_kv` in plain numpy, the oracle of its tests: same operands, -> a new cache; `kv` is left alone.
+
+    Examples
+    --------
+    >>> row = np.ones((1, 1, 1), np.float32)
+    >>> append_kv_reference(np.zeros((1, 1, 2, 1, 1), np.uint16), np.array([0]), row, 2 * row).ravel()
+    array([16256, 16384], dtype=uint16)
+    """
+    cache = host_array("kv", kv).copy()
+    for half, operand in enumerate((k, v)):
+        rows = host_array("kv row", operand)
+        if cache.dtype == np.uint16:
+            bits = np.ascontiguousarray(rows).view(np.uint32).astype(np.uint64)
+            even = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+            rows = np.where(np.isnan(rows), bits >> 16 | 0x40, even).astype(np.uint16)
+        for slot, row in zip(host_array("slots", slots), rows, strict=True):
+            cache[slot // cache.shape[3], :, half, slot % cache.shape[3]] = row
+    return cache

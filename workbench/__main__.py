@@ -1,0 +1,70 @@
+"""The commands: ``python -m workbench ...``, also installed as ``moe-workbench``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from workbench.errors import WorkbenchError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; 0 if it succeeded, 1 with one line on stderr if it could not, 130 if it was interrupted."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.command(options)
+    except WorkbenchError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="moe-workbench", description="Bound, simulate and run MoE inference pipelines."
+    )
+    commands = parser.add_subparsers(required=True, metavar="command")
+    report = commands.add_parser(
+        "report", help="the main job without a browser: report.html, results.json, timeline.json.gz"
+    )
+    report.add_argument("--out", type=Path, default=Path("out"), help="folder to write to (default: out)")
+    report.set_defaults(command=_report)
+    make = commands.add_parser("make-checkpoint", help="make a seeded random Mixtral checkpoint")
+    make.add_argument("name", help="mix-s (0.23 GB) or mix-b (3.0 GB)")
+    make.add_argument("--out", type=Path, help="folder to write to (default: in the user's cache)")
+    make.add_argument("--seed", type=int, default=0)
+    make.set_defaults(command=_make_checkpoint)
+    measure = commands.add_parser("measure", help="measure this computer's rates for Machine.local")
+    measure.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    measure.set_defaults(command=_measure)
+    return parser
+
+
+def _report(options: argparse.Namespace) -> None:
+    from workbench.report import write_report
+
+    write_report(options.out)
+
+
+def _make_checkpoint(options: argparse.Namespace) -> None:
+    from workbench.engine import make_checkpoint
+
+    print(make_checkpoint(options.name, options.out, seed=options.seed))
+
+
+def _measure(options: argparse.Namespace) -> None:
+    from workbench.engine.measure import measure_machine
+
+    print(measure_machine().save(options.out))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

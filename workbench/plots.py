@@ -1,0 +1,102 @@
+"""Pictures: throughput bars, lane charts, KV and batch over time. Each takes an `ax` and returns it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+
+from workbench.result import Result, Source
+from workbench.timeline import Timeline
+
+COLOURS = {
+    Source.BOUND: "#9ca3af",
+    Source.PREDICTED: "#a78bfa",
+    Source.SIMULATED: "#60a5fa",
+    Source.MEASURED: "#059669",
+    Source.RECORDED: "#34d399",
+    Source.PUBLISHED: "#f59e0b",
+}
+_KINDS = {
+    "A": ("#1d4ed8", "attention in (A)"),
+    "B": ("#60a5fa", "experts and output (B)"),
+    "C": ("#059669", "decode attention (C)"),
+    "Q": ("#f59e0b", "queries, keys, values (Q)"),
+    "H": ("#dc2626", "attention output (H)"),
+    "W": ("#a78bfa", "weights (W)"),
+}
+_OTHER = ("#6b7280", "other")
+
+
+def plot_throughput(results: Sequence[Result], ax: Axes | None = None) -> Axes:
+    """Output tokens per second of every result, grouped by schedule; colours tell the source."""
+    ax = ax if ax is not None else plt.subplots(figsize=(7, 3.2), layout="constrained")[1]
+    schedules = list(dict.fromkeys(result.schedule for result in results))
+    sources = [source for source in Source if any(result.source is source for result in results)]
+    height = 0.8 / len(sources)
+    for row, schedule in enumerate(schedules):
+        for place, source in enumerate(sources):
+            found = [r for r in results if r.schedule == schedule and r.source is source]
+            if found:
+                y = row + (place - (len(sources) - 1) / 2) * height
+                ax.barh(
+                    y, found[0].gen_tok_s, height * 0.92, color=COLOURS[source], label=source.value if not row else None
+                )
+                ax.annotate(f" {found[0].gen_tok_s:.3g}", (found[0].gen_tok_s, y), va="center", fontsize=9)
+    ax.set_yticks(range(len(schedules)), schedules)
+    ax.invert_yaxis()
+    ax.set_xlabel("output tokens per second")
+    ax.margins(x=0.12)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(loc="upper left", bbox_to_anchor=(0, 1.16), ncols=len(sources), frameon=False)
+    return ax
+
+
+def plot_timeline(timeline: Timeline, ax: Axes | None = None, *, title: str = "") -> Axes:
+    """Lane chart: one row per lane, one bar per task."""
+    ax = ax if ax is not None else plt.subplots(figsize=(10, 2.2), layout="constrained")[1]
+    lanes = timeline.lanes
+    begin = timeline.begin
+    for code, (colour, label) in {**_KINDS, "": _OTHER}.items():
+        mine = [s for s in timeline if (s.name[:1] == code if code else s.name[:1] not in _KINDS)]
+        if mine:
+            bars = [_bar(s.start - begin, s.end - begin, lanes.index(s.lane)) for s in mine]
+            style = {"facecolors": colour, "edgecolors": "white", "linewidths": 0.3}
+            ax.add_collection(PolyCollection(bars, label=label, **style))
+    ax.set_yticks(range(len(lanes)), lanes)
+    ax.set_ylim(len(lanes) - 0.5, -0.5)
+    ax.set_xlim(0, max(timeline.seconds, 1e-9))
+    ax.set_xlabel("seconds")
+    ax.set_title(title, loc="left", fontsize=10)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.05), frameon=False, fontsize=8)
+    return ax
+
+
+def _bar(start: float, end: float, row: int) -> list[tuple[float, float]]:
+    return [(start, row - 0.38), (end, row - 0.38), (end, row + 0.38), (start, row + 0.38)]
+
+
+def plot_iterations(result: Result, ax: Axes | None = None) -> Axes:
+    """Prefill and decode tokens of every iteration, and the KV blocks in use, over time."""
+    ax = ax if ax is not None else plt.subplots(figsize=(10, 2.4), layout="constrained")[1]
+    edges = np.concatenate(([0.0], np.cumsum(result.steps.seconds)))
+    decode, prefill = np.array(result.steps.decode), np.array(result.steps.prefill)
+    ax.stairs(decode, edges, fill=True, color="#059669", label="decode tokens")
+    ax.stairs(decode + prefill, edges, baseline=decode, fill=True, color="#60a5fa", label="prefill tokens")
+    ax.set_xlabel("seconds")
+    ax.set_ylabel("tokens per iteration")
+    blocks = ax.twinx()
+    blocks.stairs(result.steps.used_blocks, edges, baseline=None, color="#111827", label="KV blocks in use")
+    blocks.set_ylabel("KV blocks")
+    blocks.set_ylim(bottom=0)
+    handles = [pair for axis in (ax, blocks) for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
+    ax.legend(
+        *zip(*handles, strict=True), loc="upper left", bbox_to_anchor=(0, 1.2), ncols=3, frameon=False, fontsize=8
+    )
+    ax.set_xlim(0, edges[-1])
+    ax.set_ylim(bottom=0)
+    return ax

@@ -1,0 +1,186 @@
+"""The main job without a browser: a page of pictures and words, the results as JSON, the timelines as a trace."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+from workbench.catalogue import data_path
+from workbench.compare import Comparison, compare
+from workbench.engine import make_checkpoint, run
+from workbench.errors import EngineError
+from workbench.hardware import Machine, machines
+from workbench.memory import Memory
+from workbench.models import checkpoint, models
+from workbench.perfmodels import bound
+from workbench.pipeline import cpu, fetch, gpu, load, offload
+from workbench.plots import plot_iterations, plot_throughput, plot_timeline
+from workbench.result import Result, Source
+from workbench.scenario import Scenario
+from workbench.scheduler.resource_aware import ResourceAware
+from workbench.schedules import Sequential, VSLPipe
+from workbench.simulate import Detail, simulate
+from workbench.stages import decode_attention, moe, out_proj, prefill_attention, qkv, weights
+from workbench.timeline import write_perfetto
+from workbench.workload import Workload, workloads
+
+SCHEDULES = (Sequential(), VSLPipe())
+LINK = 1.0e9  # bytes per second: streaming this model then takes about as long as computing a batch on two cores
+SHOWN = (4, 6)  # iterations drawn in the lane charts
+
+_PAGE = Template("""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>MoE Workbench report</title>
+<style>
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1080px; margin: 2em auto; padding: 0 1em; color: #111; }
+table { border-collapse: collapse; margin: 1em 0; font-size: 13px; display: block; overflow-x: auto; }
+th, td { text-align: left; padding: 3px 10px 3px 0; border-bottom: 1px solid #ddd; white-space: nowrap; }
+img { max-width: 100%; } pre { background: #f6f6f6; padding: 1em; overflow-x: auto; font-size: 12px; }
+</style></head><body>
+<h1>One pipeline, read three ways</h1>
+<p><code>$pipeline</code></p>
+<p>The same description was bounded, simulated and, where there are weights, executed. On this computer $fast generated
+<b>$rate output tokens/s</b>, $gain times $slow, in which nothing overlaps. Both generated the same tokens.</p>
+<h2>Predicted: $server_name</h2>
+<pre>$server</pre>
+<p>The workload's lengths are synthetic: drawn to the published mean and maximum.</p>
+$predicted_bars $predicted
+<h2>Measured: this computer</h2>
+<pre>$local</pre>
+<p>Without a GPU the gpu lane is torch on the CPU. Each lane has the same cores under both schedules, as a GPU and a CPU
+would, and the link is a real copy paced to $link. The checkpoint has seeded random weights: its tokens are compared
+between schedules, its text means nothing.</p>
+$measured_bars $measured
+<h2>Lane by lane, iterations $shown</h2>
+$lanes
+<h2>Every iteration, measured</h2>
+<h3>$slow</h3>
+$slow_iterations
+<h3>$fast</h3>
+$fast_iterations
+<h2>Made with</h2>
+<pre>$made_with</pre>
+</body></html>
+""")
+
+
+def server_scenario() -> Scenario:
+    """Mixtral-8x7B on MoE-Lens' A40 capped to 16 GB: what a laptop can only predict."""
+    layer = fetch(weights) | gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load >> gpu(
+        out_proj, moe
+    )
+    return Scenario(
+        layer,
+        model=models["mixtral-8x7b"],
+        machine=machines["a40"].limit(gpu_memory="16GB"),
+        memory=Memory(kv_capacity="70GB", kv_block=16),
+        workload=workloads["mtbench"].sample(requests=20_000, output_len=128, seed=0),
+        scheduler=ResourceAware(),
+    )
+
+
+def local_scenario() -> Scenario:
+    """The same pipeline on this computer: a seeded random Mixtral, real prompts, a throttled link."""
+    machine = Machine.local()
+    model = checkpoint(make_checkpoint("mix-s"))
+    workload = Workload.from_text(data_path("prompts.txt"), requests=24, output_len=16)
+    memory = Memory(kv_capacity=1600 * model.kv_bytes_per_token("fp32"), kv_block=16, weights="fp32", kv="fp32")
+    machine = machine.limit(link=min(LINK, machine.link.h2d, machine.link.d2h))
+    return server_scenario().on(model=model, machine=machine, memory=memory, workload=workload)
+
+
+def write_report(out: Path, say: Callable[[str], None] = print) -> Path:
+    """Do the main job and write ``report.html``, ``results.json`` and ``timeline.json.gz`` into `out`.
+
+    Raises
+    ------
+    WorkbenchError
+        If anything went wrong, or the schedules generated different tokens.
+    """
+    mpl.use("Agg")
+    out.mkdir(parents=True, exist_ok=True)
+    say("[1/4] Mixtral-8x7B on an A40 with 16 GB: bound and simulate, 20,000 requests")
+    server = server_scenario()
+    predicted = compare(read(server, schedule) for schedule in SCHEDULES for read in (bound, simulate))
+    say(f"{predicted}\n[2/4] this computer: measure its rates, make the checkpoint mix-s (both kept for the next time)")
+    local = local_scenario()
+    say(f"{local}\n[3/4] bound, simulate and run")
+    measured = compare(
+        result
+        for schedule in SCHEDULES
+        for result in (bound(local, schedule), simulate(local, schedule, detail=Detail.TASK), run(local, schedule))
+    )
+    say(f"{measured}\n[4/4] write")
+    _check_tokens(measured)
+    page = _page(server, predicted, local, measured)
+    (out / "report.html").write_text(page, encoding="utf-8")
+    results = [result.to_dict(timeline=False) for result in (*predicted.results, *measured.results)]
+    (out / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
+    tracks = [(f"{r.source.value} {r.schedule}", r.timeline) for r in measured.results if len(r.timeline)]
+    write_perfetto(out / "timeline.json.gz", tracks)
+    say(f"wrote {out / 'report.html'}, results.json and timeline.json.gz (open it in ui.perfetto.dev)")
+    return out / "report.html"
+
+
+def _check_tokens(comparison: Comparison) -> None:
+    answers = {r.schedule: r.tokens for r in comparison.results if r.source is Source.MEASURED}
+    if len(set(answers.values())) != 1:
+        raise EngineError(
+            f"{' and '.join(answers)} generated different tokens; a schedule must never change the answer."
+        )
+
+
+def _page(server: Scenario, predicted: Comparison, local: Scenario, measured: Comparison) -> str:
+    slow, fast = (result for result in measured.results if result.source is Source.MEASURED)
+    return _PAGE.substitute(
+        pipeline=html.escape(str(server.pipeline)),
+        slow=html.escape(slow.schedule),
+        fast=html.escape(fast.schedule),
+        rate=f"{fast.gen_tok_s:.3g}",
+        gain=f"{fast.gen_tok_s / slow.gen_tok_s:.2f}",
+        server=html.escape(str(server)),
+        server_name=html.escape(f"{server.model.name} on {server.machine.name}"),
+        predicted_bars=_picture(lambda: plot_throughput(predicted.results)),
+        predicted=predicted._repr_html_(),
+        local=html.escape(str(local)),
+        link=f"{local.machine.link.h2d / 1e9:.3g} GB/s",
+        measured_bars=_picture(lambda: plot_throughput(measured.results)),
+        measured=measured._repr_html_(),
+        shown=f"{SHOWN[0]} to {SHOWN[1] - 1}",
+        lanes="".join(_lanes([r for r in measured.results if r.schedule == one.schedule]) for one in (slow, fast)),
+        slow_iterations=_picture(lambda: plot_iterations(slow)),
+        fast_iterations=_picture(lambda: plot_iterations(fast)),
+        made_with=html.escape(json.dumps({**fast.versions, "machine": fast.machine, "date": fast.date}, indent=1)),
+    )
+
+
+def _lanes(results: Sequence[Result]) -> str:
+    """Lane charts of one schedule, simulated and measured on one time axis."""
+    results = [result for result in results if len(result.timeline)]
+    windows = [result.timeline.window(*SHOWN) for result in results]
+
+    def draw() -> Axes:
+        figure, axes = plt.subplots(len(results), figsize=(10, 2 * len(results)), layout="constrained", sharex=True)
+        for ax, result, window in zip(axes, results, windows, strict=True):
+            plot_timeline(window, ax, title=f"{result.schedule}, {result.source.value}")
+        figure.axes[0].set_xlim(0, max(window.seconds for window in windows))
+        return figure.axes[0]
+
+    return _picture(draw)
+
+
+def _picture(draw: Callable[[], Any]) -> str:
+    figure = draw().figure
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    plt.close(figure)
+    return f"<p><img alt='' src='data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}'></p>"
