@@ -1,5 +1,20 @@
-"""The public door to the kernels: usable in anybody's code, without Jupyter."""
+"""The public door to the kernels: usable in anybody's code, without Jupyter.
+
+The CPU kernels are there at once; a Triton kernel is imported, and triton with it, when it is first asked for.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from kernels_cpu import append_kv, append_kv_work, flash_decode, flash_decode_work
 
-__all__ = ["append_kv", "append_kv_work", "flash_decode", "flash_decode_work"]
+if TYPE_CHECKING:
+    from kernels_triton import rms_norm, rms_norm_work
+
+__all__ = ["append_kv", "append_kv_work", "flash_decode", "flash_decode_work", "rms_norm", "rms_norm_work"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(importlib.import_module("kernels_triton"), name)
+    raise AttributeError(f"module 'workbench.kernels' has no attribute {name!r}")

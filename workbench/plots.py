@@ -64,8 +64,8 @@ def plot_timeline(timeline: Timeline, ax: Axes | None = None, *, title: str = ""
         mine = [s for s in timeline if (s.name[:1] == code if code else s.name[:1] not in _KINDS)]
         if mine:
             bars = [_bar(s.start - begin, s.end - begin, lanes.index(s.lane)) for s in mine]
-            style = {"facecolors": colour, "edgecolors": "white", "linewidths": 0.3}
-            ax.add_collection(PolyCollection(bars, label=label, **style))
+            drawn = PolyCollection(bars, facecolors=colour, edgecolors="white", linewidths=0.3, label=label)
+            ax.add_collection(drawn)
     ax.set_yticks(range(len(lanes)), lanes)
     ax.set_ylim(len(lanes) - 0.5, -0.5)
     ax.set_xlim(0, max(timeline.seconds, 1e-9))

@@ -1,0 +1,290 @@
+"""`flash_decode` against its float64 oracle, on caches whose unused memory is poisoned."""
+
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels_cpu import append_kv, flash_decode, flash_decode_reference, flash_decode_work, warm_up
+
+GARBAGE = np.int32(2**31 - 1)
+BF16_NAN = np.uint16(0x7FC0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    warm_up()
+
+
+@dataclass(frozen=True)
+class Problem:
+    q: Any
+    kv: Any
+    table: Any
+    lengths: Any
+
+    def decode(self, **options: Any) -> Any:
+        return flash_decode(self.q, self.kv, self.table, self.lengths, **options)
+
+    def reference(self, **options: Any) -> Any:
+        return flash_decode_reference(self.q, self.kv, self.table, self.lengths, **options)
+
+
+def problem(lengths, kv_heads=2, group=4, dim=16, block=16, bf16=False, seed=0) -> Problem:
+    """Random operands: every slot that is not in use is NaN, every table entry past the end is garbage."""
+    rng = np.random.default_rng(seed)
+    lengths = np.asarray(lengths, np.int64)
+    pages = -(-lengths // block)
+    order = rng.permutation(pages.sum() + 2).astype(np.int32)  # two blocks stay unused
+    kv = np.full((order.size, kv_heads, 2, block, dim), np.nan, np.float32)
+    table = np.full((lengths.size, pages.max() + 1), GARBAGE, np.int32)
+    for s, (length, count) in enumerate(zip(lengths, pages, strict=True)):
+        table[s, :count], order = order[:count], order[count:]
+        token = np.arange(length)
+        shape = (length, kv_heads, 2, dim)
+        kv[table[s, token // block], :, :, token % block] = rng.standard_normal(shape, dtype=np.float32)
+    if bf16:
+        kv = torch.from_numpy(kv).to(torch.bfloat16).view(torch.uint16).numpy()
+    q = rng.standard_normal((lengths.size, kv_heads * group, dim), dtype=np.float32)
+    return Problem(q, kv, table, lengths)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    block = draw(st.sampled_from((1, 5, 16, 64)))
+    near = st.integers(1, 5).flatmap(lambda n: st.sampled_from((n * block - 1, n * block, n * block + 1)))
+    return problem(
+        draw(
+            st.lists(st.one_of(st.just(1), near.map(lambda n: max(n, 1)), st.integers(1, 200)), min_size=1, max_size=4)
+        ),
+        kv_heads=draw(st.integers(1, 3)),
+        group=draw(st.integers(1, 16)),
+        dim=draw(st.sampled_from((8, 13, 16, 20, 32, 64, 80, 128))),
+        block=block,
+        bf16=draw(st.booleans()),
+        seed=draw(st.integers(0, 2**32 - 1)),
+    )
+
+
+@settings(max_examples=120, deadline=None)
+@given(problems())
+def test_equals_float64_whatever_the_unused_memory_holds(case):
+    np.testing.assert_allclose(case.decode(), case.reference(), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_long_context_keeps_the_error(bf16):
+    case = problem([5000, 1, 4097], dim=128, bf16=bf16)
+    np.testing.assert_allclose(case.decode(), case.reference(), rtol=0, atol=2e-6)
+
+
+def test_the_oracle_equals_torch():
+    case = problem([37], dim=20)
+    rows = case.kv[case.table[0, :3]].transpose(2, 1, 0, 3, 4).reshape(2, 2, 48, 20)[:, :, :37]
+    k, v = torch.from_numpy(rows).double()
+    q = torch.from_numpy(case.q[0]).double()[:, None]
+    want = torch.nn.functional.scaled_dot_product_attention(q, k.repeat_interleave(4, 0), v.repeat_interleave(4, 0))
+    np.testing.assert_allclose(case.reference()[0], want[:, 0], rtol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.5, -1.0, 3.0])
+def test_scale_is_applied(scale):
+    case = problem([70, 3])
+    np.testing.assert_allclose(case.decode(scale=scale), case.reference(scale=scale), rtol=0, atol=1e-5)
+
+
+def test_scores_of_any_size_neither_overflow_nor_vanish():
+    case = problem([100, 40])
+    np.testing.assert_allclose(case.decode(scale=1e4), case.reference(scale=1e4), rtol=0, atol=5e-2)
+    assert np.isfinite(case.decode(scale=1e30)).all()
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_nan_in_a_live_token_is_not_hidden(half):
+    case = problem([20, 20])
+    case.kv[case.table[0, 1], 0, half, 2] = np.nan
+    out = case.decode()
+    assert np.isnan(out[0, :4]).all()
+    assert np.isfinite(out[0, 4:]).all()
+    assert np.isfinite(out[1]).all()
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_torch_tensors_and_arrays_are_the_same_memory(bf16):
+    case = problem([33, 16, 1], bf16=bf16)
+    kv = torch.from_numpy(case.kv)
+    tensors = Problem(
+        torch.from_numpy(case.q).requires_grad_(),
+        kv.view(torch.bfloat16) if bf16 else kv,
+        torch.from_numpy(case.table),
+        torch.from_numpy(case.lengths),
+    )
+    out = torch.empty(case.q.shape)
+    assert tensors.decode(out=out) is out
+    assert isinstance(tensors.decode(), torch.Tensor)
+    np.testing.assert_array_equal(out.numpy(), case.decode())
+    np.testing.assert_array_equal(tensors.decode().numpy(), case.decode())
+    np.testing.assert_array_equal(tensors.reference(), case.reference())
+
+
+def test_out_int32_lengths_and_an_empty_batch():
+    case = problem([33, 16, 1])
+    out = np.full_like(case.q, np.nan)
+    assert case.decode(out=out) is out
+    np.testing.assert_array_equal(replace(case, lengths=case.lengths.astype(np.int32)).decode(), out)
+    empty = Problem(case.q[:0], case.kv, case.table[:0], case.lengths[:0])
+    assert empty.decode().shape == (0, 8, 16)
+
+
+def test_decodes_what_append_stored():
+    rng = np.random.default_rng(0)
+    k, v = rng.standard_normal((2, 9, 2, 8), dtype=np.float32)
+    kv = np.full((4, 2, 2, 4, 8), np.nan, np.float32)
+    table = np.array([[3, 0, 2]], np.int32)
+    token = np.arange(9)
+    append_kv(kv, table[0, token // 4].astype(np.int64) * 4 + token % 4, k, v)
+    q = rng.standard_normal((1, 2, 8), dtype=np.float32)
+    scores = np.einsum("hd,thd->ht", q[0].astype(np.float64), k) / np.sqrt(8)
+    weights = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    want = np.einsum("ht,thd->hd", weights, v)
+    np.testing.assert_allclose(flash_decode(q, kv, table, np.array([9]))[0], want, rtol=0, atol=2e-6)
+
+
+def bad(**change):
+    return lambda case: replace(case, **{name: make(getattr(case, name)) for name, make in change.items()})
+
+
+def with_value(index, value):
+    def change(array):
+        array = array.copy()
+        array[index] = value
+        return array
+
+    return change
+
+
+BAD = [
+    (bad(q=lambda q: q.astype(np.float64)), TypeError, "q must be float32, not float64: convert"),
+    (bad(q=lambda q: q.tolist()), TypeError, "q must be a numpy array or a torch tensor, not list: pass"),
+    (bad(q=lambda q: torch.empty(q.shape, device="meta")), ValueError, r"q must be in CPU memory, not on meta: pass"),
+    (bad(q=lambda q: q[0]), ValueError, r"q must have shape \(B, H, D\), not \(8, 16\): reshape"),
+    (bad(q=lambda q: q[:, ::-1]), ValueError, "q must be C-contiguous and aligned: pass"),
+    (bad(q=lambda q: q[:, :7].copy()), ValueError, "q must have a multiple of the 2 KV heads of kv, not 7: pass"),
+    (bad(q=lambda q: q[:, :0].copy()), ValueError, "q must have a multiple of the 2 KV heads of kv, not 0: pass"),
+    (bad(q=lambda q: q[..., :8].copy()), ValueError, "kv must have the head dim of q, 8, not 16: pass"),
+    (
+        bad(kv=lambda kv: kv.astype(np.float16)),
+        TypeError,
+        r"kv must be float32 or uint16 \(bfloat16 bits\), not float16",
+    ),
+    (bad(kv=lambda kv: kv[0]), ValueError, r"kv must have shape \(P, K, 2, b, D\), not \(2, 2, 16, 16\): reshape"),
+    (bad(kv=lambda kv: kv[:, :, :1].copy()), ValueError, r"kv must have shape \(P, K, 2, b, D\) with K, b and D >= 1"),
+    (bad(kv=lambda kv: kv[:, :0].copy()), ValueError, "kv must have shape .* with K, b and D >= 1, not"),
+    (bad(kv=lambda kv: kv[::2]), ValueError, "kv must be C-contiguous and aligned: pass"),
+    (bad(table=lambda t: t.astype(np.int64)), TypeError, "table must be int32, not int64: convert"),
+    (bad(table=lambda t: t[:1]), ValueError, "table must have one row per row of q, 2, not 1: pass"),
+    (bad(table=lambda t: t[:, ::-1]), ValueError, "table must be C-contiguous and aligned: pass"),
+    (bad(table=with_value((0, 1), 6)), ValueError, r"table\[0, 1\] must be a block of kv in \[0, 6\), not 6: allocate"),
+    (
+        bad(table=with_value((1, 0), -1)),
+        ValueError,
+        r"table\[1, 0\] must be a block of kv in \[0, 6\), not -1: allocate",
+    ),
+    (bad(lengths=lambda n: n.astype(np.float32)), TypeError, "lengths must be int32 or int64, not float32: convert"),
+    (bad(lengths=lambda n: n[:1]), ValueError, "lengths must have one row per row of q, 2, not 1: pass"),
+    (bad(lengths=with_value(1, 0)), ValueError, r"lengths\[1\] must be >= 1, not 0: leave"),
+    (bad(lengths=with_value(0, 65)), ValueError, r"lengths\[0\] must be <= 64, .* not 65: widen"),
+]
+
+
+@pytest.mark.parametrize("change, error, message", BAD)
+def test_a_bad_operand_is_named_with_its_mend(change, error, message):
+    case = problem([33, 16])
+    assert case.kv.shape[0] == 6
+    with pytest.raises(error, match=message):
+        change(case).decode()
+
+
+def read_only(array):
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    "out, error, message",
+    [
+        (lambda q: np.empty(q.shape), TypeError, "out must be float32, not float64"),
+        (lambda q: np.empty_like(q[:1]), ValueError, r"out must have the shape of q, \(2, 8, 16\), not \(1, 8, 16\)"),
+        (lambda q: np.empty((2, 16, 8), np.float32).transpose(0, 2, 1), ValueError, "out must be C-contiguous"),
+        (lambda q: read_only(np.empty_like(q)), ValueError, "out must be writeable, because the kernel stores"),
+    ],
+)
+def test_a_bad_out_is_named_with_its_mend(out, error, message):
+    case = problem([33, 16])
+    with pytest.raises(error, match=message):
+        case.decode(out=out(case.q))
+
+
+@pytest.mark.parametrize("scale", [np.nan, np.inf])
+def test_scale_must_be_finite(scale):
+    with pytest.raises(ValueError, match="scale must be finite"):
+        problem([3]).decode(scale=scale)
+
+
+def test_declared_work():
+    flops, moved = flash_decode_work(heads=8, kv_heads=2, head_dim=16, context=49, rows=2, kv_itemsize=2)
+    assert flops == 2 * 2 * 8 * 16 * 49  # two products, multiply and add
+    assert moved == 49 * 2 * 2 * 16 * 2 + 2 * (2 * 8 * 16) * 4
+
+
+def test_two_threads_at_once_get_their_own_answers():
+    cases = [problem([300, 77, 1], dim=64, bf16=bool(seed), seed=seed) for seed in range(2)]
+    want = [case.decode() for case in cases]
+    start, wrong = threading.Barrier(2), []
+
+    def work(index):
+        start.wait()
+        for _ in range(30):
+            if not np.array_equal(cases[index].decode(), want[index]):
+                wrong.append(index)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def seen_half_done(case: Problem) -> bool:
+    """Whether Python here saw the first row of a running call stored before the last one."""
+    out = np.full_like(case.q, np.nan)
+    thread = threading.Thread(target=case.decode, kwargs={"out": out})
+    thread.start()
+    while np.isnan(out[0, -1, -1]):
+        pass
+    half_done = bool(np.isnan(out[-1, -1, -1]))
+    thread.join()
+    return half_done
+
+
+def test_python_runs_while_the_kernel_does():
+    # Holding the GIL, no attempt can succeed; releasing it, one fails only if this thread is kept off every core.
+    case = problem([64], kv_heads=8, dim=128)
+    rows = 1500
+    many = Problem(
+        np.repeat(case.q, rows, axis=0), case.kv, np.repeat(case.table, rows, axis=0), np.repeat(case.lengths, rows)
+    )
+    assert any(seen_half_done(many) for _ in range(10))
+
+
+def test_import_loads_neither_torch_nor_the_workbench():
+    code = "import sys, kernels_cpu; print([m for m in ('torch', 'triton', 'workbench') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,0 +1,177 @@
+"""`append_kv` against torch's own rounding and a plain numpy oracle."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from kernels_cpu import append_kv, append_kv_reference, append_kv_work, warm_up
+
+EDGES = np.array(
+    [0, 0x8000, 0x7FFF, 0x18000, 0x8001, 1, 0x7F7FFFFF, 0x7F7F8000, 0x7F7F7FFF, 0x7F800000, 0x3F808000, 0x3F818000],
+    np.uint32,
+)
+EVERY_EDGE = np.concatenate([EDGES, EDGES | np.uint32(0x80000000)])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    warm_up()
+
+
+def rounded(values):
+    """`values` stored into a bfloat16 cache of one head, one value a slot, and read back as bits."""
+    kv = np.zeros((1, 1, 2, values.size, 1), np.uint16)
+    rows = values.reshape(-1, 1, 1)
+    append_kv(kv, np.arange(values.size), rows, rows)
+    np.testing.assert_array_equal(kv[0, 0, 0], kv[0, 0, 1])
+    return kv[0, 0, 0, :, 0]
+
+
+def torch_rounded(values):
+    return torch.from_numpy(values.copy()).to(torch.bfloat16).view(torch.uint16).numpy()
+
+
+def test_rounds_ties_extremes_and_subnormals_as_torch_does():
+    values = EVERY_EDGE.view(np.float32)
+    np.testing.assert_array_equal(rounded(values), torch_rounded(values))
+
+
+@settings(max_examples=150, deadline=None)
+@given(arrays(np.uint32, st.integers(1, 70)))
+def test_rounds_any_bits_as_torch_does(bits):
+    values = bits.view(np.float32)
+    got, nan = rounded(values), np.isnan(values)
+    np.testing.assert_array_equal(got[~nan], torch_rounded(values)[~nan])
+    assert np.isnan((got[nan].astype(np.uint32) << 16).view(np.float32)).all()
+
+
+@pytest.mark.parametrize("bits", [0x7F800001, 0x7FFFFFFF, 0xFF800001, 0xFFFFFFFF, 0x7FC00000])
+def test_nan_stays_nan_and_keeps_its_sign(bits):
+    got = int(rounded(np.array([bits], np.uint32).view(np.float32))[0])
+    assert got & 0x7FC0 == 0x7FC0
+    assert got >> 15 == bits >> 31
+
+
+def rows_of(rng, count, kv_heads, dim):
+    return rng.standard_normal((2, count, kv_heads, dim), dtype=np.float32)
+
+
+def empty_cache(blocks, kv_heads, block, dim, dtype):
+    return np.full((blocks, kv_heads, 2, block, dim), 7, dtype)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 20),
+    st.integers(1, 4),
+    st.sampled_from((1, 5, 16, 64)),
+    st.sampled_from((1, 8, 20, 80, 128)),
+    st.sampled_from((np.float32, np.uint16)),
+    st.integers(0, 2**32 - 1),
+)
+def test_each_row_goes_to_its_slot_and_nothing_else_changes(count, kv_heads, block, dim, dtype, seed):
+    rng = np.random.default_rng(seed)
+    kv = empty_cache(-(-count // block) + 2, kv_heads, block, dim, dtype)
+    slots = rng.permutation(kv.shape[0] * block)[:count]
+    k, v = rows_of(rng, count, kv_heads, dim)
+    want = append_kv_reference(kv, slots, k, v)
+    append_kv(kv, slots, k, v)
+    np.testing.assert_array_equal(kv, want)
+    for t, slot in enumerate(slots):  # said once more, without the oracle
+        for half, row in ((0, k[t]), (1, v[t])):
+            stored = row if dtype is np.float32 else torch_rounded(row)
+            np.testing.assert_array_equal(kv[slot // block, :, half, slot % block], stored)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+def test_slices_of_a_fused_qkv_need_no_copy(dtype):
+    rng = np.random.default_rng(0)
+    qkv = rng.standard_normal((5, 8 + 2 + 2, 16), dtype=np.float32)
+    slots = np.array([3, 0, 9, 31, 17])
+    k, v = qkv[:, 8:10], qkv[:, 10:]
+    kv = empty_cache(2, 2, 16, 16, dtype)
+    want = append_kv_reference(kv, slots, k, v)
+    append_kv(kv, slots, k, v)
+    np.testing.assert_array_equal(kv, want)
+
+
+def test_torch_tensors_are_written_in_place():
+    rng = np.random.default_rng(0)
+    k, v = rows_of(rng, 3, 2, 8)
+    slots = np.array([6, 1, 4])
+    kv = torch.zeros((2, 2, 2, 4, 8), dtype=torch.bfloat16)
+    append_kv(kv, torch.from_numpy(slots), torch.from_numpy(k), torch.from_numpy(v))
+    want = torch.zeros_like(kv)
+    for t, slot in enumerate(slots):
+        want[slot // 4, :, 0, slot % 4] = torch.from_numpy(k[t]).to(torch.bfloat16)
+        want[slot // 4, :, 1, slot % 4] = torch.from_numpy(v[t]).to(torch.bfloat16)
+    assert torch.equal(kv, want)
+
+
+def test_the_last_row_wins_a_slot_that_occurs_twice():
+    kv = empty_cache(1, 1, 1, 1, np.float32)
+    rows = np.array([1, 2], np.float32).reshape(2, 1, 1)
+    append_kv(kv, np.zeros(2, np.int64), rows, -rows)
+    assert kv.ravel().tolist() == [2, -2]
+
+
+def read_only(array):
+    array.flags.writeable = False
+    return array
+
+
+KV, SLOTS, ROWS = (2, 2, 2, 4, 8), [6, 1, 4], (3, 2, 8)
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"kv": np.zeros(KV)}, TypeError, r"kv must be float32 or uint16 \(bfloat16 bits\), not float64: convert"),
+        ({"kv": np.zeros(KV[1:], np.float32)}, ValueError, r"kv must have shape \(P, K, 2, b, D\), not"),
+        ({"kv": np.zeros((2, 2, 3, 4, 8), np.float32)}, ValueError, r"kv must have shape .* with K, b and D >= 1, not"),
+        ({"kv": np.zeros((4, 2, 2, 4, 8), np.float32)[::2]}, ValueError, "kv must be C-contiguous and aligned: pass"),
+        ({"kv": read_only(np.zeros(KV, np.float32))}, ValueError, "kv must be writeable, because the kernel stores"),
+        ({"slots": np.array(SLOTS, np.int32)}, TypeError, "slots must be int64, not int32: convert"),
+        ({"slots": np.array([SLOTS])}, ValueError, r"slots must have shape \(T\), not \(1, 3\): reshape"),
+        ({"slots": np.array([6, 8, 4])}, ValueError, r"slots\[1\] must be in \[0, 8\), the slots of kv, not 8: pass"),
+        ({"slots": np.array([6, 1, -1])}, ValueError, r"slots\[2\] must be in \[0, 8\), the slots of kv, not -1: pass"),
+        ({"k": np.zeros(ROWS)}, TypeError, "k must be float32, not float64: convert"),
+        ({"k": np.zeros((2, 2, 8), np.float32)}, ValueError, r"k must have shape \(T, K, D\) = \(3, 2, 8\) .* not"),
+        ({"v": np.zeros((3, 2, 9), np.float32)}, ValueError, r"v must have shape \(T, K, D\) = \(3, 2, 8\) .* not"),
+        ({"v": np.zeros((3, 8, 2), np.float32).swapaxes(1, 2)}, ValueError, "each row of v must be C-contiguous"),
+        ({"v": np.zeros(ROWS, np.float32)[::-1]}, ValueError, "v must have its rows in order in memory: pass"),
+        ({"v": [1.0]}, TypeError, "v must be a numpy array or a torch tensor, not list: pass"),
+    ],
+)
+def test_a_bad_operand_is_named_with_its_mend_and_stores_nothing(change, error, message):
+    rows = np.ones(ROWS, np.float32)
+    operands = {"kv": np.zeros(KV, np.float32), "slots": np.array(SLOTS), "k": rows, "v": rows} | change
+    with pytest.raises(error, match=message):
+        append_kv(**operands)
+    assert not operands["kv"].any()
+
+
+def test_declared_work():
+    assert append_kv_work(kv_heads=2, head_dim=8, rows=3, kv_itemsize=4) == (0, 3 * 2 * (2 * 8) * (4 + 4))
+
+
+def test_python_runs_while_rows_are_stored():
+    count = 4000
+    rows = np.ones((count, 8, 128), np.float32)
+
+    def seen_half_done():
+        kv = np.zeros((count, 8, 2, 1, 128), np.uint16)
+        thread = threading.Thread(target=append_kv, args=(kv, np.arange(count), rows, rows))
+        thread.start()
+        while not kv[0, -1, -1, -1, -1]:
+            pass
+        half_done = not kv[-1, -1, -1, -1, -1]
+        thread.join()
+        return half_done
+
+    assert any(seen_half_done() for _ in range(20))
