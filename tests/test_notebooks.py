@@ -1,0 +1,42 @@
+"""Every notebook runs, is thin, and is committed without outputs; README and tour show the same cell."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def code_cells(notebook: Path) -> list[dict[str, object]]:
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return [cell for cell in cells if cell["cell_type"] == "code"]
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs_to_its_checked_claim(notebook: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "--nbmake", "--nbmake-timeout=120", "-q", "-p", "no:cacheprovider"]
+    env = {**os.environ, "WB_SCALE": "small"}
+    done = subprocess.run([*command, str(notebook)], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_is_thin_and_stripped(notebook: Path) -> None:
+    cells = code_cells(notebook)
+    code = "".join(line for cell in cells for line in ["\n", *cell["source"]])
+    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in cells)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 80
+    assert not re.search(r"^\s*(def|class) |matplotlib", code, re.MULTILINE)
+    assert "assert " in "".join(cells[-1]["source"])
+
+
+def test_readme_and_tour_show_the_same_cell() -> None:
+    first = "".join(code_cells(ROOT / "notebooks" / "00_tour.ipynb")[0]["source"])
+    blocks = re.findall(r"```python\n(.*?)\n```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert blocks[0] == first
