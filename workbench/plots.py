@@ -20,15 +20,17 @@ COLOURS = {
     Source.RECORDED: "#34d399",
     Source.PUBLISHED: "#f59e0b",
 }
-_KINDS = {
-    "A": ("#1d4ed8", "attention in (A)"),
-    "B": ("#60a5fa", "experts and output (B)"),
-    "C": ("#059669", "decode attention (C)"),
-    "Q": ("#f59e0b", "queries, keys, values (Q)"),
-    "H": ("#dc2626", "attention output (H)"),
-    "W": ("#a78bfa", "weights (W)"),
+_TASKS = {
+    "A": "#1d4ed8",
+    "B": "#60a5fa",
+    "F": "#93c5fd",
+    "C": "#059669",
+    "Q": "#f59e0b",
+    "H": "#dc2626",
+    "W": "#a78bfa",
+    "K": "#db2777",
 }
-_OTHER = ("#6b7280", "other")
+_OTHER = "#6b7280"
 
 
 def plot_throughput(results: Sequence[Result], ax: Axes | None = None) -> Axes:
@@ -60,12 +62,10 @@ def plot_timeline(timeline: Timeline, ax: Axes | None = None, *, title: str = ""
     ax = ax if ax is not None else plt.subplots(figsize=(10, 2.2), layout="constrained")[1]
     lanes = timeline.lanes
     begin = timeline.begin
-    for code, (colour, label) in {**_KINDS, "": _OTHER}.items():
-        mine = [s for s in timeline if (s.name[:1] == code if code else s.name[:1] not in _KINDS)]
-        if mine:
-            bars = [_bar(s.start - begin, s.end - begin, lanes.index(s.lane)) for s in mine]
-            drawn = PolyCollection(bars, facecolors=colour, edgecolors="white", linewidths=0.3, label=label)
-            ax.add_collection(drawn)
+    for code in sorted({span.name[:1] for span in timeline}):
+        bars = [_bar(s.start - begin, s.end - begin, lanes.index(s.lane)) for s in timeline if s.name[:1] == code]
+        label, colour = f"{code}  {timeline.labels.get(code, '')}", _TASKS.get(code, _OTHER)
+        ax.add_collection(PolyCollection(bars, facecolors=colour, edgecolors="white", linewidths=0.3, label=label))
     ax.set_yticks(range(len(lanes)), lanes)
     ax.set_ylim(len(lanes) - 0.5, -0.5)
     ax.set_xlim(0, max(timeline.seconds, 1e-9))

@@ -112,8 +112,9 @@ class Result:
         kept = replace(self, timeline=Timeline())
         values = {key: None if isinstance(v, float) and math.isnan(v) else v for key, v in asdict(kept).items()}
         spans = [list(span)[:5] for span in self.timeline] if timeline else []
+        labels = self.timeline.labels
         derived = {"gen_tok_s": self.gen_tok_s, "proc_tok_s": self.proc_tok_s, "utilisation": self.utilisation}
-        return {"format": FORMAT, **values, "source": self.source.value, "timeline": spans, **derived}
+        return {"format": FORMAT, **values, "source": self.source.value, "timeline": spans, "labels": labels, **derived}
 
     @classmethod
     def load(cls, path: str | Path) -> Result:
@@ -131,7 +132,7 @@ class Result:
             values.pop(derived)
         source = Source(values.pop("source"))
         steps = Iterations(**{key: tuple(column) for key, column in values.pop("steps").items()})
-        timeline = Timeline([Span(*span) for span in values.pop("timeline")])
+        timeline = Timeline([Span(*span) for span in values.pop("timeline")], values.pop("labels"))
         tokens = tuple(tuple(row) for row in values.pop("tokens"))
         values = {key: math.nan if value is None else value for key, value in values.items()}
         recorded = Source.RECORDED if source is Source.MEASURED else source

@@ -98,5 +98,8 @@ class Scenario:
 
     def _repr_html_(self) -> str:
         rows = [line.split(maxsplit=1) for line in str(self).splitlines()]
-        cells = "".join(f"<tr><th style='text-align:left'>{k}</th><td>{html.escape(v)}</td></tr>" for k, v in rows)
+        cells = "".join(
+            f"<tr><th style='text-align:left'>{k}</th><td style='text-align:left'>{html.escape(v)}</td></tr>"
+            for k, v in rows
+        )
         return f"<table>{cells}</table>"

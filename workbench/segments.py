@@ -101,6 +101,11 @@ class LayerGraph:
         implicit = (EMBED, self.enter, *self.nodes, WEIGHTS if self.streamed else None, self.leave, HEAD)
         return tuple(node for node in implicit if node is not None)
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """What each node code stands for."""
+        return {node.code: node.describe() for node in self.all_nodes}
+
 
 def layer_graph(pipeline: Pipeline) -> LayerGraph:
     """Merge a pipeline into segments and resolve its transfers.

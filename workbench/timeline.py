@@ -23,9 +23,10 @@ class Span(NamedTuple):
 
 @dataclass
 class Timeline:
-    """Spans in the order in which they were recorded."""
+    """Spans in the order in which they were recorded, and what the first letter of their names stands for."""
 
     spans: list[Span] = field(default_factory=list)
+    labels: dict[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.spans)
@@ -57,7 +58,7 @@ class Timeline:
 
     def window(self, first: int, last: int) -> Timeline:
         """The spans of iterations ``first`` up to but not including ``last``."""
-        return Timeline([span for span in self.spans if first <= span.iteration < last])
+        return Timeline([span for span in self.spans if first <= span.iteration < last], self.labels)
 
     def to_perfetto(self, path: str | Path) -> Path:
         """Write this timeline as a trace that ui.perfetto.dev and chrome://tracing open (gzip if the name ends so)."""

@@ -66,7 +66,7 @@ class Engine:
             packet_seconds=prepared.lowering.schedule.packet_seconds,
         )
         self._bar = tqdm(total=int(scenario.workload.output_len.sum()), unit="tok", desc="run", delay=1, mininterval=1)
-        self.now, self.timeline = 0.0, Timeline()
+        self.now, self.timeline = 0.0, Timeline(labels=self._graph.labels)
         self._zero = time.perf_counter()
 
     def _check_gpu_memory(self) -> None:

@@ -52,7 +52,7 @@ class TaskClock:
     """Lays out every task of every plan."""
 
     def __init__(self, prepared: Prepared) -> None:
-        self.now, self.timeline = 0.0, Timeline()
+        self.now, self.timeline = 0.0, Timeline(labels=prepared.lowering.graph.labels)
         self._cost, self._packet = prepared.cost, prepared.lowering.schedule.packet_seconds
 
     def begin(self, blocks: BlockManager) -> None:
