@@ -29,12 +29,6 @@ class RowClass(enum.Enum):
         """The classes that buffers are tracked in: prefill, decode, or both."""
         return (RowClass.PREFILL, RowClass.DECODE) if self is RowClass.ALL else (self,)
 
-    def count(self, rows: Rows) -> float:
-        """Tokens of this class."""
-        if self is RowClass.ALL:
-            return rows.prefill + rows.decode
-        return rows.prefill if self is RowClass.PREFILL else rows.decode
-
 
 class Device(enum.Enum):
     """Where a stage sits."""

@@ -20,9 +20,7 @@ class TaskCost:
     def __init__(self, scenario: Scenario, graph: LayerGraph) -> None:
         self._model, self._machine, self._precision = scenario.model, scenario.machine, scenario.precision
         self._graph = graph
-        kv_entry = 2 * self._model.kv_size
-        self._kv_in = kv_entry * DTYPE_BYTES[self._precision.kv]
-        self._kv_out = kv_entry * DTYPE_BYTES[self._precision.weights]
+        self._kv_in = 2 * self._model.kv_size * DTYPE_BYTES[self._precision.kv]
         self._carried = {id(node): self._carried_bytes(node) for node in graph.all_nodes}
         self._weights = {index: self._node_weights(graph.nodes[index]) for index in graph.streamed}
 
@@ -30,8 +28,13 @@ class TaskCost:
         streamed = [stage for stage in node.stages if self._graph.pipeline.streams(stage)]
         return sum(stage.op.weight_bytes(self._model, self._precision) for stage in streamed)
 
-    def _carried_bytes(self, node: Node) -> list[tuple[int, RowClass]]:
-        return [(buffer_bytes(buffer, self._model, self._precision), rows) for buffer, rows in node.carries]
+    def _carried_bytes(self, node: Node) -> tuple[int, int]:
+        """Bytes that a transfer moves per prefill row and per decode row."""
+        sizes = [(buffer_bytes(buffer, self._model, self._precision), rows) for buffer, rows in node.carries]
+        return (
+            sum(size for size, rows in sizes if rows is RowClass.PREFILL),
+            sum(size for size, rows in sizes if rows is RowClass.DECODE),
+        )
 
     @property
     def weights_per_layer(self) -> float:
@@ -60,9 +63,8 @@ class TaskCost:
         """Bytes that a transfer of activations or KV moves for these rows in one layer."""
         if node.kind is Kind.KV_IN:
             return (rows.context - rows.decode) * self._kv_in
-        if node.kind is Kind.KV_OUT:
-            return rows.tokens * self._kv_out
-        return sum(size * part.count(rows) for size, part in self._carried[id(node)])
+        per_prefill, per_decode = self._carried[id(node)]
+        return per_prefill * rows.prefill + per_decode * rows.decode
 
     def device(self, node: Node) -> Device:
         """The device whose lane runs a segment."""

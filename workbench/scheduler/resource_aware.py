@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from workbench.errors import CapacityError
 from workbench.scheduler.batch import NONE, Batch, Ids
@@ -48,7 +49,7 @@ class ResourceAwareQueue:
     def __init__(self, workload: Workload, blocks: BlockManager, token_budget: float, layers: int) -> None:
         self.preemptions = self.recomputed = 0
         self._blocks, self._budget, self._layers = blocks, token_budget, layers
-        self._prompt, self._output = workload.prompt_len.tolist(), workload.output_len
+        self._prompt, self._output = workload.prompt_len, workload.output_len
         self._new, self._preempted = 0, deque[int]()
         self._emitted: Ids = np.zeros(len(workload), dtype=np.int64)
         self._finished = 0
@@ -57,63 +58,61 @@ class ResourceAwareQueue:
 
     def next(self) -> Batch | None:
         """See `Queue.next`."""
-        preempted = self._make_room()
+        new_block = self._context % self._blocks.block_size == 0
+        keep = self._make_room(new_block)
+        preempted = keep < len(self._running)
+        if preempted:
+            self._preempt(keep)
         decodes, context = self._running, self._context
-        self._blocks.append(decodes[context % self._blocks.block_size == 0])
+        self._blocks.append(decodes[new_block[:keep]])
         self._context = context + 1
-        admitted = [] if preempted else self._admit(self._budget - len(decodes), nothing_runs=not len(decodes))
-        if not (len(decodes) or admitted):
+        budget, nothing_runs = self._budget - len(decodes), not len(decodes)
+        prefills, lengths = (NONE, NONE) if preempted else self._admit(budget, nothing_runs=nothing_runs)
+        if nothing_runs and not len(prefills):
             return None
-        prefills = np.array([request for request, _ in admitted], dtype=np.int64)
-        lengths = np.array([length for _, length in admitted], dtype=np.int64)
         self._run(prefills, lengths)
         return Batch(prefills, lengths, decodes, context, self._layers)
 
-    def _make_room(self) -> bool:
-        """Preempt from the newest end until the decodes' new blocks fit; True if anything was preempted."""
-        size, running = self._blocks.block_size, self._running
-        new_block = self._context % size == 0
-        need, free, keep = int(new_block.sum()), self._blocks.free, len(running)
-        if need <= free:
-            return False
+    def _make_room(self, new_block: npt.NDArray[np.bool_]) -> int:
+        """How many running sequences may stay, the oldest first, so that those that need a new block find one."""
+        need, free, keep = int(np.count_nonzero(new_block)), self._blocks.free, len(self._running)
         while need > free:
             keep -= 1
-            victim = int(running[keep])
-            free += int(self._blocks.held[victim])
+            free += int(self._blocks.held[self._running[keep]])
             need -= int(new_block[keep])
-            self._emitted[victim] = self._output[victim] - self._left[keep]
-            self._preempted.appendleft(victim)
-        self.preemptions += len(running) - keep
-        self._blocks.release(running[keep:])
-        self._running, self._context, self._left = running[:keep], self._context[:keep], self._left[:keep]
-        return True
+        return keep
 
-    def _admit(self, budget: float, *, nothing_runs: bool) -> list[tuple[int, int]]:
-        """Whole prompts from the head of the line while budget and blocks last; at least one if nothing else runs."""
-        admitted: list[tuple[int, int]] = []
-        free, size = self._blocks.free, self._blocks.block_size
-        while (request := self._head()) is not None:
-            length = self._prompt[request] + int(self._emitted[request])
-            count = -(-length // size)
-            forced = nothing_runs and not admitted
-            if (length > budget and not forced) or count > free:
-                break
-            self._take_head(length)
-            admitted.append((request, length))
-            budget, free = budget - length, free - count
-        return admitted
+    def _preempt(self, keep: int) -> None:
+        """Take everything from the sequences past the first `keep`; the oldest of them will be first in line."""
+        victims = self._running[keep:]
+        self._emitted[victims] = self._output[victims] - self._left[keep:]
+        self._preempted.extendleft(reversed(victims.tolist()))
+        self.preemptions += len(victims)
+        self._blocks.release(victims)
+        self._running, self._context, self._left = self._running[:keep], self._context[:keep], self._left[:keep]
 
-    def _head(self) -> int | None:
-        if self._preempted:
-            return self._preempted[0]
-        return self._new if self._new < len(self._prompt) else None
+    def _admit(self, budget: float, *, nothing_runs: bool) -> tuple[Ids, Ids]:
+        """Whole prompts from the head of the line, and their lengths, while budget and blocks last.
 
-    def _take_head(self, length: int) -> None:
-        if self._preempted:
+        Preempted requests stand before new ones. If nothing runs, the first is admitted whatever the budget.
+        """
+        free = self._blocks.free
+        waiting = np.fromiter(self._preempted, dtype=np.int64, count=len(self._preempted))
+        reach = self._new + max(0, free - len(waiting))  # each takes a block, so no more than these can be admitted
+        line = np.concatenate((waiting, np.arange(self._new, min(len(self._prompt), reach))))
+        if not len(line):
+            return NONE, NONE
+        lengths = self._prompt[line] + self._emitted[line]
+        tokens, blocks = np.cumsum(lengths), np.cumsum(-(-lengths // self._blocks.block_size))
+        fits = blocks <= free
+        fits &= (tokens <= budget) | (nothing_runs & (np.arange(len(line)) == 0))
+        count = len(line) if fits.all() else int(fits.argmin())
+        again = min(count, len(waiting))
+        for _ in range(again):
             self._preempted.popleft()
-            self.recomputed += length
-        else:
-            self._new += 1
+        self.recomputed += int(lengths[:again].sum())
+        self._new += count - again
+        return line[:count], lengths[:count]
 
     def _run(self, prefills: Ids, lengths: Ids) -> None:
         if not len(prefills):
@@ -127,7 +126,7 @@ class ResourceAwareQueue:
         """See `Queue.complete`."""
         self._left = self._left - 1
         over = self._left == 0
-        finished = self._running[over] if over.any() else NONE
+        finished = self._running[over] if np.count_nonzero(over) else NONE
         if len(finished):
             self._blocks.release(finished)
             self._finished += len(finished)

@@ -69,12 +69,12 @@ class Lowering:
 
     def __init__(self, schedule: Schedule, graph: LayerGraph, layers: int) -> None:
         self.schedule, self.graph, self.layers = schedule, graph, layers
-        self._memo: dict[tuple[int, int], tuple[Task, ...]] = {}
+        self._name, self._memo = schedule.name, dict[tuple[int, int], tuple[Task, ...]]()
 
     def plan(self, batch: Batch, step: Step) -> Plan:
         """The plan of one iteration."""
         parts = self.schedule.split(batch)
-        return Plan(self.schedule.name, self.graph, self.layers, parts, self.tasks(self.layers, step))
+        return Plan(self._name, self.graph, self.layers, parts, self.tasks(self.layers, step))
 
     def tasks(self, layers: int, step: Step) -> tuple[Task, ...]:
         """The tasks of a stack of `layers` layers."""
@@ -116,10 +116,10 @@ def balanced(batch: Batch, parts: int) -> tuple[Batch, ...]:
         return (batch,)
     load = [0] * parts
     chosen: list[list[int]] = [[] for _ in range(parts)]
-    lengths = batch.prefill_len.tolist()
-    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+    order = np.argsort(-batch.prefill_len, kind="stable")
+    for index, length in zip(order.tolist(), batch.prefill_len[order].tolist(), strict=True):
         part = load.index(min(load))
-        load[part] += lengths[index]
+        load[part] += length
         chosen[part].append(index)
     taken = [np.array(indices, dtype=np.int64) for indices in chosen]
     return tuple(

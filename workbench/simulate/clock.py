@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from workbench.plan import LANES, Plan, Task, busy_seconds, lay_out
+from workbench.plan import LANES, Plan, busy_seconds, lay_out
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.scheduler.block_manager import BlockManager
@@ -85,19 +85,17 @@ class IterationClock:
         tasks = self._prepared.lowering.tasks(few, step)
         seconds = self._prepared.cost.tasks(tasks, [part.rows for part in plan.parts])
         _, ends = lay_out(tasks, seconds, self._packet)
-        length, busy = max(ends), dict.fromkeys(LANES, 0.0)
-        period = _last_end(tasks, ends, 1) - _last_end(tasks, ends, 0) if plan.layers > few else 0.0
-        for task, duration in zip(tasks, seconds, strict=True):
-            busy[task.node.lane] += duration * (plan.layers - few + 1) if task.layer == 1 else duration
-        length += (plan.layers - few) * period
+        repeats = plan.layers - few
+        last_end, busy = [0.0] * few, dict.fromkeys(LANES, 0.0)
+        for task, duration, end in zip(tasks, seconds, ends, strict=True):
+            busy[task.node.lane] += duration * (repeats + 1) if task.layer == 1 else duration
+            if task.part is not None and task.layer >= 0:
+                last_end[task.layer] = max(last_end[task.layer], end)
+        period = last_end[1] - last_end[0] if repeats else 0.0
+        length = max(ends) + repeats * period
         self.timeline.spans.append(Span("step", plan_label(plan), self.now, self.now + length, number))
         self.now += length
         return busy
-
-
-def _last_end(tasks: tuple[Task, ...], ends: list[float], layer: int) -> float:
-    """When a layer's last computation or activation transfer ended."""
-    return max([ends[i] for i, task in enumerate(tasks) if task.layer == layer and task.part is not None])
 
 
 def plan_label(plan: Plan) -> str:
