@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from workbench.display import html_table
 from workbench.explain import explain
 from workbench.result import Result, Source
 from workbench.units import format_seconds
@@ -93,13 +94,8 @@ class Comparison:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th style='text-align:left'>{heading}</th>" for heading in _HEADINGS)
-        body = "".join(
-            "<tr>" + "".join(f"<td style='text-align:left'>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-            for row in self.rows()
-        )
         words = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.explanations())
-        return f"<table><tr>{head}</tr>{body}</table>{words}"
+        return html_table(self.rows(), _HEADINGS) + words
 
 
 def compare(results: Iterable[Result]) -> Comparison:

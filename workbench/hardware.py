@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.catalogue import Catalogue, cache_path
+from workbench.display import html_table
 from workbench.errors import ScenarioError
 from workbench.units import format_bytes, parse_bytes
 
@@ -151,6 +152,20 @@ class Machine:
             f"cpu {format_bytes(self.cpu.memory)}, {format_bytes(self.cpu.bandwidth)}/s; "
             f"link {format_bytes(self.link.h2d)}/s{' (throttled)' if self.throttled else ''}"
         )
+
+    def _repr_html_(self) -> str:
+        head = (self.name, "device", "memory", "bandwidth", "GEMM rate")
+        rows = [
+            (lane, d.name, format_bytes(d.memory), f"{format_bytes(d.bandwidth)}/s", _rates(d))
+            for lane, d in (("gpu", self.gpu), ("cpu", self.cpu))
+        ]
+        slowed = "throttled" if self.throttled else ""
+        link = ("link", slowed, "", f"{format_bytes(self.link.h2d)}/s in, {format_bytes(self.link.d2h)}/s out", "")
+        return html_table([*rows, link], head)
+
+
+def _rates(device: Device) -> str:
+    return ", ".join(f"{rate / 1e12:.3g} TFLOP/s {dtype}" for dtype, rate in device.flops)
 
 
 def _record_path() -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.catalogue import Catalogue
+from workbench.display import html_table
 from workbench.errors import CheckpointError
 from workbench.units import DTYPE_BYTES
 
@@ -98,6 +99,9 @@ class ModelConfig:
             f"{self.name}: {self.num_hidden_layers} layers, {self.hidden_size} wide, "
             f"{self.num_experts_per_tok} of {self.num_local_experts} experts, {self.params / 1e9:.3g} B parameters"
         )
+
+    def _repr_html_(self) -> str:
+        return html_table((field.name, str(getattr(self, field.name))) for field in fields(self))
 
 
 def checkpoint(path: str | Path) -> ModelConfig:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import html
 from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.cost import Precision
+from workbench.display import html_table
 from workbench.errors import CapacityError, ScenarioError
 from workbench.hardware import Machine
 from workbench.memory import Memory
@@ -97,9 +97,4 @@ class Scenario:
         )
 
     def _repr_html_(self) -> str:
-        rows = [line.split(maxsplit=1) for line in str(self).splitlines()]
-        cells = "".join(
-            f"<tr><th style='text-align:left'>{k}</th><td style='text-align:left'>{html.escape(v)}</td></tr>"
-            for k, v in rows
-        )
-        return f"<table>{cells}</table>"
+        return html_table(line.split(maxsplit=1) for line in str(self).splitlines())
