@@ -37,10 +37,8 @@ class Memory:
             parse_bytes(self.kv_capacity, what="kv_capacity")
         except ValueError as error:
             raise CapacityError(str(error)) from None
-        if self.kv_block < 1:
-            raise CapacityError(
-                f"kv_block is the number of tokens per block and must be at least 1, not {self.kv_block}."
-            )
+        if not isinstance(self.kv_block, int) or self.kv_block < 1:
+            raise CapacityError(f"kv_block is a whole number of tokens, at least 1, not {self.kv_block!r}.")
         for what, dtype in (("weights", self.weights), ("kv", self.kv)):
             if dtype is not None and dtype not in ("fp32", "bf16"):
                 raise CapacityError(f"Memory({what}={dtype!r}) is not supported; use 'fp32' or 'bf16'.")

@@ -128,6 +128,8 @@ def checkpoint(path: str | Path) -> ModelConfig:
     except ValueError as error:
         raise CheckpointError(f"{file} is not valid JSON ({error}); restore it from where the model came.") from error
     _check_weight_files(folder)
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{file} is no JSON object; restore it from where the model came.")
     return config_from_hf(raw, name=folder.name, path=folder)
 
 

@@ -168,7 +168,8 @@ class _Walk:
 
     def __init__(self, *, closed: bool = False) -> None:
         self.at: dict[Piece, frozenset[Device]] = {}
-        self.writer: dict[Piece, str] = {}
+        self.writer: dict[Piece, tuple[int, str]] = {}  # told apart by position: equal stages are not the same
+        self.entered = 0
         self.carries: dict[Path, tuple[Piece, ...]] = {}
         self.closed = closed
 
@@ -192,13 +193,13 @@ class _Walk:
                     f"{stage} reads {_name(piece)}, which no earlier stage of the layer writes. "
                     "Put the operation that writes it before."
                 )
-        for buffer in stage.op.writes:
-            for rows in stage.op.rows.parts:
-                self.at[buffer, rows], self.writer[buffer, rows] = frozenset({stage.device}), str(stage)
+        self.entered += 1
+        for piece in _written(stage):
+            self.at[piece], self.writer[piece] = frozenset({stage.device}), (self.entered, str(stage))
 
     def _forgotten(self, stage: Stage) -> PipelineError:
         absent = [p for p in stage.op.needs if p in self.at and stage.device not in self.at[p]]
-        writer = self.writer[absent[0]]
+        _, writer = self.writer[absent[0]]
         buffers = ", ".join(dict.fromkeys(buffer for buffer, _ in absent))
         move = "offload" if stage.device is Device.CPU else "load"
         return PipelineError(
@@ -219,6 +220,7 @@ class _Walk:
             )
 
     def _fork(self, fork: Fork, rest: tuple[Element, ...], path: Path) -> None:
+        _check_arms(fork)
         before, written = dict(self.at), dict(self.writer)
         merged, authors = dict(self.at), dict(self.writer)
         for number, arm in enumerate(fork.arms):
@@ -226,11 +228,6 @@ class _Walk:
             self.follow(arm, rest, (*path, number))
             for piece, where in self.at.items():
                 rewritten = self.writer[piece] != written.get(piece)
-                if rewritten and authors.get(piece) != written.get(piece):
-                    raise PipelineError(
-                        f"two arms of a fork write {_name(piece)} ({authors[piece]} and {self.writer[piece]}); "
-                        "give one of them another buffer."
-                    )
                 if rewritten:
                     merged[piece], authors[piece] = where, self.writer[piece]
                 elif authors.get(piece) == written.get(piece):
@@ -242,6 +239,33 @@ def _name(piece: Piece) -> str:
     return f"{piece[0]} of {piece[1].value} rows"
 
 
+def _written(stage: Stage) -> tuple[Piece, ...]:
+    return tuple((buffer, rows) for buffer in stage.op.writes for rows in stage.op.rows.parts)
+
+
+def _check_arms(fork: Fork) -> None:
+    """Arms run side by side: none may write what another one writes or reads."""
+    uses = [
+        ({p: s for s in _stages(arm) for p in _written(s)}, {p: s for s in _stages(arm) for p in s.op.needs})
+        for arm in fork.arms
+    ]
+    for number, (writes, _) in enumerate(uses):
+        for other, (also_writes, reads) in enumerate(uses):
+            if other == number:
+                continue
+            for piece in writes:
+                if piece in also_writes:
+                    raise PipelineError(
+                        f"two arms of a fork write {_name(piece)} ({writes[piece]} and {also_writes[piece]}); "
+                        "give one of them another buffer."
+                    )
+                if piece in reads:
+                    raise PipelineError(
+                        f"one arm of a fork writes {_name(piece)} ({writes[piece]}), which another reads "
+                        f"({reads[piece]}); put them one after the other with >>."
+                    )
+
+
 def _reads_there(rest: tuple[Element, ...], device: Device, made: frozenset[Piece]) -> tuple[tuple[Piece, ...], bool]:
     """Pieces that stages on `device` read before the next move back, and whether the chain ran through without one."""
     found: dict[Piece, None] = {}
@@ -249,7 +273,7 @@ def _reads_there(rest: tuple[Element, ...], device: Device, made: frozenset[Piec
         if isinstance(element, Stage):
             if element.device is device:
                 found.update((p, None) for p in element.op.needs if p not in made)
-            made |= {(buffer, rows) for buffer in element.op.writes for rows in element.op.rows.parts}
+            made |= set(_written(element))
         elif isinstance(element, Move):
             if element.target is not device:
                 return tuple(found), False
@@ -286,7 +310,7 @@ def resolve(pipeline: Pipeline) -> Resolved:
     _check_kv(pipeline)
     _check_fetches(pipeline)
     enters = next((s.device for s in pipeline.stages if "x" in s.op.reads), Device.GPU)
-    walk = _start(frozenset({enters}), "the previous layer")
+    walk = _start(frozenset({enters}), (0, "the previous layer"))
     walk.follow(pipeline.chain, pipeline.chain)
     leaves = walk.at["x", RowClass.DECODE] & walk.at["x", RowClass.PREFILL]
     again = _start(leaves, walk.writer["x", RowClass.DECODE])
@@ -294,7 +318,7 @@ def resolve(pipeline: Pipeline) -> Resolved:
     return Resolved(pipeline, tuple(again.carries.items()), enters, leaves)
 
 
-def _start(where: frozenset[Device], writer: str) -> _Walk:
+def _start(where: frozenset[Device], writer: tuple[int, str]) -> _Walk:
     walk = _Walk(closed=True)
     for rows in RowClass.ALL.parts:
         walk.at["x", rows], walk.writer["x", rows] = where, writer

@@ -123,43 +123,48 @@ def lay_out(
     """
     starts, ends = [0.0] * len(tasks), [0.0] * len(tasks)
     free: dict[str, float] = dict.fromkeys(LANES, 0.0)
-    bulk: dict[str, int] = {}
+    bulk: dict[str, _Bulk] = {}
     for index, task in enumerate(tasks):
         lane, length = task.node.lane, seconds[index]
         ready = 0.0
         for other in task.after:
             if ends[other] > ready:
                 ready = ends[other]
-        if task.bulk:
-            last = bulk.get(lane)
-            start = max(ready, free[lane], 0.0 if last is None else ends[last])
-            bulk[lane] = index
-            starts[index], ends[index] = start, start + length
-            continue
         start = free[lane] if free[lane] > ready else ready
-        if length and lane in bulk:
-            start = _between_packets(start, length, bulk[lane], starts, ends, packet)
-        starts[index] = start
-        ends[index] = free[lane] = start + length
+        if task.bulk:
+            start = max(start, ends[bulk[lane].index]) if lane in bulk else start
+            bulk[lane] = _Bulk(index, start)
+        elif length and lane in bulk:
+            start = bulk[lane].let_pass(start, length, starts, ends, packet)
+        starts[index], ends[index] = start, start + length
+        if not task.bulk:
+            free[lane] = start + length
     return starts, ends
 
 
-def _between_packets(
-    start: float, length: float, big: int, starts: list[float], ends: list[float], packet: float
-) -> float:
-    """Start of a small transfer beside the bulk one `big`, which it delays."""
-    if start >= ends[big]:
+@dataclass
+class _Bulk:
+    """A bulk transfer under way: which task it is, and since when its packets have followed one another."""
+
+    index: int
+    since: float
+
+    def let_pass(self, start: float, length: float, starts: list[float], ends: list[float], packet: float) -> float:
+        """Start of a small transfer that is ready at `start`, for which this one waits between packets."""
+        if start >= ends[self.index]:
+            return start
+        if start <= starts[self.index]:
+            late = max(0.0, start + length - starts[self.index])
+            starts[self.index] += late
+            ends[self.index] += late
+            self.since += late
+            return start
+        packets = max(0.0, -(-(start - self.since) // packet))
+        start = min(self.since + packets * packet, ends[self.index]) if packets else max(start, self.since)
+        if start < ends[self.index]:
+            ends[self.index] += length
+            self.since = start + length
         return start
-    if start <= starts[big]:
-        late = max(0.0, start + length - starts[big])
-        starts[big] += late
-        ends[big] += late
-        return start
-    packets = -(-(start - starts[big]) // packet)
-    start = min(starts[big] + packets * packet, ends[big])
-    if start < ends[big]:
-        ends[big] += length
-    return start
 
 
 def busy_seconds(tasks: Sequence[Task], seconds: Sequence[float]) -> Mapping[str, float]:

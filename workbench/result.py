@@ -126,7 +126,7 @@ class Result:
             If the file has another format version.
         """
         values = json.loads(Path(path).read_text(encoding="utf-8"))
-        if values.pop("format") != FORMAT:
+        if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
             raise ValueError(f"{path} was written in another format; this version reads format {FORMAT}.")
         for derived in ("gen_tok_s", "proc_tok_s", "utilisation"):
             values.pop(derived)

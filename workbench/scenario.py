@@ -48,6 +48,8 @@ class Scenario:
         for field, kind in expected.items():
             if not isinstance(getattr(self, field), kind):
                 raise ScenarioError(f"Scenario({field}=...) must be a {kind.__name__}, not {getattr(self, field)!r}.")
+        if not callable(getattr(self.scheduler, "open", None)):
+            raise ScenarioError(f"Scenario(scheduler=...) must be a scheduler, not {self.scheduler!r}.")
         resolve(self.pipeline)
         self._check_lengths()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _SCALE = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
-_QUANTITY = re.compile(r"\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*([KMGT]?i?)B?(/s)?\s*", re.IGNORECASE)
+_QUANTITY = re.compile(r"\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*((?:[KMGT]i?)?)B?(/s)?\s*", re.IGNORECASE)
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -24,7 +24,10 @@ def parse_bytes(quantity: str | float, *, what: str = "size") -> float:
             raise ValueError(f"{what} {quantity!r} is not a quantity of bytes; write for example '16GB' or '4GiB'.")
         value = float(match.group(1)) * _SCALE[match.group(2).upper()]
     else:
-        value = float(quantity)
+        try:
+            value = float(quantity)
+        except TypeError:
+            raise ValueError(f"{what} must be a number of bytes or text such as '16GB', not {quantity!r}.") from None
     if not 0 < value < float("inf"):
         raise ValueError(f"{what} must be a positive number of bytes, not {quantity!r}.")
     return value

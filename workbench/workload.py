@@ -97,10 +97,13 @@ class Workload:
         requests : int, optional
             Their number, where both lengths are single numbers.
         """
-        count = requests if requests is not None else np.broadcast(np.asarray(prompt), np.asarray(output)).size
-        if count < 1:
-            raise WorkloadError(f"a workload needs at least one request, not {count}.")
-        prompts, outputs = (np.broadcast_to(np.asarray(x, dtype=np.int64), count).copy() for x in (prompt, output))
+        given = {np.asarray(lengths).size for lengths in (prompt, output) if np.ndim(lengths)}
+        counts = given | ({requests} if requests is not None else set()) or {1}
+        if len(counts) > 1 or min(counts) < 1:
+            found = " and ".join(map(str, sorted(counts)))
+            raise WorkloadError(f"a workload needs at least one request, not {found}; give lengths of one number.")
+        size = counts.pop()
+        prompts, outputs = (np.broadcast_to(np.asarray(x, dtype=np.int64), size).copy() for x in (prompt, output))
         return cls("lengths", prompts, outputs)
 
     @classmethod
@@ -116,19 +119,14 @@ class Workload:
             If the file or one of its lines is malformed; the line number is named.
         """
         path = Path(path)
-        if not path.is_file():
-            raise WorkloadError(
-                f"workload file {str(path)!r} does not exist; give a file with one JSON object per line."
-            )
-        lines = path.read_text(encoding="utf-8").splitlines()
-        numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+        numbered = [(number, line) for number, line in enumerate(_lines(path), 1) if line.strip()]
         return cls.of((_parse(f"{path.name}:{number}", line, output_len) for number, line in numbered), name=path.stem)
 
     @classmethod
     def from_text(cls, path: str | Path, *, requests: int, output_len: int) -> Workload:
         """The first `requests` non-empty lines of a text file as prompts, repeated from the top if there are fewer."""
         path = Path(path)
-        prompts = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        prompts = [line for line in _lines(path) if line.strip()]
         if not prompts or requests < 1:
             raise WorkloadError(f"{path.name} with requests={requests} gives no prompt; both must be at least one.")
         chosen = (prompts[index % len(prompts)] for index in range(requests))
@@ -138,6 +136,16 @@ class Workload:
 def byte_tokens(text: str) -> tuple[int, ...]:
     """Token ids of a text under the byte tokenizer: its UTF-8 bytes, 0 to 255."""
     return tuple(text.encode("utf-8"))
+
+
+def _lines(path: Path) -> list[str]:
+    """Lines of a UTF-8 file; only newlines end them, not the other separators that a prompt may contain."""
+    if not path.is_file():
+        raise WorkloadError(f"workload file {str(path)!r} does not exist; give the path of a text file.")
+    try:
+        return path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise WorkloadError(f"workload file {path.name} is not UTF-8 text ({error.reason}); convert it.") from error
 
 
 def _parse(where: str, line: str, output_len: int) -> Request:
@@ -150,15 +158,25 @@ def _parse(where: str, line: str, output_len: int) -> Request:
     unknown = set(entry).difference(("prompt", "tokens", "output_len", "temperature", "top_p", "seed"))
     if unknown:
         raise WorkloadError(f"{where} has the unknown key {sorted(unknown)[0]!r}; remove it.")
-    prompt = byte_tokens(_typed(entry, "prompt", str, where)) if "prompt" in entry else tuple(entry["tokens"])
-    if not prompt or not all(isinstance(token, int) and token >= 0 for token in prompt):
+    if "prompt" in entry:
+        prompt = byte_tokens(_typed(entry, "prompt", str, where))
+    else:
+        prompt = tuple(_typed(entry, "tokens", list, where))
+    if not prompt or not all(type(token) is int and token >= 0 for token in prompt):
         raise WorkloadError(f"{where} needs a prompt of at least one token, each id a non-negative integer.")
-    sampling = {key: entry[key] for key in ("temperature", "top_p", "seed") if key in entry}
-    for key in sampling:
-        _typed(entry, key, (int, float) if key != "seed" else int, where)
-    return Request(
-        prompt, _typed(entry, "output_len", int, where) if "output_len" in entry else output_len, Sampling(**sampling)
-    )
+    if "output_len" in entry:
+        output_len = _typed(entry, "output_len", int, where)
+    return Request(prompt, output_len, _sampling(entry, where))
+
+
+def _sampling(entry: Mapping[str, Any], where: str) -> Sampling:
+    given = {key: entry[key] for key in ("temperature", "top_p", "seed") if key in entry}
+    for key in given:
+        _typed(entry, key, int if key == "seed" else (int, float), where)
+    try:
+        return Sampling(**given)
+    except WorkloadError as error:
+        raise WorkloadError(f"{where}: {error}") from None
 
 
 def _typed(entry: Mapping[str, Any], key: str, kind: type | tuple[type, ...], where: str) -> Any:

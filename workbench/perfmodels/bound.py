@@ -14,7 +14,7 @@ from workbench.serving import Prepared, facts, prepare
 from workbench.stages import embed_work, head_work
 from workbench.workload import Lengths, Workload
 
-_ONE_TOKEN = Rows(decode=1, context=1, emits=1)
+_ONE_TOKEN = (Rows(prefill=1, pairs=1, emits=1), Rows(decode=1, context=1, emits=1))
 
 
 def bound(scenario: Scenario, schedule: Schedule) -> Result:
@@ -22,6 +22,9 @@ def bound(scenario: Scenario, schedule: Schedule) -> Result:
 
         n = max(ceil(sum of block-iterations / blocks), longest output)
         T = max over lanes of (work that the requests need, work that n iterations need)
+
+    A scheduler may preempt and recompute: then one prefill of c tokens stands for a decode that would have read c KV
+    entries. T is the least over how much is recomputed, so that it holds for every scheduler.
 
     The schedule is checked against the pipeline and named in the result; the bound does not depend on it.
 
@@ -39,8 +42,8 @@ def bound(scenario: Scenario, schedule: Schedule) -> Result:
     """
     prepared = prepare(scenario, schedule)
     iterations = least_iterations(scenario.workload, scenario.kv_blocks, scenario.memory.kv_block)
-    limits = _lane_limits(prepared, total_rows(scenario.workload), iterations)
     workload = scenario.workload
+    limits = _least_limits(prepared, workload, iterations)
     return Result(
         source=Source.BOUND,
         schedule=prepared.lowering.schedule.name,
@@ -62,6 +65,16 @@ def total_rows(workload: Workload) -> Rows:
     return Rows(int(p.sum()), int((g - 1).sum()), int((p * (p + 1) // 2).sum()), int(context.sum()), int(g.sum()))
 
 
+def recomputed(rows: Rows, context: float, shortest: float) -> Rows:
+    """The least that is left to do when decodes that read `context` KV entries are replaced by prefills.
+
+    Each has a context of at least `shortest`, so at most context / shortest decodes go; the quadratic part of their
+    prefill attention is left out, which can only lower the bound.
+    """
+    gone = min(rows.decode, context / shortest)
+    return rows._replace(prefill=rows.prefill + context, decode=rows.decode - gone, context=rows.context - context)
+
+
 def block_iterations(workload: Workload, block: int) -> int:
     """Blocks held, summed over the iterations of all requests: sum over i < g of ceil((p + i) / b) each."""
 
@@ -78,14 +91,38 @@ def least_iterations(workload: Workload, blocks: int, block: int) -> int:
     return max(-(-block_iterations(workload, block) // blocks), int(workload.output_len.max()))
 
 
+def _least_limits(prepared: Prepared, workload: Workload, iterations: int) -> dict[str, float]:
+    """Limits of the lanes if nothing is recomputed, capped at what the best recomputing could make of the largest.
+
+    The largest limit is unimodal in how much is recomputed: lanes of attention and its transfers gain, the others lose.
+    """
+    total, several = total_rows(workload), workload.output_len > 1
+    if not several.any():
+        return _lane_limits(prepared, total, iterations)
+    shortest = float(workload.prompt_len[several].min() + 1)
+
+    def limits(context: float) -> dict[str, float]:
+        return _lane_limits(prepared, recomputed(total, context, shortest), iterations)
+
+    low, high = 0.0, total.context
+    while high - low > 1e-6 * total.context:
+        third = (high - low) / 3
+        if max(limits(low + third).values()) < max(limits(high - third).values()):
+            high -= third
+        else:
+            low += third
+    plain, least = limits(0.0), max(limits(low).values())
+    return {name: min(value, least) for name, value in plain.items()}
+
+
 def _lane_limits(prepared: Prepared, total: Rows, iterations: int) -> dict[str, float]:
     cost, layers, scenario = prepared.cost, prepared.layers, prepared.scenario
     limits = {"gpu compute": 0.0, "cpu compute": 0.0, "d2h link": 0.0, "h2d link": 0.0}
 
     def compute(lane: str, device: Device, work: Callable[[Rows], Work], times: int) -> None:
         at_once = seconds([work(total)], device) * times
-        bit_by_bit = seconds([work(_ONE_TOKEN)], device) * times * iterations
-        limits[f"{lane} compute"] += max(at_once, bit_by_bit if _every_iteration(work) else 0.0)
+        bit_by_bit = min(seconds([work(rows)], device) for rows in _ONE_TOKEN) * times * iterations
+        limits[f"{lane} compute"] += max(at_once, bit_by_bit)
 
     for node in prepared.lowering.graph.nodes:
         if node.kind is Kind.SEGMENT:
@@ -97,9 +134,3 @@ def _lane_limits(prepared: Prepared, total: Rows, iterations: int) -> dict[str, 
         compute("gpu", scenario.machine.gpu, lambda rows, w=work: w(rows, scenario.model, scenario.precision), 1)  # type: ignore[misc]
     limits["h2d link"] += cost.copy("h2d", cost.weights_per_layer) * layers * iterations
     return limits
-
-
-def _every_iteration(work: Callable[[Rows], Work]) -> bool:
-    """True if an operation has work whatever class its only token is of, so that no iteration is without it."""
-    alone = (Rows(prefill=1, pairs=1, emits=1), _ONE_TOKEN)
-    return all(work(rows).flops or work(rows).bytes for rows in alone)

@@ -48,7 +48,11 @@ class BlockManager:
         ------
         CapacityError
             If a sequence holds blocks already, a table is too short or too few are free; nothing is taken then.
+        ValueError
+            If there is not one length per sequence, or one is negative.
         """
+        if sequences.shape != tokens.shape or tokens.min(initial=0) < 0:
+            raise ValueError(f"allocate needs one length of at least 0 per sequence, not {tokens} for {sequences}.")
         counts = -(-tokens // self.block_size)
         wanted = int(counts.sum())
         if self.held[sequences].any() or wanted > self._top or counts.max(initial=0) > self.table.shape[1]:

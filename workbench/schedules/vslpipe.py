@@ -68,7 +68,8 @@ class _Phases:
         a, b, last = 0, 1, self.layers - 1
         if Step.FIRST in step:
             self.barrier = self.weights([(0, _A)])
-        arriving = self.weights([(0, _B), (1, _A)]) if Step.FIRST in step else ()
+        ahead = [] if Step.LAST in step and not last else [(1, _A)]
+        arriving = self.weights([(0, _B), *ahead]) if Step.FIRST in step else ()
         self.barrier = self.first(a)
         self.barrier = (*self.first(b), *self.attend(0, a), *arriving)
         for layer in range(last):
