@@ -1,0 +1,160 @@
+"""Small models, machines and scenarios that the tests share; every number is chosen, none is looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from hypothesis import strategies as st
+
+from tests.systems import PIPELINES, VSL, ids
+from workbench.hardware import Device, Link, Machine
+from workbench.memory import Memory
+from workbench.models import ModelConfig
+from workbench.pipeline import Pipeline
+from workbench.scenario import Scenario
+from workbench.scheduler.batch import Batch
+from workbench.scheduler.block_manager import BlockManager
+from workbench.scheduler.resource_aware import ResourceAware
+from workbench.schedules import Schedule, Sequential, VSLPipe
+from workbench.workload import Workload
+
+
+def tiny_model(layers: int = 4, *, dtype: str = "bf16", **changes: int) -> ModelConfig:
+    """A mixture of 4 experts, a few hundred kB in all."""
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "vocab_size": 128,
+        "max_position_embeddings": 4096,
+    }
+    return ModelConfig(name="tiny", num_hidden_layers=layers, dtype=dtype, **(sizes | changes))
+
+
+def small_machine(
+    *,
+    gpu: float = 1e11,
+    hbm: float = 1e10,
+    cpu: float = 1e10,
+    dram: float = 1e9,
+    h2d: float = 1e8,
+    d2h: float = 1e8,
+    overhead: float = 0.0,
+    gpu_memory: float = 1e9,
+    host_memory: float = 1e10,
+) -> Machine:
+    """A machine of the given rates [FLOP/s, B/s] and memories [B]."""
+
+    def device(name: str, memory: float, bandwidth: float, rate: float) -> Device:
+        return Device(name, memory, bandwidth, (("bf16", rate), ("fp32", rate)), overhead)
+
+    return Machine(
+        "small", device("g", gpu_memory, hbm, gpu), device("c", host_memory, dram, cpu), Link(h2d, d2h, overhead)
+    )
+
+
+def tiny_scenario(
+    prompt: int | Sequence[int] = 8,
+    output: int | Sequence[int] = 4,
+    requests: int | None = None,
+    *,
+    pipeline: Pipeline = VSL,
+    model: ModelConfig | None = None,
+    machine: Machine | None = None,
+    blocks: int = 1000,
+    block: int = 4,
+    token_budget: float | None = None,
+) -> Scenario:
+    """A scenario whose KV cache has exactly `blocks` blocks."""
+    model = model or tiny_model()
+    return Scenario(
+        pipeline,
+        model=model,
+        machine=machine or small_machine(),
+        memory=Memory(kv_capacity=blocks * block * model.kv_bytes_per_token(model.dtype), kv_block=block),
+        workload=Workload.lengths(prompt, output, requests),
+        scheduler=ResourceAware(token_budget=token_budget),
+    )
+
+
+def open_queue(
+    prompt: Sequence[int], output: Sequence[int], *, blocks: int, block: int, budget: float = 1000
+) -> tuple[object, BlockManager]:
+    """A resource-aware queue over its own blocks."""
+    workload = Workload.lengths(prompt, output)
+    memory = BlockManager(blocks, block, len(workload), int((workload.prompt_len + workload.output_len).max()))
+    return ResourceAware().open(workload, memory, budget, 1), memory
+
+
+def make_batch(prefills: Sequence[int] = (), contexts: Sequence[int] = (), *, layers: int = 2) -> Batch:
+    """Requests 0, 1, ... prefill the given lengths; the next ones decode at the given contexts."""
+    first = len(prefills)
+    return Batch(ids(*range(first)), ids(*prefills), ids(*range(first, first + len(contexts))), ids(*contexts), layers)
+
+
+# ---------------------------------------------------------------------------------------------- hypothesis strategies
+
+
+def rates(low: float, high: float) -> st.SearchStrategy[float]:
+    """Floats between two positive bounds, even in the logarithm."""
+    return st.floats(np.log(low), np.log(high)).map(lambda x: float(np.exp(x)))
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> Machine:
+    """Machines with rates over five decades, so that every lane binds in some of them."""
+    return small_machine(
+        gpu=draw(rates(1e8, 1e13)),
+        hbm=draw(rates(1e8, 1e12)),
+        cpu=draw(rates(1e8, 1e12)),
+        dram=draw(rates(1e7, 1e11)),
+        h2d=draw(rates(1e6, 1e11)),
+        d2h=draw(rates(1e6, 1e11)),
+        overhead=draw(st.sampled_from([0.0, 1e-6, 1e-4])),
+    )
+
+
+@st.composite
+def wirings(draw: st.DrawFn) -> tuple[Pipeline, Schedule]:
+    """One of the five pipelines with a schedule that takes it."""
+    name = draw(st.sampled_from(sorted(PIPELINES)))
+    sequential = st.integers(1, 4).map(Sequential)
+    pipelined = st.sampled_from([1e-6, 1e-4, 5e-3]).map(VSLPipe)
+    return PIPELINES[name], draw(sequential | pipelined if name == "vslpipe" else sequential)
+
+
+@st.composite
+def scenarios(draw: st.DrawFn, *, layers: st.SearchStrategy[int] | None = None) -> tuple[Scenario, Schedule]:
+    """Small scenarios with KV from ample down to the least that fits the longest request."""
+    pipeline, schedule = draw(wirings())
+    count = draw(st.integers(1, 12))
+    prompt = draw(st.lists(st.integers(1, 40), min_size=count, max_size=count))
+    output = draw(st.lists(st.integers(1, 20), min_size=count, max_size=count))
+    block = draw(st.sampled_from([1, 3, 16]))
+    least = max(-(-(p + g - 1) // block) for p, g in zip(prompt, output, strict=True))
+    scenario = tiny_scenario(
+        prompt,
+        output,
+        pipeline=pipeline,
+        model=tiny_model(
+            draw(st.integers(1, 6) if layers is None else layers), dtype=draw(st.sampled_from(["bf16", "fp32"]))
+        ),
+        machine=draw(machines()),
+        blocks=least + draw(st.sampled_from([0, 0, 1, 3, 10, 1000])),
+        block=block,
+        token_budget=draw(st.none() | st.integers(1, 200)),
+    )
+    return scenario, schedule
+
+
+@st.composite
+def batches(draw: st.DrawFn, *, layers: int = 2) -> Batch:
+    """Mixed, prefill-only or decode-only batches of up to 12 requests."""
+    prefills = draw(st.lists(st.integers(1, 9), max_size=6))
+    contexts = draw(st.lists(st.integers(1, 9), min_size=0 if prefills else 1, max_size=6))
+    return make_batch(prefills, contexts, layers=layers)

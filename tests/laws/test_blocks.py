@@ -1,0 +1,158 @@
+"""Law 5: KV blocks are conserved, errors included. And every request gets its last token, however short KV is."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.builders import scenarios, tiny_scenario
+from tests.systems import ids
+from workbench.errors import CapacityError
+from workbench.result import Source
+from workbench.scheduler.block_manager import BlockManager
+from workbench.schedules import Sequential, VSLPipe
+from workbench.serving import prepare, serve
+from workbench.simulate import simulate
+from workbench.timeline import Timeline
+
+SEQUENCES = 6
+some = st.lists(st.integers(0, SEQUENCES - 1), unique=True, max_size=SEQUENCES)
+operations = st.lists(
+    st.tuples(
+        st.sampled_from(["allocate", "append", "release"]), some, st.lists(st.integers(0, 30), min_size=6, max_size=6)
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 5), operations)
+def test_blocks_are_conserved_after_any_sequence_of_operations(total, size, todo):
+    blocks = BlockManager(total, size, SEQUENCES, longest=20)
+    model: dict[int, int] = dict.fromkeys(range(SEQUENCES), 0)
+    for name, sequences, lengths in todo:
+        want = {
+            s: {"allocate": -(-n // size), "append": 1, "release": -model[s]}[name]
+            for s, n in zip(sequences, lengths, strict=False)
+        }
+        try:
+            if name == "allocate":
+                blocks.allocate(ids(*sequences), ids(*lengths[: len(sequences)]))
+            else:
+                getattr(blocks, name)(ids(*sequences))
+        except CapacityError:
+            longer = any(model[s] + n > -(-20 // size) for s, n in want.items())
+            again = name == "allocate" and any(model[s] for s in sequences)
+            assert longer or again or sum(want.values()) > total - sum(model.values()), "refused without a reason"
+        else:
+            for sequence, change in want.items():
+                model[sequence] += change
+        blocks.check()
+        assert blocks.held.tolist() == list(model.values())
+        assert blocks.free + blocks.used == total
+        handed = [block for s in model for block in blocks.table[s, : model[s]].tolist()]
+        assert len(handed) == len(set(handed))
+        assert set(handed) <= set(range(total))
+
+
+class Counting:
+    """A clock that counts emitted tokens, checks the blocks at every step, and fails when told."""
+
+    def __init__(self, fail_at: int = -1) -> None:
+        self.now, self.timeline, self.emitted, self.fail_at = 0.0, Timeline(), Counter(), fail_at
+        self.steps, self.covered = [], {}
+
+    def begin(self, blocks):
+        self.blocks = blocks
+
+    def execute(self, plan, number, step):
+        if number == self.fail_at:
+            raise RuntimeError("a stage failed")
+        self.blocks.check()
+        for part in plan.parts:
+            for request, start, stop, layers, emits in part:
+                held = int(self.blocks.held[request]) * self.blocks.block_size
+                assert held >= stop > held - self.blocks.block_size, "blocks for exactly its tokens"
+                assert len(layers) == plan.layers
+                assert start == 0 or start == self.covered[request], "a decode goes on where the cache ends"
+                self.covered[request] = stop
+                self.emitted[request] += emits
+        self.steps.append(step)
+        self.now += 1.0
+        return {}
+
+
+@settings(max_examples=80, deadline=None)
+@given(scenarios())
+def test_every_request_gets_exactly_its_tokens_whatever_the_cache(case):
+    scenario, schedule = case
+    clock = Counting()
+    result = serve(prepare(scenario, schedule), clock, Source.SIMULATED)
+    assert [
+        clock.emitted[request] for request in range(len(scenario.workload))
+    ] == scenario.workload.output_len.tolist()
+    assert result.generated == sum(clock.emitted.values())
+    assert sum(result.steps.decode) == result.generated - len(scenario.workload) - result.preemptions
+    assert sum(result.steps.prefill) == int(scenario.workload.prompt_len.sum()) + result.recomputed
+    assert (clock.blocks.free, clock.blocks.used) == (scenario.kv_blocks, 0)
+    clock.blocks.check()
+
+
+@settings(max_examples=40, deadline=None)
+@given(scenarios(), st.integers(0, 20))
+def test_blocks_come_back_when_the_clock_raises(case, fail_at):
+    scenario, schedule = case
+    clock = Counting(fail_at)
+    try:
+        serve(prepare(scenario, schedule), clock, Source.SIMULATED)
+    except RuntimeError:
+        assert len(clock.steps) == fail_at
+    else:
+        assert len(clock.steps) <= fail_at
+    clock.blocks.check()
+    assert (clock.blocks.free, clock.blocks.used) == (scenario.kv_blocks, 0)
+
+
+class Losing(Counting):
+    """A clock that loses a free block."""
+
+    def execute(self, plan, number, step):
+        self.blocks._top -= number == 0
+        self.now += 1.0
+        return {}
+
+
+def test_a_block_lost_on_the_way_is_noticed_at_the_end():
+    with pytest.raises(CapacityError, match="not conserved"):
+        serve(prepare(tiny_scenario([5], [1]), Sequential()), Losing(), Source.SIMULATED)
+
+
+@settings(max_examples=25, deadline=None)
+@given(scenarios())
+def test_the_first_and_only_the_first_iteration_is_the_first_and_so_for_the_last(case):
+    from workbench.schedules import Step
+
+    scenario, schedule = case
+    clock = Counting()
+    serve(prepare(scenario, schedule), clock, Source.SIMULATED)
+    assert [Step.FIRST in step for step in clock.steps] == [True] + [False] * (len(clock.steps) - 1)
+    assert [Step.LAST in step for step in clock.steps] == [False] * (len(clock.steps) - 1) + [True]
+
+
+@pytest.mark.parametrize("schedule", [Sequential(2), VSLPipe()], ids=str)
+def test_the_smallest_cache_serves_one_request_after_the_other(schedule):
+    prompts, outputs = [1, 17, 40, 3, 25], [20, 3, 9, 1, 12]
+    least = max(-(-(p + g - 1) // 4) for p, g in zip(prompts, outputs, strict=True))
+    scenario = tiny_scenario(prompts, outputs, blocks=least, block=4)
+    result = simulate(scenario, schedule)
+    assert result.generated == sum(outputs)
+    assert max(result.steps.used_blocks) <= least
+
+
+def test_less_memory_means_more_preemption_and_never_another_answer():
+    results = [simulate(tiny_scenario([8] * 20, [30] * 20, blocks=n, block=4), VSLPipe()) for n in (10, 30, 60, 1000)]
+    assert [result.generated for result in results] == [600] * 4
+    assert results[-1].preemptions == 0 < results[1].preemptions
+    assert np.all(np.diff([result.seconds for result in results]) < 0)

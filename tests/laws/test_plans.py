@@ -1,0 +1,352 @@
+"""Law 2: a schedule never changes what is computed, and every plan's order respects the data.
+
+The checks below know nothing of how plans are made. A plan is executed in issue order on memory cells, one per (part,
+buffer, row class, device), that remember which stage of which layer wrote them: whoever reads must find what it would
+find if the layers ran one after the other on one device. And any two tasks that touch one cell, one of them writing,
+must be ordered by what tasks wait for and by their lanes, so that every execution that the lanes allow reads the same.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from itertools import count, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.builders import batches, make_batch, wirings
+from tests.systems import PIPELINES
+from workbench.pipeline import Element, Fork, Piece, Pipeline, cpu, fetch, gpu, load, offload
+from workbench.plan import Plan, Task
+from workbench.scheduler.batch import Batch
+from workbench.schedules import Schedule, Sequential, Step, VSLPipe
+from workbench.segments import EMBED, HEAD, Kind, LayerGraph, Node, layer_graph
+from workbench.stages import Device, Op, RowClass, Stage, attention, moe, out_proj, qkv, weights
+
+X = tuple(("x", rows) for rows in RowClass.ALL.parts)
+
+
+def positions(graph: LayerGraph) -> dict[int, range]:
+    """Of each segment, by the identity of its node: the positions of its stages in the layer."""
+    found, first = {}, 0
+    for node in graph.nodes:
+        if node.kind is Kind.SEGMENT:
+            found[id(node)] = range(first, first + len(node.stages))
+            first += len(node.stages)
+    return found
+
+
+Author = tuple[int, int]
+"""Layer and position of the stage that wrote something; the embedding is (-1, -1)."""
+
+
+def authors(pipeline: Pipeline, layers: int) -> dict[Author, dict[Piece, Author]]:
+    """Who wrote what each stage of each layer reads, if all ran one after the other; the head is (layers, 0)."""
+    found: dict[Author, dict[Piece, Author]] = {}
+    place = count()
+
+    def walk(chain: tuple[Element, ...], layer: int, known: dict[Piece, Author]) -> dict[Piece, Author]:
+        for element in chain:
+            if isinstance(element, Stage):
+                me = layer, next(place)
+                found[me] = {piece: known[piece] for piece in element.op.needs}
+                known = known | {(b, rows): me for b in element.op.writes for rows in element.op.rows.parts}
+            elif isinstance(element, Fork):
+                ends = [walk(arm, layer, known) for arm in element.arms]
+                known = known | {p: who for end in ends for p, who in end.items() if known.get(p) != who}
+        return known
+
+    known: dict[Piece, Author] = dict.fromkeys(X, (-1, -1))
+    for layer in range(layers):
+        place = count()
+        known = walk(pipeline.chain, layer, known)
+    found[layers, 0] = {piece: known[piece] for piece in X}
+    return found
+
+
+Access = tuple[str, tuple, object]
+"""What is done to a memory cell: ("read", cell, by whom), ("write", cell, author) or ("copy", cell, from where)."""
+
+
+def accesses(task: Task, plan: Plan, places: dict[int, range]) -> Iterator[Access]:
+    """Memory cells, (buffer or "cache", row class or layer, device), that a task reads and writes, in its own order."""
+    node, gpu_, cpu_ = task.node, Device.GPU, Device.CPU
+    there = cpu_ if node.lane == "d2h" else gpu_
+    if node.kind is Kind.EMBED:
+        yield from (("write", (*piece, gpu_), (-1, -1)) for piece in X)
+    elif node.kind is Kind.HEAD:
+        yield from (("read", (*piece, gpu_), (plan.layers, 0)) for piece in X)
+    elif node.kind in (Kind.MOVE, Kind.KV_IN, Kind.KV_OUT):
+        carried = node.carries if node.kind is Kind.MOVE else (("cache", task.layer),)
+        yield from (("copy", (*piece, there), (*piece, there.other)) for piece in carried)
+    else:
+        for place, stage in zip(places[id(node)], node.stages, strict=True):
+            me = task.layer, place
+            yield from (("read", (*piece, stage.device), me) for piece in stage.op.needs)
+            if stage.op.keeps_kv:
+                yield "read", ("cache", task.layer, stage.device), None
+                yield "write", ("cache", task.layer, stage.device), me
+            for buffer in stage.op.writes:
+                yield from (("write", (buffer, rows, stage.device), me) for rows in stage.op.rows.parts)
+
+
+def earlier(tasks: tuple[Task, ...]) -> list[int]:
+    """Of each task, as a bit set: the tasks that have ended when it starts, by waiting and by the order of lanes.
+
+    A small transfer may pass a bulk one, so on their lane it follows only the small ones before it; a bulk one
+    follows everything issued before.
+    """
+    sets: list[int] = []
+    last_small: dict[str, int] = {}
+    last_bulk: dict[str, int] = {}
+    for index, task in enumerate(tasks):
+        lane, direct = task.node.lane, list(task.after)
+        direct += [last_small[lane]] if lane in last_small else []
+        direct += [last_bulk[lane]] if task.bulk and lane in last_bulk else []
+        known = 0
+        for other in direct:
+            known |= sets[other] | 1 << other
+        sets.append(known)
+        (last_bulk if task.bulk else last_small)[lane] = index
+    return sets
+
+
+def check_data(plan: Plan) -> None:
+    """Every read finds what the right stage wrote, and tasks that touch one cell are ordered."""
+    graph, home = plan.graph, plan.graph.pipeline.kv_device
+    expected, places, before = authors(graph.pipeline, plan.layers), positions(graph), earlier(plan.tasks)
+    held: dict[tuple, object] = {}
+    last_write: dict[tuple, int] = {}
+    readers: defaultdict[tuple, list[int]] = defaultdict(list)
+
+    def ordered(first: int, second: int, cell: tuple) -> None:
+        assert first == second or before[second] >> first & 1, (
+            f"{plan.tasks[second].name} does not wait for {plan.tasks[first].name}, which uses {cell} too"
+        )
+
+    def read(index: int, cell: tuple) -> object:
+        readers[cell].append(index)
+        if cell in last_write:
+            ordered(last_write[cell], index, cell)
+        return held.get(cell)
+
+    def write(index: int, cell: tuple, author: object) -> None:
+        for other in (*readers.pop(cell, ()), *([last_write[cell]] if cell in last_write else ())):
+            ordered(other, index, cell)
+        held[cell], last_write[cell] = author, index
+
+    for part, layer in product(range(len(plan.parts)), range(plan.layers)):
+        held[part, "cache", layer, home] = "old"
+    for index, task in enumerate(plan.tasks):
+        if task.part is None:
+            continue
+        for kind, where, what in accesses(task, plan, places):
+            cell = (task.part, *where)
+            if kind == "write":
+                write(index, cell, what)
+            elif kind == "copy":
+                write(index, cell, read(index, (task.part, *what)))
+            else:
+                wanted_author = "old" if where[0] == "cache" else expected[what][where[:2]]
+                assert read(index, cell) == wanted_author, f"{task.name} does not find {where} as it should be"
+    keeper = next(place for place, stage in enumerate(graph.pipeline.stages) if stage.op.keeps_kv)
+    for part, layer in product(range(len(plan.parts)), range(plan.layers)):
+        assert held[part, "cache", layer, home] == (layer, keeper), f"new KV of layer {layer} did not come home"
+
+
+def computed(plan: Plan) -> Counter:
+    """How often each (stage position, layer, request, token) is computed; position -1 is the embedding, -2 the head."""
+    places, done = positions(plan.graph), Counter()
+    for task in plan.tasks:
+        if task.node in (EMBED, HEAD):
+            stages = [(-1 if task.node is EMBED else -2, RowClass.ALL)]
+        else:
+            stages = [(at, s.op.rows) for at, s in zip(places.get(id(task.node), ()), task.node.stages, strict=True)]
+        for place, rows in stages:
+            part = plan.parts[task.part]
+            done.update((place, task.layer, request, token) for request, token in tokens(part, rows))
+    return done
+
+
+def tokens(batch: Batch, rows: RowClass) -> Iterator[tuple[int, int]]:
+    """(request, position) of every token of a row class."""
+    prefilling = set(batch.prefills.tolist())
+    for rectangle in batch:
+        if rows is RowClass.ALL or (rows is RowClass.PREFILL) == (rectangle.request in prefilling):
+            yield from ((rectangle.request, token) for token in range(rectangle.start, rectangle.stop))
+
+
+def wanted(pipeline: Pipeline, batch: Batch) -> Counter:
+    """What the pipeline computes for the batch."""
+    todo = Counter((place, -1, *token) for place in (-1, -2) for token in tokens(batch, RowClass.ALL))
+    for place, stage in enumerate(pipeline.stages):
+        for layer in range(batch.layers):
+            todo.update((place, layer, *token) for token in tokens(batch, stage.op.rows))
+    return todo
+
+
+def check_weights(graph: LayerGraph, run: list[tuple[Task, ...]], slots: int) -> None:
+    """Weights have arrived before the segment that needs them, and stay until its last reader."""
+    loads: list[tuple[int, int, set]] = []  # (iteration, task, pieces), each into the next slot
+    for iteration, tasks in enumerate(run):
+        loads += [(iteration, index, set(task.pieces)) for index, task in enumerate(tasks) if task.pieces]
+    orders = [earlier(tasks) for tasks in run]
+    node_at = {id(node): index for index, node in enumerate(graph.nodes)}
+    used: set[int] = set()
+
+    def precedes(a: tuple[int, int], b: tuple[int, int]) -> bool:
+        return a[0] < b[0] or (a[0] == b[0] and bool(orders[b[0]][b[1]] >> a[1] & 1))
+
+    for iteration, tasks in enumerate(run):
+        for index, task in enumerate(tasks):
+            if not task.node.streamed:
+                continue
+            here, piece = (iteration, index), (task.layer, node_at[id(task.node)])
+            arrived = [n for n, load in enumerate(loads) if piece in load[2] and precedes(load[:2], here)]
+            assert arrived, f"{task.name} of iteration {iteration} runs without its weights"
+            latest = arrived[-1]
+            used.add((latest, piece))
+            if latest + slots < len(loads):
+                assert precedes(here, loads[latest + slots][:2]), f"the slot of {task.name} is overwritten too early"
+    assert used == {(n, piece) for n, load in enumerate(loads) for piece in load[2]}, "a transfer serves nobody"
+
+
+@settings(max_examples=120, deadline=None)
+@given(wirings(), st.integers(1, 5), st.sampled_from([Step.FIRST, Step.MIDDLE, Step.LAST]), st.data())
+def test_every_plan_computes_each_token_of_each_layer_once_in_an_order_that_respects_the_data(
+    wiring, layers, step, data
+):
+    pipeline, schedule = wiring
+    batch = data.draw(batches(layers=layers))
+    plan = schedule.lower(pipeline, batch, step)
+    assert computed(plan) == wanted(pipeline, batch)
+    check_data(plan)
+
+
+@settings(max_examples=80, deadline=None)
+@given(wirings(), st.integers(2, 6), st.integers(1, 4))
+def test_weights_arrive_before_they_are_needed_and_stay_until_their_last_reader(wiring, layers, iterations):
+    pipeline, schedule = wiring
+    graph = layer_graph(pipeline)
+    steps = [Step.MIDDLE] * iterations
+    steps[0] |= Step.FIRST
+    steps[-1] |= Step.LAST
+    check_weights(graph, [schedule.tasks(graph, layers, step) for step in steps], schedule.weight_slots)
+
+
+FORKED = [
+    fetch(weights)
+    | gpu(qkv, attention, out_proj)
+    >> (gpu(Op("left", ("x",), ("y",))) | offload >> cpu(Op("right", ("x",), ("z",))) >> load)
+    >> gpu(Op("join", ("x", "y", "z"), ("x",)), moe),
+    gpu(qkv, attention, out_proj, moe)
+    >> (offload >> cpu(Op("a", ("x",), ("y",))) | gpu(Op("b", ("x",), ("z",))) | gpu(Op("c", ("x",), ("w",))))
+    >> gpu(Op("d", ("x", "z", "w"), ("x",)))
+    >> load
+    >> gpu(Op("e", ("y", "x"), ("x",))),
+    cpu(qkv, attention) >> load >> gpu(out_proj) >> offload >> cpu(moe),
+]
+
+
+@pytest.mark.parametrize("pipeline", [*PIPELINES.values(), *FORKED], ids=str)
+@pytest.mark.parametrize("micro_batches", [1, 2, 3])
+def test_pipelines_of_any_shape_are_lowered_soundly(pipeline, micro_batches):
+    batch = make_batch([3, 2], [4, 1], layers=3)
+    plan = Sequential(micro_batches).lower(pipeline, batch)
+    assert computed(plan) == wanted(pipeline, batch)
+    check_data(plan)
+
+
+class Broken(Schedule):
+    """A schedule with its order or its tasks spoiled, to see that the checks notice."""
+
+    def __init__(self, base: Schedule, spoil) -> None:
+        self.base, self.spoil = base, spoil
+
+    @property
+    def parts(self) -> int:
+        return self.base.parts
+
+    @property
+    def name(self) -> str:
+        return "broken"
+
+    def tasks(self, graph: LayerGraph, layers: int, step: Step) -> tuple[Task, ...]:
+        return self.spoil(self.base.tasks(graph, layers, step))
+
+
+def without_waiting(code: str):
+    def spoil(tasks):
+        return tuple(
+            Task(t.node, t.layer, t.part, () if t.node.code == code else t.after, t.pieces, t.bulk) for t in tasks
+        )
+
+    return spoil
+
+
+def swapped(first: str, second: str):
+    """Exchange the parts or layers of two tasks by name."""
+
+    def spoil(tasks):
+        names = [task.name for task in tasks]
+        i, j = names.index(first), names.index(second)
+        order = list(tasks)
+        a, b = order[i], order[j]
+        order[i] = Task(b.node, b.layer, b.part, a.after, b.pieces, b.bulk)
+        order[j] = Task(a.node, a.layer, a.part, b.after, a.pieces, a.bulk)
+        return tuple(order)
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param(without_waiting("Q"), id="queries leave before they are computed"),
+        pytest.param(without_waiting("C"), id="attention before the queries arrive"),
+        pytest.param(without_waiting("B"), id="projection before the attention"),
+        pytest.param(swapped("B0a", "B1a"), id="layers out of order"),
+        pytest.param(swapped("H0a", "H0b"), id="attention of the wrong part"),
+    ],
+)
+def test_a_plan_in_the_wrong_order_is_noticed(spoil):
+    plan = Broken(VSLPipe(), spoil).lower(PIPELINES["vslpipe"], make_batch([3, 2], [4, 1]))
+    with pytest.raises(AssertionError):
+        check_data(plan)
+
+
+def test_work_that_is_left_out_or_done_twice_is_noticed():
+    batch = make_batch([3, 2], [4, 1])
+    pipeline = PIPELINES["vslpipe"]
+    twice = Broken(Sequential(), lambda tasks: (*tasks, tasks[-1])).lower(pipeline, batch)
+    never = Broken(Sequential(), lambda tasks: tasks[:-1]).lower(pipeline, batch)
+    assert computed(twice) != wanted(pipeline, batch)
+    assert computed(never) != wanted(pipeline, batch)
+
+
+def test_weights_that_come_too_late_or_too_early_are_noticed():
+    graph = layer_graph(PIPELINES["vslpipe"])
+    right = VSLPipe().tasks(graph, 4, Step.FIRST | Step.LAST)
+    check_weights(graph, [right], 2)
+    no_waiting = tuple(Task(t.node, t.layer, t.part, () if t.bulk else t.after, t.pieces, t.bulk) for t in right)
+    with pytest.raises(AssertionError, match="overwritten"):
+        check_weights(graph, [no_waiting], 2)
+    last = max(index for index, task in enumerate(right) if task.pieces)
+    absent = tuple(
+        Task(t.node, t.layer, t.part, t.after, ((0, 0),) if i == last else t.pieces, t.bulk)
+        for i, t in enumerate(right)
+    )
+    with pytest.raises(AssertionError, match="without its weights"):
+        check_weights(graph, [absent], 2)
+    with pytest.raises(AssertionError, match="overwritten"):
+        check_weights(graph, [right], 1)
+
+
+def test_a_forgotten_way_back_of_new_kv_is_noticed():
+    pipeline = PIPELINES["flexgen_s4"]
+    spoil = lambda tasks: tuple(  # noqa: E731
+        Task(t.node if t.node.kind is not Kind.KV_OUT else Node(Kind.MOVE, "S", "d2h"), t.layer, t.part, t.after)
+        for t in tasks
+    )
+    with pytest.raises(AssertionError, match="did not come home"):
+        check_data(Broken(Sequential(), spoil).lower(pipeline, make_batch([3], [4])))

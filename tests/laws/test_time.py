@@ -1,0 +1,95 @@
+"""Law 3: what is bounded is never beaten. Law 7: the same again gives the same. Both details of time agree."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.builders import scenarios, small_machine, tiny_model, tiny_scenario
+from tests.systems import PIPELINES, VSL
+from workbench.perfmodels import bound
+from workbench.pipeline import Pipeline
+from workbench.schedules import Sequential, VSLPipe
+from workbench.simulate import Detail, simulate
+
+RESIDENT = Pipeline(VSL.chain)
+FAST = {"gpu": 1e15, "hbm": 1e15, "cpu": 1e15, "dram": 1e15, "h2d": 1e15, "d2h": 1e15}
+
+
+def preempting(**slow: float):
+    """Two of four requests are preempted once, so two decodes become part of a longer prefill."""
+    machine = small_machine(**FAST | slow)
+    return tiny_scenario([4] * 4, [4] * 4, blocks=10, block=2, pipeline=RESIDENT, machine=machine), Sequential()
+
+
+def tiny_prefills(name: str):
+    """Iterations of one prefill token and no decode."""
+    machine = small_machine(**FAST | {"hbm": 1e6, "dram": 1e6})
+    return tiny_scenario([1] * 3, [1] * 3, blocks=1, block=1, pipeline=PIPELINES[name], machine=machine), Sequential()
+
+
+@settings(max_examples=100, deadline=None)
+@given(scenarios(), st.sampled_from(Detail))
+@example(tiny_prefills("all_gpu"), Detail.TASK)
+@example(tiny_prefills("all_cpu"), Detail.TASK)
+@example(preempting(cpu=1e5), Detail.TASK)
+@example(preempting(dram=1e5), Detail.TASK)
+@example(preempting(h2d=1e4), Detail.TASK)
+@example(preempting(d2h=1e4), Detail.TASK)
+def test_no_simulation_beats_the_bound(case, detail):
+    scenario, schedule = case
+    least = bound(scenario, schedule)
+    simulated = simulate(scenario, schedule, detail=detail)
+    assert least.seconds <= simulated.seconds * (1 + 1e-9)
+    assert least.iterations <= simulated.iterations
+    assert least.gen_tok_s * (1 + 1e-9) >= simulated.gen_tok_s
+
+
+@settings(max_examples=30, deadline=None)
+@given(scenarios(), st.sampled_from(Detail))
+def test_the_same_scenario_gives_the_identical_timeline_and_steps(case, detail):
+    scenario, schedule = case
+    once, again = (simulate(scenario, schedule, detail=detail) for _ in range(2))
+    assert [span[:5] for span in once.timeline] == [span[:5] for span in again.timeline]
+    assert once.steps == again.steps
+    assert (once.seconds, once.busy, once.ttft) == (again.seconds, again.busy, again.ttft)
+
+
+@settings(max_examples=50, deadline=None)
+@given(scenarios(layers=st.integers(4, 24)))
+def test_three_layers_tell_the_time_of_all_within_one_percent(case):
+    scenario, schedule = case
+    by_task, by_iteration = (simulate(scenario, schedule, detail=detail) for detail in (Detail.TASK, Detail.ITERATION))
+    assert by_iteration.seconds == pytest.approx(by_task.seconds, rel=0.01)
+    assert by_iteration.steps.prefill == by_task.steps.prefill
+    for lane, busy in by_task.busy.items():
+        assert by_iteration.busy[lane] == pytest.approx(busy, rel=0.01)
+
+
+@settings(max_examples=25, deadline=None)
+@given(scenarios(layers=st.integers(4, 12)))
+def test_each_iteration_is_as_long_in_both_details(case):
+    scenario, schedule = case
+    by_task, by_iteration = (simulate(scenario, schedule, detail=detail) for detail in (Detail.TASK, Detail.ITERATION))
+    assert by_iteration.steps.seconds == pytest.approx(by_task.steps.seconds, rel=0.01)
+
+
+@settings(max_examples=40, deadline=None)
+@given(scenarios())
+def test_a_lane_is_never_busier_than_the_run_is_long(case):
+    scenario, schedule = case
+    result = simulate(scenario, schedule, detail=Detail.TASK)
+    assert all(busy <= result.seconds * (1 + 1e-9) for busy in result.busy.values())
+    spans = {
+        lane: sorted((s.start, s.end) for s in result.timeline if s.lane == lane) for lane in ("gpu", "cpu", "d2h")
+    }
+    for ordered in spans.values():
+        slack = result.seconds * 1e-12
+        assert all(later[0] >= earlier[1] - slack for earlier, later in pairwise(ordered))
+
+
+def test_a_deep_model_is_read_off_three_layers():
+    scenario = tiny_scenario([20] * 30, [6] * 30, model=tiny_model(80), blocks=60, machine=small_machine(h2d=1e9))
+    by_task, by_iteration = (simulate(scenario, VSLPipe(1e-4), detail=detail) for detail in Detail)
+    assert by_iteration.seconds == pytest.approx(by_task.seconds, rel=1e-3)

@@ -1,0 +1,108 @@
+"""The bound: lane loads and the iterations that the KV cache forces."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.builders import small_machine, tiny_model, tiny_scenario
+from tests.systems import PIPELINES
+from workbench.errors import CapacityError, ScheduleError
+from workbench.perfmodels import bound
+from workbench.perfmodels.bound import block_iterations, least_iterations, total_rows
+from workbench.result import Source
+from workbench.schedules import Sequential, VSLPipe
+from workbench.simulate import simulate
+from workbench.workload import Workload
+
+FAST = {"gpu": 1e15, "hbm": 1e15, "cpu": 1e15, "dram": 1e15, "h2d": 1e15, "d2h": 1e15}
+
+
+def test_a_bound_says_so_and_names_its_limit():
+    result = bound(tiny_scenario(requests=3), VSLPipe())
+    assert result.source is Source.BOUND
+    assert result.seconds == max(result.limits.values()) == result.limits[result.binding]
+    assert (result.generated, result.processed) == (12, 3 * 11)
+
+
+@given(st.integers(1, 50), st.integers(1, 30), st.integers(1, 20))
+def test_block_iterations_are_the_exact_sum_over_the_iterations_of_a_request(prompt, output, block):
+    """SPEC 1.5, sum over i from 0 to g-1 of ceil((p + i) / b)."""
+    expected = sum(-(-(prompt + i) // block) for i in range(output))
+    assert block_iterations(Workload.lengths(prompt, output, 1), block) == expected
+    assert block_iterations(Workload.lengths(prompt, output, 7), block) == 7 * expected
+
+
+def test_the_cache_or_the_longest_output_forces_the_iterations():
+    workload = Workload.lengths([4, 4], [4, 9])
+    assert least_iterations(workload, blocks=1000, block=4) == 9
+    assert least_iterations(workload, blocks=1, block=4) == block_iterations(workload, 4)
+    assert least_iterations(workload, blocks=2, block=4) == -(-block_iterations(workload, 4) // 2)
+
+
+def test_rows_of_all_requests_are_what_an_undisturbed_run_puts_on_the_stages():
+    scenario = tiny_scenario([5, 9, 3], [4, 1, 6])
+    rows, result = total_rows(scenario.workload), simulate(scenario, Sequential())
+    assert (rows.prefill, rows.decode) == (sum(result.steps.prefill), sum(result.steps.decode))
+    assert rows.emits == 11
+    assert rows.pairs == 15 + 45 + 6
+    assert rows.context == sum(5 + i for i in (1, 2, 3)) + sum(3 + i for i in (1, 2, 3, 4, 5))
+
+
+@pytest.mark.parametrize(
+    ("slow", "binding"),
+    [("gpu", "gpu compute"), ("dram", "cpu compute"), ("d2h", "d2h link"), ("h2d", "h2d link")],
+)
+def test_the_slowest_lane_binds(slow, binding):
+    scenario = tiny_scenario([8] * 4, [4] * 4, machine=small_machine(**FAST | {slow: 1e4}))
+    assert bound(scenario, VSLPipe()).binding == binding
+
+
+@pytest.mark.parametrize("slow", ["gpu", "hbm", "dram", "d2h", "h2d"])
+def test_a_run_on_one_slow_lane_reaches_the_bound(slow):
+    """With ample KV and one part nothing is computed twice and no other lane takes time: the bound is met."""
+    machine = small_machine(**FAST | {slow: 1e4})
+    scenario = tiny_scenario([8] * 4, [1] * 4, machine=machine, token_budget=1000)
+    least, simulated = bound(scenario, Sequential()), simulate(scenario, Sequential())
+    assert simulated.seconds == pytest.approx(least.seconds, rel=1e-4)
+
+
+def test_weights_stream_once_per_iteration():
+    scenario = tiny_scenario([4], [10], machine=small_machine(**FAST | {"h2d": 1e6}))
+    model = scenario.model
+    streamed = 10 * model.num_hidden_layers * model.layer_params * 2
+    outputs = model.num_hidden_layers * 9 * model.q_size * 2  # none, if every decode were recomputed as a prefill
+    assert streamed / 1e6 <= bound(scenario, VSLPipe()).limits["h2d link"] <= (streamed + outputs) / 1e6
+
+
+def test_resident_weights_do_not_cross_the_link():
+    assert bound(tiny_scenario(pipeline=PIPELINES["all_gpu"]), Sequential()).limits["h2d link"] == 0
+
+
+def test_less_kv_memory_never_raises_the_bound():
+    throughput = [bound(tiny_scenario([8] * 20, [9] * 20, blocks=n), VSLPipe()).gen_tok_s for n in (4, 8, 16, 1000)]
+    assert throughput == sorted(throughput)
+    assert throughput[0] < throughput[-1]
+
+
+def test_the_bound_is_the_same_for_every_schedule():
+    scenario = tiny_scenario([8] * 5, [4] * 5)
+    assert bound(scenario, Sequential()).limits == bound(scenario, VSLPipe()).limits
+
+
+def test_the_bound_checks_what_a_run_would():
+    with pytest.raises(ScheduleError):
+        bound(tiny_scenario(pipeline=PIPELINES["all_cpu"]), VSLPipe())
+    with pytest.raises(CapacityError):
+        bound(tiny_scenario(machine=small_machine(gpu_memory=1e5)), VSLPipe())
+
+
+def test_prefills_of_one_token_are_not_charged_as_decodes():
+    """An iteration may have one prefill token and no decode, which reads no cache."""
+    machine = small_machine(**FAST | {"hbm": 1e6})
+    scenario = tiny_scenario([1] * 3, [1] * 3, blocks=1, block=1, pipeline=PIPELINES["all_gpu"], machine=machine)
+    assert bound(scenario, Sequential()).seconds <= simulate(scenario, Sequential()).seconds * (1 + 1e-9)
+
+
+def test_deeper_models_take_proportionally_longer():
+    shallow, deep = (bound(tiny_scenario([8] * 5, [4] * 5, model=tiny_model(n)), VSLPipe()) for n in (3, 6))
+    assert deep.limits["cpu compute"] == pytest.approx(2 * shallow.limits["cpu compute"])

@@ -1,0 +1,88 @@
+"""Results side by side: the share of the bound, and the difference in words."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.builders import tiny_scenario
+from workbench.compare import compare
+from workbench.perfmodels import bound
+from workbench.result import Source
+from workbench.schedules import Sequential, VSLPipe
+from workbench.simulate import simulate
+
+SCENARIO = tiny_scenario([8] * 6, [5] * 6, blocks=9)
+RESULTS = [read(SCENARIO, schedule) for schedule in (Sequential(), VSLPipe()) for read in (bound, simulate)]
+
+
+def test_rows_stand_in_the_order_given():
+    rows = compare(RESULTS).rows()
+    assert [row[1] for row in rows] == ["bound", "simulated", "bound", "simulated"]
+    assert rows[0][0].startswith("Sequential")
+    assert rows[3][0].startswith("VSLPipe")
+
+
+def test_each_simulation_is_measured_against_the_bound_of_its_own_schedule():
+    share = compare(RESULTS).rows()[1][4]
+    assert share == f"{RESULTS[1].gen_tok_s / RESULTS[0].gen_tok_s:.0%}"
+    assert compare(RESULTS[1:2]).rows()[0][4] == ""
+
+
+def test_another_question_has_another_bound():
+    other = simulate(SCENARIO.on(workload=tiny_scenario([8] * 7, [5] * 7).workload), Sequential())
+    assert compare([RESULTS[0], other]).rows()[1][4] == ""
+
+
+def test_preemptions_are_told_of_runs_and_not_of_bounds():
+    rows = compare(RESULTS).rows()
+    assert rows[0][7] == ""
+    assert int(rows[1][7]) == RESULTS[1].preemptions > 0
+
+
+def test_a_simulation_is_explained_against_its_bound():
+    (sentence,) = compare(RESULTS[2:]).explanations()
+    assert f"simulated {RESULTS[3].gen_tok_s:.4g} of at most {RESULTS[2].gen_tok_s:.4g} output tok/s" in sentence
+    assert RESULTS[2].binding in sentence
+
+
+def test_a_measurement_is_explained_against_its_simulation():
+    simulated = RESULTS[3]
+    busy = {lane: seconds * (3 if lane == "h2d" else 1) for lane, seconds in simulated.busy.items()}
+    measured = replace(simulated, source=Source.MEASURED, seconds=2 * simulated.seconds, busy=busy)
+    (sentence,) = compare([simulated, measured]).explanations()
+    assert f"measured {measured.gen_tok_s:.4g} of {simulated.gen_tok_s:.4g} simulated output tok/s (50%)" in sentence
+    assert "The h2d lane worked" in sentence
+
+
+def test_results_of_different_schedules_or_machines_are_not_explained_by_one_another():
+    assert compare([RESULTS[0], RESULTS[3]]).explanations() == []
+    assert compare([RESULTS[2], replace(RESULTS[3], machine="other")]).explanations() == []
+
+
+def test_the_table_is_text_and_html():
+    comparison = compare(RESULTS)
+    assert len(str(comparison).splitlines()) == 1 + 4 + 1 + 2
+    assert comparison._repr_html_().count("<tr>") == 5
+    assert str(comparison) == repr(comparison)
+
+
+def test_html_escapes_names():
+    shown = compare([replace(RESULTS[0], schedule="<script>")])._repr_html_()
+    assert "<script>" not in shown
+    assert "&lt;script&gt;" in shown
+
+
+def test_a_frame_has_plain_units():
+    frame = compare(RESULTS).to_pandas()
+    assert frame["source"].tolist() == ["bound", "simulated", "bound", "simulated"]
+    assert frame["seconds"].tolist() == [result.seconds for result in RESULTS]
+
+
+@pytest.mark.parametrize("nothing", [[], [1, 2], [None]])
+def test_nothing_to_compare_is_an_error(nothing):
+    with pytest.raises(ValueError, match="at least one Result"):
+        compare(nothing)
+
+
+def test_a_generator_of_results_is_fine():
+    assert len(compare(result for result in RESULTS).results) == 4

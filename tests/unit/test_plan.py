@@ -1,0 +1,135 @@
+"""How lanes run a plan: strict order, waiting, and packets that let small transfers pass."""
+
+import pytest
+
+from tests.systems import MIXED, PIPELINES, VSL
+from workbench.plan import Plan, Task, busy_seconds, lay_out, part_name
+from workbench.schedules import Sequential, Step, VSLPipe
+from workbench.segments import WEIGHTS, Kind, Node, layer_graph
+
+GPU, CPU = Node(Kind.SEGMENT, "A", "gpu"), Node(Kind.SEGMENT, "C", "cpu")
+OUT, IN = Node(Kind.MOVE, "Q", "d2h"), Node(Kind.MOVE, "H", "h2d")
+
+
+def task(node, *after):
+    return Task(node, 0, 0, after)
+
+
+def bulk(*after):
+    return Task(WEIGHTS, 0, None, after, ((0, 0),), bulk=True)
+
+
+def spans(tasks, seconds, packet=float("inf")):
+    return list(zip(*lay_out(tasks, seconds, packet), strict=True))
+
+
+def test_a_lane_runs_one_task_at_a_time_in_issue_order():
+    assert spans([task(GPU), task(GPU), task(GPU)], [1.0, 2.0, 3.0]) == [(0, 1), (1, 3), (3, 6)]
+
+
+def test_lanes_run_side_by_side():
+    assert spans([task(GPU), task(CPU)], [2.0, 3.0]) == [(0, 2), (0, 3)]
+
+
+def test_a_task_waits_for_the_last_of_what_it_needs():
+    assert spans([task(GPU), task(CPU), task(OUT, 0, 1)], [2.0, 3.0, 1.0])[2] == (3, 4)
+
+
+def test_a_first_task_that_is_not_ready_blocks_its_lane():
+    tasks = [task(CPU), task(GPU, 0), task(GPU)]
+    assert spans(tasks, [5.0, 1.0, 1.0]) == [(0, 5), (5, 6), (6, 7)]
+
+
+def test_a_bulk_transfer_waits_for_the_small_ones_issued_before_it():
+    assert spans([task(IN), bulk()], [2.0, 3.0], 1.0) == [(0, 2), (2, 5)]
+
+
+def test_bulk_transfers_follow_one_another():
+    assert spans([bulk(), bulk()], [2.0, 3.0], 1.0) == [(0, 2), (2, 5)]
+
+
+def test_a_small_transfer_that_is_ready_first_goes_before_a_bulk_one():
+    assert spans([task(CPU), bulk(0), task(IN)], [1.0, 4.0, 1.0], 1.0) == [(0, 1), (1, 5), (0, 1)]
+    assert spans([bulk(), task(IN)], [4.0, 1.0], 1.0) == [(1, 5), (0, 1)]
+
+
+def test_a_small_transfer_passes_at_the_next_packet_boundary_and_delays_the_rest():
+    tasks = [bulk(), task(CPU), task(IN, 1)]
+    assert spans(tasks, [6.0, 1.5, 0.5], 1.0) == [(0, 6.5), (0, 1.5), (2.0, 2.5)]
+
+
+def test_without_packets_a_small_transfer_waits_for_the_whole_bulk_one():
+    tasks = [bulk(), task(CPU), task(IN, 1)]
+    assert spans(tasks, [6.0, 1.5, 0.5]) == [(0, 6), (0, 1.5), (6.0, 6.5)]
+
+
+def test_a_small_transfer_after_the_bulk_one_does_not_delay_it():
+    tasks = [bulk(), task(CPU), task(IN, 1)]
+    assert spans(tasks, [2.0, 5.0, 1.0], 1.0) == [(0, 2), (0, 5), (5, 6)]
+
+
+def test_an_empty_transfer_neither_waits_for_a_packet_nor_delays_one():
+    tasks = [bulk(), task(CPU), task(IN, 1)]
+    assert spans(tasks, [6.0, 1.5, 0.0], 1.0) == [(0, 6), (0, 1.5), (1.5, 1.5)]
+
+
+def test_packets_start_again_after_a_small_transfer_passed():
+    """Packets run 0-1, 1.5-2.5, 2.5-3.5: a transfer ready at 2 waits until 2.5, not within the second packet."""
+    tasks = [bulk(), task(CPU), task(IN, 1), task(CPU), task(IN, 3)]
+    assert spans(tasks, [4.0, 0.5, 0.5, 1.5, 0.5], 1.0)[4] == (2.5, 3.0)
+
+
+def test_two_small_transfers_in_a_row_share_one_packet_boundary():
+    """The second is ready while the first is on the link, so no packet comes between them."""
+    tasks = [bulk(), task(CPU), task(IN, 1), task(CPU), task(IN, 3)]
+    assert spans(tasks, [4.0, 0.5, 0.5, 0.5, 0.5], 1.0)[2:] == [(1.0, 1.5), (0.5, 1.0), (1.5, 2.0)]
+
+
+def test_what_waits_for_a_delayed_bulk_transfer_waits_for_its_new_end():
+    tasks = [bulk(), task(CPU), task(IN, 1), task(GPU, 0)]
+    assert spans(tasks, [6.0, 1.5, 0.5, 1.0], 1.0)[3] == (6.5, 7.5)
+
+
+@pytest.mark.parametrize(("layers", "makespan"), [(2, 21.0), (3, 31.0)])
+def test_vslpipe_takes_as_long_as_the_reference_simulator_says(layers, makespan):
+    """The project's table of reference cases, rows sched.VSL.L2 and sched.VSL.L3: warm start, phase barrier."""
+    seconds = {"A": 1.0, "C": 2.0, "B": 3.0, "Q": 1.0, "H": 1.0, "W": 6.0, "E": 0.0, "Z": 0.0}
+    tasks = VSLPipe().tasks(layer_graph(VSL), layers, Step.LAST)
+    _, ends = lay_out(tasks, [seconds[task.node.code] for task in tasks], packet=seconds["W"] / 6)
+    assert max(ends) == pytest.approx(makespan, abs=1e-9)
+
+
+def test_one_packet_for_everything_is_slower_than_six():
+    seconds = {"A": 1.0, "C": 2.0, "B": 3.0, "Q": 1.0, "H": 1.0, "W": 9.0, "E": 0.0, "Z": 0.0}
+    tasks = VSLPipe().tasks(layer_graph(VSL), 4, Step.LAST)
+    lengths = [seconds[task.node.code] for task in tasks]
+    assert max(lay_out(tasks, lengths)[1]) > max(lay_out(tasks, lengths, 1.5)[1])
+
+
+def test_busy_time_is_the_sum_per_lane():
+    assert busy_seconds([task(GPU), task(GPU), task(IN)], [1.0, 2.0, 4.0]) == {"gpu": 3, "cpu": 0, "d2h": 0, "h2d": 4}
+
+
+def test_a_task_is_named_by_node_layer_and_part():
+    assert task(GPU).name == "A0a"
+    assert Task(WEIGHTS, 3, None).name == "W3"
+    assert [part_name(part) for part in (0, 25, 26)] == ["a", "z", "p26"]
+
+
+def test_plans_are_equal_if_they_do_the_same_for_the_same_batch():
+    plan = Sequential().lower(VSL, MIXED)
+    assert plan == Sequential().lower(VSL, MIXED)
+    assert plan != Sequential(micro_batches=2).lower(VSL, MIXED)
+    assert plan != Sequential().lower(PIPELINES["all_gpu"], MIXED)
+    with pytest.raises(TypeError):
+        hash(plan)
+
+
+def test_every_task_waits_only_for_earlier_ones():
+    plan = VSLPipe().lower(VSL, MIXED)
+    assert isinstance(plan, Plan)
+    assert all(other < index for index, task in enumerate(plan.tasks) for other in task.after)
+
+
+def test_a_plan_shows_its_chart_in_a_notebook():
+    assert "lanes if every task took one unit" in Sequential().lower(VSL, MIXED)._repr_html_()

@@ -1,0 +1,190 @@
+"""Scenarios and what is checked before any work: each error names the object and the mend."""
+
+from dataclasses import FrozenInstanceError
+
+import pytest
+
+from tests.builders import small_machine, tiny_model, tiny_scenario
+from tests.systems import PIPELINES, VSL
+from workbench.errors import CapacityError, PipelineError, ScenarioError, ScheduleError, WorkbenchError, WorkloadError
+from workbench.memory import Memory
+from workbench.pipeline import cpu, fetch, gpu, load, offload
+from workbench.schedules import Sequential, VSLPipe
+from workbench.serving import embedding_bytes, prepare, slot_bytes
+from workbench.stages import attention, decode_attention, moe, out_proj, prefill_attention, qkv, weights
+from workbench.workload import Workload
+
+MODEL = tiny_model()
+EMBEDDING = (2 * 128 + 1) * 64 * 2
+SLOT = MODEL.layer_params * 2
+
+BAD = {
+    "a prompt longer than the cache": (
+        lambda: tiny_scenario([3, 50], [4, 4], blocks=10),
+        CapacityError,
+        "request 1 of 'lengths' needs 53 tokens of KV (prompt 50, output 4), the cache holds 40. "
+        "Give more kv_capacity or a shorter request.",
+    ),
+    "zero requests": (lambda: tiny_scenario(3, 3, 0), WorkloadError, "needs at least one request, not 0"),
+    "a negative capacity": (
+        lambda: Memory(kv_capacity="-70GB"),
+        CapacityError,
+        "kv_capacity must be a positive number of bytes, not '-70GB'.",
+    ),
+    "a cache below one block": (
+        lambda: tiny_scenario().on(memory=Memory(kv_capacity=100, kv_block=4)),
+        CapacityError,
+        "kv_capacity=100 is smaller than one block of 4 tokens (2.05 kB). Give more, or a smaller kv_block.",
+    ),
+    "a request beyond the model's positions": (
+        lambda: tiny_scenario([4000], [200], blocks=10_000),
+        ScenarioError,
+        "request 0 of 'lengths' is 4199 tokens long, tiny takes 4096. Shorten it.",
+    ),
+    "no pipeline": (
+        lambda: tiny_scenario().on(pipeline="gpu(qkv)"),
+        ScenarioError,
+        "Scenario(pipeline=...) must be a Pipeline, not 'gpu(qkv)'.",
+    ),
+    "no memory": (
+        lambda: tiny_scenario().on(memory="70GB"),
+        ScenarioError,
+        "Scenario(memory=...) must be a Memory, not '70GB'.",
+    ),
+    "no scheduler": (lambda: tiny_scenario().on(scheduler=None), ScenarioError, "Scenario(scheduler=...)"),
+    "a scheduler that is a schedule": (
+        lambda: tiny_scenario().on(scheduler=VSLPipe()),
+        ScenarioError,
+        "Scenario(scheduler=...)",
+    ),
+    "a forgotten transfer": (
+        lambda: tiny_scenario(
+            pipeline=gpu(qkv, prefill_attention) >> cpu(decode_attention) >> load >> gpu(out_proj, moe)
+        ),
+        PipelineError,
+        "Put offload between them: gpu(qkv) >> offload >> cpu(decode_attention).",
+    ),
+    "a useless transfer": (
+        lambda: tiny_scenario(pipeline=gpu(qkv, attention) >> offload >> gpu(out_proj, moe)),
+        PipelineError,
+        "offload number 4 of the layer moves nothing: no later cpu stage reads anything that is only on the gpu. "
+        "Remove it.",
+    ),
+    "half a layer": (lambda: tiny_scenario(pipeline=gpu(qkv)), PipelineError, "place decode_attention once"),
+    "a schedule that does not fit": (
+        lambda: prepare(tiny_scenario(pipeline=PIPELINES["all_gpu"]), VSLPipe()),
+        ScheduleError,
+        "VSLPipe needs a pipeline of the shape gpu(...) >> offload >> cpu(...) >> load >> gpu(...), not "
+        "gpu(qkv, prefill_attention, decode_attention, out_proj, route, experts, combine). "
+        "Wire it so, or use Sequential().",
+    ),
+    "a gpu below two weight slots": (
+        lambda: prepare(tiny_scenario(machine=small_machine(gpu_memory=EMBEDDING + SLOT)), Sequential()),
+        CapacityError,
+        "2 weight slots need 346 kB of GPU memory; 'small' has 173 kB left. "
+        "Fetch less per layer, or give more GPU memory.",
+    ),
+    "a gpu below the embedding": (
+        lambda: prepare(tiny_scenario(machine=small_machine(gpu_memory=1000)), VSLPipe()),
+        CapacityError,
+        "what stays on the GPU (embedding, head, weights not fetched, KV if it is there) needs 32.9 kB; 'small' has "
+        "1 kB. Fetch the weights, place stages on the cpu, or give more GPU memory.",
+    ),
+    "a host below weights and cache": (
+        lambda: prepare(tiny_scenario(machine=small_machine(host_memory=1e6)), VSLPipe()),
+        CapacityError,
+        "weights and KV cache on the host need 2.74 MB; 'small' has 1 MB. Give less kv_capacity or a larger host.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_clear_error_with_its_mend(case):
+    make, kind, text = BAD[case]
+    with pytest.raises(kind) as error:
+        make()
+    assert isinstance(error.value, WorkbenchError)
+    assert text in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_request_that_fills_the_cache_to_the_last_token_fits():
+    assert tiny_scenario([37], [4], blocks=10).kv_blocks == 10
+    with pytest.raises(CapacityError):
+        tiny_scenario([38], [4], blocks=10)
+
+
+def test_two_weight_slots_and_the_embedding_just_fit():
+    scenario = tiny_scenario(machine=small_machine(gpu_memory=EMBEDDING + 2 * SLOT))
+    prepared = prepare(scenario, Sequential())
+    assert embedding_bytes(scenario) == EMBEDDING
+    assert slot_bytes(prepared) == SLOT
+    with pytest.raises(CapacityError, match="2 weight slots"):
+        prepare(scenario.on(machine=small_machine(gpu_memory=EMBEDDING + 2 * SLOT - 1)), Sequential())
+
+
+def test_a_slot_holds_the_largest_transfer_of_any_iteration():
+    prepared = prepare(tiny_scenario(), VSLPipe())
+    assert slot_bytes(prepared) == SLOT  # the last segment of one layer and the first of the next
+    assert slot_bytes(prepare(tiny_scenario(pipeline=PIPELINES["all_gpu"]), Sequential())) == 0
+
+
+def test_resident_weights_and_cache_count_where_they_live():
+    resident = gpu(qkv, attention, out_proj, moe)
+    needed = EMBEDDING + 4 * SLOT + 1000 * 4 * MODEL.kv_bytes_per_token("bf16")
+    fits = tiny_scenario(pipeline=resident, machine=small_machine(gpu_memory=needed, host_memory=1))
+    assert prepare(fits, Sequential()).layers == 4
+    with pytest.raises(CapacityError, match="what stays on the GPU"):
+        prepare(fits.on(machine=small_machine(gpu_memory=needed - 1)), Sequential())
+
+
+def test_streamed_weights_count_on_the_host():
+    kv = 1000 * 4 * MODEL.kv_bytes_per_token("bf16")
+    prepare(tiny_scenario(machine=small_machine(host_memory=4 * SLOT + kv)), VSLPipe())
+    with pytest.raises(CapacityError, match="on the host"):
+        prepare(tiny_scenario(machine=small_machine(host_memory=4 * SLOT + kv - 1)), VSLPipe())
+
+
+def test_precision_is_the_memorys_or_else_the_models_own():
+    assert tiny_scenario().precision == ("bf16", "bf16")
+    mixed = tiny_scenario().on(memory=Memory("1GB", weights="fp32"))
+    assert mixed.precision == ("fp32", "bf16")
+    halved = tiny_scenario().on(memory=Memory("1GB", kv_block=4, kv="fp32"))
+    assert halved.kv_blocks == tiny_scenario().on(memory=Memory("1GB", kv_block=4)).kv_blocks // 2
+
+
+def test_a_scenario_on_another_machine_is_another_scenario():
+    scenario = tiny_scenario()
+    other = scenario.on(machine=small_machine(gpu=1.0))
+    assert other.machine.gpu.flops[0][1] == 1.0
+    assert scenario.machine == small_machine()
+    assert other.workload is scenario.workload
+
+
+def test_a_change_is_checked_like_the_first_description():
+    with pytest.raises(CapacityError):
+        tiny_scenario().on(workload=Workload.lengths(4001, 1, 1))
+
+
+def test_a_scenario_cannot_be_changed_in_place():
+    with pytest.raises(FrozenInstanceError):
+        tiny_scenario().machine = small_machine()
+
+
+def test_a_scenario_tells_what_was_asked_for():
+    text = str(tiny_scenario([8] * 3, [4] * 3))
+    assert str(VSL) in text
+    assert "1000 blocks of 4 tokens in bf16" in text
+    assert "3 requests" in text
+    assert "<th" in tiny_scenario()._repr_html_()
+
+
+def test_a_synthetic_workload_is_marked():
+    from workbench.workload import workloads
+
+    assert "(synthetic)" in str(tiny_scenario(blocks=10_000).on(workload=workloads["mtbench"].sample(10, 4)))
+
+
+def test_fetching_for_one_layer_too_many_is_no_scenario():
+    with pytest.raises(PipelineError):
+        tiny_scenario(pipeline=fetch(weights) | cpu(qkv, attention, out_proj, moe) >> offload)

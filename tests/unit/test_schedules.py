@@ -1,0 +1,154 @@
+"""Order and overlap: how batches are split, which pipelines a schedule takes, and what weights it transfers."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+
+from tests.builders import batches, make_batch, tiny_scenario
+from tests.systems import PIPELINES, VSL
+from workbench.errors import ScheduleError
+from workbench.pipeline import cpu, fetch, gpu, load, offload
+from workbench.schedules import Lowering, Sequential, Step, VSLPipe
+from workbench.segments import layer_graph
+from workbench.serving import prepare
+from workbench.stages import attention, decode_attention, experts, moe, out_proj, prefill_attention, qkv
+
+SCHEDULES = [Sequential(), Sequential(3), VSLPipe()]
+
+
+def run_of(iterations: int) -> list[Step]:
+    """The steps of a run."""
+    steps = [Step.MIDDLE] * iterations
+    steps[0] |= Step.FIRST
+    steps[-1] |= Step.LAST
+    return steps
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches())
+def test_splitting_parts_a_batch_without_loss_or_repetition(batch):
+    for schedule in SCHEDULES:
+        parts = schedule.split(batch)
+        assert len(parts) == schedule.parts
+        assert Counter(rectangle for part in parts for rectangle in part) == Counter(batch)
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches())
+def test_parts_are_balanced_in_decode_and_in_prefill_tokens(batch):
+    a, b = VSLPipe().split(batch)
+    assert abs(a.rows.decode - b.rows.decode) <= 1
+    longest = max(batch.prefill_len.tolist(), default=0)
+    assert abs(a.rows.prefill - b.rows.prefill) <= longest
+
+
+def test_equal_prompts_are_shared_evenly():
+    a, b = VSLPipe().split(make_batch([7] * 6, [3] * 10))
+    assert (a.rows.prefill, b.rows.prefill) == (21, 21)
+    assert (a.rows.context, b.rows.context) == (20, 20)
+
+
+def test_the_longest_prompt_is_balanced_by_the_others():
+    a, b = VSLPipe().split(make_batch([1, 2, 3, 6]))
+    assert sorted((a.rows.prefill, b.rows.prefill)) == [6, 6]
+
+
+def test_neighbours_in_age_go_to_different_parts():
+    a, b = VSLPipe().split(make_batch([], [9, 8, 3, 2]))
+    assert a.context.tolist() == [9, 3]
+    assert b.context.tolist() == [8, 2]
+
+
+@pytest.mark.parametrize("name", ["flexgen_s4", "ktransformers", "all_gpu", "all_cpu"])
+def test_vslpipe_refuses_a_pipeline_of_another_shape(name):
+    with pytest.raises(ScheduleError) as error:
+        VSLPipe().lower(PIPELINES[name], make_batch([3]))
+    assert "gpu(...) >> offload >> cpu(...) >> load >> gpu(...)" in str(error.value)
+    assert str(PIPELINES[name]) in str(error.value)
+    assert "Sequential()" in str(error.value)
+
+
+def test_vslpipe_refuses_the_mirrored_shape():
+    mirrored = cpu(qkv) >> load >> gpu(attention) >> offload >> cpu(out_proj, moe)
+    with pytest.raises(ScheduleError):
+        VSLPipe().lower(mirrored, make_batch([3]))
+
+
+def test_sequential_takes_every_pipeline():
+    for pipeline in PIPELINES.values():
+        assert Sequential().lower(pipeline, make_batch([3], [2])).tasks
+
+
+@pytest.mark.parametrize("micro_batches", [0, -1])
+def test_sequential_needs_a_micro_batch(micro_batches):
+    with pytest.raises(ScheduleError, match=f"at least one micro-batch, not {micro_batches}"):
+        Sequential(micro_batches)
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])
+def test_vslpipe_needs_packets_that_take_time(seconds):
+    with pytest.raises(ScheduleError, match="packet_seconds must be positive"):
+        VSLPipe(packet_seconds=seconds)
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 5])
+@pytest.mark.parametrize("layers", [2, 3, 7])
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_a_run_transfers_every_layers_weights_once_per_iteration(schedule, layers, iterations):
+    lowering = Lowering(schedule, layer_graph(VSL), layers)
+    transferred = Counter(
+        piece for step in run_of(iterations) for task in lowering.tasks(layers, step) for piece in task.pieces
+    )
+    assert transferred == {(layer, node): iterations for layer in range(layers) for node in lowering.graph.streamed}
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 5])
+def test_a_model_of_one_layer_looks_ahead_past_the_end_by_one_segment_at_most(iterations):
+    """The iteration before the last cannot know that it is: it brings the first segment of one more."""
+    lowering = Lowering(VSLPipe(), layer_graph(VSL), 1)
+    pieces = Counter(piece for step in run_of(iterations) for task in lowering.tasks(1, step) for piece in task.pieces)
+    assert pieces == {(0, 0): iterations + (iterations > 1), (0, 4): iterations}
+
+
+def test_bytes_transferred_are_layers_times_what_one_layer_streams():
+    scenario = tiny_scenario()
+    prepared = prepare(scenario, VSLPipe())
+    moved = sum(
+        prepared.cost.weight_transfer(task.pieces)
+        for step in run_of(3)
+        for task in prepared.lowering.tasks(prepared.layers, step)
+        if task.pieces
+    )
+    assert moved == 3 * prepared.layers * prepared.cost.weights_per_layer
+    streamed = scenario.model.layer_params * 2
+    assert prepared.cost.weights_per_layer == streamed
+
+
+@pytest.mark.parametrize(
+    "fetched", [pytest.param(fetch(experts.weights), id="experts"), pytest.param(fetch(qkv.weights), id="qkv")]
+)
+def test_vslpipe_transfers_only_what_is_fetched(fetched):
+    layer = fetched | gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load >> gpu(out_proj, moe)
+    lowering = Lowering(VSLPipe(), layer_graph(layer), 4)
+    pieces = [piece for step in run_of(3) for task in lowering.tasks(4, step) for piece in task.pieces]
+    assert Counter(pieces) == {(layer, lowering.graph.streamed[0]): 3 for layer in range(4)}
+
+
+def test_nothing_is_loaded_before_the_first_layer_except_in_the_first_iteration():
+    lowering = Lowering(VSLPipe(), layer_graph(VSL), 4)
+    assert lowering.tasks(4, Step.FIRST)[0].pieces == ((0, 0),)
+    assert not lowering.tasks(4, Step.MIDDLE)[0].pieces
+    last = [task.pieces for task in lowering.tasks(4, Step.LAST) if task.pieces]
+    assert last[-1] == ((3, 4),)
+
+
+def test_tasks_are_lowered_once_per_kind_of_iteration():
+    lowering = Lowering(VSLPipe(), layer_graph(VSL), 3)
+    assert lowering.tasks(3, Step.MIDDLE) is lowering.tasks(3, Step.MIDDLE)
+    assert lowering.tasks(3, Step.MIDDLE) is not lowering.tasks(3, Step.FIRST)
+
+
+def test_a_schedule_is_named_after_its_class():
+    assert VSLPipe().name.startswith("VSLPipe")
+    assert "2" in Sequential(micro_batches=2).name

@@ -1,0 +1,142 @@
+"""The virtual clock: what it lays out, what it counts, and that its two details agree."""
+
+from itertools import pairwise
+
+import pytest
+
+from tests.builders import small_machine, tiny_model, tiny_scenario
+from tests.systems import PIPELINES, VSL
+from workbench.errors import CapacityError, ScenarioError, ScheduleError
+from workbench.pipeline import fetch, gpu
+from workbench.plan import busy_seconds
+from workbench.result import Source
+from workbench.schedules import Sequential, Step, VSLPipe
+from workbench.serving import prepare
+from workbench.simulate import Detail, simulate
+from workbench.stages import Op, attention, moe, out_proj, qkv, weights
+
+
+def test_a_simulation_says_so():
+    result = simulate(tiny_scenario(requests=3), VSLPipe())
+    assert result.source is Source.SIMULATED
+    assert (result.model, result.machine) == ("tiny", "small")
+    assert result.facts["requests"] == "3"
+    assert result.facts["pipeline"] == str(VSL)
+
+
+def test_every_request_gets_all_its_tokens():
+    result = simulate(tiny_scenario([5, 9, 3], [4, 1, 6]), VSLPipe())
+    assert result.generated == 11
+    assert result.processed == (5 + 3) + (9 + 0) + (3 + 5)
+    assert sum(result.steps.prefill) == 17
+    assert sum(result.steps.decode) == 8
+    assert result.iterations == len(result.steps.seconds) == 6
+
+
+def test_seconds_are_the_sum_of_the_iterations():
+    result = simulate(tiny_scenario([8] * 6, [5] * 6, blocks=9), VSLPipe())
+    assert result.preemptions > 0
+    assert result.seconds == pytest.approx(sum(result.steps.seconds))
+    assert result.processed == 6 * 12 + result.recomputed - result.preemptions
+
+
+def test_blocks_in_use_are_recorded_per_iteration():
+    result = simulate(tiny_scenario([4, 4], [3, 3], block=4), Sequential())
+    assert result.steps.used_blocks == (2, 4, 4)
+    assert max(simulate(tiny_scenario([8] * 6, [5] * 6, blocks=9), Sequential()).steps.used_blocks) <= 9
+
+
+def test_first_tokens_come_with_the_prefill_and_gaps_are_the_iterations_between():
+    result = simulate(tiny_scenario([4], [3]), Sequential())
+    first, *rest = result.steps.seconds
+    assert result.ttft == pytest.approx(first)
+    assert result.tbt == pytest.approx(sum(rest) / 2)
+
+
+def test_requests_of_one_token_have_no_gaps():
+    result = simulate(tiny_scenario([4, 4], [1, 1]), Sequential())
+    assert result.tbt != result.tbt
+
+
+def test_a_task_timeline_has_every_task_that_takes_time_on_its_lane():
+    scenario = tiny_scenario([4, 4], [2, 2])
+    result = simulate(scenario, VSLPipe(), detail=Detail.TASK)
+    first = [span for span in result.timeline if span.iteration == 0]
+    prepared = prepare(scenario, VSLPipe())
+    weights_only = [span for span in first if span.name.startswith("W")]
+    assert [span.lane for span in weights_only] == ["h2d"] * len(weights_only)
+    assert len(weights_only) == len([task for task in prepared.lowering.tasks(4, Step.FIRST) if task.pieces])
+    assert {span.lane for span in result.timeline} == {"gpu", "cpu", "d2h", "h2d"}
+    assert result.timeline.end == pytest.approx(result.seconds)
+
+
+def test_lanes_never_run_two_computations_at_once():
+    result = simulate(tiny_scenario([9] * 8, [4] * 8, blocks=20), VSLPipe(), detail=Detail.TASK)
+    for lane in ("gpu", "cpu", "d2h"):
+        spans = sorted((span.start, span.end) for span in result.timeline if span.lane == lane)
+        assert all(later[0] >= earlier[1] - 1e-12 for earlier, later in pairwise(spans))
+
+
+def test_an_iteration_timeline_has_one_span_per_iteration():
+    result = simulate(tiny_scenario([4, 4], [2, 2]), VSLPipe())
+    assert [span.name for span in result.timeline] == ["8 prefill + 0 decode", "0 prefill + 2 decode"]
+    assert {span.lane for span in result.timeline} == {"step"}
+
+
+@pytest.mark.parametrize("schedule", [Sequential(2), VSLPipe(1e-4)], ids=str)
+def test_busy_time_is_the_same_in_both_details(schedule):
+    scenario = tiny_scenario([9] * 8, [4] * 8, model=tiny_model(7), blocks=20)
+    by_task, by_iteration = (simulate(scenario, schedule, detail=detail) for detail in (Detail.TASK, Detail.ITERATION))
+    for lane, busy in by_task.busy.items():
+        assert by_iteration.busy[lane] == pytest.approx(busy, rel=1e-9)
+
+
+def test_sequential_takes_the_sum_of_its_tasks():
+    scenario = tiny_scenario([4], [1])
+    prepared = prepare(scenario, Sequential())
+    tasks = prepared.lowering.tasks(prepared.layers, Step.FIRST | Step.LAST)
+    result = simulate(scenario, Sequential(), detail=Detail.TASK)
+    assert result.seconds == pytest.approx(sum(result.busy.values()))
+    assert set(busy_seconds(tasks, [0.0] * len(tasks))) == set(result.busy)
+
+
+def test_overlap_saves_time_and_never_costs_any_here():
+    scenario = tiny_scenario([30] * 40, [8] * 40, machine=small_machine(dram=1e8))
+    overlapped, in_turn = (simulate(scenario, schedule) for schedule in (VSLPipe(), Sequential(2)))
+    assert overlapped.seconds < 0.9 * in_turn.seconds
+
+
+def test_fewer_layers_than_the_iteration_detail_looks_at_are_exact():
+    for layers in (1, 2, 3):
+        scenario = tiny_scenario([9] * 4, [3] * 4, model=tiny_model(layers))
+        by_task, by_iteration = (simulate(scenario, VSLPipe(), detail=detail) for detail in Detail)
+        assert by_iteration.seconds == pytest.approx(by_task.seconds, rel=1e-12)
+
+
+def test_a_users_operation_is_priced_by_its_own_work():
+    from workbench.cost import Work
+
+    probe = Op("probe", ("x",), ("x",), work=lambda rows, model, precision: Work(1e9 * rows.tokens, 0))
+    plain = fetch(weights) | gpu(qkv, attention, out_proj, moe)
+    seconds = [
+        simulate(tiny_scenario([10], [1], pipeline=p), Sequential()).seconds for p in (plain, plain >> gpu(probe))
+    ]
+    assert seconds[1] - seconds[0] == pytest.approx(4 * 10 * 1e9 / 1e11)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "schedule", "error"),
+    [
+        pytest.param(tiny_scenario(pipeline=PIPELINES["all_gpu"]), VSLPipe(), ScheduleError, id="shape"),
+        pytest.param(tiny_scenario(machine=small_machine(gpu_memory=1e5)), VSLPipe(), CapacityError, id="slots"),
+        pytest.param(
+            tiny_scenario(pipeline=gpu(qkv, attention, out_proj, moe, Op("mystery", ("x",), ("x",)))),
+            Sequential(),
+            ScenarioError,
+            id="no work",
+        ),
+    ],
+)
+def test_what_does_not_go_together_fails_before_any_work(scenario, schedule, error):
+    with pytest.raises(error):
+        simulate(scenario, schedule)

@@ -1,0 +1,210 @@
+"""Seconds and bytes of tasks: transfers of SPEC 2, the token budget of SPEC 1.7, and law 6 for the CPU kernels."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels_cpu import append_kv_work, flash_decode_work
+from tests.builders import small_machine, tiny_model, tiny_scenario
+from tests.systems import PIPELINES, VSL
+from workbench.cost import Precision, Rows, seconds
+from workbench.errors import ScenarioError
+from workbench.hardware import machines
+from workbench.memory import Memory
+from workbench.models import models
+from workbench.pipeline import Pipeline, fetch, gpu
+from workbench.scenario import Scenario
+from workbench.scheduler.resource_aware import ResourceAware
+from workbench.schedules import Sequential, Step
+from workbench.segments import layer_graph
+from workbench.serving import prepare
+from workbench.stages import (
+    Op,
+    attention,
+    buffer_bytes,
+    combine,
+    decode_attention,
+    embed_work,
+    experts,
+    head_work,
+    kv,
+    moe,
+    out_proj,
+    prefill_attention,
+    qkv,
+    route,
+    weights,
+)
+from workbench.task_cost import TaskCost
+from workbench.workload import Workload
+
+MIXTRAL = models["mixtral-8x7b"]
+BF16, FP32 = Precision("bf16", "bf16"), Precision("fp32", "fp32")
+
+
+def priced(pipeline: Pipeline = VSL, **changes: object) -> TaskCost:
+    scenario = Scenario(
+        pipeline,
+        model=MIXTRAL,
+        machine=machines["a40"],
+        memory=Memory("70GB", **changes),
+        workload=Workload.lengths(98, 32, 10),
+        scheduler=ResourceAware(),
+    )
+    return TaskCost(scenario, layer_graph(pipeline))
+
+
+def node(pipeline: Pipeline, code: str):
+    return next(node for node in layer_graph(pipeline).nodes if node.code == code)
+
+
+def moved(cost: TaskCost, code: str, rows: Rows) -> float:
+    return cost.transfer(next(n for n in cost._graph.all_nodes if n.code == code), rows)
+
+
+def test_offload_moves_queries_of_decodes_and_keys_and_values_of_all():
+    """SPEC 2: Q = decode tokens (h + 2 h/s) dtype + prefill tokens (2 h/s) dtype, with s = 4 and bf16."""
+    h, s, dtype = 4096, 4, 2
+    assert moved(priced(), "Q", Rows(prefill=100, decode=7)) == 7 * (h + 2 * h / s) * dtype + 100 * (2 * h / s) * dtype
+
+
+def test_load_moves_the_attention_output_of_decodes():
+    """SPEC 2: H = decode tokens h dtype."""
+    assert moved(priced(), "H", Rows(prefill=100, decode=7)) == 7 * 4096 * 2
+
+
+def test_transfers_double_in_fp32():
+    rows = Rows(prefill=3, decode=5)
+    assert moved(priced(weights="fp32"), "Q", rows) == 2 * moved(priced(), "Q", rows)
+
+
+def test_paper_sized_transfers_are_about_200_mb():
+    """Row lens.vsl.bytes: about 200 MB per layer at 18500 decode tokens (MoE-Lens section 6.4)."""
+    assert 195e6 < moved(priced(), "Q", Rows(decode=18_500)) < 235e6
+
+
+def test_streamed_kv_travels_without_the_new_entries_and_those_return():
+    cost = priced(fetch(weights, kv) | gpu(qkv, attention, out_proj, moe))
+    rows = Rows(prefill=10, decode=3, context=300)
+    assert moved(cost, "K", rows) == (300 - 3) * 2 * 1024 * 2
+    assert moved(cost, "S", rows) == 13 * 2 * 1024 * 2
+
+
+def test_routing_is_moved_in_fp32_and_own_buffers_are_as_wide_as_the_model():
+    assert buffer_bytes("gates", MIXTRAL, BF16) == 2 * 2 * 4
+    assert buffer_bytes("mine", MIXTRAL, BF16) == 4096 * 2
+    assert buffer_bytes("k", MIXTRAL, FP32) == 1024 * 4
+
+
+def test_the_streamed_layer_is_the_whole_layer():
+    assert priced().weights_per_layer == MIXTRAL.layer_params * 2
+    assert priced(weights="fp32").weights_per_layer == MIXTRAL.layer_params * 4
+    only = priced(fetch(experts.weights) | gpu(qkv, attention, out_proj, moe))
+    assert only.weights_per_layer == 8 * MIXTRAL.expert_params * 2
+
+
+def test_the_token_budget_of_mixtral_on_the_a40_is_near_the_papers():
+    """SPEC 1.5 takes 18500 from MoE-Lens' sizing example; norms and activations cost a little of it."""
+    assert 18_200 < priced().token_budget() < 18_600
+
+
+def test_the_token_budget_balances_gpu_and_link():
+    cost = priced()
+    budget = cost.token_budget()
+    computing = [n for n in layer_graph(VSL).nodes if n.lane == "gpu"]
+    gpu_seconds = sum(cost.node(n, Rows(prefill=budget)) for n in computing)
+    assert gpu_seconds == pytest.approx(cost.copy("h2d", cost.weights_per_layer), rel=1e-3)
+
+
+def test_the_token_budget_is_without_limit_if_nothing_streams():
+    assert priced(fetch(kv) | gpu(qkv, attention, out_proj, moe)).token_budget() == float("inf")
+
+
+def test_the_token_budget_is_at_least_one_token():
+    scenario = tiny_scenario(machine=small_machine(gpu=1e3))
+    assert prepare(scenario, Sequential()).cost.token_budget() >= 1
+
+
+def test_an_operation_without_work_cannot_be_priced():
+    layer = gpu(qkv, attention, out_proj, moe, Op("mystery", ("x",), ("x",)))
+    scenario = tiny_scenario(pipeline=layer)
+    cost = TaskCost(scenario, layer_graph(layer))
+    with pytest.raises(ScenarioError, match=r"op 'mystery' declares no work.*give Op\(\.\.\., work=\.\.\.\)"):
+        cost.node(layer_graph(layer).nodes[0], Rows(prefill=1))
+
+
+def test_tasks_are_priced_like_their_nodes():
+    scenario = tiny_scenario()
+    prepared = prepare(scenario, Sequential(2))
+    tasks = prepared.lowering.tasks(prepared.layers, Step.MIDDLE)
+    parts = [Rows(prefill=5, pairs=15, emits=1), Rows(decode=2, context=20, emits=2)]
+    for task, price in zip(tasks, prepared.cost.tasks(tasks, parts), strict=True):
+        if task.part is None:
+            assert price == prepared.cost.copy("h2d", prepared.cost.weights_per_layer)
+        else:
+            assert price == prepared.cost.node(task.node, parts[task.part])
+
+
+def test_a_part_without_rows_costs_nothing_even_with_overhead():
+    scenario = tiny_scenario(machine=small_machine(overhead=1e-3))
+    prepared = prepare(scenario, Sequential())
+    for n in prepared.lowering.graph.all_nodes:
+        if n.code != "W":
+            assert prepared.cost.node(n, Rows()) == 0
+
+
+@given(st.integers(0, 300), st.integers(0, 300), st.integers(0, 100_000), st.sampled_from(["bf16", "fp32"]))
+def test_decode_attention_declares_what_the_kernels_declare(prefill, decode, context, dtype):
+    """Law 6."""
+    m, size = MIXTRAL, {"bf16": 2, "fp32": 4}[dtype]
+    rows = Rows(prefill=prefill, decode=decode, context=context)
+    shape = (m.num_attention_heads, m.num_key_value_heads, m.head_dim)
+    attend = flash_decode_work(*shape, context=context, rows=decode, kv_itemsize=size)
+    append = append_kv_work(*shape[1:], rows=prefill + decode, kv_itemsize=size)
+    work = decode_attention.work(rows, m, Precision("bf16", dtype))
+    assert (work.flops, work.bytes) == (attend[0] + append[0], attend[1] + append[1])
+
+
+@pytest.mark.parametrize("tokens", [1, 50])
+def test_gemm_work_adds_up_to_the_models_flops_per_token(tokens):
+    m = tiny_model(3)
+    rows = Rows(prefill=tokens, emits=tokens)
+    layer = sum(op.work(rows, m, BF16).flops for op in (qkv, out_proj, route, experts))
+    assert 3 * layer + head_work(rows, m, BF16).flops == pytest.approx(tokens * m.flops_per_token())
+
+
+def test_prefill_attention_counts_causal_pairs():
+    m = tiny_model()
+    assert prefill_attention.work(Rows(prefill=3, pairs=6), m, BF16).flops == 4 * m.q_size * 6
+    assert prefill_attention.work(Rows(decode=9, context=90), m, BF16)[:2] == (0, 0)
+
+
+def test_few_tokens_read_few_experts_and_many_read_all():
+    m = tiny_model()
+    one = experts.work(Rows(decode=1), m, BF16).bytes
+    many = experts.work(Rows(decode=10_000), m, BF16).bytes
+    activations = 2 * 2 * m.hidden_size
+    assert one == pytest.approx(2 * m.expert_params * 2 + activations)
+    assert many == pytest.approx(4 * m.expert_params * 2 + 10_000 * activations)
+
+
+def test_embedding_and_combine_only_move_rows():
+    m = tiny_model()
+    assert embed_work(Rows(prefill=5), m, BF16).flops == 0
+    assert embed_work(Rows(prefill=5), m, BF16).bytes == 2 * 5 * m.hidden_size * 2
+    assert combine.work(Rows(decode=5), m, BF16).bytes == 3 * 5 * m.hidden_size * 2
+
+
+def test_a_segment_costs_the_sum_of_its_operations():
+    cost, rows = priced(), Rows(decode=100, context=5000, emits=100)
+    whole = node(VSL, "B")
+    expected = sum(seconds([stage.op.work(rows, MIXTRAL, BF16)], machines["a40"].gpu) for stage in whole.stages)
+    assert cost.node(whole, rows) == pytest.approx(expected)
+
+
+def test_a_segment_runs_at_the_rate_of_its_device():
+    rows = Rows(decode=10, context=500, emits=10)
+    on_gpu, on_cpu = (priced(PIPELINES[name]) for name in ("all_gpu", "all_cpu"))
+    assert on_gpu.node(layer_graph(PIPELINES["all_gpu"]).nodes[0], rows) < on_cpu.node(
+        layer_graph(PIPELINES["all_cpu"]).nodes[0], rows
+    )

@@ -1,0 +1,197 @@
+"""Requests: lengths, files of prompts, and synthetic samples that say so."""
+
+import json
+
+import numpy as np
+import pytest
+
+from workbench.errors import CatalogueError, WorkloadError
+from workbench.workload import LengthDistribution, Request, Sampling, Workload, byte_tokens, workloads
+
+
+@pytest.fixture
+def jsonl(tmp_path):
+    def write(*lines: str) -> object:
+        path = tmp_path / "prompts.jsonl"
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_one_number_for_each_length_serves_all_requests():
+    workload = Workload.lengths(98, 32, 5)
+    assert workload.prompt_len.tolist() == [98] * 5
+    assert workload.output_len.tolist() == [32] * 5
+    assert workload.requests == ()
+
+
+def test_lengths_may_be_given_for_each_request():
+    workload = Workload.lengths([1, 2, 3], 4)
+    assert workload.prompt_len.tolist() == [1, 2, 3]
+    assert workload.output_len.tolist() == [4, 4, 4]
+    assert len(workload) == 3
+
+
+def test_a_workload_does_not_share_its_lengths_with_the_caller():
+    given = np.array([5, 6])
+    workload = Workload.lengths(given, 1)
+    given[0] = 99
+    assert workload.prompt_len.tolist() == [5, 6]
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Workload.lengths(3, 3, 0), lambda: Workload.of([]), lambda: Workload.lengths([], 3)]
+)
+def test_a_workload_without_requests_is_refused(make):
+    with pytest.raises(WorkloadError, match="at least one"):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "words"),
+    [([4, 0], 3, "request 1 .* prompt length 0"), ([4, 4, 4], [3, 3, -2], "request 2 .* output length -2")],
+)
+def test_a_length_below_one_is_refused_with_its_request(prompt, output, words):
+    with pytest.raises(WorkloadError, match=words):
+        Workload.lengths(prompt, output)
+
+
+@pytest.mark.parametrize("arguments", [([1, 2], [1, 2, 3]), ([1, 2], 3, 3)])
+def test_lengths_that_do_not_match_are_refused(arguments):
+    with pytest.raises(WorkloadError):
+        Workload.lengths(*arguments)
+
+
+def test_requests_know_their_own_lengths():
+    workload = Workload.of([Request((1, 2, 3), 4), Request((5,), 6)], name="two")
+    assert (workload.prompt_len.tolist(), workload.output_len.tolist()) == ([3, 1], [4, 6])
+    assert (workload.name, workload.synthetic) == ("two", False)
+
+
+def test_a_file_gives_one_request_per_line_and_skips_empty_ones(jsonl):
+    path = jsonl(
+        '{"prompt": "Grüße"}', "", '{"tokens": [3, 1, 4], "output_len": 7, "temperature": 0.5, "top_p": 0.9, "seed": 3}'
+    )
+    first, second = Workload.from_jsonl(path, output_len=5).requests
+    assert first == Request(tuple("Grüße".encode()), 5)
+    assert second == Request((3, 1, 4), 7, Sampling(0.5, 0.9, 3))
+    assert Workload.from_jsonl(path).name == "prompts"
+
+
+def test_a_line_separator_inside_a_prompt_does_not_end_the_line(jsonl):
+    text = "one\u2028two\u0085three\x0cfour"
+    path = jsonl(json.dumps({"prompt": text}, ensure_ascii=False))
+    assert Workload.from_jsonl(path).requests[0].prompt == byte_tokens(text)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        pytest.param("{", "not valid JSON", id="broken"),
+        pytest.param("[1, 2]", "must be an object", id="no object"),
+        pytest.param("{}", "either 'prompt'", id="neither"),
+        pytest.param('{"prompt": "a", "tokens": [1]}', "either 'prompt'", id="both"),
+        pytest.param('{"prompt": "a", "max_tokens": 3}', "unknown key 'max_tokens'", id="unknown key"),
+        pytest.param('{"prompt": ""}', "at least one token", id="empty prompt"),
+        pytest.param('{"prompt": 5}', "prompt=5", id="prompt no text"),
+        pytest.param('{"tokens": []}', "at least one token", id="no tokens"),
+        pytest.param('{"tokens": [1, -2]}', "non-negative integer", id="negative token"),
+        pytest.param('{"tokens": [1.5]}', "non-negative integer", id="fractional token"),
+        pytest.param('{"tokens": [true]}', "non-negative integer", id="boolean token"),
+        pytest.param('{"tokens": 5}', "tokens", id="tokens no list"),
+        pytest.param('{"tokens": null}', "tokens", id="tokens null"),
+        pytest.param('{"prompt": "a", "output_len": "8"}', "output_len='8'", id="output_len text"),
+        pytest.param('{"prompt": "a", "output_len": true}', "output_len=True", id="output_len boolean"),
+        pytest.param('{"prompt": "a", "seed": 1.5}', "seed=1.5", id="fractional seed"),
+        pytest.param('{"prompt": "a", "temperature": "hot"}', "temperature='hot'", id="temperature text"),
+        pytest.param('{"prompt": "a", "temperature": -1}', "temperature must be", id="negative temperature"),
+        pytest.param('{"prompt": "a", "temperature": NaN}', "temperature must be", id="temperature NaN"),
+        pytest.param('{"prompt": "a", "top_p": 0}', "top_p must lie", id="top_p zero"),
+    ],
+)
+def test_a_malformed_line_is_named_with_its_number(jsonl, line, words):
+    with pytest.raises(WorkloadError) as error:
+        Workload.from_jsonl(jsonl('{"prompt": "fine"}', "", line))
+    assert words in str(error.value)
+    assert "prompts.jsonl:3" in str(error.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(WorkloadError, match=r"nowhere\.jsonl' does not exist"):
+        Workload.from_jsonl(tmp_path / "nowhere.jsonl")
+    with pytest.raises(WorkloadError, match=r"nowhere\.txt"):
+        Workload.from_text(tmp_path / "nowhere.txt", requests=1, output_len=1)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path):
+    path = tmp_path / "binary.jsonl"
+    path.write_bytes(b'{"prompt": "\xff\xfe"}\n')
+    with pytest.raises(WorkloadError, match=r"binary\.jsonl"):
+        Workload.from_jsonl(path)
+
+
+def test_an_empty_file_is_a_workload_without_requests(jsonl):
+    with pytest.raises(WorkloadError, match="'prompts' has no requests"):
+        Workload.from_jsonl(jsonl(""))
+
+
+def test_lines_of_a_text_are_prompts_that_repeat(tmp_path):
+    path = tmp_path / "poems.txt"
+    path.write_text("ab\n\ncde\n", encoding="utf-8")
+    workload = Workload.from_text(path, requests=3, output_len=9)
+    assert [bytes(request.prompt) for request in workload.requests] == [b"ab", b"cde", b"ab"]
+    assert workload.output_len.tolist() == [9, 9, 9]
+
+
+@pytest.mark.parametrize(("text", "requests"), [("\n \n", 3), ("ab\n", 0)])
+def test_a_text_without_prompts_or_no_requests_is_refused(tmp_path, text, requests):
+    path = tmp_path / "empty.txt"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(WorkloadError, match="gives no prompt"):
+        Workload.from_text(path, requests=requests, output_len=1)
+
+
+@pytest.mark.parametrize(
+    "options", [{"temperature": -0.1}, {"temperature": float("inf")}, {"top_p": 0}, {"top_p": 1.1}]
+)
+def test_sampling_outside_its_range_is_refused(options):
+    with pytest.raises(WorkloadError, match=next(iter(options))):
+        Sampling(**options)
+
+
+def test_mtbench_has_the_published_mean_and_never_more_than_its_maximum():
+    sample = workloads["mtbench"].sample(20_000, 128, seed=0)
+    assert sample.prompt_len.mean() == pytest.approx(98, rel=0.02)
+    assert 1 <= sample.prompt_len.min() <= sample.prompt_len.max() <= 450
+    assert set(sample.output_len.tolist()) == {128}
+    assert sample.synthetic
+
+
+@pytest.mark.parametrize(("mean", "maximum"), [(98, 450), (926, 1843), (128, 410)])
+def test_published_means_are_met_within_two_percent(mean, maximum):
+    """MoE-Lens section 8: MTBench, RAG and AIME prompts."""
+    drawn = LengthDistribution("published", mean, maximum).sample(20_000, 1, seed=1).prompt_len
+    assert drawn.mean() == pytest.approx(mean, rel=0.02)
+    assert drawn.max() <= maximum
+    assert drawn.max() > 0.8 * maximum
+
+
+def test_the_same_seed_draws_the_same_prompts():
+    draw = workloads["mtbench"].sample
+    assert np.array_equal(draw(100, 4, seed=7).prompt_len, draw(100, 4, seed=7).prompt_len)
+    assert not np.array_equal(draw(100, 4, seed=7).prompt_len, draw(100, 4, seed=8).prompt_len)
+
+
+def test_a_sample_of_nothing_is_refused():
+    with pytest.raises(WorkloadError, match=r"mtbench\.sample needs at least one request, not 0"):
+        workloads["mtbench"].sample(0, 4)
+
+
+def test_an_unknown_workload_is_answered_with_the_known_ones():
+    with pytest.raises(CatalogueError, match=r"no entry 'mmlu'; it has .*mtbench"):
+        workloads["mmlu"]
+
+
+def test_the_byte_tokenizer_gives_utf8_bytes():
+    assert byte_tokens("aé") == (97, 0xC3, 0xA9)
