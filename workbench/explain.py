@@ -8,7 +8,7 @@ from workbench.result import Result, Source
 
 
 def explain(results: Sequence[Result]) -> list[str]:
-    """One sentence per pair of readers of the same schedule, and one per pair of schedules of the same reader."""
+    """One sentence for each simulation beside its bound, and for each measurement beside its simulation."""
     sentences = []
     for result in results:
         if result.source is Source.BOUND:
@@ -17,7 +17,7 @@ def explain(results: Sequence[Result]) -> list[str]:
             if reference.schedule == result.schedule and _alike(reference, result):
                 if reference.source is Source.BOUND and result.source is Source.SIMULATED:
                     sentences.append(_against_bound(result, reference))
-                if reference.source is Source.SIMULATED and result.source is Source.MEASURED:
+                if reference.source is Source.SIMULATED and result.source in (Source.MEASURED, Source.RECORDED):
                     sentences.append(_against_simulation(result, reference))
     return sentences
 

@@ -147,48 +147,64 @@ def _check_weight_files(folder: Path) -> None:
 
 def config_from_hf(raw: Mapping[str, Any], *, name: str, path: Path | None = None) -> ModelConfig:
     """Translate a Mixtral ``config.json``; everything it asks for that the engine would not do is an error."""
-    architectures = raw.get("architectures") or [raw.get("model_type", "none given")]
-    if architectures[0] not in ("MixtralForCausalLM", "mixtral"):
-        raise CheckpointError(
-            f"checkpoint {name!r} has the architecture {architectures[0]}; supported is MixtralForCausalLM."
-        )
+    _check_architecture(raw, name)
+    _check_sizes(raw, name)
     _check_supported(raw, name)
     rope = raw.get("rope_parameters") or {}
-    values: dict[str, Any] = {key.name: raw[key.name] for key in fields(ModelConfig) if raw.get(key.name) is not None}
-    values.pop("name", None)
-    values["head_dim"] = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
-    values["rope_theta"] = float(raw.get("rope_theta") or rope.get("rope_theta", 1e6))
     dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
-    if dtype not in _TORCH_DTYPES:
+    given = {field.name: raw[field.name] for field in fields(ModelConfig) if raw.get(field.name) is not None}
+    given |= {"name": name, "path": path, "dtype": _TORCH_DTYPES[dtype]}
+    given["head_dim"] = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
+    given["rope_theta"] = float(raw.get("rope_theta") or rope.get("rope_theta", 1e6))
+    return ModelConfig(**given)
+
+
+def _check_architecture(raw: Mapping[str, Any], name: str) -> None:
+    found = raw.get("architectures") or [raw.get("model_type")]
+    if found not in (["MixtralForCausalLM"], ["mixtral"]):
+        raise CheckpointError(f"checkpoint {name!r} has the architecture {found}; supported is MixtralForCausalLM.")
+
+
+def _check_sizes(raw: Mapping[str, Any], name: str) -> None:
+    sizes = [*_REQUIRED, *(["head_dim"] if raw.get("head_dim") is not None else [])]
+    wrong = [key for key in sizes if type(raw.get(key)) is not int or raw[key] < 1]
+    numbers = [key for key in ("rms_norm_eps", "rope_theta") if raw.get(key) is not None]
+    wrong += [key for key in numbers if type(raw[key]) not in (int, float) or not raw[key] > 0]
+    if wrong:
+        raise CheckpointError(f"config.json of {name!r} needs positive numbers for {', '.join(wrong)}; correct them.")
+    heads, groups = raw["num_attention_heads"], raw["num_key_value_heads"]
+    if heads % groups:
         raise CheckpointError(
-            f"checkpoint {name!r} is in {dtype}; supported are {', '.join(_TORCH_DTYPES)}. Convert it."
+            f"config.json of {name!r} has {heads} query heads, no multiple of its {groups} key-value heads; "
+            "correct one of them."
         )
-    values["dtype"] = _TORCH_DTYPES[dtype]
-    return ModelConfig(name=name, path=path, **{key: values[key] for key in values if key != "path"})
+    head_dim = raw.get("head_dim") or raw["hidden_size"] // heads
+    if head_dim < 2 or head_dim % 2:
+        raise CheckpointError(f"config.json of {name!r} has head_dim {head_dim}; RoPE turns pairs, make it even.")
+    if raw["num_experts_per_tok"] > raw["num_local_experts"]:
+        raise CheckpointError(f"config.json of {name!r} asks for more experts per token than it has; correct it.")
 
 
 def _check_supported(raw: Mapping[str, Any], name: str) -> None:
-    missing = [key for key in _REQUIRED if not isinstance(raw.get(key), int) or raw[key] < 1]
-    if missing:
-        raise CheckpointError(f"config.json of {name!r} needs positive integers for {', '.join(missing)}; add them.")
-    if raw["num_attention_heads"] % raw["num_key_value_heads"]:
-        raise CheckpointError(
-            f"config.json of {name!r} has {raw['num_attention_heads']} query heads, "
-            f"no multiple of its {raw['num_key_value_heads']} key-value heads; correct one of them."
-        )
-    if raw["num_experts_per_tok"] > raw["num_local_experts"]:
-        raise CheckpointError(f"config.json of {name!r} asks for more experts per token than it has; correct it.")
-    rope = (raw.get("rope_parameters") or raw.get("rope_scaling") or {}).get("rope_type", "default")
-    unsupported = {
-        "hidden_act": raw.get("hidden_act", "silu") != "silu",
-        "sliding_window": raw.get("sliding_window") is not None,
-        "rope_type": rope != "default",
-        "quantization_config": raw.get("quantization_config") is not None,
+    supported: dict[str, tuple[Any, ...]] = {
+        "hidden_act": ("silu",),
+        "sliding_window": (),
+        "quantization_config": (),
+        "dtype": tuple(_TORCH_DTYPES),
+        "torch_dtype": tuple(_TORCH_DTYPES),
+        "tie_word_embeddings": (True, False),
     }
-    for key, present in unsupported.items():
-        if present:
+    for key, values in supported.items():
+        if raw.get(key) is not None and raw[key] not in values:
             raise CheckpointError(
-                f"checkpoint {name!r} sets {key}={raw.get(key, rope)!r}, which is unsupported; use a model without it."
+                f"checkpoint {name!r} sets {key}={raw[key]!r}, which is unsupported; use a model without."
+            )
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = raw.get(key) or {}
+        kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, Mapping) else rope
+        if not isinstance(rope, Mapping) or kind != "default":
+            raise CheckpointError(
+                f"checkpoint {name!r} sets {key}={rope!r}, which is unsupported; use a model without."
             )
 
 

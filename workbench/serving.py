@@ -160,7 +160,8 @@ def serve(prepared: Prepared, clock: Clock, source: Source) -> Result:
     workload = scenario.workload
     longest = int((workload.prompt_len + workload.output_len).max())
     blocks = BlockManager(scenario.kv_blocks, scenario.memory.kv_block, len(workload), longest)
-    queue = scenario.scheduler.open(workload, blocks, prepared.cost.token_budget(), prepared.layers)
+    budget = scenario.scheduler.token_budget or prepared.cost.token_budget()
+    queue = scenario.scheduler.open(workload, blocks, budget, prepared.layers)
     unset = np.full(len(workload), np.nan)
     record = _Record(unset, unset.copy())
     clock.begin(blocks)

@@ -31,6 +31,8 @@ class Sampling:
             raise WorkloadError(f"temperature must be 0 (greedy) or positive, not {self.temperature}.")
         if not 0 < self.top_p <= 1:
             raise WorkloadError(f"top_p must lie in (0, 1], not {self.top_p}; 1 keeps every token.")
+        if not 0 <= self.seed < 2**64:
+            raise WorkloadError(f"seed must be a number of 64 bits without a sign, not {self.seed}.")
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,9 @@ class Workload:
     def of(cls, requests: Iterable[Request], *, name: str = "requests") -> Workload:
         """A workload of requests with token ids."""
         requests = tuple(requests)
+        for number, request in enumerate(requests):
+            if not isinstance(request.output_len, int | np.integer):
+                raise WorkloadError(f"request {number} has output_len={request.output_len!r}; give a whole number.")
         return cls(
             name,
             np.array([len(request.prompt) for request in requests], dtype=np.int64),

@@ -69,15 +69,18 @@ def _files(folder: Path) -> list[Path]:
     if not index.is_file():
         return sorted(folder.glob("*.safetensors"))
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"{index} is damaged ({error!r}); fetch it again.") from error
-    for name in names:
+        raw = json.loads(index.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{index} is no valid JSON ({error}); fetch it again.") from error
+    found = raw.get("weight_map") if isinstance(raw, dict) else None
+    if not isinstance(found, dict) or not found:
+        raise CheckpointError(f"{index} has no weight_map from tensors to files; fetch it again.")
+    for name in found.values():
         if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
             raise CheckpointError(
-                f"{index.name} of {folder.name!r} names the file {name!r}, which is not there; fetch it."
+                f"{index.name} of {folder.name!r} names the file {name!r}, not there; fetch it again."
             )
-    return [folder / name for name in names]
+    return [folder / name for name in sorted(set(found.values()))]
 
 
 def _map(file: Path) -> dict[str, torch.Tensor]:

@@ -21,7 +21,7 @@ from workbench.scheduler.block_manager import BlockManager
 from workbench.schedules.base import Step
 from workbench.segments import Kind, Node
 from workbench.serving import Prepared, slot_bytes
-from workbench.stages import Device, RowClass, Stage
+from workbench.stages import BUFFER_WIDTHS, Device, RowClass, Stage
 from workbench.timeline import Span, Timeline
 from workbench.units import format_bytes
 
@@ -58,6 +58,9 @@ class Engine:
         self._fetched: dict[int, FetchedKV] = {}
         self._ran: set[tuple[str, Device]] = set()
         self._warm_up()
+        self._bar = tqdm(total=int(scenario.workload.output_len.sum()), unit="tok", desc="run", delay=1, mininterval=1)
+        self.now, self.timeline = 0.0, Timeline(labels=self._graph.labels)
+        self._zero = time.perf_counter()
         link = scenario.machine.link
         self._executor = Executor(
             link.h2d,
@@ -65,9 +68,6 @@ class Engine:
             throttled=scenario.machine.throttled,
             packet_seconds=prepared.lowering.schedule.packet_seconds,
         )
-        self._bar = tqdm(total=int(scenario.workload.output_len.sum()), unit="tok", desc="run", delay=1, mininterval=1)
-        self.now, self.timeline = 0.0, Timeline(labels=self._graph.labels)
-        self._zero = time.perf_counter()
 
     def _check_gpu_memory(self) -> None:
         """The limit is enforced on what was really allocated, not only on what was predicted."""
@@ -105,8 +105,8 @@ class Engine:
 
     def close(self) -> None:
         """End the lanes' threads."""
-        self._bar.close()
         self._executor.close()
+        self._bar.close()
 
     # ------------------------------------------------------------------------------------------------- the clock
 
@@ -130,9 +130,10 @@ class Engine:
         busy = dict.fromkeys(LANES, 0.0)
         for job in jobs:
             lane = job.task.node.lane
-            busy[lane] += job.end - job.start
-            start, end = job.start - self._zero, job.end - self._zero
-            self.timeline.spans.append(Span(lane, job.task.name, start, end, number, job.cpu))
+            for start, end in job.spans:
+                busy[lane] += end - start
+                span = Span(lane, job.task.name, start - self._zero, end - self._zero, number, job.cpu)
+                self.timeline.spans.append(span)
         return busy
 
     def _part(self, batch: Batch) -> Part:
@@ -189,15 +190,33 @@ class Engine:
         device, number, rows = stage.device, task.part or 0, _rows(stage.op.rows, part)
         read = {buffer: self._buffers[device, number, buffer][rows] for buffer in stage.op.reads}
         if stage.op.run is not None:
-            answer = stage.op.run(**read)
+            written = self._own(stage, stage.op.run(**read), rows.stop - rows.start)
         else:
             answer = BUILT_IN[stage.op.name](self._ops, part, read, self._weights.get(task.layer, stage))
-        written = answer if isinstance(answer, tuple) else (answer,)
+            written = answer if isinstance(answer, tuple) else (answer,)
         for buffer, tensor in zip(stage.op.writes, written, strict=True):
             if stage.op.rows is RowClass.ALL:
                 self._buffers[device, number, buffer] = tensor
             else:
                 self._place((device, number, buffer), part, tensor)[rows] = tensor
+
+    def _own(self, stage: Stage, answer: object, rows: int) -> tuple[torch.Tensor, ...]:
+        """What a user's operation wrote, checked, and copied: it may have returned what it read."""
+        answers = answer if isinstance(answer, tuple) else (answer,)
+        if len(answers) != len(stage.op.writes):
+            raise EngineError(
+                f"{stage} returned {len(answers)} results and writes {len(stage.op.writes)} buffers "
+                f"({', '.join(stage.op.writes)}); return one tensor for each."
+            )
+        for buffer, tensor in zip(stage.op.writes, answers, strict=True):
+            width = BUFFER_WIDTHS.get(buffer, BUFFER_WIDTHS["x"])(self._model)
+            dtype = torch.float32 if buffer == "gates" else self._embedding.dtype
+            found = (tuple(tensor.shape), tensor.dtype) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            if found != ((rows, width), dtype):
+                raise EngineError(
+                    f"{stage} wrote {buffer} as {found}; return a tensor of shape {(rows, width)}, {dtype}."
+                )
+        return tuple(tensor.clone(memory_format=torch.contiguous_format) for tensor in answers)
 
     def _place(self, key: Key, part: Part, like: torch.Tensor) -> torch.Tensor:
         """A buffer for all rows of a part, of which some are about to be written."""
@@ -256,6 +275,8 @@ class Engine:
                 asked = cost.weight_transfer(task.pieces)
             elif task.node.kind in (Kind.MOVE, Kind.KV_OUT) and task.part is not None:
                 asked = cost.transfer(task.node, plan.parts[task.part].rows)
+            elif task.node.kind is Kind.KV_IN and task.part is not None:
+                asked = self._cache.bytes_of(plan.parts[task.part].context + 1)
             else:
                 continue
             if job.bytes != asked:

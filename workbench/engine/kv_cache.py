@@ -37,6 +37,10 @@ class KVCache:
         """Tokens per block."""
         return self.pool.shape[4]
 
+    def bytes_of(self, lengths: npt.NDArray[np.int64]) -> int:
+        """Bytes of the blocks that sequences of these lengths hold in one layer."""
+        return int((-(-lengths // self.block_size)).sum()) * self.pool[0, 0].nbytes
+
     def append(self, layer: int, slots: npt.NDArray[np.int64], k: torch.Tensor, v: torch.Tensor) -> None:
         """Store the keys and values (T, K D) of new rows."""
         shape = (len(slots), self._model.num_key_value_heads, self._model.head_dim)

@@ -42,7 +42,10 @@ class Transfer:
 
 @dataclass(eq=False)
 class Job:
-    """A task of the running plan: its action and how it went. Times are readings of `time.perf_counter`."""
+    """A task of the running plan: its action and how it went. Times are readings of `time.perf_counter`.
+
+    `pauses` are when a bulk transfer let small ones pass.
+    """
 
     task: Task
     action: Callable[[], Transfer | None]
@@ -52,7 +55,14 @@ class Job:
     end: float = 0.0
     cpu: float = 0.0
     bytes: int = 0
+    pauses: list[tuple[float, float]] = field(default_factory=list)
     error: BaseException | None = None
+
+    @property
+    def spans(self) -> list[tuple[float, float]]:
+        """When it was at work."""
+        edges = [self.start, *(edge for pause in self.pauses for edge in pause), self.end]
+        return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 class Lane(threading.Thread):
@@ -137,19 +147,22 @@ class Mover(Lane):
             step = max(1, self._packet // target.itemsize)
             for low in range(0, target.size, step):
                 piece = target[low : low + step]
+                if self._executor.stopped:
+                    return
                 np.copyto(piece, source[low : low + step])  # releases the GIL; Tensor.copy_ would take every core
                 self._pace(piece.nbytes)
                 if job.task.bulk:
-                    self._let_small_pass()
+                    self._let_small_pass(job)
         if transfer.arrived:
             transfer.arrived()
 
-    def _let_small_pass(self) -> None:
+    def _let_small_pass(self, job: Job) -> None:
         self._look()
         while self.small and self.small[0] in self._ready and not self._executor.stopped:
             small = self.small.popleft()
             self._ready.discard(small)
             self._perform(small)
+            job.pauses.append((small.start, small.end))
 
     def _pace(self, size: int) -> None:
         if self._throttled:

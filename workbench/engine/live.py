@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+
+import numpy as np
 
 from workbench.engine.engine import Engine
 from workbench.errors import EngineError
@@ -11,6 +12,7 @@ from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.schedules.base import Schedule
 from workbench.serving import Prepared, prepare, serve
+from workbench.stages import Stage
 
 
 def run(scenario: Scenario, schedule: Schedule) -> Result:
@@ -58,24 +60,26 @@ def check_runnable(prepared: Prepared) -> None:
             f"workload {scenario.workload.name!r} has lengths but no tokens; give Workload.from_jsonl(path)."
         )
     for number, request in enumerate(requests):
-        worst = max(request.prompt)
-        if worst >= model.vocab_size:
-            raise EngineError(
-                f"request {number} has the token id {worst}, {model.name!r} knows ids below {model.vocab_size}; "
-                "use the model's own tokenizer."
-            )
-    _check_stages(prepared)
-
-
-def _check_stages(prepared: Prepared) -> None:
-    problems: dict[str, Callable[[str, int, bool], bool]] = {
-        "defers experts, which run cannot do yet; use defer=0": lambda name, defer, own: defer > 0,
-        "has no such experts in this architecture; remove the stage": lambda name, defer, own: name == "shared_experts",
-        "has no run function; give Op(..., run=...)": lambda name, defer, own: (
-            not own and name not in Engine.OPERATIONS
-        ),
-    }
+        for token in request.prompt:
+            if not isinstance(token, int | np.integer) or not 0 <= token < model.vocab_size:
+                raise EngineError(
+                    f"request {number} has the token id {token!r}, {model.name!r} knows 0 to {model.vocab_size - 1}; "
+                    "use the model's own tokenizer."
+                )
     for stage in prepared.scenario.pipeline.stages:
-        for problem, applies in problems.items():
-            if applies(stage.op.name, stage.defer, stage.op.run is not None):
-                raise EngineError(f"{stage} {problem}.")
+        if problem := _problem(stage):
+            raise EngineError(f"{stage} {problem}.")
+
+
+def _problem(stage: Stage) -> str:
+    """What keeps `run` from executing a stage; empty if nothing does."""
+    op = stage.op
+    if stage.defer:
+        return "defers experts, which run cannot do yet; use defer=0"
+    if op.name == "shared_experts":
+        return "has no such experts in this architecture; remove the stage"
+    if op.run is None:
+        return "" if op.name in Engine.OPERATIONS else "has no run function; give Op(..., run=...)"
+    if op.keeps_kv:
+        return "keeps the KV cache, which run leaves to the built-in decode_attention; use that one"
+    return "has params, but no checkpoint has weights for it; keep them inside its run function" if op.params else ""

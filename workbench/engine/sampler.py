@@ -22,8 +22,9 @@ def choose(logits: torch.Tensor, sampling: Sampling, position: int) -> int:
     """
     if not sampling.temperature:
         return int(logits.argmax())
-    scaled = logits.double().numpy() / sampling.temperature
-    probability = np.exp(scaled - scaled.max())
+    wide = logits.double().numpy()
+    with np.errstate(over="ignore"):  # a tiny temperature leaves only the largest
+        probability = np.exp((wide - wide.max()) / sampling.temperature)
     probability /= probability.sum()
     order = np.argsort(-probability, kind="stable")
     mass = np.cumsum(probability[order])

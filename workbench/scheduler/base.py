@@ -31,5 +31,9 @@ class Queue(Protocol):
 class Scheduler(Protocol):
     """Who is in each iteration's batch."""
 
+    @property
+    def token_budget(self) -> float | None:
+        """Tokens per iteration, or None for what the GPU computes while one pass of weights streams."""
+
     def open(self, workload: Workload, blocks: BlockManager, token_budget: float, layers: int) -> Queue:
-        """Start serving: `token_budget` is what the GPU computes while one pass of weights streams [tokens]."""
+        """Start serving with this many tokens per iteration."""

@@ -39,8 +39,8 @@ class ResourceAware:
             raise CapacityError(f"token_budget must be at least 1 token per iteration, not {self.token_budget}.")
 
     def open(self, workload: Workload, blocks: BlockManager, token_budget: float, layers: int) -> ResourceAwareQueue:
-        """Start serving `workload`; see `Scheduler.open`."""
-        return ResourceAwareQueue(workload, blocks, self.token_budget or token_budget, layers)
+        """See `Scheduler.open`."""
+        return ResourceAwareQueue(workload, blocks, token_budget, layers)
 
 
 class ResourceAwareQueue:

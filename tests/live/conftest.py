@@ -1,0 +1,98 @@
+"""Checkpoints on disk, made once per session, and transformers as the oracle."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import workbench as wb
+from tests.live.world import TINY, lane_threads
+from workbench.engine.synthesize import make_checkpoint
+from workbench.models import ModelConfig
+from workbench.workload import Request
+
+MakeModel = Callable[..., ModelConfig]
+
+
+@pytest.fixture(scope="session")
+def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
+    """Write a seeded checkpoint once and give its model."""
+    root = tmp_path_factory.mktemp("checkpoints")
+
+    def make(config: ModelConfig, seed: int = 0) -> ModelConfig:
+        return wb.checkpoint(make_checkpoint(config, root / f"{config.name}-{seed}", seed=seed))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny(make_model: MakeModel) -> ModelConfig:
+    return make_model(TINY)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What transformers generates greedily in fp32, and the smallest distance between the two largest logits."""
+
+    tokens: tuple[tuple[int, ...], ...]
+    gap: float
+
+
+class Oracle:
+    """transformers' Mixtral in fp32."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import MixtralForCausalLM
+
+        self.model: Any = MixtralForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, experts_implementation="eager"
+        ).eval()
+
+    def generate(self, requests: Sequence[Request]) -> Answer:
+        """All requests at once, padded on the left; in fp32 the padding changes nothing."""
+        width, steps = max(len(r.prompt) for r in requests), max(r.output_len for r in requests)
+        prompts = torch.tensor([[0] * (width - len(r.prompt)) + list(r.prompt) for r in requests])
+        mask = torch.tensor([[0] * (width - len(r.prompt)) + [1] * len(r.prompt) for r in requests])
+        made = self.model.generate(
+            prompts,
+            attention_mask=mask,
+            max_new_tokens=steps,
+            do_sample=False,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        best = torch.stack(made.logits, dim=1).topk(2, dim=-1).values
+        gaps = (best[..., 0] - best[..., 1]).tolist()
+        rows = made.sequences[:, width:].tolist()
+        tokens = tuple(tuple(row[: r.output_len]) for row, r in zip(rows, requests, strict=True))
+        return Answer(tokens, min(min(gap[: r.output_len]) for gap, r in zip(gaps, requests, strict=True)))
+
+    @torch.no_grad()
+    def scores(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Logits (T, V) at every position of one sequence."""
+        return self.model(torch.tensor([tokens])).logits[0]
+
+
+@pytest.fixture(scope="session")
+def oracle() -> Callable[[ModelConfig], Oracle]:
+    pytest.importorskip("transformers")
+    opened: dict[Path, Oracle] = {}
+
+    def of(model: ModelConfig) -> Oracle:
+        assert model.path is not None
+        if model.path not in opened:
+            opened[model.path] = Oracle(model.path)
+        return opened[model.path]
+
+    return of
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """No test may leave a lane's thread."""
+    yield
+    assert not lane_threads()

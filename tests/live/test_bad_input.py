@@ -1,0 +1,362 @@
+"""Bad input gives one clear error that names the object and the mend, before any lane has a thread."""
+
+import json
+import pickle
+import shutil
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import workbench as wb
+from tests.live.world import RUNNABLE, machine, requests, scenario
+from tests.systems import PIPELINES
+from workbench.engine import lanes
+from workbench.errors import CapacityError, CheckpointError, EngineError, ScheduleError, WorkbenchError, WorkloadError
+from workbench.models import ModelConfig
+from workbench.pipeline import cpu, gpu, load, offload
+from workbench.schedules import Sequential, VSLPipe
+from workbench.serving import embedding_bytes, prepare, slot_bytes
+from workbench.stages import attention, combine, experts, out_proj, qkv, route, shared_experts
+from workbench.workload import Request, Workload
+
+ASKED = requests((5, 1, 19), 4, seed=5)
+LAYER = "model-00002.safetensors"
+Q = "model.layers.1.self_attn.q_proj.weight"
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Names of the lanes that were started; there must be none."""
+    names: list[str] = []
+    start = lanes.Lane.start
+
+    def count(self: lanes.Lane) -> None:
+        names.append(self.name)
+        start(self)
+
+    monkeypatch.setattr(lanes.Lane, "start", count)
+    yield names
+    assert not names, "a lane was started before the input was refused"
+
+
+@pytest.fixture
+def folder(tiny: ModelConfig, tmp_path: Path) -> Path:
+    """A copy of the tiny checkpoint that a test may damage."""
+    assert tiny.path is not None
+    return Path(shutil.copytree(tiny.path, tmp_path / "mine"))
+
+
+def run(folder: Path) -> wb.Result:
+    return wb.run(scenario(wb.checkpoint(folder), ASKED), VSLPipe())
+
+
+def refused(of: Callable[[], object], kind: type[WorkbenchError], *names: str) -> None:
+    """One sentence, or two, that contain each of `names`; no object's address, no chained surprise on top."""
+    with pytest.raises(WorkbenchError) as caught:
+        of()
+    message = str(caught.value)
+    assert type(caught.value) is kind, f"{type(caught.value).__name__}: {message}"
+    for name in names:
+        assert name in message, f"{name!r} is not in: {message}"
+    assert "\n" not in message.strip()
+    assert " at 0x" not in message
+    assert message.rstrip().endswith(".")
+    assert len(message) < 500
+
+
+# ----------------------------------------------------------------------------------------------------------- tensors
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any], file: str = LAYER) -> None:
+    tensors = {name: tensor.clone() for name, tensor in load_file(folder / file).items()}
+    change(tensors)
+    save_file(tensors, folder / file, {"format": "pt"})
+
+
+TENSORS: dict[str, Callable[[dict[str, torch.Tensor]], Any]] = {
+    "missing": lambda t: t.pop(Q),
+    "misshapen": lambda t: t.update({Q: t[Q][:-1].clone()}),
+    "transposed shape": lambda t: t.update({Q: t[Q].reshape(2, -1).clone()}),
+    "flat": lambda t: t.update({Q: t[Q].flatten().clone()}),
+    "bf16": lambda t: t.update({Q: t[Q].bfloat16()}),
+    "fp16": lambda t: t.update({Q: t[Q].half()}),
+    "int8": lambda t: t.update({Q: t[Q].to(torch.int8)}),
+    "renamed": lambda t: t.update({Q.replace("q_proj", "query"): t.pop(Q)}),
+}
+
+
+@pytest.mark.parametrize("fault", TENSORS)
+def test_tensor(fault: str, folder: Path) -> None:
+    rewrite(folder, TENSORS[fault])
+    refused(lambda: run(folder), CheckpointError, Q, "mine")
+
+
+def test_one_expert_missing(folder: Path) -> None:
+    name = "model.layers.1.block_sparse_moe.experts.3.w2.weight"
+    rewrite(folder, lambda t: t.pop(name))
+    refused(lambda: run(folder), CheckpointError, name)
+
+
+def test_head_missing_where_it_is_not_tied(folder: Path) -> None:
+    rewrite(folder, lambda t: t.pop("lm_head.weight"), "model-00000.safetensors")
+    refused(lambda: run(folder), CheckpointError, "lm_head.weight")
+
+
+# ------------------------------------------------------------------------------------------------------------- files
+
+
+def cut(path: Path, keep: float) -> None:
+    raw = path.read_bytes()
+    path.write_bytes(raw[: int(len(raw) * keep)])
+
+
+FILES: dict[str, Callable[[Path], Any]] = {
+    "data cut": lambda p: cut(p, 0.9),
+    "one byte cut": lambda p: p.write_bytes(p.read_bytes()[:-1]),
+    "header cut": lambda p: p.write_bytes(p.read_bytes()[:100]),
+    "length cut": lambda p: p.write_bytes(p.read_bytes()[:5]),
+    "empty": lambda p: p.write_bytes(b""),
+    "text": lambda p: p.write_text("<html>404 Not Found</html>"),
+    "header too long": lambda p: p.write_bytes(struct.pack("<Q", 1 << 62) + p.read_bytes()[8:]),
+    "header no json": lambda p: p.write_bytes(struct.pack("<Q", 8) + b"{{{{{{{{" + b"0" * 64),
+    "bytes too many": lambda p: p.write_bytes(p.read_bytes() + b"0" * 16),
+    "git lfs pointer": lambda p: p.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"),
+}
+
+
+@pytest.mark.parametrize("fault", FILES)
+def test_safetensors_file(fault: str, folder: Path) -> None:
+    FILES[fault](folder / LAYER)
+    refused(lambda: run(folder), CheckpointError, LAYER, "fetch it again")
+
+
+def test_a_folder_with_the_name_of_a_file(folder: Path) -> None:
+    (folder / LAYER).unlink()
+    (folder / LAYER).mkdir()
+    refused(lambda: run(folder), CheckpointError, LAYER)
+
+
+def test_a_pickle_inside_a_safetensors_name_is_not_opened(folder: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (folder / "exploded",))
+
+    (folder / LAYER).write_bytes(pickle.dumps(Bomb()))
+    refused(lambda: run(folder), CheckpointError, LAYER)
+    assert not (folder / "exploded").exists()
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth", "model.pt"])
+def test_only_pickled_weights(name: str, folder: Path) -> None:
+    for file in (*folder.glob("*.safetensors"), folder / "model.safetensors.index.json"):
+        file.unlink()
+    (folder / name).write_bytes(pickle.dumps({}))
+    refused(lambda: run(folder), CheckpointError, "mine", name, "safe_serialization")
+
+
+def test_no_weights_at_all(folder: Path) -> None:
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    refused(lambda: run(folder), CheckpointError, "mine", "safetensors")
+
+
+def test_weights_that_vanished_since(folder: Path) -> None:
+    model = wb.checkpoint(folder)
+    shutil.rmtree(folder)
+    refused(lambda: wb.run(scenario(model, ASKED), VSLPipe()), CheckpointError, "mine")
+
+
+def test_no_such_folder(tmp_path: Path) -> None:
+    refused(lambda: wb.checkpoint(tmp_path / "nowhere"), CheckpointError, "nowhere", "config.json")
+
+
+INDEX = "model.safetensors.index.json"
+INDICES: dict[str, Any] = {
+    "absent file": {"weight_map": {Q: "model-00009.safetensors"}},
+    "a path outside": {"weight_map": {Q: "../mine/model-00002.safetensors"}},
+    "an absolute path": {"weight_map": {Q: "/etc/passwd"}},
+    "the folder itself": {"weight_map": {Q: "."}},
+    "an empty name": {"weight_map": {Q: ""}},
+    "no map": {"metadata": {}},
+    "a list as map": {"weight_map": [LAYER]},
+    "a list": [],
+    "a number": 3,
+    "null": None,
+    "a number as file": {"weight_map": {Q: 3}},
+    "a number beside names": {"weight_map": {Q: 3, "a": LAYER}},
+    "a list as file": {"weight_map": {Q: [LAYER]}},
+    "null as file": {"weight_map": {Q: None, "a": LAYER}},
+}
+
+
+@pytest.mark.parametrize("fault", INDICES)
+def test_index(fault: str, folder: Path) -> None:
+    (folder / INDEX).write_text(json.dumps(INDICES[fault]))
+    refused(lambda: run(folder), CheckpointError, INDEX, "fetch")
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"\xff\xfe\x00", b'{"weight_map": '], ids=repr)
+def test_index_that_is_no_json(raw: bytes, folder: Path) -> None:
+    (folder / INDEX).write_bytes(raw)
+    refused(lambda: run(folder), CheckpointError, INDEX, "fetch")
+
+
+# ------------------------------------------------------------------------------------------------------------ config
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"\xff\xfe\x00", b'{"architectures": ["MixtralFor'], ids=repr)
+def test_config_that_is_no_json(raw: bytes, folder: Path) -> None:
+    (folder / "config.json").write_bytes(raw)
+    refused(lambda: run(folder), CheckpointError, "config.json")
+
+
+@pytest.mark.parametrize("raw", ["[]", "null", "3", '"mixtral"'])
+def test_config_that_is_no_object(raw: str, folder: Path) -> None:
+    (folder / "config.json").write_text(raw)
+    refused(lambda: run(folder), CheckpointError, "config.json")
+
+
+CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
+    "another architecture": ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM"),
+    "another type": ({"architectures": None, "model_type": "qwen3_moe"}, "qwen3_moe"),
+    "no architecture": ({"architectures": [], "model_type": None}, "architecture"),
+    "an architecture that is no list": ({"architectures": "LlamaForCausalLM"}, "LlamaForCausalLM"),
+    "sliding window": ({"sliding_window": 4096}, "sliding_window"),
+    "activation": ({"hidden_act": "gelu"}, "hidden_act"),
+    "rope scaling": ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope"),
+    "rope scaling, old spelling": ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope"),
+    "rope parameters": ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope"),
+    "rope scaling beside default parameters": (
+        {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+        "rope",
+    ),
+    "rope of no object": ({"rope_parameters": "default"}, "rope"),
+    "quantised": ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+    "fp16": ({"torch_dtype": "float16"}, "float16"),
+    "a dtype of no string": ({"torch_dtype": ["float32"]}, "dtype"),
+    "no layers": ({"num_hidden_layers": 0}, "num_hidden_layers"),
+    "negative": ({"hidden_size": -32}, "hidden_size"),
+    "text": ({"vocab_size": "97"}, "vocab_size"),
+    "a fraction": ({"intermediate_size": 24.5}, "intermediate_size"),
+    "true": ({"num_hidden_layers": True}, "num_hidden_layers"),
+    "missing": ({"num_local_experts": None}, "num_local_experts"),
+    "uneven groups": ({"num_key_value_heads": 3}, "key-value"),
+    "more chosen than there are": ({"num_experts_per_tok": 5}, "experts"),
+    "negative head dim": ({"head_dim": -8}, "head_dim"),
+    "head dim in text": ({"head_dim": "8"}, "head_dim"),
+    "head dim that is no divisor": ({"head_dim": None, "hidden_size": 2, "num_attention_heads": 4}, "head"),
+    "epsilon in text": ({"rms_norm_eps": "1e-5"}, "rms_norm_eps"),
+    "theta in text": ({"rope_theta": "much"}, "rope_theta"),
+    "tied in text": ({"tie_word_embeddings": "no"}, "tie_word_embeddings"),
+}
+
+
+@pytest.mark.parametrize("fault", CONFIGS)
+def test_config(fault: str, folder: Path) -> None:
+    changes, name = CONFIGS[fault]
+    raw = json.loads((folder / "config.json").read_text())
+    raw.update(changes)
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in raw.items() if value is not None}))
+    refused(lambda: run(folder), CheckpointError, "mine", name)
+
+
+def test_odd_head_dim(make_model: Callable[..., ModelConfig]) -> None:
+    """RoPE turns pairs: refused from the configuration, not by a shape error in a lane."""
+
+    def run_odd() -> None:
+        model = make_model(ModelConfig("odd-head", 2, 32, 24, 4, 2, 7, 4, 2, 97, 512, dtype="fp32"))
+        wb.run(scenario(model, ASKED), VSLPipe())
+
+    refused(run_odd, CheckpointError, "head_dim")
+
+
+# ------------------------------------------------------------------------------- requests, machine, memory, stages
+
+
+@pytest.mark.parametrize("token", [97, 98, 2**40, -1, -97])
+def test_token_that_the_model_does_not_know(token: int, tiny: ModelConfig) -> None:
+    asked = (*ASKED, Request((1, token, 2), 3))
+    refused(lambda: wb.run(scenario(tiny, asked), VSLPipe()), EngineError, "request 3", str(token))
+
+
+@pytest.mark.parametrize("token", [1.0, "a", None, 1.5], ids=repr)
+def test_token_that_is_no_integer(token: Any, tiny: ModelConfig) -> None:
+    with pytest.raises((EngineError, WorkloadError), match="request 3"):
+        wb.run(scenario(tiny, (*ASKED, Request((1, token, 2), 3))), VSLPipe())
+
+
+def test_numpy_tokens_are_tokens() -> None:
+    assert Workload.of([Request(tuple(np.arange(3)), 2)]).prompt_len.tolist() == [3]
+
+
+def test_another_machine(tiny: ModelConfig) -> None:
+    for other in (wb.machines["a40"], machine().__class__("far", machine().gpu, machine().cpu, machine().link, "far")):
+        refused(
+            lambda m=other: wb.run(scenario(tiny, ASKED, on=m), VSLPipe()), EngineError, other.name, "Machine.local()"
+        )
+
+
+def test_lengths_only(tiny: ModelConfig) -> None:
+    of = scenario(tiny, ASKED).on(workload=Workload.lengths(5, 4, 3))
+    refused(lambda: wb.run(of, VSLPipe()), EngineError, "lengths", "from_jsonl")
+
+
+def test_a_model_without_weights() -> None:
+    model = wb.models["mixtral-8x7b"]
+    of = scenario(model, ASKED, precision="bf16", on=machine(memory=1e12))
+    refused(lambda: wb.run(of, VSLPipe()), EngineError, "mixtral-8x7b", "wb.checkpoint")
+
+
+@pytest.mark.parametrize("schedule", [Sequential(), VSLPipe()], ids=str)
+def test_gpu_memory_below_two_slots(schedule: Any, tiny: ModelConfig) -> None:
+    of = scenario(tiny, ASKED)
+    enough = embedding_bytes(of) + 2 * slot_bytes(prepare(of, schedule))
+    less = of.on(machine=machine().limit(gpu_memory=enough - 1))
+    refused(lambda: wb.run(less, schedule), CapacityError, "2 weight slots", "here")
+
+
+def test_gpu_memory_of_just_two_slots_is_enough(tiny: ModelConfig, started: list[str]) -> None:
+    of = scenario(tiny, ASKED)
+    enough = embedding_bytes(of) + 2 * slot_bytes(prepare(of, VSLPipe()))
+    just = of.on(machine=machine().limit(gpu_memory=enough))
+    assert wb.run(just, VSLPipe()).tokens == wb.run(of, VSLPipe()).tokens
+    started.clear()
+
+
+def test_host_memory(tiny: ModelConfig) -> None:
+    refused(lambda: wb.run(scenario(tiny, ASKED, tokens=10**8), VSLPipe()), CapacityError, "here", "kv_capacity")
+
+
+def test_prompt_longer_than_the_cache(tiny: ModelConfig) -> None:
+    refused(lambda: scenario(tiny, ASKED, tokens=21, block=1), CapacityError, "request 2", "22", "kv_capacity")
+    scenario(tiny, ASKED, tokens=22, block=1)
+
+
+def test_schedule_that_does_not_fit(tiny: ModelConfig) -> None:
+    refused(
+        lambda: wb.run(scenario(tiny, ASKED, RUNNABLE["all_gpu"]), VSLPipe()), ScheduleError, "VSLPipe", "Sequential"
+    )
+
+
+def test_deferred_experts(tiny: ModelConfig) -> None:
+    deferring = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts, defer=3) >> load >> gpu(combine)
+    refused(lambda: wb.run(scenario(tiny, ASKED, deferring), Sequential()), EngineError, "experts", "defer=0")
+    refused(lambda: wb.run(scenario(tiny, ASKED, PIPELINES["ktransformers"]), Sequential()), EngineError, "experts")
+
+
+def test_shared_experts(tiny: ModelConfig) -> None:
+    shared = gpu(qkv, attention, out_proj, route) >> (gpu(shared_experts) | gpu(experts)) >> gpu(combine)
+    refused(lambda: wb.run(scenario(tiny, ASKED, shared), Sequential()), EngineError, "shared_experts", "remove")
+
+
+@pytest.mark.parametrize("output", [2.5, float("nan"), None], ids=repr)
+def test_output_length_that_is_no_integer(output: Any) -> None:
+    """Never rounded in silence."""
+    with pytest.raises(WorkloadError, match="output"):
+        Workload.of([Request((1, 2), output)])

@@ -1,0 +1,100 @@
+"""BF16 is judged by statistics against the fp32 oracle; the link's throttle is a ceiling."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import workbench as wb
+from tests.live.world import RUNNABLE, machine, requests, scenario
+from workbench.engine import engine
+from workbench.models import ModelConfig
+from workbench.schedules import Schedule, Sequential, VSLPipe
+
+MODEL = ModelConfig("rounded", 3, 64, 96, 4, 2, 16, 6, 2, 499, 512, dtype="bf16")
+ASKED = requests((20, 3, 64, 9, 33, 1, 14, 41), 16, vocab=MODEL.vocab_size, seed=9)
+
+
+@pytest.fixture(scope="module")
+def model(make_model: Callable[..., ModelConfig]) -> ModelConfig:
+    return make_model(MODEL, 4)
+
+
+def agreement(oracle: Any, tokens: tuple[tuple[int, ...], ...]) -> float:
+    """Share of generated tokens that the fp32 oracle would also have chosen, given the same tokens before."""
+    hits = []
+    for request, made in zip(ASKED, tokens, strict=True):
+        scores = oracle.scores((*request.prompt, *made))[len(request.prompt) - 1 : -1]
+        hits += (scores.argmax(dim=-1) == torch.tensor(made)).tolist()
+    assert len(hits) == 16 * len(ASKED)
+    return sum(hits) / len(hits)
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule"), [("vslpipe", VSLPipe()), ("flexgen_s4", Sequential()), ("all_cpu", Sequential(2))], ids=str
+)
+def test_agrees_with_fp32(
+    name: str, schedule: Schedule, model: ModelConfig, oracle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finite: list[bool] = []
+    choose = engine.choose
+
+    def watched(logits: torch.Tensor, *rest: Any) -> int:
+        finite.append(bool(torch.isfinite(logits).all()))
+        return choose(logits, *rest)
+
+    monkeypatch.setattr(engine, "choose", watched)
+    of = scenario(model, ASKED, RUNNABLE[name], precision="bf16", tokens=79, block=8)
+    result = wb.run(of, schedule)
+    assert len(finite) == 16 * len(ASKED)
+    assert all(finite)
+    assert result.preemptions
+    assert "bf16" in result.facts["kv"]
+    assert agreement(oracle(model), result.tokens) >= 0.8
+
+
+def test_the_statistic_bites(model: ModelConfig, oracle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from workbench.engine import ops
+
+    monkeypatch.setattr(ops.Ops, "_rotate", lambda self, x, cos, sin: x.contiguous())
+    result = wb.run(scenario(model, ASKED, precision="bf16"), VSLPipe())
+    assert agreement(oracle(model), result.tokens) < 0.7
+
+
+@pytest.mark.parametrize(("weights", "kv"), [("fp32", "bf16"), ("bf16", "fp32"), ("fp32", "fp32")])
+def test_precisions_mix(weights: str, kv: str, model: ModelConfig, oracle: Any) -> None:
+    """Weights are converted, and each precision is what was asked for."""
+    of = scenario(model, ASKED, precision="fp32")
+    result = wb.run(of.on(memory=replace(of.memory, weights=weights, kv=kv)), VSLPipe())
+    assert agreement(oracle(model), result.tokens) >= (1.0 if weights == kv == "fp32" else 0.8)
+
+
+# ------------------------------------------------------------------------------------------------------------ the link
+
+RATE = 40e6
+
+
+def rate_of_weights(of: wb.Scenario, schedule: Schedule) -> float:
+    """Bytes of weights per second in which the link brought them."""
+    result = wb.run(of, schedule)
+    spans = [span for span in result.timeline if span.lane == "h2d" and span.name.startswith("W")]
+    moved = of.model.layer_params * of.model.num_hidden_layers * 4 * result.iterations
+    return moved / sum(span.end - span.start for span in spans)
+
+
+@pytest.mark.parametrize("schedule", [Sequential(), VSLPipe(), VSLPipe(packet_seconds=1e-6)], ids=str)
+def test_the_throttled_link_keeps_its_limit(schedule: Schedule, make_model: Callable[..., ModelConfig]) -> None:
+    """A ceiling, whatever else the computer does; without the throttle the same copies are far above it."""
+    model = make_model(ModelConfig("link", 2, 64, 128, 4, 2, 16, 6, 2, 97, 512, dtype="fp32"))
+    asked = requests((8, 8), 4)
+    slow = scenario(model, asked, on=machine(link=RATE, throttled=True))
+    assert rate_of_weights(slow, schedule) <= 1.05 * RATE
+    assert wb.run(slow, schedule).tokens == wb.run(scenario(model, asked), schedule).tokens
+
+
+def test_the_ceiling_bites(make_model: Callable[..., ModelConfig]) -> None:
+    model = make_model(ModelConfig("link", 2, 64, 128, 4, 2, 16, 6, 2, 97, 512, dtype="fp32"))
+    free = scenario(model, requests((8, 8), 4), on=machine(link=RATE, throttled=False))
+    assert rate_of_weights(free, Sequential()) > 1.5 * RATE

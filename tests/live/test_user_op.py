@@ -1,0 +1,277 @@
+"""A user's own operation works in all three readers, on either device, and a wrong one is told in a clear sentence."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import workbench as wb
+from tests.live.world import differing, lane_threads, requests, scenario
+from workbench.cost import Precision, Rows, Work
+from workbench.errors import EngineError, PipelineError, ScenarioError, WorkbenchError
+from workbench.models import ModelConfig
+from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
+from workbench.result import Source
+from workbench.schedules import Schedule, Sequential, VSLPipe
+from workbench.stages import (
+    Op,
+    RowClass,
+    attention,
+    combine,
+    decode_attention,
+    experts,
+    moe,
+    out_proj,
+    prefill_attention,
+    qkv,
+    route,
+    weights,
+)
+
+ASKED = requests((5, 1, 19, 3, 7, 2), (8, 8, 3, 8, 1, 8), seed=5)
+
+
+def some_work(rows: Rows, model: ModelConfig, precision: Precision) -> Work:
+    return Work(rows.tokens * model.hidden_size, 8.0 * rows.tokens * model.hidden_size, precision.weights)
+
+
+def op(name: str, reads: Any, writes: Any, run: Any, **options: Any) -> Op:
+    return Op(name, tuple(reads.split()), tuple(writes.split()), **{"work": some_work, "run": run, **options})
+
+
+same = op("same", "x", "x", lambda x: x)
+scale = op("scale", "x", "x", lambda x: x * 1.5)
+gate = op("gate", "x", "opened", lambda x: torch.sigmoid(x))
+gated = op("gated", "x opened", "x", lambda x, opened: x * opened)
+
+PLAIN = fetch(weights) | gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load >> gpu(out_proj, moe)
+
+WIRED: dict[str, tuple[Pipeline, tuple[Schedule, ...]]] = {
+    "at the end": (PLAIN >> gpu(scale), (Sequential(2), VSLPipe())),
+    "at the start": (gpu(scale) >> PLAIN, (Sequential(2), VSLPipe())),
+    "on the cpu": (
+        fetch(weights)
+        | gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention, scale) >> load >> gpu(out_proj, moe),
+        (Sequential(2), VSLPipe()),
+    ),
+    "all on the cpu": (cpu(scale, qkv, attention, out_proj, moe), (Sequential(2),)),
+    "gating": (gpu(qkv, attention, out_proj, moe, gate, gated), (Sequential(1), Sequential(2))),
+    "gating across the link": (
+        gpu(qkv, attention, out_proj, moe) >> offload >> cpu(gate) >> load >> gpu(gated),
+        (Sequential(1), Sequential(2)),
+    ),
+}
+
+
+def by_hand(model: ModelConfig, name: str) -> tuple[tuple[int, ...], ...]:
+    """The same arithmetic with everything on the GPU, one request at a time."""
+    chain = {
+        "at the end": gpu(qkv, attention, out_proj, moe, scale),
+        "at the start": gpu(scale, qkv, attention, out_proj, moe),
+        "on the cpu": gpu(qkv, attention, scale, out_proj, moe),
+        "all on the cpu": gpu(scale, qkv, attention, out_proj, moe),
+    }.get(name, gpu(qkv, attention, out_proj, moe, gate, gated))
+    return tuple(wb.run(scenario(model, (request,), chain), Sequential()).tokens[0] for request in ASKED)
+
+
+@pytest.fixture(scope="module")
+def plain(tiny: ModelConfig) -> tuple[tuple[int, ...], ...]:
+    return wb.run(scenario(tiny, ASKED, PLAIN), Sequential()).tokens
+
+
+@pytest.mark.parametrize("name", WIRED)
+def test_in_all_three_readers(name: str, tiny: ModelConfig, plain: Any) -> None:
+    pipeline, schedules = WIRED[name]
+    want = by_hand(tiny, name)
+    assert differing(want, plain) > 0.5
+    for schedule in schedules:
+        of = scenario(tiny, ASKED, pipeline, tokens=28, block=2, budget=30)
+        bound, simulated, measured = (read(of, schedule) for read in (wb.bound, wb.simulate, wb.run))
+        assert [r.source for r in (bound, simulated, measured)] == [Source.BOUND, Source.SIMULATED, Source.MEASURED]
+        assert bound.seconds <= simulated.seconds
+        assert measured.tokens == want
+
+
+@pytest.mark.parametrize("where", [gpu, cpu], ids=lambda where: where.__name__)
+def test_identity_changes_nothing(where: Callable[..., Pipeline], tiny: ModelConfig, plain: Any) -> None:
+    pipeline = where(same, qkv, attention, same, out_proj, moe, same)
+    assert wb.run(scenario(tiny, ASKED, pipeline), Sequential(2)).tokens == plain
+
+
+def test_experts_on_the_cpu(tiny: ModelConfig, plain: Any) -> None:
+    pipeline = fetch(weights) | gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine)
+    assert wb.run(scenario(tiny, ASKED, pipeline, tokens=28, block=2), Sequential(2)).tokens == plain
+
+
+def test_fork_with_an_own_op(tiny: ModelConfig) -> None:
+    """Routed experts on the CPU beside an own branch on the GPU."""
+    branch = op("branch", "h", "side", lambda h: torch.tanh(h))
+    join = op("join", "x routed side", "x", lambda x, routed, side: x + routed + side)
+    forked = gpu(qkv, attention, out_proj, route) >> (gpu(branch) | offload >> cpu(experts) >> load) >> gpu(join)
+    straight = gpu(qkv, attention, out_proj, route, branch, experts, join)
+    want = wb.run(scenario(tiny, ASKED, straight), Sequential()).tokens
+    assert wb.run(scenario(tiny, ASKED, forked, tokens=28, block=2), Sequential(2)).tokens == want
+
+
+def test_rows_of_one_class(tiny: ModelConfig, plain: Any) -> None:
+    """An own op for prefill rows and another for decode rows write the two halves of one buffer."""
+    before = op("before", "attn", "attn", lambda attn: attn * 2, rows=RowClass.PREFILL)
+    during = op("during", "attn", "attn", lambda attn: attn * 2, rows=RowClass.DECODE)
+    both = op("both", "attn", "attn", lambda attn: attn * 2)
+    want = wb.run(scenario(tiny, ASKED, gpu(qkv, attention, both, out_proj, moe)), Sequential()).tokens
+    assert differing(want, plain) > 0.5
+    halves = gpu(qkv, attention, before, during, out_proj, moe)
+    assert wb.run(scenario(tiny, ASKED, halves, tokens=28, block=2), Sequential(2)).tokens == want
+
+
+def test_qk_norm_before_the_cache(tiny: ModelConfig, plain: Any) -> None:
+    """An own op that rewrites q and k: what is cached is what it wrote, on either side of the link."""
+
+    def norm(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return q / q.norm(dim=-1, keepdim=True) * 4, k / k.norm(dim=-1, keepdim=True) * 4
+
+    qk = op("qk_norm", "q k", "q k", norm)
+    want = wb.run(scenario(tiny, ASKED, gpu(qkv, qk, attention, out_proj, moe)), Sequential()).tokens
+    assert differing(want, plain) > 0.5
+    split = fetch(weights) | gpu(qkv, qk, prefill_attention) >> offload >> cpu(decode_attention) >> load >> gpu(
+        out_proj, moe
+    )
+    assert wb.run(scenario(tiny, ASKED, split, tokens=28, block=2), VSLPipe()).tokens == want
+
+
+# --------------------------------------------------------------------- what a functional op may do without being warned
+
+
+def test_a_saved_buffer_is_not_overwritten_by_a_move(tiny: ModelConfig) -> None:
+    """`save` returns its input. A later transfer of x must not write into what it saved."""
+    save = op("save", "x", "saved", lambda x: x)
+    add = op("add", "x saved", "x", lambda x, saved: x + 0.5 * saved)
+    straight = gpu(save, qkv, attention, out_proj, moe, add)
+    want = wb.run(scenario(tiny, ASKED, straight), Sequential()).tokens
+    crossed = cpu(save) >> load >> gpu(qkv, attention, out_proj, moe) >> offload >> cpu(add)
+    assert wb.run(scenario(tiny, ASKED, crossed), Sequential()).tokens == want
+
+
+def test_a_saved_buffer_is_not_overwritten_by_one_class(tiny: ModelConfig) -> None:
+    """`keep` returns its input. An op for one class of rows must not write into what it kept."""
+    keep = op("keep", "attn", "kept", lambda attn: attn)
+    before = op("before", "attn", "attn", lambda attn: attn * 3, rows=RowClass.PREFILL)
+    mix = op("mix", "attn kept", "attn", lambda attn, kept: attn - kept)
+    copied = replace(keep, run=lambda attn: attn.clone())
+    want = wb.run(scenario(tiny, ASKED, gpu(qkv, attention, copied, before, mix, out_proj, moe)), Sequential()).tokens
+    assert (
+        wb.run(scenario(tiny, ASKED, gpu(qkv, attention, keep, before, mix, out_proj, moe)), Sequential()).tokens
+        == want
+    )
+
+
+def test_a_transposed_buffer_crosses_the_link(tiny: ModelConfig) -> None:
+    """A result that does not lie in row order in memory is moved like any other, and moved over."""
+    turned = op("turned", "x", "y", lambda x: (x * 2).t().contiguous().t())
+    again = op("again", "y", "y", lambda y: y + 1)
+    add = op("add", "x y", "x", lambda x, y: x + y)
+    straight = gpu(turned, again, qkv, attention, out_proj, moe, add)
+    want = wb.run(scenario(tiny, ASKED, straight), Sequential()).tokens
+    crossed = cpu(turned) >> load >> gpu(again, qkv, attention, out_proj, moe) >> offload >> cpu(add)
+    assert wb.run(scenario(tiny, ASKED, crossed), Sequential()).tokens == want
+
+
+def test_an_op_without_work_runs(tiny: ModelConfig, plain: Any) -> None:
+    """`bound` and `simulate` need the work; `run` with a token budget of its own does not."""
+    bare = replace(same, work=None)
+    for pipeline in (gpu(qkv, attention, out_proj, moe, bare), PLAIN >> gpu(bare)):
+        of = scenario(tiny, ASKED, pipeline)
+        for read in (wb.bound, wb.simulate):
+            with pytest.raises(ScenarioError, match=r"'same'.*work"):
+                read(of, Sequential())
+        assert wb.run(of, Sequential()).tokens == plain
+
+
+# ------------------------------------------------------------------------------------------------------------- mistakes
+
+
+def refused(pipeline: Pipeline, model: ModelConfig, names: str, kind: type[WorkbenchError] = EngineError) -> str:
+    with pytest.raises(kind, match=names) as caught:
+        wb.run(scenario(model, ASKED, pipeline), Sequential())
+    assert not lane_threads()
+    return str(caught.value)
+
+
+def test_no_run_function(tiny: ModelConfig) -> None:
+    message = refused(gpu(qkv, attention, out_proj, moe, replace(scale, run=None)), tiny, "scale")
+    assert "run" in message
+
+
+def test_never_written(tiny: ModelConfig) -> None:
+    with pytest.raises(PipelineError, match="opened"):
+        scenario(tiny, ASKED, gpu(qkv, attention, out_proj, moe, gated))
+
+
+def test_moves_are_asked_for(tiny: ModelConfig) -> None:
+    with pytest.raises(PipelineError, match="offload"):
+        gpu(qkv, attention, out_proj, moe) >> cpu(gate)
+
+
+WRONG: dict[str, Callable[..., Any]] = {
+    "too many outputs": lambda x: (x, x),
+    "an empty tuple": lambda x: (),
+    "nothing": lambda x: None,
+    "a numpy array": lambda x: x.numpy(),
+    "a number": lambda x: 1.0,
+    "one row too few": lambda x: x[:-1],
+    "one row for all": lambda x: x.mean(dim=0, keepdim=True),
+    "one column for all": lambda x: x.mean(dim=1, keepdim=True),
+    "a wider row": lambda x: torch.cat((x, x), dim=1),
+    "no rows": lambda x: x.flatten(),
+    "another precision": lambda x: x.double(),
+    "other arguments": lambda y: y,
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_wrong_answer_is_told(mistake: str, tiny: ModelConfig) -> None:
+    """One sentence that names the op, what it wrote and what was expected; never a silent broadcast."""
+    wrong = op("clumsy", "x", "x", WRONG[mistake])
+    kind: Any = (EngineError, TypeError) if mistake == "other arguments" else EngineError
+    with pytest.raises(kind, match="clumsy" if kind is EngineError else "unexpected keyword") as caught:
+        wb.run(scenario(tiny, ASKED, gpu(qkv, attention, out_proj, moe, wrong)), Sequential(2))
+    assert "this is a bug" not in str(caught.value)
+
+
+@pytest.mark.parametrize("rows", [RowClass.PREFILL, RowClass.DECODE], ids=lambda rows: rows.value)
+def test_a_wrong_answer_for_one_class_is_told(rows: RowClass, tiny: ModelConfig) -> None:
+    wrong = op("clumsy", "attn", "attn", lambda attn: attn[:1] * 2, rows=rows)
+    with pytest.raises(EngineError, match="clumsy"):
+        wb.run(scenario(tiny, ASKED, gpu(qkv, attention, wrong, out_proj, moe)), Sequential())
+
+
+def test_a_wide_own_buffer_that_crosses_is_told(tiny: ModelConfig) -> None:
+    """A buffer of one's own is as wide as the model: another width is the user's mistake, not a bug of the engine."""
+    wide = op("wide", "x", "y", lambda x: torch.cat((x, x), dim=1))
+    use = op("use", "x y", "x", lambda x, y: x + y[:, : x.shape[1]])
+    pipeline = gpu(qkv, attention, out_proj, moe) >> offload >> cpu(wide) >> load >> gpu(use)
+    with pytest.raises(EngineError, match="wide") as caught:
+        wb.run(scenario(tiny, ASKED, pipeline), Sequential())
+    assert "this is a bug" not in str(caught.value)
+
+
+def test_an_error_inside_an_own_op_surfaces(tiny: ModelConfig) -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        wb.run(scenario(tiny, ASKED, PLAIN >> gpu(op("broken", "x", "x", broken))), VSLPipe())
+
+
+def test_an_own_op_with_weights_is_told(tiny: ModelConfig) -> None:
+    """`params` makes `fetch(weights)` stream weights that no checkpoint has: refuse before any work."""
+    heavy = replace(scale, params=lambda model: 10)
+    refused(PLAIN >> gpu(heavy), tiny, "scale")
+
+
+def test_an_own_op_that_keeps_the_cache_is_not_ignored(tiny: ModelConfig) -> None:
+    """An own decode attention with a run function: it is called, or refused, but not replaced in silence."""
+    own = replace(decode_attention, run=lambda q, k, v: torch.zeros_like(q))
+    refused(gpu(qkv, prefill_attention, own, out_proj, moe), tiny, "decode_attention")
