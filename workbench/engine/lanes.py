@@ -187,6 +187,7 @@ class Executor:
 
     def __init__(self, h2d: float, d2h: float, *, throttled: bool, packet_seconds: float) -> None:
         self.stopped = False
+        self._callers_threads = torch.get_num_threads()
         self._lock, self._idle, self._open = threading.Lock(), threading.Event(), 0
         packet = min(packet_seconds, 5e-3)
         self.lanes: dict[str, Lane] = {
@@ -254,3 +255,4 @@ class Executor:
             lane.inbox.put(None)
         for lane in self.lanes.values():
             lane.join()
+        torch.set_num_threads(self._callers_threads)  # lanes changed what new threads inherit
