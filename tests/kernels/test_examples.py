@@ -1,0 +1,13 @@
+"""The examples in the kernels' docstrings are true."""
+
+import doctest
+import importlib
+
+import pytest
+
+
+@pytest.mark.parametrize("name", ["kernels_cpu.flash_decode", "kernels_cpu.kv_cache"])
+def test_examples(name: str) -> None:
+    found = doctest.testmod(importlib.import_module(name))
+    assert found.attempted
+    assert not found.failed
