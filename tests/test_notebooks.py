@@ -40,3 +40,12 @@ def test_readme_and_tour_show_the_same_cell() -> None:
     first = "".join(code_cells(ROOT / "notebooks" / "00_tour.ipynb")[0]["source"])
     blocks = re.findall(r"```python\n(.*?)\n```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     assert blocks[0] == first
+
+
+def test_readme_shows_what_the_cell_answers() -> None:
+    """The readers' table and sentences in the README are those of this version."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    cell, *_ = re.findall(r"```python\n(.*?)\n```", readme, re.DOTALL)
+    names: dict[str, object] = {}
+    exec(cell.replace("wb.compare(results)", "answer = str(wb.compare(results))"), names)
+    assert str(names["answer"]) in readme

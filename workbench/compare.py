@@ -40,7 +40,7 @@ class Comparison:
         return [self._row(result) for result in self.results]
 
     def _row(self, result: Result) -> tuple[str, ...]:
-        bounds = [r for r in self.results if r.source is Source.BOUND and _same_question(r, result)]
+        bounds = [r for r in self.results if r.source is Source.BOUND and r.same_question(result)]
         share = f"{result.gen_tok_s / bounds[0].gen_tok_s:.0%}" if bounds else ""
         return (
             result.schedule,
@@ -51,7 +51,7 @@ class Comparison:
             format_seconds(result.seconds),
             str(result.iterations),
             "" if result.source is Source.BOUND else str(result.preemptions),
-            result.binding,
+            _limited_by(result),
         )
 
     def explanations(self) -> list[str]:
@@ -117,5 +117,8 @@ def compare(results: Iterable[Result]) -> Comparison:
     return Comparison(found)
 
 
-def _same_question(a: Result, b: Result) -> bool:
-    return (a.schedule, a.model, a.machine, a.facts) == (b.schedule, b.model, b.machine, b.facts)
+def _limited_by(result: Result) -> str:
+    """The limit of a bound, or the busiest lane of what was played or run."""
+    if result.limits or not result.busy:
+        return result.binding
+    return f"{result.binding}, {result.utilisation[result.binding]:.0%} busy"

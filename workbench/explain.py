@@ -14,16 +14,12 @@ def explain(results: Sequence[Result]) -> list[str]:
         if result.source is Source.BOUND:
             continue
         for reference in results:
-            if reference.schedule == result.schedule and _alike(reference, result):
+            if reference.same_question(result):
                 if reference.source is Source.BOUND and result.source is Source.SIMULATED:
                     sentences.append(_against_bound(result, reference))
                 if reference.source is Source.SIMULATED and result.source in (Source.MEASURED, Source.RECORDED):
                     sentences.append(_against_simulation(result, reference))
     return sentences
-
-
-def _alike(a: Result, b: Result) -> bool:
-    return (a.model, a.machine, a.facts) == (b.model, b.machine, b.facts)
 
 
 def _against_bound(simulated: Result, bound: Result) -> str:

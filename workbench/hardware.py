@@ -121,29 +121,41 @@ class Machine:
     def local(cls, *, refresh: bool = False) -> Machine:
         """This computer, with rates measured in a fresh process and kept for the next call.
 
-        Without a GPU the gpu lane is torch on one core, the cpu lane is another core, and the link is a real copy.
+        A GPU is not used yet: the gpu lane is torch on the CPU with half of the cores, the cpu lane is one thread, and
+        the link is a real copy.
         The record is measured again when `refresh` is set, or when Python or a library it depends on has changed.
         """
         path = _record_path()
         if refresh or not path.exists():
-            command = [sys.executable, "-m", "workbench", "measure", "--out", str(path)]
+            print("measuring this computer, once, in half a minute ...", file=sys.stderr, flush=True)
+            command = [sys.executable, "-P", "-m", "workbench", "measure", "--out", str(path)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-                raise ScenarioError(f"measuring this computer failed ({reason}); try: {' '.join(command[:4])}.")
+                raise ScenarioError(f"measuring this computer failed ({reason}); try: {' '.join(command)}.")
         return cls.load(path)
 
     @classmethod
     def load(cls, path: str | Path) -> Machine:
-        """A machine saved by `save`: measure on the server, predict on the laptop."""
-        return machine_from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        """A machine saved by `save`: measure on the server, predict on the laptop.
+
+        Raises
+        ------
+        ScenarioError
+            If the file is no such record.
+        """
+        try:
+            return machine_from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ScenarioError(f"{path} is no machine record ({error!r}); measure again with refresh=True.") from error
 
     def save(self, path: str | Path) -> Path:
         """Write this machine as JSON."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
-        return path
+        unfinished = path.with_suffix(f".{os.getpid()}.part")
+        unfinished.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+        return unfinished.replace(path)
 
     def __str__(self) -> str:
         gpu_rate = max(rate for _, rate in self.gpu.flops)
@@ -164,6 +176,13 @@ class Machine:
         return html_table([*rows, link], head)
 
 
+def usable_cores() -> int:
+    """Cores that this process may use, which in a container can be fewer than the computer has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _rates(device: Device) -> str:
     return ", ".join(f"{rate / 1e12:.3g} TFLOP/s {dtype}" for dtype, rate in device.flops)
 
@@ -171,7 +190,7 @@ def _rates(device: Device) -> str:
 def _record_path() -> Path:
     """Where the measured record of this computer is kept; its name changes with anything that changes the rates."""
     versions = [f"{package}-{version(package)}" for package in ("torch", "numba", "numpy")]
-    key = "|".join([platform.node(), platform.machine(), str(os.cpu_count()), platform.python_version(), *versions])
+    key = "|".join([platform.node(), platform.machine(), str(usable_cores()), platform.python_version(), *versions])
     return cache_path(f"machine-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json")
 
 

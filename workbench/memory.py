@@ -10,7 +10,7 @@ from workbench.units import format_bytes, parse_bytes
 
 @dataclass(frozen=True)
 class Memory:
-    """Shares and precisions of a policy.
+    """KV capacity and precisions of a policy.
 
     Parameters
     ----------

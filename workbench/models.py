@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -168,8 +169,13 @@ def _check_architecture(raw: Mapping[str, Any], name: str) -> None:
 def _check_sizes(raw: Mapping[str, Any], name: str) -> None:
     sizes = [*_REQUIRED, *(["head_dim"] if raw.get("head_dim") is not None else [])]
     wrong = [key for key in sizes if type(raw.get(key)) is not int or raw[key] < 1]
-    numbers = [key for key in ("rms_norm_eps", "rope_theta") if raw.get(key) is not None]
-    wrong += [key for key in numbers if type(raw[key]) not in (int, float) or not raw[key] > 0]
+    if wrong:
+        raise CheckpointError(f"config.json of {name!r} needs positive integers for {', '.join(wrong)}; correct them.")
+    rope = raw.get("rope_parameters")
+    numbers = {key: raw[key] for key in ("rms_norm_eps", "rope_theta") if raw.get(key) is not None}
+    if isinstance(rope, Mapping) and "rope_theta" in rope:
+        numbers["rope_theta in rope_parameters"] = rope["rope_theta"]
+    wrong = [key for key, value in numbers.items() if type(value) not in (int, float) or not 0 < value < math.inf]
     if wrong:
         raise CheckpointError(f"config.json of {name!r} needs positive numbers for {', '.join(wrong)}; correct them.")
     heads, groups = raw["num_attention_heads"], raw["num_key_value_heads"]
@@ -201,10 +207,14 @@ def _check_supported(raw: Mapping[str, Any], name: str) -> None:
             )
     for key in ("rope_parameters", "rope_scaling"):
         rope = raw.get(key) or {}
-        kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, Mapping) else rope
-        if not isinstance(rope, Mapping) or kind != "default":
+        if not isinstance(rope, Mapping):
+            raise CheckpointError(f"checkpoint {name!r} sets {key}={rope!r}; it must be an object. Correct it.")
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        unread = set(rope) - {"rope_type", "type", "rope_theta"}
+        if kind != "default" or unread:
             raise CheckpointError(
-                f"checkpoint {name!r} sets {key}={rope!r}, which is unsupported; use a model without."
+                f"checkpoint {name!r} sets rope_type={kind!r} in {key}={rope!r}, which is unsupported; "
+                "use a model with plain RoPE."
             )
 
 

@@ -56,9 +56,9 @@ img { max-width: 100%; } pre { background: #f6f6f6; padding: 1em; overflow-x: au
 $predicted_bars $predicted
 <h2>Measured: this computer</h2>
 <pre>$local</pre>
-<p>Without a GPU the gpu lane is torch on the CPU. Each lane has the same cores under both schedules, as a GPU and a CPU
-would, and the link is a real copy paced to $link. The checkpoint has seeded random weights: its tokens are compared
-between schedules, its text means nothing.</p>
+<p>A GPU is not used yet: the gpu lane is torch on the CPU. Each lane has the same number of threads under both
+schedules, as a GPU and a CPU would have their own cores, so $slow leaves some idle. The link is a real copy paced to
+$link. The checkpoint has seeded random weights: its tokens are compared between schedules, its text means nothing.</p>
 $measured_bars $measured
 <h2>Lane by lane, iterations $shown</h2>
 $lanes

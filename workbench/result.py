@@ -101,6 +101,11 @@ class Result:
         shares = self.limits or self.busy
         return max(shares, key=lambda name: shares[name]) if shares else ""
 
+    def same_question(self, other: Result) -> bool:
+        """True if both answer for one scenario and schedule, whatever their source."""
+        mine, theirs = (self.schedule, self.model, self.machine), (other.schedule, other.model, other.machine)
+        return mine == theirs and self.facts == other.facts
+
     def save(self, path: str | Path) -> Path:
         """Write as versioned JSON, timeline included."""
         path = Path(path)

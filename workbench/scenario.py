@@ -13,6 +13,7 @@ from workbench.memory import Memory
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, resolve
 from workbench.scheduler.base import Scheduler
+from workbench.units import format_bytes, parse_bytes
 from workbench.workload import Workload
 
 
@@ -84,16 +85,15 @@ class Scenario:
         return replace(self, **changes)
 
     def __str__(self) -> str:
-        lengths = self.workload
+        capacity = format_bytes(parse_bytes(self.memory.kv_capacity))
         return "\n".join(
             [
                 f"pipeline   {self.pipeline}",
                 f"model      {self.model}",
                 f"machine    {self.machine}",
-                f"memory     KV {self.memory.kv_capacity} = {self.kv_blocks} blocks of {self.memory.kv_block} tokens "
+                f"memory     KV {capacity} = {self.kv_blocks} blocks of {self.memory.kv_block} tokens "
                 f"in {self.precision.kv}; weights in {self.precision.weights}",
-                f"workload   {lengths.name}: {len(lengths)} requests, mean prompt {lengths.prompt_len.mean():.4g}, "
-                f"mean output {lengths.output_len.mean():.4g}{' (synthetic)' if lengths.synthetic else ''}",
+                f"workload   {self.workload}",
                 f"scheduler  {self.scheduler}",
             ]
         )

@@ -118,6 +118,7 @@ def layer_graph(pipeline: Pipeline) -> LayerGraph:
     resolved = resolve(pipeline)
     builder = _Builder(resolved)
     sinks = builder.add(pipeline.chain, ())
+    sinks += tuple(index for index, node in enumerate(builder.nodes) if node.kind is Kind.KV_OUT)
     enter = Node(Kind.MOVE, "R", "d2h", carries=_X) if resolved.enters is Device.CPU else None
     leave = None if Device.GPU in resolved.leaves else Node(Kind.MOVE, "L", "h2d", carries=_X)
     return LayerGraph(pipeline, tuple(builder.nodes), sinks, enter, leave)

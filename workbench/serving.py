@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from workbench.errors import CapacityError
+from workbench.errors import CapacityError, ScenarioError
 from workbench.plan import LANES, Plan
 from workbench.result import Iterations, Result, Source
 from workbench.scenario import Scenario
@@ -42,6 +43,7 @@ class Prepared:
     scenario: Scenario
     lowering: Lowering
     cost: TaskCost
+    token_budget: float
 
     @property
     def layers(self) -> int:
@@ -57,11 +59,16 @@ def prepare(scenario: Scenario, schedule: Schedule) -> Prepared:
     ScheduleError
         If the schedule needs another shape of pipeline.
     CapacityError
-        If weights, weight slots and KV cache do not fit the GPU's or the host's memory.
+        If weights, weight slots and KV cache do not fit the GPU's or the host's memory. Activations, and the KV that
+        `fetch(kv)` brings for one part, are not counted: they depend on the batch.
     """
+    if not isinstance(scenario, Scenario) or not isinstance(schedule, Schedule):
+        raise ScenarioError(f"a reader takes a Scenario and a Schedule, not {scenario!r} and {schedule!r}.")
     graph = layer_graph(scenario.pipeline)
     lowering = Lowering(schedule, graph, scenario.model.num_hidden_layers)
-    prepared = Prepared(scenario, lowering, TaskCost(scenario, graph))
+    cost = TaskCost(scenario, graph)
+    budget = scenario.scheduler.token_budget or cost.token_budget()
+    prepared = Prepared(scenario, lowering, cost, budget)
     lowering.tasks(prepared.layers, Step.FIRST)
     _check_gpu_memory(prepared)
     _check_host_memory(prepared)
@@ -141,6 +148,7 @@ class _Record:
     decode: list[int] = field(default_factory=list)
     used: list[int] = field(default_factory=list)
     busy: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LANES, 0.0))
+    emitted: int = 0
 
     def add(self, batch: Batch, begin: float, end: float, used: int, busy: dict[str, float]) -> None:
         rows = batch.rows
@@ -148,6 +156,7 @@ class _Record:
         self.prefill.append(int(rows.prefill))
         self.decode.append(int(rows.decode))
         self.used.append(used)
+        self.emitted += int(rows.emits)
         for lane in busy:
             self.busy[lane] += busy[lane]
         fresh = batch.prefills[np.isnan(self.first[batch.prefills])]
@@ -160,8 +169,7 @@ def serve(prepared: Prepared, clock: Clock, source: Source) -> Result:
     workload = scenario.workload
     longest = int((workload.prompt_len + workload.output_len).max())
     blocks = BlockManager(scenario.kv_blocks, scenario.memory.kv_block, len(workload), longest)
-    budget = scenario.scheduler.token_budget or prepared.cost.token_budget()
-    queue = scenario.scheduler.open(workload, blocks, budget, prepared.layers)
+    queue = scenario.scheduler.open(workload, blocks, prepared.token_budget, prepared.layers)
     unset = np.full(len(workload), np.nan)
     record = _Record(unset, unset.copy())
     clock.begin(blocks)
@@ -178,13 +186,14 @@ def serve(prepared: Prepared, clock: Clock, source: Source) -> Result:
     finally:
         queue.close()
         blocks.check()
+    _check_served(scenario, record, blocks)
     return Result(
         source=source,
         schedule=prepared.lowering.schedule.name,
         model=scenario.model.name,
         machine=scenario.machine.name,
         seconds=clock.now,
-        generated=int(workload.output_len.sum()),
+        generated=record.emitted,
         processed=sum(record.prefill) + sum(record.decode),
         iterations=len(record.seconds),
         preemptions=queue.preemptions,
@@ -196,6 +205,20 @@ def serve(prepared: Prepared, clock: Clock, source: Source) -> Result:
         timeline=clock.timeline,
         facts=facts(scenario, prepared),
     )
+
+
+def _check_served(scenario: Scenario, record: _Record, blocks: BlockManager) -> None:
+    """A scheduler that stops early or keeps blocks must not pass for one that served everything."""
+    open_requests = int(np.isnan(record.last).sum())
+    if open_requests or record.emitted != scenario.workload.output_len.sum():
+        raise ScenarioError(
+            f"{scenario.scheduler} stopped with {open_requests} requests unfinished and {record.emitted} tokens "
+            "emitted; its next() must hand out every request until it has emitted output_len tokens."
+        )
+    if blocks.used:
+        raise CapacityError(
+            f"{scenario.scheduler} kept {blocks.used} KV blocks after its last batch; its close() must not."
+        )
 
 
 def _mean_gap(record: _Record, output_len: npt.NDArray[np.int64]) -> float:
@@ -215,4 +238,15 @@ def facts(scenario: Scenario, prepared: Prepared) -> dict[str, str]:
         "kv": f"{scenario.kv_blocks} blocks of {scenario.memory.kv_block} tokens in {scenario.precision.kv}",
         "weights": f"{format_bytes(streamed)} streamed per iteration in {scenario.precision.weights}",
         "link": f"{format_bytes(scenario.machine.link.h2d)}/s",
+        "measured": scenario.machine.measured or "catalogue",
+        "question": _digest(scenario),
     }
+
+
+def _digest(scenario: Scenario) -> str:
+    """Tells two scenarios apart in everything that changes a number: lengths, tokens, sizes and rates."""
+    workload = scenario.workload
+    digest = hashlib.sha256(workload.prompt_len.tobytes() + workload.output_len.tobytes())
+    for part in (workload.requests, scenario.model, scenario.machine, scenario.memory, scenario.scheduler):
+        digest.update(repr(part).encode())
+    return digest.hexdigest()[:12]

@@ -74,6 +74,9 @@ class Op:
     params: Callable[[ModelConfig], int] | None = None
     keeps_kv: bool = False
 
+    def __repr__(self) -> str:
+        return self.name
+
     @property
     def weights(self) -> Streamed:
         """This operation's weights, for `fetch(experts.weights)`."""

@@ -77,6 +77,13 @@ class Workload:
     def __len__(self) -> int:
         return len(self.prompt_len)
 
+    def __str__(self) -> str:
+        drawn = " (synthetic)" if self.synthetic else ""
+        means = f"mean prompt {self.prompt_len.mean():.4g}, mean output {self.output_len.mean():.4g}"
+        return f"{self.name}: {len(self)} requests, {means}{drawn}"
+
+    __repr__ = __str__
+
     @classmethod
     def of(cls, requests: Iterable[Request], *, name: str = "requests") -> Workload:
         """A workload of requests with token ids."""

@@ -25,6 +25,7 @@ for x, weight, word in (
     (torch.ones(2, 4), torch.ones(3), "takes x"),
     (torch.ones(2, 4), torch.ones(4).half(), "both alike"),
     (torch.ones(4, 2).T, torch.ones(4), "contiguous"),
+    (torch.ones(2, 4).bfloat16(), torch.ones(4).bfloat16(), "rounds bf16 wrongly"),
 ):
     with pytest.raises(ValueError, match=word):
         rms_norm(x, weight)

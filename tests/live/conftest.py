@@ -1,5 +1,6 @@
 """Checkpoints on disk, made once per session, and transformers as the oracle."""
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 
 import workbench as wb
 from tests.live.world import TINY, lane_threads
-from workbench.engine.synthesize import make_checkpoint
+from workbench.engine.synthesize import write_checkpoint as make_checkpoint
 from workbench.models import ModelConfig
 from workbench.workload import Request
 
@@ -41,6 +42,17 @@ class Answer:
     gap: float
 
 
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """So small a model is faster on one, by far where others use the cores too."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 class Oracle:
     """transformers' Mixtral in fp32."""
 
@@ -51,6 +63,7 @@ class Oracle:
             folder, dtype=torch.float32, experts_implementation="eager"
         ).eval()
 
+    @one_thread()
     def generate(self, requests: Sequence[Request]) -> Answer:
         """All requests at once, padded on the left; in fp32 the padding changes nothing."""
         width, steps = max(len(r.prompt) for r in requests), max(r.output_len for r in requests)
@@ -71,6 +84,7 @@ class Oracle:
         tokens = tuple(tuple(row[: r.output_len]) for row, r in zip(rows, requests, strict=True))
         return Answer(tokens, min(min(gap[: r.output_len]) for gap, r in zip(gaps, requests, strict=True)))
 
+    @one_thread()
     @torch.no_grad()
     def scores(self, tokens: Sequence[int]) -> torch.Tensor:
         """Logits (T, V) at every position of one sequence."""

@@ -266,6 +266,19 @@ def test_config(fault: str, folder: Path) -> None:
     refused(lambda: run(folder), CheckpointError, "mine", name)
 
 
+@pytest.mark.parametrize(
+    "rope",
+    [{"rope_theta": "much"}, {"rope_theta": -5.0}, {"full_attention": {"rope_type": "yarn", "factor": 2.0}}],
+    ids=repr,
+)
+def test_rope_parameters(rope: dict[str, Any], folder: Path) -> None:
+    """Inside rope_parameters too: no bare ValueError, no NaN angles, no scaling per kind of layer left unread."""
+    raw = json.loads((folder / "config.json").read_text())
+    del raw["rope_theta"]
+    (folder / "config.json").write_text(json.dumps({**raw, "rope_parameters": rope}))
+    refused(lambda: wb.checkpoint(folder), CheckpointError, "mine", "rope")
+
+
 def test_odd_head_dim(make_model: Callable[..., ModelConfig]) -> None:
     """RoPE turns pairs: refused from the configuration, not by a shape error in a lane."""
 

@@ -64,6 +64,7 @@ def test_the_statistic_bites(model: ModelConfig, oracle: Any, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("weights", "kv"), [("fp32", "bf16"), ("bf16", "fp32"), ("fp32", "fp32")])
+@pytest.mark.slow
 def test_precisions_mix(weights: str, kv: str, model: ModelConfig, oracle: Any) -> None:
     """Weights are converted, and each precision is what was asked for."""
     of = scenario(model, ASKED, precision="fp32")
@@ -77,11 +78,10 @@ RATE = 40e6
 
 
 def rate_of_weights(of: wb.Scenario, schedule: Schedule) -> float:
-    """Bytes of weights per second in which the link brought them."""
+    """Bytes of weights per second that the link was busy; the activations it also moved only lower it."""
     result = wb.run(of, schedule)
-    spans = [span for span in result.timeline if span.lane == "h2d" and span.name.startswith("W")]
     moved = of.model.layer_params * of.model.num_hidden_layers * 4 * result.iterations
-    return moved / sum(span.end - span.start for span in spans)
+    return moved / result.busy["h2d"]
 
 
 @pytest.mark.parametrize("schedule", [Sequential(), VSLPipe(), VSLPipe(packet_seconds=1e-6)], ids=str)

@@ -27,7 +27,10 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+RARE = ("one head", "head dim of two", "inner of one", "two words")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in RARE else n for n in MODELS])
 def test_models(name: str, make_model: Callable[..., ModelConfig], oracle: Any) -> None:
     model = make_model(MODELS[name], 3)
     asked = requests((5, 1, 9, 3), 6, vocab=model.vocab_size, seed=5)

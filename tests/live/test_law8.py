@@ -1,5 +1,6 @@
 """Laws 2 and 8 live: what ran is what was asked for, `simulate` makes the same plans, no knob changes a token."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,13 +14,13 @@ import workbench as wb
 from tests.live.world import RUNNABLE, SCHEDULES, lane_threads, longest, machine, requests, scenario, ways
 from workbench.engine import engine, kv_cache, live, weights
 from workbench.engine.lanes import Transfer
-from workbench.errors import EngineError
+from workbench.errors import CapacityError, EngineError
 from workbench.models import ModelConfig
 from workbench.plan import Plan
 from workbench.result import Result, Source
 from workbench.scheduler.block_manager import BlockManager
 from workbench.schedules import Schedule, Sequential, Step, VSLPipe
-from workbench.serving import prepare, serve
+from workbench.serving import embedding_bytes, prepare, serve, slot_bytes
 from workbench.simulate.clock import IterationClock, TaskClock
 
 ASKED = requests((5, 1, 19, 3, 7, 2, 4, 6, 1, 11), (14, 9, 3, 14, 1, 14, 8, 14, 14, 5), seed=5)
@@ -195,6 +196,24 @@ def test_a_copy_that_was_dropped_raises(
 
 def test_run_asks_for_everything_it_needs(of: wb.Scenario) -> None:
     assert live.check_runnable(prepare(of, VSLPipe())) is None
+
+
+def test_fetched_kv_counts_against_the_gpu_limit(tiny: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`limit(gpu_memory=...)` is enforced: what `fetch(kv)` brings to the GPU is in it, or the run is refused."""
+    of = scenario(tiny, requests([120] * 12, 4), RUNNABLE["flexgen_s4"], budget=2000)
+    limit = embedding_bytes(of) + 2 * slot_bytes(prepare(of, Sequential()))
+    brought: list[int] = []
+    fetch = kv_cache.KVCache.fetch
+
+    def watched(self: Any, layer: int, part: Any) -> Any:
+        fetched, transfer = fetch(self, layer, part)
+        brought.append(fetched.pool.nbytes)
+        return fetched, transfer
+
+    monkeypatch.setattr(kv_cache.KVCache, "fetch", watched)
+    with contextlib.suppress(CapacityError):
+        wb.run(of.on(machine=machine().limit(gpu_memory=limit)), Sequential())
+    assert max(brought, default=0) + limit <= limit
 
 
 # ------------------------------------------------------------------------------------------------------- law 2, drawn

@@ -135,3 +135,16 @@ def test_sweep(name: str, number: int, uneven: Any, crowd: Any) -> None:
     for case, times in ((uneven(name), 1), (crowd(name), 2)):
         block = BLOCKS[(number + times + list(ODD).index(name)) % 3]
         case.check(RUNNABLE[pipeline], schedule, tokens=times * longest(case.asked), block=block)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", [1, 16, 64])
+@pytest.mark.parametrize("spare", [0, 60, 2000], ids=["smallest", "tight", "ample"])
+@pytest.mark.parametrize("schedule", [Sequential(), VSLPipe()], ids=str)
+@pytest.mark.parametrize("name", ODD)
+def test_every_combination(
+    name: str, schedule: Schedule, spare: int, block: int, uneven: Callable[[str], Case], crowd: Callable[[str], Case]
+) -> None:
+    """Prompts of 1 to 200 tokens, and a crowd of short ones that is preempted many times."""
+    for case, least in ((uneven(name), 0), (crowd(name), 5 if not spare and block == 1 else 0)):
+        case.check(RUNNABLE["vslpipe"], schedule, tokens=longest(case.asked) + spare, block=block, preemptions=least)

@@ -1,6 +1,6 @@
 """HOW FAST, for real: the wall clock. The only importer of torch and of the kernels.
 
-Without a GPU the gpu lane is torch on the CPU with threads of its own, and the link is a real copy by the data mover.
+A GPU is not used yet: the gpu lane is torch on the CPU with threads of its own, the link a real copy by the data mover.
 """
 
 import os
@@ -10,6 +10,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 from workbench.engine.live import run
-from workbench.engine.synthesize import make_named as make_checkpoint
+from workbench.engine.synthesize import make_checkpoint
 
 __all__ = ["make_checkpoint", "run"]

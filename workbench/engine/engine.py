@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -34,8 +35,6 @@ class Engine:
 
     Loading happens here, before the clock starts. `close` ends the threads, whatever happened.
     """
-
-    OPERATIONS = frozenset((*BUILT_IN, "decode_attention"))
 
     def __init__(self, prepared: Prepared) -> None:
         self._prepared, scenario = prepared, prepared.scenario
@@ -70,15 +69,16 @@ class Engine:
         )
 
     def _check_gpu_memory(self) -> None:
-        """The limit is enforced on what was really allocated, not only on what was predicted."""
-        taken = self._weights.buffer.bytes if self._weights.buffer else 0
+        """Enforce the limit on the weights and KV that were really allocated; activations are not counted."""
+        taken = self._weights.gpu_bytes + self._norm.nbytes
+        taken += self._cache.pool.nbytes if self._graph.pipeline.kv_device is Device.GPU else 0
         taken += self._embedding.nbytes + (0 if self._head is self._embedding else self._head.nbytes)
-        limit = self._prepared.scenario.machine.gpu.memory
+        self._gpu_bytes, limit = taken, self._prepared.scenario.machine.gpu.memory
         if taken > limit:
             raise CapacityError(f"{format_bytes(taken)} were allocated on the GPU, its limit is {format_bytes(limit)}.")
 
     def _warm_up(self) -> None:
-        """Compile, and touch every page, before the clock starts: neither is to be charged to a lane."""
+        """Compile, and read every streamed weight once, before the clock starts: neither is charged to a lane."""
         model = self._model
         rows = torch.zeros(1, model.kv_size)
         self._cache.append(0, np.zeros(1, dtype=np.int64), rows, rows)
@@ -91,10 +91,8 @@ class Engine:
         )
         self._cache.attend(0, one, torch.zeros(1, model.q_size))
         if self._weights.buffer:
-            for layer in range(model.num_hidden_layers):
-                for target, source in self._weights.buffer.transfer(
-                    [(layer, node) for node in self._graph.streamed]
-                ).copies:
+            for task in self._prepared.lowering.tasks(model.num_hidden_layers, Step.MIDDLE):
+                for target, source in self._weights.buffer.transfer(task.pieces).copies:
                     np.copyto(target, source)
 
     @property
@@ -180,7 +178,8 @@ class Engine:
 
     def _compute(self, task: Task, part: Part) -> None:
         for stage in task.node.stages:
-            self._ran.add((stage.op.name, stage.device))
+            lane = threading.current_thread().name.removeprefix("lane-")
+            self._ran.add((stage.op.name, Device(lane)))
             if stage.op.keeps_kv:
                 self._attend(task, stage, part)
             elif _rows(stage.op.rows, part).stop > _rows(stage.op.rows, part).start:
@@ -255,6 +254,13 @@ class Engine:
     def _fetch_kv(self, task: Task, part: Part) -> Transfer | None:
         if not len(part.lengths):
             return None
+        wanted = self._gpu_bytes + self._cache.fetched_bytes(part) + sum(f.pool.nbytes for f in self._fetched.values())
+        limit = self._prepared.scenario.machine.gpu.memory
+        if wanted > limit:
+            raise CapacityError(
+                f"the KV of {len(part.lengths)} decodes brings the GPU to {format_bytes(wanted)}, its limit is "
+                f"{format_bytes(limit)}. Use more micro_batches, a smaller token_budget or more GPU memory."
+            )
         self._fetched[task.part or 0], transfer = self._cache.fetch(task.layer, part)
         return transfer
 
@@ -273,10 +279,8 @@ class Engine:
             task = job.task
             if task.node.kind is Kind.WEIGHTS:
                 asked = cost.weight_transfer(task.pieces)
-            elif task.node.kind in (Kind.MOVE, Kind.KV_OUT) and task.part is not None:
+            elif task.node.kind in (Kind.MOVE, Kind.KV_IN, Kind.KV_OUT) and task.part is not None:
                 asked = cost.transfer(task.node, plan.parts[task.part].rows)
-            elif task.node.kind is Kind.KV_IN and task.part is not None:
-                asked = self._cache.bytes_of(plan.parts[task.part].context + 1)
             else:
                 continue
             if job.bytes != asked:
@@ -302,7 +306,7 @@ class Engine:
         ran = {
             "placement": self._ran,
             "KV blocks and tokens per block": (self._cache.pool.shape[1], self._cache.block_size),
-            "precision of weights and KV": (precision[self._head.dtype], precision[self._cache.pool.dtype]),
+            "precision of weights and KV": (precision[self._weights.dtype], precision[self._cache.pool.dtype]),
         }
         for what, wanted in asked.items():
             if ran[what] != wanted:

@@ -37,10 +37,6 @@ class KVCache:
         """Tokens per block."""
         return self.pool.shape[4]
 
-    def bytes_of(self, lengths: npt.NDArray[np.int64]) -> int:
-        """Bytes of the blocks that sequences of these lengths hold in one layer."""
-        return int((-(-lengths // self.block_size)).sum()) * self.pool[0, 0].nbytes
-
     def append(self, layer: int, slots: npt.NDArray[np.int64], k: torch.Tensor, v: torch.Tensor) -> None:
         """Store the keys and values (T, K D) of new rows."""
         shape = (len(slots), self._model.num_key_value_heads, self._model.head_dim)
@@ -50,20 +46,29 @@ class KVCache:
         """Decode attention of q (B, H D) over the cached entries of its sequences."""
         return _attend(self.pool[layer], self._model, part, q)
 
+    def fetched_bytes(self, part: Part) -> int:
+        """What the blocks that a part's decodes read take where they are copied to."""
+        return int((-(-part.lengths // self.block_size)).sum()) * self.pool[0, 0].nbytes
+
     def fetch(self, layer: int, part: Part) -> tuple[FetchedKV, Transfer]:
-        """The blocks that a part's decodes read, to be copied beside them; blocks are renumbered in order."""
-        width = -(-part.lengths // self.block_size)
-        first = np.cumsum(width) - width
-        used = np.arange(part.table.shape[1]) < width[:, None]
-        table = np.where(used, first[:, None] + np.arange(part.table.shape[1]), 0).astype(np.int32)
-        fetched = FetchedKV(
-            torch.zeros((int(width.sum()), *self.pool.shape[2:]), dtype=self.pool.dtype), table, self._model
-        )
-        copies: list[Copy] = [
-            (as_numpy(fetched.pool[new]), as_numpy(self.pool[layer, old]))
-            for new, old in zip(table[used].tolist(), part.table[used].tolist(), strict=True)
-        ]
-        return fetched, Transfer(copies)
+        """The cached entries that a part's decodes read, to be copied beside them; blocks are renumbered in order."""
+        size, places = self.block_size, np.arange(part.table.shape[1])
+        width = -(-part.lengths // size)
+        used = places < width[:, None]
+        table = np.where(used, (np.cumsum(width) - width)[:, None] + places, 0).astype(np.int32)
+        filled = np.clip(part.lengths[:, None] - 1 - places * size, 0, size)
+        there = torch.zeros((int(width.sum()), *self.pool.shape[2:]), dtype=self.pool.dtype)
+        copies: list[Copy] = []
+        for new, old, tokens in zip(*(column[used].tolist() for column in (table, part.table, filled)), strict=True):
+            copies += self._block(there[new], self.pool[layer, old], tokens)
+        return FetchedKV(there, table, self._model), Transfer(copies)
+
+    def _block(self, target: torch.Tensor, source: torch.Tensor, tokens: int) -> list[Copy]:
+        """Copies of the first tokens of a block (K, 2, b, D): one piece if it is full, else one per head."""
+        if tokens == self.block_size:
+            return [(as_numpy(target), as_numpy(source))]
+        pieces = zip(target.flatten(0, 1), source.flatten(0, 1), strict=True)
+        return [(as_numpy(to[:tokens]), as_numpy(of[:tokens])) for to, of in pieces if tokens]
 
 
 class FetchedKV:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import queue
 import sys
 import threading
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from workbench.hardware import usable_cores
 from workbench.plan import LANES, Task
 
 Copy = tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]
@@ -24,7 +24,7 @@ Copy = tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]
 
 def gpu_lane_threads() -> int:
     """Threads of the gpu lane where torch on the CPU stands for the GPU: half the cores; the rest serve other lanes."""
-    return max(1, (os.cpu_count() or 1) // 2)
+    return max(1, usable_cores() // 2)
 
 
 @dataclass
@@ -205,7 +205,7 @@ class Executor:
         Raises
         ------
         BaseException
-            The first error of any lane, after the rest of the plan was drained.
+            The error of the first task in the plan that failed, after the rest of the plan was drained.
         """
         jobs = [Job(task, action, len(task.after)) for task, action in zip(tasks, actions, strict=True)]
         for job in jobs:

@@ -12,7 +12,18 @@ from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.schedules.base import Schedule
 from workbench.serving import Prepared, prepare, serve
-from workbench.stages import Stage
+from workbench.stages import (
+    Stage,
+    combine,
+    decode_attention,
+    experts,
+    out_proj,
+    prefill_attention,
+    qkv,
+    route,
+)
+
+_BUILT_IN = (qkv, prefill_attention, decode_attention, out_proj, route, experts, combine)
 
 
 def run(scenario: Scenario, schedule: Schedule) -> Result:
@@ -79,7 +90,7 @@ def _problem(stage: Stage) -> str:
     if op.name == "shared_experts":
         return "has no such experts in this architecture; remove the stage"
     if op.run is None:
-        return "" if op.name in Engine.OPERATIONS else "has no run function; give Op(..., run=...)"
+        return "" if op in _BUILT_IN else "has no run function; give Op(..., run=...)"
     if op.keeps_kv:
         return "keeps the KV cache, which run leaves to the built-in decode_attention; use that one"
     return "has params, but no checkpoint has weights for it; keep them inside its run function" if op.params else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from workbench.engine.kv_cache import KVCache
 from workbench.engine.lanes import Executor, gpu_lane_threads
 from workbench.engine.ops import BUILT_IN, Ops, Part
 from workbench.engine.weights import Tensors
-from workbench.hardware import Device, Link, Machine
+from workbench.hardware import Device, Link, Machine, usable_cores
 from workbench.models import ModelConfig
 from workbench.plan import Task
 from workbench.segments import Kind, Node
@@ -126,5 +125,5 @@ def _cpu_name() -> str:
     if info.exists():
         for line in info.read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
-                return f"{line.split(':', 1)[1].strip()}, {os.cpu_count()} cores"
-    return f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+                return f"{line.split(':', 1)[1].strip()}, {usable_cores()} cores"
+    return f"{platform.processor() or platform.machine()}, {usable_cores()} cores"

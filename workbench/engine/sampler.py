@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from workbench.errors import EngineError
 from workbench.workload import Sampling
 
 
@@ -19,7 +20,14 @@ def choose(logits: torch.Tensor, sampling: Sampling, position: int) -> int:
         reaches `top_p`.
     position : int
         How many tokens the request has generated; with the seed it fixes the draw.
+
+    Raises
+    ------
+    EngineError
+        If a logit is NaN or infinite.
     """
+    if not torch.isfinite(logits).all():
+        raise EngineError("the logits are not finite; check the weights, or keep them in another precision.")
     if not sampling.temperature:
         return int(logits.argmax())
     wide = logits.double().numpy()

@@ -25,7 +25,7 @@ RECIPES = {
 }
 
 
-def make_checkpoint(model: ModelConfig, folder: str | Path, *, seed: int = 0) -> Path:
+def write_checkpoint(model: ModelConfig, folder: str | Path, *, seed: int = 0) -> Path:
     """Write a checkpoint in Hugging Face format, one file per layer; nothing is written if it is there already.
 
     Parameters
@@ -46,8 +46,10 @@ def make_checkpoint(model: ModelConfig, folder: str | Path, *, seed: int = 0) ->
     done = folder / "complete.json"
     if done.is_file() and done.read_text(encoding="utf-8") == stamp:
         return folder
+    if (folder / "config.json").exists() and not done.is_file():
+        raise CheckpointError(f"{folder} holds another model; give an empty folder.")
     folder.mkdir(parents=True, exist_ok=True)
-    done.unlink(missing_ok=True)
+    done.write_text("", encoding="utf-8")
     generator = torch.Generator().manual_seed(seed)
     groups = _by_file(model)
     for file, names in tqdm(groups.items(), desc=f"make {model.name}", unit="file", delay=1, mininterval=1):
@@ -61,7 +63,7 @@ def make_checkpoint(model: ModelConfig, folder: str | Path, *, seed: int = 0) ->
     return folder
 
 
-def make_named(name: str, folder: str | Path | None = None, *, seed: int = 0) -> Path:
+def make_checkpoint(name: str, folder: str | Path | None = None, *, seed: int = 0) -> Path:
     """Make one of the recipes: "mix-s" (0.23 GB) or "mix-b" (3.0 GB), in the user's cache unless a folder is given.
 
     Raises
@@ -71,7 +73,7 @@ def make_named(name: str, folder: str | Path | None = None, *, seed: int = 0) ->
     """
     if name not in RECIPES:
         raise CheckpointError(f"there is no recipe {name!r} for a checkpoint; there are {', '.join(RECIPES)}.")
-    return make_checkpoint(RECIPES[name], folder or cache_path(f"models/{name}-seed{seed}"), seed=seed)
+    return write_checkpoint(RECIPES[name], folder or cache_path(f"models/{name}-seed{seed}"), seed=seed)
 
 
 def _by_file(model: ModelConfig) -> dict[str, list[tuple[str, tuple[int, ...]]]]:

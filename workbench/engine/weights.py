@@ -15,7 +15,7 @@ from workbench.engine.lanes import Copy, Transfer
 from workbench.errors import EngineError
 from workbench.models import ModelConfig
 from workbench.segments import LayerGraph
-from workbench.stages import Stage
+from workbench.stages import Device, Stage
 
 Tensors = dict[str, torch.Tensor]
 
@@ -98,6 +98,11 @@ class WeightBuffer:
         self._turn = 0
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Precision of the slots."""
+        return self._slots[0].dtype
+
+    @property
     def bytes(self) -> int:
         """GPU memory taken."""
         return sum(slot.nbytes for slot in self._slots)
@@ -157,6 +162,20 @@ class Weights:
             if stage.op.name in PACKS and not self._streams(stage)
             for layer in range(store.model.num_hidden_layers)
         }
+
+        self.gpu_bytes = self.buffer.bytes if self.buffer is not None else 0
+        on_gpu = {stage.op.name for stage in graph.pipeline.stages if stage.device is Device.GPU}
+        for (_, op), tensors in self._resident.items():
+            self.gpu_bytes += sum(tensor.nbytes for tensor in tensors.values()) if op in on_gpu else 0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of what the operations compute with."""
+        held = [tensor for tensors in self._resident.values() for tensor in tensors.values()]
+        found = {tensor.dtype for tensor in held} | ({self.buffer.dtype} if self.buffer is not None else set())
+        if len(found) != 1:
+            raise EngineError(f"weights are held in {found or 'no precision'}, not in one; this is a bug.")
+        return found.pop()
 
     def get(self, layer: int, stage: Stage) -> Tensors:
         """The weights of a stage in one layer; none for an operation without any."""

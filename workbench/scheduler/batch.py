@@ -77,6 +77,9 @@ class Batch:
         """All requests, prefills first."""
         return np.concatenate((self.prefills, self.decodes))
 
+    def __repr__(self) -> str:
+        return f"Batch({self.describe()})"
+
     def describe(self) -> str:
         """``9 prefill + 4 decode tokens of 6 requests``."""
         rows = self.rows

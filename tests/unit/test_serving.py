@@ -1,0 +1,90 @@
+"""A scheduler that stops early, or keeps blocks, must not pass for one that served everything."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.builders import tiny_scenario
+from workbench.compare import compare
+from workbench.errors import CapacityError, ScenarioError
+from workbench.perfmodels import bound
+from workbench.scheduler.batch import Batch, Ids
+from workbench.scheduler.resource_aware import ResourceAware
+from workbench.schedules import Sequential
+from workbench.simulate import simulate
+
+
+@dataclass(frozen=True)
+class Wrapped(ResourceAware):
+    """ResourceAware whose queue is spoiled in one way."""
+
+    fault: str = ""
+
+    def open(self, *arguments: Any) -> Any:
+        return Spoiled(super().open(*arguments), self.fault)
+
+
+class Spoiled:
+    def __init__(self, queue: Any, fault: str) -> None:
+        self.queue, self.fault, self.turns = queue, fault, 0
+        self.preemptions = self.recomputed = 0
+
+    def next(self) -> Batch | None:
+        self.turns += 1
+        return None if self.fault == "stops" and self.turns > 2 else self.queue.next()
+
+    def complete(self, batch: Batch) -> Ids:
+        if self.fault == "keeps":
+            self.queue._blocks.release = lambda sequences: None
+        return self.queue.complete(batch)
+
+    def ends_with(self, batch: Batch) -> bool:
+        return self.queue.ends_with(batch)
+
+    def close(self) -> None:
+        if self.fault == "":
+            self.queue.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "words"),
+    [("stops", ScenarioError, "3 requests unfinished"), ("keeps", CapacityError, "kept .* KV blocks")],
+)
+def test_a_scheduler_that_cheats_is_told(fault, kind, words):
+    scenario = tiny_scenario([5, 4, 3], [6, 6, 6]).on(scheduler=Wrapped(token_budget=100, fault=fault))
+    with pytest.raises(kind, match=words):
+        simulate(scenario, Sequential())
+
+
+def test_the_same_queue_unspoiled_serves_everything():
+    scenario = tiny_scenario([5, 4, 3], [6, 6, 6]).on(scheduler=Wrapped(token_budget=100))
+    assert simulate(scenario, Sequential()).generated == 18
+
+
+@pytest.mark.parametrize("change", ["lengths", "machine", "memory"])
+def test_results_of_different_questions_are_not_explained_by_one_another(change):
+    one = tiny_scenario([8] * 4, [4] * 4)
+    other = {
+        "lengths": lambda: tiny_scenario([8] * 4, [9] * 4),
+        "machine": lambda: one.on(machine=one.machine.limit(link=one.machine.link.h2d / 2)),
+        "memory": lambda: tiny_scenario([8] * 4, [4] * 4, block=one.memory.kv_block + 1),
+    }[change]()
+    results = [bound(one, Sequential()), simulate(other, Sequential())]
+    comparison = compare(results)
+    assert comparison.explanations() == []
+    assert [row[4] for row in comparison.rows()] == ["100%", ""]
+    assert len(compare([bound(one, Sequential()), simulate(one, Sequential())]).explanations()) == 1
+
+
+def test_readers_say_what_they_take():
+    for arguments in ((None, Sequential()), (tiny_scenario([1], [1]), None)):
+        with pytest.raises(ScenarioError, match="takes a Scenario and a Schedule"):
+            simulate(*arguments)
+
+
+def test_columns_of_steps_add_up_to_what_was_generated():
+    result = simulate(tiny_scenario([5, 4, 3], [6, 1, 2]), Sequential())
+    assert result.processed == sum(result.steps.prefill) + sum(result.steps.decode)
+    assert np.isclose(sum(result.steps.seconds), result.seconds)
