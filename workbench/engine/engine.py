@@ -91,8 +91,9 @@ class Engine:
         )
         self._cache.attend(0, one, torch.zeros(1, model.q_size))
         if self._weights.buffer:
-            for task in self._prepared.lowering.tasks(model.num_hidden_layers, Step.MIDDLE):
-                for target, source in self._weights.buffer.transfer(task.pieces).copies:
+            asked = [task.pieces for task in self._prepared.lowering.tasks(model.num_hidden_layers, Step.MIDDLE)]
+            for pieces in filter(None, asked):
+                for target, source in self._weights.buffer.transfer(pieces).copies:
                     np.copyto(target, source)
 
     @property
