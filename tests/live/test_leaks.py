@@ -265,6 +265,14 @@ def _end_lanes() -> None:
 # ------------------------------------------------------------------------------------------------------- interruptions
 
 
+@pytest.fixture(autouse=True)
+def _interruptible() -> Iterator[None]:
+    """A process that was started in the background ignores SIGINT, and Python then raises no KeyboardInterrupt."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupt() -> None:
     """What Ctrl-C does: SIGINT to the thread that waits in `run`."""
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
