@@ -143,10 +143,16 @@ BUFFER_WIDTHS: dict[str, Callable[[ModelConfig], int]] = {
 normed MoE input h, the routing (expert id and weight per choice), and the outputs of routed and shared experts."""
 
 
-def buffer_bytes(buffer: str, model: ModelConfig, precision: Precision) -> int:
-    """Bytes of one row of a buffer; the routing is kept in fp32, everything else in the weights' precision."""
+def buffer_row(buffer: str, model: ModelConfig, precision: Precision) -> tuple[int, str]:
+    """Elements of one row of a buffer, and their type: the routing is fp32, all else in the weights' precision."""
     width = BUFFER_WIDTHS.get(buffer, BUFFER_WIDTHS["x"])(model)
-    return width * (4 if buffer == "gates" else DTYPE_BYTES[precision.weights])
+    return width, "fp32" if buffer == "gates" else precision.weights
+
+
+def buffer_bytes(buffer: str, model: ModelConfig, precision: Precision) -> int:
+    """Bytes of one row of a buffer."""
+    width, dtype = buffer_row(buffer, model, precision)
+    return width * DTYPE_BYTES[dtype]
 
 
 def _gemm(

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
+from workbench.engine.checkpoint import TORCH_DTYPES
 from workbench.engine.kv_cache import FetchedKV, KVCache
 from workbench.engine.lanes import Copy, Executor, Job, Transfer
 from workbench.engine.ops import BUILT_IN, Ops, Part
@@ -22,7 +23,7 @@ from workbench.scheduler.block_manager import BlockManager
 from workbench.schedules.base import Step
 from workbench.segments import Kind, Node
 from workbench.serving import Prepared, slot_bytes
-from workbench.stages import BUFFER_WIDTHS, Device, RowClass, Stage
+from workbench.stages import Device, RowClass, Stage, buffer_row
 from workbench.timeline import Span, Timeline
 from workbench.units import format_bytes
 
@@ -178,9 +179,9 @@ class Engine:
             self._tokens[request].append(choose(logits[row], self._requests[request].sampling, made))
 
     def _compute(self, task: Task, part: Part) -> None:
+        lane = Device(threading.current_thread().name.removeprefix("lane-"))
         for stage in task.node.stages:
-            lane = threading.current_thread().name.removeprefix("lane-")
-            self._ran.add((stage.op.name, Device(lane)))
+            self._ran.add((stage.op.name, lane))
             if stage.op.keeps_kv:
                 self._attend(task, stage, part)
             elif _rows(stage.op.rows, part).stop > _rows(stage.op.rows, part).start:
@@ -209,8 +210,8 @@ class Engine:
                 f"({', '.join(stage.op.writes)}); return one tensor for each."
             )
         for buffer, tensor in zip(stage.op.writes, answers, strict=True):
-            width = BUFFER_WIDTHS.get(buffer, BUFFER_WIDTHS["x"])(self._model)
-            dtype = torch.float32 if buffer == "gates" else self._embedding.dtype
+            width, precision = buffer_row(buffer, self._model, self._prepared.scenario.precision)
+            dtype = TORCH_DTYPES[precision]
             found = (tuple(tensor.shape), tensor.dtype) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
             if found != ((rows, width), dtype):
                 raise EngineError(
@@ -298,7 +299,7 @@ class Engine:
             If they differ.
         """
         scenario = self._prepared.scenario
-        precision = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+        precision = {dtype: name for name, dtype in TORCH_DTYPES.items()}
         asked = {
             "placement": {(stage.op.name, stage.device) for stage in scenario.pipeline.stages},
             "KV blocks and tokens per block": (scenario.kv_blocks, scenario.memory.kv_block),

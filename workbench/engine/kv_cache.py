@@ -39,8 +39,7 @@ class KVCache:
 
     def append(self, layer: int, slots: npt.NDArray[np.int64], k: torch.Tensor, v: torch.Tensor) -> None:
         """Store the keys and values (T, K D) of new rows."""
-        shape = (len(slots), self._model.num_key_value_heads, self._model.head_dim)
-        append_kv(self.pool[layer], slots, k.float().view(shape), v.float().view(shape))
+        _append(self.pool[layer], self._model, slots, k, v)
 
     def attend(self, layer: int, part: Part, q: torch.Tensor) -> torch.Tensor:
         """Decode attention of q (B, H D) over the cached entries of its sequences."""
@@ -82,9 +81,15 @@ class FetchedKV:
         size = self.pool.shape[3]
         last = part.lengths - 1
         slots = self._table[np.arange(len(last)), last // size].astype(np.int64) * size + last % size
-        shape = (len(slots), self._model.num_key_value_heads, self._model.head_dim)
-        append_kv(self.pool, slots, k.float().view(shape), v.float().view(shape))
+        _append(self.pool, self._model, slots, k, v)
         return _attend(self.pool, self._model, replace(part, table=self._table), q)
+
+
+def _append(
+    pool: torch.Tensor, model: ModelConfig, slots: npt.NDArray[np.int64], k: torch.Tensor, v: torch.Tensor
+) -> None:
+    shape = (len(slots), model.num_key_value_heads, model.head_dim)
+    append_kv(pool, slots, k.float().view(shape), v.float().view(shape))
 
 
 def _attend(pool: torch.Tensor, model: ModelConfig, part: Part, q: torch.Tensor) -> torch.Tensor:

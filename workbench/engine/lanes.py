@@ -83,7 +83,7 @@ class Lane(threading.Thread):
         torch.set_grad_enabled(False)
         while (job := self.inbox.get()) is not None:
             self._ready.add(job)
-            while (first := self._first()) is not None:
+            while (first := self._first(self.small, self.bulk)) is not None:
                 self._perform(first)
                 self._look()
 
@@ -96,8 +96,9 @@ class Lane(threading.Thread):
                 return
             self._ready.add(job)
 
-    def _first(self) -> Job | None:
-        for line in (self.small, self.bulk):
+    def _first(self, *lines: deque[Job]) -> Job | None:
+        """Take the first job of the first of these lines whose first job is ready."""
+        for line in lines:
             if line and line[0] in self._ready:
                 self._ready.discard(line[0])
                 return line.popleft()
@@ -158,9 +159,7 @@ class Mover(Lane):
 
     def _let_small_pass(self, job: Job) -> None:
         self._look()
-        while self.small and self.small[0] in self._ready and not self._executor.stopped:
-            small = self.small.popleft()
-            self._ready.discard(small)
+        while not self._executor.stopped and (small := self._first(self.small)) is not None:
             self._perform(small)
             job.pauses.append((small.start, small.end))
 
