@@ -16,7 +16,7 @@ from workbench.simulate import Detail, simulate
 from workbench.workload import Request, Sampling, Workload, workloads
 
 if TYPE_CHECKING:
-    from workbench.engine import make_checkpoint, run
+    from workbench.engine import RunState, make_checkpoint, run, start
 
 __version__ = "0.1.0"
 
@@ -28,6 +28,7 @@ __all__ = [
     "Request",
     "ResourceAware",
     "Result",
+    "RunState",
     "Sampling",
     "Scenario",
     "Source",
@@ -41,12 +42,13 @@ __all__ = [
     "models",
     "run",
     "simulate",
+    "start",
     "workloads",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Import the live engine, and with it torch and Numba, on first use only (PEP 562)."""
-    if name in ("make_checkpoint", "run"):
+    if name in ("RunState", "make_checkpoint", "run", "start"):
         return getattr(importlib.import_module("workbench.engine"), name)
     raise AttributeError(f"module 'workbench' has no attribute {name!r}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from workbench.hardware import Device
+from workbench.profile import OpTime
 
 
 class Rows(NamedTuple):
@@ -64,6 +66,33 @@ def seconds(work: Iterable[Work], device: Device) -> float:
         if flops or size:
             total += max(flops / device.flop_rate(dtype), size / device.bandwidth) + device.overhead
     return total
+
+
+def measured_seconds(time: OpTime, rows: Rows) -> float:
+    """Time of one call of an operation that was measured on this computer, for rows of its class [s]."""
+    tokens, points, prompts = rows.tokens, time.tokens, rows.emits - rows.decode
+    if not tokens:
+        return 0.0
+    place = min(bisect(points, tokens), len(points) - 1)
+    if place == 0:
+        base = time.seconds[0]
+    else:
+        low, high = points[place - 1], points[place]
+        share = (tokens - low) / (high - low)
+        base = time.seconds[place - 1] + share * (time.seconds[place] - time.seconds[place - 1])
+    return base + _beyond_tokens(time, rows, prompts)
+
+
+def least_seconds(time: OpTime, rows: Rows) -> float:
+    """What no split of these rows into calls can beat: every token at the best rate of any call."""
+    steepest_gain = (time.seconds[-1] - time.seconds[-2]) / (time.tokens[-1] - time.tokens[-2])
+    per_token = min(steepest_gain, *(s / t for s, t in zip(time.seconds, time.tokens, strict=True)))
+    return per_token * rows.tokens + _beyond_tokens(time, rows, rows.emits - rows.decode)
+
+
+def _beyond_tokens(time: OpTime, rows: Rows, prompts: float) -> float:
+    of_prefill = time.per_prompt * prompts + time.per_pair * rows.pairs
+    return of_prefill + time.per_decode * rows.decode + time.per_context * rows.context
 
 
 def copy_seconds(size: float, rate: float, overhead: float = 0.0) -> float:

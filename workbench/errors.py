@@ -38,3 +38,7 @@ class CatalogueError(WorkbenchError, KeyError):
 
 class EngineError(WorkbenchError, RuntimeError):
     """The live engine cannot do, or did not do, what the plan says."""
+
+
+class StoppedError(WorkbenchError):
+    """A run was stopped on request."""

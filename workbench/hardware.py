@@ -16,7 +16,12 @@ from typing import Any
 from workbench.catalogue import Catalogue, cache_path
 from workbench.display import html_table
 from workbench.errors import ScenarioError
+from workbench.profile import Cores, Profile, profile_from_dict
 from workbench.units import format_bytes, parse_bytes
+
+
+_RECORD = "record 2"
+"""Names what a measured record contains; another one is measured anew."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,8 @@ class Machine:
 
     `host` is the name of the computer that the rates were measured on, or None for a catalogue entry;
     `run` accepts only a machine whose host is this one. `throttled` says that the link is slower than the
-    hardware's on purpose: the engine then paces its copies.
+    hardware's on purpose: the engine then paces its copies. `cores` says how lanes share the host's cores where there
+    is no GPU, `profiles` what `calibrate` measured at the shapes of models, `rates` whatever else it measured, by name.
     """
 
     name: str
@@ -84,6 +90,13 @@ class Machine:
     host: str | None = None
     throttled: bool = False
     measured: str = ""
+    cores: Cores | None = None
+    profiles: tuple[Profile, ...] = ()
+    rates: tuple[tuple[str, float], ...] = ()
+
+    def profile(self, shape: str) -> Profile | None:
+        """What was measured at a model's shapes, or None."""
+        return next((profile for profile in self.profiles if profile.shape == shape), None)
 
     def limit(self, *, gpu_memory: str | float | None = None, link: str | float | None = None) -> Machine:
         """The same machine with less GPU memory, or with a slower link [B/s, both directions].
@@ -190,7 +203,8 @@ def _rates(device: Device) -> str:
 def _record_path() -> Path:
     """Where the measured record of this computer is kept; its name changes with anything that changes the rates."""
     versions = [f"{package}-{version(package)}" for package in ("torch", "numba", "numpy")]
-    key = "|".join([platform.node(), platform.machine(), str(usable_cores()), platform.python_version(), *versions])
+    computer = [platform.node(), platform.machine(), str(usable_cores()), platform.python_version()]
+    key = "|".join([_RECORD, *computer, *versions])
     return cache_path(f"machine-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json")
 
 
@@ -202,6 +216,9 @@ def machine_from_dict(fields: dict[str, Any]) -> Machine:
         values["flops"] = tuple((dtype, float(rate)) for dtype, rate in values["flops"])
         fields[device] = Device(**values)
     fields["link"] = Link(**fields["link"])
+    fields["cores"] = Cores(**fields["cores"]) if fields["cores"] is not None else None
+    fields["profiles"] = tuple(profile_from_dict(profile) for profile in fields["profiles"])
+    fields["rates"] = tuple((name, float(rate)) for name, rate in fields["rates"])
     return Machine(**fields)
 
 

@@ -85,6 +85,13 @@ class ModelConfig:
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         return self.num_hidden_layers * self.layer_params + embeddings + self.hidden_size
 
+    @property
+    def shape(self) -> str:
+        """Everything that decides how long one layer's operations take, and the head's."""
+        heads = f"{self.num_attention_heads}/{self.num_key_value_heads}x{self.head_dim}"
+        experts = f"{self.num_experts_per_tok}/{self.num_local_experts}x{self.intermediate_size}"
+        return f"hidden {self.hidden_size}, heads {heads}, experts {experts}, vocabulary {self.vocab_size}"
+
     def kv_bytes_per_token(self, dtype: str) -> int:
         """KV cache of one token over all layers [B]."""
         return 2 * self.num_hidden_layers * self.kv_size * DTYPE_BYTES[dtype]

@@ -108,14 +108,37 @@ class Plan:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
+COMPUTE = ("gpu", "cpu")
+
+
+def one_at_a_time(tasks: Sequence[Task], seconds: Sequence[float]) -> bool:
+    """True if every compute task that has work waits, directly or not, for the one before it in the plan."""
+    before = [0] * len(tasks)  # how many compute tasks, counted from the first, have ended when this one starts
+    count = 0
+    done = [0] * len(tasks)
+    for index, task in enumerate(tasks):
+        before[index] = max((done[other] for other in task.after), default=0)
+        done[index] = before[index]
+        if task.node.lane in COMPUTE and seconds[index]:
+            if before[index] < count:
+                return False
+            count += 1
+            done[index] = count
+    return True
+
+
 def lay_out(
-    tasks: Sequence[Task], seconds: Sequence[float], packet: float = float("inf")
+    tasks: Sequence[Task],
+    seconds: Sequence[float],
+    packet: float = float("inf"),
+    drag: Mapping[str, float] | None = None,
 ) -> tuple[list[float], list[float]]:
     """Starts and ends of a plan's tasks when each lane runs its own in issue order [s].
 
     A task starts when its lane is free and everything it waits for has ended; a first task that is not ready blocks
     its lane. A bulk transfer goes in packets of `packet` seconds: a small transfer that becomes ready meanwhile
-    starts at the next packet boundary and delays the rest.
+    starts at the next packet boundary and delays the rest. While a bulk transfer runs that stands in the plan before
+    a compute task, the task makes only ``1 - drag[lane]`` seconds of progress per second.
 
     Notes
     -----
@@ -137,10 +160,24 @@ def lay_out(
             bulk[lane] = _Bulk(index, start)
         elif length and lane in bulk:
             start = bulk[lane].let_pass(start, length, starts, ends, packet)
-        starts[index], ends[index] = start, start + length
+        end = start + length
+        if drag and lane in COMPUTE and length:
+            for transfer in bulk.values():
+                end = _dragged(start, end, starts[transfer.index], ends[transfer.index], drag[lane])
+        starts[index], ends[index] = start, end
         if not task.bulk:
-            free[lane] = start + length
+            free[lane] = end
     return starts, ends
+
+
+def _dragged(start: float, end: float, begin: float, until: float, drag: float) -> float:
+    """End of a task from `start` to `end` that a transfer from `begin` to `until` slows down."""
+    beside = min(end, until) - max(start, begin)
+    if beside <= 0:
+        return end
+    slowed = beside / (1 - drag)
+    room = until - max(start, begin)
+    return end + (slowed - beside if slowed <= room else drag * room)
 
 
 @dataclass

@@ -57,6 +57,8 @@ class Result:
         For a bound: seconds that each limit alone would take; the largest is the bound.
     ttft, tbt : float
         Mean time to a request's first token, and mean time between its tokens [s].
+    stopped : bool
+        True if it was stopped before the whole workload was served: everything here is about what was.
     """
 
     source: Source
@@ -77,6 +79,7 @@ class Result:
     timeline: Timeline = field(default_factory=Timeline, repr=False)
     tokens: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
     facts: Mapping[str, str] = field(default_factory=dict)
+    stopped: bool = False
     versions: Mapping[str, str] = field(default_factory=lambda: versions())
     date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
@@ -104,7 +107,7 @@ class Result:
     def same_question(self, other: Result) -> bool:
         """True if both answer for one scenario and schedule, whatever their source."""
         mine, theirs = (self.schedule, self.model, self.machine), (other.schedule, other.model, other.machine)
-        return mine == theirs and self.facts == other.facts
+        return mine == theirs and self.facts == other.facts and self.stopped == other.stopped
 
     def save(self, path: str | Path) -> Path:
         """Write as versioned JSON, timeline included."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from workbench.errors import CapacityError, ScenarioError
+from workbench.errors import CapacityError, ScenarioError, StoppedError
 from workbench.plan import LANES, Plan
 from workbench.result import Iterations, Result, Source
 from workbench.scenario import Scenario
@@ -26,14 +27,49 @@ from workbench.units import DTYPE_BYTES, format_bytes
 class Clock(Protocol):
     """What makes time pass: it executes plans, virtually or for real."""
 
-    now: float
     timeline: Timeline
+
+    @property
+    def now(self) -> float:
+        """Seconds since `begin`."""
 
     def begin(self, blocks: BlockManager) -> None:
         """Called once before the first plan, with the KV blocks that plans refer to."""
 
     def execute(self, plan: Plan, number: int, step: Step) -> dict[str, float]:
         """Run one iteration and move `now` to its end; busy seconds per lane."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a workload has been served.
+
+    Attributes
+    ----------
+    seconds : float
+        Time since the start [s].
+    iterations : int
+    prefill, decode : int
+        Tokens of each class pushed through the model.
+    emitted, total : int
+        Output tokens generated, and to generate in all.
+    used_blocks, blocks : int
+        KV blocks in use during the last iteration, and in all.
+    preemptions : int
+    busy : mapping of lane to float
+        Busy time per lane [s].
+    """
+
+    seconds: float = 0.0
+    iterations: int = 0
+    prefill: int = 0
+    decode: int = 0
+    emitted: int = 0
+    total: int = 0
+    used_blocks: int = 0
+    blocks: int = 0
+    preemptions: int = 0
+    busy: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -162,9 +198,28 @@ class _Record:
         fresh = batch.prefills[np.isnan(self.first[batch.prefills])]
         self.first[fresh] = end
 
+    def progress(self, now: float, total: int, blocks: int, preemptions: int) -> Progress:
+        return Progress(
+            seconds=now,
+            iterations=len(self.seconds),
+            prefill=sum(self.prefill),
+            decode=sum(self.decode),
+            emitted=self.emitted,
+            total=total,
+            used_blocks=self.used[-1],
+            blocks=blocks,
+            preemptions=preemptions,
+            busy=dict(self.busy),
+        )
 
-def serve(prepared: Prepared, clock: Clock, source: Source) -> Result:
-    """Serve the scenario's workload to its end, one plan per iteration."""
+
+def serve(
+    prepared: Prepared, clock: Clock, source: Source, watch: Callable[[Progress], object] | None = None
+) -> Result:
+    """Serve the scenario's workload to its end, one plan per iteration; `watch` is told after each.
+
+    A clock that raises `StoppedError` ends it early: the result then is that of the iterations made, and says so.
+    """
     scenario = prepared.scenario
     workload = scenario.workload
     longest = int((workload.prompt_len + workload.output_len).max())
@@ -173,7 +228,7 @@ def serve(prepared: Prepared, clock: Clock, source: Source) -> Result:
     unset = np.full(len(workload), np.nan)
     record = _Record(unset, unset.copy())
     clock.begin(blocks)
-    step = Step.FIRST
+    step, stopped = Step.FIRST, False
     try:
         while (batch := queue.next()) is not None:
             if queue.ends_with(batch):
@@ -183,10 +238,17 @@ def serve(prepared: Prepared, clock: Clock, source: Source) -> Result:
             record.last[queue.complete(batch)] = clock.now
             record.add(batch, begin, clock.now, used, busy)
             step = Step.MIDDLE
+            if watch is not None:
+                watch(record.progress(clock.now, int(workload.output_len.sum()), blocks.total, queue.preemptions))
+    except StoppedError:
+        if not record.seconds:
+            raise
+        stopped = True
     finally:
         queue.close()
         blocks.check()
-    _check_served(scenario, record, blocks)
+    if not stopped:
+        _check_served(scenario, record, blocks)
     return Result(
         source=source,
         schedule=prepared.lowering.schedule.name,
@@ -199,11 +261,12 @@ def serve(prepared: Prepared, clock: Clock, source: Source) -> Result:
         preemptions=queue.preemptions,
         recomputed=queue.recomputed,
         busy=record.busy,
-        ttft=float(record.first.mean()),
+        ttft=float(np.nanmean(record.first)),
         tbt=_mean_gap(record, workload.output_len),
         steps=Iterations(tuple(record.seconds), tuple(record.prefill), tuple(record.decode), tuple(record.used)),
         timeline=clock.timeline,
         facts=facts(scenario, prepared),
+        stopped=stopped,
     )
 
 
@@ -222,7 +285,7 @@ def _check_served(scenario: Scenario, record: _Record, blocks: BlockManager) -> 
 
 
 def _mean_gap(record: _Record, output_len: npt.NDArray[np.int64]) -> float:
-    several = output_len > 1
+    several = (output_len > 1) & ~np.isnan(record.last)
     gaps = (record.last[several] - record.first[several]) / (output_len[several] - 1)
     return float(gaps.mean()) if several.any() else float("nan")
 

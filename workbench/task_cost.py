@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from workbench.cost import Rows, Work, copy_seconds, seconds
+from workbench.cost import Precision, Rows, Work, copy_seconds, least_seconds, measured_seconds, seconds
 from workbench.errors import ScenarioError
 from workbench.hardware import Device
-from workbench.plan import Task
+from workbench.models import ModelConfig
+from workbench.plan import COMPUTE, Task, busy_seconds, lay_out, one_at_a_time
+from workbench.profile import Cores, OpTime, Pace
 from workbench.scenario import Scenario
 from workbench.segments import Kind, LayerGraph, Node
+from workbench.stages import Device as Place
 from workbench.stages import RowClass, Stage, buffer_bytes, embed_work, head_work
 from workbench.units import DTYPE_BYTES
+
+_ENDS = {Kind.EMBED: "embed", Kind.HEAD: "head"}
 
 
 class TaskCost:
@@ -20,6 +26,7 @@ class TaskCost:
     def __init__(self, scenario: Scenario, graph: LayerGraph) -> None:
         self._model, self._machine, self._precision = scenario.model, scenario.machine, scenario.precision
         self._graph = graph
+        self.profile = scenario.machine.profile(profile_shape(scenario.model, scenario.precision))
         self._kv_in = 2 * self._model.kv_size * DTYPE_BYTES[self._precision.kv]
         self._carried = {id(node): self._carried_bytes(node) for node in graph.all_nodes}
         self._weights = {index: self._node_weights(graph.nodes[index]) for index in graph.streamed}
@@ -66,25 +73,103 @@ class TaskCost:
         per_prefill, per_decode = self._carried[id(node)]
         return per_prefill * rows.prefill + per_decode * rows.decode
 
-    def device(self, node: Node) -> Device:
-        """The device whose lane runs a segment."""
-        return self._machine.gpu if node.lane == "gpu" else self._machine.cpu
-
     def copy(self, lane: str, size: float) -> float:
         """Seconds of one transfer on a link lane."""
         link = self._machine.link
         return copy_seconds(size, link.h2d if lane == "h2d" else link.d2h, link.overhead)
 
-    def node(self, node: Node, rows: Rows) -> float:
+    def stage(self, stage: Stage, rows: Rows, threads: int = 0) -> float:
+        """Seconds of one stage in one layer [s]: as measured on so many threads, or else by the roofline."""
+        time = self._time(stage.op.name, threads)
+        if time is not None:
+            return measured_seconds(time, rows_of(stage, rows))
+        return seconds([self.work(stage, rows)], self._device(stage.device, threads))
+
+    def least(self, stage: Stage, total: Rows, threads: int = 0) -> float:
+        """Seconds of one stage in one layer for all of these rows, that no split into calls can beat [s]."""
+        time = self._time(stage.op.name, threads)
+        if time is not None:
+            return least_seconds(time, rows_of(stage, total))
+        return seconds([self.work(stage, total)], self._device(stage.device, threads))
+
+    def ends(self, kind: Kind, rows: Rows, threads: int = 0) -> float:
+        """Seconds of the embedding or the head [s]."""
+        return self._ends(kind, rows, threads, measured_seconds)
+
+    def least_ends(self, kind: Kind, total: Rows, threads: int = 0) -> float:
+        """As `least`, of the embedding or the head [s]."""
+        return self._ends(kind, total, threads, least_seconds)
+
+    def _ends(self, kind: Kind, rows: Rows, threads: int, measured: Callable[[OpTime, Rows], float]) -> float:
+        time = self._time(_ENDS[kind], threads)
+        if time is not None:
+            return measured(time, Rows(prefill=rows.emits) if kind is Kind.HEAD else Rows(prefill=rows.tokens))
+        work = embed_work if kind is Kind.EMBED else head_work
+        return seconds([work(rows, self._model, self._precision)], self._device(Place.GPU, threads))
+
+    def _time(self, op: str, threads: int) -> OpTime | None:
+        return self.profile.find(op, threads) if self.profile is not None and threads else None
+
+    def _device(self, place: Place, threads: int) -> Device:
+        """The device, its rates scaled to the threads if they are not those it was measured with."""
+        device, cores = self._machine.gpu if place is Place.GPU else self._machine.cpu, self._machine.cores
+        if cores is None or not threads:
+            return device
+        own = cores.gpu if place is Place.GPU else cores.cpu
+        if threads == own:
+            return device
+        rates = tuple((dtype, rate * threads / own) for dtype, rate in device.flops)
+        return replace(device, flops=rates, bandwidth=device.bandwidth * threads / own)
+
+    def node(self, node: Node, rows: Rows, threads: int = 0) -> float:
         """Seconds of a node other than weights for these rows [s]."""
         if node.kind is Kind.SEGMENT:
-            return seconds([self.work(stage, rows) for stage in node.stages], self.device(node))
-        if node.kind in (Kind.EMBED, Kind.HEAD):
-            work = embed_work if node.kind is Kind.EMBED else head_work
-            return seconds([work(rows, self._model, self._precision)], self._machine.gpu)
+            return sum(self.stage(stage, rows, threads) for stage in node.stages)
+        if node.kind in _ENDS:
+            return self.ends(node.kind, rows, threads)
         return self.copy(node.lane, self.transfer(node, rows))
 
-    def tasks(self, tasks: Sequence[Task], parts: Sequence[Rows]) -> list[float]:
+    def pace(self, tasks: Sequence[Task], parts: Sequence[Rows], cores: Cores) -> Pace:
+        """How the lanes run during a plan on shared cores.
+
+        Where compute tasks follow one another, each has all cores, and all of them pay for the movers. Else each lane
+        has its own, and the movers sit with the one that has less to do.
+        """
+        try:
+            crowded = self.tasks(tasks, parts, Pace(cores.gpu, cores.cpu, "", 0.0, 0.0))
+        except ScenarioError:  # an operation that declares no work can still run
+            crowded = [1.0] * len(tasks)
+        link = self._machine.link.h2d
+        stolen = 0.0 if cores.spare else min(cores.mover * link, 0.5)
+        gpu_drag, cpu_drag = cores.gpu_drag * link, cores.cpu_drag * link
+        if one_at_a_time(tasks, crowded):
+            return Pace(cores.alone, cores.alone, "", gpu_drag + stolen, cpu_drag + stolen)
+        busy = busy_seconds(tasks, crowded)
+        beside = "gpu" if busy["gpu"] < busy["cpu"] else "cpu"
+        mine, other = (gpu_drag + stolen, cpu_drag) if beside == "gpu" else (gpu_drag, cpu_drag + stolen)
+        return Pace(cores.gpu, cores.cpu, "" if cores.spare else beside, mine, other)
+
+    def lay_out(
+        self, tasks: Sequence[Task], parts: Sequence[Rows], packet: float
+    ) -> tuple[list[float], list[float], list[float]]:
+        """Starts, ends and busy seconds of a plan's tasks [s]; see `plan.lay_out`."""
+        cores = self._machine.cores
+        pace = None if cores is None else self.pace(tasks, parts, cores)
+        work = self.tasks(tasks, parts, pace)
+        drag = {} if pace is None else {"gpu": pace.gpu_drag, "cpu": pace.cpu_drag}
+        starts, ends = lay_out(tasks, work, packet, drag)
+        if drag:
+            work = [
+                end - start if task.node.lane in COMPUTE else length
+                for task, start, end, length in zip(tasks, starts, ends, work, strict=True)
+            ]
+        return starts, ends, work
+
+    def between(self, requests: float) -> float:
+        """Seconds between two plans, for so many requests in the batch [s]."""
+        return 0.0 if self.profile is None else self.profile.iteration + self.profile.request * requests
+
+    def tasks(self, tasks: Sequence[Task], parts: Sequence[Rows], pace: Pace | None = None) -> list[float]:
         """Seconds of every task of a plan whose parts have these rows."""
         known: dict[tuple[object, ...], float] = {}
         result = []
@@ -92,14 +177,15 @@ class TaskCost:
             key = (id(task.node), task.part) if task.part is not None else task.pieces
             price = known.get(key)
             if price is None:
-                price = known[key] = self._price(task, parts)
+                price = known[key] = self._price(task, parts, pace)
             result.append(price)
         return result
 
-    def _price(self, task: Task, parts: Sequence[Rows]) -> float:
+    def _price(self, task: Task, parts: Sequence[Rows], pace: Pace | None) -> float:
         if task.part is None:
             return self.copy(task.node.lane, self.weight_transfer(task.pieces))
-        return self.node(task.node, parts[task.part])
+        threads = 0 if pace is None else (pace.cpu if task.node.lane == "cpu" else pace.gpu)
+        return self.node(task.node, parts[task.part], threads)
 
     def token_budget(self) -> float:
         """Tokens whose GPU work takes as long as one layer's weights take to stream; infinite if none do.
@@ -108,9 +194,10 @@ class TaskCost:
         """
         transfer = self.copy("h2d", self.weights_per_layer)
         segments = [node for node in self._graph.nodes if node.kind is Kind.SEGMENT and node.lane == "gpu"]
+        threads = 0 if self._machine.cores is None else self._machine.cores.gpu
 
         def gpu_seconds(tokens: float) -> float:
-            return sum(self.node(node, Rows(prefill=tokens)) for node in segments)
+            return sum(self.node(node, Rows(prefill=tokens), threads) for node in segments)
 
         if not transfer:
             return float("inf")
@@ -120,3 +207,17 @@ class TaskCost:
         second = 2 * first
         slope = (gpu_seconds(second) - gpu_seconds(first)) / first
         return max(1.0, (transfer - gpu_seconds(first)) / slope + first)
+
+
+def profile_shape(model: ModelConfig, precision: Precision) -> str:
+    """What a profile's times hold for: the shapes of a model's layers, and the precision."""
+    return f"{model.shape}; weights {precision.weights}, KV {precision.kv}"
+
+
+def rows_of(stage: Stage, rows: Rows) -> Rows:
+    """The rows that a stage's operation takes; one that keeps the KV cache appends those of all."""
+    if stage.op.rows is RowClass.ALL or stage.op.keeps_kv:
+        return rows._replace(pairs=0.0) if stage.op.keeps_kv else rows
+    if stage.op.rows is RowClass.PREFILL:
+        return rows._replace(decode=0, context=0, emits=rows.emits - rows.decode)
+    return Rows(decode=rows.decode, context=rows.context, emits=rows.decode)

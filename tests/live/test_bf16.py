@@ -39,13 +39,13 @@ def test_agrees_with_fp32(
     name: str, schedule: Schedule, model: ModelConfig, oracle: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finite: list[bool] = []
-    choose = engine.choose
+    choose_all = engine.choose_all
 
-    def watched(logits: torch.Tensor, *rest: Any) -> int:
-        finite.append(bool(torch.isfinite(logits).all()))
-        return choose(logits, *rest)
+    def watched(logits: torch.Tensor, *rest: Any) -> list[int]:
+        finite.extend(torch.isfinite(logits).all(dim=-1).tolist())
+        return choose_all(logits, *rest)
 
-    monkeypatch.setattr(engine, "choose", watched)
+    monkeypatch.setattr(engine, "choose_all", watched)
     of = scenario(model, ASKED, RUNNABLE[name], precision="bf16", tokens=79, block=8)
     result = wb.run(of, schedule)
     assert len(finite) == 16 * len(ASKED)

@@ -10,7 +10,7 @@ import torch
 
 import workbench as wb
 from tests.live.world import differing, requests, scenario
-from workbench.engine import engine, kv_cache, ops, weights
+from workbench.engine import kv_cache, ops, weights
 from workbench.models import ModelConfig
 from workbench.schedules import VSLPipe
 
@@ -48,8 +48,8 @@ def gates(change: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, tor
 
 
 def part(monkeypatch: pytest.MonkeyPatch, change: Callable[[ops.Part], ops.Part]) -> None:
-    original = engine.Engine._part
-    monkeypatch.setattr(engine.Engine, "_part", lambda self, batch: change(original(self, batch)))
+    original = ops.Part.of
+    monkeypatch.setattr(ops.Part, "of", lambda batch, blocks: change(original(batch, blocks)))
 
 
 def wrong_experts(patch: pytest.MonkeyPatch) -> None:

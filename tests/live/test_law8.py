@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 
 import workbench as wb
 from tests.live.world import RUNNABLE, SCHEDULES, lane_threads, longest, machine, requests, scenario, ways
-from workbench.engine import engine, kv_cache, live, weights
+from workbench.engine import engine, forward, kv_cache, runnable, weights
 from workbench.engine.lanes import Transfer
 from workbench.errors import CapacityError, EngineError
 from workbench.models import ModelConfig
@@ -148,17 +148,15 @@ def test_other_weight_precision_raises(of: wb.Scenario, monkeypatch: pytest.Monk
 
 def test_other_placement_raises(of: wb.Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
     """An operation that was asked for on the cpu and never ran there is told."""
-    compute = engine.Engine._compute
+    compute = forward.Forward.compute
 
-    def without_the_cpu(self: Any, task: Any, part: Any) -> None:
-        if task.node.lane != "cpu":
-            compute(self, task, part)
+    def without_the_cpu(self: Any, stage: Any, layer: int, number: int, part: Any) -> None:
+        if stage.device is not forward.Device.CPU:
+            compute(self, stage, layer, number, part)
         else:
-            number = task.part or 0
-            key = (engine.Device.CPU, number, "attn")
-            self._buffers[key] = torch.zeros(part.rows, of.model.q_size)
+            self._buffers[forward.Device.CPU, number, "attn"] = torch.zeros(part.rows, of.model.q_size)
 
-    monkeypatch.setattr(engine.Engine, "_compute", without_the_cpu)
+    monkeypatch.setattr(forward.Forward, "compute", without_the_cpu)
     with pytest.raises(EngineError, match="placement"):
         wb.run(of, VSLPipe())
 
@@ -180,9 +178,9 @@ def dropping(original: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("pipeline", "owner", "name"),
     [
-        ("vslpipe", engine.Engine, "_move"),
+        ("vslpipe", forward.Forward, "move"),
         ("vslpipe", weights.WeightBuffer, "transfer"),
-        ("flexgen_s4", engine.Engine, "_store_kv"),
+        ("flexgen_s4", forward.Forward, "store_kv"),
         ("flexgen_s4", kv_cache.KVCache, "fetch"),
     ],
 )
@@ -195,7 +193,7 @@ def test_a_copy_that_was_dropped_raises(
 
 
 def test_run_asks_for_everything_it_needs(of: wb.Scenario) -> None:
-    assert live.check_runnable(prepare(of, VSLPipe())) is None
+    assert runnable.check_runnable(prepare(of, VSLPipe())) is None
 
 
 def test_fetched_kv_counts_against_the_gpu_limit(tiny: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 import workbench as wb
 from tests.live.world import RUNNABLE, Countdown, files_in_use, lane_threads, machine, requests, scenario
 from workbench import serving
-from workbench.engine import engine, kv_cache, lanes, ops, weights
+from workbench.engine import engine, forward, kv_cache, lanes, live, ops, weights
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline
 from workbench.scheduler.block_manager import BlockManager
@@ -149,14 +149,14 @@ def in_copy(lane: str) -> Strike:
 
 def in_move(lane: str) -> Strike:
     def arm(patch: pytest.MonkeyPatch, strike: Countdown) -> None:
-        original = engine.Engine._move
+        original = forward.Forward.move
 
         def move(self: Any, node: Any, number: int, part: Any) -> Any:
             if node.lane == lane:
                 strike()
             return original(self, node, number, part)
 
-        patch.setattr(engine.Engine, "_move", move)
+        patch.setattr(forward.Forward, "move", move)
 
     return arm
 
@@ -176,12 +176,12 @@ PLACES: dict[str, tuple[str, Strike]] = {
     "weights arrived": ("vslpipe", when_arrived(weights.WeightBuffer, "transfer")),
     "weights read": ("vslpipe", in_method(weights.WeightBuffer, "get")),
     "fetch kv": ("flexgen_s4", in_method(kv_cache.KVCache, "fetch")),
-    "store kv": ("flexgen_s4", in_method(engine.Engine, "_store_kv")),
-    "kv stored": ("flexgen_s4", when_arrived(engine.Engine, "_store_kv")),
+    "store kv": ("flexgen_s4", in_method(forward.Forward, "store_kv")),
+    "kv stored": ("flexgen_s4", when_arrived(forward.Forward, "store_kv")),
     "fetched attention": ("flexgen_s4", in_method(kv_cache.FetchedKV, "attend")),
     "enter": ("all_cpu", in_move("d2h")),
     "leave": ("all_cpu", in_move("h2d")),
-    "plan": ("vslpipe", in_method(engine.Engine, "_part")),
+    "plan": ("vslpipe", in_method(ops.Part, "of")),
     "bytes checked": ("vslpipe", in_method(engine.Engine, "_check_bytes")),
 }
 
@@ -232,7 +232,7 @@ def test_after_an_error_while_opening(mine: ModelConfig, monkeypatch: pytest.Mon
         def broken(*args: Any, **options: Any) -> None:
             raise StruckError("no bar")
 
-        patch.setattr(engine, "tqdm", broken)
+        patch.setattr(live, "tqdm", broken)
         with pytest.raises(StruckError):
             wb.run(small(mine), VSLPipe())
     left = lane_threads()
@@ -247,7 +247,7 @@ def test_after_an_error_while_closing(mine: ModelConfig, monkeypatch: pytest.Mon
         def broken(self: Any) -> None:
             raise StruckError("no bar")
 
-        patch.setattr(engine.tqdm, "close", broken)
+        patch.setattr(live.tqdm, "close", broken)
         with pytest.raises(StruckError):
             wb.run(small(mine), VSLPipe())
     left = lane_threads()

@@ -9,7 +9,7 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
-from workbench.engine.live import run
+from workbench.engine.live import LiveRun, RunState, run, start
 from workbench.engine.synthesize import make_checkpoint
 
-__all__ = ["make_checkpoint", "run"]
+__all__ = ["LiveRun", "RunState", "make_checkpoint", "run", "start"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +14,7 @@ from workbench.engine.checkpoint import TORCH_DTYPES
 from workbench.engine.lanes import Copy, Transfer
 from workbench.engine.ops import Part
 from workbench.engine.weights import as_numpy
+from workbench.hardware import usable_cores
 from workbench.kernels import append_kv, flash_decode
 from workbench.models import ModelConfig
 
@@ -30,7 +33,11 @@ class KVCache:
     def __init__(self, model: ModelConfig, blocks: int, block_size: int, dtype: str) -> None:
         shape = (model.num_hidden_layers, blocks, model.num_key_value_heads, 2, block_size, model.head_dim)
         self.pool = torch.zeros(shape, dtype=TORCH_DTYPES[dtype])
-        self._model = model
+        self._model, self._team = model, ThreadPoolExecutor(max(1, usable_cores() - 1), "attention")
+
+    def close(self) -> None:
+        """End the threads among which attention is shared out."""
+        self._team.shutdown()
 
     @property
     def block_size(self) -> int:
@@ -42,8 +49,8 @@ class KVCache:
         _append(self.pool[layer], self._model, slots, k, v)
 
     def attend(self, layer: int, part: Part, q: torch.Tensor) -> torch.Tensor:
-        """Decode attention of q (B, H D) over the cached entries of its sequences."""
-        return _attend(self.pool[layer], self._model, part, q)
+        """Decode attention of q (B, H D) over the cached entries of its sequences, on as many threads as torch has."""
+        return _attend(self.pool[layer], self._model, part, q, self._team)
 
     def fetched_bytes(self, part: Part) -> int:
         """What the blocks that a part's decodes read take where they are copied to."""
@@ -60,7 +67,7 @@ class KVCache:
         copies: list[Copy] = []
         for new, old, tokens in zip(*(column[used].tolist() for column in (table, part.table, filled)), strict=True):
             copies += self._block(there[new], self.pool[layer, old], tokens)
-        return FetchedKV(there, table, self._model), Transfer(copies)
+        return FetchedKV(there, table, self._model, self._team), Transfer(copies)
 
     def _block(self, target: torch.Tensor, source: torch.Tensor, tokens: int) -> list[Copy]:
         """Copies of the first tokens of a block (K, 2, b, D): one piece if it is full, else one per head."""
@@ -73,8 +80,10 @@ class KVCache:
 class FetchedKV:
     """Blocks of one layer and part that were copied to where attention runs."""
 
-    def __init__(self, pool: torch.Tensor, table: npt.NDArray[np.int32], model: ModelConfig) -> None:
-        self.pool, self._table, self._model = pool, table, model
+    def __init__(
+        self, pool: torch.Tensor, table: npt.NDArray[np.int32], model: ModelConfig, team: ThreadPoolExecutor
+    ) -> None:
+        self.pool, self._table, self._model, self._team = pool, table, model, team
 
     def attend(self, part: Part, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Append the decodes' own k and v (B, K D) and attend."""
@@ -82,7 +91,7 @@ class FetchedKV:
         last = part.lengths - 1
         slots = self._table[np.arange(len(last)), last // size].astype(np.int64) * size + last % size
         _append(self.pool, self._model, slots, k, v)
-        return _attend(self.pool, self._model, replace(part, table=self._table), q)
+        return _attend(self.pool, self._model, replace(part, table=self._table), q, self._team)
 
 
 def _append(
@@ -92,6 +101,26 @@ def _append(
     append_kv(pool, slots, k.float().view(shape), v.float().view(shape))
 
 
-def _attend(pool: torch.Tensor, model: ModelConfig, part: Part, q: torch.Tensor) -> torch.Tensor:
+def _attend(
+    pool: torch.Tensor, model: ModelConfig, part: Part, q: torch.Tensor, team: ThreadPoolExecutor
+) -> torch.Tensor:
+    """Share the sequences out over the team and this thread, each with about as many KV entries as the others."""
     queries = q.float().view(len(q), model.num_attention_heads, model.head_dim)
-    return flash_decode(queries, pool, part.table, part.lengths).view(len(q), -1).to(q.dtype)
+    out = torch.empty_like(queries)
+
+    def attend(low: int, high: int) -> None:
+        mine = slice(low, high)
+        flash_decode(queries[mine], pool, part.table[mine], part.lengths[mine], out=out[mine])
+
+    threads = min(torch.get_num_threads(), len(q))
+    total = np.cumsum(part.lengths)
+    edges = np.searchsorted(total, total[-1] * np.arange(1, threads) / threads, side="right").tolist()
+    pieces = [(low, high) for low, high in pairwise([0, *edges, len(q)]) if low < high]
+    others = [team.submit(attend, *piece) for piece in pieces[1:]]
+    try:
+        attend(*pieces[0])
+    finally:
+        wait(others)
+    for other in others:
+        other.result()
+    return out.view(len(q), -1).to(q.dtype)

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import ctypes
+import math
+import os
 import queue
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from workbench.hardware import usable_cores
+from workbench.errors import StoppedError
 from workbench.plan import LANES, Task
+from workbench.profile import Cores, Pace
 
 Copy = tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]
 """Destination and source: one-dimensional, of one type and length."""
-
-
-def gpu_lane_threads() -> int:
-    """Threads of the gpu lane where torch on the CPU stands for the GPU: half the cores; the rest serve other lanes."""
-    return max(1, usable_cores() // 2)
 
 
 @dataclass
@@ -65,21 +64,48 @@ class Job:
         return list(zip(edges[::2], edges[1::2], strict=True))
 
 
+class Seat(NamedTuple):
+    """Where a lane works: its torch threads, and the cores it may use (none: wherever the system puts it)."""
+
+    threads: int
+    cores: tuple[int, ...]
+
+
+def seats(pace: Pace, cores: Cores) -> dict[str, Seat]:
+    """Seats of the four lanes.
+
+    A compute lane of one thread is pinned, so that the model knows who pays for the movers; a team of threads is not,
+    because the threads of its pool would keep the cores on which they were first started.
+    """
+    mine = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
+    gpu, cpu, spare = mine[: cores.gpu], mine[cores.gpu : cores.gpu + cores.cpu], mine[cores.gpu + cores.cpu :]
+    movers = {"gpu": gpu, "cpu": cpu}.get(pace.beside, spare) or mine
+    crowded = pace.gpu + pace.cpu <= len(mine)
+    return {
+        "gpu": Seat(pace.gpu, gpu if crowded and pace.gpu == 1 else mine),
+        "cpu": Seat(pace.cpu, cpu if crowded and pace.cpu == 1 else mine),
+        "d2h": Seat(1, movers),
+        "h2d": Seat(1, movers),
+    }
+
+
 class Lane(threading.Thread):
     """Runs its jobs one at a time in issue order; a first job that is not ready blocks the others."""
 
-    def __init__(self, name: str, executor: Executor, threads: int) -> None:
+    def __init__(self, name: str, executor: Executor) -> None:
         super().__init__(name=f"lane-{name}", daemon=True)
         self.inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.small: deque[Job] = deque()
         self.bulk: deque[Job] = deque()
+        self.seat = self._taken = Seat(1, ())
+        self.since, self.worked = float("nan"), 0.0
         self._ready: set[Job] = set()
-        self._executor, self._threads = executor, threads
+        self._executor = executor
 
     def run(self) -> None:
         """Serve the inbox until None arrives."""
         torch.get_num_threads()  # a thread's first use copies the process-wide value and would undo the next line
-        torch.set_num_threads(self._threads)
+        torch.set_num_threads(self._taken.threads)
         torch.set_grad_enabled(False)
         while (job := self.inbox.get()) is not None:
             self._ready.add(job)
@@ -104,15 +130,27 @@ class Lane(threading.Thread):
                 return line.popleft()
         return None
 
+    def _sit(self) -> None:
+        """Take the seat that the plan gives this lane."""
+        if self._taken != self.seat:
+            torch.set_num_threads(self.seat.threads)
+            if self.seat.cores:
+                os.sched_setaffinity(0, self.seat.cores)
+            self._taken = self.seat
+
     def _perform(self, job: Job) -> None:
-        job.start, cpu = time.perf_counter(), time.thread_time()
+        self._executor.gate.wait()
+        self.since = job.start = time.perf_counter()
+        cpu = time.thread_time()
         try:
             if not self._executor.stopped:  # after an error or an interrupt the rest of the plan is drained, not run
+                self._sit()
                 self.work(job)
         except BaseException as error:
             job.error = error
             self._executor.stopped = True
         job.end, job.cpu = time.perf_counter(), time.thread_time() - cpu
+        self.since, self.worked = float("nan"), self.worked + job.end - job.start
         self._executor.finished(job)
 
     def work(self, job: Job) -> None:
@@ -124,7 +162,7 @@ class Mover(Lane):
     """A link direction: copies in packets, at no more than `rate` B/s if throttled; small jobs pass between packets."""
 
     def __init__(self, name: str, executor: Executor, rate: float, *, throttled: bool, packet_seconds: float) -> None:
-        super().__init__(name, executor, threads=1)
+        super().__init__(name, executor)
         self._rate, self._throttled = rate, throttled
         # A burst of two packets is made good after a late wake-up, never after idleness.
         self._packet = int(min(max(rate * packet_seconds, 1 << 16), 1 << 26))
@@ -148,6 +186,7 @@ class Mover(Lane):
             step = max(1, self._packet // target.itemsize)
             for low in range(0, target.size, step):
                 piece = target[low : low + step]
+                self._executor.gate.wait()
                 if self._executor.stopped:
                     return
                 np.copyto(piece, source[low : low + step])  # releases the GIL; Tensor.copy_ would take every core
@@ -185,24 +224,33 @@ class Executor:
     """
 
     def __init__(self, h2d: float, d2h: float, *, throttled: bool, packet_seconds: float) -> None:
-        self.stopped = False
+        self.stopped, self._asked_to_stop = False, False
+        self.gate = threading.Event()
+        self.gate.set()
         self._callers_threads = torch.get_num_threads()
         self._lock, self._idle, self._open = threading.Lock(), threading.Event(), 0
         packet = min(packet_seconds, 5e-3)
         self.lanes: dict[str, Lane] = {
-            "gpu": Lane("gpu", self, gpu_lane_threads()),
-            "cpu": Lane("cpu", self, 1),
+            "gpu": Lane("gpu", self),
+            "cpu": Lane("cpu", self),
             "d2h": Mover("d2h", self, d2h, throttled=throttled, packet_seconds=packet),
             "h2d": Mover("h2d", self, h2d, throttled=throttled, packet_seconds=packet),
         }
         for lane in self.lanes.values():
             lane.start()
 
+    def seat(self, seats: Mapping[str, Seat]) -> None:
+        """Give every lane its threads and cores, from its next task on."""
+        for name, seat in seats.items():
+            self.lanes[name].seat = seat
+
     def run(self, tasks: Sequence[Task], actions: Sequence[Callable[[], Transfer | None]]) -> list[Job]:
         """Execute a plan and wait for its end.
 
         Raises
         ------
+        StoppedError
+            If `stop` was called; the rest of the plan was drained.
         BaseException
             The error of the first task in the plan that failed, after the rest of the plan was drained.
         """
@@ -214,7 +262,7 @@ class Executor:
             mine = [job for job in jobs if job.task.node.lane == name]
             self.lanes[name].small = deque(job for job in mine if not job.task.bulk)
             self.lanes[name].bulk = deque(job for job in mine if job.task.bulk)
-        self._open, self.stopped = len(jobs), False
+        self._open, self.stopped = len(jobs), self._asked_to_stop
         self._idle.clear()
         for job in [job for job in jobs if not job.missing]:  # collected first: lanes start at once
             self.lanes[job.task.node.lane].inbox.put(job)
@@ -222,7 +270,14 @@ class Executor:
         for job in jobs:
             if job.error is not None:
                 raise job.error
+        if self._asked_to_stop:
+            raise StoppedError("the run was stopped.")
         return jobs
+
+    def stop(self) -> None:
+        """Drain the running plan, also if it is held at the gate; `run` raises from now on."""
+        self._asked_to_stop = self.stopped = True
+        self.gate.set()
 
     def _wait(self) -> None:
         """Wait for the plan's end; an interrupt drains it first, so that every lane is idle afterwards."""
@@ -230,8 +285,17 @@ class Executor:
             self._idle.wait()
         except BaseException:
             self.stopped = True
+            self.gate.set()
             self._idle.wait()
             raise
+
+    def busy(self) -> dict[str, float]:
+        """Seconds that each lane has worked since the start, tasks under way included."""
+        now = time.perf_counter()
+        return {
+            name: lane.worked + (0.0 if math.isnan(since := lane.since) else now - since)
+            for name, lane in self.lanes.items()
+        }
 
     def finished(self, job: Job) -> None:
         """Called by lanes: hand every follower that now waits for nothing to its lane."""

@@ -1,29 +1,22 @@
-"""`run`: the wall clock executes every plan on the real model."""
+"""`run` and `start`: the wall clock executes every plan on the real model."""
 
 from __future__ import annotations
 
+import enum
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
+from tqdm.auto import tqdm
 
 from workbench.engine.engine import Engine
-from workbench.errors import EngineError
+from workbench.engine.runnable import check_runnable
+from workbench.errors import EngineError, StoppedError
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.schedules.base import Schedule
-from workbench.serving import Prepared, prepare, serve
-from workbench.stages import (
-    Stage,
-    combine,
-    decode_attention,
-    experts,
-    out_proj,
-    prefill_attention,
-    qkv,
-    route,
-)
-
-_BUILT_IN = (qkv, prefill_attention, decode_attention, out_proj, route, experts, combine)
+from workbench.serving import Prepared, Progress, prepare, serve
+from workbench.timeline import Timeline
 
 
 def run(scenario: Scenario, schedule: Schedule) -> Result:
@@ -51,46 +44,152 @@ def run(scenario: Scenario, schedule: Schedule) -> Result:
     check_runnable(prepared)
     engine = Engine(prepared)
     try:
-        result = serve(prepared, engine, Source.MEASURED)
-        engine.read_back()
-        return replace(result, tokens=engine.generated)
+        with tqdm(total=int(scenario.workload.output_len.sum()), unit="tok", desc="run", delay=1, mininterval=1) as bar:
+            return _measure(prepared, engine, lambda progress: bar.update(progress.emitted - bar.n))
     finally:
         engine.close()
 
 
-def check_runnable(prepared: Prepared) -> None:
-    """Everything that `run` needs beyond `simulate`, before any long work."""
-    scenario = prepared.scenario
-    model, requests = scenario.model, scenario.workload.requests
-    if model.path is None:
-        raise EngineError(f"model {model.name!r} has no weights here; give model=wb.checkpoint(folder).")
-    if not scenario.machine.is_local:
-        raise EngineError(f"machine {scenario.machine.name!r} is not this computer; give machine=wb.Machine.local().")
-    if not requests:
-        raise EngineError(
-            f"workload {scenario.workload.name!r} has lengths but no tokens; give Workload.from_jsonl(path)."
-        )
-    for number, request in enumerate(requests):
-        for token in request.prompt:
-            if not isinstance(token, int | np.integer) or not 0 <= token < model.vocab_size:
-                raise EngineError(
-                    f"request {number} has the token id {token!r}, {model.name!r} knows 0 to {model.vocab_size - 1}; "
-                    "use the model's own tokenizer."
-                )
-    for stage in prepared.scenario.pipeline.stages:
-        if problem := _problem(stage):
-            raise EngineError(f"{stage} {problem}.")
+def _measure(prepared: Prepared, engine: Engine, watch: Callable[[Progress], object]) -> Result:
+    result = serve(prepared, engine, Source.MEASURED, watch)
+    if not result.stopped:
+        engine.forward.read_back()
+    return replace(result, tokens=engine.generated)
 
 
-def _problem(stage: Stage) -> str:
-    """What keeps `run` from executing a stage; empty if nothing does."""
-    op = stage.op
-    if stage.defer:
-        return "defers experts, which run cannot do yet; use defer=0"
-    if op.name == "shared_experts":
-        return "has no such experts in this architecture; remove the stage"
-    if op.run is None:
-        return "" if op in _BUILT_IN else "has no run function; give Op(..., run=...)"
-    if op.keeps_kv:
-        return "keeps the KV cache, which run leaves to the built-in decode_attention; use that one"
-    return "has params, but no checkpoint has weights for it; keep them inside its run function" if op.params else ""
+def start(scenario: Scenario, schedule: Schedule) -> LiveRun:
+    """`run` in the background: returns at once, to be watched, paused and stopped.
+
+    Raises
+    ------
+    WorkbenchError
+        As `run` does, for everything that can be known before the model is loaded.
+    """
+    prepared = prepare(scenario, schedule)
+    check_runnable(prepared)
+    return LiveRun(prepared)
+
+
+class RunState(enum.Enum):
+    """Where a live run stands."""
+
+    LOADING = "loading"
+    RUNNING = "running"
+    PAUSED = "paused"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+    @property
+    def ended(self) -> bool:
+        """True if it will not go on."""
+        return self in (RunState.FINISHED, RunState.STOPPED, RunState.FAILED)
+
+
+class LiveRun:
+    """A run in its own daemon thread. Every method returns at once, `wait` excepted, and may be called from any thread.
+
+    Attributes
+    ----------
+    error : BaseException or None
+        Why the run failed.
+    """
+
+    def __init__(self, prepared: Prepared) -> None:
+        scenario = prepared.scenario
+        self.error: BaseException | None = None
+        self._progress = Progress(total=int(scenario.workload.output_len.sum()), blocks=scenario.kv_blocks)
+        self._prepared = prepared
+        self._engine: Engine | None = None
+        self._result: Result | None = None
+        self._lock, self._wanted = threading.RLock(), RunState.RUNNING
+        self._thread = threading.Thread(target=self._serve, name="live-run", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        try:
+            engine = Engine(self._prepared)
+            try:
+                with self._lock:
+                    self._engine = engine
+                    self._obey()
+                self._result = _measure(self._prepared, engine, self._watch)
+            finally:
+                engine.close()
+        except BaseException as error:  # shown by `state` and raised by `wait`: a thread must not die silently
+            self.error = error
+
+    def _watch(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def _obey(self) -> None:
+        engine = self._engine
+        if engine is not None:
+            orders = {RunState.RUNNING: engine.resume, RunState.PAUSED: engine.pause, RunState.STOPPED: engine.stop}
+            orders[self._wanted]()
+
+    def _want(self, state: RunState) -> None:
+        with self._lock:
+            if self._wanted is not RunState.STOPPED:
+                self._wanted = state
+                self._obey()
+
+    def pause(self) -> None:
+        """Let no further task start and no time pass."""
+        self._want(RunState.PAUSED)
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._want(RunState.RUNNING)
+
+    def stop(self) -> None:
+        """End the run at the next task; what was served until then remains."""
+        self._want(RunState.STOPPED)
+
+    @property
+    def state(self) -> RunState:
+        """Where it stands."""
+        if self._thread.is_alive():
+            if self._engine is None:
+                return RunState.LOADING
+            return RunState.PAUSED if self._wanted is RunState.PAUSED else RunState.RUNNING
+        if self.error is not None and not isinstance(self.error, StoppedError):
+            return RunState.FAILED
+        return RunState.FINISHED if self._result is not None and not self._result.stopped else RunState.STOPPED
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is: tokens as of the last iteration, seconds and lanes as of now."""
+        engine, progress = self._engine, self._progress
+        if engine is None or not self._thread.is_alive() or not progress.iterations:
+            return progress
+        return replace(progress, seconds=engine.watch.now, busy=engine.busy())
+
+    @property
+    def timeline(self) -> Timeline:
+        """The spans so far."""
+        seen = self._engine.timeline if self._engine is not None else Timeline()
+        return Timeline(list(seen.spans), seen.labels)
+
+    def wait(self, timeout: float | None = None) -> Result:
+        """The result, once it has ended; of a stopped run, for what was served until then.
+
+        Raises
+        ------
+        TimeoutError
+            If it has not ended within `timeout` seconds.
+        EngineError
+            If it was stopped before the first iteration ended.
+        BaseException
+            The error that made it fail.
+        """
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the run has not ended within {timeout} s; stop it, or wait longer.")
+        if isinstance(self.error, StoppedError):
+            raise EngineError("the run was stopped before its first iteration ended; nothing was measured.")
+        if self.error is not None:
+            raise self.error
+        if self._result is None:
+            raise EngineError("the run ended without a result; this is a bug.")
+        return self._result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -15,12 +16,13 @@ import torch
 from torch.nn import functional
 
 from workbench.engine.kv_cache import KVCache
-from workbench.engine.lanes import Executor, gpu_lane_threads
+from workbench.engine.lanes import Executor
 from workbench.engine.ops import BUILT_IN, Ops, Part
 from workbench.engine.weights import Tensors
 from workbench.hardware import Device, Link, Machine, usable_cores
 from workbench.models import ModelConfig
 from workbench.plan import Task
+from workbench.profile import Cores
 from workbench.segments import Kind, Node
 
 _ROWS, _WIDE, _INNER = 256, 1024, 3584
@@ -31,17 +33,22 @@ def measure_machine() -> Machine:
     """Rates of this computer, each the median of several runs.
 
     gpu lane: torch GEMM at 256 rows and weight reading at one row, with the lane's own threads; half the memory.
-    cpu lane: the decode-attention kernel's KV rate, and torch GEMM, on one thread. link: copies of 32 MB.
-    Fixed times per operation and per hand-over come from tiny operations and empty tasks.
+    cpu lane: the decode-attention kernel's KV rate times its threads, and torch GEMM. link: copies of 32 MB by one
+    thread, which take a core for as long. Fixed times per operation and per hand-over come from tiny operations and
+    empty tasks.
     """
-    threads = gpu_lane_threads()
+    cores = Cores.of(usable_cores())
     memory = float(psutil.virtual_memory().total)
     per_op = _operation_overhead()
-    gpu = Device(f"torch on {threads} core(s)", memory / 2, _weight_rate(threads), _gemm_rates(threads), per_op)
-    cpu = Device("Numba and torch on one core", memory / 2, _attention_rate(), _gemm_rates(1), per_op)
+    gpu = Device(f"torch on {cores.gpu} core(s)", memory / 2, _weight_rate(cores.gpu), _gemm_rates(cores.gpu), per_op)
+    attention = _attention_rate() * cores.cpu
+    cpu = Device(f"Numba and torch on {cores.cpu} core(s)", memory / 2, attention, _gemm_rates(cores.cpu), per_op)
     rate, hop = _copy_rate(), _hand_over()
     today = datetime.now(UTC).isoformat(timespec="seconds")
-    return Machine(f"local: {_cpu_name()}", gpu, cpu, Link(rate, rate, hop), host=platform.node(), measured=today)
+    cores = replace(cores, mover=1 / rate)
+    return Machine(
+        f"local: {_cpu_name()}", gpu, cpu, Link(rate, rate, hop), host=platform.node(), measured=today, cores=cores
+    )
 
 
 def _seconds(work: Callable[[], object], repeats: int = 7) -> float:

@@ -12,6 +12,8 @@ from torch.nn import functional
 
 from workbench.engine.weights import Tensors
 from workbench.models import ModelConfig
+from workbench.scheduler.batch import Batch
+from workbench.scheduler.block_manager import BlockManager
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,24 @@ class Part:
     slots: npt.NDArray[np.int64]
     table: npt.NDArray[np.int32]
     lengths: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, batch: Batch, blocks: BlockManager) -> Part:
+        """What the operations need to know of a part of a batch."""
+        size, table, lengths = blocks.block_size, blocks.table, batch.prefill_len
+        first = np.repeat(np.cumsum(lengths) - lengths, lengths)
+        positions = np.concatenate((np.arange(int(lengths.sum())) - first, batch.context))
+        owners = np.concatenate((np.repeat(batch.prefills, lengths), batch.decodes))
+        slots = table[owners, positions // size].astype(np.int64) * size + positions % size
+        held = batch.context + 1
+        width = -(-int(held.max(initial=1)) // size)
+        return cls(lengths.tolist(), torch.from_numpy(positions), slots, table[batch.decodes, :width], held)
+
+    @classmethod
+    def smallest(cls) -> Part:
+        """One decode that reads its own entry, in slot 0."""
+        zero = np.zeros(1, np.int64)
+        return cls([], torch.from_numpy(zero), zero, np.zeros((1, 1), np.int32), np.ones(1, np.int64))
 
     @property
     def prefill(self) -> int:

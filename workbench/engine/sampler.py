@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 from workbench.errors import EngineError
 from workbench.workload import Sampling
+
+
+def choose_all(logits: torch.Tensor, sampling: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
+    """The next token of every row of logits (B, V); see `choose`."""
+    _check_finite(logits)
+    chosen: list[int] = logits.argmax(dim=-1).tolist()
+    for row, (how, position) in enumerate(zip(sampling, positions, strict=True)):
+        if how.temperature:
+            chosen[row] = choose(logits[row], how, position)
+    return chosen
 
 
 def choose(logits: torch.Tensor, sampling: Sampling, position: int) -> int:
@@ -26,8 +38,7 @@ def choose(logits: torch.Tensor, sampling: Sampling, position: int) -> int:
     EngineError
         If a logit is NaN or infinite.
     """
-    if not torch.isfinite(logits).all():
-        raise EngineError("the logits are not finite; check the weights, or keep them in another precision.")
+    _check_finite(logits)
     if not sampling.temperature:
         return int(logits.argmax())
     wide = logits.double().numpy()
@@ -42,3 +53,8 @@ def choose(logits: torch.Tensor, sampling: Sampling, position: int) -> int:
         * mass[min(kept, len(mass)) - 1]
     )
     return int(order[np.searchsorted(mass, draw, side="right")])
+
+
+def _check_finite(logits: torch.Tensor) -> None:
+    if not torch.isfinite(logits).all():
+        raise EngineError("the logits are not finite; check the weights, or keep them in another precision.")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from workbench.cost import Rows, Work, seconds
-from workbench.hardware import Device
+from workbench.cost import Rows
+from workbench.profile import Cores
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.schedules.base import Schedule
 from workbench.segments import Kind
 from workbench.serving import Prepared, facts, prepare
-from workbench.stages import embed_work, head_work
 from workbench.workload import Lengths, Workload
 
 _ONE_TOKEN = (Rows(prefill=1, pairs=1, emits=1), Rows(decode=1, context=1, emits=1))
@@ -116,21 +116,36 @@ def _least_limits(prepared: Prepared, workload: Workload, iterations: int) -> di
 
 
 def _lane_limits(prepared: Prepared, total: Rows, iterations: int) -> dict[str, float]:
-    cost, layers, scenario = prepared.cost, prepared.layers, prepared.scenario
+    """Seconds of each lane with every core it can have, and of all cores where lanes share them."""
+    cost, layers, cores = prepared.cost, prepared.layers, prepared.scenario.machine.cores
     limits = {"gpu compute": 0.0, "cpu compute": 0.0, "d2h link": 0.0, "h2d link": 0.0}
+    shared = 0.0
 
-    def compute(lane: str, device: Device, work: Callable[[Rows], Work], times: int) -> None:
-        at_once = seconds([work(total)], device) * times
-        bit_by_bit = min(seconds([work(rows)], device) for rows in _ONE_TOKEN) * times * iterations
-        limits[f"{lane} compute"] += max(at_once, bit_by_bit)
+    def compute(lane: str, least: Callable[[Rows, int], float], times: int) -> None:
+        nonlocal shared
+        seconds = {threads: _least(least, total, threads, iterations) * times for threads in _threads(cores, lane)}
+        limits[f"{lane} compute"] += min(seconds.values())
+        shared += min(value * threads for threads, value in seconds.items())
 
     for node in prepared.lowering.graph.nodes:
         if node.kind is Kind.SEGMENT:
             for stage in node.stages:
-                compute(node.lane, cost.device(node), lambda rows, stage=stage: cost.work(stage, rows), layers)  # type: ignore[misc]
+                compute(node.lane, partial(cost.least, stage), layers)
         else:
             limits[f"{node.lane} link"] += cost.copy(node.lane, cost.transfer(node, total)) * layers
-    for work in (embed_work, head_work):
-        compute("gpu", scenario.machine.gpu, lambda rows, w=work: w(rows, scenario.model, scenario.precision), 1)  # type: ignore[misc]
+    for kind in (Kind.EMBED, Kind.HEAD):
+        compute("gpu", partial(cost.least_ends, kind), 1)
     limits["h2d link"] += cost.copy("h2d", cost.weights_per_layer) * layers * iterations
+    if cores is not None:
+        limits["cores that both lanes share"] = shared / max(cores.alone, cores.gpu + cores.cpu)
     return limits
+
+
+def _threads(cores: Cores | None, lane: str) -> tuple[int, ...]:
+    """Numbers of threads that a lane may have; 0 where it has a device of its own."""
+    return (0,) if cores is None else (cores.gpu if lane == "gpu" else cores.cpu, cores.alone)
+
+
+def _least(least: Callable[[Rows, int], float], total: Rows, threads: int, iterations: int) -> float:
+    """All rows at once, or the least that every iteration asks for."""
+    return max(least(total, threads), iterations * min(least(rows, threads) for rows in _ONE_TOKEN))

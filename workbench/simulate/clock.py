@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from workbench.plan import LANES, Plan, busy_seconds, lay_out
+from workbench.plan import LANES, Plan, busy_seconds
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.scheduler.block_manager import BlockManager
@@ -60,13 +60,12 @@ class TaskClock:
 
     def execute(self, plan: Plan, number: int, step: Step) -> dict[str, float]:
         """See `Clock.execute`."""
-        seconds = self._cost.tasks(plan.tasks, [part.rows for part in plan.parts])
-        starts, ends = lay_out(plan.tasks, seconds, self._packet)
+        starts, ends, busy = self._cost.lay_out(plan.tasks, [part.rows for part in plan.parts], self._packet)
         for task, start, end in zip(plan.tasks, starts, ends, strict=True):
             if end > start:
                 self.timeline.spans.append(Span(task.node.lane, task.name, self.now + start, self.now + end, number))
-        self.now += max(ends)
-        return dict(busy_seconds(plan.tasks, seconds))
+        self.now += max(ends) + self._cost.between(sum(map(len, plan.parts)))
+        return dict(busy_seconds(plan.tasks, busy))
 
 
 class IterationClock:
@@ -74,7 +73,8 @@ class IterationClock:
 
     def __init__(self, prepared: Prepared) -> None:
         self.now, self.timeline = 0.0, Timeline()
-        self._prepared, self._packet = prepared, prepared.lowering.schedule.packet_seconds
+        self._lowering, self._cost = prepared.lowering, prepared.cost
+        self._packet = prepared.lowering.schedule.packet_seconds
 
     def begin(self, blocks: BlockManager) -> None:
         """See `Clock.begin`."""
@@ -82,19 +82,18 @@ class IterationClock:
     def execute(self, plan: Plan, number: int, step: Step) -> dict[str, float]:
         """See `Clock.execute`."""
         few = min(plan.layers, _FEW)
-        tasks = self._prepared.lowering.tasks(few, step)
-        seconds = self._prepared.cost.tasks(tasks, [part.rows for part in plan.parts])
-        _, ends = lay_out(tasks, seconds, self._packet)
+        tasks = self._lowering.tasks(few, step)
+        _, ends, work = self._cost.lay_out(tasks, [part.rows for part in plan.parts], self._packet)
         repeats = plan.layers - few
         last_end, busy = [0.0] * few, dict.fromkeys(LANES, 0.0)
-        for task, duration, end in zip(tasks, seconds, ends, strict=True):
-            busy[task.node.lane] += duration * (repeats + 1) if task.layer == 1 else duration
+        for task, length, end in zip(tasks, work, ends, strict=True):
+            busy[task.node.lane] += length * (repeats + 1) if task.layer == 1 else length
             if task.part is not None and task.layer >= 0:
                 last_end[task.layer] = max(last_end[task.layer], end)
         period = last_end[1] - last_end[0] if repeats else 0.0
-        length = max(ends) + repeats * period
-        self.timeline.spans.append(Span("step", plan_label(plan), self.now, self.now + length, number))
-        self.now += length
+        seconds = max(ends) + repeats * period + self._cost.between(sum(map(len, plan.parts)))
+        self.timeline.spans.append(Span("step", plan_label(plan), self.now, self.now + seconds, number))
+        self.now += seconds
         return busy
 
 

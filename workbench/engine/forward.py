@@ -1,0 +1,229 @@
+"""The model in memory, and what each node of a plan does to the buffers of a batch's parts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from workbench.engine.checkpoint import TORCH_DTYPES
+from workbench.engine.kv_cache import FetchedKV, KVCache
+from workbench.engine.lanes import Copy, Transfer
+from workbench.engine.ops import BUILT_IN, Ops, Part
+from workbench.engine.weights import Weights, WeightStore, as_numpy
+from workbench.errors import CapacityError, EngineError
+from workbench.schedules.base import Step
+from workbench.segments import Node
+from workbench.serving import Prepared, slot_bytes
+from workbench.stages import Device, RowClass, Stage, buffer_row
+from workbench.units import format_bytes
+
+Key = tuple[Device, int, str]
+"""Device, part and buffer."""
+
+
+class Forward:
+    """Weights, KV cache and buffers of one scenario. Every method works on one layer and part; none starts a thread.
+
+    `close` ends the threads with which attention is shared out.
+    """
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._prepared, scenario = prepared, prepared.scenario
+        self._model, self._graph = scenario.model, prepared.lowering.graph
+        store = WeightStore(self._model, scenario.precision.weights)
+        slots = prepared.lowering.schedule.weight_slots
+        self._weights = Weights(store, self._graph, slot_bytes(prepared), slots)
+        self._embedding = store.table("model.embed_tokens.weight")
+        tied = self._model.tie_word_embeddings
+        self._norm, self._head = (
+            store.table("model.norm.weight"),
+            self._embedding if tied else store.table("lm_head.weight"),
+        )
+        self._ops = Ops(self._model)
+        self._buffers: dict[Key, torch.Tensor] = {}
+        self._fetched: dict[int, FetchedKV] = {}
+        self._ran: set[tuple[str, Device]] = set()
+        self._cache = KVCache(self._model, scenario.kv_blocks, scenario.memory.kv_block, scenario.precision.kv)
+        self._check_gpu_memory()
+
+    def _check_gpu_memory(self) -> None:
+        """Enforce the limit on the weights and KV that were really allocated; activations are not counted."""
+        taken = self._weights.gpu_bytes + self._norm.nbytes
+        taken += self._cache.pool.nbytes if self._graph.pipeline.kv_device is Device.GPU else 0
+        taken += self._embedding.nbytes + (0 if self._head is self._embedding else self._head.nbytes)
+        self._gpu_bytes, limit = taken, self._prepared.scenario.machine.gpu.memory
+        if taken > limit:
+            raise CapacityError(f"{format_bytes(taken)} were allocated on the GPU, its limit is {format_bytes(limit)}.")
+
+    def warm_up(self) -> None:
+        """Compile, and read every streamed weight once, so that neither is charged to a lane."""
+        model, one = self._model, Part.smallest()
+        rows = torch.zeros(1, model.kv_size)
+        self._cache.append(0, np.zeros(1, dtype=np.int64), rows, rows)
+        self._cache.attend(0, one, torch.zeros(1, model.q_size))
+        if self._weights.buffer:
+            asked = [task.pieces for task in self._prepared.lowering.tasks(model.num_hidden_layers, Step.MIDDLE)]
+            for pieces in filter(None, asked):
+                for target, source in self._weights.buffer.transfer(pieces).copies:
+                    np.copyto(target, source)
+
+    def close(self) -> None:
+        """End the threads among which attention is shared out."""
+        self._cache.close()
+
+    def clear(self) -> None:
+        """Forget the buffers of the last iteration."""
+        self._buffers.clear()
+
+    def embed(self, number: int, ids: Sequence[int]) -> None:
+        """Token ids -> x (T, M) of a part."""
+        self._buffers[Device.GPU, number, "x"] = self._embedding[torch.tensor(ids)]
+
+    def logits(self, number: int, part: Part) -> torch.Tensor:
+        """x of the rows that emit -> logits (requests, V) fp32."""
+        x = self._buffers[Device.GPU, number, "x"][part.last_rows]
+        return torch.nn.functional.linear(self._ops.norm(x, self._norm), self._head).float()
+
+    def transfer_weights(self, pieces: Sequence[tuple[int, int]]) -> Transfer | None:
+        """Weights of (layer, node) pieces into the next slot."""
+        return self._weights.buffer.transfer(pieces) if self._weights.buffer else None
+
+    def compute(self, stage: Stage, layer: int, number: int, part: Part) -> None:
+        """One stage on the buffers of part `number`, on the device whose lane calls."""
+        self._ran.add((stage.op.name, _lane(stage)))
+        if stage.op.keeps_kv:
+            self._attend(stage, layer, number, part)
+        elif _rows(stage.op.rows, part).stop > _rows(stage.op.rows, part).start:
+            self._operate(stage, layer, number, part)
+
+    def _operate(self, stage: Stage, layer: int, number: int, part: Part) -> None:
+        device, rows = stage.device, _rows(stage.op.rows, part)
+        read = {buffer: self._buffers[device, number, buffer][rows] for buffer in stage.op.reads}
+        if stage.op.run is not None:
+            written = self._own(stage, stage.op.run(**read), rows.stop - rows.start)
+        else:
+            answer = BUILT_IN[stage.op.name](self._ops, part, read, self._weights.get(layer, stage))
+            written = answer if isinstance(answer, tuple) else (answer,)
+        for buffer, tensor in zip(stage.op.writes, written, strict=True):
+            if stage.op.rows is RowClass.ALL:
+                self._buffers[device, number, buffer] = tensor
+            else:
+                self._place((device, number, buffer), part, tensor)[rows] = tensor
+
+    def _own(self, stage: Stage, answer: object, rows: int) -> tuple[torch.Tensor, ...]:
+        """What a user's operation wrote, checked, and copied: it may have returned what it read."""
+        answers = answer if isinstance(answer, tuple) else (answer,)
+        if len(answers) != len(stage.op.writes):
+            raise EngineError(
+                f"{stage} returned {len(answers)} results and writes {len(stage.op.writes)} buffers "
+                f"({', '.join(stage.op.writes)}); return one tensor for each."
+            )
+        for buffer, tensor in zip(stage.op.writes, answers, strict=True):
+            width, precision = buffer_row(buffer, self._model, self._prepared.scenario.precision)
+            dtype = TORCH_DTYPES[precision]
+            found = (tuple(tensor.shape), tensor.dtype) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            if found != ((rows, width), dtype):
+                raise EngineError(
+                    f"{stage} wrote {buffer} as {found}; return a tensor of shape {(rows, width)}, {dtype}."
+                )
+        return tuple(tensor.clone(memory_format=torch.contiguous_format) for tensor in answers)
+
+    def _place(self, key: Key, part: Part, like: torch.Tensor) -> torch.Tensor:
+        """A buffer for all rows of a part, of which some are about to be written."""
+        shape = (part.rows, *like.shape[1:])
+        if key not in self._buffers or self._buffers[key].shape != shape:
+            self._buffers[key] = torch.empty(shape, dtype=like.dtype)
+        return self._buffers[key]
+
+    def _attend(self, stage: Stage, layer: int, number: int, part: Part) -> None:
+        decodes = slice(part.prefill, part.rows)
+        q, k, v = (self._buffers.get((stage.device, number, buffer)) for buffer in "qkv")
+        fetched = self._fetched.pop(number, None)
+        if k is None or v is None:
+            raise EngineError(f"{stage} found no keys and values on the {stage.device.value}; the plan is wrong.")
+        if fetched is None:
+            self._cache.append(layer, part.slots, k, v)
+        if q is None or not len(part.lengths):
+            return
+        if fetched is None:
+            out = self._cache.attend(layer, part, q[decodes])
+        else:
+            out = fetched.attend(part, q[decodes], k[decodes], v[decodes])
+        self._place((stage.device, number, "attn"), part, out)[decodes] = out
+
+    def move(self, node: Node, number: int, part: Part) -> Transfer:
+        """Buffers that a transfer carries to the other device."""
+        target = Device.CPU if node.lane == "d2h" else Device.GPU
+        copies: list[Copy] = []
+        for buffer, row_class in node.carries:
+            rows = _rows(row_class, part)
+            if rows.stop > rows.start:
+                source = self._buffers[target.other, number, buffer]
+                there = self._place((target, number, buffer), part, source)
+                copies.append((as_numpy(there[rows]), as_numpy(source[rows])))
+        return Transfer(copies)
+
+    def fetch_kv(self, layer: int, number: int, part: Part) -> Transfer | None:
+        """The KV that a part's decodes read, to the GPU.
+
+        Raises
+        ------
+        CapacityError
+            If it does not fit there.
+        """
+        if not len(part.lengths):
+            return None
+        wanted = self._gpu_bytes + self._cache.fetched_bytes(part) + sum(f.pool.nbytes for f in self._fetched.values())
+        limit = self._prepared.scenario.machine.gpu.memory
+        if wanted > limit:
+            raise CapacityError(
+                f"the KV of {len(part.lengths)} decodes brings the GPU to {format_bytes(wanted)}, its limit is "
+                f"{format_bytes(limit)}. Use more micro_batches, a smaller token_budget or more GPU memory."
+            )
+        self._fetched[number], transfer = self._cache.fetch(layer, part)
+        return transfer
+
+    def store_kv(self, layer: int, number: int, part: Part) -> Transfer:
+        """A part's new keys and values to the cache on the host."""
+        new = [self._buffers[Device.GPU, number, buffer] for buffer in "kv"]
+        there = [torch.empty_like(tensor) for tensor in new]
+        copies = [(as_numpy(a), as_numpy(b)) for a, b in zip(there, new, strict=True)]
+        return Transfer(copies, lambda: self._cache.append(layer, part.slots, *there))
+
+    def read_back(self) -> None:
+        """Compare placement, precision and KV capacity that ran with those asked for.
+
+        Raises
+        ------
+        EngineError
+            If they differ.
+        """
+        scenario = self._prepared.scenario
+        precision = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+        asked = {
+            "placement": {(stage.op.name, stage.device) for stage in scenario.pipeline.stages},
+            "KV blocks and tokens per block": (scenario.kv_blocks, scenario.memory.kv_block),
+            "precision of weights and KV": tuple(scenario.precision),
+        }
+        ran = {
+            "placement": self._ran,
+            "KV blocks and tokens per block": (self._cache.pool.shape[1], self._cache.block_size),
+            "precision of weights and KV": (precision[self._weights.dtype], precision[self._cache.pool.dtype]),
+        }
+        for what, wanted in asked.items():
+            if ran[what] != wanted:
+                raise EngineError(f"{what}: {wanted} was asked for, {ran[what]} ran; this is a bug.")
+
+
+def _rows(row_class: RowClass, part: Part) -> slice:
+    first = part.prefill if row_class is RowClass.DECODE else 0
+    return slice(first, part.prefill if row_class is RowClass.PREFILL else part.rows)
+
+
+def _lane(stage: Stage) -> Device:
+    """The device whose lane is at work; a caller outside of the lanes works for the stage's own."""
+    name = threading.current_thread().name
+    return Device(name.removeprefix("lane-")) if name.startswith("lane-") else stage.device

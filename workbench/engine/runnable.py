@@ -1,0 +1,64 @@
+"""What `run` needs beyond what `simulate` does, checked before any long work."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from workbench.errors import EngineError
+from workbench.serving import Prepared
+from workbench.stages import (
+    Stage,
+    combine,
+    decode_attention,
+    experts,
+    out_proj,
+    prefill_attention,
+    qkv,
+    route,
+)
+
+_BUILT_IN = (qkv, prefill_attention, decode_attention, out_proj, route, experts, combine)
+
+
+def check_runnable(prepared: Prepared) -> None:
+    """Refuse what cannot be executed.
+
+    Raises
+    ------
+    EngineError
+        If model, machine, requests or a stage cannot be run.
+    """
+    scenario = prepared.scenario
+    model, requests = scenario.model, scenario.workload.requests
+    if model.path is None:
+        raise EngineError(f"model {model.name!r} has no weights here; give model=wb.checkpoint(folder).")
+    if not scenario.machine.is_local:
+        raise EngineError(f"machine {scenario.machine.name!r} is not this computer; give machine=wb.Machine.local().")
+    if not requests:
+        raise EngineError(
+            f"workload {scenario.workload.name!r} has lengths but no tokens; give Workload.from_jsonl(path)."
+        )
+    for number, request in enumerate(requests):
+        for token in request.prompt:
+            if not isinstance(token, int | np.integer) or not 0 <= token < model.vocab_size:
+                raise EngineError(
+                    f"request {number} has the token id {token!r}, {model.name!r} knows 0 to {model.vocab_size - 1}; "
+                    "use the model's own tokenizer."
+                )
+    for stage in prepared.scenario.pipeline.stages:
+        if problem := _problem(stage):
+            raise EngineError(f"{stage} {problem}.")
+
+
+def _problem(stage: Stage) -> str:
+    """What keeps `run` from executing a stage; empty if nothing does."""
+    op = stage.op
+    if stage.defer:
+        return "defers experts, which run cannot do yet; use defer=0"
+    if op.name == "shared_experts":
+        return "has no such experts in this architecture; remove the stage"
+    if op.run is None:
+        return "" if op in _BUILT_IN else "has no run function; give Op(..., run=...)"
+    if op.keeps_kv:
+        return "keeps the KV cache, which run leaves to the built-in decode_attention; use that one"
+    return "has params, but no checkpoint has weights for it; keep them inside its run function" if op.params else ""

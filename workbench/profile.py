@@ -1,0 +1,116 @@
+"""What was measured on one computer: times of operations at a model's shapes, and how lanes share its cores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class OpTime:
+    """Seconds of one operation in one layer, alone and warm, on `threads` threads.
+
+        t = t(tokens), linear between the points, + per_prompt n_p + per_pair n_pairs + per_decode n_d + per_context n_c
+
+    Attributes
+    ----------
+    op : str
+        Its name; "embed" and "head" for what comes before and after the layers.
+    threads : int
+    tokens, seconds : tuple of float
+        The points, rising in both. Tokens are the rows of the operation's class; for the head, those that emit.
+    per_prompt, per_pair, per_decode, per_context : float
+        Seconds per prompt, per query-key pair of prefill attention, per decode and per KV entry that decodes read.
+    """
+
+    op: str
+    threads: int
+    tokens: tuple[float, ...]
+    seconds: tuple[float, ...]
+    per_prompt: float = 0.0
+    per_pair: float = 0.0
+    per_decode: float = 0.0
+    per_context: float = 0.0
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The operations of one model in one precision.
+
+    Attributes
+    ----------
+    shape : str
+        `ModelConfig.shape` and the precision of weights and KV that the times hold for.
+    ops : tuple of OpTime
+    iteration, request : float
+        Seconds between two plans, in which no lane works: fixed, and per request in the batch.
+    """
+
+    shape: str
+    ops: tuple[OpTime, ...]
+    iteration: float = 0.0
+    request: float = 0.0
+
+    def find(self, op: str, threads: int) -> OpTime | None:
+        """The times of an operation on so many threads, or None if it was not measured."""
+        for time in self.ops:
+            if (time.op, time.threads) == (op, threads):
+                return time
+        return None
+
+
+@dataclass(frozen=True)
+class Cores:
+    """How the lanes share a computer's cores where torch on the CPU stands for the GPU.
+
+    Attributes
+    ----------
+    gpu, cpu : int
+        Threads of each compute lane while both work.
+    alone : int
+        Threads of a compute lane while the other rests.
+    spare : int
+        Cores left to the data movers; without one they take time from a compute lane.
+    mover : float
+        Core-seconds that copying one byte takes.
+    gpu_drag, cpu_drag : float
+        Relative slow-down of each lane per byte/s that streams beside it: they share DRAM.
+    """
+
+    gpu: int
+    cpu: int
+    alone: int
+    spare: int = 0
+    mover: float = 0.0
+    gpu_drag: float = 0.0
+    cpu_drag: float = 0.0
+
+    @classmethod
+    def of(cls, total: int) -> Cores:
+        """Half of the cores for each lane; from four on, one for the movers."""
+        spare = 1 if total >= 4 else 0
+        gpu = max(1, (total - spare) // 2)
+        return cls(gpu, max(1, total - spare - gpu), max(1, total - spare), spare)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How the lanes run during one plan: threads of the compute lanes, and the slow-down of each while weights stream.
+
+    `beside` is the compute lane on whose cores the data movers work, "" if they have their own or all share all.
+    """
+
+    gpu: int
+    cpu: int
+    beside: str
+    gpu_drag: float
+    cpu_drag: float
+
+
+def profile_from_dict(fields: dict[str, Any]) -> Profile:
+    """Inverse of ``dataclasses.asdict(profile)``."""
+    ops = tuple(
+        OpTime(**{**op, "tokens": tuple(map(float, op["tokens"])), "seconds": tuple(map(float, op["seconds"]))})
+        for op in fields["ops"]
+    )
+    return Profile(**{**fields, "ops": ops})
