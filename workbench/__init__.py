@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.catalogue import data_path
 from workbench.compare import Comparison, compare
+from workbench.exam import make_exam
 from workbench.hardware import Machine, machines
 from workbench.memory import Memory
 from workbench.models import checkpoint, models
@@ -13,6 +14,7 @@ from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.simulate import Detail, simulate
+from workbench.tokenizer import load_tokenizer
 from workbench.workload import Request, Sampling, Workload, workloads
 
 if TYPE_CHECKING:
@@ -37,8 +39,10 @@ __all__ = [
     "checkpoint",
     "compare",
     "data_path",
+    "load_tokenizer",
     "machines",
     "make_checkpoint",
+    "make_exam",
     "models",
     "run",
     "simulate",

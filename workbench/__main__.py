@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from workbench.catalogue import cache_path
 from workbench.errors import WorkbenchError
 
 
@@ -42,6 +43,13 @@ def _parser() -> argparse.ArgumentParser:
     make.add_argument("--out", type=Path, help="folder to write to (default: in the user's cache)")
     make.add_argument("--seed", type=int, default=0)
     make.set_defaults(command=_make_checkpoint)
+    train = commands.add_parser(
+        "train-tiny", help="train the tiny model on exercises; continues what was interrupted in that folder"
+    )
+    train.add_argument("--out", type=Path, help="folder to write to (default: in the user's cache)")
+    train.add_argument("--steps", type=int, help="updates (default: as the shipped model, about an hour on two cores)")
+    train.add_argument("--seed", type=int, default=0)
+    train.set_defaults(command=_train_tiny)
     measure = commands.add_parser("measure", help="measure this computer's rates for Machine.local")
     measure.add_argument("--out", type=Path, required=True, help="JSON file to write")
     measure.set_defaults(command=_measure)
@@ -58,6 +66,14 @@ def _make_checkpoint(options: argparse.Namespace) -> None:
     from workbench.engine import make_checkpoint
 
     print(make_checkpoint(options.name, options.out, seed=options.seed))
+
+
+def _train_tiny(options: argparse.Namespace) -> None:
+    from workbench.engine.tiny import train_tiny
+    from workbench.engine.training import Settings
+
+    given = {"seed": options.seed} | ({"steps": options.steps} if options.steps is not None else {})
+    print(train_tiny(options.out or cache_path("models/tiny-moe"), Settings(**given)))
 
 
 def _measure(options: argparse.Namespace) -> None:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from workbench.catalogue import Catalogue
 from workbench.errors import WorkloadError
+from workbench.tokenizer import BYTES, Tokenizer
 
 Lengths = npt.NDArray[np.int64]
 
@@ -119,35 +120,43 @@ class Workload:
         return cls("lengths", prompts, outputs)
 
     @classmethod
-    def from_jsonl(cls, path: str | Path, *, output_len: int = 32) -> Workload:
+    def from_jsonl(cls, path: str | Path, *, output_len: int = 32, tokenizer: Tokenizer = BYTES) -> Workload:
         """Requests from a file with one JSON object per line.
 
-        Keys: ``prompt`` (text, read as UTF-8 bytes) or ``tokens`` (ids); optional ``output_len`` (else the argument),
-        ``temperature``, ``top_p`` and ``seed``.
+        Keys: ``prompt`` (text, encoded by the tokenizer: its UTF-8 bytes unless a checkpoint's is given) or ``tokens``
+        (ids); optional ``output_len`` (else the argument), ``temperature``, ``top_p`` and ``seed``.
 
         Raises
         ------
         WorkloadError
-            If the file or one of its lines is malformed; the line number is named.
+            If the file or one of its lines is malformed, or has text without a token; the line number is named.
         """
         path = Path(path)
         numbered = [(number, line) for number, line in enumerate(_lines(path), 1) if line.strip()]
-        return cls.of((_parse(f"{path.name}:{number}", line, output_len) for number, line in numbered), name=path.stem)
+        parsed = (_parse(f"{path.name}:{number}", line, output_len, tokenizer) for number, line in numbered)
+        return cls.of(parsed, name=path.stem)
 
     @classmethod
-    def from_text(cls, path: str | Path, *, requests: int, output_len: int) -> Workload:
+    def from_text(
+        cls,
+        path: str | Path,
+        *,
+        requests: int,
+        output_len: int,
+        tokenizer: Tokenizer = BYTES,
+    ) -> Workload:
         """The first `requests` non-empty lines of a text file as prompts, repeated from the top if there are fewer."""
         path = Path(path)
         prompts = [line for line in _lines(path) if line.strip()]
         if not prompts or requests < 1:
             raise WorkloadError(f"{path.name} with requests={requests} gives no prompt; both must be at least one.")
         chosen = (prompts[index % len(prompts)] for index in range(requests))
-        return cls.of((Request(byte_tokens(text), output_len) for text in chosen), name=path.stem)
+        return cls.of((Request(tokenizer.encode(text), output_len) for text in chosen), name=path.stem)
 
 
 def byte_tokens(text: str) -> tuple[int, ...]:
     """Token ids of a text under the byte tokenizer: its UTF-8 bytes, 0 to 255."""
-    return tuple(text.encode("utf-8"))
+    return BYTES.encode(text)
 
 
 def _lines(path: Path) -> list[str]:
@@ -160,7 +169,7 @@ def _lines(path: Path) -> list[str]:
         raise WorkloadError(f"workload file {path.name} is not UTF-8 text ({error.reason}); convert it.") from error
 
 
-def _parse(where: str, line: str, output_len: int) -> Request:
+def _parse(where: str, line: str, output_len: int, tokenizer: Tokenizer) -> Request:
     try:
         entry = json.loads(line)
     except ValueError as error:
@@ -171,7 +180,7 @@ def _parse(where: str, line: str, output_len: int) -> Request:
     if unknown:
         raise WorkloadError(f"{where} has the unknown key {sorted(unknown)[0]!r}; remove it.")
     if "prompt" in entry:
-        prompt = byte_tokens(_typed(entry, "prompt", str, where))
+        prompt = _encode(_typed(entry, "prompt", str, where), tokenizer, where)
     else:
         prompt = tuple(_typed(entry, "tokens", list, where))
     if not prompt or not all(type(token) is int and token >= 0 for token in prompt):
@@ -179,6 +188,13 @@ def _parse(where: str, line: str, output_len: int) -> Request:
     if "output_len" in entry:
         output_len = _typed(entry, "output_len", int, where)
     return Request(prompt, output_len, _sampling(entry, where))
+
+
+def _encode(text: str, tokenizer: Tokenizer, where: str) -> tuple[int, ...]:
+    try:
+        return tokenizer.encode(text)
+    except WorkloadError as error:
+        raise WorkloadError(f"{where}: {error}") from None
 
 
 def _sampling(entry: Mapping[str, Any], where: str) -> Sampling:

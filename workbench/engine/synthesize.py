@@ -42,7 +42,7 @@ def write_checkpoint(model: ModelConfig, folder: str | Path, *, seed: int = 0) -
     that few top-2 choices are near ties, the head twice. The small embedding makes position and attention matter.
     """
     folder = Path(folder)
-    stamp = json.dumps({"seed": seed, **_hf_config(model)}, sort_keys=True)
+    stamp = json.dumps({"seed": seed, **hf_config(model)}, sort_keys=True)
     done = folder / "complete.json"
     if done.is_file() and done.read_text(encoding="utf-8") == stamp:
         return folder
@@ -58,7 +58,7 @@ def write_checkpoint(model: ModelConfig, folder: str | Path, *, seed: int = 0) -
         )
     index = {"metadata": {}, "weight_map": {name: file for file, names in groups.items() for name, _ in names}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
-    (folder / "config.json").write_text(json.dumps(_hf_config(model), indent=1), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(hf_config(model), indent=1), encoding="utf-8")
     done.write_text(stamp, encoding="utf-8")
     return folder
 
@@ -95,7 +95,8 @@ def _draw(name: str, shape: tuple[int, ...], model: ModelConfig, generator: torc
     return weights.to(TORCH_DTYPES[model.dtype])
 
 
-def _hf_config(model: ModelConfig) -> dict[str, object]:
+def hf_config(model: ModelConfig) -> dict[str, object]:
+    """A model's config.json."""
     return {
         "architectures": ["MixtralForCausalLM"],
         "model_type": "mixtral",
