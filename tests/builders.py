@@ -123,7 +123,7 @@ def machines(draw: st.DrawFn) -> Machine:
 def wirings(draw: st.DrawFn) -> tuple[Pipeline, Schedule]:
     """One of the five pipelines with a schedule that takes it."""
     name = draw(st.sampled_from(sorted(PIPELINES)))
-    sequential = st.integers(1, 4).map(Sequential)
+    sequential = st.builds(Sequential, st.integers(1, 4), prefetch=st.booleans())
     pipelined = st.sampled_from([1e-6, 1e-4, 5e-3]).map(VSLPipe)
     return PIPELINES[name], draw(sequential | pipelined if name == "vslpipe" else sequential)
 

@@ -34,6 +34,7 @@ PIPELINES: dict[str, Pipeline] = {
 
 GOLDEN: dict[str, tuple[Pipeline, Schedule]] = {
     **{f"{name}.sequential": (pipeline, Sequential(micro_batches=2)) for name, pipeline in PIPELINES.items()},
+    "vslpipe.prefetch": (VSL, Sequential(prefetch=True)),
     "vslpipe.vslpipe": (VSL, VSLPipe()),
 }
 

@@ -17,6 +17,9 @@ from workbench.stages import Device as Place
 from workbench.stages import RowClass, Stage, buffer_bytes, embed_work, head_work
 from workbench.units import DTYPE_BYTES
 
+# Where the longest task of a plan is shorter, a team of threads gains nothing, and beside another program its members
+# wait for one another: regions of 1 ms then took up to 50 ms (2 Zen 4 cores).
+TEAM_SECONDS = 1e-3
 _ENDS = {Kind.EMBED: "embed", Kind.HEAD: "head"}
 
 
@@ -132,8 +135,8 @@ class TaskCost:
     def pace(self, tasks: Sequence[Task], parts: Sequence[Rows], cores: Cores) -> Pace:
         """How the lanes run during a plan on shared cores.
 
-        Where compute tasks follow one another, each has all cores, and all of them pay for the movers. Else each lane
-        has its own, and the movers sit with the one that has less to do.
+        Where compute tasks follow one another and are long enough to be shared out, each has all cores, and all of
+        them pay for the movers. Else each lane has its own, and the movers sit with the one that has less to do.
         """
         try:
             crowded = self.tasks(tasks, parts, Pace(cores.gpu, cores.cpu, "", 0.0, 0.0))
@@ -142,7 +145,7 @@ class TaskCost:
         link = self._machine.link.h2d
         stolen = 0.0 if cores.spare else min(cores.mover * link, 0.5)
         gpu_drag, cpu_drag = cores.gpu_drag * link, cores.cpu_drag * link
-        if one_at_a_time(tasks, crowded):
+        if one_at_a_time(tasks, crowded) and _longest(tasks, crowded) >= TEAM_SECONDS:
             return Pace(cores.alone, cores.alone, "", gpu_drag + stolen, cpu_drag + stolen)
         busy = busy_seconds(tasks, crowded)
         beside = "gpu" if busy["gpu"] < busy["cpu"] else "cpu"
@@ -207,6 +210,10 @@ class TaskCost:
         second = 2 * first
         slope = (gpu_seconds(second) - gpu_seconds(first)) / first
         return max(1.0, (transfer - gpu_seconds(first)) / slope + first)
+
+
+def _longest(tasks: Sequence[Task], seconds: Sequence[float]) -> float:
+    return max(length for task, length in zip(tasks, seconds, strict=True) if task.node.lane in COMPUTE)
 
 
 def profile_shape(model: ModelConfig, precision: Precision) -> str:

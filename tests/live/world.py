@@ -20,7 +20,7 @@ from workbench.workload import Request, Sampling, Workload
 
 TINY = ModelConfig("tiny", 2, 32, 24, 4, 2, 8, 4, 2, 97, 512, dtype="fp32")
 RUNNABLE = {name: pipeline for name, pipeline in PIPELINES.items() if name != "ktransformers"}
-SCHEDULES = (Sequential(1), Sequential(2), VSLPipe())
+SCHEDULES = (Sequential(1), Sequential(2), Sequential(2, prefetch=True), VSLPipe())
 
 
 def ways(names: Sequence[str] = tuple(RUNNABLE)) -> list[tuple[str, Schedule]]:

@@ -14,7 +14,7 @@ from workbench.segments import layer_graph
 from workbench.serving import prepare
 from workbench.stages import attention, decode_attention, experts, moe, out_proj, prefill_attention, qkv
 
-SCHEDULES = [Sequential(), Sequential(3), VSLPipe()]
+SCHEDULES = [Sequential(), Sequential(3), Sequential(2, prefetch=True), VSLPipe()]
 
 
 def run_of(iterations: int) -> list[Step]:

@@ -229,12 +229,11 @@ class Executor:
         self.gate.set()
         self._callers_threads = torch.get_num_threads()
         self._lock, self._idle, self._open = threading.Lock(), threading.Event(), 0
-        packet = min(packet_seconds, 5e-3)
         self.lanes: dict[str, Lane] = {
             "gpu": Lane("gpu", self),
             "cpu": Lane("cpu", self),
-            "d2h": Mover("d2h", self, d2h, throttled=throttled, packet_seconds=packet),
-            "h2d": Mover("h2d", self, h2d, throttled=throttled, packet_seconds=packet),
+            "d2h": Mover("d2h", self, d2h, throttled=throttled, packet_seconds=packet_seconds),
+            "h2d": Mover("h2d", self, h2d, throttled=throttled, packet_seconds=packet_seconds),
         }
         for lane in self.lanes.values():
             lane.start()

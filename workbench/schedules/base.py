@@ -36,7 +36,7 @@ class Schedule(ABC):
         """Buffers for streamed weights on the GPU, each holding one transfer."""
         return 2
 
-    packet_seconds: float = float("inf")
+    packet_seconds: float = 5e-3
 
     @abstractmethod
     def tasks(self, graph: LayerGraph, layers: int, step: Step) -> tuple[Task, ...]:
@@ -103,11 +103,6 @@ class TaskList:
         """Append a task; its place in the plan."""
         self.tasks.append(Task(node, layer, part, tuple(sorted(set(after))), pieces, bulk))
         return len(self.tasks) - 1
-
-    def then(self, node: Node, layer: int, part: int | None, *, pieces: tuple[tuple[int, int], ...] = ()) -> int:
-        """Append a task that waits for the last one."""
-        last = len(self.tasks) - 1
-        return self.add(node, layer, part, (last,) if self.tasks else (), pieces=pieces)
 
 
 def balanced(batch: Batch, parts: int) -> tuple[Batch, ...]:

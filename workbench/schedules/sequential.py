@@ -1,4 +1,4 @@
-"""Nothing overlaps: the baseline that every schedule is measured against."""
+"""Nothing overlaps, or only the next layer's weights do: the baselines that every schedule is measured against."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from workbench.errors import ScheduleError
 from workbench.plan import Task
 from workbench.schedules.base import Schedule, Step, TaskList
-from workbench.segments import EMBED, HEAD, WEIGHTS, LayerGraph
+from workbench.segments import EMBED, HEAD, WEIGHTS, LayerGraph, Node
 
 
 @dataclass(frozen=True)
 class Sequential(Schedule):
     """Every task waits for the one before; each layer's weights are loaded once for all micro-batches.
 
-    Takes any pipeline. For VSLPipe's, two layers and ``micro_batches=2``::
+    With ``prefetch=True`` the weights of the next layer stream meanwhile, in packets between which transfers of
+    activations pass; the last layer brings those with which the next iteration begins. Where lanes share cores, each
+    compute task has all of them. Takes any pipeline. For VSLPipe's, two layers and ``micro_batches=2``::
 
         gpu Ea  Eb  .   A0a .   .   .   B0a A0b .   .   .   B0b .   A1a .   .   .   B1a A1b .   .   .   B1b Za  Zb
         cpu .   .   .   .   .   C0a .   .   .   .   C0b .   .   .   .   .   C1a .   .   .   .   C1b .   .   .   .
@@ -23,6 +25,7 @@ class Sequential(Schedule):
     """
 
     micro_batches: int = 1
+    prefetch: bool = False
 
     def __post_init__(self) -> None:
         if self.micro_batches < 1:
@@ -35,19 +38,50 @@ class Sequential(Schedule):
 
     def tasks(self, graph: LayerGraph, layers: int, step: Step) -> tuple[Task, ...]:
         """See `Schedule.tasks`."""
-        order = TaskList()
+        chain = _Chain(graph)
         for part in range(self.parts):
-            order.then(EMBED, -1, part)
+            chain.add(EMBED, -1, part)
             if graph.enter:
-                order.then(graph.enter, -1, part)
+                chain.add(graph.enter, -1, part)
+        if self.prefetch and Step.FIRST in step:
+            chain.load(0)
         for layer in range(layers):
-            if graph.streamed:
-                order.then(WEIGHTS, layer, None, pieces=tuple((layer, node) for node in graph.streamed))
+            chain.await_weights()
+            if not self.prefetch:
+                chain.load(layer)
+            elif layer + 1 < layers or Step.LAST not in step:
+                chain.load_ahead((layer + 1) % layers)
             for part in range(self.parts):
                 for node in graph.nodes:
-                    order.then(node, layer, part)
+                    chain.add(node, layer, part)
         for part in range(self.parts):
             if graph.leave:
-                order.then(graph.leave, -1, part)
-            order.then(HEAD, -1, part)
-        return tuple(order.tasks)
+                chain.add(graph.leave, -1, part)
+            chain.add(HEAD, -1, part)
+        return tuple(chain.order.tasks)
+
+
+class _Chain:
+    """Tasks of which each waits for the one before, and weights that stream beside them."""
+
+    def __init__(self, graph: LayerGraph) -> None:
+        self.order, self.graph = TaskList(), graph
+        self.last: tuple[int, ...] = ()
+        self.coming: tuple[int, ...] = ()
+
+    def add(self, node: Node, layer: int, part: int) -> None:
+        self.last = (self.order.add(node, layer, part, self.last),)
+
+    def load(self, layer: int) -> None:
+        if self.graph.streamed:
+            self.last = (self.order.add(WEIGHTS, layer, None, self.last, pieces=self._pieces(layer)),)
+
+    def load_ahead(self, layer: int) -> None:
+        if self.graph.streamed:
+            self.coming = (self.order.add(WEIGHTS, layer, None, self.last, pieces=self._pieces(layer), bulk=True),)
+
+    def await_weights(self) -> None:
+        self.last, self.coming = (*self.last, *self.coming), ()
+
+    def _pieces(self, layer: int) -> tuple[tuple[int, int], ...]:
+        return tuple((layer, node) for node in self.graph.streamed)
