@@ -18,7 +18,7 @@ from workbench.tokenizer import load_tokenizer
 from workbench.workload import Request, Sampling, Workload, workloads
 
 if TYPE_CHECKING:
-    from workbench.engine import RunState, make_checkpoint, run, start
+    from workbench.engine import RunState, calibrate, make_checkpoint, run, start
 
 __version__ = "0.1.0"
 
@@ -36,6 +36,7 @@ __all__ = [
     "Source",
     "Workload",
     "bound",
+    "calibrate",
     "checkpoint",
     "compare",
     "data_path",
@@ -53,6 +54,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import the live engine, and with it torch and Numba, on first use only (PEP 562)."""
-    if name in ("RunState", "make_checkpoint", "run", "start"):
+    if name in ("RunState", "calibrate", "make_checkpoint", "run", "start"):
         return getattr(importlib.import_module("workbench.engine"), name)
     raise AttributeError(f"module 'workbench' has no attribute {name!r}")

@@ -80,7 +80,7 @@ def measured_seconds(time: OpTime, rows: Rows) -> float:
         low, high = points[place - 1], points[place]
         share = (tokens - low) / (high - low)
         base = time.seconds[place - 1] + share * (time.seconds[place] - time.seconds[place - 1])
-    return base + _beyond_tokens(time, rows, prompts)
+    return base + _beyond_tokens(time, rows, prompts) + (time.decoding if rows.decode else 0.0)
 
 
 def least_seconds(time: OpTime, rows: Rows) -> float:

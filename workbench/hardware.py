@@ -19,7 +19,6 @@ from workbench.errors import ScenarioError
 from workbench.profile import Cores, Profile, profile_from_dict
 from workbench.units import format_bytes, parse_bytes
 
-
 _RECORD = "record 2"
 """Names what a measured record contains; another one is measured anew."""
 

@@ -10,7 +10,8 @@ from typing import Any
 class OpTime:
     """Seconds of one operation in one layer, alone and warm, on `threads` threads.
 
-        t = t(tokens), linear between the points, + per_prompt n_p + per_pair n_pairs + per_decode n_d + per_context n_c
+        t = t(tokens), linear between the points, + per_prompt n_p + per_pair n_pairs
+            + decoding + per_decode n_d + per_context n_c
 
     Attributes
     ----------
@@ -21,6 +22,8 @@ class OpTime:
         The points, rising in both. Tokens are the rows of the operation's class; for the head, those that emit.
     per_prompt, per_pair, per_decode, per_context : float
         Seconds per prompt, per query-key pair of prefill attention, per decode and per KV entry that decodes read.
+    decoding : float
+        Seconds per call with decodes.
     """
 
     op: str
@@ -31,6 +34,7 @@ class OpTime:
     per_pair: float = 0.0
     per_decode: float = 0.0
     per_context: float = 0.0
+    decoding: float = 0.0
 
 
 @dataclass(frozen=True)

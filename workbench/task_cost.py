@@ -135,8 +135,7 @@ class TaskCost:
     def pace(self, tasks: Sequence[Task], parts: Sequence[Rows], cores: Cores) -> Pace:
         """How the lanes run during a plan on shared cores.
 
-        Where compute tasks follow one another and are long enough to be shared out, each has all cores, and all of
-        them pay for the movers. Else each lane has its own, and the movers sit with the one that has less to do.
+        Where compute tasks follow one another and gain by it, each has all cores, and all of them pay for the movers. Else each lane has its own, and the movers sit with the one that has less to do.
         """
         try:
             crowded = self.tasks(tasks, parts, Pace(cores.gpu, cores.cpu, "", 0.0, 0.0))
@@ -145,12 +144,20 @@ class TaskCost:
         link = self._machine.link.h2d
         stolen = 0.0 if cores.spare else min(cores.mover * link, 0.5)
         gpu_drag, cpu_drag = cores.gpu_drag * link, cores.cpu_drag * link
-        if one_at_a_time(tasks, crowded) and _longest(tasks, crowded) >= TEAM_SECONDS:
-            return Pace(cores.alone, cores.alone, "", gpu_drag + stolen, cpu_drag + stolen)
+        whole = Pace(cores.alone, cores.alone, "", gpu_drag + stolen, cpu_drag + stolen)
+        if one_at_a_time(tasks, crowded) and self._faster(tasks, parts, whole, crowded):
+            return whole
         busy = busy_seconds(tasks, crowded)
         beside = "gpu" if busy["gpu"] < busy["cpu"] else "cpu"
         mine, other = (gpu_drag + stolen, cpu_drag) if beside == "gpu" else (gpu_drag, cpu_drag + stolen)
         return Pace(cores.gpu, cores.cpu, "" if cores.spare else beside, mine, other)
+
+    def _faster(self, tasks: Sequence[Task], parts: Sequence[Rows], whole: Pace, crowded: Sequence[float]) -> bool:
+        """True if compute tasks that have every core end sooner than those with their lane's own."""
+        apart = _compute(tasks, crowded)
+        if max(apart) < TEAM_SECONDS:
+            return False
+        return self.profile is None or sum(_compute(tasks, self.tasks(tasks, parts, whole))) < sum(apart)
 
     def lay_out(
         self, tasks: Sequence[Task], parts: Sequence[Rows], packet: float
@@ -188,7 +195,9 @@ class TaskCost:
         if task.part is None:
             return self.copy(task.node.lane, self.weight_transfer(task.pieces))
         threads = 0 if pace is None else (pace.cpu if task.node.lane == "cpu" else pace.gpu)
-        return self.node(task.node, parts[task.part], threads)
+        length = self.node(task.node, parts[task.part], threads)
+        hand_over = self._machine.link.overhead if self._machine.cores and task.node.lane in COMPUTE and length else 0.0
+        return length + hand_over
 
     def token_budget(self) -> float:
         """Tokens whose GPU work takes as long as one layer's weights take to stream; infinite if none do.
@@ -212,8 +221,8 @@ class TaskCost:
         return max(1.0, (transfer - gpu_seconds(first)) / slope + first)
 
 
-def _longest(tasks: Sequence[Task], seconds: Sequence[float]) -> float:
-    return max(length for task, length in zip(tasks, seconds, strict=True) if task.node.lane in COMPUTE)
+def _compute(tasks: Sequence[Task], seconds: Sequence[float]) -> list[float]:
+    return [length for task, length in zip(tasks, seconds, strict=True) if task.node.lane in COMPUTE]
 
 
 def profile_shape(model: ModelConfig, precision: Precision) -> str:

@@ -43,11 +43,13 @@ class Transfer:
 class Job:
     """A task of the running plan: its action and how it went. Times are readings of `time.perf_counter`.
 
+    On a link lane the action returns the `Transfer` to make.
+
     `pauses` are when a bulk transfer let small ones pass.
     """
 
     task: Task
-    action: Callable[[], Transfer | None]
+    action: Callable[[], object]
     missing: int = 0
     followers: list[Job] = field(default_factory=list)
     start: float = 0.0
@@ -178,7 +180,7 @@ class Mover(Lane):
     def work(self, job: Job) -> None:
         """Make the copies in packets."""
         transfer = job.action()
-        if transfer is None:
+        if not isinstance(transfer, Transfer):
             return
         job.bytes = transfer.bytes
         self._free_at = max(self._free_at, time.perf_counter())
@@ -243,7 +245,7 @@ class Executor:
         for name, seat in seats.items():
             self.lanes[name].seat = seat
 
-    def run(self, tasks: Sequence[Task], actions: Sequence[Callable[[], Transfer | None]]) -> list[Job]:
+    def run(self, tasks: Sequence[Task], actions: Sequence[Callable[[], object]]) -> list[Job]:
         """Execute a plan and wait for its end.
 
         Raises

@@ -141,15 +141,25 @@ class Ops:
             if count:
                 mine = order[low : low + count]
                 rows = mine // chosen
-                gate, up = functional.linear(h[rows], weights[f"gate_up.{expert}"]).chunk(2, dim=-1)
+                gate, up = functional.linear(_filled(h[rows]), weights[f"gate_up.{expert}"]).chunk(2, dim=-1)
                 answer = functional.linear(functional.silu(gate) * up, weights[f"down.{expert}"])
-                out.index_add_(0, rows, answer * scales[mine, None])
+                out.index_add_(0, rows, answer[:count] * scales[mine, None])
             low += count
         return out
 
     def combine(self, part: Part, read: Tensors, weights: Tensors) -> torch.Tensor:
         """x and routed (T, M) -> x."""
         return read["x"] + read["routed"]
+
+
+def _filled(rows: torch.Tensor) -> torch.Tensor:
+    """Rows filled up with zeros to a multiple of eight, in bf16.
+
+    oneDNN compiles a kernel for every new number of rows, which takes 0.2 to 1.2 ms; routing gives a new one each time.
+    With 256 rows and 8 experts of 1024 x 512 the experts took 31 ms so, and 12 ms once the kernels were there (Zen 4).
+    """
+    missing = -len(rows) % 8
+    return functional.pad(rows, (0, 0, 0, missing)) if missing and rows.dtype is torch.bfloat16 else rows
 
 
 BUILT_IN: dict[str, Operation] = {
