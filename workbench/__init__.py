@@ -14,6 +14,7 @@ from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.simulate import Detail, simulate
+from workbench.sweep import Sweep, sweep
 from workbench.tokenizer import load_tokenizer
 from workbench.workload import Request, Sampling, Workload, workloads
 
@@ -34,6 +35,7 @@ __all__ = [
     "Sampling",
     "Scenario",
     "Source",
+    "Sweep",
     "Workload",
     "bound",
     "calibrate",
@@ -48,6 +50,7 @@ __all__ = [
     "run",
     "simulate",
     "start",
+    "sweep",
     "workloads",
 ]
 

@@ -1,16 +1,19 @@
-"""Pictures: throughput bars, lane charts, KV and batch over time. Each takes an `ax` and returns it."""
+"""Pictures: throughput bars and curves, lane charts, KV and batch over time. Each takes an `ax` and returns it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from workbench.result import Result, Source
 from workbench.timeline import Timeline
+from workbench.units import format_bytes
 
 COLOURS = {
     Source.BOUND: "#9ca3af",
@@ -20,7 +23,7 @@ COLOURS = {
     Source.RECORDED: "#34d399",
     Source.PUBLISHED: "#f59e0b",
 }
-_TASKS = {
+TASK_COLOURS = {
     "A": "#1d4ed8",
     "B": "#60a5fa",
     "F": "#93c5fd",
@@ -31,6 +34,8 @@ _TASKS = {
     "K": "#db2777",
 }
 _OTHER = "#6b7280"
+SCHEDULE_COLOURS = ("#d97706", "#2563eb", "#7c3aed", "#db2777")
+_LINES = {Source.BOUND: "--", Source.PREDICTED: ":", Source.SIMULATED: "o-"}
 
 
 def plot_throughput(results: Sequence[Result], ax: Axes | None = None) -> Axes:
@@ -57,6 +62,31 @@ def plot_throughput(results: Sequence[Result], ax: Axes | None = None) -> Axes:
     return ax
 
 
+def plot_sweep(pairs: Sequence[tuple[float, Result]], ax: Axes | None = None) -> Axes:
+    """Output tokens per second over KV capacity [B]: bounds dashed, simulations as lines, measurements as points."""
+    ax = ax if ax is not None else plt.subplots(figsize=(7, 3.6), layout="constrained")[1]
+    played = [result.schedule for _, result in pairs if result.source is not Source.BOUND]
+    colours = dict(zip(dict.fromkeys(played), cycle(SCHEDULE_COLOURS), strict=False))
+    curves: dict[tuple[Source, str], list[tuple[float, float]]] = {}
+    for capacity, result in pairs:
+        curves.setdefault((result.source, result.schedule), []).append((capacity, result.gen_tok_s))
+    for (source, schedule), points in curves.items():
+        colour = colours.get(schedule, _OTHER) if source is not Source.BOUND else _OTHER
+        label = "bound" if source is Source.BOUND else f"{schedule}, {source.value}"
+        ax.plot(*zip(*sorted(points), strict=True), _LINES.get(source, "D"), color=colour, label=label, markersize=4)
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value)))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_xlabel("KV capacity")
+    ax.set_ylabel("output tokens per second")
+    ax.set_ylim(bottom=0)
+    ax.spines[["top", "right"]].set_visible(False)
+    if curves:
+        ax.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.06), ncols=4, frameon=False, fontsize=9, columnspacing=1.2)
+    return ax
+
+
 def plot_timeline(timeline: Timeline, ax: Axes | None = None, *, title: str = "") -> Axes:
     """Lane chart: one row per lane, one bar per task."""
     ax = ax if ax is not None else plt.subplots(figsize=(10, 2.2), layout="constrained")[1]
@@ -64,7 +94,7 @@ def plot_timeline(timeline: Timeline, ax: Axes | None = None, *, title: str = ""
     begin = timeline.begin
     for code in sorted({span.name[:1] for span in timeline}):
         bars = [_bar(s.start - begin, s.end - begin, lanes.index(s.lane)) for s in timeline if s.name[:1] == code]
-        label, colour = f"{code}  {timeline.labels.get(code, '')}", _TASKS.get(code, _OTHER)
+        label, colour = f"{code}  {timeline.labels.get(code, '')}", TASK_COLOURS.get(code, _OTHER)
         ax.add_collection(PolyCollection(bars, facecolors=colour, edgecolors="white", linewidths=0.3, label=label))
     ax.set_yticks(range(len(lanes)), lanes)
     ax.set_ylim(len(lanes) - 0.5, -0.5)
@@ -74,6 +104,35 @@ def plot_timeline(timeline: Timeline, ax: Axes | None = None, *, title: str = ""
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.05), frameon=False, fontsize=8)
     return ax
+
+
+def plot_lanes(results: Sequence[Result], iterations: tuple[int, int] | None = None) -> list[Axes]:
+    """Lane charts one above the other on one time axis, such as simulated and measured.
+
+    Parameters
+    ----------
+    results : sequence of Result
+        With timelines of tasks, as `run` and ``simulate(..., detail=Detail.TASK)`` give them.
+    iterations : (int, int), optional
+        First one shown, and the one after the last; two in the middle of the first result unless given.
+    """
+    first, last = iterations or middle(results[0].timeline)
+    windows = [result.timeline.window(first, last) for result in results]
+    _, grid = plt.subplots(
+        len(results), figsize=(10, 2 * len(results)), layout="constrained", sharex=True, squeeze=False
+    )
+    axes: list[Axes] = list(grid[:, 0])
+    for ax, result, window in zip(axes, results, windows, strict=True):
+        plot_timeline(window, ax, title=f"{result.source.value}: {result.schedule}, iterations {first} to {last - 1}")
+    axes[0].set_xlim(0, max(window.seconds for window in windows))
+    return axes
+
+
+def middle(timeline: Timeline, count: int = 2) -> tuple[int, int]:
+    """The `count` iterations in the middle: the first of them, and the one after the last."""
+    seen = 1 + max((span.iteration for span in timeline), default=0)
+    first = max(0, (seen - count) // 2)
+    return first, min(seen, first + count)
 
 
 def _bar(start: float, end: float, row: int) -> list[tuple[float, float]]:

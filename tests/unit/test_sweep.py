@@ -1,0 +1,78 @@
+"""Predictions over KV capacities, and their picture."""
+
+import pytest
+
+from tests.builders import tiny_scenario
+from workbench.errors import ScenarioError
+from workbench.perfmodels import bound
+from workbench.plots import middle, plot_lanes
+from workbench.result import Source
+from workbench.schedules import Sequential, VSLPipe
+from workbench.simulate import Detail, simulate
+from workbench.sweep import sweep
+from workbench.timeline import Span, Timeline
+
+SCHEDULES = (Sequential(), VSLPipe())
+
+
+def capacity(scenario, blocks: int) -> float:
+    """Bytes of so many KV blocks."""
+    return blocks * scenario.memory.kv_block * scenario.model.kv_bytes_per_token("bf16")
+
+
+def test_every_point_is_what_the_readers_say():
+    scenario = tiny_scenario(8, 4, 12, blocks=6)
+    (point,) = sweep(scenario, SCHEDULES, kv_capacity=[capacity(scenario, 6)]).points
+    read = [bound(scenario, SCHEDULES[0]), *(simulate(scenario, schedule) for schedule in SCHEDULES)]
+    assert [result.gen_tok_s for result in point.results] == [result.gen_tok_s for result in read]
+
+
+def test_more_cache_never_lowers_the_bound():
+    scenario = tiny_scenario(8, 4, 12)
+    found = sweep(scenario, SCHEDULES, kv_capacity=[capacity(scenario, blocks) for blocks in (3, 6, 12, 24, 48)])
+    bounds = [point.results[0].gen_tok_s for point in found.points]
+    assert bounds == sorted(bounds)
+    assert bounds[0] < bounds[-1]
+
+
+def test_a_capacity_that_cannot_serve_says_why_and_the_others_stand():
+    scenario = tiny_scenario(8, 4, 2)
+    small, enough = sweep(scenario, SCHEDULES, kv_capacity=[capacity(scenario, 2), capacity(scenario, 3)]).points
+    assert small.results == ()
+    assert "needs 11 tokens of KV" in small.problem
+    assert len(enough.results) == 3
+    assert not enough.problem
+
+
+def test_what_no_capacity_mends_is_raised():
+    scenario = tiny_scenario(8, 4, 2)
+    with pytest.raises(ScenarioError, match="a reader takes"):
+        sweep(scenario, ["VSLPipe"], kv_capacity=["1MB"])
+
+
+def test_table_and_picture_hold_every_result():
+    scenario = tiny_scenario(8, 4, 6)
+    found = sweep(scenario, SCHEDULES, kv_capacity=[capacity(scenario, blocks) for blocks in (2, 6, 12)])
+    table = found.to_pandas()
+    assert list(table.columns[:3]) == ["kv_capacity", "source", "schedule"]
+    assert len(table) == len(found.pairs()) == 6
+    labels = {line.get_label(): line for line in found.plot().lines}
+    assert set(labels) == {"bound", "Sequential, simulated", "VSLPipe, simulated"}
+    simulated = table[(table.source == "simulated") & (table.schedule == "VSLPipe")]
+    assert list(labels["VSLPipe, simulated"].get_ydata()) == list(simulated.gen_tok_s)
+
+
+def test_lane_charts_share_one_time_axis():
+    scenario = tiny_scenario(8, 4, 6)
+    results = [simulate(scenario, schedule, detail=Detail.TASK) for schedule in SCHEDULES]
+    axes = plot_lanes(results)
+    assert [ax.get_title(loc="left").partition(",")[0] for ax in axes] == [
+        f"{Source.SIMULATED.value}: {result.schedule}" for result in results
+    ]
+    longest = max(result.timeline.window(*middle(results[0].timeline)).seconds for result in results)
+    assert {ax.get_xlim() for ax in axes} == {(0, longest)}
+
+
+@pytest.mark.parametrize(("iterations", "expected"), [(0, (0, 1)), (1, (0, 1)), (2, (0, 2)), (5, (1, 3)), (10, (4, 6))])
+def test_middle_lies_within_the_run(iterations, expected):
+    assert middle(Timeline([Span("gpu", "A0", i, i + 1, i) for i in range(iterations)])) == expected

@@ -1,0 +1,237 @@
+// Lane charts on one time axis. A track is {title, lanes, spans: [[lane, start, end, name, iteration], ...]}.
+const LEFT = 44;
+const ROW = 18;
+const TITLE = 20;
+const AXIS = 22;
+
+function element(tag, name, parent) {
+  const made = document.createElement(tag);
+  made.className = name;
+  parent.append(made);
+  return made;
+}
+
+function duration(seconds) {
+  const [unit, scale] = seconds >= 1 ? ["s", 1] : seconds >= 1e-3 ? ["ms", 1e3] : ["µs", 1e6];
+  return `${Number((seconds * scale).toPrecision(3))} ${unit}`;
+}
+
+function tickStep(span, most) {
+  const rough = span / most;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= rough);
+}
+
+class Chart {
+  constructor(model, el) {
+    this.model = model;
+    el.classList.add("wb-gantt");
+    this.legend = element("div", "wb-gantt-legend", el);
+    this.canvas = element("canvas", "wb-gantt-chart", el);
+    this.canvas.tabIndex = 0;
+    this.canvas.setAttribute("role", "img");
+    this.tip = element("div", "wb-gantt-tip", el);
+    this.hint = element("div", "wb-gantt-hint", el);
+    this.hint.textContent = "wheel, + and −: zoom · drag, arrow keys: pan · double click, 0: everything";
+    this.load();
+  }
+
+  load() {
+    this.tracks = this.model.get("tracks");
+    this.rows = this.tracks.flatMap((track) => track.spans);
+    this.end = Math.max(1e-9, ...this.rows.map((span) => span[2]));
+    [this.from, this.to] = [0, this.end];
+    const lanes = this.tracks.reduce((sum, track) => sum + track.lanes.length, 0);
+    this.canvas.style.height = `${this.tracks.length * TITLE + lanes * ROW + AXIS}px`;
+    const about = this.tracks.map((track) => `${track.title}, ${track.spans.length} tasks`).join("; ");
+    this.canvas.setAttribute("aria-label", `Lane charts: ${about}`);
+    this.drawLegend();
+    this.canvas.parentElement.classList.toggle("wb-gantt-empty", !this.tracks.length);
+    this.draw();
+  }
+
+  drawLegend() {
+    const codes = [...new Set(this.rows.map((span) => span[3][0]))].sort();
+    const labels = this.model.get("labels");
+    this.legend.replaceChildren();
+    for (const code of codes) {
+      const item = element("span", "wb-gantt-key", this.legend);
+      element("i", "", item).style.background = this.colour(code);
+      item.append(`${code}  ${labels[code] ?? ""}`);
+    }
+  }
+
+  colour(code) {
+    return this.model.get("colours")[code] ?? "#6b7280";
+  }
+
+  get width() {
+    return Math.max(1, this.canvas.clientWidth - LEFT - 8);
+  }
+
+  x(seconds) {
+    return LEFT + ((seconds - this.from) / (this.to - this.from)) * this.width;
+  }
+
+  seconds(x) {
+    return this.from + ((x - LEFT) / this.width) * (this.to - this.from);
+  }
+
+  draw() {
+    const { canvas } = this;
+    const ratio = window.devicePixelRatio || 1;
+    const [width, height] = [canvas.clientWidth, canvas.clientHeight];
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+    const pen = canvas.getContext("2d");
+    const style = getComputedStyle(canvas);
+    pen.scale(ratio, ratio);
+    pen.font = `12px ${style.fontFamily}`;
+    pen.textBaseline = "middle";
+    let top = 0;
+    this.tracks.forEach((track) => {
+      this.drawTrack(pen, track, top, width, style.color);
+      top += TITLE + track.lanes.length * ROW;
+    });
+    if (this.tracks.length) this.drawAxis(pen, top, style.color);
+  }
+
+  drawTrack(pen, track, top, width, ink) {
+    pen.fillStyle = ink;
+    pen.textAlign = "left";
+    pen.fillText(track.title, LEFT, top + TITLE / 2);
+    track.lanes.forEach((lane, row) => {
+      const y = top + TITLE + row * ROW;
+      pen.fillStyle = ink;
+      pen.fillText(lane, 8, y + ROW / 2);
+      pen.globalAlpha = 0.06;
+      pen.fillRect(LEFT, y + 1, width - LEFT - 8, ROW - 2);
+      pen.globalAlpha = 1;
+    });
+    pen.save();
+    pen.beginPath();
+    pen.rect(LEFT, top, width - LEFT - 8, TITLE + track.lanes.length * ROW);
+    pen.clip();
+    for (const [lane, start, end, name] of track.spans) {
+      if (end < this.from || start > this.to) continue;
+      const x = this.x(start);
+      pen.fillStyle = this.colour(name[0]);
+      pen.fillRect(x, top + TITLE + lane * ROW + 2, Math.max(0.5, this.x(end) - x - 0.5), ROW - 4);
+    }
+    pen.restore();
+  }
+
+  drawAxis(pen, top, ink) {
+    const step = tickStep(this.to - this.from, this.width / 90);
+    pen.fillStyle = pen.strokeStyle = ink;
+    pen.textAlign = "center";
+    for (let tick = Math.ceil(this.from / step) * step; tick <= this.to; tick += step) {
+      pen.globalAlpha = 0.35;
+      pen.fillRect(this.x(tick), top, 1, 4);
+      pen.globalAlpha = 1;
+      pen.fillText(tick ? duration(tick) : "0", this.x(tick), top + 13);
+    }
+  }
+
+  under(x, y) {
+    let top = 0;
+    for (const track of this.tracks) {
+      const lane = Math.floor((y - top - TITLE) / ROW);
+      if (lane >= 0 && lane < track.lanes.length) {
+        const time = this.seconds(x);
+        const near = ((this.to - this.from) / this.width) * 1.5;
+        return track.spans.find((s) => s[0] === lane && s[1] - near <= time && time <= s[2] + near);
+      }
+      top += TITLE + track.lanes.length * ROW;
+    }
+    return undefined;
+  }
+
+  hover(event) {
+    const span = this.under(event.offsetX, event.offsetY);
+    this.tip.hidden = !span;
+    if (!span) return;
+    const [, start, end, name, iteration] = span;
+    const label = this.model.get("labels")[name[0]] ?? "";
+    this.tip.textContent = `${name}  ${label}: ${duration(end - start)} from ${duration(start)}, iteration ${iteration}`;
+    const room = this.canvas.clientWidth - this.tip.offsetWidth - 8;
+    this.tip.style.left = `${Math.max(0, Math.min(event.offsetX + 12, room))}px`;
+    this.tip.style.top = `${this.canvas.offsetTop + event.offsetY + 16}px`;
+  }
+
+  zoom(factor, at) {
+    const span = Math.min(this.end, Math.max((this.to - this.from) * factor, this.end * 1e-5));
+    const share = (at - this.from) / (this.to - this.from);
+    this.place(at - share * span, span);
+  }
+
+  pan(seconds) {
+    this.place(this.from + seconds, this.to - this.from);
+  }
+
+  place(from, span) {
+    this.from = Math.min(Math.max(0, from), this.end - span);
+    this.to = this.from + span;
+    this.draw();
+  }
+
+  everything() {
+    this.place(0, this.end);
+  }
+
+  key(event) {
+    const middle = (this.from + this.to) / 2;
+    const step = (this.to - this.from) / 5;
+    const act = {
+      "+": () => this.zoom(0.7, middle),
+      "-": () => this.zoom(1 / 0.7, middle),
+      ArrowLeft: () => this.pan(-step),
+      ArrowRight: () => this.pan(step),
+      0: () => this.everything(),
+    }[event.key];
+    if (!act) return;
+    act();
+    event.preventDefault();
+    event.stopPropagation();
+  }
+}
+
+function listen(chart) {
+  const { canvas } = chart;
+  let held = null;
+  canvas.addEventListener("wheel", (event) => {
+    event.preventDefault();
+    chart.zoom(event.deltaY > 0 ? 1.25 : 0.8, chart.seconds(event.offsetX));
+  }, { passive: false });
+  canvas.addEventListener("pointerdown", (event) => {
+    held = event.offsetX;
+    canvas.setPointerCapture(event.pointerId);
+  });
+  canvas.addEventListener("pointerup", () => (held = null));
+  canvas.addEventListener("pointerleave", () => (chart.tip.hidden = true));
+  canvas.addEventListener("pointermove", (event) => {
+    if (held === null) return chart.hover(event);
+    chart.pan(chart.seconds(held) - chart.seconds(event.offsetX));
+    held = event.offsetX;
+  });
+  canvas.addEventListener("dblclick", () => chart.everything());
+  canvas.addEventListener("keydown", (event) => chart.key(event));
+}
+
+function render({ model, el }) {
+  const chart = new Chart(model, el);
+  listen(chart);
+  const load = () => chart.load();
+  model.on("change:tracks", load);
+  const resized = new ResizeObserver(() => chart.draw());
+  resized.observe(chart.canvas);
+  const theme = new MutationObserver(() => chart.draw());
+  theme.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name"] });
+  return () => {
+    resized.disconnect();
+    theme.disconnect();
+    model.off("change:tracks", load);
+  };
+}
+
+export default { render };

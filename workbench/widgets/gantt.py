@@ -1,0 +1,36 @@
+"""Lane charts to zoom into: several timelines, one above the other, on one time axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+from workbench.plots import TASK_COLOURS
+from workbench.timeline import Timeline
+
+
+class Gantt(anywidget.AnyWidget):
+    """Wheel or + and - zoom, drag or arrow keys pan, a double click or 0 shows everything; hovering names a task."""
+
+    _esm = Path(__file__).with_name("gantt.js")
+    _css = Path(__file__).with_name("gantt.css")
+    colours = traitlets.Dict(TASK_COLOURS).tag(sync=True)
+    labels = traitlets.Dict().tag(sync=True)
+    tracks: traitlets.List[Any] = traitlets.List().tag(sync=True)
+
+    def show(self, titled: Sequence[tuple[str, Timeline]]) -> None:
+        """Draw these timelines, each from its own first start; none at all clears the chart."""
+        with self.hold_sync():
+            self.labels = {code: label for _, timeline in titled for code, label in timeline.labels.items()}
+            self.tracks = [track(title, timeline) for title, timeline in titled]
+
+
+def track(title: str, timeline: Timeline) -> dict[str, Any]:
+    """What the browser needs of a timeline: lanes, and spans as [lane number, start, end, name, iteration]."""
+    lanes, begin = timeline.lanes, timeline.begin
+    spans = [[lanes.index(s.lane), s.start - begin, s.end - begin, s.name, s.iteration] for s in timeline]
+    return {"title": title, "lanes": lanes, "spans": spans}

@@ -1,0 +1,69 @@
+"""A worker thread that cares for the newest request only."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Newest(Generic[T]):
+    """Calls `work(value, overtaken)` in a daemon thread with the newest value put; whatever waited longer is dropped.
+
+    `overtaken` tells the work in progress that a newer value waits, or that nobody does any more: it may then give up.
+    """
+
+    def __init__(self, work: Callable[[T, Callable[[], bool]], None], name: str) -> None:
+        self._work, self._name = work, name
+        self._changed = threading.Condition()
+        self._waiting: list[T] = []
+        self._busy = self._cancelled = self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def put(self, value: T) -> None:
+        """Ask for the work to be done with this value, soon; returns at once."""
+        with self._changed:
+            self._waiting = [value]
+            self._changed.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._loop, name=self._name, daemon=True)
+                self._thread.start()
+
+    def cancel(self) -> None:
+        """Give up what is waiting and what is being done."""
+        with self._changed:
+            self._waiting, self._cancelled = [], True
+
+    def close(self) -> None:
+        """Give up what is being done and end."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until nothing is left to do; False if that took longer than `timeout` [s]."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not (self._waiting or self._busy) or self._closed, timeout)
+
+    def _overtaken(self) -> bool:
+        return bool(self._waiting) or self._cancelled or self._closed
+
+    def _loop(self) -> None:
+        while (value := self._take()) is not None:
+            try:
+                self._work(value[0], self._overtaken)
+            finally:
+                with self._changed:
+                    self._busy = False
+                    self._changed.notify_all()
+
+    def _take(self) -> list[T] | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            if self._closed:
+                return None
+            taken, self._waiting = self._waiting, []
+            self._busy, self._cancelled = True, False
+            return taken

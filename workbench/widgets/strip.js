@@ -1,0 +1,99 @@
+// One small chart per channel. A sample is [seconds, values, texts, notes]; the newest stand at the right.
+const SECONDS = 60;
+const COLOURS = ["#059669", "#3b82f6", "#a855f7", "#dc2626", "#d97706", "#d97706", "#d97706", "#d97706"];
+
+function element(tag, name, parent) {
+  const made = document.createElement(tag);
+  made.className = name;
+  parent.append(made);
+  return made;
+}
+
+function gauge(channel, parent) {
+  const box = element("div", "wb-gauge", parent);
+  const head = element("div", "wb-gauge-head", box);
+  element("span", "wb-gauge-label", head).textContent = channel.label;
+  const note = element("span", "wb-gauge-note", head);
+  const text = element("span", "wb-gauge-value", head);
+  const canvas = element("canvas", "wb-gauge-chart", box);
+  canvas.setAttribute("role", "img");
+  return { channel, box, note, text, canvas };
+}
+
+function scaleTop(channel, samples, index) {
+  if (channel.top !== null) return channel.top;
+  return Math.max(1e-9, ...samples.map((sample) => sample[1][index])) * 1.1;
+}
+
+function draw(part, index, samples) {
+  const { canvas, channel } = part;
+  const ratio = window.devicePixelRatio || 1;
+  const [width, height] = [canvas.clientWidth, canvas.clientHeight];
+  if (canvas.width !== Math.round(width * ratio)) canvas.width = Math.round(width * ratio);
+  if (canvas.height !== Math.round(height * ratio)) canvas.height = Math.round(height * ratio);
+  const pen = canvas.getContext("2d");
+  pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+  pen.clearRect(0, 0, width, height);
+  if (!samples.length) return;
+  const top = scaleTop(channel, samples, index);
+  const last = samples[samples.length - 1][0];
+  const begin = Math.max(0, last - SECONDS);
+  const span = Math.max(last - begin, 10);
+  const x = (sample) => ((sample[0] - begin) / span) * width;
+  const y = (sample) => height - 1 - (sample[1][index] / top) * (height - 3);
+  pen.beginPath();
+  samples.forEach((sample, i) => (i ? pen.lineTo(x(sample), y(sample)) : pen.moveTo(x(sample), y(sample))));
+  pen.strokeStyle = pen.fillStyle = COLOURS[index % COLOURS.length];
+  pen.lineWidth = 1.5;
+  pen.stroke();
+  pen.lineTo(x(samples[samples.length - 1]), height);
+  pen.lineTo(x(samples[0]), height);
+  pen.globalAlpha = 0.15;
+  pen.fill();
+  pen.globalAlpha = 1;
+  if (channel.top !== null) return;
+  pen.fillStyle = getComputedStyle(canvas).color;
+  pen.font = `10px ${getComputedStyle(canvas).fontFamily}`;
+  pen.fillText(Number((top / 1.1).toPrecision(2)), 0, 9);
+}
+
+export default () => {
+  let samples = [];
+  const views = new Set();
+  return {
+    initialize({ model }) {
+      model.on("msg:custom", (message) => {
+        const kept = message.fresh ? [] : samples;
+        const all = kept.concat(message.samples);
+        const last = all.length ? all[all.length - 1][0] : 0;
+        samples = all.filter((sample) => sample[0] >= last - SECONDS);
+        views.forEach((show) => show());
+      });
+      model.send({ ask: "history" });
+    },
+    render({ model, el }) {
+      el.classList.add("wb-strip");
+      const grid = element("div", "wb-strip-grid", el);
+      const parts = model.get("channels").map((channel) => gauge(channel, grid));
+      let frames = 0;
+      const show = () => {
+        const last = samples[samples.length - 1];
+        el.classList.toggle("wb-strip-empty", !last);
+        parts.forEach((part, index) => {
+          part.text.textContent = last ? last[2][index] : "–";
+          part.note.textContent = last ? last[3][index] : "";
+          part.canvas.setAttribute("aria-label", `${part.channel.label} ${last ? last[2][index] : ""}`);
+          draw(part, index, samples);
+        });
+        el.dataset.frames = frames += 1;
+      };
+      const resized = new ResizeObserver(show);
+      resized.observe(grid);
+      views.add(show);
+      return () => {
+        resized.disconnect();
+        views.delete(show);
+      };
+    },
+  };
+};

@@ -1,0 +1,19 @@
+"""Errors and explanations as the dashboard words them."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+
+from workbench.errors import WorkbenchError
+
+
+def alert(error: BaseException | str) -> str:
+    """An error in one sentence; one that nobody raised on purpose is named by its class as well."""
+    text = str(error) if isinstance(error, WorkbenchError | str) else f"{type(error).__name__}: {error}"
+    return f"<span role='alert' class='wb-alert'>{html.escape(text)}</span>" if text else ""
+
+
+def paragraphs(sentences: Iterable[str]) -> str:
+    """One paragraph per sentence."""
+    return "".join(f"<p>{html.escape(sentence)}</p>" for sentence in sentences)
