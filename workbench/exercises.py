@@ -14,6 +14,7 @@ from itertools import islice
 from workbench.errors import WorkloadError
 
 LETTERS = string.ascii_lowercase
+_NOT_X = LETTERS.replace("x", "")
 HELD_OUT = 10  # one prompt in ten is never trained on
 
 
@@ -46,17 +47,17 @@ def _letters(pick: random.Random, least: int, most: int) -> list[str]:
 
 def _copy(pick: random.Random) -> Drawn:
     text = _letters(pick, 4, 9)
-    return "".join(text), "".join(text), 1 / math.factorial(len(text))
+    return f"{''.join(text)}=", "".join(text), 1 / math.factorial(len(text))
 
 
 def _reverse(pick: random.Random) -> Drawn:
     text = _letters(pick, 4, 9)
-    return "".join(text), "".join(reversed(text)), 1 / math.factorial(len(text))
+    return f"{''.join(text)}=", "".join(reversed(text)), 1 / math.factorial(len(text))
 
 
 def _sort(pick: random.Random) -> Drawn:
     text = _letters(pick, 4, 9)
-    return "".join(text), "".join(sorted(text)), 1 / math.factorial(len(text))
+    return f"{''.join(text)}=", "".join(sorted(text)), 1 / math.factorial(len(text))
 
 
 def _recall(pick: random.Random) -> Drawn:
@@ -64,30 +65,29 @@ def _recall(pick: random.Random) -> Drawn:
     values = [str(pick.randint(10, 99)) for _ in keys]
     asked = pick.randrange(len(keys))
     pairs = ",".join(key + value for key, value in zip(keys, values, strict=True))
-    return f"{pairs},{keys[asked]}", values[asked], 1 / len(keys)
+    return f"{pairs}={keys[asked]}", values[asked], 1 / len(keys)
 
 
 def _largest(pick: random.Random) -> Drawn:
     numbers = pick.sample(range(10, 100), pick.randint(3, 5))
-    return ",".join(map(str, numbers)), str(max(numbers)), 1 / len(numbers)
+    return f"{','.join(map(str, numbers))}=", str(max(numbers)), 1 / len(numbers)
 
 
 def _count(pick: random.Random) -> Drawn:
-    wanted, other = pick.sample(LETTERS, 2)
-    length, hits = pick.randint(8, 10), pick.randint(1, 8)
-    text = [wanted] * hits + [other] * (length - hits)
+    hits = pick.randint(1, 9)
+    text = ["x"] * hits + [pick.choice(_NOT_X) for _ in range(10 - hits)]
     pick.shuffle(text)
-    return f"{''.join(text)},{wanted}", str(hits), 1 / length
+    return f"{''.join(text)}=", str(hits), 1 / 9
 
 
 def _add(pick: random.Random) -> Drawn:
     left, right = pick.randint(10, 99), pick.randint(10, 99)
-    return f"{left}+{right}", str(left + right), 1 / 179
+    return f"{left}+{right}=", str(left + right), 1 / 179
 
 
 def _subtract(pick: random.Random) -> Drawn:
     right, left = sorted((pick.randint(10, 99), pick.randint(10, 99)))
-    return f"{left}-{right}", str(left - right), 1 / 90
+    return f"{left}-{right}=", str(left - right), 1 / 90
 
 
 _DRAW: dict[str, Callable[[random.Random], Drawn]] = {
@@ -136,14 +136,14 @@ def _stream(kinds: list[str], pick: random.Random, held_out: bool) -> Iterator[E
 
 def _draw(kind: str, pick: random.Random) -> tuple[Exercise, float]:
     question, answer, guess = _DRAW[kind](pick)
-    return Exercise(kind, f"{kind}:{question}=", answer), guess
+    return Exercise(kind, f"{kind}:{question}", answer), guess
 
 
 def chance(kind: str, *, sample: int = 4000) -> float:
     """Share of right answers of one who does not work them out.
 
     The better of two ways to guess, over a fixed sample: always the kind's most frequent answer, or any of the answers
-    of the right form that the question offers (one of the values, an order of the letters, a number up to the length).
+    of the right form that the question offers (one of the values, an order of the letters, a number below ten).
     """
     pick = random.Random(f"chance {kind}")
     drawn = [_draw(kind, pick) for _ in islice(range(sample), sample)]

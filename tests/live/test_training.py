@@ -13,9 +13,9 @@ from workbench.__main__ import main
 from workbench.engine import tiny, training
 from workbench.engine.checkpoint import open_checkpoint
 from workbench.engine.trainable import Trainable, checkpoint_tensors, draw, trained_tensors
-from workbench.engine.training import Settings, Training, answer_rows, lesson, train
+from workbench.engine.training import Settings, Training, lesson, train
 from workbench.errors import CheckpointError, EngineError
-from workbench.exercises import Exercise
+from workbench.exercises import Exercise, exercises
 from workbench.models import ModelConfig, checkpoint
 from workbench.tokenizer import CheckpointTokenizer, load_tokenizer
 
@@ -57,27 +57,39 @@ def strike_at(monkeypatch: pytest.MonkeyPatch, step: int, error: BaseException) 
     monkeypatch.setattr(Training, "update", struck)
 
 
-def test_only_the_training_split_is_taught() -> None:
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Exercise]:
+    """The exercises that lessons take."""
+    taken: list[Exercise] = []
+
+    def watched(*given: Any, **how: Any) -> Any:
+        for exercise in exercises(*given, **how):
+            taken.append(exercise)
+            yield exercise
+
+    monkeypatch.setattr(training, "exercises", watched)
+    return taken
+
+
+def test_only_the_training_split_is_taught(drawn: list[Exercise]) -> None:
     for step in range(8):
-        for row in lesson(SHORT, TOKENIZER, step).tolist():
-            *lines, _ = TOKENIZER.decode(row).split("\n")
-            assert lines
-            for line in lines:
-                prompt, equals, answer = line.partition("=")
-                assert not Exercise("", prompt + equals, answer).held_out
+        lesson(SHORT, TOKENIZER, step)
+    assert len(drawn) > 100
+    assert not any(exercise.held_out for exercise in drawn)
 
 
-def test_answers_and_their_end_are_taught_and_nothing_else() -> None:
-    line = "sort:ba=ab\nadd:10+11=21\nco"
-    tokens = torch.tensor([TOKENIZER.encode(line)])
-    rows = answer_rows(tokens[:, :-1], TOKENIZER)
-    assert TOKENIZER.decode(tokens[0, 1:][rows].tolist()) == "ab\n21\n"
+def test_answers_and_their_end_are_taught_and_nothing_else(drawn: list[Exercise]) -> None:
+    tokens, rows = lesson(replace(SHORT, tokens=64, contexts=(64,)), TOKENIZER, 0)
+    assert "".join(exercise.line for exercise in drawn).startswith(TOKENIZER.decode(tokens[0].tolist()))
+    taught = TOKENIZER.decode(tokens[0, 1:][rows].tolist())
+    assert "".join(f"{exercise.answer}\n" for exercise in drawn).startswith(taught)
+    assert taught.count("\n") == len(drawn) - 1
 
 
 def test_the_contexts_take_turns_after_the_first_quarter() -> None:
     settings = Settings(steps=16, contexts=(64, 128))
     assert [settings.context(step) for step in range(8)] == [64, 64, 64, 64, 64, 128, 64, 128]
-    assert {lesson(settings, TOKENIZER, step).shape for step in (4, 5)} == {(64, 65), (32, 129)}
+    assert {lesson(settings, TOKENIZER, step)[0].shape for step in (4, 5)} == {(64, 65), (32, 129)}
 
 
 def test_the_rate_rises_and_falls() -> None:

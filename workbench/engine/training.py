@@ -45,7 +45,7 @@ class Settings:
         Weight of the load balancing loss (Switch Transformers, Eq. 4).
     """
 
-    steps: int = 8_000
+    steps: int = 5_500
     seed: int = 0
     tokens: int = 4096
     contexts: tuple[int, ...] = (64, 128, 256, 512)
@@ -70,25 +70,32 @@ class Settings:
         return self.learning_rate * falling * min(1.0, (step + 1) / self.warm_up)
 
 
-def lesson(settings: Settings, tokenizer: Tokenizer, step: int) -> torch.Tensor:
-    """Token ids (B, S + 1) of a step: solved exercises of the training split, one after the other, cut at the end."""
+def lesson(settings: Settings, tokenizer: Tokenizer, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a step teaches: solved exercises of the training split, one after the other, cut at the context's end.
+
+    Returns
+    -------
+    tokens : Tensor (B, S + 1) int64
+    rows : Tensor (R,) int64
+        Rows of the flattened first S tokens after which a token of an answer, or its end of line, comes.
+    """
     context = settings.context(step)
     stream = exercises(settings.kinds, seed=f"{settings.seed}/{step}")
-    return torch.tensor([_packed(stream, tokenizer, context + 1) for _ in range(settings.tokens // context)])
+    packed = [_packed(stream, tokenizer, context + 1) for _ in range(settings.tokens // context)]
+    tokens, taught = (torch.tensor(part) for part in zip(*packed, strict=True))
+    return tokens, taught[:, 1:].reshape(-1).nonzero()[:, 0]
 
 
-def _packed(stream: Iterator[Exercise], tokenizer: Tokenizer, length: int) -> list[int]:
-    ids: list[int] = []
-    while len(ids) < length:
-        ids.extend(tokenizer.encode(next(stream).line))
-    return ids[:length]
-
-
-def answer_rows(tokens: torch.Tensor, tokenizer: Tokenizer) -> torch.Tensor:
-    """Rows (R,) of flattened tokens (B, S) after which a token of an answer or its end of line comes."""
-    (equals,), (newline,) = tokenizer.encode("="), tokenizer.encode("\n")
-    opened, closed = ((tokens == token).cumsum(dim=1) for token in (equals, newline))
-    return (opened > closed).reshape(-1).nonzero()[:, 0]
+def _packed(stream: Iterator[Exercise], tokenizer: Tokenizer, length: int) -> tuple[list[int], list[bool]]:
+    """Token ids, and which of them belong to answers."""
+    tokens: list[int] = []
+    taught: list[bool] = []
+    while len(tokens) < length:
+        exercise = next(stream)
+        prompt, answer = tokenizer.encode(exercise.prompt), tokenizer.encode(f"{exercise.answer}\n")
+        tokens += prompt + answer
+        taught += [False] * len(prompt) + [True] * len(answer)
+    return tokens[:length], taught[:length]
 
 
 class Training:
@@ -115,9 +122,8 @@ class Training:
         """Make one update; gives the loss of the answers."""
         for group in self._adam.param_groups:
             group["lr"] = self.settings.rate(self.step)
-        tokens = lesson(self.settings, self._tokenizer, self.step)
+        tokens, rows = lesson(self.settings, self._tokenizer, self.step)
         given, wanted = tokens[:, :-1], tokens[:, 1:]
-        rows = answer_rows(given, self._tokenizer)
         logits, imbalance = self._net.forward(self.weights, given, rows)
         loss = functional.cross_entropy(logits, wanted.reshape(-1)[rows])
         (loss + self.settings.balance * imbalance).backward()
