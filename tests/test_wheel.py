@@ -61,6 +61,8 @@ def test_wheel_holds_the_packages_and_the_catalogue(wheel):
     for folder in ("workbench", "kernels_cpu", "kernels_triton"):
         assert f"{folder}/__init__.py" in names
     assert "workbench/data/prompts.txt" in names
+    for file in ("config.json", "model.safetensors", "tokenizer.json", "training.json"):
+        assert f"workbench/data/models/tiny-moe/{file}" in names
     assert any(name.startswith("workbench/data/catalogue/") for name in names)
 
 

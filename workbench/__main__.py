@@ -50,6 +50,15 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--steps", type=int, help="updates (default: as the shipped model, about an hour on two cores)")
     train.add_argument("--seed", type=int, default=0)
     train.set_defaults(command=_train_tiny)
+    bench = commands.add_parser("bench", help="benchmarks: prediction against measurement (sim)")
+    benches = bench.add_subparsers(required=True, metavar="which")
+    sim = benches.add_parser("sim", help="random settings, simulated and run; the residual by cause")
+    sim.add_argument("--model", default="mix-s", help="mix-s (0.23 GB) or mix-b (3.0 GB); default: mix-s")
+    sim.add_argument("--settings", type=int, default=24)
+    sim.add_argument("--repeats", type=int, default=3)
+    sim.add_argument("--seed", type=int, default=0)
+    sim.add_argument("--json", type=Path, help="file to write the record to")
+    sim.set_defaults(command=_bench_sim)
     measure = commands.add_parser("measure", help="measure this computer's rates for Machine.local")
     measure.add_argument("--out", type=Path, required=True, help="JSON file to write")
     measure.set_defaults(command=_measure)
@@ -74,6 +83,14 @@ def _train_tiny(options: argparse.Namespace) -> None:
 
     given = {"seed": options.seed} | ({"steps": options.steps} if options.steps is not None else {})
     print(train_tiny(options.out or cache_path("models/tiny-moe"), Settings(**given)))
+
+
+def _bench_sim(options: argparse.Namespace) -> None:
+    from workbench.bench.sim import bench_sim
+
+    bench_sim(
+        options.model, settings=options.settings, repeats=options.repeats, seed=options.seed, json=options.json
+    )
 
 
 def _measure(options: argparse.Namespace) -> None:

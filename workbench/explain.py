@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from workbench.result import Result, Source
@@ -20,6 +21,43 @@ def explain(results: Sequence[Result]) -> list[str]:
                 if reference.source is Source.SIMULATED and result.source in (Source.MEASURED, Source.RECORDED):
                     sentences.append(_against_simulation(result, reference))
     return sentences
+
+
+def residual(measured: Result, simulated: Result) -> dict[str, float]:
+    """Seconds by which a run took longer than its simulation, by cause; they add up to the whole difference.
+
+    Both are accounted on the lane that the simulation keeps busiest: its tasks' own work, the core that others took
+    from it while it worked, the time between iterations, and waiting for other lanes.
+
+    Parameters
+    ----------
+    measured, simulated : Result
+        Of one scenario and schedule, both with every task in their timelines.
+    """
+    lane = max(simulated.busy, key=lambda name: simulated.busy[name])
+    ours, theirs = _account(measured, lane), _account(simulated, lane)
+    return {cause.format(lane=lane): ours[cause] - theirs[cause] for cause in ours}
+
+
+def _account(result: Result, lane: str) -> dict[str, float]:
+    """The seconds of a result, split up for one lane."""
+    work = stolen = between = 0.0
+    first, last = dict[int, float](), dict[int, float]()
+    for span in result.timeline:
+        first[span.iteration] = min(first.get(span.iteration, span.start), span.start)
+        last[span.iteration] = max(last.get(span.iteration, span.end), span.end)
+        if span.lane == lane:
+            length = span.end - span.start
+            own = length if math.isnan(span.cpu) or lane in ("h2d", "d2h") else min(span.cpu, length)
+            work, stolen = work + own, stolen + length - own
+    between = result.seconds - sum(last[number] - first[number] for number in first)
+    waiting = result.seconds - work - stolen - between
+    return {
+        "{lane} work": work,
+        "core taken from {lane}": stolen,
+        "between iterations": between,
+        "{lane} waiting": waiting,
+    }
 
 
 def _against_bound(simulated: Result, bound: Result) -> str:

@@ -135,7 +135,8 @@ class TaskCost:
     def pace(self, tasks: Sequence[Task], parts: Sequence[Rows], cores: Cores) -> Pace:
         """How the lanes run during a plan on shared cores.
 
-        Where compute tasks follow one another and gain by it, each has all cores, and all of them pay for the movers. Else each lane has its own, and the movers sit with the one that has less to do.
+        Where compute tasks follow one another and gain by it, each has all cores, and all of them pay for the movers.
+        Else each lane has its own, and the movers sit with the one that has less to do.
         """
         try:
             crowded = self.tasks(tasks, parts, Pace(cores.gpu, cores.cpu, "", 0.0, 0.0))

@@ -45,7 +45,7 @@ class Settings:
         Weight of the load balancing loss (Switch Transformers, Eq. 4).
     """
 
-    steps: int = 5_500
+    steps: int = 4_000
     seed: int = 0
     tokens: int = 4096
     contexts: tuple[int, ...] = (64, 128, 256, 512)

@@ -1,0 +1,66 @@
+"""Tells a repetition that other programs disturbed from one that counts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import psutil
+
+OTHERS = 0.05
+"""Share of the cores that other programs may take."""
+MOVED = 0.05
+"""How far the probe may move between before and after, relative."""
+
+
+@dataclass
+class Noise:
+    """What disturbed a repetition: the cores' share that others took, and by how much the probe moved."""
+
+    others: float = 0.0
+    moved: float = 0.0
+
+    @property
+    def quiet(self) -> bool:
+        """True if the repetition counts."""
+        return self.others <= OTHERS and abs(self.moved) <= MOVED
+
+    def __str__(self) -> str:
+        return f"others took {self.others:.0%} of the cores, the probe moved by {self.moved:+.0%}"
+
+
+class Probe:
+    """A fixed piece of work: copying 64 MB in DRAM, which has a slow and a fast state."""
+
+    def __init__(self) -> None:
+        self._source, self._target = np.ones(1 << 26, np.int8), np.ones(1 << 26, np.int8)
+
+    def seconds(self) -> float:
+        """The fastest of a dozen copies [s]."""
+        return min(self._copy() for _ in range(12))
+
+    def _copy(self) -> float:
+        begin = time.perf_counter()
+        np.copyto(self._target, self._source)
+        return time.perf_counter() - begin
+
+
+@contextmanager
+def listening(probe: Probe) -> Iterator[Noise]:
+    """Measure the noise while the body runs."""
+    noise, own = Noise(), psutil.Process()
+    before, others, mine, begin = probe.seconds(), _busy(), sum(own.cpu_times()[:2]), time.perf_counter()
+    yield noise
+    passed = (time.perf_counter() - begin) * (psutil.cpu_count() or 1)
+    spent = sum(own.cpu_times()[:2]) - mine
+    noise.others = max(0.0, _busy() - others - spent) / passed
+    noise.moved = probe.seconds() / before - 1
+
+
+def _busy() -> float:
+    """Core-seconds that any program has used since the computer started."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system + getattr(times, "irq", 0) + getattr(times, "softirq", 0))

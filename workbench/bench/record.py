@@ -1,0 +1,34 @@
+"""What every benchmark writes with ``--json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from workbench.hardware import Machine
+from workbench.result import versions
+
+
+def ratio(values: Sequence[float]) -> dict[str, float]:
+    """Median and range of the repetitions."""
+    return {"median": median(values), "min": min(values), "max": max(values), "runs": len(values)}
+
+
+def write(
+    path: Path, machine: Machine, ratios: Mapping[str, Mapping[str, float]], rows: Sequence[Mapping[str, Any]]
+) -> None:
+    """Write the record as JSON."""
+    record = {
+        "machine": machine.name,
+        "calibrated": machine.measured,
+        "versions": versions(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "ratios": ratios,
+        "rows": rows,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1), encoding="utf-8")

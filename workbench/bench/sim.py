@@ -1,0 +1,174 @@
+"""Prediction against measurement: settings drawn at random after calibration is frozen, each simulated and run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from workbench.bench.quiet import Probe, listening
+from workbench.bench.record import ratio, write
+from workbench.engine import calibrate, make_checkpoint, run
+from workbench.errors import WorkbenchError
+from workbench.explain import residual
+from workbench.hardware import Machine
+from workbench.memory import Memory
+from workbench.models import ModelConfig, checkpoint
+from workbench.perfmodels import bound
+from workbench.pipeline import cpu, fetch, gpu, load, offload
+from workbench.result import Result
+from workbench.scenario import Scenario
+from workbench.scheduler.resource_aware import ResourceAware
+from workbench.schedules import Schedule, Sequential, VSLPipe
+from workbench.simulate import Detail, simulate
+from workbench.stages import decode_attention, moe, out_proj, prefill_attention, qkv, weights
+from workbench.workload import Request, Workload
+
+SCHEDULES: tuple[Schedule, ...] = (Sequential(), Sequential(prefetch=True), VSLPipe())
+LAYER = fetch(weights) | gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load >> gpu(out_proj, moe)
+SECONDS = (1.5, 8.0)
+"""How long a run may last by the simulation; other settings are drawn again."""
+EXTRA = 2
+"""Rounds beyond those asked for, in which what was disturbed is repeated."""
+
+
+@dataclass
+class Setting:
+    """One scenario under one schedule, and what was seen of it."""
+
+    scenario: Scenario
+    schedule: Schedule
+    simulated: Result
+    bound: Result
+    runs: list[Result] = field(default_factory=list)
+    dropped: int = 0
+
+    @property
+    def name(self) -> str:
+        """What was drawn."""
+        workload, link = self.scenario.workload, self.scenario.machine.link.h2d
+        lengths = f"{workload.prompt_len.mean():.0f}+{workload.output_len.mean():.0f}"
+        tokens = self.scenario.kv_blocks * self.scenario.memory.kv_block
+        return f"{self.schedule.name}, {len(workload)} x {lengths}, KV {tokens}, {link / 1e9:.2f} GB/s"
+
+    @property
+    def measured(self) -> Result:
+        """The run of median throughput."""
+        return sorted(self.runs, key=lambda result: result.gen_tok_s)[len(self.runs) // 2]
+
+    @property
+    def error(self) -> float:
+        """Measured over simulated throughput, less one: negative where the run was slower than predicted."""
+        return median(result.gen_tok_s for result in self.runs) / self.simulated.gen_tok_s - 1
+
+    def row(self) -> dict[str, Any]:
+        """For the record."""
+        return {
+            "setting": self.name,
+            "bound": self.bound.gen_tok_s,
+            "simulated": self.simulated.gen_tok_s,
+            "measured": median(result.gen_tok_s for result in self.runs),
+            "runs": [result.gen_tok_s for result in self.runs],
+            "dropped": self.dropped,
+            "error": self.error,
+            "residual": residual(self.measured, self.simulated),
+        }
+
+
+def draw(model: ModelConfig, machine: Machine, count: int, seed: int) -> list[Setting]:
+    """Settings at random, over schedule, requests, lengths, KV capacity and link."""
+    random, settings = np.random.default_rng(seed), list[Setting]()
+    while len(settings) < count:
+        schedule = SCHEDULES[len(settings) % len(SCHEDULES)]
+        requests = _spread(random, 16, 160)
+        prompt, output = _spread(random, 16, 256), _spread(random, 6, 64)
+        prompts = random.integers(max(1, prompt // 2), prompt * 3 // 2 + 1, requests)
+        outputs = random.integers(max(1, output // 2), output * 3 // 2 + 1, requests)
+        held = (prompts + outputs).astype(float)
+        tokens = max(held.max() + 16, held.sum() * random.uniform(0.2, 1.0))
+        asked = [
+            Request(tuple(random.integers(0, model.vocab_size, p).tolist()), int(g))
+            for p, g in zip(prompts, outputs, strict=True)
+        ]
+        scenario = Scenario(
+            LAYER,
+            model=model,
+            machine=machine.limit(link=float(np.exp(random.uniform(np.log(0.3e9), np.log(5e9))))),
+            memory=Memory(tokens * model.kv_bytes_per_token(model.dtype), 16),
+            workload=Workload.of(asked, name="random"),
+            scheduler=ResourceAware(),
+        )
+        simulated = simulate(scenario, schedule, detail=Detail.TASK)
+        if SECONDS[0] <= simulated.seconds <= SECONDS[1]:
+            settings.append(Setting(scenario, schedule, simulated, bound(scenario, schedule)))
+    return settings
+
+
+def _spread(random: np.random.Generator, low: int, high: int) -> int:
+    return round(float(np.exp(random.uniform(np.log(low), np.log(high)))))
+
+
+def bench_sim(
+    name: str, *, settings: int, repeats: int, seed: int, json: Path | None, say: Callable[[str], None] = print
+) -> list[Setting]:
+    """Calibrate, draw, run and compare; prints a table with the residual of each setting by cause.
+
+    Raises
+    ------
+    WorkbenchError
+        If some setting had no undisturbed run.
+    """
+    model = checkpoint(make_checkpoint(name))
+    run(*_smallest(model))
+    machine = calibrate(model, refresh=True)
+    drawn = draw(model, machine, settings, seed)
+    say(f"{machine.name}, calibrated {machine.measured}, frozen before {settings} settings were drawn (seed {seed})")
+    probe = Probe()
+    for turn in range(repeats + EXTRA):
+        for number in np.random.default_rng(turn).permutation(len(drawn)).tolist():
+            if len(drawn[number].runs) < repeats:
+                _repeat(drawn[number], probe, say)
+    if missing := [setting.name for setting in drawn if not setting.runs]:
+        raise WorkbenchError(f"other programs disturbed every run of {missing[0]}; close them and try again.")
+    _print(drawn, say)
+    if json is not None:
+        errors = ratio([setting.error + 1 for setting in drawn])
+        write(json, machine, {"measured / simulated": errors}, [setting.row() for setting in drawn])
+    return drawn
+
+
+def _smallest(model: ModelConfig) -> tuple[Scenario, Schedule]:
+    """A run that wakes everything up: files are read, kernels compiled, memory mapped."""
+    workload = Workload.of([Request((1,) * 64, 4)] * 8)
+    memory = Memory(1024 * model.kv_bytes_per_token(model.dtype), 16)
+    return Scenario(LAYER, model, Machine.local(), memory, workload, ResourceAware()), VSLPipe()
+
+
+def _repeat(setting: Setting, probe: Probe, say: Callable[[str], None]) -> None:
+    with listening(probe) as noise:
+        result = run(setting.scenario, setting.schedule)
+    if noise.quiet:
+        setting.runs.append(result)
+    else:
+        setting.dropped += 1
+        say(f"dropped a run of {setting.name}: {noise}")
+
+
+def _print(settings: list[Setting], say: Callable[[str], None]) -> None:
+    wide = max(len(setting.name) for setting in settings)
+    say(f"{'setting':{wide}}   bound  simulated  measured   error  runs  residual [s] by cause")
+    for setting in settings:
+        causes = ", ".join(
+            f"{cause} {seconds:+.2f}" for cause, seconds in residual(setting.measured, setting.simulated).items()
+        )
+        say(
+            f"{setting.name:{wide}}  {setting.bound.gen_tok_s:6.1f}  {setting.simulated.gen_tok_s:9.1f}  "
+            f"{setting.measured.gen_tok_s:8.1f}  {setting.error:+6.1%}  {len(setting.runs):4}  {causes}"
+        )
+    errors = [abs(setting.error) for setting in settings]
+    say(f"absolute error: median {median(errors):.1%}, mean {np.mean(errors):.1%}, largest {max(errors):.1%}")
+    say(f"runs dropped as disturbed: {sum(setting.dropped for setting in settings)}")
