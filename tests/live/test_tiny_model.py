@@ -1,7 +1,6 @@
 """The model that ships: it answers exercises it never saw, and no schedule, cache or preemption changes an answer."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -106,11 +105,9 @@ def test_no_schedule_changes_an_answer(way: str, exam: Exam, model: ModelConfig,
 
 
 @pytest.mark.parametrize("schedule", [Sequential(), VSLPipe()], ids=str)
-def test_preemption_changes_no_answer(
-    schedule: Schedule, exam: Exam, model: ModelConfig, reference: wb.Result
-) -> None:
+def test_preemption_changes_no_answer(schedule: Schedule, exam: Exam, model: ModelConfig, reference: wb.Result) -> None:
     tight = sit(exam, model, schedule, tokens=longest(exam.workload.requests) + 40, block=8)
-    assert tight.preemptions > 5
+    assert tight.preemptions >= 3
     assert tight.tokens == reference.tokens
 
 
@@ -121,13 +118,22 @@ def test_it_answers_as_transformers(exam: Exam, model: ModelConfig, oracle: Any,
 
 
 def test_the_exam_bites(exam: Exam, model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With positions forgotten, or the weaker expert taken twice, it knows little."""
-    right = total(dict(exam.marks(sit(exam, model, VSLPipe())))).accuracy
-    with monkeypatch.context() as patch:
-        patch.setattr(ops.Ops, "_rotate", lambda self, x, cos, sin: x.contiguous())
-        assert total(dict(exam.marks(sit(exam, model, VSLPipe())))).accuracy < 0.5 * right
-    turned = replace(model, rope_theta=2e4)
-    assert total(dict(exam.marks(sit(exam, turned, VSLPipe())))).accuracy < right
+    """Where positions are forgotten, or the other experts are taken, little is right."""
+    route = ops.Ops.route
+
+    def wrong(self: ops.Ops, *rest: Any) -> Any:
+        h, gates = route(self, *rest)
+        chosen = model.num_experts_per_tok
+        gates[:, :chosen] = (gates[:, :chosen] + 1) % model.num_local_experts
+        return h, gates
+
+    for where, name, broken in (
+        (monkeypatch.setattr, (ops.Ops, "_rotate"), lambda self, x, cos, sin: x.contiguous()),
+        (monkeypatch.setitem, (ops.BUILT_IN, "route"), wrong),
+    ):
+        where(*name, broken)
+        assert total(dict(exam.marks(sit(exam, model, VSLPipe())))).accuracy < 0.5
+        monkeypatch.undo()
 
 
 @pytest.mark.slow
