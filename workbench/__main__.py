@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         "train-tiny", help="train the tiny model on exercises; continues what was interrupted in that folder"
     )
     train.add_argument("--out", type=Path, help="folder to write to (default: in the user's cache)")
-    train.add_argument("--steps", type=int, help="updates (default: as the shipped model, about an hour on two cores)")
+    train.add_argument("--steps", type=int, help="updates (default: as the shipped model, about 20 minutes on two cores)")
     train.add_argument("--seed", type=int, default=0)
     train.set_defaults(command=_train_tiny)
     bench = commands.add_parser("bench", help="benchmarks: prediction against measurement (sim)")
