@@ -64,6 +64,8 @@ def test_wheel_holds_the_packages_and_the_catalogue(wheel):
     for file in ("config.json", "model.safetensors", "tokenizer.json", "training.json"):
         assert f"workbench/data/models/tiny-moe/{file}" in names
     assert any(name.startswith("workbench/data/catalogue/") for name in names)
+    for file in ("dashboard.css", "gantt.css", "gantt.js", "strip.css", "strip.js"):
+        assert f"workbench/widgets/{file}" in names
 
 
 def test_wheel_holds_nothing_else(wheel):

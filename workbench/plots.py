@@ -72,8 +72,14 @@ def plot_sweep(pairs: Sequence[tuple[float, Result]], ax: Axes | None = None) ->
         curves.setdefault((result.source, result.schedule), []).append((capacity, result.gen_tok_s))
     for (source, schedule), points in curves.items():
         colour = colours.get(schedule, _OTHER) if source is not Source.BOUND else _OTHER
-        label = "bound" if source is Source.BOUND else f"{schedule}, {source.value}"
-        ax.plot(*zip(*sorted(points), strict=True), _LINES.get(source, "D"), color=colour, label=label, markersize=4)
+        x, y = zip(*sorted(points), strict=True)
+        if source in _LINES:
+            label = "bound" if source is Source.BOUND else f"{schedule}, {source.value}"
+            ax.plot(x, y, _LINES[source], color=colour, label=label, markersize=4)
+        else:
+            ax.plot(x, y, "D", color=colour, markersize=7, markeredgecolor="white")
+    for source in dict.fromkeys(source for source, _ in curves if source not in _LINES):
+        ax.plot([], [], "D", color=_OTHER, markersize=7, markeredgecolor="white", label=source.value)
     ax.set_xscale("log")
     ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value)))
@@ -83,7 +89,8 @@ def plot_sweep(pairs: Sequence[tuple[float, Result]], ax: Axes | None = None) ->
     ax.set_ylim(bottom=0)
     ax.spines[["top", "right"]].set_visible(False)
     if curves:
-        ax.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.06), ncols=4, frameon=False, fontsize=9, columnspacing=1.2)
+        tight = {"columnspacing": 1.0, "handlelength": 1.6, "handletextpad": 0.5}
+        ax.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.06), ncols=4, frameon=False, fontsize=9, **tight)
     return ax
 
 

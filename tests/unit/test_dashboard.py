@@ -175,11 +175,11 @@ def test_a_bad_setting_is_told_and_going_back_mends_it(board):
     board.controls.kv_tokens.value = board.controls.kv_steps[0]
     board.controls.output_len.value = board.controls.output_len.options[-1][1]
     drawn(board)
-    assert "Give more kv_capacity or a shorter request" in board.problem.value
+    assert "Give more kv_capacity or a shorter request" in board.said.value
     assert board.live.start.disabled
     board.controls.output_len.value = 4
     drawn(board)
-    assert board.problem.value == ""
+    assert board.said.value.startswith("At ")
     assert not board.live.start.disabled
 
 
@@ -203,7 +203,7 @@ def test_an_unexpected_error_of_a_workload_is_seen(scenario):
     board = Dashboard(scenario, workload=broken)
     step(board.controls.requests, 1)
     drawn(board)
-    assert "ZeroDivisionError: no such workload" in board.problem.value
+    assert "ZeroDivisionError: no such workload" in board.said.value
     board.close()
 
 

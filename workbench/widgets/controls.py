@@ -43,7 +43,7 @@ class Controls(w.VBox):  # type: ignore[misc]
         self.link = _slider("Link speed", self._rates(), own.link)
         self.model.observe(lambda _: _relabel(self.kv_tokens, self._capacities()), "value")
         self.machine.observe(lambda _: _relabel(self.link, self._rates()), "value")
-        super().__init__([*self._all()], layout=w.Layout(flex="0 0 348px"))
+        super().__init__([*self._all()])
 
     def _all(self) -> tuple[Any, ...]:
         sliders = (self.kv_tokens, self.requests, self.prompt_len, self.output_len, self.link)

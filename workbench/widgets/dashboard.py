@@ -29,10 +29,11 @@ from workbench.widgets.live import LivePanel
 from workbench.widgets.newest import Newest
 from workbench.widgets.predictions import Predictions, outward
 from workbench.widgets.settings import Settings, WorkloadOf, random_tokens, why_not_live
-from workbench.widgets.words import alert, paragraphs
+from workbench.widgets.words import alert, in_figures, paragraphs
 
 POINTS = 11  # of a curve
 PATIENCE = (0.05, 0.3)  # seconds until an unfinished curve is shown, and from then on until the next
+FIRST = 3.0  # seconds that the first curve may keep the cell waiting, so that a still has it whole
 _STYLE = Path(__file__).with_name("dashboard.css")
 
 
@@ -77,17 +78,18 @@ class Dashboard(w.VBox):  # type: ignore[misc]
         self.controls = Controls(scenario, schedules)
         self.curves = w.Image(format="png", layout=w.Layout(width="600px", height="360px"))
         self.curves.add_class("wb-curves")
-        self.problem, self.words = w.HTML(), w.HTML()
-        self.problem.add_class("wb-problem")
+        self.said, self.words = w.HTML(), w.HTML()
+        self.said.add_class("wb-said")
         self.words.add_class("wb-words")
         self.live = LivePanel(self._start, self._ended, self.controls.lock)
         self.gantt = Gantt()
-        top = w.HBox([self.controls, self.curves])
+        top = w.HBox([w.VBox([self.controls, self.said], layout=w.Layout(flex="0 0 348px")), self.curves])
         style = w.HTML(f"<style>{_STYLE.read_text(encoding='utf-8')}</style>", layout=w.Layout(display="none"))
-        super().__init__([style, top, self.problem, self.live, self.gantt, self.words])
+        super().__init__([style, top, self.live, self.gantt, self.words])
         self.add_class("wb-dashboard")
-        self._paint(self.controls.settings, lambda: False)
         self._painter = Newest(self._follow, "dashboard-curves")
+        self._painter.put(self.controls.settings)
+        self._painter.wait(FIRST)
         self.controls.on_change(self._painter.put)
         Dashboard._opened.add(self)
 
@@ -104,7 +106,7 @@ class Dashboard(w.VBox):  # type: ignore[misc]
         try:
             self._paint(settings, overtaken)
         except Exception as error:  # nobody waits for the painting thread: what stops it must be seen
-            self.problem.value = alert(error)
+            self.said.value = alert(error)
 
     def _paint(self, settings: Settings, overtaken: Callable[[], bool]) -> None:
         """Draw the curves for these settings; what takes longer is shown on its way. Only one thread calls this."""
@@ -121,9 +123,13 @@ class Dashboard(w.VBox):  # type: ignore[misc]
         self._draw(settings, points)
 
     def _check(self, settings: Settings) -> None:
-        problem = self._predictions.point(settings).problem
-        self.problem.value = alert(problem)
-        self.live.allow("these settings do not work" if problem else why_not_live(self._predictions.scenario(settings)))
+        point = self._predictions.point(settings)
+        if point.problem:
+            self.said.value = alert(point.problem)
+            self.live.allow("these settings do not work")
+        else:
+            self.said.value = in_figures(point)
+            self.live.allow(why_not_live(self._predictions.scenario(settings)))
 
     def _draw(self, settings: Settings, points: Sequence[SweepPoint]) -> None:
         pairs = [(point.kv_capacity, result) for point in points for result in point.results]

@@ -131,11 +131,13 @@ class LivePanel(w.VBox):  # type: ignore[misc]
 
 def status(state: RunState | None, run: LiveRun | None, obstacle: str) -> str:
     """One line on where the run stands, or why there is none."""
+    if obstacle and (state is None or state.ended):
+        return f"Cannot run live: {obstacle}."
     if run is None or state is None:
-        return f"Cannot run live: {obstacle}." if obstacle else "No run yet: press Start."
+        return "No run yet: press Start."
     if state is RunState.FAILED and run.error is not None:
         return alert(run.error)
-    return f"<b>{state.value}</b> &nbsp;{_figures(run.progress)}" + (f" &nbsp;Next: {obstacle}." if obstacle else "")
+    return f"<b>{state.value}</b> &nbsp;{_figures(run.progress)}"
 
 
 def _figures(progress: Progress) -> str:

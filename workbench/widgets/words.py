@@ -6,12 +6,24 @@ import html
 from collections.abc import Iterable
 
 from workbench.errors import WorkbenchError
+from workbench.result import Source
+from workbench.sweep import SweepPoint
+from workbench.units import format_bytes
 
 
 def alert(error: BaseException | str) -> str:
     """An error in one sentence; one that nobody raised on purpose is named by its class as well."""
     text = str(error) if isinstance(error, WorkbenchError | str) else f"{type(error).__name__}: {error}"
     return f"<span role='alert' class='wb-alert'>{html.escape(text)}</span>" if text else ""
+
+
+def in_figures(point: SweepPoint) -> str:
+    """What the curves say at one KV capacity."""
+    rates = [
+        f"{'bound' if result.source is Source.BOUND else result.schedule} {result.gen_tok_s:.3g}"
+        for result in point.results
+    ]
+    return html.escape(f"At {format_bytes(point.kv_capacity)}: {', '.join(rates)} output tok/s.")
 
 
 def paragraphs(sentences: Iterable[str]) -> str:
