@@ -46,7 +46,7 @@ def with_cells_behind(notebook: Path) -> str:
     return json.dumps(content)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     root, private = tmp_path_factory.mktemp("notebooks"), tmp_path_factory.mktemp("jupyter")
     tour = ROOT / "notebooks" / "00_tour.ipynb"
@@ -55,7 +55,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def session(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
     """The tour in a browser, every cell run."""
     with browsing(tmp_path_factory.mktemp("profile")) as browser:
