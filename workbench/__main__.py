@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         "train-tiny", help="train the tiny model on exercises; continues what was interrupted in that folder"
     )
     train.add_argument("--out", type=Path, help="folder to write to (default: in the user's cache)")
-    train.add_argument("--steps", type=int, help="updates (default: as the shipped model, about 20 minutes on two cores)")
+    train.add_argument("--steps", type=int, help="updates (default: as the shipped model, 20 minutes on two cores)")
     train.add_argument("--seed", type=int, default=0)
     train.set_defaults(command=_train_tiny)
     bench = commands.add_parser("bench", help="benchmarks: prediction against measurement (sim)")
@@ -88,9 +88,7 @@ def _train_tiny(options: argparse.Namespace) -> None:
 def _bench_sim(options: argparse.Namespace) -> None:
     from workbench.bench.sim import bench_sim
 
-    bench_sim(
-        options.model, settings=options.settings, repeats=options.repeats, seed=options.seed, json=options.json
-    )
+    bench_sim(options.model, settings=options.settings, repeats=options.repeats, seed=options.seed, json=options.json)
 
 
 def _measure(options: argparse.Namespace) -> None:
