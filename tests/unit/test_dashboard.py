@@ -118,10 +118,11 @@ def test_settings_of_a_scenario_make_that_scenario_again(scenario):
 
 
 def test_another_model_is_kept_in_its_own_precision(scenario):
-    settings = replace(settings_of(scenario, VSLPipe()), model=tiny_model(2, dtype="fp32"))
-    other = scenario_of(scenario, settings, random_tokens)
-    assert other.precision.kv == "fp32"
-    assert other.kv_blocks == scenario.kv_blocks
+    chosen = scenario.on(memory=replace(scenario.memory, weights="bf16", kv="bf16"))
+    settings = replace(settings_of(chosen, VSLPipe()), model=tiny_model(2, dtype="fp32"))
+    other = scenario_of(chosen, settings, random_tokens)
+    assert (other.precision.weights, other.precision.kv) == ("fp32", "fp32")
+    assert other.kv_blocks == chosen.kv_blocks
 
 
 def test_a_slower_link_throttles_and_the_full_one_does_not(scenario):

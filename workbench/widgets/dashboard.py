@@ -29,7 +29,7 @@ from workbench.widgets.live import LivePanel
 from workbench.widgets.newest import Newest
 from workbench.widgets.predictions import Predictions, outward
 from workbench.widgets.settings import Settings, WorkloadOf, random_tokens, why_not_live
-from workbench.widgets.words import alert, in_figures, paragraphs
+from workbench.widgets.words import alert, digits, in_figures, paragraphs
 
 POINTS = 11  # of a curve
 PATIENCE = (0.05, 0.3)  # seconds until an unfinished curve is shown, and from then on until the next
@@ -164,7 +164,7 @@ class Dashboard(w.VBox):  # type: ignore[misc]
         shown = f"{settings.schedule.name}, iterations {first} to {last - 1}"
         self.gantt.show([(f"{r.source.value}: {shown}", r.timeline.window(first, last)) for r in (simulated, measured)])
         if measured.stopped:
-            said = [f"Stopped after {measured.generated} tokens: {measured.gen_tok_s:.3g} output tok/s until then."]
+            said = [f"Stopped after {measured.generated} tokens: {digits(measured.gen_tok_s)} output tok/s until then."]
         else:
             said = compare([bound(scenario, settings.schedule), simulated, measured]).explanations()
         self.words.value = paragraphs(said)

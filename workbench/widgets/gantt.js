@@ -1,5 +1,6 @@
 // Lane charts on one time axis. A track is {title, lanes, spans: [[lane, start, end, name, iteration], ...]}.
 const LEFT = 44;
+const RIGHT = 24;
 const ROW = 18;
 const TITLE = 20;
 const AXIS = 22;
@@ -66,7 +67,7 @@ class Chart {
   }
 
   get width() {
-    return Math.max(1, this.canvas.clientWidth - LEFT - 8);
+    return Math.max(1, this.canvas.clientWidth - LEFT - RIGHT);
   }
 
   x(seconds) {
@@ -105,12 +106,12 @@ class Chart {
       pen.fillStyle = ink;
       pen.fillText(lane, 8, y + ROW / 2);
       pen.globalAlpha = 0.06;
-      pen.fillRect(LEFT, y + 1, width - LEFT - 8, ROW - 2);
+      pen.fillRect(LEFT, y + 1, width - LEFT - RIGHT, ROW - 2);
       pen.globalAlpha = 1;
     });
     pen.save();
     pen.beginPath();
-    pen.rect(LEFT, top, width - LEFT - 8, TITLE + track.lanes.length * ROW);
+    pen.rect(LEFT, top, width - LEFT - RIGHT, TITLE + track.lanes.length * ROW);
     pen.clip();
     for (const [lane, start, end, name] of track.spans) {
       if (end < this.from || start > this.to) continue;
@@ -226,7 +227,7 @@ function render({ model, el }) {
   const resized = new ResizeObserver(() => chart.draw());
   resized.observe(chart.canvas);
   const theme = new MutationObserver(() => chart.draw());
-  theme.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name"] });
+  theme.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-name"] });
   return () => {
     resized.disconnect();
     theme.disconnect();

@@ -6,6 +6,7 @@ from collections import deque
 from typing import NamedTuple
 
 from workbench.serving import Progress
+from workbench.widgets.words import digits
 
 LANES = ("gpu", "cpu", "d2h", "h2d")
 WINDOW = 3.0  # seconds over which rates are taken: several iterations of a small model
@@ -60,8 +61,8 @@ class Monitor:
         prompt = _rate(last.prefill - first.prefill, last.seconds - first.seconds)
         used = now.used_blocks / now.blocks if now.blocks else 0.0
         return [
-            Reading(output, f"{output:.3g}", f"{_rate(now.emitted, last.seconds):.3g} overall"),
-            Reading(prompt, f"{prompt:.3g}", f"{_rate(now.prefill, last.seconds):.3g} overall"),
+            Reading(output, digits(output), f"{digits(_rate(now.emitted, last.seconds))} overall"),
+            Reading(prompt, digits(prompt), f"{digits(_rate(now.prefill, last.seconds))} overall"),
             Reading(used, f"{now.used_blocks}", f"of {now.blocks}"),
             Reading(now.preemptions, f"{now.preemptions}"),
             *(_lane(now, since, lane) for lane in LANES),

@@ -25,12 +25,19 @@ function scaleTop(channel, samples, index) {
   return Math.max(1e-9, ...samples.map((sample) => sample[1][index])) * 1.1;
 }
 
+// Sizes and styles are read here and not while drawing, which would make the browser lay out the page every time.
+function measure(part) {
+  const { canvas } = part;
+  const style = getComputedStyle(canvas);
+  part.ratio = window.devicePixelRatio || 1;
+  [part.width, part.height] = [canvas.clientWidth, canvas.clientHeight];
+  [part.ink, part.font] = [style.color, `10px ${style.fontFamily}`];
+  canvas.width = Math.round(part.width * part.ratio);
+  canvas.height = Math.round(part.height * part.ratio);
+}
+
 function draw(part, index, samples) {
-  const { canvas, channel } = part;
-  const ratio = window.devicePixelRatio || 1;
-  const [width, height] = [canvas.clientWidth, canvas.clientHeight];
-  if (canvas.width !== Math.round(width * ratio)) canvas.width = Math.round(width * ratio);
-  if (canvas.height !== Math.round(height * ratio)) canvas.height = Math.round(height * ratio);
+  const { canvas, channel, ratio, width, height } = part;
   const pen = canvas.getContext("2d");
   pen.setTransform(ratio, 0, 0, ratio, 0, 0);
   pen.clearRect(0, 0, width, height);
@@ -38,7 +45,7 @@ function draw(part, index, samples) {
   const top = scaleTop(channel, samples, index);
   const last = samples[samples.length - 1][0];
   const begin = Math.max(0, last - SECONDS);
-  const span = Math.max(last - begin, 10);
+  const span = Math.max(last - begin, 4);
   const x = (sample) => ((sample[0] - begin) / span) * width;
   const y = (sample) => height - 1 - (sample[1][index] / top) * (height - 3);
   pen.beginPath();
@@ -52,8 +59,7 @@ function draw(part, index, samples) {
   pen.fill();
   pen.globalAlpha = 1;
   if (channel.top !== null) return;
-  pen.fillStyle = getComputedStyle(canvas).color;
-  pen.font = `10px ${getComputedStyle(canvas).fontFamily}`;
+  [pen.fillStyle, pen.font] = [part.ink, part.font];
   pen.fillText(Number((top / 1.1).toPrecision(2)), 0, 9);
 }
 
@@ -87,11 +93,18 @@ export default () => {
         });
         el.dataset.frames = frames += 1;
       };
-      const resized = new ResizeObserver(show);
+      const remeasure = () => {
+        parts.forEach(measure);
+        show();
+      };
+      const resized = new ResizeObserver(remeasure);
       resized.observe(grid);
+      const theme = new MutationObserver(remeasure);
+      theme.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-name"] });
       views.add(show);
       return () => {
         resized.disconnect();
+        theme.disconnect();
         views.delete(show);
       };
     },

@@ -17,10 +17,15 @@ def alert(error: BaseException | str) -> str:
     return f"<span role='alert' class='wb-alert'>{html.escape(text)}</span>" if text else ""
 
 
+def digits(value: float) -> str:
+    """Three digits, more before the point: ``0.123``, ``45.6``, ``1,234``."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def in_figures(point: SweepPoint) -> str:
     """What the curves say at one KV capacity."""
     rates = [
-        f"{'bound' if result.source is Source.BOUND else result.schedule} {result.gen_tok_s:.3g}"
+        f"{'bound' if result.source is Source.BOUND else result.schedule} {digits(result.gen_tok_s)}"
         for result in point.results
     ]
     return html.escape(f"At {format_bytes(point.kv_capacity)}: {', '.join(rates)} output tok/s.")
