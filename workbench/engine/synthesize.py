@@ -21,6 +21,7 @@ _CONFIG_KEYS = tuple(field.name for field in fields(ModelConfig) if field.name n
 
 RECIPES = {
     "mix-s": ModelConfig("mix-s", 8, 512, 1024, 8, 2, 64, 8, 2, 8000, 4096),
+    "mix-m": ModelConfig("mix-m", 4, 1024, 2048, 16, 4, 64, 8, 2, 8000, 4096),
     "mix-b": ModelConfig("mix-b", 16, 1024, 3584, 16, 4, 64, 8, 2, 32000, 4096),
 }
 
