@@ -48,12 +48,19 @@ class Profile:
     ops : tuple of OpTime
     iteration, request : float
         Seconds between two plans, in which no lane works: fixed, and per request in the batch.
+    hand_over : float
+        Seconds from the end of a task to the start of one on another lane that waited for it.
+    move, fetch : float
+        Seconds that a transfer of activations, and one of weights, takes beyond its bytes.
     """
 
     shape: str
     ops: tuple[OpTime, ...]
     iteration: float = 0.0
     request: float = 0.0
+    hand_over: float = 0.0
+    move: float = 0.0
+    fetch: float = 0.0
 
     def find(self, op: str, threads: int) -> OpTime | None:
         """The times of an operation on so many threads, or None if it was not measured."""

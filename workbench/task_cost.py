@@ -76,10 +76,16 @@ class TaskCost:
         per_prefill, per_decode = self._carried[id(node)]
         return per_prefill * rows.prefill + per_decode * rows.decode
 
-    def copy(self, lane: str, size: float) -> float:
-        """Seconds of one transfer on a link lane."""
+    def move(self, node: Node, rows: Rows) -> float:
+        """Seconds of one transfer of activations or KV in one layer."""
         link = self._machine.link
-        return copy_seconds(size, link.h2d if lane == "h2d" else link.d2h, link.overhead)
+        overhead = link.overhead if self.profile is None else self.profile.move
+        return copy_seconds(self.transfer(node, rows), link.h2d if node.lane == "h2d" else link.d2h, overhead)
+
+    def fetch(self, size: float) -> float:
+        """Seconds of one transfer of weights."""
+        link = self._machine.link
+        return copy_seconds(size, link.h2d, link.overhead if self.profile is None else self.profile.fetch)
 
     def stage(self, stage: Stage, rows: Rows, threads: int = 0) -> float:
         """Seconds of one stage in one layer [s]: as measured on so many threads, or else by the roofline."""
@@ -130,7 +136,7 @@ class TaskCost:
             return sum(self.stage(stage, rows, threads) for stage in node.stages)
         if node.kind in _ENDS:
             return self.ends(node.kind, rows, threads)
-        return self.copy(node.lane, self.transfer(node, rows))
+        return self.move(node, rows)
 
     def pace(self, tasks: Sequence[Task], parts: Sequence[Rows], cores: Cores) -> Pace:
         """How the lanes run during a plan on shared cores.
@@ -194,18 +200,18 @@ class TaskCost:
 
     def _price(self, task: Task, parts: Sequence[Rows], pace: Pace | None) -> float:
         if task.part is None:
-            return self.copy(task.node.lane, self.weight_transfer(task.pieces))
+            return self.fetch(self.weight_transfer(task.pieces))
         threads = 0 if pace is None else (pace.cpu if task.node.lane == "cpu" else pace.gpu)
         length = self.node(task.node, parts[task.part], threads)
-        hand_over = self._machine.link.overhead if self._machine.cores and task.node.lane in COMPUTE and length else 0.0
-        return length + hand_over
+        hand_over = self._machine.link.overhead if self.profile is None else self.profile.hand_over
+        return length + hand_over if length and self._machine.cores and task.node.lane in COMPUTE else length
 
     def token_budget(self) -> float:
         """Tokens whose GPU work takes as long as one layer's weights take to stream; infinite if none do.
 
         n = (t_transfer - a) / c with t_gpu(n) = a + c n fitted at two counts (MoE-Lens' pipeline profiler, SPEC 1.7).
         """
-        transfer = self.copy("h2d", self.weights_per_layer)
+        transfer = self.fetch(self.weights_per_layer)
         segments = [node for node in self._graph.nodes if node.kind is Kind.SEGMENT and node.lane == "gpu"]
         threads = 0 if self._machine.cores is None else self._machine.cores.gpu
 

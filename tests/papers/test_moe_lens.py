@@ -138,4 +138,4 @@ def test_three_times_the_kv_memory_gives_three_times_the_memory_bound():
 def test_a_layers_weights_take_about_five_seconds_in_all():
     """MoE-Lens section 8.2: 'about 5 s' per pass of 94 GB at 19.5 GB/s."""
     cost = prepare(scenario(98, 32, 10, "70GB"), VSLPipe()).cost
-    assert 4.5 < cost.copy("h2d", cost.weights_per_layer) * MODEL.num_hidden_layers < 5.3
+    assert 4.5 < cost.fetch(cost.weights_per_layer) * MODEL.num_hidden_layers < 5.3

@@ -113,7 +113,7 @@ def test_the_token_budget_balances_gpu_and_link():
     budget = cost.token_budget()
     computing = [n for n in layer_graph(VSL).nodes if n.lane == "gpu"]
     gpu_seconds = sum(cost.node(n, Rows(prefill=budget)) for n in computing)
-    assert gpu_seconds == pytest.approx(cost.copy("h2d", cost.weights_per_layer), rel=1e-3)
+    assert gpu_seconds == pytest.approx(cost.fetch(cost.weights_per_layer), rel=1e-3)
 
 
 def test_the_token_budget_is_without_limit_if_nothing_streams():
@@ -140,7 +140,7 @@ def test_tasks_are_priced_like_their_nodes():
     parts = [Rows(prefill=5, pairs=15, emits=1), Rows(decode=2, context=20, emits=2)]
     for task, price in zip(tasks, prepared.cost.tasks(tasks, parts), strict=True):
         if task.part is None:
-            assert price == prepared.cost.copy("h2d", prepared.cost.weights_per_layer)
+            assert price == prepared.cost.fetch(prepared.cost.weights_per_layer)
         else:
             assert price == prepared.cost.node(task.node, parts[task.part])
 

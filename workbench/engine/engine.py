@@ -6,9 +6,10 @@ import sys
 from collections.abc import Callable
 
 from workbench.engine.forward import Forward
-from workbench.engine.lanes import Executor, Job, Transfer, seats
+from workbench.engine.lanes import Executor, Job, Transfer
 from workbench.engine.ops import Part
 from workbench.engine.sampler import choose_all
+from workbench.engine.seats import seats
 from workbench.engine.stopwatch import Stopwatch
 from workbench.errors import EngineError
 from workbench.hardware import usable_cores

@@ -13,6 +13,7 @@ import torch
 from workbench.engine.checkpoint import TORCH_DTYPES
 from workbench.engine.lanes import Copy, Transfer
 from workbench.engine.ops import Part
+from workbench.engine.seats import sit_elsewhere
 from workbench.engine.weights import as_numpy
 from workbench.hardware import usable_cores
 from workbench.kernels import append_kv, flash_decode
@@ -33,7 +34,8 @@ class KVCache:
     def __init__(self, model: ModelConfig, blocks: int, block_size: int, dtype: str) -> None:
         shape = (model.num_hidden_layers, blocks, model.num_key_value_heads, 2, block_size, model.head_dim)
         self.pool = torch.zeros(shape, dtype=TORCH_DTYPES[dtype])
-        self._model, self._team = model, ThreadPoolExecutor(max(1, usable_cores() - 1), "attention")
+        self._model = model
+        self._team = ThreadPoolExecutor(max(1, usable_cores() - 1), "attention", initializer=sit_elsewhere)
 
     def close(self) -> None:
         """End the threads among which attention is shared out."""

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-import os
 import queue
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from workbench.engine.seats import Seat, end_sleeps_on_time, name_thread, sit
 from workbench.errors import StoppedError
 from workbench.plan import LANES, Task
-from workbench.profile import Cores, Pace
 
 Copy = tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]
 """Destination and source: one-dimensional, of one type and length."""
@@ -66,31 +62,6 @@ class Job:
         return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-class Seat(NamedTuple):
-    """Where a lane works: its torch threads, and the cores it may use (none: wherever the system puts it)."""
-
-    threads: int
-    cores: tuple[int, ...]
-
-
-def seats(pace: Pace, cores: Cores) -> dict[str, Seat]:
-    """Seats of the four lanes.
-
-    A compute lane of one thread is pinned, so that the model knows who pays for the movers; a team of threads is not,
-    because the threads of its pool would keep the cores on which they were first started.
-    """
-    mine = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
-    gpu, cpu, spare = mine[: cores.gpu], mine[cores.gpu : cores.gpu + cores.cpu], mine[cores.gpu + cores.cpu :]
-    movers = {"gpu": gpu, "cpu": cpu}.get(pace.beside, spare) or mine
-    crowded = pace.gpu + pace.cpu <= len(mine)
-    return {
-        "gpu": Seat(pace.gpu, gpu if crowded and pace.gpu == 1 else mine),
-        "cpu": Seat(pace.cpu, cpu if crowded and pace.cpu == 1 else mine),
-        "d2h": Seat(1, movers),
-        "h2d": Seat(1, movers),
-    }
-
-
 class Lane(threading.Thread):
     """Runs its jobs one at a time in issue order; a first job that is not ready blocks the others."""
 
@@ -106,6 +77,7 @@ class Lane(threading.Thread):
 
     def run(self) -> None:
         """Serve the inbox until None arrives."""
+        name_thread(self.name)
         torch.get_num_threads()  # a thread's first use copies the process-wide value and would undo the next line
         torch.set_num_threads(self._taken.threads)
         torch.set_grad_enabled(False)
@@ -135,9 +107,7 @@ class Lane(threading.Thread):
     def _sit(self) -> None:
         """Take the seat that the plan gives this lane."""
         if self._taken != self.seat:
-            torch.set_num_threads(self.seat.threads)
-            if self.seat.cores:
-                os.sched_setaffinity(0, self.seat.cores)
+            sit(self.seat)
             self._taken = self.seat
 
     def _perform(self, job: Job) -> None:
@@ -172,9 +142,7 @@ class Mover(Lane):
 
     def run(self) -> None:
         """See `Lane.run`."""
-        if sys.platform == "linux":
-            pr_set_timerslack = 29  # 1 us instead of 50: sleeps between packets end on time
-            ctypes.CDLL(None).prctl(pr_set_timerslack, 1000, 0, 0, 0)
+        end_sleeps_on_time()
         super().run()
 
     def work(self, job: Job) -> None:
