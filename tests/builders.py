@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
 
 from tests.systems import PIPELINES, VSL, ids
+from workbench.cost import Precision
 from workbench.hardware import Device, Link, Machine
 from workbench.memory import Memory
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline
+from workbench.profile import Cores, OpTime, Profile
 from workbench.scenario import Scenario
 from workbench.scheduler.batch import Batch
 from workbench.scheduler.block_manager import BlockManager
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.schedules import Schedule, Sequential, VSLPipe
+from workbench.task_cost import profile_shape
 from workbench.workload import Workload
+
+OPERATIONS = (
+    "embed",
+    "qkv",
+    "prefill_attention",
+    "decode_attention",
+    "out_proj",
+    "route",
+    "experts",
+    "shared_experts",
+    "combine",
+    "head",
+)
 
 
 def tiny_model(layers: int = 4, *, dtype: str = "bf16", **changes: int) -> ModelConfig:
@@ -106,6 +123,40 @@ def rates(low: float, high: float) -> st.SearchStrategy[float]:
 
 
 @st.composite
+def op_times(draw: st.DrawFn, op: str, threads: int) -> OpTime:
+    """Any times that rise with the tokens, also such that a call takes long for its first token."""
+    points = sorted(draw(st.sets(st.integers(1, 300), min_size=2, max_size=5)))
+    steps = draw(st.lists(rates(1e-7, 1e-1) | st.just(0.0), min_size=len(points), max_size=len(points)))
+    rest = {
+        "prefill_attention": ("per_prompt", "per_pair"),
+        "decode_attention": ("per_decode", "per_context", "decoding"),
+    }
+    extra = {name: draw(rates(1e-8, 1e-2) | st.just(0.0)) for name in rest.get(op, ())}
+    return OpTime(op, threads, tuple(map(float, points)), tuple(np.cumsum(steps).tolist()), **extra)
+
+
+@st.composite
+def shared_cores(draw: st.DrawFn) -> Cores:
+    """How two lanes may share 2 to 8 cores."""
+    losses = {name: draw(rates(1e-13, 1e-9) | st.just(0.0)) for name in ("mover", "gpu_drag", "cpu_drag")}
+    return replace(Cores.of(draw(st.sampled_from([2, 3, 8]))), **losses)
+
+
+def calibrated(machine: Machine, model: ModelConfig) -> st.SearchStrategy[Machine]:
+    """The machine with shared cores, without and with any times of the model's operations."""
+
+    @st.composite
+    def draw_one(draw: st.DrawFn) -> Machine:
+        cores = draw(shared_cores())
+        ops = [draw(op_times(op, n)) for n in sorted({cores.gpu, cores.cpu, cores.alone}) for op in OPERATIONS]
+        between = [draw(rates(1e-7, 1e-2) | st.just(0.0)) for _ in range(5)]
+        profile = Profile(profile_shape(model, Precision(model.dtype, model.dtype)), tuple(ops), *between)
+        return replace(machine, cores=cores, profiles=draw(st.sampled_from([(), (profile,)])))
+
+    return draw_one()
+
+
+@st.composite
 def machines(draw: st.DrawFn) -> Machine:
     """Machines with rates over five decades, so that every lane binds in some of them."""
     return small_machine(
@@ -137,14 +188,16 @@ def scenarios(draw: st.DrawFn, *, layers: st.SearchStrategy[int] | None = None) 
     output = draw(st.lists(st.integers(1, 20), min_size=count, max_size=count))
     block = draw(st.sampled_from([1, 3, 16]))
     least = max(-(-(p + g - 1) // block) for p, g in zip(prompt, output, strict=True))
+    model = tiny_model(
+        draw(st.integers(1, 6) if layers is None else layers), dtype=draw(st.sampled_from(["bf16", "fp32"]))
+    )
+    machine = draw(machines())
     scenario = tiny_scenario(
         prompt,
         output,
         pipeline=pipeline,
-        model=tiny_model(
-            draw(st.integers(1, 6) if layers is None else layers), dtype=draw(st.sampled_from(["bf16", "fp32"]))
-        ),
-        machine=draw(machines()),
+        model=model,
+        machine=draw(st.just(machine) | calibrated(machine, model)),
         blocks=least + draw(st.sampled_from([0, 0, 1, 3, 10, 1000])),
         block=block,
         token_budget=draw(st.none() | st.integers(1, 200)),

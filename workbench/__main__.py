@@ -9,6 +9,9 @@ from pathlib import Path
 
 from workbench.catalogue import cache_path
 from workbench.errors import WorkbenchError
+from workbench.units import parse_bytes
+
+_RECIPES = "mix-s (0.23 GB), mix-m (0.46 GB) or mix-b (3.0 GB)"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--out", type=Path, default=Path("out"), help="folder to write to (default: out)")
     report.set_defaults(command=_report)
     make = commands.add_parser("make-checkpoint", help="make a seeded random Mixtral checkpoint")
-    make.add_argument("name", help="mix-s (0.23 GB) or mix-b (3.0 GB)")
+    make.add_argument("name", help=_RECIPES)
     make.add_argument("--out", type=Path, help="folder to write to (default: in the user's cache)")
     make.add_argument("--seed", type=int, default=0)
     make.set_defaults(command=_make_checkpoint)
@@ -50,15 +53,27 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--steps", type=int, help="updates (default: as the shipped model, 20 minutes on two cores)")
     train.add_argument("--seed", type=int, default=0)
     train.set_defaults(command=_train_tiny)
-    bench = commands.add_parser("bench", help="benchmarks: prediction against measurement (sim)")
+    bench = commands.add_parser(
+        "bench", help="benchmarks: how well runs are predicted, what overlap gains"
+    )
     benches = bench.add_subparsers(required=True, metavar="which")
     sim = benches.add_parser("sim", help="random settings, simulated and run; the residual by cause")
-    sim.add_argument("--model", default="mix-s", help="mix-s (0.23 GB) or mix-b (3.0 GB); default: mix-s")
+    sim.add_argument("--model", default="mix-m", help=f"{_RECIPES}; default: mix-m")
     sim.add_argument("--settings", type=int, default=24)
     sim.add_argument("--repeats", type=int, default=3)
     sim.add_argument("--seed", type=int, default=0)
     sim.add_argument("--json", type=Path, help="file to write the record to")
     sim.set_defaults(command=_bench_sim)
+    overlap = benches.add_parser(
+        "overlap", help="steady decode passes: VSLPipe against Sequential, measured and simulated"
+    )
+    overlap.add_argument("--model", default="mix-b", help=f"{_RECIPES}; default: mix-b")
+    overlap.add_argument("--rows", type=int, default=256, help="decodes per pass (default: 256)")
+    overlap.add_argument("--context", type=int, help="KV entries of each (default: as much work for cpu as for gpu)")
+    overlap.add_argument("--link", type=parse_bytes, help="B/s, as 2GB (default: weights take as long as computing)")
+    overlap.add_argument("--repeats", type=int, default=5)
+    overlap.add_argument("--json", type=Path, help="file to write the record to")
+    overlap.set_defaults(command=_bench_overlap)
     measure = commands.add_parser("measure", help="measure this computer's rates for Machine.local")
     measure.add_argument("--out", type=Path, required=True, help="JSON file to write")
     measure.set_defaults(command=_measure)
@@ -89,6 +104,13 @@ def _bench_sim(options: argparse.Namespace) -> None:
     from workbench.bench.sim import bench_sim
 
     bench_sim(options.model, settings=options.settings, repeats=options.repeats, seed=options.seed, json=options.json)
+
+
+def _bench_overlap(options: argparse.Namespace) -> None:
+    from workbench.bench.overlap import bench_overlap
+
+    given = {key: getattr(options, key) for key in ("rows", "context", "repeats", "json")}
+    bench_overlap(options.model, rate=options.link, **given)
 
 
 def _measure(options: argparse.Namespace) -> None:

@@ -20,6 +20,7 @@ from workbench.units import DTYPE_BYTES
 # Where the longest task of a plan is shorter, a team of threads gains nothing, and beside another program its members
 # wait for one another: regions of 1 ms then took up to 50 ms (2 Zen 4 cores).
 TEAM_SECONDS = 1e-3
+_MOST_LOST = 0.45  # share of a lane's time that a stream takes at most, once as a core and once as DRAM
 _ENDS = {Kind.EMBED: "embed", Kind.HEAD: "head"}
 
 
@@ -149,8 +150,8 @@ class TaskCost:
         except ScenarioError:  # an operation that declares no work can still run
             crowded = [1.0] * len(tasks)
         link = self._machine.link.h2d
-        stolen = 0.0 if cores.spare else min(cores.mover * link, 0.5)
-        gpu_drag, cpu_drag = cores.gpu_drag * link, cores.cpu_drag * link
+        stolen = 0.0 if cores.spare else min(cores.mover * link, _MOST_LOST)
+        gpu_drag, cpu_drag = (min(drag * link, _MOST_LOST) for drag in (cores.gpu_drag, cores.cpu_drag))
         whole = Pace(cores.alone, cores.alone, "", gpu_drag + stolen, cpu_drag + stolen)
         if one_at_a_time(tasks, crowded) and self._faster(tasks, parts, whole, crowded):
             return whole
@@ -209,23 +210,28 @@ class TaskCost:
     def token_budget(self) -> float:
         """Tokens whose GPU work takes as long as one layer's weights take to stream; infinite if none do.
 
-        n = (t_transfer - a) / c with t_gpu(n) = a + c n fitted at two counts (MoE-Lens' pipeline profiler, SPEC 1.7).
+            n = (t_transfer - a) / c,    t_gpu(n) = a + c n    (MoE-Lens' pipeline profiler, SPEC 1.7)
+
+        Where a fast link leaves room for few tokens or none, it is as many as keep the fixed time `a` of many tokens
+        below a tenth: the link is hidden anyway, and smaller batches only repeat the fixed work.
         """
         transfer = self.fetch(self.weights_per_layer)
-        segments = [node for node in self._graph.nodes if node.kind is Kind.SEGMENT and node.lane == "gpu"]
-        threads = 0 if self._machine.cores is None else self._machine.cores.gpu
-
-        def gpu_seconds(tokens: float) -> float:
-            return sum(self.node(node, Rows(prefill=tokens), threads) for node in segments)
-
         if not transfer:
             return float("inf")
         first = 1.0
-        while gpu_seconds(first) < transfer:
+        while self._gpu_seconds(first) < transfer:
             first *= 2
-        second = 2 * first
-        slope = (gpu_seconds(second) - gpu_seconds(first)) / first
-        return max(1.0, (transfer - gpu_seconds(first)) / slope + first)
+        slope = (self._gpu_seconds(2 * first) - self._gpu_seconds(first)) / first
+        many = 4096.0
+        per_token = (self._gpu_seconds(2 * many) - self._gpu_seconds(many)) / many
+        amortised = 9 * (self._gpu_seconds(many) / per_token - many)
+        return max(1.0, (transfer - self._gpu_seconds(first)) / slope + first, amortised)
+
+    def _gpu_seconds(self, tokens: float) -> float:
+        """Seconds of one layer on the gpu lane, for one prompt's tokens without their attention to one another."""
+        segments = [node for node in self._graph.nodes if node.kind is Kind.SEGMENT and node.lane == "gpu"]
+        threads = 0 if self._machine.cores is None else self._machine.cores.gpu
+        return sum(self.node(node, Rows(prefill=tokens), threads) for node in segments)
 
 
 def _compute(tasks: Sequence[Task], seconds: Sequence[float]) -> list[float]:

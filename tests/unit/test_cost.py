@@ -1,9 +1,14 @@
 """What work costs: rooflines and copies."""
 
-import pytest
+from dataclasses import replace
 
-from tests.builders import small_machine
-from workbench.cost import Rows, Work, copy_seconds, expected_experts, seconds
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.builders import op_times, small_machine
+from workbench.cost import Rows, Work, copy_seconds, expected_experts, least_seconds, measured_seconds, seconds
+from workbench.profile import OpTime
 
 GPU = small_machine(gpu=1e9, hbm=1e6).gpu
 SLOW_START = small_machine(gpu=1e9, hbm=1e6, overhead=0.5).gpu
@@ -25,8 +30,6 @@ def test_every_operation_pays_the_fixed_time_and_an_empty_one_nothing():
 
 
 def test_each_precision_has_its_rate():
-    from dataclasses import replace
-
     device = replace(GPU, flops=(("bf16", 2e9), ("fp32", 1e9)))
     assert seconds([Work(2e9, 0, "bf16")], device) == 1.0
     assert seconds([Work(2e9, 0, "fp32")], device) == 2.0
@@ -50,3 +53,36 @@ def test_experts_touched_by_uniform_tokens():
     assert expected_experts(8, 2, 10_000) == pytest.approx(8)
     assert expected_experts(8, 2, 0) == 0
     assert expected_experts(128, 8, 32) / 128 == pytest.approx(0.873, abs=1e-3)
+
+
+CURVE = OpTime("qkv", 1, (2.0, 4.0, 8.0), (1.0, 2.0, 6.0))
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(0, 0), (1, 1), (2, 1), (3, 1.5), (4, 2), (6, 4), (8, 6), (10, 8)])
+def test_a_measured_time_is_flat_before_its_points_linear_between_and_goes_on_behind_them(tokens, expected):
+    assert measured_seconds(CURVE, Rows(prefill=tokens)) == expected
+    assert measured_seconds(CURVE, Rows(decode=tokens)) == expected
+
+
+def test_prompts_pairs_decodes_and_entries_add_to_a_measured_time():
+    time = replace(CURVE, per_prompt=10.0, per_pair=100.0, per_decode=1e3, per_context=1e4, decoding=1e6)
+    rows = Rows(prefill=3, decode=1, pairs=6, context=5, emits=2)
+    assert measured_seconds(time, rows) == 2.0 + 10 + 600 + 1e3 + 5e4 + 1e6
+    assert measured_seconds(time, Rows(prefill=4, emits=1)) == 2.0 + 10
+
+
+counts = st.tuples(*[st.integers(0, 400)] * 4)
+
+
+@given(
+    st.sampled_from(["experts", "prefill_attention", "decode_attention"]).flatmap(lambda op: op_times(op, 1)),
+    st.lists(counts, min_size=1, max_size=6),
+)
+def test_no_split_into_calls_takes_less_than_the_least(time, parts):
+    calls = [Rows(p, d, pairs, context, d + (p > 0)) for p, d, pairs, context in parts]
+    whole = Rows()
+    for call in calls:
+        whole = whole.plus(call)
+    taken = sum(measured_seconds(time, call) for call in calls if call.tokens)
+    extras = sum(time.per_pair * call.pairs + time.per_context * call.context for call in calls if not call.tokens)
+    assert least_seconds(time, whole) <= (taken + extras) * (1 + 1e-9) + 1e-15

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.systems import MIXED, PIPELINES, VSL
-from workbench.plan import Plan, Task, busy_seconds, lay_out, part_name
+from workbench.plan import Plan, Task, busy_seconds, lay_out, one_at_a_time, part_name
 from workbench.schedules import Sequential, Step, VSLPipe
 from workbench.segments import WEIGHTS, Kind, Node, layer_graph
 
@@ -133,3 +133,35 @@ def test_every_task_waits_only_for_earlier_ones():
 
 def test_a_plan_shows_its_chart_in_a_notebook():
     assert "lanes if every task took one unit" in Sequential().lower(VSL, MIXED)._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("stream", "expected"),
+    [(4.0, 4.0), (1.0, 2.5), (0.0, 2.0), (3.0, 3.5)],
+    ids=["all the way", "for a while", "not at all", "for most of it"],
+)
+def test_a_task_beside_a_stream_makes_less_progress(stream, expected):
+    starts, ends = lay_out([bulk(), task(GPU)], [stream, 2.0], 1.0, {"gpu": 0.5})
+    assert (starts[1], ends[1]) == (0, expected)
+
+
+def test_only_the_lane_that_pays_is_slowed_down():
+    _, ends = lay_out([bulk(), task(GPU), task(CPU)], [10.0, 2.0, 2.0], 1.0, {"gpu": 0.5, "cpu": 0.0})
+    assert ends == [10.0, 4.0, 2.0]
+
+
+def test_a_task_that_starts_in_the_middle_of_a_stream_is_slowed_for_the_rest_of_it():
+    _, ends = lay_out([bulk(), task(CPU), task(GPU, 1)], [4.0, 3.0, 2.0], 1.0, {"gpu": 0.5})
+    assert ends[2] == 3 + 1 + 1.5
+
+
+def test_compute_tasks_that_wait_for_one_another_go_one_at_a_time():
+    chain = [task(GPU), task(OUT, 0), task(CPU, 1), task(IN, 2), task(GPU, 3)]
+    assert one_at_a_time(chain, [1.0] * 5)
+    assert not one_at_a_time([task(GPU), task(CPU)], [1.0, 1.0])
+    assert not one_at_a_time([*chain, task(CPU, 0)], [1.0] * 6)
+
+
+def test_tasks_without_work_and_transfers_do_not_count_as_going_beside_others():
+    assert one_at_a_time([task(GPU), task(CPU)], [1.0, 0.0])
+    assert one_at_a_time([bulk(), task(GPU), task(OUT), task(CPU, 1)], [1.0] * 4)

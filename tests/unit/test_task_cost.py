@@ -1,5 +1,8 @@
 """Seconds and bytes of tasks: transfers of SPEC 2, the token budget of SPEC 1.7, and law 6 for the CPU kernels."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,9 +16,10 @@ from workbench.hardware import machines
 from workbench.memory import Memory
 from workbench.models import models
 from workbench.pipeline import Pipeline, fetch, gpu
+from workbench.profile import Cores, Pace
 from workbench.scenario import Scenario
 from workbench.scheduler.resource_aware import ResourceAware
-from workbench.schedules import Sequential, Step
+from workbench.schedules import Schedule, Sequential, Step, VSLPipe
 from workbench.segments import layer_graph
 from workbench.serving import prepare
 from workbench.stages import (
@@ -208,3 +212,44 @@ def test_a_segment_runs_at_the_rate_of_its_device():
     assert on_gpu.node(layer_graph(PIPELINES["all_gpu"]).nodes[0], rows) < on_cpu.node(
         layer_graph(PIPELINES["all_cpu"]).nodes[0], rows
     )
+
+
+# ----------------------------------------------------------------------- lanes that share the cores of one computer
+
+SHARED = Cores(gpu=1, cpu=1, alone=2, mover=1e-9, gpu_drag=2e-10, cpu_drag=1e-10)
+
+
+def pace(schedule: Schedule, *, cores: Cores = SHARED, parts: Sequence[Rows] = (), **rates: float) -> Pace:
+    """How the lanes run a plan of so many parts on a machine of these rates."""
+    machine = replace(small_machine(**{"h2d": 1e8, "d2h": 1e8} | rates), cores=cores)
+    prepared = prepare(tiny_scenario(machine=machine), schedule)
+    tasks = prepared.lowering.tasks(prepared.layers, Step.MIDDLE)
+    return prepared.cost.pace(tasks, parts or [Rows(prefill=5, decode=40, pairs=15, context=4000, emits=41)] * 2, cores)
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_lanes_that_follow_one_another_have_all_cores_and_both_pay_for_the_movers(prefetch):
+    found = pace(Sequential(prefetch=prefetch), gpu=1e6)
+    assert (found.gpu, found.cpu, found.beside) == (2, 2, "")
+    assert (found.gpu_drag, found.cpu_drag) == (pytest.approx(0.12), pytest.approx(0.11))
+
+
+def test_tasks_too_short_for_a_team_have_one_core():
+    assert pace(Sequential(), gpu=1e15, hbm=1e15, cpu=1e15, dram=1e15).gpu == 1
+
+
+@pytest.mark.parametrize(("slow", "beside", "drags"), [("gpu", "cpu", (0.02, 0.11)), ("dram", "gpu", (0.12, 0.01))])
+def test_beside_each_other_the_movers_sit_with_the_lane_that_has_less_to_do(slow, beside, drags):
+    found = pace(VSLPipe(), **{"gpu": 1e12, "hbm": 1e12, "cpu": 1e12, "dram": 1e12} | {slow: 1e5})
+    assert (found.gpu, found.cpu, found.beside) == (1, 1, beside)
+    assert (found.gpu_drag, found.cpu_drag) == tuple(map(pytest.approx, drags))
+
+
+def test_movers_with_cores_of_their_own_take_none_from_a_lane():
+    found = pace(VSLPipe(), cores=replace(SHARED, gpu=2, cpu=2, alone=4, spare=1))
+    assert (found.beside, found.gpu_drag, found.cpu_drag) == ("", pytest.approx(0.02), pytest.approx(0.01))
+
+
+def test_a_stream_never_stops_a_lane():
+    found = pace(VSLPipe(), cores=replace(SHARED, mover=1.0, gpu_drag=1.0, cpu_drag=1.0))
+    assert max(found.gpu_drag, found.cpu_drag) < 1

@@ -32,8 +32,10 @@ SCHEDULES: tuple[Schedule, ...] = (Sequential(), Sequential(prefetch=True), VSLP
 LAYER = fetch(weights) | gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load >> gpu(out_proj, moe)
 SECONDS = (1.5, 8.0)
 """How long a run may last by the simulation; other settings are drawn again."""
-EXTRA = 2
+EXTRA = 5
 """Rounds beyond those asked for, in which what was disturbed is repeated."""
+BOTTLENECK = 1.5
+"""A lane is a clear bottleneck if the simulation keeps it busy this many times as long as any other."""
 
 
 @dataclass
@@ -56,6 +58,12 @@ class Setting:
         return f"{self.schedule.name}, {len(workload)} x {lengths}, KV {tokens}, {link / 1e9:.2f} GB/s"
 
     @property
+    def bottleneck(self) -> str | None:
+        """The lane that the simulation keeps busiest by far, if there is one."""
+        second, first = sorted(self.simulated.busy.items(), key=lambda item: item[1])[-2:]
+        return first[0] if first[1] >= BOTTLENECK * second[1] else None
+
+    @property
     def measured(self) -> Result:
         """The run of median throughput."""
         return sorted(self.runs, key=lambda result: result.gen_tok_s)[len(self.runs) // 2]
@@ -76,6 +84,8 @@ class Setting:
             "dropped": self.dropped,
             "error": self.error,
             "residual": residual(self.measured, self.simulated),
+            "bottleneck": self.bottleneck,
+            "utilisation": self.measured.utilisation,
         }
 
 
@@ -120,10 +130,10 @@ def bench_sim(
     Raises
     ------
     WorkbenchError
-        If some setting had no undisturbed run.
+        If no setting had an undisturbed run; one that had none is listed and left out of the errors.
     """
     model = checkpoint(make_checkpoint(name))
-    run(*_smallest(model))
+    run(*smallest(model))
     machine = calibrate(model, refresh=True)
     drawn = draw(model, machine, settings, seed)
     say(f"{machine.name}, calibrated {machine.measured}, frozen before {settings} settings were drawn (seed {seed})")
@@ -132,16 +142,21 @@ def bench_sim(
         for number in np.random.default_rng(turn).permutation(len(drawn)).tolist():
             if len(drawn[number].runs) < repeats:
                 _repeat(drawn[number], probe, say)
-    if missing := [setting.name for setting in drawn if not setting.runs]:
-        raise WorkbenchError(f"other programs disturbed every run of {missing[0]}; close them and try again.")
-    _print(drawn, say)
+    seen = [setting for setting in drawn if setting.runs]
+    if not seen:
+        raise WorkbenchError("other programs disturbed every run; close them and try again.")
+    _print(seen, say)
+    for setting in drawn:
+        if not setting.runs:
+            say(f"no undisturbed run: {setting.name}")
+    say(f"runs dropped as disturbed: {sum(setting.dropped for setting in drawn)}")
     if json is not None:
-        errors = ratio([setting.error + 1 for setting in drawn])
-        write(json, machine, {"measured / simulated": errors}, [setting.row() for setting in drawn])
+        errors = ratio([setting.error + 1 for setting in seen])
+        write(json, machine, {"measured / simulated": errors}, [setting.row() for setting in seen])
     return drawn
 
 
-def _smallest(model: ModelConfig) -> tuple[Scenario, Schedule]:
+def smallest(model: ModelConfig) -> tuple[Scenario, Schedule]:
     """A run that wakes everything up: files are read, kernels compiled, memory mapped."""
     workload = Workload.of([Request((1,) * 64, 4)] * 8)
     memory = Memory(1024 * model.kv_bytes_per_token(model.dtype), 16)
@@ -171,4 +186,9 @@ def _print(settings: list[Setting], say: Callable[[str], None]) -> None:
         )
     errors = [abs(setting.error) for setting in settings]
     say(f"absolute error: median {median(errors):.1%}, mean {np.mean(errors):.1%}, largest {max(errors):.1%}")
-    say(f"runs dropped as disturbed: {sum(setting.dropped for setting in settings)}")
+    busy = [setting.measured.utilisation[setting.bottleneck] for setting in settings if setting.bottleneck]
+    if busy:
+        say(
+            f"{len(busy)} settings have a lane that is predicted to be busy {BOTTLENECK} times as long as any other; "
+            f"measured, it is busy {median(busy):.0%} of the time (median), {min(busy):.0%} at least"
+        )

@@ -65,7 +65,8 @@ def write_checkpoint(model: ModelConfig, folder: str | Path, *, seed: int = 0) -
 
 
 def make_checkpoint(name: str, folder: str | Path | None = None, *, seed: int = 0) -> Path:
-    """Make one of the recipes: "mix-s" (0.23 GB) or "mix-b" (3.0 GB), in the user's cache unless a folder is given.
+    """Make one of the recipes, in the user's cache unless a folder is given: "mix-s" (0.23 GB), "mix-m" (0.46 GB) or
+    "mix-b" (3.0 GB).
 
     Raises
     ------

@@ -1,0 +1,122 @@
+"""What is drawn, what counts, and what is told of it."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from tests.builders import small_machine, tiny_model, tiny_scenario
+from workbench.bench import sim
+from workbench.bench.quiet import Noise, Probe, listening
+from workbench.bench.sim import SECONDS, Setting, draw
+from workbench.errors import WorkbenchError
+from workbench.perfmodels import bound
+from workbench.result import Source
+from workbench.schedules import Sequential, VSLPipe
+from workbench.simulate import Detail, simulate
+
+MODEL = tiny_model(dtype="fp32", max_position_embeddings=4096)
+MACHINE = small_machine(gpu=2e9, hbm=2e9, cpu=2e9, dram=2e9, h2d=5e9, d2h=5e9)
+
+
+def setting(*speeds: float, schedule=None, machine=None) -> Setting:
+    """A setting whose runs were so many times as fast as simulated."""
+    scenario, schedule = tiny_scenario(8, 4, 6, machine=machine or small_machine()), schedule or Sequential()
+    simulated = simulate(scenario, schedule, detail=Detail.TASK)
+    runs = [replace(simulated, source=Source.MEASURED, seconds=simulated.seconds / speed) for speed in speeds]
+    return Setting(scenario, schedule, simulated, bound(scenario, schedule), runs)
+
+
+def test_the_same_seed_draws_the_same_settings_and_another_seed_others():
+    first, again, other = (draw(MODEL, MACHINE, 6, seed) for seed in (1, 1, 2))
+    assert [s.name for s in first] == [s.name for s in again]
+    assert [s.simulated.seconds for s in first] == [s.simulated.seconds for s in again]
+    assert not {s.name for s in first} & {s.name for s in other}
+
+
+def test_every_schedule_is_drawn_as_often_and_no_run_is_too_short_or_too_long():
+    drawn = draw(MODEL, MACHINE, 9, 0)
+    assert [s.schedule for s in drawn] == list(sim.SCHEDULES) * 3
+    assert all(SECONDS[0] <= s.simulated.seconds <= SECONDS[1] for s in drawn)
+    assert len({s.scenario.machine.link.h2d for s in drawn}) == len(drawn)
+    assert all(s.scenario.machine.throttled for s in drawn)
+
+
+def test_the_error_is_that_of_the_median_run():
+    assert setting(0.8, 0.9, 2.0).error == pytest.approx(-0.1)
+    assert setting(1.05).error == pytest.approx(0.05)
+    assert setting(0.8, 0.9, 2.0).measured.gen_tok_s == pytest.approx(0.9 * setting().simulated.gen_tok_s)
+
+
+def test_a_lane_is_the_bottleneck_if_it_is_busy_half_as_long_again_as_any_other():
+    slow_link = setting(machine=small_machine(h2d=1e5))
+    assert slow_link.bottleneck == "h2d"
+    even = replace(slow_link.simulated, busy={"gpu": 2.0, "cpu": 0.5, "d2h": 0.0, "h2d": 2.9})
+    assert replace(slow_link, simulated=even).bottleneck is None
+    assert replace(slow_link, simulated=replace(even, busy=even.busy | {"h2d": 3.0})).bottleneck == "h2d"
+
+
+def test_the_table_has_every_setting_its_causes_and_the_errors_of_all():
+    lines: list[str] = []
+    sim._print([setting(0.8), setting(0.9, schedule=VSLPipe()), setting(1.05)], lines.append)
+    text = "\n".join(lines)
+    assert "-20.0%" in text and "-10.0%" in text and "+5.0%" in text
+    assert text.count("waiting") == 3
+    assert "median 10.0%, mean 11.7%, largest 20.0%" in text
+
+
+@pytest.mark.parametrize(
+    ("others", "moved", "quiet"),
+    [(0.0, 0.0, True), (0.05, -0.05, True), (0.051, 0.0, False), (0.0, 0.06, False), (0.0, -0.06, False)],
+)
+def test_a_repetition_counts_if_others_took_little_and_the_probe_stood_still(others, moved, quiet):
+    assert Noise(others, moved).quiet is quiet
+
+
+def test_work_of_this_process_is_not_noise(monkeypatch):
+    probe = Probe()
+    monkeypatch.setattr(probe, "seconds", iter([1.0, 1.5]).__next__)
+    with listening(probe) as noise:
+        sum(range(2_000_000))
+    assert noise.moved == pytest.approx(0.5)
+    assert 0 <= noise.others < 1
+    assert not math.isnan(noise.others)
+
+
+class Disturbed:
+    """Every repetition is disturbed, or only those of one schedule."""
+
+    def __init__(self, monkeypatch, schedule=None) -> None:
+        class Anything:
+            def __init__(self, *args: object) -> None: ...
+
+        def repeat(setting, probe, say):
+            if schedule in (None, setting.schedule):
+                setting.dropped += 1
+            else:
+                setting.runs.append(replace(setting.simulated, source=Source.MEASURED))
+
+        monkeypatch.setattr(sim, "_repeat", repeat)
+        monkeypatch.setattr(sim, "Probe", Anything)
+        monkeypatch.setattr(sim, "make_checkpoint", lambda name: name)
+        monkeypatch.setattr(sim, "checkpoint", lambda path: MODEL)
+        monkeypatch.setattr(sim, "smallest", lambda model: ())
+        monkeypatch.setattr(sim, "run", lambda: None)
+        monkeypatch.setattr(sim, "calibrate", lambda model, refresh: MACHINE)
+
+
+def test_settings_without_an_undisturbed_run_are_named_and_the_others_kept(monkeypatch, tmp_path):
+    Disturbed(monkeypatch, Sequential())
+    lines: list[str] = []
+    record = tmp_path / "record.json"
+    drawn = sim.bench_sim("any", settings=3, repeats=1, seed=0, json=record, say=lines.append)
+    assert [bool(s.runs) for s in drawn] == [False, True, True]
+    assert f"no undisturbed run: {drawn[0].name}" in lines
+    assert f"runs dropped as disturbed: {1 + sim.EXTRA}" in lines
+    assert record.read_text().count('"setting"') == 2
+
+
+def test_if_nothing_could_be_measured_that_is_an_error(monkeypatch):
+    Disturbed(monkeypatch)
+    with pytest.raises(WorkbenchError, match="disturbed every run; close them"):
+        sim.bench_sim("any", settings=3, repeats=1, seed=0, json=None, say=lambda line: None)

@@ -1,0 +1,121 @@
+"""`calibrate` measures operations and nothing else, keeps the record, and what it says can be used to predict."""
+
+import math
+
+import pytest
+
+import workbench as wb
+from tests.live.world import machine, requests, scenario
+from workbench.cost import Precision
+from workbench.engine import calibration
+from workbench.engine.calibration import SHAPES, Shape
+from workbench.hardware import Machine
+from workbench.models import ModelConfig
+from workbench.profile import Cores
+from workbench.schedules import Sequential, VSLPipe
+from workbench.task_cost import profile_shape
+
+OPERATIONS = {
+    "embed",
+    "qkv",
+    "prefill_attention",
+    "decode_attention",
+    "out_proj",
+    "route",
+    "experts",
+    "combine",
+    "head",
+}
+
+
+@pytest.fixture(scope="module")
+def quick():
+    """One round, here, with the record in a folder of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibration, "ROUNDS", 1)
+        patch.setattr(Machine, "local", classmethod(lambda cls, refresh=False: machine()))
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, quick):
+    root = tmp_path_factory.mktemp("records")
+    quick.setattr(calibration, "cache_path", lambda name: root / name)
+    return root
+
+
+@pytest.fixture(scope="module")
+def calibrated(tiny: ModelConfig, folder) -> Machine:
+    return wb.calibrate(tiny)
+
+
+def test_every_operation_is_timed_with_each_number_of_threads_that_its_lane_may_have(calibrated, tiny):
+    profile = calibrated.profile(profile_shape(tiny, Precision("fp32", "fp32")))
+    assert profile is not None and calibrated.cores is not None
+    cores = calibrated.cores
+    threads = {cores.gpu, cores.cpu, cores.alone}
+    assert {(time.op, time.threads) for time in profile.ops} == {(op, n) for op in OPERATIONS for n in threads}
+    for time in profile.ops:
+        assert time.seconds[-1] > 0
+        assert list(time.seconds) == sorted(time.seconds)
+
+
+def test_overheads_and_rates_are_positive_and_small(calibrated):
+    (profile,) = calibrated.profiles
+    assert 0 < profile.hand_over < 5e-3
+    assert 0 <= profile.iteration < 0.1
+    assert 0 < profile.fetch < 0.1 and 0 < profile.move < 0.1
+    assert 0 < calibrated.cores.mover < 1e-8
+    assert all(math.isfinite(rate) and rate > 0 for _, rate in calibrated.rates)
+
+
+def test_the_record_is_dated_kept_and_loads_elsewhere(calibrated, tiny, folder, tmp_path, monkeypatch):
+    assert calibrated.measured
+    monkeypatch.setattr(calibration, "_Bench", None)  # would fail if anything were measured again
+    assert wb.calibrate(tiny) == calibrated
+    assert Machine.load(calibrated.save(tmp_path / "there.json")) == calibrated
+
+
+def test_refresh_measures_again(calibrated, tiny, folder, monkeypatch):
+    class Measured(Exception):
+        pass
+
+    def measure(*_: object) -> None:
+        raise Measured
+
+    monkeypatch.setattr(calibration._Bench, "measure", measure)
+    with pytest.raises(Measured):
+        wb.calibrate(tiny, refresh=True)
+
+
+def test_it_sees_no_throughput(tiny, folder, monkeypatch):
+    """Law 10: whatever is served is served by tasks that do nothing."""
+    clocks = []
+    serve = calibration.serve
+    monkeypatch.setattr(calibration, "serve", lambda p, clock, s: (clocks.append(type(clock)), serve(p, clock, s))[1])
+    monkeypatch.setattr(calibration, "SHAPES", SHAPES[:2] + SHAPES[-4:])
+    wb.calibrate(tiny, refresh=True)
+    assert set(clocks) == {calibration._Hollow}
+
+
+def test_predictions_with_it_are_simulated_and_bounded(calibrated, tiny):
+    asked = requests((9, 20, 3, 40), 6)
+    for schedule in (Sequential(), Sequential(prefetch=True), VSLPipe()):
+        case = scenario(tiny, asked, on=calibrated.limit(link=1e9))
+        simulated = wb.simulate(case, schedule)
+        assert wb.bound(case, schedule).seconds <= simulated.seconds
+        assert 0 < simulated.seconds < 60
+
+
+def test_a_shape_counts_its_rows():
+    assert Shape(3, 4).rows == (12, 0, 30, 0, 3)
+    assert Shape(0, 0, 5, 7).rows == (0, 5, 0, 35, 5)
+
+
+def test_without_weights_there_is_nothing_to_calibrate():
+    with pytest.raises(wb.WorkbenchError, match="checkpoint"):
+        wb.calibrate(wb.models["mixtral-8x7b"])
+
+
+def test_cores_are_shared_as_the_record_says(calibrated):
+    assert isinstance(calibrated.cores, Cores)

@@ -1,0 +1,61 @@
+"""The difference between a run and its simulation, by cause: nothing is lost and nothing counted twice."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.builders import scenarios, tiny_scenario
+from workbench.explain import residual
+from workbench.result import Source
+from workbench.schedules import Sequential
+from workbench.simulate import Detail, simulate
+from workbench.timeline import Span, Timeline
+
+SIMULATED = simulate(tiny_scenario(8, 1, 1), Sequential(), detail=Detail.TASK)
+
+
+def result(source: Source, seconds: float, *spans: Span):
+    busy = {lane: sum(s.end - s.start for s in spans if s.lane == lane) for lane in ("gpu", "cpu", "d2h", "h2d")}
+    return replace(SIMULATED, source=source, seconds=seconds, busy=busy, timeline=Timeline(list(spans)))
+
+
+def test_each_cause_gets_its_seconds():
+    simulated = result(
+        Source.SIMULATED,
+        10.0,
+        Span("gpu", "A", 0.0, 4.0, 0),
+        Span("cpu", "C", 4.0, 5.0, 0),
+        Span("gpu", "B", 5.0, 9.0, 0),
+    )
+    measured = result(
+        Source.MEASURED,
+        15.0,
+        Span("gpu", "A", 0.0, 5.0, 0, 4.5),  # half a second more work, half a second without its core
+        Span("cpu", "C", 5.0, 8.0, 0, 3.0),  # the gpu lane waits two seconds longer
+        Span("gpu", "B", 8.0, 12.0, 0, 4.0),  # and two more seconds pass between iterations
+    )
+    assert residual(measured, simulated) == {
+        "gpu work": pytest.approx(0.5),
+        "core taken from gpu": pytest.approx(0.5),
+        "between iterations": pytest.approx(2.0),
+        "gpu waiting": pytest.approx(2.0),
+    }
+
+
+@settings(max_examples=25, deadline=None)
+@given(scenarios(), st.floats(0.5, 2.0), st.floats(0.0, 1.0))
+def test_the_causes_add_up_to_the_whole_difference(case, stretch, own):
+    scenario, schedule = case
+    simulated = simulate(scenario, schedule, detail=Detail.TASK)
+    spans = [
+        s._replace(start=s.start * stretch, end=s.end * stretch, cpu=(s.end - s.start) * own)
+        for s in simulated.timeline
+    ]
+    measured = replace(
+        simulated, source=Source.MEASURED, seconds=simulated.seconds * stretch + 1.0, timeline=Timeline(spans)
+    )
+    causes = residual(measured, simulated)
+    assert sum(causes.values()) == pytest.approx(measured.seconds - simulated.seconds, abs=1e-9)
+    assert sum(residual(simulated, simulated).values()) == pytest.approx(0.0, abs=1e-12)

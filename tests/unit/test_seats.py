@@ -1,0 +1,97 @@
+"""Where lanes work: cores of their own beside each other, every core where one follows the other."""
+
+import os
+import sys
+import threading
+
+import pytest
+import torch
+
+from workbench.engine import seats as seats_module
+from workbench.engine.seats import Seat, name_thread, seats, sit, sit_elsewhere
+from workbench.profile import Cores, Pace
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="cores are chosen on Linux only")
+
+
+@pytest.fixture
+def computer(monkeypatch):
+    def of(cores: int):
+        monkeypatch.setattr(seats_module.os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+        return Cores.of(cores)
+
+    return of
+
+
+@pytest.mark.parametrize(("beside", "movers"), [("gpu", (0,)), ("cpu", (1,))])
+def test_on_two_cores_the_movers_share_the_core_that_the_model_says(computer, beside, movers):
+    cores = computer(2)
+    taken = seats(Pace(1, 1, beside, 0.0, 0.0), cores)
+    assert taken == {
+        "gpu": Seat(1, (0,)),
+        "cpu": Seat(1, (1,)),
+        "d2h": Seat(1, movers),
+        "h2d": Seat(1, movers),
+    }
+
+
+def test_with_spare_cores_the_movers_have_their_own(computer):
+    cores = computer(8)
+    taken = seats(Pace(cores.gpu, cores.cpu, "", 0.0, 0.0), cores)
+    assert [taken[lane].cores for lane in ("gpu", "cpu", "h2d")] == [(0, 1, 2), (3, 4, 5, 6), (7,)]
+
+
+def test_lanes_that_follow_one_another_have_every_core(computer):
+    cores = computer(2)
+    taken = seats(Pace(2, 2, "", 0.0, 0.0), cores)
+    assert {seat.cores for seat in taken.values()} == {(0, 1)}
+    assert (taken["gpu"].threads, taken["h2d"].threads) == (2, 1)
+
+
+def in_a_thread(work):
+    """What `work` returns in a fresh thread, so that nothing of this one is changed."""
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(work()))
+    thread.start()
+    thread.join()
+    return answers[0]
+
+
+@linux
+def test_one_thread_is_pinned_to_its_core():
+    core = min(os.sched_getaffinity(0))
+
+    def work():
+        sit(Seat(1, (core,)))
+        return os.sched_getaffinity(0), torch.get_num_threads()
+
+    assert in_a_thread(work) == ({core}, 1)
+
+
+@linux
+@pytest.mark.skipif(len(getattr(os, "sched_getaffinity", lambda _: ())(0)) < 2, reason="needs two cores")
+def test_two_threads_are_pinned_to_a_core_each_and_let_go_again():
+    one, two = sorted(os.sched_getaffinity(0))[:2]
+
+    def work():
+        name_thread("lane-test")
+        torch.get_num_threads()
+        sit(Seat(2, (one, two)))
+        pinned = os.sched_getaffinity(0), [os.sched_getaffinity(other) for other in seats_module._others()]
+        sit(Seat(1, (two,)))
+        return (*pinned, os.sched_getaffinity(0))
+
+    assert in_a_thread(work) == ({one}, [{two}], {two})
+
+
+@linux
+@pytest.mark.skipif(len(getattr(os, "sched_getaffinity", lambda _: ())(0)) < 2, reason="needs two cores")
+def test_a_thread_that_helps_another_works_on_other_cores():
+    everywhere = os.sched_getaffinity(0)
+    first = min(everywhere)
+
+    def work():
+        os.sched_setaffinity(0, {first})
+        return in_a_thread(lambda: (sit_elsewhere(), os.sched_getaffinity(0))[1])
+
+    assert in_a_thread(work) == everywhere - {first}

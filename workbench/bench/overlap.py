@@ -1,0 +1,210 @@
+"""What overlap gains: steady decode passes under VSLPipe against the same passes under Sequential."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from workbench.bench.quiet import Probe, listening
+from workbench.bench.record import ratio, write
+from workbench.bench.sim import LAYER, smallest
+from workbench.engine import calibrate, make_checkpoint, run
+from workbench.engine.engine import Engine
+from workbench.errors import WorkbenchError
+from workbench.hardware import Machine
+from workbench.memory import Memory
+from workbench.models import ModelConfig, checkpoint
+from workbench.plan import COMPUTE, LANES, busy_seconds
+from workbench.scenario import Scenario
+from workbench.scheduler.batch import NONE, Batch
+from workbench.scheduler.block_manager import BlockManager
+from workbench.scheduler.resource_aware import ResourceAware
+from workbench.schedules import Schedule, Sequential, VSLPipe
+from workbench.schedules.base import Step
+from workbench.serving import Clock, Prepared, prepare
+from workbench.simulate.clock import TaskClock
+from workbench.workload import Request, Workload
+
+VSL, PREFETCH, PLAIN = VSLPipe(), Sequential(prefetch=True), Sequential()
+STEADY = 3
+"""Passes that count; one before them brings the first weights, one after them needs no more."""
+KV_BYTES = 8e9
+BLOCK = 16
+
+
+@dataclass
+class Contender:
+    """One schedule: seconds per steady pass, simulated and measured, and the busy share of each lane."""
+
+    schedule: Schedule
+    simulated: float
+    measured: list[float] = field(default_factory=list)
+    busy: dict[str, float] = field(default_factory=dict)
+
+
+class Bench:
+    """`rows` decodes that each read `context` KV entries, on a link of `rate` B/s; None lets both be balanced."""
+
+    def __init__(
+        self, model: ModelConfig, machine: Machine, rows: int, context: int | None, rate: float | None
+    ) -> None:
+        self._model, self._machine, self._rows = model, machine, rows
+        self.context = context or self._balanced_context()
+        self.rate = rate or self._balanced_rate()
+
+    def _balanced_context(self) -> int:
+        """KV entries per decode at which the cpu lane has as much to do as the gpu lane, if the cache has room."""
+        low, high = BLOCK, int(KV_BYTES / self._model.kv_bytes_per_token(self._model.dtype) / self._rows) - 2 * BLOCK
+        while high - low > BLOCK:
+            middle = (low + high) // 2
+            lanes = self._lanes(middle)
+            low, high = (middle, high) if lanes["cpu"] < lanes["gpu"] else (low, middle)
+        return low
+
+    def _balanced_rate(self) -> float:
+        """Link rate at which a pass's weights take as long as its busier compute lane."""
+        cost = prepare(self.scenario(self.context, None), VSL).cost
+        weights = cost.weights_per_layer * self._model.num_hidden_layers
+        lanes = self._lanes(self.context)
+        return min(weights / max(lanes["gpu"], lanes["cpu"]), self._machine.link.h2d)
+
+    def _lanes(self, context: int) -> dict[str, float]:
+        """Seconds of the compute lanes in a pass under VSLPipe, each on its own cores and alone."""
+        prepared, cores = prepare(self.scenario(context, None), VSL), self._machine.cores
+        plan = prepared.lowering.plan(self.batch(context), Step.MIDDLE)
+        parts = [part.rows for part in plan.parts]
+        pace = prepared.cost.pace(plan.tasks, parts, cores) if cores is not None else None
+        busy = busy_seconds(plan.tasks, prepared.cost.tasks(plan.tasks, parts, pace))
+        return {lane: busy[lane] for lane in COMPUTE}
+
+    def scenario(self, context: int, rate: float | None) -> Scenario:
+        """Requests whose prompts are as long as the context."""
+        random = np.random.default_rng(0)
+        prompts = random.integers(0, self._model.vocab_size, (self._rows, context)).tolist()
+        blocks = self._rows * (-(-(context + STEADY + 3) // BLOCK))
+        return Scenario(
+            LAYER,
+            model=self._model,
+            machine=self._machine if rate is None else self._machine.limit(link=rate),
+            memory=Memory(blocks * BLOCK * self._model.kv_bytes_per_token(self._model.dtype), BLOCK),
+            workload=Workload.of([Request(tuple(prompt), STEADY + 2) for prompt in prompts], name="steady decodes"),
+            scheduler=ResourceAware(),
+        )
+
+    def batch(self, context: int) -> Batch:
+        """All requests, each with `context` tokens in the cache."""
+        everyone = np.arange(self._rows)
+        return Batch(NONE, NONE, everyone, np.full(self._rows, context), self._model.num_hidden_layers)
+
+    def passes(self, prepared: Prepared, clock: Clock) -> tuple[list[float], dict[str, float]]:
+        """Seconds of the steady passes, and the share of that time in which each lane was busy."""
+        blocks = BlockManager(prepared.scenario.kv_blocks, BLOCK, self._rows, self.context + STEADY + 3)
+        everyone = np.arange(self._rows)
+        blocks.allocate(everyone, np.full(self._rows, BLOCK))
+        for _ in range(-(-(self.context + STEADY + 3) // BLOCK) - 1):
+            blocks.append(everyone)  # in turn, so that each sequence's blocks lie apart
+        clock.begin(blocks)
+        seconds, busy = list[float](), dict.fromkeys(LANES, 0.0)
+        for number, step in enumerate([Step.FIRST, *[Step.MIDDLE] * STEADY, Step.LAST]):
+            begin = clock.now
+            lanes = clock.execute(prepared.lowering.plan(self.batch(self.context + number), step), number, step)
+            if step is Step.MIDDLE:
+                seconds.append(clock.now - begin)
+                busy = {lane: busy[lane] + lanes[lane] for lane in LANES}
+        return seconds, {lane: time / sum(seconds) for lane, time in busy.items()}
+
+    def simulated(self, schedule: Schedule) -> Contender:
+        """A schedule with its simulation."""
+        prepared = prepare(self.scenario(self.context, self.rate), schedule)
+        seconds, _ = self.passes(prepared, TaskClock(prepared))
+        return Contender(schedule, median(seconds))
+
+    def measure(self, contender: Contender, probe: Probe) -> str:
+        """One repetition; why it does not count, or nothing."""
+        prepared = prepare(self.scenario(self.context, self.rate), contender.schedule)
+        engine = Engine(prepared)
+        try:
+            with listening(probe) as noise:
+                seconds, busy = self.passes(prepared, engine)
+        finally:
+            engine.close()
+        if not noise.quiet:
+            return str(noise)
+        contender.measured.append(median(seconds))
+        contender.busy = busy
+        return ""
+
+
+def bench_overlap(
+    name: str,
+    *,
+    rows: int,
+    context: int | None,
+    rate: float | None,
+    repeats: int,
+    json: Path | None,
+    say: Callable[[str], None] = print,
+) -> list[Contender]:
+    """Measure VSLPipe against Sequential with and without weight prefetch, interleaved; each also simulated.
+
+    The KV that the decodes read is put in place as zeros, not prefilled: prompts of that length would take minutes.
+
+    Raises
+    ------
+    WorkbenchError
+        If some schedule had no undisturbed repetition.
+    """
+    model = checkpoint(make_checkpoint(name))
+    run(*smallest(model))
+    machine = calibrate(model, refresh=True)
+    bench = Bench(model, machine, rows, context, rate)
+    contenders = [bench.simulated(schedule) for schedule in (VSL, PREFETCH, PLAIN)]
+    say(f"{machine.name}, calibrated {machine.measured}")
+    say(f"{name}, {rows} decodes that read {bench.context} KV entries each, link {bench.rate / 1e9:.2f} GB/s")
+    probe = Probe()
+    for turn in range(2 * repeats):
+        for number in np.random.default_rng(turn).permutation(len(contenders)).tolist():
+            contender = contenders[number]
+            if len(contender.measured) < repeats and (disturbed := bench.measure(contender, probe)):
+                say(f"dropped {contender.schedule.name}: {disturbed}")
+    if missing := [contender for contender in contenders if not contender.measured]:
+        raise WorkbenchError(f"other programs disturbed every run of {missing[0].schedule.name}; close them.")
+    ratios = _print(contenders, say)
+    if json is not None:
+        write(json, machine, ratios, [_row(contender) for contender in contenders])
+    return contenders
+
+
+def _print(contenders: list[Contender], say: Callable[[str], None]) -> dict[str, dict[str, float]]:
+    say(
+        "schedule                    seconds per pass: simulated  measured (range)       measured speed / simulated  lanes busy"
+    )
+    for c in contenders:
+        middle = median(c.measured)
+        lanes = ", ".join(f"{lane} {share:.0%}" for lane, share in c.busy.items() if share)
+        spread = f"{middle:.3f} ({min(c.measured):.3f} to {max(c.measured):.3f})"
+        say(f"{c.schedule.name:26}  {c.simulated:27.3f}  {spread:22}  {c.simulated / middle:25.2f}  {lanes}")
+    fast = contenders[0]
+    ratios = {f"{fast.schedule.name}: measured speed / simulated": ratio([fast.simulated / s for s in fast.measured])}
+    for slow in contenders[1:]:
+        pairs = zip(slow.measured, fast.measured, strict=False)
+        ratios[f"{fast.schedule.name} / {slow.schedule.name}, speed"] = ratio([a / b for a, b in pairs])
+    for what, values in ratios.items():
+        say(
+            f"{what}: median {values['median']:.2f} ({values['min']:.2f} to {values['max']:.2f}, {values['runs']} runs)"
+        )
+    return ratios
+
+
+def _row(contender: Contender) -> dict[str, Any]:
+    return {
+        "schedule": contender.schedule.name,
+        "simulated": contender.simulated,
+        "measured": contender.measured,
+        "busy": contender.busy,
+    }
