@@ -53,9 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--steps", type=int, help="updates (default: as the shipped model, 20 minutes on two cores)")
     train.add_argument("--seed", type=int, default=0)
     train.set_defaults(command=_train_tiny)
-    bench = commands.add_parser(
-        "bench", help="benchmarks: how well runs are predicted, what overlap gains"
-    )
+    bench = commands.add_parser("bench", help="benchmarks: how well runs are predicted, what overlap gains")
     benches = bench.add_subparsers(required=True, metavar="which")
     sim = benches.add_parser("sim", help="random settings, simulated and run; the residual by cause")
     sim.add_argument("--model", default="mix-m", help=f"{_RECIPES}; default: mix-m")
@@ -71,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     overlap.add_argument("--rows", type=int, default=256, help="decodes per pass (default: 256)")
     overlap.add_argument("--context", type=int, help="KV entries of each (default: as much work for cpu as for gpu)")
     overlap.add_argument("--link", type=parse_bytes, help="B/s, as 2GB (default: weights take as long as computing)")
-    overlap.add_argument("--repeats", type=int, default=5)
+    overlap.add_argument("--repeats", type=int, default=9, help="undisturbed passes (default: 9)")
     overlap.add_argument("--json", type=Path, help="file to write the record to")
     overlap.set_defaults(command=_bench_overlap)
     measure = commands.add_parser("measure", help="measure this computer's rates for Machine.local")

@@ -151,7 +151,7 @@ def test_only_the_lane_that_pays_is_slowed_down():
 
 
 def test_a_task_that_starts_in_the_middle_of_a_stream_is_slowed_for_the_rest_of_it():
-    _, ends = lay_out([bulk(), task(CPU), task(GPU, 1)], [4.0, 3.0, 2.0], 1.0, {"gpu": 0.5})
+    _, ends = lay_out([bulk(), task(CPU), task(GPU, 1)], [4.0, 3.0, 2.0], 1.0, {"gpu": 0.5, "cpu": 0.0})
     assert ends[2] == 3 + 1 + 1.5
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from workbench.bench import record
 from workbench.bench.quiet import Probe, listening
-from workbench.bench.record import ratio, write
+from workbench.bench.record import write
 from workbench.bench.sim import LAYER, smallest
 from workbench.engine import calibrate, make_checkpoint, run
 from workbench.engine.engine import Engine
@@ -19,7 +20,7 @@ from workbench.errors import WorkbenchError
 from workbench.hardware import Machine
 from workbench.memory import Memory
 from workbench.models import ModelConfig, checkpoint
-from workbench.plan import COMPUTE, LANES, busy_seconds
+from workbench.plan import COMPUTE, busy_seconds
 from workbench.scenario import Scenario
 from workbench.scheduler.batch import NONE, Batch
 from workbench.scheduler.block_manager import BlockManager
@@ -31,20 +32,38 @@ from workbench.simulate.clock import TaskClock
 from workbench.workload import Request, Workload
 
 VSL, PREFETCH, PLAIN = VSLPipe(), Sequential(prefetch=True), Sequential()
-STEADY = 3
-"""Passes that count; one before them brings the first weights, one after them needs no more."""
+STEADY = 6
+"""Passes of a round that count; one before them brings the first weights, one after them needs no more."""
+ROUNDS = 6
+"""Most rounds, until every schedule has as many undisturbed passes as asked for."""
 KV_BYTES = 8e9
 BLOCK = 16
 
 
 @dataclass
 class Contender:
-    """One schedule: seconds per steady pass, simulated and measured, and the busy share of each lane."""
+    """One schedule: seconds per steady pass, simulated and measured, and how long each lane was busy."""
 
     schedule: Schedule
     simulated: float
     measured: list[float] = field(default_factory=list)
-    busy: dict[str, float] = field(default_factory=dict)
+    busy: list[dict[str, float]] = field(default_factory=list)
+    dropped: int = 0
+
+    def note(self, seconds: float, busy: dict[str, float]) -> None:
+        """An undisturbed pass."""
+        self.measured.append(seconds)
+        self.busy.append(busy)
+
+    @property
+    def seconds(self) -> float:
+        """Median of the undisturbed passes."""
+        return median(self.measured)
+
+    @property
+    def utilisation(self) -> dict[str, float]:
+        """Share of the time in which each lane was busy."""
+        return {lane: sum(busy[lane] for busy in self.busy) / sum(self.measured) for lane in self.busy[0]}
 
 
 class Bench:
@@ -86,7 +105,7 @@ class Bench:
         """Requests whose prompts are as long as the context."""
         random = np.random.default_rng(0)
         prompts = random.integers(0, self._model.vocab_size, (self._rows, context)).tolist()
-        blocks = self._rows * (-(-(context + STEADY + 3) // BLOCK))
+        blocks = self._rows * (-(-(context + STEADY + 2) // BLOCK))
         return Scenario(
             LAYER,
             model=self._model,
@@ -101,43 +120,40 @@ class Bench:
         everyone = np.arange(self._rows)
         return Batch(NONE, NONE, everyone, np.full(self._rows, context), self._model.num_hidden_layers)
 
-    def passes(self, prepared: Prepared, clock: Clock) -> tuple[list[float], dict[str, float]]:
-        """Seconds of the steady passes, and the share of that time in which each lane was busy."""
-        blocks = BlockManager(prepared.scenario.kv_blocks, BLOCK, self._rows, self.context + STEADY + 3)
+    def passes(self, prepared: Prepared, clock: Clock) -> Iterator[tuple[float, dict[str, float]]]:
+        """Begin, and yield the seconds and busy lanes of each steady pass when it has ended."""
+        blocks = BlockManager(prepared.scenario.kv_blocks, BLOCK, self._rows, self.context + STEADY + 2)
         everyone = np.arange(self._rows)
         blocks.allocate(everyone, np.full(self._rows, BLOCK))
-        for _ in range(-(-(self.context + STEADY + 3) // BLOCK) - 1):
+        for _ in range(prepared.scenario.kv_blocks // self._rows - 1):
             blocks.append(everyone)  # in turn, so that each sequence's blocks lie apart
         clock.begin(blocks)
-        seconds, busy = list[float](), dict.fromkeys(LANES, 0.0)
         for number, step in enumerate([Step.FIRST, *[Step.MIDDLE] * STEADY, Step.LAST]):
             begin = clock.now
-            lanes = clock.execute(prepared.lowering.plan(self.batch(self.context + number), step), number, step)
+            busy = clock.execute(prepared.lowering.plan(self.batch(self.context + number), step), number, step)
             if step is Step.MIDDLE:
-                seconds.append(clock.now - begin)
-                busy = {lane: busy[lane] + lanes[lane] for lane in LANES}
-        return seconds, {lane: time / sum(seconds) for lane, time in busy.items()}
+                yield clock.now - begin, busy
 
     def simulated(self, schedule: Schedule) -> Contender:
         """A schedule with its simulation."""
         prepared = prepare(self.scenario(self.context, self.rate), schedule)
-        seconds, _ = self.passes(prepared, TaskClock(prepared))
-        return Contender(schedule, median(seconds))
+        return Contender(schedule, median(seconds for seconds, _ in self.passes(prepared, TaskClock(prepared))))
 
-    def measure(self, contender: Contender, probe: Probe) -> str:
-        """One repetition; why it does not count, or nothing."""
+    def measure(self, contender: Contender, probe: Probe) -> None:
+        """One round: each pass counts unless it was disturbed."""
         prepared = prepare(self.scenario(self.context, self.rate), contender.schedule)
         engine = Engine(prepared)
         try:
-            with listening(probe) as noise:
-                seconds, busy = self.passes(prepared, engine)
+            passes = self.passes(prepared, engine)
+            for _ in range(STEADY):
+                with listening(probe) as noise:
+                    seconds, busy = next(passes)
+                if noise.quiet:
+                    contender.note(seconds, busy)
+                else:
+                    contender.dropped += 1
         finally:
             engine.close()
-        if not noise.quiet:
-            return str(noise)
-        contender.measured.append(median(seconds))
-        contender.busy = busy
-        return ""
 
 
 def bench_overlap(
@@ -148,11 +164,12 @@ def bench_overlap(
     rate: float | None,
     repeats: int,
     json: Path | None,
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = record.say,
 ) -> list[Contender]:
     """Measure VSLPipe against Sequential with and without weight prefetch, interleaved; each also simulated.
 
-    The KV that the decodes read is put in place as zeros, not prefilled: prompts of that length would take minutes.
+    Every steady pass is a repetition. The KV that the decodes read is put in place as zeros, not prefilled: prompts of
+    that length would take minutes.
 
     Raises
     ------
@@ -167,38 +184,49 @@ def bench_overlap(
     say(f"{machine.name}, calibrated {machine.measured}")
     say(f"{name}, {rows} decodes that read {bench.context} KV entries each, link {bench.rate / 1e9:.2f} GB/s")
     probe = Probe()
-    for turn in range(2 * repeats):
+    for turn in range(ROUNDS):
         for number in np.random.default_rng(turn).permutation(len(contenders)).tolist():
-            contender = contenders[number]
-            if len(contender.measured) < repeats and (disturbed := bench.measure(contender, probe)):
-                say(f"dropped {contender.schedule.name}: {disturbed}")
+            if len(contenders[number].measured) < repeats:
+                bench.measure(contenders[number], probe)
+        counts = ", ".join(f"{c.schedule.name} {len(c.measured)} of {len(c.measured) + c.dropped}" for c in contenders)
+        say(f"round {turn + 1}: undisturbed passes: {counts}")
     if missing := [contender for contender in contenders if not contender.measured]:
-        raise WorkbenchError(f"other programs disturbed every run of {missing[0].schedule.name}; close them.")
-    ratios = _print(contenders, say)
+        raise WorkbenchError(f"other programs disturbed every pass of {missing[0].schedule.name}; close them.")
+    ratios = _ratios(contenders)
+    _print(contenders, ratios, say)
     if json is not None:
         write(json, machine, ratios, [_row(contender) for contender in contenders])
     return contenders
 
 
-def _print(contenders: list[Contender], say: Callable[[str], None]) -> dict[str, dict[str, float]]:
-    say(
-        "schedule                    seconds per pass: simulated  measured (range)       measured speed / simulated  lanes busy"
-    )
-    for c in contenders:
-        middle = median(c.measured)
-        lanes = ", ".join(f"{lane} {share:.0%}" for lane, share in c.busy.items() if share)
-        spread = f"{middle:.3f} ({min(c.measured):.3f} to {max(c.measured):.3f})"
-        say(f"{c.schedule.name:26}  {c.simulated:27.3f}  {spread:22}  {c.simulated / middle:25.2f}  {lanes}")
-    fast = contenders[0]
-    ratios = {f"{fast.schedule.name}: measured speed / simulated": ratio([fast.simulated / s for s in fast.measured])}
-    for slow in contenders[1:]:
-        pairs = zip(slow.measured, fast.measured, strict=False)
-        ratios[f"{fast.schedule.name} / {slow.schedule.name}, speed"] = ratio([a / b for a, b in pairs])
-    for what, values in ratios.items():
-        say(
-            f"{what}: median {values['median']:.2f} ({values['min']:.2f} to {values['max']:.2f}, {values['runs']} runs)"
-        )
+def _ratios(contenders: Sequence[Contender]) -> dict[str, dict[str, float]]:
+    """Speeds of the first contender, relative to its simulation and to the others: of the medians, and the extremes."""
+    fast, *others = contenders
+    ratios = {f"{fast.schedule.name}: measured / simulated speed": _ratio([fast.simulated], fast.measured)}
+    for slow in others:
+        ratios[f"{fast.schedule.name} / {slow.schedule.name}, speed"] = _ratio(slow.measured, fast.measured)
     return ratios
+
+
+def _ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, float]:
+    return {
+        "median": median(above) / median(below),
+        "min": min(above) / max(below),
+        "max": max(above) / min(below),
+        "runs": len(below),
+    }
+
+
+def _print(
+    contenders: Sequence[Contender], ratios: Mapping[str, Mapping[str, float]], say: Callable[[str], None]
+) -> None:
+    say(f"{'seconds per pass':26}  simulated  measured (range)        simulated / measured  lanes busy")
+    for c in contenders:
+        lanes = ", ".join(f"{lane} {share:.0%}" for lane, share in c.utilisation.items() if share)
+        spread = f"{c.seconds:.3f} ({min(c.measured):.3f} to {max(c.measured):.3f})"
+        say(f"{c.schedule.name:26}  {c.simulated:9.3f}  {spread:22}  {c.simulated / c.seconds:20.2f}  {lanes}")
+    for what, seen in ratios.items():
+        say(f"{what}: {seen['median']:.2f} of the medians ({seen['min']:.2f} to {seen['max']:.2f})")
 
 
 def _row(contender: Contender) -> dict[str, Any]:
@@ -206,5 +234,6 @@ def _row(contender: Contender) -> dict[str, Any]:
         "schedule": contender.schedule.name,
         "simulated": contender.simulated,
         "measured": contender.measured,
-        "busy": contender.busy,
+        "utilisation": contender.utilisation,
+        "dropped": contender.dropped,
     }

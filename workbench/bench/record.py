@@ -13,6 +13,11 @@ from workbench.hardware import Machine
 from workbench.result import versions
 
 
+def say(line: str) -> None:
+    """Print at once, also into a file: benchmarks take minutes."""
+    print(line, flush=True)
+
+
 def ratio(values: Sequence[float]) -> dict[str, float]:
     """Median and range of the repetitions."""
     return {"median": median(values), "min": min(values), "max": max(values), "runs": len(values)}

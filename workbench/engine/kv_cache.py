@@ -33,7 +33,8 @@ class KVCache:
 
     def __init__(self, model: ModelConfig, blocks: int, block_size: int, dtype: str) -> None:
         shape = (model.num_hidden_layers, blocks, model.num_key_value_heads, 2, block_size, model.head_dim)
-        self.pool = torch.zeros(shape, dtype=TORCH_DTYPES[dtype])
+        self.pool = torch.empty(shape, dtype=TORCH_DTYPES[dtype])
+        self.pool.zero_()  # unlike torch.zeros this touches every page, so that no lane pays for mapping them
         self._model = model
         self._team = ThreadPoolExecutor(max(1, usable_cores() - 1), "attention", initializer=sit_elsewhere)
 
