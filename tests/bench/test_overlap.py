@@ -60,6 +60,32 @@ def test_overlap_pays_in_simulation_when_lanes_and_link_are_balanced(bench):
     assert 2.5 < slow / fast < 3.1
 
 
+def test_probes_are_read_while_the_clock_stands(bench, monkeypatch):
+    seen: list[bool] = []
+
+    class Stub(TaskClock):
+        running = True
+
+        def pause(self) -> None:
+            Stub.running = False
+
+        def resume(self) -> None:
+            Stub.running = True
+
+        def close(self) -> None: ...
+
+    class Still:
+        def seconds(self) -> float:
+            seen.append(Stub.running)
+            return 1.0
+
+    monkeypatch.setattr(overlap, "Engine", Stub)
+    contender = overlap.Contender(VSLPipe(), 1.0)
+    bench.measure(contender, Still())
+    assert len(contender.measured) + contender.dropped == STEADY
+    assert seen[1:] == [False] * (2 * STEADY - 1)
+
+
 def test_ratios_are_those_of_the_medians_with_the_extremes():
     fast, slow = overlap.Contender(overlap.VSL, 1.5, [1.0, 2.0, 3.0]), overlap.Contender(overlap.PLAIN, 4.0, [4.0, 5.0])
     ratios = overlap._ratios([fast, slow])

@@ -12,7 +12,6 @@ import numpy as np
 
 from workbench.bench import record
 from workbench.bench.quiet import Probe, listening
-from workbench.bench.record import write
 from workbench.bench.sim import LAYER, smallest
 from workbench.engine import calibrate, make_checkpoint, run
 from workbench.engine.engine import Engine
@@ -146,8 +145,10 @@ class Bench:
         try:
             passes = self.passes(prepared, engine)
             for _ in range(STEADY):
-                with listening(probe) as noise:
+                with listening(probe) as noise:  # its probes are no part of a pass
+                    engine.resume()
                     seconds, busy = next(passes)
+                    engine.pause()
                 if noise.quiet:
                     contender.note(seconds, busy)
                 else:
@@ -195,7 +196,7 @@ def bench_overlap(
     ratios = _ratios(contenders)
     _print(contenders, ratios, say)
     if json is not None:
-        write(json, machine, ratios, [_row(contender) for contender in contenders])
+        record.write(json, machine, ratios, [_row(contender) for contender in contenders])
     return contenders
 
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from workbench.bench import record
 from workbench.bench.quiet import Probe, listening
-from workbench.bench.record import ratio, write
 from workbench.engine import calibrate, make_checkpoint, run
 from workbench.errors import WorkbenchError
 from workbench.explain import residual
@@ -159,8 +158,8 @@ def bench_sim(
             say(f"no undisturbed run: {setting.name}")
     say(f"runs dropped as disturbed: {sum(setting.dropped for setting in drawn)}")
     if json is not None:
-        errors = ratio([setting.error + 1 for setting in seen])
-        write(json, machine, {"measured / simulated": errors}, [setting.row() for setting in seen])
+        errors = record.ratio([setting.error + 1 for setting in seen])
+        record.write(json, machine, {"measured / simulated": errors}, [setting.row() for setting in seen])
     return drawn
 
 
