@@ -21,6 +21,7 @@ from workbench.units import DTYPE_BYTES
 # wait for one another: regions of 1 ms then took up to 50 ms (2 Zen 4 cores).
 TEAM_SECONDS = 1e-3
 _MOST_LOST = 0.45  # share of a lane's time that a stream takes at most, once as a core and once as DRAM
+_ENDLESS = 1e12  # tokens of an iteration that no computer will see
 _ENDS = {Kind.EMBED: "embed", Kind.HEAD: "head"}
 
 
@@ -168,11 +169,11 @@ class TaskCost:
         return self.profile is None or sum(_compute(tasks, self.tasks(tasks, parts, whole))) < sum(apart)
 
     def lay_out(
-        self, tasks: Sequence[Task], parts: Sequence[Rows], packet: float
+        self, tasks: Sequence[Task], parts: Sequence[Rows], packet: float, whole: Sequence[Task]
     ) -> tuple[list[float], list[float], list[float]]:
-        """Starts, ends and busy seconds of a plan's tasks [s]; see `plan.lay_out`."""
+        """Starts, ends and busy seconds of tasks of a plan [s]; see `plan.lay_out`. The `whole` plan sets the pace."""
         cores = self._machine.cores
-        pace = None if cores is None else self.pace(tasks, parts, cores)
+        pace = None if cores is None else self.pace(whole, parts, cores)
         work = self.tasks(tasks, parts, pace)
         drag = {} if pace is None else {"gpu": pace.gpu_drag, "cpu": pace.cpu_drag}
         starts, ends = lay_out(tasks, work, packet, drag)
@@ -216,7 +217,7 @@ class TaskCost:
         below a tenth: the link is hidden anyway, and smaller batches only repeat the fixed work.
         """
         transfer = self.fetch(self.weights_per_layer)
-        if not transfer:
+        if not transfer or self._gpu_seconds(_ENDLESS) < transfer:
             return float("inf")
         first = 1.0
         while self._gpu_seconds(first) < transfer:
@@ -224,8 +225,9 @@ class TaskCost:
         slope = (self._gpu_seconds(2 * first) - self._gpu_seconds(first)) / first
         many = 4096.0
         per_token = (self._gpu_seconds(2 * many) - self._gpu_seconds(many)) / many
-        amortised = 9 * (self._gpu_seconds(many) / per_token - many)
-        return max(1.0, (transfer - self._gpu_seconds(first)) / slope + first, amortised)
+        amortised = 9 * (self._gpu_seconds(many) / per_token - many) if per_token else float("inf")
+        balanced = (transfer - self._gpu_seconds(first)) / slope + first if slope else first
+        return max(1.0, balanced, amortised)
 
     def _gpu_seconds(self, tokens: float) -> float:
         """Seconds of one layer on the gpu lane, for one prompt's tokens without their attention to one another."""

@@ -57,7 +57,7 @@ def test_every_pass_decodes_all_requests_with_one_more_token_in_the_cache(bench,
 
 def test_overlap_pays_in_simulation_when_lanes_and_link_are_balanced(bench):
     fast, slow = (bench.simulated(schedule).simulated for schedule in (VSLPipe(), Sequential()))
-    assert 2.5 < slow / fast < 3.1
+    assert 1.7 < slow / fast <= 3  # three equal lanes, but Sequential reads each expert once for the whole batch
 
 
 def test_probes_are_read_while_the_clock_stands(bench, monkeypatch):

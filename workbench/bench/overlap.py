@@ -76,8 +76,9 @@ class Bench:
         self.rate = rate or self._balanced_rate()
 
     def _balanced_context(self) -> int:
-        """KV entries per decode at which the cpu lane has as much to do as the gpu lane, if the cache has room."""
-        low, high = BLOCK, int(KV_BYTES / self._model.kv_bytes_per_token(self._model.dtype) / self._rows) - 2 * BLOCK
+        """KV entries per decode at which the cpu lane has as much to do as the gpu lane, or as many as there may be."""
+        room = int(KV_BYTES / self._model.kv_bytes_per_token(self._model.dtype) / self._rows) - 2 * BLOCK
+        low, high = BLOCK, min(room, self._model.max_position_embeddings - STEADY - 2)
         while high - low > BLOCK:
             middle = (low + high) // 2
             lanes = self._lanes(middle)
