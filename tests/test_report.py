@@ -47,4 +47,4 @@ def test_an_unknown_checkpoint_recipe_names_those_there_are() -> None:
     command = [sys.executable, "-m", "workbench", "make-checkpoint", "mix-xl"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "there are mix-s, mix-b" in done.stderr
+    assert "there are mix-s, mix-m, mix-b" in done.stderr
