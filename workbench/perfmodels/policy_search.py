@@ -18,11 +18,9 @@ from workbench.perfmodels.moe_lightning import (
     Mode,
     Policy,
     check,
-    cpu_peak,
     estimate,
-    fits,
-    gpu_peaks,
 )
+from workbench.perfmodels.policy_memory import cpu_peak, cpu_room, fits, gpu_peaks, gpu_room
 from workbench.units import format_bytes
 
 _EVERY = 64
@@ -71,7 +69,7 @@ def search(job: Job, mode: Mode = Mode.FULL) -> Found:
         raise CapacityError(
             f"{job.model.name} needs {format_bytes(float(max(gpu_peaks(job, least, mode))))} of GPU memory and "
             f"{format_bytes(float(cpu_peak(job, least)))} of CPU memory for one sequence; the policy may use "
-            f"{format_bytes(job.gpu_room)} and {format_bytes(job.cpu_room)} of {job.machine.name}. "
+            f"{format_bytes(gpu_room(job))} and {format_bytes(cpu_room(job))} of {job.machine.name}. "
             "Give it more memory, shorter prompts or more gpus."
         )
     return found if mode is Mode.ARTIFACT else _among(job, *_around(found.policy), mode) or found
@@ -184,7 +182,7 @@ def _largest(job: Job, none: Policy, whole: Policy, mode: Mode) -> Array:
     """Largest share between two policies, 0 at `none` and 1 at `whole`, that the GPU memory holds."""
     share: Array = np.ones(np.shape(none.weights_on_gpu))
     for low, high in zip(gpu_peaks(job, none, mode), gpu_peaks(job, whole, mode), strict=True):
-        room, slope = job.gpu_room - np.asarray(low), np.asarray(high) - np.asarray(low)
+        room, slope = gpu_room(job) - np.asarray(low), np.asarray(high) - np.asarray(low)
         share = np.minimum(share, np.divide(room, slope, out=np.where(room >= 0, 1.0, 0.0), where=slope > 0))
     clipped: Array = np.clip(share, 0.0, 1.0)
     return clipped
@@ -209,9 +207,9 @@ def _among(job: Job, micro: Array, count: Array, mode: Mode) -> Found | None:
 def _candidates(job: Job, mode: Mode) -> tuple[Array, Array]:
     """Pairs of mu and N/mu that are worth trying, up to what the memories could hold if they held nothing else."""
     smallest, next_one = (float(max(gpu_peaks(job, Policy(n, n), mode))) for n in (1, 2))
-    most_micro = max(1, int((job.gpu_room - smallest) / (next_one - smallest)) + 1)
+    most_micro = max(1, int((gpu_room(job) - smallest) / (next_one - smallest)) + 1)
     per_sequence = (job.prompt_len + job.output_len) * job.kv_per_token * job.model.num_hidden_layers
-    most = max(1, int((job.gpu_room + job.cpu_room) / per_sequence) + 1)
+    most = max(1, int((gpu_room(job) + cpu_room(job)) / per_sequence) + 1)
     if mode is Mode.ARTIFACT:
         steps = np.arange(4 + _ARTIFACT_STEP, most_micro + 1, _ARTIFACT_STEP, dtype=np.float64)
         micros, counts = np.concatenate(([1.0, 2.0, 3.0, 4.0], steps)), np.arange(1.0, most + 1)
