@@ -237,6 +237,110 @@ def test_search_fits_and_is_never_beaten_by_brute_force(where, mode):
     assert found.estimate.gen_tok_s >= best * (1 - 1e-9)
 
 
+@pytest.mark.parametrize("mode", [Mode.PAPER, Mode.FULL])
+def test_search_is_never_beaten_by_any_pair_of_micro_batch_and_count(mode):
+    """Beyond 64 not all of them are tried at first; the best is still found."""
+    where = job("s2", 77, 32)
+    micro, count = np.meshgrid(np.arange(1.0, 300), np.arange(1.0, 120), indexing="ij")
+    policy = with_shares(where, Policy(micro * count, micro), mode)
+    best = np.asarray(estimate(where, policy, mode).gen_tok_s)[fits(where, policy, mode)].max()
+    found = search(where, mode)
+    assert found.policy.micro_batch > 64
+    assert found.estimate.gen_tok_s >= best * (1 - 1e-9)
+
+
+def test_search_drops_the_kv_buffers_where_all_of_the_cache_stays_on_the_gpu():
+    machine = small_machine(173.8, 141.1, 4.73e9, 1.52e9)
+    found = search(Job(SMALL, machine, 82, 250), Mode.PAPER)
+    assert (found.policy.kv_on_gpu, found.policy.batch) == (1, 24)
+    assert found.policy.weights_on_gpu < 1
+
+
+def test_kv_buffers_are_needed_for_what_the_link_brings():
+    where = job("s2", 77, 256)
+    whole, most = (max(gpu_peaks(where, Policy(640, 64, 1, 1, 0, kv))) for kv in (1.0, 1 - 1e-12))
+    assert most - whole == pytest.approx(2 * 64 * (77 + 256) * 4096)
+
+
+WEIGHTS, KV, ATTENTION = 8 * 3 * 4096 * 14336 * 2, 4096, 2 * 4096 * (4096 + 1024)
+"""Mixtral-8x7B by layer: experts [B], KV of a token [B], parameters of the attention."""
+
+
+@pytest.mark.parametrize(
+    ("mode", "policy", "expected"),
+    [
+        (Mode.PAPER, Policy(60, 20, 0, 1, 0.25), (0.75 * WEIGHTS / 1e9, 3 * WEIGHTS / 2e9, 60 * 150 * KV / 3e9, 0)),
+        (
+            Mode.PAPER,
+            Policy(60, 25, 1, 1, 0, 0.5),
+            ((WEIGHTS + 30 * 150 * KV) / 1e9, (3 * WEIGHTS + 60 * 150 * KV) / 2e9, 0, 0),
+        ),
+        (Mode.PAPER, Policy(60, 20, 0, 0), (0, 0, (3 * WEIGHTS + 60 * 150 * KV) / 3e9, 0)),
+        (
+            Mode.ARTIFACT,
+            Policy(60, 20),
+            (WEIGHTS / 1e9, (3 * WEIGHTS + 60 * 2 * 18432) / 2e9, 60 * (200 * KV + 4 * 4096) / 3e9, 0),
+        ),
+        (
+            Mode.FULL,
+            Policy(60, 20),
+            (
+                (WEIGHTS + 60 * 8192) / 1e9,
+                (3 * WEIGHTS + 3 * 2 * ATTENTION) / 2e9,
+                (60 * 150 * KV + 3 * WEIGHTS) / 3e9,
+                60 * (8192 + KV) / 4e9,
+            ),
+        ),
+        (
+            Mode.FULL,
+            Policy(60, 20, 1, 0, 0, 0.5),
+            ((30 * 150 * KV + 60 * 8192) / 1e9, (60 * 150 * KV + 3 * 2 * ATTENTION) / 2e9, 3 * WEIGHTS / 3e9,
+             60 * (8192 + KV / 2) / 4e9),
+        ),
+    ],
+)  # fmt: skip
+def test_a_layer_bound_by_memory_takes_its_bytes_over_the_bandwidths(mode, policy, expected):
+    """Prompt 100, output 100, link 1, GPU 2, CPU 3 and way back 4 GB/s, all computing at no cost."""
+    where = Job(MODEL, rated(flops=1e30), 100, 100)
+    assert tuple(layer_time(where, policy, mode)) == pytest.approx(expected)
+
+
+def rated(flops: float) -> Machine:
+    gpu = Device("gpu", 1e12, 2e9 if flops > 1e20 else 1e30, (("bf16", flops),))
+    cpu = Device("cpu", 1e12, 3e9 if flops > 1e20 else 1e30, (("fp32", flops),))
+    return Machine("rated", gpu, cpu, Link(1e9, 4e9))
+
+
+@pytest.mark.parametrize(
+    ("mode", "policy", "gpu", "cpu"),
+    [
+        (Mode.PAPER, Policy(60, 20), 60 * 6 * 2 * 4096 * 14336, 60 * 4 * 32 * 128 * 150),
+        (Mode.PAPER, Policy(60, 20, 1, 0), 60 * 4 * 32 * 128 * 150, 60 * 6 * 2 * 4096 * 14336),
+        (Mode.ARTIFACT, Policy(60, 20), 60 * 6 * 2 * 4096 * 14336, 60 * (2 * 128 + 2) * 32 * 200),
+        (Mode.FULL, Policy(60, 20), 60 * (6 * 2 * 4096 * 14336 + 2 * ATTENTION), 60 * 4 * 32 * 128 * 150),
+    ],
+)
+def test_a_layer_bound_by_computing_takes_its_flops_over_the_rates(mode, policy, gpu, cpu):
+    """Prompt 100, output 100, one GFLOP/s each, all memory free."""
+    found = layer_time(Job(MODEL, rated(flops=1e9), 100, 100), policy, mode)
+    assert (found.gpu, found.cpu) == pytest.approx((gpu / 1e9, cpu / 1e9))
+
+
+def test_prefill_and_head_take_what_their_formula_says():
+    where, policy = Job(MODEL, rated(flops=1e9), 100, 100), Policy(60, 20)
+    active, vocabulary = ATTENTION + 2 * 3 * 4096 * 14336, 32000 * 4096
+    head = 2 * vocabulary * 60 / 1e9
+    scores = 2 * 32 * 128 * 100
+    found = estimate(where, policy)
+    assert found.prefill == pytest.approx(32 * 60 * 100 * (2 * active + scores) / 1e9 + head)
+    assert found.step == pytest.approx(32 * found.layer.seconds + head)
+    assert found.gen_tok_s == pytest.approx(60 * 100 / (found.prefill + 99 * found.step))
+    over_the_link = Job(MODEL, rated(flops=1e30), 100, 100)
+    layer = (0.5 * WEIGHTS + 60 * 100 * 8192) / 1e9, 3 * (WEIGHTS + 2 * ATTENTION) / 2e9
+    found = estimate(over_the_link, policy._replace(weights_on_gpu=0.5))
+    assert found.prefill == pytest.approx(32 * max(layer) + 3 * vocabulary * 2 / 2e9)
+
+
 @settings(deadline=None)
 @given(
     small_jobs, st.sampled_from(Mode), st.integers(1, 50), st.integers(1, 20), st.booleans(), st.booleans(),

@@ -27,7 +27,7 @@ _EVERY = 64
 """Candidates for mu and for N/mu are all whole numbers up to here, then spaced by `_SPACING`."""
 _SPACING = 1.03
 _TIE = 1e-9
-"""Throughputs this near to the best are equal; of equal policies the smallest batch wins, it needs the least memory."""
+"""Throughputs this near to the best are equal; of equal policies on the same devices the smallest batch wins."""
 _ARTIFACT_STEP = 32
 """The public optimiser tries mu = 1, 2, 3, 4 and then every 32nd."""
 
@@ -197,11 +197,7 @@ def _among(job: Job, micro: Array, count: Array, mode: Mode) -> Found | None:
             fitting = fits(job, policy, mode)
             if fitting.any():
                 found.append(_best(job, _take(policy, fitting.nonzero()[0]), mode))
-    if not found:
-        return None
-    best = max(float(one.estimate.gen_tok_s) for one in found)
-    equal = [one for one in found if float(one.estimate.gen_tok_s) >= best * (1 - _TIE)]
-    return min(equal, key=lambda one: float(one.policy.batch))
+    return max(found, key=lambda one: float(one.estimate.gen_tok_s), default=None)
 
 
 def _candidates(job: Job, mode: Mode) -> tuple[Array, Array]:
