@@ -1,8 +1,11 @@
 """MoE-Lightning: its roofline, its optimiser's own answers, and a model nearer to its measurements than its own."""
 
 import math
+import subprocess
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -22,7 +25,7 @@ from workbench.perfmodels.hrm import (
     second_turning_point,
 )
 from workbench.perfmodels.moe_lightning import Job, Mode, Policy, estimate, layer_time
-from workbench.perfmodels.policy_memory import cpu_peak, fits, gpu_peaks
+from workbench.perfmodels.policy_memory import cpu_peak, cpu_room, fits, gpu_peaks
 from workbench.perfmodels.policy_search import least_weights, policy_map, search, tensor_parallel, with_shares
 from workbench.scheduler.token_balance import balance
 
@@ -262,6 +265,12 @@ def test_kv_buffers_are_needed_for_what_the_link_brings():
     assert most - whole == pytest.approx(2 * 64 * (77 + 256) * 4096)
 
 
+def test_full_mode_counts_embedding_and_head_in_gpu_memory():
+    where, policy = job("s2", 77, 256), Policy(640, 64)
+    more = np.subtract(gpu_peaks(where, policy, Mode.FULL), gpu_peaks(where, policy, Mode.PAPER))
+    assert more == pytest.approx(2 * 32000 * 4096 * 2)
+
+
 WEIGHTS, KV, ATTENTION = 8 * 3 * 4096 * 14336 * 2, 4096, 2 * 4096 * (4096 + 1024)
 """Mixtral-8x7B by layer: experts [B], KV of a token [B], parameters of the attention."""
 
@@ -414,6 +423,12 @@ def test_a_job_outside_the_domain_is_refused():
         least_weights(tiny, Policy(1, 1))
 
 
+def test_the_models_need_neither_torch_nor_matplotlib():
+    code = "import sys, workbench.perfmodels.policy_search; print({'torch', 'numba', 'matplotlib'} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert run.stdout.strip() == "set()", run.stderr
+
+
 # Policy maps
 
 
@@ -452,16 +467,19 @@ def test_throughput_never_falls_with_a_better_machine(fig10):
 
 
 def test_least_weights_fall_with_the_link_and_cost_nothing(two_a100s):
-    policy = Policy(1024, 128, 0, 1, 0.8)
-    previous = 1.0
-    for link in PUBLISHED["fig10"]["links"]:
-        where = replace(two_a100s, machine=replace(two_a100s.machine, link=Link(link, link)))
-        least = least_weights(where, policy, Mode.PAPER)
-        less = policy._replace(weights_on_gpu=least)
-        same = estimate(where, policy, Mode.PAPER).gen_tok_s
-        assert estimate(where, less, Mode.PAPER).gen_tok_s == pytest.approx(same, rel=1e-6)
-        assert least <= previous
-        previous = least
+    """While the experts bind, the link may take as long: r_w = 1 - T_gpu B / W; then host memory asks for some."""
+    host = replace(two_a100s.machine.cpu, bandwidth=1e13, flops=(("fp32", 1e15),))
+    policy, found = Policy(1024, 128, 0, 1, 0.8), []
+    for link in (1e11, 2e11, 5e11):
+        where = replace(two_a100s, machine=replace(two_a100s.machine, cpu=host, link=Link(link, link)))
+        found.append(least_weights(where, policy, Mode.PAPER))
+        speeds = [
+            estimate(where, policy._replace(weights_on_gpu=share), Mode.PAPER).gen_tok_s for share in (found[-1], 0.8)
+        ]
+        assert speeds[0] == pytest.approx(speeds[1], rel=1e-6)
+    gpu = layer_time(where, policy, Mode.PAPER).gpu
+    assert found[:2] == pytest.approx([1 - gpu * link / WEIGHTS for link in (1e11, 2e11)], abs=1e-5)
+    assert cpu_peak(where, policy._replace(weights_on_gpu=found[2])) == pytest.approx(cpu_room(where), rel=1e-5)
 
 
 def test_maps_refuse_machines_that_do_not_exist(two_a100s):
