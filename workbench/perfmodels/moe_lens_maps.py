@@ -156,5 +156,5 @@ def utilisation_over_capacity(
     MoE-Lens, Figure 4; SPEC 1.5. Figure 3b is its upper limit: `stage1_utilisation` over the same capacities.
     """
     k, m = np.asarray(requests)[:, None], np.asarray(kv_tokens)[None, :]
-    choices = {"block": block, "eq12": eq12, "life": life}
-    return np.asarray(stage2_utilisation(prompt_len, output_len, k, m, pass_tokens, **choices))
+    job = (prompt_len, output_len, k, m, pass_tokens)
+    return np.asarray(stage2_utilisation(*job, block=block, eq12=eq12, life=life))

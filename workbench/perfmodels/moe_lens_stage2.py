@@ -89,7 +89,8 @@ def admission_rate(
 def _admission(prompt_len: Numbers, output_len: Numbers, kv_blocks: Numbers, block: Numbers, life: Life) -> Array:
     held = np.asarray(blocks_over_life(prompt_len, output_len, block, life=life))
     n = at_least_or_unlimited(1, "kv_blocks", kv_blocks, "blocks")
-    if np.any(np.ceil((np.ceil(prompt_len) + output_len - 1) / block) > n):
+    longest = np.ceil(prompt_len) + np.asarray(output_len) - 1
+    if np.any(np.ceil(longest / block) > n):
         raise ValueError(
             "kv_blocks holds no whole sequence of p + g - 1 tokens; give more blocks or shorter sequences."
         )
@@ -116,7 +117,7 @@ def overlapped_sequences(
     MoE-Lens, Eq. 9, left side; SPEC 1.5. Whether it is above `separated_sequences` depends: with blocks of one token
     and the sum to g it is iff g^2 > 2p + g.
     """
-    return plain(np.asarray(output_len * _admission(prompt_len, output_len, kv_blocks, block, life)))
+    return plain(np.asarray(np.asarray(output_len) * _admission(prompt_len, output_len, kv_blocks, block, life)))
 
 
 def separated_sequences(prompt_len: Numbers, output_len: Numbers, kv_blocks: Numbers, block: Numbers) -> Numbers:

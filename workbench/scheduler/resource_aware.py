@@ -61,9 +61,8 @@ class ResourceAware:
 
     def open(self, workload: Workload, blocks: BlockManager, token_budget: float, layers: int) -> ResourceAwareQueue:
         """See `Scheduler.open`."""
-        pace = (
-            math.inf if self.admission is Admission.GREEDY else steady_pace(workload, blocks.total, blocks.block_size)
-        )
+        paced = self.admission is Admission.PACED
+        pace = steady_pace(workload, blocks.total, blocks.block_size) if paced else math.inf
         return ResourceAwareQueue(workload, blocks, token_budget, layers, pace)
 
 
