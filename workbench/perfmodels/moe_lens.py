@@ -153,7 +153,7 @@ def predict(scenario: Scenario, schedule: Schedule) -> Result:
         seconds=seconds,
         generated=generated,
         processed=int((workload.prompt_len + workload.output_len - 1).sum()),
-        iterations=math.ceil(seconds / delta),
+        iterations=math.ceil(round(seconds / delta, 6)),
         limits=limits,
         facts=facts(scenario, prepared),
     )
