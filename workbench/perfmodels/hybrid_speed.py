@@ -185,7 +185,7 @@ def decode_speed(
 def prefill_speed(model: Architecture, machine: HybridMachine, prompt: ArrayLike) -> Number:
     """Prompt tokens per second of a single prompt that passes in one piece [tokens/s].
 
-    A layer takes A + x + max(S, R): on the GPU the larger of reading weights and computing at its nominal rate, on the
+    A layer takes A + max(S, x + R): on the GPU the larger of reading weights and computing at its nominal rate, on the
     CPU the larger of reading the experts touched and computing with the kernel that their mean tokens choose.
 
     Parameters
@@ -223,7 +223,7 @@ def prefill_speed(model: Architecture, machine: HybridMachine, prompt: ArrayLike
     # Each token attends to half of the prompt on average.
     scores = length * model.kv_tokens(length / 2) / model.layers * 2.0 * model.kv_elements * model.query_group
     attention = on_gpu(model.attention_params + model.router_params) + scores / machine.gpu.flops
-    moe = attention + machine.sync + np.maximum(on_gpu(model.shared_params), routed)
+    moe = attention + np.maximum(on_gpu(model.shared_params), machine.sync + routed)
     dense = attention + on_gpu(model.dense_params)
     head = model.head_params * model.other_bytes / (machine.gpu.bandwidth * machine.gpu_efficiency)
     total: Number = model.moe_layers * moe + model.dense_layers * dense + head

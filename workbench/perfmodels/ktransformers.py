@@ -57,7 +57,7 @@ class LayerTimes:
 def layer_time(times: LayerTimes, deferred: ArrayLike, *, top_k: int) -> Number:
     """Time of one layer in the steady state of decode, in the unit of `times`.
 
-        T(D) = max(R, A + x + max(S, (k - D) R / k))
+        T(D) = max(R, A + max(S, x + (k - D) R / k))
 
     Parameters
     ----------
@@ -79,8 +79,8 @@ def layer_time(times: LayerTimes, deferred: ArrayLike, *, top_k: int) -> Number:
     """
     most = top_k - 1
     later = within("deferred", deferred, 0, most, mend="keep at least one expert immediate")
-    waited = np.maximum(times.shared, (top_k - later) * times.routed / top_k)
-    time: Number = np.maximum(times.routed, times.attention + times.sync + waited)
+    waited = np.maximum(times.shared, times.sync + (top_k - later) * times.routed / top_k)
+    time: Number = np.maximum(times.routed, times.attention + waited)
     return time
 
 
