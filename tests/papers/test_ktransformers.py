@@ -86,8 +86,8 @@ def test_the_fewest_deferred_experts_saturate_the_cpu_unless_two_must_stay(times
     time = float(kt.layer_time(lean, count, top_k=top_k))
     if count < top_k - 2:
         assert time == pytest.approx(lean.routed)
-    if count > 0:
-        assert float(kt.layer_time(lean, count - 1, top_k=top_k)) > time - 1e-12
+    if count > 0 and hidden / one % 1 > 1e-6:
+        assert float(kt.layer_time(lean, count - 1, top_k=top_k)) > lean.routed
 
 
 def test_the_profiled_layer_gains_what_the_paper_measured():

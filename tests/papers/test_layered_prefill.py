@@ -216,6 +216,10 @@ def test_a_server_sustains_a_higher_rate_with_layers_than_with_chunks():
     assert layered > max(1.7, 1.14 * chunked)
 
 
+def test_one_late_gap_or_first_token_misses_the_slo():
+    assert attainment([1, 1, 6, 1], [0.1, 0.2, 0.1, 0.125], Slo(5, 0.125)) == 0.5
+
+
 def test_the_same_seed_draws_the_same_requests():
     one, other = arrivals(1.0), arrivals(1.0)
     assert one.time.tolist() == other.time.tolist()

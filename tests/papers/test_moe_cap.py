@@ -75,6 +75,14 @@ def test_measured_coverage_rises_and_ends_at_the_last_entry(one, other):
     assert 0 <= low <= high <= 0.98
 
 
+def test_the_measured_table_comes_back_and_is_proportional_below_one_token():
+    assert coverage.measured_coverage(np.array([1, 32, 512, 9999])).tolist() == pytest.approx(
+        [0.0625, 0.547, 0.98, 0.98]
+    )
+    assert coverage.measured_coverage(np.array([0, 0.5])).tolist() == pytest.approx([0, 0.03125])
+    assert coverage.measured_coverage(2**5.5) == pytest.approx((0.547 + 0.694) / 2)  # between 32 and 64 in log2
+
+
 def test_a_trace_counts_distinct_experts_per_batch():
     trace = np.array([[[0, 1], [1, 0], [2, 3], [4, 5]], [[0, 1], [0, 1], [0, 1], [0, 1]]])
     assert coverage.traced_experts(trace, tokens=2, experts=8).tolist() == [3.0, 2.0]
