@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import ArrayLike
 
 from workbench.perfmodels.architecture import Architecture
@@ -107,10 +109,10 @@ def plot_cap(diagram: CapDiagram, ax: Axes | None = None, *, ops: bool = False) 
     for name, box in diagram.boxes.items():
         height = (box.flops if ops else box.bandwidth) / scale
         if np.isfinite(box.memory) and np.isfinite(height):
-            ax.add_patch(Rectangle((0, 0), box.memory / 1e9, height, facecolor=_BOX, alpha=0.06, edgecolor=_BOX))
+            face, edge = to_rgba(_BOX, 0.05), to_rgba(_BOX, 0.5)
+            ax.add_patch(Rectangle((0, 0), box.memory / 1e9, height, facecolor=face, edgecolor=edge))
             ax.annotate(name, (box.memory / 1e9, height), fontsize=7, ha="right", va="bottom", color=_BOX)
-    ax.set_xscale("log")
-    ax.set_yscale("log")
+    _log_axes(ax)
     ax.autoscale_view()
     ax.set_xlabel("memory [GB]")
     ax.set_ylabel(unit)
@@ -121,7 +123,7 @@ def plot_cap(diagram: CapDiagram, ax: Axes | None = None, *, ops: bool = False) 
 
 @dataclass(frozen=True)
 class PowerPoint:
-    """One dot of bandwidth against power [W], [B/s]; offloaded where the model does not fit."""
+    """One dot of bandwidth [B/s] against power [W]: of its own memory, or offloaded."""
 
     name: str
     power: float
@@ -132,7 +134,7 @@ class PowerPoint:
 def bandwidth_against_power(
     processors: Mapping[str, Processor], weights: float, *, host_power: float = 0.0
 ) -> list[PowerPoint]:
-    """One dot per processor of known power: its bandwidth, or what offloading leaves of it.
+    """One dot per processor of known power, and one more for what offloading leaves of it where the model does not fit.
 
     Parameters
     ----------
@@ -155,12 +157,10 @@ def bandwidth_against_power(
     for name, item in processors.items():
         if not np.isfinite(item.power):
             continue
-        offloaded = item.kind is Kind.GPU and weights > item.memory
-        rate, power = item.bandwidth, item.power
-        if offloaded:
-            rate = float(offloaded_bandwidth(weights, memory=item.memory, bandwidth=rate, link=item.link))
-            power += host_power
-        points.append(PowerPoint(name, power, rate, offloaded))
+        points.append(PowerPoint(name, item.power, item.bandwidth, offloaded=False))
+        if item.kind is Kind.GPU and weights > item.memory:
+            rate = offloaded_bandwidth(weights, memory=item.memory, bandwidth=item.bandwidth, link=item.link)
+            points.append(PowerPoint(name, item.power + host_power, float(rate), offloaded=True))
     return points
 
 
@@ -177,10 +177,19 @@ def plot_bandwidth_against_power(
         ax.plot([], [], "o", color=colour, label=label)
     for number, (name, demand) in enumerate(demands.items()):
         ax.axhline(demand / 1e9, color=_MODELS[(number + 1) % len(_MODELS)], linestyle="--", linewidth=1, label=name)
-    ax.set_xscale("log")
-    ax.set_yscale("log")
+    _log_axes(ax)
     ax.set_xlabel("power [W]")
     ax.set_ylabel("memory bandwidth [GB/s]")
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(loc="lower right", frameon=False, fontsize=8)
     return ax
+
+
+def _log_axes(ax: Axes) -> None:
+    """Both axes logarithmic with plain numbers, 1, 2 and 5 of each decade."""
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        axis.set_minor_formatter(NullFormatter())

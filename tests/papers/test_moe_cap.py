@@ -259,6 +259,8 @@ def test_figure_2_follows_from_one_reading():
         assert moe_cap.required_bandwidth(*read, reading["tpot"]) / 1e9 == pytest.approx(expected, rel=0.001)
     assert processors["rtx-4090"].bandwidth / 1e9 < text["batch_1"]  # the paper calls it manageable
     assert processors["rtx-4090"].power == text["rtx_4090_power"]
+    assert processors["dgx-h100"].bandwidth / 1e9 > text["full"]
+    assert processors["dgx-h100"].power == text["dgx_h100_power"]
 
 
 # -- processors --------------------------------------------------------------------------------------------------
@@ -266,7 +268,7 @@ def test_figure_2_follows_from_one_reading():
 
 def test_every_processor_has_its_source_and_rates():
     entries = tomllib.loads(data_path("catalogue/processors.toml").read_text(encoding="utf-8"))
-    assert len([item for item in processors.values() if item.kind is Kind.GPU]) == 25
+    assert len([item for item in processors.values() if item.kind is Kind.GPU]) == 26
     for name, entry in entries.items():
         assert entry["source"]["all"]
         assert "price" not in entry or entry["source"]["price"]
