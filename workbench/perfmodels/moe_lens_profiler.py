@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workbench.perfmodels.spans import Array, Numbers, at_least, plain, positive
+from workbench.perfmodels.domain import Array, Numbers, at_least, plain, positive
 from workbench.result import Result
 
 

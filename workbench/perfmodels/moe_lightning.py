@@ -14,7 +14,7 @@ import numpy as np
 
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
-from workbench.perfmodels.spans import Array, Numbers, plain
+from workbench.perfmodels.domain import Array, Numbers, plain
 from workbench.units import DTYPE_BYTES
 
 _STAGING_TRAFFIC = 3

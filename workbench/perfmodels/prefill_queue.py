@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from workbench.perfmodels.architecture import Architecture
 from workbench.perfmodels.coverage import Coverage
-from workbench.perfmodels.spans import Array, positive, within
 from workbench.perfmodels.layered_prefill import EnergyModel, layer_groups
+from workbench.perfmodels.spans import Array, positive, within
 
 _MOST_TOKENS = 1 << 17  # one iteration of the longest prompts; coverage does not grow beyond
 
