@@ -78,14 +78,14 @@ def attention_belongs_on_the_cpu(inputs: Inputs) -> bool:
     """The case's P1 is the plot's, and both intensities, of the model's attention with 2 and 0.5 bytes, are below."""
     heads = MODEL.num_attention_heads, MODEL.num_key_value_heads
     ours = [attention_intensity(*heads, size) for size in (2, 0.5)]
-    return ours == inputs["I"] and printed_turning_point() == inputs["P1"] and max(ours) < inputs["P1"]
+    return bool(ours == inputs["I"] and printed_turning_point() == inputs["P1"] and max(ours) < inputs["P1"])
 
 
 def link_roof_is_above_the_cpus(inputs: Inputs) -> bool:
     plot = PUBLISHED["roofline"]
     intensity = experts_intensity(inputs["N"], MODEL.num_local_experts, MODEL.num_experts_per_tok, FP16)
     cpu = local_performance(intensity, flops=plot["cpu_flops"], bandwidth=plot["cpu_bandwidth"])
-    return intensity * plot["link"] > cpu
+    return bool(intensity * plot["link"] > cpu)
 
 
 def ratio(*, over: tuple, of: tuple, names: tuple[str, str] = ("num", "den")) -> Callable[[Inputs], float]:
