@@ -261,12 +261,10 @@ def test_less_than_one_request_per_iteration_still_goes_on():
     assert queue.preemptions == 0
 
 
-def test_what_the_budget_held_back_is_not_made_up_for_in_a_burst():
-    prompt, output = [9] + [1] * 20, [1] * 21
-    iterations, _ = paced(prompt, output, blocks=10, block=4, budget=9)  # the first takes the whole budget
-    pace = 10 / (23 / 21)
-    assert len(iterations[0]) == 1
-    assert all(len(new) <= pace + 1 for new in iterations[1:])
+def test_what_was_held_back_is_not_made_up_for_in_a_burst():
+    """The first request takes all blocks for five iterations; then four per iteration come in, and not eleven."""
+    iterations, _ = paced([40] + [4] * 30, [5] + [1] * 30, blocks=11, block=4)  # q = 11 / ((54 + 30) / 31) = 4.06
+    assert [len(new) for new in iterations[:8]] == [2, 0, 0, 0, 0, 4, 4, 4]
 
 
 def test_where_greedy_admission_preempts_paced_admission_of_equal_requests_need_not():
