@@ -145,7 +145,10 @@ def op_times(draw: st.DrawFn, op: str, threads: int) -> OpTime:
 @st.composite
 def shared_cores(draw: st.DrawFn) -> Cores:
     """How two lanes may share 2 to 8 cores."""
-    losses = {name: draw(rates(1e-13, 1e-9) | st.just(0.0)) for name in ("mover", "gpu_drag", "cpu_drag")}
+    losses = {
+        name: draw(rates(1e-13, 1e-9) | st.just(0.0))
+        for name in ("mover", "gpu_drag", "cpu_drag", "gpu_team_drag", "cpu_team_drag")
+    }
     return replace(Cores.of(draw(st.sampled_from([2, 3, 8]))), **losses)
 
 

@@ -85,7 +85,9 @@ class Cores:
     mover : float
         Core-seconds that copying one byte takes.
     gpu_drag, cpu_drag : float
-        Relative slow-down of each lane per byte/s that streams beside it: they share DRAM.
+        Relative growth of each lane's times per byte/s that streams beside it on another core: they share DRAM.
+    gpu_team_drag, cpu_team_drag : float
+        The same of a lane that has all cores, and so shares one with the movers.
     """
 
     gpu: int
@@ -95,6 +97,8 @@ class Cores:
     mover: float = 0.0
     gpu_drag: float = 0.0
     cpu_drag: float = 0.0
+    gpu_team_drag: float = 0.0
+    cpu_team_drag: float = 0.0
 
     @classmethod
     def of(cls, total: int) -> Cores:

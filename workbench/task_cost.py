@@ -20,7 +20,7 @@ from workbench.units import DTYPE_BYTES
 # Where the longest task of a plan is shorter, a team of threads gains nothing, and beside another program its members
 # wait for one another: regions of 1 ms then took up to 50 ms (2 Zen 4 cores).
 TEAM_SECONDS = 1e-3
-_MOST_LOST = 0.45  # share of a lane's time that a stream takes at most, once as a core and once as DRAM
+_MOST_STOLEN = 0.5  # share of a core that the movers take from a lane that wants it too
 _ENDLESS = 1e12  # tokens of an iteration that no computer will see
 _ENDS = {Kind.EMBED: "embed", Kind.HEAD: "head"}
 
@@ -143,7 +143,7 @@ class TaskCost:
     def pace(self, tasks: Sequence[Task], parts: Sequence[Rows], cores: Cores) -> Pace:
         """How the lanes run during a plan on shared cores.
 
-        Where compute tasks follow one another and gain by it, each has all cores, and all of them pay for the movers.
+        Where compute tasks follow one another and gain by it, each has all cores, the movers' among them.
         Else each lane has its own, and the movers sit with the one that has less to do.
         """
         try:
@@ -151,15 +151,19 @@ class TaskCost:
         except ScenarioError:  # an operation that declares no work can still run
             crowded = [1.0] * len(tasks)
         link = self._machine.link.h2d
-        stolen = 0.0 if cores.spare else min(cores.mover * link, _MOST_LOST)
-        gpu_drag, cpu_drag = (min(drag * link, _MOST_LOST) for drag in (cores.gpu_drag, cores.cpu_drag))
-        whole = Pace(cores.alone, cores.alone, "", gpu_drag + stolen, cpu_drag + stolen)
+        stolen = 0.0 if cores.spare else min(cores.mover * link, _MOST_STOLEN)
+        drags = (cores.gpu_drag, cores.cpu_drag, cores.gpu_team_drag, cores.cpu_team_drag)
+        gpu_drag, cpu_drag, *teams = (1 - 1 / (1 + drag * link) for drag in drags)
+        whole = Pace(cores.alone, cores.alone, "", *teams)
         if one_at_a_time(tasks, crowded) and self._faster(tasks, parts, whole, crowded):
             return whole
         busy = busy_seconds(tasks, crowded)
         beside = "gpu" if busy["gpu"] < busy["cpu"] else "cpu"
-        mine, other = (gpu_drag + stolen, cpu_drag) if beside == "gpu" else (gpu_drag, cpu_drag + stolen)
-        return Pace(cores.gpu, cores.cpu, "" if cores.spare else beside, mine, other)
+        if beside == "gpu":
+            gpu_drag = 1 - (1 - gpu_drag) * (1 - stolen)
+        else:
+            cpu_drag = 1 - (1 - cpu_drag) * (1 - stolen)
+        return Pace(cores.gpu, cores.cpu, "" if cores.spare else beside, gpu_drag, cpu_drag)
 
     def _faster(self, tasks: Sequence[Task], parts: Sequence[Rows], whole: Pace, crowded: Sequence[float]) -> bool:
         """True if compute tasks that have every core end sooner than those with their lane's own."""

@@ -123,6 +123,7 @@ def test_an_error_is_kept_and_raised_where_it_is_waited_for(tiny: ModelConfig, m
 @pytest.mark.usefixtures("slow")
 def test_waiting_can_time_out_and_goes_on(tiny: ModelConfig):
     live_run = wb.start(scenario(tiny, ASKED), Sequential())
+    until(lambda: live_run.progress.emitted > 0)
     with pytest.raises(TimeoutError, match=r"has not ended within 0.01 s"):
         live_run.wait(0.01)
     live_run.stop()

@@ -69,8 +69,8 @@ ROUNDS = 4
 """Passes of each shape. They are far apart, because the computer's speed drifts within seconds."""
 SECONDS = 60.0
 """Another round is begun within this time."""
-STREAM = 2e9
-"""Link rate [B/s] at which weights arrive before a layer, and stream beside operations to see how these slow down."""
+STREAM, BESIDE = 2e9, 4e9
+"""Link rates [B/s] at which weights arrive before a layer, and at which others stream beside an operation."""
 _BLOCK = 16
 
 
@@ -115,7 +115,7 @@ def calibrate(
 
 def _record_path(machine: Machine, shape: str) -> Path:
     """Its name changes with the computer's own record, which changes with versions, and with the model's shape."""
-    key = f"calibration 3|{machine.host}|{machine.measured}|{shape}"
+    key = f"calibration 4|{machine.host}|{machine.measured}|{shape}"
     return cache_path(f"calibration-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json")
 
 
@@ -131,6 +131,14 @@ def _scenario(machine: Machine, model: ModelConfig, weights_in: str | None, kv_i
         workload=Workload.of([Request((1,) * 8, 8, Sampling())] * 64),
         scheduler=ResourceAware(),
     )
+
+
+class _Beside(NamedTuple):
+    """Seconds of an operation alone and beside a stream; core-seconds per byte of the stream."""
+
+    alone: float
+    beside: float
+    mover: float
 
 
 class _Hollow(Engine):
@@ -255,41 +263,56 @@ class _Bench:
     # ----------------------------------------------------------------------------------------------- the lanes
 
     def _streaming(self) -> tuple[Cores, tuple[tuple[str, float], ...]]:
-        """Core time of the mover, and how much slower experts and attention are while it streams on another core."""
-        prompts, decodes = Shape(4, 64), Shape(0, 0, 64, 256)
-        alone, beside, mover = self._beside("experts", prompts)
-        gpu_drag = max(0.0, beside / alone - 1) / self._rate
-        quiet, loud, _ = self._beside("decode_attention", decodes)
-        cpu_drag = max(0.0, loud / quiet - 1) / self._rate
+        """Core time of the mover, and how much slower experts and attention are while it streams beside them."""
+        prompts, decodes, cores = Shape(4, 64), Shape(0, 0, 64, 256), self._cores
+        seen = {}
+        for threads in {cores.gpu, cores.alone}:
+            self._seat(threads)
+            seen[threads] = [
+                self._beside(op, shape) for op, shape in (("experts", prompts), ("decode_attention", decodes))
+            ]
+        (gpu, cpu), teams = seen[cores.gpu], seen[cores.alone]
+        drags = [max(0.0, found.beside / found.alone - 1) / BESIDE for found in (gpu, cpu, *teams)]
         kv = decodes.rows.context * self._model.kv_bytes_per_token(self._prepared.scenario.precision.kv)
         kv /= self._model.num_hidden_layers
+        stream = f"beside a stream of {BESIDE / 1e9:g} GB/s"
         rates = (
-            ("mover, core-seconds per GB", mover * 1e9),
-            ("experts beside a stream of 2 GB/s, relative time", beside / alone),
-            ("attention beside a stream of 2 GB/s, relative time", loud / quiet),
-            ("attention alone, KV GB/s", kv / quiet / 1e9),
-            ("attention beside a stream of 2 GB/s, KV GB/s", kv / loud / 1e9),
+            ("mover, core-seconds per GB", gpu.mover * 1e9),
+            (f"experts {stream} on another core, relative time", gpu.beside / gpu.alone),
+            (f"attention {stream} on another core, relative time", cpu.beside / cpu.alone),
+            (f"experts on all cores {stream}, relative time", teams[0].beside / teams[0].alone),
+            (f"attention on all cores {stream}, relative time", teams[1].beside / teams[1].alone),
+            ("attention alone, KV GB/s", kv / cpu.alone / 1e9),
+            (f"attention {stream}, KV GB/s", kv / cpu.beside / 1e9),
             ("DRAM sequential read on one core, GB/s", self._sequential_read() / 1e9),
         )
-        return replace(self._cores, mover=mover, gpu_drag=gpu_drag, cpu_drag=cpu_drag), rates
+        shared = replace(cores, mover=gpu.mover, gpu_drag=drags[0], cpu_drag=drags[1])
+        return replace(shared, gpu_team_drag=drags[2], cpu_team_drag=drags[3]), rates
 
-    def _beside(self, op: str, shape: Shape) -> tuple[float, float, float]:
-        """Seconds of an operation alone and beside a stream, interleaved; core-seconds per byte of the stream."""
-        self._pass(shape, self._cores.gpu)
+    def _beside(self, op: str, shape: Shape) -> _Beside:
+        """An operation alone and beside a stream, interleaved."""
+        self._pass(shape, self._cores.gpu if self._one_thread else self._cores.alone)
         part, stage, layer = self._part(shape), self._stages[op], self._layers[-1]
         action = lambda: self._forward.compute(stage, layer, 0, part)  # noqa: E731
         source = np.ones(1 << 28, np.int8)
         target = np.ones_like(source)
-        alone, beside, mover = [], [], []
-        for _ in range(5):
-            alone.append(self._seconds(self._job(EMBED, action)))
-            tasks = [Task(WEIGHTS, 0, None, bulk=True), *[Task(EMBED, 0, 0)] * max(1, int(0.1 / alone[0]))]
-            tasks = [tasks[0], *(replace(task, after=(i,) if i else ()) for i, task in enumerate(tasks[1:]))]
-            stream = Transfer([(target, source)])
-            jobs = self._executor.run(tasks, [lambda stream=stream: stream, *[action] * (len(tasks) - 1)])  # type: ignore[misc]
-            beside += [self._seconds(job) for job in jobs[1:] if job.end <= jobs[0].end]
-            mover.append(jobs[0].cpu / jobs[0].bytes)
-        return median(alone), median(beside), median(mover)
+        alone, beside, mover = list[float](), list[float](), list[float]()
+        executor = Executor(BESIDE, BESIDE, throttled=True, packet_seconds=5e-3)
+        executor.seat({name: lane.seat for name, lane in self._executor.lanes.items()})
+        try:
+            for _ in range(6):
+                calls = max(2, int(0.05 / alone[0])) if alone else 2
+                tasks = [Task(EMBED, 0, 0, after=(i - 1,) if i else ()) for i in range(calls)]
+                alone += [self._seconds(job) for job in executor.run(tasks, [action] * calls)]
+                tasks = [Task(EMBED, 0, 0, after=(i - 1,) if i > 1 else ()) for i in range(1, calls + 1)]
+                tasks = [Task(WEIGHTS, 0, None, bulk=True), *tasks]
+                stream = Transfer([(target, source)])
+                jobs = executor.run(tasks, [lambda stream=stream: stream, *[action] * calls])  # type: ignore[misc]
+                beside += [self._seconds(job) for job in jobs[1:] if job.end <= jobs[0].end]
+                mover.append(jobs[0].cpu / jobs[0].bytes)
+        finally:
+            executor.close()
+        return _Beside(typical(alone), typical(beside), median(mover))
 
     def _sequential_read(self) -> float:
         numbers = torch.ones(1 << 26)
