@@ -18,7 +18,7 @@ from workbench.profile import Cores, OpTime, Profile
 from workbench.scenario import Scenario
 from workbench.scheduler.batch import Batch
 from workbench.scheduler.block_manager import BlockManager
-from workbench.scheduler.resource_aware import ResourceAware
+from workbench.scheduler.resource_aware import Admission, ResourceAware
 from workbench.schedules import Schedule, Sequential, VSLPipe
 from workbench.task_cost import profile_shape
 from workbench.workload import Workload
@@ -100,12 +100,18 @@ def tiny_scenario(
 
 
 def open_queue(
-    prompt: Sequence[int], output: Sequence[int], *, blocks: int, block: int, budget: float = 1000
+    prompt: Sequence[int],
+    output: Sequence[int],
+    *,
+    blocks: int,
+    block: int,
+    budget: float = 1000,
+    admission: Admission = Admission.GREEDY,
 ) -> tuple[object, BlockManager]:
     """A resource-aware queue over its own blocks."""
     workload = Workload.lengths(prompt, output)
     memory = BlockManager(blocks, block, len(workload), int((workload.prompt_len + workload.output_len).max()))
-    return ResourceAware().open(workload, memory, budget, 1), memory
+    return ResourceAware(admission=admission).open(workload, memory, budget, 1), memory
 
 
 def make_batch(prefills: Sequence[int] = (), contexts: Sequence[int] = (), *, layers: int = 2) -> Batch:

@@ -12,7 +12,7 @@ from workbench.models import checkpoint, models
 from workbench.perfmodels import bound
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
-from workbench.scheduler.resource_aware import ResourceAware
+from workbench.scheduler.resource_aware import Admission, ResourceAware
 from workbench.simulate import Detail, simulate
 from workbench.sweep import Sweep, sweep
 from workbench.tokenizer import load_tokenizer
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Admission",
     "Comparison",
     "Detail",
     "Machine",

@@ -50,7 +50,7 @@ class Comparison:
             share,
             format_seconds(result.seconds),
             str(result.iterations),
-            "" if result.source is Source.BOUND else str(result.preemptions),
+            "" if result.source in (Source.BOUND, Source.PREDICTED) else str(result.preemptions),
             _limited_by(result),
         )
 

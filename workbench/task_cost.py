@@ -221,20 +221,20 @@ class TaskCost:
         below a tenth: the link is hidden anyway, and smaller batches only repeat the fixed work.
         """
         transfer = self.fetch(self.weights_per_layer)
-        if not transfer or self._gpu_seconds(_ENDLESS) < transfer:
+        if not transfer or self.gpu_seconds(_ENDLESS) < transfer:
             return float("inf")
         first = 1.0
-        while self._gpu_seconds(first) < transfer:
+        while self.gpu_seconds(first) < transfer:
             first *= 2
-        slope = (self._gpu_seconds(2 * first) - self._gpu_seconds(first)) / first
+        slope = (self.gpu_seconds(2 * first) - self.gpu_seconds(first)) / first
         many = 4096.0
-        per_token = (self._gpu_seconds(2 * many) - self._gpu_seconds(many)) / many
-        amortised = 9 * (self._gpu_seconds(many) / per_token - many) if per_token else float("inf")
-        balanced = (transfer - self._gpu_seconds(first)) / slope + first if slope else first
+        per_token = (self.gpu_seconds(2 * many) - self.gpu_seconds(many)) / many
+        amortised = 9 * (self.gpu_seconds(many) / per_token - many) if per_token else float("inf")
+        balanced = (transfer - self.gpu_seconds(first)) / slope + first if slope else first
         return max(1.0, balanced, amortised)
 
-    def _gpu_seconds(self, tokens: float) -> float:
-        """Seconds of one layer on the gpu lane, for one prompt's tokens without their attention to one another."""
+    def gpu_seconds(self, tokens: float) -> float:
+        """Seconds of one layer on the gpu lane, for prompts' tokens without their attention to one another [s]."""
         segments = [node for node in self._graph.nodes if node.kind is Kind.SEGMENT and node.lane == "gpu"]
         threads = 0 if self._machine.cores is None else self._machine.cores.gpu
         return sum(self.node(node, Rows(prefill=tokens), threads) for node in segments)

@@ -1,14 +1,12 @@
 """The bound: lane loads and the iterations that the KV cache forces."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.builders import small_machine, tiny_model, tiny_scenario
 from tests.systems import PIPELINES
 from workbench.errors import CapacityError, ScheduleError
 from workbench.perfmodels import bound
-from workbench.perfmodels.bound import block_iterations, least_iterations, total_rows
+from workbench.perfmodels.bound import least_iterations, total_rows
 from workbench.result import Source
 from workbench.schedules import Sequential, VSLPipe
 from workbench.simulate import simulate
@@ -24,19 +22,12 @@ def test_a_bound_says_so_and_names_its_limit():
     assert (result.generated, result.processed) == (12, 3 * 11)
 
 
-@given(st.integers(1, 50), st.integers(1, 30), st.integers(1, 20))
-def test_block_iterations_are_the_exact_sum_over_the_iterations_of_a_request(prompt, output, block):
-    """SPEC 1.5, sum over i from 0 to g-1 of ceil((p + i) / b)."""
-    expected = sum(-(-(prompt + i) // block) for i in range(output))
-    assert block_iterations(Workload.lengths(prompt, output, 1), block) == expected
-    assert block_iterations(Workload.lengths(prompt, output, 7), block) == 7 * expected
-
-
 def test_the_cache_or_the_longest_output_forces_the_iterations():
     workload = Workload.lengths([4, 4], [4, 9])
     assert least_iterations(workload, blocks=1000, block=4) == 9
-    assert least_iterations(workload, blocks=1, block=4) == block_iterations(workload, 4)
-    assert least_iterations(workload, blocks=2, block=4) == -(-block_iterations(workload, 4) // 2)
+    held = sum(-(-(4 + i) // 4) for output in (4, 9) for i in range(output))
+    assert least_iterations(workload, blocks=1, block=4) == held
+    assert least_iterations(workload, blocks=2, block=4) == -(-held // 2)
 
 
 def test_rows_of_all_requests_are_what_an_undisturbed_run_puts_on_the_stages():

@@ -1,13 +1,17 @@
 """MoE-Lens' scheduler, rule by rule (section 6.2 of the paper and the project's reading of it)."""
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.builders import open_queue, tiny_scenario
 from tests.systems import ids
-from workbench.errors import CapacityError
-from workbench.scheduler.resource_aware import ResourceAware
+from workbench.errors import CapacityError, ScenarioError
+from workbench.scheduler.resource_aware import Admission, ResourceAware, steady_pace
 from workbench.schedules import Sequential
 from workbench.simulate import simulate
+from workbench.workload import Workload
 
 
 def served(queue):
@@ -220,3 +224,76 @@ def test_contexts_are_those_of_the_cache_before_the_new_token():
     batch = queue.next()
     assert batch.context.tolist() == [3, 2]
     assert batch.requests.tolist() == ids(0, 1).tolist()
+
+
+# ----------------------------------------------------------------------------------------------------- paced admission
+
+
+def paced(prompt, output, **sizes):
+    """What every iteration prefills under paced admission, and the queue."""
+    queue, _ = open_queue(prompt, output, admission=Admission.PACED, **sizes)
+    return [list(prefills) for prefills, _ in served(queue)], queue
+
+
+def test_the_pace_is_what_the_cache_carries_over_the_lives_of_its_requests():
+    """SPEC 1.5 and 1.6: q = N / S, the sum to g - 1; here 1 + 1 + 2 and 2 blocks, 3 in the mean."""
+    assert steady_pace(Workload.lengths([3, 8], [3, 1]), blocks=12, block=4) == 4
+    assert steady_pace(Workload.lengths(98, 32, 5), blocks=33378, block=16) == pytest.approx(
+        33378 / sum(-(-(98 + i) // 16) for i in range(32))
+    )
+
+
+def test_paced_admission_brings_in_q_requests_per_iteration():
+    iterations, _ = paced([4] * 8, [2] * 8, blocks=6, block=4)  # 1 + 2 blocks each: q = 2
+    assert iterations[:4] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    iterations, _ = paced([4] * 6, [2] * 6, blocks=12, block=4)  # q = 4
+    assert iterations[:2] == [[0, 1, 2, 3], [4, 5]]
+
+
+def test_fractions_of_a_request_add_up():
+    iterations, _ = paced([1] * 7, [2] * 7, blocks=3, block=4)  # 1 + 1 block each: q = 3/2
+    assert [len(new) for new in iterations] == [1, 2, 1, 2, 1, 0]
+
+
+def test_less_than_one_request_per_iteration_still_goes_on():
+    iterations, queue = paced([4] * 3, [4] * 3, blocks=4, block=4)  # 1 + 2 + 2 + 2 blocks: q = 4/7
+    assert [place for place, new in enumerate(iterations) if new] == [0, 3, 5]
+    assert queue.preemptions == 0
+
+
+def test_what_was_held_back_is_not_made_up_for_in_a_burst():
+    """The first request takes all blocks for five iterations; then four per iteration come in, and not eleven."""
+    iterations, _ = paced([40] + [4] * 30, [5] + [1] * 30, blocks=11, block=4)  # q = 11 / ((54 + 30) / 31) = 4.06
+    assert [len(new) for new in iterations[:8]] == [2, 0, 0, 0, 0, 4, 4, 4]
+
+
+def test_where_greedy_admission_preempts_paced_admission_of_equal_requests_need_not():
+    greedy, _ = open_queue([4] * 40, [8] * 40, blocks=60, block=1)
+    served(greedy)
+    _, gentle = paced([4] * 40, [8] * 40, blocks=60, block=1)  # 4 + 5 + ... + 11 blocks: q = 1
+    assert greedy.preemptions > 0
+    assert gentle.preemptions == 0
+
+
+def test_victims_return_whatever_the_pace():
+    queue, _ = open_queue([4, 4, 3], [3, 3, 3], blocks=3, block=4, admission=Admission.PACED)
+    assert sorted({request for prefills, _ in served(queue) for request in prefills}) == [0, 1, 2]
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 20)), min_size=1, max_size=12), st.integers(0, 30))
+def test_paced_admission_serves_every_request_to_its_end(lengths, more):
+    prompt, output = zip(*lengths, strict=True)
+    least = max(-(-(p + g - 1) // 4) for p, g in lengths)
+    queue, blocks = open_queue(prompt, output, blocks=least + more, block=4, budget=50, admission=Admission.PACED)
+    tokens = np.zeros(len(prompt), dtype=int)
+    for prefills, decodes in served(queue):
+        tokens[[*prefills, *decodes]] += 1
+    assert tokens.tolist() == list(output)
+    blocks.check()
+    assert blocks.used == 0
+
+
+def test_how_to_admit_is_no_text():
+    with pytest.raises(ScenarioError, match=r"Admission\.GREEDY or Admission\.PACED, not 'paced'"):
+        ResourceAware(admission="paced")
+    assert repr(ResourceAware(admission=Admission.PACED)).endswith("admission=Admission.PACED)")

@@ -9,10 +9,11 @@ from workbench.cost import Rows
 from workbench.profile import Cores
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
+from workbench.scheduler.block_manager import block_iterations
 from workbench.schedules.base import Schedule
 from workbench.segments import Kind
 from workbench.serving import Prepared, facts, prepare
-from workbench.workload import Lengths, Workload
+from workbench.workload import Workload
 
 _ONE_TOKEN = (Rows(prefill=1, pairs=1, emits=1), Rows(decode=1, context=1, emits=1))
 
@@ -75,20 +76,10 @@ def recomputed(rows: Rows, context: float, shortest: float) -> Rows:
     return rows._replace(prefill=rows.prefill + context, decode=rows.decode - gone, context=rows.context - context)
 
 
-def block_iterations(workload: Workload, block: int) -> int:
-    """Blocks held, summed over the iterations of all requests: sum over i < g of ceil((p + i) / b) each."""
-
-    def up_to(tokens: Lengths) -> int:  # sum over all requests of ceil(j / b) for j = 1 .. tokens
-        whole, rest = tokens // block, tokens % block
-        return int((block * whole * (whole + 1) // 2 + rest * (whole + 1)).sum())
-
-    p, g = workload.prompt_len, workload.output_len
-    return up_to(p + g - 1) - up_to(p - 1)
-
-
 def least_iterations(workload: Workload, blocks: int, block: int) -> int:
     """Iterations that the KV cache and the longest output force."""
-    return max(-(-block_iterations(workload, block) // blocks), int(workload.output_len.max()))
+    held = int(block_iterations(workload.prompt_len, workload.output_len, block).sum())
+    return max(-(-held // blocks), int(workload.output_len.max()))
 
 
 def _least_limits(prepared: Prepared, workload: Workload, iterations: int) -> dict[str, float]:

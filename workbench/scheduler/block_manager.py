@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 import numpy.typing as npt
 
 from workbench.errors import CapacityError
 from workbench.scheduler.batch import Ids
+
+Lengths = TypeVar("Lengths", npt.NDArray[np.int64], npt.NDArray[np.float64])
+
+
+def blocks_up_to(tokens: Lengths, block: Lengths | int) -> Lengths:
+    """Sum of ceil(j / block) for j = 1 .. tokens: blocks held by a sequence that grows so far, once per length.
+
+    Linear between whole numbers of tokens.
+    """
+    full = tokens // block
+    held: Lengths = block * full * (full + 1) // 2 + (tokens - full * block) * (full + 1)
+    return held
+
+
+def block_iterations(prompt_len: Lengths, output_len: Lengths, block: Lengths | int) -> Lengths:
+    """Blocks that each request holds, summed over its iterations: sum over i < g of ceil((p + i) / block)."""
+    return blocks_up_to(prompt_len + output_len - 1, block) - blocks_up_to(prompt_len - 1, block)
 
 
 class BlockManager:

@@ -1,22 +1,36 @@
-"""MoE-Lens' resource-aware scheduler, greedy: as many prefill tokens beside the decodes as GPU and KV memory carry."""
+"""MoE-Lens' resource-aware scheduler: as many prefill tokens beside the decodes as GPU and KV memory carry."""
 
 from __future__ import annotations
 
+import enum
+import math
 from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from workbench.errors import CapacityError
+from workbench.errors import CapacityError, ScenarioError
 from workbench.scheduler.batch import NONE, Batch, Ids
-from workbench.scheduler.block_manager import BlockManager
+from workbench.scheduler.block_manager import BlockManager, block_iterations
 from workbench.workload import Workload
+
+
+class Admission(enum.Enum):
+    """How fast new requests come in while budget and blocks allow it."""
+
+    GREEDY = "greedy"
+    """As many as fit. What they will need later is not looked at, so that the newest are preempted in waves."""
+    PACED = "paced"
+    """At most as many as the cache carries in steady state, q = N / S per iteration on average."""
+
+    def __repr__(self) -> str:
+        return f"Admission.{self.name}"
 
 
 @dataclass(frozen=True)
 class ResourceAware:
-    """Overlap prefill and decode, admit greedily, preempt the newest by recomputation.
+    """Overlap prefill and decode, preempt the newest by recomputation.
 
     In every iteration all running sequences decode. If their next tokens need more blocks than are free, the newest
     sequences lose theirs and wait, oldest victim first, ahead of all new requests; nothing is admitted then.
@@ -26,29 +40,44 @@ class ResourceAware:
     ----------
     token_budget : float, optional
         Tokens per iteration; by default what the GPU computes while one pass of weights streams.
+    admission : Admission
+        GREEDY, or PACED at q = N / S requests per iteration: N blocks over the mean of what a request of this
+        workload holds over its life, S = sum over i < g of ceil((p + i) / b).
 
     Notes
     -----
-    MoE-Lens, section 6.2. No prompt is split. The check of free blocks at admission is ours.
+    MoE-Lens, section 6.2, and for the pace Eq. 8 with the sum to g - 1; SPEC 1.6. No prompt is split. The check of
+    free blocks at admission is ours.
     """
 
     token_budget: float | None = None
+    admission: Admission = Admission.GREEDY
 
     def __post_init__(self) -> None:
         if self.token_budget is not None and self.token_budget < 1:
             raise CapacityError(f"token_budget must be at least 1 token per iteration, not {self.token_budget}.")
+        if not isinstance(self.admission, Admission):
+            raise ScenarioError(f"admission must be Admission.GREEDY or Admission.PACED, not {self.admission!r}.")
 
     def open(self, workload: Workload, blocks: BlockManager, token_budget: float, layers: int) -> ResourceAwareQueue:
         """See `Scheduler.open`."""
-        return ResourceAwareQueue(workload, blocks, token_budget, layers)
+        paced = self.admission is Admission.PACED
+        pace = steady_pace(workload, blocks.total, blocks.block_size) if paced else math.inf
+        return ResourceAwareQueue(workload, blocks, token_budget, layers, pace)
+
+
+def steady_pace(workload: Workload, blocks: int, block: int) -> float:
+    """Requests per iteration that keep a cache of so many blocks full and never ask for more: q = N / S."""
+    return blocks / float(block_iterations(workload.prompt_len, workload.output_len, block).mean())
 
 
 class ResourceAwareQueue:
-    """Running, preempted and new requests of one served workload."""
+    """Running, preempted and new requests of one served workload; `pace` new ones per iteration, or infinity."""
 
-    def __init__(self, workload: Workload, blocks: BlockManager, token_budget: float, layers: int) -> None:
+    def __init__(self, workload: Workload, blocks: BlockManager, token_budget: float, layers: int, pace: float) -> None:
         self.preemptions = self.recomputed = 0
         self._blocks, self._budget, self._layers = blocks, token_budget, layers
+        self._pace, self._due = pace, 0.0
         self._prompt, self._output = workload.prompt_len, workload.output_len
         self._new, self._preempted = 0, deque[int]()
         self._emitted: Ids = np.zeros(len(workload), dtype=np.int64)
@@ -63,6 +92,8 @@ class ResourceAwareQueue:
         preempted = keep < len(self._running)
         if preempted:
             self._preempt(keep)
+        # Only a fraction of a request is carried over: what did not fit when it was due is not made up for in a burst.
+        self._due = self._pace + min(self._due, math.modf(self._due)[0])
         decodes, context = self._running, self._context
         self._blocks.append(decodes[new_block[:keep]])
         self._context = context + 1
@@ -94,12 +125,15 @@ class ResourceAwareQueue:
     def _admit(self, budget: float, *, nothing_runs: bool) -> tuple[Ids, Ids]:
         """Whole prompts from the head of the line, and their lengths, while budget and blocks last.
 
-        Preempted requests stand before new ones. If nothing runs, the first is admitted whatever the budget.
+        Preempted requests stand before new ones, which the pace does not hold back. If nothing runs, the first is
+        admitted whatever the budget and the pace.
         """
         free = self._blocks.free
         waiting = np.fromiter(self._preempted, dtype=np.int64, count=len(self._preempted))
         reach = self._new + max(0, free - len(waiting))  # each takes a block, so no more than these can be admitted
-        line = np.concatenate((waiting, np.arange(self._new, min(len(self._prompt), reach))))
+        due = max(self._due, float(nothing_runs and not len(waiting)))
+        last = int(min(len(self._prompt), reach, self._new + due))
+        line = np.concatenate((waiting, np.arange(self._new, last)))
         if not len(line):
             return NONE, NONE
         lengths = self._prompt[line] + self._emitted[line]
@@ -112,6 +146,7 @@ class ResourceAwareQueue:
             self._preempted.popleft()
         self.recomputed += int(lengths[:again].sum())
         self._new += count - again
+        self._due -= count - again
         return line[:count], lengths[:count]
 
     def _run(self, prefills: Ids, lengths: Ids) -> None:

@@ -1,0 +1,105 @@
+"""MoE-CAP's diagram: a latency target as a point over memory and performance, hardware as a box."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from workbench.perfmodels.architecture import Architecture
+from workbench.perfmodels.moe_cap import activated_bytes, kv_read_bytes, practical, required_bandwidth, required_ops
+from workbench.perfmodels.processors import Processor
+from workbench.perfmodels.spans import Number, within
+
+Verdict = np.bool_ | NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """One point or line of a CAP diagram: memory [B], bandwidth [B/s] and operations [FLOP/s] that a target needs."""
+
+    memory: Number
+    bandwidth: Number
+    ops: Number
+
+    def practical(self, *, smbu: ArrayLike, smfu: ArrayLike) -> Requirement:
+        """The dashed line: the same, as hardware of this utilisation must nominally have it."""
+        return Requirement(self.memory, practical(self.bandwidth, smbu), practical(self.ops, smfu))
+
+
+class Fit(NamedTuple):
+    """Whether a point lies inside a hardware's box, by edge: right (memory), top (bandwidth or operations)."""
+
+    memory: Verdict
+    bandwidth: Verdict
+    ops: Verdict
+
+
+def requirement(
+    model: Architecture,
+    *,
+    batch: ArrayLike,
+    context: ArrayLike,
+    tpot: ArrayLike,
+    coverage: ArrayLike,
+    layers: ArrayLike | None = None,
+) -> Requirement:
+    """What a latency target asks of hardware: capacity, bandwidth and operations, all theoretical.
+
+    Parameters
+    ----------
+    model : Architecture
+    batch, context : array_like
+        Sequences, and cached tokens of each.
+    tpot : array_like
+        Time per output token [s].
+    coverage : array_like
+        Share of a layer's experts that the batch touches, 0 to 1.
+    layers : array_like, optional
+        Layers of a larger or smaller sibling, embeddings and head unchanged; the model's own unless given.
+
+    Returns
+    -------
+    Requirement
+        Of the arguments' broadcast shape.
+
+    Raises
+    ------
+    ValueError
+        If an argument is outside its domain.
+
+    Notes
+    -----
+    MoE-CAP, Eqs. 1 and 2, section 4.1: sizes between models come from the number of layers.
+    """
+    scale: Number = np.float64(1.0)
+    if layers is not None:
+        scale = within("layers", layers, 1, mend="give decoder layers") / model.layers
+    kv = scale * kv_read_bytes(model, batch, context)
+    head = model.head_params
+    fixed = head * model.other_bytes
+    activated = fixed + scale * (activated_bytes(model, coverage) - fixed)
+    ends = (head + model.embedding_params) * model.other_bytes
+    tokens = within("context", context, 0, mend="give the cached tokens of one sequence")
+    stored = np.asarray(batch, dtype=np.float64) * tokens * scale * model.layers * model.kv_elements * model.kv_bytes
+    ops = required_ops(
+        batch,
+        head + scale * (model.active_params - head),
+        scale * model.kv_tokens(context),
+        model.kv_elements,
+        tpot,
+        query_group=model.query_group,
+    )
+    memory = ends + scale * (model.weight_bytes - ends) + stored
+    return Requirement(memory, required_bandwidth(activated, kv, tpot), ops)
+
+
+def fits(needed: Requirement, processor: Processor) -> Fit:
+    """Whether each point lies within the processor's box; what the catalogue does not know is not met."""
+    return Fit(
+        np.less_equal(needed.memory, processor.memory),
+        np.less_equal(needed.bandwidth, processor.bandwidth),
+        np.less_equal(needed.ops, processor.flops),
+    )

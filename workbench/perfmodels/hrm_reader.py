@@ -1,0 +1,80 @@
+"""MoE-Lightning's model as a reader: what it predicts for a scenario that `bound`, `simulate` and `run` also read."""
+
+from __future__ import annotations
+
+import math
+
+from workbench.errors import ScenarioError
+from workbench.perfmodels.moe_lightning import Job, Mode, Policy, estimate
+from workbench.result import Result, Source
+from workbench.scenario import Scenario
+from workbench.schedules.base import Schedule
+from workbench.serving import facts, prepare
+from workbench.stages import Device
+
+
+def hrm(scenario: Scenario, schedule: Schedule) -> Result:
+    """Throughput that MoE-Lightning's model, in FULL mode, predicts for this pipeline and memory.
+
+    The policy is read off: A_g and F_g from where decode attention and experts sit, r_w and r_c from what is streamed,
+    N from the KV cache (at most all requests), mu from the schedule's micro-batches.
+
+    Returns
+    -------
+    Result
+        With source PREDICTED; `busy` has the seconds of decode by lane.
+
+    Raises
+    ------
+    ScenarioError
+        If weights and KV are kept in different precisions, nothing is called experts, or outputs have one token.
+
+    Notes
+    -----
+    MoE-Lightning, Eqs 12 to 14 and what FULL adds. Batches of N equal requests of mean lengths follow one another
+    without overlap: the continuous admission of the other readers is no part of this model, nor is streaming of the
+    attention's weights. The schedule counts through its number of micro-batches only: overlap is taken to be perfect.
+    """
+    prepared = prepare(scenario, schedule)
+    workload, precision = scenario.workload, scenario.precision
+    prompt, output = float(workload.prompt_len.mean()), float(workload.output_len.mean())
+    if precision.weights != precision.kv:
+        raise ScenarioError(f"hrm has one precision, not {precision.weights} and {precision.kv}; give Memory the same.")
+    if output < 2:
+        raise ScenarioError("hrm predicts decode, but outputs have one token; give longer outputs.")
+    held = scenario.kv_blocks * scenario.memory.kv_block
+    policy = _policy(scenario, min(len(workload.prompt_len), int(held // (prompt + output))), schedule.parts)
+    found = estimate(Job(scenario.model, scenario.machine, prompt, output, precision.weights), policy, Mode.FULL)
+    generated = int(workload.output_len.sum())
+    rounds = len(workload.prompt_len) / float(policy.batch)
+    layers_decoded = rounds * (output - 1) * scenario.model.num_hidden_layers
+    lanes = zip(("h2d", "gpu", "cpu", "d2h"), found.layer, strict=True)
+    return Result(
+        source=Source.PREDICTED,
+        schedule=schedule.name,
+        model=scenario.model.name,
+        machine=scenario.machine.name,
+        seconds=generated / float(found.gen_tok_s),
+        generated=generated,
+        processed=int((workload.prompt_len + workload.output_len - 1).sum()),
+        iterations=math.ceil(rounds * output),
+        busy={lane: float(seconds) * layers_decoded for lane, seconds in lanes},
+        facts=facts(scenario, prepared),
+    )
+
+
+def _policy(scenario: Scenario, batch: int, parts: int) -> Policy:
+    pipeline = scenario.pipeline
+    attention = next(stage for stage in pipeline.stages if stage.op.keeps_kv)
+    experts = next((stage for stage in pipeline.stages if stage.op.name == "experts"), None)
+    if experts is None:
+        raise ScenarioError(f"hrm needs a stage that computes the experts, and {pipeline} has none; add moe.")
+    on_gpu, experts_on_gpu = attention.device is Device.GPU, experts.device is Device.GPU
+    return Policy(
+        batch=max(batch, 1),
+        micro_batch=math.ceil(max(batch, 1) / parts),
+        gpu_attention=int(on_gpu),
+        gpu_experts=int(experts_on_gpu),
+        weights_on_gpu=float(experts_on_gpu and not pipeline.streams(experts)),
+        kv_on_gpu=float(on_gpu and pipeline.kv_device is Device.GPU),
+    )

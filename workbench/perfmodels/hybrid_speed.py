@@ -1,0 +1,230 @@
+"""KTransformers' machines: NUMA options, and how fast a model decodes and prefills with its experts on the CPU."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from workbench.perfmodels.architecture import Architecture
+from workbench.perfmodels.coverage import uniform_coverage
+from workbench.perfmodels.ktransformers import LayerTimes, choose_kernel, experts_to_defer, layer_time
+from workbench.perfmodels.moe_cap import kv_read_bytes
+from workbench.perfmodels.processors import Processor
+from workbench.perfmodels.spans import Number, positive, within
+
+
+class Numa(enum.Enum):
+    """Where experts lie and who computes them on a host of several sockets."""
+
+    SINGLE = "one socket alone"
+    OBLIVIOUS = "pages anywhere, threads anywhere"
+    EXPERTS = "whole experts, each on one socket"
+    TENSORS = "a slice of every expert on every socket"
+
+
+def numa_bandwidth(numa: Numa, *, sockets: int, local: ArrayLike, remote: ArrayLike, top_k: int) -> Number:
+    """Bandwidth at which one token's k experts are read from DRAM [B/s].
+
+        SINGLE     B
+        OBLIVIOUS  n / ((1 / n) / B + (1 - 1 / n) / B_remote)
+        EXPERTS    B k / E[most experts on one socket]
+        TENSORS    n B
+
+    Parameters
+    ----------
+    numa : Numa
+    sockets : int
+        n.
+    local, remote : array_like
+        B of one socket's own memory, B_remote of another's [B/s].
+    top_k : int
+        k; each falls on every socket equally likely.
+
+    Raises
+    ------
+    ValueError
+        If sockets or k is below 1, or a bandwidth not positive.
+
+    Notes
+    -----
+    KTransformers section 3.3 names the options; the formulas are this project's. OBLIVIOUS leaves out congestion of
+    the link between the sockets, so the gain of TENSORS over it is a lower bound; the sum of partial outputs is free.
+    """
+    n = int(within("sockets", sockets, 1, mend="give the sockets of the host"))
+    k = int(within("top_k", top_k, 1, mend="give the experts per token"))
+    own = positive("local", local, mend="give bytes per second")
+    other = positive("remote", remote, mend="give bytes per second")
+    if numa is Numa.SINGLE:
+        return own
+    if numa is Numa.OBLIVIOUS:
+        return n / (1.0 / n / own + (1.0 - 1.0 / n) / other)
+    if numa is Numa.EXPERTS:
+        return own * k / _expected_most(k, n)
+    return n * own
+
+
+def _expected_most(balls: int, bins: int) -> float:
+    """Expected largest count when balls fall into equally likely bins.
+
+    P(no count above m) = balls! / bins^balls x coefficient of x^balls in (sum of x^j / j! for j <= m)^bins.
+    """
+    inverse = 1.0 / np.cumprod(np.concatenate(([1.0], np.arange(1, balls + 1))))
+    expected = 0.0
+    for most in range(balls):
+        power = np.ones(1)
+        for _ in range(bins):
+            power = np.convolve(power, inverse[: most + 1])[: balls + 1]
+        below = power[balls] / inverse[balls] / bins**balls if power.size > balls else 0.0
+        expected += 1.0 - float(below)
+    return expected
+
+
+@dataclass(frozen=True)
+class HybridMachine:
+    """A GPU beside a host whose CPU computes the routed experts.
+
+    Attributes
+    ----------
+    gpu : Processor
+    sockets : int
+    local, remote : float
+        DRAM bandwidth of a socket's own memory and of another's [B/s].
+    tile_flops, vector_flops : float
+        What the CPU kernels reach per socket [FLOP/s].
+    gpu_efficiency, cpu_efficiency : float
+        Shares of the GPU's and of the host's bandwidth that decode reaches.
+    sync : float
+        Submission and synchronisation per layer [s].
+    numa : Numa
+    """
+
+    gpu: Processor
+    sockets: int
+    local: float
+    remote: float
+    tile_flops: float
+    vector_flops: float
+    gpu_efficiency: float = 1.0
+    cpu_efficiency: float = 1.0
+    sync: float = 0.0
+    numa: Numa = Numa.TENSORS
+
+    def calibrated(self, model: Architecture, profile: LayerTimes) -> HybridMachine:
+        """The same machine with the efficiencies and synchronisation that a profiled layer [s] of one model implies."""
+        ideal = replace(self, gpu_efficiency=1.0, cpu_efficiency=1.0, sync=0.0)
+        perfect = decode_layer(model, ideal)
+        return replace(
+            self,
+            gpu_efficiency=perfect.attention / profile.attention,
+            cpu_efficiency=perfect.routed / profile.routed,
+            sync=profile.sync,
+        )
+
+
+def decode_layer(model: Architecture, machine: HybridMachine) -> LayerTimes:
+    """Times of one MoE layer for one token [s]: bytes of each part over the bandwidth that is reached.
+
+    Notes
+    -----
+    KTransformers section 4.2. Batch 1: every part is bound by reading its weights once.
+    """
+    rate = machine.gpu.bandwidth * machine.gpu_efficiency
+    host = numa_bandwidth(
+        machine.numa, sockets=machine.sockets, local=machine.local, remote=machine.remote, top_k=model.top_k
+    )
+    return LayerTimes(
+        attention=(model.attention_params + model.router_params) * model.other_bytes / rate,
+        shared=model.shared_params * model.other_bytes / rate,
+        routed=model.top_k * model.expert_params * model.expert_bytes / float(host * machine.cpu_efficiency),
+        sync=machine.sync,
+    )
+
+
+def deferred_experts(model: Architecture, machine: HybridMachine) -> int:
+    """Experts to defer on this machine: the fewest that keep the CPU busy, two staying immediate."""
+    times = decode_layer(model, machine)
+    return int(experts_to_defer(times.attention + times.sync, times.routed / model.top_k, top_k=model.top_k))
+
+
+def decode_speed(
+    model: Architecture, machine: HybridMachine, *, deferred: ArrayLike = 0, context: ArrayLike = 0
+) -> Number:
+    """Tokens per second of a single sequence [tokens/s].
+
+        1 / (moe_layers T(D) + dense_layers T_dense + T_head + T_KV)
+
+    Parameters
+    ----------
+    model : Architecture
+        With the bytes per parameter that it is deployed in.
+    machine : HybridMachine
+    deferred, context : array_like
+        D, and cached tokens.
+
+    Raises
+    ------
+    ValueError
+        If D is not between 0 and k - 1 or the context negative.
+
+    Notes
+    -----
+    KTransformers sections 4.2 and 6.2. Dense layers, head and KV cache are on the GPU; the last layer's missing
+    deferral (one layer in tens) is left out.
+    """
+    rate = machine.gpu.bandwidth * machine.gpu_efficiency
+    times = decode_layer(model, machine)
+    moe = model.moe_layers * layer_time(times, deferred, top_k=model.top_k)
+    dense = model.dense_layers * (times.attention + model.dense_params * model.other_bytes / rate)
+    ends = (model.head_params * model.other_bytes + kv_read_bytes(model, 1, context)) / rate
+    return 1.0 / (moe + dense + ends)
+
+
+def prefill_speed(model: Architecture, machine: HybridMachine, prompt: ArrayLike) -> Number:
+    """Prompt tokens per second of a single prompt that passes in one piece [tokens/s].
+
+    A layer takes A + max(S, x + R): on the GPU the larger of reading weights and computing at its nominal rate, on the
+    CPU the larger of reading the experts touched and computing with the kernel that their mean tokens choose.
+
+    Parameters
+    ----------
+    model, machine : Architecture, HybridMachine
+    prompt : array_like
+        L [tokens].
+
+    Raises
+    ------
+    ValueError
+        If L < 1.
+
+    Notes
+    -----
+    KTransformers sections 3.2 and 6.2; nothing is deferred in prefill. Uniform routing. An upper estimate: GPU kernels
+    and load balance are perfect, activations move for free.
+    """
+    length = within("prompt", prompt, 1, mend="give tokens")
+    sockets = 1 if machine.numa is Numa.SINGLE else machine.sockets
+    tile = choose_kernel(length * model.top_k / model.experts).tile
+    flops = np.where(tile, machine.tile_flops, machine.vector_flops) * sockets
+    share = uniform_coverage(length, experts=model.experts, top_k=model.top_k)
+    # With every expert touched the sockets are balanced, whole experts or slices.
+    spread = Numa.TENSORS if machine.numa is Numa.EXPERTS else machine.numa
+    host = numa_bandwidth(spread, sockets=machine.sockets, local=machine.local, remote=machine.remote, top_k=1)
+    reading = share * model.experts * model.expert_params * model.expert_bytes / (host * machine.cpu_efficiency)
+    routed = np.maximum(reading, 2.0 * length * model.top_k * model.expert_params / flops)
+
+    def on_gpu(params: int) -> Number:
+        read = params * model.other_bytes / (machine.gpu.bandwidth * machine.gpu_efficiency)
+        time: Number = np.maximum(read, 2.0 * length * params / machine.gpu.flops)
+        return time
+
+    # Each token attends to half of the prompt on average.
+    scores = length * model.kv_tokens(length / 2) / model.layers * 2.0 * model.kv_elements * model.query_group
+    attention = on_gpu(model.attention_params + model.router_params) + scores / machine.gpu.flops
+    moe = attention + np.maximum(on_gpu(model.shared_params), machine.sync + routed)
+    dense = attention + on_gpu(model.dense_params)
+    head = model.head_params * model.other_bytes / (machine.gpu.bandwidth * machine.gpu_efficiency)
+    total: Number = model.moe_layers * moe + model.dense_layers * dense + head
+    return length / total

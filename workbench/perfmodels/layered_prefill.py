@@ -1,0 +1,250 @@
+"""Layered Prefill: groups of layers instead of chunks of tokens; what each reads of the experts, and its energy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from workbench.perfmodels.coverage import Coverage
+from workbench.perfmodels.spans import Number, positive, within
+
+
+def layer_groups(prompt: ArrayLike, layers: ArrayLike, *, granularity: ArrayLike = 512) -> Number:
+    """Number of layer groups that a prompt's prefill is cut into [groups].
+
+        G(L) = min(n_layers, max(1, ceil(L / granularity)))
+
+    Parameters
+    ----------
+    prompt : array_like
+        L, tokens of all requests that are prefilled together.
+    layers : array_like
+        n_layers.
+    granularity : array_like
+        Tokens x layers per iteration, in units of one whole pass; the paper's 512, or 256 or 1024.
+
+    Raises
+    ------
+    ValueError
+        If L < 0, or layers or granularity below 1.
+
+    Notes
+    -----
+    Layered Prefill section 4.4, clamped: as printed G exceeds the number of layers above granularity x layers tokens.
+    """
+    length = within("prompt", prompt, 0, mend="give tokens")
+    most = within("layers", layers, 1, mend="give decoder layers")
+    size = within("granularity", granularity, 1, mend="give tokens, for example 512")
+    groups: Number = np.minimum(most, np.maximum(1.0, np.ceil(length / size)))
+    return groups
+
+
+def group_bounds(layers: int, groups: int) -> tuple[tuple[int, int], ...]:
+    """First layer, and the one after the last, of each of the contiguous groups: floor(g n / G).
+
+    Raises
+    ------
+    ValueError
+        If there are fewer layers than groups, or no group.
+    """
+    if not 1 <= groups <= layers:
+        raise ValueError(f"groups must be between 1 and the {layers} layers, not {groups}; use layer_groups.")
+    edges = [group * layers // groups for group in range(groups + 1)]
+    return tuple(pairwise(edges))
+
+
+def chunked_iteration(full: ArrayLike, decode: ArrayLike, chunk: ArrayLike, coverage: Coverage) -> Number:
+    """Expert bytes of one iteration in which a chunk passes all layers with the decode batch [B]: full c(n_d + chunk).
+
+    Parameters
+    ----------
+    full : array_like
+        All routed experts of all layers [B].
+    decode, chunk : array_like
+        Decode and prefill tokens; chunk 0 is an iteration of decodes alone.
+    coverage : Coverage
+        c, share of a layer's experts that a number of tokens touches.
+
+    Raises
+    ------
+    ValueError
+        If a size or a number of tokens is negative.
+
+    Notes
+    -----
+    Layered Prefill section 3.1; SPEC 7. Reads from GPU memory, each distinct expert once per layer and iteration.
+    """
+    size = within("full", full, 0, mend="give bytes")
+    tokens = within("decode", decode, 0, mend="give tokens") + within("chunk", chunk, 0, mend="give tokens")
+    return size * coverage(tokens)
+
+
+def layered_iteration(
+    full: ArrayLike, decode: ArrayLike, prompt: ArrayLike, groups: ArrayLike, coverage: Coverage
+) -> Number:
+    """Expert bytes of one iteration in which a prompt passes one of G groups of layers [B].
+
+        full (c(n_d + L) / G + (1 - 1 / G) c(n_d))
+
+    Parameters
+    ----------
+    full : array_like
+        All routed experts of all layers [B].
+    decode, prompt : array_like
+        n_d and L [tokens].
+    groups : array_like
+        G.
+    coverage : Coverage
+
+    Raises
+    ------
+    ValueError
+        If a size or a number of tokens is negative, or G < 1.
+
+    Notes
+    -----
+    Layered Prefill section 4.2; SPEC 7. Groups are taken as equal.
+    """
+    share = 1.0 / within("groups", groups, 1, mend="use layer_groups")
+    mixed = chunked_iteration(full, decode, prompt, coverage)
+    return share * mixed + (1.0 - share) * chunked_iteration(full, decode, 0, coverage)
+
+
+def iteration_ratio(groups: ArrayLike, decode: ArrayLike, coverage: Coverage) -> Number:
+    """Expert traffic of a layered iteration over that of a chunked one [1]: 1 / G + (1 - 1 / G) c(n_d).
+
+    Raises
+    ------
+    ValueError
+        If G < 1 or n_d < 0.
+
+    Notes
+    -----
+    SPEC 7. Assumes that prompt and chunk each touch all experts.
+    """
+    share = 1.0 / within("groups", groups, 1, mend="use layer_groups")
+    return share + (1.0 - share) * coverage(within("decode", decode, 0, mend="give tokens"))
+
+
+def prefill_traffic(
+    full: float,
+    prompt: int,
+    decode: float,
+    coverage: Coverage,
+    *,
+    chunk: int | None = 512,
+    layers: int = 1,
+    granularity: int = 512,
+) -> tuple[float, int]:
+    """Expert bytes [B] and iterations of one prompt's prefill beside a steady decode batch.
+
+    Parameters
+    ----------
+    full : float
+        All routed experts of all layers [B].
+    prompt, decode : int, float
+        L and n_d [tokens].
+    coverage : Coverage
+    chunk : int, optional
+        Tokens per chunk; None leaves the prompt whole.
+    layers, granularity : int
+        Each chunk passes ``layer_groups(chunk, layers, granularity)`` groups of layers; one layer is no layering.
+
+    Returns
+    -------
+    (float, int)
+
+    Raises
+    ------
+    ValueError
+        If prompt, chunk, layers or granularity is below 1, or decode or full negative.
+
+    Notes
+    -----
+    Layered Prefill sections 4.2 and 4.3. Chunked prefill is ``chunk=512, layers=1``; layered prefill ``chunk=None,
+    layers=n``; both together, for prompts longer than granularity x layers, ``chunk=granularity * n, layers=n``.
+    """
+    length = int(within("prompt", prompt, 1, mend="give tokens"))
+    size = length if chunk is None else int(within("chunk", chunk, 1, mend="give tokens, or None"))
+    total, iterations = 0.0, 0
+    for start in range(0, length, size):
+        tokens = min(size, length - start)
+        groups = int(layer_groups(tokens, layers, granularity=granularity))
+        total += groups * float(layered_iteration(full, decode, tokens, groups, coverage))
+        iterations += groups
+    return total, iterations
+
+
+@dataclass(frozen=True)
+class EnergyModel:
+    """Energy as time, bytes and operations: static power [W], J per byte of GPU memory, J per FLOP."""
+
+    static_power: float
+    per_byte: float
+    per_flop: float
+
+    def joules(self, seconds: ArrayLike, read: ArrayLike, flops: ArrayLike) -> Number:
+        """E = P_static T + e_b bytes + e_f FLOP [J].
+
+        Parameters
+        ----------
+        seconds, read, flops : array_like
+            Time [s], bytes read from GPU memory [B], operations [FLOP].
+
+        Raises
+        ------
+        ValueError
+            If one of them is negative.
+
+        Notes
+        -----
+        SPEC 7. Links between GPUs are left out.
+        """
+        time = within("seconds", seconds, 0, mend="give the time of the work")
+        traffic = within("read", read, 0, mend="give bytes")
+        work = within("flops", flops, 0, mend="give FLOP")
+        return self.static_power * time + self.per_byte * traffic + self.per_flop * work
+
+
+def mean_power(joules_per_token: ArrayLike, rate: ArrayLike, tokens: ArrayLike) -> Number:
+    """Power that an energy per token implies [W]: energy [J/token] x rate [requests/s] x tokens per request.
+
+    Raises
+    ------
+    ValueError
+        If one of them is negative.
+
+    Notes
+    -----
+    Tokens are prompt and output ones, as Layered Prefill divides its energy by both.
+    """
+    energy = within("joules_per_token", joules_per_token, 0, mend="give J, not mJ")
+    requests = within("rate", rate, 0, mend="give requests per second")
+    return energy * requests * within("tokens", tokens, 0, mend="give prompt plus output tokens")
+
+
+def mean_decode_batch(rate: ArrayLike, output: ArrayLike, tbt: ArrayLike) -> Number:
+    """Sequences that decode at a time, by Little's law [sequences]: rate x output tokens x time between tokens.
+
+    Raises
+    ------
+    ValueError
+        If one of them is negative.
+    """
+    arrivals = within("rate", rate, 0, mend="give requests per second")
+    tokens = within("output", output, 0, mend="give tokens per request")
+    return arrivals * tokens * within("tbt", tbt, 0, mend="give seconds between tokens")
+
+
+def relative_change(new: ArrayLike, old: ArrayLike) -> Number:
+    """How much lower (negative) or higher a figure is than another [1]: new / old - 1.
+
+    Raises
+    ------
+    ValueError
+        If the old figure is not positive.
+    """
+    return np.asarray(new, dtype=np.float64) / positive("old", old, mend="give the figure compared with") - 1.0

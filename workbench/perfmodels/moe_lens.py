@@ -1,0 +1,165 @@
+"""MoE-Lens: a reader that predicts with Stage 2, and the door to all of the paper's equations."""
+
+from __future__ import annotations
+
+import math
+
+from workbench.errors import ScenarioError
+from workbench.perfmodels.moe_lens_evaluation import Setting, evaluation_settings
+from workbench.perfmodels.moe_lens_intensity import (
+    IntensityForm,
+    Units,
+    intensity,
+    kv_to_saturate,
+    tokens_to_saturate,
+)
+from workbench.perfmodels.moe_lens_maps import (
+    stage1_utilisation,
+    stage2_utilisation,
+    utilisation_over_capacity,
+    utilisation_over_lengths,
+)
+from workbench.perfmodels.moe_lens_profiler import GpuTime, fit_gpu_time, profile_points
+from workbench.perfmodels.moe_lens_stage1 import (
+    PmeForm,
+    cpu_flops_needed,
+    effective_kv_capacity,
+    gpu_tokens_per_second,
+    host_bandwidth_needed,
+    kv_tokens_at_knee,
+    parallelism_memory_efficiency,
+    stage1,
+    tokens_per_pass,
+    weight_pass_seconds,
+)
+from workbench.perfmodels.moe_lens_stage2 import (
+    Eq12,
+    Life,
+    Stage2,
+    admission_rate,
+    blocks_over_life,
+    overlapped_sequences,
+    separated_sequences,
+    separated_tok_s,
+    stage2,
+    stage2_at_rate,
+)
+from workbench.result import Result, Source
+from workbench.scenario import Scenario
+from workbench.scheduler.resource_aware import ResourceAware, steady_pace
+from workbench.schedules.base import Schedule
+from workbench.serving import Prepared, facts, prepare
+
+__all__ = [
+    "Eq12",
+    "GpuTime",
+    "IntensityForm",
+    "Life",
+    "PmeForm",
+    "Setting",
+    "Stage2",
+    "Units",
+    "admission_rate",
+    "blocks_over_life",
+    "cpu_flops_needed",
+    "effective_kv_capacity",
+    "evaluation_settings",
+    "fit_gpu_time",
+    "gpu_tokens_per_second",
+    "host_bandwidth_needed",
+    "intensity",
+    "kv_to_saturate",
+    "kv_tokens_at_knee",
+    "overlapped_sequences",
+    "parallelism_memory_efficiency",
+    "predict",
+    "profile_points",
+    "separated_sequences",
+    "separated_tok_s",
+    "stage1",
+    "stage1_utilisation",
+    "stage2",
+    "stage2_at_rate",
+    "stage2_utilisation",
+    "tokens_per_pass",
+    "tokens_to_saturate",
+    "utilisation_over_capacity",
+    "utilisation_over_lengths",
+    "weight_pass_seconds",
+]
+
+
+def predict(scenario: Scenario, schedule: Schedule) -> Result:
+    """What MoE-Lens' Stage 2 expects of a scenario: a fourth reader beside `bound`, `simulate` and `run`.
+
+        T = min(K g / ((K / q + g) delta), K g / (It delta)),    q = N / mean of sum over i < g of ceil((p + i) / b)
+
+    The schedule is checked against the pipeline and named in the result. Stage 2 knows none: it takes every transfer
+    and the CPU's attention to be hidden behind the weights, as under VSLPipe.
+
+    Parameters
+    ----------
+    scenario, schedule
+        What, for whom, on what, and when.
+
+    Returns
+    -------
+    Result
+        With source PREDICTED; `limits` has the seconds that KV memory and the GPU would take.
+
+    Raises
+    ------
+    ScenarioError
+        If no weights are streamed, or the scheduler is another than ResourceAware: the model does not apply.
+    WorkbenchError
+        If scenario and schedule do not go together.
+
+    Notes
+    -----
+    MoE-Lens, Eqs. 8 to 14, with the sum to g - 1 and Eq. 12 mended; SPEC 1.5. p and g are means. n_it = T_GPU delta,
+    with T_GPU what the GPU reaches in iterations of the scheduler's token budget, attention not counted. It is no
+    bound: greedy admission beats it by up to 13 %.
+    """
+    prepared = prepare(scenario, schedule)
+    if not isinstance(scenario.scheduler, ResourceAware):
+        raise ScenarioError(
+            f"moe_lens.predict models ResourceAware(), not {scenario.scheduler!r}; use bound or simulate."
+        )
+    delta = prepared.cost.fetch(prepared.cost.weights_per_layer) * prepared.layers
+    if not delta:
+        raise ScenarioError(
+            f"moe_lens.predict models pipelines that fetch weights, not {scenario.pipeline}; use bound."
+        )
+    workload = scenario.workload
+    generated, requests = int(workload.output_len.sum()), len(workload)
+    predicted = stage2_at_rate(
+        float(workload.prompt_len.mean()),
+        generated / requests,
+        requests,
+        steady_pace(workload, scenario.kv_blocks, scenario.memory.kv_block),
+        pass_seconds=delta,
+        pass_tokens=_pass_tokens(prepared, delta),
+    )
+    limits = {
+        "KV memory": generated / float(predicted.memory_tok_s),
+        "gpu compute": generated / float(predicted.gpu_tok_s),
+    }
+    seconds = max(limits.values())
+    return Result(
+        source=Source.PREDICTED,
+        schedule=prepared.lowering.schedule.name,
+        model=scenario.model.name,
+        machine=scenario.machine.name,
+        seconds=seconds,
+        generated=generated,
+        processed=int((workload.prompt_len + workload.output_len - 1).sum()),
+        iterations=math.ceil(round(seconds / delta, 6)),
+        limits=limits,
+        facts=facts(scenario, prepared),
+    )
+
+
+def _pass_tokens(prepared: Prepared, delta: float) -> float:
+    """n_it: tokens that iterations of the scheduler's budget compute in the time of one pass of weights."""
+    budget = prepared.token_budget
+    return budget * delta / max(delta, prepared.cost.gpu_seconds(budget) * prepared.layers)

@@ -1,0 +1,263 @@
+"""MoE-Lens, Equations 3 to 7: Stage 1, its bound for any job, and what the host's CPU and memory have to deliver."""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+
+from workbench.perfmodels.domain import Numbers, at_least, plain, positive
+
+
+class PmeForm(enum.Enum):
+    """How the KV held over a sequence's life is summed in Equation 3."""
+
+    CLOSED = "closed"
+    """g (2p + g) / 2: the integral, which is the printed result."""
+    SUM_INCLUSIVE = "sum 0..g"
+    """(g + 1)(2p + g) / 2: the printed sum."""
+    EXACT = "exact"
+    """g (2p + g - 1) / 2 for p + g - 1 tokens: one prefill that emits a token and g - 1 decodes."""
+
+
+def weight_pass_seconds(weight_bytes: Numbers, bandwidth: Numbers) -> Numbers:
+    """Time in which all weights cross the link once [s].
+
+        delta = Wm / B_IO
+
+    Parameters
+    ----------
+    weight_bytes : number or array
+        Wm, the streamed weights [B].
+    bandwidth : number or array
+        B_IO [B/s].
+
+    Raises
+    ------
+    ValueError
+        If an argument is not positive.
+
+    Notes
+    -----
+    MoE-Lens, section 5.2; SPEC 0. No time is lost between transfers.
+    """
+    return plain(positive("weight_bytes", weight_bytes, "B") / positive("bandwidth", bandwidth, "B/s"))
+
+
+def gpu_tokens_per_second(flop_rate: Numbers, flops_per_token: Numbers) -> Numbers:
+    """What the GPU computes if nothing else limits: T_GPU = C_GPU / F_tok [tokens/s].
+
+    Parameters
+    ----------
+    flop_rate : number or array
+        Sustained GEMM rate: the efficiency times the peak [FLOP/s].
+    flops_per_token : number or array
+        F_tok [FLOP].
+
+    Raises
+    ------
+    ValueError
+        If an argument is not positive.
+
+    Notes
+    -----
+    MoE-Lens, below Eq. 4; SPEC 0. Prompt and output tokens alike; FLOP of attention scores are left out.
+    """
+    return plain(positive("flop_rate", flop_rate, "FLOP/s") / positive("flops_per_token", flops_per_token, "FLOP"))
+
+
+def tokens_per_pass(tokens_per_second: Numbers, pass_seconds: Numbers) -> Numbers:
+    """What the GPU computes while the weights stream once: n_it = T_GPU delta [tokens/iteration].
+
+    Parameters
+    ----------
+    tokens_per_second : number or array
+        T_GPU [tokens/s].
+    pass_seconds : number or array
+        delta [s].
+
+    Raises
+    ------
+    ValueError
+        If an argument is not positive.
+
+    Notes
+    -----
+    MoE-Lens, Eqs. 10 to 13, where T_GPU stands for this; SPEC 1.5.
+    """
+    rate = positive("tokens_per_second", tokens_per_second, "tokens/s")
+    return plain(rate * positive("pass_seconds", pass_seconds, "s"))
+
+
+def parallelism_memory_efficiency(
+    prompt_len: Numbers, output_len: Numbers, *, form: PmeForm = PmeForm.CLOSED
+) -> Numbers:
+    """Tokens processed in parallel per token of KV memory held [1/iteration].
+
+        PME = 2 (p + g) / ((2 p + g) g)
+
+    Parameters
+    ----------
+    prompt_len, output_len : number or array
+        p and g [tokens].
+    form : PmeForm
+        CLOSED is the paper's result, SUM_INCLUSIVE its sum, EXACT what a real sequence does.
+
+    Raises
+    ------
+    ValueError
+        If g < 1 or p < 0; with EXACT also if p < 1, since the prefill emits the first token.
+
+    Notes
+    -----
+    MoE-Lens, Eq. 3; SPEC 1.3. Upper bound: every block is assumed full at every step.
+    """
+    p = at_least(1 if form is PmeForm.EXACT else 0, "prompt_len", prompt_len, "tokens")
+    g = at_least(1, "output_len", output_len, "tokens")
+    if form is PmeForm.CLOSED:
+        return plain(2 * (p + g) / ((2 * p + g) * g))
+    if form is PmeForm.SUM_INCLUSIVE:
+        return plain(2 * (p + g) / ((g + 1) * (2 * p + g)))
+    return plain(2 * (p + g - 1) / (g * (2 * p + g - 1)))
+
+
+def stage1(
+    prompt_len: Numbers,
+    output_len: Numbers,
+    kv_tokens: Numbers,
+    pass_seconds: Numbers,
+    gpu_tok_s: Numbers,
+    *,
+    form: PmeForm = PmeForm.CLOSED,
+) -> Numbers:
+    """Processed tokens per second that KV memory and GPU allow at most [tokens/s].
+
+        T_max = min(PME M / delta, T_GPU)
+
+    Parameters
+    ----------
+    prompt_len, output_len : number or array
+        p and g [tokens].
+    kv_tokens : number or array
+        M, KV capacity in tokens.
+    pass_seconds : number or array
+        delta [s].
+    gpu_tok_s : number or array
+        T_GPU [tokens/s].
+    form : PmeForm
+
+    Raises
+    ------
+    ValueError
+        If a rate, time or length is out of its domain.
+
+    Notes
+    -----
+    MoE-Lens, Eq. 4; SPEC 1.3. Prompt and output tokens together: times g/(p + g) for output tokens. Unlimited
+    requests, blocks of one token, every iteration as long as one pass of weights.
+    """
+    pme = parallelism_memory_efficiency(prompt_len, output_len, form=form)
+    memory = pme * at_least(0, "kv_tokens", kv_tokens, "tokens") / positive("pass_seconds", pass_seconds, "s")
+    return plain(np.minimum(memory, positive("gpu_tok_s", gpu_tok_s, "tokens/s")))
+
+
+def kv_tokens_at_knee(
+    prompt_len: Numbers, output_len: Numbers, pass_tokens: Numbers, *, form: PmeForm = PmeForm.CLOSED
+) -> Numbers:
+    """KV capacity from which the GPU limits Stage 1: M = n_it / PME [tokens].
+
+    Parameters
+    ----------
+    prompt_len, output_len : number or array
+        p and g [tokens].
+    pass_tokens : number or array
+        n_it [tokens/iteration].
+    form : PmeForm
+
+    Raises
+    ------
+    ValueError
+        If a length is out of its domain.
+
+    Notes
+    -----
+    MoE-Lens, Eq. 4 solved for M; SPEC 1.3.
+    """
+    pme = parallelism_memory_efficiency(prompt_len, output_len, form=form)
+    return plain(np.asarray(positive("pass_tokens", pass_tokens, "tokens") / pme))
+
+
+def host_bandwidth_needed(weight_bytes: Numbers, kv_bytes: Numbers, link: Numbers) -> Numbers:
+    """DRAM bandwidth that streams the weights and reads all KV once per pass [B/s].
+
+        B_mem = B_KV + B_IO = (W + KV) / W B_IO
+
+    Parameters
+    ----------
+    weight_bytes, kv_bytes : number or array
+        W and KV [B].
+    link : number or array
+        B_IO [B/s].
+
+    Raises
+    ------
+    ValueError
+        If W or B_IO is not positive, or KV negative.
+
+    Notes
+    -----
+    MoE-Lens, Eq. 5, whose M is the total of weights and KV there, unlike in Eq. 4; SPEC 1.4. The cache is full, every
+    entry is read in every pass, and a pass takes as long as the weights stream.
+    """
+    w, kv = positive("weight_bytes", weight_bytes, "B"), at_least(0, "kv_bytes", kv_bytes, "B")
+    return plain((w + kv) / w * positive("link", link, "B/s"))
+
+
+def cpu_flops_needed(group_size: Numbers, kv_bandwidth: Numbers, flop_per_fp32_byte: Numbers = 0.5) -> Numbers:
+    """FLOP rate at which the CPU's attention keeps up with reading KV in bf16 [FLOP/s].
+
+        T_CPU = 2 s I B_KV
+
+    Parameters
+    ----------
+    group_size : number or array
+        s, query heads that share one KV head.
+    kv_bandwidth : number or array
+        B_KV, KV bytes read per second, in bf16 [B/s].
+    flop_per_fp32_byte : number or array
+        I; one multiply-add for each 4-byte value gives 0.5.
+
+    Raises
+    ------
+    ValueError
+        If an argument is not positive.
+
+    Notes
+    -----
+    MoE-Lens, Eq. 6; SPEC 1.4. The 2 turns bytes of bf16 into bytes of the fp32 that is computed in. I is our reading.
+    """
+    s, b = positive("group_size", group_size, "query heads per KV head"), positive("kv_bandwidth", kv_bandwidth, "B/s")
+    return plain(2 * s * positive("flop_per_fp32_byte", flop_per_fp32_byte, "FLOP/B") * b)
+
+
+def effective_kv_capacity(prompt_len: Numbers, output_len: Numbers) -> Numbers:
+    """How many times its size a KV cache is worth if it is handed out as sequences grow, and not for their full length.
+
+        C_KV,eff / C_KV = (p + g) / (p + g/2)
+
+    Parameters
+    ----------
+    prompt_len, output_len : number or array
+        p and g [tokens].
+
+    Raises
+    ------
+    ValueError
+        If g < 1 or p < 0.
+
+    Notes
+    -----
+    MoE-Lens, Eq. 7; SPEC 1.4. Sequences of all ages in equal numbers; between 1 and 2.
+    """
+    p, g = at_least(0, "prompt_len", prompt_len, "tokens"), at_least(1, "output_len", output_len, "tokens")
+    return plain((p + g) / (p + g / 2))

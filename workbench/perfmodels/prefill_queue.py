@@ -1,0 +1,306 @@
+"""Requests that arrive at random, served by chunked or layered prefill: latencies, traffic, capacity under an SLO."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from workbench.perfmodels.architecture import Architecture
+from workbench.perfmodels.coverage import Coverage
+from workbench.perfmodels.layered_prefill import EnergyModel, layer_groups
+from workbench.perfmodels.spans import Array, positive, within
+
+_MOST_TOKENS = 1 << 17  # one iteration of the longest prompts; coverage does not grow beyond
+
+
+class Slo(NamedTuple):
+    """Latest first token, and longest gap between two tokens [s]."""
+
+    ttft: float
+    tbt: float
+
+
+@dataclass(frozen=True)
+class IterationTime:
+    """Seconds of one iteration: bytes / bandwidth + per_token x tokens + fixed, tokens by their share of layers.
+
+    Parameters
+    ----------
+    bandwidth : float
+        At which experts and KV cache are read [B/s].
+    per_token, fixed : float
+        [s].
+    """
+
+    bandwidth: float
+    per_token: float
+    fixed: float
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """Requests in the order of their arrival: time [s], prompt and output tokens."""
+
+    time: Array
+    prompt: NDArray[np.int64]
+    output: NDArray[np.int64]
+
+    @classmethod
+    def draw(
+        cls, rate: float, requests: int, *, prompt: tuple[float, float], output: tuple[float, float], seed: int
+    ) -> Arrivals:
+        """Poisson arrivals with gamma-distributed lengths of given mean and standard deviation; synthetic.
+
+        Raises
+        ------
+        ValueError
+            If rate, mean or deviation is not positive, or there is no request.
+        """
+        gap = 1.0 / float(positive("rate", rate, mend="give requests per second"))
+        count = int(within("requests", requests, 1, mend="give how many to draw"))
+        rng = np.random.default_rng(seed)
+
+        def lengths(mean: float, deviation: float) -> NDArray[np.int64]:
+            shape = (mean / float(positive("deviation", deviation, mend="give the standard deviation"))) ** 2
+            return np.maximum(1, np.rint(rng.gamma(shape, mean / shape, count))).astype(np.int64)
+
+        times: Array = np.cumsum(rng.exponential(gap, count))
+        return cls(times, lengths(*prompt), lengths(*output))
+
+
+@dataclass(frozen=True)
+class Served:
+    """What became of the requests.
+
+    Attributes
+    ----------
+    ttft, end_to_end, worst_gap : ndarray, shape (requests,)
+        From arrival to the first and to the last token, and the longest gap between two tokens, 0 if there is none [s].
+    gaps : ndarray
+        Every gap of every request [s].
+    seconds, expert_bytes, kv_bytes, tokens : float
+        From start to end [s]; read from GPU memory [B]; prompt plus output tokens.
+    iterations : int
+    """
+
+    ttft: Array
+    end_to_end: Array
+    worst_gap: Array
+    gaps: Array
+    seconds: float
+    expert_bytes: float
+    kv_bytes: float
+    tokens: float
+    iterations: int
+
+    def attainment(self, slo: Slo) -> float:
+        """Share of the requests that met the SLO."""
+        return attainment(self.ttft, self.worst_gap, slo)
+
+    def joules_per_token(self, energy: EnergyModel, model: Architecture) -> float:
+        """Energy per prompt and output token [J]; everything but experts is read once per iteration."""
+        read = self.expert_bytes + self.kv_bytes + self.iterations * model.always_params * model.other_bytes
+        return float(energy.joules(self.seconds, read, 2.0 * model.active_params * self.tokens)) / self.tokens
+
+
+def attainment(ttft: ArrayLike, worst_gap: ArrayLike, slo: Slo) -> float:
+    """Share of requests whose first token and EVERY gap came in time [1].
+
+    Parameters
+    ----------
+    ttft, worst_gap : array_like, shape (requests,)
+        Arrival to first token, queueing included; longest gap [s].
+    slo : Slo
+
+    Raises
+    ------
+    ValueError
+        If a time is negative or there is no request.
+
+    Notes
+    -----
+    Layered Prefill section 5.1.
+    """
+    first = within("ttft", ttft, 0, mend="give seconds from arrival")
+    gap = within("worst_gap", worst_gap, 0, mend="give seconds")
+    if not first.size:
+        raise ValueError("ttft must hold at least one request, not none; serve some first.")
+    return float(np.mean((first <= slo.ttft) & (gap <= slo.tbt)))
+
+
+def serve(
+    arrivals: Arrivals,
+    model: Architecture,
+    time: IterationTime,
+    coverage: Coverage,
+    *,
+    layered: bool,
+    granularity: int = 512,
+) -> Served:
+    """Play the iterations of one server, FIFO, with KV memory to spare.
+
+    Chunked: each iteration takes up to `granularity` prompt tokens from the head of the queue, of several requests if
+    they fit. Layered: one prefill in flight, to which waiting requests are joined while their sum stays within
+    `granularity`; in every iteration it passes one of G groups of layers (prompts longer than granularity x layers in
+    several passes). All decodes pass all layers in every iteration.
+
+    Raises
+    ------
+    ValueError
+        If granularity is below 1.
+
+    Notes
+    -----
+    SPEC 7. A model of its own, with one calibrated time per iteration; the task-level virtual clock is `simulate`.
+    """
+    within("granularity", granularity, 1, mend="give tokens, for example 512")
+    share = np.asarray(coverage(np.arange(_MOST_TOKENS + 1)))
+    kv_token = model.layers * model.kv_elements * model.kv_bytes
+    prompt, output = arrivals.prompt.tolist(), arrivals.output.tolist()
+    prefill: _Layered | _Chunked = _Layered(model.layers, granularity) if layered else _Chunked(granularity)
+    count = len(prompt)
+    clock, read, kv_read, context = 0.0, 0.0, 0.0, 0.0
+    ends: list[tuple[int, int]] = []  # last decode iteration and number of each running request
+    first = np.zeros(count, dtype=np.int64)
+    durations: list[float] = []
+    clocks: list[float] = []
+    running: list[int] = []
+    waiting: list[int] = []
+    arrived = 0
+    while arrived < count or waiting or ends or prefill.busy:
+        if not (waiting or ends or prefill.busy):
+            clock = max(clock, float(arrivals.time[arrived]))
+        while arrived < count and arrivals.time[arrived] <= clock:
+            waiting.append(arrived)
+            arrived += 1
+        tokens, fraction, done = prefill.step(waiting, prompt)
+        decode = len(ends)
+        mixed, alone = share[min(decode + tokens, _MOST_TOKENS)], share[min(decode, _MOST_TOKENS)]
+        size = model.routed_bytes * (fraction * mixed + (1.0 - fraction) * alone)
+        kv = context * kv_token
+        seconds = (size + kv) / time.bandwidth + time.per_token * (fraction * tokens + decode) + time.fixed
+        clock += seconds
+        read, kv_read, context = read + size, kv_read + kv, context + decode
+        durations.append(seconds)
+        clocks.append(clock)
+        running.append(decode)
+        now = len(durations)
+        while ends and ends[0][0] == now:
+            _, gone = heapq.heappop(ends)
+            context -= prompt[gone] + output[gone] - 1
+        for request in done:
+            first[request] = now
+            if output[request] > 1:
+                heapq.heappush(ends, (now + output[request] - 1, request))
+                context += prompt[request]
+    last = first + arrivals.output - 1
+    lasting, ended = np.array(durations), np.array(clocks)
+    # Decodes pass every iteration, so each gap between two tokens of a request is one iteration's duration.
+    worst = np.array([lasting[a:b].max(initial=0.0) for a, b in zip(first, last, strict=True)])
+    return Served(
+        ttft=ended[first - 1] - arrivals.time,
+        end_to_end=ended[last - 1] - arrivals.time,
+        worst_gap=worst,
+        gaps=np.repeat(lasting, running),
+        seconds=clock - float(arrivals.time[0]),
+        expert_bytes=read,
+        kv_bytes=kv_read,
+        tokens=float(arrivals.prompt.sum() + arrivals.output.sum()),
+        iterations=len(durations),
+    )
+
+
+def capacity(attained: Callable[[float], float], *, target: float, low: float, high: float) -> float:
+    """Highest request rate whose attainment reaches a target, by bisection to 1 % of the range [requests/s].
+
+    Parameters
+    ----------
+    attained : callable
+        Attainment at a rate, falling with it; a mean over several seeds, since near saturation one run says little.
+    target : float
+        Share of the requests, 0.9 in the paper.
+    low, high : float
+        Rates to search between.
+
+    Raises
+    ------
+    ValueError
+        If the lower rate misses the target or the upper one reaches it.
+
+    Notes
+    -----
+    Layered Prefill section 5.2.
+    """
+    within("target", target, 0, 1, mend="give a share of the requests")
+    if attained(low) < target or attained(high) >= target:
+        raise ValueError(f"rates {low} to {high} do not bracket the attainment of {target}; widen the range.")
+    tolerance = (high - low) / 100
+    while high - low > tolerance:
+        middle = (low + high) / 2
+        low, high = (middle, high) if attained(middle) >= target else (low, middle)
+    return low
+
+
+class _Chunked:
+    """Prompt tokens of the head of the queue, up to one chunk per iteration."""
+
+    def __init__(self, chunk: int) -> None:
+        self._chunk, self._left = chunk, 0
+        self.busy = False
+
+    def step(self, waiting: list[int], prompt: Sequence[int]) -> tuple[int, float, list[int]]:
+        """Prefill tokens of this iteration, the share of the layers they pass, requests whose prefill ends."""
+        room, done = self._chunk, []
+        while room and waiting:
+            left = self._left or prompt[waiting[0]]
+            taken = min(room, left)
+            room, self._left = room - taken, left - taken
+            if not self._left:
+                done.append(waiting.pop(0))
+        return self._chunk - room, 1.0, done
+
+
+class _Layered:
+    """One prefill in flight, one group of layers per iteration."""
+
+    def __init__(self, layers: int, granularity: int) -> None:
+        self._layers, self._granularity = layers, granularity
+        self._requests: list[int] = []
+        self._passes: list[tuple[int, int]] = []  # tokens and groups left of each pass still to make
+        self._groups = 1
+
+    @property
+    def busy(self) -> bool:
+        """True while a prefill is in flight."""
+        return bool(self._passes)
+
+    def step(self, waiting: list[int], prompt: Sequence[int]) -> tuple[int, float, list[int]]:
+        """Prefill tokens of this iteration, the share of the layers they pass, requests whose prefill ends."""
+        if not self._passes and waiting:
+            self._admit(waiting, prompt)
+        if not self._passes:
+            return 0, 0.0, []
+        tokens, left = self._passes[0]
+        fraction = 1.0 / self._count(tokens)
+        self._passes[0] = (tokens, left - 1)
+        if left == 1:
+            self._passes.pop(0)
+        return tokens, fraction, [] if self._passes else self._requests
+
+    def _admit(self, waiting: list[int], prompt: Sequence[int]) -> None:
+        self._requests = [waiting.pop(0)]
+        total = prompt[self._requests[0]]
+        while waiting and total + prompt[waiting[0]] <= self._granularity:
+            total += prompt[waiting[0]]
+            self._requests.append(waiting.pop(0))
+        most = self._granularity * self._layers
+        sizes = [min(most, total - start) for start in range(0, total, most)]
+        self._passes = [(size, self._count(size)) for size in sizes]
+
+    def _count(self, tokens: int) -> int:
+        return int(layer_groups(tokens, self._layers, granularity=self._granularity))
