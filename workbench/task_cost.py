@@ -179,14 +179,28 @@ class TaskCost:
         cores = self._machine.cores
         pace = None if cores is None else self.pace(whole, parts, cores)
         work = self.tasks(tasks, parts, pace)
-        drag = {} if pace is None else {"gpu": pace.gpu_drag, "cpu": pace.cpu_drag}
-        starts, ends = lay_out(tasks, work, packet, drag)
-        if drag:
-            work = [
-                end - start if task.node.lane in COMPUTE else length
-                for task, start, end, length in zip(tasks, starts, ends, work, strict=True)
-            ]
-        return starts, ends, work
+        if pace is None:
+            drags = self._dram_drags(tasks, work, self.dram(tasks, parts))
+        else:
+            of_lane = {"gpu": pace.gpu_drag, "cpu": pace.cpu_drag}
+            drags = [of_lane.get(task.node.lane, 0.0) for task in tasks]
+        starts, ends = lay_out(tasks, work, packet, drags)
+        busy = [
+            end - start if drag else length for start, end, length, drag in zip(starts, ends, work, drags, strict=True)
+        ]
+        return starts, ends, busy
+
+    def _dram_drags(self, tasks: Sequence[Task], work: Sequence[float], dram: Sequence[float]) -> list[float]:
+        """Share of its progress that each task on the host loses while weights are read from the same DRAM.
+
+        A task that needs the share u of the bandwidth runs at min(1, a / u), a being what the stream leaves, at least
+        half: the two then share evenly.
+        """
+        left = max(1.0 - self._machine.link.h2d / self._machine.cpu.bandwidth, 0.5)
+        return [
+            max(0.0, 1.0 - left * seconds / traffic) if traffic and task.node.lane == "cpu" else 0.0
+            for task, seconds, traffic in zip(tasks, work, dram, strict=True)
+        ]
 
     def between(self, requests: float) -> float:
         """Seconds between two plans, for so many requests in the batch [s]."""
@@ -203,6 +217,31 @@ class TaskCost:
                 price = known[key] = self._price(task, parts, pace)
             result.append(price)
         return result
+
+    def dram(self, tasks: Sequence[Task], parts: Sequence[Rows]) -> list[float]:
+        """Seconds of the host memory's bandwidth that each task of a plan takes, whatever else it waits for [s].
+
+        Where lanes share cores, what they do to one another is measured (`Cores`) and nothing is counted here.
+        """
+        if self._machine.cores is not None:
+            return [0.0] * len(tasks)
+        known: dict[tuple[object, ...], float] = {}
+        result = []
+        for task in tasks:
+            key = (id(task.node), task.part) if task.part is not None else task.pieces
+            if key not in known:
+                streamed = self.weight_transfer(task.pieces) if task.part is None else None
+                size = self.host_bytes(task.node, parts[task.part]) if streamed is None else streamed
+                known[key] = size / self._machine.cpu.bandwidth
+            result.append(known[key])
+        return result
+
+    def host_bytes(self, node: Node, rows: Rows) -> float:
+        """Bytes that a node other than weights reads from or writes to the host's memory in one layer."""
+        if node.kind is Kind.SEGMENT:
+            on_host = [stage for stage in node.stages if stage.device is Place.CPU]
+            return sum(self.work(stage, rows).bytes for stage in on_host)
+        return 0.0 if node.kind in _ENDS else self.transfer(node, rows)
 
     def _price(self, task: Task, parts: Sequence[Rows], pace: Pace | None) -> float:
         if task.part is None:
