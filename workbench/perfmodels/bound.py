@@ -140,7 +140,8 @@ def _host_bytes(prepared: Prepared, total: Rows, iterations: int) -> float:
     cost = prepared.cost
     of_layer = cost.weights_per_layer * iterations
     for node in prepared.lowering.graph.nodes:
-        of_layer += _least(lambda rows, _, node=node: cost.host_bytes(node, rows), total, 0, iterations)
+        least = min(cost.host_bytes(node, rows) for rows in _ONE_TOKEN)
+        of_layer += max(cost.host_bytes(node, total), iterations * least)
     return of_layer * prepared.layers
 
 
