@@ -1,16 +1,19 @@
-"""Paged flash-decode: one query token per sequence against its cached keys and values, on one thread."""
+"""Paged flash-decode: one query token per sequence against its cached keys and values."""
 
 import math
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .arguments import Operand, SameKind, checked, contiguous, frozen, host_array, same_kind, writeable
-from .flash_decode_kernel import attend
+from .decode_tasks import Cache, decode
 from .kv_cache import append_kv
+from .team import usable_cores
+from .vector_ir import Kind
 
-LOG2_E = math.log2(math.e)
+KINDS = {np.float32: Kind.FP32, np.uint16: Kind.BF16, np.float16: Kind.FP16}
+CACHED = tuple(KINDS)
 
 
 def _check_shapes(q: NDArray[Any], kv: NDArray[Any], table: NDArray[Any], lengths: NDArray[Any]) -> None:
@@ -52,12 +55,13 @@ def _check_blocks(table: NDArray[Any], lengths: NDArray[Any], blocks: int, block
         )
 
 
-def _result(out: Operand | None, q: NDArray[Any]) -> NDArray[Any]:
+def _result(out: Operand | None, q: NDArray[Any], dim: int) -> NDArray[Any]:
+    shape = (*q.shape[:2], dim)
     if out is None:
-        return np.empty(q.shape, np.float32)
+        return np.empty(shape, np.float32)
     result = writeable("out", checked("out", out, "B H D", np.float32))
-    if result.shape != q.shape:
-        raise ValueError(f"out must have the shape of q, {q.shape}, not {result.shape}: pass numpy.empty_like(q).")
+    if result.shape != shape:
+        raise ValueError(f"out must have the shape {shape} of the result, not {result.shape}: leave it out.")
     return result
 
 
@@ -68,20 +72,24 @@ def flash_decode(
     lengths: Operand,
     *,
     scale: float | None = None,
+    window: int | None = None,
+    sinks: Operand | None = None,
+    softcap: float | None = None,
+    threads: int | None = None,
     out: SameKind | None = None,
 ) -> SameKind:
     """Attention of one new token per sequence over its paged KV cache.
 
         out[s, h] = softmax(scale * q[s, h] . K[s, h // G]) V[s, h // G],  G = H / K
 
-    One pass over KV per KV head, shared by its G query heads; online softmax; fp32 accumulation; one thread, with the
-    GIL released. Numpy arrays and CPU torch tensors are both read in place.
+    One pass over KV per KV head, shared by its G query heads; online softmax; fp32 computation. The GIL is released.
+    Numpy arrays and CPU torch tensors are read in place. The result does not depend on the number of threads.
 
     Parameters
     ----------
     q : (B, H, D) fp32, C-contiguous
         Query heads of the new tokens.
-    kv : (P, K, 2, b, D) fp32, torch.bfloat16, or uint16 that holds bfloat16 bits, C-contiguous
+    kv : (P, K, 2, b, D) fp32, fp16, torch.bfloat16, or uint16 that holds bfloat16 bits, C-contiguous
         The cache: per block and KV head, b rows of K and then b rows of V. Slots past a length are never read.
     table : (B, W) int32, C-contiguous
         Blocks of each sequence in order; entries past ceil(length / b) are never read.
@@ -89,6 +97,14 @@ def flash_decode(
         Tokens in each sequence [tokens], in 1 .. W * b.
     scale : float, optional
         Factor of the scores; 1 / sqrt(D) unless given.
+    window : int, optional
+        Attend to the last so many tokens only (sliding window).
+    sinks : (H,) fp32, optional
+        A score per head that joins the softmax without a value (GPT-OSS).
+    softcap : float, optional
+        Scores become softcap * tanh(score / softcap).
+    threads : int, optional
+        Threads that share the work; the cores that this process may use unless given.
     out : (B, H, D) fp32, C-contiguous, optional
         Where to store the result.
 
@@ -103,7 +119,7 @@ def flash_decode(
     TypeError
         If an operand is neither array nor tensor, or has another dtype.
     ValueError
-        If shapes disagree, an operand is not contiguous, or a length or a used block is out of range.
+        If shapes disagree, an operand is not contiguous, or a length, a used block or an option is out of range.
 
     Examples
     --------
@@ -115,19 +131,125 @@ def flash_decode(
     array([[[3., 5.]]], dtype=float32)
     """
     queries = contiguous("q", checked("q", q, "B H D", np.float32))
-    cache = contiguous("kv", checked("kv", kv, "P K 2 b D", np.float32, np.uint16))
+    cache = contiguous("kv", checked("kv", kv, "P K 2 b D", *CACHED))
     blocks = contiguous("table", checked("table", table, "B W", np.int32))
     spans = checked("lengths", lengths, "B", np.int32, np.int64).astype(np.int64)
     _check_shapes(queries, cache, blocks, spans)
     _check_blocks(blocks, spans, cache.shape[0], cache.shape[3])
-    factor = 1 / math.sqrt(queries.shape[2]) if scale is None else scale
+    result = _result(out, queries, queries.shape[2])
+    kind, (_, kv_heads, _, block, dim) = KINDS[cache.dtype.type], cache.shape
+    row = dim * kind.itemsize
+    decode(
+        frozen(queries),
+        Cache(cache.ctypes.data, kind, block, cache.strides[0], row, 2 * block * row, block * row, kv_heads),
+        frozen(blocks),
+        spans,
+        result,
+        **_options(queries, scale, window, sinks, softcap, threads),
+    )
+    return same_kind(q, result) if out is None else out
+
+
+def mla_decode(
+    q: SameKind,
+    kv: Operand,
+    table: Operand,
+    lengths: Operand,
+    *,
+    value_dim: int = 512,
+    scale: float,
+    threads: int | None = None,
+    out: SameKind | None = None,
+) -> SameKind:
+    """Multi-head latent attention of one new token per sequence, with the projections absorbed (DeepSeek).
+
+        out[s, h] = softmax(scale * q[s, h] . C[s]) C[s][:, :value_dim]
+
+    Every head reads the same cached row: the compressed latent, which is also the value, and the rotated key behind it.
+
+    Parameters
+    ----------
+    q : (B, H, D) fp32, C-contiguous
+        Absorbed queries: `value_dim` latent dims, then the rotated ones; D = 576 for DeepSeek-V2 and V3.
+    kv : (P, b, D) fp32, fp16, torch.bfloat16, or uint16 that holds bfloat16 bits, C-contiguous
+        The cache: b rows per block. Slots past a length are never read.
+    table, lengths, threads
+        As of `flash_decode`.
+    value_dim : int
+        Leading dims of a row that are its value.
+    scale : float
+        Factor of the scores. There is no default: it belongs to the dims before absorption, 1 / sqrt(192) for DeepSeek-V2
+        and V3 without YaRN's factor.
+    out : (B, H, value_dim) fp32, C-contiguous, optional
+        Where to store the result.
+
+    Returns
+    -------
+    (B, H, value_dim) fp32
+        `out` if given, else new and of the kind of `q`; max abs error 2e-6 against float64 for operands of unit variance.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `flash_decode`.
+
+    Examples
+    --------
+    >>> kv = np.zeros((1, 4, 3), np.float32)
+    >>> kv[0, 0] = [3, 5, 7]
+    >>> q, table = np.ones((1, 1, 3), np.float32), np.zeros((1, 1), np.int32)
+    >>> mla_decode(q, kv, table, np.ones(1, np.int64), value_dim=2, scale=1.0)
+    array([[[3., 5.]]], dtype=float32)
+    """
+    queries = contiguous("q", checked("q", q, "B H D", np.float32))
+    cache = contiguous("kv", checked("kv", kv, "P b D", *CACHED))
+    blocks = contiguous("table", checked("table", table, "B W", np.int32))
+    spans = checked("lengths", lengths, "B", np.int32, np.int64).astype(np.int64)
+    if not 1 <= value_dim <= cache.shape[2]:
+        raise ValueError(f"value_dim must be in 1 .. {cache.shape[2]}, the dims of a row, not {value_dim}: pass 512.")
+    both = np.broadcast_to(cache[:, None, None], (len(cache), 1, 2, *cache.shape[1:]))  # the row as K and as V
+    _check_shapes(queries, both, blocks, spans)
+    _check_blocks(blocks, spans, len(cache), cache.shape[1])
+    result = _result(out, queries, value_dim)
+    kind = KINDS[cache.dtype.type]
+    row = cache.shape[2] * kind.itemsize
+    where = Cache(cache.ctypes.data, kind, cache.shape[1], cache.strides[0], row, 0, 0, kv_heads=1)
+    options = _options(queries, scale, None, None, None, threads)
+    decode(frozen(queries), where, frozen(blocks), spans, result, **options)
+    return same_kind(q, result) if out is None else out
+
+
+class Options(TypedDict):
+    """What `decode` takes beside its operands."""
+
+    scale: float
+    window: int | None
+    cap: float | None
+    sinks: NDArray[np.float32] | None
+    threads: int
+
+
+def _options(
+    q: NDArray[Any],
+    scale: float | None,
+    window: int | None,
+    sinks: Operand | None,
+    softcap: float | None,
+    threads: int | None,
+) -> Options:
+    factor = 1 / math.sqrt(q.shape[2]) if scale is None else scale
     if not math.isfinite(factor):
         raise ValueError(f"scale must be finite, not {factor}: leave it out for 1 / sqrt(D).")
-    result = _result(out, queries)
-    cells = cache if cache.dtype == np.uint16 else cache.view(np.uint32)
-    # The kernel's softmax is to the base 2, where the exponent is a shift.
-    attend(frozen(queries), frozen(cells), frozen(blocks), frozen(spans), np.float32(factor * LOG2_E), result)
-    return same_kind(q, result) if out is None else out
+    if window is not None and window < 1:
+        raise ValueError(f"window must be >= 1 token, not {window}: leave it out to attend to every token.")
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise ValueError(f"softcap must be positive, not {softcap}: leave it out for scores as they are.")
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads must be >= 1, not {threads}: leave it out to use every core.")
+    taken = None if sinks is None else contiguous("sinks", checked("sinks", sinks, "H", np.float32))
+    if taken is not None and taken.size != q.shape[1]:
+        raise ValueError(f"sinks must have one score per head of q, {q.shape[1]}, not {taken.size}: pass (H,).")
+    return Options(scale=factor, window=window, cap=softcap, sinks=taken, threads=threads or usable_cores())
 
 
 def flash_decode_work(
@@ -158,7 +280,15 @@ def flash_decode_work(
 
 
 def flash_decode_reference(
-    q: Operand, kv: Operand, table: Operand, lengths: Operand, scale: float | None = None
+    q: Operand,
+    kv: Operand,
+    table: Operand,
+    lengths: Operand,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    sinks: Operand | None = None,
+    softcap: float | None = None,
 ) -> NDArray[np.float64]:
     """`flash_decode` in float64 numpy, the oracle of its tests: same operands, -> (B, H, D) float64.
 
@@ -176,24 +306,55 @@ def flash_decode_reference(
     factor = queries.shape[2] ** -0.5 if scale is None else scale
     out = np.empty_like(queries)
     for s, length in enumerate(host_array("lengths", lengths)):
-        token = np.arange(length)
+        token = np.arange(0 if window is None else max(0, length - window), length)
         pages = host_array("table", table)[s, token // block]
         rows = cache[pages, :, :, token % block].astype(np.float64).repeat(group, axis=1)
         scores = factor * np.einsum("hd,thd->ht", queries[s], rows[:, :, 0])
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        out[s] = np.einsum("ht,thd->hd", weights, rows[:, :, 1]) / weights.sum(axis=1, keepdims=True)
+        if softcap is not None:
+            scores = softcap * np.tanh(scores / softcap)
+        out[s] = _softmax_reference(scores, rows[:, :, 1], sinks)
     return out
 
 
-def warm_up() -> None:
-    """Compile append_kv and flash_decode for fp32 and bfloat16 caches; shapes do not matter to the compiler.
+def _softmax_reference(scores: NDArray[Any], values: NDArray[Any], sinks: Operand | None) -> NDArray[np.float64]:
+    """softmax over t of scores (H, T), and of one sink per head, times values (T, H, D)."""
+    sink = np.full(len(scores), -np.inf) if sinks is None else host_array("sinks", sinks).astype(np.float64)
+    high = np.maximum(scores.max(axis=1), sink)[:, None]
+    weights = np.exp(scores - high)
+    whole = weights.sum(axis=1, keepdims=True) + np.exp(sink[:, None] - high)
+    result: NDArray[np.float64] = np.einsum("ht,thd->hd", weights, values) / whole
+    return result
+
+
+def mla_decode_reference(
+    q: Operand, kv: Operand, table: Operand, lengths: Operand, *, value_dim: int = 512, scale: float
+) -> NDArray[np.float64]:
+    """`mla_decode` in float64 numpy, the oracle of its tests: same operands, -> (B, H, value_dim) float64.
+
+    Examples
+    --------
+    >>> q, kv = np.ones((1, 1, 3)), np.arange(3, dtype=np.float32).reshape(1, 1, 3)
+    >>> mla_decode_reference(q, kv, np.zeros((1, 1), np.int32), np.ones(1, np.int64), value_dim=2, scale=1.0)
+    array([[[0., 1.]]])
+    """
+    both = host_array("kv", kv)[:, None, None].repeat(2, axis=2)
+    return flash_decode_reference(q, both, table, lengths, scale=scale)[..., :value_dim]
+
+
+def warm_up(group: int = 1, head_dim: int = 1) -> None:
+    """Compile append_kv and flash_decode for fp32 and bfloat16 caches; a shape with vector code has code of its own.
+
+    Parameters
+    ----------
+    group, head_dim : int
+        H / K and D of the calls to come.
 
     Examples
     --------
     >>> warm_up()
     """
-    row = np.ones((1, 1, 1), np.float32)
+    row, queries = np.ones((1, 1, head_dim), np.float32), np.ones((1, group, head_dim), np.float32)
     for dtype in (np.float32, np.uint16):
-        kv = np.zeros((1, 1, 2, 1, 1), dtype)
+        kv = np.zeros((1, 1, 2, 1, head_dim), dtype)
         append_kv(kv, np.zeros(1, np.int64), row, row)
-        flash_decode(row, kv, np.zeros((1, 1), np.int32), np.ones(1, np.int64))
+        flash_decode(queries, kv, np.zeros((1, 1), np.int32), np.ones(1, np.int64))

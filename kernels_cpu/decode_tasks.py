@@ -1,0 +1,347 @@
+"""What one thread does of a decode: takes runs of tokens, walks them tile by tile, merges the parts of a sequence."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .compiled import compiled
+from .decode_portable import cap_scores, walk_tile
+from .decode_vectors import TILE, scores, softmax, take, weighted
+from .features import features
+from .team import side_by_side
+from .vector_ir import Kind, order
+
+LOG2_E = math.log2(math.e)
+
+# Tokens per task: long enough to hide its start, short enough that threads end together. Longer sequences are cut into
+# runs that shrink towards their end. 256 to 2048 gave 32.0 to 33.6 GB/s on two Zen 4 cores.
+RUN, LEAST_RUN = 2048, 1024
+MOST_HEADS = {16: 8, 8: 4, 4: 4}
+"""Query heads that share the rows in registers, by lanes: more would leave no second token to hide latency with."""
+
+
+@compiled()
+def count_tasks(begins: Any, lengths: Any) -> int:
+    """Number of tasks that `list_tasks` makes."""
+    count = 0
+    for s in range(lengths.size):
+        token = begins[s]
+        while token < lengths[s]:
+            token += _run(lengths[s] - token, lengths[s] - begins[s])
+            count += 1
+    return count
+
+
+@compiled()
+def _run(rest: int, whole: int) -> int:
+    if whole <= 2 * RUN:
+        return RUN
+    return max(LEAST_RUN, (rest // 4 + 255) // 256 * 256)
+
+
+@compiled()
+def list_tasks(begins: Any, lengths: Any, tasks: Any, first: Any) -> None:
+    """tasks[i] = sequence, first token, end, place among all; first[s]: place of the first one of sequence s."""
+    place = 0
+    for s in range(lengths.size):
+        first[s] = place
+        token = begins[s]
+        while token < lengths[s]:
+            end = min(lengths[s], token + _run(lengths[s] - token, lengths[s] - begins[s]))
+            tasks[place, 0], tasks[place, 1], tasks[place, 2], tasks[place, 3] = s, token, end, place
+            token = end
+            place += 1
+    first[lengths.size] = place
+
+
+@compiled()
+def _address_rows(table: Any, token: int, end: int, geometry: Any, rows: Any) -> None:
+    """Addresses of the rows of TILE tokens in head 0; past the end they repeat the last one."""
+    base, block, block_bytes, row_bytes = geometry[0], geometry[1], geometry[2], geometry[3]
+    at, count = 0, min(TILE, end - token)
+    while at < count:
+        page = (token + at) // block
+        offset = token + at - page * block
+        address = base + table[page] * block_bytes + offset * row_bytes
+        for x in range(min(count - at, block - offset)):
+            rows[at] = address + x * row_bytes
+            at += 1
+    for x in range(count, TILE):
+        rows[x] = rows[count - 1]
+
+
+@compiled("contract")
+def _pack(q: Any, order: Any, scale: Any, packed: Any, top: Any, total: Any, sums: Any) -> None:
+    """One sequence's queries in the order of the lanes, scaled; and its running values cleared."""
+    heads, dim = q.shape
+    for h in range(heads):
+        top[h] = -np.inf
+        for x in range(dim):
+            packed[h * dim + x] = q[h, order[x]] * scale
+    total[:] = 0
+    sums[:] = 0
+
+
+@compiled()
+def _total(total: Any, h: int, lanes: int) -> Any:
+    """The lanes of one head's running sum of weights added up, in a fixed order."""
+    found = np.float32(0)
+    for x in range(lanes):
+        found += total[h * lanes + x]
+    return found
+
+
+@compiled()
+def _finish(sums: Any, top: Any, total: Any, sinks: Any, order: Any, out: Any) -> None:
+    """out[h] = sums[h] / total[h], dims back in order; a sink takes its share of the weight and has no value."""
+    heads, dim = out.shape
+    for h in range(heads):
+        whole = total[h]
+        if sinks.size:
+            whole += np.float32(2.0 ** np.float64(sinks[h] - top[h]))
+        for x in range(dim):
+            out[h, order[x]] = sums[h * dim + x] / whole
+
+
+@compiled("contract")
+def _merge(begin: int, end: int, tops: Any, totals: Any, sums: Any) -> None:
+    """Parts of one sequence into the first of them, in their order: the same whoever finished last."""
+    heads = tops.shape[1]
+    dim = sums.shape[1] // heads
+    for h in range(heads):
+        high = tops[begin, h]
+        for part in range(begin + 1, end):
+            high = max(high, tops[part, h])
+        for part in range(begin, end):
+            share = np.float32(2.0 ** np.float64(tops[part, h] - high))
+            kept = np.float32(0) if part == begin else totals[begin, h]
+            totals[begin, h] = kept + share * totals[part, h]
+            for x in range(h * dim, (h + 1) * dim):
+                before = np.float32(0) if part == begin else sums[begin, x]
+                sums[begin, x] = before + share * sums[part, x]
+        tops[begin, h] = high
+
+
+@functools.cache
+def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped: bool) -> Any:
+    """The loop of one thread over tasks, compiled for a shape; `group` query heads share a KV head.
+
+    Only numbers are closed over, so that Numba's disk cache knows the result again in another process.
+    """
+    form, chunks = int(kind), -(-group // MOST_HEADS[lanes])
+    heads = -(-group // chunks) if chunks > 1 else 0  # no code for chunks that do not occur
+    rest = group - (chunks - 1) * heads
+    ahead = 1 if group > 1 else 0
+
+    @compiled()
+    def serve(
+        q: Any, geometry: Any, table: Any, tasks: Any, first: Any, left: Any, counter: int, order: Any, value_order: Any,
+        scale: Any, cap: Any, sinks: Any, tops: Any, totals: Any, parts: Any, out: Any,
+    ) -> None:  # fmt: skip
+        head_bytes, value_bytes, kv_heads = geometry[4], geometry[5], geometry[6]
+        all_heads = q.shape[1]
+        room = np.empty(all_heads * (dim + value_dim + lanes) + (group + 1) * TILE + 16, np.float32)
+        begin = (64 - room.ctypes.data % 64) % 64 // 4
+        packed = room[begin : begin + all_heads * dim]
+        begin += all_heads * dim
+        sums = room[begin : begin + all_heads * value_dim]
+        begin += all_heads * value_dim
+        total = room[begin : begin + all_heads * lanes]
+        begin += all_heads * lanes
+        tile = room[begin : begin + group * TILE]
+        top = np.empty(all_heads, np.float32)
+        rows, coming = np.empty(TILE, np.int64), np.empty(TILE, np.int64)
+        packed_at, sums_at, total_at = packed.ctypes.data, sums.ctypes.data, total.ctypes.data
+        tile_at, top_at = tile.ctypes.data, top.ctypes.data
+        index = take(counter, 1)
+        if index < len(tasks):
+            _address_rows(table[tasks[index, 0]], tasks[index, 1], tasks[index, 2], geometry, rows)
+        while index < len(tasks):
+            following = take(counter, 1)
+            s, token, end, place = tasks[index, 0], tasks[index, 1], tasks[index, 2], tasks[index, 3]
+            _pack(q[s], order, scale, packed, top, total, sums)
+            while token < end:
+                count = min(TILE, end - token)
+                if token + TILE < end:
+                    _address_rows(table[s], token + TILE, end, geometry, coming)
+                elif following < len(tasks):
+                    t, start, stop = tasks[following, 0], tasks[following, 1], tasks[following, 2]
+                    _address_rows(table[t], start, stop, geometry, coming)
+                for h in range(kv_heads):
+                    offset = h * head_bytes
+                    ahead_rows = coming.ctypes.data if h + 1 == kv_heads else rows.ctypes.data
+                    ahead_offset = 0 if h + 1 == kv_heads else offset + head_bytes
+                    rows_at = rows.ctypes.data
+                    for c in range(chunks - 1):
+                        scores(
+                            lanes, form, dim, heads, 0, packed_at + 4 * dim * (h * group + c * heads),
+                            rows_at, offset, count, tile_at + 4 * TILE * c * heads, ahead_rows, ahead_offset,
+                        )  # fmt: skip
+                    c = chunks - 1
+                    scores(
+                        lanes, form, dim, rest, ahead, packed_at + 4 * dim * (h * group + c * heads),
+                        rows_at, offset, count, tile_at + 4 * TILE * c * heads, ahead_rows, ahead_offset,
+                    )  # fmt: skip
+                    for g in range(group):
+                        if capped:
+                            cap_scores(tile[g * TILE : (g + 1) * TILE], count, cap)
+                        for t in range(count, TILE):
+                            tile[g * TILE + t] = -np.inf
+                        softmax(
+                            lanes, value_dim, tile_at + 4 * g * TILE, top_at + 4 * (h * group + g),
+                            total_at + 4 * lanes * (h * group + g), sums_at + 4 * value_dim * (h * group + g),
+                        )  # fmt: skip
+                    for c in range(chunks - 1):
+                        weighted(
+                            lanes, form, value_dim, heads, 0, tile_at + 4 * TILE * c * heads, rows_at,
+                            offset + value_bytes, count, sums_at + 4 * value_dim * (h * group + c * heads),
+                            ahead_rows, ahead_offset + value_bytes,
+                        )  # fmt: skip
+                    c = chunks - 1
+                    weighted(
+                        lanes, form, value_dim, rest, ahead, tile_at + 4 * TILE * c * heads, rows_at,
+                        offset + value_bytes, count, sums_at + 4 * value_dim * (h * group + c * heads),
+                        ahead_rows, ahead_offset + value_bytes,
+                    )  # fmt: skip
+                token += TILE
+                rows, coming = coming, rows
+            for h in range(all_heads):
+                total[h] = _total(total, h, lanes)
+            _end(s, place, top, total, sums, first, left, tops, totals, parts, sinks, value_order, out)
+            index = following
+
+    return serve
+
+
+@compiled()
+def _end(
+    s: int, place: int, top: Any, total: Any, sums: Any, first: Any, left: Any, tops: Any, totals: Any, parts: Any,
+    sinks: Any, value_order: Any, out: Any,
+) -> None:  # fmt: skip
+    """Store a task's values, or the result if it was its sequence's only one or its last one to end."""
+    if first[s + 1] - first[s] == 1:
+        _finish(sums, top, total, sinks, value_order, out[s])
+        return
+    for h in range(top.size):
+        tops[place, h], totals[place, h] = top[h], total[h]
+    for x in range(sums.size):
+        parts[place, x] = sums[x]
+    if take(left.ctypes.data + 8 * s, -1) == 1:
+        _merge(first[s], first[s + 1], tops, totals, parts)
+        _finish(parts[first[s]], tops[first[s]], totals[first[s]], sinks, value_order, out[s])
+
+
+@compiled()
+def serve_portably(
+    q: Any, geometry: Any, table: Any, tasks: Any, first: Any, left: Any, counter: int, order: Any, value_order: Any,
+    scale: Any, cap: Any, sinks: Any, tops: Any, totals: Any, parts: Any, out: Any,
+) -> None:  # fmt: skip
+    """As `decoder`'s loop, for any shape and CPU."""
+    kv_heads, form = geometry[6], geometry[7]
+    heads, dim = q.shape[1], q.shape[2]
+    value_dim, group = out.shape[2], heads // kv_heads
+    packed, sums = np.empty(heads * dim, np.float32), np.empty(heads * value_dim, np.float32)
+    top, total = np.empty(heads, np.float32), np.empty(heads, np.float32)
+    tile, scores_ = np.empty((TILE, dim), np.uint32), np.empty((group, TILE), np.float32)
+    rows = np.empty(TILE, np.int64)
+    shape = (kv_heads, group)
+    while True:
+        index = take(counter, 1)
+        if index >= len(tasks):
+            return
+        s, token, end, place = tasks[index, 0], tasks[index, 1], tasks[index, 2], tasks[index, 3]
+        _pack(q[s], order, scale, packed, top, total, sums)
+        while token < end:
+            _address_rows(table[s], token, end, geometry, rows)
+            walk_tile(
+                form, cap, rows, geometry, min(TILE, end - token), packed.reshape((kv_heads, group, dim)),
+                top.reshape(shape), total.reshape(shape), sums.reshape((kv_heads, group, value_dim)), tile, scores_,
+            )  # fmt: skip
+            token += TILE
+        _end(s, place, top, total, sums, first, left, tops, totals, parts, sinks, value_order, out)
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Where the rows of a paged cache lie.
+
+    Attributes
+    ----------
+    address : int
+    kind : Kind
+    block : int
+        Tokens per block.
+    block_bytes, row_bytes, head_bytes, value_bytes : int
+        From one block, row and KV head to the next, and from a key to its value [B].
+    kv_heads : int
+    """
+
+    address: int
+    kind: Kind
+    block: int
+    block_bytes: int
+    row_bytes: int
+    head_bytes: int
+    value_bytes: int
+    kv_heads: int
+
+
+def decode(
+    q: NDArray[np.float32],
+    cache: Cache,
+    table: NDArray[np.int32],
+    lengths: NDArray[np.int64],
+    out: NDArray[np.float32],
+    *,
+    scale: float,
+    window: int | None,
+    cap: float | None,
+    sinks: NDArray[np.float32] | None,
+    threads: int,
+) -> None:
+    """Attention of q (B, H, D) over checked operands into out (B, H, D of V)."""
+    begins = np.zeros_like(lengths) if window is None else np.maximum(lengths - window, 0)
+    tasks = np.empty((count_tasks(begins, lengths), 4), np.int64)
+    first = np.empty(len(lengths) + 1, np.int64)
+    list_tasks(begins, lengths, tasks, first)
+    tasks = tasks[np.argsort(tasks[:, 1] - tasks[:, 2], kind="stable")]  # the longest first
+    (heads, dim), value_dim = q.shape[1:], out.shape[2]
+    lanes = _lanes(dim, value_dim)
+    several = len(tasks) if len(tasks) > len(lengths) else 0
+    counter = np.zeros(1, np.int64)
+    geometry = np.array(
+        [cache.address, cache.block, cache.block_bytes, cache.row_bytes, cache.head_bytes, cache.value_bytes,
+         cache.kv_heads, cache.kind],
+        np.int64,
+    )  # fmt: skip
+    arguments = (
+        q, geometry, table, tasks, first, np.diff(first), counter.ctypes.data, _order(dim, cache.kind, lanes),
+        _order(value_dim, cache.kind, lanes), np.float32(scale * LOG2_E), np.float32(cap or 0),
+        np.empty(0, np.float32) if sinks is None else sinks * np.float32(LOG2_E),
+        np.empty((several, heads), np.float32), np.empty((several, heads), np.float32),
+        np.empty((several, heads * value_dim), np.float32), out,
+    )  # fmt: skip
+    if lanes:
+        serve = decoder(lanes, cache.kind, heads // cache.kv_heads, dim, value_dim, cap is not None)
+    else:
+        serve = serve_portably
+    side_by_side(lambda: serve(*arguments), min(threads, len(tasks)))
+
+
+def _lanes(dim: int, value_dim: int) -> int:
+    """The widest registers of this computer that rows fill evenly, or 0."""
+    fitting = [lanes for lanes in (16, 8) if lanes <= features().lanes and not (dim % lanes or value_dim % lanes)]
+    return fitting[0] if fitting else 0
+
+
+@functools.cache
+def _order(dim: int, kind: Kind, lanes: int) -> NDArray[np.int64]:
+    return np.array(order(dim, kind, lanes) if lanes else range(dim), np.int64)
+
+

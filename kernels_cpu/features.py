@@ -1,0 +1,61 @@
+"""Which of the three code paths this computer takes, and why."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import platform
+from dataclasses import dataclass
+
+import llvmlite.binding as llvm
+
+
+class Path(enum.Enum):
+    """Code paths, by the fp32 lanes of a register; PORTABLE leaves vectors to the compiler."""
+
+    AVX512 = 16
+    AVX2 = 8
+    PORTABLE = 0
+
+
+@dataclass(frozen=True)
+class Features:
+    """The code path that the kernels take on this computer.
+
+    Attributes
+    ----------
+    path : Path
+    reason : str
+        The instructions found, or the ones that are missing.
+    """
+
+    path: Path
+    reason: str
+
+    @property
+    def lanes(self) -> int:
+        """fp32 lanes of a vector register, 0 on the portable path."""
+        return self.path.value
+
+    def __str__(self) -> str:
+        return f"{self.path.name.lower()}: {self.reason}"
+
+
+_NEEDED = {Path.AVX512: ("avx512f", "avx512bw", "avx512vl", "fma"), Path.AVX2: ("avx2", "fma", "f16c")}
+
+
+@functools.cache
+def features() -> Features:
+    """The code path of this computer.
+
+    Examples
+    --------
+    >>> features().path in Path
+    True
+    """
+    found = llvm.get_host_cpu_features()
+    for path, needed in _NEEDED.items():
+        missing = [name for name in needed if not found.get(name)]
+        if not missing:
+            return Features(path, f"this CPU has {', '.join(needed)}")
+    return Features(Path.PORTABLE, f"this {platform.machine()} CPU has no {', '.join(missing)}")

@@ -1,0 +1,45 @@
+"""Threads that run one compiled function side by side, the GIL released.
+
+Plain threads of Python rather than Numba's pools: callers in several threads never abort (workqueue does) and never
+wait for one another's pool, and nothing spins when it is done.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@functools.cache
+def _pool(process: int) -> ThreadPoolExecutor:
+    """A fork has no threads of its own yet, so each process makes its pool."""
+    return ThreadPoolExecutor(max(1, 2 * usable_cores()), "kernels-cpu")
+
+
+_making = threading.Lock()
+
+
+def side_by_side(work: Callable[[], None], threads: int) -> None:
+    """Run `work` in this thread and in `threads` - 1 others; return when all have ended, or raise what one raised."""
+    if threads == 1:
+        work()
+        return
+    with _making:
+        pool = _pool(os.getpid())
+    others = [pool.submit(work) for _ in range(threads - 1)]
+    try:
+        work()
+    finally:
+        wait(others)
+    for other in others:
+        other.result()

@@ -1,0 +1,234 @@
+"""Vectors of LLVM that Numba's own types lack: what the intrinsics of the kernels are written in.
+
+Every vector has `lanes` fp32 lanes, one register of the code path: 16 with AVX-512, 8 with AVX2. Only generic LLVM
+instructions are emitted, so each path also runs on a computer without its registers, slower.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+
+F32, F16, I1 = ir.FloatType(), ir.HalfType(), ir.IntType(1)
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+LINE = 64
+"""Bytes of a cache line."""
+
+# 2**f over |f| <= 1/2: Taylor terms of exp(f ln 2); the first left out is below 1.6e-7 of the result at |f| = 1/2.
+_EXP2 = [math.log(2) ** k / math.factorial(k) for k in range(7)]
+_ROUND = 1.5 * 2**23
+"""Added to a small fp32, it leaves the nearest whole number in the low bits."""
+
+
+class Kind(enum.IntEnum):
+    """Number formats of cached rows; an int, because Numba passes it as a literal."""
+
+    FP32 = 0
+    BF16 = 1
+    FP16 = 2
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return 4 if self is Kind.FP32 else 2
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Part of a row that one load brings: `vectors` registers of fp32 from this element on."""
+
+    start: int
+    vectors: int
+
+
+def pieces(dim: int, kind: Kind, lanes: int) -> tuple[Piece, ...]:
+    """A row of `dim` elements cut into loads; bf16 comes two registers at a time, its even and its odd elements."""
+    wide = 2 * lanes if kind is Kind.BF16 else lanes
+    whole = [Piece(start, wide // lanes) for start in range(0, dim - wide + 1, wide)]
+    rest = [Piece(start, 1) for start in range(len(whole) * wide, dim, lanes)]
+    return (*whole, *rest)
+
+
+def order(dim: int, kind: Kind, lanes: int) -> list[int]:
+    """Which element of a row each lane holds, register by register."""
+    found: list[int] = []
+    for piece in pieces(dim, kind, lanes):
+        if piece.vectors == 2:
+            found += range(piece.start, piece.start + 2 * lanes, 2)
+            found += range(piece.start + 1, piece.start + 2 * lanes, 2)
+        else:
+            found += range(piece.start, piece.start + lanes)
+    return found
+
+
+class Emitter:
+    """Appends vector instructions to a function under construction; addresses are 64-bit integers."""
+
+    def __init__(self, builder: Any, lanes: int) -> None:
+        self.b, self.lanes = builder, lanes
+        self.f32s, self.i32s = ir.VectorType(F32, lanes), ir.VectorType(I32, lanes)
+        self.zero = self.const(0.0)
+
+    def const(self, value: float) -> Any:
+        """`value` in every lane."""
+        return ir.Constant(self.f32s, [F32(value)] * self.lanes)
+
+    def iconst(self, value: int) -> Any:
+        """An integer in every lane."""
+        return ir.Constant(self.i32s, [I32(value)] * self.lanes)
+
+    def at(self, address: Any, offset: Any = 0) -> Any:
+        """The address plus bytes."""
+        if isinstance(offset, int):
+            return self.b.add(address, I64(offset)) if offset else address
+        return self.b.add(address, offset)
+
+    def load(self, address: Any, kind: Any, align: int) -> Any:
+        """A value of an LLVM type."""
+        return self.b.load(self.b.inttoptr(address, kind.as_pointer()), align=align)
+
+    def store(self, value: Any, address: Any, align: int) -> None:
+        """Write a value."""
+        self.b.store(value, self.b.inttoptr(address, value.type.as_pointer()), align=align)
+
+    def load_f32(self, address: Any, offset: int = 0) -> Any:
+        """A register of fp32 from scratch memory, which is aligned to registers."""
+        return self.load(self.at(address, offset), self.f32s, 4 * self.lanes)
+
+    def store_f32(self, value: Any, address: Any, offset: int = 0) -> None:
+        """A register of fp32 to scratch memory."""
+        self.store(value, self.at(address, offset), 4 * self.lanes)
+
+    def _function(self, name: str, result: Any, arguments: Sequence[Any]) -> Any:
+        known = self.b.module.globals.get(name)
+        return known or ir.Function(self.b.module, ir.FunctionType(result, arguments), name)
+
+    def fma(self, a: Any, b: Any, c: Any) -> Any:
+        """a b + c, rounded once."""
+        function = self._function(f"llvm.fma.v{self.lanes}f32", self.f32s, [self.f32s] * 3)
+        return self.b.call(function, [a, b, c])
+
+    def prefetch(self, address: Any) -> None:
+        """Ask for a line, into L2: into L1 (T0) or past the caches (NTA) measured slower than not at all."""
+        kinds = [I8.as_pointer(), I32, I32, I32]
+        function = self._function("llvm.prefetch.p0", ir.VoidType(), kinds)
+        self.b.call(function, [self.b.inttoptr(address, kinds[0]), I32(0), I32(2), I32(1)])
+
+    def shuffle(self, a: Any, b: Any, lanes: Sequence[int]) -> Any:
+        """Lanes of a, then of b, picked by number."""
+        mask = ir.Constant(ir.VectorType(I32, len(lanes)), [I32(lane) for lane in lanes])
+        return self.b.shuffle_vector(a, b, mask)
+
+    def spread(self, value: Any) -> Any:
+        """A scalar in every lane."""
+        single = self.b.insert_element(ir.Constant(self.f32s, ir.Undefined), value, I32(0))
+        return self.shuffle(single, single, [0] * self.lanes)
+
+    def spread_f32(self, address: Any, offset: int = 0) -> Any:
+        """An fp32 from memory in every lane."""
+        return self.spread(self.load(self.at(address, offset), F32, 4))
+
+    def bits(self, value: Any) -> Any:
+        """The lanes as integers."""
+        return self.b.bitcast(value, self.i32s)
+
+    def floats(self, value: Any) -> Any:
+        """Integer lanes as fp32."""
+        return self.b.bitcast(value, self.f32s)
+
+    def widen(self, piece: Piece, row: Any, kind: Kind) -> list[Any]:
+        """The registers of one piece of a row; rows need no alignment beyond their elements'."""
+        lanes, address, align = self.lanes, self.at(row, piece.start * kind.itemsize), kind.itemsize
+        if kind is Kind.FP32:
+            return [self.load(address, self.f32s, align)]
+        if kind is Kind.FP16:
+            return [self.b.fpext(self.load(address, ir.VectorType(F16, lanes), align), self.f32s)]
+        if piece.vectors == 1:
+            narrow = self.load(address, ir.VectorType(I16, lanes), align)
+            return [self.floats(self.b.shl(self.b.zext(narrow, self.i32s), self.iconst(16)))]
+        pairs = self.load(address, self.i32s, align)
+        return [
+            self.floats(self.b.shl(pairs, self.iconst(16))),
+            self.floats(self.b.and_(pairs, self.iconst(0xFFFF0000))),
+        ]
+
+    def larger(self, a: Any, b: Any) -> Any:
+        """Lane by lane; where a is NaN, b."""
+        return self.b.select(self.b.fcmp_ordered(">", a, b), a, b)
+
+    def across(self, value: Any, combine: Callable[[Any, Any], Any]) -> Any:
+        """All lanes combined, in every lane."""
+        step = self.lanes // 2
+        while step:
+            value = combine(value, self.shuffle(value, value, [lane ^ step for lane in range(self.lanes)]))
+            step //= 2
+        return value
+
+    def sums(self, vectors: Sequence[Any]) -> Any:
+        """A register whose lane i is the sum over the lanes of vector i; as many vectors as lanes.
+
+        Pairs are interleaved and added: within 128 bits first, where shuffles are cheapest.
+        """
+        step, lanes = 1, self.lanes
+        while len(vectors) > 1:
+            low, high = _halves(step, lanes)
+            vectors = [
+                self.b.fadd(self.shuffle(a, b, low), self.shuffle(a, b, high))
+                for a, b in zip(vectors[::2], vectors[1::2], strict=True)
+            ]
+            step *= 2
+        return vectors[0]
+
+    def exp2(self, x: Any) -> Any:
+        """2**x for x <= 0: relative error below 3e-7, 0 below -126 or so, NaN stays NaN."""
+        bounded = self.b.select(self.b.fcmp_ordered("<", x, self.const(-127.0)), self.const(-127.0), x)
+        shifted = self.b.fadd(bounded, self.const(_ROUND))
+        part = self.b.fsub(bounded, self.b.fsub(shifted, self.const(_ROUND)))
+        value = self.const(_EXP2[-1])
+        for term in reversed(_EXP2[:-1]):
+            value = self.fma(value, part, self.const(term))
+        exponent = self.b.shl(self.b.add(self.bits(shifted), self.iconst(127)), self.iconst(23))
+        return self.b.fmul(value, self.floats(exponent))
+
+    def loop(self, count: Any, carried: Sequence[Any], body: Callable[[Any, list[Any]], Sequence[Any]]) -> list[Any]:
+        """Run `body(index, carried)` for index 0 .. count - 1, count >= 1; what it returns is carried on."""
+        before, inside = self.b.block, self.b.append_basic_block("each")
+        self.b.branch(inside)
+        self.b.position_at_end(inside)
+        index = self.b.phi(I64)
+        index.add_incoming(I64(0), before)
+        values = [self.b.phi(value.type) for value in carried]
+        for phi, value in zip(values, carried, strict=True):
+            phi.add_incoming(value, before)
+        results = list(body(index, values))
+        following = self.b.add(index, I64(1))
+        index.add_incoming(following, self.b.block)
+        for phi, value in zip(values, results, strict=True):
+            phi.add_incoming(value, self.b.block)
+        after = self.b.append_basic_block("done")
+        self.b.cbranch(self.b.icmp_signed("<", following, count), inside, after)
+        self.b.position_at_end(after)
+        return results
+
+
+def _halves(step: int, lanes: int) -> tuple[list[int], list[int]]:
+    """Lanes of two registers, 1 or 2 wide units of every 128 bits or whole 128 bits, the first and second halves."""
+    if step < 4:
+        low, high = [], []
+        for base in range(0, lanes, 4):
+            if step == 1:
+                low += [base, lanes + base, base + 1, lanes + base + 1]
+                high += [base + 2, lanes + base + 2, base + 3, lanes + base + 3]
+            else:
+                low += [base, base + 1, lanes + base, lanes + base + 1]
+                high += [base + 2, base + 3, lanes + base + 2, lanes + base + 3]
+        return low, high
+    quads = range(0, 2 * lanes, 4)
+    low = [quad + i for quad in list(quads)[::2] for i in range(4)]
+    high = [quad + i for quad in list(quads)[1::2] for i in range(4)]
+    return low, high
