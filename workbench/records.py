@@ -51,7 +51,7 @@ def from_plain(kind: Any, value: Any) -> Any:
     if origin is tuple:
         kinds = [args[0]] * len(value) if args[1:] == (...,) else args
         return tuple(from_plain(one, item) for one, item in zip(kinds, value, strict=True))
-    if is_dataclass(kind):
+    if isinstance(kind, type) and is_dataclass(kind):
         known = get_type_hints(kind)
         return kind(**{name: from_plain(known.get(name, Any), item) for name, item in value.items()})
     if isinstance(kind, type) and issubclass(kind, enum.Enum | Path | float):
