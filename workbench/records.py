@@ -54,6 +54,8 @@ def from_plain(kind: Any, value: Any) -> Any:
     if isinstance(kind, type) and is_dataclass(kind):
         known = get_type_hints(kind)
         return kind(**{name: from_plain(known.get(name, Any), item) for name, item in value.items()})
-    if isinstance(kind, type) and issubclass(kind, enum.Enum | Path | float):
+    if isinstance(kind, type) and issubclass(kind, enum.Enum | Path):
         return kind(value)
+    if kind is float and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise TypeError(f"{value!r} is no number")
     return value
