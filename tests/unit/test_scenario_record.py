@@ -4,10 +4,10 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.builders import scenarios, small_machine, tiny_scenario
+from tests.builders import OWN, scenarios, small_machine, tiny_scenario
 from tests.systems import PIPELINES
 from workbench.catalogue import data_path
 from workbench.cost import Work
@@ -46,6 +46,7 @@ def folder(tmp_path_factory):
 @given(scenarios())
 def test_a_loaded_scenario_has_the_same_bound(folder, drawn):
     scenario, schedule = drawn
+    assume(OWN not in [stage.op for stage in scenario.pipeline.stages])
     back = again(scenario, folder)
     assert back.diff(scenario) == {}
     assert bound(back, schedule).diff(bound(scenario, schedule)) == {}
