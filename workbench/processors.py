@@ -228,7 +228,7 @@ def _counted(part: str | Processor, count: int) -> str:
 
 
 def _processor(name: str, table: dict[str, Any]) -> Processor:
-    found: dict[str, Any] = {"sources": table["source"]}
+    found: dict[str, Any] = {"sources": dict(table["source"])}
     found |= {key: parse_bytes(table[key], what=key) for key in ("memory", "bandwidth", "link") if key in table}
     found |= {key: float(table[key]) for key in ("flops", "vector_flops", "power", "price") if key in table}
     found |= {key: tuple(table[key]) for key in ("formats", "sustained") if key in table}
@@ -236,7 +236,7 @@ def _processor(name: str, table: dict[str, Any]) -> Processor:
 
 
 def _efficiency(name: str, table: dict[str, Any]) -> Efficiency:
-    return Efficiency(name, **{share: table[share] for share in _SHARES}, sources=table["source"])
+    return Efficiency(name, **{share: table[share] for share in _SHARES}, sources=dict(table["source"]))
 
 
 def _link_rate(name: str, table: dict[str, Any]) -> Sourced:
