@@ -162,5 +162,3 @@ def cap_scores(scores: Any, count: int, cap: Any) -> None:
     natural, back = np.float32(math.log(2.0) / cap), np.float32(cap / math.log(2.0))
     for t in range(count):
         scores[t] = back * np.float32(math.tanh(scores[t] * natural))
-
-

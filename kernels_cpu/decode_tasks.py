@@ -343,5 +343,3 @@ def _lanes(dim: int, value_dim: int) -> int:
 @functools.cache
 def _order(dim: int, kind: Kind, lanes: int) -> NDArray[np.int64]:
     return np.array(order(dim, kind, lanes) if lanes else range(dim), np.int64)
-
-

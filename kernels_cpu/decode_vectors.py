@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
@@ -193,5 +192,3 @@ def write_f32(typing: Any, address: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64, types.float32), emit
-
-

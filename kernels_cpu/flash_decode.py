@@ -33,7 +33,7 @@ def _check_shapes(q: NDArray[Any], kv: NDArray[Any], table: NDArray[Any], length
             )
 
 
-def _check_blocks(table: NDArray[Any], lengths: NDArray[Any], blocks: int, block: int) -> None:
+def _check_blocks(table: NDArray[Any], lengths: NDArray[Any], blocks: int, block: int, window: int | None) -> None:
     short = np.flatnonzero(lengths < 1)
     if short.size:
         row = short[0]
@@ -45,7 +45,8 @@ def _check_blocks(table: NDArray[Any], lengths: NDArray[Any], blocks: int, block
         raise ValueError(
             f"lengths[{row}] must be <= {room}, the tokens that a table row holds, not {lengths[row]}: widen the table."
         )
-    used = np.arange(table.shape[1]) * block < lengths[:, None]
+    start = np.arange(table.shape[1]) * block
+    used = (start < lengths[:, None]) & (start + block > lengths[:, None] - (window or room))
     bad = np.argwhere(used & ((table < 0) | (table >= blocks)))
     if bad.size:
         row, column = bad[0]
@@ -92,7 +93,7 @@ def flash_decode(
     kv : (P, K, 2, b, D) fp32, fp16, torch.bfloat16, or uint16 that holds bfloat16 bits, C-contiguous
         The cache: per block and KV head, b rows of K and then b rows of V. Slots past a length are never read.
     table : (B, W) int32, C-contiguous
-        Blocks of each sequence in order; entries past ceil(length / b) are never read.
+        Blocks of each sequence in order; entries past ceil(length / b), or before the window, are never read.
     lengths : (B,) int32 or int64
         Tokens in each sequence [tokens], in 1 .. W * b.
     scale : float, optional
@@ -135,18 +136,13 @@ def flash_decode(
     blocks = contiguous("table", checked("table", table, "B W", np.int32))
     spans = checked("lengths", lengths, "B", np.int32, np.int64).astype(np.int64)
     _check_shapes(queries, cache, blocks, spans)
-    _check_blocks(blocks, spans, cache.shape[0], cache.shape[3])
+    options = _options(queries, scale, window, sinks, softcap, threads)
+    _check_blocks(blocks, spans, cache.shape[0], cache.shape[3], window)
     result = _result(out, queries, queries.shape[2])
     kind, (_, kv_heads, _, block, dim) = KINDS[cache.dtype.type], cache.shape
     row = dim * kind.itemsize
-    decode(
-        frozen(queries),
-        Cache(cache.ctypes.data, kind, block, cache.strides[0], row, 2 * block * row, block * row, kv_heads),
-        frozen(blocks),
-        spans,
-        result,
-        **_options(queries, scale, window, sinks, softcap, threads),
-    )
+    where = Cache(cache.ctypes.data, kind, block, cache.strides[0], row, 2 * block * row, block * row, kv_heads)
+    decode(frozen(queries), where, frozen(blocks), spans, result, **options)
     return same_kind(q, result) if out is None else out
 
 
@@ -209,7 +205,7 @@ def mla_decode(
         raise ValueError(f"value_dim must be in 1 .. {cache.shape[2]}, the dims of a row, not {value_dim}: pass 512.")
     both = np.broadcast_to(cache[:, None, None], (len(cache), 1, 2, *cache.shape[1:]))  # the row as K and as V
     _check_shapes(queries, both, blocks, spans)
-    _check_blocks(blocks, spans, len(cache), cache.shape[1])
+    _check_blocks(blocks, spans, len(cache), cache.shape[1], window=None)
     result = _result(out, queries, value_dim)
     kind = KINDS[cache.dtype.type]
     row = cache.shape[2] * kind.itemsize

@@ -6,7 +6,7 @@ import importlib
 import pytest
 
 
-@pytest.mark.parametrize("name", ["kernels_cpu.flash_decode", "kernels_cpu.kv_cache"])
+@pytest.mark.parametrize("name", ["kernels_cpu.features", "kernels_cpu.flash_decode", "kernels_cpu.kv_cache"])
 def test_examples(name: str) -> None:
     found = doctest.testmod(importlib.import_module(name))
     assert found.attempted

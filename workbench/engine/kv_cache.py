@@ -113,7 +113,7 @@ def _attend(
 
     def attend(low: int, high: int) -> None:
         mine = slice(low, high)
-        flash_decode(queries[mine], pool, part.table[mine], part.lengths[mine], out=out[mine])
+        flash_decode(queries[mine], pool, part.table[mine], part.lengths[mine], threads=1, out=out[mine])
 
     threads = min(torch.get_num_threads(), len(q))
     total = np.cumsum(part.lengths)
