@@ -131,7 +131,8 @@ def touched_share(experts: Numbers, chosen: Numbers, tokens: Numbers) -> Numbers
 
     Numbers or arrays. Exact for independent uniform tokens; an upper bound for real, skewed routing (MoE-CAP; SPEC 6).
     """
-    return 1.0 - (1.0 - chosen / experts) ** tokens
+    share: Numbers = 1.0 - (1.0 - chosen / experts) ** tokens
+    return share
 
 
 def expected_experts(experts: int, chosen: int, tokens: float) -> float:

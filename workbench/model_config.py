@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -71,9 +72,11 @@ class ModelConfig:
     other_dtype: str | None = None
     path: Path | None = None
 
+    # Sizes that every priced operation asks for are kept once computed: a simulation prices millions.
+
     # ------------------------------------------------------------------------------------------------- attention
 
-    @property
+    @cached_property
     def q_size(self) -> int:
         """Elements of all query heads of one token (H D)."""
         return self.num_attention_heads * self.head_dim
@@ -83,7 +86,7 @@ class ModelConfig:
         """Elements of all keys (or all values) of one token and layer (K D), with grouped queries."""
         return self.num_key_value_heads * self.head_dim
 
-    @property
+    @cached_property
     def attn_size(self) -> int:
         """Elements of the attention output of one token."""
         return self.num_attention_heads * (self.v_head_dim or self.head_dim)
@@ -93,27 +96,27 @@ class ModelConfig:
         """Widths of what latent attention caches per token and layer: the latent, and the key that RoPE turned."""
         return self.kv_lora_rank or 0, self.qk_rope_head_dim or 0
 
-    @property
+    @cached_property
     def kv_elements(self) -> int:
         """KV-cache elements of one token and layer: 2 K D, or d_c + d_r for latent attention."""
         return sum(self._latent) if self.kv_lora_rank else 2 * self.kv_size
 
-    @property
+    @cached_property
     def absorbed_q_size(self) -> int:
         """Query elements of one token in the form that meets the cache: H D, or H (d_c + d_r)."""
         return self.num_attention_heads * sum(self._latent) if self.kv_lora_rank else self.q_size
 
-    @property
+    @cached_property
     def absorbed_attn_size(self) -> int:
         """Attention output of one token before a latent is expanded: H D, or H d_c."""
         return self.num_attention_heads * self._latent[0] if self.kv_lora_rank else self.attn_size
 
-    @property
+    @cached_property
     def pair_macs(self) -> int:
         """Multiply-adds per query token and key of a prefill, keys and values expanded: H (D + D_v)."""
         return self.q_size + self.attn_size
 
-    @property
+    @cached_property
     def entry_macs(self) -> int:
         """Multiply-adds per query token and cache entry of a decode, latent absorbed: 2 H D, or H (2 d_c + d_r)."""
         return self.absorbed_q_size + self.absorbed_attn_size
@@ -123,7 +126,7 @@ class ModelConfig:
         """Multiply-adds per KV element and query token: H / K, or H (2 d_c + d_r) / (d_c + d_r)."""
         return self.entry_macs / self.kv_elements
 
-    @property
+    @cached_property
     def attention_in_params(self) -> int:
         """Parameters of one layer before its attention: Q, K and V, or down to the latent and the absorbed half of up.
 
@@ -136,7 +139,7 @@ class ModelConfig:
         query = self.q_lora_rank * (hidden + self.q_size) if self.q_lora_rank else hidden * self.q_size
         return query + hidden * self.kv_elements + self.kv_lora_rank * heads * (self.qk_nope_head_dim or 0)
 
-    @property
+    @cached_property
     def attention_out_params(self) -> int:
         """Parameters of one layer behind its attention: the O projection, and the expansion of latent values."""
         return self.attn_size * (self.hidden_size + self._latent[0])
@@ -158,17 +161,22 @@ class ModelConfig:
         """Layers with routed experts."""
         return self.num_hidden_layers - self.first_k_dense_replace
 
-    @property
+    @cached_property
     def moe_share(self) -> float:
         """Share of the layers that have routed experts."""
         return self.moe_layers / self.num_hidden_layers
 
     @property
+    def expert_width(self) -> int:
+        """Inner width of one routed expert."""
+        return self.moe_intermediate_size or self.intermediate_size
+
+    @cached_property
     def expert_params(self) -> int:
         """Parameters of one expert: gate, up and down projection."""
-        return 3 * self.hidden_size * (self.moe_intermediate_size or self.intermediate_size)
+        return 3 * self.hidden_size * self.expert_width
 
-    @property
+    @cached_property
     def shared_params(self) -> int:
         """Parameters of all shared experts of one MoE layer."""
         return 3 * self.hidden_size * self.shared_expert_intermediate_size
@@ -178,12 +186,12 @@ class ModelConfig:
         """Parameters of the feed-forward network of one dense layer, 0 if there is none."""
         return 3 * self.hidden_size * self.intermediate_size if self.dense_layers else 0
 
-    @property
+    @cached_property
     def unrouted_params(self) -> float:
         """Parameters that every token passes besides attention and router, mean over the layers: shared or dense."""
         return (self.moe_layers * self.shared_params + self.dense_layers * self.dense_params) / self.num_hidden_layers
 
-    @property
+    @cached_property
     def router_params(self) -> int:
         """Parameters of the router of one MoE layer."""
         return self.num_local_experts * self.hidden_size
@@ -196,7 +204,7 @@ class ModelConfig:
         routed = self.num_local_experts * self.expert_params
         return self.attention_params + self.router_params + self.shared_params + routed + 2 * self.hidden_size
 
-    @property
+    @cached_property
     def head_params(self) -> int:
         """Parameters of the LM head."""
         return self.vocab_size * self.hidden_size
@@ -298,8 +306,7 @@ class ModelConfig:
         heads = f"{self.num_attention_heads}/{self.num_key_value_heads}x{self.head_dim}"
         if self.kv_lora_rank:
             heads = f"{self.num_attention_heads}x{self.head_dim} latent {self.kv_elements}"
-        width = self.moe_intermediate_size or self.intermediate_size
-        experts = f"{self.num_experts_per_tok}/{self.num_local_experts}x{width}"
+        experts = f"{self.num_experts_per_tok}/{self.num_local_experts}x{self.expert_width}"
         rest = f", unrouted {self.unrouted_params:.0f}" if self.unrouted_params else ""
         return f"hidden {self.hidden_size}, heads {heads}, experts {experts}{rest}, vocabulary {self.vocab_size}"
 

@@ -274,7 +274,8 @@ def embed_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
 
 def head_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
     """The implicit last stage: final norm and head, only for the rows that sample a token."""
-    return _gemm(m.vocab_size * m.hidden_size, m.hidden_size, m.vocab_size, rows.emits, precision)
+    each, moved = DTYPE_BYTES[precision.weights], (m.hidden_size + m.vocab_size) * rows.emits
+    return _gemm(m.head_params, m.head_params, each, moved, rows.emits, precision)
 
 
 OpTree = Op | tuple["OpTree", ...]

@@ -264,7 +264,8 @@ def _compute(tasks: Sequence[Task], seconds: Sequence[float]) -> list[float]:
 
 def profile_shape(model: ModelConfig, precision: Precision) -> str:
     """What a profile's times hold for: the shapes of a model's layers, and the precision."""
-    return f"{model.shape}; weights {precision.weights}, KV {precision.kv}"
+    kept = [precision.weights, *dict.fromkeys(dtype for dtype in (precision.experts, precision.others) if dtype)]
+    return f"{model.shape}; weights {' '.join(kept)}, KV {precision.kv}"
 
 
 def rows_of(stage: Stage, rows: Rows) -> Rows:

@@ -54,7 +54,8 @@ class Job:
     Raises
     ------
     ValueError
-        If a prompt is shorter than 1 token, an output shorter than 2, or there is no GPU.
+        If a prompt is shorter than 1 token, an output shorter than 2, there is no GPU, or sequences outgrow a sliding
+        window.
     """
 
     model: ModelConfig
@@ -71,6 +72,11 @@ class Job:
             raise ValueError(f"output_len={self.output_len} has no decode step; give at least 2 tokens.")
         if self.gpus < 1:
             raise ValueError(f"gpus={self.gpus} cannot compute; give at least 1.")
+        if self.model.windowed_layers and self.prompt_len + self.output_len > self.model.sliding_window:
+            raise ValueError(
+                f"sequences of {self.model.name} outgrow its sliding window of {self.model.sliding_window} tokens, "
+                "which this model does not know; use bound or simulate."
+            )
 
     @property
     def element(self) -> int:
@@ -79,13 +85,24 @@ class Job:
 
     @property
     def experts_bytes(self) -> float:
-        """W_exp: all experts of one layer [B]."""
-        return float(self.model.num_local_experts * self.model.expert_params * self.element)
+        """W_exp: all experts of one layer, mean over the layers [B]."""
+        return float(self.model.routed_params * self.element / self.model.num_hidden_layers)
 
     @property
     def kv_per_token(self) -> float:
         """KV cache of one token in one layer [B]."""
-        return float(2 * self.model.kv_size * self.element)
+        return float(self.model.kv_elements * self.element)
+
+    @property
+    def dense_params(self) -> float:
+        """W_att: parameters of one layer that every token passes but the router: attention, shared and dense parts."""
+        return self.model.attention_params + self.model.unrouted_params
+
+    @property
+    def active_params(self) -> float:
+        """Parameters of one layer that a token is multiplied with, the router left out."""
+        model = self.model
+        return self.dense_params + model.moe_share * model.num_experts_per_tok * model.expert_params
 
     @property
     def gpu_flops(self) -> float:
@@ -212,26 +229,26 @@ def layer_time(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> LayerTime:
     back: Array = np.zeros_like(link)
     if mode is Mode.FULL:
         row = batch * job.element
-        link = link + (1 - on_gpu) * row * job.model.q_size / machine.link.h2d
+        link = link + (1 - on_gpu) * row * job.model.absorbed_attn_size / machine.link.h2d
         link = link + (1 - experts) * row * job.model.hidden_size / machine.link.h2d
-        weight_bytes = job.model.attention_params * job.element
-        flops = 2.0 * job.model.attention_params * batch
+        weight_bytes = job.dense_params * job.element
+        flops = 2.0 * job.dense_params * batch
         gpu = gpu + np.maximum(count * weight_bytes / job.gpu_bandwidth, flops / job.gpu_flops)
         cpu = cpu + _STAGING_TRAFFIC * streamed / machine.cpu.bandwidth
-        moved = (1 - on_gpu) * row * job.model.q_size + (1 - experts) * row * job.model.hidden_size
+        moved = (1 - on_gpu) * row * job.model.absorbed_q_size + (1 - experts) * row * job.model.hidden_size
         back = (moved + batch * (1 - on_gpu * kv_share) * job.kv_per_token) / machine.link.d2h
     return LayerTime(plain(link), plain(gpu), plain(cpu), plain(back))
 
 
 def _attention(job: Job, batch: Array, mode: Mode) -> tuple[Array, Array]:
     """Bytes and FLOP of one layer's decode attention."""
-    heads, dim = job.model.num_attention_heads, job.model.head_dim
+    model = job.model
     if mode is Mode.ARTIFACT:  # scores and softmax only, at the longest context; queries and outputs are moved too
         context = job.prompt_len + job.output_len
-        rows = 2 * job.model.q_size * job.element + context * job.kv_per_token
-        return batch * rows, batch * context * heads * (2.0 * dim + 2)
+        rows = model.entry_macs * job.element + context * job.kv_per_token
+        return batch * rows, batch * context * (2.0 * model.absorbed_q_size + 2 * model.num_attention_heads)
     context = job.prompt_len + job.output_len / 2
-    return batch * context * job.kv_per_token, 4.0 * heads * dim * context * batch
+    return batch * context * job.kv_per_token, 2.0 * model.entry_macs * context * batch
 
 
 def _experts(job: Job, batch: Array, micro: Array, mode: Mode) -> tuple[Array, Array]:
@@ -239,8 +256,8 @@ def _experts(job: Job, batch: Array, micro: Array, mode: Mode) -> tuple[Array, A
     model, count = job.model, np.ceil(batch / micro)
     size = count * job.experts_bytes
     if mode is Mode.ARTIFACT:
-        size = size + batch * job.element * (model.hidden_size + model.intermediate_size)
-    return size, 2.0 * model.num_experts_per_tok * model.expert_params * batch
+        size = size + batch * job.element * (model.hidden_size + model.expert_width)
+    return size, 2.0 * model.moe_share * model.num_experts_per_tok * model.expert_params * batch
 
 
 def prefill_time(job: Job, policy: Policy) -> Numbers:
@@ -269,11 +286,10 @@ def prefill_time(job: Job, policy: Policy) -> Numbers:
     batch, micro, on_gpu, _, weights, kv_share = map(np.asarray, policy)
     model, machine, tokens = job.model, job.machine, batch * job.prompt_len
     hidden = tokens * model.hidden_size * job.element
-    active = model.attention_params + model.num_experts_per_tok * model.expert_params
-    scores = 2.0 * model.num_attention_heads * model.head_dim * job.prompt_len
+    scores = float(model.pair_macs) * job.prompt_len
     link = ((1 - weights) * job.experts_bytes + hidden) / machine.link.h2d
-    compute = tokens * (2.0 * active + scores) / job.gpu_flops
-    read = np.ceil(batch / micro) * (job.experts_bytes + model.attention_params * job.element) / job.gpu_bandwidth
+    compute = tokens * (2.0 * job.active_params + scores) / job.gpu_flops
+    read = np.ceil(batch / micro) * (job.experts_bytes + job.dense_params * job.element) / job.gpu_bandwidth
     back = (tokens * (1 - kv_share * on_gpu) * job.kv_per_token + hidden) / machine.link.d2h
     layer = np.maximum.reduce(np.broadcast_arrays(link, compute, read, back))
     return plain(model.num_hidden_layers * layer + _head_time(job, batch, micro))

@@ -53,11 +53,11 @@ def gpu_peaks(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> tuple[Numbers
     batch, micro, on_gpu, _, weights, kv_share = map(np.asarray, policy)
     model, s, total = job.model, job.prompt_len, job.prompt_len + job.output_len
     layers, one, hidden = model.num_hidden_layers, job.element, model.hidden_size
-    held = layers * model.attention_params * one + job.experts_bytes * (layers * weights + 2 * (1 - weights))
+    held = layers * job.dense_params * one + job.experts_bytes * (layers * weights + 2 * (1 - weights))
     if mode is Mode.FULL:
         held = held + model.vocab_size * hidden * one * (1 if model.tie_word_embeddings else 2)
     chosen = model.num_experts_per_tok
-    moe = _FUSED_MOE * one * micro * s * chosen * (job.gpus * hidden + 3 * model.intermediate_size)
+    moe = _FUSED_MOE * one * micro * s * chosen * (job.gpus * hidden + 3 * model.expert_width)
     stream = job.gpus * one * hidden * s * (2 * micro + batch)
     kv = kv_share * batch * job.kv_per_token * layers
     prefill = held + moe + stream + kv * s + 2 * micro * s * job.kv_per_token
