@@ -106,13 +106,16 @@ def test_a_trace_of_uniform_routing_covers_what_the_formula_says():
         (lambda: coverage.traced_experts(np.full((1, 2, 1), 4), tokens=1, experts=4), "names experts 4 to 4 of 4"),
         (lambda: coverage.traced_experts(np.zeros((1, 2, 1), int), tokens=3, experts=4), "has no batch of 3"),
         (lambda: moe_cap.activated_bytes(MIXTRAL, 1.5), "coverage must be between 0 and 1"),
-        (lambda: moe_cap.required_bandwidth(1, 1, 0), "tpot must be above 0, not 0"),
+        (lambda: moe_cap.required_bandwidth(1, 1, 0), "tpot must be above 0 and finite, not 0"),
         (lambda: moe_cap.practical(1, 0), "utilisation must be between"),
         (lambda: moe_cap.overestimate(1, 2), "activated must be at most the total"),
         (lambda: Placement(weights_on_gpu=2), "weights_on_gpu must be between 0 and 1"),
         (lambda: purchase_rate(1, years=0), "years must be above 0"),
         (lambda: purchase_rate(np.nan, years=3), "price must be at least 0, not nan"),
-        (lambda: offloaded_bandwidth(1, memory=1, bandwidth=1, link=np.nan), "link must be above 0, not nan"),
+        (
+            lambda: offloaded_bandwidth(1, memory=1, bandwidth=1, link=np.nan),
+            "link must be above 0 and finite, not nan",
+        ),
     ],
 )
 def test_outside_its_domain_a_formula_says_what_it_expects(call, words):

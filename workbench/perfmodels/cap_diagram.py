@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from workbench.models import ModelConfig
+from workbench.perfmodels.domain import Number, within
 from workbench.perfmodels.moe_cap import (
     activated_bytes,
     kv_read_bytes,
@@ -18,7 +19,6 @@ from workbench.perfmodels.moe_cap import (
     required_ops,
 )
 from workbench.perfmodels.processors import Processor
-from workbench.perfmodels.spans import Number, within
 from workbench.units import DTYPE_BYTES
 
 Verdict = np.bool_ | NDArray[np.bool_]

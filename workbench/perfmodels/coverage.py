@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from workbench.catalogue import data_path
 from workbench.cost import touched_share
-from workbench.perfmodels.spans import Array, Number, within
+from workbench.perfmodels.domain import Array, Number, within
 
 Coverage = Callable[[ArrayLike], Number]
 """Expected share of a layer's experts, 0 to 1, as a function of the tokens in the batch."""

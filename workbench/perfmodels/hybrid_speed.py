@@ -10,10 +10,10 @@ from numpy.typing import ArrayLike
 
 from workbench.models import ModelConfig
 from workbench.perfmodels.coverage import uniform_coverage
+from workbench.perfmodels.domain import Number, positive, within
 from workbench.perfmodels.ktransformers import LayerTimes, choose_kernel, experts_to_defer, layer_time
 from workbench.perfmodels.moe_cap import kv_read_bytes
 from workbench.perfmodels.processors import Processor
-from workbench.perfmodels.spans import Number, positive, within
 
 
 class Numa(enum.Enum):
@@ -55,8 +55,8 @@ def numa_bandwidth(numa: Numa, *, sockets: int, local: ArrayLike, remote: ArrayL
     """
     n = int(within("sockets", sockets, 1, mend="give the sockets of the host"))
     k = int(within("top_k", top_k, 1, mend="give the experts per token"))
-    own = positive("local", local, mend="give bytes per second")
-    other = positive("remote", remote, mend="give bytes per second")
+    own = positive("local", local, "give bytes per second")
+    other = positive("remote", remote, "give bytes per second")
     if numa is Numa.SINGLE:
         return own
     if numa is Numa.OBLIVIOUS:

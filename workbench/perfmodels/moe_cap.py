@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
-from workbench.perfmodels.spans import Number, positive, within
+from workbench.perfmodels.domain import Number, positive, within
 
 
 def activated_size(
@@ -118,7 +118,7 @@ def required_bandwidth(activated: ArrayLike, kv: ArrayLike, tpot: ArrayLike) -> 
     MoE-CAP, Eq. 1. Activations and intermediate states are left out.
     """
     read = within("activated", activated, 0, mend="give bytes") + within("kv", kv, 0, mend="give bytes")
-    return read / positive("tpot", tpot, mend="give seconds per output token")
+    return read / positive("tpot", tpot, "give seconds per output token")
 
 
 def required_ops(
@@ -161,7 +161,7 @@ def required_ops(
     scores = within("kv_tokens", kv_tokens, 0, mend="give cached tokens x layers")
     scores = scores * within("kv_elements", kv_elements, 0, mend="give elements, not bytes")
     scores = scores * within("query_group", query_group, 0, mend="give query heads per KV head")
-    return 2.0 * batch * (weights + scores) / positive("tpot", tpot, mend="give seconds per output token")
+    return 2.0 * batch * (weights + scores) / positive("tpot", tpot, "give seconds per output token")
 
 
 def practical(theoretical: ArrayLike, utilisation: ArrayLike) -> Number:
@@ -201,7 +201,7 @@ def smbu(activated: ArrayLike, kv: ArrayLike, tpot: ArrayLike, peak: ArrayLike) 
     -----
     MoE-CAP, Eq. 5. Above 1 means that not everything counted was read, or that the peak is wrong.
     """
-    return required_bandwidth(activated, kv, tpot) / positive("peak", peak, mend="give bytes per second")
+    return required_bandwidth(activated, kv, tpot) / positive("peak", peak, "give bytes per second")
 
 
 def smfu(tok_s: ArrayLike, flops_per_token: ArrayLike, peak: ArrayLike) -> Number:
@@ -218,7 +218,7 @@ def smfu(tok_s: ArrayLike, flops_per_token: ArrayLike, peak: ArrayLike) -> Numbe
     """
     rate = within("tok_s", tok_s, 0, mend="give tokens per second")
     work = within("flops_per_token", flops_per_token, 0, mend="give FLOP, as token_flops does")
-    return rate * work / positive("peak", peak, mend="give FLOP per second")
+    return rate * work / positive("peak", peak, "give FLOP per second")
 
 
 def token_flops(model: ModelConfig, context: ArrayLike) -> Number:
@@ -252,8 +252,8 @@ def overestimate(total: ArrayLike, activated: ArrayLike) -> Number:
     -----
     MoE-CAP, Figure 3.
     """
-    active = positive("activated", activated, mend="give a size in the unit of the total")
-    whole = positive("total", total, mend="give a size in the unit of the activated")
+    active = positive("activated", activated, "give a size in the unit of the total")
+    whole = positive("total", total, "give a size in the unit of the activated")
     if np.any(active > whole):
         raise ValueError(f"activated must be at most the total, not {activated!r} of {total!r}; swap or correct them.")
     return whole / active
@@ -356,11 +356,11 @@ def utilisation(demand: Resources, peaks: Resources, tpot: ArrayLike) -> Resourc
     -----
     MoE-CAP, Eqs. 5 and 6, per resource. The largest names what binds.
     """
-    seconds = positive("tpot", tpot, mend="give seconds per output token")
+    seconds = positive("tpot", tpot, "give seconds per output token")
     shares = (
         within(name, need, 0, mend="give bytes or FLOP of one step")
         / seconds
-        / positive(f"peak of {name}", peak, mend="give bytes or FLOP per second")
+        / positive(f"peak of {name}", peak, "give bytes or FLOP per second")
         for name, need, peak in zip(Resources._fields, demand, peaks, strict=True)
     )
     return Resources(*shares)

@@ -14,7 +14,7 @@ import numpy as np
 
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
-from workbench.perfmodels.domain import Array, Numbers, plain
+from workbench.perfmodels.domain import Array, Number, plain
 from workbench.units import DTYPE_BYTES
 
 _STAGING_TRAFFIC = 3
@@ -128,24 +128,24 @@ class Policy(NamedTuple):
         r_w and r_c: shares of the experts' weights and of the KV cache that stay in GPU memory.
     """
 
-    batch: Numbers
-    micro_batch: Numbers
-    gpu_attention: Numbers = 0
-    gpu_experts: Numbers = 1
-    weights_on_gpu: Numbers = 0.0
-    kv_on_gpu: Numbers = 0.0
+    batch: Number
+    micro_batch: Number
+    gpu_attention: Number = 0
+    gpu_experts: Number = 1
+    weights_on_gpu: Number = 0.0
+    kv_on_gpu: Number = 0.0
 
 
 class LayerTime(NamedTuple):
     """Seconds that each resource is busy with one layer; all overlap, so the longest is the layer's time."""
 
-    link: Numbers
-    gpu: Numbers
-    cpu: Numbers
-    back: Numbers
+    link: Number
+    gpu: Number
+    cpu: Number
+    back: Number
 
     @property
-    def seconds(self) -> Numbers:
+    def seconds(self) -> Number:
         """T = max(link, gpu, cpu, link back to the host)."""
         return plain(np.maximum.reduce(np.broadcast_arrays(*map(np.asarray, self))))
 
@@ -158,9 +158,9 @@ class Estimate(NamedTuple):
     """What a policy gives: one layer of decode, the passes, and output tokens per second over the whole job."""
 
     layer: LayerTime
-    prefill: Numbers
-    step: Numbers
-    gen_tok_s: Numbers
+    prefill: Number
+    step: Number
+    gen_tok_s: Number
 
 
 def check(policy: Policy) -> None:
@@ -197,7 +197,7 @@ def layer_time(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> LayerTime:
     ----------
     job : Job
     policy : Policy
-        Numbers or arrays.
+        Number or arrays.
     mode : Mode
         FULL adds the projections to `gpu`, N h b (1 - A_g) to the link, 3 (1 - r_w) W_exp F_g / B_c to `cpu` (staging
         shares DRAM with the attention, and its copies are taken not to overlap with it there) and `back`: queries and
@@ -260,7 +260,7 @@ def _experts(job: Job, batch: Array, micro: Array, mode: Mode) -> tuple[Array, A
     return size, 2.0 * model.moe_share * model.num_experts_per_tok * model.expert_params * batch
 
 
-def prefill_time(job: Job, policy: Policy) -> Numbers:
+def prefill_time(job: Job, policy: Policy) -> Number:
     """Time to prefill the whole batch, layer by layer, all on the GPU [s].
 
         L max(((1 - r_w) W_exp + N s h b)/B_cg, N s (2 W' + 4 n_q d s/2)/P_g, ceil(N/mu) (W_exp + W_att)/B_g, back)
@@ -270,7 +270,7 @@ def prefill_time(job: Job, policy: Policy) -> Numbers:
     ----------
     job : Job
     policy : Policy
-        Numbers or arrays.
+        Number or arrays.
 
     Raises
     ------
@@ -312,7 +312,7 @@ def estimate(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> Estimate:
     ----------
     job : Job
     policy : Policy
-        Numbers or arrays.
+        Number or arrays.
     mode : Mode
 
     Raises

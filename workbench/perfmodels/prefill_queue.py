@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from workbench.models import ModelConfig
 from workbench.perfmodels.coverage import Coverage
+from workbench.perfmodels.domain import Array, positive, within
 from workbench.perfmodels.layered_prefill import EnergyModel, layer_groups
-from workbench.perfmodels.spans import Array, positive, within
 
 _MOST_TOKENS = 1 << 17  # one iteration of the longest prompts; coverage does not grow beyond
 
@@ -61,12 +61,12 @@ class Arrivals:
         ValueError
             If rate, mean or deviation is not positive, or there is no request.
         """
-        gap = 1.0 / float(positive("rate", rate, mend="give requests per second"))
+        gap = 1.0 / float(positive("rate", rate, "give requests per second"))
         count = int(within("requests", requests, 1, mend="give how many to draw"))
         rng = np.random.default_rng(seed)
 
         def lengths(mean: float, deviation: float) -> NDArray[np.int64]:
-            shape = (mean / float(positive("deviation", deviation, mend="give the standard deviation"))) ** 2
+            shape = (mean / float(positive("deviation", deviation, "give the standard deviation"))) ** 2
             return np.maximum(1, np.rint(rng.gamma(shape, mean / shape, count))).astype(np.int64)
 
         times: Array = np.cumsum(rng.exponential(gap, count))
