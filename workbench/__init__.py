@@ -8,7 +8,7 @@ from workbench.compare import Comparison, compare
 from workbench.exam import make_exam
 from workbench.hardware import Machine, machines
 from workbench.memory import Memory
-from workbench.models import checkpoint, models
+from workbench.models import ModelConfig, checkpoint, model, models
 from workbench.perfmodels import bound
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
@@ -29,6 +29,7 @@ __all__ = [
     "Detail",
     "Machine",
     "Memory",
+    "ModelConfig",
     "Request",
     "ResourceAware",
     "Result",
@@ -47,6 +48,7 @@ __all__ = [
     "machines",
     "make_checkpoint",
     "make_exam",
+    "model",
     "models",
     "run",
     "simulate",
