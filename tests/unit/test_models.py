@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from workbench.catalogue import data_path
+from workbench.catalogue import Catalogue, data_path
 from workbench.errors import CatalogueError, CheckpointError
 from workbench.models import checkpoint, model, models
 
@@ -75,6 +75,13 @@ def test_an_unknown_model_is_answered_with_the_known_ones():
         models["gpt-5"]
     assert str(error.value) == f"models.toml has no entry 'gpt-5'; it has {', '.join(sorted(models))}."
     assert isinstance(error.value, KeyError)
+
+
+def test_a_catalogue_reads_its_file_once(monkeypatch):
+    read = []
+    monkeypatch.setattr("workbench.catalogue.tomllib.loads", lambda text: read.append(text) or {"a": {}, "b": {}})
+    catalogue = Catalogue("models.toml", lambda name, table: name.upper())
+    assert (dict(catalogue), len(catalogue), len(read)) == ({"a": "A", "b": "B"}, 2, 1)
 
 
 def test_a_config_is_translated_field_by_field():
