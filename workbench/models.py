@@ -220,7 +220,7 @@ def _shared_width(raw: Mapping[str, Any]) -> int:
 def _windowed_layers(raw: Mapping[str, Any], name: str) -> int:
     kinds = raw.get("layer_types")
     if kinds is not None:
-        unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+        unknown = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]
         if unknown or len(kinds) != raw["num_hidden_layers"]:
             raise CheckpointError(
                 f"config.json of {name!r} has {len(kinds)} layer_types, of unknown kinds {unknown}; give one for each "
@@ -234,7 +234,8 @@ def _windowed_layers(raw: Mapping[str, Any], name: str) -> int:
 
 
 def _formats(raw: Mapping[str, Any], name: str) -> tuple[str | None, str | None]:
-    method = (raw.get("quantization_config") or {}).get("quant_method")
+    found = raw.get("quantization_config") or {}
+    method = found.get("quant_method") if isinstance(found, Mapping) else found
     if _dtype(raw) not in tuple(_DTYPES) or method not in tuple(_FORMATS):
         raise CheckpointError(
             f"config.json of {name!r} has weights of {_dtype(raw)!r} quantised by {method!r}; known are "

@@ -4,14 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.builders import KINDS, tiny_model_of, tiny_scenario
-from tests.systems import PIPELINES, VSL
+from tests.builders import KINDS, small_machine, tiny_model_of, tiny_scenario
+from tests.systems import PIPELINES
 from workbench.cost import Precision, Rows
 from workbench.models import ModelConfig, models
 from workbench.perfmodels.bound import total_rows
 from workbench.schedules import Sequential
-from workbench.segments import layer_graph
-from workbench.serving import embedding_bytes, prepare
+from workbench.serving import embedding_bytes, facts, prepare, slot_bytes
 from workbench.simulate import Detail, simulate
 from workbench.stages import decode_attention, embed_work, head_work, prefill_attention
 from workbench.task_cost import TaskCost
@@ -46,16 +45,16 @@ def test_tokens_cost_as_many_gemm_flops_as_the_model_has_active_parameters(pipel
 
 @pytest.mark.parametrize("name", EVERY)
 def test_a_pass_streams_every_layer_once_and_a_slot_holds_the_largest(name):
-    scenario = tiny_scenario(model=EVERY[name], pipeline=VSL)
-    model, cost = scenario.model, TaskCost(scenario, layer_graph(scenario.layer))
-    streamed = model.num_hidden_layers * cost.weights_per_layer
+    model, roomy = EVERY[name], small_machine(gpu_memory=1e13, host_memory=1e14)
+    prepared = prepare(tiny_scenario(model=model, machine=roomy), Sequential())
+    streamed = model.num_hidden_layers * prepared.cost.weights_per_layer
     norms = 2 * model.num_hidden_layers * model.hidden_size * model.other_bytes
     ends = model.weight_bytes - model.routed_bytes - (model.always_params - model.head_params) * model.other_bytes
     assert streamed == pytest.approx(model.weight_bytes - ends + norms, rel=1e-12)
-    pieces = [(0, node) for node in layer_graph(scenario.layer).streamed]
     routed = model.num_local_experts * model.expert_params
     others = model.layer_params - routed
-    assert cost.largest_transfer(pieces) == pytest.approx(routed * model.expert_bytes + others * model.other_bytes)
+    assert slot_bytes(prepared) == pytest.approx(routed * model.expert_bytes + others * model.other_bytes)
+    assert ("shared_experts" in facts(prepared.scenario, prepared)["pipeline"]) == (model.unrouted_params > 0)
 
 
 @pytest.mark.parametrize("name", EVERY)
