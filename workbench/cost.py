@@ -53,7 +53,7 @@ class Precision(NamedTuple):
     Attributes
     ----------
     weights, kv : str
-        Of the weights and activations, and of the KV cache ("fp32" or "bf16").
+        Of the weights and activations, and of the KV cache ("fp32", "bf16" or "fp16").
     experts, others : str or None
         Of the routed experts and of the layers' other weights where they are kept in less than they compute in.
     """

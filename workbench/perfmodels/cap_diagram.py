@@ -18,7 +18,7 @@ from workbench.perfmodels.moe_cap import (
     required_bandwidth,
     required_ops,
 )
-from workbench.perfmodels.processors import Processor
+from workbench.processors import Processor
 from workbench.units import DTYPE_BYTES
 
 Verdict = np.bool_ | NDArray[np.bool_]

@@ -13,7 +13,7 @@ from workbench.perfmodels.coverage import uniform_coverage
 from workbench.perfmodels.domain import Number, positive, within
 from workbench.perfmodels.ktransformers import LayerTimes, choose_kernel, experts_to_defer, layer_time
 from workbench.perfmodels.moe_cap import kv_read_bytes
-from workbench.perfmodels.processors import Processor
+from workbench.processors import Processor
 
 
 class Numa(enum.Enum):
