@@ -7,6 +7,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from numba import njit
 from numba.core.caching import FunctionCache
+from numba.extending import intrinsic
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -22,19 +23,25 @@ def _digest() -> str:
 _SOURCES = _digest()
 
 
-class _PackageCache(FunctionCache):  # type: ignore[misc]
+class _PackageCache(FunctionCache):
     """Numba's disk cache looks only at the file of the function itself: here an edit of what it calls counts too."""
 
     def _index_key(self, sig: Any, codegen: Any) -> tuple[Any, ...]:
-        return (*super()._index_key(sig, codegen), _SOURCES)
+        key: Any = super()._index_key(sig, codegen)  # type: ignore[no-untyped-call]
+        return (*key, _SOURCES)
 
 
 def compiled(*fastmath: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Compile with these LLVM fast-math flags; never nnan or ninf, so that NaN in live data stays NaN."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        dispatcher = njit(nogil=True, error_model="numpy", fastmath=set(fastmath))(function)
-        dispatcher._cache = _PackageCache(function)
+        dispatcher: Any = njit(nogil=True, error_model="numpy", fastmath=set(fastmath))(function)
+        dispatcher._cache = _PackageCache(function)  # type: ignore[no-untyped-call]
         return cast(Callable[P, R], dispatcher)
 
     return decorate
+
+
+def emitted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An intrinsic of Numba: what it returns emits LLVM instructions; literal arguments arrive as such."""
+    return cast(Callable[..., Any], intrinsic(prefer_literal=True)(function))

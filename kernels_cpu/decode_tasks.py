@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from .compiled import compiled
 from .decode_portable import cap_scores, walk_tile
-from .decode_vectors import TILE, scores, softmax, take, weighted
+from .decode_vectors import TILE, Ahead, scores, slots, softmax, take, weighted
 from .features import features
 from .team import side_by_side
 from .vector_ir import Kind, order
@@ -81,20 +81,26 @@ def _pack(q: Any, order: Any, scale: Any, packed: Any, top: Any, total: Any, sum
     """One sequence's queries in the order of the lanes, scaled; and its running values cleared."""
     heads, dim = q.shape
     for h in range(heads):
-        top[h] = -np.inf
         for x in range(dim):
             packed[h * dim + x] = q[h, order[x]] * scale
-    total[:] = 0
-    sums[:] = 0
+    for x in range(top.size):
+        top[x], total[x] = -np.inf, 0
+    for x in range(sums.size):
+        sums[x] = 0
 
 
 @compiled()
-def _total(total: Any, h: int, lanes: int) -> Any:
-    """The lanes of one head's running sum of weights added up, in a fixed order."""
-    found = np.float32(0)
-    for x in range(lanes):
-        found += total[h * lanes + x]
-    return found
+def _per_head(tops: Any, totals: Any, group: int, heads: int, room: int, lanes: int, top: Any, total: Any) -> None:
+    """From registers, one per chunk of `heads` heads, to one value per head; sums in a fixed order."""
+    chunks = (group + heads - 1) // heads
+    for h in range(top.size):
+        chunk = h // group * chunks + h % group // heads
+        lane = chunk * lanes + h % group % heads
+        top[h] = tops[lane]
+        found = np.float32(0)
+        for x in range(lane, (chunk + 1) * lanes, room):
+            found += totals[x]
+        total[h] = found
 
 
 @compiled()
@@ -135,30 +141,31 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
     Only numbers are closed over, so that Numba's disk cache knows the result again in another process.
     """
     form, chunks = int(kind), -(-group // MOST_HEADS[lanes])
-    heads = -(-group // chunks) if chunks > 1 else 0  # no code for chunks that do not occur
-    rest = group - (chunks - 1) * heads
-    ahead = 1 if group > 1 else 0
+    size = -(-group // chunks)
+    room, rest = slots(size), group - (chunks - 1) * size
+    heads = size if chunks > 1 else 0  # no code for chunks that do not occur
+    ahead = int(Ahead.EACH if group > 2 else Ahead.FOURTH)
 
     @compiled()
     def serve(
-        q: Any, geometry: Any, table: Any, tasks: Any, first: Any, left: Any, counter: int, order: Any, value_order: Any,
-        scale: Any, cap: Any, sinks: Any, tops: Any, totals: Any, parts: Any, out: Any,
+        q: Any, geometry: Any, table: Any, tasks: Any, first: Any, left: Any, counter: int, order: Any,
+        value_order: Any, scale: Any, cap: Any, sinks: Any, tops: Any, totals: Any, parts: Any, out: Any,
     ) -> None:  # fmt: skip
         head_bytes, value_bytes, kv_heads = geometry[4], geometry[5], geometry[6]
-        all_heads = q.shape[1]
-        room = np.empty(all_heads * (dim + value_dim + lanes) + (group + 1) * TILE + 16, np.float32)
-        begin = (64 - room.ctypes.data % 64) % 64 // 4
-        packed = room[begin : begin + all_heads * dim]
+        all_heads, registers = q.shape[1], geometry[6] * chunks * lanes
+        space = np.empty(all_heads * (dim + value_dim) + 2 * registers + TILE * room + 16, np.float32)
+        begin = (64 - space.ctypes.data % 64) % 64 // 4
+        tile = space[begin : begin + TILE * room]
+        begin += TILE * room
+        top = space[begin : begin + registers]
+        begin += registers
+        total = space[begin : begin + registers]
+        begin += registers
+        packed = space[begin : begin + all_heads * dim]
         begin += all_heads * dim
-        sums = room[begin : begin + all_heads * value_dim]
-        begin += all_heads * value_dim
-        total = room[begin : begin + all_heads * lanes]
-        begin += all_heads * lanes
-        tile = room[begin : begin + group * TILE]
-        top = np.empty(all_heads, np.float32)
+        sums = space[begin : begin + all_heads * value_dim]
+        top_of, total_of = np.empty(all_heads, np.float32), np.empty(all_heads, np.float32)
         rows, coming = np.empty(TILE, np.int64), np.empty(TILE, np.int64)
-        packed_at, sums_at, total_at = packed.ctypes.data, sums.ctypes.data, total.ctypes.data
-        tile_at, top_at = tile.ctypes.data, top.ctypes.data
         index = take(counter, 1)
         if index < len(tasks):
             _address_rows(table[tasks[index, 0]], tasks[index, 1], tasks[index, 2], geometry, rows)
@@ -174,46 +181,38 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
                     t, start, stop = tasks[following, 0], tasks[following, 1], tasks[following, 2]
                     _address_rows(table[t], start, stop, geometry, coming)
                 for h in range(kv_heads):
-                    offset = h * head_bytes
-                    ahead_rows = coming.ctypes.data if h + 1 == kv_heads else rows.ctypes.data
-                    ahead_offset = 0 if h + 1 == kv_heads else offset + head_bytes
-                    rows_at = rows.ctypes.data
-                    for c in range(chunks - 1):
-                        scores(
-                            lanes, form, dim, heads, 0, packed_at + 4 * dim * (h * group + c * heads),
-                            rows_at, offset, count, tile_at + 4 * TILE * c * heads, ahead_rows, ahead_offset,
-                        )  # fmt: skip
-                    c = chunks - 1
-                    scores(
-                        lanes, form, dim, rest, ahead, packed_at + 4 * dim * (h * group + c * heads),
-                        rows_at, offset, count, tile_at + 4 * TILE * c * heads, ahead_rows, ahead_offset,
-                    )  # fmt: skip
-                    for g in range(group):
+                    here, tile_at, offset = rows.ctypes.data, tile.ctypes.data, h * head_bytes
+                    there = here if h + 1 < kv_heads else coming.ctypes.data
+                    soon = offset + head_bytes if h + 1 < kv_heads else 0
+                    for c in range(chunks):
+                        head, register = h * group + c * size, 4 * lanes * (h * chunks + c)
+                        q_at, sums_at = packed.ctypes.data + 4 * dim * head, sums.ctypes.data + 4 * value_dim * head
+                        if c + 1 < chunks:
+                            scores(lanes, form, dim, heads, room, 0, q_at, here, offset, count, tile_at, there, soon)
+                        else:
+                            scores(lanes, form, dim, rest, room, ahead, q_at, here, offset, count, tile_at, there, soon)
                         if capped:
-                            cap_scores(tile[g * TILE : (g + 1) * TILE], count, cap)
-                        for t in range(count, TILE):
-                            tile[g * TILE + t] = -np.inf
-                        softmax(
-                            lanes, value_dim, tile_at + 4 * g * TILE, top_at + 4 * (h * group + g),
-                            total_at + 4 * lanes * (h * group + g), sums_at + 4 * value_dim * (h * group + g),
-                        )  # fmt: skip
-                    for c in range(chunks - 1):
-                        weighted(
-                            lanes, form, value_dim, heads, 0, tile_at + 4 * TILE * c * heads, rows_at,
-                            offset + value_bytes, count, sums_at + 4 * value_dim * (h * group + c * heads),
-                            ahead_rows, ahead_offset + value_bytes,
-                        )  # fmt: skip
-                    c = chunks - 1
-                    weighted(
-                        lanes, form, value_dim, rest, ahead, tile_at + 4 * TILE * c * heads, rows_at,
-                        offset + value_bytes, count, sums_at + 4 * value_dim * (h * group + c * heads),
-                        ahead_rows, ahead_offset + value_bytes,
-                    )  # fmt: skip
+                            cap_scores(tile, count * room, cap)
+                        for x in range(count * room, TILE * room):
+                            tile[x] = -np.inf
+                        top_at, total_at = top.ctypes.data + register, total.ctypes.data + register
+                        value, next_value = offset + value_bytes, soon + value_bytes
+                        if c + 1 < chunks:
+                            softmax(lanes, value_dim, heads, room, tile_at, top_at, total_at, sums_at)
+                            weighted(
+                                lanes, form, value_dim, heads, room, 0, tile_at, here, value, count, sums_at, there,
+                                next_value,
+                            )  # fmt: skip
+                        else:
+                            softmax(lanes, value_dim, rest, room, tile_at, top_at, total_at, sums_at)
+                            weighted(
+                                lanes, form, value_dim, rest, room, ahead, tile_at, here, value, count, sums_at, there,
+                                next_value,
+                            )  # fmt: skip
                 token += TILE
                 rows, coming = coming, rows
-            for h in range(all_heads):
-                total[h] = _total(total, h, lanes)
-            _end(s, place, top, total, sums, first, left, tops, totals, parts, sinks, value_order, out)
+            _per_head(top, total, group, size, room, lanes, top_of, total_of)
+            _end(s, place, top_of, total_of, sums, first, left, tops, totals, parts, sinks, value_order, out)
             index = following
 
     return serve

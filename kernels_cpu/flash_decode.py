@@ -174,15 +174,16 @@ def mla_decode(
     value_dim : int
         Leading dims of a row that are its value.
     scale : float
-        Factor of the scores. There is no default: it belongs to the dims before absorption, 1 / sqrt(192) for DeepSeek-V2
-        and V3 without YaRN's factor.
+        Factor of the scores. There is no default: it belongs to the dims before absorption, 1 / sqrt(192) for
+        DeepSeek-V2 and V3 without YaRN's factor.
     out : (B, H, value_dim) fp32, C-contiguous, optional
         Where to store the result.
 
     Returns
     -------
     (B, H, value_dim) fp32
-        `out` if given, else new and of the kind of `q`; max abs error 2e-6 against float64 for operands of unit variance.
+        `out` if given, else new and of the kind of `q`; max abs error 2e-6 against
+        float64 for operands of unit variance.
 
     Raises
     ------

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
 
-F32, F16, I1 = ir.FloatType(), ir.HalfType(), ir.IntType(1)
+F64, F32, F16 = ir.DoubleType(), ir.FloatType(), ir.HalfType()
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 LINE = 64
 """Bytes of a cache line."""
@@ -161,28 +161,29 @@ class Emitter:
         """Lane by lane; where a is NaN, b."""
         return self.b.select(self.b.fcmp_ordered(">", a, b), a, b)
 
-    def across(self, value: Any, combine: Callable[[Any, Any], Any]) -> Any:
-        """All lanes combined, in every lane."""
+    def across(self, value: Any, combine: Callable[[Any, Any], Any], apart: int = 1) -> Any:
+        """Lanes whose numbers are equal modulo `apart` combined, in each of them."""
         step = self.lanes // 2
-        while step:
+        while step >= apart:
             value = combine(value, self.shuffle(value, value, [lane ^ step for lane in range(self.lanes)]))
             step //= 2
         return value
 
-    def sums(self, vectors: Sequence[Any]) -> Any:
+    def sums(self, vectors: Iterable[Any]) -> Any:
         """A register whose lane i is the sum over the lanes of vector i; as many vectors as lanes.
 
-        Pairs are interleaved and added: within 128 bits first, where shuffles are cheapest.
+        Vectors are added up as they come, so that what follows can be computed meanwhile.
         """
-        step, lanes = 1, self.lanes
-        while len(vectors) > 1:
-            low, high = _halves(step, lanes)
-            vectors = [
-                self.b.fadd(self.shuffle(a, b, low), self.shuffle(a, b, high))
-                for a, b in zip(vectors[::2], vectors[1::2], strict=True)
-            ]
-            step *= 2
-        return vectors[0]
+        waiting: list[tuple[int, Any]] = []
+        for vector in vectors:
+            step = 1
+            while waiting and waiting[-1][0] == step:
+                first = waiting.pop()[1]
+                low, high = _halves(step, self.lanes)
+                vector = self.b.fadd(self.shuffle(first, vector, low), self.shuffle(first, vector, high))
+                step *= 2
+            waiting.append((step, vector))
+        return waiting[0][1]
 
     def exp2(self, x: Any) -> Any:
         """2**x for x <= 0: relative error below 3e-7, 0 below -126 or so, NaN stays NaN."""
@@ -217,18 +218,28 @@ class Emitter:
 
 
 def _halves(step: int, lanes: int) -> tuple[list[int], list[int]]:
-    """Lanes of two registers, 1 or 2 wide units of every 128 bits or whole 128 bits, the first and second halves."""
-    if step < 4:
-        low, high = [], []
-        for base in range(0, lanes, 4):
-            if step == 1:
-                low += [base, lanes + base, base + 1, lanes + base + 1]
-                high += [base + 2, lanes + base + 2, base + 3, lanes + base + 3]
-            else:
-                low += [base, base + 1, lanes + base, lanes + base + 1]
-                high += [base + 2, base + 3, lanes + base + 2, lanes + base + 3]
-        return low, high
-    quads = range(0, 2 * lanes, 4)
-    low = [quad + i for quad in list(quads)[::2] for i in range(4)]
-    high = [quad + i for quad in list(quads)[1::2] for i in range(4)]
-    return low, high
+    """Lanes of two registers a and b whose sum halves what is left to add up.
+
+    Four units, single lanes and then 128 bits, become two: (a0 a1 b2 b3) + (a2 a3 b0 b1), where the first is a blend
+    and costs no shuffle; and then one: (a0 a2 b0 b2) + (a1 a3 b1 b3).
+    """
+    unit = 1 if step < 4 else 4
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    if lanes == 2 * unit:
+        low, high = (0, 3), (1, 2)
+    elif step == unit:
+        low, high = (0, 1, 6, 7), (2, 3, 4, 5)
+    else:
+        low, high = (0, 2, 4, 6), (1, 3, 5, 7)
+    count = len(low)
+
+    def spelled(units: tuple[int, ...]) -> list[int]:
+        return [
+            block + (place % count) * unit + lane + (lanes if place >= count else 0)
+            for block in range(0, lanes, count * unit)
+            for place in units
+            for lane in range(unit)
+        ]
+
+    return spelled(low), spelled(high)

@@ -1,0 +1,135 @@
+"""What a kernel is measured against: how fast these cores read memory in order, and how fast they multiply and add."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+from .compiled import compiled, emitted
+from .decode_vectors import take
+from .features import features
+from .team import side_by_side
+from .vector_ir import F64, I32, I64, Emitter
+
+_SUMS = 16
+"""Running sums: enough to hide the latency of loads and of multiply-adds."""
+_PIECE = 1 << 20
+"""Bytes that a thread takes at a time."""
+
+
+@emitted
+def _read(typing: Any, lanes: Any, address: Any, steps: Any) -> Any:
+    """The sum of the words of `steps` times 16 registers."""
+    width = int(lanes.literal_value)
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        e = Emitter(builder, width)
+        size = 4 * width
+
+        def body(index: Any, sums: list[Any]) -> list[Any]:
+            place = e.at(arguments[1], builder.mul(index, I64(size * _SUMS)))
+            return [builder.add(s, e.load(e.at(place, size * n), e.i32s, 4)) for n, s in enumerate(sums)]
+
+        sums = e.loop(arguments[2], [e.iconst(0)] * _SUMS, body)
+        whole = sums[0]
+        for other in sums[1:]:
+            whole = builder.add(whole, other)
+        return builder.zext(builder.extract_element(e.across(whole, builder.add), I32(0)), I64)
+
+    return types.int64(lanes, types.int64, types.int64), emit
+
+
+@emitted
+def _multiply_add(typing: Any, lanes: Any, steps: Any) -> Any:
+    """`steps` times 16 multiply-adds of a register each."""
+    width = int(lanes.literal_value)
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        e = Emitter(builder, width)
+        factor, term = e.const(0.999), e.const(1e-3)
+
+        def body(_: Any, sums: list[Any]) -> list[Any]:
+            return [e.fma(value, factor, term) for value in sums]
+
+        sums = e.loop(arguments[1], [e.const(float(n)) for n in range(_SUMS)], body)
+        whole = sums[0]
+        for other in sums[1:]:
+            whole = builder.fadd(whole, other)
+        return builder.fpext(builder.extract_element(e.across(whole, builder.fadd), I32(0)), F64)
+
+    return types.float64(lanes, types.int64), emit
+
+
+def _vector_lanes() -> int:
+    """Registers of the code path; the portable one is measured with 4 lanes, which every CPU of 64 bits has."""
+    return features().lanes or 4
+
+
+@functools.cache
+def _reader(lanes: int) -> Any:
+    step = 4 * lanes * _SUMS
+
+    @compiled()
+    def read(base: int, size: int, counter: int, sums: Any) -> None:
+        whole = 0
+        while True:
+            start = take(counter, 1) * _PIECE
+            if start >= size:
+                break
+            whole += _read(lanes, base + start, min(_PIECE, size - start) // step)
+        take(sums.ctypes.data, whole)
+
+    return read
+
+
+def read_memory(memory: NDArray[Any], *, threads: int = 1) -> int:
+    """Read an array in order, all of it but a remainder below 1 KiB; returns the sum of its 32-bit words.
+
+    Parameters
+    ----------
+    memory : ndarray, C-contiguous
+    threads : int
+        Each takes pieces of 1 MiB in turn.
+
+    Examples
+    --------
+    >>> read_memory(np.ones(1024, np.int32))
+    1024
+    """
+    counter, sums = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    reader = _reader(_vector_lanes())
+    size = memory.nbytes // 1024 * 1024
+    side_by_side(lambda: reader(memory.ctypes.data, size, counter.ctypes.data, sums), threads)
+    return int(sums[0])
+
+
+@functools.cache
+def _multiplier(lanes: int) -> Any:
+    @compiled()
+    def multiply(steps: int) -> float:
+        total: float = _multiply_add(lanes, steps)
+        return total
+
+    return multiply
+
+
+def multiply_add(steps: int, *, threads: int = 1) -> float:
+    """Keep the fp32 units of `threads` cores busy and nothing else; returns the FLOP done.
+
+    Examples
+    --------
+    >>> multiply_add(1000) >= 2 * 4 * 16 * 1000
+    True
+    """
+    lanes = _vector_lanes()
+    multiplier = _multiplier(lanes)
+    side_by_side(lambda: _use(multiplier(steps)), threads)
+    return 2.0 * lanes * _SUMS * steps * threads
+
+
+def _use(value: float) -> None:
+    """Keep what was computed alive."""
