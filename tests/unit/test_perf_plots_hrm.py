@@ -58,7 +58,7 @@ def test_runs_on_several_gpus_have_their_throughput_by_number():
 
 def test_two_a100s_run_at_the_share_that_one_asks_for():
     assert two_a100s(1.0).gpu_bandwidth == 2 * two_a100s().gpu_bandwidth == 2 * 2039e9
-    with pytest.raises(ValueError, match="gpu_efficiency=1.5 is no share"):
+    with pytest.raises(ValueError, match=r"gpu_efficiency=1\.5 is no share"):
         two_a100s(1.5)
 
 

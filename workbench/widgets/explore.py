@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 from workbench.widgets.words import alert
 
 DPI = 100
-_STYLE = {"description_width": "initial"}
 _WIDE = {"width": "420px"}
 
 
@@ -59,7 +58,8 @@ class Explore(w.VBox):  # type: ignore[misc]
             raise TypeError(f"{plot} has no argument {unknown[0]!r} for a control to set; give those of {list(own)}.")
         self._figure = Figure(figsize=figsize, dpi=DPI, layout="constrained")
         self._canvas = FigureCanvasAgg(self._figure)
-        self.controls = {name: _control(name, given, own[name].default) for name, given in choices.items()}
+        width = f"{max((len(name) for name in choices), default=0) + 1}ch"
+        self.controls = {name: _control(name, given, own[name].default, width) for name, given in choices.items()}
         self.picture = w.Image(format="png", layout=w.Layout(width=f"{figsize[0] * DPI:.0f}px", max_width="100%"))
         self.picture.add_class("wb-explored")
         self.said = w.HTML()
@@ -92,15 +92,15 @@ class Explore(w.VBox):  # type: ignore[misc]
         return {**bundle, "image/png": base64.b64encode(self.picture.value).decode()}
 
 
-def _control(name: str, given: Sequence[Any] | Mapping[str, Any], own: Any) -> Any:
+def _control(name: str, given: Sequence[Any] | Mapping[str, Any], own: Any, width: str) -> Any:
     if isinstance(given, Mapping):
         kind, options = w.Dropdown, list(given.items())
     else:
         kind, options = w.SelectionSlider, [(_label(value), value) for value in given]
     values = [value for _, value in options]
     start = values.index(own) if own in values else len(values) // 2
-    label = name.replace("_", " ")
-    return kind(options=options, index=start, description=label, style=_STYLE, layout=w.Layout(**_WIDE))
+    style, layout = {"description_width": width}, w.Layout(**_WIDE)
+    return kind(options=options, index=start, description=name.replace("_", " "), style=style, layout=layout)
 
 
 def _label(value: Any) -> str:
