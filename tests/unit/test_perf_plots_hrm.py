@@ -1,5 +1,7 @@
 """Pictures of the hierarchical roofline and of policies, and the published runs that they are compared with."""
 
+from dataclasses import replace
+
 import matplotlib as mpl
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from workbench.models import models
 from workbench.perf_plots_hrm import plot_beside_measured, plot_layer_times, plot_roofline, plot_scaling
 from workbench.perfmodels.hrm import performance
 from workbench.perfmodels.moe_lightning import Job, LayerTime, Mode, Policy, estimate
-from workbench.perfmodels.moe_lightning_evaluation import published_runs, tensor_parallel_runs, two_a100s
+from workbench.perfmodels.moe_lightning_evaluation import published_runs, scaling_runs, two_a100s
 from workbench.perfmodels.policy_search import search
 
 L4 = machines["moe-lightning-s2-optimiser"]
@@ -51,9 +53,11 @@ def test_they_are_predicted_at_the_rates_that_one_asks_for():
 
 
 def test_runs_on_several_gpus_have_their_throughput_by_number():
-    (job, rates), *_ = tensor_parallel_runs()
-    assert (job.model, job.output_len, job.machine.cpu.memory) == (models["mixtral-8x22b"], 32, 416 * 2**30)
-    assert rates == {2: 5.38, 4: 14.9}
+    first, *_ = scaling_runs()
+    assert first.tok_s == {2: 5.38, 4: 14.9}
+    assert (first.assumed.model, first.assumed.output_len) == (models["mixtral-8x22b"], 32)
+    pair = replace(first.assumed, machine=machines["moe-lightning-s6-optimiser"])
+    assert search(replace(first.assumed, gpus=2)) == search(pair)
 
 
 def test_two_a100s_run_at_the_share_that_one_asks_for():

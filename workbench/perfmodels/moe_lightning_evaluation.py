@@ -11,7 +11,6 @@ from workbench.hardware import Device, Link, Machine, machines
 from workbench.models import models
 from workbench.perfmodels.moe_lightning import Job, Mode, Policy, estimate
 from workbench.perfmodels.policy_search import with_shares
-from workbench.units import parse_bytes
 
 _MODEL, _DTYPE = "mixtral-8x7b", "fp16"
 _SYSTEM, _PADDED = "MoE-Lightning", "MoE-Lightning(p)"
@@ -99,22 +98,37 @@ def two_a100s(gpu_efficiency: float = 0.5) -> Job:
     return Job(models[_MODEL], machine, figure["prompt_len"], figure["output_len"], gpus=figure["gpus"])
 
 
-def tensor_parallel_runs() -> tuple[tuple[Job, dict[int, float]], ...]:
-    """Mixtral-8x22B on a host of T4s, prompts padded: a job per output length, and throughput by number of GPUs.
+@dataclass(frozen=True)
+class ScalingRun:
+    """Measured throughputs of Mixtral-8x22B on nodes of T4s that differ in the number of GPUs only.
+
+    Attributes
+    ----------
+    assumed : Job
+        On one GPU of the node, with rates as for `PublishedRun`; `policy_search.tensor_parallel` takes more.
+    tok_s : dict of int to float
+        Output tokens per second by number of GPUs [tokens/s].
+    """
+
+    assumed: Job
+    tok_s: dict[int, float]
+
+
+def scaling_runs() -> tuple[ScalingRun, ...]:
+    """MTBench with prompts padded on two and on four T4s, 32 to 256 output tokens.
 
     Notes
     -----
     MoE-Lightning, Fig. 8, settings S6 and S7.
     """
-    data = _published()
-    table, bench = data["tensor_parallel"], data["mtbench"]
-    machine = machines[table["machine"]]
-    machine = replace(machine, cpu=replace(machine.cpu, memory=parse_bytes(table["cpu_memory"])))
-    model = models[table["model"]]
+    bench = _published()["mtbench"]
+    nodes = {machines[f"moe-lightning-{setting}"].gpu.count: bench[setting][_PADDED] for setting in ("s6", "s7")}
+    one = machines["moe-lightning-s1-optimiser"].gpu
+    alone = replace(machines["moe-lightning-s6-optimiser"], gpu=one)
     return tuple(
-        (
-            Job(model, machine, bench["padded_len"], output, _DTYPE),
-            {int(gpus): bench[setting][_PADDED][place] for gpus, setting in table["settings"].items()},
+        ScalingRun(
+            assumed=Job(models["mixtral-8x22b"], alone, bench["padded_len"], output, _DTYPE),
+            tok_s={gpus: rates[place] for gpus, rates in nodes.items()},
         )
         for place, output in enumerate(bench["output_len"])
     )
