@@ -71,6 +71,30 @@ def tiny_model(layers: int = 4, *, dtype: str = "bf16", **changes: int) -> Model
     return ModelConfig(name="tiny", num_hidden_layers=layers, dtype=dtype, **(sizes | changes))
 
 
+KINDS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "latent": {
+        "num_key_value_heads": 4,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+    },
+    "shared": {"moe_intermediate_size": 40, "shared_expert_intermediate_size": 24},
+    "dense": {"moe_intermediate_size": 40, "first_k_dense_replace": 1},
+    "windows": {"sliding_window": 6, "windowed_layers": 1},
+    "quantised": {"expert_dtype": "mxfp4", "other_dtype": "fp8"},
+}
+KINDS["all"] = {key: value for kind in KINDS.values() for key, value in kind.items()}
+
+
+def tiny_model_of(kind: str, layers: int = 4, *, dtype: str = "bf16") -> ModelConfig:
+    """A tiny model of one of `KINDS`, its one dense layer left out where it would be the only layer."""
+    model = replace(tiny_model(layers, dtype=dtype), **KINDS[kind])
+    return replace(model, first_k_dense_replace=min(model.first_k_dense_replace, layers - 1))
+
+
 def small_machine(
     *,
     gpu: float = 1e11,
@@ -178,7 +202,8 @@ def calibrated(machine: Machine, model: ModelConfig) -> st.SearchStrategy[Machin
         cores = draw(shared_cores())
         ops = [draw(op_times(op, n)) for n in sorted({cores.gpu, cores.cpu, cores.alone}) for op in OPERATIONS]
         between = [draw(rates(1e-7, 1e-2) | st.just(0.0)) for _ in range(5)]
-        profile = Profile(profile_shape(model, Precision(model.dtype, model.dtype)), tuple(ops), *between)
+        precision = Precision(model.dtype, model.dtype, model.expert_dtype, model.other_dtype)
+        profile = Profile(profile_shape(model, precision), tuple(ops), *between)
         return replace(machine, cores=cores, profiles=draw(st.sampled_from([(), (profile,)])))
 
     return draw_one()
@@ -251,8 +276,10 @@ def scenarios(draw: st.DrawFn, *, layers: st.SearchStrategy[int] | None = None) 
     output = draw(st.lists(st.integers(1, 20), min_size=count, max_size=count))
     block = draw(st.sampled_from([1, 3, 16]))
     least = max(-(-(p + g - 1) // block) for p, g in zip(prompt, output, strict=True))
-    model = tiny_model(
-        draw(st.integers(1, 6) if layers is None else layers), dtype=draw(st.sampled_from(["bf16", "fp32"]))
+    model = tiny_model_of(
+        draw(st.sampled_from(sorted(KINDS))),
+        draw(st.integers(1, 6) if layers is None else layers),
+        dtype=draw(st.sampled_from(["bf16", "fp32"])),
     )
     machine = draw(machines())
     scenario = tiny_scenario(

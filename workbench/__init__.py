@@ -8,7 +8,7 @@ from workbench.compare import Comparison, compare
 from workbench.exam import make_exam
 from workbench.hardware import Machine, machines
 from workbench.memory import Memory
-from workbench.models import checkpoint, models
+from workbench.models import ModelConfig, checkpoint, model, models
 from workbench.perfmodels import bound
 from workbench.processors import Efficiency, Processor, efficiencies, links, machine, processors
 from workbench.result import Result, Source
@@ -31,6 +31,7 @@ __all__ = [
     "Efficiency",
     "Machine",
     "Memory",
+    "ModelConfig",
     "Processor",
     "Request",
     "ResourceAware",
@@ -53,6 +54,7 @@ __all__ = [
     "machines",
     "make_checkpoint",
     "make_exam",
+    "model",
     "models",
     "processors",
     "run",

@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from numpy.typing import ArrayLike
 
-from workbench.perfmodels.architecture import Architecture
+from workbench.models import ModelConfig
 from workbench.perfmodels.cap_diagram import Fit, Requirement, fits, requirement
 from workbench.perfmodels.coverage import uniform_coverage
 from workbench.perfmodels.processor_cost import offloaded_bandwidth
@@ -47,7 +47,7 @@ class CapDiagram:
 
 
 def cap_diagram(
-    models: Mapping[str, Architecture],
+    models: Mapping[str, ModelConfig],
     processors: Mapping[str, Processor],
     *,
     batch: ArrayLike,
@@ -61,7 +61,7 @@ def cap_diagram(
     Parameters
     ----------
     models, processors : mapping
-        For example the catalogues `architectures` and `processors`.
+        For example the catalogues `models` and `processors`.
     batch : array_like
         Batch sizes [sequences].
     context, tpot : float
@@ -86,7 +86,7 @@ def cap_diagram(
             batch=rows,
             context=context,
             tpot=tpot,
-            coverage=uniform_coverage(rows, experts=model.experts, top_k=model.top_k),
+            coverage=uniform_coverage(rows, experts=model.num_local_experts, top_k=model.num_experts_per_tok),
         )
         for name, model in models.items()
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -51,21 +52,21 @@ class Catalogue(Mapping[str, T], Generic[T]):
     def __init__(self, file: str, build: Callable[[str, dict[str, Any]], T]) -> None:
         self._file, self._build = file, build
 
+    @cached_property
     def _tables(self) -> dict[str, dict[str, Any]]:
         return tomllib.loads(data_path(f"catalogue/{self._file}").read_text(encoding="utf-8"))
 
     def __getitem__(self, name: str) -> T:
-        tables = self._tables()
-        if name not in tables:
-            raise CatalogueError(f"{self._file} has no entry {name!r}; it has {', '.join(sorted(tables))}.")
-        table = tables[name]
-        return self._build(name, tables[table["same_as"]] if "same_as" in table else table)
+        if name not in self._tables:
+            raise CatalogueError(f"{self._file} has no entry {name!r}; it has {', '.join(sorted(self._tables))}.")
+        table = self._tables[name]
+        return self._build(name, self._tables[table["same_as"]] if "same_as" in table else table)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._tables())
+        return iter(self._tables)
 
     def __len__(self) -> int:
-        return len(self._tables())
+        return len(self._tables)
 
     def __repr__(self) -> str:
         return f"Catalogue({', '.join(self)})"

@@ -12,7 +12,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from workbench.errors import PipelineError
-from workbench.stages import Device, Move, Op, OpTree, RowClass, Stage, Streamed, experts, flatten, kv, weights
+from workbench.stages import (
+    Device,
+    Move,
+    Op,
+    OpTree,
+    RowClass,
+    Stage,
+    Streamed,
+    combine,
+    experts,
+    flatten,
+    kv,
+    shared_experts,
+    weights,
+)
 
 
 @dataclass(frozen=True)
@@ -152,6 +166,40 @@ def _stages(chain: tuple[Element, ...]) -> Iterator[Stage]:
         elif isinstance(element, Fork):
             for arm in element.arms:
                 yield from _stages(arm)
+
+
+def with_shared_experts(pipeline: Pipeline) -> Pipeline:
+    """The same layer with the shared experts right behind the routed ones, on their device, unless it places them.
+
+    Their output is added where it is computed: to the routed experts' on that device, or by `combine`.
+
+    Raises
+    ------
+    PipelineError
+        If it places them on a device with neither the routed experts nor `combine`, or more than once.
+    """
+    placed = [stage for stage in pipeline.stages if stage.op is shared_experts]
+    if not placed:
+        return Pipeline(_beside_experts(pipeline.chain), pipeline.fetches)
+    adders = {stage.device for stage in pipeline.stages if stage.op in (experts, combine)}
+    if len(placed) > 1 or placed[0].device not in adders:
+        raise PipelineError(
+            f"shared_experts must stand once, on the device of experts or combine, not as "
+            f"{', '.join(map(str, placed))}; leave them out and they follow experts."
+        )
+    return pipeline
+
+
+def _beside_experts(chain: tuple[Element, ...]) -> tuple[Element, ...]:
+    found: list[Element] = []
+    for element in chain:
+        if isinstance(element, Fork):
+            found.append(Fork(tuple(_beside_experts(arm) for arm in element.arms)))
+        else:
+            found.append(element)
+        if isinstance(element, Stage) and element.op is experts:
+            found.append(Stage(shared_experts, element.device))
+    return tuple(found)
 
 
 # ------------------------------------------------------------------------------------------ where the buffers are

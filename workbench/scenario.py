@@ -13,7 +13,7 @@ from workbench.errors import CapacityError, ScenarioError
 from workbench.hardware import Machine
 from workbench.memory import Memory
 from workbench.models import ModelConfig
-from workbench.pipeline import Pipeline, resolve
+from workbench.pipeline import Pipeline, resolve, with_shared_experts
 from workbench.scenario_record import FORMAT, differences, parts_from, plain_parts
 from workbench.scheduler.base import Scheduler
 from workbench.units import format_bytes, parse_bytes
@@ -54,7 +54,7 @@ class Scenario:
                 raise ScenarioError(f"Scenario({field}=...) must be a {kind.__name__}, not {getattr(self, field)!r}.")
         if not callable(getattr(self.scheduler, "open", None)):
             raise ScenarioError(f"Scenario(scheduler=...) must be a scheduler, not {self.scheduler!r}.")
-        resolve(self.pipeline)
+        resolve(self.layer)
         self._check_lengths()
 
     def _check_lengths(self) -> None:
@@ -76,7 +76,22 @@ class Scenario:
     @property
     def precision(self) -> Precision:
         """Number formats of weights and KV cache: the memory's, or else the model's own."""
-        return Precision(self.memory.weights or self.model.dtype, self.memory.kv or self.model.dtype)
+        kv = self.memory.kv or self.model.dtype
+        if self.memory.weights:
+            return Precision(self.memory.weights, kv)
+        return Precision(self.model.dtype, kv, self.model.expert_dtype, self.model.other_dtype)
+
+    @property
+    def weight_formats(self) -> str:
+        """Formats of the weights in words: ``bf16``, or ``mxfp4 (experts) and bf16``."""
+        precision = self.precision
+        experts, others = precision.experts or precision.weights, precision.others or precision.weights
+        return experts if experts == others else f"{experts} (experts) and {others}"
+
+    @property
+    def layer(self) -> Pipeline:
+        """The pipeline as this model needs it: shared experts, if it has any, beside the routed ones unless placed."""
+        return with_shared_experts(self.pipeline) if self.model.unrouted_params else self.pipeline
 
     @property
     def kv_blocks(self) -> int:
@@ -137,7 +152,7 @@ class Scenario:
                 f"model      {self.model}",
                 f"machine    {self.machine}",
                 f"memory     KV {capacity} = {self.kv_blocks} blocks of {self.memory.kv_block} tokens "
-                f"in {self.precision.kv}; weights in {self.precision.weights}",
+                f"in {self.precision.kv}; weights in {self.weight_formats}",
                 f"workload   {self.workload}",
                 f"scheduler  {self.scheduler}",
             ]

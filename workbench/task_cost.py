@@ -13,6 +13,7 @@ from workbench.models import ModelConfig
 from workbench.plan import COMPUTE, Task, busy_seconds, lay_out, one_at_a_time
 from workbench.profile import Cores, OpTime, Pace
 from workbench.scenario import Scenario
+from workbench.scheduler.batch import Batch
 from workbench.segments import Kind, LayerGraph, Node
 from workbench.stages import Device as Place
 from workbench.stages import RowClass, Stage, buffer_bytes, embed_work, head_work
@@ -45,17 +46,22 @@ class TaskCost:
         self._model, self._machine, self._precision = scenario.model, scenario.machine, scenario.precision
         self._graph = graph
         self.profile = scenario.machine.profile(profile_shape(scenario.model, scenario.precision))
-        self._kv_in = 2 * self._model.kv_size * DTYPE_BYTES[self._precision.kv]
+        self._kv_in = self._model.kv_elements * DTYPE_BYTES[self._precision.kv]
         self._carried = {id(node): self._carried_bytes(node) for node in graph.all_nodes}
-        self._weights = {index: self._node_weights(graph.nodes[index]) for index in graph.streamed}
+        self._weights = self._streamed_weights(self._model)
+        self._largest = self._streamed_weights(replace(self._model, first_k_dense_replace=0))
 
-    def _node_weights(self, node: Node) -> float:
-        streamed = [stage for stage in node.stages if self._graph.pipeline.streams(stage)]
-        return sum(stage.op.weight_bytes(self._model, self._precision) for stage in streamed)
+    def _streamed_weights(self, model: ModelConfig) -> dict[int, float]:
+        """Bytes of each streamed node in one layer of a model."""
+        streams = self._graph.pipeline.streams
+        return {
+            index: sum(s.op.weight_bytes(model, self._precision) for s in self._graph.nodes[index].stages if streams(s))
+            for index in self._graph.streamed
+        }
 
     def _carried_bytes(self, node: Node) -> tuple[int, int]:
         """Bytes that a transfer moves per prefill row and per decode row."""
-        sizes = [(buffer_bytes(buffer, self._model, self._precision), rows) for buffer, rows in node.carries]
+        sizes = [(buffer_bytes(buffer, self._model, self._precision, rows), rows) for buffer, rows in node.carries]
         return (
             sum(size for size, rows in sizes if rows is RowClass.PREFILL),
             sum(size for size, rows in sizes if rows is RowClass.DECODE),
@@ -67,8 +73,20 @@ class TaskCost:
         return sum(self._weights.values())
 
     def weight_transfer(self, pieces: Sequence[tuple[int, int]]) -> float:
-        """Bytes of one weight transfer."""
+        """Bytes of one weight transfer, for a mean layer."""
         return sum(self._weights[node] for _, node in pieces)
+
+    def largest_transfer(self, pieces: Sequence[tuple[int, int]]) -> float:
+        """Bytes of one weight transfer, for a layer with experts: those without are smaller."""
+        return sum(self._largest[node] for _, node in pieces)
+
+    def rows(self, batch: Batch) -> Rows:
+        """What a batch puts on the stages of a mean layer; sliding windows cap pairs and context in some layers."""
+        if not self._model.windowed_layers:
+            return batch.rows
+        pairs = self._model.attended_below(batch.prefill_len).sum()
+        context = self._model.attended(batch.context + 1).sum()
+        return batch.rows._replace(pairs=float(pairs), context=float(context))
 
     def work(self, stage: Stage, rows: Rows) -> Work:
         """What one stage does for these rows in one layer.
@@ -293,7 +311,8 @@ def _compute(tasks: Sequence[Task], seconds: Sequence[float]) -> list[float]:
 
 def profile_shape(model: ModelConfig, precision: Precision) -> str:
     """What a profile's times hold for: the shapes of a model's layers, and the precision."""
-    return f"{model.shape}; weights {precision.weights}, KV {precision.kv}"
+    kept = [precision.weights, *dict.fromkeys(dtype for dtype in (precision.experts, precision.others) if dtype)]
+    return f"{model.shape}; weights {' '.join(kept)}, KV {precision.kv}"
 
 
 def rows_of(stage: Stage, rows: Rows) -> Rows:

@@ -383,3 +383,19 @@ def test_output_length_that_is_no_integer(output: Any) -> None:
     """Never rounded in silence."""
     with pytest.raises(WorkloadError, match="output"):
         Workload.of([Request((1, 2), output)])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"kv_lora_rank": 16, "qk_rope_head_dim": 4}, {"shared_expert_intermediate_size": 8}, {"windowed_layers": 1}],
+    ids=str,
+)
+def test_a_model_that_only_looks_like_a_checkpoint(change: dict[str, int], tiny: ModelConfig) -> None:
+    of = replace(scenario(tiny, ASKED), model=replace(tiny, sliding_window=8, **change))
+    refused(lambda: wb.run(of, Sequential()), EngineError, "run cannot execute")
+
+
+def test_weights_in_a_format_that_run_does_not_keep(tiny: ModelConfig) -> None:
+    of = scenario(tiny, ASKED)
+    of = replace(of, model=replace(tiny, expert_dtype="fp8"), memory=replace(of.memory, weights=None))
+    refused(lambda: wb.run(of, Sequential()), EngineError, "experts", "fp8")

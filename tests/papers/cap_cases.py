@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from workbench.catalogue import data_path
+from workbench.models import model as model_of
+from workbench.models import models
 from workbench.perfmodels import coverage, ktransformers, layered_prefill, moe_cap
-from workbench.perfmodels.architecture import architectures, from_hf
 from workbench.perfmodels.cap_diagram import fits, requirement
 from workbench.perfmodels.ktransformers import LayerTimes
 from workbench.perfmodels.prefill_queue import Arrivals, IterationTime, Served, Slo, attainment, serve
@@ -42,7 +43,7 @@ def served(dataset: str, rate: float, layered: bool, time: IterationTime) -> tup
     lengths = published("layered_prefill")["lengths"][dataset]
     prompt, output = ((lengths[part]["mean"], lengths[part]["std"]) for part in ("prompt", "output"))
     draws = [Arrivals.draw(rate, REQUESTS, prompt=prompt, output=output, seed=seed) for seed in SEEDS]
-    model = architectures["qwen3-30b-a3b"]
+    model = models["qwen3-30b-a3b"]
     return tuple(serve(draw, model, time, coverage.measured_coverage, layered=layered) for draw in draws)
 
 
@@ -74,7 +75,7 @@ def sharegpt_reduction(given: Inputs) -> float:
 def energy_change(given: Inputs) -> float:
     rate = published("layered_prefill")["arxiv_at_1_3"]["rate"]
     energy = layered_prefill.EnergyModel(given["P_static"], given["e_byte_pJ"] * 1e-12, given["e_flop_pJ"] * 1e-12)
-    model = architectures["qwen3-30b-a3b"]
+    model = models["qwen3-30b-a3b"]
     chunked, layered = (
         np.mean([run.joules_per_token(energy, model) for run in served("arxiv", rate, kind, iteration_time())])
         for kind in (False, True)
@@ -93,8 +94,8 @@ def fig7(given: Inputs) -> bool:
     box, text = processors["rtx-a6000"], published("moe_cap")["measured_tpot"]
     outside = []
     for name, milliseconds in zip(text["models"], given["ms"], strict=True):
-        model = architectures[name]
-        share = coverage.uniform_coverage(64, experts=model.experts, top_k=model.top_k)
+        model = models[name]
+        share = coverage.uniform_coverage(64, experts=model.num_local_experts, top_k=model.num_experts_per_tok)
         read = moe_cap.activated_bytes(model, share), moe_cap.kv_read_bytes(model, 64, text["context"])
         reached = moe_cap.smbu(*read, milliseconds / 1e3, box.bandwidth)
         needed = requirement(model, batch=64, context=text["context"], tpot=text["target"], coverage=share)
@@ -110,10 +111,13 @@ def full_experts(given: Inputs) -> float:
         "moe_intermediate_size": given["hi"],
         "num_experts_per_tok": 1,
         "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": 2,
+        "max_position_embeddings": 1,
         "vocab_size": 1,
         "dtype": "bfloat16",
     }
-    return from_hf(config, name="case").routed_bytes
+    return model_of(config).routed_bytes
 
 
 def toy_chain(given: Inputs) -> list[float]:
@@ -159,11 +163,11 @@ def distinct(given: Inputs) -> float:
 
 
 def groups(given: Inputs) -> float:
-    return float(layered_prefill.layer_groups(given["L"], architectures["qwen3-30b-a3b"].layers))
+    return float(layered_prefill.layer_groups(given["L"], models["qwen3-30b-a3b"].num_hidden_layers))
 
 
 def work_per_iteration(given: Inputs) -> float:
-    layers = architectures["qwen3-30b-a3b"].layers
+    layers = models["qwen3-30b-a3b"].num_hidden_layers
     sizes = [end - start for start, end in layered_prefill.group_bounds(layers, given["G"])]
     return given["L"] * float(np.mean(sizes)) / (512 * layers)
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.catalogue import data_path
+from workbench.models import models
 from workbench.perfmodels import ktransformers as kt
-from workbench.perfmodels.architecture import architectures
 from workbench.perfmodels.hybrid_speed import (
     HybridMachine,
     Numa,
@@ -35,7 +35,8 @@ NAMES = list(DEFERRAL["deferred_bf16"])
 
 def in_bytes(name: str, size: float):
     """The model as it was deployed, every weight in so many bytes."""
-    return replace(architectures[name], expert_bytes=size, other_bytes=size)
+    dtype = {2.0: "bf16", 1.0: "int8", 0.5: "int4"}[size]
+    return replace(models[name], expert_dtype=dtype, other_dtype=dtype)
 
 
 def paper_machine(gpu: str) -> HybridMachine:
@@ -184,7 +185,7 @@ def test_the_switch_is_the_first_prompt_whose_mean_is_four(router):
 
 
 def test_switches_of_the_three_models():
-    counts = [kt.switch_prompt(architectures[name].experts, architectures[name].top_k) for name in NAMES]
+    counts = [kt.switch_prompt(models[name].num_local_experts, models[name].num_experts_per_tok) for name in NAMES]
     assert counts == [128, 107, 32]
 
 
@@ -219,7 +220,7 @@ def test_slices_gain_over_a_host_unaware_of_its_sockets_without_reaching_the_pub
 
 @pytest.mark.parametrize("name", NAMES)
 def test_parameters_on_the_cpu_are_table_1s(name):
-    assert architectures[name].routed_params == pytest.approx(SPEED["cpu_parameters"][name], rel=0.007)
+    assert models[name].routed_params == pytest.approx(SPEED["cpu_parameters"][name], rel=0.007)
 
 
 def test_the_calibrated_layer_predicts_its_shared_experts():
@@ -252,7 +253,7 @@ def test_quantised_models_on_the_rtx_4080_defer_as_many_as_published_or_one_less
 @pytest.mark.parametrize("name", NAMES)
 def test_speeds_rise_with_deferral_and_fall_with_context(name):
     model = in_bytes(name, 2.0)
-    speeds = decode_speed(model, A100, deferred=np.arange(model.top_k))
+    speeds = decode_speed(model, A100, deferred=np.arange(model.num_experts_per_tok))
     assert np.all(np.diff(speeds) >= 0)
     assert decode_speed(model, A100, context=4096) < decode_speed(model, A100)
     one_socket = replace(A100, numa=Numa.SINGLE)
@@ -285,7 +286,7 @@ def test_deepseek_v3_prefill_is_within_the_published_range():
         (lambda: kt.choose_kernel(-1), "tokens_per_expert must be at least 0"),
         (lambda: kt.switch_prompt(4, 5), "top_k must be at most the number of experts"),
         (lambda: numa_bandwidth(Numa.SINGLE, sockets=0, local=1, remote=1, top_k=1), "sockets must be at least 1"),
-        (lambda: prefill_speed(architectures["mixtral-8x7b"], A100, 0), "prompt must be at least 1"),
+        (lambda: prefill_speed(models["mixtral-8x7b"], A100, 0), "prompt must be at least 1"),
     ],
 )
 def test_outside_its_domain_a_formula_says_what_it_expects(call, words):

@@ -32,7 +32,7 @@ def test_the_cache_or_the_longest_output_forces_the_iterations():
 
 def test_rows_of_all_requests_are_what_an_undisturbed_run_puts_on_the_stages():
     scenario = tiny_scenario([5, 9, 3], [4, 1, 6])
-    rows, result = total_rows(scenario.workload), simulate(scenario, Sequential())
+    rows, result = total_rows(scenario.workload, scenario.model), simulate(scenario, Sequential())
     assert (rows.prefill, rows.decode) == (sum(result.steps.prefill), sum(result.steps.decode))
     assert rows.emits == 11
     assert rows.pairs == 15 + 45 + 6

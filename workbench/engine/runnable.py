@@ -35,8 +35,13 @@ def check_runnable(prepared: Prepared) -> None:
         raise EngineError(f"model {model.name!r} has no weights here; give model=wb.checkpoint(folder).")
     if not scenario.machine.is_local:
         raise EngineError(f"machine {scenario.machine.name!r} is not this computer; give machine=wb.Machine.local().")
-    for what, dtype in (("weights", scenario.precision.weights), ("kv", scenario.precision.kv)):
-        if dtype not in TORCH_DTYPES:
+    if model.kv_lora_rank or model.unrouted_params or model.windowed_layers:
+        raise EngineError(
+            f"model {model.name!r} has latent attention, shared experts, dense layers or sliding windows, which run "
+            "cannot execute; give a checkpoint of Mixtral's architecture."
+        )
+    for what, dtype in scenario.precision._asdict().items():
+        if dtype is not None and dtype not in TORCH_DTYPES:
             known = " or ".join(TORCH_DTYPES)
             raise EngineError(f"run keeps {what} in {known}, not in {dtype}; give Memory one of these.")
     if not requests:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from workbench.cost import Rows
+from workbench.models import ModelConfig
 from workbench.profile import Cores
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
@@ -60,11 +61,12 @@ def bound(scenario: Scenario, schedule: Schedule) -> Result:
     )
 
 
-def total_rows(workload: Workload) -> Rows:
-    """What all requests put on the stages when nothing is computed twice."""
+def total_rows(workload: Workload, model: ModelConfig) -> Rows:
+    """What all requests put on the stages of a mean layer when nothing is computed twice."""
     p, g = workload.prompt_len, workload.output_len
-    context = (g - 1) * p + g * (g - 1) // 2
-    return Rows(int(p.sum()), int((g - 1).sum()), int((p * (p + 1) // 2).sum()), int(context.sum()), int(g.sum()))
+    pairs = model.attended_below(p)
+    context = model.attended_below(p + g - 1) - pairs
+    return Rows(int(p.sum()), int((g - 1).sum()), float(pairs.sum()), float(context.sum()), int(g.sum()))
 
 
 def recomputed(rows: Rows, context: float, shortest: float) -> Rows:
@@ -88,10 +90,11 @@ def _least_limits(prepared: Prepared, workload: Workload, iterations: int) -> di
 
     The largest limit is unimodal in how much is recomputed: lanes of attention and its transfers gain, the others lose.
     """
-    total, several = total_rows(workload), workload.output_len > 1
+    model = prepared.scenario.model
+    total, several = total_rows(workload, model), workload.output_len > 1
     if not several.any():
         return _lane_limits(prepared, total, iterations)
-    shortest = float(workload.prompt_len[several].min() + 1)
+    shortest = float(model.attended(workload.prompt_len[several].min() + 1))
 
     def limits(context: float) -> dict[str, float]:
         return _lane_limits(prepared, recomputed(total, context, shortest), iterations)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from workbench.perfmodels.spans import Number, positive, within
+from workbench.perfmodels.domain import Number, positive, within
 
 _SECONDS_PER_YEAR = 365.25 * 24 * 3600
 _JOULES_PER_KWH = 3.6e6
@@ -33,10 +33,10 @@ def offloaded_bandwidth(weights: ArrayLike, *, memory: ArrayLike, bandwidth: Arr
     MoE-CAP's Figure 2 marks such processors without saying how; here reads are spread evenly over resident and
     offloaded weights, the link works while the processor reads, and what arrives is read once more from its memory.
     """
-    weights = positive("weights", weights, mend="give the model's bytes")
-    memory = positive("memory", memory, mend="give the processor's capacity in bytes")
-    bandwidth = positive("bandwidth", bandwidth, mend="give bytes per second")
-    link = positive("link", link, mend="give bytes per second, or leave a processor without a link out")
+    weights = positive("weights", weights, "give the model's bytes")
+    memory = positive("memory", memory, "give the processor's capacity in bytes")
+    bandwidth = positive("bandwidth", bandwidth, "give bytes per second")
+    link = positive("link", link, "give bytes per second, or leave a processor without a link out")
     missing = 1.0 - np.minimum(1.0, memory / weights)
     return 1.0 / np.maximum(1.0 / bandwidth, missing / link)
 
@@ -50,7 +50,7 @@ def purchase_rate(price: ArrayLike, *, years: ArrayLike) -> Number:
         If the price is negative or the lifetime not positive.
     """
     price = within("price", price, 0, mend="give US dollars, or leave processors of unknown price out")
-    return price / (positive("years", years, mend="give the lifetime in years") * _SECONDS_PER_YEAR)
+    return price / (positive("years", years, "give the lifetime in years") * _SECONDS_PER_YEAR)
 
 
 def energy_rate(power: ArrayLike, *, per_kwh: ArrayLike) -> Number:
@@ -90,4 +90,4 @@ def cost_per_token(
     machine works all its life and draws its thermal design power.
     """
     rate = purchase_rate(price, years=years) + energy_rate(power, per_kwh=per_kwh)
-    return rate / positive("tok_s", tok_s, mend="give tokens per second")
+    return rate / positive("tok_s", tok_s, "give tokens per second")

@@ -64,7 +64,7 @@ class TaskClock:
     def execute(self, plan: Plan, number: int, step: Step) -> dict[str, float]:
         """See `Clock.execute`."""
         starts, ends, busy, dram = self._cost.lay_out(
-            plan.tasks, [part.rows for part in plan.parts], self._packet, plan.tasks
+            plan.tasks, [self._cost.rows(part) for part in plan.parts], self._packet, plan.tasks
         )
         for task, start, end in zip(plan.tasks, starts, ends, strict=True):
             if end > start:
@@ -88,7 +88,7 @@ class IterationClock:
         """See `Clock.execute`."""
         few = min(plan.layers, _FEW)
         tasks = self._lowering.tasks(few, step)
-        laid = self._cost.lay_out(tasks, [part.rows for part in plan.parts], self._packet, plan.tasks)
+        laid = self._cost.lay_out(tasks, [self._cost.rows(part) for part in plan.parts], self._packet, plan.tasks)
         repeats, least = plan.layers - few, 0.0
         last_end, busy = [0.0] * few, dict.fromkeys(LANES, 0.0)
         for task, _, end, length, traffic in zip(tasks, *laid, strict=True):
