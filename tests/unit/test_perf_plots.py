@@ -41,10 +41,11 @@ def host():
 
 
 def test_streaming_takes_its_numbers_from_model_and_machine(host):
-    assert host.pass_seconds == pytest.approx(2 * MIXTRAL.params / 19.5e9)
+    assert host.pass_seconds == pytest.approx(2 * MIXTRAL.params / 19.5e9, rel=1e-5)
     assert host.gpu_tok_s == pytest.approx(97.9e12 / MIXTRAL.flops_per_token())
     assert host.pass_tokens == pytest.approx(host.gpu_tok_s * host.pass_seconds)
-    assert host.intensity == pytest.approx(0.27168, abs=1e-5)
+    sizes = {"experts": 8, "chosen": 2, "expert_ratio": 14336 / 4096, "group_size": 4}
+    assert host.intensity == pytest.approx(moe_lens.intensity(1, **sizes), rel=1e-4)
     assert host.kv_tokens("70GB") == 70e9 / 131072
 
 
@@ -56,6 +57,13 @@ def test_another_link_changes_the_pass_and_not_the_gpu(host):
         moe_lens.streaming(MIXTRAL, A40, link="fast")
     with pytest.raises(ScenarioError, match="no known FLOP rate for fp16"):
         moe_lens.streaming(replace(MIXTRAL, dtype="fp16"), A40)
+
+
+def test_experts_in_a_smaller_format_shorten_the_pass_and_raise_the_intensity(host):
+    small = moe_lens.streaming(replace(MIXTRAL, expert_dtype="int8"), A40)
+    assert 0.5 < small.pass_seconds / host.pass_seconds < 0.52
+    assert 1.9 < small.intensity / host.intensity < 2
+    assert small.gpu_tok_s == host.gpu_tok_s
 
 
 def test_stages_by_capacity_are_the_equations_by_tokens_and_blocks(host):

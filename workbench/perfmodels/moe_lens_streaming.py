@@ -8,11 +8,10 @@ import numpy as np
 
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
-from workbench.perfmodels.domain import Numbers, plain
-from workbench.perfmodels.moe_lens_intensity import intensity
+from workbench.perfmodels.domain import Number, plain
 from workbench.perfmodels.moe_lens_stage1 import gpu_tokens_per_second, stage1, tokens_per_pass, weight_pass_seconds
 from workbench.perfmodels.moe_lens_stage2 import Eq12, Stage2, separated_tok_s, stage2
-from workbench.units import DTYPE_BYTES, parse_bytes
+from workbench.units import parse_bytes
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Streaming:
         """M: tokens that a KV cache of so many bytes, such as ``"70GB"``, holds."""
         return parse_bytes(capacity, what="KV capacity") / self.kv_bytes_per_token
 
-    def stage1(self, prompt_len: Numbers, output_len: Numbers, capacity: str | float) -> Numbers:
+    def stage1(self, prompt_len: Number, output_len: Number, capacity: str | float) -> Number:
         """Output tokens per second that Stage 1 allows with a KV cache of this size: T_max g / (p + g) [tokens/s].
 
         Raises
@@ -56,9 +55,9 @@ class Streaming:
 
     def stage2(
         self,
-        prompt_len: Numbers,
-        output_len: Numbers,
-        requests: Numbers,
+        prompt_len: Number,
+        output_len: Number,
+        requests: Number,
         capacity: str | float,
         *,
         block: int = 16,
@@ -75,8 +74,8 @@ class Streaming:
         return stage2(*job, block=block, pass_seconds=self.pass_seconds, pass_tokens=self.pass_tokens, eq12=eq12)
 
     def separated(
-        self, prompt_len: Numbers, output_len: Numbers, requests: Numbers, capacity: str | float, *, block: int = 16
-    ) -> Numbers:
+        self, prompt_len: Number, output_len: Number, requests: Number, capacity: str | float, *, block: int = 16
+    ) -> Number:
         """Output tokens per second of the same job in batches that first prefill and then decode [tokens/s].
 
         Raises
@@ -94,7 +93,7 @@ class Streaming:
 def streaming(model: ModelConfig, machine: Machine, *, link: str | float | None = None) -> Streaming:
     """The quantities that Stages 1 and 2 start from.
 
-        delta = Wm / B_IO,    T_GPU = C_GPU / F_tok,    n_it = T_GPU delta
+        delta = Wm / B_IO,  T_GPU = C_GPU / F_tok,  n_it = T_GPU delta,  I(1) = FLOP per token / bytes of all layers
 
     Parameters
     ----------
@@ -114,16 +113,16 @@ def streaming(model: ModelConfig, machine: Machine, *, link: str | float | None 
     Notes
     -----
     MoE-Lens, section 5; SPEC 0. All parameters are streamed, embedding and head included, as the paper counts them.
+    I(1) is Eq. 1 with the router, for layers of any shape: `moe_lens.intensity` wants them as Mixtral's.
     """
     rate = machine.link.h2d if link is None else parse_bytes(link, what="link")
-    delta = float(weight_pass_seconds(float(model.params * DTYPE_BYTES[model.dtype]), rate))
+    delta = float(weight_pass_seconds(model.weight_bytes, rate))
     limit = float(gpu_tokens_per_second(machine.gpu.flop_rate(model.dtype), model.flops_per_token()))
-    one = intensity(
-        1,
-        experts=model.num_local_experts,
-        chosen=model.num_experts_per_tok,
-        expert_ratio=model.intermediate_size / model.hidden_size,
-        group_size=model.num_attention_heads / model.num_key_value_heads,
+    layers = model.routed_bytes + model.always_bytes - model.head_bytes
+    return Streaming(
+        pass_seconds=delta,
+        gpu_tok_s=limit,
+        pass_tokens=float(tokens_per_pass(limit, delta)),
+        intensity=2.0 * (model.active_params - model.head_params) / layers,
+        kv_bytes_per_token=float(model.kv_bytes_per_token(model.dtype)),
     )
-    per_token = float(model.kv_bytes_per_token(model.dtype))
-    return Streaming(delta, limit, float(tokens_per_pass(limit, delta)), float(one), per_token)
