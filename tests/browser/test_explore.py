@@ -48,7 +48,7 @@ def test_the_picture_follows_and_errors_are_told(notebook, tmp_path_factory):
         session.page.keyboard.press("ArrowRight")
         session.page.wait_for_function("old => document.querySelector('img.wb-explored').src !== old", arg=first)
         session.page.keyboard.press("Home")
-        alert.filter(has_text="is outside the formula's domain").wait_for()
+        alert.filter(has_text="intensity must be at least 0").wait_for()
         session.page.keyboard.press("End")
         alert.wait_for(state="detached")
         handles.last.focus()
