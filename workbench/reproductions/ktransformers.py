@@ -137,7 +137,7 @@ def _largest_gain(given: Inputs) -> Value:
     gains = []
     for name, size, where in deployed:
         model = in_bytes(name, size)
-        plain, deferred = decode_speed(model, where, deferred=[0, deferred_experts(model, where)])
+        plain, deferred = (decode_speed(model, where, deferred=count) for count in (0, deferred_experts(model, where)))
         gains.append(deferred / plain - 1)
     return 100 * float(max(gains))
 

@@ -1,4 +1,4 @@
-"""How Layered Prefill's printed values are computed: coverage, expert traffic, energy, and requests played in a queue."""
+"""How Layered Prefill's printed values are computed: coverage, expert traffic, energy, and a queue of requests."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _never_above_uniform(given: Inputs) -> Value:
 
 
 def _tokens_per_expert(given: Inputs) -> Value:
-    return given["tokens"] * QWEN.top_k / QWEN.experts
+    return float(given["tokens"] * QWEN.top_k / QWEN.experts)
 
 
 def _prompt_gigabytes(given: Inputs) -> Value:
@@ -139,7 +139,8 @@ def _tbt_slo(given: Inputs) -> Value:
     time, batch = iteration_time(), given["batch"]
     kv = batch * given["context"] * QWEN.layers * QWEN.kv_elements * QWEN.kv_bytes
     read = QWEN.routed_bytes * float(coverage.measured_coverage(batch)) + kv
-    return 1e3 * given["times"] * (read / time.bandwidth + time.per_token * batch + time.fixed)
+    one = read / time.bandwidth + time.per_token * batch + time.fixed
+    return float(1e3 * given["times"] * one)
 
 
 def _change(given: Inputs) -> Value:
@@ -158,7 +159,7 @@ def _floor_terabytes(given: Inputs) -> Value:
     prompt = published("layered_prefill")["lengths"][given["dataset"]]["prompt"]["mean"]
     chunks = prompt / given["chunk"]
     one = QWEN.routed_bytes * float(coverage.measured_coverage(given["chunk"]))
-    return given["requests"] * chunks * one / 1e12
+    return float(given["requests"] * chunks * one / 1e12)
 
 
 def _other_table(given: Inputs) -> Value:

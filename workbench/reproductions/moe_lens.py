@@ -1,4 +1,4 @@
-"""How MoE-Lens' printed values are computed: its equations, Stage 2 and the real scheduler on the settings of section 8."""
+"""How MoE-Lens' printed values are computed: its equations, Stage 2, and the real scheduler on its settings."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def played_tok_s(s: Setting, admission: Admission) -> float:
 def accuracy(s: Setting, admission: Admission) -> float:
     """1 - |predicted - played| / played, of the mended Stage 2."""
     played = played_tok_s(s, admission)
-    return float(1 - abs(s.predict().gen_tok_s - played) / played)
+    return 1 - abs(float(s.predict().gen_tok_s) - played) / played
 
 
 # -------------------------------------------------------------------------------------------- values, by their groups
@@ -98,11 +98,9 @@ def _plan_share(given: Inputs) -> Value:
     """Share of the CPU memory that MoE-Lightning's optimiser fills on MoE-Lens' host."""
     a40 = machines["a40"]
     cpu_memory, gpu_memory = given["cpu_gb"] * 1e9, given["gpu_gb"] * 1e9
-    host = replace(
-        a40, cpu=replace(a40.cpu, memory=cpu_memory), gpu=replace(a40.gpu, memory=gpu_memory)
-    )
+    host = replace(a40, cpu=replace(a40.cpu, memory=cpu_memory), gpu=replace(a40.gpu, memory=gpu_memory))
     found = search(Job(MIXTRAL, host, given["prompt"], given["output"], "bf16"), Mode.ARTIFACT)
-    return 100 * float(found.cpu_peak) / cpu_memory
+    return 100 * float(found.cpu_peak / cpu_memory)
 
 
 def _intensity(given: Inputs) -> Value:
@@ -136,7 +134,7 @@ def _host_bandwidth(given: Inputs) -> Value:
 
 def _lengths_decide(given: Inputs) -> Value:
     tokens = given["kv_gb"] * 1e9 / MIXTRAL.kv_bytes_per_token("bf16")
-    a, b = (moe_lens.stage1_utilisation(*given[key], tokens, given["n_it"]) for key in ("a", "b"))
+    a, b = (moe_lens.stage1_utilisation(p, g, tokens, given["n_it"]) for p, g in (given["a"], given["b"]))
     return bool(a > b)
 
 
@@ -149,15 +147,18 @@ def _overlap_holds_more(given: Inputs) -> Value:
 def _computed_share(given: Inputs) -> Value:
     """Tokens per iteration that Equation 12 implies over those that the GPU can compute, KV memory without end."""
     job = (given["p"], given["g"], given["requests"], float("inf"))
-    rates = {"pass_seconds": 1.0, "pass_tokens": given["n_it"]}
-    return float(moe_lens.stage2(*job, block=16, **rates, eq12=Eq12(given["eq12"])).proc_tok_s) / given["n_it"]
+    limit, eq12 = given["n_it"], Eq12(given["eq12"])
+    found = moe_lens.stage2(*job, block=16, pass_seconds=1.0, pass_tokens=limit, eq12=eq12)
+    return float(found.proc_tok_s / limit)
 
 
 def _memory_limit(given: Inputs) -> Value:
     """Stage 2 over Stage 1 in processed tokens, as the job grows without end and blocks have one token."""
-    job, rates = (given["p"], given["g"]), {"pass_seconds": 1.0, "pass_tokens": 1e12}
-    found = moe_lens.stage2(*job, float("inf"), 1e6, block=1, **rates, life=Life.INCLUSIVE)
-    return float(found.proc_tok_s / moe_lens.stage1(*job, 1e6, 1.0, 1e12))
+    p, g, tokens, limit = given["p"], given["g"], 1e6, 1e12
+    found = moe_lens.stage2(
+        p, g, float("inf"), tokens, block=1, pass_seconds=1.0, pass_tokens=limit, life=Life.INCLUSIVE
+    )
+    return float(found.proc_tok_s / moe_lens.stage1(p, g, tokens, 1.0, limit))
 
 
 def _params(given: Inputs) -> Value:

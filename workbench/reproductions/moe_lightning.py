@@ -39,7 +39,7 @@ def _best_ratio(given: Inputs) -> Value:
     table = published("moe_lightning")["mtbench"][given["setting"]]
     rivals = (table[name] for name in given["over"])
     best = [max(speeds) for speeds in zip(*rivals, strict=True)]
-    return max(own / other for own, other in zip(table[given["of"]], best, strict=True))
+    return float(max(own / other for own, other in zip(table[given["of"]], best, strict=True)))
 
 
 def _scaling(given: Inputs) -> list[float]:
