@@ -48,7 +48,7 @@ def place_labels(ax: Axes, labels: Iterable[Label], *, size: float = 6.5, avoid:
         Further points that no name should cover [data units].
     """
     names = list(labels)
-    ax.figure.draw_without_rendering()  # settles the layout that display coordinates come from
+    ax.figure.canvas.figure.draw_without_rendering()  # settles the layout that display coordinates come from
     pixels = ax.figure.dpi / 72
     anchors = ax.transData.transform(np.array([(label.x, label.y) for label in names]).reshape(-1, 2))
     others = ax.transData.transform(np.asarray(avoid, dtype=np.float64).reshape(-1, 2))
@@ -56,7 +56,7 @@ def place_labels(ax: Axes, labels: Iterable[Label], *, size: float = 6.5, avoid:
     taken = np.hstack([marks - 2.5 * pixels, marks + 2.5 * pixels])
     for label, anchor in zip(names, anchors, strict=True):
         boxes = _boxes(anchor, pixels, size * len(label.text) * _WIDTH, size * _HEIGHT)
-        cost = _overlaps(boxes, taken).sum(axis=1) + 1e3 * _outside(boxes, ax.bbox.extents)
+        cost = _overlaps(boxes, taken).sum(axis=1) + 1e3 * _outside(boxes, np.asarray(ax.bbox.extents))
         chosen = int(np.argmin(cost))  # the first of the best
         taken = np.vstack([taken, boxes[chosen]])
         _write(ax, label, _TRIED[chosen], size)

@@ -6,6 +6,7 @@ import numpy as np
 mpl.use("Agg")
 
 import matplotlib.pyplot as plt
+from matplotlib.text import Text
 
 from workbench.labels import Label, place_labels
 
@@ -17,7 +18,7 @@ def drawn(points, names=None):
     names = names or [f"name-{number}" for number in range(len(points))]
     place_labels(ax, [Label(name, x, y, "black") for name, (x, y) in zip(names, points, strict=True)])
     figure.canvas.draw()
-    boxes = [text.get_window_extent() for text in ax.texts]
+    boxes = [Text.get_window_extent(text) for text in ax.texts]  # without the line to the point
     box = ax.get_window_extent()
     at = ax.transData.transform(points)
     plt.close(figure)
