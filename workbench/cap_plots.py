@@ -26,8 +26,8 @@ from workbench.units import format_seconds
 _MODELS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#0891b2", "#65a30d", "#dc2626")
 _BOXES = {Kind.GPU: "#4b5563", Kind.CPU: "#047857"}
 _OWN, _OFFLOADED = "#2563eb", "#d97706"
-_CROWD = 12
-"""Models and processors from which a picture is drawn larger."""
+_FEW, _CROWD = 6, 12
+"""Models and processors up to which each dot has its batch size, and from which a picture is drawn larger."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,9 @@ def plot_cap(diagram: CapDiagram, ax: Axes | None = None, *, ops: bool = False) 
         face, edge = to_rgba(colour, min(0.05, 0.3 / len(boxes))), to_rgba(colour, 0.45)
         ax.add_patch(Rectangle((0, 0), width, height, facecolor=face, edgecolor=edge, linewidth=0.7))
         labels.append(Label(name, width, height, colour))
+    if len(labels) <= _FEW:
+        labels += _batches(diagram, ops)
     _log_axes(ax)
-    ax.autoscale_view()
     ax.set_xlabel("memory [GB]")
     ax.set_ylabel("operations [TFLOP/s]" if ops else "memory bandwidth [GB/s]")
     ax.spines[["top", "right"]].set_visible(False)
@@ -144,6 +145,15 @@ def plot_cap(diagram: CapDiagram, ax: Axes | None = None, *, ops: bool = False) 
     dots = [np.column_stack(_points(line, ops)) for line in every]
     place_labels(ax, labels, avoid=np.concatenate(dots))
     return ax
+
+
+def _batches(diagram: CapDiagram, ops: bool) -> list[Label]:
+    """The batch size beside each dot."""
+    return [
+        Label(f"{batch:g}", memory, demand, _MODELS[number % len(_MODELS)])
+        for number, line in enumerate(diagram.lines.values())
+        for batch, memory, demand in zip(diagram.batch, *_points(line, ops), strict=True)
+    ]
 
 
 def _axes(entries: int) -> Axes:
@@ -237,8 +247,8 @@ def plot_bandwidth_against_power(
         ax.plot([], [], "o", color=colour, markersize=4, label=label)
     for number, (name, demand) in enumerate(demands.items()):
         ax.axhline(demand / 1e9, color=_MODELS[(number + 2) % len(_MODELS)], linestyle="--", linewidth=1, label=name)
-    _log_axes(ax)
     ax.margins(0.08)
+    _log_axes(ax)
     ax.set_xlabel("power [W]")
     ax.set_ylabel("memory bandwidth [GB/s]")
     ax.spines[["top", "right"]].set_visible(False)
@@ -293,15 +303,15 @@ def plot_cost(names: Sequence[str], parts: Mapping[str, ArrayLike], ax: Axes | N
     ax.margins(x=0.12)
     ax.set_xlabel("US dollars per million tokens")
     ax.spines[["top", "right", "left"]].set_visible(False)
-    ax.legend(frameon=False, fontsize=8, loc="lower right")
+    ax.legend(loc="lower right", bbox_to_anchor=(1, 1.0), ncols=len(parts), frameon=False, fontsize=8)
     return ax
 
 
 def _log_axes(ax: Axes) -> None:
-    """Both axes logarithmic with plain numbers, 1, 2 and 5 of each decade."""
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    """Both axes logarithmic with plain numbers: 1, 2 and 5 of each decade, more where there is only one."""
+    ax.set(xscale="log", yscale="log")
+    ax.autoscale_view()
+    for axis, (low, high) in ((ax.xaxis, ax.get_xlim()), (ax.yaxis, ax.get_ylim())):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 12 * low else (1, 2, 3, 4, 6, 8)))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
         axis.set_minor_formatter(NullFormatter())

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 Boxes = NDArray[np.float64]
 """Left, bottom, right and top of each [pixels], shape (N, 4)."""
 
-_WIDTH, _HEIGHT = 0.6, 1.3
+_WIDTH, _HEIGHT = 0.65, 1.3
 """Of a character, in font sizes; of matplotlib's default font."""
 _RADII = np.array([4, 10, 18, 28, 40, 54, 70, 90])
 """Distances that are tried between a point and its name [points]."""
@@ -33,7 +33,7 @@ class Label(NamedTuple):
     colour: str
 
 
-def place_labels(ax: Axes, labels: Iterable[Label], *, size: float = 6.5, avoid: ArrayLike = ()) -> None:
+def place_labels(ax: Axes, labels: Iterable[Label], *, size: float = 7, avoid: ArrayLike = ()) -> None:
     """Write each name at the nearest free place around its point, joined by a thin line if that is not beside it.
 
     Parameters

@@ -1,5 +1,6 @@
 """Every printed value of the five papers is computed, and meets its tolerance or misses it for the reason given."""
 
+import html
 import json
 from pathlib import Path
 
@@ -58,4 +59,5 @@ def test_the_table_and_the_text_tell_every_row(paper, reproduced):
     found = reproduced[paper]
     assert len(found.to_pandas()) == len(found.rows) == sum(found.count().values())
     assert found._repr_html_().count("<tr>") == len(found.rows) + 1
+    assert all(remark in html.unescape(found._repr_html_()) for remark in found.remarks())
     assert str(found).startswith(found.paper)

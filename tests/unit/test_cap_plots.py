@@ -54,7 +54,8 @@ def test_the_picture_shows_lines_and_boxes():
 def test_the_picture_says_what_was_asked_and_names_every_line_and_box():
     ax = plot_cap(diagram(smbu=0.5))
     said = [text.get_text() for text in (*ax.texts, *ax.get_legend().get_texts())]
-    assert {*TWO, *BOXES, "the same at S-MBU 0.5", "needed, batch 1 (low end) to 128 (name)", "GPU has"} == set(said)
+    legend = {"the same at S-MBU 0.5", "needed, batch 1 (low end) to 128 (name)", "GPU has"}
+    assert {*TWO, *BOXES, *legend, "1", "32", "64", "128"} == set(said)
     assert "250 ms" in ax.get_title("left")
     assert "4000 cached tokens" in ax.get_title("left")
     plt.close("all")

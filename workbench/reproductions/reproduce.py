@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,10 +42,13 @@ class Reproduction:
         found = Counter(row.outcome for row in self.rows)
         return {outcome: found[outcome] for outcome in Outcome}
 
-    def remarks(self, outcome: Outcome) -> dict[str, str]:
-        """What explains the rows of one outcome: item, then the reason, each reason once."""
-        found = [row.printed for row in self.rows if row.outcome is outcome]
-        return {reason: item for reason, item in {one.remark: one.item for one in found}.items() if reason}
+    def remarks(self, *outcomes: Outcome) -> dict[str, Printed]:
+        """Each reason once, with the first row of these outcomes that it explains; of all rows if none is named."""
+        found: dict[str, Printed] = {}
+        for row in self.rows:
+            if row.printed.remark and (not outcomes or row.outcome in outcomes):
+                found.setdefault(row.printed.remark, row.printed)
+        return found
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per printed value: numbers as numbers."""
@@ -53,25 +57,21 @@ class Reproduction:
         return pandas.DataFrame([_plain(row) for row in self.rows])
 
     def style(self) -> Any:
-        """The table for reading, as a pandas Styler: grouped by item, outcomes in colour."""
+        """The table for reading, as a pandas Styler: grouped by item, outcomes in colour, remarks as numbered notes."""
         import pandas
 
-        cells = [_text(row) for row in self.rows]
-        index = pandas.MultiIndex.from_tuples([(one.pop("item"), one.pop("quantity")) for one in cells])
-        table = pandas.DataFrame(cells, index=index)
+        notes = list(self.remarks())
+        cells = [_text(row, notes) for row in self.rows]
+        index = pandas.MultiIndex.from_tuples([(row.printed.item, row.printed.quantity) for row in self.rows])
         colours = {outcome.value: f"color: {colour}; font-weight: 600" for outcome, colour in _COLOURS.items()}
-        top = "vertical-align: top; text-align: left"
+        left = {"selector": "th", "props": "vertical-align: top; text-align: left; font-weight: normal"}
+        wide = {"selector": "th.level1", "props": "min-width: 22em; white-space: normal"}
+        head = {"selector": "th.col_heading", "props": "font-weight: 600; text-align: right"}
         return (
-            table.style.map(lambda word: colours.get(word, ""), subset=["outcome"])
-            .set_properties(subset=["published", "computed", "difference", "tolerance"], **{"text-align": "right"})
-            .set_properties(subset=["remark"], **{"text-align": "left", "max-width": "34em", "white-space": "normal"})
-            .set_table_styles(
-                [
-                    {"selector": "th", "props": f"{top}; font-weight: normal; white-space: normal; max-width: 24em"},
-                    {"selector": "th.col_heading", "props": "font-weight: 600"},
-                    {"selector": "td", "props": "vertical-align: top"},
-                ]
-            )
+            pandas.DataFrame(cells, index=index)
+            .style.map(lambda word: colours.get(word, ""), subset=["outcome"])
+            .set_properties(**{"text-align": "right", "white-space": "nowrap", "vertical-align": "top"})
+            .set_table_styles([left, wide, head])
         )
 
     def __str__(self) -> str:
@@ -80,7 +80,8 @@ class Reproduction:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return f"<p>{html.escape(str(self))}</p>{self.style().to_html()}"
+        notes = "".join(f"<li>{html.escape(remark)}</li>" for remark in self.remarks())
+        return f"<p>{html.escape(str(self))}</p>{self.style().to_html()}<ol>{notes}</ol>"
 
 
 def reproduce(paper: str) -> Reproduction:
@@ -124,18 +125,16 @@ def _plain(row: Row) -> dict[str, Any]:
     }
 
 
-def _text(row: Row) -> dict[str, str]:
+def _text(row: Row, notes: list[str]) -> dict[str, str]:
     one = row.printed
     return {
-        "item": one.item,
-        "quantity": one.quantity,
         "published": _value(one.value, one.unit),
         "computed": "" if row.computed is None else _value(row.computed, ""),
-        "difference": "" if row.difference != row.difference else f"{row.difference:+.3g}",
+        "difference": "" if math.isnan(row.difference) else f"{row.difference:+.3g}",
         "tolerance": _tolerance(one.tolerance, one.value),
         "outcome": row.outcome.value,
         "evidence": one.evidence,
-        "remark": one.remark,
+        "note": str(notes.index(one.remark) + 1) if one.remark else "",
     }
 
 

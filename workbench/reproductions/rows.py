@@ -26,7 +26,7 @@ class Outcome(enum.Enum):
 
     MET = "met"
     MISSED = "not met"
-    MISPRINT = "print is wrong"
+    MISPRINT = "misprint"
     OPEN = "not computed"
 
 
