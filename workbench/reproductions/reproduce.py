@@ -64,14 +64,15 @@ class Reproduction:
         cells = [_text(row, notes) for row in self.rows]
         index = pandas.MultiIndex.from_tuples([(row.printed.item, row.printed.quantity) for row in self.rows])
         colours = {outcome.value: f"color: {colour}; font-weight: 600" for outcome, colour in _COLOURS.items()}
+        small = {"selector": "", "props": "font-size: 90%"}
         left = {"selector": "th", "props": "vertical-align: top; text-align: left; font-weight: normal"}
-        wide = {"selector": "th.level1", "props": "min-width: 22em; white-space: normal"}
+        wide = {"selector": "th.level1", "props": "min-width: 19em; white-space: normal"}
         head = {"selector": "th.col_heading", "props": "font-weight: 600; text-align: right"}
         return (
             pandas.DataFrame(cells, index=index)
             .style.map(lambda word: colours.get(word, ""), subset=["outcome"])
             .set_properties(**{"text-align": "right", "white-space": "nowrap", "vertical-align": "top"})
-            .set_table_styles([left, wide, head])
+            .set_table_styles([small, left, wide, head])
         )
 
     def __str__(self) -> str:
@@ -131,10 +132,10 @@ def _text(row: Row, notes: list[str]) -> dict[str, str]:
         "published": _value(one.value, one.unit),
         "computed": "" if row.computed is None else _value(row.computed, ""),
         "difference": "" if math.isnan(row.difference) else f"{row.difference:+.3g}",
-        "tolerance": _tolerance(one.tolerance, one.value),
+        "tolerance": "" if row.computed is None else _tolerance(one.tolerance, one.value),
         "outcome": row.outcome.value,
-        "evidence": one.evidence,
         "note": str(notes.index(one.remark) + 1) if one.remark else "",
+        "evidence": "" if row.computed is None else one.evidence,
     }
 
 
