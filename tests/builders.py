@@ -6,20 +6,37 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from hypothesis import reject
 from hypothesis import strategies as st
 
 from tests.systems import PIPELINES, VSL, ids
-from workbench.cost import Precision
+from workbench.cost import Precision, Rows, Work
+from workbench.errors import PipelineError
 from workbench.hardware import Device, Link, Machine
 from workbench.memory import Memory
 from workbench.models import ModelConfig
-from workbench.pipeline import Pipeline
+from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload, resolve
 from workbench.profile import Cores, OpTime, Profile
 from workbench.scenario import Scenario
 from workbench.scheduler.batch import Batch
 from workbench.scheduler.block_manager import BlockManager
 from workbench.scheduler.resource_aware import Admission, ResourceAware
 from workbench.schedules import Schedule, Sequential, VSLPipe
+from workbench.stages import (
+    Device as Place,
+)
+from workbench.stages import (
+    Op,
+    combine,
+    decode_attention,
+    experts,
+    kv,
+    out_proj,
+    prefill_attention,
+    qkv,
+    route,
+    weights,
+)
 from workbench.task_cost import profile_shape
 from workbench.workload import Workload
 
@@ -33,6 +50,7 @@ OPERATIONS = (
     "experts",
     "shared_experts",
     "combine",
+    "own",
     "head",
 )
 
@@ -51,6 +69,30 @@ def tiny_model(layers: int = 4, *, dtype: str = "bf16", **changes: int) -> Model
         "max_position_embeddings": 4096,
     }
     return ModelConfig(name="tiny", num_hidden_layers=layers, dtype=dtype, **(sizes | changes))
+
+
+KINDS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "latent": {
+        "num_key_value_heads": 4,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+    },
+    "shared": {"moe_intermediate_size": 40, "shared_expert_intermediate_size": 24},
+    "dense": {"moe_intermediate_size": 40, "first_k_dense_replace": 1},
+    "windows": {"sliding_window": 6, "windowed_layers": 1},
+    "quantised": {"expert_dtype": "mxfp4", "other_dtype": "fp8"},
+}
+KINDS["all"] = {key: value for kind in KINDS.values() for key, value in kind.items()}
+
+
+def tiny_model_of(kind: str, layers: int = 4, *, dtype: str = "bf16") -> ModelConfig:
+    """A tiny model of one of `KINDS`, its one dense layer left out where it would be the only layer."""
+    model = replace(tiny_model(layers, dtype=dtype), **KINDS[kind])
+    return replace(model, first_k_dense_replace=min(model.first_k_dense_replace, layers - 1))
 
 
 def small_machine(
@@ -160,7 +202,8 @@ def calibrated(machine: Machine, model: ModelConfig) -> st.SearchStrategy[Machin
         cores = draw(shared_cores())
         ops = [draw(op_times(op, n)) for n in sorted({cores.gpu, cores.cpu, cores.alone}) for op in OPERATIONS]
         between = [draw(rates(1e-7, 1e-2) | st.just(0.0)) for _ in range(5)]
-        profile = Profile(profile_shape(model, Precision(model.dtype, model.dtype)), tuple(ops), *between)
+        precision = Precision(model.dtype, model.dtype, model.expert_dtype, model.other_dtype)
+        profile = Profile(profile_shape(model, precision), tuple(ops), *between)
         return replace(machine, cores=cores, profiles=draw(st.sampled_from([(), (profile,)])))
 
     return draw_one()
@@ -180,13 +223,48 @@ def machines(draw: st.DrawFn) -> Machine:
     )
 
 
+def _own_work(rows: Rows, model: ModelConfig, precision: Precision) -> Work:
+    return Work(1e4 * rows.tokens, 1e4 + 1e3 * rows.tokens, precision.weights)
+
+
+OWN = Op("own", ("x",), ("x",), work=_own_work, params=lambda model: 1000)
+"""An operation as a user would add it."""
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> Pipeline:
+    """Any placement of the layer's operations and of a user's own one, with the transfers that it needs."""
+    ops = [qkv, prefill_attention, decode_attention, out_proj, route, experts, combine]
+    if draw(st.booleans()):
+        ops.insert(draw(st.sampled_from([0, 4, 7])), OWN)
+    devices = draw(st.lists(st.sampled_from(Place), min_size=len(ops), max_size=len(ops)))
+    wired = Pipeline()
+    for op, device, before in zip(ops, devices, [devices[0], *devices], strict=False):
+        if device is not before:
+            wired = wired >> (load if device is Place.GPU else offload)
+        wired = wired >> (gpu(op) if device is Place.GPU else cpu(op))
+    if devices[-1] is not devices[0]:
+        wired = wired >> (load if devices[0] is Place.GPU else offload)
+    on_gpu = [op for op, device in zip(ops, devices, strict=True) if device is Place.GPU]
+    choices = [weights] if any(op.params for op in on_gpu) else []
+    choices += [experts.weights] if experts in on_gpu else []
+    choices += [kv] if decode_attention in on_gpu else []
+    fetched = [item for item in choices if draw(st.booleans())]
+    whole = fetch(*fetched) | wired if fetched else wired
+    try:
+        resolve(whole)
+    except PipelineError:  # the two attentions apart, the second where its input already is: a transfer moves nothing
+        reject()
+    return whole
+
+
 @st.composite
 def wirings(draw: st.DrawFn) -> tuple[Pipeline, Schedule]:
-    """One of the five pipelines with a schedule that takes it."""
-    name = draw(st.sampled_from(sorted(PIPELINES)))
+    """One of the five pipelines, or any, with a schedule that takes it."""
+    pipeline = draw(st.sampled_from([PIPELINES[name] for name in sorted(PIPELINES)]) | pipelines())
     sequential = st.builds(Sequential, st.integers(1, 4), prefetch=st.booleans())
     pipelined = st.sampled_from([1e-6, 1e-4, 5e-3]).map(VSLPipe)
-    return PIPELINES[name], draw(sequential | pipelined if name == "vslpipe" else sequential)
+    return pipeline, draw(sequential | pipelined if pipeline == VSL else sequential)
 
 
 @st.composite
@@ -198,8 +276,10 @@ def scenarios(draw: st.DrawFn, *, layers: st.SearchStrategy[int] | None = None) 
     output = draw(st.lists(st.integers(1, 20), min_size=count, max_size=count))
     block = draw(st.sampled_from([1, 3, 16]))
     least = max(-(-(p + g - 1) // block) for p, g in zip(prompt, output, strict=True))
-    model = tiny_model(
-        draw(st.integers(1, 6) if layers is None else layers), dtype=draw(st.sampled_from(["bf16", "fp32"]))
+    model = tiny_model_of(
+        draw(st.sampled_from(sorted(KINDS))),
+        draw(st.integers(1, 6) if layers is None else layers),
+        dtype=draw(st.sampled_from(["bf16", "fp32"])),
     )
     machine = draw(machines())
     scenario = tiny_scenario(

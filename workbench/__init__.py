@@ -8,8 +8,9 @@ from workbench.compare import Comparison, compare
 from workbench.exam import make_exam
 from workbench.hardware import Machine, machines
 from workbench.memory import Memory
-from workbench.models import checkpoint, models
+from workbench.models import ModelConfig, checkpoint, model, models
 from workbench.perfmodels import bound
+from workbench.processors import Efficiency, Processor, efficiencies, links, machine, processors
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.scheduler.resource_aware import Admission, ResourceAware
@@ -27,8 +28,11 @@ __all__ = [
     "Admission",
     "Comparison",
     "Detail",
+    "Efficiency",
     "Machine",
     "Memory",
+    "ModelConfig",
+    "Processor",
     "Request",
     "ResourceAware",
     "Result",
@@ -43,11 +47,16 @@ __all__ = [
     "checkpoint",
     "compare",
     "data_path",
+    "efficiencies",
+    "links",
     "load_tokenizer",
+    "machine",
     "machines",
     "make_checkpoint",
     "make_exam",
+    "model",
     "models",
+    "processors",
     "run",
     "simulate",
     "start",

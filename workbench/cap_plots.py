@@ -17,10 +17,11 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentF
 from numpy.typing import ArrayLike, NDArray
 
 from workbench.labels import Label, place_labels
-from workbench.perfmodels.architecture import Architecture
+from workbench.models import ModelConfig
 from workbench.perfmodels.cap_diagram import Fit, Requirement, fits, requirement
 from workbench.perfmodels.coverage import skewed_coverage
-from workbench.perfmodels.processors import Kind, Processor, offloaded_bandwidth
+from workbench.perfmodels.processor_cost import offloaded_bandwidth
+from workbench.processors import Kind, Processor
 from workbench.units import format_seconds
 
 _MODELS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#0891b2", "#65a30d", "#dc2626")
@@ -62,7 +63,7 @@ class CapDiagram:
 
 
 def cap_diagram(
-    models: Mapping[str, Architecture],
+    models: Mapping[str, ModelConfig],
     processors: Mapping[str, Processor],
     *,
     batch: ArrayLike,
@@ -77,7 +78,7 @@ def cap_diagram(
     Parameters
     ----------
     models, processors : mapping
-        For example the catalogues `architectures` and `processors`.
+        For example the catalogues `models` and `processors`.
     batch : array_like
         Batch sizes [sequences].
     context, tpot : float
@@ -103,7 +104,9 @@ def cap_diagram(
             batch=rows,
             context=context,
             tpot=tpot,
-            coverage=skewed_coverage(rows, experts=model.experts, top_k=model.top_k, sigma=sigma),
+            coverage=skewed_coverage(
+                rows, experts=model.num_local_experts, top_k=model.num_experts_per_tok, sigma=sigma
+            ),
         )
         for name, model in models.items()
     }

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from workbench.hardware import Device
 from workbench.profile import OpTime
+from workbench.units import WEIGHT_BYTES
+
+Numbers = TypeVar("Numbers", float, npt.NDArray[np.float64])
 
 
 class Rows(NamedTuple):
@@ -18,9 +24,9 @@ class Rows(NamedTuple):
     prefill, decode : float
         Tokens of each class.
     pairs : float
-        Query-key pairs of the causal prefill attention.
+        Query-key pairs of the causal prefill attention; with sliding windows the mean over the layers.
     context : float
-        KV entries that the decode tokens read, the new ones included.
+        KV entries that the decode tokens read, the new ones included; with sliding windows the mean over the layers.
     emits : float
         Tokens that the head samples.
     """
@@ -42,10 +48,30 @@ class Rows(NamedTuple):
 
 
 class Precision(NamedTuple):
-    """Number formats in use: of the weights and activations, and of the KV cache ("fp32" or "bf16")."""
+    """Number formats in use.
+
+    Attributes
+    ----------
+    weights, kv : str
+        Of the weights and activations, and of the KV cache ("fp32", "bf16" or "fp16").
+    experts, others : str or None
+        Of the routed experts and of the layers' other weights where they are kept in less than they compute in.
+    """
 
     weights: str
     kv: str
+    experts: str | None = None
+    others: str | None = None
+
+    @property
+    def expert_bytes(self) -> float:
+        """Bytes per weight of the routed experts."""
+        return WEIGHT_BYTES[self.experts or self.weights]
+
+    @property
+    def other_bytes(self) -> float:
+        """Bytes per weight of the layers' other weights."""
+        return WEIGHT_BYTES[self.others or self.weights]
 
 
 class Work(NamedTuple):
@@ -100,9 +126,15 @@ def copy_seconds(size: float, rate: float, overhead: float = 0.0) -> float:
     return size / rate + overhead if size else 0.0
 
 
-def expected_experts(experts: int, chosen: int, tokens: float) -> float:
-    """Distinct experts that `tokens` tokens touch under uniform independent routing: E (1 - (1 - k/E)^T).
+def touched_share(experts: Numbers, chosen: Numbers, tokens: Numbers) -> Numbers:
+    """Share of the experts that `tokens` tokens touch under uniform independent routing: 1 - (1 - k/E)^T.
 
-    Exact for independent uniform tokens; an upper bound for real, skewed routing (MoE-CAP; SPEC 6).
+    Numbers or arrays. Exact for independent uniform tokens; an upper bound for real, skewed routing (MoE-CAP; SPEC 6).
     """
-    return float(experts * (1.0 - (1.0 - chosen / experts) ** tokens))
+    share: Numbers = 1.0 - (1.0 - chosen / experts) ** tokens
+    return share
+
+
+def expected_experts(experts: int, chosen: int, tokens: float) -> float:
+    """Distinct experts that `tokens` tokens touch: E times `touched_share`."""
+    return experts * touched_share(float(experts), float(chosen), float(tokens))

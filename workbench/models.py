@@ -1,20 +1,21 @@
-"""Model configurations under their Hugging Face names; a checkpoint is a configuration that knows its weights."""
+"""Where descriptions of models come from: the catalogue, a Hugging Face ``config.json``, a checkpoint with weights."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from workbench.catalogue import Catalogue
-from workbench.display import html_table
 from workbench.errors import CheckpointError
-from workbench.units import DTYPE_BYTES
+from workbench.model_config import ModelConfig
 
-_REQUIRED = (
+__all__ = ["ModelConfig", "checkpoint", "model", "models"]
+
+_SIZES = (
     "num_hidden_layers",
     "hidden_size",
     "intermediate_size",
@@ -25,91 +26,58 @@ _REQUIRED = (
     "vocab_size",
     "max_position_embeddings",
 )
-_TORCH_DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
+_LATENT = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_ALSO_CALLED = {
+    "num_local_experts": ("n_routed_experts", "num_experts"),
+    "num_experts_per_tok": ("num_experts_per_token", "moe_topk"),
+}
+_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_FORMATS: dict[str | None, tuple[str | None, str | None]] = {
+    None: (None, None),
+    "fp8": ("fp8", "fp8"),
+    "mxfp4": ("mxfp4", None),
+}
+"""Formats of the experts and of the other weights by quantisation method."""
+_UNIFORM = {
+    "mlp_only_layers": ([],),
+    "decoder_sparse_step": (1,),
+    "moe_layer_freq": (1,),
+    "interleave_moe_layer_step": (1,),
+    "full_attention_interval": (1,),
+    "attn_type_list": (),
+    "index_topk": (),
+    "tie_word_embeddings": (True, False),
+}
+"""Values with which a config's layers are of the kinds that a `ModelConfig` can tell; other ones are refused."""
 
 
-@dataclass(frozen=True)
-class ModelConfig:
-    """A decoder whose layers are attention followed by a mixture of experts (Mixtral's architecture).
+def model(config: Mapping[str, Any] | str | Path, *, name: str | None = None) -> ModelConfig:
+    """The sizes in a Hugging Face ``config.json``, to predict with; `run` needs a `checkpoint`.
 
-    Field names are those of Hugging Face's ``config.json``; `dtype` is the precision the weights are kept in
-    ("fp32" or "bf16") and `path` the folder of the weights, or None for a catalogue entry.
+    Grouped-query and latent attention (DeepSeek's MLA), shared experts, dense first layers, sliding windows, fp8 and
+    MXFP4 weights are understood. Layers that only predict further tokens are not counted; Llama 4's attention in
+    chunks counts as full.
+
+    Parameters
+    ----------
+    config : mapping, str or Path
+        Its dict, its path or the folder that holds it.
+    name : str, optional
+        What to call it; the folder's name or the config's own unless given.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is missing or damaged, a size is missing or impossible, or the layers or the weights' format are of
+        a kind that is not understood.
     """
-
-    name: str
-    num_hidden_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    num_local_experts: int
-    num_experts_per_tok: int
-    vocab_size: int
-    max_position_embeddings: int
-    rms_norm_eps: float = 1e-5
-    rope_theta: float = 1e6
-    tie_word_embeddings: bool = False
-    dtype: str = "bf16"
-    path: Path | None = None
-
-    @property
-    def q_size(self) -> int:
-        """Elements of all query heads of one token (H D)."""
-        return self.num_attention_heads * self.head_dim
-
-    @property
-    def kv_size(self) -> int:
-        """Elements of all keys (or all values) of one token and layer (K D)."""
-        return self.num_key_value_heads * self.head_dim
-
-    @property
-    def expert_params(self) -> int:
-        """Parameters of one expert: gate, up and down projection."""
-        return 3 * self.hidden_size * self.intermediate_size
-
-    @property
-    def attention_params(self) -> int:
-        """Parameters of one layer's attention: Q, K, V and O projections."""
-        return 2 * self.hidden_size * (self.q_size + self.kv_size)
-
-    @property
-    def layer_params(self) -> int:
-        """Parameters of one layer, its two norms included."""
-        router = self.num_local_experts * self.hidden_size
-        return self.attention_params + router + self.num_local_experts * self.expert_params + 2 * self.hidden_size
-
-    @property
-    def params(self) -> int:
-        """Parameters of the whole model."""
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        return self.num_hidden_layers * self.layer_params + embeddings + self.hidden_size
-
-    @property
-    def shape(self) -> str:
-        """Everything that decides how long one layer's operations take, and the head's."""
-        heads = f"{self.num_attention_heads}/{self.num_key_value_heads}x{self.head_dim}"
-        experts = f"{self.num_experts_per_tok}/{self.num_local_experts}x{self.intermediate_size}"
-        return f"hidden {self.hidden_size}, heads {heads}, experts {experts}, vocabulary {self.vocab_size}"
-
-    def kv_bytes_per_token(self, dtype: str) -> int:
-        """KV cache of one token over all layers [B]."""
-        return 2 * self.num_hidden_layers * self.kv_size * DTYPE_BYTES[dtype]
-
-    def flops_per_token(self) -> float:
-        """GEMM FLOP to push one token through the model, head included (SPEC's F_tok)."""
-        router = self.num_local_experts * self.hidden_size
-        active = self.attention_params + router + self.num_experts_per_tok * self.expert_params
-        return 2.0 * (self.num_hidden_layers * active + self.vocab_size * self.hidden_size)
-
-    def __str__(self) -> str:
-        return (
-            f"{self.name}: {self.num_hidden_layers} layers, {self.hidden_size} wide, "
-            f"{self.num_experts_per_tok} of {self.num_local_experts} experts, {self.params / 1e9:.3g} B parameters"
-        )
-
-    def _repr_html_(self) -> str:
-        return html_table((field.name, str(getattr(self, field.name))) for field in fields(self))
+    if isinstance(config, Mapping):
+        return _translate(config, name or str(config.get("_name_or_path") or config.get("model_type") or "model"))
+    path = Path(config)
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        raise CheckpointError(f"{str(file)!r} does not exist; give a Hugging Face config.json, its folder or its dict.")
+    return _translate(_read(file), name or file.parent.name)
 
 
 def checkpoint(path: str | Path) -> ModelConfig:
@@ -123,7 +91,7 @@ def checkpoint(path: str | Path) -> ModelConfig:
     Raises
     ------
     CheckpointError
-        If the folder, its configuration or its weights are missing, of an unknown architecture, or pickled.
+        If the folder, its configuration or its weights are missing or pickled, or ask for what `run` cannot do.
     """
     folder = Path(path)
     file = folder / "config.json"
@@ -131,14 +99,20 @@ def checkpoint(path: str | Path) -> ModelConfig:
         raise CheckpointError(
             f"checkpoint {str(folder)!r} has no config.json; give the folder of a Hugging Face model."
         )
+    raw = _read(file)
+    _check_weight_files(folder)
+    _check_executable(raw, folder.name)
+    return replace(_translate(raw, folder.name), path=folder)
+
+
+def _read(file: Path) -> dict[str, Any]:
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CheckpointError(f"{file} is not valid JSON ({error}); restore it from where the model came.") from error
-    _check_weight_files(folder)
     if not isinstance(raw, dict):
         raise CheckpointError(f"{file} is no JSON object; restore it from where the model came.")
-    return config_from_hf(raw, name=folder.name, path=folder)
+    return raw
 
 
 def _check_weight_files(folder: Path) -> None:
@@ -153,35 +127,64 @@ def _check_weight_files(folder: Path) -> None:
     raise CheckpointError(f"checkpoint {folder.name!r} has no *.safetensors file; copy the weights beside config.json.")
 
 
-def config_from_hf(raw: Mapping[str, Any], *, name: str, path: Path | None = None) -> ModelConfig:
-    """Translate a Mixtral ``config.json``; everything it asks for that the engine would not do is an error."""
-    _check_architecture(raw, name)
+# ------------------------------------------------------------------------------------------- what can be predicted
+
+
+def _translate(config: Mapping[str, Any], name: str) -> ModelConfig:
+    text = config.get("text_config")
+    raw = {**config, **text} if isinstance(text, Mapping) else dict(config)
+    for key, others in _ALSO_CALLED.items():
+        raw[key] = next((raw[other] for other in (key, *others) if raw.get(other) is not None), None)
+    if raw.get("kv_lora_rank") is not None:
+        raw["num_key_value_heads"] = raw.get("num_attention_heads")
+    if not raw.get("first_k_dense_replace") and raw.get("intermediate_size") is None:
+        raw["intermediate_size"] = raw.get("moe_intermediate_size")
     _check_sizes(raw, name)
-    _check_supported(raw, name)
-    rope = raw.get("rope_parameters") or {}
-    dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
+    _check_layers(raw, name)
     given = {field.name: raw[field.name] for field in fields(ModelConfig) if raw.get(field.name) is not None}
-    given |= {"name": name, "path": path, "dtype": _TORCH_DTYPES[dtype]}
-    given["head_dim"] = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
-    given["rope_theta"] = float(raw.get("rope_theta") or rope.get("rope_theta", 1e6))
+    expert, other = _formats(raw, name)
+    given |= {
+        "name": name,
+        "head_dim": _head_dim(raw),
+        "dtype": _DTYPES[_dtype(raw)],
+        "expert_dtype": expert,
+        "other_dtype": other,
+        "shared_expert_intermediate_size": _shared_width(raw),
+        "windowed_layers": _windowed_layers(raw, name),
+        "rope_theta": float(raw.get("rope_theta") or _rope(raw).get("rope_theta", 1e6)),
+    }
     return ModelConfig(**given)
 
 
-def _check_architecture(raw: Mapping[str, Any], name: str) -> None:
-    found = raw.get("architectures") or [raw.get("model_type")]
-    if found not in (["MixtralForCausalLM"], ["mixtral"]):
-        raise CheckpointError(f"checkpoint {name!r} has the architecture {found}; supported is MixtralForCausalLM.")
+def _rope(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = raw.get("rope_parameters")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _head_dim(raw: Mapping[str, Any]) -> int:
+    if raw.get("kv_lora_rank") is not None:
+        return int(raw["qk_nope_head_dim"] + raw["qk_rope_head_dim"])
+    return int(raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"])
+
+
+def _dtype(raw: Mapping[str, Any]) -> Any:
+    return raw.get("dtype") or raw.get("torch_dtype") or "float32"
 
 
 def _check_sizes(raw: Mapping[str, Any], name: str) -> None:
-    sizes = [*_REQUIRED, *(["head_dim"] if raw.get("head_dim") is not None else [])]
+    optional = ("head_dim", "moe_intermediate_size", "q_lora_rank", "sliding_window")
+    latent = _LATENT if raw.get("kv_lora_rank") is not None else ()
+    sizes = (*_SIZES, *latent, *(key for key in optional if raw.get(key) is not None))
     wrong = [key for key in sizes if type(raw.get(key)) is not int or raw[key] < 1]
     if wrong:
         raise CheckpointError(f"config.json of {name!r} needs positive integers for {', '.join(wrong)}; correct them.")
-    rope = raw.get("rope_parameters")
+    counts = ("first_k_dense_replace", "n_shared_experts", "shared_expert_intermediate_size")
+    wrong = [key for key in counts if raw.get(key) is not None and (type(raw[key]) is not int or raw[key] < 0)]
+    if wrong:
+        raise CheckpointError(f"config.json of {name!r} needs whole numbers for {', '.join(wrong)}; correct them.")
     numbers = {key: raw[key] for key in ("rms_norm_eps", "rope_theta") if raw.get(key) is not None}
-    if isinstance(rope, Mapping) and "rope_theta" in rope:
-        numbers["rope_theta in rope_parameters"] = rope["rope_theta"]
+    if "rope_theta" in _rope(raw):
+        numbers["rope_theta in rope_parameters"] = _rope(raw)["rope_theta"]
     wrong = [key for key, value in numbers.items() if type(value) not in (int, float) or not 0 < value < math.inf]
     if wrong:
         raise CheckpointError(f"config.json of {name!r} needs positive numbers for {', '.join(wrong)}; correct them.")
@@ -191,27 +194,86 @@ def _check_sizes(raw: Mapping[str, Any], name: str) -> None:
             f"config.json of {name!r} has {heads} query heads, no multiple of its {groups} key-value heads; "
             "correct one of them."
         )
-    head_dim = raw.get("head_dim") or raw["hidden_size"] // heads
-    if head_dim < 2 or head_dim % 2:
-        raise CheckpointError(f"config.json of {name!r} has head_dim {head_dim}; RoPE turns pairs, make it even.")
+    if _head_dim(raw) < 2 or _head_dim(raw) % 2:
+        raise CheckpointError(f"config.json of {name!r} has head_dim {_head_dim(raw)}; RoPE turns pairs, make it even.")
     if raw["num_experts_per_tok"] > raw["num_local_experts"]:
         raise CheckpointError(f"config.json of {name!r} asks for more experts per token than it has; correct it.")
+    if (raw.get("first_k_dense_replace") or 0) >= raw["num_hidden_layers"]:
+        raise CheckpointError(f"config.json of {name!r} leaves no layer with experts; correct first_k_dense_replace.")
 
 
-def _check_supported(raw: Mapping[str, Any], name: str) -> None:
+def _check_layers(raw: Mapping[str, Any], name: str) -> None:
+    for key, values in _UNIFORM.items():
+        if raw.get(key) is not None and raw[key] not in values:
+            raise CheckpointError(
+                f"config.json of {name!r} sets {key}={raw[key]!r}, which is not understood; use a model without."
+            )
+
+
+def _shared_width(raw: Mapping[str, Any]) -> int:
+    width = raw.get("moe_intermediate_size") or raw["intermediate_size"]
+    if raw.get("model_type") == "llama4_text":  # its one shared expert stands in the code alone
+        return int(width)
+    return int(raw.get("shared_expert_intermediate_size") or (raw.get("n_shared_experts") or 0) * width)
+
+
+def _windowed_layers(raw: Mapping[str, Any], name: str) -> int:
+    kinds = raw.get("layer_types")
+    if kinds is not None:
+        unknown = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]
+        if unknown or len(kinds) != raw["num_hidden_layers"]:
+            raise CheckpointError(
+                f"config.json of {name!r} has {len(kinds)} layer_types, of unknown kinds {unknown}; give one for each "
+                "layer, full_attention or sliding_attention."
+            )
+    if raw.get("sliding_window") is None or raw.get("use_sliding_window") is False:
+        return 0
+    if kinds is None and raw.get("use_sliding_window"):
+        raise CheckpointError(f"config.json of {name!r} does not tell which layers have its window; add layer_types.")
+    return raw["num_hidden_layers"] if kinds is None else sum(kind == "sliding_attention" for kind in kinds)
+
+
+def _formats(raw: Mapping[str, Any], name: str) -> tuple[str | None, str | None]:
+    found = raw.get("quantization_config") or {}
+    method = found.get("quant_method") if isinstance(found, Mapping) else found
+    if _dtype(raw) not in tuple(_DTYPES) or method not in tuple(_FORMATS):
+        raise CheckpointError(
+            f"config.json of {name!r} has weights of {_dtype(raw)!r} quantised by {method!r}; known are "
+            f"{', '.join(_DTYPES)}, fp8 and mxfp4. Remove quantization_config and set expert_dtype and other_dtype "
+            "with dataclasses.replace."
+        )
+    return _FORMATS[method]
+
+
+# ------------------------------------------------------------------------------------------- what can be executed
+
+
+def _check_executable(raw: Mapping[str, Any], name: str) -> None:
+    """Refuse whatever a config asks for that the engine would not do."""
+    found = raw.get("architectures") or [raw.get("model_type")]
+    if found not in (["MixtralForCausalLM"], ["mixtral"]):
+        raise CheckpointError(
+            f"checkpoint {name!r} has the architecture {found}; run supports MixtralForCausalLM. To predict only, give "
+            "wb.model(folder)."
+        )
     supported: dict[str, tuple[Any, ...]] = {
         "hidden_act": ("silu",),
         "sliding_window": (),
         "quantization_config": (),
-        "dtype": tuple(_TORCH_DTYPES),
-        "torch_dtype": tuple(_TORCH_DTYPES),
-        "tie_word_embeddings": (True, False),
+        "dtype": ("float32", "bfloat16"),
+        "torch_dtype": ("float32", "bfloat16"),
+        **dict.fromkeys((*_LATENT, "q_lora_rank", "moe_intermediate_size", "text_config"), ()),
+        **dict.fromkeys(("first_k_dense_replace", "n_shared_experts", "shared_expert_intermediate_size"), (0,)),
     }
     for key, values in supported.items():
         if raw.get(key) is not None and raw[key] not in values:
             raise CheckpointError(
                 f"checkpoint {name!r} sets {key}={raw[key]!r}, which is unsupported; use a model without."
             )
+    _check_rope(raw, name)
+
+
+def _check_rope(raw: Mapping[str, Any], name: str) -> None:
     for key in ("rope_parameters", "rope_scaling"):
         rope = raw.get(key) or {}
         if not isinstance(rope, Mapping):
@@ -226,7 +288,7 @@ def _check_supported(raw: Mapping[str, Any], name: str) -> None:
 
 
 def _from_catalogue(name: str, table: dict[str, Any]) -> ModelConfig:
-    return ModelConfig(name=name, **{key: value for key, value in table.items() if key != "source"})
+    return model({key: value for key, value in table.items() if key not in ("source", "parameters")}, name=name)
 
 
 models: Catalogue[ModelConfig] = Catalogue("models.toml", _from_catalogue)

@@ -12,7 +12,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from workbench.errors import PipelineError
-from workbench.stages import Device, Move, Op, OpTree, RowClass, Stage, Streamed, experts, flatten, kv, weights
+from workbench.stages import (
+    Device,
+    Move,
+    Op,
+    OpTree,
+    RowClass,
+    Stage,
+    Streamed,
+    combine,
+    experts,
+    flatten,
+    kv,
+    shared_experts,
+    weights,
+)
 
 
 @dataclass(frozen=True)
@@ -154,6 +168,40 @@ def _stages(chain: tuple[Element, ...]) -> Iterator[Stage]:
                 yield from _stages(arm)
 
 
+def with_shared_experts(pipeline: Pipeline) -> Pipeline:
+    """The same layer with the shared experts right behind the routed ones, on their device, unless it places them.
+
+    Their output is added where it is computed: to the routed experts' on that device, or by `combine`.
+
+    Raises
+    ------
+    PipelineError
+        If it places them on a device with neither the routed experts nor `combine`, or more than once.
+    """
+    placed = [stage for stage in pipeline.stages if stage.op is shared_experts]
+    if not placed:
+        return Pipeline(_beside_experts(pipeline.chain), pipeline.fetches)
+    adders = {stage.device for stage in pipeline.stages if stage.op in (experts, combine)}
+    if len(placed) > 1 or placed[0].device not in adders:
+        raise PipelineError(
+            f"shared_experts must stand once, on the device of experts or combine, not as "
+            f"{', '.join(map(str, placed))}; leave them out and they follow experts."
+        )
+    return pipeline
+
+
+def _beside_experts(chain: tuple[Element, ...]) -> tuple[Element, ...]:
+    found: list[Element] = []
+    for element in chain:
+        if isinstance(element, Fork):
+            found.append(Fork(tuple(_beside_experts(arm) for arm in element.arms)))
+        else:
+            found.append(element)
+        if isinstance(element, Stage) and element.op is experts:
+            found.append(Stage(shared_experts, element.device))
+    return tuple(found)
+
+
 # ------------------------------------------------------------------------------------------ where the buffers are
 
 Piece = tuple[str, RowClass]
@@ -290,11 +338,11 @@ def _reads_there(rest: tuple[Element, ...], device: Device, made: frozenset[Piec
 
 @dataclass(frozen=True)
 class Resolved:
-    """A closed layer: what each move carries, and where the residual stream enters and leaves it."""
+    """A closed layer: what each move carries, and where the residual stream must be before it and is after it."""
 
     pipeline: Pipeline
     carries: tuple[tuple[Path, tuple[Piece, ...]], ...]
-    enters: Device
+    enters: frozenset[Device]
     leaves: frozenset[Device]
 
 
@@ -309,12 +357,13 @@ def resolve(pipeline: Pipeline) -> Resolved:
     """
     _check_kv(pipeline)
     _check_fetches(pipeline)
-    enters = next((s.device for s in pipeline.stages if "x" in s.op.reads), Device.GPU)
-    walk = _start(frozenset({enters}), (0, "the previous layer"))
+    reader = next((s.device for s in pipeline.stages if "x" in s.op.reads), Device.GPU)
+    walk = _start(frozenset({reader}), (0, "the previous layer"))
     walk.follow(pipeline.chain, pipeline.chain)
     leaves = walk.at["x", RowClass.DECODE] & walk.at["x", RowClass.PREFILL]
     again = _start(leaves, walk.writer["x", RowClass.DECODE])
     again.follow(pipeline.chain, pipeline.chain)
+    enters = frozenset({reader}) if again.carries == walk.carries else leaves
     return Resolved(pipeline, tuple(again.carries.items()), enters, leaves)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from workbench.cost import Precision
@@ -11,7 +13,8 @@ from workbench.errors import CapacityError, ScenarioError
 from workbench.hardware import Machine
 from workbench.memory import Memory
 from workbench.models import ModelConfig
-from workbench.pipeline import Pipeline, resolve
+from workbench.pipeline import Pipeline, resolve, with_shared_experts
+from workbench.scenario_record import FORMAT, differences, parts_from, plain_parts
 from workbench.scheduler.base import Scheduler
 from workbench.units import format_bytes, parse_bytes
 from workbench.workload import Workload
@@ -51,7 +54,7 @@ class Scenario:
                 raise ScenarioError(f"Scenario({field}=...) must be a {kind.__name__}, not {getattr(self, field)!r}.")
         if not callable(getattr(self.scheduler, "open", None)):
             raise ScenarioError(f"Scenario(scheduler=...) must be a scheduler, not {self.scheduler!r}.")
-        resolve(self.pipeline)
+        resolve(self.layer)
         self._check_lengths()
 
     def _check_lengths(self) -> None:
@@ -73,7 +76,22 @@ class Scenario:
     @property
     def precision(self) -> Precision:
         """Number formats of weights and KV cache: the memory's, or else the model's own."""
-        return Precision(self.memory.weights or self.model.dtype, self.memory.kv or self.model.dtype)
+        kv = self.memory.kv or self.model.dtype
+        if self.memory.weights:
+            return Precision(self.memory.weights, kv)
+        return Precision(self.model.dtype, kv, self.model.expert_dtype, self.model.other_dtype)
+
+    @property
+    def weight_formats(self) -> str:
+        """Formats of the weights in words: ``bf16``, or ``mxfp4 (experts) and bf16``."""
+        precision = self.precision
+        experts, others = precision.experts or precision.weights, precision.others or precision.weights
+        return experts if experts == others else f"{experts} (experts) and {others}"
+
+    @property
+    def layer(self) -> Pipeline:
+        """The pipeline as this model needs it: shared experts, if it has any, beside the routed ones unless placed."""
+        return with_shared_experts(self.pipeline) if self.model.unrouted_params else self.pipeline
 
     @property
     def kv_blocks(self) -> int:
@@ -84,6 +102,48 @@ class Scenario:
         """The same scenario with other fields, such as ``scenario.on(model=..., machine=...)``."""
         return replace(self, **changes)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values.
+
+        Raises
+        ------
+        ScenarioError
+            If an operation or the scheduler is of the user's own: functions are not kept in files.
+        """
+        return {"format": FORMAT, **plain_parts(**{field.name: getattr(self, field.name) for field in fields(self)})}
+
+    def save(self, path: str | Path) -> Path:
+        """Write as versioned JSON."""
+        path = Path(path)
+        path.write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Scenario:
+        """A scenario written by `save`.
+
+        Raises
+        ------
+        ScenarioError
+            If the file has another format, or is no scenario.
+        """
+        try:
+            record = json.loads(Path(path).read_text(encoding="utf-8"))
+            found = record.pop("format", None)
+            parts = parts_from(record) if found == FORMAT else {}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ScenarioError(f"{path} is no scenario ({error!r}); save it again.") from error
+        if not parts:
+            raise ScenarioError(f"{path} was written in another format; this version reads {FORMAT!r}.")
+        return cls(**parts)
+
+    def diff(self, other: Scenario) -> dict[str, tuple[Any, Any]]:
+        """Values in which two scenarios differ, by dotted names such as ``machine.link.h2d``."""
+        mine, theirs = self.to_dict(), other.to_dict()
+        if mine["pipeline"] != theirs["pipeline"]:
+            mine["pipeline"], theirs["pipeline"] = str(self.pipeline), str(other.pipeline)
+        return differences(mine, theirs)
+
     def __str__(self) -> str:
         capacity = format_bytes(parse_bytes(self.memory.kv_capacity))
         return "\n".join(
@@ -92,7 +152,7 @@ class Scenario:
                 f"model      {self.model}",
                 f"machine    {self.machine}",
                 f"memory     KV {capacity} = {self.kv_blocks} blocks of {self.memory.kv_block} tokens "
-                f"in {self.precision.kv}; weights in {self.precision.weights}",
+                f"in {self.precision.kv}; weights in {self.weight_formats}",
                 f"workload   {self.workload}",
                 f"scheduler  {self.scheduler}",
             ]

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.errors import CapacityError, ScenarioError, StoppedError
+from workbench.models import ModelConfig
 from workbench.plan import LANES, Plan
 from workbench.result import Iterations, Result, Source
 from workbench.scenario import Scenario
@@ -100,7 +101,7 @@ def prepare(scenario: Scenario, schedule: Schedule) -> Prepared:
     """
     if not isinstance(scenario, Scenario) or not isinstance(schedule, Schedule):
         raise ScenarioError(f"a reader takes a Scenario and a Schedule, not {scenario!r} and {schedule!r}.")
-    graph = layer_graph(scenario.pipeline)
+    graph = layer_graph(scenario.layer)
     lowering = Lowering(schedule, graph, scenario.model.num_hidden_layers)
     cost = TaskCost(scenario, graph)
     budget = scenario.scheduler.token_budget or cost.token_budget()
@@ -122,7 +123,7 @@ def slot_bytes(prepared: Prepared) -> float:
     """Size of one weight slot: the largest weight transfer of any iteration [B]."""
     steps = (Step.FIRST, Step.MIDDLE, Step.LAST)
     tasks = [task for step in steps for task in prepared.lowering.tasks(prepared.layers, step)]
-    return max((prepared.cost.weight_transfer(task.pieces) for task in tasks if task.pieces), default=0.0)
+    return max((prepared.cost.largest_transfer(task.pieces) for task in tasks if task.pieces), default=0.0)
 
 
 def _kv_bytes(scenario: Scenario) -> float:
@@ -134,8 +135,8 @@ def _placed_weights(prepared: Prepared, device: Device) -> float:
     """Bytes of weights that stay on a device: on the host also the originals of the streamed ones."""
     scenario = prepared.scenario
     total = 0.0
-    for stage in scenario.pipeline.stages:
-        home = Device.CPU if scenario.pipeline.streams(stage) else stage.device
+    for stage in scenario.layer.stages:
+        home = Device.CPU if scenario.layer.streams(stage) else stage.device
         if home is device:
             total += stage.op.weight_bytes(scenario.model, scenario.precision)
     return total * prepared.layers
@@ -294,16 +295,30 @@ def facts(scenario: Scenario, prepared: Prepared) -> dict[str, str]:
     """What was asked for, to be told beside every number."""
     streamed = prepared.cost.weights_per_layer * prepared.layers
     return {
-        "pipeline": str(scenario.pipeline),
+        "pipeline": str(scenario.layer),
         "workload": f"{scenario.workload.name}{' (synthetic)' if scenario.workload.synthetic else ''}",
         "requests": str(len(scenario.workload)),
         "scheduler": str(scenario.scheduler),
         "kv": f"{scenario.kv_blocks} blocks of {scenario.memory.kv_block} tokens in {scenario.precision.kv}",
-        "weights": f"{format_bytes(streamed)} streamed per iteration in {scenario.precision.weights}",
+        "weights": f"{format_bytes(streamed)} streamed per iteration in {scenario.weight_formats}",
         "link": f"{format_bytes(scenario.machine.link.h2d)}/s",
         "measured": scenario.machine.measured or "catalogue",
         "question": _digest(scenario),
+        **_unlike_layers(scenario.model),
     }
+
+
+def _unlike_layers(model: ModelConfig) -> dict[str, str]:
+    """How a model whose layers differ is priced; nothing if they are all alike."""
+    told = {}
+    if model.dense_layers:
+        told["layers"] = f"each priced as the mean of {model.moe_layers} with experts and {model.dense_layers} without"
+    if model.windowed_layers:
+        told["windows"] = (
+            f"{model.windowed_layers} of {model.num_hidden_layers} layers attend to the last {model.sliding_window} "
+            "tokens; their KV is kept whole"
+        )
+    return told
 
 
 def _digest(scenario: Scenario) -> str:

@@ -1,6 +1,9 @@
 """WHAT is computed: operations with declared buffers, weights and work, and their placement on devices.
 
-The built-in operations are Mixtral's decoder layer. They name what they compute; `workbench.engine` knows how.
+The built-in operations are the decoder layer of a mixture of experts. They name what they compute; `workbench.engine`
+knows how, for Mixtral's. Where the layers of a model are not all alike (dense ones before those with experts, sliding
+windows in some), an operation's weights and work are the mean over the layers, so that their sums over the model are
+exact; time is then that of a mean layer.
 """
 
 from __future__ import annotations
@@ -58,8 +61,10 @@ class Op:
     run : callable, optional
         Called by `run` with the read buffers as keyword arguments, tensors of shape (rows, width); returns the
         written one, or a tuple of them. Built-in operations have theirs in the engine.
-    params : callable (ModelConfig) -> int, optional
+    params : callable (ModelConfig) -> float, optional
         Weights it reads per layer [elements].
+    routed : bool
+        True for the routed experts, whose weights may have a number format of their own.
     keeps_kv : bool
         True for the operation that reads the KV cache: the cache lives on its device, and the keys and values of
         all new rows are appended there.
@@ -71,7 +76,8 @@ class Op:
     rows: RowClass = RowClass.ALL
     work: WorkFunction | None = None
     run: Callable[..., Any] | None = None
-    params: Callable[[ModelConfig], int] | None = None
+    params: Callable[[ModelConfig], float] | None = None
+    routed: bool = False
     keeps_kv: bool = False
 
     def __repr__(self) -> str:
@@ -91,8 +97,9 @@ class Op:
         return tuple(dict.fromkeys(read))
 
     def weight_bytes(self, model: ModelConfig, precision: Precision) -> float:
-        """Bytes of its weights in one layer."""
-        return self.params(model) * DTYPE_BYTES[precision.weights] if self.params else 0.0
+        """Bytes of its weights in one layer, mean over the layers."""
+        size = precision.expert_bytes if self.routed else precision.other_bytes
+        return self.params(model) * size if self.params else 0.0
 
 
 @dataclass(frozen=True)
@@ -130,73 +137,89 @@ kv = Streamed("kv")
 
 BUFFER_WIDTHS: dict[str, Callable[[ModelConfig], int]] = {
     "x": lambda m: m.hidden_size,
-    "q": lambda m: m.q_size,
-    "k": lambda m: m.kv_size,
-    "v": lambda m: m.kv_size,
-    "attn": lambda m: m.q_size,
+    "q": lambda m: m.absorbed_q_size,
+    "k": lambda m: m.qk_rope_head_dim or m.kv_size,
+    "v": lambda m: m.kv_lora_rank or m.kv_size,
+    "attn": lambda m: m.absorbed_attn_size,
     "h": lambda m: m.hidden_size,
     "gates": lambda m: 2 * m.num_experts_per_tok,
     "routed": lambda m: m.hidden_size,
     "shared": lambda m: m.hidden_size,
 }
 """Elements per token of the built-in buffers: the residual stream x, queries, keys, values, attention output, the
-normed MoE input h, the routing (expert id and weight per choice), and the outputs of routed and shared experts."""
+normed MoE input h, the routing (expert id and weight per choice), and the outputs of routed and shared experts. With
+latent attention k and v are what the cache holds, the key that RoPE turned and the latent; queries and outputs of
+decodes have the latent absorbed, those of prefills are `_EXPANDED`."""
+
+_EXPANDED: dict[str, Callable[[ModelConfig], int]] = {"q": lambda m: m.q_size, "attn": lambda m: m.attn_size}
 
 
-def buffer_row(buffer: str, model: ModelConfig, precision: Precision) -> tuple[int, str]:
+def buffer_row(
+    buffer: str, model: ModelConfig, precision: Precision, rows: RowClass = RowClass.DECODE
+) -> tuple[int, str]:
     """Elements of one row of a buffer, and their type: the routing is fp32, all else in the weights' precision."""
-    width = BUFFER_WIDTHS.get(buffer, BUFFER_WIDTHS["x"])(model)
-    return width, "fp32" if buffer == "gates" else precision.weights
+    widths = BUFFER_WIDTHS | _EXPANDED if rows is RowClass.PREFILL else BUFFER_WIDTHS
+    return widths.get(buffer, widths["x"])(model), "fp32" if buffer == "gates" else precision.weights
 
 
-def buffer_bytes(buffer: str, model: ModelConfig, precision: Precision) -> int:
+def buffer_bytes(buffer: str, model: ModelConfig, precision: Precision, rows: RowClass = RowClass.DECODE) -> int:
     """Bytes of one row of a buffer."""
-    width, dtype = buffer_row(buffer, model, precision)
+    width, dtype = buffer_row(buffer, model, precision, rows)
     return width * DTYPE_BYTES[dtype]
 
 
-def _gemm(
-    params: float, rows_in: int, rows_out: int, tokens: float, precision: Precision, streams: float = 1.0
-) -> Work:
-    """A matrix product: weights read once (times `streams`), rows of the given widths read and written."""
+def _gemm(params: float, read: float, each: float, moved: float, tokens: float, precision: Precision) -> Work:
+    """A matrix product of `params` per token: `read` weights of `each` bytes and `moved` elements of activations."""
     if not tokens:
         return Work(dtype=precision.weights)
     size = DTYPE_BYTES[precision.weights]
-    return Work(2.0 * params * tokens, size * (params * streams + (rows_in + rows_out) * tokens), precision.weights)
+    return Work(2.0 * params * tokens, each * read + size * moved, precision.weights)
+
+
+def _times(share: float, work: Work) -> Work:
+    """Work of an operation that only this share of the layers has."""
+    return Work(share * work.flops, share * work.bytes, work.dtype)
 
 
 def _qkv_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
-    width = m.q_size + 2 * m.kv_size
-    return _gemm(m.hidden_size * width, m.hidden_size, width, rows.tokens, precision)
+    moved = (m.hidden_size + m.absorbed_q_size + m.kv_elements) * rows.tokens
+    moved += (m.q_size - m.absorbed_q_size) * rows.prefill
+    return _gemm(m.attention_in_params, m.attention_in_params, precision.other_bytes, moved, rows.tokens, precision)
 
 
 def _prefill_attention_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
-    moved = rows.prefill * 2 * (m.q_size + m.kv_size) * DTYPE_BYTES[precision.weights]
-    return Work(4.0 * m.q_size * rows.pairs, moved, precision.weights)
+    """With latent attention keys and values are expanded first, which `qkv` and `out_proj` account for."""
+    keys_and_values = m.pair_macs if m.kv_lora_rank else m.kv_elements
+    moved = rows.prefill * (m.pair_macs + keys_and_values) * DTYPE_BYTES[precision.weights]
+    return Work(2.0 * m.pair_macs * rows.pairs, moved, precision.weights)
 
 
 def _decode_attention_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
-    """What `flash_decode` and `append_kv` declare together."""
-    kv_bytes = 2 * m.kv_size * DTYPE_BYTES[precision.kv]
-    append = rows.tokens * (kv_bytes + 2 * m.kv_size * DTYPE_BYTES["fp32"])
-    rows_in_out = 2 * m.q_size * DTYPE_BYTES["fp32"] * rows.decode
-    return Work(4.0 * m.q_size * rows.context, kv_bytes * rows.context + rows_in_out + append, "fp32")
+    """What `flash_decode` and `append_kv` declare together; with latent attention the absorbed form of the same."""
+    kv_bytes = m.kv_elements * DTYPE_BYTES[precision.kv]
+    append = rows.tokens * (kv_bytes + m.kv_elements * DTYPE_BYTES["fp32"])
+    rows_in_out = m.entry_macs * DTYPE_BYTES["fp32"] * rows.decode
+    return Work(2.0 * m.entry_macs * rows.context, kv_bytes * rows.context + rows_in_out + append, "fp32")
 
 
 def _out_proj_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
-    return _gemm(m.q_size * m.hidden_size, m.q_size + m.hidden_size, m.hidden_size, rows.tokens, precision)
+    moved = (m.absorbed_attn_size + 2 * m.hidden_size) * rows.tokens
+    moved += (m.attn_size - m.absorbed_attn_size) * rows.prefill
+    return _gemm(m.attention_out_params, m.attention_out_params, precision.other_bytes, moved, rows.tokens, precision)
 
 
 def _route_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
-    return _gemm(m.hidden_size * m.num_local_experts, m.hidden_size, m.hidden_size, rows.tokens, precision)
+    moved = 2 * m.hidden_size * rows.tokens
+    work = _gemm(m.router_params, m.router_params, precision.other_bytes, moved, rows.tokens, precision)
+    return _times(m.moe_share, work)
 
 
 def _experts_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
     chosen = m.num_experts_per_tok
     touched = expected_experts(m.num_local_experts, chosen, rows.tokens)
-    return _gemm(
-        chosen * m.expert_params, m.hidden_size, m.hidden_size, rows.tokens, precision, streams=touched / chosen
-    )
+    moved = 2 * m.hidden_size * rows.tokens
+    params, read = chosen * m.expert_params, touched * m.expert_params
+    return _times(m.moe_share, _gemm(params, read, precision.expert_bytes, moved, rows.tokens, precision))
 
 
 def _combine_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
@@ -204,15 +227,16 @@ def _combine_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
     return Work(m.hidden_size * rows.tokens, 3 * m.hidden_size * size * rows.tokens, precision.weights)
 
 
-def _no_shared_experts(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
-    return Work(dtype=precision.weights)  # the architectures known so far have none
+def _shared_experts_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
+    """What every token passes: shared experts, and in layers without experts the dense network; nothing if neither."""
+    if not m.unrouted_params:
+        return Work(dtype=precision.weights)
+    passes = 1.0 if m.shared_params else 1.0 - m.moe_share
+    moved = passes * 2 * m.hidden_size * rows.tokens
+    return _gemm(m.unrouted_params, m.unrouted_params, precision.other_bytes, moved, rows.tokens, precision)
 
 
-def _attention_in_params(m: ModelConfig) -> int:
-    return m.hidden_size * (m.q_size + 2 * m.kv_size) + m.hidden_size
-
-
-qkv = Op("qkv", ("x",), ("q", "k", "v"), work=_qkv_work, params=_attention_in_params)
+qkv = Op("qkv", ("x",), ("q", "k", "v"), work=_qkv_work, params=lambda m: m.attention_in_params + m.hidden_size)
 prefill_attention = Op(
     "prefill_attention", ("q", "k", "v"), ("attn",), rows=RowClass.PREFILL, work=_prefill_attention_work
 )
@@ -220,22 +244,25 @@ decode_attention = Op(
     "decode_attention", ("q", "k", "v"), ("attn",), rows=RowClass.DECODE, work=_decode_attention_work, keeps_kv=True
 )
 attention = (prefill_attention, decode_attention)
-out_proj = Op("out_proj", ("attn", "x"), ("x",), work=_out_proj_work, params=lambda m: m.q_size * m.hidden_size)
+out_proj = Op("out_proj", ("attn", "x"), ("x",), work=_out_proj_work, params=lambda m: m.attention_out_params)
 route = Op(
     "route",
     ("x",),
     ("h", "gates"),
     work=_route_work,
-    params=lambda m: m.hidden_size * m.num_local_experts + m.hidden_size,
+    params=lambda m: m.moe_share * m.router_params + m.hidden_size,
 )
 experts = Op(
     "experts",
     ("h", "gates"),
     ("routed",),
     work=_experts_work,
-    params=lambda m: m.num_local_experts * m.expert_params,
+    params=lambda m: m.moe_share * m.num_local_experts * m.expert_params,
+    routed=True,
 )
-shared_experts = Op("shared_experts", ("h",), ("shared",), work=_no_shared_experts)
+shared_experts = Op(
+    "shared_experts", ("h",), ("shared",), work=_shared_experts_work, params=lambda m: m.unrouted_params
+)
 combine = Op("combine", ("x", "routed"), ("x",), work=_combine_work)
 moe = (route, experts, combine)
 
@@ -247,7 +274,8 @@ def embed_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
 
 def head_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
     """The implicit last stage: final norm and head, only for the rows that sample a token."""
-    return _gemm(m.vocab_size * m.hidden_size, m.hidden_size, m.vocab_size, rows.emits, precision)
+    each, moved = DTYPE_BYTES[precision.weights], (m.hidden_size + m.vocab_size) * rows.emits
+    return _gemm(m.head_params, m.head_params, each, moved, rows.emits, precision)
 
 
 OpTree = Op | tuple["OpTree", ...]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from workbench.cost import Precision, Rows, Work, copy_seconds, least_seconds, measured_seconds, seconds
 from workbench.errors import ScenarioError
@@ -12,6 +13,7 @@ from workbench.models import ModelConfig
 from workbench.plan import COMPUTE, Task, busy_seconds, lay_out, one_at_a_time
 from workbench.profile import Cores, OpTime, Pace
 from workbench.scenario import Scenario
+from workbench.scheduler.batch import Batch
 from workbench.segments import Kind, LayerGraph, Node
 from workbench.stages import Device as Place
 from workbench.stages import RowClass, Stage, buffer_bytes, embed_work, head_work
@@ -25,6 +27,18 @@ _ENDLESS = 1e12  # tokens of an iteration that no computer will see
 _ENDS = {Kind.EMBED: "embed", Kind.HEAD: "head"}
 
 
+class LaidOut(NamedTuple):
+    """Tasks on their lanes, one value for each: start, end, time that it holds its lane, time of the host's memory [s].
+
+    Where lanes share cores, what they do to one another is measured (`Cores`), and no time of memory is counted.
+    """
+
+    starts: list[float]
+    ends: list[float]
+    busy: list[float]
+    dram: list[float]
+
+
 class TaskCost:
     """Prices the tasks of one scenario."""
 
@@ -32,17 +46,22 @@ class TaskCost:
         self._model, self._machine, self._precision = scenario.model, scenario.machine, scenario.precision
         self._graph = graph
         self.profile = scenario.machine.profile(profile_shape(scenario.model, scenario.precision))
-        self._kv_in = 2 * self._model.kv_size * DTYPE_BYTES[self._precision.kv]
+        self._kv_in = self._model.kv_elements * DTYPE_BYTES[self._precision.kv]
         self._carried = {id(node): self._carried_bytes(node) for node in graph.all_nodes}
-        self._weights = {index: self._node_weights(graph.nodes[index]) for index in graph.streamed}
+        self._weights = self._streamed_weights(self._model)
+        self._largest = self._streamed_weights(replace(self._model, first_k_dense_replace=0))
 
-    def _node_weights(self, node: Node) -> float:
-        streamed = [stage for stage in node.stages if self._graph.pipeline.streams(stage)]
-        return sum(stage.op.weight_bytes(self._model, self._precision) for stage in streamed)
+    def _streamed_weights(self, model: ModelConfig) -> dict[int, float]:
+        """Bytes of each streamed node in one layer of a model."""
+        streams = self._graph.pipeline.streams
+        return {
+            index: sum(s.op.weight_bytes(model, self._precision) for s in self._graph.nodes[index].stages if streams(s))
+            for index in self._graph.streamed
+        }
 
     def _carried_bytes(self, node: Node) -> tuple[int, int]:
         """Bytes that a transfer moves per prefill row and per decode row."""
-        sizes = [(buffer_bytes(buffer, self._model, self._precision), rows) for buffer, rows in node.carries]
+        sizes = [(buffer_bytes(buffer, self._model, self._precision, rows), rows) for buffer, rows in node.carries]
         return (
             sum(size for size, rows in sizes if rows is RowClass.PREFILL),
             sum(size for size, rows in sizes if rows is RowClass.DECODE),
@@ -54,8 +73,20 @@ class TaskCost:
         return sum(self._weights.values())
 
     def weight_transfer(self, pieces: Sequence[tuple[int, int]]) -> float:
-        """Bytes of one weight transfer."""
+        """Bytes of one weight transfer, for a mean layer."""
         return sum(self._weights[node] for _, node in pieces)
+
+    def largest_transfer(self, pieces: Sequence[tuple[int, int]]) -> float:
+        """Bytes of one weight transfer, for a layer with experts: those without are smaller."""
+        return sum(self._largest[node] for _, node in pieces)
+
+    def rows(self, batch: Batch) -> Rows:
+        """What a batch puts on the stages of a mean layer; sliding windows cap pairs and context in some layers."""
+        if not self._model.windowed_layers:
+            return batch.rows
+        pairs = self._model.attended_below(batch.prefill_len).sum()
+        context = self._model.attended(batch.context + 1).sum()
+        return batch.rows._replace(pairs=float(pairs), context=float(context))
 
     def work(self, stage: Stage, rows: Rows) -> Work:
         """What one stage does for these rows in one layer.
@@ -172,21 +203,34 @@ class TaskCost:
             return False
         return self.profile is None or sum(_compute(tasks, self.tasks(tasks, parts, whole))) < sum(apart)
 
-    def lay_out(
-        self, tasks: Sequence[Task], parts: Sequence[Rows], packet: float, whole: Sequence[Task]
-    ) -> tuple[list[float], list[float], list[float]]:
-        """Starts, ends and busy seconds of tasks of a plan [s]; see `plan.lay_out`. The `whole` plan sets the pace."""
+    def lay_out(self, tasks: Sequence[Task], parts: Sequence[Rows], packet: float, whole: Sequence[Task]) -> LaidOut:
+        """Play tasks of a plan; see `plan.lay_out`. The `whole` plan sets the pace."""
         cores = self._machine.cores
         pace = None if cores is None else self.pace(whole, parts, cores)
         work = self.tasks(tasks, parts, pace)
-        drag = {} if pace is None else {"gpu": pace.gpu_drag, "cpu": pace.cpu_drag}
-        starts, ends = lay_out(tasks, work, packet, drag)
-        if drag:
-            work = [
-                end - start if task.node.lane in COMPUTE else length
-                for task, start, end, length in zip(tasks, starts, ends, work, strict=True)
-            ]
-        return starts, ends, work
+        dram = self._dram(tasks, parts) if cores is None else [0.0] * len(tasks)
+        if pace is None:
+            drags = self._dram_drags(tasks, work, dram)
+        else:
+            of_lane = {"gpu": pace.gpu_drag, "cpu": pace.cpu_drag}
+            drags = [of_lane.get(task.node.lane, 0.0) for task in tasks]
+        starts, ends = lay_out(tasks, work, packet, drags)
+        busy = [
+            end - start if drag else length for start, end, length, drag in zip(starts, ends, work, drags, strict=True)
+        ]
+        return LaidOut(starts, ends, busy, dram)
+
+    def _dram_drags(self, tasks: Sequence[Task], work: Sequence[float], dram: Sequence[float]) -> list[float]:
+        """Share of its progress that each task on the host loses while weights are read from the same DRAM.
+
+        A task that needs the share u of the bandwidth runs at min(1, a / u), a being what the stream leaves, at least
+        half: the two then share evenly.
+        """
+        left = max(1.0 - self._machine.link.h2d / self._machine.cpu.bandwidth, 0.5)
+        return [
+            max(0.0, 1.0 - left * seconds / traffic) if traffic and task.node.lane == "cpu" else 0.0
+            for task, seconds, traffic in zip(tasks, work, dram, strict=True)
+        ]
 
     def between(self, requests: float) -> float:
         """Seconds between two plans, for so many requests in the batch [s]."""
@@ -194,15 +238,24 @@ class TaskCost:
 
     def tasks(self, tasks: Sequence[Task], parts: Sequence[Rows], pace: Pace | None = None) -> list[float]:
         """Seconds of every task of a plan whose parts have these rows."""
-        known: dict[tuple[object, ...], float] = {}
-        result = []
-        for task in tasks:
-            key = (id(task.node), task.part) if task.part is not None else task.pieces
-            price = known.get(key)
-            if price is None:
-                price = known[key] = self._price(task, parts, pace)
-            result.append(price)
-        return result
+        return _each_kind(tasks, lambda task: self._price(task, parts, pace))
+
+    def _dram(self, tasks: Sequence[Task], parts: Sequence[Rows]) -> list[float]:
+        """Seconds of the host memory's bandwidth that each task of a plan takes [s]."""
+
+        def price(task: Task) -> float:
+            if task.part is None:
+                return self.weight_transfer(task.pieces) / self._machine.cpu.bandwidth
+            return self.host_bytes(task.node, parts[task.part]) / self._machine.cpu.bandwidth
+
+        return _each_kind(tasks, price)
+
+    def host_bytes(self, node: Node, rows: Rows) -> float:
+        """Bytes that a node other than weights reads from or writes to the host's memory in one layer."""
+        if node.kind is Kind.SEGMENT:
+            on_host = [stage for stage in node.stages if stage.device is Place.CPU]
+            return sum(self.work(stage, rows).bytes for stage in on_host)
+        return 0.0 if node.kind in _ENDS else self.transfer(node, rows)
 
     def _price(self, task: Task, parts: Sequence[Rows], pace: Pace | None) -> float:
         if task.part is None:
@@ -240,13 +293,26 @@ class TaskCost:
         return sum(self.node(node, Rows(prefill=tokens), threads) for node in segments)
 
 
+def _each_kind(tasks: Sequence[Task], price: Callable[[Task], float]) -> list[float]:
+    """The price of every task, asked for once where tasks of several layers are the same."""
+    keys: list[tuple[object, ...]] = [
+        task.pieces if task.part is None else (id(task.node), task.part) for task in tasks
+    ]
+    known: dict[tuple[object, ...], float] = {}
+    for key, task in zip(keys, tasks, strict=True):
+        if key not in known:
+            known[key] = price(task)
+    return [known[key] for key in keys]
+
+
 def _compute(tasks: Sequence[Task], seconds: Sequence[float]) -> list[float]:
     return [length for task, length in zip(tasks, seconds, strict=True) if task.node.lane in COMPUTE]
 
 
 def profile_shape(model: ModelConfig, precision: Precision) -> str:
     """What a profile's times hold for: the shapes of a model's layers, and the precision."""
-    return f"{model.shape}; weights {precision.weights}, KV {precision.kv}"
+    kept = [precision.weights, *dict.fromkeys(dtype for dtype in (precision.experts, precision.others) if dtype)]
+    return f"{model.shape}; weights {' '.join(kept)}, KV {precision.kv}"
 
 
 def rows_of(stage: Stage, rows: Rows) -> Rows:

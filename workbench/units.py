@@ -8,6 +8,8 @@ _SCALE = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "
 _QUANTITY = re.compile(r"\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*((?:[KMGT]i?)?)B?(/s)?\s*", re.IGNORECASE)
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+WEIGHT_BYTES: dict[str, float] = {**DTYPE_BYTES, "fp8": 1.0, "int8": 1.0, "mxfp4": 4.25 / 8, "int4": 0.5}
+"""Bytes per weight, MXFP4's 8-bit scale of 32 weights included; scales of larger blocks (0.02 %) are left out."""
 
 
 def parse_bytes(quantity: str | float, *, what: str = "size") -> float:

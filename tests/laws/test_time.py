@@ -1,5 +1,6 @@
 """Law 3: what is bounded is never beaten. Law 7: the same again gives the same. Both details of time agree."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -8,6 +9,8 @@ from hypothesis import strategies as st
 
 from tests.builders import scenarios, small_machine, tiny_model, tiny_scenario
 from tests.systems import PIPELINES, VSL
+from workbench.hardware import machines
+from workbench.models import models
 from workbench.perfmodels import bound
 from workbench.pipeline import Pipeline
 from workbench.schedules import Sequential, VSLPipe
@@ -87,6 +90,21 @@ def test_a_lane_is_never_busier_than_the_run_is_long(case):
     for ordered in spans.values():
         slack = result.seconds * 1e-12
         assert all(later[0] >= earlier[1] - slack for earlier, later in pairwise(ordered))
+
+
+@pytest.mark.parametrize("name", models)
+def test_every_model_of_the_catalogue_is_bounded_and_simulated(name):
+    a40 = machines["a40"]
+    roomy = replace(a40, gpu=replace(a40.gpu, memory=1e12), cpu=replace(a40.cpu, memory=1e13))
+    scenario = tiny_scenario([300, 20, 150], [30, 60, 1], model=models[name], machine=roomy, blocks=200)
+    least = bound(scenario, VSLPipe())
+    by_task, by_iteration = (simulate(scenario, VSLPipe(), detail=detail) for detail in Detail)
+    assert least.seconds <= min(by_task.seconds, by_iteration.seconds) * (1 + 1e-9)
+    assert by_iteration.seconds == pytest.approx(by_task.seconds, rel=0.01)
+    assert ("layers" in least.facts, "windows" in least.facts) == (
+        models[name].dense_layers > 0,
+        models[name].windowed_layers > 0,
+    )
 
 
 def test_a_deep_model_is_read_off_three_layers():

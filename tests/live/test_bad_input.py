@@ -5,6 +5,7 @@ import pickle
 import shutil
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -326,6 +327,15 @@ def test_a_model_without_weights() -> None:
     refused(lambda: wb.run(of, VSLPipe()), EngineError, "mixtral-8x7b", "wb.checkpoint")
 
 
+@pytest.mark.parametrize("what", ["weights", "kv"])
+def test_a_precision_that_only_the_models_know(what: str, tiny: ModelConfig) -> None:
+    here = machine()
+    here = replace(here, gpu=replace(here.gpu, flops=(*here.gpu.flops, ("fp16", 1e11))))
+    of = scenario(tiny, ASKED, on=here)
+    of = of.on(memory=replace(of.memory, **{what: "fp16"}))
+    refused(lambda: wb.run(of, VSLPipe()), EngineError, f"run keeps {what} in fp32 or bf16, not in fp16", "Memory")
+
+
 @pytest.mark.parametrize("schedule", [Sequential(), VSLPipe()], ids=str)
 def test_gpu_memory_below_two_slots(schedule: Any, tiny: ModelConfig) -> None:
     of = scenario(tiny, ASKED)
@@ -373,3 +383,19 @@ def test_output_length_that_is_no_integer(output: Any) -> None:
     """Never rounded in silence."""
     with pytest.raises(WorkloadError, match="output"):
         Workload.of([Request((1, 2), output)])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"kv_lora_rank": 16, "qk_rope_head_dim": 4}, {"shared_expert_intermediate_size": 8}, {"windowed_layers": 1}],
+    ids=str,
+)
+def test_a_model_that_only_looks_like_a_checkpoint(change: dict[str, int], tiny: ModelConfig) -> None:
+    of = replace(scenario(tiny, ASKED), model=replace(tiny, sliding_window=8, **change))
+    refused(lambda: wb.run(of, Sequential()), EngineError, "run cannot execute")
+
+
+def test_weights_in_a_format_that_run_does_not_keep(tiny: ModelConfig) -> None:
+    of = scenario(tiny, ASKED)
+    of = replace(of, model=replace(tiny, expert_dtype="fp8"), memory=replace(of.memory, weights=None))
+    refused(lambda: wb.run(of, Sequential()), EngineError, "experts", "fp8")

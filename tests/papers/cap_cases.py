@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from workbench.models import model as model_of
+from workbench.models import models
 from workbench.perfmodels import coverage, ktransformers, layered_prefill, moe_cap
-from workbench.perfmodels.architecture import architectures, from_hf
 from workbench.perfmodels.ktransformers import LayerTimes
 from workbench.perfmodels.prefill_queue import Slo, attainment
 
@@ -25,10 +26,13 @@ def full_experts(given: Inputs) -> float:
         "moe_intermediate_size": given["hi"],
         "num_experts_per_tok": 1,
         "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": 2,
+        "max_position_embeddings": 1,
         "vocab_size": 1,
         "dtype": "bfloat16",
     }
-    return from_hf(config, name="case").routed_bytes
+    return model_of(config).routed_bytes
 
 
 def toy_chain(given: Inputs) -> list[float]:
@@ -51,11 +55,11 @@ def distinct(given: Inputs) -> float:
 
 
 def groups(given: Inputs) -> float:
-    return float(layered_prefill.layer_groups(given["L"], architectures["qwen3-30b-a3b"].layers))
+    return float(layered_prefill.layer_groups(given["L"], models["qwen3-30b-a3b"].num_hidden_layers))
 
 
 def work_per_iteration(given: Inputs) -> float:
-    layers = architectures["qwen3-30b-a3b"].layers
+    layers = models["qwen3-30b-a3b"].num_hidden_layers
     sizes = [end - start for start, end in layered_prefill.group_bounds(layers, given["G"])]
     return given["L"] * float(np.mean(sizes)) / (512 * layers)
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workbench.models import models
 from workbench.perfmodels import ktransformers as kt
-from workbench.perfmodels.architecture import architectures
 from workbench.perfmodels.hybrid_speed import (
     Numa,
     decode_layer,
@@ -149,7 +149,7 @@ def test_the_switch_is_the_first_prompt_whose_mean_is_four(router):
 
 
 def test_switches_of_the_three_models():
-    counts = [kt.switch_prompt(architectures[name].experts, architectures[name].top_k) for name in NAMES]
+    counts = [kt.switch_prompt(models[name].num_local_experts, models[name].num_experts_per_tok) for name in NAMES]
     assert counts == [128, 107, 32]
 
 
@@ -187,7 +187,7 @@ def test_the_calibrated_layer_predicts_its_shared_experts():
 @pytest.mark.parametrize("name", NAMES)
 def test_speeds_rise_with_deferral_and_fall_with_context(name):
     model = in_bytes(name, 2.0)
-    speeds = decode_speed(model, A100, deferred=np.arange(model.top_k))
+    speeds = decode_speed(model, A100, deferred=np.arange(model.num_experts_per_tok))
     assert np.all(np.diff(speeds) >= 0)
     assert decode_speed(model, A100, context=4096) < decode_speed(model, A100)
     one_socket = replace(A100, numa=Numa.SINGLE)
@@ -214,7 +214,7 @@ def test_prefill_gets_faster_per_token_as_prompts_fill_the_experts(name):
         (lambda: kt.choose_kernel(-1), "tokens_per_expert must be at least 0"),
         (lambda: kt.switch_prompt(4, 5), "top_k must be at most the number of experts"),
         (lambda: numa_bandwidth(Numa.SINGLE, sockets=0, local=1, remote=1, top_k=1), "sockets must be at least 1"),
-        (lambda: prefill_speed(architectures["mixtral-8x7b"], A100, 0), "prompt must be at least 1"),
+        (lambda: prefill_speed(models["mixtral-8x7b"], A100, 0), "prompt must be at least 1"),
     ],
 )
 def test_outside_its_domain_a_formula_says_what_it_expects(call, words):

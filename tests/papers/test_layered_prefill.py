@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.catalogue import data_path
+from workbench.models import models
 from workbench.perfmodels import layered_prefill as lp
-from workbench.perfmodels.architecture import architectures
 from workbench.perfmodels.coverage import measured_coverage, skewed, uniform
 from workbench.perfmodels.prefill_queue import Arrivals, IterationTime, Slo, attainment, capacity, serve
 
-QWEN = architectures["qwen3-30b-a3b"]
+QWEN = models["qwen3-30b-a3b"]
 FULL = QWEN.routed_bytes
 TEXT = tomllib.loads(data_path("catalogue/published/layered_prefill.toml").read_text(encoding="utf-8"))
 TIME = IterationTime(**{key: value for key, value in TEXT["iteration_time"].items() if key != "source"})
@@ -47,7 +47,7 @@ def test_groups_grow_with_the_prompt_between_one_and_the_layers(prompt, layers, 
 
 
 def test_the_paper_as_printed_would_have_more_groups_than_gpt_oss_layers():
-    assert lp.layer_groups(13_000, architectures["gpt-oss-20b"].layers) == 24
+    assert lp.layer_groups(13_000, models["gpt-oss-20b"].num_hidden_layers) == 24
     assert np.ceil(13_000 / 512) == 26
 
 

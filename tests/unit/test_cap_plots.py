@@ -18,10 +18,10 @@ from workbench.cap_plots import (
     plot_cost,
     plot_coverage,
 )
-from workbench.perfmodels.architecture import architectures
-from workbench.perfmodels.processors import processors
+from workbench.models import models
+from workbench.processors import processors
 
-TWO = {name: architectures[name] for name in ("deepseek-v2-lite", "qwen1.5-moe-a2.7b")}
+TWO = {name: models[name] for name in ("deepseek-v2-lite", "qwen1.5-moe-a2.7b")}
 BOXES = {name: processors[name] for name in ("rtx-a6000", "a100-80gb-sxm")}
 
 
@@ -90,10 +90,10 @@ def test_a_processor_of_unknown_size_has_no_box():
 def test_the_whole_catalogue_is_drawn_in_a_second():
     plot_cap(diagram()).figure.canvas.draw()  # fonts are loaded once
     began = time.process_time()
-    ax = plot_cap(cap_diagram(architectures, processors, batch=2 ** np.arange(8), context=4000, tpot=0.25, smbu=0.5))
+    ax = plot_cap(cap_diagram(models, processors, batch=2 ** np.arange(8), context=4000, tpot=0.25, smbu=0.5))
     seconds = time.process_time() - began
     plt.close("all")
-    assert len(ax.lines) == 2 * len(architectures)
+    assert len(ax.lines) == 2 * len(models)
     assert seconds < 1
 
 

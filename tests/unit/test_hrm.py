@@ -58,9 +58,9 @@ def test_roofline_takes_arrays_and_refuses_what_is_outside():
     assert both.tolist() == [
         [performance(intensity, 50.0, **(near | {"link": link})) for link in (1e10, 2e10)] for intensity in (1.0, 1e3)
     ]
-    with pytest.raises(ValueError, match="flops=0"):
+    with pytest.raises(ValueError, match="flops must be above 0 and finite, not 0; give FLOP/s"):
         local_performance(1.0, flops=0, bandwidth=1e9)
-    with pytest.raises(ValueError, match="intensity=-1"):
+    with pytest.raises(ValueError, match="intensity must be at least 0 and finite, not -1"):
         balance_point(-1.0, bandwidth=1e9, link=1e9)
 
 

@@ -78,7 +78,7 @@ def test_it_stands_beside_the_bound_of_the_same_question():
 
 
 def test_what_the_model_has_no_word_for_is_refused():
-    with pytest.raises(ScenarioError, match="hrm has one precision, not bf16 and fp32"):
+    with pytest.raises(ScenarioError, match="hrm has one precision, not weights in bf16 and KV in fp32"):
         hrm(scenario().on(memory=Memory(kv_capacity="70GB", weights="bf16", kv="fp32")), VSLPipe())
     with pytest.raises(ScenarioError, match="outputs have one token"):
         hrm(scenario(output=1), VSLPipe())

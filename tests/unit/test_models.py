@@ -1,12 +1,16 @@
-"""Model configurations: the published sizes of Mixtral-8x7B, and what a config.json may ask for."""
+"""Model configurations: published totals, layers of other kinds than Mixtral's, and what a config.json may ask for."""
 
 import json
+import tomllib
+from dataclasses import replace
 
 import pytest
 
+from workbench.catalogue import Catalogue, data_path
 from workbench.errors import CatalogueError, CheckpointError
-from workbench.models import checkpoint, config_from_hf, models
+from workbench.models import checkpoint, model, models
 
+ENTRIES = tomllib.loads(data_path("catalogue/models.toml").read_text(encoding="utf-8"))
 MIXTRAL = {
     "architectures": ["MixtralForCausalLM"],
     "num_hidden_layers": 2,
@@ -24,25 +28,46 @@ MIXTRAL = {
 }
 
 
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(MIXTRAL), encoding="utf-8")
+    (tmp_path / "model.safetensors").touch()
+    return tmp_path
+
+
 def test_mixtral_8x7b_has_its_published_sizes():
-    model = models["mixtral-8x7b"]
-    assert model.params == 46_702_792_704  # Hugging Face's count of the checkpoint
-    assert model.flops_per_token() == pytest.approx(25.50e9, rel=1e-3)
-    assert model.kv_bytes_per_token("bf16") == 131_072
-    assert model.kv_bytes_per_token("fp32") == 262_144
+    mixtral = models["mixtral-8x7b"]
+    assert mixtral.params == 46_702_792_704  # Hugging Face's count of the checkpoint
+    assert mixtral.flops_per_token() == pytest.approx(25.50e9, rel=1e-3)
+    assert mixtral.kv_bytes_per_token("bf16") == 131_072
+    assert mixtral.kv_bytes_per_token("fp32") == 262_144
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_parameters_add_up_to_the_published_total(name):
+    assert models[name].params == pytest.approx(ENTRIES[name]["parameters"], rel=0.012)
+    assert ENTRIES[name]["source"]["all"]
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes"), [("gpt-oss-20b", 13.76), ("gpt-oss-120b", 65.25), ("deepseek-v3", 672.9)]
+)
+def test_quantised_checkpoints_have_their_size(name, gigabytes):
+    """GPT-OSS: the published files' sizes; DeepSeek-V3: 671 GB of fp8, embedding and head in bf16."""
+    assert models[name].weight_bytes / 1e9 == pytest.approx(gigabytes, rel=0.005)
 
 
 def test_parameters_add_up_from_their_parts():
-    model = config_from_hf(MIXTRAL, name="m")
+    config = model(MIXTRAL, name="m")
     attention = 64 * 64 * 2 + 2 * 64 * 32
     experts = 4 * 3 * 64 * 96
-    assert model.layer_params == attention + 4 * 64 + experts + 2 * 64
-    assert model.params == 2 * model.layer_params + 2 * 100 * 64 + 64
+    assert config.layer_params == attention + 4 * 64 + experts + 2 * 64
+    assert config.params == 2 * config.layer_params + 2 * 100 * 64 + 64
 
 
 def test_tied_embeddings_are_counted_once():
-    tied = config_from_hf(MIXTRAL | {"tie_word_embeddings": True}, name="m")
-    assert config_from_hf(MIXTRAL, name="m").params - tied.params == 100 * 64
+    tied = model(MIXTRAL | {"tie_word_embeddings": True}, name="m")
+    assert model(MIXTRAL, name="m").params - tied.params == 100 * 64
 
 
 def test_an_unknown_model_is_answered_with_the_known_ones():
@@ -52,26 +77,94 @@ def test_an_unknown_model_is_answered_with_the_known_ones():
     assert isinstance(error.value, KeyError)
 
 
+def test_a_catalogue_reads_its_file_once(monkeypatch):
+    read = []
+    monkeypatch.setattr("workbench.catalogue.tomllib.loads", lambda text: read.append(text) or {"a": {}, "b": {}})
+    catalogue = Catalogue("models.toml", lambda name, table: name.upper())
+    assert (dict(catalogue), len(catalogue), len(read)) == ({"a": "A", "b": "B"}, 2, 1)
+
+
 def test_a_config_is_translated_field_by_field():
-    model = config_from_hf(MIXTRAL | {"rope_theta": 5e4, "rms_norm_eps": 1e-6}, name="m")
-    assert (model.name, model.dtype, model.head_dim, model.rope_theta, model.rms_norm_eps) == (
-        "m",
-        "bf16",
-        16,
-        5e4,
-        1e-6,
-    )
-    assert (model.q_size, model.kv_size) == (64, 32)
-    assert model.path is None
+    config = model(MIXTRAL | {"rope_theta": 5e4, "rms_norm_eps": 1e-6}, name="m")
+    assert (config.name, config.dtype, config.head_dim) == ("m", "bf16", 16)
+    assert (config.rope_theta, config.rms_norm_eps) == (5e4, 1e-6)
+    assert (config.q_size, config.kv_size) == (64, 32)
+    assert config.path is None
+
+
+def test_a_config_is_read_from_a_dict_a_file_or_its_folder(tmp_path):
+    raw = {key: value for key, value in ENTRIES["deepseek-v3"].items() if key not in ("source", "parameters")}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    for given in (raw, tmp_path, str(tmp_path / "config.json")):
+        assert model(given, name="deepseek-v3") == models["deepseek-v3"]
+    assert model(tmp_path).name == tmp_path.name
+    assert model(raw | {"model_type": "deepseek_v3"}).name == "deepseek_v3"
+
+
+def test_names_of_other_families_are_translated():
+    renamed = {key: value for key, value in MIXTRAL.items() if "experts" not in key}
+    renamed |= {"n_routed_experts": 4, "moe_topk": 2, "n_shared_experts": 3, "moe_intermediate_size": 20}
+    config = model(renamed | {"first_k_dense_replace": 1}, name="m")
+    assert (config.num_local_experts, config.num_experts_per_tok) == (4, 2)
+    assert (config.expert_params, config.shared_params, config.dense_params) == tuple(3 * 64 * w for w in (20, 60, 96))
+    assert model({"model_type": "whole", "text_config": renamed}) == replace(model(renamed), name="whole")
+
+
+def test_latent_attention_keeps_576_elements_and_computes_with_the_latent_twice():
+    v3 = models["deepseek-v3"]
+    assert (v3.head_dim, v3.kv_elements, v3.query_group) == (192, 576, 128 * (2 * 512 + 64) / 576)
+    assert (v3.pair_macs, v3.entry_macs) == (128 * (192 + 128), 128 * (2 * 512 + 64))
+    assert v3.attention_params == v3.attention_in_params + v3.attention_out_params == 187_105_280
+    assert v3.kv_bytes_per_token("bf16") == 61 * 576 * 2
+    assert (v3.moe_layers, v3.expert_bytes, v3.other_bytes) == (58, 1.0, 1.0)
+
+
+def test_a_sliding_window_caps_what_is_attended_to():
+    gpt = models["gpt-oss-20b"]
+    assert (gpt.sliding_window, gpt.windowed_layers) == (128, 12)
+    assert gpt.attended(100) == 100
+    assert 24 * gpt.attended(1000) == 12 * 1000 + 12 * 128
+    assert gpt.attended_below(1000) == pytest.approx(sum(gpt.attended(n) for n in range(1, 1001)))
+    assert gpt.attended_below(100) == 5050
+
+
+def test_a_window_that_is_switched_off_does_not_count():
+    assert model(MIXTRAL | {"sliding_window": 8, "use_sliding_window": False}).windowed_layers == 0
+    assert model(MIXTRAL | {"sliding_window": 8}).windowed_layers == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"quantization_config": {"quant_method": "awq"}}, "quantised by 'awq'; known are"),
+        ({"torch_dtype": "float8"}, "weights of 'float8'"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
+        ({"layer_types": ["full_attention"]}, "1 layer_types"),
+        ({"sliding_window": 8, "use_sliding_window": True}, "add layer_types"),
+        ({"sliding_window": -8}, "positive integers for sliding_window"),
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step=2"),
+        ({"first_k_dense_replace": 2}, "no layer with experts"),
+        ({"n_shared_experts": "1"}, "whole numbers for n_shared_experts"),
+        ({"kv_lora_rank": 16}, "positive integers for qk_nope_head_dim, qk_rope_head_dim, v_head_dim"),
+    ],
+)
+def test_layers_that_are_not_understood_are_refused(change, words):
+    with pytest.raises(CheckpointError, match=words):
+        model(MIXTRAL | change, name="mine")
+
+
+def test_a_config_that_is_not_there_is_named():
+    with pytest.raises(CheckpointError, match=r"does not exist; give a Hugging Face"):
+        model("/nowhere/config.json")
 
 
 def test_head_dim_of_the_config_goes_before_the_quotient():
-    assert config_from_hf(MIXTRAL | {"head_dim": 24}, name="m").head_dim == 24
+    assert model(MIXTRAL | {"head_dim": 24}, name="m").head_dim == 24
 
 
 def test_rope_theta_is_found_where_newer_files_keep_it():
     newer = MIXTRAL | {"rope_parameters": {"rope_theta": 1234.0, "rope_type": "default"}}
-    assert config_from_hf(newer, name="m").rope_theta == 1234.0
+    assert model(newer, name="m").rope_theta == 1234.0
 
 
 @pytest.mark.parametrize(
@@ -80,7 +173,7 @@ def test_rope_theta_is_found_where_newer_files_keep_it():
 )
 def test_the_precision_is_read_under_both_names(spelled, dtype):
     raw = {key: value for key, value in MIXTRAL.items() if key != "torch_dtype"}
-    assert config_from_hf(raw | spelled, name="m").dtype == dtype
+    assert model(raw | spelled, name="m").dtype == dtype
 
 
 @pytest.mark.parametrize(
@@ -100,20 +193,25 @@ def test_the_precision_is_read_under_both_names(spelled, dtype):
         pytest.param({"rope_scaling": {"rope_type": "yarn"}}, ["rope_type='yarn'"], id="rope"),
         pytest.param({"quantization_config": {"bits": 4}}, ["quantization_config"], id="quantised"),
         pytest.param({"torch_dtype": "float16"}, ["float16", "unsupported"], id="precision"),
+        pytest.param({"kv_lora_rank": 16}, ["kv_lora_rank=16"], id="latent attention"),
+        pytest.param({"n_shared_experts": 1}, ["n_shared_experts=1"], id="shared experts"),
+        pytest.param({"first_k_dense_replace": 1}, ["first_k_dense_replace=1"], id="dense layers"),
     ],
 )
-def test_what_the_engine_would_not_do_is_an_error(change, words):
+def test_what_the_engine_would_not_do_is_an_error(change, words, folder):
+    (folder / "config.json").write_text(json.dumps(MIXTRAL | change), encoding="utf-8")
     with pytest.raises(CheckpointError) as error:
-        config_from_hf(MIXTRAL | change, name="mine")
-    for word in ["'mine'", *words]:
+        checkpoint(folder)
+    for word in [repr(folder.name), *words]:
         assert word in str(error.value)
 
 
-@pytest.fixture
-def folder(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(MIXTRAL), encoding="utf-8")
-    (tmp_path / "model.safetensors").touch()
-    return tmp_path
+def test_a_checkpoint_that_the_engine_cannot_run_can_still_be_predicted(folder):
+    raw = {key: value for key, value in ENTRIES["qwen3-30b-a3b"].items() if key not in ("source", "parameters")}
+    (folder / "config.json").write_text(json.dumps(raw | {"architectures": ["Qwen3MoeForCausalLM"]}), encoding="utf-8")
+    assert replace(model(folder), name="qwen3-30b-a3b") == models["qwen3-30b-a3b"]
+    with pytest.raises(CheckpointError, match=r"Qwen3MoeForCausalLM.*To predict only, give wb\.model\(folder\)"):
+        checkpoint(folder)
 
 
 def test_a_checkpoint_knows_where_its_weights_are(folder):

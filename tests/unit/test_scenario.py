@@ -4,14 +4,29 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from tests.builders import small_machine, tiny_model, tiny_scenario
+from tests.builders import small_machine, tiny_model, tiny_model_of, tiny_scenario
 from tests.systems import PIPELINES, VSL
+from workbench.cost import Precision
 from workbench.errors import CapacityError, PipelineError, ScenarioError, ScheduleError, WorkbenchError, WorkloadError
+from workbench.hardware import machines
 from workbench.memory import Memory
+from workbench.perfmodels import bound
 from workbench.pipeline import cpu, fetch, gpu, load, offload
 from workbench.schedules import Sequential, VSLPipe
 from workbench.serving import embedding_bytes, prepare, slot_bytes
-from workbench.stages import attention, decode_attention, moe, out_proj, prefill_attention, qkv, weights
+from workbench.stages import (
+    attention,
+    combine,
+    decode_attention,
+    experts,
+    moe,
+    out_proj,
+    prefill_attention,
+    qkv,
+    route,
+    shared_experts,
+    weights,
+)
 from workbench.workload import Workload
 
 MODEL = tiny_model()
@@ -146,11 +161,53 @@ def test_streamed_weights_count_on_the_host():
 
 
 def test_precision_is_the_memorys_or_else_the_models_own():
-    assert tiny_scenario().precision == ("bf16", "bf16")
+    assert tiny_scenario().precision == Precision("bf16", "bf16")
     mixed = tiny_scenario().on(memory=Memory("1GB", weights="fp32"))
-    assert mixed.precision == ("fp32", "bf16")
+    assert mixed.precision == Precision("fp32", "bf16")
     halved = tiny_scenario().on(memory=Memory("1GB", kv_block=4, kv="fp32"))
     assert halved.kv_blocks == tiny_scenario().on(memory=Memory("1GB", kv_block=4)).kv_blocks // 2
+
+
+def test_a_quantised_model_keeps_its_formats_unless_the_memory_asks_for_one():
+    scenario = tiny_scenario(model=tiny_model_of("quantised"))
+    assert scenario.precision == Precision("bf16", "bf16", "mxfp4", "fp8")
+    assert scenario.weight_formats == "mxfp4 (experts) and fp8"
+    assert scenario.on(memory=Memory("1GB", weights="bf16")).precision == Precision("bf16", "bf16")
+
+
+def test_shared_experts_follow_the_routed_ones_unless_placed():
+    plain, shared = tiny_scenario(), tiny_scenario(model=tiny_model_of("shared"))
+    assert plain.layer is plain.pipeline
+    assert str(shared.layer).endswith("gpu(out_proj, route, experts, shared_experts, combine)")
+    assert shared.on(model=plain.model).layer == plain.pipeline
+    forked = gpu(qkv, attention, out_proj, route) >> (offload >> cpu(experts) >> load) >> gpu(combine)
+    assert "cpu(experts, shared_experts)" in str(shared.on(pipeline=forked).layer)
+    placed = PIPELINES["ktransformers"]
+    assert shared.on(pipeline=placed).layer is placed
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        gpu(route) >> offload >> cpu(shared_experts) >> gpu(experts, combine),
+        gpu(route, experts, shared_experts, shared_experts, combine),
+    ],
+    ids=str,
+)
+def test_shared_experts_that_nobody_adds_or_twice_are_refused(rest):
+    layer = gpu(qkv, attention, out_proj) >> rest
+    assert tiny_scenario(pipeline=layer).layer == layer
+    with pytest.raises(PipelineError, match=r"shared_experts must stand once, .*; leave them out"):
+        tiny_scenario(pipeline=layer, model=tiny_model_of("shared"))
+
+
+def test_a_t4_which_has_no_bf16_is_read_in_fp16():
+    half = Memory("4GB", weights="fp16", kv="fp16")
+    on_t4 = tiny_scenario().on(machine=machines["moe-lightning-s1"], memory=half)
+    assert on_t4.precision == Precision("fp16", "fp16")
+    assert bound(on_t4, VSLPipe()).gen_tok_s > 0
+    with pytest.raises(ScenarioError, match="NVIDIA T4 has no known FLOP rate for bf16, only for fp16"):
+        bound(on_t4.on(memory=Memory("4GB")), VSLPipe())
 
 
 def test_a_scenario_on_another_machine_is_another_scenario():

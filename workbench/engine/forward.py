@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from workbench.cost import Precision
 from workbench.engine.checkpoint import TORCH_DTYPES
 from workbench.engine.kv_cache import FetchedKV, KVCache
 from workbench.engine.lanes import Copy, Transfer
@@ -206,12 +207,12 @@ class Forward:
         asked = {
             "placement": {(stage.op.name, stage.device) for stage in scenario.pipeline.stages},
             "KV blocks and tokens per block": (scenario.kv_blocks, scenario.memory.kv_block),
-            "precision of weights and KV": tuple(scenario.precision),
+            "precision of weights and KV": scenario.precision,
         }
         ran = {
             "placement": self._ran,
             "KV blocks and tokens per block": (self._cache.pool.shape[1], self._cache.block_size),
-            "precision of weights and KV": (precision[self._weights.dtype], precision[self._cache.pool.dtype]),
+            "precision of weights and KV": Precision(precision[self._weights.dtype], precision[self._cache.pool.dtype]),
         }
         for what, wanted in asked.items():
             if ran[what] != wanted:

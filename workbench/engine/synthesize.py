@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -17,7 +16,21 @@ from workbench.models import ModelConfig
 
 _HF_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
-_CONFIG_KEYS = tuple(field.name for field in fields(ModelConfig) if field.name not in ("name", "dtype", "path"))
+_CONFIG_KEYS = (
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "num_local_experts",
+    "num_experts_per_tok",
+    "vocab_size",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "rope_theta",
+    "tie_word_embeddings",
+)
 
 RECIPES = {
     "mix-s": ModelConfig("mix-s", 8, 512, 1024, 8, 2, 64, 8, 2, 8000, 4096),

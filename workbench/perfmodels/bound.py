@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from workbench.cost import Rows
+from workbench.models import ModelConfig
 from workbench.profile import Cores
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
@@ -38,8 +39,9 @@ def bound(scenario: Scenario, schedule: Schedule) -> Result:
     -----
     For MoE-Lens' pipeline and equal lengths this is T <= min(N g / S, n_it g / (p + g - 1)) / delta in output tokens
     per second, S the exact block-iterations of one request (SPEC 1.5) and n_it the tokens that the GPU computes
-    while one pass of weights streams. CPU attention and weight streaming are charged to their lanes alone, not to
-    the DRAM they share, so the bound is loose where both are heavy.
+    while one pass of weights streams. The host's memory is a limit of its own: what the cpu lane and both directions
+    of the link read and write there passes one bandwidth. Where lanes share a computer's cores instead, those cores
+    are the limit.
     """
     prepared = prepare(scenario, schedule)
     iterations = least_iterations(scenario.workload, scenario.kv_blocks, scenario.memory.kv_block)
@@ -59,11 +61,12 @@ def bound(scenario: Scenario, schedule: Schedule) -> Result:
     )
 
 
-def total_rows(workload: Workload) -> Rows:
-    """What all requests put on the stages when nothing is computed twice."""
+def total_rows(workload: Workload, model: ModelConfig) -> Rows:
+    """What all requests put on the stages of a mean layer when nothing is computed twice."""
     p, g = workload.prompt_len, workload.output_len
-    context = (g - 1) * p + g * (g - 1) // 2
-    return Rows(int(p.sum()), int((g - 1).sum()), int((p * (p + 1) // 2).sum()), int(context.sum()), int(g.sum()))
+    pairs = model.attended_below(p)
+    context = model.attended_below(p + g - 1) - pairs
+    return Rows(int(p.sum()), int((g - 1).sum()), float(pairs.sum()), float(context.sum()), int(g.sum()))
 
 
 def recomputed(rows: Rows, context: float, shortest: float) -> Rows:
@@ -87,10 +90,11 @@ def _least_limits(prepared: Prepared, workload: Workload, iterations: int) -> di
 
     The largest limit is unimodal in how much is recomputed: lanes of attention and its transfers gain, the others lose.
     """
-    total, several = total_rows(workload), workload.output_len > 1
+    model = prepared.scenario.model
+    total, several = total_rows(workload, model), workload.output_len > 1
     if not several.any():
         return _lane_limits(prepared, total, iterations)
-    shortest = float(workload.prompt_len[several].min() + 1)
+    shortest = float(model.attended(workload.prompt_len[several].min() + 1))
 
     def limits(context: float) -> dict[str, float]:
         return _lane_limits(prepared, recomputed(total, context, shortest), iterations)
@@ -127,9 +131,21 @@ def _lane_limits(prepared: Prepared, total: Rows, iterations: int) -> dict[str, 
     for kind in (Kind.EMBED, Kind.HEAD):
         compute("gpu", partial(cost.least_ends, kind), 1)
     limits["h2d link"] += cost.fetch(cost.weights_per_layer) * layers * iterations
-    if cores is not None:
+    if cores is None:
+        limits["DRAM bandwidth"] = _host_bytes(prepared, total, iterations) / prepared.scenario.machine.cpu.bandwidth
+    else:
         limits["cores that both lanes share"] = shared / max(cores.alone, cores.gpu + cores.cpu)
     return limits
+
+
+def _host_bytes(prepared: Prepared, total: Rows, iterations: int) -> float:
+    """What the cpu lane and the link cannot but read from and write to the host's memory [B]."""
+    cost = prepared.cost
+    of_layer = cost.weights_per_layer * iterations
+    for node in prepared.lowering.graph.nodes:
+        least = min(cost.host_bytes(node, rows) for rows in _ONE_TOKEN)
+        of_layer += max(cost.host_bytes(node, total), iterations * least)
+    return of_layer * prepared.layers
 
 
 def _threads(cores: Cores | None, lane: str) -> tuple[int, ...]:

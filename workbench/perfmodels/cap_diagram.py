@@ -8,10 +8,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from workbench.perfmodels.architecture import Architecture
-from workbench.perfmodels.moe_cap import activated_bytes, kv_read_bytes, practical, required_bandwidth, required_ops
-from workbench.perfmodels.processors import Processor
-from workbench.perfmodels.spans import Number, within
+from workbench.models import ModelConfig
+from workbench.perfmodels.domain import Number, within
+from workbench.perfmodels.moe_cap import (
+    activated_bytes,
+    kv_read_bytes,
+    kv_tokens,
+    practical,
+    required_bandwidth,
+    required_ops,
+)
+from workbench.processors import Processor
+from workbench.units import DTYPE_BYTES
 
 Verdict = np.bool_ | NDArray[np.bool_]
 
@@ -38,7 +46,7 @@ class Fit(NamedTuple):
 
 
 def requirement(
-    model: Architecture,
+    model: ModelConfig,
     *,
     batch: ArrayLike,
     context: ArrayLike,
@@ -50,7 +58,7 @@ def requirement(
 
     Parameters
     ----------
-    model : Architecture
+    model : ModelConfig
     batch, context : array_like
         Sequences, and cached tokens of each.
     tpot : array_like
@@ -76,18 +84,18 @@ def requirement(
     """
     scale: Number = np.float64(1.0)
     if layers is not None:
-        scale = within("layers", layers, 1, mend="give decoder layers") / model.layers
+        scale = within("layers", layers, 1, mend="give decoder layers") / model.num_hidden_layers
     kv = scale * kv_read_bytes(model, batch, context)
     head = model.head_params
-    fixed = head * model.other_bytes
+    fixed = model.head_bytes
     activated = fixed + scale * (activated_bytes(model, coverage) - fixed)
-    ends = (head + model.embedding_params) * model.other_bytes
+    ends = fixed + model.embedding_params * DTYPE_BYTES[model.dtype]
     tokens = within("context", context, 0, mend="give the cached tokens of one sequence")
-    stored = np.asarray(batch, dtype=np.float64) * tokens * scale * model.layers * model.kv_elements * model.kv_bytes
+    stored = np.asarray(batch, dtype=np.float64) * tokens * scale * model.kv_bytes_per_token(model.dtype)
     ops = required_ops(
         batch,
         head + scale * (model.active_params - head),
-        scale * model.kv_tokens(context),
+        scale * kv_tokens(model, context),
         model.kv_elements,
         tpot,
         query_group=model.query_group,

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from workbench.catalogue import data_path
-from workbench.perfmodels.spans import Array, Number, within
+from workbench.cost import touched_share
+from workbench.perfmodels.domain import Array, Number, within
 
 Coverage = Callable[[ArrayLike], Number]
 """Expected share of a layer's experts, 0 to 1, as a function of the tokens in the batch."""
@@ -39,7 +40,7 @@ def uniform_coverage(tokens: ArrayLike, *, experts: ArrayLike, top_k: ArrayLike)
     Exact for independent tokens; the upper bound for any skewed routing. Shape: that of the arguments, broadcast.
     """
     tokens, experts, top_k = _routing(tokens, experts, top_k)
-    return 1.0 - (1.0 - top_k / experts) ** tokens
+    return touched_share(experts, top_k, tokens)
 
 
 def skewed_coverage(tokens: ArrayLike, *, experts: int, top_k: int, sigma: float = 1.42) -> Number:

@@ -1,55 +1,59 @@
-"""Arguments of formulas: numbers or arrays of them, and an error that names the one outside the formula's domain."""
+"""Arguments of formulas: numbers or arrays of them, and an error that names the one outside the formula's domain.
+
+Every check gives its argument back as an array of floats; `mend` says what to give instead, as in "give s".
+"""
 
 from __future__ import annotations
 
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike, NDArray
 
-Array: TypeAlias = npt.NDArray[np.float64]
-Numbers: TypeAlias = float | Array
-"""A number or an array of them; arguments of one formula are broadcast against each other."""
-
-
-def at_least(least: float, name: str, value: Numbers, unit: str) -> Array:
-    """The argument as an array, each of its numbers finite and not below `least`.
-
-    Raises
-    ------
-    ValueError
-        If one is, or is no number.
-    """
-    array = np.asarray(value, dtype=np.float64)
-    return _require((array >= least) & np.isfinite(array), array, name, f"at least {least:g}", unit)
+Array: TypeAlias = NDArray[np.float64]
+Number: TypeAlias = float | Array
+"""What formulas take and give: a number, or an array of any shape that broadcasts with the others."""
 
 
-def positive(name: str, value: Numbers, unit: str) -> Array:
-    """The argument as an array, each of its numbers finite and above zero.
+def within(what: str, value: ArrayLike, low: float, high: float = np.inf, *, mend: str) -> Array:
+    """`value`, each from `low` to `high`, both included; without an upper end infinity is, too.
 
     Raises
     ------
     ValueError
-        If one is not.
+        If one lies outside or is no number.
     """
     array = np.asarray(value, dtype=np.float64)
-    return _require((array > 0) & np.isfinite(array), array, name, "positive and finite", unit)
+    span = f"at least {low:g}" if np.isinf(high) else f"between {low:g} and {high:g}"
+    return _require((array >= low) & (array <= high), array, what, span, mend)
 
 
-def at_least_or_unlimited(least: float, name: str, value: Numbers, unit: str) -> Array:
-    """As `at_least`, but infinity is allowed: the formula has a limit there.
+def at_least(what: str, value: ArrayLike, low: float, mend: str) -> Array:
+    """`value`, each finite and not below `low`.
 
     Raises
     ------
     ValueError
-        If a number is below `least`, or is none.
+        If one is below, infinite or no number.
     """
     array = np.asarray(value, dtype=np.float64)
-    return _require(array >= least, array, name, f"at least {least:g}", unit)
+    return _require((array >= low) & np.isfinite(array), array, what, f"at least {low:g} and finite", mend)
 
 
-def whole(name: str, value: Numbers, unit: str) -> Array:
-    """The argument as an array of whole numbers from 1.
+def positive(what: str, value: ArrayLike, mend: str) -> Array:
+    """`value`, each above zero and finite.
+
+    Raises
+    ------
+    ValueError
+        If one is zero, negative, infinite or no number.
+    """
+    array = np.asarray(value, dtype=np.float64)
+    return _require((array > 0) & np.isfinite(array), array, what, "above 0 and finite", mend)
+
+
+def whole(what: str, value: ArrayLike, mend: str) -> Array:
+    """`value`, each a whole number from 1.
 
     Raises
     ------
@@ -58,17 +62,16 @@ def whole(name: str, value: Numbers, unit: str) -> Array:
     """
     array = np.asarray(value, dtype=np.float64)
     fine = np.isfinite(array) & (array >= 1) & (array == np.floor(array))
-    return _require(fine, array, name, "a whole number from 1", unit)
+    return _require(fine, array, what, "a whole number from 1", mend)
 
 
-def plain(array: Array) -> Numbers:
+def plain(array: Array) -> Number:
     """A result as the caller gave the arguments: a number where all of them were numbers."""
-    result: Numbers = array[()]
+    result: Number = array[()]
     return result
 
 
-def _require(fine: npt.NDArray[np.bool_], array: Array, name: str, expected: str, unit: str) -> Array:
+def _require(fine: NDArray[np.bool_], array: Array, what: str, expected: str, mend: str) -> Array:
     if not fine.all():
-        worst = float(array[~fine].flat[0])
-        raise ValueError(f"{name}={worst:g} is outside the formula's domain; give {name} {expected} [{unit}].")
+        raise ValueError(f"{what} must be {expected}, not {array[~fine].flat[0]:g}; {mend}.")
     return array

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from workbench.perfmodels.domain import Array, Numbers, at_least, plain, positive
+from workbench.perfmodels.domain import Array, Number, at_least, plain, positive
 
 
-def local_performance(intensity: Numbers, *, flops: Numbers, bandwidth: Numbers) -> Numbers:
+def local_performance(intensity: Number, *, flops: Number, bandwidth: Number) -> Number:
     """Rate of an operation whose data lie at its own level [FLOP/s].
 
         P = min(P_i, B_i I_i)
@@ -32,13 +32,11 @@ def local_performance(intensity: Numbers, *, flops: Numbers, bandwidth: Numbers)
     -----
     MoE-Lightning, Eq. 8. Assumes that computing and reading overlap completely.
     """
-    read = positive("bandwidth", bandwidth, "B/s") * at_least(0, "intensity", intensity, "FLOP/B")
-    return plain(np.minimum(positive("flops", flops, "FLOP/s"), read))
+    read = positive("bandwidth", bandwidth, "give B/s") * at_least("intensity", intensity, 0, "give FLOP/B")
+    return plain(np.minimum(positive("flops", flops, "give FLOP/s"), read))
 
 
-def performance(
-    intensity: Numbers, far_intensity: Numbers, *, flops: Numbers, bandwidth: Numbers, link: Numbers
-) -> Numbers:
+def performance(intensity: Number, far_intensity: Number, *, flops: Number, bandwidth: Number, link: Number) -> Number:
     """Rate of an operation at level i with data fetched from level j [FLOP/s].
 
         P = min(P_i, B_i I_i, B_ji I_j)
@@ -60,11 +58,11 @@ def performance(
     MoE-Lightning, Eq. 7. Assumes that the fetch overlaps with computing and with reading at level i.
     """
     near = local_performance(intensity, flops=flops, bandwidth=bandwidth)
-    fetched = positive("link", link, "B/s") * at_least(0, "far_intensity", far_intensity, "FLOP/B")
+    fetched = positive("link", link, "give B/s") * at_least("far_intensity", far_intensity, 0, "give FLOP/B")
     return plain(np.minimum(near, fetched))
 
 
-def first_turning_point(*, far_flops: Numbers, far_bandwidth: Numbers, link: Numbers) -> Numbers:
+def first_turning_point(*, far_flops: Number, far_bandwidth: Number, link: Number) -> Number:
     """P1: below this intensity the operation belongs where its data are [FLOP/B].
 
         I_j(P1) = P_j / B_ji,  the solution of B_ji I = min(P_j, B_j I)
@@ -86,8 +84,9 @@ def first_turning_point(*, far_flops: Numbers, far_bandwidth: Numbers, link: Num
     -----
     MoE-Lightning, Eq. 9. The print leaves I on both sides; as B_j > B_ji, the two roofs meet on the compute roof only.
     """
-    compute, read = positive("far_flops", far_flops, "FLOP/s"), positive("far_bandwidth", far_bandwidth, "B/s")
-    carried = positive("link", link, "B/s")
+    compute = positive("far_flops", far_flops, "give FLOP/s")
+    read = positive("far_bandwidth", far_bandwidth, "give B/s")
+    carried = positive("link", link, "give B/s")
     if np.any(carried >= read):
         raise ValueError(
             f"link={np.max(carried):g} B/s is not below far_bandwidth={np.min(read):g} B/s, so fetching is never the "
@@ -96,7 +95,7 @@ def first_turning_point(*, far_flops: Numbers, far_bandwidth: Numbers, link: Num
     return plain(compute / carried)
 
 
-def second_turning_point(intensity: Numbers, *, flops: Numbers, bandwidth: Numbers, link: Numbers) -> Numbers:
+def second_turning_point(intensity: Number, *, flops: Number, bandwidth: Number, link: Number) -> Number:
     """P2: below this intensity the link is what bounds the operation at level i [FLOP/B].
 
         I_j(P2) = min(P_i, B_i I_i) / B_ji
@@ -118,10 +117,10 @@ def second_turning_point(intensity: Numbers, *, flops: Numbers, bandwidth: Numbe
     MoE-Lightning, Eq. 10.
     """
     near: Array = np.asarray(local_performance(intensity, flops=flops, bandwidth=bandwidth))
-    return plain(near / positive("link", link, "B/s"))
+    return plain(near / positive("link", link, "give B/s"))
 
 
-def balance_point(intensity: Numbers, *, bandwidth: Numbers, link: Numbers) -> Numbers:
+def balance_point(intensity: Number, *, bandwidth: Number, link: Number) -> Number:
     """Intensity towards level j at which the link and level i's memory are equally long at work [FLOP/B].
 
         I_j = B_i I_i / B_ji
@@ -142,11 +141,11 @@ def balance_point(intensity: Numbers, *, bandwidth: Numbers, link: Numbers) -> N
     -----
     MoE-Lightning, Eq. 11. Meaningful while level i is bound by its memory, B_i I_i < P_i; beyond, P2 applies.
     """
-    read = positive("bandwidth", bandwidth, "B/s") * at_least(0, "intensity", intensity, "FLOP/B")
-    return plain(read / positive("link", link, "B/s"))
+    read = positive("bandwidth", bandwidth, "give B/s") * at_least("intensity", intensity, 0, "give FLOP/B")
+    return plain(read / positive("link", link, "give B/s"))
 
 
-def attention_intensity(query_heads: Numbers, kv_heads: Numbers, kv_bytes: Numbers) -> Numbers:
+def attention_intensity(query_heads: Number, kv_heads: Number, kv_bytes: Number) -> Number:
     """FLOP per byte of KV cache that decode attention reads [FLOP/B].
 
         I = 4 n_q / (2 n_kv b)
@@ -168,11 +167,11 @@ def attention_intensity(query_heads: Numbers, kv_heads: Numbers, kv_bytes: Numbe
     MoE-Lightning, section 3.3. Scores and weighted sum, 2 FLOP per multiply-add each; softmax and the query's own
     bytes are left out. Independent of batch and context.
     """
-    heads = positive("query_heads", query_heads, "heads") / positive("kv_heads", kv_heads, "heads")
-    return plain(2.0 * heads / positive("kv_bytes", kv_bytes, "B"))
+    heads = positive("query_heads", query_heads, "give heads") / positive("kv_heads", kv_heads, "give heads")
+    return plain(2.0 * heads / positive("kv_bytes", kv_bytes, "give B"))
 
 
-def experts_intensity(tokens: Numbers, experts: Numbers, chosen: Numbers, weight_bytes: Numbers) -> Numbers:
+def experts_intensity(tokens: Number, experts: Number, chosen: Number, weight_bytes: Number) -> Number:
     """FLOP per byte of expert weights when all experts of a layer are read once for `tokens` tokens [FLOP/B].
 
         I = 2 T k / (E b)
@@ -195,9 +194,8 @@ def experts_intensity(tokens: Numbers, experts: Numbers, chosen: Numbers, weight
     -----
     MoE-Lightning, section 3.3 (Fig. 5). Activations are left out.
     """
-    total, active = positive("experts", experts, "experts"), positive("chosen", chosen, "experts")
+    total, active = positive("experts", experts, "give experts"), positive("chosen", chosen, "give experts")
     if np.any(active > total):
         raise ValueError(f"chosen={np.max(active):g} is more than experts={np.min(total):g}; choose at most all.")
-    return plain(
-        2.0 * positive("tokens", tokens, "tok") * active / (total * positive("weight_bytes", weight_bytes, "B"))
-    )
+    n, size = positive("tokens", tokens, "give tokens"), positive("weight_bytes", weight_bytes, "give B")
+    return plain(2.0 * n * active / (total * size))

@@ -38,8 +38,11 @@ def hrm(scenario: Scenario, schedule: Schedule) -> Result:
     prepared = prepare(scenario, schedule)
     workload, precision = scenario.workload, scenario.precision
     prompt, output = float(workload.prompt_len.mean()), float(workload.output_len.mean())
-    if precision.weights != precision.kv:
-        raise ScenarioError(f"hrm has one precision, not {precision.weights} and {precision.kv}; give Memory the same.")
+    if len({precision.weights, precision.kv, precision.experts, precision.others} - {None}) > 1:
+        raise ScenarioError(
+            f"hrm has one precision, not weights in {scenario.weight_formats} and KV in {precision.kv}; give "
+            "Memory(weights=..., kv=...) the same."
+        )
     if output < 2:
         raise ScenarioError("hrm predicts decode, but outputs have one token; give longer outputs.")
     held = scenario.kv_blocks * scenario.memory.kv_block
@@ -64,7 +67,7 @@ def hrm(scenario: Scenario, schedule: Schedule) -> Result:
 
 
 def _policy(scenario: Scenario, batch: int, parts: int) -> Policy:
-    pipeline = scenario.pipeline
+    pipeline = scenario.layer
     attention = next(stage for stage in pipeline.stages if stage.op.keeps_kv)
     experts = next((stage for stage in pipeline.stages if stage.op.name == "experts"), None)
     if experts is None:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from workbench.perfmodels.architecture import Architecture
+from workbench.models import ModelConfig
 from workbench.perfmodels.coverage import uniform_coverage
+from workbench.perfmodels.domain import Number, positive, within
 from workbench.perfmodels.ktransformers import LayerTimes, choose_kernel, experts_to_defer, layer_time
 from workbench.perfmodels.moe_cap import kv_read_bytes
-from workbench.perfmodels.processors import Processor
-from workbench.perfmodels.spans import Number, positive, within
+from workbench.processors import Processor
 
 
 class Numa(enum.Enum):
@@ -55,8 +55,8 @@ def numa_bandwidth(numa: Numa, *, sockets: int, local: ArrayLike, remote: ArrayL
     """
     n = int(within("sockets", sockets, 1, mend="give the sockets of the host"))
     k = int(within("top_k", top_k, 1, mend="give the experts per token"))
-    own = positive("local", local, mend="give bytes per second")
-    other = positive("remote", remote, mend="give bytes per second")
+    own = positive("local", local, "give bytes per second")
+    other = positive("remote", remote, "give bytes per second")
     if numa is Numa.SINGLE:
         return own
     if numa is Numa.OBLIVIOUS:
@@ -112,7 +112,7 @@ class HybridMachine:
     sync: float = 0.0
     numa: Numa = Numa.TENSORS
 
-    def calibrated(self, model: Architecture, profile: LayerTimes) -> HybridMachine:
+    def calibrated(self, model: ModelConfig, profile: LayerTimes) -> HybridMachine:
         """The same machine with the efficiencies and synchronisation that a profiled layer [s] of one model implies."""
         ideal = replace(self, gpu_efficiency=1.0, cpu_efficiency=1.0, sync=0.0)
         perfect = decode_layer(model, ideal)
@@ -124,33 +124,33 @@ class HybridMachine:
         )
 
 
-def decode_layer(model: Architecture, machine: HybridMachine) -> LayerTimes:
+def decode_layer(model: ModelConfig, machine: HybridMachine) -> LayerTimes:
     """Times of one MoE layer for one token [s]: bytes of each part over the bandwidth that is reached.
 
     Notes
     -----
     KTransformers section 4.2. Batch 1: every part is bound by reading its weights once.
     """
-    rate = machine.gpu.bandwidth * machine.gpu_efficiency
+    rate, chosen = machine.gpu.bandwidth * machine.gpu_efficiency, model.num_experts_per_tok
     host = numa_bandwidth(
-        machine.numa, sockets=machine.sockets, local=machine.local, remote=machine.remote, top_k=model.top_k
+        machine.numa, sockets=machine.sockets, local=machine.local, remote=machine.remote, top_k=chosen
     )
     return LayerTimes(
         attention=(model.attention_params + model.router_params) * model.other_bytes / rate,
         shared=model.shared_params * model.other_bytes / rate,
-        routed=model.top_k * model.expert_params * model.expert_bytes / float(host * machine.cpu_efficiency),
+        routed=chosen * model.expert_params * model.expert_bytes / float(host * machine.cpu_efficiency),
         sync=machine.sync,
     )
 
 
-def deferred_experts(model: Architecture, machine: HybridMachine) -> int:
+def deferred_experts(model: ModelConfig, machine: HybridMachine) -> int:
     """Experts to defer on this machine: the fewest that keep the CPU busy, two staying immediate."""
-    times = decode_layer(model, machine)
-    return int(experts_to_defer(times.attention + times.sync, times.routed / model.top_k, top_k=model.top_k))
+    times, chosen = decode_layer(model, machine), model.num_experts_per_tok
+    return int(experts_to_defer(times.attention + times.sync, times.routed / chosen, top_k=chosen))
 
 
 def decode_speed(
-    model: Architecture, machine: HybridMachine, *, deferred: ArrayLike = 0, context: ArrayLike = 0
+    model: ModelConfig, machine: HybridMachine, *, deferred: ArrayLike = 0, context: ArrayLike = 0
 ) -> Number:
     """Tokens per second of a single sequence [tokens/s].
 
@@ -158,7 +158,7 @@ def decode_speed(
 
     Parameters
     ----------
-    model : Architecture
+    model : ModelConfig
         With the bytes per parameter that it is deployed in.
     machine : HybridMachine
     deferred, context : array_like
@@ -176,13 +176,13 @@ def decode_speed(
     """
     rate = machine.gpu.bandwidth * machine.gpu_efficiency
     times = decode_layer(model, machine)
-    moe = model.moe_layers * layer_time(times, deferred, top_k=model.top_k)
+    moe = model.moe_layers * layer_time(times, deferred, top_k=model.num_experts_per_tok)
     dense = model.dense_layers * (times.attention + model.dense_params * model.other_bytes / rate)
-    ends = (model.head_params * model.other_bytes + kv_read_bytes(model, 1, context)) / rate
+    ends = (model.head_bytes + kv_read_bytes(model, 1, context)) / rate
     return 1.0 / (moe + dense + ends)
 
 
-def prefill_speed(model: Architecture, machine: HybridMachine, prompt: ArrayLike) -> Number:
+def prefill_speed(model: ModelConfig, machine: HybridMachine, prompt: ArrayLike) -> Number:
     """Prompt tokens per second of a single prompt that passes in one piece [tokens/s].
 
     A layer takes A + max(S, x + R): on the GPU the larger of reading weights and computing at its nominal rate, on the
@@ -190,7 +190,7 @@ def prefill_speed(model: Architecture, machine: HybridMachine, prompt: ArrayLike
 
     Parameters
     ----------
-    model, machine : Architecture, HybridMachine
+    model, machine : ModelConfig, HybridMachine
     prompt : array_like
         L [tokens].
 
@@ -206,14 +206,15 @@ def prefill_speed(model: Architecture, machine: HybridMachine, prompt: ArrayLike
     """
     length = within("prompt", prompt, 1, mend="give tokens")
     sockets = 1 if machine.numa is Numa.SINGLE else machine.sockets
-    tile = choose_kernel(length * model.top_k / model.experts).tile
+    tile = choose_kernel(length * model.num_experts_per_tok / model.num_local_experts).tile
     flops = np.where(tile, machine.tile_flops, machine.vector_flops) * sockets
-    share = uniform_coverage(length, experts=model.experts, top_k=model.top_k)
+    share = uniform_coverage(length, experts=model.num_local_experts, top_k=model.num_experts_per_tok)
+    touched = model.num_local_experts * share
     # With every expert touched the sockets are balanced, whole experts or slices.
     spread = Numa.TENSORS if machine.numa is Numa.EXPERTS else machine.numa
     host = numa_bandwidth(spread, sockets=machine.sockets, local=machine.local, remote=machine.remote, top_k=1)
-    reading = share * model.experts * model.expert_params * model.expert_bytes / (host * machine.cpu_efficiency)
-    routed = np.maximum(reading, 2.0 * length * model.top_k * model.expert_params / flops)
+    reading = touched * model.expert_params * model.expert_bytes / (host * machine.cpu_efficiency)
+    routed = np.maximum(reading, 2.0 * length * model.num_experts_per_tok * model.expert_params / flops)
 
     def on_gpu(params: int) -> Number:
         read = params * model.other_bytes / (machine.gpu.bandwidth * machine.gpu_efficiency)
@@ -221,10 +222,10 @@ def prefill_speed(model: Architecture, machine: HybridMachine, prompt: ArrayLike
         return time
 
     # Each token attends to half of the prompt on average.
-    scores = length * model.kv_tokens(length / 2) / model.layers * 2.0 * model.kv_elements * model.query_group
+    scores = length * model.attended(length / 2) * 2.0 * model.pair_macs
     attention = on_gpu(model.attention_params + model.router_params) + scores / machine.gpu.flops
     moe = attention + np.maximum(on_gpu(model.shared_params), machine.sync + routed)
     dense = attention + on_gpu(model.dense_params)
-    head = model.head_params * model.other_bytes / (machine.gpu.bandwidth * machine.gpu_efficiency)
+    head = model.head_bytes / (machine.gpu.bandwidth * machine.gpu_efficiency)
     total: Number = model.moe_layers * moe + model.dense_layers * dense + head
     return length / total

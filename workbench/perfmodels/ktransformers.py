@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from workbench.perfmodels.spans import Number, positive, within
+from workbench.perfmodels.domain import Number, positive, within
 from workbench.timeline import Span, Timeline
 
 _VECTOR_TOKENS = 4  # the vector kernel is the faster one up to here, KTransformers Figure 7 and section 3.2
@@ -41,7 +41,7 @@ class LayerTimes:
     def __post_init__(self) -> None:
         for name in ("attention", "shared", "sync"):
             within(name, getattr(self, name), 0, mend="give a time")
-        positive("routed", self.routed, mend="give the CPU's time for all routed experts")
+        positive("routed", self.routed, "give the CPU's time for all routed experts")
 
     @classmethod
     def from_utilisation(cls, *, cpu: float, gpu: float, shared: float, idle: float) -> LayerTimes:
@@ -155,7 +155,7 @@ def experts_to_defer(gpu_time: ArrayLike, expert_time: ArrayLike, *, top_k: Arra
     KTransformers sections 4.2 and 6.3. A larger D changes the model's answer more and gains nothing.
     """
     hidden = within("gpu_time", gpu_time, 0, mend="give attention plus synchronisation")
-    one = positive("expert_time", expert_time, mend="give the CPU's time for one expert")
+    one = positive("expert_time", expert_time, "give the CPU's time for one expert")
     most = within("top_k", top_k, _LEAST_IMMEDIATE, mend="deferral needs a model that keeps two experts immediate")
     deferred: Number = np.minimum(np.ceil(hidden / one), most - _LEAST_IMMEDIATE)
     return deferred

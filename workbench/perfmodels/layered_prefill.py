@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from workbench.perfmodels.coverage import Coverage
-from workbench.perfmodels.spans import Number, positive, within
+from workbench.perfmodels.domain import Number, positive, within
 
 
 def layer_groups(prompt: ArrayLike, layers: ArrayLike, *, granularity: ArrayLike = 512) -> Number:
@@ -247,4 +247,4 @@ def relative_change(new: ArrayLike, old: ArrayLike) -> Number:
     ValueError
         If the old figure is not positive.
     """
-    return np.asarray(new, dtype=np.float64) / positive("old", old, mend="give the figure compared with") - 1.0
+    return np.asarray(new, dtype=np.float64) / positive("old", old, "give the figure compared with") - 1.0

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from workbench.hardware import Machine
-from workbench.perfmodels.architecture import Architecture
-from workbench.perfmodels.spans import Number, positive, within
+from workbench.models import ModelConfig
+from workbench.perfmodels.domain import Number, positive, within
 
 
 def activated_size(
@@ -46,12 +46,12 @@ def activated_size(
     return n * s_attn + count * s_expert + rest
 
 
-def activated_bytes(model: Architecture, coverage: ArrayLike) -> Number:
+def activated_bytes(model: ModelConfig, coverage: ArrayLike) -> Number:
     """Bytes of a model's parameters that one step reads [B]: Eq. 5 with everything that is always read.
 
     Parameters
     ----------
-    model : Architecture
+    model : ModelConfig
     coverage : array_like
         Share of a layer's experts that the batch touches, mean over the layers (see `coverage`).
 
@@ -66,10 +66,10 @@ def activated_bytes(model: Architecture, coverage: ArrayLike) -> Number:
     ``traced_experts(...).mean() / experts``.
     """
     share = within("coverage", coverage, 0, 1, mend="give distinct experts / all experts")
-    return model.always_params * model.other_bytes + share * model.routed_bytes
+    return model.always_bytes + share * model.routed_bytes
 
 
-def kv_read_bytes(model: Architecture, batch: ArrayLike, context: ArrayLike) -> Number:
+def kv_read_bytes(model: ModelConfig, batch: ArrayLike, context: ArrayLike) -> Number:
     """KV cache that one decode step of a batch reads [B]: batch x cached tokens over all layers x bytes of one.
 
     Raises
@@ -82,7 +82,20 @@ def kv_read_bytes(model: Architecture, batch: ArrayLike, context: ArrayLike) -> 
     S_KV of MoE-CAP's Eqs. 1 and 5, of the whole step and not "per token" as printed.
     """
     batch = within("batch", batch, 0, mend="give the sequences of one step")
-    return batch * model.kv_tokens(context) * model.kv_elements * model.kv_bytes
+    tokens = within("context", context, 0, mend="give the cached tokens of one sequence")
+    return batch * model.attended(tokens) * model.kv_bytes_per_token(model.dtype)
+
+
+def kv_tokens(model: ModelConfig, context: ArrayLike) -> Number:
+    """Cached tokens that one query token attends to, summed over the layers; sliding windows cap it.
+
+    Raises
+    ------
+    ValueError
+        If the context is negative.
+    """
+    tokens = within("context", context, 0, mend="give the cached tokens of one sequence")
+    return model.num_hidden_layers * model.attended(tokens)
 
 
 def required_bandwidth(activated: ArrayLike, kv: ArrayLike, tpot: ArrayLike) -> Number:
@@ -105,7 +118,7 @@ def required_bandwidth(activated: ArrayLike, kv: ArrayLike, tpot: ArrayLike) -> 
     MoE-CAP, Eq. 1. Activations and intermediate states are left out.
     """
     read = within("activated", activated, 0, mend="give bytes") + within("kv", kv, 0, mend="give bytes")
-    return read / positive("tpot", tpot, mend="give seconds per output token")
+    return read / positive("tpot", tpot, "give seconds per output token")
 
 
 def required_ops(
@@ -148,7 +161,7 @@ def required_ops(
     scores = within("kv_tokens", kv_tokens, 0, mend="give cached tokens x layers")
     scores = scores * within("kv_elements", kv_elements, 0, mend="give elements, not bytes")
     scores = scores * within("query_group", query_group, 0, mend="give query heads per KV head")
-    return 2.0 * batch * (weights + scores) / positive("tpot", tpot, mend="give seconds per output token")
+    return 2.0 * batch * (weights + scores) / positive("tpot", tpot, "give seconds per output token")
 
 
 def practical(theoretical: ArrayLike, utilisation: ArrayLike) -> Number:
@@ -188,7 +201,7 @@ def smbu(activated: ArrayLike, kv: ArrayLike, tpot: ArrayLike, peak: ArrayLike) 
     -----
     MoE-CAP, Eq. 5. Above 1 means that not everything counted was read, or that the peak is wrong.
     """
-    return required_bandwidth(activated, kv, tpot) / positive("peak", peak, mend="give bytes per second")
+    return required_bandwidth(activated, kv, tpot) / positive("peak", peak, "give bytes per second")
 
 
 def smfu(tok_s: ArrayLike, flops_per_token: ArrayLike, peak: ArrayLike) -> Number:
@@ -205,10 +218,10 @@ def smfu(tok_s: ArrayLike, flops_per_token: ArrayLike, peak: ArrayLike) -> Numbe
     """
     rate = within("tok_s", tok_s, 0, mend="give tokens per second")
     work = within("flops_per_token", flops_per_token, 0, mend="give FLOP, as token_flops does")
-    return rate * work / positive("peak", peak, mend="give FLOP per second")
+    return rate * work / positive("peak", peak, "give FLOP per second")
 
 
-def token_flops(model: Architecture, context: ArrayLike) -> Number:
+def token_flops(model: ModelConfig, context: ArrayLike) -> Number:
     """Operations of one token, its attention over the cached context included [FLOP].
 
         S-F_token = sum over layers of F_attn + 2 (N_router + k_expert N_expert), dense layers 2 N_ffn, head 2 N_head
@@ -223,7 +236,7 @@ def token_flops(model: Architecture, context: ArrayLike) -> Number:
     MoE-CAP, Eq. 7, mended: the print leaves out the sum over layers. k_expert includes shared experts.
     """
     return required_ops(
-        1, model.active_params, model.kv_tokens(context), model.kv_elements, 1.0, query_group=model.query_group
+        1, model.active_params, kv_tokens(model, context), model.kv_elements, 1.0, query_group=model.query_group
     )
 
 
@@ -239,8 +252,8 @@ def overestimate(total: ArrayLike, activated: ArrayLike) -> Number:
     -----
     MoE-CAP, Figure 3.
     """
-    active = positive("activated", activated, mend="give a size in the unit of the total")
-    whole = positive("total", total, mend="give a size in the unit of the activated")
+    active = positive("activated", activated, "give a size in the unit of the total")
+    whole = positive("total", total, "give a size in the unit of the activated")
     if np.any(active > whole):
         raise ValueError(f"activated must be at most the total, not {activated!r} of {total!r}; swap or correct them.")
     return whole / active
@@ -287,13 +300,13 @@ class Resources(NamedTuple):
 
 
 def step_demand(
-    model: Architecture, placement: Placement, *, batch: ArrayLike, context: ArrayLike, coverage: ArrayLike
+    model: ModelConfig, placement: Placement, *, batch: ArrayLike, context: ArrayLike, coverage: ArrayLike
 ) -> Resources:
     """What one decode step asks of every resource [B], [B], [B], [FLOP], [FLOP].
 
     Parameters
     ----------
-    model, placement : Architecture, Placement
+    model, placement : ModelConfig, Placement
     batch, context, coverage : array_like
         Sequences, cached tokens of each, share of the experts that the batch touches.
 
@@ -314,11 +327,11 @@ def step_demand(
     away = (1.0 - placement.weights_on_gpu) * expert_bytes
     kv = kv_read_bytes(model, batch, context)
     kv_away = (1.0 - placement.kv_on_gpu) * kv
-    always = model.always_params * model.other_bytes
+    always = model.always_bytes
     cpu_experts = 0.0 if placement.gpu_experts else 1.0
     cpu_attention = 0.0 if placement.gpu_attention else 1.0
-    expert_flops = 2.0 * rows * model.moe_layers * model.top_k * model.expert_params
-    score_flops = 2.0 * rows * model.kv_tokens(context) * model.kv_elements * model.query_group
+    expert_flops = 2.0 * rows * model.moe_layers * model.num_experts_per_tok * model.expert_params
+    score_flops = 2.0 * rows * kv_tokens(model, context) * model.entry_macs
     on_cpu = cpu_experts * (1.0 - placement.weights_on_gpu) * expert_flops
     on_cpu = on_cpu + cpu_attention * (1.0 - placement.kv_on_gpu) * score_flops
     total = 2.0 * rows * model.always_params + expert_flops + score_flops
@@ -343,11 +356,11 @@ def utilisation(demand: Resources, peaks: Resources, tpot: ArrayLike) -> Resourc
     -----
     MoE-CAP, Eqs. 5 and 6, per resource. The largest names what binds.
     """
-    seconds = positive("tpot", tpot, mend="give seconds per output token")
+    seconds = positive("tpot", tpot, "give seconds per output token")
     shares = (
         within(name, need, 0, mend="give bytes or FLOP of one step")
         / seconds
-        / positive(f"peak of {name}", peak, mend="give bytes or FLOP per second")
+        / positive(f"peak of {name}", peak, "give bytes or FLOP per second")
         for name, need, peak in zip(Resources._fields, demand, peaks, strict=True)
     )
     return Resources(*shares)

@@ -10,7 +10,7 @@ import enum
 
 import numpy as np
 
-from workbench.perfmodels.domain import Numbers, at_least, plain, positive
+from workbench.perfmodels.domain import Number, at_least, plain, positive
 
 _TABLE_SEQUENCE = 256  # tokens of a sequence in the first half of MoE-Lens' Table 2
 
@@ -36,14 +36,14 @@ class Units(enum.Enum):
 
 
 def intensity(
-    tokens: Numbers,
+    tokens: Number,
     *,
-    experts: Numbers,
-    chosen: Numbers,
-    expert_ratio: Numbers,
-    group_size: Numbers,
+    experts: Number,
+    chosen: Number,
+    expert_ratio: Number,
+    group_size: Number,
     form: IntensityForm = IntensityForm.EXACT,
-) -> Numbers:
+) -> Number:
     """GEMM work per byte of weights read [FLOP/B].
 
         I(n) = n (3 m k + 2 + 2/s) / (3 m E + 2 + 2/s)
@@ -71,20 +71,20 @@ def intensity(
     MoE-Lens, Eq. 1; SPEC 1.1. Weights of 2 bytes, all experts read. FLOP of attention scores, KV traffic, embedding
     and head are left out, and the query heads together are as wide as the model.
     """
-    n, k = at_least(0, "tokens", tokens, "tokens"), positive("chosen", chosen, "experts")
-    e = at_least(1, "experts", experts, "experts")
+    n, k = at_least("tokens", tokens, 0, "give tokens"), positive("chosen", chosen, "give experts")
+    e = at_least("experts", experts, 1, "give experts")
     if np.any(k > e):
         raise ValueError("chosen is above experts; give at most as many experts per token as the layer has.")
     if form is IntensityForm.APPROXIMATE:
         return plain(n * k / e)
-    expert = (6 if form is IntensityForm.PRINTED else 3) * positive("expert_ratio", expert_ratio, "hi/h")
-    attention = 2 + 2 / positive("group_size", group_size, "query heads per KV head")
+    expert = (6 if form is IntensityForm.PRINTED else 3) * positive("expert_ratio", expert_ratio, "give hi/h")
+    attention = 2 + 2 / positive("group_size", group_size, "give query heads per KV head")
     return plain(n * (expert * k + attention) / (expert * e + attention))
 
 
 def tokens_to_saturate(
-    flop_rate: Numbers, bandwidth: Numbers, intensity_per_token: Numbers, *, units: Units = Units.DECIMAL
-) -> Numbers:
+    flop_rate: Number, bandwidth: Number, intensity_per_token: Number, *, units: Units = Units.DECIMAL
+) -> Number:
     """Tokens per pass from which the GPU, and not the link, limits [tokens].
 
         n = (C_GPU / B) / I(1)
@@ -109,14 +109,14 @@ def tokens_to_saturate(
     -----
     MoE-Lens, Eq. 2; SPEC 1.1 and 1.2. The link runs at its full rate all the time.
     """
-    rate, link = positive("flop_rate", flop_rate, "FLOP/s"), positive("bandwidth", bandwidth, "B/s")
-    tokens = rate / link / positive("intensity_per_token", intensity_per_token, "FLOP/B")
+    rate, link = positive("flop_rate", flop_rate, "give FLOP/s"), positive("bandwidth", bandwidth, "give B/s")
+    tokens = rate / link / positive("intensity_per_token", intensity_per_token, "give FLOP/B")
     return plain(tokens * (1.024 if units is Units.PAPER else 1.0))
 
 
 def kv_to_saturate(
-    tokens: Numbers, sequence_len: Numbers, kv_bytes_per_token: Numbers, *, units: Units = Units.DECIMAL
-) -> Numbers:
+    tokens: Number, sequence_len: Number, kv_bytes_per_token: Number, *, units: Units = Units.DECIMAL
+) -> Number:
     """KV cache of so many sequences, each of full length [B].
 
         C_KV = n l kv_tok
@@ -141,8 +141,8 @@ def kv_to_saturate(
     -----
     MoE-Lens, Table 2; SPEC 1.2. Every sequence is charged its final length throughout.
     """
-    n, length = at_least(0, "tokens", tokens, "tokens"), positive("sequence_len", sequence_len, "tokens")
-    size = positive("kv_bytes_per_token", kv_bytes_per_token, "B")
+    n, length = at_least("tokens", tokens, 0, "give tokens"), positive("sequence_len", sequence_len, "give tokens")
+    size = positive("kv_bytes_per_token", kv_bytes_per_token, "give B")
     if units is Units.DECIMAL:
         return plain(n * length * size)
     if np.any(length % _TABLE_SEQUENCE):

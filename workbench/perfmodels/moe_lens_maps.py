@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from workbench.perfmodels.domain import Array, Numbers, at_least, plain, positive
+from workbench.perfmodels.domain import Array, Number, at_least, plain, positive
 from workbench.perfmodels.moe_lens_stage1 import PmeForm, stage1
 from workbench.perfmodels.moe_lens_stage2 import Eq12, Life, stage2
 
 
 def stage1_utilisation(
-    prompt_len: Numbers,
-    output_len: Numbers,
-    kv_tokens: Numbers,
-    pass_tokens: Numbers,
+    prompt_len: Number,
+    output_len: Number,
+    kv_tokens: Number,
+    pass_tokens: Number,
     *,
     form: PmeForm = PmeForm.CLOSED,
-) -> Numbers:
+) -> Number:
     """Share of the GPU that Stage 1 lets a job use: T_max / T_GPU = min(PME M / n_it, 1).
 
     Parameters
@@ -36,21 +36,21 @@ def stage1_utilisation(
     -----
     MoE-Lens, Eq. 4 and Figure 3; SPEC 1.3. As Stage 1: GEMM only.
     """
-    limit = positive("pass_tokens", pass_tokens, "tokens")
+    limit = positive("pass_tokens", pass_tokens, "give tokens")
     return plain(np.asarray(stage1(prompt_len, output_len, kv_tokens, 1.0, limit, form=form) / limit))
 
 
 def stage2_utilisation(
-    prompt_len: Numbers,
-    output_len: Numbers,
-    requests: Numbers,
-    kv_tokens: Numbers,
-    pass_tokens: Numbers,
+    prompt_len: Number,
+    output_len: Number,
+    requests: Number,
+    kv_tokens: Number,
+    pass_tokens: Number,
     *,
-    block: Numbers,
+    block: Number,
     eq12: Eq12 = Eq12.MENDED,
     life: Life = Life.INCLUSIVE,
-) -> Numbers:
+) -> Number:
     """Share of the GPU that a finite job with a paged cache uses: T (p + g) / g / T_GPU.
 
     Parameters
@@ -73,8 +73,8 @@ def stage2_utilisation(
     -----
     MoE-Lens, Eq. 14 and Figure 4; SPEC 1.5.
     """
-    limit = positive("pass_tokens", pass_tokens, "tokens")
-    blocks = np.floor(at_least(0, "kv_tokens", kv_tokens, "tokens") / block)
+    limit = positive("pass_tokens", pass_tokens, "give tokens")
+    blocks = np.floor(at_least("kv_tokens", kv_tokens, 0, "give tokens") / block)
     job = (prompt_len, output_len, requests, blocks)
     predicted = stage2(*job, block=block, pass_seconds=1.0, pass_tokens=limit, eq12=eq12, life=life)
     return plain(np.asarray(predicted.proc_tok_s / limit))

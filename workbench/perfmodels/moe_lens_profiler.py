@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workbench.perfmodels.domain import Array, Numbers, at_least, plain, positive
+from workbench.perfmodels.domain import Array, Number, at_least, plain, positive
 from workbench.result import Result
 
 
@@ -18,7 +18,7 @@ class GpuTime:
     fixed: float
     per_token: float
 
-    def tokens_within(self, seconds: Numbers) -> Numbers:
+    def tokens_within(self, seconds: Number) -> Number:
         """Tokens whose GPU time is hidden behind a transfer: n_real = (t_transfer - a) / c [tokens].
 
         Parameters
@@ -35,7 +35,7 @@ class GpuTime:
         -----
         MoE-Lens, pipeline profiler; SPEC 1.7.
         """
-        transfer = positive("seconds", seconds, "s")
+        transfer = positive("seconds", seconds, "give s")
         if np.any(transfer <= self.fixed):
             raise ValueError(
                 f"seconds={float(transfer.min()):g} is within the {self.fixed:g} s that the GPU takes for no token at "
@@ -69,7 +69,7 @@ def fit_gpu_time(tokens: Sequence[float] | Array, seconds: Sequence[float] | Arr
     MoE-Lens, pipeline profiler; SPEC 1.7. Take points around `tokens_to_saturate`: with few tokens not every expert is
     read, and the line bends.
     """
-    n, t = at_least(0, "tokens", np.asarray(tokens), "tokens"), at_least(0, "seconds", np.asarray(seconds), "s")
+    n, t = at_least("tokens", tokens, 0, "give tokens"), at_least("seconds", seconds, 0, "give s")
     if n.ndim != 1 or n.shape != t.shape or len(np.unique(n)) < 2:
         raise ValueError(
             f"fit_gpu_time needs one time for each of two or more different numbers of tokens, not {n.size} tokens "

@@ -6,7 +6,7 @@ import enum
 
 import numpy as np
 
-from workbench.perfmodels.domain import Numbers, at_least, plain, positive
+from workbench.perfmodels.domain import Number, at_least, plain, positive
 
 
 class PmeForm(enum.Enum):
@@ -20,7 +20,7 @@ class PmeForm(enum.Enum):
     """g (2p + g - 1) / 2 for p + g - 1 tokens: one prefill that emits a token and g - 1 decodes."""
 
 
-def weight_pass_seconds(weight_bytes: Numbers, bandwidth: Numbers) -> Numbers:
+def weight_pass_seconds(weight_bytes: Number, bandwidth: Number) -> Number:
     """Time in which all weights cross the link once [s].
 
         delta = Wm / B_IO
@@ -41,10 +41,10 @@ def weight_pass_seconds(weight_bytes: Numbers, bandwidth: Numbers) -> Numbers:
     -----
     MoE-Lens, section 5.2; SPEC 0. No time is lost between transfers.
     """
-    return plain(positive("weight_bytes", weight_bytes, "B") / positive("bandwidth", bandwidth, "B/s"))
+    return plain(positive("weight_bytes", weight_bytes, "give B") / positive("bandwidth", bandwidth, "give B/s"))
 
 
-def gpu_tokens_per_second(flop_rate: Numbers, flops_per_token: Numbers) -> Numbers:
+def gpu_tokens_per_second(flop_rate: Number, flops_per_token: Number) -> Number:
     """What the GPU computes if nothing else limits: T_GPU = C_GPU / F_tok [tokens/s].
 
     Parameters
@@ -63,10 +63,11 @@ def gpu_tokens_per_second(flop_rate: Numbers, flops_per_token: Numbers) -> Numbe
     -----
     MoE-Lens, below Eq. 4; SPEC 0. Prompt and output tokens alike; FLOP of attention scores are left out.
     """
-    return plain(positive("flop_rate", flop_rate, "FLOP/s") / positive("flops_per_token", flops_per_token, "FLOP"))
+    rate = positive("flop_rate", flop_rate, "give FLOP/s")
+    return plain(rate / positive("flops_per_token", flops_per_token, "give FLOP"))
 
 
-def tokens_per_pass(tokens_per_second: Numbers, pass_seconds: Numbers) -> Numbers:
+def tokens_per_pass(tokens_per_second: Number, pass_seconds: Number) -> Number:
     """What the GPU computes while the weights stream once: n_it = T_GPU delta [tokens/iteration].
 
     Parameters
@@ -85,13 +86,11 @@ def tokens_per_pass(tokens_per_second: Numbers, pass_seconds: Numbers) -> Number
     -----
     MoE-Lens, Eqs. 10 to 13, where T_GPU stands for this; SPEC 1.5.
     """
-    rate = positive("tokens_per_second", tokens_per_second, "tokens/s")
-    return plain(rate * positive("pass_seconds", pass_seconds, "s"))
+    rate = positive("tokens_per_second", tokens_per_second, "give tokens/s")
+    return plain(rate * positive("pass_seconds", pass_seconds, "give s"))
 
 
-def parallelism_memory_efficiency(
-    prompt_len: Numbers, output_len: Numbers, *, form: PmeForm = PmeForm.CLOSED
-) -> Numbers:
+def parallelism_memory_efficiency(prompt_len: Number, output_len: Number, *, form: PmeForm = PmeForm.CLOSED) -> Number:
     """Tokens processed in parallel per token of KV memory held [1/iteration].
 
         PME = 2 (p + g) / ((2 p + g) g)
@@ -112,8 +111,8 @@ def parallelism_memory_efficiency(
     -----
     MoE-Lens, Eq. 3; SPEC 1.3. Upper bound: every block is assumed full at every step.
     """
-    p = at_least(1 if form is PmeForm.EXACT else 0, "prompt_len", prompt_len, "tokens")
-    g = at_least(1, "output_len", output_len, "tokens")
+    p = at_least("prompt_len", prompt_len, 1 if form is PmeForm.EXACT else 0, "give tokens")
+    g = at_least("output_len", output_len, 1, "give tokens")
     if form is PmeForm.CLOSED:
         return plain(2 * (p + g) / ((2 * p + g) * g))
     if form is PmeForm.SUM_INCLUSIVE:
@@ -122,14 +121,14 @@ def parallelism_memory_efficiency(
 
 
 def stage1(
-    prompt_len: Numbers,
-    output_len: Numbers,
-    kv_tokens: Numbers,
-    pass_seconds: Numbers,
-    gpu_tok_s: Numbers,
+    prompt_len: Number,
+    output_len: Number,
+    kv_tokens: Number,
+    pass_seconds: Number,
+    gpu_tok_s: Number,
     *,
     form: PmeForm = PmeForm.CLOSED,
-) -> Numbers:
+) -> Number:
     """Processed tokens per second that KV memory and GPU allow at most [tokens/s].
 
         T_max = min(PME M / delta, T_GPU)
@@ -157,13 +156,13 @@ def stage1(
     requests, blocks of one token, every iteration as long as one pass of weights.
     """
     pme = parallelism_memory_efficiency(prompt_len, output_len, form=form)
-    memory = pme * at_least(0, "kv_tokens", kv_tokens, "tokens") / positive("pass_seconds", pass_seconds, "s")
-    return plain(np.minimum(memory, positive("gpu_tok_s", gpu_tok_s, "tokens/s")))
+    memory = pme * at_least("kv_tokens", kv_tokens, 0, "give tokens") / positive("pass_seconds", pass_seconds, "give s")
+    return plain(np.minimum(memory, positive("gpu_tok_s", gpu_tok_s, "give tokens/s")))
 
 
 def kv_tokens_at_knee(
-    prompt_len: Numbers, output_len: Numbers, pass_tokens: Numbers, *, form: PmeForm = PmeForm.CLOSED
-) -> Numbers:
+    prompt_len: Number, output_len: Number, pass_tokens: Number, *, form: PmeForm = PmeForm.CLOSED
+) -> Number:
     """KV capacity from which the GPU limits Stage 1: M = n_it / PME [tokens].
 
     Parameters
@@ -184,10 +183,10 @@ def kv_tokens_at_knee(
     MoE-Lens, Eq. 4 solved for M; SPEC 1.3.
     """
     pme = parallelism_memory_efficiency(prompt_len, output_len, form=form)
-    return plain(np.asarray(positive("pass_tokens", pass_tokens, "tokens") / pme))
+    return plain(np.asarray(positive("pass_tokens", pass_tokens, "give tokens") / pme))
 
 
-def host_bandwidth_needed(weight_bytes: Numbers, kv_bytes: Numbers, link: Numbers) -> Numbers:
+def host_bandwidth_needed(weight_bytes: Number, kv_bytes: Number, link: Number) -> Number:
     """DRAM bandwidth that streams the weights and reads all KV once per pass [B/s].
 
         B_mem = B_KV + B_IO = (W + KV) / W B_IO
@@ -209,11 +208,11 @@ def host_bandwidth_needed(weight_bytes: Numbers, kv_bytes: Numbers, link: Number
     MoE-Lens, Eq. 5, whose M is the total of weights and KV there, unlike in Eq. 4; SPEC 1.4. The cache is full, every
     entry is read in every pass, and a pass takes as long as the weights stream.
     """
-    w, kv = positive("weight_bytes", weight_bytes, "B"), at_least(0, "kv_bytes", kv_bytes, "B")
-    return plain((w + kv) / w * positive("link", link, "B/s"))
+    w, kv = positive("weight_bytes", weight_bytes, "give B"), at_least("kv_bytes", kv_bytes, 0, "give B")
+    return plain((w + kv) / w * positive("link", link, "give B/s"))
 
 
-def cpu_flops_needed(group_size: Numbers, kv_bandwidth: Numbers, flop_per_fp32_byte: Numbers = 0.5) -> Numbers:
+def cpu_flops_needed(group_size: Number, kv_bandwidth: Number, flop_per_fp32_byte: Number = 0.5) -> Number:
     """FLOP rate at which the CPU's attention keeps up with reading KV in bf16 [FLOP/s].
 
         T_CPU = 2 s I B_KV
@@ -236,11 +235,12 @@ def cpu_flops_needed(group_size: Numbers, kv_bandwidth: Numbers, flop_per_fp32_b
     -----
     MoE-Lens, Eq. 6; SPEC 1.4. The 2 turns bytes of bf16 into bytes of the fp32 that is computed in. I is our reading.
     """
-    s, b = positive("group_size", group_size, "query heads per KV head"), positive("kv_bandwidth", kv_bandwidth, "B/s")
-    return plain(2 * s * positive("flop_per_fp32_byte", flop_per_fp32_byte, "FLOP/B") * b)
+    s = positive("group_size", group_size, "give query heads per KV head")
+    b = positive("kv_bandwidth", kv_bandwidth, "give B/s")
+    return plain(2 * s * positive("flop_per_fp32_byte", flop_per_fp32_byte, "give FLOP/B") * b)
 
 
-def effective_kv_capacity(prompt_len: Numbers, output_len: Numbers) -> Numbers:
+def effective_kv_capacity(prompt_len: Number, output_len: Number) -> Number:
     """How many times its size a KV cache is worth if it is handed out as sequences grow, and not for their full length.
 
         C_KV,eff / C_KV = (p + g) / (p + g/2)
@@ -259,5 +259,5 @@ def effective_kv_capacity(prompt_len: Numbers, output_len: Numbers) -> Numbers:
     -----
     MoE-Lens, Eq. 7; SPEC 1.4. Sequences of all ages in equal numbers; between 1 and 2.
     """
-    p, g = at_least(0, "prompt_len", prompt_len, "tokens"), at_least(1, "output_len", output_len, "tokens")
+    p, g = at_least("prompt_len", prompt_len, 0, "give tokens"), at_least("output_len", output_len, 1, "give tokens")
     return plain((p + g) / (p + g / 2))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workbench.perfmodels.domain import Array, Numbers, at_least, at_least_or_unlimited, plain, positive, whole
+from workbench.perfmodels.domain import Array, Number, at_least, plain, positive, whole, within
 from workbench.scheduler.block_manager import block_iterations
 
 
@@ -29,9 +29,7 @@ class Life(enum.Enum):
     """g: the last token is never written to the cache."""
 
 
-def blocks_over_life(
-    prompt_len: Numbers, output_len: Numbers, block: Numbers, *, life: Life = Life.INCLUSIVE
-) -> Numbers:
+def blocks_over_life(prompt_len: Number, output_len: Number, block: Number, *, life: Life = Life.INCLUSIVE) -> Number:
     """KV blocks that a sequence holds, summed over its iterations [blocks x iterations].
 
         S(b) = sum over i of ceil((p + i) / b)
@@ -54,14 +52,14 @@ def blocks_over_life(
     -----
     MoE-Lens, Eq. 8; SPEC 1.5. Blocks are taken when a sequence grows into them.
     """
-    p, g = at_least(1, "prompt_len", prompt_len, "tokens"), at_least(1, "output_len", output_len, "tokens")
+    p, g = at_least("prompt_len", prompt_len, 1, "give tokens"), at_least("output_len", output_len, 1, "give tokens")
     steps = g + 1 if life is Life.INCLUSIVE else g
-    return plain(block_iterations(np.ceil(p), steps, whole("block", block, "tokens")))
+    return plain(block_iterations(np.ceil(p), steps, whole("block", block, "give tokens")))
 
 
 def admission_rate(
-    prompt_len: Numbers, output_len: Numbers, kv_blocks: Numbers, block: Numbers, *, life: Life = Life.INCLUSIVE
-) -> Numbers:
+    prompt_len: Number, output_len: Number, kv_blocks: Number, block: Number, *, life: Life = Life.INCLUSIVE
+) -> Number:
     """Sequences to admit per iteration so that the cache stays full and nothing is preempted: q = N / S(b).
 
     Parameters
@@ -86,9 +84,9 @@ def admission_rate(
     return plain(_admission(prompt_len, output_len, kv_blocks, block, life))
 
 
-def _admission(prompt_len: Numbers, output_len: Numbers, kv_blocks: Numbers, block: Numbers, life: Life) -> Array:
+def _admission(prompt_len: Number, output_len: Number, kv_blocks: Number, block: Number, life: Life) -> Array:
     held = np.asarray(blocks_over_life(prompt_len, output_len, block, life=life))
-    n = at_least_or_unlimited(1, "kv_blocks", kv_blocks, "blocks")
+    n = within("kv_blocks", kv_blocks, 1, mend="give blocks")
     longest = np.ceil(prompt_len) + np.asarray(output_len) - 1
     if np.any(np.ceil(longest / block) > n):
         raise ValueError(
@@ -98,8 +96,8 @@ def _admission(prompt_len: Numbers, output_len: Numbers, kv_blocks: Numbers, blo
 
 
 def overlapped_sequences(
-    prompt_len: Numbers, output_len: Numbers, kv_blocks: Numbers, block: Numbers, *, life: Life = Life.INCLUSIVE
-) -> Numbers:
+    prompt_len: Number, output_len: Number, kv_blocks: Number, block: Number, *, life: Life = Life.INCLUSIVE
+) -> Number:
     """Sequences that decode in parallel if prefill and decode overlap: g q [sequences].
 
     Parameters
@@ -120,7 +118,7 @@ def overlapped_sequences(
     return plain(np.asarray(np.asarray(output_len) * _admission(prompt_len, output_len, kv_blocks, block, life)))
 
 
-def separated_sequences(prompt_len: Numbers, output_len: Numbers, kv_blocks: Numbers, block: Numbers) -> Numbers:
+def separated_sequences(prompt_len: Number, output_len: Number, kv_blocks: Number, block: Number) -> Number:
     """Sequences of one batch if all prefill first and then all decode: floor(N / ceil((p + g) / b)) [sequences].
 
     Parameters
@@ -140,21 +138,21 @@ def separated_sequences(prompt_len: Numbers, output_len: Numbers, kv_blocks: Num
     MoE-Lens, Eq. 9, right side, where N / (p + g) divides blocks by tokens; SPEC 1.5. The blocks of the full length
     are set aside for every sequence.
     """
-    p, g = at_least(1, "prompt_len", prompt_len, "tokens"), at_least(1, "output_len", output_len, "tokens")
-    n = at_least(1, "kv_blocks", kv_blocks, "blocks")
-    return plain(np.floor(n / np.ceil((p + g) / whole("block", block, "tokens"))))
+    p, g = at_least("prompt_len", prompt_len, 1, "give tokens"), at_least("output_len", output_len, 1, "give tokens")
+    n = at_least("kv_blocks", kv_blocks, 1, "give blocks")
+    return plain(np.floor(n / np.ceil((p + g) / whole("block", block, "give tokens"))))
 
 
 def separated_tok_s(
-    prompt_len: Numbers,
-    output_len: Numbers,
-    requests: Numbers,
-    kv_blocks: Numbers,
+    prompt_len: Number,
+    output_len: Number,
+    requests: Number,
+    kv_blocks: Number,
     *,
-    block: Numbers,
-    pass_seconds: Numbers,
-    pass_tokens: Numbers,
-) -> Numbers:
+    block: Number,
+    pass_seconds: Number,
+    pass_tokens: Number,
+) -> Number:
     """Output tokens per second of a job in batches that first prefill and then decode [tokens/s].
 
         It(B) = ceil(B / floor(n_it / p)) + (g - 1) max(1, B / n_it)
@@ -177,8 +175,8 @@ def separated_tok_s(
     What MoE-Lens' overlap of prefill and decode is to be compared with, at equal KV memory; SPEC 3, the iterations
     are ours. No prompt is split, and a prefill emits the first token.
     """
-    p, g = at_least(1, "prompt_len", prompt_len, "tokens"), at_least(1, "output_len", output_len, "tokens")
-    k, n = at_least(1, "requests", requests, "requests"), positive("pass_tokens", pass_tokens, "tokens")
+    p, g = at_least("prompt_len", prompt_len, 1, "give tokens"), at_least("output_len", output_len, 1, "give tokens")
+    k, n = at_least("requests", requests, 1, "give requests"), positive("pass_tokens", pass_tokens, "give tokens")
     batch = np.asarray(separated_sequences(p, g, kv_blocks, block))
     if np.any(batch < 1):
         raise ValueError("kv_blocks holds no whole sequence of p + g tokens; give more blocks or shorter sequences.")
@@ -188,7 +186,7 @@ def separated_tok_s(
         return np.where(sequences > 0, prefill + (g - 1) * np.maximum(1, sequences / n), 0.0)
 
     total = np.floor(k / batch) * iterations(batch) + iterations(np.asarray(k % batch))
-    return plain(np.asarray(k * g / (total * positive("pass_seconds", pass_seconds, "s"))))
+    return plain(np.asarray(k * g / (total * positive("pass_seconds", pass_seconds, "give s"))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,31 +203,31 @@ class Stage2:
         (p + g) / g, prompt and output tokens per output token.
     """
 
-    admitted: Numbers
-    memory_tok_s: Numbers
-    gpu_tok_s: Numbers
-    proc_per_gen: Numbers
+    admitted: Number
+    memory_tok_s: Number
+    gpu_tok_s: Number
+    proc_per_gen: Number
 
     @property
-    def gen_tok_s(self) -> Numbers:
+    def gen_tok_s(self) -> Number:
         """Output tokens per second: T = min(T1, T2), Eq. 14 [tokens/s]."""
         return plain(np.minimum(self.memory_tok_s, self.gpu_tok_s))
 
     @property
-    def proc_tok_s(self) -> Numbers:
+    def proc_tok_s(self) -> Number:
         """Prompt and output tokens per second [tokens/s]."""
         return self.gen_tok_s * self.proc_per_gen
 
 
 def stage2(
-    prompt_len: Numbers,
-    output_len: Numbers,
-    requests: Numbers,
-    kv_blocks: Numbers,
+    prompt_len: Number,
+    output_len: Number,
+    requests: Number,
+    kv_blocks: Number,
     *,
-    block: Numbers,
-    pass_seconds: Numbers,
-    pass_tokens: Numbers,
+    block: Number,
+    pass_seconds: Number,
+    pass_tokens: Number,
     eq12: Eq12 = Eq12.MENDED,
     life: Life = Life.INCLUSIVE,
 ) -> Stage2:
@@ -264,7 +262,7 @@ def stage2(
     Returns
     -------
     Stage2
-        Numbers where all arguments are numbers, else arrays of their common shape.
+        Number where all arguments are numbers, else arrays of their common shape.
 
     Raises
     ------
@@ -283,13 +281,13 @@ def stage2(
 
 
 def stage2_at_rate(
-    prompt_len: Numbers,
-    output_len: Numbers,
-    requests: Numbers,
-    admitted: Numbers,
+    prompt_len: Number,
+    output_len: Number,
+    requests: Number,
+    admitted: Number,
     *,
-    pass_seconds: Numbers,
-    pass_tokens: Numbers,
+    pass_seconds: Number,
+    pass_tokens: Number,
     eq12: Eq12 = Eq12.MENDED,
 ) -> Stage2:
     """As `stage2`, for a rate of admission that is known, such as that of a workload of unequal lengths.
@@ -316,10 +314,10 @@ def stage2_at_rate(
     -----
     MoE-Lens, Eqs. 10 to 14; SPEC 1.5. Where lengths differ, the last request's drain is taken to be the mean one.
     """
-    p, g = at_least(1, "prompt_len", prompt_len, "tokens"), at_least(1, "output_len", output_len, "tokens")
-    k = at_least_or_unlimited(1, "requests", requests, "requests")
-    q = at_least_or_unlimited(0, "admitted", admitted, "sequences/iteration")
-    n, delta = positive("pass_tokens", pass_tokens, "tokens"), positive("pass_seconds", pass_seconds, "s")
+    p, g = at_least("prompt_len", prompt_len, 1, "give tokens"), at_least("output_len", output_len, 1, "give tokens")
+    k = within("requests", requests, 1, mend="give requests")
+    q = within("admitted", admitted, 0, mend="give sequences/iteration")
+    n, delta = positive("pass_tokens", pass_tokens, "give tokens"), positive("pass_seconds", pass_seconds, "give s")
     with np.errstate(divide="ignore"):  # without limit on memory and requests T1 is infinite; nothing admitted, zero
         memory = g / ((1 / q + g / k) * delta)
     gpu = g / (_gpu_iterations(p, g, k, n, eq12) * delta)

@@ -14,7 +14,7 @@ import numpy as np
 
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
-from workbench.perfmodels.domain import Array, Numbers, plain
+from workbench.perfmodels.domain import Array, Number, plain
 from workbench.units import DTYPE_BYTES
 
 _STAGING_TRAFFIC = 3
@@ -43,18 +43,20 @@ class Job:
     ----------
     model : ModelConfig
     machine : Machine
-        With ONE of its GPUs; FULL predicts best with measured rates (`Machine.limit(link=...)`).
+        Whose gpu is ONE GPU, or a node's GPUs together; FULL predicts best with measured rates
+        (`Machine.limit(link=...)`).
     prompt_len, output_len : float
         s and n [tok]: the average prompt, or the longest where requests are padded.
     dtype : str
         Of weights, activations and KV cache.
     gpus : int
-        Tensor-parallel degree within the node.
+        How many of the machine's gpu work tensor-parallel within the node.
 
     Raises
     ------
     ValueError
-        If a prompt is shorter than 1 token, an output shorter than 2, or there is no GPU.
+        If a prompt is shorter than 1 token, an output shorter than 2, there is no GPU, or sequences outgrow a sliding
+        window.
     """
 
     model: ModelConfig
@@ -71,6 +73,11 @@ class Job:
             raise ValueError(f"output_len={self.output_len} has no decode step; give at least 2 tokens.")
         if self.gpus < 1:
             raise ValueError(f"gpus={self.gpus} cannot compute; give at least 1.")
+        if self.model.windowed_layers and self.prompt_len + self.output_len > self.model.sliding_window:
+            raise ValueError(
+                f"sequences of {self.model.name} outgrow its sliding window of {self.model.sliding_window} tokens, "
+                "which this model does not know; use bound or simulate."
+            )
 
     @property
     def element(self) -> int:
@@ -79,13 +86,29 @@ class Job:
 
     @property
     def experts_bytes(self) -> float:
-        """W_exp: all experts of one layer [B]."""
-        return float(self.model.num_local_experts * self.model.expert_params * self.element)
+        """W_exp: all experts of one layer, mean over the layers [B]."""
+        return float(self.model.routed_params * self.element / self.model.num_hidden_layers)
 
     @property
     def kv_per_token(self) -> float:
         """KV cache of one token in one layer [B]."""
-        return float(2 * self.model.kv_size * self.element)
+        return float(self.model.kv_elements * self.element)
+
+    @property
+    def dense_params(self) -> float:
+        """W_att: parameters of one layer that every token passes but the router: attention, shared and dense parts."""
+        return self.model.attention_params + self.model.unrouted_params
+
+    @property
+    def active_params(self) -> float:
+        """Parameters of one layer that a token is multiplied with, the router left out."""
+        model = self.model
+        return self.dense_params + model.moe_share * model.num_experts_per_tok * model.expert_params
+
+    @property
+    def replicas(self) -> int:
+        """GPUs in all, each of which holds the activations."""
+        return self.gpus * self.machine.gpu.count
 
     @property
     def gpu_flops(self) -> float:
@@ -111,24 +134,24 @@ class Policy(NamedTuple):
         r_w and r_c: shares of the experts' weights and of the KV cache that stay in GPU memory.
     """
 
-    batch: Numbers
-    micro_batch: Numbers
-    gpu_attention: Numbers = 0
-    gpu_experts: Numbers = 1
-    weights_on_gpu: Numbers = 0.0
-    kv_on_gpu: Numbers = 0.0
+    batch: Number
+    micro_batch: Number
+    gpu_attention: Number = 0
+    gpu_experts: Number = 1
+    weights_on_gpu: Number = 0.0
+    kv_on_gpu: Number = 0.0
 
 
 class LayerTime(NamedTuple):
     """Seconds that each resource is busy with one layer; all overlap, so the longest is the layer's time."""
 
-    link: Numbers
-    gpu: Numbers
-    cpu: Numbers
-    back: Numbers
+    link: Number
+    gpu: Number
+    cpu: Number
+    back: Number
 
     @property
-    def seconds(self) -> Numbers:
+    def seconds(self) -> Number:
         """T = max(link, gpu, cpu, link back to the host)."""
         return plain(np.maximum.reduce(np.broadcast_arrays(*map(np.asarray, self))))
 
@@ -141,9 +164,9 @@ class Estimate(NamedTuple):
     """What a policy gives: one layer of decode, the passes, and output tokens per second over the whole job."""
 
     layer: LayerTime
-    prefill: Numbers
-    step: Numbers
-    gen_tok_s: Numbers
+    prefill: Number
+    step: Number
+    gen_tok_s: Number
 
 
 def check(policy: Policy) -> None:
@@ -180,7 +203,7 @@ def layer_time(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> LayerTime:
     ----------
     job : Job
     policy : Policy
-        Numbers or arrays.
+        Number or arrays.
     mode : Mode
         FULL adds the projections to `gpu`, N h b (1 - A_g) to the link, 3 (1 - r_w) W_exp F_g / B_c to `cpu` (staging
         shares DRAM with the attention, and its copies are taken not to overlap with it there) and `back`: queries and
@@ -212,26 +235,26 @@ def layer_time(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> LayerTime:
     back: Array = np.zeros_like(link)
     if mode is Mode.FULL:
         row = batch * job.element
-        link = link + (1 - on_gpu) * row * job.model.q_size / machine.link.h2d
+        link = link + (1 - on_gpu) * row * job.model.absorbed_attn_size / machine.link.h2d
         link = link + (1 - experts) * row * job.model.hidden_size / machine.link.h2d
-        weight_bytes = job.model.attention_params * job.element
-        flops = 2.0 * job.model.attention_params * batch
+        weight_bytes = job.dense_params * job.element
+        flops = 2.0 * job.dense_params * batch
         gpu = gpu + np.maximum(count * weight_bytes / job.gpu_bandwidth, flops / job.gpu_flops)
         cpu = cpu + _STAGING_TRAFFIC * streamed / machine.cpu.bandwidth
-        moved = (1 - on_gpu) * row * job.model.q_size + (1 - experts) * row * job.model.hidden_size
+        moved = (1 - on_gpu) * row * job.model.absorbed_q_size + (1 - experts) * row * job.model.hidden_size
         back = (moved + batch * (1 - on_gpu * kv_share) * job.kv_per_token) / machine.link.d2h
     return LayerTime(plain(link), plain(gpu), plain(cpu), plain(back))
 
 
 def _attention(job: Job, batch: Array, mode: Mode) -> tuple[Array, Array]:
     """Bytes and FLOP of one layer's decode attention."""
-    heads, dim = job.model.num_attention_heads, job.model.head_dim
+    model = job.model
     if mode is Mode.ARTIFACT:  # scores and softmax only, at the longest context; queries and outputs are moved too
         context = job.prompt_len + job.output_len
-        rows = 2 * job.model.q_size * job.element + context * job.kv_per_token
-        return batch * rows, batch * context * heads * (2.0 * dim + 2)
+        rows = model.entry_macs * job.element + context * job.kv_per_token
+        return batch * rows, batch * context * (2.0 * model.absorbed_q_size + 2 * model.num_attention_heads)
     context = job.prompt_len + job.output_len / 2
-    return batch * context * job.kv_per_token, 4.0 * heads * dim * context * batch
+    return batch * context * job.kv_per_token, 2.0 * model.entry_macs * context * batch
 
 
 def _experts(job: Job, batch: Array, micro: Array, mode: Mode) -> tuple[Array, Array]:
@@ -239,11 +262,11 @@ def _experts(job: Job, batch: Array, micro: Array, mode: Mode) -> tuple[Array, A
     model, count = job.model, np.ceil(batch / micro)
     size = count * job.experts_bytes
     if mode is Mode.ARTIFACT:
-        size = size + batch * job.element * (model.hidden_size + model.intermediate_size)
-    return size, 2.0 * model.num_experts_per_tok * model.expert_params * batch
+        size = size + batch * job.element * (model.hidden_size + model.expert_width)
+    return size, 2.0 * model.moe_share * model.num_experts_per_tok * model.expert_params * batch
 
 
-def prefill_time(job: Job, policy: Policy) -> Numbers:
+def prefill_time(job: Job, policy: Policy) -> Number:
     """Time to prefill the whole batch, layer by layer, all on the GPU [s].
 
         L max(((1 - r_w) W_exp + N s h b)/B_cg, N s (2 W' + 4 n_q d s/2)/P_g, ceil(N/mu) (W_exp + W_att)/B_g, back)
@@ -253,7 +276,7 @@ def prefill_time(job: Job, policy: Policy) -> Numbers:
     ----------
     job : Job
     policy : Policy
-        Numbers or arrays.
+        Number or arrays.
 
     Raises
     ------
@@ -269,11 +292,10 @@ def prefill_time(job: Job, policy: Policy) -> Numbers:
     batch, micro, on_gpu, _, weights, kv_share = map(np.asarray, policy)
     model, machine, tokens = job.model, job.machine, batch * job.prompt_len
     hidden = tokens * model.hidden_size * job.element
-    active = model.attention_params + model.num_experts_per_tok * model.expert_params
-    scores = 2.0 * model.num_attention_heads * model.head_dim * job.prompt_len
+    scores = float(model.pair_macs) * job.prompt_len
     link = ((1 - weights) * job.experts_bytes + hidden) / machine.link.h2d
-    compute = tokens * (2.0 * active + scores) / job.gpu_flops
-    read = np.ceil(batch / micro) * (job.experts_bytes + model.attention_params * job.element) / job.gpu_bandwidth
+    compute = tokens * (2.0 * job.active_params + scores) / job.gpu_flops
+    read = np.ceil(batch / micro) * (job.experts_bytes + job.dense_params * job.element) / job.gpu_bandwidth
     back = (tokens * (1 - kv_share * on_gpu) * job.kv_per_token + hidden) / machine.link.d2h
     layer = np.maximum.reduce(np.broadcast_arrays(link, compute, read, back))
     return plain(model.num_hidden_layers * layer + _head_time(job, batch, micro))
@@ -296,7 +318,7 @@ def estimate(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> Estimate:
     ----------
     job : Job
     policy : Policy
-        Numbers or arrays.
+        Number or arrays.
     mode : Mode
 
     Raises

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from workbench.perfmodels.domain import Numbers, plain
+from workbench.perfmodels.domain import Number, plain
 from workbench.perfmodels.moe_lightning import Job, Mode, Policy, check
 
 _GPU_SHARE, _CPU_SHARE = 0.86, 0.8
@@ -24,7 +24,7 @@ def cpu_room(job: Job) -> float:
     return _CPU_SHARE * job.machine.cpu.memory
 
 
-def gpu_peaks(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> tuple[Numbers, Numbers]:
+def gpu_peaks(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> tuple[Number, Number]:
     """GPU memory that the policy needs at its peak in prefill and in decode [B].
 
         resident = L W_att + L W_exp r_w + 2 W_exp (1 - r_w)
@@ -35,7 +35,7 @@ def gpu_peaks(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> tuple[Numbers
     ----------
     job : Job
     policy : Policy
-        Numbers or arrays. Peaks are linear in r_w, and in r_c below 1.
+        Number or arrays. Peaks are linear in r_w, and in r_c below 1.
     mode : Mode
         FULL adds embedding and head to what is resident.
 
@@ -53,20 +53,20 @@ def gpu_peaks(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> tuple[Numbers
     batch, micro, on_gpu, _, weights, kv_share = map(np.asarray, policy)
     model, s, total = job.model, job.prompt_len, job.prompt_len + job.output_len
     layers, one, hidden = model.num_hidden_layers, job.element, model.hidden_size
-    held = layers * model.attention_params * one + job.experts_bytes * (layers * weights + 2 * (1 - weights))
+    held = layers * job.dense_params * one + job.experts_bytes * (layers * weights + 2 * (1 - weights))
     if mode is Mode.FULL:
         held = held + model.vocab_size * hidden * one * (1 if model.tie_word_embeddings else 2)
     chosen = model.num_experts_per_tok
-    moe = _FUSED_MOE * one * micro * s * chosen * (job.gpus * hidden + 3 * model.intermediate_size)
-    stream = job.gpus * one * hidden * s * (2 * micro + batch)
+    moe = _FUSED_MOE * one * micro * s * chosen * (job.replicas * hidden + 3 * model.expert_width)
+    stream = job.replicas * one * hidden * s * (2 * micro + batch)
     kv = kv_share * batch * job.kv_per_token * layers
     prefill = held + moe + stream + kv * s + 2 * micro * s * job.kv_per_token
     buffers = on_gpu * (kv_share < 1) * 2 * micro * total * job.kv_per_token
-    decode = held + job.gpus * 2 * one * hidden * batch + kv * total + buffers
+    decode = held + job.replicas * 2 * one * hidden * batch + kv * total + buffers
     return plain(prefill), plain(decode)
 
 
-def cpu_peak(job: Job, policy: Policy) -> Numbers:
+def cpu_peak(job: Job, policy: Policy) -> Number:
     """CPU memory that the policy needs [B].
 
         L W_exp (1 - r_w) + (1 - r_c A_g) N (s + n) kv + N s h b + 2 W_exp (1 - r_w)
@@ -75,7 +75,7 @@ def cpu_peak(job: Job, policy: Policy) -> Numbers:
     ----------
     job : Job
     policy : Policy
-        Numbers or arrays.
+        Number or arrays.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def cpu_peak(job: Job, policy: Policy) -> Numbers:
     layers, s = job.model.num_hidden_layers, job.prompt_len
     weight_bytes = (layers + 2) * job.experts_bytes * (1 - weights)
     kv = (1 - kv_share * on_gpu) * batch * (s + job.output_len) * job.kv_per_token * layers
-    return plain(weight_bytes + kv + job.gpus * batch * s * job.model.hidden_size * job.element)
+    return plain(weight_bytes + kv + job.replicas * batch * s * job.model.hidden_size * job.element)
 
 
 def fits(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> npt.NDArray[np.bool_]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from workbench.errors import CapacityError
 from workbench.hardware import Machine
-from workbench.perfmodels.domain import Array, Numbers, plain
+from workbench.perfmodels.domain import Array, Number, plain
 from workbench.perfmodels.moe_lightning import Estimate, Job, Mode, Policy, check, estimate
 from workbench.perfmodels.policy_memory import cpu_peak, cpu_room, fits, gpu_peaks, gpu_room
 from workbench.units import format_bytes
@@ -142,7 +142,7 @@ def least_weights(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> float:
     ----------
     job : Job
     policy : Policy
-        Numbers only, and one that fits.
+        Number only, and one that fits.
     mode : Mode
 
     Raises
@@ -268,7 +268,7 @@ class PolicyMap:
     weights_on_gpu: Array
 
 
-def policy_map(job: Job, links: Numbers, cpu_scales: Numbers, mode: Mode = Mode.PAPER) -> PolicyMap:
+def policy_map(job: Job, links: Number, cpu_scales: Number, mode: Mode = Mode.PAPER) -> PolicyMap:
     """Best policy for every link and every scale of the host.
 
     Parameters

@@ -10,10 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from workbench.perfmodels.architecture import Architecture
+from workbench.lengths import Gamma
+from workbench.models import ModelConfig
 from workbench.perfmodels.coverage import Coverage
+from workbench.perfmodels.domain import Array, positive, within
 from workbench.perfmodels.layered_prefill import EnergyModel, layer_groups
-from workbench.perfmodels.spans import Array, positive, within
 
 _MOST_TOKENS = 1 << 17  # one iteration of the longest prompts; coverage does not grow beyond
 
@@ -61,16 +62,12 @@ class Arrivals:
         ValueError
             If rate, mean or deviation is not positive, or there is no request.
         """
-        gap = 1.0 / float(positive("rate", rate, mend="give requests per second"))
+        gap = 1.0 / float(positive("rate", rate, "give requests per second"))
         count = int(within("requests", requests, 1, mend="give how many to draw"))
         rng = np.random.default_rng(seed)
 
-        def lengths(mean: float, deviation: float) -> NDArray[np.int64]:
-            shape = (mean / float(positive("deviation", deviation, mend="give the standard deviation"))) ** 2
-            return np.maximum(1, np.rint(rng.gamma(shape, mean / shape, count))).astype(np.int64)
-
         times: Array = np.cumsum(rng.exponential(gap, count))
-        return cls(times, lengths(*prompt), lengths(*output))
+        return cls(times, Gamma(*prompt).draw(rng, count), Gamma(*output).draw(rng, count))
 
 
 @dataclass(frozen=True)
@@ -102,9 +99,9 @@ class Served:
         """Share of the requests that met the SLO."""
         return attainment(self.ttft, self.worst_gap, slo)
 
-    def joules_per_token(self, energy: EnergyModel, model: Architecture) -> float:
+    def joules_per_token(self, energy: EnergyModel, model: ModelConfig) -> float:
         """Energy per prompt and output token [J]; everything but experts is read once per iteration."""
-        read = self.expert_bytes + self.kv_bytes + self.iterations * model.always_params * model.other_bytes
+        read = self.expert_bytes + self.kv_bytes + self.iterations * model.always_bytes
         return float(energy.joules(self.seconds, read, 2.0 * model.active_params * self.tokens)) / self.tokens
 
 
@@ -135,7 +132,7 @@ def attainment(ttft: ArrayLike, worst_gap: ArrayLike, slo: Slo) -> float:
 
 def serve(
     arrivals: Arrivals,
-    model: Architecture,
+    model: ModelConfig,
     time: IterationTime,
     coverage: Coverage,
     *,
@@ -160,9 +157,9 @@ def serve(
     """
     within("granularity", granularity, 1, mend="give tokens, for example 512")
     share = np.asarray(coverage(np.arange(_MOST_TOKENS + 1)))
-    kv_token = model.layers * model.kv_elements * model.kv_bytes
+    kv_token = model.kv_bytes_per_token(model.dtype)
     prompt, output = arrivals.prompt.tolist(), arrivals.output.tolist()
-    prefill: _Layered | _Chunked = _Layered(model.layers, granularity) if layered else _Chunked(granularity)
+    prefill: _Layered | _Chunked = _Layered(model.num_hidden_layers, granularity) if layered else _Chunked(granularity)
     count = len(prompt)
     clock, read, kv_read, context = 0.0, 0.0, 0.0, 0.0
     ends: list[tuple[int, int]] = []  # last decode iteration and number of each running request

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import chain
 
+from workbench.models import ModelConfig, models
 from workbench.perfmodels import ktransformers as kt
-from workbench.perfmodels.architecture import Architecture, architectures
 from workbench.perfmodels.hybrid_speed import (
     HybridMachine,
     Numa,
@@ -16,11 +16,12 @@ from workbench.perfmodels.hybrid_speed import (
     prefill_speed,
 )
 from workbench.perfmodels.ktransformers import LayerTimes
-from workbench.perfmodels.processors import processors
+from workbench.processors import processors
 from workbench.reproductions.rows import Inputs, Value, published
 from workbench.units import parse_bytes
 
 BF16_BYTES = 2.0
+_FORMATS = {2.0: "bf16", 1.0: "int8", 0.5: "int4"}
 
 
 def profile() -> LayerTimes:
@@ -31,9 +32,9 @@ def profile() -> LayerTimes:
     )
 
 
-def in_bytes(name: str, size: float) -> Architecture:
+def in_bytes(name: str, size: float) -> ModelConfig:
     """A model as it was deployed, every weight in so many bytes."""
-    return replace(architectures[name], expert_bytes=size, other_bytes=size)
+    return replace(models[name], expert_dtype=_FORMATS[size], other_dtype=_FORMATS[size])
 
 
 def machine(gpu: str) -> HybridMachine:
@@ -59,14 +60,14 @@ def machine(gpu: str) -> HybridMachine:
 
 def _size(given: Inputs) -> Value:
     """Parameters in 10^9, or a count."""
-    model = architectures[given["model"]]
+    model = models[given["model"]]
     sizes = {
         "total": model.params / 1e9,
         "gpu": (model.params - model.routed_params) / 1e9,
         "cpu": model.routed_params / 1e9,
         "layers": model.moe_layers,
-        "experts": model.experts,
-        "top_k": model.top_k,
+        "experts": model.num_local_experts,
+        "top_k": model.num_experts_per_tok,
     }
     return sizes[given["size"]]
 

@@ -8,8 +8,8 @@ from functools import cache
 
 import numpy as np
 
+from workbench.models import models
 from workbench.perfmodels import coverage, layered_prefill
-from workbench.perfmodels.architecture import architectures
 from workbench.perfmodels.layered_prefill import EnergyModel
 from workbench.perfmodels.prefill_queue import Arrivals, IterationTime, Served, Slo, serve
 from workbench.reproductions.rows import Inputs, Value, published
@@ -17,7 +17,7 @@ from workbench.reproductions.rows import Inputs, Value, published
 SEEDS, REQUESTS = range(6), 400
 """Chunked prefill at 1.3 requests/s is near saturation and noisy: means over several runs (SPEC 7)."""
 
-QWEN = architectures["qwen3-30b-a3b"]
+QWEN = models["qwen3-30b-a3b"]
 
 
 def iteration_time() -> IterationTime:
@@ -88,17 +88,19 @@ def _attained(given: Inputs) -> Value:
 
 
 def _skewed(given: Inputs) -> Value:
-    return 100 * float(coverage.skewed_coverage(given["tokens"], experts=QWEN.experts, top_k=QWEN.top_k))
+    return 100 * float(
+        coverage.skewed_coverage(given["tokens"], experts=QWEN.num_local_experts, top_k=QWEN.num_experts_per_tok)
+    )
 
 
 def _never_above_uniform(given: Inputs) -> Value:
     measured = np.asarray(coverage.measured_coverage(given["tokens"]))
-    even = coverage.uniform_coverage(given["tokens"], experts=QWEN.experts, top_k=QWEN.top_k)
+    even = coverage.uniform_coverage(given["tokens"], experts=QWEN.num_local_experts, top_k=QWEN.num_experts_per_tok)
     return bool(np.all(measured <= even))
 
 
 def _tokens_per_expert(given: Inputs) -> Value:
-    return float(given["tokens"] * QWEN.top_k / QWEN.experts)
+    return float(given["tokens"] * QWEN.num_experts_per_tok / QWEN.num_local_experts)
 
 
 def _prompt_gigabytes(given: Inputs) -> Value:
@@ -109,19 +111,19 @@ def _prompt_gigabytes(given: Inputs) -> Value:
 
 
 def _groups(given: Inputs) -> Value:
-    return float(layered_prefill.layer_groups(given["prompt"], architectures[given["model"]].layers))
+    return float(layered_prefill.layer_groups(given["prompt"], models[given["model"]].num_hidden_layers))
 
 
 def _model(given: Inputs) -> Value:
-    model = architectures[given["model"]]
+    model = models[given["model"]]
     sizes = {
         "total": model.params / 1e9,
-        "experts": model.experts,
-        "top_k": model.top_k,
-        "ratio": model.experts / model.top_k,
-        "hidden": model.hidden,
-        "kv": model.layers * model.kv_elements * model.kv_bytes / 1024,
-        "kv_gpu": model.layers * model.kv_elements * model.kv_bytes / 1024 / 2,
+        "experts": model.num_local_experts,
+        "top_k": model.num_experts_per_tok,
+        "ratio": model.num_local_experts / model.num_experts_per_tok,
+        "hidden": model.hidden_size,
+        "kv": model.kv_bytes_per_token("bf16") / 1024,
+        "kv_gpu": model.kv_bytes_per_token("bf16") / 1024 / 2,
     }
     return float(sizes[given["size"]])
 
@@ -137,7 +139,7 @@ def _drawn(given: Inputs) -> Value:
 def _tbt_slo(given: Inputs) -> Value:
     """A multiple of the time of so many decodes at that context [ms]."""
     time, batch = iteration_time(), given["batch"]
-    kv = batch * given["context"] * QWEN.layers * QWEN.kv_elements * QWEN.kv_bytes
+    kv = batch * given["context"] * QWEN.kv_bytes_per_token("bf16")
     read = QWEN.routed_bytes * float(coverage.measured_coverage(batch)) + kv
     one = read / time.bandwidth + time.per_token * batch + time.fixed
     return float(1e3 * given["times"] * one)

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+from workbench.models import models
 from workbench.perfmodels import coverage, moe_cap
-from workbench.perfmodels.architecture import architectures
 from workbench.perfmodels.cap_diagram import Requirement, fits, requirement
-from workbench.perfmodels.processors import processors
+from workbench.processors import processors
 from workbench.reproductions.rows import Inputs, Value, published
 
 
 def _sparsity(given: Inputs) -> Value:
     """Parameters in 10^9, with the embeddings that model cards count, or a count."""
-    model = architectures[given["model"]]
+    model = models[given["model"]]
     sizes = {
         "total": model.params / 1e9,
         "active": (model.active_params + model.embedding_params) / 1e9,
-        "experts": model.experts,
-        "top_k": model.top_k,
+        "experts": model.num_local_experts,
+        "top_k": model.num_experts_per_tok,
     }
     return sizes[given["size"]]
 
 
 def _expert(given: Inputs) -> Value:
-    return architectures[given["model"]].expert_params / 1e9
+    return models[given["model"]].expert_params / 1e9
 
 
 def _active_share(given: Inputs) -> Value:
-    model = architectures[given["model"]]
+    model = models[given["model"]]
     return 100 * (model.active_params + model.embedding_params) / model.params
 
 
@@ -34,7 +34,7 @@ def _demand(given: Inputs) -> Value:
     """Bandwidth that DeepSeek-R1 needs, by the reading that both printed numbers share [GB/s]."""
     text = published("moe_cap")["bandwidth_against_power"]
     reading = text["reading"]
-    params = given["active"] * 1e9 if "active" in given else architectures[text["model"]].params
+    params = given["active"] * 1e9 if "active" in given else models[text["model"]].params
     read = params * reading["bytes_per_parameter"], reading["addend"] * 1e9
     return float(moe_cap.required_bandwidth(*read, reading["tpot"])) / 1e9
 
@@ -59,17 +59,19 @@ def _overestimate(given: Inputs) -> Value:
 
 def _layer_overestimate(given: Inputs) -> Value:
     """How much too much counting every expert of a layer reads, one sequence [%]."""
-    model = architectures[given["model"]]
+    model = models[given["model"]]
     layer = model.attention_params, model.expert_params
-    whole, active = (moe_cap.activated_size(1, *layer, count) for count in (model.experts, model.top_k))
+    whole, active = (
+        moe_cap.activated_size(1, *layer, count) for count in (model.num_local_experts, model.num_experts_per_tok)
+    )
     return 100 * float(moe_cap.overestimate(whole, active) - 1)
 
 
 def _sibling(given: Inputs) -> Requirement:
     """A model of the family of that size [GB], more or fewer layers, one sequence."""
-    model = architectures[given["model"]]
-    layers = given["gb"] * 1e9 / model.weight_bytes * model.layers
-    share = model.top_k / model.experts
+    model = models[given["model"]]
+    layers = given["gb"] * 1e9 / model.weight_bytes * model.num_hidden_layers
+    share = model.num_experts_per_tok / model.num_local_experts
     return requirement(model, batch=1, context=0, tpot=given["tpot"], coverage=share, layers=layers)
 
 
@@ -92,9 +94,9 @@ def _practical(given: Inputs) -> Value:
 def _misses(given: Inputs) -> Value:
     """Whether the demand, made practical by the S-MBU that was measured, leaves the processor's box."""
     text = published("moe_cap")["measured_tpot"]
-    model, box = architectures[given["model"]], processors[text["processor"]]
+    model, box = models[given["model"]], processors[text["processor"]]
     batch, seconds = given["batch"], text[f"batch_{given['batch']}"][text["models"].index(given["model"])]
-    share = coverage.uniform_coverage(batch, experts=model.experts, top_k=model.top_k)
+    share = coverage.uniform_coverage(batch, experts=model.num_local_experts, top_k=model.num_experts_per_tok)
     read = moe_cap.activated_bytes(model, share), moe_cap.kv_read_bytes(model, batch, text["context"])
     reached = moe_cap.smbu(*read, seconds, box.bandwidth)
     needed = requirement(model, batch=batch, context=text["context"], tpot=text["target"], coverage=share)
@@ -104,8 +106,8 @@ def _misses(given: Inputs) -> Value:
 def _bandwidth_suffices(given: Inputs) -> Value:
     """Whether a perfect system would meet the target on bandwidth."""
     text = published("moe_cap")["measured_tpot"]
-    model = architectures[given["model"]]
-    share = coverage.uniform_coverage(given["batch"], experts=model.experts, top_k=model.top_k)
+    model = models[given["model"]]
+    share = coverage.uniform_coverage(given["batch"], experts=model.num_local_experts, top_k=model.num_experts_per_tok)
     needed = requirement(model, batch=given["batch"], context=text["context"], tpot=text["target"], coverage=share)
     return bool(fits(needed, processors[given["processor"]]).bandwidth)
 
@@ -113,7 +115,7 @@ def _bandwidth_suffices(given: Inputs) -> Value:
 def _operations_suffice(given: Inputs) -> Value:
     """Whether a perfect system would meet the target on operations."""
     text = published("moe_cap")["measured_tpot"]
-    model = architectures[given["model"]]
+    model = models[given["model"]]
     needed = requirement(model, batch=given["batch"], context=text["context"], tpot=text["target"], coverage=1.0)
     return bool(fits(needed, processors[given["processor"]]).ops)
 

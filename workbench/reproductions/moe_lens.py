@@ -15,6 +15,7 @@ from workbench.perfmodels.moe_lens import Eq12, IntensityForm, Life, PmeForm, Se
 from workbench.perfmodels.moe_lightning import Job, Mode
 from workbench.perfmodels.policy_search import search
 from workbench.pipeline import cpu, fetch, gpu, load, offload
+from workbench.reproductions.drawn import drawn
 from workbench.reproductions.rows import Inputs, Value
 from workbench.scenario import Scenario
 from workbench.scheduler.block_manager import BlockManager
@@ -22,7 +23,7 @@ from workbench.scheduler.resource_aware import Admission, ResourceAware
 from workbench.schedules import VSLPipe
 from workbench.serving import prepare
 from workbench.stages import decode_attention, moe, out_proj, prefill_attention, qkv, weights
-from workbench.workload import Workload, workloads
+from workbench.workload import Workload
 
 MIXTRAL = models["mixtral-8x7b"]
 VSL = fetch(weights) | gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load >> gpu(out_proj, moe)
@@ -169,12 +170,6 @@ def _weights(given: Inputs) -> Value:
     return 2 * models[given["model"]].params / 1e9
 
 
-def _drawn(given: Inputs) -> Value:
-    """Mean, or maximum, of the prompts that the workbench draws for a data set."""
-    lengths = workloads[given["workload"]].sample(requests=20_000, output_len=1, seed=0).prompt_len
-    return float(getattr(lengths, given["of"])())
-
-
 def _offloaded_mb(given: Inputs) -> Value:
     """What VSLPipe's offload moves in a layer of a pure decode pass [MB]."""
     scenario = Scenario(
@@ -242,7 +237,7 @@ COMPUTE = {
     "lens.conv": _memory_limit,
     "lens.params": _params,
     "lens.weights": _weights,
-    "lens.table3": _drawn,
+    "lens.table3": drawn,
     "lens.vsl.bytes": _offloaded_mb,
     "lens.trend.70": _falls,
     "lens.trend.210": _rises_then_drops,

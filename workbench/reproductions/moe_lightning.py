@@ -16,6 +16,7 @@ from workbench.perfmodels.hrm import (
 )
 from workbench.perfmodels.moe_lightning import Job, Mode, Policy, estimate
 from workbench.perfmodels.policy_search import Found, search, with_shares
+from workbench.reproductions.drawn import drawn
 from workbench.reproductions.rows import Inputs, Value, published
 
 MODEL = models["mixtral-8x7b"]
@@ -159,6 +160,7 @@ COMPUTE = {
     "hrm.policy.count.t5": _micro_batches,
     "hrm.printed": _optimiser,
     "hrm.placement": _cpu_attention_gpu_experts,
+    "hrm.table3": drawn,
     "hrm.tok_s": _predicted,
     "hrm.tok_s.t4": _predicted,
     "hrm.tok_s.t5": _predicted,

@@ -1,56 +1,14 @@
-"""Processors alone, as bandwidth-against-power and CAP diagrams compare them; what they cost to buy and to run."""
+"""What processors cost to buy and to run, and the bandwidth they keep where they hold a part of a model."""
 
 from __future__ import annotations
-
-import enum
-import math
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from workbench.catalogue import Catalogue
-from workbench.perfmodels.spans import Number, positive, within
-from workbench.units import parse_bytes
+from workbench.perfmodels.domain import Number, positive, within
 
 _SECONDS_PER_YEAR = 365.25 * 24 * 3600
 _JOULES_PER_KWH = 3.6e6
-
-
-class Kind(enum.Enum):
-    """What a processor is."""
-
-    GPU = "gpu"
-    CPU = "cpu"
-
-
-@dataclass(frozen=True)
-class Processor:
-    """One GPU, or one socket of a CPU, at its nominal rates; nan where nothing is known.
-
-    Attributes
-    ----------
-    memory : float
-        Capacity [B]; a CPU's is its host's.
-    bandwidth, link : float
-        Of its memory, and of the link to the host, one way [B/s].
-    flops : float
-        Dense 16-bit GEMM rate [FLOP/s].
-    power : float
-        Thermal design power [W].
-    price : float
-        To buy [USD].
-    """
-
-    name: str
-    kind: Kind
-    bandwidth: float
-    memory: float = math.nan
-    flops: float = math.nan
-    power: float = math.nan
-    price: float = math.nan
-    link: float = math.nan
 
 
 def offloaded_bandwidth(weights: ArrayLike, *, memory: ArrayLike, bandwidth: ArrayLike, link: ArrayLike) -> Number:
@@ -75,10 +33,10 @@ def offloaded_bandwidth(weights: ArrayLike, *, memory: ArrayLike, bandwidth: Arr
     MoE-CAP's Figure 2 marks such processors without saying how; here reads are spread evenly over resident and
     offloaded weights, the link works while the processor reads, and what arrives is read once more from its memory.
     """
-    weights = positive("weights", weights, mend="give the model's bytes")
-    memory = positive("memory", memory, mend="give the processor's capacity in bytes")
-    bandwidth = positive("bandwidth", bandwidth, mend="give bytes per second")
-    link = positive("link", link, mend="give bytes per second, or leave a processor without a link out")
+    weights = positive("weights", weights, "give the model's bytes")
+    memory = positive("memory", memory, "give the processor's capacity in bytes")
+    bandwidth = positive("bandwidth", bandwidth, "give bytes per second")
+    link = positive("link", link, "give bytes per second, or leave a processor without a link out")
     missing = 1.0 - np.minimum(1.0, memory / weights)
     return 1.0 / np.maximum(1.0 / bandwidth, missing / link)
 
@@ -92,7 +50,7 @@ def purchase_rate(price: ArrayLike, *, years: ArrayLike) -> Number:
         If the price is negative or the lifetime not positive.
     """
     price = within("price", price, 0, mend="give US dollars, or leave processors of unknown price out")
-    return price / (positive("years", years, mend="give the lifetime in years") * _SECONDS_PER_YEAR)
+    return price / (positive("years", years, "give the lifetime in years") * _SECONDS_PER_YEAR)
 
 
 def energy_rate(power: ArrayLike, *, per_kwh: ArrayLike) -> Number:
@@ -132,13 +90,4 @@ def cost_per_token(
     machine works all its life and draws its thermal design power.
     """
     rate = purchase_rate(price, years=years) + energy_rate(power, per_kwh=per_kwh)
-    return rate / positive("tok_s", tok_s, mend="give tokens per second")
-
-
-def _from_catalogue(name: str, table: dict[str, Any]) -> Processor:
-    sizes = {key: parse_bytes(table[key], what=key) for key in ("memory", "bandwidth", "link") if key in table}
-    numbers = {key: float(table[key]) for key in ("flops", "power", "price") if key in table}
-    return Processor(name=name, kind=Kind(table["kind"]), **sizes, **numbers)
-
-
-processors: Catalogue[Processor] = Catalogue("processors.toml", _from_catalogue)
+    return rate / positive("tok_s", tok_s, "give tokens per second")

@@ -1,0 +1,94 @@
+"""Law 4: weights, FLOP and KV of a model are conserved, however its layers differ and wherever its stages sit."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.builders import KINDS, small_machine, tiny_model_of, tiny_scenario
+from tests.systems import PIPELINES
+from workbench.cost import Precision, Rows
+from workbench.models import ModelConfig, models
+from workbench.perfmodels.bound import total_rows
+from workbench.schedules import Sequential
+from workbench.serving import embedding_bytes, facts, prepare, slot_bytes
+from workbench.simulate import Detail, simulate
+from workbench.stages import decode_attention, embed_work, head_work, prefill_attention
+from workbench.task_cost import TaskCost
+from workbench.units import WEIGHT_BYTES
+
+EVERY: dict[str, ModelConfig] = {**models, **{kind: tiny_model_of(kind) for kind in KINDS}}
+ATTENTION = (prefill_attention, decode_attention)
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+@pytest.mark.parametrize("name", EVERY)
+def test_layers_and_ends_weigh_as_much_as_the_model(pipeline, name):
+    model = EVERY[name]
+    scenario = tiny_scenario(model=model, pipeline=PIPELINES[pipeline])
+    layer = sum(stage.op.weight_bytes(model, scenario.precision) for stage in scenario.layer.stages)
+    norms = 2 * model.num_hidden_layers * model.hidden_size * model.other_bytes
+    final = model.hidden_size * WEIGHT_BYTES[model.dtype]
+    total = model.num_hidden_layers * layer + embedding_bytes(scenario)
+    assert total == pytest.approx(model.weight_bytes + norms + final, rel=1e-12)
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+@pytest.mark.parametrize("name", EVERY)
+def test_tokens_cost_as_many_gemm_flops_as_the_model_has_active_parameters(pipeline, name):
+    model, rows = EVERY[name], Rows(prefill=3, decode=2, emits=5)
+    scenario = tiny_scenario(model=model, pipeline=PIPELINES[pipeline])
+    gemms = [s.op for s in scenario.layer.stages if s.op not in ATTENTION and s.op.name != "combine"]
+    flops = model.num_hidden_layers * sum(op.work(rows, model, scenario.precision).flops for op in gemms)
+    assert flops + head_work(rows, model, scenario.precision).flops == pytest.approx(5 * model.flops_per_token())
+    assert embed_work(rows, model, scenario.precision).flops == 0
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_pass_streams_every_layer_once_and_a_slot_holds_the_largest(name):
+    model, roomy = EVERY[name], small_machine(gpu_memory=1e13, host_memory=1e14)
+    prepared = prepare(tiny_scenario(model=model, machine=roomy), Sequential())
+    streamed = model.num_hidden_layers * prepared.cost.weights_per_layer
+    norms = 2 * model.num_hidden_layers * model.hidden_size * model.other_bytes
+    ends = model.weight_bytes - model.routed_bytes - (model.always_params - model.head_params) * model.other_bytes
+    assert streamed == pytest.approx(model.weight_bytes - ends + norms, rel=1e-12)
+    routed = model.num_local_experts * model.expert_params
+    others = model.layer_params - routed
+    assert slot_bytes(prepared) == pytest.approx(routed * model.expert_bytes + others * model.other_bytes)
+    assert ("shared_experts" in facts(prepared.scenario, prepared)["pipeline"]) == (model.unrouted_params > 0)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_decode_attention_reads_the_cache_that_the_model_keeps(name):
+    """One sequence of 40 cached tokens; with windows each such layer reads the last ones only."""
+    model, size = EVERY[name], Precision("bf16", "bf16")
+    near = min(40, model.sliding_window)
+    full = model.num_hidden_layers - model.windowed_layers
+    context = float(model.attended(40))
+    assert model.num_hidden_layers * context == pytest.approx(full * 40 + model.windowed_layers * near)
+    read = (
+        decode_attention.work(Rows(decode=1, context=context), model, size).bytes
+        - decode_attention.work(Rows(decode=1), model, size).bytes
+    )
+    assert read == pytest.approx(context * model.kv_elements * 2)
+    assert model.kv_bytes_per_token("bf16") == model.num_hidden_layers * model.kv_elements * 2
+
+
+@pytest.mark.parametrize("kind", ["plain", "windows", "all"])
+@given(data=st.data())
+def test_the_bound_counts_the_rows_that_a_simulation_pushes(kind, data):
+    prompt = data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=4))
+    output = data.draw(st.lists(st.integers(1, 12), min_size=len(prompt), max_size=len(prompt)))
+    scenario = tiny_scenario(prompt, output, model=tiny_model_of(kind))
+    prepared, pushed = prepare(scenario, Sequential()), Rows()
+    original = prepared.cost.rows
+
+    class Counted(TaskCost):
+        def rows(self, batch):
+            nonlocal pushed
+            pushed = pushed.plus(original(batch))
+            return original(batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("workbench.serving.TaskCost", Counted)
+        simulate(scenario, Sequential(), detail=Detail.TASK)
+    assert tuple(pushed) == pytest.approx(tuple(total_rows(scenario.workload, scenario.model)))
