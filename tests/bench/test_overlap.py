@@ -15,7 +15,7 @@ from workbench.simulate.clock import TaskClock
 
 MODEL = tiny_model(8)
 MACHINE = replace(
-    small_machine(gpu=3e9, hbm=1e10, cpu=1e12, dram=1e8, h2d=1e9, d2h=1e9, host_memory=1e11), host=platform.node()
+    small_machine(gpu=3e9, hbm=1e10, cpu=4e8, dram=1e10, h2d=1e9, d2h=1e9, host_memory=1e11), host=platform.node()
 )
 
 
