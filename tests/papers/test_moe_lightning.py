@@ -7,14 +7,17 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from tests.papers.hrm_cases import MODEL, PADDED, PUBLISHED, job
 from workbench.hardware import Link, Machine, machines
 from workbench.perf_plots_hrm import plot_policy_map
 from workbench.perfmodels.moe_lightning import Job, Mode, Policy, estimate, layer_time
 from workbench.perfmodels.moe_lightning_evaluation import two_a100s
 from workbench.perfmodels.policy_memory import cpu_peak, cpu_room
 from workbench.perfmodels.policy_search import least_weights, policy_map, search, tensor_parallel, with_shares
+from workbench.reproductions.moe_lightning import MODEL, job
+from workbench.reproductions.rows import published
 
+PADDED = "MoE-Lightning(p)"
+PUBLISHED = published("moe_lightning")
 OUTPUTS = PUBLISHED["mtbench"]["output_len"]
 CELLS = [(setting, output) for setting in ("s1", "s2") for output in OUTPUTS]
 
@@ -22,44 +25,8 @@ CELLS = [(setting, output) for setting in ("s1", "s2") for output in OUTPUTS]
 # What the public optimiser answers
 
 
-def test_artifact_mode_gives_what_the_optimiser_printed():
-    printed = PUBLISHED["policies"]["printed"]
-    found = search(job("s2", 77, 32), Mode.ARTIFACT)
-    assert (found.policy.micro_batch, found.policy.batch) == (324, 324 * 14)
-    assert found.policy.weights_on_gpu == pytest.approx(printed["weights_on_gpu"], rel=1e-7)
-    assert found.estimate.gen_tok_s == pytest.approx(printed["tok_s"], abs=0.01)
-    assert found.estimate.layer.seconds == pytest.approx(printed["layer_s"], abs=5e-5)
-    assert found.estimate.step == pytest.approx(printed["step_s"], abs=5e-4)
-    assert found.gpu_peak / 2**30 == pytest.approx(printed["gpu_peak"], abs=5e-4)
-    assert found.cpu_peak / 2**30 == pytest.approx(printed["cpu_peak"], abs=5e-4)
-    assert found.estimate.layer.binding() == "link"
-
-
-@pytest.mark.parametrize(("setting", "output"), CELLS)
-def test_artifact_mode_gives_the_published_policies(setting, output):
-    """S2 at 256 needs a GiB less of host memory than the README prints for 32: free memory at launch varies."""
-    where = job(setting, 77, output)
-    if (setting, output) == ("s2", 256):
-        where = replace(where, machine=with_host_memory(where.machine, "183"))
-    policy = search(where, Mode.ARTIFACT).policy
-    micro, count = PUBLISHED["policies"][setting][OUTPUTS.index(output)]
-    assert (policy.micro_batch, policy.batch) == (micro, micro * count)
-
-
 def with_host_memory(machine: Machine, gibibytes: str) -> Machine:
     return replace(machine, cpu=replace(machine.cpu, memory=float(gibibytes) * 2**30))
-
-
-@pytest.mark.parametrize(
-    ("setting", "workload", "published"),
-    [("s2", "synthetic", None), ("s1", "summarization", None), ("s1", "mtbench", (36, 14))],
-)
-def test_artifact_mode_gives_the_policies_of_tables_4_and_5(setting, workload, published):
-    lengths = PUBLISHED[workload]
-    output = 128 if workload == "mtbench" else lengths["output_len"]
-    micro, count = published or lengths[setting]["policy"]
-    policy = search(job(setting, lengths["padded_len"], output), Mode.ARTIFACT).policy
-    assert (policy.micro_batch, policy.batch) == (micro, micro * count)
 
 
 @pytest.mark.parametrize("output", OUTPUTS)
