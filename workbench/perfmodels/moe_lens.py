@@ -44,6 +44,7 @@ from workbench.perfmodels.moe_lens_stage2 import (
     stage2,
     stage2_at_rate,
 )
+from workbench.perfmodels.moe_lens_streaming import Streaming, streaming
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.scheduler.resource_aware import ResourceAware, steady_pace
@@ -58,6 +59,7 @@ __all__ = [
     "PmeForm",
     "Setting",
     "Stage2",
+    "Streaming",
     "Units",
     "admission_rate",
     "blocks_over_life",
@@ -81,6 +83,7 @@ __all__ = [
     "stage2",
     "stage2_at_rate",
     "stage2_utilisation",
+    "streaming",
     "tokens_per_pass",
     "tokens_to_saturate",
     "utilisation_over_capacity",
