@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from .compiled import compiled
 from .decode_portable import cap_scores, walk_tile
 from .decode_vectors import TILE, Ahead, scores, slots, softmax, take, weighted
-from .features import features
+from .features import Path
 from .team import side_by_side
 from .vector_ir import Kind, order
 
@@ -303,6 +303,7 @@ def decode(
     cap: float | None,
     sinks: NDArray[np.float32] | None,
     threads: int,
+    path: Path,
 ) -> None:
     """Attention of q (B, H, D) over checked operands into out (B, H, D of V)."""
     begins = np.zeros_like(lengths) if window is None else np.maximum(lengths - window, 0)
@@ -311,7 +312,7 @@ def decode(
     list_tasks(begins, lengths, tasks, first)
     tasks = tasks[np.argsort(tasks[:, 1] - tasks[:, 2], kind="stable")]  # the longest first
     (heads, dim), value_dim = q.shape[1:], out.shape[2]
-    lanes = _lanes(dim, value_dim)
+    lanes = _lanes(path, dim, value_dim)
     several = len(tasks) if len(tasks) > len(lengths) else 0
     counter = np.zeros(1, np.int64)
     geometry = np.array(
@@ -333,9 +334,9 @@ def decode(
     side_by_side(lambda: serve(*arguments), min(threads, len(tasks)))
 
 
-def _lanes(dim: int, value_dim: int) -> int:
-    """The widest registers of this computer that rows fill evenly, or 0."""
-    fitting = [lanes for lanes in (16, 8) if lanes <= features().lanes and not (dim % lanes or value_dim % lanes)]
+def _lanes(path: Path, dim: int, value_dim: int) -> int:
+    """The widest registers of the path that rows fill evenly, or 0."""
+    fitting = [lanes for lanes in (16, 8) if lanes <= path.value and not (dim % lanes or value_dim % lanes)]
     return fitting[0] if fitting else 0
 
 

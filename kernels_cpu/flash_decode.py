@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from .arguments import Operand, SameKind, checked, contiguous, frozen, host_array, same_kind, writeable
 from .decode_tasks import Cache, decode
+from .features import Path, features
 from .kv_cache import append_kv
 from .team import usable_cores
 from .vector_ir import Kind
@@ -77,6 +78,7 @@ def flash_decode(
     sinks: Operand | None = None,
     softcap: float | None = None,
     threads: int | None = None,
+    path: Path | None = None,
     out: SameKind | None = None,
 ) -> SameKind:
     """Attention of one new token per sequence over its paged KV cache.
@@ -106,6 +108,8 @@ def flash_decode(
         Scores become softcap * tanh(score / softcap).
     threads : int, optional
         Threads that share the work; the cores that this process may use unless given.
+    path : Path, optional
+        Code path; this computer's own (`features`) unless given. Each runs everywhere, at whatever speed.
     out : (B, H, D) fp32, C-contiguous, optional
         Where to store the result.
 
@@ -136,7 +140,7 @@ def flash_decode(
     blocks = contiguous("table", checked("table", table, "B W", np.int32))
     spans = checked("lengths", lengths, "B", np.int32, np.int64).astype(np.int64)
     _check_shapes(queries, cache, blocks, spans)
-    options = _options(queries, scale, window, sinks, softcap, threads)
+    options = _options(queries, scale, window, sinks, softcap, threads, path)
     _check_blocks(blocks, spans, cache.shape[0], cache.shape[3], window)
     result = _result(out, queries, queries.shape[2])
     kind, (_, kv_heads, _, block, dim) = KINDS[cache.dtype.type], cache.shape
@@ -155,6 +159,7 @@ def mla_decode(
     value_dim: int = 512,
     scale: float,
     threads: int | None = None,
+    path: Path | None = None,
     out: SameKind | None = None,
 ) -> SameKind:
     """Multi-head latent attention of one new token per sequence, with the projections absorbed (DeepSeek).
@@ -169,7 +174,7 @@ def mla_decode(
         Absorbed queries: `value_dim` latent dims, then the rotated ones; D = 576 for DeepSeek-V2 and V3.
     kv : (P, b, D) fp32, fp16, torch.bfloat16, or uint16 that holds bfloat16 bits, C-contiguous
         The cache: b rows per block. Slots past a length are never read.
-    table, lengths, threads
+    table, lengths, threads, path
         As of `flash_decode`.
     value_dim : int
         Leading dims of a row that are its value.
@@ -211,7 +216,7 @@ def mla_decode(
     kind = KINDS[cache.dtype.type]
     row = cache.shape[2] * kind.itemsize
     where = Cache(cache.ctypes.data, kind, cache.shape[1], cache.strides[0], row, 0, 0, kv_heads=1)
-    options = _options(queries, scale, None, None, None, threads)
+    options = _options(queries, scale, None, None, None, threads, path)
     decode(frozen(queries), where, frozen(blocks), spans, result, **options)
     return same_kind(q, result) if out is None else out
 
@@ -224,6 +229,7 @@ class Options(TypedDict):
     cap: float | None
     sinks: NDArray[np.float32] | None
     threads: int
+    path: Path
 
 
 def _options(
@@ -233,6 +239,7 @@ def _options(
     sinks: Operand | None,
     softcap: float | None,
     threads: int | None,
+    path: Path | None,
 ) -> Options:
     factor = 1 / math.sqrt(q.shape[2]) if scale is None else scale
     if not math.isfinite(factor):
@@ -246,7 +253,14 @@ def _options(
     taken = None if sinks is None else contiguous("sinks", checked("sinks", sinks, "H", np.float32))
     if taken is not None and taken.size != q.shape[1]:
         raise ValueError(f"sinks must have one score per head of q, {q.shape[1]}, not {taken.size}: pass (H,).")
-    return Options(scale=factor, window=window, cap=softcap, sinks=taken, threads=threads or usable_cores())
+    return Options(
+        scale=factor,
+        window=window,
+        cap=softcap,
+        sinks=taken,
+        threads=threads or usable_cores(),
+        path=path or features().path,
+    )
 
 
 def flash_decode_work(

@@ -5,8 +5,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path as File
 from typing import Any
@@ -17,9 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import kernels_cpu.decode_tasks
+import kernels_cpu
 from kernels_cpu import (
-    Features,
     Path,
     append_kv,
     flash_decode,
@@ -42,21 +39,7 @@ SHAPES = {
 }  # fmt: skip
 
 
-@contextmanager
-def taking(path: Path) -> Iterator[None]:
-    """Take a code path, whatever this computer's own is: vectors are emitted without asking for its instructions."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels_cpu.decode_tasks, "features", lambda: Features(path, "chosen by a test"))
-        yield
-
-
-@pytest.fixture(params=[Path.AVX512, Path.PORTABLE], ids=lambda path: path.name)
-def _path(request: pytest.FixtureRequest) -> Iterator[None]:
-    with taking(request.param):
-        yield
-
-
-on_both_paths = pytest.mark.usefixtures("_path")
+on_both_paths = pytest.mark.parametrize("path", [Path.AVX512, Path.PORTABLE], ids=lambda path: path.name)
 
 
 @dataclass(frozen=True)
@@ -123,36 +106,38 @@ def test_equals_float64_whatever_the_unused_memory_holds(data, path):
     options = {"window": data.draw(st.none() | st.integers(1, 300))}
     if data.draw(st.booleans()):
         options["sinks"] = np.linspace(-2, 3, case.q.shape[1], dtype=np.float32)
-    with taking(path):
-        found = case.decode(**options, threads=data.draw(st.integers(1, 3)))
+    found = case.decode(**options, path=path, threads=data.draw(st.integers(1, 3)))
     np.testing.assert_allclose(found, case.reference(**options), rtol=0, atol=2e-6)
 
 
 @on_both_paths
 @pytest.mark.parametrize("softcap", [0.5, 30.0])
-def test_scores_are_capped(softcap):
+def test_scores_are_capped(softcap, path):
     case = problem([70, 130], group=2, dim=64, dtype="bf16")
     np.testing.assert_allclose(
-        case.decode(softcap=softcap, scale=1.0), case.reference(softcap=softcap, scale=1.0), rtol=0, atol=5e-6
+        case.decode(softcap=softcap, scale=1.0, path=path),
+        case.reference(softcap=softcap, scale=1.0),
+        rtol=0,
+        atol=5e-6,
     )
-    assert np.abs(case.decode(softcap=softcap, scale=1.0) - case.decode(scale=1.0)).max() > 1e-2
+    assert np.abs(case.reference(softcap=softcap, scale=1.0) - case.reference(scale=1.0)).max() > 1e-2
 
 
 @on_both_paths
-def test_a_long_context_keeps_the_error_and_parts_merge_alike_on_any_threads():
+def test_a_long_context_keeps_the_error_and_parts_merge_alike_on_any_threads(path):
     case = problem([20_000, 1, 4097], dim=128, dtype="bf16")
-    alone = case.decode(threads=1)
+    alone = case.decode(threads=1, path=path)
     np.testing.assert_allclose(alone, case.reference(), rtol=0, atol=2e-6)
     for threads in (2, 3, 8):
-        np.testing.assert_array_equal(case.decode(threads=threads), alone)
+        np.testing.assert_array_equal(case.decode(threads=threads, path=path), alone)
 
 
 @on_both_paths
-def test_a_window_reads_nothing_before_it():
+def test_a_window_reads_nothing_before_it(path):
     case = problem([200, 64, 5], dim=128, dtype="bf16")
     hidden = replace(case, table=case.table.copy())
     hidden.table[0, : (200 - 70) // 16] = GARBAGE
-    np.testing.assert_array_equal(hidden.decode(window=70), case.decode(window=70))
+    np.testing.assert_array_equal(hidden.decode(window=70, path=path), case.decode(window=70, path=path))
 
 
 @pytest.mark.parametrize("path", Path)
@@ -165,8 +150,7 @@ def test_latent_attention_equals_float64(path):
         for token in range(length):
             kv[row[token // 16], token % 16] = rng.standard_normal(576)
     kv = stored(kv, "bf16")
-    with taking(path):
-        found = mla_decode(q, kv, table, lengths, scale=192**-0.5)
+    found = mla_decode(q, kv, table, lengths, scale=192**-0.5, path=path)
     np.testing.assert_allclose(found, mla_decode_reference(q, kv, table, lengths, scale=192**-0.5), rtol=0, atol=2e-6)
 
 
@@ -198,24 +182,24 @@ def test_the_oracle_equals_torch():
 
 @on_both_paths
 @pytest.mark.parametrize("scale", [0.0, 0.5, -1.0, 3.0])
-def test_scale_is_applied(scale):
+def test_scale_is_applied(scale, path):
     case = problem([70, 3])
-    np.testing.assert_allclose(case.decode(scale=scale), case.reference(scale=scale), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(case.decode(scale=scale, path=path), case.reference(scale=scale), rtol=0, atol=1e-5)
 
 
 @on_both_paths
-def test_scores_of_any_size_neither_overflow_nor_vanish():
+def test_scores_of_any_size_neither_overflow_nor_vanish(path):
     case = problem([100, 40])
-    np.testing.assert_allclose(case.decode(scale=1e4), case.reference(scale=1e4), rtol=0, atol=5e-2)
-    assert np.isfinite(case.decode(scale=1e30)).all()
+    np.testing.assert_allclose(case.decode(scale=1e4, path=path), case.reference(scale=1e4), rtol=0, atol=5e-2)
+    assert np.isfinite(case.decode(scale=1e30, path=path)).all()
 
 
 @on_both_paths
 @pytest.mark.parametrize("half", [0, 1])
-def test_nan_in_a_live_token_is_not_hidden(half):
+def test_nan_in_a_live_token_is_not_hidden(half, path):
     case = problem([20, 20])
     case.kv[case.table[0, 1], 0, half, 2] = np.nan
-    out = case.decode()
+    out = case.decode(path=path)
     assert np.isnan(out[0, :4]).all()
     assert np.isfinite(out[0, 4:]).all()
     assert np.isfinite(out[1]).all()
@@ -398,15 +382,15 @@ def test_declared_work():
 
 
 @on_both_paths
-def test_two_threads_at_once_get_their_own_answers():
+def test_two_threads_at_once_get_their_own_answers(path):
     cases = [problem([300, 77, 1], group=2, dim=64, dtype="bf16", seed=seed) for seed in range(2)]
-    want = [case.decode() for case in cases]
+    want = [case.decode(path=path) for case in cases]
     start, wrong = threading.Barrier(2), []
 
     def work(index):
         start.wait()
         for _ in range(30):
-            if not np.array_equal(cases[index].decode(), want[index]):
+            if not np.array_equal(cases[index].decode(path=path), want[index]):
                 wrong.append(index)
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
