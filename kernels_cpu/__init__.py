@@ -5,7 +5,8 @@ bit-exact reference. `features()` tells the code path of this computer, `warm_up
 never measured.
 """
 
-from .features import Features, Path, features
+from .ceilings import multiply_add, read_memory
+from .features import CodePath, Features, features
 from .flash_decode import (
     flash_decode,
     flash_decode_reference,
@@ -17,8 +18,8 @@ from .flash_decode import (
 from .kv_cache import append_kv, append_kv_reference, append_kv_work
 
 __all__ = [
+    "CodePath",
     "Features",
-    "Path",
     "append_kv",
     "append_kv_reference",
     "append_kv_work",
@@ -28,5 +29,7 @@ __all__ = [
     "flash_decode_work",
     "mla_decode",
     "mla_decode_reference",
+    "multiply_add",
+    "read_memory",
     "warm_up",
 ]

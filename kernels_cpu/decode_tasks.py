@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from .compiled import compiled
 from .decode_portable import cap_scores, walk_tile
 from .decode_vectors import TILE, Ahead, scores, slots, softmax, take, weighted
-from .features import Path
+from .features import CodePath
 from .team import side_by_side
 from .vector_ir import Kind, order
 
@@ -303,7 +303,7 @@ def decode(
     cap: float | None,
     sinks: NDArray[np.float32] | None,
     threads: int,
-    path: Path,
+    path: CodePath,
 ) -> None:
     """Attention of q (B, H, D) over checked operands into out (B, H, D of V)."""
     begins = np.zeros_like(lengths) if window is None else np.maximum(lengths - window, 0)
@@ -334,7 +334,7 @@ def decode(
     side_by_side(lambda: serve(*arguments), min(threads, len(tasks)))
 
 
-def _lanes(path: Path, dim: int, value_dim: int) -> int:
+def _lanes(path: CodePath, dim: int, value_dim: int) -> int:
     """The widest registers of the path that rows fill evenly, or 0."""
     fitting = [lanes for lanes in (16, 8) if lanes <= path.value and not (dim % lanes or value_dim % lanes)]
     return fitting[0] if fitting else 0

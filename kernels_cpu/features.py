@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import llvmlite.binding as llvm
 
 
-class Path(enum.Enum):
+class CodePath(enum.Enum):
     """Code paths, by the fp32 lanes of a register; PORTABLE leaves vectors to the compiler."""
 
     AVX512 = 16
@@ -24,12 +24,12 @@ class Features:
 
     Attributes
     ----------
-    path : Path
+    path : CodePath
     reason : str
         The instructions found, or the ones that are missing.
     """
 
-    path: Path
+    path: CodePath
     reason: str
 
     @property
@@ -41,7 +41,7 @@ class Features:
         return f"{self.path.name.lower()}: {self.reason}"
 
 
-_NEEDED = {Path.AVX512: ("avx512f", "avx512bw", "avx512vl", "fma"), Path.AVX2: ("avx2", "fma", "f16c")}
+_NEEDED = {CodePath.AVX512: ("avx512f", "avx512bw", "avx512vl", "fma"), CodePath.AVX2: ("avx2", "fma", "f16c")}
 
 
 @functools.cache
@@ -50,7 +50,7 @@ def features() -> Features:
 
     Examples
     --------
-    >>> features().path in Path
+    >>> features().path in CodePath
     True
     """
     found = llvm.get_host_cpu_features()
@@ -58,4 +58,4 @@ def features() -> Features:
         missing = [name for name in needed if not found.get(name)]
         if not missing:
             return Features(path, f"this CPU has {', '.join(needed)}")
-    return Features(Path.PORTABLE, f"this {platform.machine()} CPU has no {', '.join(missing)}")
+    return Features(CodePath.PORTABLE, f"this {platform.machine()} CPU has no {', '.join(missing)}")

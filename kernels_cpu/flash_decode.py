@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from .arguments import Operand, SameKind, checked, contiguous, frozen, host_array, same_kind, writeable
 from .decode_tasks import Cache, decode
-from .features import Path, features
+from .features import CodePath, features
 from .kv_cache import append_kv
 from .team import usable_cores
 from .vector_ir import Kind
@@ -78,7 +78,7 @@ def flash_decode(
     sinks: Operand | None = None,
     softcap: float | None = None,
     threads: int | None = None,
-    path: Path | None = None,
+    path: CodePath | None = None,
     out: SameKind | None = None,
 ) -> SameKind:
     """Attention of one new token per sequence over its paged KV cache.
@@ -108,7 +108,7 @@ def flash_decode(
         Scores become softcap * tanh(score / softcap).
     threads : int, optional
         Threads that share the work; the cores that this process may use unless given.
-    path : Path, optional
+    path : CodePath, optional
         Code path; this computer's own (`features`) unless given. Each runs everywhere, at whatever speed.
     out : (B, H, D) fp32, C-contiguous, optional
         Where to store the result.
@@ -159,7 +159,7 @@ def mla_decode(
     value_dim: int = 512,
     scale: float,
     threads: int | None = None,
-    path: Path | None = None,
+    path: CodePath | None = None,
     out: SameKind | None = None,
 ) -> SameKind:
     """Multi-head latent attention of one new token per sequence, with the projections absorbed (DeepSeek).
@@ -229,7 +229,7 @@ class Options(TypedDict):
     cap: float | None
     sinks: NDArray[np.float32] | None
     threads: int
-    path: Path
+    path: CodePath
 
 
 def _options(
@@ -239,7 +239,7 @@ def _options(
     sinks: Operand | None,
     softcap: float | None,
     threads: int | None,
-    path: Path | None,
+    path: CodePath | None,
 ) -> Options:
     factor = 1 / math.sqrt(q.shape[2]) if scale is None else scale
     if not math.isfinite(factor):

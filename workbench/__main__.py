@@ -62,6 +62,10 @@ def _parser() -> argparse.ArgumentParser:
     sim.add_argument("--seed", type=int, default=0)
     sim.add_argument("--json", type=Path, help="file to write the record to")
     sim.set_defaults(command=_bench_sim)
+    cpu = benches.add_parser("cpu", help="decode attention against memory, arithmetic and torch")
+    cpu.add_argument("--seconds", type=float, default=60, help="how long to repeat, default: 60")
+    cpu.add_argument("--json", type=Path, help="file to write the record to")
+    cpu.set_defaults(command=_bench_cpu)
     overlap = benches.add_parser(
         "overlap", help="steady decode passes: VSLPipe against Sequential, measured and simulated"
     )
@@ -96,6 +100,12 @@ def _train_tiny(options: argparse.Namespace) -> None:
 
     given = {"seed": options.seed} | ({"steps": options.steps} if options.steps is not None else {})
     print(train_tiny(options.out or cache_path("models/tiny-moe"), Settings(**given)))
+
+
+def _bench_cpu(options: argparse.Namespace) -> None:
+    from workbench.bench.cpu import bench_cpu
+
+    bench_cpu(seconds=options.seconds, json=options.json)
 
 
 def _bench_sim(options: argparse.Namespace) -> None:

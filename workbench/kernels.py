@@ -6,12 +6,34 @@ The CPU kernels are there at once; a Triton kernel is imported, and triton with 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from kernels_cpu import append_kv, append_kv_work, flash_decode, flash_decode_work
+from kernels_cpu import (
+    CodePath,
+    append_kv,
+    append_kv_work,
+    features,
+    flash_decode,
+    flash_decode_work,
+    mla_decode,
+    multiply_add,
+    read_memory,
+)
 
 if TYPE_CHECKING:
     from kernels_triton import rms_norm, rms_norm_work
 
-__all__ = ["append_kv", "append_kv_work", "flash_decode", "flash_decode_work", "rms_norm", "rms_norm_work"]
+__all__ = [
+    "CodePath",
+    "append_kv",
+    "append_kv_work",
+    "features",
+    "flash_decode",
+    "flash_decode_work",
+    "mla_decode",
+    "multiply_add",
+    "read_memory",
+    "rms_norm",
+    "rms_norm_work",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass, replace
-from pathlib import Path as File
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import kernels_cpu
 from kernels_cpu import (
-    Path,
+    CodePath,
     append_kv,
     flash_decode,
     flash_decode_reference,
@@ -31,15 +31,15 @@ DTYPES = ("fp32", "bf16", "fp16")
 # (query heads per KV head, head dim, cache) with vector code, each compiled once: every way in which heads and rows are
 # cut into registers. AVX2 takes a few of them, the portable path any.
 SHAPES = {
-    Path.AVX512: [
+    CodePath.AVX512: [
         (1, 128, "bf16"), (2, 64, "bf16"), (3, 96, "fp32"), (4, 128, "bf16"), (5, 80, "bf16"), (8, 192, "bf16"),
         (12, 64, "fp16"), (16, 256, "bf16"), (4, 24, "bf16"),
     ],
-    Path.AVX2: [(1, 128, "bf16"), (4, 80, "bf16"), (7, 64, "fp32"), (16, 96, "fp16")],
+    CodePath.AVX2: [(1, 128, "bf16"), (4, 80, "bf16"), (7, 64, "fp32"), (16, 96, "fp16")],
 }  # fmt: skip
 
 
-on_both_paths = pytest.mark.parametrize("path", [Path.AVX512, Path.PORTABLE], ids=lambda path: path.name)
+on_both_paths = pytest.mark.parametrize("path", [CodePath.AVX512, CodePath.PORTABLE], ids=lambda path: path.name)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def problem(lengths, kv_heads=2, group=4, dim=16, block=16, dtype="fp32", seed=0
 
 
 @st.composite
-def problems(draw: st.DrawFn, path: Path) -> Problem:
+def problems(draw: st.DrawFn, path: CodePath) -> Problem:
     block = draw(st.sampled_from((1, 5, 16, 64, 100, 256)))
     near = st.integers(1, 5).flatmap(lambda n: st.sampled_from((n * block - 1, n * block, n * block + 1)))
     whatever = st.tuples(st.integers(1, 16), st.sampled_from((8, 13, 16, 20, 32, 64, 80, 128)), st.sampled_from(DTYPES))
@@ -100,7 +100,7 @@ def problems(draw: st.DrawFn, path: Path) -> Problem:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.data(), st.sampled_from(Path))
+@given(st.data(), st.sampled_from(CodePath))
 def test_equals_float64_whatever_the_unused_memory_holds(data, path):
     case = data.draw(problems(path))
     options = {"window": data.draw(st.none() | st.integers(1, 300))}
@@ -140,7 +140,7 @@ def test_a_window_reads_nothing_before_it(path):
     np.testing.assert_array_equal(hidden.decode(window=70, path=path), case.decode(window=70, path=path))
 
 
-@pytest.mark.parametrize("path", Path)
+@pytest.mark.parametrize("path", CodePath)
 def test_latent_attention_equals_float64(path):
     rng = np.random.default_rng(0)
     q = rng.standard_normal((3, 16, 576), dtype=np.float32)
@@ -426,7 +426,7 @@ def test_python_runs_while_the_kernel_does():
 def test_an_edit_anywhere_in_the_package_is_seen_by_the_next_process(tmp_path):
     """Numba's own disk cache sees edits of a function's file only; the vectors are emitted by another one."""
     shutil.copytree(
-        File(kernels_cpu.__file__).parent, tmp_path / "kernels_cpu", ignore=shutil.ignore_patterns("__pycache__")
+        Path(kernels_cpu.__file__).parent, tmp_path / "kernels_cpu", ignore=shutil.ignore_patterns("__pycache__")
     )
     code = (
         "import numpy as np; from kernels_cpu import flash_decode; "
