@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 
 import workbench as wb
 from tests.live.world import RUNNABLE, SCHEDULES, lane_threads, longest, machine, requests, scenario, ways
+from workbench.capacity import embedding_bytes
 from workbench.engine import engine, forward, kv_cache, runnable, weights
 from workbench.engine.lanes import Transfer
 from workbench.errors import CapacityError, EngineError
@@ -20,7 +21,7 @@ from workbench.plan import Plan
 from workbench.result import Result, Source
 from workbench.scheduler.block_manager import BlockManager
 from workbench.schedules import Schedule, Sequential, Step, VSLPipe
-from workbench.serving import embedding_bytes, prepare, serve, slot_bytes
+from workbench.serving import prepare, serve
 from workbench.simulate.clock import IterationClock, TaskClock
 
 ASKED = requests((5, 1, 19, 3, 7, 2, 4, 6, 1, 11), (14, 9, 3, 14, 1, 14, 8, 14, 14, 5), seed=5)
@@ -199,7 +200,7 @@ def test_run_asks_for_everything_it_needs(of: wb.Scenario) -> None:
 def test_fetched_kv_counts_against_the_gpu_limit(tiny: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """`limit(gpu_memory=...)` is enforced: what `fetch(kv)` brings to the GPU is in it, or the run is refused."""
     of = scenario(tiny, requests([120] * 12, 4), RUNNABLE["flexgen_s4"], budget=2000)
-    limit = embedding_bytes(of) + 2 * slot_bytes(prepare(of, Sequential()))
+    limit = embedding_bytes(of) + 2 * prepare(of, Sequential()).slot_bytes
     brought: list[int] = []
     fetch = kv_cache.KVCache.fetch
 

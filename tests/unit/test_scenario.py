@@ -6,11 +6,12 @@ import pytest
 
 from tests.builders import small_machine, tiny_model, tiny_scenario
 from tests.systems import PIPELINES, VSL
+from workbench.capacity import embedding_bytes
 from workbench.errors import CapacityError, PipelineError, ScenarioError, ScheduleError, WorkbenchError, WorkloadError
 from workbench.memory import Memory
 from workbench.pipeline import cpu, fetch, gpu, load, offload
 from workbench.schedules import Sequential, VSLPipe
-from workbench.serving import embedding_bytes, prepare, slot_bytes
+from workbench.serving import prepare
 from workbench.stages import attention, decode_attention, moe, out_proj, prefill_attention, qkv, weights
 from workbench.workload import Workload
 
@@ -118,15 +119,15 @@ def test_two_weight_slots_and_the_embedding_just_fit():
     scenario = tiny_scenario(machine=small_machine(gpu_memory=EMBEDDING + 2 * SLOT))
     prepared = prepare(scenario, Sequential())
     assert embedding_bytes(scenario) == EMBEDDING
-    assert slot_bytes(prepared) == SLOT
+    assert prepared.slot_bytes == SLOT
     with pytest.raises(CapacityError, match="2 weight slots"):
         prepare(scenario.on(machine=small_machine(gpu_memory=EMBEDDING + 2 * SLOT - 1)), Sequential())
 
 
 def test_a_slot_holds_the_largest_transfer_of_any_iteration():
     prepared = prepare(tiny_scenario(), VSLPipe())
-    assert slot_bytes(prepared) == SLOT  # the last segment of one layer and the first of the next
-    assert slot_bytes(prepare(tiny_scenario(pipeline=PIPELINES["all_gpu"]), Sequential())) == 0
+    assert prepared.slot_bytes == SLOT  # the last segment of one layer and the first of the next
+    assert prepare(tiny_scenario(pipeline=PIPELINES["all_gpu"]), Sequential()).slot_bytes == 0
 
 
 def test_resident_weights_and_cache_count_where_they_live():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from workbench.errors import EngineError
-from workbench.serving import Prepared
+from workbench.prepared import Prepared
 from workbench.stages import (
     Stage,
     combine,

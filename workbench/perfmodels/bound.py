@@ -6,13 +6,14 @@ from collections.abc import Callable
 from functools import partial
 
 from workbench.cost import Rows
+from workbench.prepared import Prepared, facts
 from workbench.profile import Cores
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.scheduler.block_manager import block_iterations
 from workbench.schedules.base import Schedule
 from workbench.segments import Kind
-from workbench.serving import Prepared, facts, prepare
+from workbench.serving import prepare
 from workbench.workload import Workload
 
 _ONE_TOKEN = (Rows(prefill=1, pairs=1, emits=1), Rows(decode=1, context=1, emits=1))

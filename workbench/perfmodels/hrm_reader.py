@@ -6,10 +6,11 @@ import math
 
 from workbench.errors import ScenarioError
 from workbench.perfmodels.moe_lightning import Job, Mode, Policy, estimate
+from workbench.prepared import facts
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.schedules.base import Schedule
-from workbench.serving import facts, prepare
+from workbench.serving import prepare
 from workbench.stages import Device
 
 

@@ -44,11 +44,12 @@ from workbench.perfmodels.moe_lens_stage2 import (
     stage2,
     stage2_at_rate,
 )
+from workbench.prepared import Prepared, facts
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.scheduler.resource_aware import ResourceAware, steady_pace
 from workbench.schedules.base import Schedule
-from workbench.serving import Prepared, facts, prepare
+from workbench.serving import prepare
 
 __all__ = [
     "Eq12",
