@@ -1,6 +1,5 @@
 """Laws 2 and 8 live: what ran is what was asked for, `simulate` makes the same plans, no knob changes a token."""
 
-import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 
 import workbench as wb
 from tests.live.world import RUNNABLE, SCHEDULES, lane_threads, longest, machine, requests, scenario, ways
-from workbench.capacity import embedding_bytes
 from workbench.engine import engine, forward, kv_cache, runnable, weights
 from workbench.engine.lanes import Transfer
 from workbench.errors import CapacityError, EngineError
@@ -198,9 +196,11 @@ def test_run_asks_for_everything_it_needs(of: wb.Scenario) -> None:
 
 
 def test_fetched_kv_counts_against_the_gpu_limit(tiny: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`limit(gpu_memory=...)` is enforced: what `fetch(kv)` brings to the GPU is in it, or the run is refused."""
+    """`limit(gpu_memory=...)` is enforced: what `fetch(kv)` brings is in the ledger, or it is refused."""
     of = scenario(tiny, requests([120] * 12, 4), RUNNABLE["flexgen_s4"], budget=2000)
-    limit = embedding_bytes(of) + 2 * prepare(of, Sequential()).slot_bytes
+    found = of.fits(Sequential()).gpu
+    with pytest.raises(CapacityError, match="fetched KV"):
+        wb.run(of.on(machine=machine().limit(gpu_memory=found.total - 1)), Sequential())
     brought: list[int] = []
     fetch = kv_cache.KVCache.fetch
 
@@ -210,9 +210,8 @@ def test_fetched_kv_counts_against_the_gpu_limit(tiny: ModelConfig, monkeypatch:
         return fetched, transfer
 
     monkeypatch.setattr(kv_cache.KVCache, "fetch", watched)
-    with contextlib.suppress(CapacityError):
-        wb.run(of.on(machine=machine().limit(gpu_memory=limit)), Sequential())
-    assert max(brought, default=0) + limit <= limit
+    wb.run(of.on(machine=machine().limit(gpu_memory=found.total)), Sequential())
+    assert max(brought) == found["fetched KV"]
 
 
 # ------------------------------------------------------------------------------------------------------- law 2, drawn
