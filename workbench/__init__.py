@@ -13,6 +13,7 @@ from workbench.perfmodels import bound
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.scheduler.resource_aware import Admission, ResourceAware
+from workbench.shadow_prices import ShadowPrices, shadow_prices
 from workbench.simulate import Detail, simulate
 from workbench.sweep import Sweep, sweep
 from workbench.tokenizer import load_tokenizer
@@ -35,6 +36,7 @@ __all__ = [
     "RunState",
     "Sampling",
     "Scenario",
+    "ShadowPrices",
     "Source",
     "Sweep",
     "Workload",
@@ -49,6 +51,7 @@ __all__ = [
     "make_exam",
     "models",
     "run",
+    "shadow_prices",
     "simulate",
     "start",
     "sweep",

@@ -61,6 +61,7 @@ def hrm(scenario: Scenario, schedule: Schedule) -> Result:
         iterations=math.ceil(rounds * output),
         busy={lane: float(seconds) * layers_decoded for lane, seconds in lanes},
         facts=facts(scenario, prepared),
+        predictor="MoE-Lightning",
     )
 
 

@@ -157,6 +157,7 @@ def predict(scenario: Scenario, schedule: Schedule) -> Result:
         iterations=math.ceil(round(seconds / delta, 6)),
         limits=limits,
         facts=facts(scenario, prepared),
+        predictor="MoE-Lens",
     )
 
 
