@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from workbench.result import Result, Source
+from workbench.units import format_seconds
 
 _LANES = {
     "gpu": "the GPU",
@@ -100,7 +101,7 @@ def _against_bound(result: Result, bound: Result) -> str:
     return (
         f"{result.schedule}: {what} {result.gen_tok_s:.4g} of at most {bound.gen_tok_s:.4g} output tok/s "
         f"({result.gen_tok_s / bound.gen_tok_s:.0%}). {_capital(in_words(bound.binding))} sets the bound; "
-        f"the {result.seconds - bound.seconds:.3g} s beyond it are {_signed(beyond_bound(result, bound))}, "
+        f"the {format_seconds(result.seconds - bound.seconds)} beyond it are {_signed(beyond_bound(result, bound))}, "
         f"in {result.iterations / bound.iterations:.3g} times the least number of iterations."
     )
 
@@ -150,7 +151,9 @@ def _has_tasks(result: Result) -> bool:
 
 
 def _signed(causes: Mapping[str, float]) -> str:
-    return ", ".join(f"{cause} {seconds:+.3g} s" for cause, seconds in causes.items())
+    return ", ".join(
+        f"{cause} {'-' if seconds < 0 else '+'}{format_seconds(abs(seconds))}" for cause, seconds in causes.items()
+    )
 
 
 def _capital(words: str) -> str:

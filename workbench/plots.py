@@ -62,7 +62,7 @@ def plot_throughput(results: Sequence[Result], ax: Axes | None = None) -> Axes:
     ax.set_xlabel("output tokens per second")
     ax.margins(x=0.12)
     ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(loc="upper left", bbox_to_anchor=(0, 1.16), ncols=len(kinds), frameon=False)
+    ax.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=3, frameon=False)
     return ax
 
 
@@ -78,7 +78,7 @@ def plot_gains(gains: Sequence[tuple[str, float]], ax: Axes | None = None) -> Ax
     names, factors = zip(*gains, strict=True)
     ax.barh(names, [factor - 1 for factor in factors], left=1, height=0.7, color=COLOURS[Source.SIMULATED])
     for row, factor in enumerate(factors):
-        ax.annotate(f" {factor:.3g}x", (max(factor, 1.0), row), va="center", fontsize=9)
+        ax.annotate(f" {factor:.2f}x", (max(factor, 1.0), row), va="center", fontsize=9)
     ax.invert_yaxis()
     ax.axvline(1, color=_OTHER, linewidth=0.8)
     ax.set_xlabel("output tokens per second, as a factor")

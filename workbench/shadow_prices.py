@@ -69,7 +69,7 @@ class ShadowPrices:
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Resource, gain, and what then binds."""
-        return [(f"{self.factor:g}x {p.resource}", f"{p.gain:.3g}x", self._then(p)) for p in self.prices]
+        return [(f"{self.factor:g}x {p.resource}", f"{p.gain:.2f}x", self._then(p)) for p in self.prices]
 
     def _then(self, price: Price) -> str:
         words = in_words(price.result.binding)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 
 from workbench.errors import ScenarioError
-from workbench.perfmodels.moe_lightning import Job, Mode, Policy, estimate
+from workbench.perfmodels.moe_lightning_model import Job, Mode, Policy, estimate
 from workbench.prepared import facts
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.schedules.base import Schedule
 from workbench.serving import prepare
-from workbench.stages import Device
+from workbench.stages import Device, attention, moe, out_proj, qkv
 
 
-def hrm(scenario: Scenario, schedule: Schedule) -> Result:
+def predict(scenario: Scenario, schedule: Schedule) -> Result:
     """Throughput that MoE-Lightning's model, in FULL mode, predicts for this pipeline and memory.
 
     The policy is read off: A_g and F_g from where decode attention and experts sit, r_w and r_c from what is streamed,
@@ -28,7 +28,8 @@ def hrm(scenario: Scenario, schedule: Schedule) -> Result:
     Raises
     ------
     ScenarioError
-        If weights and KV are kept in different precisions, nothing is called experts, or outputs have one token.
+        If weights and KV are kept in different precisions, outputs have one token, or the pipeline has operations
+        that the model does not know, defers experts or has none.
 
     Notes
     -----
@@ -40,9 +41,12 @@ def hrm(scenario: Scenario, schedule: Schedule) -> Result:
     workload, precision = scenario.workload, scenario.precision
     prompt, output = float(workload.prompt_len.mean()), float(workload.output_len.mean())
     if precision.weights != precision.kv:
-        raise ScenarioError(f"hrm has one precision, not {precision.weights} and {precision.kv}; give Memory the same.")
+        raise ScenarioError(
+            f"moe_lightning.predict has one precision, not {precision.weights} and {precision.kv}; "
+            "give Memory the same."
+        )
     if output < 2:
-        raise ScenarioError("hrm predicts decode, but outputs have one token; give longer outputs.")
+        raise ScenarioError("moe_lightning.predict is about decode, but outputs have one token; give longer outputs.")
     held = scenario.kv_blocks * scenario.memory.kv_block
     policy = _policy(scenario, min(len(workload.prompt_len), int(held // (prompt + output))), schedule.parts)
     found = estimate(Job(scenario.model, scenario.machine, prompt, output, precision.weights), policy, Mode.FULL)
@@ -67,11 +71,18 @@ def hrm(scenario: Scenario, schedule: Schedule) -> Result:
 
 def _policy(scenario: Scenario, batch: int, parts: int) -> Policy:
     pipeline = scenario.pipeline
-    attention = next(stage for stage in pipeline.stages if stage.op.keeps_kv)
+    keeper = next(stage for stage in pipeline.stages if stage.op.keeps_kv)
     experts = next((stage for stage in pipeline.stages if stage.op.name == "experts"), None)
+    strange = [stage for stage in pipeline.stages if stage.defer or stage.op not in (qkv, *attention, out_proj, *moe)]
+    if strange:
+        raise ScenarioError(
+            f"moe_lightning.predict models attention and routed experts, not {strange[0]}; use bound or simulate."
+        )
     if experts is None:
-        raise ScenarioError(f"hrm needs a stage that computes the experts, and {pipeline} has none; add moe.")
-    on_gpu, experts_on_gpu = attention.device is Device.GPU, experts.device is Device.GPU
+        raise ScenarioError(
+            f"moe_lightning.predict needs a stage that computes the experts, and {pipeline} has none; add moe."
+        )
+    on_gpu, experts_on_gpu = keeper.device is Device.GPU, experts.device is Device.GPU
     return Policy(
         batch=max(batch, 1),
         micro_batch=math.ceil(max(batch, 1) / parts),
