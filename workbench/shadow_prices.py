@@ -145,7 +145,7 @@ def shadow_prices(
     if not 1 < factor < float("inf"):
         raise ValueError(f"factor={factor} gives no more of a resource; give a number above 1.")
     base = reader(scenario, schedule)
-    prices = (_price(name, more(scenario, factor), schedule, reader, base) for name, more in _MORE.items())
+    prices = (_price(name, more(scenario, factor), schedule, reader, base) for name, more in RESOURCES.items())
     return ShadowPrices(base, factor, tuple(prices))
 
 
@@ -208,12 +208,13 @@ def _more_kv(scenario: Scenario, factor: float) -> Scenario:
     return scenario.on(memory=replace(memory, kv_capacity=parse_bytes(memory.kv_capacity) * factor))
 
 
-_MORE: dict[str, Callable[[Scenario, float], Scenario]] = {
+RESOURCES: dict[str, Callable[[Scenario, float], Scenario]] = {
     "link": _more_link,
     "GPU": _more_gpu,
     "CPU": _more_cpu,
     "KV capacity": _more_kv,
 }
+"""Every resource that has a price, and how a scenario gets so many times as much of it."""
 
 
 def _faster(device: Device, factor: float) -> Device:
