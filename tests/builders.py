@@ -6,20 +6,37 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from hypothesis import reject
 from hypothesis import strategies as st
 
 from tests.systems import PIPELINES, VSL, ids
-from workbench.cost import Precision
+from workbench.cost import Precision, Rows, Work
+from workbench.errors import PipelineError
 from workbench.hardware import Device, Link, Machine
 from workbench.memory import Memory
 from workbench.models import ModelConfig
-from workbench.pipeline import Pipeline
+from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload, resolve
 from workbench.profile import Cores, OpTime, Profile
 from workbench.scenario import Scenario
 from workbench.scheduler.batch import Batch
 from workbench.scheduler.block_manager import BlockManager
 from workbench.scheduler.resource_aware import Admission, ResourceAware
 from workbench.schedules import Schedule, Sequential, VSLPipe
+from workbench.stages import (
+    Device as Place,
+)
+from workbench.stages import (
+    Op,
+    combine,
+    decode_attention,
+    experts,
+    kv,
+    out_proj,
+    prefill_attention,
+    qkv,
+    route,
+    weights,
+)
 from workbench.task_cost import profile_shape
 from workbench.workload import Workload
 
@@ -33,6 +50,7 @@ OPERATIONS = (
     "experts",
     "shared_experts",
     "combine",
+    "own",
     "head",
 )
 
@@ -180,13 +198,48 @@ def machines(draw: st.DrawFn) -> Machine:
     )
 
 
+def _own_work(rows: Rows, model: ModelConfig, precision: Precision) -> Work:
+    return Work(1e4 * rows.tokens, 1e4 + 1e3 * rows.tokens, precision.weights)
+
+
+OWN = Op("own", ("x",), ("x",), work=_own_work, params=lambda model: 1000)
+"""An operation as a user would add it."""
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> Pipeline:
+    """Any placement of the layer's operations and of a user's own one, with the transfers that it needs."""
+    ops = [qkv, prefill_attention, decode_attention, out_proj, route, experts, combine]
+    if draw(st.booleans()):
+        ops.insert(draw(st.sampled_from([0, 4, 7])), OWN)
+    devices = draw(st.lists(st.sampled_from(Place), min_size=len(ops), max_size=len(ops)))
+    wired = Pipeline()
+    for op, device, before in zip(ops, devices, [devices[0], *devices], strict=False):
+        if device is not before:
+            wired = wired >> (load if device is Place.GPU else offload)
+        wired = wired >> (gpu(op) if device is Place.GPU else cpu(op))
+    if devices[-1] is not devices[0]:
+        wired = wired >> (load if devices[0] is Place.GPU else offload)
+    on_gpu = [op for op, device in zip(ops, devices, strict=True) if device is Place.GPU]
+    choices = [weights] if any(op.params for op in on_gpu) else []
+    choices += [experts.weights] if experts in on_gpu else []
+    choices += [kv] if decode_attention in on_gpu else []
+    fetched = [item for item in choices if draw(st.booleans())]
+    whole = fetch(*fetched) | wired if fetched else wired
+    try:
+        resolve(whole)
+    except PipelineError:  # the two attentions apart, the second where its input already is: a transfer moves nothing
+        reject()
+    return whole
+
+
 @st.composite
 def wirings(draw: st.DrawFn) -> tuple[Pipeline, Schedule]:
-    """One of the five pipelines with a schedule that takes it."""
-    name = draw(st.sampled_from(sorted(PIPELINES)))
+    """One of the five pipelines, or any, with a schedule that takes it."""
+    pipeline = draw(st.sampled_from([PIPELINES[name] for name in sorted(PIPELINES)]) | pipelines())
     sequential = st.builds(Sequential, st.integers(1, 4), prefetch=st.booleans())
     pipelined = st.sampled_from([1e-6, 1e-4, 5e-3]).map(VSLPipe)
-    return PIPELINES[name], draw(sequential | pipelined if name == "vslpipe" else sequential)
+    return pipeline, draw(sequential | pipelined if pipeline == VSL else sequential)
 
 
 @st.composite

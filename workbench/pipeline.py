@@ -290,11 +290,11 @@ def _reads_there(rest: tuple[Element, ...], device: Device, made: frozenset[Piec
 
 @dataclass(frozen=True)
 class Resolved:
-    """A closed layer: what each move carries, and where the residual stream enters and leaves it."""
+    """A closed layer: what each move carries, and where the residual stream must be before it and is after it."""
 
     pipeline: Pipeline
     carries: tuple[tuple[Path, tuple[Piece, ...]], ...]
-    enters: Device
+    enters: frozenset[Device]
     leaves: frozenset[Device]
 
 
@@ -309,12 +309,13 @@ def resolve(pipeline: Pipeline) -> Resolved:
     """
     _check_kv(pipeline)
     _check_fetches(pipeline)
-    enters = next((s.device for s in pipeline.stages if "x" in s.op.reads), Device.GPU)
-    walk = _start(frozenset({enters}), (0, "the previous layer"))
+    reader = next((s.device for s in pipeline.stages if "x" in s.op.reads), Device.GPU)
+    walk = _start(frozenset({reader}), (0, "the previous layer"))
     walk.follow(pipeline.chain, pipeline.chain)
     leaves = walk.at["x", RowClass.DECODE] & walk.at["x", RowClass.PREFILL]
     again = _start(leaves, walk.writer["x", RowClass.DECODE])
     again.follow(pipeline.chain, pipeline.chain)
+    enters = frozenset({reader}) if again.carries == walk.carries else leaves
     return Resolved(pipeline, tuple(again.carries.items()), enters, leaves)
 
 

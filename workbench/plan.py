@@ -131,14 +131,14 @@ def lay_out(
     tasks: Sequence[Task],
     seconds: Sequence[float],
     packet: float = float("inf"),
-    drag: Mapping[str, float] | None = None,
+    drags: Sequence[float] = (),
 ) -> tuple[list[float], list[float]]:
     """Starts and ends of a plan's tasks when each lane runs its own in issue order [s].
 
     A task starts when its lane is free and everything it waits for has ended; a first task that is not ready blocks
     its lane. A bulk transfer goes in packets of `packet` seconds: a small transfer that becomes ready meanwhile
     starts at the next packet boundary and delays the rest. While a bulk transfer runs that stands in the plan before
-    a compute task, the task makes only ``1 - drag[lane]`` seconds of progress per second.
+    a task, the task makes only ``1 - drag`` seconds of progress per second; `drags` has one for each task, or none.
 
     Notes
     -----
@@ -161,9 +161,9 @@ def lay_out(
         elif length and lane in bulk:
             start = bulk[lane].let_pass(start, length, starts, ends, packet)
         end = start + length
-        if drag and lane in COMPUTE and length:
+        if drags and drags[index] and length:
             for transfer in bulk.values():
-                end = _dragged(start, end, starts[transfer.index], ends[transfer.index], drag[lane])
+                end = _dragged(start, end, starts[transfer.index], ends[transfer.index], drags[index])
         starts[index], ends[index] = start, end
         if not task.bulk:
             free[lane] = end

@@ -81,7 +81,8 @@ class LayerGraph:
     sinks : tuple of int
         Nodes that the next layer's first nodes wait for.
     enter, leave : Node or None
-        Transfer of the residual stream after the embedding and before the head, where the layers sit on the CPU.
+        Transfer of the residual stream after the embedding and before the head, where a layer begins or ends on the
+        CPU.
     """
 
     pipeline: Pipeline
@@ -119,7 +120,7 @@ def layer_graph(pipeline: Pipeline) -> LayerGraph:
     builder = _Builder(resolved)
     sinks = builder.add(pipeline.chain, ())
     sinks += tuple(index for index, node in enumerate(builder.nodes) if node.kind is Kind.KV_OUT)
-    enter = Node(Kind.MOVE, "R", "d2h", carries=_X) if resolved.enters is Device.CPU else None
+    enter = Node(Kind.MOVE, "R", "d2h", carries=_X) if Device.CPU in resolved.enters else None
     leave = None if Device.GPU in resolved.leaves else Node(Kind.MOVE, "L", "h2d", carries=_X)
     return LayerGraph(pipeline, tuple(builder.nodes), sinks, enter, leave)
 

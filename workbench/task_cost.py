@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from workbench.cost import Precision, Rows, Work, copy_seconds, least_seconds, measured_seconds, seconds
 from workbench.errors import ScenarioError
@@ -23,6 +24,18 @@ TEAM_SECONDS = 1e-3
 _MOST_STOLEN = 0.5  # share of a core that the movers take from a lane that wants it too
 _ENDLESS = 1e12  # tokens of an iteration that no computer will see
 _ENDS = {Kind.EMBED: "embed", Kind.HEAD: "head"}
+
+
+class LaidOut(NamedTuple):
+    """Tasks on their lanes, one value for each: start, end, time that it holds its lane, time of the host's memory [s].
+
+    Where lanes share cores, what they do to one another is measured (`Cores`), and no time of memory is counted.
+    """
+
+    starts: list[float]
+    ends: list[float]
+    busy: list[float]
+    dram: list[float]
 
 
 class TaskCost:
@@ -172,21 +185,34 @@ class TaskCost:
             return False
         return self.profile is None or sum(_compute(tasks, self.tasks(tasks, parts, whole))) < sum(apart)
 
-    def lay_out(
-        self, tasks: Sequence[Task], parts: Sequence[Rows], packet: float, whole: Sequence[Task]
-    ) -> tuple[list[float], list[float], list[float]]:
-        """Starts, ends and busy seconds of tasks of a plan [s]; see `plan.lay_out`. The `whole` plan sets the pace."""
+    def lay_out(self, tasks: Sequence[Task], parts: Sequence[Rows], packet: float, whole: Sequence[Task]) -> LaidOut:
+        """Play tasks of a plan; see `plan.lay_out`. The `whole` plan sets the pace."""
         cores = self._machine.cores
         pace = None if cores is None else self.pace(whole, parts, cores)
         work = self.tasks(tasks, parts, pace)
-        drag = {} if pace is None else {"gpu": pace.gpu_drag, "cpu": pace.cpu_drag}
-        starts, ends = lay_out(tasks, work, packet, drag)
-        if drag:
-            work = [
-                end - start if task.node.lane in COMPUTE else length
-                for task, start, end, length in zip(tasks, starts, ends, work, strict=True)
-            ]
-        return starts, ends, work
+        dram = self._dram(tasks, parts) if cores is None else [0.0] * len(tasks)
+        if pace is None:
+            drags = self._dram_drags(tasks, work, dram)
+        else:
+            of_lane = {"gpu": pace.gpu_drag, "cpu": pace.cpu_drag}
+            drags = [of_lane.get(task.node.lane, 0.0) for task in tasks]
+        starts, ends = lay_out(tasks, work, packet, drags)
+        busy = [
+            end - start if drag else length for start, end, length, drag in zip(starts, ends, work, drags, strict=True)
+        ]
+        return LaidOut(starts, ends, busy, dram)
+
+    def _dram_drags(self, tasks: Sequence[Task], work: Sequence[float], dram: Sequence[float]) -> list[float]:
+        """Share of its progress that each task on the host loses while weights are read from the same DRAM.
+
+        A task that needs the share u of the bandwidth runs at min(1, a / u), a being what the stream leaves, at least
+        half: the two then share evenly.
+        """
+        left = max(1.0 - self._machine.link.h2d / self._machine.cpu.bandwidth, 0.5)
+        return [
+            max(0.0, 1.0 - left * seconds / traffic) if traffic and task.node.lane == "cpu" else 0.0
+            for task, seconds, traffic in zip(tasks, work, dram, strict=True)
+        ]
 
     def between(self, requests: float) -> float:
         """Seconds between two plans, for so many requests in the batch [s]."""
@@ -194,15 +220,24 @@ class TaskCost:
 
     def tasks(self, tasks: Sequence[Task], parts: Sequence[Rows], pace: Pace | None = None) -> list[float]:
         """Seconds of every task of a plan whose parts have these rows."""
-        known: dict[tuple[object, ...], float] = {}
-        result = []
-        for task in tasks:
-            key = (id(task.node), task.part) if task.part is not None else task.pieces
-            price = known.get(key)
-            if price is None:
-                price = known[key] = self._price(task, parts, pace)
-            result.append(price)
-        return result
+        return _each_kind(tasks, lambda task: self._price(task, parts, pace))
+
+    def _dram(self, tasks: Sequence[Task], parts: Sequence[Rows]) -> list[float]:
+        """Seconds of the host memory's bandwidth that each task of a plan takes [s]."""
+
+        def price(task: Task) -> float:
+            if task.part is None:
+                return self.weight_transfer(task.pieces) / self._machine.cpu.bandwidth
+            return self.host_bytes(task.node, parts[task.part]) / self._machine.cpu.bandwidth
+
+        return _each_kind(tasks, price)
+
+    def host_bytes(self, node: Node, rows: Rows) -> float:
+        """Bytes that a node other than weights reads from or writes to the host's memory in one layer."""
+        if node.kind is Kind.SEGMENT:
+            on_host = [stage for stage in node.stages if stage.device is Place.CPU]
+            return sum(self.work(stage, rows).bytes for stage in on_host)
+        return 0.0 if node.kind in _ENDS else self.transfer(node, rows)
 
     def _price(self, task: Task, parts: Sequence[Rows], pace: Pace | None) -> float:
         if task.part is None:
@@ -238,6 +273,18 @@ class TaskCost:
         segments = [node for node in self._graph.nodes if node.kind is Kind.SEGMENT and node.lane == "gpu"]
         threads = 0 if self._machine.cores is None else self._machine.cores.gpu
         return sum(self.node(node, Rows(prefill=tokens), threads) for node in segments)
+
+
+def _each_kind(tasks: Sequence[Task], price: Callable[[Task], float]) -> list[float]:
+    """The price of every task, asked for once where tasks of several layers are the same."""
+    keys: list[tuple[object, ...]] = [
+        task.pieces if task.part is None else (id(task.node), task.part) for task in tasks
+    ]
+    known: dict[tuple[object, ...], float] = {}
+    for key, task in zip(keys, tasks, strict=True):
+        if key not in known:
+            known[key] = price(task)
+    return [known[key] for key in keys]
 
 
 def _compute(tasks: Sequence[Task], seconds: Sequence[float]) -> list[float]:

@@ -41,7 +41,13 @@ def test_rows_of_all_requests_are_what_an_undisturbed_run_puts_on_the_stages():
 
 @pytest.mark.parametrize(
     ("slow", "binding"),
-    [("gpu", "gpu compute"), ("dram", "cpu compute"), ("d2h", "d2h link"), ("h2d", "h2d link")],
+    [
+        ("gpu", "gpu compute"),
+        ("cpu", "cpu compute"),
+        ("dram", "DRAM bandwidth"),
+        ("d2h", "d2h link"),
+        ("h2d", "h2d link"),
+    ],
 )
 def test_the_slowest_lane_binds(slow, binding):
     scenario = tiny_scenario([8] * 4, [4] * 4, machine=small_machine(**FAST | {slow: 1e4}))
@@ -63,6 +69,16 @@ def test_weights_stream_once_per_iteration():
     streamed = 10 * model.num_hidden_layers * model.layer_params * 2
     outputs = model.num_hidden_layers * 9 * model.q_size * 2  # none, if every decode were recomputed as a prefill
     assert streamed / 1e6 <= bound(scenario, VSLPipe()).limits["h2d link"] <= (streamed + outputs) / 1e6
+
+
+def test_the_hosts_memory_carries_attention_and_both_directions_of_the_link():
+    scenario = tiny_scenario([4] * 2, [1] * 2, machine=small_machine(dram=1e6))
+    model, size = scenario.model, 2
+    kept = 8 * 2 * model.kv_size * (size + 4)  # 8 tokens' keys and values, in fp32 as they come and in bf16 as kept
+    back = 8 * 2 * model.kv_size * size  # they cross the link in bf16
+    streamed = model.layer_params * size
+    found = bound(scenario, VSLPipe()).limits["DRAM bandwidth"]
+    assert found == pytest.approx(model.num_hidden_layers * (kept + back + streamed) / 1e6)
 
 
 def test_resident_weights_do_not_cross_the_link():

@@ -208,5 +208,13 @@ def test_a_users_operation_needs_only_its_rows():
 
 def test_resolving_tells_where_the_residual_stream_enters_and_leaves():
     inside = resolve(PIPELINES["all_cpu"])
-    assert (inside.enters, inside.leaves) == (Device.CPU, frozenset({Device.CPU}))
-    assert resolve(VSL).enters is Device.GPU
+    assert (inside.enters, inside.leaves) == (frozenset({Device.CPU}), frozenset({Device.CPU}))
+    assert resolve(VSL).enters == frozenset({Device.GPU})
+
+
+def test_a_layer_that_finds_the_stream_where_the_last_one_wrote_it_needs_it_there_from_the_start():
+    """combine leaves x on the CPU, load copies it: out_proj reads the first of them, which layer 0 needs too."""
+    layer = gpu(qkv, attention) >> offload >> cpu(out_proj) >> load >> gpu(route) >> offload >> cpu(experts, combine)
+    resolved = resolve(layer >> load)
+    assert resolved.enters == resolved.leaves == frozenset(Device)
+    assert all(("x", rows) not in resolved.carries[0][1] for rows in RowClass)

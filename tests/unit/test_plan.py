@@ -141,17 +141,17 @@ def test_a_plan_shows_its_chart_in_a_notebook():
     ids=["all the way", "for a while", "not at all", "for most of it"],
 )
 def test_a_task_beside_a_stream_makes_less_progress(stream, expected):
-    starts, ends = lay_out([bulk(), task(GPU)], [stream, 2.0], 1.0, {"gpu": 0.5})
+    starts, ends = lay_out([bulk(), task(GPU)], [stream, 2.0], 1.0, [0.0, 0.5])
     assert (starts[1], ends[1]) == (0, expected)
 
 
 def test_only_the_lane_that_pays_is_slowed_down():
-    _, ends = lay_out([bulk(), task(GPU), task(CPU)], [10.0, 2.0, 2.0], 1.0, {"gpu": 0.5, "cpu": 0.0})
+    _, ends = lay_out([bulk(), task(GPU), task(CPU)], [10.0, 2.0, 2.0], 1.0, [0.0, 0.5, 0.0])
     assert ends == [10.0, 4.0, 2.0]
 
 
 def test_a_task_that_starts_in_the_middle_of_a_stream_is_slowed_for_the_rest_of_it():
-    _, ends = lay_out([bulk(), task(CPU), task(GPU, 1)], [4.0, 3.0, 2.0], 1.0, {"gpu": 0.5, "cpu": 0.0})
+    _, ends = lay_out([bulk(), task(CPU), task(GPU, 1)], [4.0, 3.0, 2.0], 1.0, [0.0, 0.0, 0.5])
     assert ends[2] == 3 + 1 + 1.5
 
 

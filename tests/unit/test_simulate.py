@@ -7,6 +7,7 @@ import pytest
 from tests.builders import small_machine, tiny_model, tiny_scenario
 from tests.systems import PIPELINES, VSL
 from workbench.errors import CapacityError, ScenarioError, ScheduleError
+from workbench.perfmodels import bound
 from workbench.pipeline import fetch, gpu
 from workbench.plan import busy_seconds
 from workbench.result import Source
@@ -101,9 +102,21 @@ def test_sequential_takes_the_sum_of_its_tasks():
 
 
 def test_overlap_saves_time_and_never_costs_any_here():
-    scenario = tiny_scenario([30] * 40, [8] * 40, machine=small_machine(dram=1e8))
+    scenario = tiny_scenario([30] * 40, [8] * 40, machine=small_machine(dram=2e8))
     overlapped, in_turn = (simulate(scenario, schedule) for schedule in (VSLPipe(), Sequential(2)))
     assert overlapped.seconds < 0.9 * in_turn.seconds
+
+
+@pytest.mark.parametrize("detail", Detail)
+def test_attention_and_streaming_share_the_hosts_memory(detail):
+    """As fast as DRAM, the link leaves attention nothing while it streams: overlap cannot beat one after the other."""
+    fast = {"gpu": 1e15, "hbm": 1e15, "cpu": 1e15, "d2h": 1e15, "gpu_memory": 1e12}
+    shared, own = (
+        tiny_scenario([60] * 40, [8] * 40, machine=small_machine(h2d=1e8, dram=dram, **fast)) for dram in (1e8, 1e15)
+    )
+    contended, free = (simulate(scenario, VSLPipe(), detail=detail) for scenario in (shared, own))
+    moved = bound(shared, VSLPipe()).limits["DRAM bandwidth"]
+    assert contended.seconds >= moved > 1.2 * free.seconds
 
 
 def test_fewer_layers_than_the_iteration_detail_looks_at_are_exact():

@@ -39,8 +39,9 @@ def bound(scenario: Scenario, schedule: Schedule) -> Result:
     -----
     For MoE-Lens' pipeline and equal lengths this is T <= min(N g / S, n_it g / (p + g - 1)) / delta in output tokens
     per second, S the exact block-iterations of one request (SPEC 1.5) and n_it the tokens that the GPU computes
-    while one pass of weights streams. CPU attention and weight streaming are charged to their lanes alone, not to
-    the DRAM they share, so the bound is loose where both are heavy.
+    while one pass of weights streams. The host's memory is a limit of its own: what the cpu lane and both directions
+    of the link read and write there passes one bandwidth. Where lanes share a computer's cores instead, those cores
+    are the limit.
     """
     prepared = prepare(scenario, schedule)
     iterations = least_iterations(scenario.workload, scenario.kv_blocks, scenario.memory.kv_block)
@@ -128,9 +129,21 @@ def _lane_limits(prepared: Prepared, total: Rows, iterations: int) -> dict[str, 
     for kind in (Kind.EMBED, Kind.HEAD):
         compute("gpu", partial(cost.least_ends, kind), 1)
     limits["h2d link"] += cost.fetch(cost.weights_per_layer) * layers * iterations
-    if cores is not None:
+    if cores is None:
+        limits["DRAM bandwidth"] = _host_bytes(prepared, total, iterations) / prepared.scenario.machine.cpu.bandwidth
+    else:
         limits["cores that both lanes share"] = shared / max(cores.alone, cores.gpu + cores.cpu)
     return limits
+
+
+def _host_bytes(prepared: Prepared, total: Rows, iterations: int) -> float:
+    """What the cpu lane and the link cannot but read from and write to the host's memory [B]."""
+    cost = prepared.cost
+    of_layer = cost.weights_per_layer * iterations
+    for node in prepared.lowering.graph.nodes:
+        least = min(cost.host_bytes(node, rows) for rows in _ONE_TOKEN)
+        of_layer += max(cost.host_bytes(node, total), iterations * least)
+    return of_layer * prepared.layers
 
 
 def _threads(cores: Cores | None, lane: str) -> tuple[int, ...]:

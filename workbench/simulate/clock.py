@@ -1,4 +1,7 @@
-"""The virtual clock: lays out every task, or takes an iteration's period from three layers."""
+"""The virtual clock: lays out every task, or takes an iteration's period from three layers.
+
+No iteration is shorter than the host's memory takes for all that the plan's tasks read and write there.
+"""
 
 from __future__ import annotations
 
@@ -61,13 +64,13 @@ class TaskClock:
 
     def execute(self, plan: Plan, number: int, step: Step) -> dict[str, float]:
         """See `Clock.execute`."""
-        starts, ends, busy = self._cost.lay_out(
+        starts, ends, busy, dram = self._cost.lay_out(
             plan.tasks, [part.rows for part in plan.parts], self._packet, plan.tasks
         )
         for task, start, end in zip(plan.tasks, starts, ends, strict=True):
             if end > start:
                 self.timeline.spans.append(Span(task.node.lane, task.name, self.now + start, self.now + end, number))
-        self.now += max(ends) + self._cost.between(sum(map(len, plan.parts)))
+        self.now += max(sum(dram), *ends) + self._cost.between(sum(map(len, plan.parts)))
         return dict(busy_seconds(plan.tasks, busy))
 
 
@@ -86,15 +89,17 @@ class IterationClock:
         """See `Clock.execute`."""
         few = min(plan.layers, _FEW)
         tasks = self._lowering.tasks(few, step)
-        _, ends, work = self._cost.lay_out(tasks, [part.rows for part in plan.parts], self._packet, plan.tasks)
-        repeats = plan.layers - few
+        laid = self._cost.lay_out(tasks, [part.rows for part in plan.parts], self._packet, plan.tasks)
+        repeats, least = plan.layers - few, 0.0
         last_end, busy = [0.0] * few, dict.fromkeys(LANES, 0.0)
-        for task, length, end in zip(tasks, work, ends, strict=True):
-            busy[task.node.lane] += length * (repeats + 1) if task.layer == 1 else length
+        for task, _, end, length, traffic in zip(tasks, *laid, strict=True):
+            times = repeats + 1 if task.layer == 1 else 1
+            busy[task.node.lane] += length * times
+            least += traffic * times
             if task.part is not None and task.layer >= 0:
                 last_end[task.layer] = max(last_end[task.layer], end)
         period = last_end[1] - last_end[0] if repeats else 0.0
-        seconds = max(ends) + repeats * period + self._cost.between(sum(map(len, plan.parts)))
+        seconds = max(least, max(laid.ends) + repeats * period) + self._cost.between(sum(map(len, plan.parts)))
         self.timeline.spans.append(Span("step", plan_label(plan), self.now, self.now + seconds, number))
         self.now += seconds
         return busy

@@ -1,5 +1,6 @@
 // One small chart per channel. A sample is [seconds, values, texts, notes]; the newest stand at the right.
 const SECONDS = 60;
+const GUTTER = 32; // room for the number at the top of a scale that grows with its samples
 const COLOURS = ["#059669", "#3b82f6", "#a855f7", "#dc2626", "#d97706", "#d97706", "#d97706", "#d97706"];
 
 function element(tag, name, parent) {
@@ -20,9 +21,8 @@ function gauge(channel, parent) {
   return { channel, box, note, text, canvas };
 }
 
-function scaleTop(channel, samples, index) {
-  if (channel.top !== null) return channel.top;
-  return Math.max(1e-9, ...samples.map((sample) => sample[1][index])) * 1.1;
+function highest(channel, samples, index) {
+  return channel.top ?? Math.max(0, ...samples.map((sample) => sample[1][index]));
 }
 
 // Sizes and styles are read here and not while drawing, which would make the browser lay out the page every time.
@@ -42,11 +42,14 @@ function draw(part, index, samples) {
   pen.setTransform(ratio, 0, 0, ratio, 0, 0);
   pen.clearRect(0, 0, width, height);
   if (!samples.length) return;
-  const top = scaleTop(channel, samples, index);
+  const grows = channel.top === null;
+  const most = highest(channel, samples, index);
+  const top = (grows ? 1.1 * most : most) || 1;
+  const left = grows ? GUTTER : 0;
   const last = samples[samples.length - 1][0];
   const begin = Math.max(0, last - SECONDS);
   const span = Math.max(last - begin, 4);
-  const x = (sample) => ((sample[0] - begin) / span) * width;
+  const x = (sample) => left + ((sample[0] - begin) / span) * (width - left);
   const y = (sample) => height - 1 - (sample[1][index] / top) * (height - 3);
   pen.beginPath();
   samples.forEach((sample, i) => (i ? pen.lineTo(x(sample), y(sample)) : pen.moveTo(x(sample), y(sample))));
@@ -58,9 +61,9 @@ function draw(part, index, samples) {
   pen.globalAlpha = 0.15;
   pen.fill();
   pen.globalAlpha = 1;
-  if (channel.top !== null) return;
+  if (!grows || !most) return;
   [pen.fillStyle, pen.font] = [part.ink, part.font];
-  pen.fillText(Number((top / 1.1).toPrecision(2)), 0, 9);
+  pen.fillText(Number(most.toPrecision(2)), 0, 9);
 }
 
 export default () => {
