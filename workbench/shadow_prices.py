@@ -12,7 +12,7 @@ from workbench.errors import ScenarioError
 from workbench.explain import in_words, lane_of
 from workbench.hardware import Device, Machine
 from workbench.perfmodels import bound
-from workbench.perfmodels.bound import total_rows
+from workbench.perfmodels.bound import DRAM, total_rows
 from workbench.prepared import price
 from workbench.profile import OpTime
 from workbench.result import Result
@@ -169,21 +169,26 @@ def _price(
 
 
 def _heaviest(scenario: Scenario, schedule: Schedule, result: Result) -> str:
-    """What takes most of the time of the lane that binds, all requests together: an operation, weights, or moves."""
-    lane, prepared = lane_of(result.binding), price(scenario, schedule)
-    cost, total, cores = prepared.cost, total_rows(scenario.workload), scenario.machine.cores
-    seconds = dict[str, float]()
+    """What takes most of what binds, all requests together: an operation, a move, or the weights.
+
+    Seconds of a lane; bytes where the host's memory binds, which all on the host and both directions of the link share.
+    """
+    prepared, total = price(scenario, schedule), total_rows(scenario.workload)
+    cost, lane, cores = prepared.cost, lane_of(result.binding), scenario.machine.cores
+    of_dram = result.binding == DRAM
+    taken = dict[str, float]()
     for node in prepared.lowering.graph.nodes:
-        if node.lane != lane:
-            continue
-        if node.kind is not Kind.SEGMENT:
-            seconds[node.describe()] = cost.move(node, total)
-        for stage in node.stages:
+        if of_dram:
+            taken[node.describe()] = cost.host_bytes(node, total)
+        elif node.lane == lane and node.kind is Kind.SEGMENT:
             threads = 0 if cores is None else cores.gpu if lane == "gpu" else cores.cpu
-            seconds[stage.op.name] = cost.least(stage, total, threads)
-    if lane == "h2d":
-        seconds["weights"] = cost.fetch(cost.weights_per_layer) * result.iterations
-    return max(seconds, key=lambda name: seconds[name], default="")
+            taken |= {stage.op.name: cost.least(stage, total, threads) for stage in node.stages}
+        elif node.lane == lane:
+            taken[node.describe()] = cost.move(node, total)
+    if of_dram or lane == "h2d":
+        weights = cost.weights_per_layer
+        taken["weights"] = (weights if of_dram else cost.fetch(weights)) * result.iterations
+    return max(taken, key=lambda name: taken[name], default="")
 
 
 def _more_link(scenario: Scenario, factor: float) -> Scenario:

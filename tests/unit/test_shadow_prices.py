@@ -174,7 +174,7 @@ def test_any_reader_can_be_asked(reader):
 
 
 @pytest.mark.parametrize("factor", [1, 0.5, -2, float("nan"), float("inf")])
-def test_no_more_is_an_error(factor):
+def test_no_more_of_it_is_an_error(factor):
     with pytest.raises(ValueError, match="above 1"):
         shadow_prices(tiny_scenario(), VSLPipe(), factor=factor)
 
