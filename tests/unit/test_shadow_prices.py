@@ -31,7 +31,8 @@ def gains(scenario, schedule=None, **options):
     [
         ({"gpu": 1e6}, "GPU", "experts"),
         ({"hbm": 1e6}, "GPU", "experts"),
-        ({"dram": 1e4}, "CPU", "decode_attention"),
+        ({"cpu": 1e4}, "CPU", "decode_attention"),
+        ({"dram": 1e4}, "CPU", "weights"),
         ({"d2h": 1e4}, "link", "q@decode k v"),
         ({"h2d": 1e5}, "link", "weights"),
     ],
