@@ -182,24 +182,57 @@ def one_step_less(change, scenario, schedule):
     return new.on(machine=machine), schedule
 
 
-@settings(max_examples=150, deadline=None)
-@given(scenarios(), st.floats(0.05, 1.1), st.floats(0.05, 1.1))
-def test_a_change_makes_it_fit_and_a_smaller_one_does_not(case, gpu, host):
+def with_memory(scenario, gpu, host):
+    """The same scenario on a machine with these memories."""
+    machine = scenario.machine
+    machine = replace(machine, gpu=replace(machine.gpu, memory=gpu), cpu=replace(machine.cpu, memory=max(1.0, host)))
+    return scenario.on(machine=machine)
+
+
+SHARES = st.one_of(
+    st.tuples(st.floats(0.3, 0.999), st.just(1.0)),
+    st.tuples(st.just(1.0), st.floats(0.3, 0.999)),
+    st.tuples(st.floats(0.05, 1.1), st.floats(0.05, 1.1)),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(scenarios(), SHARES)
+def test_a_change_makes_it_fit_and_a_smaller_one_does_not(case, shares):
     scenario, schedule = case
     ample = scenario.fits(schedule)
-    machine = replace(
-        scenario.machine,
-        gpu=replace(scenario.machine.gpu, memory=gpu * ample.gpu.total),
-        cpu=replace(scenario.machine.cpu, memory=max(1.0, host * ample.host.total)),
-    )
-    tight = scenario.on(machine=machine)
+    tight = with_memory(scenario, shares[0] * ample.gpu.total, shares[1] * ample.host.total)
     found = tight.fits(schedule)
-    assert bool(found) == (not found.changes and found.gpu.left >= 0 and found.host.left >= 0)
+    assert bool(found) == (found.gpu.left >= 0 and found.host.left >= 0)
+    assert not (found and found.changes)
     assert [change.factor for change in found.changes] == sorted(change.factor for change in found.changes)
     assume(not found)
     for change in found.changes:
         assert change.scenario.fits(change.schedule), change
         assert not ledger(price(*one_step_less(change, tight, schedule))), change
+
+
+@pytest.mark.parametrize("blocks", [3, 4, 5, 17, 600, 998, 999])
+def test_the_cache_proposed_is_the_largest_that_fits(blocks):
+    """What the host has beside 1000 blocks for those of so many: less than one block too little is one block fewer."""
+    scenario = tiny_scenario(8, 4, 1)
+    total, one = scenario.fits(VSLPipe()).host.total, CACHE / 1000
+    tight = with_memory(scenario, 1e9, total - (1000 - blocks) * one + 0.5 * one)
+    (cache,) = (change for change in tight.fits(VSLPipe()).changes if "kv_capacity" in change.text)
+    assert cache.scenario.kv_blocks == blocks
+    assert cache.factor == 1000 / blocks
+
+
+@pytest.mark.parametrize("tokens", [8, 9, 50, 158, 159])
+def test_the_budget_proposed_is_the_largest_that_fits(tokens):
+    """With one part, activations and the experts' working space are in proportion to the tokens."""
+    scenario = tiny_scenario([8] * 20, [4] * 20)
+    per_token = HAND["vslpipe"][0] / 8 + EXPERTS
+    fixed = EMBEDDING + 2 * SLOT
+    tight = with_memory(scenario, fixed + (tokens + 0.5) * per_token, 1e10)
+    (budget,) = (change for change in tight.fits(Sequential()).changes if "token_budget" in change.text)
+    assert budget.scenario.scheduler.token_budget == tokens
+    assert budget.text == f"token_budget={tokens} (now up to 160 tokens per iteration)"
 
 
 @pytest.mark.parametrize(
