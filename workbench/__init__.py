@@ -10,6 +10,7 @@ from workbench.hardware import Machine, machines
 from workbench.memory import Memory
 from workbench.models import checkpoint, models
 from workbench.perfmodels import bound
+from workbench.processors import Efficiency, Processor, efficiencies, links, machine, processors
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.scheduler.resource_aware import Admission, ResourceAware
@@ -28,8 +29,10 @@ __all__ = [
     "Admission",
     "Comparison",
     "Detail",
+    "Efficiency",
     "Machine",
     "Memory",
+    "Processor",
     "Request",
     "ResourceAware",
     "Result",
@@ -45,11 +48,15 @@ __all__ = [
     "checkpoint",
     "compare",
     "data_path",
+    "efficiencies",
+    "links",
     "load_tokenizer",
+    "machine",
     "machines",
     "make_checkpoint",
     "make_exam",
     "models",
+    "processors",
     "run",
     "shadow_prices",
     "simulate",

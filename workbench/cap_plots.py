@@ -16,7 +16,8 @@ from numpy.typing import ArrayLike
 from workbench.perfmodels.architecture import Architecture
 from workbench.perfmodels.cap_diagram import Fit, Requirement, fits, requirement
 from workbench.perfmodels.coverage import uniform_coverage
-from workbench.perfmodels.processors import Kind, Processor, offloaded_bandwidth
+from workbench.perfmodels.processor_cost import offloaded_bandwidth
+from workbench.processors import Kind, Processor
 
 _MODELS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#0891b2", "#65a30d", "#dc2626")
 _BOX = "#6b7280"

@@ -127,8 +127,11 @@ class _Needs:
                 count = min(batch.part_blocks * schedule.kv_slots, scenario.kv_blocks)
                 size = count * per_block / scenario.model.num_hidden_layers
                 entries.append(Entry("fetched KV", size, f"{count:.0f} blocks of one layer"))
-        tokens = f"{batch.tokens} tokens" if self._row[device] else ""
-        entries.append(Entry("activations", self._row[device] * batch.tokens, tokens))
+        copies = scenario.machine.gpu.count if device is Device.GPU else 1  # each GPU of a node holds them whole
+        tokens = (
+            f"{batch.tokens} tokens{f' on each of {copies} GPUs' if copies > 1 else ''}" if self._row[device] else ""
+        )
+        entries.append(Entry("activations", copies * self._row[device] * batch.tokens, tokens))
         entries.append(_largest_operation(device, scenario, batch))
         entries.append(Entry("reserve", memory.reserve(device)))
         return tuple(entries)

@@ -25,10 +25,27 @@ def cache_path(name: str) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moe-workbench" / name
 
 
+def source_of(sources: Mapping[str, str], value: str) -> str:
+    """Source of a value such as ``"gpu.flops.bf16"``: its own, or that of the nearest group it lies in, or ``all``.
+
+    Raises
+    ------
+    CatalogueError
+        If none of them is stated.
+    """
+    parts = value.split(".")
+    groups = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+    for key in (*groups, "all"):
+        if key in sources:
+            return sources[key]
+    raise CatalogueError(f"the value {value} has no source; add one to the source table of its entry.")
+
+
 class Catalogue(Mapping[str, T], Generic[T]):
     """Named entries of one TOML file, built on first use.
 
-    Every table of the file is an entry; its values carry their sources in a ``source`` sub-table.
+    Every table of the file is an entry; its values carry their sources in a ``source`` sub-table. An entry that is
+    ``same_as`` another one is that under a second name.
     """
 
     def __init__(self, file: str, build: Callable[[str, dict[str, Any]], T]) -> None:
@@ -41,7 +58,8 @@ class Catalogue(Mapping[str, T], Generic[T]):
         tables = self._tables()
         if name not in tables:
             raise CatalogueError(f"{self._file} has no entry {name!r}; it has {', '.join(sorted(tables))}.")
-        return self._build(name, tables[name])
+        table = tables[name]
+        return self._build(name, tables[table["same_as"]] if "same_as" in table else table)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tables())

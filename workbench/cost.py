@@ -42,7 +42,7 @@ class Rows(NamedTuple):
 
 
 class Precision(NamedTuple):
-    """Number formats in use: of the weights and activations, and of the KV cache ("fp32" or "bf16")."""
+    """Number formats in use: of the weights and activations, and of the KV cache ("fp32", "bf16" or "fp16")."""
 
     weights: str
     kv: str

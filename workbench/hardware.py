@@ -8,15 +8,17 @@ import os
 import platform
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from workbench.catalogue import Catalogue, cache_path
+from workbench.catalogue import Catalogue, cache_path, source_of
 from workbench.display import html_table
 from workbench.errors import ScenarioError
-from workbench.profile import Cores, Profile, profile_from_dict
+from workbench.profile import Cores, Profile
+from workbench.records import from_plain, to_plain
 from workbench.units import format_bytes, parse_bytes
 
 _RECORD = "record 2"
@@ -38,6 +40,8 @@ class Device:
         Sustained GEMM rate by dtype [FLOP/s].
     overhead : float
         Fixed time per operation [s]: launch, or Python per task.
+    count : int
+        GPUs or sockets that it stands for; memory and rates are those of all together.
     """
 
     name: str
@@ -45,6 +49,7 @@ class Device:
     bandwidth: float
     flops: tuple[tuple[str, float], ...]
     overhead: float = 0.0
+    count: int = 1
 
     def flop_rate(self, dtype: str) -> float:
         """Sustained rate for `dtype` [FLOP/s].
@@ -60,6 +65,31 @@ class Device:
         known_dtypes = ", ".join(known for known, _ in self.flops)
         raise ScenarioError(
             f"{self.name} has no known FLOP rate for {dtype}, only for {known_dtypes}; use one of these."
+        )
+
+    def times(self, count: int) -> Device:
+        """So many of it as one: tensor parallelism without loss between them.
+
+        Raises
+        ------
+        ScenarioError
+            If the count is no whole number from 1 on.
+
+        Notes
+        -----
+        As MoE-Lightning's section 4.3 counts: memory, bandwidth and rates grow, the link to the host does not.
+        """
+        if type(count) is not int or count < 1:
+            raise ScenarioError(f"{count!r} times {self.name} is no device; give a whole number from 1 on.")
+        if count == 1:
+            return self
+        return replace(
+            self,
+            name=f"{count} x {self.name}",
+            memory=count * self.memory,
+            bandwidth=count * self.bandwidth,
+            flops=tuple((dtype, count * rate) for dtype, rate in self.flops),
+            count=count * self.count,
         )
 
 
@@ -80,6 +110,7 @@ class Machine:
     `run` accepts only a machine whose host is this one. `throttled` says that the link is slower than the
     hardware's on purpose: the engine then paces its copies. `cores` says how lanes share the host's cores where there
     is no GPU, `profiles` what `calibrate` measured at the shapes of models, `rates` whatever else it measured, by name.
+    `sources` tells where every value of a catalogue entry comes from, under names such as ``"gpu.flops.bf16"``.
     """
 
     name: str
@@ -92,6 +123,7 @@ class Machine:
     cores: Cores | None = None
     profiles: tuple[Profile, ...] = ()
     rates: tuple[tuple[str, float], ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def profile(self, shape: str) -> Profile | None:
         """What was measured at a model's shapes, or None."""
@@ -113,7 +145,8 @@ class Machine:
                     f"{self.name} has {format_bytes(self.gpu.memory)} of GPU memory; limit(gpu_memory={gpu_memory!r}) "
                     "would raise it. Give a smaller value."
                 )
-            machine = replace(machine, gpu=replace(self.gpu, memory=memory))
+            sources = _limited(machine.sources, {"gpu.memory": format_bytes(self.gpu.memory)})
+            machine = replace(machine, gpu=replace(self.gpu, memory=memory), sources=sources)
         if link is not None:
             rate = parse_bytes(link, what="link")
             if rate > min(self.link.h2d, self.link.d2h):
@@ -121,7 +154,9 @@ class Machine:
                     f"the link of {self.name} reaches {format_bytes(min(self.link.h2d, self.link.d2h))}/s; "
                     f"limit(link={link!r}) would raise it. Give a smaller value."
                 )
-            machine = replace(machine, link=replace(self.link, h2d=rate, d2h=rate), throttled=True)
+            before = {f"link.{lane}": f"{format_bytes(getattr(self.link, lane))}/s" for lane in ("h2d", "d2h")}
+            sources = _limited(machine.sources, before)
+            machine = replace(machine, link=replace(self.link, h2d=rate, d2h=rate), throttled=True, sources=sources)
         return machine
 
     @property
@@ -157,7 +192,8 @@ class Machine:
             If the file is no such record.
         """
         try:
-            return machine_from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+            machine: Machine = from_plain(cls, json.loads(Path(path).read_text(encoding="utf-8")))
+            return machine
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ScenarioError(f"{path} is no machine record ({error!r}); measure again with refresh=True.") from error
 
@@ -166,7 +202,7 @@ class Machine:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}.part")
-        unfinished.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+        unfinished.write_text(json.dumps(to_plain(self), indent=1), encoding="utf-8")
         return unfinished.replace(path)
 
     def __str__(self) -> str:
@@ -185,7 +221,12 @@ class Machine:
         ]
         slowed = "throttled" if self.throttled else ""
         link = ("link", slowed, "", f"{format_bytes(self.link.h2d)}/s in, {format_bytes(self.link.d2h)}/s out", "")
-        return html_table([*rows, link], head)
+        return html_table([*rows, link], head) + self._sources_html()
+
+    def _sources_html(self) -> str:
+        if not self.sources:
+            return ""
+        return f"<details><summary>sources</summary>{html_table(self.sources.items())}</details>"
 
 
 def usable_cores() -> int:
@@ -207,18 +248,22 @@ def _record_path() -> Path:
     return cache_path(f"machine-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json")
 
 
-def machine_from_dict(fields: dict[str, Any]) -> Machine:
-    """Inverse of ``dataclasses.asdict(machine)``."""
-    fields = dict(fields)
-    for device in ("gpu", "cpu"):
-        values = dict(fields[device])
-        values["flops"] = tuple((dtype, float(rate)) for dtype, rate in values["flops"])
-        fields[device] = Device(**values)
-    fields["link"] = Link(**fields["link"])
-    fields["cores"] = Cores(**fields["cores"]) if fields["cores"] is not None else None
-    fields["profiles"] = tuple(profile_from_dict(profile) for profile in fields["profiles"])
-    fields["rates"] = tuple((name, float(rate)) for name, rate in fields["rates"])
-    return Machine(**fields)
+def _limited(sources: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
+    """Sources in which values that are now smaller on purpose say what they were."""
+    return {
+        name: f"limited on purpose, from {before[name]}: {source}" if name in before else source
+        for name, source in sources.items()
+    }
+
+
+def value_names(machine: Machine) -> list[str]:
+    """Name of every value that a catalogue gives a machine, as `Machine.sources` has them."""
+    names = []
+    for lane, device in (("gpu", machine.gpu), ("cpu", machine.cpu)):
+        counted = [f"{lane}.count"] if device.count > 1 else []
+        rates = [f"{lane}.flops.{dtype}" for dtype, _ in device.flops]
+        names += [*counted, f"{lane}.memory", f"{lane}.bandwidth", *rates]
+    return [*names, "link.h2d", "link.d2h"]
 
 
 def _from_catalogue(name: str, table: dict[str, Any]) -> Machine:
@@ -229,10 +274,12 @@ def _from_catalogue(name: str, table: dict[str, Any]) -> Machine:
             memory=parse_bytes(entry["memory"]),
             bandwidth=parse_bytes(entry["bandwidth"]),
             flops=tuple(entry["flops"].items()),
-        )
+        ).times(entry.get("count", 1))
 
     link = table["link"]
-    return Machine(name, device("gpu"), device("cpu"), Link(parse_bytes(link["h2d"]), parse_bytes(link["d2h"])))
+    machine = Machine(name, device("gpu"), device("cpu"), Link(parse_bytes(link["h2d"]), parse_bytes(link["d2h"])))
+    sources = {value: source_of(table["source"], value) for value in value_names(machine)}
+    return replace(machine, sources=sources)
 
 
 machines: Catalogue[Machine] = Catalogue("machines.toml", _from_catalogue)

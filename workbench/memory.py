@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from workbench.errors import CapacityError
 from workbench.stages import Device
-from workbench.units import format_bytes, parse_bytes
+from workbench.units import DTYPE_BYTES, format_bytes, parse_bytes
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Memory:
     kv_block : int
         Tokens per KV block.
     weights, kv : str, optional
-        "fp32" or "bf16"; the model's own precision if not given.
+        "fp32", "bf16" or "fp16"; the model's own precision if not given. `run` knows the first two.
     gpu_reserve, host_reserve : str or float
         Memory that is kept free for what is not counted: driver, allocator, other programs [B].
 
@@ -48,8 +48,8 @@ class Memory:
         if not isinstance(self.kv_block, int) or self.kv_block < 1:
             raise CapacityError(f"kv_block is a whole number of tokens, at least 1, not {self.kv_block!r}.")
         for what, dtype in (("weights", self.weights), ("kv", self.kv)):
-            if dtype is not None and dtype not in ("fp32", "bf16"):
-                raise CapacityError(f"Memory({what}={dtype!r}) is not supported; use 'fp32' or 'bf16'.")
+            if dtype is not None and dtype not in DTYPE_BYTES:
+                raise CapacityError(f"Memory({what}={dtype!r}) is not supported; use 'fp32', 'bf16' or 'fp16'.")
 
     def reserve(self, device: Device) -> float:
         """What is kept free of the memory of a device [B]."""

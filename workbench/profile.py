@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -120,12 +119,3 @@ class Pace:
     beside: str
     gpu_drag: float
     cpu_drag: float
-
-
-def profile_from_dict(fields: dict[str, Any]) -> Profile:
-    """Inverse of ``dataclasses.asdict(profile)``."""
-    ops = tuple(
-        OpTime(**{**op, "tokens": tuple(map(float, op["tokens"])), "seconds": tuple(map(float, op["seconds"]))})
-        for op in fields["ops"]
-    )
-    return Profile(**{**fields, "ops": ops})

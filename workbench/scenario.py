@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.cost import Precision
@@ -12,6 +14,7 @@ from workbench.hardware import Machine
 from workbench.memory import Memory
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, resolve
+from workbench.scenario_record import FORMAT, differences, parts_from, plain_parts
 from workbench.scheduler.base import Scheduler
 from workbench.units import format_bytes, parse_bytes
 from workbench.workload import Workload
@@ -102,6 +105,48 @@ class Scenario:
     def on(self, **changes: Any) -> Scenario:
         """The same scenario with other fields, such as ``scenario.on(model=..., machine=...)``."""
         return replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values.
+
+        Raises
+        ------
+        ScenarioError
+            If an operation or the scheduler is of the user's own: functions are not kept in files.
+        """
+        return {"format": FORMAT, **plain_parts(**{field.name: getattr(self, field.name) for field in fields(self)})}
+
+    def save(self, path: str | Path) -> Path:
+        """Write as versioned JSON."""
+        path = Path(path)
+        path.write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Scenario:
+        """A scenario written by `save`.
+
+        Raises
+        ------
+        ScenarioError
+            If the file has another format, or is no scenario.
+        """
+        try:
+            record = json.loads(Path(path).read_text(encoding="utf-8"))
+            found = record.pop("format", None)
+            parts = parts_from(record) if found == FORMAT else {}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ScenarioError(f"{path} is no scenario ({error!r}); save it again.") from error
+        if not parts:
+            raise ScenarioError(f"{path} was written in another format; this version reads {FORMAT!r}.")
+        return cls(**parts)
+
+    def diff(self, other: Scenario) -> dict[str, tuple[Any, Any]]:
+        """Values in which two scenarios differ, by dotted names such as ``machine.link.h2d``."""
+        mine, theirs = self.to_dict(), other.to_dict()
+        if mine["pipeline"] != theirs["pipeline"]:
+            mine["pipeline"], theirs["pipeline"] = str(self.pipeline), str(other.pipeline)
+        return differences(mine, theirs)
 
     def __str__(self) -> str:
         capacity = format_bytes(parse_bytes(self.memory.kv_capacity))

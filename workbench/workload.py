@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from workbench.catalogue import Catalogue
 from workbench.errors import WorkloadError
+from workbench.lengths import Counts, Gamma, Histogram, LengthDistribution, Lengths, LogNormal
 from workbench.tokenizer import BYTES, Tokenizer
-
-Lengths = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -57,6 +55,8 @@ class Workload:
         Empty where only the lengths are known; `run` needs the token ids.
     synthetic : bool
         True where the lengths were drawn from a distribution and not recorded.
+    source : str
+        Where the distribution comes from, and what it was drawn as.
     """
 
     name: str
@@ -64,6 +64,7 @@ class Workload:
     output_len: Lengths
     requests: tuple[Request, ...] = ()
     synthetic: bool = False
+    source: str = ""
 
     def __post_init__(self) -> None:
         if not len(self.prompt_len):
@@ -153,6 +154,45 @@ class Workload:
         chosen = (prompts[index % len(prompts)] for index in range(requests))
         return cls.of((Request(tokenizer.encode(text), output_len) for text in chosen), name=path.stem)
 
+    @classmethod
+    def from_histogram(
+        cls,
+        histogram: str | Path | Counts,
+        *,
+        requests: int,
+        output_len: int | None = None,
+        seed: int = 0,
+    ) -> Workload:
+        """Requests whose lengths are drawn from counts of one's own.
+
+        Parameters
+        ----------
+        histogram : str, Path or mapping
+            Counts by prompt length, such as ``{98: 20, 450: 1}``, or by (prompt, output); or a CSV file whose first
+            line is ``prompt,count`` or ``prompt,output,count``.
+        requests : int
+            How many to draw, each length as likely as it is frequent.
+        output_len : int, optional
+            Of every request; needed where the histogram has none, and then only.
+        seed : int
+
+        Raises
+        ------
+        WorkloadError
+            If the histogram is malformed, output lengths are missing or given twice, or there are no requests.
+        """
+        if isinstance(histogram, Mapping):
+            name, table = "histogram", Histogram.of(histogram)
+        else:
+            name, table = Path(histogram).stem, Histogram.read(histogram)
+        if table.knows_outputs == (output_len is not None):
+            known = "has output lengths" if table.knows_outputs else "has no output lengths"
+            raise WorkloadError(f"{name!r} {known} and output_len is {output_len}; give exactly one of them.")
+        drawn = table.draw(np.random.default_rng(seed), _positive(requests, name))
+        outputs = drawn[:, 1] if output_len is None else np.full(requests, output_len)
+        source = f"drawn from a histogram of {len(table.lengths)} rows, seed {seed}"
+        return cls(name, drawn[:, 0], outputs.astype(np.int64), synthetic=True, source=source)
+
 
 def byte_tokens(text: str) -> tuple[int, ...]:
     """Token ids of a text under the byte tokenizer: its UTF-8 bytes, 0 to 255."""
@@ -214,34 +254,83 @@ def _typed(entry: Mapping[str, Any], key: str, kind: type | tuple[type, ...], wh
     return entry[key]
 
 
-@dataclass(frozen=True)
-class LengthDistribution:
-    """Prompt lengths of a data set of which only mean and maximum are published.
+def _positive(requests: int, name: str) -> int:
+    if requests < 1:
+        raise WorkloadError(f"{name}.sample needs at least one request, not {requests}.")
+    return requests
 
-    A log-normal with that mean whose 99.9 % quantile is the maximum, truncated there: synthetic, and marked so.
+
+@dataclass(frozen=True)
+class PublishedWorkload:
+    """A data set of which only statistics are published: what is drawn from them is synthetic, and marked so.
+
+    Attributes
+    ----------
+    name : str
+    prompt : LengthDistribution
+    output : LengthDistribution or tuple of int
+        What output lengths are drawn from, or the fixed ones that were asked for in the publication.
+    source : str
     """
 
     name: str
-    mean: float
-    maximum: int
+    prompt: LengthDistribution
+    output: LengthDistribution | tuple[int, ...]
+    source: str
 
-    def sample(self, requests: int, output_len: int, *, seed: int = 0) -> Workload:
-        """Draw prompt lengths; every request generates `output_len` tokens."""
-        if requests < 1:
-            raise WorkloadError(f"{self.name}.sample needs at least one request, not {requests}.")
-        quantile = 3.0902  # standard normal, 99.9 %
-        sigma = quantile - math.sqrt(quantile**2 - 2 * math.log(self.maximum / self.mean))
-        location = math.log(self.mean) - sigma**2 / 2
+    def sample(self, requests: int, output_len: int | None = None, *, seed: int = 0) -> Workload:
+        """Draw lengths; the same seed draws the same ones.
+
+        Parameters
+        ----------
+        requests : int
+        output_len : int, optional
+            Of every request; by default drawn too, or the only length that the publication has.
+        seed : int
+
+        Raises
+        ------
+        WorkloadError
+            If there are no requests, or several output lengths were published and none is given.
+        """
         generator = np.random.default_rng(seed)
-        drawn = np.exp(generator.normal(location, sigma, requests))
-        while (beyond := drawn > self.maximum).any():
-            drawn[beyond] = np.exp(generator.normal(location, sigma, int(beyond.sum())))
-        prompts = np.maximum(1, np.rint(drawn)).astype(np.int64)
-        return Workload(self.name, prompts, np.full(requests, output_len, dtype=np.int64), synthetic=True)
+        prompts = self.prompt.draw(generator, _positive(requests, self.name))
+        if output_len is None and not isinstance(self.output, tuple):
+            outputs, how = self.output.draw(generator, requests), f"; outputs: {self.output}"
+        else:
+            outputs, how = np.full(requests, self._fixed(output_len), dtype=np.int64), ""
+        source = f"{self.source}; prompts: {self.prompt}{how}; seed {seed}"
+        return Workload(self.name, prompts, outputs, synthetic=True, source=source)
+
+    def _fixed(self, output_len: int | None) -> int:
+        if output_len is not None:
+            return output_len
+        published = self.output if isinstance(self.output, tuple) else ()
+        if len(published) != 1:
+            raise WorkloadError(
+                f"{self.name} was published with output lengths {', '.join(map(str, published))}; "
+                "say which with output_len=..."
+            )
+        return published[0]
+
+    def __str__(self) -> str:
+        if isinstance(self.output, tuple):
+            outputs = f"{' or '.join(map(str, self.output))} tokens"
+        else:
+            outputs = str(self.output)
+        return f"{self.name}: prompts {self.prompt}; outputs {outputs}"
 
 
-def _from_catalogue(name: str, table: dict[str, Any]) -> LengthDistribution:
-    return LengthDistribution(name, table["prompt_mean"], table["prompt_max"])
+def _fitted(table: Mapping[str, float]) -> LengthDistribution:
+    """What the catalogue's statistics make."""
+    if "std" in table:
+        return Gamma(table["mean"], table["std"], table.get("max", math.inf))
+    return LogNormal(table["mean"], table["max"])
 
 
-workloads: Catalogue[LengthDistribution] = Catalogue("workloads.toml", _from_catalogue)
+def _from_catalogue(name: str, table: dict[str, Any]) -> PublishedWorkload:
+    output = _fitted(table["output"]) if "output" in table else tuple(table["outputs"])
+    return PublishedWorkload(name, _fitted(table["prompt"]), output, table["source"]["all"])
+
+
+workloads: Catalogue[PublishedWorkload] = Catalogue("workloads.toml", _from_catalogue)

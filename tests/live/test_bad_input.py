@@ -5,6 +5,7 @@ import pickle
 import shutil
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -323,6 +324,15 @@ def test_a_model_without_weights() -> None:
     model = wb.models["mixtral-8x7b"]
     of = scenario(model, ASKED, precision="bf16", on=machine(memory=1e12))
     refused(lambda: wb.run(of, VSLPipe()), EngineError, "mixtral-8x7b", "wb.checkpoint")
+
+
+@pytest.mark.parametrize("what", ["weights", "kv"])
+def test_a_precision_that_only_the_models_know(what: str, tiny: ModelConfig) -> None:
+    here = machine()
+    here = replace(here, gpu=replace(here.gpu, flops=(*here.gpu.flops, ("fp16", 1e11))))
+    of = scenario(tiny, ASKED, on=here)
+    of = of.on(memory=replace(of.memory, **{what: "fp16"}))
+    refused(lambda: wb.run(of, VSLPipe()), EngineError, f"run keeps {what} in fp32 or bf16, not in fp16", "Memory")
 
 
 @pytest.mark.parametrize("schedule", [Sequential(), VSLPipe()], ids=str)

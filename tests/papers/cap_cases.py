@@ -21,7 +21,7 @@ from workbench.perfmodels.architecture import architectures, from_hf
 from workbench.perfmodels.cap_diagram import fits, requirement
 from workbench.perfmodels.ktransformers import LayerTimes
 from workbench.perfmodels.prefill_queue import Arrivals, IterationTime, Served, Slo, attainment, serve
-from workbench.perfmodels.processors import processors
+from workbench.processors import processors
 
 Inputs = dict[str, Any]
 Answer = float | bool | str | list[float]

@@ -22,7 +22,7 @@ from workbench.perfmodels.hybrid_speed import (
     prefill_speed,
 )
 from workbench.perfmodels.ktransformers import Kernel, LayerTimes
-from workbench.perfmodels.processors import processors
+from workbench.processors import processors
 from workbench.units import parse_bytes
 
 TEXT = tomllib.loads(data_path("catalogue/published/ktransformers.toml").read_text(encoding="utf-8"))

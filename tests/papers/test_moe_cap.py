@@ -16,14 +16,8 @@ from workbench.perfmodels import architecture, coverage, moe_cap
 from workbench.perfmodels.architecture import architectures, from_hf
 from workbench.perfmodels.cap_diagram import fits, requirement
 from workbench.perfmodels.moe_cap import Placement, Resources
-from workbench.perfmodels.processors import (
-    Kind,
-    cost_per_token,
-    energy_rate,
-    offloaded_bandwidth,
-    processors,
-    purchase_rate,
-)
+from workbench.perfmodels.processor_cost import cost_per_token, energy_rate, offloaded_bandwidth, purchase_rate
+from workbench.processors import Kind, processors
 
 MIXTRAL = architectures["mixtral-8x7b"]
 PUBLISHED = tomllib.loads(data_path("catalogue/published/moe_cap.toml").read_text(encoding="utf-8"))

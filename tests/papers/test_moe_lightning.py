@@ -104,6 +104,15 @@ def at_policy(setting: str, policy: list[int], prompt: int, output: int) -> dict
     return {name: float(estimate(where, chosen, mode).gen_tok_s) for name, (where, mode) in asked.items()}
 
 
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_machine_of_four_gpus_is_one_gpu_taken_four_times(mode):
+    node = machines["moe-lightning-s7"]
+    alone = replace(node, gpu=machines["moe-lightning-s1"].gpu)
+    together, apart = Job(MODEL, node, 77, 64, "fp16"), Job(MODEL, alone, 77, 64, "fp16", gpus=4)
+    assert search(together, mode) == search(apart, mode)
+    assert together.replicas == apart.replicas == 4
+
+
 @pytest.mark.parametrize(("setting", "output"), CELLS)
 @pytest.mark.parametrize("theirs", ["artifact", "paper"])
 def test_full_mode_is_nearer_to_the_measurement_than_the_papers_model(setting, output, theirs):

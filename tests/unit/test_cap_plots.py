@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 
 from workbench.cap_plots import bandwidth_against_power, cap_diagram, plot_bandwidth_against_power, plot_cap
 from workbench.perfmodels.architecture import architectures
-from workbench.perfmodels.processors import processors
+from workbench.processors import processors
 
 TWO = {name: architectures[name] for name in ("deepseek-v2-lite", "qwen1.5-moe-a2.7b")}
 BOXES = {name: processors[name] for name in ("rtx-a6000", "a100-80gb-sxm")}

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from tests.builders import small_machine
+from workbench.catalogue import source_of
 from workbench.errors import CatalogueError, ScenarioError
-from workbench.hardware import Machine, machine_from_dict, machines
+from workbench.hardware import Device, Machine, machines, value_names
 
 
 def test_the_a40_host_is_the_papers():
@@ -82,14 +83,106 @@ def test_a_record_of_another_computer_is_not_local(tmp_path):
     assert not Machine.load(there.save(tmp_path / "m.json")).is_local
 
 
-def test_a_dict_of_a_machine_is_not_changed_by_reading_it():
-    from dataclasses import asdict
-
-    fields = asdict(small_machine())
-    before = repr(fields)
-    assert machine_from_dict(fields) == small_machine()
-    assert repr(fields) == before
-
-
 def test_a_machine_tells_its_rates():
     assert str(machines["a40"]) == "a40: gpu 48 GB, 97.9 TFLOP/s; cpu 375 GB, 150 GB/s; link 19.5 GB/s"
+
+
+def test_every_value_of_the_catalogue_says_where_it_comes_from():
+    for machine in machines.values():
+        assert list(machine.sources) == value_names(machine)
+        assert all(machine.sources.values())
+
+
+def test_a_value_has_the_nearest_source():
+    sources = machines["moe-lightning-s6"].sources
+    assert sources["gpu.count"] == "MoE-Lightning, Table 2"
+    assert sources["gpu.bandwidth"] == "NVIDIA data sheet, nominal"
+    assert sources["link.d2h"].startswith("measured by the authors' FlexGen calibration")
+    assert "assumed" in machines["moe-lightning-s6-optimiser"].sources["link.d2h"]
+
+
+def test_a_value_without_a_source_is_refused():
+    with pytest.raises(CatalogueError, match=r"gpu\.memory has no source; add one to the source table"):
+        source_of({"gpu.bandwidth": "data sheet"}, "gpu.memory")
+
+
+def test_a_user_sees_the_sources():
+    shown = machines["a40"]._repr_html_()
+    assert "<summary>sources</summary>" in shown
+    assert "measured with 1 GB tensors" in shown
+    assert "sources" not in small_machine()._repr_html_()
+
+
+def test_a_limited_value_says_so_and_keeps_its_source():
+    sources = machines["a40"].limit(gpu_memory="16GB", link="5GB/s").sources
+    assert sources["gpu.memory"] == "limited on purpose, from 48 GB: NVIDIA data sheet"
+    assert sources["link.d2h"].startswith("limited on purpose, from 19.5 GB/s: MoE-Lens")
+    assert sources["cpu.memory"] == machines["a40"].sources["cpu.memory"]
+
+
+def test_sources_are_saved_with_the_machine(tmp_path):
+    a40 = machines["a40"]
+    assert Machine.load(a40.save(tmp_path / "a40.json")).sources == a40.sources
+
+
+def test_where_values_come_from_does_not_tell_machines_apart():
+    a40 = machines["a40"]
+    assert replace(a40, sources={}) == a40
+    assert repr(replace(a40, sources={})) == repr(a40)
+
+
+@pytest.mark.parametrize("record", ["[]", "{}", '{"name": 3}', "no json", '{"name": "m", "gpu": 1}'])
+def test_a_file_that_is_no_record_is_refused(record, tmp_path):
+    path = tmp_path / "m.json"
+    path.write_text(record, encoding="utf-8")
+    with pytest.raises(ScenarioError, match=r"is no machine record .*measure again"):
+        Machine.load(path)
+
+
+# ------------------------------------------------------------------------------------------------- several as one
+
+
+def test_several_devices_are_one_with_as_much_of_everything():
+    one = Device("T", 16e9, 3e11, (("fp16", 65e12),), overhead=1e-5)
+    assert one.times(1) is one
+    assert one.times(4) == Device("4 x T", 64e9, 12e11, (("fp16", 260e12),), 1e-5, 4)
+    assert one.times(2).times(2).count == 4
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, True])
+def test_no_device_is_refused(count):
+    with pytest.raises(ScenarioError, match="times T is no device; give a whole number from 1 on"):
+        Device("T", 1.0, 1.0, ()).times(count)
+
+
+def test_moe_lightnings_machines_have_the_gpus_and_memory_of_table_2():
+    expected = {
+        "s1": (1, None),
+        "s2": (1, None),
+        "s6": (2, 416 * 2**30),
+        "s7": (4, 416 * 2**30),
+        "s8": (2, 416 * 2**30),
+        "s9": (4, 416 * 2**30),
+    }
+    for setting, (gpus, memory) in expected.items():
+        for variant in ("", "-optimiser"):
+            machine = machines[f"moe-lightning-{setting}{variant}"]
+            assert machine.gpu.count == gpus
+            assert memory in (None, machine.cpu.memory)
+    assert machines["moe-lightning-s8"] == replace(machines["moe-lightning-s6"], name="moe-lightning-s8")
+
+
+def test_ktransformers_two_machines_share_their_host():
+    """Section 6.1: 1 TB and 220 GB/s per socket, and 440 GB/s of both."""
+    a100, consumer = machines["ktransformers-a100"], machines["ktransformers-rtx-4080"]
+    assert (a100.cpu, a100.link) == (consumer.cpu, consumer.link)
+    assert (a100.cpu.memory, a100.cpu.bandwidth, a100.link.h2d) == (2e12, 440e9, 32e9)
+    assert (a100.gpu.memory, consumer.gpu.memory) == (40e9, 16e9)
+
+
+def test_the_machines_of_moe_cap_and_layered_prefill_are_the_papers():
+    rates = {"a6000": (48e9, 768e9), "a100-pcie": (80e9, 1935e9), "a100-sxm": (80e9, 2037e9)}
+    gpus = {name: machines[f"moe-cap-{name}"].gpu for name in rates}
+    assert {name: (gpu.memory, gpu.bandwidth) for name, gpu in gpus.items()} == rates
+    assert machines["layered-prefill"].gpu.count == 2
+    assert machines["layered-prefill"].gpu.memory == 160e9

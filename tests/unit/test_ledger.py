@@ -58,6 +58,14 @@ def test_a_ledger_by_hand():
     assert host.total == 4 * SLOT + CACHE + HAND["vslpipe"][1] + 8 * ATTENTION
 
 
+def test_each_gpu_of_a_node_holds_the_activations():
+    scenario = tiny_scenario(8, 4, 1)
+    node = scenario.on(machine=replace(scenario.machine, gpu=scenario.machine.gpu.times(4)))
+    found = node.fits(VSLPipe()).gpu
+    assert (found["activations"], found.capacity) == (4 * HAND["vslpipe"][0], 4e9)
+    assert found["weights"] == EMBEDDING
+
+
 def test_a_tied_head_is_one_table():
     tied = replace(MODEL, tie_word_embeddings=True)
     assert embedding_bytes(tiny_scenario(model=tied)) == (V + 1) * M * 2

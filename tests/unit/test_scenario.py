@@ -7,7 +7,9 @@ import pytest
 from tests.builders import small_machine, tiny_model, tiny_scenario
 from tests.systems import PIPELINES, VSL
 from workbench.errors import CapacityError, PipelineError, ScenarioError, ScheduleError, WorkbenchError, WorkloadError
+from workbench.hardware import machines
 from workbench.memory import Memory
+from workbench.perfmodels import bound
 from workbench.pipeline import cpu, fetch, gpu, load, offload
 from workbench.schedules import Sequential, VSLPipe
 from workbench.serving import prepare
@@ -122,6 +124,15 @@ def test_precision_is_the_memorys_or_else_the_models_own():
     assert mixed.precision == ("fp32", "bf16")
     halved = tiny_scenario().on(memory=Memory("1GB", kv_block=4, kv="fp32"))
     assert halved.kv_blocks == tiny_scenario().on(memory=Memory("1GB", kv_block=4)).kv_blocks // 2
+
+
+def test_a_t4_which_has_no_bf16_is_read_in_fp16():
+    half = Memory("4GB", weights="fp16", kv="fp16")
+    on_t4 = tiny_scenario().on(machine=machines["moe-lightning-s1"], memory=half)
+    assert on_t4.precision == ("fp16", "fp16")
+    assert bound(on_t4, VSLPipe()).gen_tok_s > 0
+    with pytest.raises(ScenarioError, match="NVIDIA T4 has no known FLOP rate for bf16, only for fp16"):
+        bound(on_t4.on(memory=Memory("4GB")), VSLPipe())
 
 
 def test_a_scenario_on_another_machine_is_another_scenario():

@@ -6,7 +6,22 @@ import numpy as np
 import pytest
 
 from workbench.errors import CatalogueError, WorkloadError
-from workbench.workload import LengthDistribution, Request, Sampling, Workload, byte_tokens, workloads
+from workbench.workload import Request, Sampling, Workload, byte_tokens, workloads
+
+# Mean and maximum of prompts, and output lengths: MoE-Lens, Table 3, and MoE-Lightning, Table 3.
+PUBLISHED = {
+    "mtbench": (98, 450, (32, 64, 128, 256)),
+    "rag": (926, 1843, (128,)),
+    "aime": (128, 410, (512,)),
+    "mtbench-moe-lightning": (77, 418, (32, 64, 128, 256)),
+    "synthetic-reasoning": (242, 256, (50,)),
+    "summarization": (1693, 1984, (64,)),
+}
+# Mean, 90 % quantile and deviation of prompts and outputs: Layered Prefill, Table 4.
+LAYERED_PREFILL = {
+    "sharegpt": ((2340, 5696, 2088), (438, 834, 265)),
+    "arxiv": ((9194, 17152, 5754), (231, 386, 104)),
+}
 
 
 @pytest.fixture
@@ -168,13 +183,63 @@ def test_mtbench_has_the_published_mean_and_never_more_than_its_maximum():
     assert sample.synthetic
 
 
-@pytest.mark.parametrize(("mean", "maximum"), [(98, 450), (926, 1843), (128, 410)])
-def test_published_means_are_met_within_two_percent(mean, maximum):
-    """MoE-Lens section 8: MTBench, RAG and AIME prompts."""
-    drawn = LengthDistribution("published", mean, maximum).sample(20_000, 1, seed=1).prompt_len
+def test_every_published_workload_is_there_and_says_where_it_comes_from():
+    assert set(workloads) == {*PUBLISHED, *LAYERED_PREFILL}
+    for workload in workloads.values():
+        sample = workload.sample(5, 8, seed=3)
+        assert sample.synthetic
+        assert sample.source.startswith(workload.source)
+        assert sample.source.endswith("seed 3")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_means_are_met_within_two_percent_and_maxima_never_exceeded(name):
+    mean, maximum, outputs = PUBLISHED[name]
+    drawn = workloads[name].sample(20_000, 1, seed=1).prompt_len
     assert drawn.mean() == pytest.approx(mean, rel=0.02)
-    assert drawn.max() <= maximum
-    assert drawn.max() > 0.8 * maximum
+    assert 0.8 * maximum < drawn.max() <= maximum
+    assert drawn.min() >= 1
+    assert workloads[name].output == outputs
+
+
+@pytest.mark.parametrize("name", LAYERED_PREFILL)
+def test_means_deviations_and_quantiles_of_layered_prefills_workloads_are_near_the_published_ones(name):
+    """Means within 2.5 %, deviations within 6 % (arXiv is cut at 31500 tokens), 90 % quantiles within 12 %."""
+    sample = workloads[name].sample(20_000, seed=1)
+    for drawn, (mean, p90, deviation) in zip(
+        (sample.prompt_len, sample.output_len), LAYERED_PREFILL[name], strict=True
+    ):
+        assert drawn.mean() == pytest.approx(mean, rel=0.025)
+        assert drawn.std() == pytest.approx(deviation, rel=0.06)
+        assert np.quantile(drawn, 0.9) == pytest.approx(p90, rel=0.12)
+
+
+def test_layered_prefills_prompts_fit_models_of_32768_positions():
+    for name in LAYERED_PREFILL:
+        sample = workloads[name].sample(20_000, seed=2)
+        assert (sample.prompt_len + sample.output_len).max() < 32768
+
+
+def test_an_output_length_may_be_given_drawn_or_the_only_published_one():
+    assert set(workloads["sharegpt"].sample(50, 7).output_len.tolist()) == {7}
+    assert len(set(workloads["sharegpt"].sample(50).output_len.tolist())) > 20
+    assert set(workloads["aime"].sample(50).output_len.tolist()) == {512}
+
+
+def test_one_of_several_published_output_lengths_has_to_be_chosen():
+    with pytest.raises(WorkloadError, match=r"mtbench was published with output lengths 32, 64, 128, 256; say which"):
+        workloads["mtbench"].sample(10)
+
+
+def test_given_output_lengths_do_not_change_the_prompts():
+    draw = workloads["sharegpt"].sample
+    assert np.array_equal(draw(100, seed=7).prompt_len, draw(100, 4, seed=7).prompt_len)
+
+
+def test_a_published_workload_tells_what_it_draws():
+    assert str(workloads["rag"]) == "rag: prompts log-normal of mean 926, at most 1843; outputs 128 tokens"
+    assert "outputs gamma of mean 438 and deviation 265" in str(workloads["sharegpt"])
+    assert "at most 31500" in str(workloads["arxiv"])
 
 
 def test_the_same_seed_draws_the_same_prompts():
@@ -191,6 +256,57 @@ def test_a_sample_of_nothing_is_refused():
 def test_an_unknown_workload_is_answered_with_the_known_ones():
     with pytest.raises(CatalogueError, match=r"no entry 'mmlu'; it has .*mtbench"):
         workloads["mmlu"]
+
+
+# ---------------------------------------------------------------------------------------------- histograms of one's own
+
+
+def test_a_histogram_gives_its_lengths_as_often_as_it_counts_them():
+    sample = Workload.from_histogram({10: 1, 20: 3, 99: 0}, requests=20_000, output_len=5, seed=0)
+    assert set(sample.prompt_len.tolist()) == {10, 20}
+    assert (sample.prompt_len == 20).mean() == pytest.approx(0.75, abs=0.02)
+    assert set(sample.output_len.tolist()) == {5}
+    assert (sample.name, sample.synthetic) == ("histogram", True)
+    assert sample.source == "drawn from a histogram of 3 rows, seed 0"
+
+
+def test_pairs_of_lengths_stay_pairs():
+    sample = Workload.from_histogram({(10, 1): 1, (20, 2): 1}, requests=100, seed=3)
+    assert set(zip(sample.prompt_len.tolist(), sample.output_len.tolist(), strict=True)) == {(10, 1), (20, 2)}
+
+
+def test_a_histogram_may_be_a_csv_file(tmp_path):
+    path = tmp_path / "chat.csv"
+    path.write_text("count, output, prompt\n3, 7, 10\n1, 9, 30\n", encoding="utf-8")
+    sample = Workload.from_histogram(path, requests=50, seed=1)
+    assert sample.name == "chat"
+    same = Workload.from_histogram({(10, 7): 3, (30, 9): 1}, requests=50, seed=1)
+    assert np.array_equal(sample.prompt_len, same.prompt_len)
+    assert np.array_equal(sample.output_len, same.output_len)
+
+
+def test_the_same_seed_draws_the_same_of_a_histogram():
+    def draw(seed: int) -> list[int]:
+        return Workload.from_histogram({1: 1, 2: 1}, requests=50, output_len=1, seed=seed).prompt_len.tolist()
+
+    assert draw(1) == draw(1) != draw(2)
+
+
+@pytest.mark.parametrize(
+    ("histogram", "output_len", "words"),
+    [
+        ({10: 1}, None, "'histogram' has no output lengths and output_len is None; give exactly one of them"),
+        ({(10, 2): 1}, 5, "'histogram' has output lengths and output_len is 5; give exactly one of them"),
+    ],
+)
+def test_output_lengths_come_from_one_place(histogram, output_len, words):
+    with pytest.raises(WorkloadError, match=words):
+        Workload.from_histogram(histogram, requests=3, output_len=output_len)
+
+
+def test_no_requests_of_a_histogram_are_refused():
+    with pytest.raises(WorkloadError, match="needs at least one request, not 0"):
+        Workload.from_histogram({10: 1}, requests=0, output_len=3)
 
 
 def test_the_byte_tokenizer_gives_utf8_bytes():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from workbench.engine.checkpoint import TORCH_DTYPES
 from workbench.errors import EngineError
 from workbench.prepared import Prepared
 from workbench.stages import (
@@ -26,7 +27,7 @@ def check_runnable(prepared: Prepared) -> None:
     Raises
     ------
     EngineError
-        If model, machine, requests or a stage cannot be run.
+        If model, machine, precision, requests or a stage cannot be run.
     """
     scenario = prepared.scenario
     model, requests = scenario.model, scenario.workload.requests
@@ -34,6 +35,10 @@ def check_runnable(prepared: Prepared) -> None:
         raise EngineError(f"model {model.name!r} has no weights here; give model=wb.checkpoint(folder).")
     if not scenario.machine.is_local:
         raise EngineError(f"machine {scenario.machine.name!r} is not this computer; give machine=wb.Machine.local().")
+    for what, dtype in (("weights", scenario.precision.weights), ("kv", scenario.precision.kv)):
+        if dtype not in TORCH_DTYPES:
+            known = " or ".join(TORCH_DTYPES)
+            raise EngineError(f"run keeps {what} in {known}, not in {dtype}; give Memory one of these.")
     if not requests:
         raise EngineError(
             f"workload {scenario.workload.name!r} has lengths but no tokens; give Workload.from_jsonl(path)."

@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from workbench.perfmodels.architecture import Architecture
 from workbench.perfmodels.moe_cap import activated_bytes, kv_read_bytes, practical, required_bandwidth, required_ops
-from workbench.perfmodels.processors import Processor
 from workbench.perfmodels.spans import Number, within
+from workbench.processors import Processor
 
 Verdict = np.bool_ | NDArray[np.bool_]
 

@@ -12,8 +12,8 @@ from workbench.perfmodels.architecture import Architecture
 from workbench.perfmodels.coverage import uniform_coverage
 from workbench.perfmodels.ktransformers import LayerTimes, choose_kernel, experts_to_defer, layer_time
 from workbench.perfmodels.moe_cap import kv_read_bytes
-from workbench.perfmodels.processors import Processor
 from workbench.perfmodels.spans import Number, positive, within
+from workbench.processors import Processor
 
 
 class Numa(enum.Enum):

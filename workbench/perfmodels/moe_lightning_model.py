@@ -43,13 +43,14 @@ class Job:
     ----------
     model : ModelConfig
     machine : Machine
-        With ONE of its GPUs; FULL predicts best with measured rates (`Machine.limit(link=...)`).
+        Whose gpu is ONE GPU, or a node's GPUs together; FULL predicts best with measured rates
+        (`Machine.limit(link=...)`).
     prompt_len, output_len : float
         s and n [tok]: the average prompt, or the longest where requests are padded.
     dtype : str
         Of weights, activations and KV cache.
     gpus : int
-        Tensor-parallel degree within the node.
+        How many of the machine's gpu work tensor-parallel within the node.
 
     Raises
     ------
@@ -86,6 +87,11 @@ class Job:
     def kv_per_token(self) -> float:
         """KV cache of one token in one layer [B]."""
         return float(2 * self.model.kv_size * self.element)
+
+    @property
+    def replicas(self) -> int:
+        """GPUs in all, each of which holds the activations."""
+        return self.gpus * self.machine.gpu.count
 
     @property
     def gpu_flops(self) -> float:

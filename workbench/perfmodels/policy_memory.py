@@ -57,12 +57,12 @@ def gpu_peaks(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> tuple[Numbers
     if mode is Mode.FULL:
         held = held + model.vocab_size * hidden * one * (1 if model.tie_word_embeddings else 2)
     chosen = model.num_experts_per_tok
-    moe = _FUSED_MOE * one * micro * s * chosen * (job.gpus * hidden + 3 * model.intermediate_size)
-    stream = job.gpus * one * hidden * s * (2 * micro + batch)
+    moe = _FUSED_MOE * one * micro * s * chosen * (job.replicas * hidden + 3 * model.intermediate_size)
+    stream = job.replicas * one * hidden * s * (2 * micro + batch)
     kv = kv_share * batch * job.kv_per_token * layers
     prefill = held + moe + stream + kv * s + 2 * micro * s * job.kv_per_token
     buffers = on_gpu * (kv_share < 1) * 2 * micro * total * job.kv_per_token
-    decode = held + job.gpus * 2 * one * hidden * batch + kv * total + buffers
+    decode = held + job.replicas * 2 * one * hidden * batch + kv * total + buffers
     return plain(prefill), plain(decode)
 
 
@@ -92,7 +92,7 @@ def cpu_peak(job: Job, policy: Policy) -> Numbers:
     layers, s = job.model.num_hidden_layers, job.prompt_len
     weight_bytes = (layers + 2) * job.experts_bytes * (1 - weights)
     kv = (1 - kv_share * on_gpu) * batch * (s + job.output_len) * job.kv_per_token * layers
-    return plain(weight_bytes + kv + job.gpus * batch * s * job.model.hidden_size * job.element)
+    return plain(weight_bytes + kv + job.replicas * batch * s * job.model.hidden_size * job.element)
 
 
 def fits(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> npt.NDArray[np.bool_]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from workbench.lengths import Gamma
 from workbench.perfmodels.architecture import Architecture
 from workbench.perfmodels.coverage import Coverage
 from workbench.perfmodels.layered_prefill import EnergyModel, layer_groups
@@ -65,12 +66,8 @@ class Arrivals:
         count = int(within("requests", requests, 1, mend="give how many to draw"))
         rng = np.random.default_rng(seed)
 
-        def lengths(mean: float, deviation: float) -> NDArray[np.int64]:
-            shape = (mean / float(positive("deviation", deviation, mend="give the standard deviation"))) ** 2
-            return np.maximum(1, np.rint(rng.gamma(shape, mean / shape, count))).astype(np.int64)
-
         times: Array = np.cumsum(rng.exponential(gap, count))
-        return cls(times, lengths(*prompt), lengths(*output))
+        return cls(times, Gamma(*prompt).draw(rng, count), Gamma(*output).draw(rng, count))
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,10 @@ def with_whole_link(machine: Machine) -> Machine:
     if not machine.throttled:
         return machine
     known = Machine.local() if machine.is_local else machines.get(machine.name)
-    return machine if known is None else replace(machine, link=known.link, throttled=False)
+    if known is None:
+        return machine
+    sources = {**machine.sources, **{name: text for name, text in known.sources.items() if name.startswith("link.")}}
+    return replace(machine, link=known.link, throttled=False, sources=sources)
 
 
 def models_offered(base: Scenario) -> Mapping[str, ModelConfig]:

@@ -1,56 +1,14 @@
-"""Processors alone, as bandwidth-against-power and CAP diagrams compare them; what they cost to buy and to run."""
+"""What processors cost to buy and to run, and the bandwidth they keep where they hold a part of a model."""
 
 from __future__ import annotations
-
-import enum
-import math
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from workbench.catalogue import Catalogue
 from workbench.perfmodels.spans import Number, positive, within
-from workbench.units import parse_bytes
 
 _SECONDS_PER_YEAR = 365.25 * 24 * 3600
 _JOULES_PER_KWH = 3.6e6
-
-
-class Kind(enum.Enum):
-    """What a processor is."""
-
-    GPU = "gpu"
-    CPU = "cpu"
-
-
-@dataclass(frozen=True)
-class Processor:
-    """One GPU, or one socket of a CPU, at its nominal rates; nan where nothing is known.
-
-    Attributes
-    ----------
-    memory : float
-        Capacity [B]; a CPU's is its host's.
-    bandwidth, link : float
-        Of its memory, and of the link to the host, one way [B/s].
-    flops : float
-        Dense 16-bit GEMM rate [FLOP/s].
-    power : float
-        Thermal design power [W].
-    price : float
-        To buy [USD].
-    """
-
-    name: str
-    kind: Kind
-    bandwidth: float
-    memory: float = math.nan
-    flops: float = math.nan
-    power: float = math.nan
-    price: float = math.nan
-    link: float = math.nan
 
 
 def offloaded_bandwidth(weights: ArrayLike, *, memory: ArrayLike, bandwidth: ArrayLike, link: ArrayLike) -> Number:
@@ -133,12 +91,3 @@ def cost_per_token(
     """
     rate = purchase_rate(price, years=years) + energy_rate(power, per_kwh=per_kwh)
     return rate / positive("tok_s", tok_s, mend="give tokens per second")
-
-
-def _from_catalogue(name: str, table: dict[str, Any]) -> Processor:
-    sizes = {key: parse_bytes(table[key], what=key) for key in ("memory", "bandwidth", "link") if key in table}
-    numbers = {key: float(table[key]) for key in ("flops", "power", "price") if key in table}
-    return Processor(name=name, kind=Kind(table["kind"]), **sizes, **numbers)
-
-
-processors: Catalogue[Processor] = Catalogue("processors.toml", _from_catalogue)

@@ -1,0 +1,194 @@
+"""Lengths that are drawn: distributions fitted to what is published of a data set, and histograms of one's own."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from workbench.errors import WorkloadError
+
+Lengths = npt.NDArray[np.int64]
+Counts = Mapping[int, float] | Mapping[tuple[int, int], float]
+"""How often each prompt length, or each pair of prompt and output length, occurs."""
+
+_QUANTILE = 3.0902
+"""Of the standard normal distribution, 99.9 %."""
+
+
+class LengthDistribution(Protocol):
+    """Something that lengths are drawn from."""
+
+    def draw(self, generator: np.random.Generator, count: int) -> Lengths:
+        """So many lengths [tokens], each at least 1."""
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """A log-normal of that mean whose 99.9 % quantile is the maximum; what lies beyond is drawn again.
+
+    Parameters
+    ----------
+    mean, maximum : float
+        [tokens]. Truncating lowers the mean by less than 1 %.
+
+    Raises
+    ------
+    WorkloadError
+        If the mean is not between 0 and the maximum, or the maximum is over 118 times the mean.
+    """
+
+    mean: float
+    maximum: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.mean < self.maximum < self.mean * math.exp(_QUANTILE**2 / 2):
+            raise WorkloadError(
+                f"no log-normal has the mean {self.mean} and the maximum {self.maximum}; "
+                "give a maximum above the mean and below 118 times it."
+            )
+
+    def draw(self, generator: np.random.Generator, count: int) -> Lengths:
+        """See `LengthDistribution.draw`."""
+        sigma = _QUANTILE - math.sqrt(_QUANTILE**2 - 2 * math.log(self.maximum / self.mean))
+        location = math.log(self.mean) - sigma**2 / 2
+        drawn = np.exp(generator.normal(location, sigma, count))
+        while (beyond := drawn > self.maximum).any():
+            drawn[beyond] = np.exp(generator.normal(location, sigma, int(beyond.sum())))
+        return _whole(drawn)
+
+    def __str__(self) -> str:
+        return f"log-normal of mean {self.mean:g}, at most {self.maximum:g}"
+
+
+@dataclass(frozen=True)
+class Gamma:
+    """A gamma distribution of that mean and standard deviation; what lies beyond a maximum is drawn again.
+
+    Parameters
+    ----------
+    mean, deviation : float
+        [tokens].
+    maximum : float, optional
+        [tokens].
+
+    Raises
+    ------
+    WorkloadError
+        If mean or deviation is not positive, or the maximum not above the mean.
+    """
+
+    mean: float
+    deviation: float
+    maximum: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not (0 < self.mean < self.maximum and 0 < self.deviation < math.inf):
+            raise WorkloadError(
+                f"no gamma distribution has mean {self.mean}, deviation {self.deviation} and maximum {self.maximum}; "
+                "give positive ones, the maximum above the mean."
+            )
+
+    def draw(self, generator: np.random.Generator, count: int) -> Lengths:
+        """See `LengthDistribution.draw`."""
+        shape = (self.mean / self.deviation) ** 2
+        drawn = generator.gamma(shape, self.mean / shape, count)
+        while (beyond := drawn > self.maximum).any():
+            drawn[beyond] = generator.gamma(shape, self.mean / shape, int(beyond.sum()))
+        return _whole(drawn)
+
+    def __str__(self) -> str:
+        cut = f", at most {self.maximum:g}" if math.isfinite(self.maximum) else ""
+        return f"gamma of mean {self.mean:g} and deviation {self.deviation:g}{cut}"
+
+
+def _whole(drawn: npt.NDArray[np.float64]) -> Lengths:
+    return np.maximum(1, np.rint(drawn)).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Lengths of requests and how often each occurs.
+
+    Attributes
+    ----------
+    lengths : tuple of tuple of int
+        Prompt length, or prompt and output length, of every row [tokens].
+    counts : tuple of float
+    """
+
+    lengths: tuple[tuple[int, ...], ...]
+    counts: tuple[float, ...]
+
+    @classmethod
+    def of(cls, table: Counts) -> Histogram:
+        """From counts by prompt length, or by (prompt, output).
+
+        Raises
+        ------
+        WorkloadError
+            If it is empty, keys are of both kinds, a length is no whole number from 1 on, or counts are no counts.
+        """
+        rows = [(key if isinstance(key, tuple) else (key,), count) for key, count in table.items()]
+        return cls(tuple(lengths for lengths, _ in rows), tuple(count for _, count in rows))
+
+    @classmethod
+    def read(cls, path: str | Path) -> Histogram:
+        """From a CSV file whose first line names its columns: prompt, count and, if they are known, output.
+
+        Raises
+        ------
+        WorkloadError
+            If the file does not exist, lacks a column or has a row that is no such thing; the line is named.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise WorkloadError(f"histogram {str(path)!r} does not exist; give the path of a CSV file.")
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, skipinitialspace=True)
+            names = reader.fieldnames or []
+            if set(names) not in ({"prompt", "count"}, {"prompt", "output", "count"}):
+                raise WorkloadError(
+                    f"{path.name} has the columns {', '.join(names) or 'of an empty file'}; "
+                    "its first line must be prompt,count or prompt,output,count."
+                )
+            kept = [name for name in ("prompt", "output") if name in names]
+            rows = [_row(row, kept, f"{path.name}:{reader.line_num}") for row in reader]
+        return cls(tuple(lengths for lengths, _ in rows), tuple(count for _, count in rows))
+
+    def __post_init__(self) -> None:
+        if not self.lengths:
+            raise WorkloadError("a histogram needs at least one length; give some.")
+        if len({len(row) for row in self.lengths}) > 1 or len(self.lengths[0]) not in (1, 2):
+            raise WorkloadError("a histogram has either prompt lengths or (prompt, output) pairs; give one kind.")
+        for row, count in zip(self.lengths, self.counts, strict=True):
+            if not all(isinstance(length, int | np.integer) and length >= 1 for length in row):
+                raise WorkloadError(f"a histogram has the length {row}; give whole numbers from 1 on.")
+            if not 0 <= count < math.inf:
+                raise WorkloadError(f"a histogram has {row} {count} times; give counts that are not negative.")
+        if not sum(self.counts) > 0:
+            raise WorkloadError("a histogram counts nothing; give at least one positive count.")
+
+    @property
+    def knows_outputs(self) -> bool:
+        """True if it has output lengths too."""
+        return len(self.lengths[0]) == 2
+
+    def draw(self, generator: np.random.Generator, count: int) -> Lengths:
+        """So many rows, shape (count, 1 or 2), each as likely as it is frequent."""
+        weights = np.array(self.counts, dtype=np.float64)
+        chosen = generator.choice(len(weights), size=count, p=weights / weights.sum())
+        return np.array(self.lengths, dtype=np.int64)[chosen]
+
+
+def _row(row: Mapping[str, str], columns: list[str], where: str) -> tuple[tuple[int, ...], float]:
+    try:
+        return tuple(int(row[name]) for name in columns), float(row["count"])
+    except (TypeError, ValueError) as error:
+        raise WorkloadError(f"{where} is no row of {', '.join(columns)} and count ({error}); correct it.") from error
