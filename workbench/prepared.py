@@ -33,7 +33,7 @@ class Prepared:
         """Size of one weight slot: the largest weight transfer of any iteration [B]."""
         steps = (Step.FIRST, Step.MIDDLE, Step.LAST)
         tasks = [task for step in steps for task in self.lowering.tasks(self.layers, step)]
-        return max((self.cost.largest_transfer(task.pieces) for task in tasks if task.pieces), default=0.0)
+        return max((self.cost.exact_transfer(task.pieces) for task in tasks if task.pieces), default=0.0)
 
 
 def price(scenario: Scenario, schedule: Schedule) -> Prepared:

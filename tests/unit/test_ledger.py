@@ -7,19 +7,33 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.builders import scenarios, small_machine, tiny_model, tiny_scenario
+from tests.builders import KINDS, scenarios, small_machine, tiny_model, tiny_model_of, tiny_scenario
 from tests.systems import PIPELINES
-from workbench.capacity import WORKING, embedding_bytes, largest_batch, ledger
+from workbench.capacity import WORKING, embedding_bytes, held_buffers, largest_batch, ledger, roomy
 from workbench.cost import Precision
 from workbench.errors import CapacityError
+from workbench.hardware import machines
 from workbench.memory import Memory
 from workbench.perfmodels import bound
+from workbench.pipeline import fetch, gpu
 from workbench.prepared import price
 from workbench.scheduler.block_manager import BlockManager
 from workbench.schedules import Sequential, VSLPipe
 from workbench.schedules.base import Step
 from workbench.serving import prepare
 from workbench.simulate import simulate
+from workbench.stages import (
+    Device,
+    RowClass,
+    attention,
+    buffer_bytes,
+    combine,
+    experts,
+    out_proj,
+    qkv,
+    route,
+    shared_experts,
+)
 from workbench.units import parse_bytes
 
 MODEL = tiny_model()
@@ -85,6 +99,53 @@ def test_many_requests_that_emit_make_the_head_the_largest_operation():
     assert found.gpu["largest operation"] == 50 * (6 * 100_000 + 12 * M)
 
 
+@pytest.mark.parametrize("schedule", [Sequential(), VSLPipe()], ids=str)
+@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_slots_and_cache_of_every_kind_of_model_are_the_models_own(kind, name, schedule):
+    """All weights once, wherever they live; slots for the layer that has most; the cache as wide as the model's."""
+    if isinstance(schedule, VSLPipe) and name != "vslpipe":
+        return
+    model = tiny_model_of(kind)
+    found = tiny_scenario(model=model, pipeline=PIPELINES[name]).fits(schedule)
+    norms = 2 * model.num_hidden_layers * M * model.other_bytes + 2 * M
+    assert found.gpu["weights"] + found.host["weights"] == pytest.approx(model.weight_bytes + norms)
+    assert found.gpu["KV cache"] + found.host["KV cache"] == 4 * 1000 * 4 * model.kv_elements * 2
+    if "fetch(weights" in str(PIPELINES[name]):
+        routed = model.num_local_experts * model.expert_params
+        largest = routed * model.expert_bytes + (model.layer_params - routed) * model.other_bytes
+        assert found.gpu["weight slots"] == pytest.approx(2 * largest)
+
+
+def test_a_slot_for_what_layers_without_experts_have_most_of():
+    """All that is streamed is the network that every token passes, which is larger where it is the whole layer's."""
+    model = replace(tiny_model_of("shared"), first_k_dense_replace=1)
+    pipeline = fetch(shared_experts.weights) | gpu(qkv, attention, out_proj, route, experts, shared_experts, combine)
+    slot = 3 * M * F * 2
+    assert 3 * M * model.shared_expert_intermediate_size * 2 < slot
+    found = tiny_scenario(model=model, pipeline=pipeline).fits(Sequential())
+    assert found.gpu["weight slots"] == 2 * slot
+    assert found.host["weights"] == slot + 3 * (3 * M * 24 * 2)
+
+
+def test_latent_attention_holds_expanded_rows_of_prompts_and_absorbed_ones_of_decodes():
+    """One request of 8 + 4 tokens: all of its prompt, and what the one decode has more than a token of it."""
+    model = tiny_model_of("latent")
+    heads, latent, rope, value = 4, 16, 4, 8
+    prompt = M + heads * 16 + latent + rope + heads * value + M + M  # x, q, k and v, attn, h, routed
+    decode = prompt + heads * (latent + rope - 16) + heads * (latent - value)
+    found = tiny_scenario(8, 4, 1, model=model, pipeline=PIPELINES["all_gpu"]).fits(Sequential())
+    assert found.gpu["activations"] == 8 * (2 * prompt + 16) + 2 * (decode - prompt)
+    assert found.gpu["KV cache"] == 1000 * 4 * 4 * (latent + rope) * 2
+
+
+def test_the_largest_operation_can_be_the_network_that_every_token_passes():
+    found = tiny_scenario(8, 4, 1, model=replace(tiny_model_of("dense"), intermediate_size=9600)).fits(Sequential())
+    assert found.gpu["largest operation"] == 8 * (2 * M + 3 * 2 * 9600)
+    wide = replace(tiny_model_of("shared"), shared_expert_intermediate_size=9600)
+    assert tiny_scenario(8, 4, 1, model=wide).fits(Sequential()).gpu["largest operation"] == 8 * (2 * M + 3 * 2 * 9600)
+
+
 def test_fetched_kv_is_that_of_one_part():
     """8 requests hold 3 blocks each in the end: all of them in one part, or two of them in one of four."""
     few = tiny_scenario(9, 4, 8, pipeline=PIPELINES["flexgen_s4"])
@@ -139,13 +200,27 @@ def test_no_iteration_has_more_tokens_requests_or_blocks_than_the_largest_batch(
     block = scenario.memory.kv_block
     blocks = BlockManager(scenario.kv_blocks, block, len(workload), longest)
     queue = scenario.scheduler.open(workload, blocks, prepared.token_budget, prepared.layers)
+    found = scenario.fits(schedule)
+    accounts = {Device.GPU: found.gpu, Device.CPU: found.host}
     while (batch := queue.next()) is not None:
         parts = prepared.lowering.plan(batch, Step.MIDDLE).parts
         assert batch.rows.tokens <= largest.tokens
         assert len(batch) <= largest.requests
         assert max(part.rows.tokens for part in parts) <= largest.part
         assert max(int((-(-(part.context + 1) // block)).sum()) for part in parts) <= largest.part_blocks + 1e-9
+        for device, account in accounts.items():
+            assert held_by(batch.rows, device, prepared) <= account["activations"]
         queue.complete(batch)
+
+
+def held_by(rows, device, prepared):
+    """Bytes of the buffers of a batch on a device, rows of prompts and of decodes as wide as they are."""
+    model, precision = prepared.scenario.model, prepared.scenario.precision
+    return sum(
+        count * buffer_bytes(buffer, model, precision, row_class)
+        for buffer in held_buffers(prepared.lowering.graph)[device]
+        for row_class, count in ((RowClass.PREFILL, rows.prefill), (RowClass.DECODE, rows.decode))
+    )
 
 
 def test_the_largest_batch_is_met():
@@ -266,6 +341,25 @@ def test_a_smaller_type_is_proposed_where_weights_do_not_fit():
     (change,) = (change for change in found.changes if "weights=" in change.text)
     assert change.text == "weights='bf16' (now fp32)"
     assert change.scenario.precision == Precision("bf16", "fp32")
+
+
+def test_no_type_is_proposed_that_would_make_the_smallest_weights_larger():
+    """In bf16 the 4-bit experts would be four times as large, even where a model computes in fp32."""
+    model = tiny_model_of("quantised", dtype="fp32")
+    total = tiny_scenario(model=model).fits(VSLPipe()).gpu.total
+    found = tiny_scenario(model=model, machine=small_machine(gpu_memory=0.99 * total)).fits(VSLPipe())
+    assert found.changes
+    assert not any("weights=" in change.text for change in found.changes)
+
+
+def test_memory_that_is_more_than_the_catalogues_says_so():
+    a40 = machines["a40"]
+    needed = tiny_scenario(machine=small_machine(gpu_memory=1e3)).fits(VSLPipe())
+    tight = replace(a40, gpu=replace(a40.gpu, memory=1e3))
+    raised = roomy(tight, needed)
+    assert raised.gpu.memory == needed.gpu.total
+    assert raised.sources["gpu.memory"] == f"raised to what is needed, from 1 kB: {a40.sources['gpu.memory']}"
+    assert raised.sources["cpu.memory"] == a40.sources["cpu.memory"]
 
 
 def test_nothing_single_helps_where_both_memories_are_short():

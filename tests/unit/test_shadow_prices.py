@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import workbench as wb
-from tests.builders import OPERATIONS, scenarios, small_machine, tiny_scenario
+from tests.builders import OPERATIONS, scenarios, small_machine, tiny_model_of, tiny_scenario
 from tests.systems import PIPELINES, VSL
 from workbench.errors import CapacityError, ScenarioError
 from workbench.hardware import Link
@@ -99,9 +99,10 @@ def test_more_of_everything_is_as_much_more(case, factor):
 # -------------------------------------------------------------------------------------------------- calibrated machines
 
 
-def measured(seconds: dict[str, float], pipeline=VSL, **between: float):
+def measured(seconds: dict[str, float], pipeline=VSL, kind="plain", **between: float):
     """A machine whose operations were measured: so many seconds per token each."""
-    scenario = tiny_scenario([8] * 4, [4] * 4, pipeline=pipeline, machine=small_machine(**FAST))
+    model = tiny_model_of(kind)
+    scenario = tiny_scenario([8] * 4, [4] * 4, pipeline=pipeline, model=model, machine=small_machine(**FAST))
     ops = [
         OpTime(op, n, (1.0, 100.0), (seconds.get(op, 1e-9), 100 * seconds.get(op, 1e-9)), per_context=1e-12)
         for op in OPERATIONS
@@ -121,6 +122,13 @@ def test_measured_times_of_a_devices_operations_are_what_is_scaled():
 def test_where_the_pipeline_places_an_operation_decides_whose_it_is():
     cpu_only = measured({"experts": 1e-2}, pipeline=PIPELINES["all_cpu"])
     found = gains(cpu_only, Sequential())
+    assert (found["GPU"], found["CPU"]) == pytest.approx((1, 2), rel=0.01)
+
+
+def test_shared_experts_that_only_the_model_asks_for_are_scaled_with_the_device_they_follow():
+    slow, on_cpu = {"shared_experts": 1e-2}, PIPELINES["all_cpu"]
+    assert gains(measured(slow, kind="shared"))["GPU"] == pytest.approx(2, rel=0.01)
+    found = gains(measured(slow, kind="shared", pipeline=on_cpu), Sequential())
     assert (found["GPU"], found["CPU"]) == pytest.approx((1, 2), rel=0.01)
 
 
@@ -148,6 +156,23 @@ def test_an_operation_measured_once_on_two_devices_is_refused():
 
 
 # ------------------------------------------------------------------------------------------------------- as it is read
+
+
+@pytest.mark.parametrize(
+    ("resource", "scaled"),
+    [
+        ("link", {"link.h2d", "link.d2h"}),
+        ("GPU", {"gpu.bandwidth", "gpu.flops.bf16", "gpu.flops.fp32"}),
+        ("CPU", {"cpu.bandwidth", "cpu.flops.bf16", "cpu.flops.fp32"}),
+        ("KV capacity", set()),
+    ],
+)
+def test_a_machine_with_more_of_a_resource_says_so_beside_its_sources(resource, scaled):
+    before = wb.machines["a40"].sources
+    after = RESOURCES[resource](tiny_scenario(machine=wb.machines["a40"]), 2).machine.sources
+    assert {name for name in before if after[name] != before[name]} == scaled
+    assert all(after[name] == f"2 times: {before[name]}" for name in scaled)
+    assert set(after) == set(before)
 
 
 def test_a_resource_that_needs_more_memory_is_read_with_it_and_says_so():
