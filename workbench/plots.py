@@ -171,7 +171,7 @@ def _bar(start: float, end: float, row: int) -> list[tuple[float, float]]:
     return [(start, row - 0.38), (end, row - 0.38), (end, row + 0.38), (start, row + 0.38)]
 
 
-def plot_iterations(result: Result, ax: Axes | None = None) -> Axes:
+def plot_iterations(result: Result, ax: Axes | None = None, *, title: str = "") -> Axes:
     """Prefill and decode tokens of every iteration, and the KV blocks in use, over time."""
     ax = ax if ax is not None else plt.subplots(figsize=(10, 2.4), layout="constrained")[1]
     edges = np.concatenate(([0.0], np.cumsum(result.steps.seconds)))
@@ -190,4 +190,5 @@ def plot_iterations(result: Result, ax: Axes | None = None) -> Axes:
     )
     ax.set_xlim(0, edges[-1])
     ax.set_ylim(bottom=0)
+    ax.set_title(title, loc="right", fontsize=10)
     return ax

@@ -1,97 +1,34 @@
-"""How the reference cases of MoE-Lens, of its schedule and of its models are computed with the public API."""
+"""How the cases of MoE-Lens, its schedule and its models that are not printed are computed with the public API."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from itertools import pairwise
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tests.builders import tiny_scenario
 from tests.systems import VSL
-from workbench.cost import Rows
-from workbench.hardware import machines
-from workbench.memory import Memory
 from workbench.models import models
 from workbench.perfmodels import moe_lens
-from workbench.perfmodels.moe_lens import Eq12, IntensityForm, Life, PmeForm, Setting, Units
+from workbench.perfmodels.moe_lens import Eq12, IntensityForm, Life, PmeForm
 from workbench.plan import lay_out
-from workbench.scenario import Scenario
-from workbench.scheduler.block_manager import BlockManager
-from workbench.scheduler.resource_aware import Admission, ResourceAware
+from workbench.reproductions.moe_lens import (
+    MIXTRAL,
+    accuracy,
+    play,
+    played_tok_s,
+    setting,
+    settings,
+)
+from workbench.scheduler.resource_aware import Admission
 from workbench.schedules import Sequential, VSLPipe
 from workbench.schedules.base import Step
 from workbench.segments import layer_graph
-from workbench.serving import prepare
 from workbench.simulate import simulate
-from workbench.workload import Workload
 
 Inputs = dict[str, Any]
-MIXTRAL = models["mixtral-8x7b"]
-SETTINGS = moe_lens.evaluation_settings()
-
-
-def case_name(model: str) -> str:
-    """The catalogue's name of a model in the table of cases."""
-    return model.lower()
-
-
-def setting(model: str, gigabytes: float, workload: str, output_len: int) -> Setting:
-    (found,) = (
-        s
-        for s in SETTINGS
-        if (s.model, s.kv_bytes, s.workload, s.output_len) == (case_name(model), gigabytes * 1e9, workload, output_len)
-    )
-    return found
-
-
-# ------------------------------------------------------------------------- the real scheduler, one pass after another
-
-
-@dataclass(frozen=True)
-class Played:
-    """A job as the resource-aware scheduler ran it, an iteration taking one pass of weights [passes]."""
-
-    passes: float
-    prefill: tuple[int, ...]
-    preemptions: int
-
-    @property
-    def stalled(self) -> float:
-        """Share of iterations without prefill, those after the last prefill left out of the count (SPEC 1.6)."""
-        last = max(place for place, tokens in enumerate(self.prefill) if tokens)
-        return sum(not tokens for tokens in self.prefill[:last]) / len(self.prefill)
-
-
-@lru_cache(maxsize=100)
-def play(
-    prompt: int, output: int, requests: int, blocks: int, block: int, limit: float, admission: Admission
-) -> Played:
-    """SPEC 1.6: an iteration takes the longer of a pass of weights and the GPU's time for its tokens."""
-    workload = Workload.lengths(prompt, output, requests)
-    memory = BlockManager(blocks, block, requests, prompt + output)
-    queue = ResourceAware(admission=admission).open(workload, memory, limit, 1)
-    passes, prefill = 0.0, []
-    while (batch := queue.next()) is not None:
-        passes += max(1.0, batch.rows.tokens / limit)
-        prefill.append(int(batch.rows.prefill))
-        queue.complete(batch)
-    return Played(passes, tuple(prefill), queue.preemptions)
-
-
-def play_setting(s: Setting, admission: Admission) -> Played:
-    return play(s.prompt_len, s.output_len, s.requests, s.kv_blocks, s.block, s.pass_tokens, admission)
-
-
-def played_tok_s(s: Setting, admission: Admission) -> float:
-    return s.requests * s.output_len / (play_setting(s, admission).passes * s.pass_seconds)
-
-
-def accuracy(s: Setting, admission: Admission) -> float:
-    """1 - |predicted - played| / played, of the mended Stage 2."""
-    played = played_tok_s(s, admission)
-    return float(1 - abs(s.predict().gen_tok_s - played) / played)
+SETTINGS = settings()
 
 
 # ------------------------------------------------------------------------------------------------------ Equations 1-7
@@ -110,13 +47,7 @@ def saturation(inputs: Inputs) -> Any:
     one = moe_lens.intensity(
         1, experts=inputs["Ne"], chosen=inputs["Nk"], expert_ratio=1, group_size=1, form=IntensityForm.APPROXIMATE
     )
-    units = Units.PAPER if "convention" in inputs else Units.DECIMAL
-    return moe_lens.tokens_to_saturate(inputs["C_TFLOPS"] * 1e12, inputs["B_GBs"] * 1e9, one, units=units)
-
-
-def table2(inputs: Inputs) -> Any:
-    size = inputs.get("kv_bytes_token", MIXTRAL.kv_bytes_per_token("bf16"))
-    return moe_lens.kv_to_saturate(inputs["n"], inputs["seq"], size, units=Units.PAPER)
+    return moe_lens.tokens_to_saturate(inputs["C_TFLOPS"] * 1e12, inputs["B_GBs"] * 1e9, one)
 
 
 def pass_seconds(inputs: Inputs) -> Any:
@@ -132,12 +63,6 @@ def knee(inputs: Inputs) -> Any:
     rate = moe_lens.gpu_tokens_per_second(inputs["C"] * 1e12, MIXTRAL.flops_per_token())
     limit = moe_lens.tokens_per_pass(rate, moe_lens.weight_pass_seconds(94e9, inputs["B"] * 1e9))
     return moe_lens.kv_tokens_at_knee(inputs["p"], inputs["g"], limit) * MIXTRAL.kv_bytes_per_token("bf16") / 1e9
-
-
-def lengths_decide(inputs: Inputs) -> bool:
-    tokens = inputs["KV_GB"] * 1e9 / MIXTRAL.kv_bytes_per_token("bf16")
-    a, b = (moe_lens.stage1_utilisation(*inputs[key], tokens, 18_500) for key in ("a", "b"))
-    return bool(a > b)
 
 
 # ----------------------------------------------------------------------------------------------------- Equations 8-14
@@ -177,39 +102,6 @@ def mended_over_played(inputs: Inputs) -> Any:
     return unlimited(inputs, inputs["K"], Eq12.MENDED).gen_tok_s / (inputs["K"] * inputs["g"] / played.passes)
 
 
-def print_makes_tokens(inputs: Inputs) -> bool:
-    """True if Equation 12 as printed computes more than the GPU can, and the mended one does not."""
-    printed, mended = (unlimited(inputs, inputs["K"], eq12).proc_tok_s > inputs["n_it"] for eq12 in Eq12)
-    return bool(printed and not mended)
-
-
-def overlap_holds_more(inputs: Inputs) -> bool:
-    """Equation 9 for blocks of one token."""
-    many = 10**9
-    overlapped = moe_lens.overlapped_sequences(inputs["p"], inputs["g"], many, 1)
-    return bool(overlapped > moe_lens.separated_sequences(inputs["p"], inputs["g"], many, 1))
-
-
-def by_output_len(model: str, gigabytes: float, inputs: Inputs) -> list[float]:
-    """Predicted throughput of MTBench, at the given output lengths."""
-    return [float(setting(model, gigabytes, "mtbench", g).predict().gen_tok_s) for g in inputs["g"]]
-
-
-def falls(model: str, inputs: Inputs) -> bool:
-    return all(a > b for a, b in pairwise(by_output_len(model, 70, inputs)))
-
-
-def rises_then_drops(model: str, inputs: Inputs) -> bool:
-    rates = by_output_len(model, 210, inputs)
-    return rates[0] < rates[1] and rates[-1] < max(rates)
-
-
-def share_of_gpu(inputs: Inputs) -> Any:
-    s = setting("mixtral-8x7b", 210, "mtbench", inputs["g"])
-    assert (s.prompt_len, s.pass_tokens) == (inputs["p"], inputs["n_it"])
-    return s.predict().proc_tok_s * s.pass_seconds / s.pass_tokens
-
-
 # ------------------------------------------------------------------------------------------- scheduler and schedules
 
 
@@ -220,35 +112,10 @@ def paced_accuracy(inputs: Inputs) -> float:
     return sum(found) / len(found)
 
 
-def stall(gigabytes: float, output_len: int) -> float:
-    return play_setting(setting("mixtral-8x7b", gigabytes, "mtbench", output_len), Admission.GREEDY).stalled
-
-
-def stalls_grow(inputs: Inputs) -> bool:
-    return stall(inputs["cap"], 256) > stall(inputs["cap"], 64) > stall(inputs["cap"], 32)
-
-
 def toy(inputs: Inputs) -> list[int]:
     lengths, sizes = (inputs["P"], inputs["G"]), {"blocks": inputs["N"], "block": inputs["b"]}
     result = simulate(tiny_scenario(*lengths, **sizes, token_budget=inputs["n_real"]), Sequential())
     return [result.iterations, result.preemptions, result.processed, result.recomputed]
-
-
-def offloaded_bytes(inputs: Inputs) -> float:
-    """What VSLPipe's offload moves in a layer of a pure decode pass."""
-    model = replace(MIXTRAL, hidden_size=inputs["d"])
-    assert model.num_attention_heads / model.num_key_value_heads == inputs["s"]
-    scenario = Scenario(
-        VSL,
-        model=model,
-        machine=machines["a40"],
-        memory=Memory(kv_capacity="70GB"),
-        workload=Workload.lengths(98, 32, 1),
-        scheduler=ResourceAware(),
-    )
-    prepared = prepare(scenario, VSLPipe())
-    (offload,) = (node for node in prepared.lowering.graph.nodes if node.lane == "d2h")
-    return prepared.cost.transfer(offload, Rows(decode=inputs["n"]))
 
 
 def vslpipe_makespan(inputs: Inputs) -> float:
@@ -275,14 +142,13 @@ def kv_per_token(inputs: Inputs) -> float:
 
 
 def params(inputs: Inputs) -> float:
-    return models[case_name(inputs["model"])].params
+    return models[inputs["model"].lower()].params
 
 
 COMPUTE: dict[str, Callable[[Inputs], Any]] = {
     "lens.TGPU.nreal.tokps": lambda x: x["n_real"] / moe_lens.tokens_per_pass(1.0, x["delta"]),
     "lens.conv.gpu.100.128": gpu_limit,
     "lens.conv.gpu.98.32": gpu_limit,
-    "lens.conv.mem.128.512": partial(memory_limit, Life.INCLUSIVE),
     "lens.conv.mem.excl.128.512": partial(memory_limit, Life.EXCLUSIVE),
     "lens.conv.mem.excl.98.32": partial(memory_limit, Life.EXCLUSIVE),
     "lens.delta.DBRX": pass_seconds,
@@ -293,28 +159,15 @@ COMPUTE: dict[str, Callable[[Inputs], Any]] = {
     "lens.eq12.fixed.98.256.26757": mended_over_played,
     "lens.eq12.fixed.98.256.66892": mended_over_played,
     "lens.eq12.fixed.98.32.22769": mended_over_played,
-    "lens.eq12.violates": print_makes_tokens,
-    "lens.eq5.60GBs": lambda x: moe_lens.host_bandwidth_needed(x["W"], x["KV"], x["B_IO_GBs"]),
     "lens.eq6.mixtral": lambda x: moe_lens.cpu_flops_needed(x["s"], x["B_KV_GBs"], x["I_flop_per_fp32byte"]),
     "lens.eq7.128.512": lambda x: moe_lens.effective_kv_capacity(x["p"], x["g"]),
     "lens.eq7.98.32": lambda x: moe_lens.effective_kv_capacity(x["p"], x["g"]),
-    "lens.eq9.counterexample": overlap_holds_more,
-    "lens.fig3a.ratio": lengths_decide,
     "lens.fig3b.knee": knee,
-    "lens.io_time.fig13": pass_seconds,
-    "lens.kv_sat.A100.256": table2,
-    "lens.kv_sat.A100.512": table2,
-    "lens.kv_sat.A40.256": table2,
-    "lens.kv_sat.L40.256": table2,
     "lens.n_sat.A40.decimal": saturation,
-    "lens.n_sat.A40.table2": saturation,
     "lens.n_sat.L40.decimal": saturation,
-    "lens.n_sat.L40.table2": saturation,
     "lens.pme.closed.100.128": pme,
     "lens.pme.exact.98.32": pme,
     "lens.ras.acc.paced": paced_accuracy,
-    "lens.ras.stall.32": lambda x: stall(x["cap"], x["g"]),
-    "lens.ras.stall.order": stalls_grow,
     "lens.ras.toy1": toy,
     "lens.ras.toy2": toy,
     "lens.ras.toy4": toy,
@@ -327,12 +180,6 @@ COMPUTE: dict[str, Callable[[Inputs], Any]] = {
     "lens.stage2.Mixtral-8x7B.70.MTB.128": stage2,
     "lens.stage2.Mixtral-8x7B.70.MTB.256": stage2,
     "lens.stage2.Mixtral-8x7B.70.RAG.128": stage2,
-    "lens.trend.210.DBRX": partial(rises_then_drops, "dbrx"),
-    "lens.trend.210.Mixtral-8x22B": partial(rises_then_drops, "mixtral-8x22b"),
-    "lens.trend.210.Mixtral-8x7B": partial(rises_then_drops, "mixtral-8x7b"),
-    "lens.trend.70.DBRX": partial(falls, "dbrx"),
-    "lens.util90.210.64": share_of_gpu,
-    "lens.vsl.bytes": offloaded_bytes,
     "model.kv_tok.DBRX": kv_per_token,
     "model.kv_tok.Mixtral-8x7B": kv_per_token,
     "model.params.DBRX": params,

@@ -1,6 +1,5 @@
 """KTransformers: what deferral does to a layer and to the model, and how fast three models run on its machines."""
 
-import tomllib
 from dataclasses import replace
 from itertools import pairwise
 
@@ -9,53 +8,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.catalogue import data_path
 from workbench.models import models
 from workbench.perfmodels import ktransformers as kt
 from workbench.perfmodels.hybrid_speed import (
-    HybridMachine,
     Numa,
     decode_layer,
     decode_speed,
-    deferred_experts,
     numa_bandwidth,
     prefill_speed,
 )
 from workbench.perfmodels.ktransformers import Kernel, LayerTimes
-from workbench.processors import processors
-from workbench.units import parse_bytes
+from workbench.reproductions.ktransformers import in_bytes, machine, profile
+from workbench.reproductions.rows import published
 
-TEXT = tomllib.loads(data_path("catalogue/published/ktransformers.toml").read_text(encoding="utf-8"))
-HOST, LAYER, DEFERRAL, SPEED = (TEXT[part] for part in ("host", "layer", "deferral", "speed"))
-PROFILE = LayerTimes.from_utilisation(
-    cpu=LAYER["cpu"], gpu=LAYER["gpu"], shared=LAYER["shared_of_gpu"], idle=LAYER["idle"]
-)
+TEXT = published("ktransformers")
+HOST, LAYER, DEFERRAL = (TEXT[part] for part in ("host", "layer", "deferral"))
+PROFILE = profile()
 NAMES = list(DEFERRAL["deferred_bf16"])
 
 
-def in_bytes(name: str, size: float):
-    """The model as it was deployed, every weight in so many bytes."""
-    dtype = {2.0: "bf16", 1.0: "int8", 0.5: "int4"}[size]
-    return replace(models[name], expert_dtype=dtype, other_dtype=dtype)
-
-
-def paper_machine(gpu: str) -> HybridMachine:
-    """The paper's host, calibrated to the one layer that it profiled: DeepSeek-V3 in BF16 on the A100."""
-    bare = HybridMachine(
-        gpu=processors["a100-40gb-pcie"],
-        sockets=HOST["sockets"],
-        local=parse_bytes(HOST["local"]),
-        remote=parse_bytes(HOST["remote"]),
-        tile_flops=HOST["tile_flops"],
-        vector_flops=HOST["vector_flops"],
-    )
-    model = in_bytes(LAYER["model"], 2.0)
-    seconds = (1 - LAYER["outside_layers"]) / LAYER["decode_tok_s"] / model.moe_layers
-    parts = (PROFILE.attention, PROFILE.shared, PROFILE.routed, PROFILE.sync)
-    return replace(bare.calibrated(model, LayerTimes(*(seconds * part for part in parts))), gpu=processors[gpu])
-
-
-A100, RTX4080 = (paper_machine(gpu) for gpu in HOST["gpus"])
+A100, RTX4080 = (machine(gpu) for gpu in HOST["gpus"])
 
 amounts = st.floats(0, 10)
 layers = st.builds(LayerTimes, attention=amounts, shared=amounts, routed=st.floats(0.01, 10), sync=amounts)
@@ -89,14 +61,6 @@ def test_the_fewest_deferred_experts_saturate_the_cpu_unless_two_must_stay(times
         assert time == pytest.approx(lean.routed)
     if count > 0 and hidden / one % 1 > 1e-6:
         assert float(kt.layer_time(lean, count - 1, top_k=top_k)) > lean.routed
-
-
-def test_the_profiled_layer_gains_what_the_paper_measured():
-    for deferred, wanted in DEFERRAL["reduction"].items():
-        assert kt.time_reduction(PROFILE, int(deferred), top_k=8) == pytest.approx(wanted, abs=0.006)
-    cpu, gpu = kt.layer_utilisation(PROFILE, 3, top_k=8)
-    assert cpu == pytest.approx(DEFERRAL["utilisation_cpu"])
-    assert gpu == pytest.approx(DEFERRAL["utilisation_gpu"], abs=0.009)
 
 
 @given(layers, deferrals, st.integers(1, 60))
@@ -209,18 +173,7 @@ def test_the_busiest_of_two_sockets_has_the_expected_share_of_experts():
     assert 8 / rate == pytest.approx(4 + 8 * 70 / 2**9)
 
 
-def test_slices_gain_over_a_host_unaware_of_its_sockets_without_reaching_the_published_maximum():
-    sizes = {"sockets": 2, "local": parse_bytes(HOST["local"]), "remote": parse_bytes(HOST["remote"]), "top_k": 8}
-    gain = numa_bandwidth(Numa.TENSORS, **sizes) / numa_bandwidth(Numa.OBLIVIOUS, **sizes)
-    assert 1.3 < gain < SPEED["numa_speedup"]
-
-
 # -- speed -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_parameters_on_the_cpu_are_table_1s(name):
-    assert models[name].routed_params == pytest.approx(SPEED["cpu_parameters"][name], rel=0.007)
 
 
 def test_the_calibrated_layer_predicts_its_shared_experts():
@@ -229,25 +182,6 @@ def test_the_calibrated_layer_predicts_its_shared_experts():
     assert times.shared / times.attention == pytest.approx(PROFILE.shared / PROFILE.attention, rel=0.07)
     assert 0.3 < A100.gpu_efficiency < 0.5
     assert 0.7 < A100.cpu_efficiency < 0.8
-
-
-def test_deepseek_v3_decodes_as_published_and_gains_a_third_from_deferral():
-    model = in_bytes(LAYER["model"], 2.0)
-    plain, deferred = decode_speed(model, A100, deferred=np.array([0, 3]))
-    assert plain == pytest.approx(LAYER["decode_tok_s"], rel=0.03)
-    assert deferred / plain - 1 == pytest.approx(DEFERRAL["end_to_end"], abs=0.01)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_bf16_models_defer_as_many_experts_as_published(name):
-    assert deferred_experts(in_bytes(name, 2.0), A100) == DEFERRAL["deferred_bf16"][name]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_quantised_models_on_the_rtx_4080_defer_as_many_as_published_or_one_less(name):
-    """One layer's calibration carried to another GPU and number format; Qwen2 comes out at 3 instead of 4."""
-    count = deferred_experts(in_bytes(name, DEFERRAL["quantised_bytes"][name]), RTX4080)
-    assert 0 <= DEFERRAL["deferred_quantised"][name] - count <= (name == "qwen2-57b-a14b")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -266,12 +200,6 @@ def test_prefill_gets_faster_per_token_as_prompts_fill_the_experts(name):
     speeds = prefill_speed(model, A100, np.array([32, 256, 2048]))
     assert np.all(np.diff(speeds) > 0)
     assert speeds[0] == pytest.approx(prefill_speed(model, A100, 32))
-
-
-def test_deepseek_v3_prefill_is_within_the_published_range():
-    """Fiddler's 70 tok/s times 4.62 to 19.74."""
-    low, high = (SPEED["fiddler_prefill"] * factor for factor in SPEED["prefill_speedup"])
-    assert low < prefill_speed(in_bytes(LAYER["model"], 2.0), A100, 8192) < high
 
 
 @pytest.mark.parametrize(

@@ -127,13 +127,6 @@ def test_smbu_is_at_most_the_ordinary_mbu(share, batch, context, tpot):
     assert sparse <= moe_cap.smbu(MIXTRAL.weight_bytes, kv, tpot, 2e12)
 
 
-def test_counting_all_experts_of_mixtral_overestimates_a_layer_by_268_percent():
-    """Text: over 260 %."""
-    layer = MIXTRAL.attention_params, MIXTRAL.expert_params
-    total, active = (moe_cap.activated_size(1, *layer, count) for count in (8, 2))
-    assert moe_cap.overestimate(total, active) - 1 == pytest.approx(2.68, abs=0.005)
-
-
 def test_flops_of_a_token_are_the_engines_and_grow_with_the_context_by_the_query_heads():
     assert moe_cap.token_flops(MIXTRAL, 0) == pytest.approx(models["mixtral-8x7b"].flops_per_token())
     scores = moe_cap.token_flops(MIXTRAL, 1000) - moe_cap.token_flops(MIXTRAL, 0)
@@ -201,18 +194,6 @@ def test_an_array_gives_what_its_numbers_give(batch, context, tpot):
     for field in ("memory", "bandwidth", "ops"):
         each = [float(getattr(point, field)) for point in points]
         assert np.broadcast_to(getattr(line, field), len(batch)).tolist() == pytest.approx(each)
-
-
-def test_figure_2_follows_from_one_reading():
-    text = PUBLISHED["bandwidth_against_power"]
-    reading, model = text["reading"], models[text["model"]]
-    for params, expected in ((37e9, text["batch_1"]), (model.params, text["full"])):
-        read = params * reading["bytes_per_parameter"], reading["addend"] * 1e9
-        assert moe_cap.required_bandwidth(*read, reading["tpot"]) / 1e9 == pytest.approx(expected, rel=0.001)
-    assert processors["rtx-4090"].bandwidth / 1e9 < text["batch_1"]  # the paper calls it manageable
-    assert processors["rtx-4090"].power == text["rtx_4090_power"]
-    assert processors["dgx-h100"].bandwidth / 1e9 > text["full"]
-    assert processors["dgx-h100"].power == text["dgx_h100_power"]
 
 
 # -- processors --------------------------------------------------------------------------------------------------

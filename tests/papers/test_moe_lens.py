@@ -8,12 +8,13 @@ import math
 
 import pytest
 
-from tests.papers.lens_cases import SETTINGS, accuracy, play_setting
+from tests.papers.lens_cases import SETTINGS
 from tests.systems import VSL
 from workbench.hardware import machines
 from workbench.memory import Memory
 from workbench.models import models
 from workbench.perfmodels import bound, moe_lens
+from workbench.reproductions.moe_lens import accuracy, play_setting
 from workbench.result import Result
 from workbench.scenario import Scenario
 from workbench.scheduler.resource_aware import Admission, ResourceAware

@@ -7,13 +7,17 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from tests.papers.hrm_cases import MODEL, PADDED, PUBLISHED, job
-from workbench.hardware import Device, Link, Machine, machines
-from workbench.perf_plots_hrm import plot_policy_map, plot_roofline
+from workbench.hardware import Link, Machine, machines
+from workbench.perf_plots_hrm import plot_policy_map
 from workbench.perfmodels.moe_lightning import Job, Mode, Policy, estimate, layer_time
+from workbench.perfmodels.moe_lightning_evaluation import two_a100s
 from workbench.perfmodels.policy_memory import cpu_peak, cpu_room
 from workbench.perfmodels.policy_search import least_weights, policy_map, search, tensor_parallel, with_shares
+from workbench.reproductions.moe_lightning import MODEL, job
+from workbench.reproductions.rows import published
 
+PADDED = "MoE-Lightning(p)"
+PUBLISHED = published("moe_lightning")
 OUTPUTS = PUBLISHED["mtbench"]["output_len"]
 CELLS = [(setting, output) for setting in ("s1", "s2") for output in OUTPUTS]
 
@@ -21,44 +25,8 @@ CELLS = [(setting, output) for setting in ("s1", "s2") for output in OUTPUTS]
 # What the public optimiser answers
 
 
-def test_artifact_mode_gives_what_the_optimiser_printed():
-    printed = PUBLISHED["policies"]["printed"]
-    found = search(job("s2", 77, 32), Mode.ARTIFACT)
-    assert (found.policy.micro_batch, found.policy.batch) == (324, 324 * 14)
-    assert found.policy.weights_on_gpu == pytest.approx(printed["weights_on_gpu"], rel=1e-7)
-    assert found.estimate.gen_tok_s == pytest.approx(printed["tok_s"], abs=0.01)
-    assert found.estimate.layer.seconds == pytest.approx(printed["layer_s"], abs=5e-5)
-    assert found.estimate.step == pytest.approx(printed["step_s"], abs=5e-4)
-    assert found.gpu_peak / 2**30 == pytest.approx(printed["gpu_peak"], abs=5e-4)
-    assert found.cpu_peak / 2**30 == pytest.approx(printed["cpu_peak"], abs=5e-4)
-    assert found.estimate.layer.binding() == "link"
-
-
-@pytest.mark.parametrize(("setting", "output"), CELLS)
-def test_artifact_mode_gives_the_published_policies(setting, output):
-    """S2 at 256 needs a GiB less of host memory than the README prints for 32: free memory at launch varies."""
-    where = job(setting, 77, output)
-    if (setting, output) == ("s2", 256):
-        where = replace(where, machine=with_host_memory(where.machine, "183"))
-    policy = search(where, Mode.ARTIFACT).policy
-    micro, count = PUBLISHED["policies"][setting][OUTPUTS.index(output)]
-    assert (policy.micro_batch, policy.batch) == (micro, micro * count)
-
-
 def with_host_memory(machine: Machine, gibibytes: str) -> Machine:
     return replace(machine, cpu=replace(machine.cpu, memory=float(gibibytes) * 2**30))
-
-
-@pytest.mark.parametrize(
-    ("setting", "workload", "published"),
-    [("s2", "synthetic", None), ("s1", "summarization", None), ("s1", "mtbench", (36, 14))],
-)
-def test_artifact_mode_gives_the_policies_of_tables_4_and_5(setting, workload, published):
-    lengths = PUBLISHED[workload]
-    output = 128 if workload == "mtbench" else lengths["output_len"]
-    micro, count = published or lengths[setting]["policy"]
-    policy = search(job(setting, lengths["padded_len"], output), Mode.ARTIFACT).policy
-    assert (policy.micro_batch, policy.batch) == (micro, micro * count)
 
 
 @pytest.mark.parametrize("output", OUTPUTS)
@@ -169,18 +137,8 @@ def test_what_full_mode_adds_costs_time(output):
 
 
 @pytest.fixture(scope="module")
-def two_a100s() -> Job:
-    """The machine of Fig. 10, its GPUs at half of their peak rates."""
-    data = PUBLISHED["fig10"]
-    gpu = Device("A100", data["gpu_memory"], data["gpu_bandwidth"] / 2, (("bf16", data["gpu_flops"] / 2),))
-    cpu = Device("host", data["cpu_memory"], data["cpu_bandwidth"], (("fp32", data["cpu_flops"]),))
-    machine = Machine("2 x A100", gpu, cpu, Link(1e11, 1e11))
-    return Job(MODEL, machine, data["prompt_len"], data["output_len"], gpus=data["gpus"])
-
-
-@pytest.fixture(scope="module")
-def fig10(two_a100s):
-    return policy_map(two_a100s, np.array(PUBLISHED["fig10"]["links"]), np.array([1.0, 4, 10]))
+def fig10():
+    return policy_map(two_a100s(), np.array(PUBLISHED["fig10"]["links"]), np.array([1.0, 4, 10]))
 
 
 def test_the_cpu_gets_the_attention_only_where_it_is_strong(fig10):
@@ -202,25 +160,26 @@ def test_throughput_never_falls_with_a_better_machine(fig10):
     assert (np.diff(fig10.gen_tok_s, axis=1) >= -0.01 * fig10.gen_tok_s[:, :-1]).all()
 
 
-def test_least_weights_fall_with_the_link_and_cost_nothing(two_a100s):
+def test_least_weights_fall_with_the_link_and_cost_nothing():
     """While the experts bind, the link may take as long: r_w = 1 - T_gpu B / W; then host memory asks for some."""
-    host = replace(two_a100s.machine.cpu, bandwidth=1e13, flops=(("fp32", 1e15),))
+    ours = two_a100s()
+    host = replace(ours.machine.cpu, bandwidth=1e13, flops=(("fp32", 1e15),))
     policy, found = Policy(1024, 128, 0, 1, 0.8), []
     for link in (1e11, 2e11, 5e11):
-        where = replace(two_a100s, machine=replace(two_a100s.machine, cpu=host, link=Link(link, link)))
+        where = replace(ours, machine=replace(ours.machine, cpu=host, link=Link(link, link)))
         found.append(least_weights(where, policy, Mode.PAPER))
         speeds = [
             estimate(where, policy._replace(weights_on_gpu=share), Mode.PAPER).gen_tok_s for share in (found[-1], 0.8)
         ]
         assert speeds[0] == pytest.approx(speeds[1], rel=1e-6)
     gpu = layer_time(where, policy, Mode.PAPER).gpu
-    assert found[:2] == pytest.approx([1 - gpu * link / two_a100s.experts_bytes for link in (1e11, 2e11)], abs=1e-5)
+    assert found[:2] == pytest.approx([1 - gpu * link / ours.experts_bytes for link in (1e11, 2e11)], abs=1e-5)
     assert cpu_peak(where, policy._replace(weights_on_gpu=found[2])) == pytest.approx(cpu_room(where), rel=1e-5)
 
 
-def test_maps_refuse_machines_that_do_not_exist(two_a100s):
+def test_maps_refuse_machines_that_do_not_exist():
     with pytest.raises(ValueError, match="links has 0"):
-        policy_map(two_a100s, np.array([0.0]), 1.0)
+        policy_map(two_a100s(), np.array([0.0]), 1.0)
 
 
 def test_pictures_are_drawn_from_the_maps_values(fig10):
@@ -229,6 +188,3 @@ def test_pictures_are_drawn_from_the_maps_values(fig10):
     assert len(red) == (fig10.gpu_attention == 0).sum()
     assert np.allclose(ax.collections[0].get_array(), fig10.weights_on_gpu)
     plt.close(ax.figure)
-    roofs = plot_roofline(machines["moe-lightning-s2-optimiser"], 32, "fp16")
-    assert [text.get_text() for text in roofs.texts] == [" P1", " P2"]
-    plt.close(roofs.figure)

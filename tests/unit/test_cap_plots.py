@@ -10,7 +10,14 @@ mpl.use("Agg")
 
 import matplotlib.pyplot as plt
 
-from workbench.cap_plots import bandwidth_against_power, cap_diagram, plot_bandwidth_against_power, plot_cap
+from workbench.cap_plots import (
+    bandwidth_against_power,
+    cap_diagram,
+    plot_bandwidth_against_power,
+    plot_cap,
+    plot_cost,
+    plot_coverage,
+)
 from workbench.models import models
 from workbench.processors import processors
 
@@ -41,6 +48,35 @@ def test_the_picture_shows_lines_and_boxes():
     assert ax.patches[0].get_height() == pytest.approx(768)
     ops = plot_cap(diagram(), ops=True)
     assert ops.patches[0].get_height() == pytest.approx(154.8)
+    plt.close("all")
+
+
+def test_the_picture_says_what_was_asked_and_names_every_line_and_box():
+    ax = plot_cap(diagram(smbu=0.5))
+    said = [text.get_text() for text in (*ax.texts, *ax.get_legend().get_texts())]
+    legend = {"the same at S-MBU 0.5", "needed, batch 1 (low end) to 128 (name)", "GPU has"}
+    assert {*TWO, *BOXES, *legend, "1", "32", "64", "128"} == set(said)
+    assert "250 ms" in ax.get_title("left")
+    assert "4000 cached tokens" in ax.get_title("left")
+    plt.close("all")
+
+
+def test_skewed_routing_needs_less_bandwidth_between_one_and_many_sequences():
+    even, skewed = (diagram(sigma=sigma).lines["deepseek-v2-lite"].bandwidth for sigma in (0.0, 1.42))
+    assert skewed[0] == pytest.approx(even[0])
+    assert np.all(skewed[1:] < even[1:])
+
+
+def test_costs_are_stacked_per_million_tokens():
+    ax = plot_cost(["a", "b"], {"hardware": [1e-6, 2e-6], "energy": [3e-6, 4e-6]})
+    assert [text.get_text() for text in ax.texts] == [" 4", " 6"]
+    assert [bar.get_width() for bar in ax.patches] == pytest.approx([1, 2, 3, 4])
+    plt.close("all")
+
+
+def test_coverage_is_drawn_as_given():
+    ax = plot_coverage([1, 2, 4], {"uniform": [0.1, 0.2, 0.4]})
+    assert list(ax.lines[0].get_ydata()) == [0.1, 0.2, 0.4]
     plt.close("all")
 
 

@@ -44,6 +44,7 @@ from workbench.perfmodels.moe_lens_stage2 import (
     stage2,
     stage2_at_rate,
 )
+from workbench.perfmodels.moe_lens_streaming import Streaming, streaming
 from workbench.pipeline import Pipeline
 from workbench.prepared import Prepared, facts
 from workbench.result import Result, Source
@@ -61,6 +62,7 @@ __all__ = [
     "PmeForm",
     "Setting",
     "Stage2",
+    "Streaming",
     "Units",
     "admission_rate",
     "blocks_over_life",
@@ -84,6 +86,7 @@ __all__ = [
     "stage2",
     "stage2_at_rate",
     "stage2_utilisation",
+    "streaming",
     "tokens_per_pass",
     "tokens_to_saturate",
     "utilisation_over_capacity",

@@ -10,11 +10,13 @@ from workbench.result import Source
 from workbench.sweep import SweepPoint
 from workbench.units import format_bytes
 
+_RED = "color: var(--jp-error-color1, #b00020)"
+
 
 def alert(error: BaseException | str) -> str:
     """An error in one sentence; one that nobody raised on purpose is named by its class as well."""
     text = str(error) if isinstance(error, WorkbenchError | str) else f"{type(error).__name__}: {error}"
-    return f"<span role='alert' class='wb-alert'>{html.escape(text)}</span>" if text else ""
+    return f"<span role='alert' style='{_RED}'>{html.escape(text)}</span>" if text else ""
 
 
 def digits(value: float) -> str:

@@ -1,0 +1,69 @@
+"""Sliders over a function that draws, set in plain Python."""
+
+import base64
+
+import pytest
+
+from workbench.widgets import Explore
+
+
+def draw(ax, power=2, colour="red"):
+    if power > 4:
+        raise ValueError(f"power={power} is <too much>; give at most 4.")
+    ax.plot([1, 2, 3], [1, 2**power, 3**power], color=colour)
+    return ax
+
+
+@pytest.fixture
+def shown():
+    seen = Explore(draw, power=[1, 2, 3, 5], colour={"warm": "red", "cold": "blue"})
+    yield seen
+    seen.close()
+
+
+def png(seen):
+    return bytes(seen.picture.value)
+
+
+def test_controls_start_at_the_functions_own_values_else_in_the_middle(shown):
+    assert shown.values == {"power": 2, "colour": "red"}
+    assert Explore(draw, power=[1, 3, 4]).values == {"power": 3}
+
+
+def test_a_moved_slider_draws_another_picture_and_back_the_same(shown):
+    before = png(shown)
+    assert before.startswith(b"\x89PNG")
+    shown.controls["power"].value = 3
+    assert png(shown) != before
+    shown.controls["colour"].value = "blue"
+    shown.controls["power"].value, shown.controls["colour"].value = 2, "red"
+    assert png(shown) == before
+
+
+def test_labels_are_words_and_numbers_as_one_writes_them():
+    seen = Explore(lambda ax, kv_cache, requests: ax, kv_cache=["35GB", "70GB"], requests=[100, 20_000])
+    assert [control.description for control in seen.controls.values()] == ["kv cache", "requests"]
+    assert [label for label, _ in seen.controls["requests"].options] == ["100", "20,000"]
+    assert [label for label, _ in seen.controls["kv_cache"].options] == ["35GB", "70GB"]
+
+
+def test_what_cannot_be_drawn_is_told_below_the_controls_until_mended(shown):
+    before = png(shown)
+    shown.controls["power"].value = 5
+    assert "power=5 is &lt;too much&gt;; give at most 4." in shown.said.value
+    assert png(shown) == before
+    shown.controls["power"].value = 2
+    assert shown.said.value == ""
+
+
+def test_a_start_that_fails_is_raised():
+    with pytest.raises(ValueError, match="too much"):
+        Explore(draw, power=[5])
+    with pytest.raises(TypeError, match="no argument 'powers'"):
+        Explore(draw, powers=[1, 2])
+
+
+def test_a_page_without_kernel_has_the_picture(shown):
+    bundle = shown._repr_mimebundle_()
+    assert base64.b64decode(bundle["image/png"]) == png(shown)
+    assert "application/vnd.jupyter.widget-view+json" in bundle

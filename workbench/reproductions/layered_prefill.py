@@ -1,0 +1,211 @@
+"""How Layered Prefill's printed values are computed: coverage, expert traffic, energy, and a queue of requests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+
+from workbench.models import models
+from workbench.perfmodels import coverage, layered_prefill
+from workbench.perfmodels.layered_prefill import EnergyModel
+from workbench.perfmodels.prefill_queue import Arrivals, IterationTime, Served, Slo, serve
+from workbench.reproductions.rows import Inputs, Value, published
+
+SEEDS, REQUESTS = range(6), 400
+"""Chunked prefill at 1.3 requests/s is near saturation and noisy: means over several runs (SPEC 7)."""
+
+QWEN = models["qwen3-30b-a3b"]
+
+
+def iteration_time() -> IterationTime:
+    """The calibrated time of an iteration."""
+    table = published("layered_prefill")["iteration_time"]
+    return IterationTime(table["bandwidth"], table["per_token"], table["fixed"])
+
+
+def energy_model() -> EnergyModel:
+    """The constants fitted to Table 8."""
+    table = published("layered_prefill")["energy_model"]
+    return EnergyModel(table["static_power"], table["per_byte"], table["per_flop"])
+
+
+@cache
+def arrivals(dataset: str, rate: float) -> tuple[Arrivals, ...]:
+    """One draw of requests per seed."""
+    lengths = published("layered_prefill")["lengths"][dataset]
+    prompt, output = ((lengths[part]["mean"], lengths[part]["std"]) for part in ("prompt", "output"))
+    return tuple(Arrivals.draw(rate, REQUESTS, prompt=prompt, output=output, seed=seed) for seed in SEEDS)
+
+
+@cache
+def served(dataset: str, rate: float, layered: bool, granularity: int = 512) -> tuple[Served, ...]:
+    """One run per seed of Qwen3-30B-A3B under the measured coverage."""
+    time, share = iteration_time(), coverage.measured_coverage
+    return tuple(
+        serve(draw, QWEN, time, share, layered=layered, granularity=granularity) for draw in arrivals(dataset, rate)
+    )
+
+
+_FIGURES: dict[str, Callable[[Served], float]] = {
+    "ttft": lambda run: float(run.ttft.mean()),
+    "ttft_p99": lambda run: float(np.quantile(run.ttft, 0.99)),
+    "tbt": lambda run: float(run.gaps.mean()),
+    "tbt_p99": lambda run: float(np.quantile(run.gaps, 0.99)),
+    "end_to_end": lambda run: float(run.end_to_end.mean()),
+    "gigabytes": lambda run: run.expert_bytes / REQUESTS / 1e9,
+    "millijoules": lambda run: 1e3 * run.joules_per_token(energy_model(), QWEN),
+}
+"""What is told of a run: times [s], reads per request [GB], energy per token [mJ]."""
+
+
+def _mean(figure: str, dataset: str, rate: float, layered: bool, granularity: int = 512) -> float:
+    return float(np.mean([_FIGURES[figure](run) for run in served(dataset, rate, layered, granularity)]))
+
+
+def _played(given: Inputs) -> Value:
+    return _mean(given["figure"], given["dataset"], given["rate"], given["layered"], given.get("chunk", 512))
+
+
+def _played_change(given: Inputs) -> Value:
+    """Layered over chunked at their rates [%]."""
+    chunked = _mean(given["figure"], given["dataset"], given["rate"], layered=False)
+    layered = _mean(given["figure"], given["dataset"], given.get("layered_rate", given["rate"]), layered=True)
+    return 100 * float(layered_prefill.relative_change(layered, chunked))
+
+
+def _attained(given: Inputs) -> Value:
+    """Whether the target share of the requests meets the SLO."""
+    text = published("layered_prefill")
+    slo = Slo(**text["slo"][f"qwen_{given['dataset']}"])
+    runs = served(given["dataset"], given["rate"], given["layered"])
+    return bool(np.mean([run.attainment(slo) for run in runs]) >= text["slo"]["attainment"])
+
+
+# ------------------------------------------------------------------------------------------------- without a queue
+
+
+def _skewed(given: Inputs) -> Value:
+    return 100 * float(
+        coverage.skewed_coverage(given["tokens"], experts=QWEN.num_local_experts, top_k=QWEN.num_experts_per_tok)
+    )
+
+
+def _never_above_uniform(given: Inputs) -> Value:
+    measured = np.asarray(coverage.measured_coverage(given["tokens"]))
+    even = coverage.uniform_coverage(given["tokens"], experts=QWEN.num_local_experts, top_k=QWEN.num_experts_per_tok)
+    return bool(np.all(measured <= even))
+
+
+def _tokens_per_expert(given: Inputs) -> Value:
+    return float(given["tokens"] * QWEN.num_experts_per_tok / QWEN.num_local_experts)
+
+
+def _prompt_gigabytes(given: Inputs) -> Value:
+    """Expert weights read for one prompt, every expert in every chunk [GB]."""
+    full = QWEN.routed_bytes
+    read, _ = layered_prefill.prefill_traffic(full, given["prompt"], 0, np.ones_like, chunk=given["chunk"])
+    return float(read) / 1e9
+
+
+def _groups(given: Inputs) -> Value:
+    return float(layered_prefill.layer_groups(given["prompt"], models[given["model"]].num_hidden_layers))
+
+
+def _model(given: Inputs) -> Value:
+    model = models[given["model"]]
+    sizes = {
+        "total": model.params / 1e9,
+        "experts": model.num_local_experts,
+        "top_k": model.num_experts_per_tok,
+        "ratio": model.num_local_experts / model.num_experts_per_tok,
+        "hidden": model.hidden_size,
+        "kv": model.kv_bytes_per_token("bf16") / 1024,
+        "kv_gpu": model.kv_bytes_per_token("bf16") / 1024 / 2,
+    }
+    return float(sizes[given["size"]])
+
+
+def _drawn(given: Inputs) -> Value:
+    """A statistic of lengths drawn here."""
+    draws = [getattr(draw, given["part"]) for draw in arrivals(given["dataset"], 1.0)]
+    lengths = np.concatenate(draws)
+    statistics = {"mean": lengths.mean(), "p90": np.quantile(lengths, 0.9), "std": lengths.std()}
+    return float(statistics[given["of"]])
+
+
+def _tbt_slo(given: Inputs) -> Value:
+    """A multiple of the time of so many decodes at that context [ms]."""
+    time, batch = iteration_time(), given["batch"]
+    kv = batch * given["context"] * QWEN.kv_bytes_per_token("bf16")
+    read = QWEN.routed_bytes * float(coverage.measured_coverage(batch)) + kv
+    one = read / time.bandwidth + time.per_token * batch + time.fixed
+    return float(1e3 * given["times"] * one)
+
+
+def _change(given: Inputs) -> Value:
+    """Between two printed figures [%]."""
+    text = published("layered_prefill")
+    new, old = (text[given["table"]][given["row"]][name] for name in (given["new"], given["old"]))
+    return 100 * float(layered_prefill.relative_change(new, old))
+
+
+def _rate_change(given: Inputs) -> Value:
+    return 100 * float(layered_prefill.relative_change(given["new"], given["old"]))
+
+
+def _floor_terabytes(given: Inputs) -> Value:
+    """Least that the chunks of so many mean prompts read, their decodes left out [TB]."""
+    prompt = published("layered_prefill")["lengths"][given["dataset"]]["prompt"]["mean"]
+    chunks = prompt / given["chunk"]
+    one = QWEN.routed_bytes * float(coverage.measured_coverage(given["chunk"]))
+    return float(given["requests"] * chunks * one / 1e12)
+
+
+def _other_table(given: Inputs) -> Value:
+    """The same figure where the paper prints it once more."""
+    return float(published("layered_prefill")[given["table"]][given["row"]][given["column"]])
+
+
+def _power(given: Inputs) -> Value:
+    """Power of both GPUs that an energy per token implies [W]."""
+    lengths = published("layered_prefill")["lengths"]["arxiv"]
+    tokens = lengths["prompt"]["mean"] + lengths["output"]["mean"]
+    return float(layered_prefill.mean_power(given["joules"], given["rate"], tokens))
+
+
+def _decode_batch(given: Inputs) -> Value:
+    output = published("layered_prefill")["lengths"][given["dataset"]]["output"]["mean"]
+    gap = published("layered_prefill")["arxiv_at_1_3"]["chunked"]["tbt"]
+    return float(math.ceil(layered_prefill.mean_decode_batch(given["rate"], output, gap)))
+
+
+COMPUTE = {
+    "lp.table1": _skewed,
+    "lp.skew": _never_above_uniform,
+    "lp.per_expert": _tokens_per_expert,
+    "lp.fig2": _prompt_gigabytes,
+    **dict.fromkeys((f"lp.table2.{figure}" for figure in _FIGURES), _played),
+    "lp.table2.energy": _other_table,
+    "lp.table3": _model,
+    "lp.table3.kv": _model,
+    "lp.table4": _drawn,
+    "lp.table5": _tbt_slo,
+    "lp.table6.chunked": _played,
+    "lp.table6.layered": _played,
+    "lp.fig3": _attained,
+    "lp.batch": _decode_batch,
+    "lp.t7": _change,
+    "lp.t7.played": _played_change,
+    "lp.t7.floor": _floor_terabytes,
+    "lp.e2e": _change,
+    "lp.sim.e2e": _played,
+    "lp.t8": _change,
+    "lp.t8.rate": _rate_change,
+    "lp.t8.played": _played,
+    "lp.t8.played.change": _played_change,
+    "lp.t8.power": _power,
+    "lp.G": _groups,
+}
