@@ -49,3 +49,17 @@ def test_readme_shows_what_the_cell_answers() -> None:
     names: dict[str, object] = {}
     exec(cell.replace("wb.compare(results)", "answer = str(wb.compare(results))"), names)
     assert str(names["answer"]) in readme
+
+
+def test_what_the_readme_says_of_memory_prices_and_papers_is_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """The blocks that need no weights here run, and say what stands behind them."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    tour, questions, *rest = re.findall(r"```python\n(.*?)\n```", readme, re.DOTALL)
+    names: dict[str, object] = {}
+    exec(tour, names)
+    told = " ".join(line.removeprefix("# ") for line in questions.splitlines())
+    answers = [eval(line.partition("  #")[0], names) for line in questions.splitlines() if re.match(r"\w", line)]
+    assert str(answers[1]) in told
+    assert all(line in questions for line in str(answers[2]).splitlines())
+    exec(next(block for block in rest if "moe_lens" in block), names)
+    assert "MoE-Lens predicts" in capsys.readouterr().out

@@ -14,6 +14,7 @@ from workbench.processors import Efficiency, Processor, efficiencies, links, mac
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.scheduler.resource_aware import Admission, ResourceAware
+from workbench.shadow_prices import ShadowPrices, shadow_prices
 from workbench.simulate import Detail, simulate
 from workbench.sweep import Sweep, sweep
 from workbench.tokenizer import load_tokenizer
@@ -39,6 +40,7 @@ __all__ = [
     "RunState",
     "Sampling",
     "Scenario",
+    "ShadowPrices",
     "Source",
     "Sweep",
     "Workload",
@@ -58,6 +60,7 @@ __all__ = [
     "models",
     "processors",
     "run",
+    "shadow_prices",
     "simulate",
     "start",
     "sweep",

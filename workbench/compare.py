@@ -44,7 +44,7 @@ class Comparison:
         share = f"{result.gen_tok_s / bounds[0].gen_tok_s:.0%}" if bounds else ""
         return (
             result.schedule,
-            result.source.value,
+            result.origin,
             f"{result.gen_tok_s:.4g}",
             f"{result.proc_tok_s:.4g}",
             share,
@@ -74,7 +74,10 @@ class Comparison:
             "ttft",
             "tbt",
         )
-        rows = [{"source": r.source.value, **{key: getattr(r, key) for key in keys}} for r in self.results]
+        rows = [
+            {"source": r.source.value, "predictor": r.predictor, **{key: getattr(r, key) for key in keys}}
+            for r in self.results
+        ]
         return pandas.DataFrame(rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:

@@ -3,24 +3,60 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from workbench.result import Result, Source
+from workbench.units import format_seconds
+
+_LANES = {
+    "gpu": "the GPU",
+    "cpu": "the CPU",
+    "h2d": "the link to the GPU",
+    "d2h": "the link to the host",
+}
+_MEASURED = (Source.MEASURED, Source.RECORDED)
+
+
+def lane_of(binding: str) -> str:
+    """The lane that a limit or a busiest lane is about ("h2d link" -> "h2d"), or "" for another limit."""
+    first = binding.partition(" ")[0]
+    return first if first in _LANES else ""
+
+
+def in_words(binding: str) -> str:
+    """A limit or busiest lane as a reader would say it: ``the link to the GPU (h2d)``."""
+    lane = lane_of(binding)
+    return f"{_LANES[lane]}{f' ({lane})' if lane in ('h2d', 'd2h') else ''}" if lane else binding
 
 
 def explain(results: Sequence[Result]) -> list[str]:
-    """One sentence for each simulation beside its bound, and for each measurement beside its simulation."""
+    """Sentences on the difference: simulations and measurements to their bound, measurements to their simulation.
+
+    A prediction gets one sentence on its distance to all of these.
+    """
     sentences = []
     for result in results:
-        if result.source is Source.BOUND:
-            continue
-        for reference in results:
-            if reference.same_question(result):
-                if reference.source is Source.BOUND and result.source is Source.SIMULATED:
-                    sentences.append(_against_bound(result, reference))
-                if reference.source is Source.SIMULATED and result.source in (Source.MEASURED, Source.RECORDED):
-                    sentences.append(_against_simulation(result, reference))
+        same = [other for other in results if other.same_question(result)]
+        bounds = [other for other in same if other.source is Source.BOUND]
+        simulated = [other for other in same if other.source is Source.SIMULATED]
+        if result.source is Source.PREDICTED:
+            sentences += _distances(result, [other for other in same if other.source is not Source.PREDICTED])
+        if result.source in _MEASURED:
+            sentences += [_against_simulation(result, other) for other in simulated]
+        if result.source in (Source.SIMULATED, *_MEASURED):
+            sentences += [_against_bound(result, other) for other in bounds]
     return sentences
+
+
+def beyond_bound(result: Result, bound: Result) -> dict[str, float]:
+    """Seconds by which a simulation or a run took longer than its bound, by cause; they add up to the difference.
+
+    Both causes are those of the lane that sets the bound, or of the busiest where none does: work beyond the least
+    (recomputation, more iterations than needed, slower than assumed), and time in which it had none.
+    """
+    lane = lane_of(bound.binding) or max(result.busy, key=lambda name: result.busy[name])
+    busy = result.busy[lane]
+    return {f"{lane} work beyond the least": busy - bound.seconds, f"{lane} waiting": result.seconds - busy}
 
 
 def residual(measured: Result, simulated: Result) -> dict[str, float]:
@@ -60,27 +96,65 @@ def _account(result: Result, lane: str) -> dict[str, float]:
     }
 
 
-def _against_bound(simulated: Result, bound: Result) -> str:
-    share = simulated.gen_tok_s / bound.gen_tok_s
-    lane, busy = max(simulated.utilisation.items(), key=lambda item: item[1])
-    extra = simulated.iterations / bound.iterations
+def _against_bound(result: Result, bound: Result) -> str:
+    what = result.source.value
     return (
-        f"{simulated.schedule}: simulated {simulated.gen_tok_s:.4g} of at most {bound.gen_tok_s:.4g} output tok/s "
-        f"({share:.0%}). The bound is the {bound.binding}; the simulated {lane} lane is busy {busy:.0%} of the time, "
-        f"in {extra:.3g} times the least number of iterations."
+        f"{result.schedule}: {what} {result.gen_tok_s:.4g} of at most {bound.gen_tok_s:.4g} output tok/s "
+        f"({result.gen_tok_s / bound.gen_tok_s:.0%}). {_capital(in_words(bound.binding))} sets the bound; "
+        f"the {format_seconds(result.seconds - bound.seconds)} beyond it are {_signed(beyond_bound(result, bound))}, "
+        f"in {result.iterations / bound.iterations:.3g} times the least number of iterations."
     )
 
 
 def _against_simulation(measured: Result, simulated: Result) -> str:
     ratio = measured.gen_tok_s / simulated.gen_tok_s
     missing = measured.seconds - simulated.seconds
+    start = (
+        f"{measured.schedule}: {measured.source.value} {measured.gen_tok_s:.4g} of {simulated.gen_tok_s:.4g} simulated "
+        f"output tok/s ({ratio:.0%}), {missing:+.3g} s."
+    )
+    if _has_tasks(measured) and _has_tasks(simulated):
+        return f"{start} By cause: {_signed(residual(measured, simulated))}."
     lanes = {lane: measured.busy.get(lane, 0.0) - busy for lane, busy in simulated.busy.items()}
     worst = max(lanes, key=lambda lane: abs(lanes[lane]))
     longest = max(measured.busy, key=lambda lane: measured.busy[lane])
     idle = 1 - measured.busy[longest] / measured.seconds
     return (
-        f"{measured.schedule}: measured {measured.gen_tok_s:.4g} of {simulated.gen_tok_s:.4g} simulated output tok/s "
-        f"({ratio:.0%}), {missing:+.3g} s. The {worst} lane worked {measured.busy[worst]:.3g} s where "
+        f"{start} The {worst} lane worked {measured.busy[worst]:.3g} s where "
         f"{simulated.busy[worst]:.3g} s were predicted ({lanes[worst]:+.3g} s); "
         f"the busiest lane, {longest}, was idle {idle:.0%} of the time."
     )
+
+
+def _distances(predicted: Result, others: Sequence[Result]) -> list[str]:
+    """How far a prediction is from every other answer to its question, and what each takes to bind."""
+    if not others:
+        return []
+    told = ", ".join(_distance(predicted, other) for other in others)
+    return [
+        f"{predicted.schedule}: {predicted.predictor or 'a model'} predicts {predicted.gen_tok_s:.4g} output tok/s, "
+        f"{told}; {in_words(predicted.binding)} binds in it."
+    ]
+
+
+def _distance(predicted: Result, other: Result) -> str:
+    ratio = predicted.gen_tok_s / other.gen_tok_s
+    if other.source is Source.BOUND:
+        beyond = ", more than can be" if ratio > 1 else ""
+        return f"{ratio:.0%} of the bound{beyond}"
+    return f"{abs(ratio - 1):.1%} {'above' if ratio > 1 else 'below'} what was {other.source.value}"
+
+
+def _has_tasks(result: Result) -> bool:
+    """True if the timeline has every task, not one span per iteration."""
+    return bool(result.timeline) and not any(span.lane == "step" for span in result.timeline)
+
+
+def _signed(causes: Mapping[str, float]) -> str:
+    return ", ".join(
+        f"{cause} {'-' if seconds < 0 else '+'}{format_seconds(abs(seconds))}" for cause, seconds in causes.items()
+    )
+
+
+def _capital(words: str) -> str:
+    return words[:1].upper() + words[1:]

@@ -145,8 +145,8 @@ class Machine:
                     f"{self.name} has {format_bytes(self.gpu.memory)} of GPU memory; limit(gpu_memory={gpu_memory!r}) "
                     "would raise it. Give a smaller value."
                 )
-            sources = _limited(machine.sources, {"gpu.memory": format_bytes(self.gpu.memory)})
-            machine = replace(machine, gpu=replace(self.gpu, memory=memory), sources=sources)
+            how = {"gpu.memory": f"limited on purpose, from {format_bytes(self.gpu.memory)}"}
+            machine = replace(machine, gpu=replace(self.gpu, memory=memory), sources=machine.sources_with(how))
         if link is not None:
             rate = parse_bytes(link, what="link")
             if rate > min(self.link.h2d, self.link.d2h):
@@ -154,10 +154,15 @@ class Machine:
                     f"the link of {self.name} reaches {format_bytes(min(self.link.h2d, self.link.d2h))}/s; "
                     f"limit(link={link!r}) would raise it. Give a smaller value."
                 )
-            before = {f"link.{lane}": f"{format_bytes(getattr(self.link, lane))}/s" for lane in ("h2d", "d2h")}
-            sources = _limited(machine.sources, before)
-            machine = replace(machine, link=replace(self.link, h2d=rate, d2h=rate), throttled=True, sources=sources)
+            lanes = {"link.h2d": self.link.h2d, "link.d2h": self.link.d2h}
+            how = {name: f"limited on purpose, from {format_bytes(before)}/s" for name, before in lanes.items()}
+            slower = replace(self.link, h2d=rate, d2h=rate)
+            machine = replace(machine, link=slower, throttled=True, sources=machine.sources_with(how))
         return machine
+
+    def sources_with(self, how: Mapping[str, str]) -> dict[str, str]:
+        """Its sources, where values that are no longer the source's own say how they were changed."""
+        return {name: f"{how[name]}: {source}" if name in how else source for name, source in self.sources.items()}
 
     @property
     def is_local(self) -> bool:
@@ -246,14 +251,6 @@ def _record_path() -> Path:
     computer = [platform.node(), platform.machine(), str(usable_cores()), platform.python_version()]
     key = "|".join([_RECORD, *computer, *versions])
     return cache_path(f"machine-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json")
-
-
-def _limited(sources: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
-    """Sources in which values that are now smaller on purpose say what they were."""
-    return {
-        name: f"limited on purpose, from {before[name]}: {source}" if name in before else source
-        for name, source in sources.items()
-    }
 
 
 def value_names(machine: Machine) -> list[str]:

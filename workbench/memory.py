@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workbench.errors import CapacityError
+from workbench.stages import Device
 from workbench.units import DTYPE_BYTES, format_bytes, parse_bytes
 
 
@@ -20,21 +21,28 @@ class Memory:
         Tokens per KV block.
     weights, kv : str, optional
         "fp32", "bf16" or "fp16"; the model's own precision if not given. `run` knows the first two.
+    gpu_reserve, host_reserve : str or float
+        Memory that is kept free for what is not counted: driver, allocator, other programs [B].
 
     Raises
     ------
     CapacityError
-        If the capacity is not positive, the block has no token or a precision is unknown.
+        If the capacity is not positive, a reserve is negative, the block has no token or a precision is unknown.
     """
 
     kv_capacity: str | float
     kv_block: int = 16
     weights: str | None = None
     kv: str | None = None
+    gpu_reserve: str | float = 0.0
+    host_reserve: str | float = 0.0
 
     def __post_init__(self) -> None:
         try:
             parse_bytes(self.kv_capacity, what="kv_capacity")
+            for what in ("gpu_reserve", "host_reserve"):
+                if getattr(self, what) != 0:
+                    parse_bytes(getattr(self, what), what=what)
         except ValueError as error:
             raise CapacityError(str(error)) from None
         if not isinstance(self.kv_block, int) or self.kv_block < 1:
@@ -42,6 +50,11 @@ class Memory:
         for what, dtype in (("weights", self.weights), ("kv", self.kv)):
             if dtype is not None and dtype not in DTYPE_BYTES:
                 raise CapacityError(f"Memory({what}={dtype!r}) is not supported; use 'fp32', 'bf16' or 'fp16'.")
+
+    def reserve(self, device: Device) -> float:
+        """What is kept free of the memory of a device [B]."""
+        size = self.gpu_reserve if device is Device.GPU else self.host_reserve
+        return parse_bytes(size) if size != 0 else 0.0
 
     def blocks(self, bytes_per_token: float) -> int:
         """Number of whole KV blocks that fit.

@@ -23,6 +23,8 @@ COLOURS = {
     Source.RECORDED: "#34d399",
     Source.PUBLISHED: "#f59e0b",
 }
+PREDICTORS = (COLOURS[Source.PREDICTED], "#7c3aed", "#ddd6fe")
+"""Of the models that predict, in turn."""
 TASK_COLOURS = {
     "A": "#1d4ed8",
     "B": "#60a5fa",
@@ -42,23 +44,46 @@ def plot_throughput(results: Sequence[Result], ax: Axes | None = None) -> Axes:
     """Output tokens per second of every result, grouped by schedule; colours tell the source."""
     ax = ax if ax is not None else plt.subplots(figsize=(7, 3.2), layout="constrained")[1]
     schedules = list(dict.fromkeys(result.schedule for result in results))
-    sources = [source for source in Source if any(result.source is source for result in results)]
-    height = 0.8 / len(sources)
+    kinds = {result.origin: result for result in sorted(results, key=lambda r: list(Source).index(r.source))}
+    colours = _colours(list(kinds.values()))
+    height = 0.8 / len(kinds)
+    labels = set[str]()
     for row, schedule in enumerate(schedules):
-        for place, source in enumerate(sources):
-            found = [r for r in results if r.schedule == schedule and r.source is source]
+        for place, origin in enumerate(kinds):
+            found = [r for r in results if r.schedule == schedule and r.origin == origin]
             if found:
-                y = row + (place - (len(sources) - 1) / 2) * height
-                ax.barh(
-                    y, found[0].gen_tok_s, height * 0.92, color=COLOURS[source], label=source.value if not row else None
-                )
-                ax.annotate(f" {found[0].gen_tok_s:.3g}", (found[0].gen_tok_s, y), va="center", fontsize=9)
+                y, rate = row + (place - (len(kinds) - 1) / 2) * height, found[0].gen_tok_s
+                label = None if origin in labels else origin
+                ax.barh(y, rate, height * 0.92, color=colours[origin], label=label)
+                ax.annotate(f" {rate:.3g}", (rate, y), va="center", fontsize=9)
+                labels.add(origin)
     ax.set_yticks(range(len(schedules)), schedules)
     ax.invert_yaxis()
     ax.set_xlabel("output tokens per second")
     ax.margins(x=0.12)
     ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(loc="upper left", bbox_to_anchor=(0, 1.16), ncols=len(sources), frameon=False)
+    ax.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=3, frameon=False)
+    return ax
+
+
+def _colours(kinds: Sequence[Result]) -> dict[str, str]:
+    """A colour for each origin: its source's, and shades for several models that predict."""
+    models = cycle(PREDICTORS)
+    return {r.origin: next(models) if r.source is Source.PREDICTED else COLOURS[r.source] for r in kinds}
+
+
+def plot_gains(gains: Sequence[tuple[str, float]], ax: Axes | None = None) -> Axes:
+    """What more of each resource gives, as a factor of the throughput without it: one bar each, from one on."""
+    ax = ax if ax is not None else plt.subplots(figsize=(7, 0.6 + 0.45 * len(gains)), layout="constrained")[1]
+    names, factors = zip(*gains, strict=True)
+    ax.barh(names, [factor - 1 for factor in factors], left=1, height=0.7, color=COLOURS[Source.SIMULATED])
+    for row, factor in enumerate(factors):
+        ax.annotate(f" {factor:.2f}x", (max(factor, 1.0), row), va="center", fontsize=9)
+    ax.invert_yaxis()
+    ax.axvline(1, color=_OTHER, linewidth=0.8)
+    ax.set_xlabel("output tokens per second, as a factor")
+    ax.margins(x=0.12)
+    ax.spines[["top", "right"]].set_visible(False)
     return ax
 
 
@@ -67,18 +92,18 @@ def plot_sweep(pairs: Sequence[tuple[float, Result]], ax: Axes | None = None) ->
     ax = ax if ax is not None else plt.subplots(figsize=(7, 3.6), layout="constrained")[1]
     played = [result.schedule for _, result in pairs if result.source is not Source.BOUND]
     colours = dict(zip(dict.fromkeys(played), cycle(SCHEDULE_COLOURS), strict=False))
-    curves: dict[tuple[Source, str], list[tuple[float, float]]] = {}
+    curves: dict[tuple[Source, str, str], list[tuple[float, float]]] = {}
     for capacity, result in pairs:
-        curves.setdefault((result.source, result.schedule), []).append((capacity, result.gen_tok_s))
-    for (source, schedule), points in curves.items():
+        curves.setdefault((result.source, result.origin, result.schedule), []).append((capacity, result.gen_tok_s))
+    for (source, origin, schedule), points in curves.items():
         colour = colours.get(schedule, _OTHER) if source is not Source.BOUND else _OTHER
         x, y = zip(*sorted(points), strict=True)
         if source in _LINES:
-            label = "bound" if source is Source.BOUND else f"{schedule}, {source.value}"
+            label = "bound" if source is Source.BOUND else f"{schedule}, {origin}"
             ax.plot(x, y, _LINES[source], color=colour, label=label, markersize=4)
         else:
             ax.plot(x, y, "D", color=colour, markersize=7, markeredgecolor="white")
-    for source in dict.fromkeys(source for source, _ in curves if source not in _LINES):
+    for source in dict.fromkeys(source for source, *_ in curves if source not in _LINES):
         ax.plot([], [], "D", color=_OTHER, markersize=7, markeredgecolor="white", label=source.value)
     ax.set_xscale("log")
     ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

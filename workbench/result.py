@@ -57,6 +57,8 @@ class Result:
         For a bound: seconds that each limit alone would take; the largest is the bound.
     ttft, tbt : float
         Mean time to a request's first token, and mean time between its tokens [s].
+    predictor : str
+        For a prediction: the model that made it, such as "MoE-Lens".
     stopped : bool
         True if it was stopped before the whole workload was served: everything here is about what was.
     """
@@ -80,8 +82,14 @@ class Result:
     tokens: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
     facts: Mapping[str, str] = field(default_factory=dict)
     stopped: bool = False
+    predictor: str = ""
     versions: Mapping[str, str] = field(default_factory=lambda: versions())
     date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+    @property
+    def origin(self) -> str:
+        """Its source, and who predicted: ``predicted by MoE-Lens``."""
+        return f"{self.source.value} by {self.predictor}" if self.predictor else self.source.value
 
     @property
     def gen_tok_s(self) -> float:
@@ -154,12 +162,12 @@ class Result:
 
     def __str__(self) -> str:
         return (
-            f"{self.source.value}: {self.gen_tok_s:.4g} output tok/s, {self.proc_tok_s:.4g} processed tok/s, "
+            f"{self.origin}: {self.gen_tok_s:.4g} output tok/s, {self.proc_tok_s:.4g} processed tok/s, "
             f"{self.model} on {self.machine} under {self.schedule}"
         )
 
     def _repr_html_(self) -> str:
-        rate = f"<b>{self.source.value}</b> {self.gen_tok_s:.4g} output tok/s"
+        rate = f"<b>{html.escape(self.origin)}</b> {self.gen_tok_s:.4g} output tok/s"
         return f"{rate} &middot; {html.escape(self.schedule)} &middot; {html.escape(self.machine)}"
 
 

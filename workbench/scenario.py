@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.cost import Precision
 from workbench.display import html_table
@@ -18,6 +18,10 @@ from workbench.scenario_record import FORMAT, differences, parts_from, plain_par
 from workbench.scheduler.base import Scheduler
 from workbench.units import format_bytes, parse_bytes
 from workbench.workload import Workload
+
+if TYPE_CHECKING:
+    from workbench.ledger import Ledger
+    from workbench.schedules import Schedule
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,21 @@ class Scenario:
     def kv_blocks(self) -> int:
         """Blocks of the KV cache."""
         return self.memory.blocks(self.model.kv_bytes_per_token(self.precision.kv))
+
+    def fits(self, schedule: Schedule) -> Ledger:
+        """The ledger of both memories: true if everything fits, else why not and what would; nothing is allocated.
+
+        The check that `bound`, `simulate` and `run` make before any work.
+
+        Raises
+        ------
+        WorkbenchError
+            If scenario and schedule do not go together.
+        """
+        from workbench.capacity import ledger
+        from workbench.prepared import price
+
+        return ledger(price(self, schedule))
 
     def on(self, **changes: Any) -> Scenario:
         """The same scenario with other fields, such as ``scenario.on(model=..., machine=...)``."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -10,19 +9,16 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from workbench.capacity import ledger
 from workbench.errors import CapacityError, ScenarioError, StoppedError
-from workbench.models import ModelConfig
 from workbench.plan import LANES, Plan
+from workbench.prepared import Prepared, facts, price
 from workbench.result import Iterations, Result, Source
 from workbench.scenario import Scenario
 from workbench.scheduler.batch import Batch
 from workbench.scheduler.block_manager import BlockManager
-from workbench.schedules.base import Lowering, Schedule, Step
-from workbench.segments import layer_graph
-from workbench.stages import Device
-from workbench.task_cost import TaskCost
+from workbench.schedules.base import Schedule, Step
 from workbench.timeline import Timeline
-from workbench.units import DTYPE_BYTES, format_bytes
 
 
 class Clock(Protocol):
@@ -73,105 +69,21 @@ class Progress:
     busy: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A scenario and schedule that fit together, lowered and priced."""
-
-    scenario: Scenario
-    lowering: Lowering
-    cost: TaskCost
-    token_budget: float
-
-    @property
-    def layers(self) -> int:
-        """Layers of the model."""
-        return self.scenario.model.num_hidden_layers
-
-
 def prepare(scenario: Scenario, schedule: Schedule) -> Prepared:
-    """Lower and price, and check everything that can be known before any work.
+    """Lower and price, and check everything that can be known before any work: the same for every reader.
 
     Raises
     ------
     ScheduleError
         If the schedule needs another shape of pipeline.
     CapacityError
-        If weights, weight slots and KV cache do not fit the GPU's or the host's memory. Activations, and the KV that
-        `fetch(kv)` brings for one part, are not counted: they depend on the batch.
+        If it does not fit the GPU's or the host's memory, by the ledger of `Scenario.fits`.
     """
-    if not isinstance(scenario, Scenario) or not isinstance(schedule, Schedule):
-        raise ScenarioError(f"a reader takes a Scenario and a Schedule, not {scenario!r} and {schedule!r}.")
-    graph = layer_graph(scenario.layer)
-    lowering = Lowering(schedule, graph, scenario.model.num_hidden_layers)
-    cost = TaskCost(scenario, graph)
-    budget = scenario.scheduler.token_budget or cost.token_budget()
-    prepared = Prepared(scenario, lowering, cost, budget)
-    lowering.tasks(prepared.layers, Step.FIRST)
-    _check_gpu_memory(prepared)
-    _check_host_memory(prepared)
+    prepared = price(scenario, schedule)
+    found = ledger(prepared)
+    if not found:
+        raise CapacityError(found.verdict)
     return prepared
-
-
-def embedding_bytes(scenario: Scenario) -> float:
-    """Embedding, head and final norm, which always stay on the GPU [B]."""
-    model = scenario.model
-    tables = 1 if model.tie_word_embeddings else 2
-    return (tables * model.vocab_size + 1) * model.hidden_size * DTYPE_BYTES[scenario.precision.weights]
-
-
-def slot_bytes(prepared: Prepared) -> float:
-    """Size of one weight slot: the largest weight transfer of any iteration [B]."""
-    steps = (Step.FIRST, Step.MIDDLE, Step.LAST)
-    tasks = [task for step in steps for task in prepared.lowering.tasks(prepared.layers, step)]
-    return max((prepared.cost.largest_transfer(task.pieces) for task in tasks if task.pieces), default=0.0)
-
-
-def _kv_bytes(scenario: Scenario) -> float:
-    per_token = scenario.model.kv_bytes_per_token(scenario.precision.kv)
-    return scenario.kv_blocks * scenario.memory.kv_block * per_token
-
-
-def _placed_weights(prepared: Prepared, device: Device) -> float:
-    """Bytes of weights that stay on a device: on the host also the originals of the streamed ones."""
-    scenario = prepared.scenario
-    total = 0.0
-    for stage in scenario.layer.stages:
-        home = Device.CPU if scenario.layer.streams(stage) else stage.device
-        if home is device:
-            total += stage.op.weight_bytes(scenario.model, scenario.precision)
-    return total * prepared.layers
-
-
-def _check_gpu_memory(prepared: Prepared) -> None:
-    scenario, slots = prepared.scenario, prepared.lowering.schedule.weight_slots
-    machine = scenario.machine
-    resident = embedding_bytes(scenario) + _placed_weights(prepared, Device.GPU)
-    if scenario.pipeline.kv_device is Device.GPU:
-        resident += _kv_bytes(scenario)
-    wanted, left = slots * slot_bytes(prepared), machine.gpu.memory - resident
-    if left < 0:
-        raise CapacityError(
-            f"what stays on the GPU (embedding, head, weights not fetched, KV if it is there) needs "
-            f"{format_bytes(resident)}; {machine.name!r} has {format_bytes(machine.gpu.memory)}. "
-            "Fetch the weights, place stages on the cpu, or give more GPU memory."
-        )
-    if wanted > left:
-        raise CapacityError(
-            f"{slots} weight slots need {format_bytes(wanted)} of GPU memory; {machine.name!r} has "
-            f"{format_bytes(left)} left. Fetch less per layer, or give more GPU memory."
-        )
-
-
-def _check_host_memory(prepared: Prepared) -> None:
-    scenario = prepared.scenario
-    wanted = _placed_weights(prepared, Device.CPU)
-    if scenario.pipeline.kv_device is Device.CPU:
-        wanted += _kv_bytes(scenario)
-    if wanted > scenario.machine.cpu.memory:
-        raise CapacityError(
-            f"weights and KV cache on the host need {format_bytes(wanted)}; {scenario.machine.name!r} has "
-            f"{format_bytes(scenario.machine.cpu.memory)}. Give less kv_capacity or a larger host."
-        )
 
 
 @dataclass
@@ -289,42 +201,3 @@ def _mean_gap(record: _Record, output_len: npt.NDArray[np.int64]) -> float:
     several = (output_len > 1) & ~np.isnan(record.last)
     gaps = (record.last[several] - record.first[several]) / (output_len[several] - 1)
     return float(gaps.mean()) if several.any() else float("nan")
-
-
-def facts(scenario: Scenario, prepared: Prepared) -> dict[str, str]:
-    """What was asked for, to be told beside every number."""
-    streamed = prepared.cost.weights_per_layer * prepared.layers
-    return {
-        "pipeline": str(scenario.layer),
-        "workload": f"{scenario.workload.name}{' (synthetic)' if scenario.workload.synthetic else ''}",
-        "requests": str(len(scenario.workload)),
-        "scheduler": str(scenario.scheduler),
-        "kv": f"{scenario.kv_blocks} blocks of {scenario.memory.kv_block} tokens in {scenario.precision.kv}",
-        "weights": f"{format_bytes(streamed)} streamed per iteration in {scenario.weight_formats}",
-        "link": f"{format_bytes(scenario.machine.link.h2d)}/s",
-        "measured": scenario.machine.measured or "catalogue",
-        "question": _digest(scenario),
-        **_unlike_layers(scenario.model),
-    }
-
-
-def _unlike_layers(model: ModelConfig) -> dict[str, str]:
-    """How a model whose layers differ is priced; nothing if they are all alike."""
-    told = {}
-    if model.dense_layers:
-        told["layers"] = f"each priced as the mean of {model.moe_layers} with experts and {model.dense_layers} without"
-    if model.windowed_layers:
-        told["windows"] = (
-            f"{model.windowed_layers} of {model.num_hidden_layers} layers attend to the last {model.sliding_window} "
-            "tokens; their KV is kept whole"
-        )
-    return told
-
-
-def _digest(scenario: Scenario) -> str:
-    """Tells two scenarios apart in everything that changes a number: lengths, tokens, sizes and rates."""
-    workload = scenario.workload
-    digest = hashlib.sha256(workload.prompt_len.tobytes() + workload.output_len.tobytes())
-    for part in (workload.requests, scenario.model, scenario.machine, scenario.memory, scenario.scheduler):
-        digest.update(repr(part).encode())
-    return digest.hexdigest()[:12]

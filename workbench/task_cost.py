@@ -49,7 +49,10 @@ class TaskCost:
         self._kv_in = self._model.kv_elements * DTYPE_BYTES[self._precision.kv]
         self._carried = {id(node): self._carried_bytes(node) for node in graph.all_nodes}
         self._weights = self._streamed_weights(self._model)
-        self._largest = self._streamed_weights(replace(self._model, first_k_dense_replace=0))
+        self._with_experts, self._without = (
+            self._streamed_weights(replace(self._model, first_k_dense_replace=dense))
+            for dense in (0, self._model.num_hidden_layers)
+        )
 
     def _streamed_weights(self, model: ModelConfig) -> dict[int, float]:
         """Bytes of each streamed node in one layer of a model."""
@@ -76,9 +79,10 @@ class TaskCost:
         """Bytes of one weight transfer, for a mean layer."""
         return sum(self._weights[node] for _, node in pieces)
 
-    def largest_transfer(self, pieces: Sequence[tuple[int, int]]) -> float:
-        """Bytes of one weight transfer, for a layer with experts: those without are smaller."""
-        return sum(self._largest[node] for _, node in pieces)
+    def exact_transfer(self, pieces: Sequence[tuple[int, int]]) -> float:
+        """Bytes of one weight transfer, each layer as it is: with experts, or without."""
+        dense = self._model.dense_layers
+        return sum((self._without if layer < dense else self._with_experts)[node] for layer, node in pieces)
 
     def rows(self, batch: Batch) -> Rows:
         """What a batch puts on the stages of a mean layer; sliding windows cap pairs and context in some layers."""

@@ -47,5 +47,10 @@ def format_seconds(value: float) -> str:
     """``1.2 h``, ``3.4 s``, ``5.6 ms`` or ``7.8 us``."""
     for unit, scale in (("h", 3600.0), ("s", 1.0), ("ms", 1e-3)):
         if abs(value) >= scale:
-            return f"{value / scale:.3g} {unit}"
-    return f"{value * 1e6:.3g} us"
+            return f"{_three(value / scale)} {unit}"
+    return f"{_three(value * 1e6)} us"
+
+
+def _three(value: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -6,11 +6,13 @@ from hypothesis import strategies as st
 
 from tests.builders import KINDS, small_machine, tiny_model_of, tiny_scenario
 from tests.systems import PIPELINES
+from workbench.capacity import embedding_bytes
 from workbench.cost import Precision, Rows
 from workbench.models import ModelConfig, models
 from workbench.perfmodels.bound import total_rows
+from workbench.prepared import facts
 from workbench.schedules import Sequential
-from workbench.serving import embedding_bytes, facts, prepare, slot_bytes
+from workbench.serving import prepare
 from workbench.simulate import Detail, simulate
 from workbench.stages import decode_attention, embed_work, head_work, prefill_attention
 from workbench.task_cost import TaskCost
@@ -53,7 +55,7 @@ def test_a_pass_streams_every_layer_once_and_a_slot_holds_the_largest(name):
     assert streamed == pytest.approx(model.weight_bytes - ends + norms, rel=1e-12)
     routed = model.num_local_experts * model.expert_params
     others = model.layer_params - routed
-    assert slot_bytes(prepared) == pytest.approx(routed * model.expert_bytes + others * model.other_bytes)
+    assert prepared.slot_bytes == pytest.approx(routed * model.expert_bytes + others * model.other_bytes)
     assert ("shared_experts" in facts(prepared.scenario, prepared)["pipeline"]) == (model.unrouted_params > 0)
 
 
@@ -89,6 +91,6 @@ def test_the_bound_counts_the_rows_that_a_simulation_pushes(kind, data):
             return original(batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("workbench.serving.TaskCost", Counted)
+        patch.setattr("workbench.prepared.TaskCost", Counted)
         simulate(scenario, Sequential(), detail=Detail.TASK)
     assert tuple(pushed) == pytest.approx(tuple(total_rows(scenario.workload, scenario.model)))

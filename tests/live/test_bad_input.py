@@ -22,7 +22,6 @@ from workbench.errors import CapacityError, CheckpointError, EngineError, Schedu
 from workbench.models import ModelConfig
 from workbench.pipeline import cpu, gpu, load, offload
 from workbench.schedules import Sequential, VSLPipe
-from workbench.serving import embedding_bytes, prepare, slot_bytes
 from workbench.stages import attention, combine, experts, out_proj, qkv, route, shared_experts
 from workbench.workload import Request, Workload
 
@@ -337,17 +336,15 @@ def test_a_precision_that_only_the_models_know(what: str, tiny: ModelConfig) -> 
 
 
 @pytest.mark.parametrize("schedule", [Sequential(), VSLPipe()], ids=str)
-def test_gpu_memory_below_two_slots(schedule: Any, tiny: ModelConfig) -> None:
+def test_gpu_memory_below_the_ledger(schedule: Any, tiny: ModelConfig) -> None:
     of = scenario(tiny, ASKED)
-    enough = embedding_bytes(of) + 2 * slot_bytes(prepare(of, schedule))
-    less = of.on(machine=machine().limit(gpu_memory=enough - 1))
-    refused(lambda: wb.run(less, schedule), CapacityError, "2 weight slots", "here")
+    less = of.on(machine=machine().limit(gpu_memory=of.fits(schedule).gpu.total - 1))
+    refused(lambda: wb.run(less, schedule), CapacityError, "weight slots", "here", "token_budget")
 
 
-def test_gpu_memory_of_just_two_slots_is_enough(tiny: ModelConfig, started: list[str]) -> None:
+def test_gpu_memory_of_just_the_ledger_is_enough(tiny: ModelConfig, started: list[str]) -> None:
     of = scenario(tiny, ASKED)
-    enough = embedding_bytes(of) + 2 * slot_bytes(prepare(of, VSLPipe()))
-    just = of.on(machine=machine().limit(gpu_memory=enough))
+    just = of.on(machine=machine().limit(gpu_memory=of.fits(VSLPipe()).gpu.total))
     assert wb.run(just, VSLPipe()).tokens == wb.run(of, VSLPipe()).tokens
     started.clear()
 

@@ -1,6 +1,5 @@
 """Laws 2 and 8 live: what ran is what was asked for, `simulate` makes the same plans, no knob changes a token."""
 
-import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +19,7 @@ from workbench.plan import Plan
 from workbench.result import Result, Source
 from workbench.scheduler.block_manager import BlockManager
 from workbench.schedules import Schedule, Sequential, Step, VSLPipe
-from workbench.serving import embedding_bytes, prepare, serve, slot_bytes
+from workbench.serving import prepare, serve
 from workbench.simulate.clock import IterationClock, TaskClock
 
 ASKED = requests((5, 1, 19, 3, 7, 2, 4, 6, 1, 11), (14, 9, 3, 14, 1, 14, 8, 14, 14, 5), seed=5)
@@ -197,9 +196,11 @@ def test_run_asks_for_everything_it_needs(of: wb.Scenario) -> None:
 
 
 def test_fetched_kv_counts_against_the_gpu_limit(tiny: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`limit(gpu_memory=...)` is enforced: what `fetch(kv)` brings to the GPU is in it, or the run is refused."""
+    """`limit(gpu_memory=...)` is enforced: what `fetch(kv)` brings is in the ledger, or it is refused."""
     of = scenario(tiny, requests([120] * 12, 4), RUNNABLE["flexgen_s4"], budget=2000)
-    limit = embedding_bytes(of) + 2 * slot_bytes(prepare(of, Sequential()))
+    found = of.fits(Sequential()).gpu
+    with pytest.raises(CapacityError, match="fetched KV"):
+        wb.run(of.on(machine=machine().limit(gpu_memory=found.total - 1)), Sequential())
     brought: list[int] = []
     fetch = kv_cache.KVCache.fetch
 
@@ -209,9 +210,8 @@ def test_fetched_kv_counts_against_the_gpu_limit(tiny: ModelConfig, monkeypatch:
         return fetched, transfer
 
     monkeypatch.setattr(kv_cache.KVCache, "fetch", watched)
-    with contextlib.suppress(CapacityError):
-        wb.run(of.on(machine=machine().limit(gpu_memory=limit)), Sequential())
-    assert max(brought, default=0) + limit <= limit
+    wb.run(of.on(machine=machine().limit(gpu_memory=found.total)), Sequential())
+    assert max(brought) == found["fetched KV"]
 
 
 # ------------------------------------------------------------------------------------------------------- law 2, drawn

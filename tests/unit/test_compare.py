@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import matplotlib.pyplot as plt
 import pytest
 
 from tests.builders import tiny_scenario
@@ -9,7 +10,7 @@ from workbench.compare import compare
 from workbench.perfmodels import bound
 from workbench.result import Source
 from workbench.schedules import Sequential, VSLPipe
-from workbench.simulate import simulate
+from workbench.simulate import Detail, simulate
 
 SCENARIO = tiny_scenario([8] * 6, [5] * 6, blocks=9)
 RESULTS = [read(SCENARIO, schedule) for schedule in (Sequential(), VSLPipe()) for read in (bound, simulate)]
@@ -42,7 +43,7 @@ def test_preemptions_are_told_of_runs_and_not_of_bounds():
 def test_a_simulation_is_explained_against_its_bound():
     (sentence,) = compare(RESULTS[2:]).explanations()
     assert f"simulated {RESULTS[3].gen_tok_s:.4g} of at most {RESULTS[2].gen_tok_s:.4g} output tok/s" in sentence
-    assert RESULTS[2].binding in sentence
+    assert "The link to the GPU (h2d) sets the bound" in sentence
 
 
 def test_a_measurement_is_explained_against_its_simulation():
@@ -86,3 +87,54 @@ def test_nothing_to_compare_is_an_error(nothing):
 
 def test_a_generator_of_results_is_fine():
     assert len(compare(result for result in RESULTS).results) == 4
+
+
+PREDICTED = replace(RESULTS[3], source=Source.PREDICTED, predictor="A", seconds=RESULTS[3].seconds * 2)
+
+
+def test_a_prediction_is_told_by_its_distance_to_bound_and_simulation():
+    rate, simulated = PREDICTED.gen_tok_s, RESULTS[3].gen_tok_s
+    assert rate == simulated / 2
+    sentence, _ = compare([*RESULTS[2:], PREDICTED]).explanations()[::-1]
+    share = f"{rate / RESULTS[2].gen_tok_s:.0%} of the bound"
+    assert sentence.startswith(f"VSLPipe: A predicts {rate:.4g} output tok/s, {share}, 50.0% below what was simulated")
+    assert sentence.endswith("binds in it.")
+    quick = replace(PREDICTED, seconds=RESULTS[2].seconds / 2)
+    (sentence,) = compare([RESULTS[2], quick]).explanations()
+    assert "200% of the bound, more than can be" in sentence
+    assert compare([PREDICTED]).explanations() == []
+
+
+def test_several_models_stand_side_by_side_in_table_and_picture():
+    other = replace(PREDICTED, predictor="B", seconds=PREDICTED.seconds / 3)
+    comparison = compare([RESULTS[2], PREDICTED, other, RESULTS[3]])
+    assert [row[1] for row in comparison.rows()] == ["bound", "predicted by A", "predicted by B", "simulated"]
+    assert [row[4] for row in comparison.rows()][1:3] == [
+        f"{result.gen_tok_s / RESULTS[2].gen_tok_s:.0%}" for result in (PREDICTED, other)
+    ]
+    assert comparison.to_pandas()["predictor"].tolist() == ["", "A", "B", ""]
+    ax = comparison.plot()
+    widths = [bar.get_width() for bar in ax.patches]
+    assert widths == [result.gen_tok_s for result in (RESULTS[2], PREDICTED, other, RESULTS[3])]
+    assert len({bar.get_facecolor() for bar in ax.patches}) == 4
+    labels = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert labels == ["bound", "predicted by A", "predicted by B", "simulated"]
+    plt.close(ax.figure)
+
+
+def test_a_source_of_a_later_schedule_only_is_in_the_legend():
+    ax = compare([RESULTS[0], RESULTS[2], RESULTS[3]]).plot()
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["bound", "simulated"]
+    plt.close(ax.figure)
+
+
+def test_a_run_whose_tasks_are_known_is_explained_by_cause_and_against_the_bound():
+    simulated = simulate(SCENARIO, VSLPipe(), detail=Detail.TASK)
+    measured = replace(simulated, source=Source.MEASURED, seconds=simulated.seconds + 2.0)
+    against_simulation, against_bound = compare([RESULTS[2], simulated, measured]).explanations()[1:]
+    assert (
+        "By cause: h2d work +0 us, core taken from h2d +0 us, between iterations +2 s, h2d waiting"
+        in against_simulation
+    )
+    assert f"measured {measured.gen_tok_s:.4g} of at most {RESULTS[2].gen_tok_s:.4g}" in against_bound
+    assert "h2d waiting +2 s" in against_bound

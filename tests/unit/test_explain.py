@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.builders import scenarios, tiny_scenario
-from workbench.explain import residual
+from workbench.explain import beyond_bound, in_words, lane_of, residual
+from workbench.perfmodels import bound
 from workbench.result import Source
 from workbench.schedules import Sequential
 from workbench.simulate import Detail, simulate
@@ -59,3 +60,30 @@ def test_the_causes_add_up_to_the_whole_difference(case, stretch, own):
     causes = residual(measured, simulated)
     assert sum(causes.values()) == pytest.approx(measured.seconds - simulated.seconds, abs=1e-9)
     assert sum(residual(simulated, simulated).values()) == pytest.approx(0.0, abs=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(scenarios())
+def test_what_lies_beyond_the_bound_is_work_and_waiting_of_the_lane_that_sets_it(case):
+    scenario, schedule = case
+    simulated, least = simulate(scenario, schedule), bound(scenario, schedule)
+    causes = beyond_bound(simulated, least)
+    assert sum(causes.values()) == pytest.approx(simulated.seconds - least.seconds, abs=1e-9 + 1e-9 * simulated.seconds)
+    lane = lane_of(least.binding)
+    assert not lane or list(causes) == [f"{lane} work beyond the least", f"{lane} waiting"]
+    assert list(causes.values())[1] >= -1e-9 * simulated.seconds
+
+
+@pytest.mark.parametrize(
+    ("binding", "lane", "words"),
+    [
+        ("h2d link", "h2d", "the link to the GPU (h2d)"),
+        ("d2h", "d2h", "the link to the host (d2h)"),
+        ("gpu compute", "gpu", "the GPU"),
+        ("cpu", "cpu", "the CPU"),
+        ("KV memory", "", "KV memory"),
+        ("cores that both lanes share", "", "cores that both lanes share"),
+    ],
+)
+def test_what_binds_is_said_in_words(binding, lane, words):
+    assert (lane_of(binding), in_words(binding)) == (lane, words)

@@ -12,11 +12,13 @@ from workbench.compare import compare
 from workbench.errors import ScenarioError, ScheduleError
 from workbench.perf_plots import plot_utilisation_curves, plot_utilisation_map
 from workbench.perfmodels import bound, moe_lens
+from workbench.pipeline import cpu, fetch, gpu, load, offload
 from workbench.result import Result, Source
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.schedules import Sequential, VSLPipe
 from workbench.serving import prepare
 from workbench.simulate import Detail, simulate
+from workbench.stages import attention, combine, experts, out_proj, qkv, route, weights
 
 FAST = {"gpu": 1e15, "hbm": 1e15, "cpu": 1e15, "dram": 1e15, "d2h": 1e15}
 
@@ -68,10 +70,10 @@ def test_it_is_a_fourth_reader_in_a_comparison():
         for read in (bound, moe_lens.predict, simulate)
     ]
     rows = compare(results).rows()
-    assert [row[1] for row in rows] == ["bound", "predicted", "simulated"] * 2
+    assert [row[1] for row in rows] == ["bound", "predicted by MoE-Lens", "simulated"] * 2
     assert rows[1][4] == f"{results[1].gen_tok_s / results[0].gen_tok_s:.0%}"
     assert rows[1][7] == ""
-    assert len(compare(results).explanations()) == 2
+    assert len(compare(results).explanations()) == 4
     plt.close(compare(results).plot().figure)
 
 
@@ -84,6 +86,14 @@ def test_it_speaks_only_of_pipelines_that_stream_weights():
     scenario = tiny_scenario(requests=3, pipeline=PIPELINES["all_gpu"], token_budget=50)
     with pytest.raises(ScenarioError, match="models pipelines that fetch weights"):
         moe_lens.predict(scenario, Sequential())
+
+
+def test_it_refuses_what_stage_2_has_no_term_for():
+    with pytest.raises(ScenarioError, match=r"has no term for fetch\(kv\)"):
+        moe_lens.predict(tiny_scenario(requests=3, pipeline=PIPELINES["flexgen_s4"]), Sequential())
+    on_cpu = fetch(weights) | gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine)
+    with pytest.raises(ScenarioError, match=r"has no term for cpu\(experts\).*use bound or simulate"):
+        moe_lens.predict(tiny_scenario(requests=3, pipeline=on_cpu), Sequential())
 
 
 def test_it_speaks_only_of_the_resource_aware_scheduler():

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.papers.hrm_cases import MODEL, job
 from workbench.errors import CapacityError
 from workbench.hardware import Device, Link, Machine
 from workbench.perfmodels.moe_lightning import Job, Mode, Policy, estimate, layer_time
 from workbench.perfmodels.policy_memory import cpu_peak, fits, gpu_peaks
 from workbench.perfmodels.policy_search import least_weights, search, with_shares
+from workbench.reproductions.moe_lightning import MODEL, job
 
 SMALL = replace(
     MODEL, name="small", num_hidden_layers=4, hidden_size=512, intermediate_size=1024, num_attention_heads=8,

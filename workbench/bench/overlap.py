@@ -20,13 +20,14 @@ from workbench.hardware import Machine
 from workbench.memory import Memory
 from workbench.models import ModelConfig, checkpoint
 from workbench.plan import COMPUTE, busy_seconds
+from workbench.prepared import Prepared
 from workbench.scenario import Scenario
 from workbench.scheduler.batch import NONE, Batch
 from workbench.scheduler.block_manager import BlockManager
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.schedules import Schedule, Sequential, VSLPipe
 from workbench.schedules.base import Step
-from workbench.serving import Clock, Prepared, prepare
+from workbench.serving import Clock, prepare
 from workbench.simulate.clock import TaskClock
 from workbench.workload import Request, Workload
 

@@ -30,6 +30,7 @@ from workbench.memory import Memory
 from workbench.models import ModelConfig
 from workbench.pipeline import cpu, fetch, gpu, load, offload
 from workbench.plan import Plan, Task
+from workbench.prepared import Prepared
 from workbench.profile import Cores, Pace, Profile
 from workbench.result import Source
 from workbench.scenario import Scenario
@@ -37,7 +38,7 @@ from workbench.scheduler.batch import Batch
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.schedules import Sequential
 from workbench.segments import EMBED, HEAD, WEIGHTS, Kind, Node
-from workbench.serving import Prepared, prepare, serve
+from workbench.serving import prepare, serve
 from workbench.stages import decode_attention, moe, out_proj, prefill_attention, qkv, weights
 from workbench.task_cost import profile_shape, rows_of
 from workbench.workload import Request, Sampling, Workload

@@ -14,12 +14,12 @@ from workbench.engine.stopwatch import Stopwatch
 from workbench.errors import EngineError
 from workbench.hardware import usable_cores
 from workbench.plan import LANES, Plan, Task
+from workbench.prepared import Prepared
 from workbench.profile import Cores
 from workbench.scheduler.batch import Batch
 from workbench.scheduler.block_manager import BlockManager
 from workbench.schedules.base import Step
 from workbench.segments import Kind
-from workbench.serving import Prepared
 from workbench.timeline import Span, Timeline
 
 # A lane that wants the GIL waits at most this long for a thread that computes in Python. With a notebook's 30 ms of

@@ -8,18 +8,18 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from workbench.capacity import ledger
 from workbench.cost import Precision
 from workbench.engine.checkpoint import TORCH_DTYPES
 from workbench.engine.kv_cache import FetchedKV, KVCache
 from workbench.engine.lanes import Copy, Transfer
 from workbench.engine.ops import BUILT_IN, Ops, Part
 from workbench.engine.weights import Weights, WeightStore, as_numpy
-from workbench.errors import CapacityError, EngineError
+from workbench.errors import EngineError
+from workbench.prepared import Prepared
 from workbench.schedules.base import Step
 from workbench.segments import Node
-from workbench.serving import Prepared, slot_bytes
 from workbench.stages import Device, RowClass, Stage, buffer_row
-from workbench.units import format_bytes
 
 Key = tuple[Device, int, str]
 """Device, part and buffer."""
@@ -36,7 +36,7 @@ class Forward:
         self._model, self._graph = scenario.model, prepared.lowering.graph
         store = WeightStore(self._model, scenario.precision.weights)
         slots = prepared.lowering.schedule.weight_slots
-        self._weights = Weights(store, self._graph, slot_bytes(prepared), slots)
+        self._weights = Weights(store, self._graph, prepared.slot_bytes, slots)
         self._embedding = store.table("model.embed_tokens.weight")
         tied = self._model.tie_word_embeddings
         self._norm, self._head = (
@@ -48,16 +48,20 @@ class Forward:
         self._fetched: dict[int, FetchedKV] = {}
         self._ran: set[tuple[str, Device]] = set()
         self._cache = KVCache(self._model, scenario.kv_blocks, scenario.memory.kv_block, scenario.precision.kv)
+        self._ledger = ledger(prepared).gpu
         self._check_gpu_memory()
 
     def _check_gpu_memory(self) -> None:
-        """Enforce the limit on the weights and KV that were really allocated; activations are not counted."""
+        """What was allocated for weights and KV is what the ledger says, which was checked against the limit."""
         taken = self._weights.gpu_bytes + self._norm.nbytes
         taken += self._cache.pool.nbytes if self._graph.pipeline.kv_device is Device.GPU else 0
         taken += self._embedding.nbytes + (0 if self._head is self._embedding else self._head.nbytes)
-        self._gpu_bytes, limit = taken, self._prepared.scenario.machine.gpu.memory
-        if taken > limit:
-            raise CapacityError(f"{format_bytes(taken)} were allocated on the GPU, its limit is {format_bytes(limit)}.")
+        asked = sum(self._ledger[name] for name in ("weights", "weight slots", "KV cache"))
+        if taken != asked:
+            raise EngineError(
+                f"{taken} bytes were allocated on the GPU for weights and KV where the ledger says {asked:.0f}; "
+                "this is a bug."
+            )
 
     def warm_up(self) -> None:
         """Compile, and read every streamed weight once, so that neither is charged to a lane."""
@@ -172,17 +176,16 @@ class Forward:
 
         Raises
         ------
-        CapacityError
-            If it does not fit there.
+        EngineError
+            If it is more than the ledger says.
         """
         if not len(part.lengths):
             return None
-        wanted = self._gpu_bytes + self._cache.fetched_bytes(part) + sum(f.pool.nbytes for f in self._fetched.values())
-        limit = self._prepared.scenario.machine.gpu.memory
-        if wanted > limit:
-            raise CapacityError(
-                f"the KV of {len(part.lengths)} decodes brings the GPU to {format_bytes(wanted)}, its limit is "
-                f"{format_bytes(limit)}. Use more micro_batches, a smaller token_budget or more GPU memory."
+        wanted = self._cache.fetched_bytes(part) + sum(fetched.pool.nbytes for fetched in self._fetched.values())
+        if wanted > self._ledger["fetched KV"]:
+            raise EngineError(
+                f"the KV of {len(part.lengths)} decodes brings {wanted} bytes to the GPU where the ledger says at most "
+                f"{self._ledger['fetched KV']:.0f}; this is a bug."
             )
         self._fetched[number], transfer = self._cache.fetch(layer, part)
         return transfer

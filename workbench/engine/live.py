@@ -12,10 +12,11 @@ from tqdm.auto import tqdm
 from workbench.engine.engine import Engine
 from workbench.engine.runnable import check_runnable
 from workbench.errors import EngineError, StoppedError
+from workbench.prepared import Prepared
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.schedules.base import Schedule
-from workbench.serving import Prepared, Progress, prepare, serve
+from workbench.serving import Progress, prepare, serve
 from workbench.timeline import Timeline
 
 

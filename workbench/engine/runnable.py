@@ -6,7 +6,7 @@ import numpy as np
 
 from workbench.engine.checkpoint import TORCH_DTYPES
 from workbench.errors import EngineError
-from workbench.serving import Prepared
+from workbench.prepared import Prepared
 from workbench.stages import (
     Stage,
     combine,

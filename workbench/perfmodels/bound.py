@@ -7,15 +7,18 @@ from functools import partial
 
 from workbench.cost import Rows
 from workbench.models import ModelConfig
+from workbench.prepared import Prepared, facts
 from workbench.profile import Cores
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.scheduler.block_manager import block_iterations
 from workbench.schedules.base import Schedule
 from workbench.segments import Kind
-from workbench.serving import Prepared, facts, prepare
+from workbench.serving import prepare
 from workbench.workload import Workload
 
+DRAM = "DRAM bandwidth"
+"""Name of the limit that the host's memory sets."""
 _ONE_TOKEN = (Rows(prefill=1, pairs=1, emits=1), Rows(decode=1, context=1, emits=1))
 
 
@@ -132,7 +135,7 @@ def _lane_limits(prepared: Prepared, total: Rows, iterations: int) -> dict[str, 
         compute("gpu", partial(cost.least_ends, kind), 1)
     limits["h2d link"] += cost.fetch(cost.weights_per_layer) * layers * iterations
     if cores is None:
-        limits["DRAM bandwidth"] = _host_bytes(prepared, total, iterations) / prepared.scenario.machine.cpu.bandwidth
+        limits[DRAM] = _host_bytes(prepared, total, iterations) / prepared.scenario.machine.cpu.bandwidth
     else:
         limits["cores that both lanes share"] = shared / max(cores.alone, cores.gpu + cores.cpu)
     return limits

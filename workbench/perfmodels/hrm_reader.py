@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 
 from workbench.errors import ScenarioError
-from workbench.perfmodels.moe_lightning import Job, Mode, Policy, estimate
+from workbench.perfmodels.moe_lightning_model import Job, Mode, Policy, estimate
+from workbench.prepared import facts
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.schedules.base import Schedule
-from workbench.serving import facts, prepare
-from workbench.stages import Device
+from workbench.serving import prepare
+from workbench.stages import Device, Stage, attention, moe, out_proj, qkv, shared_experts
 
 
-def hrm(scenario: Scenario, schedule: Schedule) -> Result:
+def predict(scenario: Scenario, schedule: Schedule) -> Result:
     """Throughput that MoE-Lightning's model, in FULL mode, predicts for this pipeline and memory.
 
     The policy is read off: A_g and F_g from where decode attention and experts sit, r_w and r_c from what is streamed,
@@ -27,7 +28,8 @@ def hrm(scenario: Scenario, schedule: Schedule) -> Result:
     Raises
     ------
     ScenarioError
-        If weights and KV are kept in different precisions, nothing is called experts, or outputs have one token.
+        If weights and KV are kept in different precisions, outputs have one token, or the pipeline has operations
+        that the model does not know, defers experts or has none.
 
     Notes
     -----
@@ -40,11 +42,11 @@ def hrm(scenario: Scenario, schedule: Schedule) -> Result:
     prompt, output = float(workload.prompt_len.mean()), float(workload.output_len.mean())
     if len({precision.weights, precision.kv, precision.experts, precision.others} - {None}) > 1:
         raise ScenarioError(
-            f"hrm has one precision, not weights in {scenario.weight_formats} and KV in {precision.kv}; give "
-            "Memory(weights=..., kv=...) the same."
+            f"moe_lightning.predict has one precision, not weights in {scenario.weight_formats} and KV in "
+            f"{precision.kv}; give Memory(weights=..., kv=...) the same."
         )
     if output < 2:
-        raise ScenarioError("hrm predicts decode, but outputs have one token; give longer outputs.")
+        raise ScenarioError("moe_lightning.predict is about decode, but outputs have one token; give longer outputs.")
     held = scenario.kv_blocks * scenario.memory.kv_block
     policy = _policy(scenario, min(len(workload.prompt_len), int(held // (prompt + output))), schedule.parts)
     found = estimate(Job(scenario.model, scenario.machine, prompt, output, precision.weights), policy, Mode.FULL)
@@ -63,16 +65,25 @@ def hrm(scenario: Scenario, schedule: Schedule) -> Result:
         iterations=math.ceil(rounds * output),
         busy={lane: float(seconds) * layers_decoded for lane, seconds in lanes},
         facts=facts(scenario, prepared),
+        predictor="MoE-Lightning",
     )
 
 
 def _policy(scenario: Scenario, batch: int, parts: int) -> Policy:
     pipeline = scenario.layer
-    attention = next(stage for stage in pipeline.stages if stage.op.keeps_kv)
+    keeper = next(stage for stage in pipeline.stages if stage.op.keeps_kv)
     experts = next((stage for stage in pipeline.stages if stage.op.name == "experts"), None)
+    strange = [stage for stage in pipeline.stages if not _is_modelled(stage)]
+    if strange:
+        raise ScenarioError(
+            "moe_lightning.predict models attention, routed experts and shared ones on the gpu, "
+            f"not {strange[0]}; use bound or simulate."
+        )
     if experts is None:
-        raise ScenarioError(f"hrm needs a stage that computes the experts, and {pipeline} has none; add moe.")
-    on_gpu, experts_on_gpu = attention.device is Device.GPU, experts.device is Device.GPU
+        raise ScenarioError(
+            f"moe_lightning.predict needs a stage that computes the experts, and {pipeline} has none; add moe."
+        )
+    on_gpu, experts_on_gpu = keeper.device is Device.GPU, experts.device is Device.GPU
     return Policy(
         batch=max(batch, 1),
         micro_batch=math.ceil(max(batch, 1) / parts),
@@ -81,3 +92,10 @@ def _policy(scenario: Scenario, batch: int, parts: int) -> Policy:
         weights_on_gpu=float(experts_on_gpu and not pipeline.streams(experts)),
         kv_on_gpu=float(on_gpu and pipeline.kv_device is Device.GPU),
     )
+
+
+def _is_modelled(stage: Stage) -> bool:
+    """True if the model has a term for it: shared experts and dense layers are GPU weights that every token passes."""
+    if stage.op is shared_experts:
+        return stage.device is Device.GPU
+    return stage.op in (qkv, *attention, out_proj, *moe) and not stage.defer

@@ -45,11 +45,14 @@ from workbench.perfmodels.moe_lens_stage2 import (
     stage2_at_rate,
 )
 from workbench.perfmodels.moe_lens_streaming import Streaming, streaming
+from workbench.pipeline import Pipeline
+from workbench.prepared import Prepared, facts
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.scheduler.resource_aware import ResourceAware, steady_pace
 from workbench.schedules.base import Schedule
-from workbench.serving import Prepared, facts, prepare
+from workbench.serving import prepare
+from workbench.stages import Device, kv
 
 __all__ = [
     "Eq12",
@@ -113,7 +116,8 @@ def predict(scenario: Scenario, schedule: Schedule) -> Result:
     Raises
     ------
     ScenarioError
-        If no weights are streamed, or the scheduler is another than ResourceAware: the model does not apply.
+        If the model does not apply: no weights are streamed, KV is, something else than decode attention sits on the
+        CPU, or the scheduler is another than ResourceAware.
     WorkbenchError
         If scenario and schedule do not go together.
 
@@ -133,6 +137,7 @@ def predict(scenario: Scenario, schedule: Schedule) -> Result:
         raise ScenarioError(
             f"moe_lens.predict models pipelines that fetch weights, not {scenario.pipeline}; use bound."
         )
+    _check_pipeline(scenario.pipeline)
     workload = scenario.workload
     generated, requests = int(workload.output_len.sum()), len(workload)
     predicted = stage2_at_rate(
@@ -159,7 +164,18 @@ def predict(scenario: Scenario, schedule: Schedule) -> Result:
         iterations=math.ceil(round(seconds / delta, 6)),
         limits=limits,
         facts=facts(scenario, prepared),
+        predictor="MoE-Lens",
     )
+
+
+def _check_pipeline(pipeline: Pipeline) -> None:
+    """Refuse what Stage 2 has no term for, rather than take it to cost nothing."""
+    beside = [stage for stage in pipeline.stages if stage.device is Device.CPU and not stage.op.keeps_kv]
+    if beside or kv in pipeline.fetches:
+        raise ScenarioError(
+            f"moe_lens.predict has no term for {beside[0] if beside else 'fetch(kv)'}: it knows the transfer of "
+            "weights, the GPU and KV memory; use bound or simulate."
+        )
 
 
 def _pass_tokens(prepared: Prepared, delta: float) -> float:

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.perfmodels.domain import Number, plain
-from workbench.perfmodels.moe_lightning import Job, Mode, Policy, check
+from workbench.perfmodels.moe_lightning_model import Job, Mode, Policy, check
 
 _GPU_SHARE, _CPU_SHARE = 0.86, 0.8
 """Parts of the two memories that a policy may fill: margins of the paper's public optimiser, which gives no reason."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from workbench.errors import CapacityError
 from workbench.hardware import Machine
 from workbench.perfmodels.domain import Array, Number, plain
-from workbench.perfmodels.moe_lightning import Estimate, Job, Mode, Policy, check, estimate
+from workbench.perfmodels.moe_lightning_model import Estimate, Job, Mode, Policy, check, estimate
 from workbench.perfmodels.policy_memory import cpu_peak, cpu_room, fits, gpu_peaks, gpu_room
 from workbench.units import format_bytes
 

@@ -36,6 +36,11 @@ class Schedule(ABC):
         """Buffers for streamed weights on the GPU, each holding one transfer."""
         return 2
 
+    @property
+    def kv_slots(self) -> int:
+        """Buffers for streamed KV on the GPU, each holding one part's of one layer."""
+        return self.parts
+
     packet_seconds: float = 5e-3
 
     @abstractmethod

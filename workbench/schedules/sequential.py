@@ -36,6 +36,11 @@ class Sequential(Schedule):
         """Micro-batches per iteration."""
         return self.micro_batches
 
+    @property
+    def kv_slots(self) -> int:
+        """One: a part's KV is read before the next one's is fetched."""
+        return 1
+
     def tasks(self, graph: LayerGraph, layers: int, step: Step) -> tuple[Task, ...]:
         """See `Schedule.tasks`."""
         chain = _Chain(graph)

@@ -8,11 +8,12 @@ from __future__ import annotations
 import enum
 
 from workbench.plan import LANES, Plan, busy_seconds
+from workbench.prepared import Prepared
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.scheduler.block_manager import BlockManager
 from workbench.schedules.base import Schedule, Step
-from workbench.serving import Prepared, prepare, serve
+from workbench.serving import prepare, serve
 from workbench.timeline import Span, Timeline
 
 _FEW = 3

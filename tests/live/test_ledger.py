@@ -1,0 +1,113 @@
+"""The ledger against the engine: weights, slots and KV to the byte, activations as buffers are held, and never more."""
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+from weakref import finalize
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import workbench as wb
+from tests.live.world import RUNNABLE, TINY, requests, scenario, ways
+from workbench.engine.forward import Forward
+from workbench.engine.kv_cache import KVCache
+from workbench.engine.synthesize import write_checkpoint
+from workbench.engine.weights import PACKS, WeightStore
+from workbench.models import ModelConfig, checkpoint
+from workbench.schedules import Schedule, Sequential
+from workbench.stages import Device
+
+
+class Allocations(TorchDispatchMode):
+    """Bytes of the tensors that torch makes in this thread: at once at most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.alive: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor):
+                self._count(tensor.untyped_storage(), given)
+        return made
+
+    def _count(self, storage: Any, given: set[int]) -> None:
+        place = storage.data_ptr()
+        if place not in given and place not in self.alive and storage.nbytes():
+            self.alive[place] = storage.nbytes()
+            self.now += storage.nbytes()
+            self.peak = max(self.peak, self.now)
+            finalize(storage, self._gone, place)
+
+    def _gone(self, place: int) -> None:
+        self.now -= self.alive.pop(place)
+
+
+@pytest.fixture(scope="module", params=["fp32", "bf16"])
+def model(request: Any, tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    """As wide as its experts' rows outweigh the ids that route them."""
+    sizes = {"hidden_size": 64, "intermediate_size": 160, "head_dim": 16, "dtype": request.param}
+    return checkpoint(write_checkpoint(replace(TINY, **sizes), tmp_path_factory.mktemp("wide")))
+
+
+def asked_of(model: ModelConfig, pipeline: str) -> wb.Scenario:
+    """Every iteration but the last has 64 tokens, all but the first of them prefill and decode."""
+    return scenario(model, requests([8] * 24, 6), RUNNABLE[pipeline], budget=64, precision=model.dtype)
+
+
+@pytest.mark.parametrize(("name", "schedule"), ways(), ids=str)
+def test_what_is_allocated_is_what_the_ledger_says(
+    name: str, schedule: Schedule, model: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = asked_of(model, name)
+    found, held, worked = of.fits(schedule), defaultdict(int), defaultdict(int)
+    compute, logits = Forward.compute, Forward.logits
+
+    def computing(self: Any, stage: Any, *rest: Any) -> None:
+        with Allocations() as made:
+            compute(self, stage, *rest)
+        worked[stage.device] = max(worked[stage.device], made.peak)
+
+    def emitting(self: Any, *rest: Any) -> Any:
+        for device in Device:
+            there = (tensor.nbytes for (where, *_), tensor in self._buffers.items() if where is device)
+            held[device] = max(held[device], sum(there))
+        with Allocations() as made:
+            answer = logits(self, *rest)
+        worked[Device.GPU] = max(worked[Device.GPU], made.peak)
+        return answer
+
+    monkeypatch.setattr(Forward, "compute", computing)
+    monkeypatch.setattr(Forward, "logits", emitting)
+    wb.run(of, schedule)
+    assert held[Device.GPU] == found.gpu["activations"]
+    if name == "flexgen_s4":  # new KV is on the host only until it is in the cache
+        assert held[Device.CPU] == 0 < found.host["activations"]
+    else:
+        assert held[Device.CPU] == found.host["activations"]
+    assert 0 < worked[Device.GPU] <= found.gpu["largest operation"]
+    assert worked[Device.CPU] <= found.host["largest operation"]
+
+
+@pytest.mark.parametrize("name", RUNNABLE)
+def test_weights_and_cache_on_the_host_are_to_the_byte(name: str, model: ModelConfig) -> None:
+    of = asked_of(model, name)
+    found, store = of.fits(Sequential()), WeightStore(model, model.dtype)
+    weights = sum(
+        tensor.nbytes
+        for stage in of.pipeline.stages
+        if stage.op.name in PACKS and (stage.device is Device.CPU or of.pipeline.streams(stage))
+        for layer in range(model.num_hidden_layers)
+        for _, parts in store.sources(layer, stage.op.name)
+        for tensor in parts
+    )
+    cache = KVCache(model, of.kv_blocks, of.memory.kv_block, model.dtype)
+    cache.close()
+    on_host = cache.pool.nbytes if of.pipeline.kv_device is Device.CPU else 0
+    assert (weights, on_host) == (found.host["weights"], found.host["KV cache"])

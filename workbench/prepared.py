@@ -1,0 +1,95 @@
+"""A scenario and a schedule brought together: lowered, priced, and what was asked for told in words."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from workbench.errors import ScenarioError
+from workbench.models import ModelConfig
+from workbench.scenario import Scenario
+from workbench.schedules.base import Lowering, Schedule, Step
+from workbench.segments import layer_graph
+from workbench.task_cost import TaskCost
+from workbench.units import format_bytes
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A scenario and schedule that go together, lowered and priced."""
+
+    scenario: Scenario
+    lowering: Lowering
+    cost: TaskCost
+    token_budget: float
+
+    @property
+    def layers(self) -> int:
+        """Layers of the model."""
+        return self.scenario.model.num_hidden_layers
+
+    @property
+    def slot_bytes(self) -> float:
+        """Size of one weight slot: the largest weight transfer of any iteration [B]."""
+        steps = (Step.FIRST, Step.MIDDLE, Step.LAST)
+        tasks = [task for step in steps for task in self.lowering.tasks(self.layers, step)]
+        return max((self.cost.exact_transfer(task.pieces) for task in tasks if task.pieces), default=0.0)
+
+
+def price(scenario: Scenario, schedule: Schedule) -> Prepared:
+    """Lower and price, whether it fits the memories or not.
+
+    Raises
+    ------
+    ScenarioError
+        If these are no scenario and schedule.
+    ScheduleError
+        If the schedule needs another shape of pipeline.
+    """
+    if not isinstance(scenario, Scenario) or not isinstance(schedule, Schedule):
+        raise ScenarioError(f"a reader takes a Scenario and a Schedule, not {scenario!r} and {schedule!r}.")
+    graph = layer_graph(scenario.layer)
+    lowering = Lowering(schedule, graph, scenario.model.num_hidden_layers)
+    cost = TaskCost(scenario, graph)
+    budget = scenario.scheduler.token_budget or cost.token_budget()
+    lowering.tasks(scenario.model.num_hidden_layers, Step.FIRST)
+    return Prepared(scenario, lowering, cost, budget)
+
+
+def facts(scenario: Scenario, prepared: Prepared) -> dict[str, str]:
+    """What was asked for, to be told beside every number."""
+    streamed = prepared.cost.weights_per_layer * prepared.layers
+    return {
+        "pipeline": str(scenario.layer),
+        "workload": f"{scenario.workload.name}{' (synthetic)' if scenario.workload.synthetic else ''}",
+        "requests": str(len(scenario.workload)),
+        "scheduler": str(scenario.scheduler),
+        "kv": f"{scenario.kv_blocks} blocks of {scenario.memory.kv_block} tokens in {scenario.precision.kv}",
+        "weights": f"{format_bytes(streamed)} streamed per iteration in {scenario.weight_formats}",
+        "link": f"{format_bytes(scenario.machine.link.h2d)}/s",
+        "measured": scenario.machine.measured or "catalogue",
+        "question": _digest(scenario),
+        **_unlike_layers(scenario.model),
+    }
+
+
+def _unlike_layers(model: ModelConfig) -> dict[str, str]:
+    """How a model whose layers differ is priced; nothing if they are all alike."""
+    told = {}
+    if model.dense_layers:
+        told["layers"] = f"each priced as the mean of {model.moe_layers} with experts and {model.dense_layers} without"
+    if model.windowed_layers:
+        told["windows"] = (
+            f"{model.windowed_layers} of {model.num_hidden_layers} layers attend to the last {model.sliding_window} "
+            "tokens; their KV is kept whole"
+        )
+    return told
+
+
+def _digest(scenario: Scenario) -> str:
+    """Tells two scenarios apart in everything that changes a number: lengths, tokens, sizes and rates."""
+    workload = scenario.workload
+    digest = hashlib.sha256(workload.prompt_len.tobytes() + workload.output_len.tobytes())
+    for part in (workload.requests, scenario.model, scenario.machine, scenario.memory, scenario.scheduler):
+        digest.update(repr(part).encode())
+    return digest.hexdigest()[:12]
