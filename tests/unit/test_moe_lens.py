@@ -245,6 +245,14 @@ def test_overlap_and_separated_phases_by_hand():
     assert ml.overlapped_sequences(3, 2, 12, 1) == 2
 
 
+@given(jobs())
+def test_separated_phases_push_no_more_tokens_through_the_gpu_than_it_computes(job):
+    """A job of one prompt longer than a pass, too: it takes as many passes as its tokens fill."""
+    (p, g, k, n), rates = job
+    processed = ml.separated_tok_s(p, g, k, n, **rates) * (p + g - 1) / g
+    assert processed <= rates["pass_tokens"] / rates["pass_seconds"] * (1 + 1e-9)
+
+
 def test_a_map_of_forty_thousand_points_takes_less_than_50_ms():
     p, g = np.arange(1.0, 1001, 5)[None, :], np.arange(1.0, 1001, 5)[:, None]
     spent = []
