@@ -1,6 +1,8 @@
 """KTransformers: what deferral does to a layer and to the model, and how fast three models run on its machines."""
 
+import math
 from dataclasses import replace
+from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
@@ -174,6 +176,14 @@ def test_the_busiest_of_two_sockets_has_the_expected_share_of_experts():
 
 
 # -- speed -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("top_k", [8, 160, 256, 1000])
+def test_the_busiest_of_two_sockets_however_many_experts_are_chosen(top_k):
+    """Against the expected count in exact fractions."""
+    ways = sum(max(count, top_k - count) * math.comb(top_k, count) for count in range(top_k + 1))
+    rate = numa_bandwidth(Numa.EXPERTS, sockets=2, local=1.0, remote=0.5, top_k=top_k)
+    assert rate == pytest.approx(float(Fraction(top_k * 2**top_k, ways)))
 
 
 def test_the_calibrated_layer_predicts_its_shared_experts():

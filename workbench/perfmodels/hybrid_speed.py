@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from workbench.models import ModelConfig
 from workbench.perfmodels.coverage import uniform_coverage
-from workbench.perfmodels.domain import Number, positive, within
+from workbench.perfmodels.domain import Array, Number, positive, within
 from workbench.perfmodels.ktransformers import LayerTimes, choose_kernel, experts_to_defer, layer_time
 from workbench.perfmodels.moe_cap import kv_read_bytes
 from workbench.processors import Processor
@@ -69,17 +69,24 @@ def numa_bandwidth(numa: Numa, *, sockets: int, local: ArrayLike, remote: ArrayL
 def _expected_most(balls: int, bins: int) -> float:
     """Expected largest count when balls fall into equally likely bins.
 
-    P(no count above m) = balls! / bins^balls x coefficient of x^balls in (sum of x^j / j! for j <= m)^bins.
+    Counts are independent Poisson ones of mean balls / bins that happen to sum to balls:
+    P(no count above m) = coefficient of x^balls in (sum of P(j) x^j for j <= m)^bins / P(the sum is balls).
     """
-    inverse = 1.0 / np.cumprod(np.concatenate(([1.0], np.arange(1, balls + 1))))
+    share = _poisson(balls, balls / bins)
+    certain = _poisson(balls, float(balls))[balls]
     expected = 0.0
     for most in range(balls):
         power = np.ones(1)
         for _ in range(bins):
-            power = np.convolve(power, inverse[: most + 1])[: balls + 1]
-        below = power[balls] / inverse[balls] / bins**balls if power.size > balls else 0.0
-        expected += 1.0 - float(below)
+            power = np.convolve(power, share[: most + 1])[: balls + 1]
+        expected += 1.0 - (float(power[balls] / certain) if power.size > balls else 0.0)
     return expected
+
+
+def _poisson(most: int, mean: float) -> Array:
+    """Probabilities of 0 up to `most` events; factorials would overflow from 171 on."""
+    ratios: Array = np.cumsum(np.log(mean / np.arange(1, most + 1)))
+    return np.exp(np.concatenate(([0.0], ratios)) - mean)
 
 
 @dataclass(frozen=True)
