@@ -217,8 +217,10 @@ def test_prefill_gets_faster_per_token_as_prompts_fill_the_experts(name):
     [
         (lambda: kt.layer_time(PROFILE, 8, top_k=8), "deferred must be between 0 and 7, not 8"),
         (lambda: LayerTimes(1, 1, 0, 1), "routed must be above 0"),
+        (lambda: LayerTimes(math.inf, 1, 1, 1), "attention must be at least 0 and finite, not inf"),
         (lambda: kt.experts_to_defer(1, 1, top_k=1), "top_k must be at least 2"),
-        (lambda: kt.end_to_end_speedup(1.0, 0.0), "reduction must be between 0 and 1"),
+        (lambda: kt.end_to_end_speedup(1.0, 0.0), "time that is left must be above 0 and finite, not 0"),
+        (lambda: kt.end_to_end_speedup(1.5, 0.1), "reduction must be between 0 and 1, not 1.5"),
         (lambda: kt.deferral_outputs(1, [], [], deferred=0), "must name the same layers"),
         (lambda: kt.decode_timeline(PROFILE, 0, deferred=0, top_k=8), "layers must be at least 1"),
         (lambda: kt.choose_kernel(-1), "tokens_per_expert must be at least 0"),

@@ -118,6 +118,8 @@ def test_the_ratio_of_an_iteration_is_the_exact_one_when_prompt_and_chunk_touch_
         (lambda: lp.layered_iteration(1.0, 0, 1, 0, measured_coverage), "groups must be at least 1"),
         (lambda: lp.relative_change(1, 0), "old must be above 0"),
         (lambda: lp.EnergyModel(1, 1, 1).joules(-1, 0, 0), "seconds must be at least 0"),
+        (lambda: lp.EnergyModel(1, 1, 0).joules(1, 0, np.inf), "flops must be at least 0 and finite, not inf"),
+        (lambda: lp.mean_power(0, np.inf, 1), "rate must be at least 0 and finite, not inf"),
         (lambda: attainment([], [], Slo(1, 1)), "at least one request"),
         (lambda: Arrivals.draw(0, 1, prompt=(1, 1), output=(1, 1), seed=0), "rate must be above 0"),
         (lambda: capacity(lambda rate: 1.0, target=0.9, low=1, high=2), "do not bracket the attainment"),

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from workbench.models import ModelConfig
 from workbench.perfmodels.coverage import uniform_coverage
-from workbench.perfmodels.domain import Array, Number, positive, within
+from workbench.perfmodels.domain import Array, Number, at_least, positive
 from workbench.perfmodels.ktransformers import LayerTimes, choose_kernel, experts_to_defer, layer_time
 from workbench.perfmodels.moe_cap import kv_read_bytes
 from workbench.processors import Processor
@@ -53,8 +53,8 @@ def numa_bandwidth(numa: Numa, *, sockets: int, local: ArrayLike, remote: ArrayL
     KTransformers section 3.3 names the options; the formulas are this project's. OBLIVIOUS leaves out congestion of
     the link between the sockets, so the gain of TENSORS over it is a lower bound; the sum of partial outputs is free.
     """
-    n = int(within("sockets", sockets, 1, mend="give the sockets of the host"))
-    k = int(within("top_k", top_k, 1, mend="give the experts per token"))
+    n = int(at_least("sockets", sockets, 1, mend="give the sockets of the host"))
+    k = int(at_least("top_k", top_k, 1, mend="give the experts per token"))
     own = positive("local", local, "give bytes per second")
     other = positive("remote", remote, "give bytes per second")
     if numa is Numa.SINGLE:
@@ -211,7 +211,7 @@ def prefill_speed(model: ModelConfig, machine: HybridMachine, prompt: ArrayLike)
     KTransformers sections 3.2 and 6.2; nothing is deferred in prefill. Uniform routing. An upper estimate: GPU kernels
     and load balance are perfect, activations move for free.
     """
-    length = within("prompt", prompt, 1, mend="give tokens")
+    length = at_least("prompt", prompt, 1, mend="give tokens")
     sockets = 1 if machine.numa is Numa.SINGLE else machine.sockets
     tile = choose_kernel(length * model.num_experts_per_tok / model.num_local_experts).tile
     flops = np.where(tile, machine.tile_flops, machine.vector_flops) * sockets

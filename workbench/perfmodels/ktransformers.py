@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from workbench.perfmodels.domain import Number, positive, within
+from workbench.perfmodels.domain import Number, at_least, positive, within
 from workbench.timeline import Span, Timeline
 
 _VECTOR_TOKENS = 4  # the vector kernel is the faster one up to here, KTransformers Figure 7 and section 3.2
@@ -40,7 +40,7 @@ class LayerTimes:
 
     def __post_init__(self) -> None:
         for name in ("attention", "shared", "sync"):
-            within(name, getattr(self, name), 0, mend="give a time")
+            at_least(name, getattr(self, name), 0, mend="give a time")
         positive("routed", self.routed, "give the CPU's time for all routed experts")
 
     @classmethod
@@ -126,9 +126,10 @@ def end_to_end_speedup(reduction: ArrayLike, outside: ArrayLike) -> Number:
     -----
     Amdahl's law; 3 to 5 % outside reconcile the paper's 26 % per layer with its 33 % end to end.
     """
-    gone = within("reduction", reduction, 0, 1 - 1e-12, mend="give 1 - new time / old time")
+    gone = within("reduction", reduction, 0, 1, mend="give 1 - new time / old time")
     rest = within("outside", outside, 0, 1, mend="give a share of the time")
-    return 1.0 / (rest + (1.0 - rest) * (1.0 - gone))
+    left = np.asarray(rest + (1.0 - rest) * (1.0 - gone))
+    return 1.0 / positive("time that is left", left, "give a smaller reduction or a share outside")
 
 
 def experts_to_defer(gpu_time: ArrayLike, expert_time: ArrayLike, *, top_k: ArrayLike) -> Number:
@@ -154,9 +155,9 @@ def experts_to_defer(gpu_time: ArrayLike, expert_time: ArrayLike, *, top_k: Arra
     -----
     KTransformers sections 4.2 and 6.3. A larger D changes the model's answer more and gains nothing.
     """
-    hidden = within("gpu_time", gpu_time, 0, mend="give attention plus synchronisation")
+    hidden = at_least("gpu_time", gpu_time, 0, mend="give attention plus synchronisation")
     one = positive("expert_time", expert_time, "give the CPU's time for one expert")
-    most = within("top_k", top_k, _LEAST_IMMEDIATE, mend="deferral needs a model that keeps two experts immediate")
+    most = at_least("top_k", top_k, _LEAST_IMMEDIATE, mend="deferral needs a model that keeps two experts immediate")
     deferred: Number = np.minimum(np.ceil(hidden / one), most - _LEAST_IMMEDIATE)
     return deferred
 
@@ -230,7 +231,7 @@ def decode_timeline(times: LayerTimes, layers: int, *, deferred: int, top_k: int
     -----
     KTransformers Figure 10.
     """
-    count = int(within("layers", layers, 1, mend="give the MoE layers"))
+    count = int(at_least("layers", layers, 1, mend="give the MoE layers"))
     within("deferred", deferred, 0, top_k - 1, mend="keep at least one expert immediate")
     one = times.routed / top_k
     spans = []
@@ -282,7 +283,7 @@ def choose_kernel(tokens_per_expert: ArrayLike) -> KernelChoice:
     -----
     KTransformers section 3.2. Intensity in FLOP per byte of BF16 weights equals the tokens per expert.
     """
-    tokens = within("tokens_per_expert", tokens_per_expert, 0, mend="give the tokens routed to one expert")
+    tokens = at_least("tokens_per_expert", tokens_per_expert, 0, mend="give the tokens routed to one expert")
     return KernelChoice(np.greater(tokens, _VECTOR_TOKENS))
 
 
@@ -294,8 +295,8 @@ def switch_prompt(experts: ArrayLike, top_k: ArrayLike) -> Number:
     ValueError
         If E or k is below 1, or k above E.
     """
-    chosen = within("top_k", top_k, 1, mend="give the experts per token")
-    count = within("experts", experts, 1, mend="give the routed experts of one layer")
+    chosen = at_least("top_k", top_k, 1, mend="give the experts per token")
+    count = at_least("experts", experts, 1, mend="give the routed experts of one layer")
     if np.any(chosen > count):
         raise ValueError(f"top_k must be at most the number of experts, not {top_k!r} of {experts!r}; swap them.")
     prompt: Number = np.ceil(_VECTOR_TOKENS * count / chosen)

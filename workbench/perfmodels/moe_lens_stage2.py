@@ -86,7 +86,7 @@ def admission_rate(
 
 def _admission(prompt_len: Number, output_len: Number, kv_blocks: Number, block: Number, life: Life) -> Array:
     held = np.asarray(blocks_over_life(prompt_len, output_len, block, life=life))
-    n = within("kv_blocks", kv_blocks, 1, mend="give blocks")
+    n = within("kv_blocks", kv_blocks, 1, np.inf, mend="give blocks")
     longest = np.ceil(prompt_len) + np.asarray(output_len) - 1
     if np.any(np.ceil(longest / block) > n):
         raise ValueError(
@@ -316,8 +316,8 @@ def stage2_at_rate(
     MoE-Lens, Eqs. 10 to 14; SPEC 1.5. Where lengths differ, the last request's drain is taken to be the mean one.
     """
     p, g = at_least("prompt_len", prompt_len, 1, "give tokens"), at_least("output_len", output_len, 1, "give tokens")
-    k = within("requests", requests, 1, mend="give requests")
-    q = within("admitted", admitted, 0, mend="give sequences/iteration")
+    k = within("requests", requests, 1, np.inf, mend="give requests")
+    q = within("admitted", admitted, 0, np.inf, mend="give sequences/iteration")
     n, delta = positive("pass_tokens", pass_tokens, "give tokens"), positive("pass_seconds", pass_seconds, "give s")
     with np.errstate(divide="ignore"):  # without limit on memory and requests T1 is infinite; nothing admitted, zero
         memory = g / ((1 / q + g / k) * delta)

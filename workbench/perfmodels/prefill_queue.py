@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from workbench.lengths import Gamma
 from workbench.models import ModelConfig
 from workbench.perfmodels.coverage import Coverage
-from workbench.perfmodels.domain import Array, positive, within
+from workbench.perfmodels.domain import Array, at_least, positive, within
 from workbench.perfmodels.layered_prefill import EnergyModel, layer_groups
 
 _MOST_TOKENS = 1 << 17  # one iteration of the longest prompts; coverage does not grow beyond
@@ -63,7 +63,7 @@ class Arrivals:
             If rate, mean or deviation is not positive, or there is no request.
         """
         gap = 1.0 / float(positive("rate", rate, "give requests per second"))
-        count = int(within("requests", requests, 1, mend="give how many to draw"))
+        count = int(at_least("requests", requests, 1, mend="give how many to draw"))
         rng = np.random.default_rng(seed)
 
         times: Array = np.cumsum(rng.exponential(gap, count))
@@ -123,8 +123,8 @@ def attainment(ttft: ArrayLike, worst_gap: ArrayLike, slo: Slo) -> float:
     -----
     Layered Prefill section 5.1.
     """
-    first = within("ttft", ttft, 0, mend="give seconds from arrival")
-    gap = within("worst_gap", worst_gap, 0, mend="give seconds")
+    first = at_least("ttft", ttft, 0, mend="give seconds from arrival")
+    gap = at_least("worst_gap", worst_gap, 0, mend="give seconds")
     if not first.size:
         raise ValueError("ttft must hold at least one request, not none; serve some first.")
     return float(np.mean((first <= slo.ttft) & (gap <= slo.tbt)))
@@ -155,7 +155,7 @@ def serve(
     -----
     SPEC 7. A model of its own, with one calibrated time per iteration; the task-level virtual clock is `simulate`.
     """
-    within("granularity", granularity, 1, mend="give tokens, for example 512")
+    at_least("granularity", granularity, 1, mend="give tokens, for example 512")
     share = np.asarray(coverage(np.arange(_MOST_TOKENS + 1)))
     kv_token = model.kv_bytes_per_token(model.dtype)
     prompt, output = arrivals.prompt.tolist(), arrivals.output.tolist()
