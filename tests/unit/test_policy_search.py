@@ -74,6 +74,18 @@ def test_search_is_never_beaten_by_any_pair_of_micro_batch_and_count(mode):
     assert found.estimate.gen_tok_s >= best * (1 - 1e-9)
 
 
+def test_a_model_of_one_layer_needs_room_for_one():
+    """Two slots for its weights would be more than the model has, and hide the policy that keeps it on the GPU."""
+    single = Job(replace(SMALL, num_hidden_layers=1), small_machine(35, 400, 1e9, 1e10), 100, 100)
+    for streamed in (0.0, 1.0):
+        bare = single.dense_params * 2 + single.experts_bytes
+        activations = max(gpu_peaks(single, Policy(1, 1, 0, 1, streamed), Mode.PAPER)) - bare
+        assert 0 < activations < 0.1 * single.experts_bytes
+    found = search(single, Mode.PAPER)
+    assert found.policy.weights_on_gpu == 1
+    assert found.estimate.gen_tok_s >= brute_force(single, Mode.PAPER) * (1 - 1e-9)
+
+
 def test_search_drops_the_kv_buffers_where_all_of_the_cache_stays_on_the_gpu():
     machine = small_machine(173.8, 141.1, 4.73e9, 1.52e9)
     found = search(Job(SMALL, machine, 82, 250), Mode.PAPER)
