@@ -234,6 +234,7 @@ def test_searching_for_mixtral_on_a_t4_takes_less_than_two_seconds(mode):
     ("policy", "message"),
     [
         (Policy(4, 8), "micro_batch must be at least 1 and at most the batch"),
+        (Policy(math.inf, 4), "batch must be finite; give sequences"),
         (Policy(8, 4, 0.5), "gpu_attention says where"),
         (Policy(8, 4, 0, 1, 1.5), "weights_on_gpu is a share"),
         (Policy(8, 4, 0, 1, 0.5, 0.5), "kv_on_gpu must be 0 where the CPU"),
@@ -250,6 +251,11 @@ def test_a_job_outside_the_domain_is_refused():
         job("s1", 77, 1)
     with pytest.raises(ValueError, match="prompt_len=0"):
         job("s1", 0, 32)
+    for lengths in ((math.inf, 32), (77, math.inf)):
+        with pytest.raises(ValueError, match="_len=inf never ends; give tokens"):
+            job("s1", *lengths)
+    with pytest.raises(ValueError, match="dtype='fp8' is not computed in; give one of fp32, bf16, fp16"):
+        Job(MODEL, small_machine(5, 100, 1e9, 1e10), 77, 32, "fp8")
     tiny = Job(SMALL, small_machine(5, 100, 1e9, 1e10), 400, 100)
     with pytest.raises(CapacityError, match="of CPU memory for one sequence"):
         search(tiny)
