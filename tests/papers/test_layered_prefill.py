@@ -158,6 +158,16 @@ def test_every_request_is_served_in_full_and_time_adds_up(seed, rate, layered):
     assert done.tokens == draw.prompt.sum() + draw.output.sum()
 
 
+@given(st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=8), st.booleans())
+def test_decodes_read_what_their_sliding_windows_leave_of_the_cache(requests, layered):
+    gpt = models["gpt-oss-20b"]
+    assert gpt.sliding_window == 128
+    prompt, output = np.array(requests).T
+    served = serve(Arrivals(0.05 * np.arange(len(prompt)), prompt, output), gpt, TIME, uniform(32, 4), layered=layered)
+    lives = gpt.attended_below(prompt + output - 2) - gpt.attended_below(prompt - 1)
+    assert served.kv_bytes == pytest.approx(lives.sum() * gpt.kv_bytes_per_token(gpt.dtype))
+
+
 def test_a_prompt_above_granularity_times_layers_takes_several_passes():
     draw = Arrivals(np.array([0.0]), np.array([2 * 512 * 48]), np.array([1]))
     assert serve(draw, QWEN, TIME, measured_coverage, layered=True).iterations == 2 * 48
