@@ -123,6 +123,7 @@ def test_the_ratio_of_an_iteration_is_the_exact_one_when_prompt_and_chunk_touch_
         (lambda: attainment([], [], Slo(1, 1)), "at least one request"),
         (lambda: Arrivals.draw(0, 1, prompt=(1, 1), output=(1, 1), seed=0), "rate must be above 0"),
         (lambda: capacity(lambda rate: 1.0, target=0.9, low=1, high=2), "do not bracket the attainment"),
+        (lambda: capacity(lambda rate: np.nan, target=0.9, low=1, high=2), "do not bracket the attainment"),
     ],
 )
 def test_outside_its_domain_a_formula_says_what_it_expects(call, words):

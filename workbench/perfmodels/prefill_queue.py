@@ -231,7 +231,7 @@ def capacity(attained: Callable[[float], float], *, target: float, low: float, h
     Layered Prefill section 5.2.
     """
     within("target", target, 0, 1, mend="give a share of the requests")
-    if attained(low) < target or attained(high) >= target:
+    if not attained(low) >= target > attained(high):
         raise ValueError(f"rates {low} to {high} do not bracket the attainment of {target}; widen the range.")
     tolerance = (high - low) / 100
     while high - low > tolerance:
