@@ -20,6 +20,7 @@ from workbench.perfmodels.hybrid_speed import (
     prefill_speed,
 )
 from workbench.perfmodels.ktransformers import Kernel, LayerTimes
+from workbench.processors import Kind, Processor
 from workbench.reproductions.ktransformers import in_bytes, machine, profile
 from workbench.reproductions.rows import published
 
@@ -210,6 +211,17 @@ def test_prefill_gets_faster_per_token_as_prompts_fill_the_experts(name):
     speeds = prefill_speed(model, A100, np.array([32, 256, 2048]))
     assert np.all(np.diff(speeds) > 0)
     assert speeds[0] == pytest.approx(prefill_speed(model, A100, 32))
+
+
+@pytest.mark.parametrize("length", [100, 256, 4096])
+def test_prefill_attends_to_every_earlier_token_within_the_window(length):
+    model = models["gpt-oss-20b"]
+    unseeing = replace(model, sliding_window=0, windowed_layers=model.num_hidden_layers)
+    slow = replace(A100, gpu=Processor("slow", Kind.GPU, bandwidth=1e30, flops=1e9))
+    seconds, without = (length / prefill_speed(one, slow, length) for one in (model, unseeing))
+    pairs = sum(model.attended(context) for context in range(1, length + 1))
+    scores = 2.0 * pairs * model.pair_macs * model.num_hidden_layers / 1e9
+    assert seconds - without == pytest.approx(scores)
 
 
 @pytest.mark.parametrize(

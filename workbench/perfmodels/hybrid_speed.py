@@ -228,8 +228,7 @@ def prefill_speed(model: ModelConfig, machine: HybridMachine, prompt: ArrayLike)
         time: Number = np.maximum(read, 2.0 * length * params / machine.gpu.flops)
         return time
 
-    # Each token attends to half of the prompt on average.
-    scores = length * model.attended(length / 2) * 2.0 * model.pair_macs
+    scores = 2.0 * model.attended_below(length) * model.pair_macs
     attention = on_gpu(model.attention_params + model.router_params) + scores / machine.gpu.flops
     moe = attention + np.maximum(on_gpu(model.shared_params), machine.sync + routed)
     dense = attention + on_gpu(model.dense_params)
