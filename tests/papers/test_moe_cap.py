@@ -210,6 +210,13 @@ def test_an_array_gives_what_its_numbers_give(batch, context, tpot):
 # -- processors --------------------------------------------------------------------------------------------------
 
 
+def test_every_number_of_a_demand_has_the_shape_of_all_arguments_together():
+    line = requirement(MIXTRAL, batch=[1, 2], context=100, tpot=0.1, coverage=[[0.5], [0.6], [0.7]])
+    assert np.shape(line.memory) == np.shape(line.bandwidth) == np.shape(line.ops) == (3, 2)
+    verdict = fits(requirement(MIXTRAL, batch=1, context=0, tpot=[0.1, 0.2], coverage=1), processors["a100-80gb-pcie"])
+    assert [edge.tolist() for edge in verdict] == [[False, False], [True, True], [True, True]]
+
+
 def test_every_processor_has_its_source_and_rates():
     entries = tomllib.loads(data_path("catalogue/processors.toml").read_text(encoding="utf-8"))
     assert len([item for item in processors.values() if item.kind is Kind.GPU]) == 26

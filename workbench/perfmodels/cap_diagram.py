@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from workbench.models import ModelConfig
-from workbench.perfmodels.domain import Number, at_least
+from workbench.perfmodels.domain import Number, at_least, plain
 from workbench.perfmodels.moe_cap import (
     activated_bytes,
     kv_read_bytes,
@@ -101,7 +101,8 @@ def requirement(
         query_group=model.query_group,
     )
     memory = ends + scale * (model.weight_bytes - ends) + stored
-    return Requirement(memory, required_bandwidth(activated, kv, tpot), ops)
+    together = np.broadcast_arrays(memory, required_bandwidth(activated, kv, tpot), ops)
+    return Requirement(*map(plain, together))
 
 
 def fits(needed: Requirement, processor: Processor) -> Fit:
