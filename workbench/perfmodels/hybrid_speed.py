@@ -120,12 +120,19 @@ class HybridMachine:
     numa: Numa = Numa.TENSORS
 
     def calibrated(self, model: ModelConfig, profile: LayerTimes) -> HybridMachine:
-        """The same machine with the efficiencies and synchronisation that a profiled layer [s] of one model implies."""
+        """The same machine with the efficiencies and synchronisation that a profiled layer [s] of one model implies.
+
+        Raises
+        ------
+        ValueError
+            If the profile's attention takes no time.
+        """
+        attention = float(positive("attention", profile.attention, "profile a layer whose attention takes time"))
         ideal = replace(self, gpu_efficiency=1.0, cpu_efficiency=1.0, sync=0.0)
         perfect = decode_layer(model, ideal)
         return replace(
             self,
-            gpu_efficiency=perfect.attention / profile.attention,
+            gpu_efficiency=perfect.attention / attention,
             cpu_efficiency=perfect.routed / profile.routed,
             sync=profile.sync,
         )

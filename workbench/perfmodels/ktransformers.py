@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from workbench.perfmodels.domain import Number, at_least, positive, within
+from workbench.perfmodels.domain import Array, Number, at_least, positive, whole, within
 from workbench.timeline import Span, Timeline
 
 _VECTOR_TOKENS = 4  # the vector kernel is the faster one up to here, KTransformers Figure 7 and section 3.2
@@ -70,18 +70,23 @@ def layer_time(times: LayerTimes, deferred: ArrayLike, *, top_k: int) -> Number:
     Raises
     ------
     ValueError
-        If D is not between 0 and k - 1.
+        If k is no whole number from 1, or D not between 0 and k - 1.
 
     Notes
     -----
     KTransformers section 4.2; SPEC 5, with the shared experts as a floor of what attention waits for. The CPU works on
     deferred experts while the GPU computes the next layer's attention; experts of a layer take equal times.
     """
-    most = top_k - 1
-    later = within("deferred", deferred, 0, most, mend="keep at least one expert immediate")
+    later = _deferred(deferred, top_k)
     waited = np.maximum(times.shared, times.sync + (top_k - later) * times.routed / top_k)
     time: Number = np.maximum(times.routed, times.attention + waited)
     return time
+
+
+def _deferred(deferred: ArrayLike, top_k: int) -> Array:
+    """D, if that many of the k experts can be deferred."""
+    most = float(whole("top_k", top_k, "give the experts per token")) - 1
+    return within("deferred", deferred, 0, most, mend="keep at least one expert immediate")
 
 
 def layer_utilisation(times: LayerTimes, deferred: ArrayLike, *, top_k: int) -> tuple[Number, Number]:
@@ -90,7 +95,7 @@ def layer_utilisation(times: LayerTimes, deferred: ArrayLike, *, top_k: int) -> 
     Raises
     ------
     ValueError
-        If D is not between 0 and k - 1.
+        If k is no whole number from 1, or D not between 0 and k - 1.
     """
     time = layer_time(times, deferred, top_k=top_k)
     return times.routed / time, (times.attention + times.shared) / time
@@ -102,7 +107,7 @@ def time_reduction(times: LayerTimes, deferred: ArrayLike, *, top_k: int) -> Num
     Raises
     ------
     ValueError
-        If D is not between 0 and k - 1.
+        If k is no whole number from 1, or D not between 0 and k - 1.
     """
     return 1.0 - layer_time(times, deferred, top_k=top_k) / layer_time(times, 0, top_k=top_k)
 
@@ -197,8 +202,7 @@ def deferral_outputs(
         raise ValueError(
             f"shared and experts must name the same layers, not {len(shared)} and {len(experts)}; add them."
         )
-    top_k = min(len(chosen) for chosen in experts)
-    within("deferred", deferred, 0, top_k - 1, mend="keep at least one expert immediate")
+    _deferred(deferred, min(len(chosen) for chosen in experts))
     outputs: list[Any] = []
     hidden, late = start, None
     for layer, (always, chosen) in enumerate(zip(shared, experts, strict=True)):
@@ -232,7 +236,7 @@ def decode_timeline(times: LayerTimes, layers: int, *, deferred: int, top_k: int
     KTransformers Figure 10.
     """
     count = int(at_least("layers", layers, 1, mend="give the MoE layers"))
-    within("deferred", deferred, 0, top_k - 1, mend="keep at least one expert immediate")
+    _deferred(deferred, top_k)
     one = times.routed / top_k
     spans = []
     gpu_free = cpu_free = immediate_end = older_late = late = 0.0

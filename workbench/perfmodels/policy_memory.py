@@ -89,8 +89,8 @@ def cpu_peak(job: Job, policy: Policy) -> Number:
 
     Notes
     -----
-    MoE-Lightning, appendix A.1 and its public optimiser: streamed weights, KV cache, hidden states of the prefill, and
-    two layers of pinned memory.
+    MoE-Lightning, appendix A.1 and its public optimiser: streamed weights, KV cache, hidden states of the prefill (a
+    copy for each GPU), and two layers of pinned memory.
     """
     check(policy)
     batch, _, on_gpu, _, weights, kv_share = map(np.asarray, policy)
