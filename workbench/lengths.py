@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -217,7 +217,7 @@ def _rows(reader: csv.DictReader[str], file: str) -> list[tuple[tuple[int, ...],
     return [_row(row, kept, f"{file}:{reader.line_num}") for row in reader]
 
 
-def _row(row: Mapping[str, str], columns: list[str], where: str) -> tuple[tuple[int, ...], float]:
+def _row(row: Mapping[str, str], columns: Sequence[str], where: str) -> tuple[tuple[int, ...], float]:
     try:
         if len(row) > len(columns) + 1:
             raise ValueError("too many values")

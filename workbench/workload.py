@@ -262,7 +262,7 @@ def _typed(entry: Mapping[str, Any], key: str, kind: type | tuple[type, ...], wh
 
 
 def _is_count(requests: object) -> bool:
-    return type(requests) is not bool and isinstance(requests, int | np.integer) and requests >= 1
+    return type(requests) is not bool and isinstance(requests, int | np.integer) and bool(requests >= 1)
 
 
 def _positive(requests: int, name: str) -> int:
