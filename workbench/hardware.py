@@ -81,7 +81,8 @@ class Device:
                 return rate
         known_dtypes = ", ".join(known for known, _ in self.flops)
         raise ScenarioError(
-            f"{self.name} has no known FLOP rate for {dtype}, only for {known_dtypes}; use one of these."
+            f"{self.name} has no known FLOP rate for {dtype}, only for {known_dtypes}; give "
+            "Memory(weights=..., kv=...) one of these."
         )
 
     def times(self, count: int) -> Device:
