@@ -1,5 +1,7 @@
 """What the public ops accept: numpy arrays, and CPU torch tensors taken without a copy."""
 
+import math
+import numbers
 import sys
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
@@ -18,6 +20,7 @@ class TorchLike(Protocol):
 
 
 Operand: TypeAlias = NDArray[Any] | TorchLike
+_LARGEST = float(np.finfo(np.float32).max) / 2  # scores become exponents of two, 1.44 times as large
 SameKind = TypeVar("SameKind", bound=Operand)
 
 
@@ -33,8 +36,14 @@ def host_array(name: str, operand: Operand) -> NDArray[Any]:
     if operand.device.type != "cpu":
         raise ValueError(f"{name} must be in CPU memory, not on {operand.device}: pass {name}.cpu().")
     tensor = operand.detach()
-    bits = tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
-    return cast(NDArray[Any], bits.numpy())
+    try:
+        bits = tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
+        return cast(NDArray[Any], bits.numpy())
+    except (TypeError, RuntimeError) as error:  # sparse, quantised, negated lazily or of a type that numpy lacks
+        raise TypeError(
+            f"{name} must be a tensor that numpy can read, not {tensor.layout} of {tensor.dtype} ({error}): "
+            "convert it before the call."
+        ) from error
 
 
 def checked(name: str, operand: Operand, letters: str, *dtypes: DTypeLike) -> NDArray[Any]:
@@ -43,11 +52,29 @@ def checked(name: str, operand: Operand, letters: str, *dtypes: DTypeLike) -> ND
     allowed = [np.dtype(dtype) for dtype in dtypes]
     if array.dtype not in allowed:
         names = " or ".join("uint16 (bfloat16 bits)" if d == np.uint16 else d.name for d in allowed)
-        raise TypeError(f"{name} must be {names}, not {array.dtype}: convert it before the call.")
+        raise TypeError(f"{name} must be {names}, not {operand.dtype}: convert it before the call.")
     axes = letters.split()
     if array.ndim != len(axes):
         raise ValueError(f"{name} must have shape ({', '.join(axes)}), not {array.shape}: reshape it before the call.")
     return array
+
+
+def whole(name: str, value: object) -> int:
+    """`value` itself, which must be an integer."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"{name} must be a whole number, not {value!r}: pass an int.")
+    return int(value)
+
+
+def real(name: str, value: object) -> float:
+    """`value` as a float, infinite where fp32 holds no such number."""
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number, not {value!r}: pass a float.")
+    try:
+        number = float(value)
+    except OverflowError:
+        return math.inf
+    return number if abs(number) <= _LARGEST else math.inf
 
 
 def contiguous(name: str, array: NDArray[Any]) -> NDArray[Any]:

@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from .arguments import Operand, SameKind, checked, contiguous, frozen, host_array, same_kind, writeable
+from .arguments import Operand, SameKind, checked, contiguous, frozen, host_array, real, same_kind, whole, writeable
 from .decode_tasks import Cache, decode
 from .features import CodePath, features
 from .kv_cache import append_kv
@@ -15,6 +15,7 @@ from .vector_ir import Kind
 
 KINDS = {np.float32: Kind.FP32, np.uint16: Kind.BF16, np.float16: Kind.FP16}
 CACHED = tuple(KINDS)
+_WIDEST = 2**62  # tokens: no sequence is as long, and lengths of 64 bits stay within theirs less a window
 
 
 def _check_shapes(q: NDArray[Any], kv: NDArray[Any], table: NDArray[Any], lengths: NDArray[Any]) -> None:
@@ -57,13 +58,17 @@ def _check_blocks(table: NDArray[Any], lengths: NDArray[Any], blocks: int, block
         )
 
 
-def _result(out: Operand | None, q: NDArray[Any], dim: int) -> NDArray[Any]:
+def _result(out: Operand | None, q: NDArray[Any], kv: NDArray[Any], table: NDArray[Any], dim: int) -> NDArray[Any]:
     shape = (*q.shape[:2], dim)
     if out is None:
         return np.empty(shape, np.float32)
     result = writeable("out", checked("out", out, "B H D", np.float32))
     if result.shape != shape:
         raise ValueError(f"out must have the shape {shape} of the result, not {result.shape}: leave it out.")
+    is_q = result.ctypes.data == q.ctypes.data and dim == q.shape[2]  # a row of q is read before its out is stored
+    for name, array in (("q", q), ("kv", kv), ("table", table)):
+        if np.may_share_memory(result, array) and not (name == "q" and is_q):
+            raise ValueError(f"out must not overlap {name}, which is read while out is stored: leave it out.")
     return result
 
 
@@ -111,7 +116,7 @@ def flash_decode(
     path : CodePath, optional
         Code path; this computer's own (`features`) unless given. Each runs everywhere, at whatever speed.
     out : (B, H, D) fp32, C-contiguous, optional
-        Where to store the result.
+        Where to store the result; may be q itself.
 
     Returns
     -------
@@ -141,8 +146,8 @@ def flash_decode(
     spans = checked("lengths", lengths, "B", np.int32, np.int64).astype(np.int64)
     _check_shapes(queries, cache, blocks, spans)
     options = _options(queries, scale, window, sinks, softcap, threads, path)
-    _check_blocks(blocks, spans, cache.shape[0], cache.shape[3], window)
-    result = _result(out, queries, queries.shape[2])
+    _check_blocks(blocks, spans, cache.shape[0], cache.shape[3], options["window"])
+    result = _result(out, queries, cache, blocks, queries.shape[2])
     kind, (_, kv_heads, _, block, dim) = KINDS[cache.dtype.type], cache.shape
     row = dim * kind.itemsize
     where = Cache(cache.ctypes.data, kind, block, cache.strides[0], row, 2 * block * row, block * row, kv_heads)
@@ -207,16 +212,18 @@ def mla_decode(
     cache = contiguous("kv", checked("kv", kv, "P b D", *CACHED))
     blocks = contiguous("table", checked("table", table, "B W", np.int32))
     spans = checked("lengths", lengths, "B", np.int32, np.int64).astype(np.int64)
-    if not 1 <= value_dim <= cache.shape[2]:
-        raise ValueError(f"value_dim must be in 1 .. {cache.shape[2]}, the dims of a row, not {value_dim}: pass 512.")
+    if not 1 <= whole("value_dim", value_dim) <= cache.shape[2]:
+        raise ValueError(
+            f"value_dim must be in 1 .. {cache.shape[2]}, the dims of a row, not {value_dim}: pass the latent's width."
+        )
     both = np.broadcast_to(cache[:, None, None], (len(cache), 1, 2, *cache.shape[1:]))  # the row as K and as V
     _check_shapes(queries, both, blocks, spans)
     _check_blocks(blocks, spans, len(cache), cache.shape[1], window=None)
-    result = _result(out, queries, value_dim)
+    result = _result(out, queries, cache, blocks, value_dim)
     kind = KINDS[cache.dtype.type]
     row = cache.shape[2] * kind.itemsize
     where = Cache(cache.ctypes.data, kind, cache.shape[1], cache.strides[0], row, 0, 0, kv_heads=1)
-    options = _options(queries, scale, None, None, None, threads, path)
+    options = _options(queries, real("scale", scale), None, None, None, threads, path)
     decode(frozen(queries), where, frozen(blocks), spans, result, **options)
     return same_kind(q, result) if out is None else out
 
@@ -241,21 +248,23 @@ def _options(
     threads: int | None,
     path: CodePath | None,
 ) -> Options:
-    factor = 1 / math.sqrt(q.shape[2]) if scale is None else scale
+    factor = 1 / math.sqrt(q.shape[2]) if scale is None else real("scale", scale)
     if not math.isfinite(factor):
-        raise ValueError(f"scale must be finite, not {factor}: leave it out for 1 / sqrt(D).")
-    if window is not None and window < 1:
+        raise ValueError(f"scale must be finite, not {scale}: leave it out for 1 / sqrt(D).")
+    if window is not None and whole("window", window) < 1:
         raise ValueError(f"window must be >= 1 token, not {window}: leave it out to attend to every token.")
-    if softcap is not None and not 0 < softcap < math.inf:
+    if softcap is not None and not 0 < real("softcap", softcap) < math.inf:
         raise ValueError(f"softcap must be positive, not {softcap}: leave it out for scores as they are.")
-    if threads is not None and threads < 1:
+    if threads is not None and whole("threads", threads) < 1:
         raise ValueError(f"threads must be >= 1, not {threads}: leave it out to use every core.")
+    if path is not None and not isinstance(path, CodePath):
+        raise TypeError(f"path must be a CodePath, not {path!r}: leave it out for this computer's own.")
     taken = None if sinks is None else contiguous("sinks", checked("sinks", sinks, "H", np.float32))
     if taken is not None and taken.size != q.shape[1]:
         raise ValueError(f"sinks must have one score per head of q, {q.shape[1]}, not {taken.size}: pass (H,).")
     return Options(
         scale=factor,
-        window=window,
+        window=None if window is None else min(window, _WIDEST),
         cap=softcap,
         sinks=taken,
         threads=threads or usable_cores(),

@@ -25,6 +25,12 @@ _RECORD = "record 2"
 """Names what a measured record contains; another one is measured anew."""
 
 
+def _check_positive(name: str, **values: float) -> None:
+    for what, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise ScenarioError(f"{name} has {what}={value!r}; give a positive number.")
+
+
 @dataclass(frozen=True)
 class Device:
     """A lane that computes.
@@ -42,6 +48,11 @@ class Device:
         Fixed time per operation [s]: launch, or Python per task.
     count : int
         GPUs or sockets that it stands for; memory and rates are those of all together.
+
+    Raises
+    ------
+    ScenarioError
+        If a capacity or a rate is not positive, or there is no FLOP rate.
     """
 
     name: str
@@ -50,6 +61,12 @@ class Device:
     flops: tuple[tuple[str, float], ...]
     overhead: float = 0.0
     count: int = 1
+
+    def __post_init__(self) -> None:
+        _check_positive(self.name, memory=self.memory, bandwidth=self.bandwidth)
+        _check_positive(self.name, **{f"flops of {dtype}": rate for dtype, rate in self.flops})
+        if not self.flops:
+            raise ScenarioError(f"{self.name} has no FLOP rate; give at least one, such as flops=(('bf16', 1e14),).")
 
     def flop_rate(self, dtype: str) -> float:
         """Sustained rate for `dtype` [FLOP/s].
@@ -64,7 +81,8 @@ class Device:
                 return rate
         known_dtypes = ", ".join(known for known, _ in self.flops)
         raise ScenarioError(
-            f"{self.name} has no known FLOP rate for {dtype}, only for {known_dtypes}; use one of these."
+            f"{self.name} has no known FLOP rate for {dtype}, only for {known_dtypes}; give "
+            "Memory(weights=..., kv=...) one of these."
         )
 
     def times(self, count: int) -> Device:
@@ -100,6 +118,9 @@ class Link:
     h2d: float
     d2h: float
     overhead: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_positive("the link", h2d=self.h2d, d2h=self.d2h)
 
 
 @dataclass(frozen=True)
@@ -199,7 +220,7 @@ class Machine:
         try:
             machine: Machine = from_plain(cls, json.loads(Path(path).read_text(encoding="utf-8")))
             return machine
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ScenarioError(f"{path} is no machine record ({error!r}); measure again with refresh=True.") from error
 
     def save(self, path: str | Path) -> Path:

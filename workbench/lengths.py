@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -18,8 +19,31 @@ Lengths = npt.NDArray[np.int64]
 Counts = Mapping[int, float] | Mapping[tuple[int, int], float]
 """How often each prompt length, or each pair of prompt and output length, occurs."""
 
+_LONGEST = 2**40
+"""Tokens of one request: sums over a workload stay far within 64 bits."""
+
 _QUANTILE = 3.0902
 """Of the standard normal distribution, 99.9 %."""
+
+
+def whole_lengths(given: object, what: str) -> Lengths:
+    """One length or several [tokens], whatever they were given as.
+
+    Raises
+    ------
+    WorkloadError
+        If they are no whole numbers of at most 2**40.
+    """
+    try:
+        found = np.asarray(given)
+    except ValueError:  # rows of unlike length
+        found = np.empty((0, 0))
+    whole = found.dtype.kind in "iu" or not found.size
+    if not whole or found.ndim > 1 or (found.size and found.max() > _LONGEST):
+        raise WorkloadError(
+            f"{what} lengths must be whole numbers of at most 2**40, not {given!r}; give one or a list."
+        )
+    return found.astype(np.int64)
 
 
 class LengthDistribution(Protocol):
@@ -150,16 +174,11 @@ class Histogram:
         path = Path(path)
         if not path.is_file():
             raise WorkloadError(f"histogram {str(path)!r} does not exist; give the path of a CSV file.")
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, skipinitialspace=True)
-            names = reader.fieldnames or []
-            if set(names) not in ({"prompt", "count"}, {"prompt", "output", "count"}):
-                raise WorkloadError(
-                    f"{path.name} has the columns {', '.join(names) or 'of an empty file'}; "
-                    "its first line must be prompt,count or prompt,output,count."
-                )
-            kept = [name for name in ("prompt", "output") if name in names]
-            rows = [_row(row, kept, f"{path.name}:{reader.line_num}") for row in reader]
+        try:
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                rows = _rows(csv.DictReader(file, skipinitialspace=True), path.name)
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise WorkloadError(f"{path.name} is no CSV file in UTF-8 ({error}); convert it.") from error
         return cls(tuple(lengths for lengths, _ in rows), tuple(count for _, count in rows))
 
     def __post_init__(self) -> None:
@@ -168,11 +187,11 @@ class Histogram:
         if len({len(row) for row in self.lengths}) > 1 or len(self.lengths[0]) not in (1, 2):
             raise WorkloadError("a histogram has either prompt lengths or (prompt, output) pairs; give one kind.")
         for row, count in zip(self.lengths, self.counts, strict=True):
-            if not all(isinstance(length, int | np.integer) and length >= 1 for length in row):
-                raise WorkloadError(f"a histogram has the length {row}; give whole numbers from 1 on.")
-            if not 0 <= count < math.inf:
-                raise WorkloadError(f"a histogram has {row} {count} times; give counts that are not negative.")
-        if not sum(self.counts) > 0:
+            if not all(isinstance(length, int | np.integer) and 1 <= length <= _LONGEST for length in row):
+                raise WorkloadError(f"a histogram has the length {row}; give whole numbers from 1 on, up to 2**40.")
+            if not (isinstance(count, int | float | np.number) and 0 <= count <= sys.float_info.max):
+                raise WorkloadError(f"a histogram has {row} {count!r} times; give counts that are not negative.")
+        if not max(self.counts) > 0:
             raise WorkloadError("a histogram counts nothing; give at least one positive count.")
 
     @property
@@ -182,13 +201,26 @@ class Histogram:
 
     def draw(self, generator: np.random.Generator, count: int) -> Lengths:
         """So many rows, shape (count, 1 or 2), each as likely as it is frequent."""
-        weights = np.array(self.counts, dtype=np.float64)
+        weights = np.array(self.counts, dtype=np.float64) / max(self.counts)  # their sum may be beyond floats
         chosen = generator.choice(len(weights), size=count, p=weights / weights.sum())
         return np.array(self.lengths, dtype=np.int64)[chosen]
 
 
-def _row(row: Mapping[str, str], columns: list[str], where: str) -> tuple[tuple[int, ...], float]:
+def _rows(reader: csv.DictReader[str], file: str) -> list[tuple[tuple[int, ...], float]]:
+    names = list(reader.fieldnames or [])
+    if sorted(names) not in (["count", "prompt"], ["count", "output", "prompt"]):
+        raise WorkloadError(
+            f"{file} has the columns {', '.join(names) or 'of an empty file'}; "
+            "its first line must be prompt,count or prompt,output,count."
+        )
+    kept = [name for name in ("prompt", "output") if name in names]
+    return [_row(row, kept, f"{file}:{reader.line_num}") for row in reader]
+
+
+def _row(row: Mapping[str, str], columns: Sequence[str], where: str) -> tuple[tuple[int, ...], float]:
     try:
+        if len(row) > len(columns) + 1:
+            raise ValueError("too many values")
         return tuple(int(row[name]) for name in columns), float(row["count"])
     except (TypeError, ValueError) as error:
         raise WorkloadError(f"{where} is no row of {', '.join(columns)} and count ({error}); correct it.") from error

@@ -73,6 +73,8 @@ def model(config: Mapping[str, Any] | str | Path, *, name: str | None = None) ->
     """
     if isinstance(config, Mapping):
         return _translate(config, name or str(config.get("_name_or_path") or config.get("model_type") or "model"))
+    if not isinstance(config, str | Path):
+        raise CheckpointError(f"config is neither dict nor path but {config!r}; give a Hugging Face config.json.")
     path = Path(config)
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
@@ -108,7 +110,7 @@ def checkpoint(path: str | Path) -> ModelConfig:
 def _read(file: Path) -> dict[str, Any]:
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is not valid JSON ({error}); restore it from where the model came.") from error
     if not isinstance(raw, dict):
         raise CheckpointError(f"{file} is no JSON object; restore it from where the model came.")
@@ -172,8 +174,8 @@ def _dtype(raw: Mapping[str, Any]) -> Any:
 
 
 def _check_sizes(raw: Mapping[str, Any], name: str) -> None:
-    optional = ("head_dim", "moe_intermediate_size", "q_lora_rank", "sliding_window")
     latent = _LATENT if raw.get("kv_lora_rank") is not None else ()
+    optional = ("head_dim", "moe_intermediate_size", "q_lora_rank", "sliding_window", *(() if latent else _LATENT))
     sizes = (*_SIZES, *latent, *(key for key in optional if raw.get(key) is not None))
     wrong = [key for key in sizes if type(raw.get(key)) is not int or raw[key] < 1]
     if wrong:
@@ -219,6 +221,8 @@ def _shared_width(raw: Mapping[str, Any]) -> int:
 
 def _windowed_layers(raw: Mapping[str, Any], name: str) -> int:
     kinds = raw.get("layer_types")
+    if kinds is not None and not isinstance(kinds, list | tuple):
+        raise CheckpointError(f"config.json of {name!r} sets layer_types={kinds!r}, no list; give one for each layer.")
     if kinds is not None:
         unknown = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]
         if unknown or len(kinds) != raw["num_hidden_layers"]:

@@ -10,6 +10,7 @@ from workbench.models import ModelConfig
 from workbench.scenario import Scenario
 from workbench.schedules.base import Lowering, Schedule, Step
 from workbench.segments import layer_graph
+from workbench.stages import Device, Stage, decode_attention
 from workbench.task_cost import TaskCost
 from workbench.units import format_bytes
 
@@ -70,7 +71,14 @@ def facts(scenario: Scenario, prepared: Prepared) -> dict[str, str]:
         "measured": scenario.machine.measured or "catalogue",
         "question": _digest(scenario),
         **_unlike_layers(scenario.model),
+        **_decodes(scenario, prepared.cost.decodes_at),
     }
+
+
+def _decodes(scenario: Scenario, rate: str | None) -> dict[str, str]:
+    """At which rate a GPU's decodes are priced where it is not what the operation declares; else nothing."""
+    on_gpu = Stage(decode_attention, Device.GPU) in scenario.layer.stages
+    return {"attention": f"decodes on the GPU at its {rate} rate; it has none for fp32"} if rate and on_gpu else {}
 
 
 def _unlike_layers(model: ModelConfig) -> dict[str, str]:

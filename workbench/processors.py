@@ -44,6 +44,11 @@ class Processor:
     sustained : tuple of str
         Names of the rates that are not nominal but what lasts: they are never derated.
     sources : mapping of str to str
+
+    Raises
+    ------
+    ScenarioError
+        If a value is not positive, or formats are no tuple.
     """
 
     name: str
@@ -58,6 +63,14 @@ class Processor:
     formats: tuple[str, ...] = ("bf16", "fp16")
     sustained: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for what in ("bandwidth", "memory", "flops", "vector_flops", "link"):
+            value = getattr(self, what)
+            if not isinstance(value, int | float) or value <= 0:
+                raise ScenarioError(f"{self.name} has {what}={value!r}; give a positive number, or nan if unknown.")
+        if not isinstance(self.formats, tuple):
+            raise ScenarioError(f"{self.name} has formats={self.formats!r}; give a tuple such as ('bf16', 'fp16').")
 
 
 @dataclass(frozen=True)
@@ -81,7 +94,7 @@ class Efficiency:
 
     def __post_init__(self) -> None:
         for rate in _SHARES:
-            if not 0 < getattr(self, rate) <= 1:
+            if not isinstance(getattr(self, rate), int | float) or not 0 < getattr(self, rate) <= 1:
                 raise ScenarioError(
                     f"efficiency {self.name!r} has {rate}={getattr(self, rate)!r}; give a share above 0 and at most 1."
                 )
@@ -137,6 +150,8 @@ def machine(
     """
     one, host = _part(gpu, Kind.GPU), _part(cpu, Kind.CPU)
     shares = efficiencies[efficiency] if isinstance(efficiency, str) else efficiency
+    if not isinstance(shares, Efficiency):
+        raise ScenarioError(f"efficiency is {shares!r}; give one of {', '.join(efficiencies)} or an Efficiency.")
     gemm, vector = _rated(one, "flops", shares, "gpu_flops"), _rated(host, "vector_flops", shares, "vector_flops")
     of_gpu = {
         "memory": _known(one, "memory"),
@@ -164,11 +179,10 @@ def machine(
 
 def _part(part: str | Processor, kind: Kind) -> Processor:
     found = processors[part] if isinstance(part, str) else part
-    if found.kind is not kind:
+    if not isinstance(found, Processor) or found.kind is not kind:
         fitting = ", ".join(name for name, other in processors.items() if other.kind is kind)
-        raise ScenarioError(
-            f"{part if isinstance(part, str) else found.name} is no {kind.value}; give one of {fitting}."
-        )
+        name = found.name if isinstance(found, Processor) else found
+        raise ScenarioError(f"{name} is no {kind.value}; give one of {fitting}.")
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
 
 from workbench.cost import Precision, Rows, Work, copy_seconds, least_seconds, measured_seconds, seconds
@@ -16,7 +17,7 @@ from workbench.scenario import Scenario
 from workbench.scheduler.batch import Batch
 from workbench.segments import Kind, LayerGraph, Node
 from workbench.stages import Device as Place
-from workbench.stages import RowClass, Stage, buffer_bytes, embed_work, head_work
+from workbench.stages import RowClass, Stage, buffer_bytes, decode_attention, embed_work, head_work
 from workbench.units import DTYPE_BYTES
 
 # Where the longest task of a plan is shorter, a team of threads gains nothing, and beside another program its members
@@ -104,7 +105,19 @@ class TaskCost:
             raise ScenarioError(
                 f"op {stage.op.name!r} declares no work, so it cannot be priced; give Op(..., work=...)."
             )
-        return stage.op.work(rows, self._model, self._precision)
+        work = stage.op.work(rows, self._model, self._precision)
+        if self.decodes_at and stage.op == decode_attention and stage.device is Place.GPU:
+            return work._replace(dtype=self.decodes_at)
+        return work
+
+    @cached_property
+    def decodes_at(self) -> str | None:
+        """Precision whose rate prices decode attention on a GPU that has no fp32 rate: that of the KV cache.
+
+        Matrix units take 16-bit keys and values and sum in fp32, as MoE-Lightning's model has it too; the fp32 rate
+        that the operation declares is that of the kernel for CPUs.
+        """
+        return None if "fp32" in dict(self._machine.gpu.flops) else self._precision.kv
 
     def transfer(self, node: Node, rows: Rows) -> float:
         """Bytes that a transfer of activations or KV moves for these rows in one layer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 
 from workbench.catalogue import Catalogue
 from workbench.errors import WorkloadError
-from workbench.lengths import Counts, Gamma, Histogram, LengthDistribution, Lengths, LogNormal
+from workbench.lengths import Counts, Gamma, Histogram, LengthDistribution, Lengths, LogNormal, whole_lengths
 from workbench.tokenizer import BYTES, Tokenizer
 
 
@@ -26,12 +27,12 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.temperature < 0 or not math.isfinite(self.temperature):
-            raise WorkloadError(f"temperature must be 0 (greedy) or positive, not {self.temperature}.")
-        if not 0 < self.top_p <= 1:
-            raise WorkloadError(f"top_p must lie in (0, 1], not {self.top_p}; 1 keeps every token.")
-        if not 0 <= self.seed < 2**64:
-            raise WorkloadError(f"seed must be a number of 64 bits without a sign, not {self.seed}.")
+        if not (isinstance(self.temperature, int | float) and 0 <= self.temperature <= sys.float_info.max):
+            raise WorkloadError(f"temperature must be 0 (greedy) or positive, not {self.temperature!r}.")
+        if not (isinstance(self.top_p, int | float) and 0 < self.top_p <= 1):
+            raise WorkloadError(f"top_p must lie in (0, 1], not {self.top_p!r}; 1 keeps every token.")
+        if not (isinstance(self.seed, int) and 0 <= self.seed < 2**64):
+            raise WorkloadError(f"seed must be a number of 64 bits without a sign, not {self.seed!r}.")
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,16 @@ class Workload:
         """A workload of requests with token ids."""
         requests = tuple(requests)
         for number, request in enumerate(requests):
-            if not isinstance(request.output_len, int | np.integer):
+            if not isinstance(request, Request):
+                raise WorkloadError(
+                    f"request {number} is no Request but {request!r}; give Request(prompt, output_len)."
+                )
+            if type(request.output_len) is bool or not isinstance(request.output_len, int | np.integer):
                 raise WorkloadError(f"request {number} has output_len={request.output_len!r}; give a whole number.")
         return cls(
             name,
             np.array([len(request.prompt) for request in requests], dtype=np.int64),
-            np.array([request.output_len for request in requests], dtype=np.int64),
+            whole_lengths([request.output_len for request in requests], "output"),
             requests,
         )
 
@@ -111,14 +116,14 @@ class Workload:
         requests : int, optional
             Their number, where both lengths are single numbers.
         """
-        given = {np.asarray(lengths).size for lengths in (prompt, output) if np.ndim(lengths)}
-        counts = given | ({requests} if requests is not None else set()) or {1}
+        prompts, outputs = whole_lengths(prompt, "prompt"), whole_lengths(output, "output")
+        given = {lengths.size for lengths in (prompts, outputs) if lengths.ndim}
+        counts = given | ({_positive(requests, "lengths")} if requests is not None else set()) or {1}
         if len(counts) > 1 or min(counts) < 1:
             found = " and ".join(map(str, sorted(counts)))
             raise WorkloadError(f"a workload needs at least one request, not {found}; give lengths of one number.")
         size = counts.pop()
-        prompts, outputs = (np.broadcast_to(np.asarray(x, dtype=np.int64), size).copy() for x in (prompt, output))
-        return cls("lengths", prompts, outputs)
+        return cls("lengths", np.broadcast_to(prompts, size).copy(), np.broadcast_to(outputs, size).copy())
 
     @classmethod
     def from_jsonl(cls, path: str | Path, *, output_len: int = 32, tokenizer: Tokenizer = BYTES) -> Workload:
@@ -149,7 +154,7 @@ class Workload:
         """The first `requests` non-empty lines of a text file as prompts, repeated from the top if there are fewer."""
         path = Path(path)
         prompts = [line for line in _lines(path) if line.strip()]
-        if not prompts or requests < 1:
+        if not prompts or not _is_count(requests):
             raise WorkloadError(f"{path.name} with requests={requests} gives no prompt; both must be at least one.")
         chosen = (prompts[index % len(prompts)] for index in range(requests))
         return cls.of((Request(tokenizer.encode(text), output_len) for text in chosen), name=path.stem)
@@ -189,9 +194,9 @@ class Workload:
             known = "has output lengths" if table.knows_outputs else "has no output lengths"
             raise WorkloadError(f"{name!r} {known} and output_len is {output_len}; give exactly one of them.")
         drawn = table.draw(np.random.default_rng(seed), _positive(requests, name))
-        outputs = drawn[:, 1] if output_len is None else np.full(requests, output_len)
+        outputs = drawn[:, 1] if output_len is None else np.full(requests, whole_lengths(output_len, "output"))
         source = f"drawn from a histogram of {len(table.lengths)} rows, seed {seed}"
-        return cls(name, drawn[:, 0], outputs.astype(np.int64), synthetic=True, source=source)
+        return cls(name, drawn[:, 0], outputs, synthetic=True, source=source)
 
 
 def byte_tokens(text: str) -> tuple[int, ...]:
@@ -212,7 +217,7 @@ def _lines(path: Path) -> list[str]:
 def _parse(where: str, line: str, output_len: int, tokenizer: Tokenizer) -> Request:
     try:
         entry = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WorkloadError(f"{where} is not valid JSON ({error}); write one object per line.") from error
     if not isinstance(entry, Mapping) or ("prompt" in entry) == ("tokens" in entry):
         raise WorkloadError(f"{where} must be an object with either 'prompt' (text) or 'tokens' (a list of ids).")
@@ -233,6 +238,8 @@ def _parse(where: str, line: str, output_len: int, tokenizer: Tokenizer) -> Requ
 def _encode(text: str, tokenizer: Tokenizer, where: str) -> tuple[int, ...]:
     try:
         return tokenizer.encode(text)
+    except UnicodeEncodeError as error:
+        raise WorkloadError(f"{where} has a prompt that is no UTF-8 ({error.reason}); correct it.") from None
     except WorkloadError as error:
         raise WorkloadError(f"{where}: {error}") from None
 
@@ -254,9 +261,13 @@ def _typed(entry: Mapping[str, Any], key: str, kind: type | tuple[type, ...], wh
     return entry[key]
 
 
+def _is_count(requests: object) -> bool:
+    return type(requests) is not bool and isinstance(requests, int | np.integer) and bool(requests >= 1)
+
+
 def _positive(requests: int, name: str) -> int:
-    if requests < 1:
-        raise WorkloadError(f"{name}.sample needs at least one request, not {requests}.")
+    if not _is_count(requests):
+        raise WorkloadError(f"{name} needs at least one request, not {requests!r}; give a whole number.")
     return requests
 
 
@@ -298,7 +309,7 @@ class PublishedWorkload:
         if output_len is None and not isinstance(self.output, tuple):
             outputs, how = self.output.draw(generator, requests), f"; outputs: {self.output}"
         else:
-            outputs, how = np.full(requests, self._fixed(output_len), dtype=np.int64), ""
+            outputs, how = np.full(requests, whole_lengths(self._fixed(output_len), "output")), ""
         source = f"{self.source}; prompts: {self.prompt}{how}; seed {seed}"
         return Workload(self.name, prompts, outputs, synthetic=True, source=source)
 

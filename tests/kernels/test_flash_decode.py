@@ -263,6 +263,10 @@ BAD = [
     (bad(q=lambda q: q.astype(np.float64)), TypeError, "q must be float32, not float64: convert"),
     (bad(q=lambda q: q.tolist()), TypeError, "q must be a numpy array or a torch tensor, not list: pass"),
     (bad(q=lambda q: torch.empty(q.shape, device="meta")), ValueError, r"q must be in CPU memory, not on meta: pass"),
+    (bad(q=lambda q: torch.from_numpy(q).bfloat16()), TypeError, "q must be float32, not torch.bfloat16: convert"),
+    (bad(q=lambda q: torch.from_numpy(q).to_sparse()), TypeError, "q must be a tensor that numpy can read"),
+    (bad(q=lambda q: torch._neg_view(torch.from_numpy(q))), TypeError, "q must be a tensor that numpy can read"),
+    (bad(kv=lambda kv: torch.from_numpy(kv).to(torch.float8_e5m2)), TypeError, "kv must be a tensor that numpy can"),
     (bad(q=lambda q: q[0]), ValueError, r"q must have shape \(B, H, D\), not \(8, 16\): reshape"),
     (bad(q=lambda q: q[:, ::-1]), ValueError, "q must be C-contiguous and aligned: pass"),
     (bad(q=lambda q: q[:, :7].copy()), ValueError, "q must have a multiple of the 2 KV heads of kv, not 7: pass"),
@@ -333,6 +337,9 @@ def test_a_bad_out_is_named_with_its_mend(out, error, message):
         ({"window": 0}, "window must be >= 1 token, not 0: leave"),
         ({"softcap": 0.0}, "softcap must be positive, not 0.0: leave"),
         ({"softcap": np.nan}, "softcap must be positive, not nan: leave"),
+        ({"softcap": 1e300}, r"softcap must be positive, not 1e\+300: leave"),
+        ({"scale": 1e300}, r"scale must be finite, not 1e\+300: leave"),
+        ({"scale": 10**400}, "scale must be finite"),
         ({"threads": 0}, "threads must be >= 1, not 0: leave"),
         ({"sinks": np.zeros(3, np.float32)}, "sinks must have one score per head of q, 8, not 3: pass"),
     ],
@@ -340,6 +347,55 @@ def test_a_bad_out_is_named_with_its_mend(out, error, message):
 def test_a_bad_option_is_named_with_its_mend(option, message):
     with pytest.raises(ValueError, match=message):
         problem([3]).decode(**option)
+
+
+@pytest.mark.parametrize(
+    "option, message",
+    [
+        ({"window": 1.5}, "window must be a whole number, not 1.5: pass an int"),
+        ({"window": "3"}, "window must be a whole number, not '3'"),
+        ({"threads": 1.5}, "threads must be a whole number, not 1.5"),
+        ({"threads": True}, "threads must be a whole number, not True"),
+        ({"scale": "x"}, "scale must be a number, not 'x': pass a float"),
+        ({"softcap": "x"}, "softcap must be a number, not 'x'"),
+        ({"path": "AVX2"}, r"path must be a CodePath, not 'AVX2'"),
+    ],
+)
+def test_an_option_of_another_kind_is_named_with_its_mend(option, message):
+    with pytest.raises(TypeError, match=message):
+        problem([3]).decode(**option)
+
+
+def test_options_of_latent_attention_are_checked_too():
+    q, kv, table, lengths = (
+        np.zeros(s, d) for s, d in (((1, 1, 8), "f4"), ((1, 4, 8), "f4"), ((1, 1), "i4"), (1, "i8"))
+    )
+    with pytest.raises(TypeError, match="scale must be a number, not None"):
+        mla_decode(q, kv, table, lengths + 1, value_dim=4, scale=None)
+    with pytest.raises(TypeError, match=r"value_dim must be a whole number, not 4\.0"):
+        mla_decode(q, kv, table, lengths + 1, value_dim=4.0, scale=1.0)
+
+
+def test_a_window_wider_than_any_sequence_hides_nothing():
+    case = problem([33, 16])
+    np.testing.assert_array_equal(case.decode(window=2**70), case.decode())
+
+
+def test_out_may_be_q_itself():
+    case = problem([700, 3, 512])
+    want, q = case.decode(), case.q.copy()
+    assert flash_decode(q, case.kv, case.table, case.lengths, out=q) is q
+    np.testing.assert_array_equal(q, want)
+
+
+def test_out_that_overlaps_what_is_still_read_is_refused():
+    case = problem([33, 16])
+    shared = np.zeros(case.q.size + 128, np.float32)
+    q, out = (shared[start : start + case.q.size].reshape(case.q.shape) for start in (0, 128))
+    with pytest.raises(ValueError, match=r"out must not overlap q, .*: leave it out"):
+        flash_decode(q, case.kv, case.table, case.lengths, out=out)
+    with pytest.raises(ValueError, match="out must not overlap kv"):
+        case.decode(out=case.kv.reshape(-1)[: case.q.size].reshape(case.q.shape))
 
 
 @settings(max_examples=2000, deadline=None)

@@ -1,5 +1,6 @@
 """Machines: limits, rates, records."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from tests.builders import small_machine
 from workbench.catalogue import source_of
 from workbench.errors import CatalogueError, ScenarioError
-from workbench.hardware import Device, Machine, machines, value_names
+from workbench.hardware import Device, Link, Machine, machines, value_names
 
 
 def test_the_a40_host_is_the_papers():
@@ -131,11 +132,43 @@ def test_where_values_come_from_does_not_tell_machines_apart():
     assert repr(replace(a40, sources={})) == repr(a40)
 
 
-@pytest.mark.parametrize("record", ["[]", "{}", '{"name": 3}', "no json", '{"name": "m", "gpu": 1}'])
+@pytest.mark.parametrize(
+    "record", ["[]", "{}", '{"name": 3}', "no json", pytest.param(100_000 * "[", id="deep"), '{"name": "m", "gpu": 1}']
+)
 def test_a_file_that_is_no_record_is_refused(record, tmp_path):
     path = tmp_path / "m.json"
     path.write_text(record, encoding="utf-8")
     with pytest.raises(ScenarioError, match=r"is no machine record .*measure again"):
+        Machine.load(path)
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), "900GB/s", None, True])
+@pytest.mark.parametrize("what", ["memory", "bandwidth", "flops"])
+def test_a_device_has_positive_numbers(what, value):
+    values = {"memory": 1.0, "bandwidth": 1.0, "flops": (("bf16", 1.0),)}
+    values[what] = (("bf16", value),) if what == "flops" else value
+    with pytest.raises(ScenarioError, match=f"T has {what}.*; give a positive number"):
+        Device("T", **values)
+
+
+def test_a_device_has_some_rate():
+    with pytest.raises(ScenarioError, match="T has no FLOP rate"):
+        Device("T", 1.0, 1.0, ())
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), "fast"])
+def test_a_link_has_positive_rates(value):
+    with pytest.raises(ScenarioError, match=r"h2d=.*; give a positive number"):
+        Link(value, 1.0)
+    with pytest.raises(ScenarioError, match=r"d2h=.*; give a positive number"):
+        Link(1.0, value)
+
+
+@pytest.mark.parametrize("change", [{"name": 3}, {"throttled": "no"}, {"sources": 3}])
+def test_a_record_with_a_value_of_another_kind_is_refused(change, tmp_path):
+    path = machines["a40"].save(tmp_path / "m.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}), encoding="utf-8")
+    with pytest.raises(ScenarioError, match="is no machine record"):
         Machine.load(path)
 
 
@@ -152,7 +185,7 @@ def test_several_devices_are_one_with_as_much_of_everything():
 @pytest.mark.parametrize("count", [0, -1, 1.5, True])
 def test_no_device_is_refused(count):
     with pytest.raises(ScenarioError, match="times T is no device; give a whole number from 1 on"):
-        Device("T", 1.0, 1.0, ()).times(count)
+        Device("T", 1.0, 1.0, (("fp16", 1.0),)).times(count)
 
 
 def test_moe_lightnings_machines_have_the_gpus_and_memory_of_table_2():

@@ -75,6 +75,9 @@ def test_only_what_was_counted_is_drawn(table, seed):
         ({(3, 0): 1}, r"has the length \(3, 0\)"),
         ({3: -1}, r"has \(3,\) -1 times; give counts that are not negative"),
         ({3: math.nan}, "nan times"),
+        ({3: "4"}, "'4' times"),
+        ({3: 10**400}, "times; give counts"),
+        ({10**30: 1}, "has the length"),
         ({3: 0}, "counts nothing; give at least one positive count"),
         ({3: 1, (3, 4): 1}, "either prompt lengths or .* give one kind"),
         ({(3, 4, 5): 1}, "either prompt lengths or"),
@@ -95,13 +98,28 @@ def test_a_histogram_of_something_else_is_refused(table, words):
         ("prompt,count\n3.5,4\n", r"chat\.csv:2 is no row"),
         ("prompt,count\n0,4\n", r"has the length \(0,\)"),
         ("prompt,count\n", "needs at least one length"),
+        ("prompt,count\n3,4,5\n", r"chat\.csv:2 is no row"),
+        ("prompt,prompt,count\n3,4,5\n", r"has the columns prompt, prompt, count"),
+        (f"prompt,count\n{200_000 * '1'},4\n", r"chat\.csv is no CSV file"),
     ],
+    ids=range(10),
 )
 def test_a_malformed_file_is_named_with_its_line(tmp_path, text, words):
     path = tmp_path / "chat.csv"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(WorkloadError, match=words):
         Histogram.read(path)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path):
+    path = tmp_path / "chat.csv"
+    path.write_bytes(b"prompt,count\n\xe9,4\n")
+    with pytest.raises(WorkloadError, match=r"chat\.csv is no CSV file"):
+        Histogram.read(path)
+
+
+def test_counts_whose_sum_is_beyond_floats_are_drawn_as_often():
+    assert set(Histogram.of({3: 1e308, 4: 1e308}).draw(np.random.default_rng(0), 99)[:, 0].tolist()) == {3, 4}
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -153,6 +153,27 @@ def test_layers_that_are_not_understood_are_refused(change, words):
         model(MIXTRAL | change, name="mine")
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"layer_types": 2}, "layer_types=2, no list"),
+        ({"layer_types": "sliding_attention"}, "layer_types='sliding_attention', no list"),
+        ({"v_head_dim": -1}, "positive integers for v_head_dim"),
+        ({"v_head_dim": float("nan")}, "positive integers for v_head_dim"),
+        ({"qk_rope_head_dim": [64]}, "positive integers for qk_rope_head_dim"),
+    ],
+)
+def test_values_of_the_wrong_kind_are_named(change, words):
+    with pytest.raises(CheckpointError, match=words):
+        model({**MIXTRAL, **change})
+
+
+@pytest.mark.parametrize("config", [None, 3, b"folder", ["folder"]])
+def test_what_is_neither_a_dict_nor_a_path_is_refused(config):
+    with pytest.raises(CheckpointError, match="neither dict nor path"):
+        model(config)
+
+
 def test_a_config_that_is_not_there_is_named():
     with pytest.raises(CheckpointError, match=r"does not exist; give a Hugging Face"):
         model("/nowhere/config.json")
@@ -224,7 +245,7 @@ def test_a_folder_without_config_is_no_checkpoint(tmp_path):
         checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "5", "null"])
+@pytest.mark.parametrize("text", ["{", "[]", "5", "null", pytest.param(100_000 * "[", id="deep")])
 def test_a_damaged_config_is_named(folder, text):
     (folder / "config.json").write_text(text, encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"config\.json"):

@@ -149,6 +149,7 @@ def test_a_machine_of_parts_is_read_and_saved_like_any_other(tmp_path):
             ScenarioError,
             r"own gpu has no known flops; give a Processor with flops=\.\.\.",
         ),
+        ((None, "xeon-8380"), ScenarioError, "None is no gpu; give one of t4, l4,"),
         ((OWN_GPU, replace(OWN_CPU, vector_flops=math.nan)), ScenarioError, "no known vector_flops"),
     ],
 )
@@ -163,6 +164,7 @@ def test_parts_that_do_not_make_a_machine_are_refused(arguments, error, words):
         ({"link": "pcie9"}, "link 'pcie9' is not a quantity .* Or name one of pcie3-x16, pcie4-x8"),
         ({"gpus": 0}, "0 times a40 is no device; give a whole number from 1 on"),
         ({"sockets": 1.5}, r"1\.5 times xeon-8380 is no device"),
+        ({"efficiency": 0.5}, "efficiency is 0.5; give one of sustained, nominal or an Efficiency"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options, words):
@@ -170,7 +172,15 @@ def test_options_that_mean_nothing_are_refused(options, words):
         machine("a40", "xeon-8380", memory="512GB", **options)
 
 
-@pytest.mark.parametrize("share", [0, -0.1, 1.1, math.nan])
+@pytest.mark.parametrize(
+    "change", [{"bandwidth": -1e12}, {"bandwidth": "1TB/s"}, {"memory": 0}, {"link": None}, {"formats": "bf16"}]
+)
+def test_a_part_with_values_that_mean_nothing_is_refused(change):
+    with pytest.raises(ScenarioError, match=f"own gpu has {next(iter(change))}=.*; give a"):
+        replace(OWN_GPU, **change)
+
+
+@pytest.mark.parametrize("share", [0, -0.1, 1.1, math.nan, "0.5", None])
 def test_a_share_outside_its_range_is_refused(share):
     with pytest.raises(ScenarioError, match=r"efficiency 'mine' has link=.*; give a share above 0 and at most 1"):
         Efficiency("mine", link=share)

@@ -15,6 +15,7 @@ from workbench.errors import ScenarioError
 from workbench.hardware import machines
 from workbench.memory import Memory
 from workbench.models import models
+from workbench.perfmodels import bound
 from workbench.pipeline import Pipeline, fetch, gpu
 from workbench.profile import Cores, Pace
 from workbench.scenario import Scenario
@@ -127,6 +128,34 @@ def test_the_token_budget_is_without_limit_if_nothing_streams():
 def test_the_token_budget_is_at_least_one_token():
     scenario = tiny_scenario(machine=small_machine(gpu=1e3))
     assert prepare(scenario, Sequential()).cost.token_budget() >= 1
+
+
+def attention_seconds(rates: dict[str, float], kv_dtype: str = "bf16") -> float:
+    """Of decodes that compute for long, on a GPU with these rates."""
+    machine = small_machine()
+    machine = replace(machine, gpu=replace(machine.gpu, bandwidth=1e18, flops=tuple(rates.items())))
+    layer = fetch(weights, kv) | gpu(qkv, attention, out_proj, moe)
+    scenario = tiny_scenario(pipeline=layer, machine=machine).on(memory=Memory("1GB", weights="bf16", kv=kv_dtype))
+    cost = prepare(scenario, Sequential()).cost
+    stage = next(stage for stage in scenario.layer.stages if stage.op == decode_attention)
+    return cost.stage(stage, Rows(decode=100, context=1e9))
+
+
+def test_a_gpu_without_an_fp32_rate_decodes_at_the_rate_of_the_cache():
+    known = attention_seconds({"bf16": 1e14, "fp32": 1e13})
+    assert attention_seconds({"bf16": 1e14, "fp16": 1e12}) == pytest.approx(known / 10)
+    with pytest.raises(ScenarioError, match=r"no known FLOP rate for fp32.*Memory\(weights=..., kv=...\)"):
+        attention_seconds({"bf16": 1e14}, kv_dtype="fp32")
+
+
+def test_a_result_tells_at_which_rate_a_gpu_decodes():
+    scenario = tiny_scenario(pipeline=fetch(weights, kv) | gpu(qkv, attention, out_proj, moe))
+    gpu_alone = replace(scenario.machine.gpu, flops=(("bf16", 1e14),))
+    other = scenario.on(
+        machine=replace(scenario.machine, gpu=gpu_alone), memory=Memory("1GB", kv="bf16", weights="bf16")
+    )
+    assert "attention" not in bound(scenario, Sequential()).facts
+    assert bound(other, Sequential()).facts["attention"] == "decodes on the GPU at its bf16 rate; it has none for fp32"
 
 
 def test_an_operation_without_work_cannot_be_priced():

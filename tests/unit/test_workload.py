@@ -72,6 +72,45 @@ def test_a_length_below_one_is_refused_with_its_request(prompt, output, words):
         Workload.lengths(prompt, output)
 
 
+@pytest.mark.parametrize("length", [1.5, "5", None, True, float("nan"), [1.7], [[1, 2], [3, 4]], {1}, 2**62, 10**30])
+def test_lengths_are_whole_numbers_of_bearable_size(length):
+    for make in (lambda: Workload.lengths(length, 2), lambda: Workload.lengths(2, length)):
+        with pytest.raises(WorkloadError, match="whole numbers"):
+            make()
+
+
+@pytest.mark.parametrize("output_len", [1.5, "5", True, 10**30])
+def test_an_output_length_that_is_no_whole_number_is_refused_wherever_it_is_given(output_len, jsonl):
+    makers = (
+        lambda: workloads["mtbench"].sample(3, output_len),
+        lambda: Workload.from_histogram({98: 1}, requests=3, output_len=output_len),
+        lambda: Workload.from_jsonl(jsonl('{"prompt": "a"}'), output_len=output_len),
+        lambda: Workload.of([Request((1,), output_len)]),
+    )
+    for make in makers:
+        with pytest.raises(WorkloadError, match="whole number"):
+            make()
+
+
+@pytest.mark.parametrize("requests", [1.5, "5", None, True])
+def test_a_number_of_requests_that_is_no_whole_number_is_refused(requests, tmp_path):
+    (tmp_path / "poems.txt").write_text("ab")
+    makers = (
+        lambda: workloads["mtbench"].sample(requests, 3),
+        lambda: Workload.from_histogram({98: 1}, requests=requests, output_len=3),
+        lambda: Workload.from_text(tmp_path / "poems.txt", requests=requests, output_len=3),
+        lambda: Workload.lengths(3, 3, requests or 1.5),
+    )
+    for make in makers:
+        with pytest.raises(WorkloadError, match="at least one"):
+            make()
+
+
+def test_what_is_no_request_is_refused_with_its_place():
+    with pytest.raises(WorkloadError, match=r"request 1 .* no Request"):
+        Workload.of([Request((1,), 2), 3])
+
+
 @pytest.mark.parametrize("arguments", [([1, 2], [1, 2, 3]), ([1, 2], 3, 3)])
 def test_lengths_that_do_not_match_are_refused(arguments):
     with pytest.raises(WorkloadError):
@@ -123,6 +162,11 @@ def test_a_line_separator_inside_a_prompt_does_not_end_the_line(jsonl):
         pytest.param('{"prompt": "a", "temperature": -1}', "temperature must be", id="negative temperature"),
         pytest.param('{"prompt": "a", "temperature": NaN}', "temperature must be", id="temperature NaN"),
         pytest.param('{"prompt": "a", "top_p": 0}', "top_p must lie", id="top_p zero"),
+        pytest.param(
+            '{"prompt": "a", "temperature": 1%s}' % (400 * "0"), "temperature must be", id="hot beyond floats"
+        ),
+        pytest.param('{"prompt": ' + 100_000 * "[", "not valid JSON", id="nested without end"),
+        pytest.param('{"prompt": "\\ud800"}', "no UTF-8", id="half a character"),
     ],
 )
 def test_a_malformed_line_is_named_with_its_number(jsonl, line, words):
@@ -168,7 +212,17 @@ def test_a_text_without_prompts_or_no_requests_is_refused(tmp_path, text, reques
 
 
 @pytest.mark.parametrize(
-    "options", [{"temperature": -0.1}, {"temperature": float("inf")}, {"top_p": 0}, {"top_p": 1.1}]
+    "options",
+    [
+        {"temperature": -0.1},
+        {"temperature": float("inf")},
+        {"temperature": "hot"},
+        {"top_p": 0},
+        {"top_p": 1.1},
+        {"top_p": None},
+        {"seed": 1.5},
+        {"seed": "one"},
+    ],
 )
 def test_sampling_outside_its_range_is_refused(options):
     with pytest.raises(WorkloadError, match=next(iter(options))):
@@ -249,7 +303,7 @@ def test_the_same_seed_draws_the_same_prompts():
 
 
 def test_a_sample_of_nothing_is_refused():
-    with pytest.raises(WorkloadError, match=r"mtbench\.sample needs at least one request, not 0"):
+    with pytest.raises(WorkloadError, match="mtbench needs at least one request, not 0"):
         workloads["mtbench"].sample(0, 4)
 
 
