@@ -17,7 +17,7 @@ MOST_TOKENS = 4
 def dots(
     typing: Any, lanes: Any, kind: Any, dim: Any, tokens: Any, row: Any, x: Any, stride: Any, out: Any, apart: Any
 ) -> Any:
-    """out[t] = row . x[t] for `tokens` packed tokens: `stride` bytes from one to the next, results `apart` bytes apart."""
+    """out[t] = row . x[t] for `tokens` packed tokens `stride` bytes apart; their results are `apart` bytes apart."""
     width, form = int(lanes.literal_value), Kind(int(kind.literal_value))
     length, count = int(dim.literal_value), int(tokens.literal_value)
     parts = pieces(length, form, width)
