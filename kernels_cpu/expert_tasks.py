@@ -13,7 +13,7 @@ from .compiled import compiled
 from .decode_portable import exp2, gather, score
 from .decode_tasks import LOG2_E, even_lanes, lane_order
 from .decode_vectors import take
-from .expert_vectors import dots
+from .expert_vectors import dots, rows_at_once
 from .features import CodePath
 from .team import side_by_side
 from .vector_ir import LINE, Kind
@@ -26,6 +26,7 @@ ROWS = 16
 def rows_times_tokens(lanes: int, kind: Kind, dim: int) -> Any:
     """The loop of one thread, compiled for a length of rows; only numbers are closed over, as in `decoder`."""
     form, row_bytes = int(kind), dim * kind.itemsize
+    by_one, by_two, by_three, by_four = (rows_at_once(tokens, lanes) for tokens in (1, 2, 3, 4))
 
     @compiled()
     def serve(weights: Any, rows: int, first: Any, tasks: Any, counter: int, x: Any, out: Any) -> None:
@@ -35,19 +36,28 @@ def rows_times_tokens(lanes: int, kind: Kind, dim: int) -> Any:
             if index >= len(tasks):
                 return
             expert, begin = tasks[index, 0], tasks[index, 1]
-            tokens = first[expert + 1] - first[expert]
-            x_at, out_at = x.ctypes.data + stride * first[expert], out.ctypes.data + apart * first[expert]
-            for r in range(begin, min(begin + ROWS, rows)):
-                row, to, t = weights[expert] + r * row_bytes, out_at + 4 * r, 0
-                while t + 4 <= tokens:
-                    dots(lanes, form, dim, 4, row, x_at + t * stride, stride, to + t * apart, apart)
-                    t += 4
-                if tokens - t == 3:
-                    dots(lanes, form, dim, 3, row, x_at + t * stride, stride, to + t * apart, apart)
-                elif tokens - t == 2:
-                    dots(lanes, form, dim, 2, row, x_at + t * stride, stride, to + t * apart, apart)
-                elif tokens - t == 1:
-                    dots(lanes, form, dim, 1, row, x_at + t * stride, stride, to + t * apart, apart)
+            end, tokens = min(begin + ROWS, rows), first[expert + 1] - first[expert]
+            for t in range(0, tokens, 4):
+                x_at = x.ctypes.data + stride * (first[expert] + t)
+                out_at = out.ctypes.data + apart * (first[expert] + t)
+                several, r = min(4, tokens - t), begin
+                together = by_one if several == 1 else by_two if several == 2 else by_three if several == 3 else by_four
+                while r + together <= end:
+                    row, to = weights[expert] + r * row_bytes, out_at + 4 * r
+                    if several == 1:
+                        dots(lanes, form, dim, by_one, 1, row, x_at, stride, to, apart)
+                    elif several == 2:
+                        dots(lanes, form, dim, by_two, 2, row, x_at, stride, to, apart)
+                    elif several == 3:
+                        dots(lanes, form, dim, by_three, 3, row, x_at, stride, to, apart)
+                    else:
+                        dots(lanes, form, dim, by_four, 4, row, x_at, stride, to, apart)
+                    r += together
+                while r < end:
+                    for s in range(several):
+                        row, to = weights[expert] + r * row_bytes, out_at + 4 * r + s * apart
+                        dots(lanes, form, dim, 1, 1, row, x_at + s * stride, stride, to, apart)
+                    r += 1
 
     return serve
 
