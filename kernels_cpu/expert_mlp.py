@@ -69,8 +69,8 @@ def expert_mlp(
 
     Meant for one or two tokens per expert, where reading the weights limits; right for any number. On two Zen 4 cores
     it was 1.5 times as fast as torch's bf16 products with one token per expert, and 0.8 times with four. fp32
-    computation; the sum over j is in the order given, so the result does not depend on the number of threads. The GIL is
-    released. Numpy arrays and CPU torch tensors are read in place.
+    computation; the sum over j is in the order given, so the result does not depend on the number of threads. The GIL
+    is released. Numpy arrays and CPU torch tensors are read in place.
 
     Parameters
     ----------
