@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.display import html_table
+from workbench.errors import ScenarioError
 from workbench.units import DTYPE_BYTES, WEIGHT_BYTES
 
 
@@ -41,6 +42,11 @@ class ModelConfig:
         `workbench.units.WEIGHT_BYTES`). Embedding and head stay in `dtype`.
     path : Path or None
         Folder of the weights, or None where only the sizes are known.
+
+    Raises
+    ------
+    ScenarioError
+        If a size is no whole number or too small, more is asked for than there is, or a format is unknown.
     """
 
     name: str
@@ -71,6 +77,23 @@ class ModelConfig:
     expert_dtype: str | None = None
     other_dtype: str | None = None
     path: Path | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, least = getattr(self, field.name), 0 if field.default == 0 else 1
+            optional = field.default is None and value is None
+            if field.type.startswith("int") and not optional and (type(value) is not int or value < least):
+                raise ScenarioError(f"{self.name} has {field.name}={value!r}; give a whole number from {least} on.")
+        for name, most, what in (
+            ("num_experts_per_tok", self.num_local_experts, "experts"),
+            ("first_k_dense_replace", self.num_hidden_layers, "layers"),
+        ):
+            if getattr(self, name) > most:
+                raise ScenarioError(f"{self.name} has {name}={getattr(self, name)}; give at most its {most} {what}.")
+        for name, known in (("dtype", DTYPE_BYTES), ("expert_dtype", WEIGHT_BYTES), ("other_dtype", WEIGHT_BYTES)):
+            value = getattr(self, name)
+            if value not in (*known, *((None,) if name != "dtype" else ())):
+                raise ScenarioError(f"{self.name} has {name}={value!r}; give one of {', '.join(known)}.")
 
     # Sizes that every priced operation asks for are kept once computed: a simulation prices millions.
 

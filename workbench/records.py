@@ -56,8 +56,8 @@ def from_plain(kind: Any, value: Any) -> Any:
         return kind(**{name: from_plain(known.get(name, Any), item) for name, item in value.items()})
     if isinstance(kind, type) and issubclass(kind, enum.Enum | Path):
         return kind(value)
-    if origin is Mapping and not isinstance(value, Mapping):
-        raise TypeError(f"{value!r} is no mapping")
+    if origin is Mapping:
+        return {key: from_plain(args[1], item) for key, item in value.items()}
     if kind is float and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise TypeError(f"{value!r} is no number")
     if kind in (bool, int, str) and type(value) is not kind:

@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+from workbench.records import from_plain
 from workbench.timeline import Span, Timeline
 
 FORMAT = 1
@@ -139,20 +140,34 @@ class Result:
         Raises
         ------
         ValueError
-            If the file has another format version.
+            If the file has another format version, or is no result.
         """
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
-        if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
+        try:
+            values = json.loads(Path(path).read_text(encoding="utf-8"))
+            known = isinstance(values, dict) and values.pop("format", None) == FORMAT
+            result = cls._from_values(values) if known else None
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{path} is no result ({error!r}); save it again.") from error
+        if result is None:
             raise ValueError(f"{path} was written in another format; this version reads format {FORMAT}.")
+        return result
+
+    @classmethod
+    def _from_values(cls, values: dict[str, Any]) -> Result:
+        """Inverse of `to_dict`, its format taken away."""
         for derived in ("gen_tok_s", "proc_tok_s", "utilisation"):
             values.pop(derived)
+        absent = {"steps", "tokens", "facts", "versions", "date"}.difference(values)  # defaults would be untrue
+        if absent:
+            raise KeyError(min(absent))
         source = Source(values.pop("source"))
-        steps = Iterations(**{key: tuple(column) for key, column in values.pop("steps").items()})
-        timeline = Timeline([Span(*span) for span in values.pop("timeline")], values.pop("labels"))
-        tokens = tuple(tuple(row) for row in values.pop("tokens"))
-        values = {key: math.nan if value is None else value for key, value in values.items()}
-        recorded = Source.RECORDED if source is Source.MEASURED else source
-        return cls(source=recorded, steps=steps, timeline=timeline, tokens=tokens, **values)
+        timeline = Timeline([Span(*span) for span in values.pop("timeline")], dict(values.pop("labels")))
+        kinds = get_type_hints(cls)
+        unread = {name: math.nan if values[name] is None else values[name] for name in ("ttft", "tbt")}
+        found = {name: from_plain(kinds[name], value) for name, value in (values | unread).items()}
+        if not found["seconds"] > 0:
+            raise ValueError(f"it took {found['seconds']} s")
+        return cls(source=Source.RECORDED if source is Source.MEASURED else source, timeline=timeline, **found)
 
     def diff(self, other: Result) -> dict[str, tuple[Any, Any]]:
         """Fields in which two results differ, the long columns left out."""

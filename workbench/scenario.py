@@ -150,7 +150,7 @@ class Scenario:
             record = json.loads(Path(path).read_text(encoding="utf-8"))
             found = record.pop("format", None)
             parts = parts_from(record) if found == FORMAT else {}
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ScenarioError(f"{path} is no scenario ({error!r}); save it again.") from error
         if not parts:
             raise ScenarioError(f"{path} was written in another format; this version reads {FORMAT!r}.")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from workbench.errors import ScenarioError
 from workbench.hardware import Machine
+from workbench.lengths import whole_lengths
 from workbench.memory import Memory
 from workbench.models import ModelConfig
 from workbench.pipeline import Element, Fork, Pipeline
@@ -150,8 +149,8 @@ def _workload_from(record: dict[str, Any]) -> Workload:
     outputs = record.get("output_len", [request.output_len for request in requests])
     return Workload(
         record["name"],
-        np.array(prompts, dtype=np.int64),
-        np.array(outputs, dtype=np.int64),
+        whole_lengths(prompts, "prompt"),
+        whole_lengths(outputs, "output"),
         requests,
         record["synthetic"],
         record["source"],

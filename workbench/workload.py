@@ -68,6 +68,12 @@ class Workload:
     source: str = ""
 
     def __post_init__(self) -> None:
+        shapes = np.shape(self.prompt_len), np.shape(self.output_len)
+        if len(shapes[0]) != 1 or shapes[0] != shapes[1]:
+            counts = " and ".join(
+                f"{np.size(x)} {w}" for x, w in ((self.prompt_len, "prompts"), (self.output_len, "outputs"))
+            )
+            raise WorkloadError(f"workload {self.name!r} has {counts}; give one of each per request.")
         if not len(self.prompt_len):
             raise WorkloadError(f"workload {self.name!r} has no requests; give at least one.")
         for what, lengths in (("prompt", self.prompt_len), ("output", self.output_len)):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from workbench.catalogue import Catalogue, data_path
-from workbench.errors import CatalogueError, CheckpointError
+from workbench.errors import CatalogueError, CheckpointError, ScenarioError
 from workbench.models import checkpoint, model, models
 
 ENTRIES = tomllib.loads(data_path("catalogue/models.toml").read_text(encoding="utf-8"))
@@ -263,3 +263,22 @@ def test_pickled_weights_are_refused_and_never_opened(folder):
     (folder / "pytorch_model.bin").write_bytes(b"no pickle")
     with pytest.raises(CheckpointError, match=r"only pickled weights \(pytorch_model\.bin\).*safe_serialization=True"):
         checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_hidden_layers": 0}, "num_hidden_layers=0; give a whole number from 1 on"),
+        ({"head_dim": 1.5}, "head_dim=1.5; give a whole number from 1 on"),
+        ({"kv_lora_rank": "512"}, "kv_lora_rank='512'; give a whole number from 1 on"),
+        ({"first_k_dense_replace": -1}, "first_k_dense_replace=-1; give a whole number from 0 on"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok=9; give at most its 8 experts"),
+        ({"first_k_dense_replace": 33}, "first_k_dense_replace=33; give at most its 32 layers"),
+        ({"dtype": "fp8"}, "dtype='fp8'; give one of fp32, bf16, fp16"),
+        ({"expert_dtype": "int3"}, "expert_dtype='int3'; give one of fp32, bf16, fp16, fp8, int8, mxfp4, int4"),
+        ({"other_dtype": []}, "other_dtype=.*; give one of fp32"),
+    ],
+)
+def test_a_model_changed_into_an_impossible_one_is_refused(change, words):
+    with pytest.raises(ScenarioError, match=f"mixtral-8x7b has {words}"):
+        replace(models["mixtral-8x7b"], **change)

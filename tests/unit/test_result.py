@@ -108,6 +108,50 @@ def test_a_file_that_is_no_result_is_refused(tmp_path):
         Result.load(path)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"source": "guess"},
+        {"seconds": "3"},
+        {"seconds": None},
+        {"seconds": 0},
+        {"schedule": None},
+        {"generated": []},
+        {"busy": 3},
+        {"busy": {"gpu": "x"}},
+        {"limits": [[1]]},
+        {"steps": None},
+        {"steps": {"seconds": 3}},
+        {"timeline": [3]},
+        {"tokens": None},
+        {"labels": 3},
+        {"mine": 3},
+    ],
+)
+def test_a_damaged_file_is_refused(result, tmp_path, change):
+    path = result.save(tmp_path / "r.json")
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | change), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"r\.json is no result .*; save it again"):
+        Result.load(path)
+
+
+@pytest.mark.parametrize("missing", ["source", "schedule", "seconds", "steps", "timeline", "labels", "tokens", "date"])
+def test_a_file_that_lacks_something_is_refused(result, tmp_path, missing):
+    path = result.save(tmp_path / "r.json")
+    record = json.loads(path.read_text(encoding="utf-8"))
+    del record[missing]
+    path.write_text(json.dumps(record), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"r\.json is no result .*; save it again"):
+        Result.load(path)
+
+
+@pytest.mark.parametrize("text", ["", 100_000 * "["], ids=["empty", "deep"])
+def test_a_file_that_is_no_json_is_refused(text, tmp_path):
+    (tmp_path / "r.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"r\.json is no result .*; save it again"):
+        Result.load(tmp_path / "r.json")
+
+
 def test_a_difference_names_the_fields_and_both_values(result):
     other = replace(result, seconds=5.0, source=Source.MEASURED, date="then", tokens=())
     assert result.diff(other) == {

@@ -186,6 +186,24 @@ def test_a_damaged_file_is_refused(change, tmp_path):
         Scenario.load(path)
 
 
+@pytest.mark.parametrize("lengths", [[[8]], [1.5], 8, [10**30], ["8"]])
+def test_lengths_of_another_kind_are_refused(lengths, tmp_path):
+    path = tiny_scenario([8], [4]).save(tmp_path / "s.json")
+    record = json.loads(path.read_text(encoding="utf-8"))
+    for what in ("prompt_len", "output_len"):
+        workload = {**record["workload"], what: lengths}
+        path.write_text(json.dumps({**record, "workload": workload}), encoding="utf-8")
+        with pytest.raises(ScenarioError, match=r"s\.json is no scenario"):
+            Scenario.load(path)
+
+
+def test_a_file_nested_without_end_is_refused(tmp_path):
+    path = tmp_path / "s.json"
+    path.write_text(100_000 * "[", encoding="utf-8")
+    with pytest.raises(ScenarioError, match=r"s\.json is no scenario"):
+        Scenario.load(path)
+
+
 def test_a_loaded_scenario_is_checked_like_a_new_one(tmp_path):
     path = tiny_scenario([8], [4]).save(tmp_path / "s.json")
     record = json.loads(path.read_text(encoding="utf-8"))

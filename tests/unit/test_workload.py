@@ -106,6 +106,11 @@ def test_a_number_of_requests_that_is_no_whole_number_is_refused(requests, tmp_p
             make()
 
 
+def test_a_workload_has_as_many_outputs_as_prompts():
+    with pytest.raises(WorkloadError, match="'mine' has 2 prompts and 3 outputs; give one of each per request"):
+        Workload("mine", np.array([1, 2]), np.array([1, 2, 3]))
+
+
 def test_what_is_no_request_is_refused_with_its_place():
     with pytest.raises(WorkloadError, match=r"request 1 .* no Request"):
         Workload.of([Request((1,), 2), 3])
