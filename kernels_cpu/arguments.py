@@ -46,6 +46,14 @@ def host_array(name: str, operand: Operand) -> NDArray[Any]:
         ) from error
 
 
+def float64(name: str, operand: Operand) -> NDArray[np.float64]:
+    """The numbers of `operand`, uint16 being bfloat16 bits: what the references compute with."""
+    array = host_array(name, operand)
+    if array.dtype == np.uint16:
+        array = (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return array.astype(np.float64)
+
+
 def checked(name: str, operand: Operand, letters: str, *dtypes: DTypeLike) -> NDArray[Any]:
     """`operand` as an array of one of `dtypes` with the axes in `letters`, for example "B H D"."""
     array = host_array(name, operand)

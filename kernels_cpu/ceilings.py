@@ -35,10 +35,8 @@ def _read(typing: Any, lanes: Any, address: Any, steps: Any) -> Any:
             return [builder.add(s, e.load(e.at(place, size * n), e.i32s, 4)) for n, s in enumerate(sums)]
 
         sums = e.loop(arguments[2], [e.iconst(0)] * _SUMS, body)
-        whole = sums[0]
-        for other in sums[1:]:
-            whole = builder.add(whole, other)
-        return builder.zext(builder.extract_element(e.across(whole, builder.add), I32(0)), I64)
+        whole = e.across(functools.reduce(builder.add, sums), builder.add)
+        return builder.zext(builder.extract_element(whole, I32(0)), I64)
 
     return types.int64(lanes, types.int64, types.int64), emit
 
@@ -56,10 +54,8 @@ def _multiply_add(typing: Any, lanes: Any, steps: Any) -> Any:
             return [e.fma(value, factor, term) for value in sums]
 
         sums = e.loop(arguments[1], [e.const(float(n)) for n in range(_SUMS)], body)
-        whole = sums[0]
-        for other in sums[1:]:
-            whole = builder.fadd(whole, other)
-        return builder.fpext(builder.extract_element(e.across(whole, builder.fadd), I32(0)), F64)
+        whole = e.across(functools.reduce(builder.fadd, sums), builder.fadd)
+        return builder.fpext(builder.extract_element(whole, I32(0)), F64)
 
     return types.float64(lanes, types.int64), emit
 
@@ -127,9 +123,5 @@ def multiply_add(steps: int, *, threads: int = 1) -> float:
     """
     lanes = _vector_lanes()
     multiplier = _multiplier(lanes)
-    side_by_side(lambda: _use(multiplier(steps)), threads)
+    side_by_side(lambda: multiplier(steps), threads)
     return 2.0 * lanes * _SUMS * steps * threads
-
-
-def _use(value: float) -> None:
-    """Keep what was computed alive."""

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .arguments import Operand, SameKind, checked, contiguous, host_array, same_kind, writeable
+from .arguments import Operand, SameKind, checked, contiguous, float64, host_array, same_kind, writeable
 from .expert_tasks import Matrices, aligned_rows, multiply, packed_order, swiglu, weighted_sum
-from .features import CodePath, features
+from .features import CodePath, code_path
 from .flash_decode import CACHED, KINDS
-from .team import usable_cores
+from .team import team_size
 
 
 def _matrices(name: str, operands: Operand | Sequence[Operand]) -> Matrices:
@@ -113,12 +113,11 @@ def expert_mlp(
     chosen = checked("ids", ids, "T k", np.int32, np.int64)
     scales = contiguous("weights", checked("weights", weights, "T k", np.float32))
     _check(hidden, first, second, chosen, scales)
-    if threads is not None and threads < 1:
-        raise ValueError(f"threads must be >= 1, not {threads}: leave it out to use every core.")
+    size, taken = team_size(threads), code_path(path)
     result = np.empty_like(hidden) if out is None else writeable("out", checked("out", out, "T M", np.float32))
     if result.shape != hidden.shape:
         raise ValueError(f"out must have the shape {hidden.shape} of h, not {result.shape}: leave it out.")
-    _compute(hidden, first, second, chosen, scales, threads or usable_cores(), path or features().path, result)
+    _compute(hidden, first, second, chosen, scales, size, taken, result)
     return same_kind(h, result) if out is None else out
 
 
@@ -182,18 +181,11 @@ def expert_mlp_reference(h: Operand, gate_up: Any, down: Any, ids: Operand, weig
     >>> expert_mlp_reference(2 * one, [np.ones((2, 1))], [one], np.zeros((1, 1), int), one).round(4)
     array([[3.5232]])
     """
-
-    def wide(matrix: Any) -> NDArray[np.float64]:
-        array = host_array("weights", matrix)
-        if array.dtype == np.uint16:
-            array = (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
-        return array.astype(np.float64)
-
-    rows, chosen, scales = (np.asarray(host_array("operand", part)) for part in (h, ids, weights))
+    rows, chosen, scales = float64("h", h), host_array("ids", ids), float64("weights", weights)
     out = np.zeros(rows.shape)
-    for t, row in enumerate(rows.astype(np.float64)):
-        for expert, scale in zip(chosen[t], scales[t].astype(np.float64), strict=True):
-            gate, up = np.split(wide(gate_up[expert]) @ row, 2)
+    for t, row in enumerate(rows):
+        for expert, scale in zip(chosen[t], scales[t], strict=True):
+            gate, up = np.split(float64("gate_up", gate_up[expert]) @ row, 2)
             share = np.where(gate >= 0, 1.0, np.exp(-np.abs(gate))) / (1 + np.exp(-np.abs(gate)))
-            out[t] += scale * (wide(down[expert]) @ (gate * share * up))
+            out[t] += scale * (float64("down", down[expert]) @ (gate * share * up))
     return out

@@ -104,12 +104,12 @@ def swiglu(both: Any, places: Any, out: Any) -> None:
 
 @compiled("contract")
 def weighted_sum(answers: Any, places: Any, weights: Any, out: Any) -> None:
-    """out[t] = sum over j of weights[t, j] answers[places[t, j]], in the order of j."""
+    """out[t] += sum over j of weights[t, j] answers[places[t, j]], in the order of j."""
     for t in range(len(out)):
         for j in range(weights.shape[1]):
             answer, weight = answers[places[t, j]], weights[t, j]
             for x in range(out.shape[1]):
-                out[t, x] = weight * answer[x] + (out[t, x] if j else np.float32(0))
+                out[t, x] += weight * answer[x]
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,13 @@ class Features:
 _NEEDED = {CodePath.AVX512: ("avx512f", "avx512bw", "avx512vl", "fma"), CodePath.AVX2: ("avx2", "fma", "f16c")}
 
 
+def code_path(path: CodePath | None) -> CodePath:
+    """`path`, or this computer's own if it is None."""
+    if path is not None and not isinstance(path, CodePath):
+        raise TypeError(f"path must be a CodePath, not {path!r}: leave it out for this computer's own.")
+    return path or features().path
+
+
 @functools.cache
 def features() -> Features:
     """The code path of this computer.

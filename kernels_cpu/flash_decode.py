@@ -6,11 +6,23 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from .arguments import Operand, SameKind, checked, contiguous, frozen, host_array, real, same_kind, whole, writeable
+from .arguments import (
+    Operand,
+    SameKind,
+    checked,
+    contiguous,
+    float64,
+    frozen,
+    host_array,
+    real,
+    same_kind,
+    whole,
+    writeable,
+)
 from .decode_tasks import Cache, decode
-from .features import CodePath, features
+from .features import CodePath, code_path
 from .kv_cache import append_kv
-from .team import usable_cores
+from .team import team_size
 from .vector_ir import Kind
 
 KINDS = {np.float32: Kind.FP32, np.uint16: Kind.BF16, np.float16: Kind.FP16}
@@ -255,10 +267,6 @@ def _options(
         raise ValueError(f"window must be >= 1 token, not {window}: leave it out to attend to every token.")
     if softcap is not None and not 0 < real("softcap", softcap) < math.inf:
         raise ValueError(f"softcap must be positive, not {softcap}: leave it out for scores as they are.")
-    if threads is not None and whole("threads", threads) < 1:
-        raise ValueError(f"threads must be >= 1, not {threads}: leave it out to use every core.")
-    if path is not None and not isinstance(path, CodePath):
-        raise TypeError(f"path must be a CodePath, not {path!r}: leave it out for this computer's own.")
     taken = None if sinks is None else contiguous("sinks", checked("sinks", sinks, "H", np.float32))
     if taken is not None and taken.size != q.shape[1]:
         raise ValueError(f"sinks must have one score per head of q, {q.shape[1]}, not {taken.size}: pass (H,).")
@@ -267,8 +275,8 @@ def _options(
         window=None if window is None else min(window, _WIDEST),
         cap=softcap,
         sinks=taken,
-        threads=threads or usable_cores(),
-        path=path or features().path,
+        threads=team_size(threads),
+        path=code_path(path),
     )
 
 
@@ -319,16 +327,14 @@ def flash_decode_reference(
     >>> flash_decode_reference(np.ones((1, 1, 2)), kv, np.zeros((1, 1), np.int32), np.array([2]))
     array([[[4., 6.]]])
     """
-    queries, cache = host_array("q", q).astype(np.float64), host_array("kv", kv)
-    if cache.dtype == np.uint16:
-        cache = (cache.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    queries, cache = float64("q", q), host_array("kv", kv)
     group, block = queries.shape[1] // cache.shape[1], cache.shape[3]
     factor = queries.shape[2] ** -0.5 if scale is None else scale
     out = np.empty_like(queries)
     for s, length in enumerate(host_array("lengths", lengths)):
         token = np.arange(0 if window is None else max(0, length - window), length)
         pages = host_array("table", table)[s, token // block]
-        rows = cache[pages, :, :, token % block].astype(np.float64).repeat(group, axis=1)
+        rows = float64("kv", cache[pages, :, :, token % block]).repeat(group, axis=1)
         scores = factor * np.einsum("hd,thd->ht", queries[s], rows[:, :, 0])
         if softcap is not None:
             scores = softcap * np.tanh(scores / softcap)

@@ -12,6 +12,15 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 
+from .arguments import whole
+
+
+def team_size(threads: int | None) -> int:
+    """`threads`, which must be a whole number of at least 1, or else every core that this process may use."""
+    if threads is not None and whole("threads", threads) < 1:
+        raise ValueError(f"threads must be >= 1, not {threads}: leave it out to use every core.")
+    return threads or usable_cores()
+
 
 def usable_cores() -> int:
     """Cores that this process may use."""
@@ -29,7 +38,7 @@ def _pool(process: int) -> ThreadPoolExecutor:
 _making = threading.Lock()
 
 
-def side_by_side(work: Callable[[], None], threads: int) -> None:
+def side_by_side(work: Callable[[], object], threads: int) -> None:
     """Run `work` in this thread and in `threads` - 1 others; return when all have ended, or raise what one raised."""
     if threads == 1:
         work()

@@ -20,8 +20,8 @@ LINE = 64
 """Bytes of a cache line."""
 
 # 2**f over |f| <= 1/2: Taylor terms of exp(f ln 2); the first left out is below 1.6e-7 of the result at |f| = 1/2.
-_EXP2 = [math.log(2) ** k / math.factorial(k) for k in range(7)]
-_ROUND = 1.5 * 2**23
+EXP2 = [math.log(2) ** k / math.factorial(k) for k in range(7)]
+ROUND = 1.5 * 2**23
 """Added to a small fp32, it leaves the nearest whole number in the low bits."""
 
 
@@ -188,10 +188,10 @@ class Emitter:
     def exp2(self, x: Any) -> Any:
         """2**x for x <= 0: relative error below 3e-7, 0 below -126 or so, NaN stays NaN."""
         bounded = self.b.select(self.b.fcmp_ordered("<", x, self.const(-127.0)), self.const(-127.0), x)
-        shifted = self.b.fadd(bounded, self.const(_ROUND))
-        part = self.b.fsub(bounded, self.b.fsub(shifted, self.const(_ROUND)))
-        value = self.const(_EXP2[-1])
-        for term in reversed(_EXP2[:-1]):
+        shifted = self.b.fadd(bounded, self.const(ROUND))
+        part = self.b.fsub(bounded, self.b.fsub(shifted, self.const(ROUND)))
+        value = self.const(EXP2[-1])
+        for term in reversed(EXP2[:-1]):
             value = self.fma(value, part, self.const(term))
         exponent = self.b.shl(self.b.add(self.bits(shifted), self.iconst(127)), self.iconst(23))
         return self.b.fmul(value, self.floats(exponent))
