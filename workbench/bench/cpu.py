@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 
 from workbench.bench import record
 from workbench.bench.cpu_work import BLOCK, DIM, HEADS, INNER, MODEL, Work, every_work
-from workbench.bench.quiet import OTHERS
+from workbench.bench.quiet import listening
 from workbench.hardware import Machine, usable_cores
 from workbench.kernels import features, multiply_add, read_memory
 
@@ -59,24 +58,15 @@ def bench_cpu(*, seconds: float = 60, json: Path | None = None, say: Callable[[s
     rounds, dropped, rng, begin = list[Round](), 0, np.random.default_rng(1), time.perf_counter()
     while time.perf_counter() - begin < seconds or len(rounds) < 3 * len(counts):
         for threads in counts:
-            seen, others = _watched(partial(_round, works, pool, threads, rng))
-            dropped += others > OTHERS
-            rounds += [] if others > OTHERS else [seen]
+            with listening() as noise:
+                seen = _round(works, pool, threads, rng)
+            dropped += not noise.quiet
+            rounds += [seen] if noise.quiet else []
     ratios = _report(works, rounds, say)
     say(f"rounds kept {len(rounds)}, dropped as disturbed {dropped}")
     if json is not None:
         record.write(json, Machine.local(), ratios, [{"rounds": len(rounds), "dropped": dropped}])
     return rounds
-
-
-def _watched(work: Callable[[], Round]) -> tuple[Round, float]:
-    """The round, and the share of the cores that other programs took meanwhile."""
-    own, cores = psutil.Process(), psutil.cpu_count() or 1
-    before, mine, begin = psutil.cpu_times(), sum(own.cpu_times()[:2]), time.perf_counter()
-    seen = work()
-    after, passed = psutil.cpu_times(), time.perf_counter() - begin
-    busy = after.user - before.user + after.system - before.system
-    return seen, max(0.0, busy - (sum(own.cpu_times()[:2]) - mine)) / (passed * cores)
 
 
 def _round(works: Sequence[Work], pool: npt.NDArray[Any], threads: int, rng: np.random.Generator) -> Round:

@@ -49,15 +49,16 @@ class Probe:
 
 
 @contextmanager
-def listening(probe: Probe) -> Iterator[Noise]:
-    """Measure the noise while the body runs."""
+def listening(probe: Probe | None = None) -> Iterator[Noise]:
+    """Measure the noise while the body runs; without a probe only what others took, as where the body has ceilings."""
     noise, own = Noise(), psutil.Process()
-    before, others, mine, begin = probe.seconds(), _busy(), sum(own.cpu_times()[:2]), time.perf_counter()
+    before = probe.seconds() if probe else 0.0
+    others, mine, begin = _busy(), sum(own.cpu_times()[:2]), time.perf_counter()
     yield noise
     passed = (time.perf_counter() - begin) * (psutil.cpu_count() or 1)
     spent = sum(own.cpu_times()[:2]) - mine
     noise.others = max(0.0, _busy() - others - spent) / passed
-    noise.moved = probe.seconds() / before - 1
+    noise.moved = probe.seconds() / before - 1 if probe else 0.0
 
 
 def _busy() -> float:

@@ -119,9 +119,12 @@ def _lane_limits(prepared: Prepared, total: Rows, iterations: int) -> dict[str, 
     limits = {"gpu compute": 0.0, "cpu compute": 0.0, "d2h link": 0.0, "h2d link": 0.0}
     shared = 0.0
 
-    def compute(lane: str, least: Callable[[Rows, int], float], times: int) -> None:
+    def compute(lane: str, least: Callable[..., float], times: int) -> None:
         nonlocal shared
-        seconds = {threads: _least(least, total, threads, iterations) * times for threads in _threads(cores, lane)}
+        seconds = {
+            threads: _least(partial(least, threads=threads), total, iterations) * times
+            for threads in _threads(cores, lane)
+        }
         limits[f"{lane} compute"] += min(seconds.values())
         shared += min(value * threads for threads, value in seconds.items())
 
@@ -146,8 +149,7 @@ def _host_bytes(prepared: Prepared, total: Rows, iterations: int) -> float:
     cost = prepared.cost
     of_layer = cost.weights_per_layer * iterations
     for node in prepared.lowering.graph.nodes:
-        least = min(cost.host_bytes(node, rows) for rows in _ONE_TOKEN)
-        of_layer += max(cost.host_bytes(node, total), iterations * least)
+        of_layer += _least(partial(cost.host_bytes, node), total, iterations)
     return of_layer * prepared.layers
 
 
@@ -156,6 +158,6 @@ def _threads(cores: Cores | None, lane: str) -> tuple[int, ...]:
     return (0,) if cores is None else (cores.gpu if lane == "gpu" else cores.cpu, cores.alone)
 
 
-def _least(least: Callable[[Rows, int], float], total: Rows, threads: int, iterations: int) -> float:
+def _least(least: Callable[[Rows], float], total: Rows, iterations: int) -> float:
     """All rows at once, or the least that every iteration asks for."""
-    return max(least(total, threads), iterations * min(least(rows, threads) for rows in _ONE_TOKEN))
+    return max(least(total), iterations * min(map(least, _ONE_TOKEN)))
