@@ -1,4 +1,4 @@
-"""CPU attention kernels on a paged KV cache, in Numba: flash-decode and the append that feeds it.
+"""CPU kernels in Numba: decode attention on a paged KV cache, the append that feeds it, and routed experts.
 
 Each op is a wrapper that validates, a kernel that computes (GIL released), the work it declares, and a float64 or
 bit-exact reference. `features()` tells the code path of this computer, `warm_up()` compiles, so that compile time is
@@ -6,6 +6,7 @@ never measured.
 """
 
 from .ceilings import multiply_add, read_memory
+from .expert_mlp import expert_mlp, expert_mlp_reference, expert_mlp_work
 from .features import CodePath, Features, features
 from .flash_decode import (
     flash_decode,
@@ -23,6 +24,9 @@ __all__ = [
     "append_kv",
     "append_kv_reference",
     "append_kv_work",
+    "expert_mlp",
+    "expert_mlp_reference",
+    "expert_mlp_work",
     "features",
     "flash_decode",
     "flash_decode_reference",

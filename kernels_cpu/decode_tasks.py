@@ -312,7 +312,7 @@ def decode(
     list_tasks(begins, lengths, tasks, first)
     tasks = tasks[np.argsort(tasks[:, 1] - tasks[:, 2], kind="stable")]  # the longest first
     (heads, dim), value_dim = q.shape[1:], out.shape[2]
-    lanes = _lanes(path, dim, value_dim)
+    lanes = even_lanes(path, dim, value_dim)
     several = len(tasks) if len(tasks) > len(lengths) else 0
     counter = np.zeros(1, np.int64)
     geometry = np.array(
@@ -321,8 +321,8 @@ def decode(
         np.int64,
     )  # fmt: skip
     arguments = (
-        q, geometry, table, tasks, first, np.diff(first), counter.ctypes.data, _order(dim, cache.kind, lanes),
-        _order(value_dim, cache.kind, lanes), np.float32(scale * LOG2_E), np.float32(cap or 0),
+        q, geometry, table, tasks, first, np.diff(first), counter.ctypes.data, lane_order(dim, cache.kind, lanes),
+        lane_order(value_dim, cache.kind, lanes), np.float32(scale * LOG2_E), np.float32(cap or 0),
         np.empty(0, np.float32) if sinks is None else sinks * np.float32(LOG2_E),
         np.empty((several, heads), np.float32), np.empty((several, heads), np.float32),
         np.empty((several, heads * value_dim), np.float32), out,
@@ -334,12 +334,13 @@ def decode(
     side_by_side(lambda: serve(*arguments), min(threads, len(tasks)))
 
 
-def _lanes(path: CodePath, dim: int, value_dim: int) -> int:
-    """The widest registers of the path that rows fill evenly, or 0."""
-    fitting = [lanes for lanes in (16, 8) if lanes <= path.value and not (dim % lanes or value_dim % lanes)]
+def even_lanes(path: CodePath, *dims: int) -> int:
+    """The widest registers of the path that rows of these lengths fill evenly, or 0."""
+    fitting = [lanes for lanes in (16, 8) if lanes <= path.value and not any(dim % lanes for dim in dims)]
     return fitting[0] if fitting else 0
 
 
 @functools.cache
-def _order(dim: int, kind: Kind, lanes: int) -> NDArray[np.int64]:
+def lane_order(dim: int, kind: Kind, lanes: int) -> NDArray[np.int64]:
+    """Which element of a row each lane holds; their own order where there are no lanes."""
     return np.array(order(dim, kind, lanes) if lanes else range(dim), np.int64)

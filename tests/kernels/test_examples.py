@@ -6,8 +6,8 @@ import importlib
 import pytest
 
 
-@pytest.mark.parametrize("name", ["kernels_cpu.features", "kernels_cpu.flash_decode", "kernels_cpu.kv_cache"])
+@pytest.mark.parametrize("name", ["ceilings", "expert_mlp", "features", "flash_decode", "kv_cache"])
 def test_examples(name: str) -> None:
-    found = doctest.testmod(importlib.import_module(name))
+    found = doctest.testmod(importlib.import_module(f"kernels_cpu.{name}"))
     assert found.attempted
     assert not found.failed

@@ -1,6 +1,8 @@
 """KTransformers: what deferral does to a layer and to the model, and how fast three models run on its machines."""
 
+import math
 from dataclasses import replace
+from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
@@ -18,6 +20,7 @@ from workbench.perfmodels.hybrid_speed import (
     prefill_speed,
 )
 from workbench.perfmodels.ktransformers import Kernel, LayerTimes
+from workbench.processors import Kind, Processor
 from workbench.reproductions.ktransformers import in_bytes, machine, profile
 from workbench.reproductions.rows import published
 
@@ -176,6 +179,14 @@ def test_the_busiest_of_two_sockets_has_the_expected_share_of_experts():
 # -- speed -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("top_k", [8, 160, 256, 1000])
+def test_the_busiest_of_two_sockets_however_many_experts_are_chosen(top_k):
+    """Against the expected count in exact fractions."""
+    ways = sum(max(count, top_k - count) * math.comb(top_k, count) for count in range(top_k + 1))
+    rate = numa_bandwidth(Numa.EXPERTS, sockets=2, local=1.0, remote=0.5, top_k=top_k)
+    assert rate == pytest.approx(float(Fraction(top_k * 2**top_k, ways)))
+
+
 def test_the_calibrated_layer_predicts_its_shared_experts():
     """Attention set the GPU's efficiency; the shared expert was not used for it and comes out within 7 %."""
     times = decode_layer(in_bytes(LAYER["model"], 2.0), A100)
@@ -202,17 +213,33 @@ def test_prefill_gets_faster_per_token_as_prompts_fill_the_experts(name):
     assert speeds[0] == pytest.approx(prefill_speed(model, A100, 32))
 
 
+@pytest.mark.parametrize("length", [100, 256, 4096])
+def test_prefill_attends_to_every_earlier_token_within_the_window(length):
+    model = models["gpt-oss-20b"]
+    unseeing = replace(model, sliding_window=0, windowed_layers=model.num_hidden_layers)
+    slow = replace(A100, gpu=Processor("slow", Kind.GPU, bandwidth=1e30, flops=1e9))
+    seconds, without = (length / prefill_speed(one, slow, length) for one in (model, unseeing))
+    pairs = sum(model.attended(context) for context in range(1, length + 1))
+    scores = 2.0 * pairs * model.pair_macs * model.num_hidden_layers / 1e9
+    assert seconds - without == pytest.approx(scores)
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda: kt.layer_time(PROFILE, 8, top_k=8), "deferred must be between 0 and 7, not 8"),
         (lambda: LayerTimes(1, 1, 0, 1), "routed must be above 0"),
+        (lambda: LayerTimes(math.inf, 1, 1, 1), "attention must be at least 0 and finite, not inf"),
         (lambda: kt.experts_to_defer(1, 1, top_k=1), "top_k must be at least 2"),
-        (lambda: kt.end_to_end_speedup(1.0, 0.0), "reduction must be between 0 and 1"),
+        (lambda: kt.end_to_end_speedup(1.0, 0.0), "time that is left must be above 0 and finite, not 0"),
+        (lambda: kt.end_to_end_speedup(1.5, 0.1), "reduction must be between 0 and 1, not 1.5"),
         (lambda: kt.deferral_outputs(1, [], [], deferred=0), "must name the same layers"),
         (lambda: kt.decode_timeline(PROFILE, 0, deferred=0, top_k=8), "layers must be at least 1"),
         (lambda: kt.choose_kernel(-1), "tokens_per_expert must be at least 0"),
         (lambda: kt.switch_prompt(4, 5), "top_k must be at most the number of experts"),
+        (lambda: kt.layer_time(PROFILE, 0, top_k=0), "top_k must be a whole number from 1, not 0"),
+        (lambda: kt.decode_timeline(PROFILE, 4, deferred=0, top_k=0), "top_k must be a whole number from 1, not 0"),
+        (lambda: A100.calibrated(models["deepseek-v3"], LayerTimes(0, 1, 1, 1)), "attention must be above 0"),
         (lambda: numa_bandwidth(Numa.SINGLE, sockets=0, local=1, remote=1, top_k=1), "sockets must be at least 1"),
         (lambda: prefill_speed(models["mixtral-8x7b"], A100, 0), "prompt must be at least 1"),
     ],

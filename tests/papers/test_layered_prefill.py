@@ -118,9 +118,12 @@ def test_the_ratio_of_an_iteration_is_the_exact_one_when_prompt_and_chunk_touch_
         (lambda: lp.layered_iteration(1.0, 0, 1, 0, measured_coverage), "groups must be at least 1"),
         (lambda: lp.relative_change(1, 0), "old must be above 0"),
         (lambda: lp.EnergyModel(1, 1, 1).joules(-1, 0, 0), "seconds must be at least 0"),
+        (lambda: lp.EnergyModel(1, 1, 0).joules(1, 0, np.inf), "flops must be at least 0 and finite, not inf"),
+        (lambda: lp.mean_power(0, np.inf, 1), "rate must be at least 0 and finite, not inf"),
         (lambda: attainment([], [], Slo(1, 1)), "at least one request"),
         (lambda: Arrivals.draw(0, 1, prompt=(1, 1), output=(1, 1), seed=0), "rate must be above 0"),
         (lambda: capacity(lambda rate: 1.0, target=0.9, low=1, high=2), "do not bracket the attainment"),
+        (lambda: capacity(lambda rate: np.nan, target=0.9, low=1, high=2), "do not bracket the attainment"),
     ],
 )
 def test_outside_its_domain_a_formula_says_what_it_expects(call, words):
@@ -154,6 +157,16 @@ def test_every_request_is_served_in_full_and_time_adds_up(seed, rate, layered):
     assert spread.sum() == pytest.approx(done.gaps.sum())
     assert np.all(done.worst_gap <= spread + 1e-12)
     assert done.tokens == draw.prompt.sum() + draw.output.sum()
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=8), st.booleans())
+def test_decodes_read_what_their_sliding_windows_leave_of_the_cache(requests, layered):
+    gpt = models["gpt-oss-20b"]
+    assert gpt.sliding_window == 128
+    prompt, output = np.array(requests).T
+    served = serve(Arrivals(0.05 * np.arange(len(prompt)), prompt, output), gpt, TIME, uniform(32, 4), layered=layered)
+    lives = gpt.attended_below(prompt + output - 2) - gpt.attended_below(prompt - 1)
+    assert served.kv_bytes == pytest.approx(lives.sum() * gpt.kv_bytes_per_token(gpt.dtype))
 
 
 def test_a_prompt_above_granularity_times_layers_takes_several_passes():

@@ -92,20 +92,31 @@ def test_a_trace_of_uniform_routing_covers_what_the_formula_says():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: coverage.uniform_coverage(-1, experts=8, top_k=2), "tokens must be at least 0, not -1"),
+        (lambda: coverage.uniform_coverage(-1, experts=8, top_k=2), "tokens must be at least 0 and finite, not -1"),
         (lambda: coverage.uniform_coverage(1, experts=8, top_k=9), "top_k must be at most the number of experts"),
         (lambda: coverage.skewed_coverage(1, experts=8, top_k=2, sigma=9), "sigma must be between 0 and 5, not 9"),
-        (lambda: coverage.measured_coverage(np.nan), "tokens must be at least 0, not nan"),
+        (lambda: coverage.measured_coverage(np.nan), "tokens must be at least 0 and finite, not nan"),
         (lambda: coverage.traced_experts(np.zeros((2, 3)), tokens=1, experts=4), r"shape \(layers, tokens, k\)"),
         (lambda: coverage.traced_experts(np.full((1, 2, 1), 4), tokens=1, experts=4), "names experts 4 to 4 of 4"),
         (lambda: coverage.traced_experts(np.zeros((1, 2, 1), int), tokens=3, experts=4), "has no batch of 3"),
         (lambda: moe_cap.activated_bytes(MIXTRAL, 1.5), "coverage must be between 0 and 1"),
         (lambda: moe_cap.required_bandwidth(1, 1, 0), "tpot must be above 0 and finite, not 0"),
-        (lambda: moe_cap.practical(1, 0), "utilisation must be between"),
+        (lambda: moe_cap.practical(1, 0), "utilisation must be above 0 and finite, not 0"),
+        (lambda: moe_cap.practical(1, 1.5), "utilisation must be between 0 and 1, not 1.5"),
+        # What is empty times what is endless is no number.
+        (lambda: coverage.measured_coverage(np.inf), "tokens must be at least 0 and finite, not inf"),
+        (lambda: moe_cap.activated_size(0, np.inf, 1, 1), "attention must be at least 0 and finite, not inf"),
+        (lambda: moe_cap.kv_read_bytes(MIXTRAL, 0, np.inf), "context must be at least 0 and finite, not inf"),
+        (
+            lambda: moe_cap.required_ops(0, np.inf, 1, 1, 1, query_group=1),
+            "active_params must be at least 0 and finite, not inf",
+        ),
+        (lambda: moe_cap.smfu(0, np.inf, 1), "flops_per_token must be at least 0 and finite, not inf"),
+        (lambda: purchase_rate(np.inf, years=1), "price must be at least 0 and finite, not inf"),
         (lambda: moe_cap.overestimate(1, 2), "activated must be at most the total"),
         (lambda: Placement(weights_on_gpu=2), "weights_on_gpu must be between 0 and 1"),
         (lambda: purchase_rate(1, years=0), "years must be above 0"),
-        (lambda: purchase_rate(np.nan, years=3), "price must be at least 0, not nan"),
+        (lambda: purchase_rate(np.nan, years=3), "price must be at least 0 and finite, not nan"),
         (
             lambda: offloaded_bandwidth(1, memory=1, bandwidth=1, link=np.nan),
             "link must be above 0 and finite, not nan",
@@ -197,6 +208,13 @@ def test_an_array_gives_what_its_numbers_give(batch, context, tpot):
 
 
 # -- processors --------------------------------------------------------------------------------------------------
+
+
+def test_every_number_of_a_demand_has_the_shape_of_all_arguments_together():
+    line = requirement(MIXTRAL, batch=[1, 2], context=100, tpot=0.1, coverage=[[0.5], [0.6], [0.7]])
+    assert np.shape(line.memory) == np.shape(line.bandwidth) == np.shape(line.ops) == (3, 2)
+    verdict = fits(requirement(MIXTRAL, batch=1, context=0, tpot=[0.1, 0.2], coverage=1), processors["a100-80gb-pcie"])
+    assert [edge.tolist() for edge in verdict] == [[False, False], [True, True], [True, True]]
 
 
 def test_every_processor_has_its_source_and_rates():

@@ -98,6 +98,14 @@ def test_experts_are_chosen_among_those_there_are():
         ml.intensity(1, experts=4, chosen=8, expert_ratio=1, group_size=1)
 
 
+@pytest.mark.parametrize("form", ml.IntensityForm)
+def test_a_shape_that_no_model_has_is_refused_in_every_form(form):
+    shape = {"experts": 8, "chosen": 2, "expert_ratio": 3.5, "group_size": 4}
+    for name in ("chosen", "expert_ratio", "group_size"):
+        with pytest.raises(ValueError, match=f"{name} must be above 0 and finite, not -4"):
+            ml.intensity(1, **shape | {name: -4}, form=form)
+
+
 def test_a_prefill_that_emits_a_token_needs_a_prompt():
     with pytest.raises(ValueError, match="prompt_len must be at least 1 and finite, not 0"):
         ml.parallelism_memory_efficiency(0, 1, form=ml.PmeForm.EXACT)
@@ -243,6 +251,14 @@ def test_overlap_and_separated_phases_by_hand():
     assert ml.separated_tok_s(3, 2, 5, 10, **job) == pytest.approx(10 / (3 * 2 * 2.0))
     assert ml.admission_rate(3, 2, 12, 1) == 1
     assert ml.overlapped_sequences(3, 2, 12, 1) == 2
+
+
+@given(jobs())
+def test_separated_phases_push_no_more_tokens_through_the_gpu_than_it_computes(job):
+    """A job of one prompt longer than a pass, too: it takes as many passes as its tokens fill."""
+    (p, g, k, n), rates = job
+    processed = ml.separated_tok_s(p, g, k, n, **rates) * (p + g - 1) / g
+    assert processed <= rates["pass_tokens"] / rates["pass_seconds"] * (1 + 1e-9)
 
 
 def test_a_map_of_forty_thousand_points_takes_less_than_50_ms():

@@ -74,6 +74,18 @@ def test_search_is_never_beaten_by_any_pair_of_micro_batch_and_count(mode):
     assert found.estimate.gen_tok_s >= best * (1 - 1e-9)
 
 
+def test_a_model_of_one_layer_needs_room_for_one():
+    """Two slots for its weights would be more than the model has, and hide the policy that keeps it on the GPU."""
+    single = Job(replace(SMALL, num_hidden_layers=1), small_machine(35, 400, 1e9, 1e10), 100, 100)
+    for streamed in (0.0, 1.0):
+        bare = single.dense_params * 2 + single.experts_bytes
+        activations = max(gpu_peaks(single, Policy(1, 1, 0, 1, streamed), Mode.PAPER)) - bare
+        assert 0 < activations < 0.1 * single.experts_bytes
+    found = search(single, Mode.PAPER)
+    assert found.policy.weights_on_gpu == 1
+    assert found.estimate.gen_tok_s >= brute_force(single, Mode.PAPER) * (1 - 1e-9)
+
+
 def test_search_drops_the_kv_buffers_where_all_of_the_cache_stays_on_the_gpu():
     machine = small_machine(173.8, 141.1, 4.73e9, 1.52e9)
     found = search(Job(SMALL, machine, 82, 250), Mode.PAPER)
@@ -222,6 +234,7 @@ def test_searching_for_mixtral_on_a_t4_takes_less_than_two_seconds(mode):
     ("policy", "message"),
     [
         (Policy(4, 8), "micro_batch must be at least 1 and at most the batch"),
+        (Policy(math.inf, 4), "batch must be finite; give sequences"),
         (Policy(8, 4, 0.5), "gpu_attention says where"),
         (Policy(8, 4, 0, 1, 1.5), "weights_on_gpu is a share"),
         (Policy(8, 4, 0, 1, 0.5, 0.5), "kv_on_gpu must be 0 where the CPU"),
@@ -238,6 +251,11 @@ def test_a_job_outside_the_domain_is_refused():
         job("s1", 77, 1)
     with pytest.raises(ValueError, match="prompt_len=0"):
         job("s1", 0, 32)
+    for lengths in ((math.inf, 32), (77, math.inf)):
+        with pytest.raises(ValueError, match="_len=inf never ends; give tokens"):
+            job("s1", *lengths)
+    with pytest.raises(ValueError, match="dtype='fp8' is not computed in; give one of fp32, bf16, fp16"):
+        Job(MODEL, small_machine(5, 100, 1e9, 1e10), 77, 32, "fp8")
     tiny = Job(SMALL, small_machine(5, 100, 1e9, 1e10), 400, 100)
     with pytest.raises(CapacityError, match="of CPU memory for one sequence"):
         search(tiny)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from workbench.models import ModelConfig
-from workbench.perfmodels.domain import Number, within
+from workbench.perfmodels.domain import Number, at_least, plain
 from workbench.perfmodels.moe_cap import (
     activated_bytes,
     kv_read_bytes,
@@ -84,13 +84,13 @@ def requirement(
     """
     scale: Number = np.float64(1.0)
     if layers is not None:
-        scale = within("layers", layers, 1, mend="give decoder layers") / model.num_hidden_layers
+        scale = at_least("layers", layers, 1, mend="give decoder layers") / model.num_hidden_layers
     kv = scale * kv_read_bytes(model, batch, context)
     head = model.head_params
     fixed = model.head_bytes
     activated = fixed + scale * (activated_bytes(model, coverage) - fixed)
     ends = fixed + model.embedding_params * DTYPE_BYTES[model.dtype]
-    tokens = within("context", context, 0, mend="give the cached tokens of one sequence")
+    tokens = at_least("context", context, 0, mend="give the cached tokens of one sequence")
     stored = np.asarray(batch, dtype=np.float64) * tokens * scale * model.kv_bytes_per_token(model.dtype)
     ops = required_ops(
         batch,
@@ -101,7 +101,8 @@ def requirement(
         query_group=model.query_group,
     )
     memory = ends + scale * (model.weight_bytes - ends) + stored
-    return Requirement(memory, required_bandwidth(activated, kv, tpot), ops)
+    together = np.broadcast_arrays(memory, required_bandwidth(activated, kv, tpot), ops)
+    return Requirement(*map(plain, together))
 
 
 def fits(needed: Requirement, processor: Processor) -> Fit:

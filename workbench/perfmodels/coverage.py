@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from workbench.catalogue import data_path
 from workbench.cost import touched_share
-from workbench.perfmodels.domain import Array, Number, within
+from workbench.perfmodels.domain import Array, Number, at_least, within
 
 Coverage = Callable[[ArrayLike], Number]
 """Expected share of a layer's experts, 0 to 1, as a function of the tokens in the batch."""
@@ -88,7 +88,7 @@ def measured_coverage(tokens: ArrayLike) -> Number:
     -----
     Layered Prefill, Table 1, of which the last entry is a lower bound.
     """
-    tokens = within("tokens", tokens, 0, mend="give the tokens of one iteration")
+    tokens = at_least("tokens", tokens, 0, mend="give the tokens of one iteration")
     batch, share = _table()
     return np.minimum(tokens, 1.0) * np.interp(np.log2(np.maximum(tokens, 1.0)), np.log2(batch), share)
 
@@ -149,13 +149,13 @@ def skewed(experts: int, top_k: int, sigma: float = 1.42) -> Coverage:
 
 
 def _routing(tokens: ArrayLike, experts: ArrayLike, top_k: ArrayLike) -> tuple[Array, Array, Array]:
-    counts = within("experts", experts, 1, mend="give the routed experts of one layer")
-    chosen = within("top_k", top_k, 0, mend="give the experts per token")
+    counts = at_least("experts", experts, 1, mend="give the routed experts of one layer")
+    chosen = at_least("top_k", top_k, 0, mend="give the experts per token")
     if np.any(chosen > counts):
         raise ValueError(
             f"top_k must be at most the number of experts, not {top_k!r} of {experts!r}; swap or correct them."
         )
-    return within("tokens", tokens, 0, mend="give the tokens of one iteration"), counts, chosen
+    return at_least("tokens", tokens, 0, mend="give the tokens of one iteration"), counts, chosen
 
 
 @lru_cache(maxsize=64)

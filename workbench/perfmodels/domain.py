@@ -15,8 +15,8 @@ Number: TypeAlias = float | Array
 """What formulas take and give: a number, or an array of any shape that broadcasts with the others."""
 
 
-def within(what: str, value: ArrayLike, low: float, high: float = np.inf, *, mend: str) -> Array:
-    """`value`, each from `low` to `high`, both included; without an upper end infinity is, too.
+def within(what: str, value: ArrayLike, low: float, high: float, *, mend: str) -> Array:
+    """`value`, each from `low` to `high`, both included: infinity is where it is the upper end.
 
     Raises
     ------

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from workbench.models import ModelConfig
 from workbench.perfmodels.coverage import uniform_coverage
-from workbench.perfmodels.domain import Number, positive, within
+from workbench.perfmodels.domain import Array, Number, at_least, positive
 from workbench.perfmodels.ktransformers import LayerTimes, choose_kernel, experts_to_defer, layer_time
 from workbench.perfmodels.moe_cap import kv_read_bytes
 from workbench.processors import Processor
@@ -53,8 +53,8 @@ def numa_bandwidth(numa: Numa, *, sockets: int, local: ArrayLike, remote: ArrayL
     KTransformers section 3.3 names the options; the formulas are this project's. OBLIVIOUS leaves out congestion of
     the link between the sockets, so the gain of TENSORS over it is a lower bound; the sum of partial outputs is free.
     """
-    n = int(within("sockets", sockets, 1, mend="give the sockets of the host"))
-    k = int(within("top_k", top_k, 1, mend="give the experts per token"))
+    n = int(at_least("sockets", sockets, 1, mend="give the sockets of the host"))
+    k = int(at_least("top_k", top_k, 1, mend="give the experts per token"))
     own = positive("local", local, "give bytes per second")
     other = positive("remote", remote, "give bytes per second")
     if numa is Numa.SINGLE:
@@ -69,17 +69,24 @@ def numa_bandwidth(numa: Numa, *, sockets: int, local: ArrayLike, remote: ArrayL
 def _expected_most(balls: int, bins: int) -> float:
     """Expected largest count when balls fall into equally likely bins.
 
-    P(no count above m) = balls! / bins^balls x coefficient of x^balls in (sum of x^j / j! for j <= m)^bins.
+    Counts are independent Poisson ones of mean balls / bins that happen to sum to balls:
+    P(no count above m) = coefficient of x^balls in (sum of P(j) x^j for j <= m)^bins / P(the sum is balls).
     """
-    inverse = 1.0 / np.cumprod(np.concatenate(([1.0], np.arange(1, balls + 1))))
+    share = _poisson(balls, balls / bins)
+    certain = _poisson(balls, float(balls))[balls]
     expected = 0.0
     for most in range(balls):
         power = np.ones(1)
         for _ in range(bins):
-            power = np.convolve(power, inverse[: most + 1])[: balls + 1]
-        below = power[balls] / inverse[balls] / bins**balls if power.size > balls else 0.0
-        expected += 1.0 - float(below)
+            power = np.convolve(power, share[: most + 1])[: balls + 1]
+        expected += 1.0 - (float(power[balls] / certain) if power.size > balls else 0.0)
     return expected
+
+
+def _poisson(most: int, mean: float) -> Array:
+    """Probabilities of 0 up to `most` events; factorials would overflow from 171 on."""
+    ratios: Array = np.cumsum(np.log(mean / np.arange(1, most + 1)))
+    return np.exp(np.concatenate(([0.0], ratios)) - mean)
 
 
 @dataclass(frozen=True)
@@ -113,12 +120,19 @@ class HybridMachine:
     numa: Numa = Numa.TENSORS
 
     def calibrated(self, model: ModelConfig, profile: LayerTimes) -> HybridMachine:
-        """The same machine with the efficiencies and synchronisation that a profiled layer [s] of one model implies."""
+        """The same machine with the efficiencies and synchronisation that a profiled layer [s] of one model implies.
+
+        Raises
+        ------
+        ValueError
+            If the profile's attention takes no time.
+        """
+        attention = float(positive("attention", profile.attention, "profile a layer whose attention takes time"))
         ideal = replace(self, gpu_efficiency=1.0, cpu_efficiency=1.0, sync=0.0)
         perfect = decode_layer(model, ideal)
         return replace(
             self,
-            gpu_efficiency=perfect.attention / profile.attention,
+            gpu_efficiency=perfect.attention / attention,
             cpu_efficiency=perfect.routed / profile.routed,
             sync=profile.sync,
         )
@@ -204,7 +218,7 @@ def prefill_speed(model: ModelConfig, machine: HybridMachine, prompt: ArrayLike)
     KTransformers sections 3.2 and 6.2; nothing is deferred in prefill. Uniform routing. An upper estimate: GPU kernels
     and load balance are perfect, activations move for free.
     """
-    length = within("prompt", prompt, 1, mend="give tokens")
+    length = at_least("prompt", prompt, 1, mend="give tokens")
     sockets = 1 if machine.numa is Numa.SINGLE else machine.sockets
     tile = choose_kernel(length * model.num_experts_per_tok / model.num_local_experts).tile
     flops = np.where(tile, machine.tile_flops, machine.vector_flops) * sockets
@@ -221,8 +235,7 @@ def prefill_speed(model: ModelConfig, machine: HybridMachine, prompt: ArrayLike)
         time: Number = np.maximum(read, 2.0 * length * params / machine.gpu.flops)
         return time
 
-    # Each token attends to half of the prompt on average.
-    scores = length * model.attended(length / 2) * 2.0 * model.pair_macs
+    scores = 2.0 * model.attended_below(length) * model.pair_macs
     attention = on_gpu(model.attention_params + model.router_params) + scores / machine.gpu.flops
     moe = attention + np.maximum(on_gpu(model.shared_params), machine.sync + routed)
     dense = attention + on_gpu(model.dense_params)

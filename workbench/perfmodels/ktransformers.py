@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from workbench.perfmodels.domain import Number, positive, within
+from workbench.perfmodels.domain import Array, Number, at_least, positive, whole, within
 from workbench.timeline import Span, Timeline
 
 _VECTOR_TOKENS = 4  # the vector kernel is the faster one up to here, KTransformers Figure 7 and section 3.2
@@ -40,7 +40,7 @@ class LayerTimes:
 
     def __post_init__(self) -> None:
         for name in ("attention", "shared", "sync"):
-            within(name, getattr(self, name), 0, mend="give a time")
+            at_least(name, getattr(self, name), 0, mend="give a time")
         positive("routed", self.routed, "give the CPU's time for all routed experts")
 
     @classmethod
@@ -70,18 +70,23 @@ def layer_time(times: LayerTimes, deferred: ArrayLike, *, top_k: int) -> Number:
     Raises
     ------
     ValueError
-        If D is not between 0 and k - 1.
+        If k is no whole number from 1, or D not between 0 and k - 1.
 
     Notes
     -----
     KTransformers section 4.2; SPEC 5, with the shared experts as a floor of what attention waits for. The CPU works on
     deferred experts while the GPU computes the next layer's attention; experts of a layer take equal times.
     """
-    most = top_k - 1
-    later = within("deferred", deferred, 0, most, mend="keep at least one expert immediate")
+    later = _deferred(deferred, top_k)
     waited = np.maximum(times.shared, times.sync + (top_k - later) * times.routed / top_k)
     time: Number = np.maximum(times.routed, times.attention + waited)
     return time
+
+
+def _deferred(deferred: ArrayLike, top_k: int) -> Array:
+    """D, if that many of the k experts can be deferred."""
+    most = float(whole("top_k", top_k, "give the experts per token")) - 1
+    return within("deferred", deferred, 0, most, mend="keep at least one expert immediate")
 
 
 def layer_utilisation(times: LayerTimes, deferred: ArrayLike, *, top_k: int) -> tuple[Number, Number]:
@@ -90,7 +95,7 @@ def layer_utilisation(times: LayerTimes, deferred: ArrayLike, *, top_k: int) -> 
     Raises
     ------
     ValueError
-        If D is not between 0 and k - 1.
+        If k is no whole number from 1, or D not between 0 and k - 1.
     """
     time = layer_time(times, deferred, top_k=top_k)
     return times.routed / time, (times.attention + times.shared) / time
@@ -102,7 +107,7 @@ def time_reduction(times: LayerTimes, deferred: ArrayLike, *, top_k: int) -> Num
     Raises
     ------
     ValueError
-        If D is not between 0 and k - 1.
+        If k is no whole number from 1, or D not between 0 and k - 1.
     """
     return 1.0 - layer_time(times, deferred, top_k=top_k) / layer_time(times, 0, top_k=top_k)
 
@@ -126,9 +131,10 @@ def end_to_end_speedup(reduction: ArrayLike, outside: ArrayLike) -> Number:
     -----
     Amdahl's law; 3 to 5 % outside reconcile the paper's 26 % per layer with its 33 % end to end.
     """
-    gone = within("reduction", reduction, 0, 1 - 1e-12, mend="give 1 - new time / old time")
+    gone = within("reduction", reduction, 0, 1, mend="give 1 - new time / old time")
     rest = within("outside", outside, 0, 1, mend="give a share of the time")
-    return 1.0 / (rest + (1.0 - rest) * (1.0 - gone))
+    left = np.asarray(rest + (1.0 - rest) * (1.0 - gone))
+    return 1.0 / positive("time that is left", left, "give a smaller reduction or a share outside")
 
 
 def experts_to_defer(gpu_time: ArrayLike, expert_time: ArrayLike, *, top_k: ArrayLike) -> Number:
@@ -154,9 +160,9 @@ def experts_to_defer(gpu_time: ArrayLike, expert_time: ArrayLike, *, top_k: Arra
     -----
     KTransformers sections 4.2 and 6.3. A larger D changes the model's answer more and gains nothing.
     """
-    hidden = within("gpu_time", gpu_time, 0, mend="give attention plus synchronisation")
+    hidden = at_least("gpu_time", gpu_time, 0, mend="give attention plus synchronisation")
     one = positive("expert_time", expert_time, "give the CPU's time for one expert")
-    most = within("top_k", top_k, _LEAST_IMMEDIATE, mend="deferral needs a model that keeps two experts immediate")
+    most = at_least("top_k", top_k, _LEAST_IMMEDIATE, mend="deferral needs a model that keeps two experts immediate")
     deferred: Number = np.minimum(np.ceil(hidden / one), most - _LEAST_IMMEDIATE)
     return deferred
 
@@ -196,8 +202,7 @@ def deferral_outputs(
         raise ValueError(
             f"shared and experts must name the same layers, not {len(shared)} and {len(experts)}; add them."
         )
-    top_k = min(len(chosen) for chosen in experts)
-    within("deferred", deferred, 0, top_k - 1, mend="keep at least one expert immediate")
+    _deferred(deferred, min(len(chosen) for chosen in experts))
     outputs: list[Any] = []
     hidden, late = start, None
     for layer, (always, chosen) in enumerate(zip(shared, experts, strict=True)):
@@ -230,8 +235,8 @@ def decode_timeline(times: LayerTimes, layers: int, *, deferred: int, top_k: int
     -----
     KTransformers Figure 10.
     """
-    count = int(within("layers", layers, 1, mend="give the MoE layers"))
-    within("deferred", deferred, 0, top_k - 1, mend="keep at least one expert immediate")
+    count = int(at_least("layers", layers, 1, mend="give the MoE layers"))
+    _deferred(deferred, top_k)
     one = times.routed / top_k
     spans = []
     gpu_free = cpu_free = immediate_end = older_late = late = 0.0
@@ -282,7 +287,7 @@ def choose_kernel(tokens_per_expert: ArrayLike) -> KernelChoice:
     -----
     KTransformers section 3.2. Intensity in FLOP per byte of BF16 weights equals the tokens per expert.
     """
-    tokens = within("tokens_per_expert", tokens_per_expert, 0, mend="give the tokens routed to one expert")
+    tokens = at_least("tokens_per_expert", tokens_per_expert, 0, mend="give the tokens routed to one expert")
     return KernelChoice(np.greater(tokens, _VECTOR_TOKENS))
 
 
@@ -294,8 +299,8 @@ def switch_prompt(experts: ArrayLike, top_k: ArrayLike) -> Number:
     ValueError
         If E or k is below 1, or k above E.
     """
-    chosen = within("top_k", top_k, 1, mend="give the experts per token")
-    count = within("experts", experts, 1, mend="give the routed experts of one layer")
+    chosen = at_least("top_k", top_k, 1, mend="give the experts per token")
+    count = at_least("experts", experts, 1, mend="give the routed experts of one layer")
     if np.any(chosen > count):
         raise ValueError(f"top_k must be at most the number of experts, not {top_k!r} of {experts!r}; swap them.")
     prompt: Number = np.ceil(_VECTOR_TOKENS * count / chosen)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from workbench.perfmodels.coverage import Coverage
-from workbench.perfmodels.domain import Number, positive, within
+from workbench.perfmodels.domain import Number, at_least, positive
 
 
 def layer_groups(prompt: ArrayLike, layers: ArrayLike, *, granularity: ArrayLike = 512) -> Number:
@@ -35,9 +35,9 @@ def layer_groups(prompt: ArrayLike, layers: ArrayLike, *, granularity: ArrayLike
     -----
     Layered Prefill section 4.4, clamped: as printed G exceeds the number of layers above granularity x layers tokens.
     """
-    length = within("prompt", prompt, 0, mend="give tokens")
-    most = within("layers", layers, 1, mend="give decoder layers")
-    size = within("granularity", granularity, 1, mend="give tokens, for example 512")
+    length = at_least("prompt", prompt, 0, mend="give tokens")
+    most = at_least("layers", layers, 1, mend="give decoder layers")
+    size = at_least("granularity", granularity, 1, mend="give tokens, for example 512")
     groups: Number = np.minimum(most, np.maximum(1.0, np.ceil(length / size)))
     return groups
 
@@ -77,8 +77,8 @@ def chunked_iteration(full: ArrayLike, decode: ArrayLike, chunk: ArrayLike, cove
     -----
     Layered Prefill section 3.1; SPEC 7. Reads from GPU memory, each distinct expert once per layer and iteration.
     """
-    size = within("full", full, 0, mend="give bytes")
-    tokens = within("decode", decode, 0, mend="give tokens") + within("chunk", chunk, 0, mend="give tokens")
+    size = at_least("full", full, 0, mend="give bytes")
+    tokens = at_least("decode", decode, 0, mend="give tokens") + at_least("chunk", chunk, 0, mend="give tokens")
     return size * coverage(tokens)
 
 
@@ -108,7 +108,7 @@ def layered_iteration(
     -----
     Layered Prefill section 4.2; SPEC 7. Groups are taken as equal.
     """
-    share = 1.0 / within("groups", groups, 1, mend="use layer_groups")
+    share = 1.0 / at_least("groups", groups, 1, mend="use layer_groups")
     mixed = chunked_iteration(full, decode, prompt, coverage)
     return share * mixed + (1.0 - share) * chunked_iteration(full, decode, 0, coverage)
 
@@ -125,8 +125,8 @@ def iteration_ratio(groups: ArrayLike, decode: ArrayLike, coverage: Coverage) ->
     -----
     SPEC 7. Assumes that prompt and chunk each touch all experts.
     """
-    share = 1.0 / within("groups", groups, 1, mend="use layer_groups")
-    return share + (1.0 - share) * coverage(within("decode", decode, 0, mend="give tokens"))
+    share = 1.0 / at_least("groups", groups, 1, mend="use layer_groups")
+    return share + (1.0 - share) * coverage(at_least("decode", decode, 0, mend="give tokens"))
 
 
 def prefill_traffic(
@@ -167,8 +167,8 @@ def prefill_traffic(
     Layered Prefill sections 4.2 and 4.3. Chunked prefill is ``chunk=512, layers=1``; layered prefill ``chunk=None,
     layers=n``; both together, for prompts longer than granularity x layers, ``chunk=granularity * n, layers=n``.
     """
-    length = int(within("prompt", prompt, 1, mend="give tokens"))
-    size = length if chunk is None else int(within("chunk", chunk, 1, mend="give tokens, or None"))
+    length = int(at_least("prompt", prompt, 1, mend="give tokens"))
+    size = length if chunk is None else int(at_least("chunk", chunk, 1, mend="give tokens, or None"))
     total, iterations = 0.0, 0
     for start in range(0, length, size):
         tokens = min(size, length - start)
@@ -203,9 +203,9 @@ class EnergyModel:
         -----
         SPEC 7. Links between GPUs are left out.
         """
-        time = within("seconds", seconds, 0, mend="give the time of the work")
-        traffic = within("read", read, 0, mend="give bytes")
-        work = within("flops", flops, 0, mend="give FLOP")
+        time = at_least("seconds", seconds, 0, mend="give the time of the work")
+        traffic = at_least("read", read, 0, mend="give bytes")
+        work = at_least("flops", flops, 0, mend="give FLOP")
         return self.static_power * time + self.per_byte * traffic + self.per_flop * work
 
 
@@ -221,9 +221,9 @@ def mean_power(joules_per_token: ArrayLike, rate: ArrayLike, tokens: ArrayLike) 
     -----
     Tokens are prompt and output ones, as Layered Prefill divides its energy by both.
     """
-    energy = within("joules_per_token", joules_per_token, 0, mend="give J, not mJ")
-    requests = within("rate", rate, 0, mend="give requests per second")
-    return energy * requests * within("tokens", tokens, 0, mend="give prompt plus output tokens")
+    energy = at_least("joules_per_token", joules_per_token, 0, mend="give J, not mJ")
+    requests = at_least("rate", rate, 0, mend="give requests per second")
+    return energy * requests * at_least("tokens", tokens, 0, mend="give prompt plus output tokens")
 
 
 def mean_decode_batch(rate: ArrayLike, output: ArrayLike, tbt: ArrayLike) -> Number:
@@ -234,9 +234,9 @@ def mean_decode_batch(rate: ArrayLike, output: ArrayLike, tbt: ArrayLike) -> Num
     ValueError
         If one of them is negative.
     """
-    arrivals = within("rate", rate, 0, mend="give requests per second")
-    tokens = within("output", output, 0, mend="give tokens per request")
-    return arrivals * tokens * within("tbt", tbt, 0, mend="give seconds between tokens")
+    arrivals = at_least("rate", rate, 0, mend="give requests per second")
+    tokens = at_least("output", output, 0, mend="give tokens per request")
+    return arrivals * tokens * at_least("tbt", tbt, 0, mend="give seconds between tokens")
 
 
 def relative_change(new: ArrayLike, old: ArrayLike) -> Number:

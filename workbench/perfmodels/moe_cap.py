@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
-from workbench.perfmodels.domain import Number, positive, within
+from workbench.perfmodels.domain import Number, at_least, positive, within
 
 
 def activated_size(
@@ -41,7 +41,7 @@ def activated_size(
     parts = (layers, attention, expert, distinct, always)
     names = ("layers", "attention", "expert", "distinct", "always")
     n, s_attn, s_expert, count, rest = (
-        within(name, part, 0, mend="give counts and bytes") for name, part in zip(names, parts, strict=True)
+        at_least(name, part, 0, mend="give counts and bytes") for name, part in zip(names, parts, strict=True)
     )
     return n * s_attn + count * s_expert + rest
 
@@ -81,8 +81,8 @@ def kv_read_bytes(model: ModelConfig, batch: ArrayLike, context: ArrayLike) -> N
     -----
     S_KV of MoE-CAP's Eqs. 1 and 5, of the whole step and not "per token" as printed.
     """
-    batch = within("batch", batch, 0, mend="give the sequences of one step")
-    tokens = within("context", context, 0, mend="give the cached tokens of one sequence")
+    batch = at_least("batch", batch, 0, mend="give the sequences of one step")
+    tokens = at_least("context", context, 0, mend="give the cached tokens of one sequence")
     return batch * model.attended(tokens) * model.kv_bytes_per_token(model.dtype)
 
 
@@ -94,7 +94,7 @@ def kv_tokens(model: ModelConfig, context: ArrayLike) -> Number:
     ValueError
         If the context is negative.
     """
-    tokens = within("context", context, 0, mend="give the cached tokens of one sequence")
+    tokens = at_least("context", context, 0, mend="give the cached tokens of one sequence")
     return model.num_hidden_layers * model.attended(tokens)
 
 
@@ -117,7 +117,7 @@ def required_bandwidth(activated: ArrayLike, kv: ArrayLike, tpot: ArrayLike) -> 
     -----
     MoE-CAP, Eq. 1. Activations and intermediate states are left out.
     """
-    read = within("activated", activated, 0, mend="give bytes") + within("kv", kv, 0, mend="give bytes")
+    read = at_least("activated", activated, 0, mend="give bytes") + at_least("kv", kv, 0, mend="give bytes")
     return read / positive("tpot", tpot, "give seconds per output token")
 
 
@@ -156,11 +156,11 @@ def required_ops(
     -----
     MoE-CAP, Eq. 2, mended: as printed s_kv is a size in bytes and the query group is missing.
     """
-    batch = within("batch", batch, 0, mend="give the sequences of one step")
-    weights = within("active_params", active_params, 0, mend="give parameters per token")
-    scores = within("kv_tokens", kv_tokens, 0, mend="give cached tokens x layers")
-    scores = scores * within("kv_elements", kv_elements, 0, mend="give elements, not bytes")
-    scores = scores * within("query_group", query_group, 0, mend="give query heads per KV head")
+    batch = at_least("batch", batch, 0, mend="give the sequences of one step")
+    weights = at_least("active_params", active_params, 0, mend="give parameters per token")
+    scores = at_least("kv_tokens", kv_tokens, 0, mend="give cached tokens x layers")
+    scores = scores * at_least("kv_elements", kv_elements, 0, mend="give elements, not bytes")
+    scores = scores * at_least("query_group", query_group, 0, mend="give query heads per KV head")
     return 2.0 * batch * (weights + scores) / positive("tpot", tpot, "give seconds per output token")
 
 
@@ -176,8 +176,9 @@ def practical(theoretical: ArrayLike, utilisation: ArrayLike) -> Number:
     -----
     MoE-CAP, Eqs. 3 and 4. Assumes that the profiled utilisation holds at the target too.
     """
-    share = within("utilisation", utilisation, np.finfo(float).tiny, 1, mend="give a share of the peak")
-    return within("theoretical", theoretical, 0, mend="give bytes or FLOP per second") / share
+    share = positive("utilisation", utilisation, "give a share of the peak")
+    within("utilisation", share, 0, 1, mend="give a share of the peak")
+    return at_least("theoretical", theoretical, 0, mend="give bytes or FLOP per second") / share
 
 
 def smbu(activated: ArrayLike, kv: ArrayLike, tpot: ArrayLike, peak: ArrayLike) -> Number:
@@ -216,8 +217,8 @@ def smfu(tok_s: ArrayLike, flops_per_token: ArrayLike, peak: ArrayLike) -> Numbe
     -----
     MoE-CAP, Eq. 6.
     """
-    rate = within("tok_s", tok_s, 0, mend="give tokens per second")
-    work = within("flops_per_token", flops_per_token, 0, mend="give FLOP, as token_flops does")
+    rate = at_least("tok_s", tok_s, 0, mend="give tokens per second")
+    work = at_least("flops_per_token", flops_per_token, 0, mend="give FLOP, as token_flops does")
     return rate * work / positive("peak", peak, "give FLOP per second")
 
 
@@ -322,7 +323,7 @@ def step_demand(
     left out. Only what the tokens need counts: streaming experts that nobody chose lowers the utilisation.
     """
     share = within("coverage", coverage, 0, 1, mend="give distinct experts / all experts")
-    rows = within("batch", batch, 0, mend="give the sequences of one step")
+    rows = at_least("batch", batch, 0, mend="give the sequences of one step")
     expert_bytes = share * model.routed_bytes
     away = (1.0 - placement.weights_on_gpu) * expert_bytes
     kv = kv_read_bytes(model, batch, context)
@@ -358,7 +359,7 @@ def utilisation(demand: Resources, peaks: Resources, tpot: ArrayLike) -> Resourc
     """
     seconds = positive("tpot", tpot, "give seconds per output token")
     shares = (
-        within(name, need, 0, mend="give bytes or FLOP of one step")
+        at_least(name, need, 0, mend="give bytes or FLOP of one step")
         / seconds
         / positive(f"peak of {name}", peak, "give bytes or FLOP per second")
         for name, need, peak in zip(Resources._fields, demand, peaks, strict=True)

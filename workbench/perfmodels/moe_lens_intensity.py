@@ -64,7 +64,7 @@ def intensity(
     Raises
     ------
     ValueError
-        If an argument is not positive, or more experts are chosen than there are.
+        If an argument is not positive, tokens are negative, or more experts are chosen than there are.
 
     Notes
     -----
@@ -75,10 +75,10 @@ def intensity(
     e = at_least("experts", experts, 1, "give experts")
     if np.any(k > e):
         raise ValueError("chosen is above experts; give at most as many experts per token as the layer has.")
-    if form is IntensityForm.APPROXIMATE:
-        return plain(n * k / e)
     expert = (6 if form is IntensityForm.PRINTED else 3) * positive("expert_ratio", expert_ratio, "give hi/h")
     attention = 2 + 2 / positive("group_size", group_size, "give query heads per KV head")
+    if form is IntensityForm.APPROXIMATE:
+        return plain(n * k / e)
     return plain(n * (expert * k + attention) / (expert * e + attention))
 
 
@@ -135,7 +135,7 @@ def kv_to_saturate(
     Raises
     ------
     ValueError
-        If an argument is not positive, or PAPER is asked for a length that is no multiple of 256.
+        If an argument is not positive, tokens are negative, or PAPER is asked for a length that is no multiple of 256.
 
     Notes
     -----

@@ -86,7 +86,7 @@ def admission_rate(
 
 def _admission(prompt_len: Number, output_len: Number, kv_blocks: Number, block: Number, life: Life) -> Array:
     held = np.asarray(blocks_over_life(prompt_len, output_len, block, life=life))
-    n = within("kv_blocks", kv_blocks, 1, mend="give blocks")
+    n = within("kv_blocks", kv_blocks, 1, np.inf, mend="give blocks")
     longest = np.ceil(prompt_len) + np.asarray(output_len) - 1
     if np.any(np.ceil(longest / block) > n):
         raise ValueError(
@@ -155,7 +155,7 @@ def separated_tok_s(
 ) -> Number:
     """Output tokens per second of a job in batches that first prefill and then decode [tokens/s].
 
-        It(B) = ceil(B / floor(n_it / p)) + (g - 1) max(1, B / n_it)
+        It(B) = ceil(B / max(1, floor(n_it / p))) max(1, p / n_it) + (g - 1) max(1, B / n_it)
         T = K g / ((floor(K/B) It(B) + It(K mod B)) delta),    B = floor(N / ceil((p + g) / b)),    It(0) = 0
 
     Parameters
@@ -173,7 +173,8 @@ def separated_tok_s(
     Notes
     -----
     What MoE-Lens' overlap of prefill and decode is to be compared with, at equal KV memory; SPEC 3, the iterations
-    are ours. No prompt is split, and a prefill emits the first token.
+    are ours. No prompt is split: one of more than n_it tokens makes its iteration longer. A prefill emits the first
+    token.
     """
     p, g = at_least("prompt_len", prompt_len, 1, "give tokens"), at_least("output_len", output_len, 1, "give tokens")
     k, n = at_least("requests", requests, 1, "give requests"), positive("pass_tokens", pass_tokens, "give tokens")
@@ -182,7 +183,7 @@ def separated_tok_s(
         raise ValueError("kv_blocks holds no whole sequence of p + g tokens; give more blocks or shorter sequences.")
 
     def iterations(sequences: Array) -> Array:
-        prefill = np.ceil(sequences / np.maximum(1, np.floor(n / p)))
+        prefill = np.ceil(sequences / np.maximum(1, np.floor(n / p))) * np.maximum(1, p / n)
         return np.where(sequences > 0, prefill + (g - 1) * np.maximum(1, sequences / n), 0.0)
 
     total = np.floor(k / batch) * iterations(batch) + iterations(np.asarray(k % batch))
@@ -315,8 +316,8 @@ def stage2_at_rate(
     MoE-Lens, Eqs. 10 to 14; SPEC 1.5. Where lengths differ, the last request's drain is taken to be the mean one.
     """
     p, g = at_least("prompt_len", prompt_len, 1, "give tokens"), at_least("output_len", output_len, 1, "give tokens")
-    k = within("requests", requests, 1, mend="give requests")
-    q = within("admitted", admitted, 0, mend="give sequences/iteration")
+    k = within("requests", requests, 1, np.inf, mend="give requests")
+    q = within("admitted", admitted, 0, np.inf, mend="give sequences/iteration")
     n, delta = positive("pass_tokens", pass_tokens, "give tokens"), positive("pass_seconds", pass_seconds, "give s")
     with np.errstate(divide="ignore"):  # without limit on memory and requests T1 is infinite; nothing admitted, zero
         memory = g / ((1 / q + g / k) * delta)

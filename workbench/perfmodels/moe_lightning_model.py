@@ -6,6 +6,7 @@ Three readings of it share every formula that they agree on (`Mode`). A policy's
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -55,8 +56,8 @@ class Job:
     Raises
     ------
     ValueError
-        If a prompt is shorter than 1 token, an output shorter than 2, there is no GPU, or sequences outgrow a sliding
-        window.
+        If a prompt is shorter than 1 token, an output shorter than 2 or either endless, the dtype is none that is
+        computed in, there is no GPU, or sequences outgrow a sliding window.
     """
 
     model: ModelConfig
@@ -71,6 +72,11 @@ class Job:
             raise ValueError(f"prompt_len={self.prompt_len} leaves nothing to prefill; give at least 1 token.")
         if not self.output_len >= 2:
             raise ValueError(f"output_len={self.output_len} has no decode step; give at least 2 tokens.")
+        for name, length in (("prompt_len", self.prompt_len), ("output_len", self.output_len)):
+            if math.isinf(length):
+                raise ValueError(f"{name}={length} never ends; give tokens.")
+        if self.dtype not in DTYPE_BYTES:
+            raise ValueError(f"dtype={self.dtype!r} is not computed in; give one of {', '.join(DTYPE_BYTES)}.")
         if self.gpus < 1:
             raise ValueError(f"gpus={self.gpus} cannot compute; give at least 1.")
         if self.model.windowed_layers and self.prompt_len + self.output_len > self.model.sliding_window:
@@ -175,12 +181,14 @@ def check(policy: Policy) -> None:
     Raises
     ------
     ValueError
-        If mu is not in 1..N, an indicator is not 0 or 1, a share not in [0, 1], or a share is given to the GPU of what
-        the GPU does not compute with.
+        If mu is not in 1..N, N is infinite, an indicator is not 0 or 1, a share not in [0, 1], or a share is given to
+        the GPU of what the GPU does not compute with.
     """
     batch, micro, on_gpu, experts, weights, kv = map(np.asarray, policy)
     if np.any(~((micro >= 1) & (micro <= batch))):
         raise ValueError("micro_batch must be at least 1 and at most the batch; choose mu in 1..N.")
+    if np.any(np.isinf(batch)):
+        raise ValueError("batch must be finite; give sequences.")
     for name, value in (("gpu_attention", on_gpu), ("gpu_experts", experts)):
         if np.any((value != 0) & (value != 1)):
             raise ValueError(f"{name} says where something is computed; give 1 for the GPU or 0 for the CPU.")
@@ -205,9 +213,10 @@ def layer_time(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> LayerTime:
     policy : Policy
         Number or arrays.
     mode : Mode
-        FULL adds the projections to `gpu`, N h b (1 - A_g) to the link, 3 (1 - r_w) W_exp F_g / B_c to `cpu` (staging
-        shares DRAM with the attention, and its copies are taken not to overlap with it there) and `back`: queries and
-        new KV of N tokens, or new KV alone.
+        FULL adds the projections to `gpu`; to the link what the CPU computed, N b (h_att (1 - A_g) + h (1 - F_g)) with
+        h_att the width of the attention's output; 3 (1 - r_w) W_exp F_g / B_c to `cpu` (staging shares DRAM with the
+        attention, and its copies are taken not to overlap with it there); and `back`: the queries and hidden states
+        that the CPU computes with, and the new KV that is not kept on the GPU.
 
     Raises
     ------

@@ -24,10 +24,15 @@ def cpu_room(job: Job) -> float:
     return _CPU_SHARE * job.machine.cpu.memory
 
 
+def _slots(job: Job) -> int:
+    """Layers of streamed weights that have room at a time: one is computed with while the next arrives."""
+    return min(2, job.model.num_hidden_layers)
+
+
 def gpu_peaks(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> tuple[Number, Number]:
     """GPU memory that the policy needs at its peak in prefill and in decode [B].
 
-        resident = L W_att + L W_exp r_w + 2 W_exp (1 - r_w)
+        resident = L W_att + L W_exp r_w + min(2, L) W_exp (1 - r_w)
         prefill  = resident + 1.2 b mu s k (h + 3 h_i) + (2 mu + N) s h b + r_c N s kv + 2 mu s kv/L
         decode   = resident + 2 b h N + r_c N (s + n) kv + [A_g and r_c < 1] 2 mu (s + n) kv/L
 
@@ -53,7 +58,7 @@ def gpu_peaks(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> tuple[Number,
     batch, micro, on_gpu, _, weights, kv_share = map(np.asarray, policy)
     model, s, total = job.model, job.prompt_len, job.prompt_len + job.output_len
     layers, one, hidden = model.num_hidden_layers, job.element, model.hidden_size
-    held = layers * job.dense_params * one + job.experts_bytes * (layers * weights + 2 * (1 - weights))
+    held = layers * job.dense_params * one + job.experts_bytes * (layers * weights + _slots(job) * (1 - weights))
     if mode is Mode.FULL:
         held = held + model.vocab_size * hidden * one * (1 if model.tie_word_embeddings else 2)
     chosen = model.num_experts_per_tok
@@ -69,7 +74,7 @@ def gpu_peaks(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> tuple[Number,
 def cpu_peak(job: Job, policy: Policy) -> Number:
     """CPU memory that the policy needs [B].
 
-        L W_exp (1 - r_w) + (1 - r_c A_g) N (s + n) kv + N s h b + 2 W_exp (1 - r_w)
+        L W_exp (1 - r_w) + (1 - r_c A_g) N (s + n) kv + N s h b + min(2, L) W_exp (1 - r_w)
 
     Parameters
     ----------
@@ -84,13 +89,13 @@ def cpu_peak(job: Job, policy: Policy) -> Number:
 
     Notes
     -----
-    MoE-Lightning, appendix A.1 and its public optimiser: streamed weights, KV cache, hidden states of the prefill, and
-    two layers of pinned memory.
+    MoE-Lightning, appendix A.1 and its public optimiser: streamed weights, KV cache, hidden states of the prefill (a
+    copy for each GPU), and two layers of pinned memory.
     """
     check(policy)
     batch, _, on_gpu, _, weights, kv_share = map(np.asarray, policy)
     layers, s = job.model.num_hidden_layers, job.prompt_len
-    weight_bytes = (layers + 2) * job.experts_bytes * (1 - weights)
+    weight_bytes = (layers + _slots(job)) * job.experts_bytes * (1 - weights)
     kv = (1 - kv_share * on_gpu) * batch * (s + job.output_len) * job.kv_per_token * layers
     return plain(weight_bytes + kv + job.replicas * batch * s * job.model.hidden_size * job.element)
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from workbench.lengths import Gamma
 from workbench.models import ModelConfig
 from workbench.perfmodels.coverage import Coverage
-from workbench.perfmodels.domain import Array, positive, within
+from workbench.perfmodels.domain import Array, at_least, positive, within
 from workbench.perfmodels.layered_prefill import EnergyModel, layer_groups
 
 _MOST_TOKENS = 1 << 17  # one iteration of the longest prompts; coverage does not grow beyond
@@ -63,7 +63,7 @@ class Arrivals:
             If rate, mean or deviation is not positive, or there is no request.
         """
         gap = 1.0 / float(positive("rate", rate, "give requests per second"))
-        count = int(within("requests", requests, 1, mend="give how many to draw"))
+        count = int(at_least("requests", requests, 1, mend="give how many to draw"))
         rng = np.random.default_rng(seed)
 
         times: Array = np.cumsum(rng.exponential(gap, count))
@@ -123,8 +123,8 @@ def attainment(ttft: ArrayLike, worst_gap: ArrayLike, slo: Slo) -> float:
     -----
     Layered Prefill section 5.1.
     """
-    first = within("ttft", ttft, 0, mend="give seconds from arrival")
-    gap = within("worst_gap", worst_gap, 0, mend="give seconds")
+    first = at_least("ttft", ttft, 0, mend="give seconds from arrival")
+    gap = at_least("worst_gap", worst_gap, 0, mend="give seconds")
     if not first.size:
         raise ValueError("ttft must hold at least one request, not none; serve some first.")
     return float(np.mean((first <= slo.ttft) & (gap <= slo.tbt)))
@@ -155,46 +155,43 @@ def serve(
     -----
     SPEC 7. A model of its own, with one calibrated time per iteration; the task-level virtual clock is `simulate`.
     """
-    within("granularity", granularity, 1, mend="give tokens, for example 512")
+    at_least("granularity", granularity, 1, mend="give tokens, for example 512")
     share = np.asarray(coverage(np.arange(_MOST_TOKENS + 1)))
     kv_token = model.kv_bytes_per_token(model.dtype)
     prompt, output = arrivals.prompt.tolist(), arrivals.output.tolist()
+    running = _Running(model, prompt, output)
     prefill: _Layered | _Chunked = _Layered(model.num_hidden_layers, granularity) if layered else _Chunked(granularity)
     count = len(prompt)
-    clock, read, kv_read, context = 0.0, 0.0, 0.0, 0.0
-    ends: list[tuple[int, int]] = []  # last decode iteration and number of each running request
+    clock, read, kv_read = 0.0, 0.0, 0.0
     first = np.zeros(count, dtype=np.int64)
     durations: list[float] = []
     clocks: list[float] = []
-    running: list[int] = []
+    decodes: list[int] = []
     waiting: list[int] = []
     arrived = 0
-    while arrived < count or waiting or ends or prefill.busy:
-        if not (waiting or ends or prefill.busy):
+    while arrived < count or waiting or running or prefill.busy:
+        if not (waiting or running or prefill.busy):
             clock = max(clock, float(arrivals.time[arrived]))
         while arrived < count and arrivals.time[arrived] <= clock:
             waiting.append(arrived)
             arrived += 1
         tokens, fraction, done = prefill.step(waiting, prompt)
-        decode = len(ends)
+        decode = len(running)
         mixed, alone = share[min(decode + tokens, _MOST_TOKENS)], share[min(decode, _MOST_TOKENS)]
         size = model.routed_bytes * (fraction * mixed + (1.0 - fraction) * alone)
-        kv = context * kv_token
+        kv = running.context * kv_token
         seconds = (size + kv) / time.bandwidth + time.per_token * (fraction * tokens + decode) + time.fixed
         clock += seconds
-        read, kv_read, context = read + size, kv_read + kv, context + decode
+        read, kv_read = read + size, kv_read + kv
         durations.append(seconds)
         clocks.append(clock)
-        running.append(decode)
+        decodes.append(decode)
         now = len(durations)
-        while ends and ends[0][0] == now:
-            _, gone = heapq.heappop(ends)
-            context -= prompt[gone] + output[gone] - 1
+        running.advance(now)
         for request in done:
             first[request] = now
             if output[request] > 1:
-                heapq.heappush(ends, (now + output[request] - 1, request))
-                context += prompt[request]
+                running.add(request, now)
     last = first + arrivals.output - 1
     lasting, ended = np.array(durations), np.array(clocks)
     # Decodes pass every iteration, so each gap between two tokens of a request is one iteration's duration.
@@ -203,7 +200,7 @@ def serve(
         ttft=ended[first - 1] - arrivals.time,
         end_to_end=ended[last - 1] - arrivals.time,
         worst_gap=worst,
-        gaps=np.repeat(lasting, running),
+        gaps=np.repeat(lasting, decodes),
         seconds=clock - float(arrivals.time[0]),
         expert_bytes=read,
         kv_bytes=kv_read,
@@ -234,13 +231,54 @@ def capacity(attained: Callable[[float], float], *, target: float, low: float, h
     Layered Prefill section 5.2.
     """
     within("target", target, 0, 1, mend="give a share of the requests")
-    if attained(low) < target or attained(high) >= target:
+    if not attained(low) >= target > attained(high):
         raise ValueError(f"rates {low} to {high} do not bracket the attainment of {target}; widen the range.")
     tolerance = (high - low) / 100
     while high - low > tolerance:
         middle = (low + high) / 2
         low, high = (middle, high) if attained(middle) >= target else (low, middle)
     return low
+
+
+class _Running:
+    """Requests that decode, and the KV entries that their next step reads."""
+
+    def __init__(self, model: ModelConfig, prompt: Sequence[int], output: Sequence[int]) -> None:
+        self._prompt, self._output = prompt, output
+        self._window = model.sliding_window
+        self._windowed = model.windowed_layers / model.num_hidden_layers
+        self._held = self._near = 0  # entries of all running requests: in the cache, and within the window
+        self._growing = 0  # requests that do not fill the window yet
+        self._filled: list[int] = []  # iterations after which one of them does
+        self._ends: list[tuple[int, int]] = []  # last decode iteration and number of each request
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @property
+    def context(self) -> float:
+        """Entries that one step of all requests reads, mean over the layers."""
+        return (1.0 - self._windowed) * self._held + self._windowed * self._near
+
+    def add(self, request: int, now: int) -> None:
+        """Decode a request from the next iteration on."""
+        prompt, end = self._prompt[request], now + self._output[request] - 1
+        heapq.heappush(self._ends, (end, request))
+        self._held, self._near = self._held + prompt, self._near + min(prompt, self._window)
+        if prompt < self._window:
+            self._growing += 1
+            heapq.heappush(self._filled, min(now + self._window - prompt, end))
+
+    def advance(self, now: int) -> None:
+        """Write the entries of an iteration, and leave out who has ended with it."""
+        self._held, self._near = self._held + len(self._ends), self._near + self._growing
+        while self._filled and self._filled[0] == now:
+            heapq.heappop(self._filled)
+            self._growing -= 1
+        while self._ends and self._ends[0][0] == now:
+            _, gone = heapq.heappop(self._ends)
+            last = self._prompt[gone] + self._output[gone] - 1
+            self._held, self._near = self._held - last, self._near - min(last, self._window)
 
 
 class _Chunked:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from workbench.perfmodels.domain import Number, positive, within
+from workbench.perfmodels.domain import Number, at_least, positive
 
 _SECONDS_PER_YEAR = 365.25 * 24 * 3600
 _JOULES_PER_KWH = 3.6e6
@@ -49,7 +49,7 @@ def purchase_rate(price: ArrayLike, *, years: ArrayLike) -> Number:
     ValueError
         If the price is negative or the lifetime not positive.
     """
-    price = within("price", price, 0, mend="give US dollars, or leave processors of unknown price out")
+    price = at_least("price", price, 0, mend="give US dollars, or leave processors of unknown price out")
     return price / (positive("years", years, "give the lifetime in years") * _SECONDS_PER_YEAR)
 
 
@@ -61,8 +61,8 @@ def energy_rate(power: ArrayLike, *, per_kwh: ArrayLike) -> Number:
     ValueError
         If one of them is negative.
     """
-    power = within("power", power, 0, mend="give watts")
-    return power * within("per_kwh", per_kwh, 0, mend="give US dollars per kWh") / _JOULES_PER_KWH
+    power = at_least("power", power, 0, mend="give watts")
+    return power * at_least("per_kwh", per_kwh, 0, mend="give US dollars per kWh") / _JOULES_PER_KWH
 
 
 def cost_per_token(
