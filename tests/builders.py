@@ -174,8 +174,9 @@ def rates(low: float, high: float) -> st.SearchStrategy[float]:
 def op_times(draw: st.DrawFn, op: str, threads: int) -> OpTime:
     """Any times that rise with the tokens, also such that a call takes long for its first token."""
     points = sorted(draw(st.sets(st.integers(1, 300), min_size=2, max_size=5)))
-    steps = draw(st.lists(rates(1e-7, 1e-1) | st.just(0.0), min_size=len(points) - 1, max_size=len(points) - 1))
-    steps.append(draw(rates(1e-7, 1e-1)))  # or any number of tokens would be free in one call
+    between = st.lists(rates(1e-7, 1e-1) | st.just(0.0), min_size=len(points) - 2, max_size=len(points) - 2)
+    step = rates(1e-7, 1e-1)  # at the ends, or the first token, or any number of them, would be free in one call
+    steps = [draw(step), *draw(between), draw(step)]
     rest = {
         "prefill_attention": ("per_prompt", "per_pair"),
         "decode_attention": ("per_decode", "per_context", "decoding"),

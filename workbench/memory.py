@@ -45,10 +45,10 @@ class Memory:
                     parse_bytes(getattr(self, what), what=what)
         except ValueError as error:
             raise CapacityError(str(error)) from None
-        if not isinstance(self.kv_block, int) or self.kv_block < 1:
+        if type(self.kv_block) is not int or self.kv_block < 1:
             raise CapacityError(f"kv_block is a whole number of tokens, at least 1, not {self.kv_block!r}.")
         for what, dtype in (("weights", self.weights), ("kv", self.kv)):
-            if dtype is not None and dtype not in DTYPE_BYTES:
+            if dtype is not None and dtype not in tuple(DTYPE_BYTES):
                 raise CapacityError(f"Memory({what}={dtype!r}) is not supported; use 'fp32', 'bf16' or 'fp16'.")
 
     def reserve(self, device: Device) -> float:

@@ -157,7 +157,8 @@ class Result:
         """Inverse of `to_dict`, its format taken away."""
         for derived in ("gen_tok_s", "proc_tok_s", "utilisation"):
             values.pop(derived)
-        absent = {"steps", "tokens", "facts", "versions", "date"}.difference(values)  # defaults would be untrue
+        tokens = tuple(tuple(row) for row in values.pop("tokens"))
+        absent = {"steps", "facts", "versions", "date"}.difference(values)  # defaults would be untrue
         if absent:
             raise KeyError(min(absent))
         source = Source(values.pop("source"))
@@ -167,7 +168,8 @@ class Result:
         found = {name: from_plain(kinds[name], value) for name, value in (values | unread).items()}
         if not found["seconds"] > 0:
             raise ValueError(f"it took {found['seconds']} s")
-        return cls(source=Source.RECORDED if source is Source.MEASURED else source, timeline=timeline, **found)
+        recorded = Source.RECORDED if source is Source.MEASURED else source
+        return cls(source=recorded, timeline=timeline, tokens=tokens, **found)
 
     def diff(self, other: Result) -> dict[str, tuple[Any, Any]]:
         """Fields in which two results differ, the long columns left out."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 _SCALE = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
@@ -27,7 +28,9 @@ def parse_bytes(quantity: str | float, *, what: str = "size") -> float:
         value = float(match.group(1)) * _SCALE[match.group(2).upper()]
     else:
         try:
-            value = float(quantity)
+            value = math.nan if isinstance(quantity, bool) else float(quantity)
+        except OverflowError:
+            value = math.inf
         except TypeError:
             raise ValueError(f"{what} must be a number of bytes or text such as '16GB', not {quantity!r}.") from None
     if not 0 < value < float("inf"):

@@ -67,3 +67,33 @@ def test_a_page_without_kernel_has_the_picture(shown):
     bundle = shown._repr_mimebundle_()
     assert base64.b64decode(bundle["image/png"]) == png(shown)
     assert "application/vnd.jupyter.widget-view+json" in bundle
+
+
+def drawn(ax, n=3, **others):
+    ax.plot([n, *others.values()])
+    return ax
+
+
+@pytest.mark.parametrize(
+    ("choices", "error", "words"),
+    [
+        ({"n": []}, ValueError, "n has no choice; give at least one"),
+        ({"n": {}}, ValueError, "n has no choice; give at least one"),
+        ({"n": 3}, TypeError, "n has the choices 3; give a sequence, or a mapping of labels to values"),
+        ({"n": None}, TypeError, "n has the choices None"),
+        ({"ax": [1]}, TypeError, "no argument 'ax' for a control to set"),
+    ],
+)
+def test_choices_that_make_no_control_are_refused(choices, error, words):
+    with pytest.raises(error, match=words):
+        Explore(drawn, **choices)
+
+
+def test_any_value_has_a_label():
+    values = [1_234_567, 0.25, True, None, (1, 2), "text"]
+    control = Explore(lambda ax, n="text": ax, n=values).controls["n"]
+    assert [label for label, _ in control.options] == ["1,234,567", "0.25", "True", "None", "(1, 2)", "text"]
+
+
+def test_a_function_that_takes_any_arguments_has_controls_for_them():
+    assert Explore(drawn, other=[1, 2, 3]).values == {"other": 2}

@@ -46,3 +46,9 @@ def test_a_capacity_below_one_block_is_refused_with_both_sizes():
         CapacityError, match=r"'1MB' is smaller than one block of 16 tokens \(2.1 MB\).*smaller kv_block"
     ):
         Memory("1MB", kv_block=16).blocks(131_072)
+
+
+@pytest.mark.parametrize("change", [{"kv": []}, {"kv_block": True}, {"kv_capacity": 10**400}, {"kv_capacity": True}])
+def test_values_of_another_kind_are_refused(change):
+    with pytest.raises(CapacityError, match=next(iter(change))):
+        Memory(**{"kv_capacity": "1GB", **change})

@@ -297,3 +297,9 @@ def test_how_to_admit_is_no_text():
     with pytest.raises(ScenarioError, match=r"Admission\.GREEDY or Admission\.PACED, not 'paced'"):
         ResourceAware(admission="paced")
     assert repr(ResourceAware(admission=Admission.PACED)).endswith("admission=Admission.PACED)")
+
+
+@pytest.mark.parametrize("budget", [0, -1, float("nan"), "64", True])
+def test_a_budget_that_is_no_number_of_tokens_is_refused(budget):
+    with pytest.raises(CapacityError, match="token_budget must be at least 1 token per iteration"):
+        ResourceAware(token_budget=budget)

@@ -152,3 +152,9 @@ def test_tasks_are_lowered_once_per_kind_of_iteration():
 def test_a_schedule_is_named_after_its_class():
     assert VSLPipe().name.startswith("VSLPipe")
     assert "2" in Sequential(micro_batches=2).name
+
+
+@pytest.mark.parametrize("parts", [0, 1.5, "2", True])
+def test_micro_batches_that_are_no_whole_number_are_refused(parts):
+    with pytest.raises(ScheduleError, match="Sequential needs at least one micro-batch"):
+        Sequential(micro_batches=parts)

@@ -6,6 +6,7 @@ import enum
 import math
 from collections import deque
 from dataclasses import dataclass
+from numbers import Real
 
 import numpy as np
 import numpy.typing as npt
@@ -54,8 +55,10 @@ class ResourceAware:
     admission: Admission = Admission.GREEDY
 
     def __post_init__(self) -> None:
-        if self.token_budget is not None and self.token_budget < 1:
-            raise CapacityError(f"token_budget must be at least 1 token per iteration, not {self.token_budget}.")
+        budget = self.token_budget
+        number = isinstance(budget, Real) and not isinstance(budget, bool)
+        if budget is not None and not (number and budget >= 1):
+            raise CapacityError(f"token_budget must be at least 1 token per iteration, not {budget!r}.")
         if not isinstance(self.admission, Admission):
             raise ScenarioError(f"admission must be Admission.GREEDY or Admission.PACED, not {self.admission!r}.")
 

@@ -28,8 +28,8 @@ class Sequential(Schedule):
     prefetch: bool = False
 
     def __post_init__(self) -> None:
-        if self.micro_batches < 1:
-            raise ScheduleError(f"Sequential needs at least one micro-batch, not {self.micro_batches}.")
+        if type(self.micro_batches) is not int or self.micro_batches < 1:
+            raise ScheduleError(f"Sequential needs at least one micro-batch, not {self.micro_batches!r}.")
 
     @property
     def parts(self) -> int:

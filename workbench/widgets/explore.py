@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import inspect
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import ipywidgets as w
@@ -34,8 +35,8 @@ class Explore(w.VBox):  # type: ignore[misc]
 
     Raises
     ------
-    TypeError
-        If the function has no such argument.
+    TypeError, ValueError
+        If the function has no such argument, or choices are none.
     Exception
         Whatever the function raises at the start; later it is told below the controls, beside the last good picture.
 
@@ -53,13 +54,15 @@ class Explore(w.VBox):  # type: ignore[misc]
     ) -> None:
         self._plot = plot
         own = inspect.signature(plot).parameters
-        unknown = sorted(set(choices) - set(own))
+        any_name = any(argument.kind is argument.VAR_KEYWORD for argument in own.values())
+        unknown = [name for name in choices if name == "ax" or not (any_name or name in own)]
         if unknown:
             raise TypeError(f"{plot} has no argument {unknown[0]!r} for a control to set; give those of {list(own)}.")
         self._figure = Figure(figsize=figsize, dpi=DPI, layout="constrained")
         self._canvas = FigureCanvasAgg(self._figure)
         width = f"{max((len(name) for name in choices), default=0) + 1}ch"
-        self.controls = {name: _control(name, given, own[name].default, width) for name, given in choices.items()}
+        defaults = {name: argument.default for name, argument in own.items()}
+        self.controls = {name: _control(name, given, defaults.get(name), width) for name, given in choices.items()}
         self.picture = w.Image(format="png", layout=w.Layout(width=f"{figsize[0] * DPI:.0f}px", max_width="100%"))
         self.picture.add_class("wb-explored")
         self.said = w.HTML()
@@ -93,10 +96,14 @@ class Explore(w.VBox):  # type: ignore[misc]
 
 
 def _control(name: str, given: Sequence[Any] | Mapping[str, Any], own: Any, width: str) -> Any:
+    if not isinstance(given, Iterable):
+        raise TypeError(f"{name} has the choices {given!r}; give a sequence, or a mapping of labels to values.")
     if isinstance(given, Mapping):
         kind, options = w.Dropdown, list(given.items())
     else:
         kind, options = w.SelectionSlider, [(_label(value), value) for value in given]
+    if not options:
+        raise ValueError(f"{name} has no choice; give at least one.")
     values = [value for _, value in options]
     start = values.index(own) if own in values else len(values) // 2
     style, layout = {"description_width": width}, w.Layout(**_WIDE)
@@ -104,4 +111,6 @@ def _control(name: str, given: Sequence[Any] | Mapping[str, Any], own: Any, widt
 
 
 def _label(value: Any) -> str:
-    return value if isinstance(value, str) else f"{value:,g}"
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return str(value)
+    return f"{value:,}" if isinstance(value, Integral) else f"{value:,g}"
