@@ -36,7 +36,8 @@ STEADY = 6
 """Passes of a round that count; one before them brings the first weights, one after them needs no more."""
 ROUNDS = 6
 """Most rounds, until every schedule has as many undisturbed passes as asked for."""
-KV_BYTES = 8e9
+KV_SHARE = 0.7
+"""Of the host memory; weights and activations need the rest."""
 BLOCK = 16
 
 
@@ -78,7 +79,10 @@ class Bench:
 
     def _balanced_context(self) -> int:
         """KV entries per decode at which the cpu lane has as much to do as the gpu lane, or as many as there may be."""
-        room = int(KV_BYTES / self._model.kv_bytes_per_token(self._model.dtype) / self._rows) - 2 * BLOCK
+        room = (
+            int(KV_SHARE * self._machine.cpu.memory / self._model.kv_bytes_per_token(self._model.dtype) / self._rows)
+            - 2 * BLOCK
+        )
         low, high = BLOCK, min(room, self._model.max_position_embeddings - STEADY - 2)
         while high - low > BLOCK:
             middle = (low + high) // 2

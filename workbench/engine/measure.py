@@ -32,7 +32,7 @@ _TINY = ModelConfig("tiny", 1, 64, 64, 4, 2, 16, 4, 2, 64, 64, dtype="fp32")
 def measure_machine() -> Machine:
     """Rates of this computer, each the median of several runs.
 
-    gpu lane: torch GEMM at 256 rows and weight reading at one row, with the lane's own threads; half the memory.
+    gpu lane: torch GEMM at 256 rows and weight reading at one row, with the lane's own threads; a quarter of the memory.
     cpu lane: the decode-attention kernel's KV rate times its threads, and torch GEMM. link: copies of 32 MB by one
     thread, which take a core for as long. Fixed times per operation and per hand-over come from tiny operations and
     empty tasks.
@@ -40,9 +40,9 @@ def measure_machine() -> Machine:
     cores = Cores.of(usable_cores())
     memory = float(psutil.virtual_memory().total)
     per_op = _operation_overhead()
-    gpu = Device(f"torch on {cores.gpu} core(s)", memory / 2, _weight_rate(cores.gpu), _gemm_rates(cores.gpu), per_op)
+    gpu = Device(f"torch on {cores.gpu} core(s)", memory / 4, _weight_rate(cores.gpu), _gemm_rates(cores.gpu), per_op)
     attention = _attention_rate() * cores.cpu
-    cpu = Device(f"Numba and torch on {cores.cpu} core(s)", memory / 2, attention, _gemm_rates(cores.cpu), per_op)
+    cpu = Device(f"Numba and torch on {cores.cpu} core(s)", memory * 3 / 4, attention, _gemm_rates(cores.cpu), per_op)
     rate, hop = _copy_rate(), _hand_over()
     today = datetime.now(UTC).isoformat(timespec="seconds")
     cores = replace(cores, mover=1 / rate)
