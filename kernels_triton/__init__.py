@@ -1,6 +1,7 @@
 """Triton kernels for the gpu lane. Each op is a wrapper that validates, a kernel, declared work and a reference.
 
-Triton reads TRITON_INTERPRET when it is first imported: set it before, to run these kernels on the CPU for tests.
+Triton is imported when a kernel is first launched. It reads TRITON_INTERPRET then: set it before, to run these kernels
+on the CPU for tests.
 """
 
 from .rms_norm import rms_norm, rms_norm_reference, rms_norm_work
