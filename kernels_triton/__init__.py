@@ -4,6 +4,17 @@ Triton is imported when a kernel is first launched. It reads TRITON_INTERPRET th
 on the CPU for tests.
 """
 
+from .backend import Backend
 from .rms_norm import rms_norm, rms_norm_reference, rms_norm_work
+from .router import Routing, route, route_reference, route_work
 
-__all__ = ["rms_norm", "rms_norm_reference", "rms_norm_work"]
+__all__ = [
+    "Backend",
+    "Routing",
+    "rms_norm",
+    "rms_norm_reference",
+    "rms_norm_work",
+    "route",
+    "route_reference",
+    "route_work",
+]

@@ -1,6 +1,7 @@
 """The public door to the kernels: usable in anybody's code, without Jupyter.
 
-The CPU kernels are there at once; a Triton kernel is imported, and triton with it, when it is first asked for.
+The CPU kernels are there at once; what also runs on the GPU is imported, and torch with it, when it is first asked
+for, and triton when it is first launched.
 """
 
 import importlib
@@ -21,10 +22,11 @@ from kernels_cpu import (
 )
 
 if TYPE_CHECKING:
-    from kernels_triton import rms_norm, rms_norm_work
+    from kernels_triton import Routing, rms_norm, rms_norm_work, route, route_work
 
 __all__ = [
     "CodePath",
+    "Routing",
     "append_kv",
     "append_kv_work",
     "expert_mlp",
@@ -37,6 +39,8 @@ __all__ = [
     "read_memory",
     "rms_norm",
     "rms_norm_work",
+    "route",
+    "route_work",
 ]
 
 
