@@ -5,11 +5,13 @@ on the CPU for tests.
 """
 
 from .backend import Backend
+from .pairs import Blocks, sort_pairs
 from .rms_norm import rms_norm, rms_norm_reference, rms_norm_work
 from .router import Routing, route, route_reference, route_work
 
 __all__ = [
     "Backend",
+    "Blocks",
     "Routing",
     "rms_norm",
     "rms_norm_reference",
@@ -17,4 +19,5 @@ __all__ = [
     "route",
     "route_reference",
     "route_work",
+    "sort_pairs",
 ]

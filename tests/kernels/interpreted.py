@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels_triton import route, route_reference
+from kernels_triton import route, route_reference, sort_pairs
 
 INTERPRET = "triton-interpret"
 
@@ -34,3 +34,14 @@ def test_route_breaks_ties_and_ranks_nan_last_as_torch_does():
         if options:
             logits = logits.nan_to_num(nan=-9.0)
         assert route(logits, 4, backend=INTERPRET, **options).ids.equal(route(logits, 4, **options).ids)
+
+
+@pytest.mark.parametrize("tokens, k, experts, block", [(1, 1, 1, 16), (5, 2, 8, 16), (40, 8, 60, 16), (1100, 2, 3, 32)])
+def test_sort_pairs(tokens, k, experts, block):
+    torch.manual_seed(tokens)
+    ids = torch.randint(experts, (tokens, k), dtype=torch.int32)
+    found, want = (sort_pairs(ids, experts, block, backend=backend) for backend in (INTERPRET, "torch"))
+    rows = int(want.rows)
+    assert int(found.rows) == rows
+    assert found.pairs[:rows].equal(want.pairs[:rows])
+    assert found.experts[: rows // block].equal(want.experts[: rows // block])
