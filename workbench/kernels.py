@@ -22,20 +22,40 @@ from kernels_cpu import (
 )
 
 if TYPE_CHECKING:
-    from kernels_triton import Routing, rms_norm, rms_norm_work, route, route_work
+    from kernels_triton import (
+        Quantised,
+        Routing,
+        dequantise,
+        fused_moe,
+        fused_moe_work,
+        grouped_gemm,
+        grouped_gemm_work,
+        quantise,
+        rms_norm,
+        rms_norm_work,
+        route,
+        route_work,
+    )
 
 __all__ = [
     "CodePath",
+    "Quantised",
     "Routing",
     "append_kv",
     "append_kv_work",
+    "dequantise",
     "expert_mlp",
     "expert_mlp_work",
     "features",
     "flash_decode",
     "flash_decode_work",
+    "fused_moe",
+    "fused_moe_work",
+    "grouped_gemm",
+    "grouped_gemm_work",
     "mla_decode",
     "multiply_add",
+    "quantise",
     "read_memory",
     "rms_norm",
     "rms_norm_work",
