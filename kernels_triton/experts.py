@@ -113,7 +113,7 @@ def dequantise(weight: Weights, dtype: torch.dtype) -> torch.Tensor:
         halves = values.unflatten(-1, (scales.shape[-1], -1))
         wide = torch.cat((halves & 15, halves >> 4), dim=-1).to(torch.int8).flatten(-2) - 8
     exact = torch.promote_types(dtype, torch.float32)
-    scaled = wide.to(exact).unflatten(-1, (scales.shape[-1], -1)) * scales[..., None].to(exact)
+    scaled: torch.Tensor = wide.to(exact).unflatten(-1, (scales.shape[-1], -1)) * scales[..., None].to(exact)
     return scaled.flatten(-2).to(dtype)
 
 
