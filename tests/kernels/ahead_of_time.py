@@ -94,7 +94,7 @@ def described(kernel: Any, arch: int) -> dict[str, Any]:
 def loads() -> list[float]:
     """One number of pairs per expert for each bucket of the table."""
     bounds = {row["most_rows"] for row in table()}
-    return sorted(float(bound) for bound in bounds if bound) + [1e9]
+    return [*sorted(float(bound) for bound in bounds if bound), 1e9]
 
 
 def cases(arch: int, kind: str) -> Iterator[tuple[torch.dtype, torch.dtype, LayerTiles]]:
