@@ -7,6 +7,7 @@ never measured.
 
 from .ceilings import multiply_add, read_memory
 from .expert_mlp import expert_mlp, expert_mlp_reference, expert_mlp_work
+from .expert_weights import Format, PackedExperts, pack_experts
 from .features import CodePath, Features, features
 from .flash_decode import (
     flash_decode,
@@ -21,6 +22,8 @@ from .kv_cache import append_kv, append_kv_reference, append_kv_work
 __all__ = [
     "CodePath",
     "Features",
+    "Format",
+    "PackedExperts",
     "append_kv",
     "append_kv_reference",
     "append_kv_work",
@@ -34,6 +37,7 @@ __all__ = [
     "mla_decode",
     "mla_decode_reference",
     "multiply_add",
+    "pack_experts",
     "read_memory",
     "warm_up",
 ]

@@ -52,3 +52,16 @@ def side_by_side(work: Callable[[], object], threads: int) -> None:
         wait(others)
     for other in others:
         other.result()
+
+
+def helped(work: Callable[[], object], threads: int) -> None:
+    """Run `work` in this thread and meanwhile in `threads` - 1 others, which are not waited for.
+
+    For work that ends nowhere before all of it is done, and does nothing if called then.
+    """
+    if threads > 1:
+        with _making:
+            pool = _pool(os.getpid())
+        for _ in range(threads - 1):
+            pool.submit(work)
+    work()

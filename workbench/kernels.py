@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from kernels_cpu import (
     CodePath,
+    Format,
+    PackedExperts,
     append_kv,
     append_kv_work,
     expert_mlp,
@@ -17,6 +19,7 @@ from kernels_cpu import (
     flash_decode_work,
     mla_decode,
     multiply_add,
+    pack_experts,
     read_memory,
 )
 
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CodePath",
+    "Format",
+    "PackedExperts",
     "append_kv",
     "append_kv_work",
     "expert_mlp",
@@ -34,6 +39,7 @@ __all__ = [
     "flash_decode_work",
     "mla_decode",
     "multiply_add",
+    "pack_experts",
     "read_memory",
     "rms_norm",
     "rms_norm_work",

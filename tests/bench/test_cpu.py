@@ -5,7 +5,7 @@ import pytest
 
 from workbench.bench import cpu
 from workbench.bench.cpu import Round
-from workbench.bench.cpu_work import Attention, Case, Experts, Work, random_pool
+from workbench.bench.cpu_work import Attention, Case, Experts, Layer, Work, random_pool
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +16,7 @@ def attention() -> Attention:
 @pytest.fixture(scope="module")
 def experts() -> Experts:
     pool = random_pool(6 * 64 * 96)
-    return Experts(3, pool, model=64, inner=96)
+    return Experts(3, Layer(pool, model=64, inner=96))
 
 
 @pytest.mark.parametrize("name", ["attention", "experts"])
