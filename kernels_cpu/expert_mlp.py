@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,10 +11,11 @@ from numpy.typing import NDArray
 
 from .arguments import Operand, SameKind, checked, contiguous, float64, host_array, same_kind, writeable
 from .expert_activations import room
+from .expert_nodes import NodeExperts
 from .expert_tasks import FEW, blocks_of, counters, rounds, server
 from .expert_weights import ROWS, Format, PackedExperts, aligned, unpacked
 from .features import CodePath, code_path
-from .team import helped, team_size
+from .team import helped, on_node, team_size
 
 _WORTH = 1 << 20
 """Bytes of weights per thread below which waking it takes longer than it helps."""
@@ -40,10 +42,11 @@ def _check(h: NDArray[Any], experts: PackedExperts, ids: NDArray[Any], weights: 
 
 def expert_mlp(
     h: SameKind,
-    experts: PackedExperts,
+    experts: PackedExperts | NodeExperts,
     ids: Operand,
     weights: Operand,
     *,
+    exact: bool = False,
     threads: int | None = None,
     path: CodePath | None = None,
     out: SameKind | None = None,
@@ -64,12 +67,16 @@ def expert_mlp(
     ----------
     h : (T, M) fp32
         Normed hidden states.
-    experts : PackedExperts
-        The layer's experts from `pack_experts`.
+    experts : PackedExperts or NodeExperts
+        The layer's experts from `pack_experts`, or from `pack_by_node`: then the cores of each node compute with its
+        own slice, and the slices' results are summed in their order.
     ids : (T, k) int32 or int64
         Experts of each token.
     weights : (T, k) fp32
         Their weights.
+    exact : bool
+        Keep activations in fp32 for any number of tokens with FP32 and BF16 weights: then a token's result does not
+        depend on who else is in the batch.
     threads : int, optional
         Threads that share the work; the cores that this process may use unless given.
     path : CodePath, optional
@@ -98,35 +105,67 @@ def expert_mlp(
     >>> expert_mlp(h, experts, np.zeros((1, 1), np.int64), weights).round(4)
     array([[3.5232]], dtype=float32)
     """
-    if not isinstance(experts, PackedExperts):
+    if not isinstance(experts, PackedExperts | NodeExperts):
         raise TypeError(f"experts must be PackedExperts, not {type(experts).__name__}: pass what pack_experts returns.")
+    slices = experts.slices if isinstance(experts, NodeExperts) else (experts,)
     hidden = contiguous("h", checked("h", h, "T M", np.float32))
     chosen = checked("ids", ids, "T k", np.int32, np.int64)
     scales = contiguous("weights", checked("weights", weights, "T k", np.float32))
-    _check(hidden, experts, chosen, scales)
+    _check(hidden, slices[0], chosen, scales)
     size, taken = team_size(threads), code_path(path)
     result = np.empty_like(hidden) if out is None else writeable("out", checked("out", out, "T M", np.float32))
     if result.shape != hidden.shape:
         raise ValueError(f"out must have the shape {hidden.shape} of h, not {result.shape}: leave it out.")
-    _compute(hidden, experts, chosen, scales, size, taken, result)
+    rounded = not exact and rounds(slices[0].format, taken)
+    if isinstance(experts, PackedExperts):
+        serve = _call(hidden, experts, chosen, scales, rounded, taken, result)
+        helped(serve, min(size, _worth(experts, chosen)))
+    else:
+        _by_node(hidden, experts, chosen, scales, rounded, size, taken, result)
     return same_kind(h, result) if out is None else out
 
 
-def _compute(
+def _worth(experts: PackedExperts, ids: NDArray[Any]) -> int:
+    """Most threads that are worth waking."""
+    return int(1 + len(np.unique(ids)) * experts.nbytes // len(experts) // _WORTH)
+
+
+def _by_node(
     h: NDArray[np.float32],
-    experts: PackedExperts,
+    experts: NodeExperts,
     ids: NDArray[Any],
     weights: NDArray[np.float32],
+    rounded: bool,
     threads: int,
     path: CodePath,
     out: NDArray[np.float32],
 ) -> None:
-    """Pairs of token and expert, sorted by expert, through both products; then back to tokens."""
+    """Each slice on its node, side by side; their sum in order."""
+    parts = [out, *(np.empty_like(out) for _ in experts.slices[1:])]
+    calls = [_call(h, own, ids, weights, rounded, path, part) for own, part in zip(experts.slices, parts, strict=True)]
+    share = -(-threads // len(calls))
+    waiting = [on_node(call, cpus, share) for call, cpus in zip(calls, experts.nodes, strict=True)]
+    for part, done in zip(parts, waiting, strict=True):
+        done.result()
+        if part is not out:
+            out += part
+
+
+def _call(
+    h: NDArray[np.float32],
+    experts: PackedExperts,
+    ids: NDArray[Any],
+    weights: NDArray[np.float32],
+    rounded: bool,
+    path: CodePath,
+    out: NDArray[np.float32],
+) -> Callable[[], object]:
+    """What each thread does: pairs of token and expert, sorted by expert, through both products; back to tokens."""
     up, down = experts.gate_up, experts.down
     pairs = np.argsort(ids.ravel(), kind="stable")
     counts = np.bincount(ids.ravel(), minlength=len(experts))
     touched = np.flatnonzero(counts)
-    rounded = rounds(experts.format, path) and bool(counts.max(initial=0) > FEW)
+    rounded = rounded and bool(counts.max(initial=0) > FEW)
     both: NDArray[Any] = aligned(np.float32, len(pairs), up.words.shape[1] * ROWS)
     answers: NDArray[Any] = aligned(np.float32, len(pairs), down.words.shape[1] * ROWS)
     first, counter = np.concatenate([[0], np.cumsum(counts)]), counters()
@@ -137,8 +176,7 @@ def _compute(
         *(blocks_of(touched, down), down.words, down.scales, room(len(pairs), down, rounded), answers),
         *(np.argsort(pairs).reshape(ids.shape), weights, out),
     )
-    worth = 1 + len(touched) * experts.nbytes // len(experts) // _WORTH
-    helped(lambda: (serve(), counter), min(threads, worth))
+    return lambda: (serve(), counter)  # which the counter, of whom it knows the address, outlives
 
 
 def expert_mlp_work(

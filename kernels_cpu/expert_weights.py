@@ -147,12 +147,20 @@ def pack_experts(
     >>> len(experts), experts.format.name
     (2, 'INT8')
     """
-    first, second = _several("gate_up", gate_up), _several("down", down)
-    _check(first, second)
+    first, second = checked_layer(gate_up, down)
     if whole("group", group) < 8 or group % 8:
         raise ValueError(f"group must be a multiple of 8 columns, not {group}: leave it out for {GROUP}.")
     chosen = _format(format, first[0].dtype)
     return PackedExperts(_packed("gate_up", first, chosen, group), _packed("down", second, chosen, group))
+
+
+def checked_layer(
+    gate_up: Operand | Sequence[Operand], down: Operand | Sequence[Operand]
+) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+    """The matrices of each expert, of shapes that go together."""
+    first, second = _several("gate_up", gate_up), _several("down", down)
+    _check(first, second)
+    return first, second
 
 
 def _several(name: str, operands: Operand | Sequence[Operand]) -> list[NDArray[Any]]:
@@ -245,7 +253,8 @@ def aligned(dtype: Any, *shape: int) -> NDArray[Any]:
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     room = np.empty(size + 64, np.uint8)
     begin = -room.ctypes.data % 64
-    return room[begin : begin + size].view(dtype).reshape(shape)
+    found: NDArray[Any] = room[begin : begin + size].view(dtype).reshape(shape)
+    return found
 
 
 def unpacked(matrices: Matrices, experts: Iterable[int]) -> list[NDArray[np.float64]]:
@@ -255,7 +264,6 @@ def unpacked(matrices: Matrices, experts: Iterable[int]) -> list[NDArray[np.floa
 
 def _unpacked(matrices: Matrices, expert: int) -> NDArray[np.float64]:
     words, form = matrices.words[expert].transpose(0, 2, 1).reshape(-1, matrices.words.shape[2]), matrices.format
-    values: NDArray[Any]
     if form is Format.FP32:
         values = float64("words", words.view(np.float32))
     elif form is Format.BF16:
@@ -267,4 +275,4 @@ def _unpacked(matrices: Matrices, expert: int) -> NDArray[np.float64]:
             numbers = np.concatenate([fours & 15, fours >> 4], axis=2).reshape(len(words), -1)
         scales = matrices.scales[expert].transpose(0, 2, 1).reshape(len(words), -1)
         values = (numbers.astype(float) - form.zero) * np.repeat(scales.astype(float), matrices.group, axis=1)
-    return values[: matrices.rows, : matrices.dim]
+    return np.asarray(values[: matrices.rows, : matrices.dim], np.float64)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kernels_cpu import (
     CodePath,
     Format,
+    NodeExperts,
     PackedExperts,
     append_kv,
     append_kv_work,
@@ -19,6 +20,8 @@ from kernels_cpu import (
     flash_decode_work,
     mla_decode,
     multiply_add,
+    numa_nodes,
+    pack_by_node,
     pack_experts,
     read_memory,
 )
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CodePath",
     "Format",
+    "NodeExperts",
     "PackedExperts",
     "append_kv",
     "append_kv_work",
@@ -39,6 +43,8 @@ __all__ = [
     "flash_decode_work",
     "mla_decode",
     "multiply_add",
+    "numa_nodes",
+    "pack_by_node",
     "pack_experts",
     "read_memory",
     "rms_norm",

@@ -75,6 +75,15 @@ def test_the_answer_depends_on_nobody_else_and_not_on_threads(form):
     np.testing.assert_allclose(np.concatenate(alone), whole, rtol=0, atol=1e-5 * np.abs(whole).max())
 
 
+@pytest.mark.parametrize("form", ["fp32", "bf16"])
+def test_exact_results_do_not_depend_on_the_batch(form):
+    packed = pack_experts(*layer(2, SHAPES[1]), format=form)
+    h, ids, weights = batch(12, 1, 1, SHAPES[1][0])
+    whole = expert_mlp(h, packed, ids, weights, exact=True)
+    assert error(whole, expert_mlp_reference(h, packed, ids, weights)) < 1e-6
+    np.testing.assert_array_equal(expert_mlp(h[:4], packed, ids[:4], weights[:4]), whole[:4])
+
+
 def test_threads_of_python_may_call_at_once():
     packed = pack_experts(*layer(4, SHAPES[0]))
     case = batch(9, 4, 2, SHAPES[0][0])
