@@ -66,6 +66,10 @@ def _parser() -> argparse.ArgumentParser:
     cpu.add_argument("--seconds", type=float, default=60, help="how long to repeat, default: 60")
     cpu.add_argument("--json", type=Path, help="file to write the record to")
     cpu.set_defaults(command=_bench_cpu)
+    experts = benches.add_parser("experts", help="routed experts on the CPU by tokens per expert: formats and torch")
+    experts.add_argument("--seconds", type=float, default=60, help="how long to repeat, default: 60")
+    experts.add_argument("--json", type=Path, help="file to write the record to")
+    experts.set_defaults(command=_bench_experts)
     overlap = benches.add_parser(
         "overlap", help="steady decode passes: VSLPipe against Sequential, measured and simulated"
     )
@@ -106,6 +110,12 @@ def _bench_cpu(options: argparse.Namespace) -> None:
     from workbench.bench.cpu import bench_cpu
 
     bench_cpu(seconds=options.seconds, json=options.json)
+
+
+def _bench_experts(options: argparse.Namespace) -> None:
+    from workbench.bench.experts import bench_experts
+
+    bench_experts(seconds=options.seconds, json=options.json)
 
 
 def _bench_sim(options: argparse.Namespace) -> None:
