@@ -74,7 +74,8 @@ def _limits(ax: Axes, speeds: ExpertSpeeds) -> None:
     """One dashed line per size of weights, up to the top of the picture; fp32 multiply-adds across it."""
     top = max(speeds.flop_rate(*key) for key in speeds.runs)
     last = max(tokens for _, tokens in speeds.runs)
-    for place, name in enumerate({size: name for name, size in reversed(speeds.weight_bytes.items())}.values()):
+    formats = {size: name for name, size in speeds.weight_bytes.items()}
+    for place, name in enumerate(formats.values()):
         end = top / speeds.memory_limit(name, 1)
         label = "as fast as memory is read" if place == 0 else None
         ax.plot([1, end], [speeds.memory_limit(name, 1) / 1e9, top / 1e9], "--", color=_LIMIT, lw=1, label=label)

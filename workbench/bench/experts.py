@@ -155,7 +155,7 @@ def measure_experts(
             with listening() as noise:
                 seen = _round(timed, pool, size, rng)
             (quiet if noise.quiet else disturbed).append(seen)
-    kept = quiet if len(quiet) >= _LEAST else quiet + disturbed
+    kept = _kept(quiet, disturbed)
     found = {(name, call.tokens): tuple(one.runs[name, call.tokens] for one in kept) for name, call in timed}
     multiply = float(np.median([one.multiply for one in kept]))
     own = {name for name, _ in timed}
@@ -167,6 +167,11 @@ def measure_experts(
 class _Round:
     runs: dict[tuple[str, int], Run]
     multiply: float
+
+
+def _kept(quiet: list[_Round], disturbed: list[_Round]) -> list[_Round]:
+    """The quiet rounds if they are enough, else all: on a busy computer the notebook has to end, too."""
+    return quiet if len(quiet) >= _LEAST else quiet + disturbed
 
 
 def _round(
