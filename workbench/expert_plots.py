@@ -57,8 +57,7 @@ def plot_expert_speeds(
     ax.yaxis.set_minor_formatter(NullFormatter())
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    threads = "1 thread" if speeds.threads == 1 else f"{speeds.threads} threads"
-    ax.set_title(f"experts {speeds.model_dim} x {speeds.expert_dim}, {threads}", loc="left", fontsize=10)
+    ax.set_title(str(speeds), loc="left", fontsize=10)
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=9)
     return ax
@@ -122,7 +121,7 @@ def plot_memory_share(several: Sequence[ExpertSpeeds], ax: Axes | None = None, *
             threads = "1 thread" if speeds.threads == 1 else f"{speeds.threads} threads"
             rate = speeds.weight_bytes[name] / seconds
             said = f"{threads}: {share:.0%} = {rate / 1e9:.1f} GB/s, {seconds * 1e3:.2f} ms per expert"
-            ax.annotate(said, (share, y), (4, 0), textcoords="offset points", va="center", fontsize=8)
+            ax.annotate(said, (max(1, share), y), (6, 0), textcoords="offset points", va="center", fontsize=8)
     ax.axvline(1, color=_MARK, linewidth=0.8, linestyle="--")
     ax.set_yticks(range(len(names)), [_sized(several[0], name) for name in names])
     ax.invert_yaxis()

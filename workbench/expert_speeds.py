@@ -29,8 +29,8 @@ class ExpertSpeeds:
         In the order of the rounds.
     multiply : float
         Multiply-adds of fp32 vectors that these threads reach [FLOP/s].
-    disturbed : int
-        Rounds in which other programs took a noticeable share of the cores.
+    dropped, disturbed : int
+        Rounds that are not here, and rounds that are, in which other programs took a noticeable share of the cores.
     """
 
     model_dim: int
@@ -39,7 +39,14 @@ class ExpertSpeeds:
     weight_bytes: Mapping[str, int]
     runs: Mapping[tuple[str, int], tuple[Run, ...]]
     multiply: float
+    dropped: int = 0
     disturbed: int = 0
+
+    def __str__(self) -> str:
+        rounds = len(next(iter(self.runs.values())))
+        noise = f", {self.disturbed} of them disturbed by other programs" if self.disturbed else ""
+        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        return f"experts {self.model_dim} x {self.expert_dim}, {threads}, {rounds} rounds{noise}"
 
     @property
     def contenders(self) -> tuple[str, ...]:

@@ -71,7 +71,7 @@ def test_the_command_reports_and_records(tmp_path, monkeypatch):
     said: list[str] = []
     found = experts.bench_experts(seconds=0, json=tmp_path / "experts.json", say=said.append)
     kept = json.loads((tmp_path / "experts.json").read_text())
-    assert said[0].startswith("experts 128 x 96, 1 threads: reads ")
+    assert said[0].startswith("experts 128 x 96, 1 thread, 3 rounds")
     assert [line.split()[0] for line in said if "tokens  " in line][: len(experts.TOKENS)] == [
         *map(str, experts.TOKENS)
     ]

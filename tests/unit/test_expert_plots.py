@@ -1,5 +1,7 @@
 """Speeds of expert kernels and their pictures, from runs made up so that every answer is known."""
 
+from dataclasses import replace
+
 import matplotlib as mpl
 import pytest
 
@@ -43,6 +45,11 @@ def test_rates_are_work_over_the_median_time():
     assert found.memory_limit("small", 2) == pytest.approx(8 * found.memory_limit("exact", 1))
 
 
+def test_disturbed_rounds_are_told():
+    noisy = replace(speeds(), disturbed=2)
+    assert str(noisy) == "experts 1000 x 1000, 2 threads, 3 rounds, 2 of them disturbed by other programs"
+
+
 def test_a_share_of_memory_is_of_the_reading_beside_it():
     # Each run took as much longer as the reading before it: the memory's slow state is not the kernel's.
     assert speeds().memory_share("exact", 1) == pytest.approx(1)
@@ -55,9 +62,9 @@ def test_overtaking_is_for_good():
     assert found.overtakes("exact", "dense") is None
     assert found.overtakes("small", "exact") == 1
     lost = {**found.runs, ("dense", 64): (Run(1.0, READ),)}
-    assert ExpertSpeeds(1000, 1000, 2, BYTES, lost, 90e9).overtakes("dense", "exact") is None
+    assert replace(found, runs=lost).overtakes("dense", "exact") is None
     once = {**found.runs, ("dense", 4): (Run(0.1e-3, READ),), ("dense", 16): (Run(1.0, READ),)}
-    assert ExpertSpeeds(1000, 1000, 2, BYTES, once, 90e9).overtakes("dense", "exact") == 64
+    assert replace(found, runs=once).overtakes("dense", "exact") == 64
 
 
 def test_the_picture_shows_rates_limits_and_the_crossing():
@@ -79,7 +86,7 @@ def test_ratios_leave_out_what_the_other_has_not_done():
     assert list(lines["exact"].get_ydata()) == pytest.approx([2, 0.5, 0.125])
     assert "fp32 multiply-adds" not in lines
     assert ax.texts[0].get_text() == "exact is not ahead\nof dense"
-    assert ax.get_title(loc="left").endswith("1 thread")
+    assert ax.get_title(loc="left") == "experts 1000 x 1000, 1 thread, 3 rounds"
 
 
 def test_who_was_not_measured_cannot_be_drawn():

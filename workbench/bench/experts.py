@@ -157,10 +157,12 @@ def measure_experts(
             (quiet if noise.quiet else disturbed).append(seen)
     kept = _kept(quiet, disturbed)
     found = {(name, call.tokens): tuple(one.runs[name, call.tokens] for one in kept) for name, call in timed}
+    noisy = len(disturbed) if kept is not quiet else 0
     multiply = float(np.median([one.multiply for one in kept]))
     own = {name for name, _ in timed}
     sizes = {name: _expert_bytes(weights, name) for name in (*_OURS, TORCH) if name in own}
-    return ExpertSpeeds(weights.model_dim, weights.expert_dim, size, sizes, found, multiply, len(disturbed))
+    dims = weights.model_dim, weights.expert_dim
+    return ExpertSpeeds(*dims, size, sizes, found, multiply, len(disturbed) - noisy, noisy)
 
 
 @dataclass(frozen=True)
@@ -269,10 +271,9 @@ def bench_experts(
 
 
 def _report(speeds: ExpertSpeeds, say: Callable[[str], None]) -> None:
-    rounds = len(speeds.runs[EXACT, speeds.tokens(EXACT)[0]])
     say(
-        f"experts {speeds.model_dim} x {speeds.expert_dim}, {speeds.threads} threads: reads {speeds.read / 1e9:.1f} "
-        f"GB/s, multiplies {speeds.multiply / 1e9:.0f} GFLOP/s in fp32; {rounds} rounds, {speeds.disturbed} disturbed"
+        f"{speeds}, {speeds.dropped} dropped: reads {speeds.read / 1e9:.1f} GB/s, multiplies "
+        f"{speeds.multiply / 1e9:.0f} GFLOP/s in fp32"
     )
     say(f"{'GFLOP/s':>10}  " + "  ".join(f"{name:>13}" for name in speeds.contenders))
     for tokens in speeds.tokens(EXACT):
