@@ -6,6 +6,7 @@ Each takes an `ax` and returns it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -19,7 +20,7 @@ _SHADES = (1.0, 0.45)
 
 
 def plot_expert_speeds(
-    speeds: ExpertSpeeds, ax: Axes | None = None, *, against: str | None = None, mark: tuple[str, str] | None = None
+    speeds: ExpertSpeeds, ax: Axes | None = None, *, against: str | None = None, marks: Sequence[tuple[str, str]] = ()
 ) -> Axes:
     """Rate of every contender over tokens per expert, with the limits of memory (dashed) and fp32 arithmetic (dotted).
 
@@ -28,15 +29,15 @@ def plot_expert_speeds(
     speeds : ExpertSpeeds
     against : str, optional
         A contender whose speed counts as one; the picture then shows ratios and no limits.
-    mark : (str, str), optional
-        Two contenders: the first number of tokens from which on the first is never slower is marked.
+    marks : sequence of (str, str)
+        Pairs of contenders: the number of tokens from which on the first is never slower is marked.
 
     Raises
     ------
     ValueError
         If one of them was not measured.
     """
-    for name in (against, *(mark or ())):
+    for name in (against, *(name for pair in marks for name in pair)):
         if name is not None and name not in speeds.contenders:
             raise ValueError(f"there is no contender {name!r}: give one of {list(speeds.contenders)}.")
     ax = ax if ax is not None else plt.subplots(figsize=(8, 4.6), layout="constrained")[1]
@@ -47,8 +48,8 @@ def plot_expert_speeds(
         ax.plot(tokens, heights, "o-", markersize=4, color=colour, label=name)
     if against is None:
         _limits(ax, speeds)
-    if mark is not None:
-        _crossing(ax, speeds, mark, against)
+    for place, pair in enumerate(marks):
+        _crossing(ax, speeds, pair, against, 0.04 + 0.13 * place)
     ax.set(xscale="log", yscale="log", xlabel="tokens per expert")
     ax.set_ylabel("GFLOP per second" if against is None else f"times as fast as {against}")
     ax.xaxis.set_major_locator(LogLocator(base=2, numticks=12))
@@ -82,21 +83,19 @@ def _limits(ax: Axes, speeds: ExpertSpeeds) -> None:
     ax.plot([1, last], [speeds.multiply / 1e9] * 2, ":", color=_MARK, linewidth=1, label=label)
 
 
-def _crossing(ax: Axes, speeds: ExpertSpeeds, mark: tuple[str, str], against: str | None) -> None:
-    name, other = mark
-    tokens = speeds.overtakes(name, other)
+def _crossing(ax: Axes, speeds: ExpertSpeeds, pair: tuple[str, str], against: str | None, bottom: float) -> None:
+    """A ring around the point, and what it means at the lower right."""
+    name, other = pair
+    tokens, place = speeds.overtakes(name, other), (0.98, bottom)
+    style: dict[str, Any] = {"ha": "right", "fontsize": 9, "color": _MARK}
     if tokens is None:
-        said = f"{name} is not ahead\nof {other}"
-        ax.annotate(said, (0.98, 0.04), xycoords="axes fraction", ha="right", fontsize=9, color=_MARK)
+        ax.annotate(f"{name} is not ahead\nof {other}", place, xycoords="axes fraction", **style)
         return
     height = _height(speeds, name, tokens, against)
     ax.plot(tokens, height, "o", markersize=11, markerfacecolor="none", markeredgecolor=_MARK)
     said = f"{name} is ahead of\n{other} from {tokens} token{'s' if tokens > 1 else ''} on"
     arrow = {"arrowstyle": "-", "color": _MARK, "linewidth": 0.8, "shrinkB": 6}
-    ax.annotate(
-        said, (tokens, height), (0.98, 0.04), textcoords="axes fraction", ha="right", fontsize=9, color=_MARK,
-        arrowprops=arrow,
-    )  # fmt: skip
+    ax.annotate(said, (tokens, height), place, textcoords="axes fraction", arrowprops=arrow, **style)
 
 
 def plot_memory_share(several: Sequence[ExpertSpeeds], ax: Axes | None = None, *, tokens: int = 1) -> Axes:

@@ -68,19 +68,20 @@ def test_overtaking_is_for_good():
 
 
 def test_the_picture_shows_rates_limits_and_the_crossing():
-    ax = plot_expert_speeds(speeds(), mark=("dense", "exact"))
+    ax = plot_expert_speeds(speeds(), marks=[("dense", "exact"), ("small", "exact")])
     lines = {line.get_label(): line for line in ax.get_lines()}
     assert list(lines["dense"].get_xdata()) == [4, 16, 64]
     assert lines["exact"].get_ydata()[0] == pytest.approx(6e6 / 0.6e-3 / 1e9)
     assert set(lines["fp32 multiply-adds"].get_ydata()) == {90}
     limits = [line for line in ax.get_lines() if line.get_linestyle() == "--"]
     assert sorted(line.get_ydata()[0] for line in limits) == pytest.approx([10, 40])
-    assert [text.get_text() for text in ax.texts] == ["dense is ahead of\nexact from 16 tokens on"]
+    said = [text.get_text() for text in ax.texts]
+    assert said == ["dense is ahead of\nexact from 16 tokens on", "small is ahead of\nexact from 1 token on"]
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("tokens per expert", "GFLOP per second")
 
 
 def test_ratios_leave_out_what_the_other_has_not_done():
-    ax = plot_expert_speeds(speeds(1), against="dense", mark=("exact", "dense"))
+    ax = plot_expert_speeds(speeds(1), against="dense", marks=[("exact", "dense")])
     lines = {line.get_label(): line for line in ax.get_lines()}
     assert list(lines["exact"].get_xdata()) == [4, 16, 64]
     assert list(lines["exact"].get_ydata()) == pytest.approx([2, 0.5, 0.125])
