@@ -5,7 +5,7 @@ bit-exact reference. `features()` tells the code path of this computer, `warm_up
 never measured.
 """
 
-from .ceilings import multiply_add, read_memory
+from .ceilings import multiply_add, read_blocks, read_memory
 from .expert_mlp import expert_mlp, expert_mlp_reference, expert_mlp_work
 from .features import CodePath, Features, features
 from .flash_decode import (
@@ -34,6 +34,7 @@ __all__ = [
     "mla_decode",
     "mla_decode_reference",
     "multiply_add",
+    "read_blocks",
     "read_memory",
     "warm_up",
 ]

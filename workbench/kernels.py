@@ -17,6 +17,7 @@ from kernels_cpu import (
     flash_decode_work,
     mla_decode,
     multiply_add,
+    read_blocks,
     read_memory,
 )
 
@@ -34,6 +35,7 @@ __all__ = [
     "flash_decode_work",
     "mla_decode",
     "multiply_add",
+    "read_blocks",
     "read_memory",
     "rms_norm",
     "rms_norm_work",
