@@ -28,7 +28,8 @@ class Roofline:
     read, multiply : float
         The ceilings [B/s] and [FLOP/s].
     points : mapping of name to (intensity, rate) pairs
-        FLOP per byte and FLOP/s of each kernel, one pair per work.
+        FLOP per byte and FLOP/s, one pair per work. The name is who computed; a kind of work and a colon before it
+        leave his colour and make the mark hollow.
     """
 
     threads: int
@@ -52,9 +53,12 @@ def plot_roofline(roofline: Roofline, ax: Axes | None = None) -> Axes:
     x = np.geomspace(least, most, 200)
     ax.plot(x, np.minimum(roofline.read * x, roofline.multiply) / 1e9, color=_ROOF, linewidth=1.5)
     _say_ceilings(ax, roofline, least, most)
-    for (name, own), colour, marker in zip(roofline.points.items(), cycle(_COLOURS), cycle(_MARKERS), strict=False):
+    peers = list(dict.fromkeys(_peer(name) for name in roofline.points))
+    for name, own in roofline.points.items():
+        colour, marker = (them[peers.index(_peer(name)) % len(them)] for them in (_COLOURS, _MARKERS))
         intensity, rate = np.array(own).T
-        ax.plot(intensity, rate / 1e9, marker, color=colour, label=name, markersize=6, alpha=0.85)
+        fill = "full" if name == _peer(name) else "none"
+        ax.plot(intensity, rate / 1e9, marker, color=colour, label=name, markersize=6, alpha=0.85, fillstyle=fill)
     ax.set(xscale="log", yscale="log", xlim=(least, most), xlabel="arithmetic intensity [FLOP/byte]")
     ax.set(ylabel="arithmetic rate [GFLOP/s]", ylim=(min(y for _, y in pairs) / 2e9, roofline.multiply * 2.2 / 1e9))
     for axis in (ax.xaxis, ax.yaxis):
@@ -69,9 +73,14 @@ def plot_roofline(roofline: Roofline, ax: Axes | None = None) -> Axes:
 def _say_ceilings(ax: Axes, roofline: Roofline, least: float, most: float) -> None:
     said = f"multiply-adds {roofline.multiply / 1e9:,.0f} GFLOP/s"
     ax.annotate(said, (most, roofline.multiply / 1e9), (-4, 4), textcoords="offset points", ha="right", color=_TEXT)
-    place = (least, roofline.read * least / 1e9)
-    said = f"reading {roofline.read / 1e9:,.1f} GB/s"
-    ax.annotate(said, place, (6, 30), textcoords="offset points", color=_TEXT)
+    place, slope = 1.15 * least, roofline.read / 1e9
+    turned = {"rotation": np.degrees(np.arctan(slope)), "rotation_mode": "anchor", "transform_rotates_text": True}
+    ax.text(place, 1.2 * slope * place, f"reading {slope:,.1f} GB/s", color=_TEXT, **turned)
+
+
+def _peer(name: str) -> str:
+    """Who computed, without what: ours of "expert: ours"."""
+    return name.rpartition(": ")[2]
 
 
 def _threads(count: int) -> str:

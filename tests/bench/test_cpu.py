@@ -65,7 +65,7 @@ def test_the_c_twin_matches_float64_with_either_width_of_registers(group, lanes,
         pytest.skip("no AVX-512 here")
     compiled = c_twin._compiled
     monkeypatch.setattr(c_twin, "_compiled", lambda gcc, shape: compiled(gcc, shape | {"LANES": lanes}))
-    case = Attention(Case("twin", LENGTHS, group, 64), random_pool(90 * POOL_DIM * 64), peers=False)
+    case = Attention(Case("twin", LENGTHS, group, 64), random_pool(90 * POOL_DIM * 64), peers=())
     want = flash_decode_reference(*case.operands)
     for threads in (1, 3):
         out = np.full_like(want, np.nan, np.float32)

@@ -88,4 +88,4 @@ def other_works() -> tuple[npt.NDArray[np.uint16], list[Work]]:
     """The same of other head dims and groups, our kernel alone."""
     cases = cpu_attention.other_shapes()
     pool = random_pool(cpu_attention.pool_elements(cases))
-    return pool, [Attention(case, pool, peers=False) for case in cases]
+    return pool, [Attention(case, pool, peers=()) for case in cases]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
 
 from workbench.bench import cpu_peers
 from workbench.bench.c_twin import Twin
-from workbench.bench.cpu_work import Contender
+from workbench.bench.cpu_work import PEERS, Contender
 from workbench.kernels import CodePath, flash_decode, flash_decode_work, read_blocks
 
 HEADS, DIM, BLOCK = 8, 128, 64
@@ -32,18 +32,18 @@ class Case:
 
 def attention_cases() -> list[Case]:
     """64 sequences of 128 to 2048 tokens, and one of 65,536."""
-    uneven, long = _uneven(64), np.array([65536])
-    batches = [Case(f"64 sequences, G={group}", uneven, group) for group in (1, 4, 8)]
+    short, long = uneven(64), np.array([65536])
+    batches = [Case(f"64 sequences, G={group}", short, group) for group in (1, 4, 8)]
     return [*batches, *(Case(f"1 x 64k, G={group}", long, group) for group in (1, 4))]
 
 
 def other_shapes() -> list[Case]:
     """Other head dims at 4 query heads per KV head, fewer sequences where rows are longer; and other groups."""
-    dims = [Case(f"D={dim}, G=4", _uneven(64 * min(DIM, dim) // dim), 4, dim) for dim in (64, 80, 96, 192, 256)]
-    return [*dims, *(Case(f"D={DIM}, G={group}", _uneven(64), group) for group in (1, 2, 7, 16))]
+    dims = [Case(f"D={dim}, G=4", uneven(64 * min(DIM, dim) // dim), 4, dim) for dim in (64, 80, 96, 192, 256)]
+    return [*dims, *(Case(f"D={DIM}, G={group}", uneven(64), group) for group in (1, 2, 7, 16))]
 
 
-def _uneven(sequences: int) -> npt.NDArray[np.int64]:
+def uneven(sequences: int) -> npt.NDArray[np.int64]:
     return np.random.default_rng(7).integers(128, 2049, sequences)
 
 
@@ -60,14 +60,14 @@ class Attention:
     case : Case
     pool : (elements,) uint16
         Shared by all cases.
-    peers : bool
-        Whether to set up more than our own kernel.
+    peers : names
+        Who is set up beside our own kernel.
     """
 
     peak = 0.85
     """Share of the multiply-add peak that the bar asks for where arithmetic binds."""
 
-    def __init__(self, case: Case, pool: npt.NDArray[np.uint16], *, peers: bool = True) -> None:
+    def __init__(self, case: Case, pool: npt.NDArray[np.uint16], *, peers: Collection[str] = PEERS) -> None:
         self.name, self.case, rng = case.name, case, np.random.default_rng(0)
         count = -(-case.lengths // BLOCK)
         self._kv = pool[: int(count.sum()) * POOL_DIM * case.dim].reshape(-1, HEADS, 2, BLOCK, case.dim)
@@ -81,23 +81,25 @@ class Attention:
         self.ceilings: dict[str, Contender] = {"paged": self._read}
         self.missing: dict[str, str] = {}
         self.contenders: dict[str, Contender] = {"ours": self._decode}
-        if peers:
-            self._add_peers()
+        for name in peers:
+            try:
+                self.contenders[name] = self._peer(name)
+            except OSError as why:
+                self.missing[name] = str(why)
 
-    def _add_peers(self) -> None:
-        rows = cpu_peers.gathered(*self.operands[1:])
-        self.contenders |= {
-            "plain Numba": partial(self._decode, path=CodePath.PORTABLE),
-            "naive Numba": cpu_peers.naive(*self.operands, self.out),
-            "torch bf16": cpu_peers.eager(self._q, rows, self.out),
-            "torch SDPA": cpu_peers.fused(self._q, rows, self.out),
+    def _peer(self, name: str) -> Contender:
+        makers: dict[str, Callable[[], Contender]] = {
+            "plain Numba": lambda: partial(self._decode, path=CodePath.PORTABLE),
+            "naive Numba": lambda: cpu_peers.naive(*self.operands, self.out),
+            "torch bf16": lambda: cpu_peers.eager(self._q, self._gathered, self.out),
+            "torch SDPA": lambda: cpu_peers.fused(self._q, self._gathered, self.out),
+            "C": lambda: partial(Twin(self.case.group, self.case.dim, BLOCK), *self.operands, self.out),
         }
-        try:
-            twin: Callable[..., None] = Twin(self.case.group, self.case.dim, BLOCK)
-        except OSError as why:
-            self.missing["C"] = str(why)
-        else:
-            self.contenders["C"] = lambda threads: twin(*self.operands, self.out, threads)
+        return makers[name]()
+
+    @cached_property
+    def _gathered(self) -> cpu_peers.Gathered:
+        return cpu_peers.gathered(*self.operands[1:])
 
     def _decode(self, threads: int, path: CodePath | None = None) -> None:
         flash_decode(*self.operands, out=self.out, threads=threads, path=path)

@@ -7,11 +7,8 @@ from statistics import median
 
 from workbench.bench import record
 from workbench.bench.cpu_rounds import Round, by_state, fastest_reading
-from workbench.bench.cpu_work import Work
+from workbench.bench.cpu_work import PEERS, Work
 from workbench.kernel_plots import Roofline
-
-PEERS = ("plain Numba", "naive Numba", "torch bf16", "torch SDPA", "C")
-"""Who may stand beside ours, in the order of the columns."""
 
 Ratios = dict[str, dict[str, float]]
 
@@ -66,9 +63,10 @@ def rooflines(rounds: Sequence[Round]) -> list[Roofline]:
         own = [one for one in rounds if one.threads == threads]
         points: dict[str, list[tuple[float, float]]] = {}
         for work in _works(own):
+            kind = "" if work.ceilings else "expert: "
             for name in work.contenders:
                 taken = median(one.seconds[name] for one in own if one.work is work)
-                points.setdefault(name, []).append((work.flops / work.bytes, work.flops / taken))
+                points.setdefault(kind + name, []).append((work.flops / work.bytes, work.flops / taken))
         read, multiply = median(one.read for one in own), median(one.multiply for one in own)
         found.append(Roofline(threads, read, multiply, points))
     return found

@@ -16,6 +16,9 @@ from workbench.kernels import CodePath, expert_mlp, expert_mlp_work
 MODEL, INNER = 4096, 14336
 """Model and expert dim of the experts: Mixtral-8x7B's."""
 
+PEERS = ("plain Numba", "naive Numba", "torch bf16", "torch SDPA", "C")
+"""Who may compute a work beside ours. Plain is our kernels' portable path, naive the loops of the definition."""
+
 Contender = Callable[[int], None]
 """Computes the work on so many threads."""
 
