@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 _COLOURS = ("#1d4ed8", "#d97706", "#059669", "#db2777", "#7c3aed", "#0891b2")
 _MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -49,7 +49,8 @@ def plot_roofline(roofline: Roofline, ax: Axes | None = None) -> Axes:
     """
     ax = ax if ax is not None else plt.subplots(figsize=(7, 4.4), layout="constrained")[1]
     pairs = [pair for own in roofline.points.values() for pair in own]
-    least, most = min(x for x, _ in pairs) / 2, max(max(x for x, _ in pairs), roofline.multiply / roofline.read) * 2
+    intensities = [x for x, _ in pairs]
+    least, most = min(intensities) / 4, 2 * max(*intensities, roofline.multiply / roofline.read)
     x = np.geomspace(least, most, 200)
     ax.plot(x, np.minimum(roofline.read * x, roofline.multiply) / 1e9, color=_ROOF, linewidth=1.5)
     _say_ceilings(ax, roofline, least, most)
@@ -61,7 +62,9 @@ def plot_roofline(roofline: Roofline, ax: Axes | None = None) -> Axes:
         ax.plot(intensity, rate / 1e9, marker, color=colour, label=name, markersize=6, alpha=0.85, fillstyle=fill)
     ax.set(xscale="log", yscale="log", xlim=(least, most), xlabel="arithmetic intensity [FLOP/byte]")
     ax.set(ylabel="arithmetic rate [GFLOP/s]", ylim=(min(y for _, y in pairs) / 2e9, roofline.multiply * 2.2 / 1e9))
-    for axis in (ax.xaxis, ax.yaxis):
+    for axis, ticks in ((ax.xaxis, LogLocator(base=2)), (ax.yaxis, LogLocator(subs=(1, 2, 5)))):
+        axis.set_major_locator(ticks)
+        axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ax.set_title(f"{_threads(roofline.threads)}", loc="left", fontsize=10)
     ax.grid(True, which="major", color="#e5e7eb")
@@ -120,9 +123,9 @@ def plot_over_threads(
     Parameters
     ----------
     rates : mapping of name to rates by number of threads
-        [tokens/s].
+        Of entries, one token's K and V in one layer [1/s].
     required : float, optional
-        [tokens/s].
+        [1/s].
     said : str
         What the line is called.
 
@@ -137,7 +140,7 @@ def plot_over_threads(
         ax.plot(threads, rate[0] / threads[0] * threads / 1e6, ":", color=colour, linewidth=1)
     if required is not None:
         ax.axhline(required / 1e6, color=_ROOF, linewidth=1.2, linestyle="--", label=said)
-    ax.set(xlabel="threads", ylabel="KV entries attended [million tokens/s]", ylim=(0, None))
+    ax.set(xlabel="threads", ylabel="KV entries attended [million/s]", ylim=(0, None))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.spines[["top", "right"]].set_visible(False)

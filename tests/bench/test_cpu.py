@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from workbench.bench.cpu_attention import BLOCK, POOL_DIM, Attention, Case, othe
 from workbench.bench.cpu_beside import Beside
 from workbench.bench.cpu_rounds import Round, by_state, play
 from workbench.bench.cpu_start import first_calls
+from workbench.bench.cpu_threads import attended, thread_counts, thread_rounds
 from workbench.bench.cpu_work import Experts, Work, random_pool
+from workbench.hardware import usable_cores
 from workbench.kernels import features
 
 LENGTHS = np.array([100, 64, 3, 5000])
@@ -178,3 +181,26 @@ def test_the_pool_is_aligned_and_finite():
     assert pool.size == 5_000_000
     assert pool.ctypes.data % (1 << 21) == 0
     assert np.isfinite((pool.astype(np.uint32) << 16).view(np.float32)).all()
+
+
+def test_attended_entries_come_from_the_bytes_of_a_token_and_layer(attention):
+    seconds = {"ours": 2.0, "paged": 1.0}
+    rounds = [round_of(attention, 1e9, threads=threads, **seconds) for threads in (1, 2)]
+    work = Attention(attention.case, random_pool(90 * POOL_DIM * 128), peers=())
+    found = attended([replace(one, work=work) for one in rounds])
+    tokens = LENGTHS.sum()
+    assert found == {"ours": {1: tokens / 2, 2: tokens / 2}, "reading alone": {1: tokens, 2: tokens}}
+
+
+def test_threads_double_up_to_all_cores():
+    assert thread_counts(1) == [1]
+    assert thread_counts(6) == [1, 2, 4, 6]
+    assert thread_counts(8) == [1, 2, 4, 8]
+
+
+def test_rounds_over_threads_are_of_one_work_and_every_count_has_three():
+    rounds = thread_rounds(sequences=2, seconds=0, peers=("naive Numba",))
+    counts = [one.threads for one in rounds]
+    assert len({id(one.work) for one in rounds}) == 1
+    assert {counts.count(threads) for threads in thread_counts(usable_cores())} == {3}
+    assert set(rounds[0].seconds) == {"ours", "naive Numba", "paged"}

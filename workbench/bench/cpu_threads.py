@@ -59,7 +59,7 @@ def attended(rounds: Sequence[Round]) -> dict[str, dict[int, float]]:
     """
     work, names = rounds[0].work, {"paged": "reading alone"}
     found = {}
-    for name in (*work.ceilings, *work.contenders):
+    for name in (*work.contenders, *work.ceilings):
         seconds = {n: median(one.seconds[name] for one in rounds if one.threads == n) for n in _threads(rounds)}
         found[names.get(name, name)] = {n: work.bytes / ENTRY / taken for n, taken in seconds.items()}
     return found
