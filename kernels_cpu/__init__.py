@@ -17,6 +17,7 @@ from .flash_decode import (
     warm_up,
 )
 from .kv_cache import append_kv, append_kv_reference, append_kv_work
+from .team import side_by_side
 
 __all__ = [
     "CodePath",
@@ -36,5 +37,6 @@ __all__ = [
     "multiply_add",
     "read_blocks",
     "read_memory",
+    "side_by_side",
     "warm_up",
 ]

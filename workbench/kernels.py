@@ -19,6 +19,7 @@ from kernels_cpu import (
     multiply_add,
     read_blocks,
     read_memory,
+    side_by_side,
 )
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ __all__ = [
     "read_memory",
     "rms_norm",
     "rms_norm_work",
+    "side_by_side",
 ]
 
 

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from workbench.bench.team import together
-from workbench.kernels import features
+from workbench.kernels import features, side_by_side
 
 RUN, PART = 4096, 1024
 """Tokens of a sequence up to which it is one task, and of each task of a longer one."""
@@ -58,7 +57,7 @@ class Twin:
         scale = ctypes.c_float(math.log2(math.e) / math.sqrt(dim))
         operands = (q, kv, table, table.shape[1], kv.shape[1], tasks, len(tasks), counter)
         arguments = [_passed(one) for one in (*operands, scale, tops, totals, values, out)]
-        together(lambda: self._library.serve(*arguments), threads)
+        side_by_side(lambda: self._library.serve(*arguments), threads)
         for s in np.flatnonzero(np.diff(first)):
             mine = slice(first[s], first[s + 1])
             whole = (int(first[s + 1] - first[s]), heads, tops[mine], totals[mine], values[mine], out[s])

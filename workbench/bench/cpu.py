@@ -51,10 +51,10 @@ def bench_cpu(
     ratios = cpu_report.report(rounds, say)
     say(f"rounds kept {len(rounds) // len(works)}, dropped as disturbed {dropped}")
     if not shapes:
-        ratios |= say_start(say) | say_overlap(works[1], say)
-    rows = cpu_report.rows(rounds)
+        four_heads = works[1]
+        ratios |= say_start(say) | say_overlap(four_heads, say)
     if json is not None:
-        record.write(json, Machine.local(), ratios, [{"dropped": dropped}, *rows])
+        record.write(json, Machine.local(), ratios, [{"dropped": dropped}, *cpu_report.rows(rounds)])
     if picture is not None:
         save_rooflines(cpu_report.rooflines(rounds), picture)
     return rounds

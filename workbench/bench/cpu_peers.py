@@ -11,7 +11,7 @@ import torch
 from numba import njit
 
 from workbench.bench.cpu_work import Contender
-from workbench.bench.team import together
+from workbench.kernels import side_by_side
 
 Gathered = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """K and V (K, S, D) of each sequence, side by side in memory, which torch needs."""
@@ -64,7 +64,7 @@ def naive(
 
     def compute(threads: int) -> None:
         starts = iter(range(threads))
-        together(lambda: _naive(q, kv, table, lengths, next(starts), threads, out), threads)
+        side_by_side(lambda: _naive(q, kv, table, lengths, next(starts), threads, out), threads)
 
     return compute
 
