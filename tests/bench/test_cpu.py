@@ -2,13 +2,14 @@
 
 import shutil
 import subprocess
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from kernels_cpu import flash_decode_reference
-from workbench.bench import c_twin, cpu_report
+from workbench.bench import c_twin, cpu, cpu_report
 from workbench.bench.c_twin import Twin
 from workbench.bench.cpu_attention import BLOCK, POOL_DIM, Attention, Case, other_shapes
 from workbench.bench.cpu_beside import Beside
@@ -16,6 +17,8 @@ from workbench.bench.cpu_rounds import Round, by_state, play
 from workbench.bench.cpu_start import first_calls
 from workbench.bench.cpu_threads import attended, thread_counts, thread_rounds
 from workbench.bench.cpu_work import Experts, Work, random_pool
+from workbench.bench.quiet import Noise
+from workbench.errors import WorkbenchError
 from workbench.hardware import usable_cores
 from workbench.kernels import features
 
@@ -204,3 +207,14 @@ def test_rounds_over_threads_are_of_one_work_and_every_count_has_three():
     assert len({id(one.work) for one in rounds}) == 1
     assert {counts.count(threads) for threads in thread_counts(usable_cores())} == {3}
     assert set(rounds[0].seconds) == {"ours", "naive Numba", "paged"}
+
+
+def test_a_machine_that_is_never_quiet_is_told_of(attention, monkeypatch):
+    @contextmanager
+    def noise():
+        yield Noise(others=0.5)
+
+    monkeypatch.setattr(cpu, "listening", noise)
+    monkeypatch.setattr(cpu, "_PATIENCE", 1e-3)
+    with pytest.raises(WorkbenchError, match="other programs disturbed [1-9]; close them"):
+        cpu._rounds(random_pool(1 << 20), [attention], 0)

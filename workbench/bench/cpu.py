@@ -17,9 +17,13 @@ from workbench.bench.cpu_rounds import Round, play
 from workbench.bench.cpu_start import say_start
 from workbench.bench.cpu_work import INNER, MODEL, Experts, Work, random_pool
 from workbench.bench.quiet import listening
+from workbench.errors import WorkbenchError
 from workbench.hardware import Machine, usable_cores
 from workbench.kernel_plots import save_rooflines
 from workbench.kernels import features
+
+_PATIENCE = 300
+"""Seconds to wait for three quiet rounds at least."""
 
 
 def bench_cpu(
@@ -67,7 +71,11 @@ def _rounds(pool: npt.NDArray[Any], works: Sequence[Work], seconds: float) -> tu
         for work in works:
             play(work, pool, threads, rng)
     rounds, dropped, begin = list[Round](), 0, time.perf_counter()
-    while time.perf_counter() - begin < seconds or len(rounds) < 3 * len(counts) * len(works):
+    while (passed := time.perf_counter() - begin) < seconds or len(rounds) < 3 * len(counts) * len(works):
+        if passed > max(_PATIENCE, 3 * seconds):
+            raise WorkbenchError(
+                f"other programs disturbed {dropped} rounds in {passed:.0f} s; close them and try again."
+            )
         for threads in counts:
             with listening() as noise:
                 seen = [play(work, pool, threads, rng) for work in works]
