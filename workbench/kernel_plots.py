@@ -76,9 +76,9 @@ def plot_roofline(roofline: Roofline, ax: Axes | None = None) -> Axes:
 def _say_ceilings(ax: Axes, roofline: Roofline, least: float, most: float) -> None:
     said = f"multiply-adds {roofline.multiply / 1e9:,.0f} GFLOP/s"
     ax.annotate(said, (most, roofline.multiply / 1e9), (-4, 4), textcoords="offset points", ha="right", color=_TEXT)
-    place, slope = 1.15 * least, roofline.read / 1e9
-    turned = {"rotation": np.degrees(np.arctan(slope)), "rotation_mode": "anchor", "transform_rotates_text": True}
-    ax.text(place, 1.2 * slope * place, f"reading {slope:,.1f} GB/s", color=_TEXT, **turned)
+    x, y = 1.15 * least, 1.25 * roofline.read * 1.15 * least / 1e9
+    turned = {"rotation": np.degrees(np.arctan2(y, x)), "rotation_mode": "anchor", "transform_rotates_text": True}
+    ax.text(x, y, f"reading {roofline.read / 1e9:,.1f} GB/s", color=_TEXT, **turned)
 
 
 def _peer(name: str) -> str:
