@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from kernels_cpu import (
     CodePath,
+    Format,
+    NodeExperts,
+    PackedExperts,
     append_kv,
     append_kv_work,
     expert_mlp,
@@ -17,6 +20,9 @@ from kernels_cpu import (
     flash_decode_work,
     mla_decode,
     multiply_add,
+    numa_nodes,
+    pack_by_node,
+    pack_experts,
     read_blocks,
     read_memory,
     side_by_side,
@@ -27,6 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CodePath",
+    "Format",
+    "NodeExperts",
+    "PackedExperts",
     "append_kv",
     "append_kv_work",
     "expert_mlp",
@@ -36,6 +45,9 @@ __all__ = [
     "flash_decode_work",
     "mla_decode",
     "multiply_add",
+    "numa_nodes",
+    "pack_by_node",
+    "pack_experts",
     "read_blocks",
     "read_memory",
     "rms_norm",

@@ -16,7 +16,7 @@ from workbench.bench.cpu_beside import Beside
 from workbench.bench.cpu_rounds import Round, by_state, play
 from workbench.bench.cpu_start import first_calls
 from workbench.bench.cpu_threads import attended, thread_counts, thread_rounds
-from workbench.bench.cpu_work import Experts, Work, random_pool
+from workbench.bench.cpu_work import Experts, Layer, Work, random_pool
 from workbench.bench.quiet import Noise
 from workbench.errors import WorkbenchError
 from workbench.hardware import usable_cores
@@ -33,7 +33,7 @@ def attention() -> Attention:
 @pytest.fixture(scope="module")
 def experts() -> Experts:
     pool = random_pool(6 * 64 * 96)
-    return Experts(3, pool, model=64, inner=96)
+    return Experts(3, Layer(pool, model=64, inner=96))
 
 
 def test_attention_is_the_same_by_everybody(attention):

@@ -6,7 +6,9 @@ import importlib
 import pytest
 
 
-@pytest.mark.parametrize("name", ["ceilings", "expert_mlp", "features", "flash_decode", "kv_cache"])
+@pytest.mark.parametrize(
+    "name", ["ceilings", "expert_mlp", "expert_nodes", "expert_weights", "features", "flash_decode", "kv_cache"]
+)
 def test_examples(name: str) -> None:
     found = doctest.testmod(importlib.import_module(f"kernels_cpu.{name}"))
     assert found.attempted

@@ -15,7 +15,7 @@ from workbench.bench.cpu_attention import BLOCK, DIM, HEADS, Attention
 from workbench.bench.cpu_beside import say_overlap
 from workbench.bench.cpu_rounds import Round, play
 from workbench.bench.cpu_start import say_start
-from workbench.bench.cpu_work import INNER, MODEL, Experts, Work, random_pool
+from workbench.bench.cpu_work import INNER, MODEL, Experts, Layer, Work, random_pool
 from workbench.bench.quiet import listening
 from workbench.errors import WorkbenchError
 from workbench.hardware import Machine, usable_cores
@@ -89,7 +89,8 @@ def every_work() -> tuple[npt.NDArray[np.uint16], list[Work]]:
     cases = cpu_attention.attention_cases()
     pool = random_pool(max(cpu_attention.pool_elements(cases), 6 * MODEL * INNER))
     attentions: list[Work] = [Attention(case, pool) for case in cases]
-    return pool, [*attentions, *(Experts(tokens, pool) for tokens in (1, 4))]
+    layer = Layer(pool)
+    return pool, [*attentions, *(Experts(tokens, layer) for tokens in (1, 4))]
 
 
 def other_works() -> tuple[npt.NDArray[np.uint16], list[Work]]:

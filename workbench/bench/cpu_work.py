@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from workbench.kernels import CodePath, expert_mlp, expert_mlp_work
+from workbench.kernels import CodePath, Format, expert_mlp, expert_mlp_work, pack_experts
 
 MODEL, INNER = 4096, 14336
 """Model and expert dim of the experts: Mixtral-8x7B's."""
@@ -38,22 +38,31 @@ class Work(Protocol):
     missing: dict[str, str]
 
 
+class Layer:
+    """Two experts as torch takes them and packed for ours; they take turns, so that none stays in a cache."""
+
+    def __init__(self, pool: npt.NDArray[np.uint16], *, model: int = MODEL, inner: int = INNER) -> None:
+        both, back = 2 * 2 * inner * model, 2 * model * inner
+        self.model, self.inner = model, inner
+        self.gate_up = pool[:both].reshape(2, 2 * inner, model)
+        self.down = pool[both : both + back].reshape(2, model, inner)
+        self.packed = pack_experts(self.gate_up, self.down)
+
+
 class Experts:
-    """One routed expert with some tokens, in bf16; two of them take turns, so that none stays in a cache."""
+    """One routed expert with some tokens, in bf16."""
 
     peak = 0.65
     """As of attention; an expert's rows are used once per token and leave less to arithmetic."""
 
-    def __init__(self, tokens: int, pool: npt.NDArray[np.uint16], *, model: int = MODEL, inner: int = INNER) -> None:
+    def __init__(self, tokens: int, layer: Layer) -> None:
         self.name, rng = f"expert, {tokens} tokens" if tokens > 1 else "expert, 1 token", np.random.default_rng(0)
-        both, back = 2 * 2 * inner * model, 2 * model * inner
-        self._gate_up = pool[:both].reshape(2, 2 * inner, model)
-        self._down = pool[both : both + back].reshape(2, model, inner)
-        self._h = rng.standard_normal((tokens, model), dtype=np.float32)
+        self._layer = layer
+        self._h = rng.standard_normal((tokens, layer.model), dtype=np.float32)
         self._ids, self._weights = np.zeros((tokens, 1), np.int64), np.ones((tokens, 1), np.float32)
         self.out = np.empty_like(self._h)
-        self.flops, _ = expert_mlp_work(model, inner, tokens, 1, 1, 2)
-        self.bytes = 3 * model * inner * 2
+        self.flops, _ = expert_mlp_work(layer.model, layer.inner, tokens, 1, 1, Format.BF16)
+        self.bytes = 3 * layer.model * layer.inner * 2
         portable = partial(self._compute, path=CodePath.PORTABLE)
         self.contenders: dict[str, Contender] = {
             "ours": self._compute,
@@ -65,15 +74,16 @@ class Experts:
 
     def _compute(self, threads: int, path: CodePath | None = None) -> None:
         self._ids ^= 1
-        operands = (self._h, self._gate_up, self._down, self._ids, self._weights)
-        expert_mlp(*operands, out=self.out, threads=threads, path=path)
+        expert_mlp(self._h, self._layer.packed, self._ids, self._weights, out=self.out, threads=threads, path=path)
 
     def _eager(self, threads: int) -> None:
         """torch in bf16: two products with oneDNN, SiLU between."""
         torch.set_num_threads(threads)
         self._ids ^= 1
         expert = int(self._ids[0, 0])
-        gate_up, down = (torch.from_numpy(m[expert]).view(torch.bfloat16) for m in (self._gate_up, self._down))
+        gate_up, down = (
+            torch.from_numpy(m[expert]).view(torch.bfloat16) for m in (self._layer.gate_up, self._layer.down)
+        )
         h = torch.from_numpy(self._h).bfloat16()
         gate, up = torch.nn.functional.linear(h, gate_up).chunk(2, dim=-1)
         answer = torch.nn.functional.linear(torch.nn.functional.silu(gate) * up, down)
