@@ -6,9 +6,9 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from .arguments import CACHED as CACHED
-from .arguments import KINDS as KINDS
 from .arguments import (
+    CACHED,
+    KINDS,
     Operand,
     SameKind,
     checked,
