@@ -73,9 +73,7 @@ def _rounds(pool: npt.NDArray[Any], works: Sequence[Work], seconds: float) -> tu
     rounds, dropped, begin = list[Round](), 0, time.perf_counter()
     while (passed := time.perf_counter() - begin) < seconds or len(rounds) < 3 * len(counts) * len(works):
         if passed > max(_PATIENCE, 3 * seconds):
-            raise WorkbenchError(
-                f"other programs disturbed {dropped} rounds in {passed:.0f} s; close them and try again."
-            )
+            raise WorkbenchError(f"other programs disturbed {dropped} rounds; close them and try again.")
         for threads in counts:
             with listening() as noise:
                 seen = [play(work, pool, threads, rng) for work in works]
