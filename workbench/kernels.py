@@ -24,7 +24,9 @@ from kernels_cpu import (
     numa_nodes,
     pack_by_node,
     pack_experts,
+    read_blocks,
     read_memory,
+    side_by_side,
 )
 
 if TYPE_CHECKING:
@@ -48,9 +50,11 @@ __all__ = [
     "numa_nodes",
     "pack_by_node",
     "pack_experts",
+    "read_blocks",
     "read_memory",
     "rms_norm",
     "rms_norm_work",
+    "side_by_side",
 ]
 
 
