@@ -8,7 +8,8 @@ import torch
 
 from workbench.bench import experts
 from workbench.bench.experts import EXACT, INT4, INT8, ROUNDED, TORCH, Call, ExpertWeights, measure_experts
-from workbench.kernels import Format, expert_mlp_work
+from workbench.expert_speeds import Run
+from workbench.kernels import Format, expert_mlp, expert_mlp_work
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +32,19 @@ def test_the_contenders_compute_the_same(weights, tokens):
 def test_rounding_is_a_contender_where_it_differs(weights):
     assert ROUNDED not in Call.of(weights, 4).contenders()
     many = Call.of(weights, 5)
-    differs = not np.array_equal(many.compute(EXACT, 1), many.compute(ROUNDED, 1))
-    assert (ROUNDED in many.contenders()) == differs
+    ids = np.repeat(np.arange(many.experts), 5)[:, None]
+    sums = np.ones(ids.shape, np.float32)
+    own, exact = (expert_mlp(many.h, weights.packed["bf16"], ids, sums, exact=exact) for exact in (False, True))
+    assert (ROUNDED in many.contenders()) == (not np.array_equal(own, exact))
+    np.testing.assert_array_equal(many.compute(EXACT, 1), exact)
+    np.testing.assert_array_equal(many.compute(ROUNDED, 1), own)
+
+
+def test_times_are_per_expert(weights, monkeypatch):
+    monkeypatch.setattr(experts, "_timed", lambda _: (6.0, 12.0))
+    timed = [(EXACT, Call.of(weights, tokens)) for tokens in (1, 70)]
+    seen = experts._round(timed, np.ones(60, np.int8), 1, np.random.default_rng(0))
+    assert seen == experts._Round({(EXACT, 1): Run(2.0, 10.0), (EXACT, 70): Run(6.0, 10.0)}, 2.0)
 
 
 def test_what_is_measured_is_what_was_asked_for(weights):
