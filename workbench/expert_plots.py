@@ -94,7 +94,7 @@ def _crossing(ax: Axes, speeds: ExpertSpeeds, pair: tuple[str, str], against: st
     height = _height(speeds, name, tokens, against)
     ax.plot(tokens, height, "o", markersize=11, markerfacecolor="none", markeredgecolor=_MARK)
     said = f"{name} is ahead of\n{other} from {tokens} token{'s' if tokens > 1 else ''} on"
-    arrow = {"arrowstyle": "-", "color": _MARK, "linewidth": 0.8, "shrinkB": 6}
+    arrow = {"arrowstyle": "-", "color": _MARK, "linewidth": 0.8, "shrinkB": 6, "relpos": (0, 0.5)}
     ax.annotate(said, (tokens, height), place, textcoords="axes fraction", arrowprops=arrow, **style)
 
 
