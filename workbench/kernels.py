@@ -1,6 +1,7 @@
 """The public door to the kernels: usable in anybody's code, without Jupyter.
 
-The CPU kernels are there at once; a Triton kernel is imported, and triton with it, when it is first asked for.
+The CPU kernels are there at once; what also runs on the GPU is imported, and torch with it, when it is first asked
+for, and triton when it is first launched.
 """
 
 import importlib
@@ -30,30 +31,53 @@ from kernels_cpu import (
 )
 
 if TYPE_CHECKING:
-    from kernels_triton import rms_norm, rms_norm_work
+    from kernels_triton import (
+        Quantised,
+        Routing,
+        dequantise,
+        fused_moe,
+        fused_moe_work,
+        grouped_gemm,
+        grouped_gemm_work,
+        quantise,
+        rms_norm,
+        rms_norm_work,
+        route,
+        route_work,
+    )
 
 __all__ = [
     "CodePath",
     "Format",
     "NodeExperts",
     "PackedExperts",
+    "Quantised",
+    "Routing",
     "append_kv",
     "append_kv_work",
+    "dequantise",
     "expert_mlp",
     "expert_mlp_reference",
     "expert_mlp_work",
     "features",
     "flash_decode",
     "flash_decode_work",
+    "fused_moe",
+    "fused_moe_work",
+    "grouped_gemm",
+    "grouped_gemm_work",
     "mla_decode",
     "multiply_add",
     "numa_nodes",
     "pack_by_node",
     "pack_experts",
+    "quantise",
     "read_blocks",
     "read_memory",
     "rms_norm",
     "rms_norm_work",
+    "route",
+    "route_work",
     "side_by_side",
 ]
 

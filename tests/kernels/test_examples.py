@@ -5,11 +5,12 @@ import importlib
 
 import pytest
 
+CPU = ["ceilings", "expert_mlp", "expert_nodes", "expert_weights", "features", "flash_decode", "kv_cache"]
+TRITON = ["backend", "experts", "fused_moe", "grouped_gemm", "pairs", "router", "tiles"]
 
-@pytest.mark.parametrize(
-    "name", ["ceilings", "expert_mlp", "expert_nodes", "expert_weights", "features", "flash_decode", "kv_cache"]
-)
-def test_examples(name: str) -> None:
-    found = doctest.testmod(importlib.import_module(f"kernels_cpu.{name}"))
+
+@pytest.mark.parametrize("module", [f"kernels_cpu.{m}" for m in CPU] + [f"kernels_triton.{m}" for m in TRITON])
+def test_examples(module: str) -> None:
+    found = doctest.testmod(importlib.import_module(module))
     assert found.attempted
     assert not found.failed

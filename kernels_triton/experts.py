@@ -1,0 +1,242 @@
+"""Weights of experts: plain or quantised, in pages that may lie in any order; and what stands between the products."""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch.nn import functional
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+_LARGEST = {torch.int8: 127.0, torch.uint8: 7.0, torch.float8_e4m3fn: 448.0}
+
+
+class Activation(enum.StrEnum):
+    """What becomes of the gate g and the up projection u.
+
+    SWIGLU is g sigmoid(g) u; GEGLU is g Phi(g) u with the normal distribution's Phi; CLAMPED is GPT-OSS'
+    g sigmoid(1.702 g) (u + 1) with g <= 7 and -7 <= u <= 7, whose gates and ups take turns: g0 u0 g1 u1 ...
+    """
+
+    SWIGLU = "swiglu"
+    GEGLU = "geglu"
+    CLAMPED = "swiglu-clamped"
+
+
+class Quantised(NamedTuple):
+    """Weights w = value * scale with one scale per row and group of neighbours.
+
+    values (P, R, C) int8 in [-127, 127] or float8_e4m3fn; or (P, R, C / 2) uint8, two 4-bit weights + 8 in [1, 15] per
+    byte: byte i of a group of G holds weight i in its lower and weight i + G / 2 in its upper half.
+    scales (P, R, C / G) fp32, fp16 or bf16.
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(P, R, C) of the weights that are meant."""
+        pages, rows, stored = self.values.shape
+        return pages, rows, stored * (2 if self.values.dtype is torch.uint8 else 1)
+
+    @property
+    def group(self) -> int:
+        """Neighbouring weights that share a scale."""
+        return self.shape[2] // max(1, self.scales.shape[2])
+
+
+Weights: TypeAlias = torch.Tensor | Quantised
+
+
+def parts(weight: Weights) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Values and, where they are quantised, scales."""
+    return (weight.values, weight.scales) if isinstance(weight, Quantised) else (weight, None)
+
+
+def whole(values: torch.Tensor, scales: torch.Tensor | None) -> Weights:
+    """What `parts` took apart."""
+    return values if scales is None else Quantised(values, scales)
+
+
+def quantise(weight: torch.Tensor, kind: torch.dtype, group: int | None = None) -> Quantised:
+    """Round weights symmetrically, each group to steps of its largest magnitude.
+
+    Parameters
+    ----------
+    weight : (P, R, C) fp32, fp16 or bf16
+    kind : torch.int8, torch.uint8 (which holds two 4-bit weights) or torch.float8_e4m3fn
+    group : int, optional
+        Weights that share a scale, a divisor of C; all of a row unless given.
+
+    Raises
+    ------
+    ValueError
+        If there is no such kind, or the group does not divide C evenly (or, for 4 bits, into halves).
+
+    Examples
+    --------
+    >>> quantise(torch.tensor([[[1.0, -2.0, 4.0, 7.0]]]), torch.uint8, 4).values.tolist()
+    [[[201, 246]]]
+    """
+    size = group or weight.shape[2]
+    if kind not in _LARGEST:
+        raise ValueError(f"kind must be torch.int8, torch.uint8 (4 bits) or torch.float8_e4m3fn, not {kind}.")
+    if weight.shape[2] % size or (kind is torch.uint8 and size % 2):
+        raise ValueError(f"group must divide {weight.shape[2]} columns, for 4 bits into halves, not {size}.")
+    grouped = weight.float().unflatten(2, (-1, size))
+    scales = grouped.abs().amax(dim=3).clamp(min=1e-12) / _LARGEST[kind]
+    scaled = grouped / scales[..., None]
+    if kind is torch.float8_e4m3fn:
+        return Quantised(scaled.to(kind).flatten(2), scales)
+    steps = scaled.round()
+    if kind is torch.int8:
+        return Quantised(steps.to(kind).flatten(2), scales)
+    low, high = (steps + 8).to(torch.uint8).chunk(2, dim=3)
+    return Quantised((low | high << 4).flatten(2), scales)
+
+
+def dequantise(weight: Weights, dtype: torch.dtype) -> torch.Tensor:
+    """The weights (..., R, C) that `weight` stands for.
+
+    Examples
+    --------
+    >>> dequantise(quantise(torch.tensor([[[1.0, -2.0, 4.0, 7.0]]]), torch.uint8, 4), torch.float32)
+    tensor([[[ 1., -2.,  4.,  7.]]])
+    """
+    values, scales = parts(weight)
+    if scales is None:
+        return values.to(dtype)
+    wide = values
+    if values.dtype is torch.uint8:
+        halves = values.unflatten(-1, (scales.shape[-1], -1))
+        wide = torch.cat((halves & 15, halves >> 4), dim=-1).to(torch.int8).flatten(-2) - 8
+    exact = torch.promote_types(dtype, torch.float32)
+    scaled: torch.Tensor = wide.to(exact).unflatten(-1, (scales.shape[-1], -1)) * scales[..., None].to(exact)
+    return scaled.flatten(-2).to(dtype)
+
+
+def matrix_on(weight: Weights, page: int, dtype: torch.dtype) -> torch.Tensor:
+    """The matrix (R, C) on one page."""
+    values, scales = parts(weight)
+    return dequantise(whole(values[page], None if scales is None else scales[page]), dtype)
+
+
+def activate(both: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """(T, 2 F) -> (T, F), in the type of `both`."""
+    if activation is Activation.CLAMPED:
+        gate, up = both[..., ::2].clamp(max=7.0), both[..., 1::2].clamp(-7.0, 7.0)
+        return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+    gate, up = both.chunk(2, dim=-1)
+    turned = functional.silu(gate) if activation is Activation.SWIGLU else functional.gelu(gate)
+    return turned * up
+
+
+def check_weights(name: str, weight: Weights, x: torch.Tensor, rows: str, columns: int) -> None:
+    """Raise unless `weight` can be multiplied with rows of `columns` numbers like those of x.
+
+    Raises
+    ------
+    TypeError
+        If the dtypes do not go together.
+    ValueError
+        If shapes, groups, memory layout or devices do not.
+    """
+    values, scales = parts(weight)
+    if values.ndim != 3 or 0 in values.shape or weight.shape[2] != columns:
+        raise ValueError(
+            f"{name} must have shape (P, {rows}, {columns}), the columns of its input, not {tuple(values.shape)} "
+            f"{values.dtype}: pass one page per expert."
+        )
+    if scales is None and values.dtype is not x.dtype:
+        raise TypeError(f"{name} must be {x.dtype} as its input, not {values.dtype}: convert it, or pass Quantised.")
+    for part, tensor in (("", values), (".scales", scales)):
+        if tensor is None:
+            continue
+        if tensor.stride(2) != 1 and tensor.shape[2] > 1:
+            raise ValueError(f"{name}{part} must have contiguous columns: call .contiguous() first.")
+        if tensor.device != x.device:
+            raise ValueError(f"{name}{part} must be on {x.device} as its input, not on {tensor.device}: move it.")
+    if isinstance(weight, Quantised):
+        _check_scales(name, weight)
+
+
+def _check_scales(name: str, weight: Quantised) -> None:
+    pages, rows, columns = weight.shape
+    if weight.values.dtype not in _LARGEST or weight.scales.dtype not in FLOATS:
+        raise TypeError(
+            f"{name} must hold int8, uint8 or float8_e4m3fn and scales in fp32, fp16 or bf16, not "
+            f"{weight.values.dtype} and {weight.scales.dtype}: make it with quantise."
+        )
+    group = weight.group
+    fits = weight.scales.shape == (pages, rows, columns // group) and columns % group == 0
+    if not fits or (group != columns and group % 32):
+        raise ValueError(
+            f"{name}.scales must be ({pages}, {rows}, {columns} / G) with G a multiple of 32 or {columns}, not "
+            f"{tuple(weight.scales.shape)}: make them with quantise."
+        )
+
+
+def check_pages(pages: torch.Tensor | None, held: int, x: torch.Tensor) -> int:
+    """Number of experts: one per entry of `pages`, or one per page held where there is no table.
+
+    Raises
+    ------
+    ValueError
+        If the table is not a vector of whole numbers on the device of x.
+    """
+    if pages is None:
+        return held
+    if pages.ndim != 1 or pages.dtype not in (torch.int32, torch.int64) or not pages.is_contiguous():
+        raise ValueError(f"pages must be (E,) int32 or int64, contiguous, not {tuple(pages.shape)} {pages.dtype}.")
+    if pages.device != x.device:
+        raise ValueError(f"pages must be on {x.device} as its input, not on {pages.device}: move it.")
+    return len(pages)
+
+
+def check_routing(ids: torch.Tensor, weights: torch.Tensor | None, x: torch.Tensor) -> None:
+    """Raise unless `ids` and `weights` have k entries per row of x.
+
+    Raises
+    ------
+    TypeError
+        If ids are no whole numbers or weights are not fp32.
+    ValueError
+        If shapes, memory layout or devices do not go together.
+    """
+    if ids.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"ids must be int32 or int64, not {ids.dtype}: convert them before the call.")
+    if weights is not None and weights.dtype is not torch.float32:
+        raise TypeError(f"weights must be fp32, not {weights.dtype}: convert them before the call.")
+    if ids.ndim != 2 or ids.shape[0] != x.shape[0] or ids.shape[1] == 0:
+        raise ValueError(
+            f"ids must be ({x.shape[0]}, k), one row per row of x, not {tuple(ids.shape)}: pass one batch."
+        )
+    if weights is not None and weights.shape != ids.shape:
+        raise ValueError(f"weights must be {tuple(ids.shape)} as ids, not {tuple(weights.shape)}: pass one batch.")
+    for name, tensor in (("ids", ids), ("weights", weights)):
+        if tensor is not None and (tensor.device != x.device or not tensor.is_contiguous()):
+            raise ValueError(f"{name} must be contiguous and on {x.device} as x: call .contiguous() or move it.")
+
+
+def check_values(ids: torch.Tensor, experts: int, pages: torch.Tensor | None, held: int) -> None:
+    """Raise if an id has no expert, or its expert no page. Reads the ids, so it is for tensors in CPU memory.
+
+    Raises
+    ------
+    ValueError
+        With the first such id, or the first such expert.
+    """
+    bad = ((ids < 0) | (ids >= experts)).nonzero()
+    if len(bad):
+        t, j = bad[0].tolist()
+        raise ValueError(f"ids[{t}, {j}] must be an expert in [0, {experts}), not {ids[t, j]}: correct the routing.")
+    if pages is not None:
+        chosen = ids.unique().long()
+        absent = chosen[(pages[chosen] < 0) | (pages[chosen] >= held)]
+        if len(absent):
+            raise ValueError(
+                f"pages[{absent[0]}] must be one of the {held} pages held, not {pages[absent[0]]}, since a token chose "
+                f"expert {absent[0]}: fetch it first."
+            )

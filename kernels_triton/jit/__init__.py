@@ -1,0 +1,1 @@
+"""What triton compiles or interprets. Its modules import triton, so wrappers import them when called."""

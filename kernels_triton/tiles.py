@@ -1,0 +1,85 @@
+"""How a grouped GEMM is cut into tiles: a table by architecture, kind of weights, and pairs per expert."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+KINDS = {
+    torch.float32: "fp32",
+    torch.float16: "16-bit",
+    torch.bfloat16: "16-bit",
+    torch.int8: "8-bit",
+    torch.float8_e4m3fn: "8-bit",
+    torch.uint8: "4-bit",
+}
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Sizes of one launch.
+
+    Attributes
+    ----------
+    n, k : int
+        Columns of the output and numbers of the sum that a program takes at once.
+    group : int
+        Blocks of rows that take a column tile in turn, before the next column tile.
+    warps, stages : int
+    """
+
+    n: int
+    k: int
+    group: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class LayerTiles:
+    """Sizes of both products of a layer, which share the `m` rows of a block."""
+
+    m: int
+    gated: Tiles
+    plain: Tiles
+
+
+@functools.cache
+def table() -> list[dict[str, Any]]:
+    """The rows of `tiles.json`, in order."""
+    rows: list[dict[str, Any]] = json.loads(Path(__file__).with_name("tiles.json").read_text())["rows"]
+    return rows
+
+
+def tiles_for(arch: int, weights: torch.dtype, rows_per_expert: float) -> LayerTiles:
+    """What the table has for an architecture (80 for sm_80, 0 for the interpreter) and its load.
+
+    Raises
+    ------
+    LookupError
+        If the table has nothing for such weights.
+
+    Examples
+    --------
+    >>> tiles_for(0, torch.bfloat16, 2.0).m
+    16
+    """
+    for row in sorted(table(), key=lambda row: -int(row["arch"])):
+        fits = row["arch"] <= arch and row["weights"] in (KINDS[weights], "any")
+        if fits and (row["most_rows"] is None or rows_per_expert <= row["most_rows"]):
+            return LayerTiles(row["m"], Tiles(*row["gated"]), Tiles(*row["plain"]))
+    raise LookupError(f"tiles.json has no row for {weights} on sm_{arch}: add one.")
+
+
+@functools.cache
+def arch_of(device: torch.device) -> int:
+    """Compute capability times ten; 0 for a device that only the interpreter serves."""
+    if device.type != "cuda":
+        return 0
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor

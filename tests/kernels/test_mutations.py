@@ -1,0 +1,72 @@
+"""Faults put into the kernels on purpose: the tests in the interpreter turn red at each."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+pytest.importorskip("triton")
+ROOT = Path(__file__).parents[2]
+
+
+class Fault(NamedTuple):
+    """Text of a kernel module, what to write instead, and which tests are to notice."""
+
+    module: str
+    right: str
+    wrong: str
+    tests: str
+
+
+FAULTS = {
+    "dropped K tail": Fault("grouped", "stored = K // HALVES", "stored = K // HALVES // STEP * STEP", "grouped_gemm"),
+    "wrong mask of the columns": Fault(
+        "grouped", "inside = columns < N\n    gates", "inside = columns < N - 1\n    gates", "grouped_gemm"
+    ),
+    "swapped gate and up": Fault("grouped", "gates, ups = columns.to", "ups, gates = columns.to", "one_expert"),
+    "expert of the block before": Fault(
+        "grouped", "tl.load(experts + block)", "tl.load(experts + tl.maximum(block - 1, 0))", "grouped_gemm"
+    ),
+    "no page table": Fault("grouped", "if PAGED:", "if False:", "grouped_gemm"),
+    "no routing weights": Fault("grouped", "if WEIGHTED:", "if False:", "grouped_gemm"),
+    "no bias": Fault("grouped", "if BIASED:", "if False:", "activations"),
+    "no clamping": Fault("grouped", "gate = tl.minimum(gate, LIMIT)", "gate = gate", "activations"),
+    "4-bit halves swapped": Fault("grouped", "((tile & 15)", "((tile >> 4)", "quantised"),
+    "32-bit rows": Fault(
+        "grouped", "tl.arange(0, BLOCK_M)).to(tl.int64)", "tl.arange(0, BLOCK_M)).to(tl.int32)", "offsets"
+    ),
+    "a sum without its last row": Fault("grouped", "tl.static_range(K)", "tl.static_range(K - 1)", "fused_moe"),
+    "no renormalisation": Fault("router", "if RENORMALISE:", "if False:", "test_route"),
+    "bias in the weights": Fault("router", "rank += tl.load(bias", "scores += tl.load(bias", "test_route"),
+    "last of equal experts": Fault(
+        "router",
+        "tl.min(tl.min(tl.where(rank == value, at, 0x7FFFFFFF)",
+        "tl.max(tl.max(tl.where(rank == value, at, -1)",
+        "test_route",
+    ),
+    "one group too many": Fault("router", "tl.static_range(KEPT)", "tl.static_range(KEPT + 1)", "test_route"),
+    "pairs one place further": Fault("pairs", "tl.cumsum(mine, 0) - 1", "tl.cumsum(mine, 0)", "sort_pairs"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_turns_a_test_red(name, tmp_path):
+    fault = FAULTS[name]
+    shutil.copytree(ROOT / "kernels_triton", tmp_path / "kernels_triton")
+    shutil.copytree(ROOT / "tests/kernels", tmp_path / "tests/kernels")
+    module = tmp_path / f"kernels_triton/jit/{fault.module}.py"
+    source = module.read_text()
+    assert source.count(fault.right) == 1
+    module.write_text(source.replace(fault.right, fault.wrong))
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", fault.tests]
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(tmp_path)}
+    run = subprocess.run(
+        [*command, "tests/kernels/interpreted.py"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    failed = run.returncode == 1 and "1 failed" in run.stdout
+    assert failed or run.returncode < 0, run.stdout + run.stderr  # below zero: it read memory that is not its own

@@ -1,0 +1,27 @@
+"""The Triton kernels where there is no GPU: in the interpreter, which is chosen once per process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+FOLDER = Path(__file__).parent
+
+
+def test_interpreted_kernels_agree_with_float64():
+    env = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(FOLDER / "interpreted.py")]
+    run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_compiled_triton_refuses_to_interpret():
+    code = (
+        "import triton, torch; from kernels_triton import route; route(torch.ones(1, 2), 1, backend='triton-interpret')"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert "triton was imported without TRITON_INTERPRET=1: start Python with it" in run.stderr
