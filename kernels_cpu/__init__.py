@@ -5,8 +5,10 @@ bit-exact reference. `features()` tells the code path of this computer, `warm_up
 never measured.
 """
 
-from .ceilings import multiply_add, read_memory
+from .ceilings import multiply_add, read_blocks, read_memory
 from .expert_mlp import expert_mlp, expert_mlp_reference, expert_mlp_work
+from .expert_nodes import NodeExperts, numa_nodes, pack_by_node
+from .expert_weights import Format, PackedExperts, pack_experts
 from .features import CodePath, Features, features
 from .flash_decode import (
     flash_decode,
@@ -17,10 +19,14 @@ from .flash_decode import (
     warm_up,
 )
 from .kv_cache import append_kv, append_kv_reference, append_kv_work
+from .team import side_by_side
 
 __all__ = [
     "CodePath",
     "Features",
+    "Format",
+    "NodeExperts",
+    "PackedExperts",
     "append_kv",
     "append_kv_reference",
     "append_kv_work",
@@ -34,6 +40,11 @@ __all__ = [
     "mla_decode",
     "mla_decode_reference",
     "multiply_add",
+    "numa_nodes",
+    "pack_by_node",
+    "pack_experts",
+    "read_blocks",
     "read_memory",
+    "side_by_side",
     "warm_up",
 ]

@@ -8,6 +8,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar, cast
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from .vector_ir import Kind
+
 
 class TorchLike(Protocol):
     """The part of a torch tensor that is used here; torch itself is never imported."""
@@ -19,6 +21,8 @@ class TorchLike(Protocol):
     def detach(self) -> Any: ...
 
 
+KINDS = {np.float32: Kind.FP32, np.uint16: Kind.BF16, np.float16: Kind.FP16}
+CACHED = tuple(KINDS)
 Operand: TypeAlias = NDArray[Any] | TorchLike
 _LARGEST = float(np.finfo(np.float32).max) / 2  # scores become exponents of two, 1.44 times as large
 SameKind = TypeVar("SameKind", bound=Operand)

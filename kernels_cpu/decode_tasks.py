@@ -291,6 +291,14 @@ class Cache:
     kv_heads: int
 
 
+def split(begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The tasks that `list_tasks` makes, the longest first, and where those of each sequence begin."""
+    tasks = np.empty((count_tasks(begins, lengths), 4), np.int64)
+    first = np.empty(len(lengths) + 1, np.int64)
+    list_tasks(begins, lengths, tasks, first)
+    return tasks[np.argsort(tasks[:, 1] - tasks[:, 2], kind="stable")], first
+
+
 def decode(
     q: NDArray[np.float32],
     cache: Cache,
@@ -307,10 +315,7 @@ def decode(
 ) -> None:
     """Attention of q (B, H, D) over checked operands into out (B, H, D of V)."""
     begins = np.zeros_like(lengths) if window is None else np.maximum(lengths - window, 0)
-    tasks = np.empty((count_tasks(begins, lengths), 4), np.int64)
-    first = np.empty(len(lengths) + 1, np.int64)
-    list_tasks(begins, lengths, tasks, first)
-    tasks = tasks[np.argsort(tasks[:, 1] - tasks[:, 2], kind="stable")]  # the longest first
+    tasks, first = split(begins, lengths)
     (heads, dim), value_dim = q.shape[1:], out.shape[2]
     lanes = even_lanes(path, dim, value_dim)
     several = len(tasks) if len(tasks) > len(lengths) else 0

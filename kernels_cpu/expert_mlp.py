@@ -1,88 +1,82 @@
 """Routed experts on the CPU: gate and up, SwiGLU, down, and the weighted sum over the chosen experts."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .arguments import Operand, SameKind, checked, contiguous, float64, host_array, same_kind, writeable
-from .expert_tasks import Matrices, aligned_rows, multiply, packed_order, swiglu, weighted_sum
+from .expert_activations import room
+from .expert_nodes import NodeExperts
+from .expert_tasks import FEW, blocks_of, counters, rounds, server
+from .expert_weights import ROWS, Format, PackedExperts, aligned, unpacked
 from .features import CodePath, code_path
-from .flash_decode import CACHED, KINDS
-from .team import team_size
+from .team import helped, on_node, team_size
+
+_WORTH = 1 << 20
+"""Bytes of weights per thread below which waking it takes longer than it helps."""
 
 
-def _matrices(name: str, operands: Operand | Sequence[Operand]) -> Matrices:
-    """One matrix per expert, which need not be neighbours in memory."""
-    several: Any = operands if isinstance(operands, Sequence) else checked(name, operands, "E R C", *CACHED)
-    arrays = [contiguous(f"{name}[{e}]", checked(f"{name}[{e}]", m, "R C", *CACHED)) for e, m in enumerate(several)]
-    if not arrays or 0 in arrays[0].shape:
-        raise ValueError(f"{name} must have an expert with rows and columns at least: pass (E, R, C).")
-    for e, array in enumerate(arrays):
-        if (array.shape, array.dtype) != (arrays[0].shape, arrays[0].dtype):
-            raise ValueError(
-                f"{name}[{e}] must be {arrays[0].shape} {arrays[0].dtype} as {name}[0], not {array.shape} "
-                f"{array.dtype}: pass experts of one layer."
-            )
-    addresses = np.array([array.ctypes.data for array in arrays], np.int64)
-    return Matrices(addresses, KINDS[arrays[0].dtype.type], *arrays[0].shape)
-
-
-def _check(h: NDArray[Any], gate_up: Matrices, down: Matrices, ids: NDArray[Any], weights: NDArray[Any]) -> None:
-    (tokens, width), experts = h.shape, len(gate_up.addresses)
-    if gate_up.dim != width or gate_up.rows % 2:
+def _check(h: NDArray[Any], experts: PackedExperts, ids: NDArray[Any], weights: NDArray[Any]) -> None:
+    tokens, width = h.shape
+    if experts.gate_up.dim != width:
         raise ValueError(
-            f"gate_up must have an even number of rows of {width} columns, the width of h, not {gate_up.rows} of "
-            f"{gate_up.dim}: pass (E, 2 F, M), the gates' rows before the ups'."
-        )
-    if (len(down.addresses), down.rows, down.dim) != (experts, width, gate_up.rows // 2):
-        raise ValueError(
-            f"down must be ({experts}, {width}, {gate_up.rows // 2}), which gate_up and h ask for, not "
-            f"({len(down.addresses)}, {down.rows}, {down.dim}): pass (E, M, F) of the same layer."
+            f"h must have the {experts.gate_up.dim} columns of the experts, not {width}: pass one layer's."
         )
     if len(ids) != tokens or weights.shape != ids.shape:
         raise ValueError(
             f"weights must have the shape of ids and both one row per row of h, {tokens}, not {weights.shape} and "
             f"{ids.shape}: pass one batch."
         )
-    bad = np.argwhere((ids < 0) | (ids >= experts))
+    bad = np.argwhere((ids < 0) | (ids >= len(experts)))
     if bad.size:
         t, j = bad[0]
-        raise ValueError(f"ids[{t}, {j}] must be an expert in [0, {experts}), not {ids[t, j]}: correct the routing.")
+        raise ValueError(
+            f"ids[{t}, {j}] must be an expert in [0, {len(experts)}), not {ids[t, j]}: correct the routing."
+        )
 
 
 def expert_mlp(
     h: SameKind,
-    gate_up: Operand | Sequence[Operand],
-    down: Operand | Sequence[Operand],
+    experts: PackedExperts | NodeExperts,
     ids: Operand,
     weights: Operand,
     *,
+    exact: bool = False,
     threads: int | None = None,
     path: CodePath | None = None,
     out: SameKind | None = None,
 ) -> SameKind:
-    """The routed experts of one layer for a few tokens, bound by reading the chosen experts' weights once.
+    """The routed experts of one layer, each read once for all tokens that chose it.
 
         out[t] = sum over j of weights[t, j] * down[e] (silu(gate[e] h[t]) * up[e] h[t]),  e = ids[t, j]
 
-    Meant for one or two tokens per expert, where reading the weights limits; right for any number. On two Zen 4 cores
-    it was 1.5 times as fast as torch's bf16 products with one token per expert, and 0.8 times with four. fp32
-    computation; the sum over j is in the order given, so the result does not depend on the number of threads. The GIL
-    is released. Numpy arrays and CPU torch tensors are read in place.
+    Threads pull blocks of 64 rows from one queue, the blocks of an expert one after the other. Sums are in fp32, and
+    in the order given over j, so the result does not depend on the number of threads. The GIL is released. Numpy
+    arrays and CPU torch tensors are read in place.
+
+    Activations stay fp32 with FP32 and BF16 weights; where the CPU has AVX512_BF16, an expert with more than four
+    tokens has them rounded to bf16, which doubles the speed. With INT8 and INT4 they are rounded to multiples of each
+    group's largest magnitude over 127 (KTransformers' low and high intensity kernels, section 3.1).
 
     Parameters
     ----------
     h : (T, M) fp32
         Normed hidden states.
-    gate_up : (E, 2 F, M), or E matrices (2 F, M); fp32, fp16, torch.bfloat16, or uint16 that holds bfloat16 bits
-        Per expert the rows of the gate and then of the up projection. A list's matrices may lie anywhere.
-    down : (E, M, F), or E matrices (M, F); as gate_up
+    experts : PackedExperts or NodeExperts
+        The layer's experts from `pack_experts`, or from `pack_by_node`: then the cores of each node compute with its
+        own slice, and the slices' results are summed in their order.
     ids : (T, k) int32 or int64
         Experts of each token.
     weights : (T, k) fp32
         Their weights.
+    exact : bool
+        Keep activations in fp32 for any number of tokens with FP32 and BF16 weights: then a token's result does not
+        depend on who else is in the batch.
     threads : int, optional
         Threads that share the work; the cores that this process may use unless given.
     path : CodePath, optional
@@ -93,64 +87,106 @@ def expert_mlp(
     Returns
     -------
     (T, M) fp32
-        `out` if given, else new and of the kind of `h`; relative Frobenius error 1e-6 against float64.
+        `out` if given, else new and of the kind of `h`. Relative Frobenius error against float64 with the packed
+        weights: 1e-6; 5e-3 where activations are rounded to bf16, 2e-2 with INT8 and INT4.
 
     Raises
     ------
     TypeError
-        If an operand is neither array nor tensor, or has another dtype.
+        If an operand is neither array nor tensor, or has another dtype, or `experts` are not packed.
     ValueError
-        If shapes disagree, a matrix is not contiguous, or an expert is out of range.
+        If shapes disagree, or an expert is out of range.
 
     Examples
     --------
-    >>> h, both, down = np.full((1, 1), 2, np.float32), np.ones((1, 2, 1), np.float32), np.ones((1, 1, 1), np.float32)
-    >>> expert_mlp(h, both, down, np.zeros((1, 1), np.int64), np.ones((1, 1), np.float32)).round(4)
+    >>> from kernels_cpu import pack_experts
+    >>> experts = pack_experts(np.ones((1, 2, 1), np.float32), np.ones((1, 1, 1), np.float32))
+    >>> h, weights = np.full((1, 1), 2, np.float32), np.ones((1, 1), np.float32)
+    >>> expert_mlp(h, experts, np.zeros((1, 1), np.int64), weights).round(4)
     array([[3.5232]], dtype=float32)
     """
+    if not isinstance(experts, PackedExperts | NodeExperts):
+        raise TypeError(f"experts must be PackedExperts, not {type(experts).__name__}: pass what pack_experts returns.")
+    slices = experts.slices if isinstance(experts, NodeExperts) else (experts,)
     hidden = contiguous("h", checked("h", h, "T M", np.float32))
-    first, second = _matrices("gate_up", gate_up), _matrices("down", down)
     chosen = checked("ids", ids, "T k", np.int32, np.int64)
     scales = contiguous("weights", checked("weights", weights, "T k", np.float32))
-    _check(hidden, first, second, chosen, scales)
+    _check(hidden, slices[0], chosen, scales)
     size, taken = team_size(threads), code_path(path)
     result = np.empty_like(hidden) if out is None else writeable("out", checked("out", out, "T M", np.float32))
     if result.shape != hidden.shape:
         raise ValueError(f"out must have the shape {hidden.shape} of h, not {result.shape}: leave it out.")
-    _compute(hidden, first, second, chosen, scales, size, taken, result)
+    rounded = not exact and rounds(slices[0].format, taken)
+    if isinstance(experts, PackedExperts):
+        serve = _call(hidden, experts, chosen, scales, rounded, taken, result)
+        helped(serve, min(size, _worth(experts, chosen)))
+    else:
+        _by_node(hidden, experts, chosen, scales, rounded, size, taken, result)
     return same_kind(h, result) if out is None else out
 
 
-def _compute(
+def _worth(experts: PackedExperts, ids: NDArray[Any]) -> int:
+    """Most threads that are worth waking."""
+    return int(1 + len(np.unique(ids)) * experts.nbytes // len(experts) // _WORTH)
+
+
+def _by_node(
     h: NDArray[np.float32],
-    gate_up: Matrices,
-    down: Matrices,
+    experts: NodeExperts,
     ids: NDArray[Any],
     weights: NDArray[np.float32],
+    rounded: bool,
     threads: int,
     path: CodePath,
     out: NDArray[np.float32],
 ) -> None:
-    """Pairs of token and expert, sorted by expert, through both products; then back to tokens."""
-    experts = len(gate_up.addresses)
+    """Each slice on its node, side by side; their sum in order."""
+    parts = [out, *(np.empty_like(out) for _ in experts.slices[1:])]
+    calls = [_call(h, own, ids, weights, rounded, path, part) for own, part in zip(experts.slices, parts, strict=True)]
+    share = -(-threads // len(calls))
+    waiting = [on_node(call, cpus, share) for call, cpus in zip(calls, experts.nodes, strict=True)]
+    for part, done in zip(parts, waiting, strict=True):
+        done.result()
+        if part is not out:
+            out += part
+
+
+def _call(
+    h: NDArray[np.float32],
+    experts: PackedExperts,
+    ids: NDArray[Any],
+    weights: NDArray[np.float32],
+    rounded: bool,
+    path: CodePath,
+    out: NDArray[np.float32],
+) -> Callable[[], object]:
+    """What each thread does: pairs of token and expert, sorted by expert, through both products; back to tokens."""
+    up, down = experts.gate_up, experts.down
     pairs = np.argsort(ids.ravel(), kind="stable")
-    first = np.concatenate([[0], np.cumsum(np.bincount(ids.ravel(), minlength=experts))])
-    x = aligned_rows(len(pairs), gate_up.dim)
-    np.take(h[:, packed_order(gate_up, path)], pairs // max(1, ids.shape[1]), axis=0, out=x)
-    both = multiply(gate_up, first, x, path, threads)
-    inner = aligned_rows(len(pairs), down.dim)
-    swiglu(both, np.argsort(packed_order(down, path)), inner)
-    answers = multiply(down, first, inner, path, threads)
-    out[:] = 0
-    weighted_sum(answers, np.argsort(pairs).reshape(ids.shape), weights, out)
+    counts = np.bincount(ids.ravel(), minlength=len(experts))
+    touched = np.flatnonzero(counts)
+    rounded = rounded and bool(counts.max(initial=0) > FEW)
+    both: NDArray[Any] = aligned(np.float32, len(pairs), up.words.shape[1] * ROWS)
+    answers: NDArray[Any] = aligned(np.float32, len(pairs), down.words.shape[1] * ROWS)
+    first, counter = np.concatenate([[0], np.cumsum(counts)]), counters()
+    serve = partial(
+        server(path.value, int(experts.format)),
+        *(counter.ctypes.data, h, pairs // max(1, ids.shape[1]), first, experts.format.zero),
+        *(blocks_of(touched, up), up.words, up.scales, room(len(pairs), up, rounded), both, down.dim),
+        *(blocks_of(touched, down), down.words, down.scales, room(len(pairs), down, rounded), answers),
+        *(np.argsort(pairs).reshape(ids.shape), weights, out),
+    )
+    return lambda: (serve(), counter)  # which the counter, of whom it knows the address, outlives
 
 
 def expert_mlp_work(
-    model_dim: int, expert_dim: int, tokens: int, chosen: int, touched: int, weight_itemsize: int
+    model_dim: int, expert_dim: int, tokens: int, chosen: int, touched: int, format: Format, group: int = 128
 ) -> tuple[int, int]:
     """Work that one call declares: (flops [flop], bytes [byte]).
 
-        flops = 6 M F T k,  bytes = 3 M F weight_itemsize E_touched + 2 * 4 M T
+        flops = 6 M F T k,  bytes = 3 M F b E_touched + 2 * 4 M T
+
+    where b is 4, 2, 1 or 1/2 bytes, and 4 / group more for the scales of INT8 and INT4.
 
     Parameters
     ----------
@@ -160,32 +196,37 @@ def expert_mlp_work(
         T and k.
     touched : int
         Distinct experts that the tokens chose.
-    weight_itemsize : int
-        2 for bfloat16 and fp16, 4 for fp32 [byte].
+    format : Format
+        Of the packed weights.
+    group : int
+        Columns that share a scale.
 
     Examples
     --------
-    >>> expert_mlp_work(model_dim=4096, expert_dim=14336, tokens=1, chosen=2, touched=2, weight_itemsize=2)
+    >>> expert_mlp_work(model_dim=4096, expert_dim=14336, tokens=1, chosen=2, touched=2, format=Format.BF16)
     (704643072, 704675840)
     """
-    flops = 6 * model_dim * expert_dim * tokens * chosen
-    return flops, 3 * model_dim * expert_dim * weight_itemsize * touched + 2 * 4 * model_dim * tokens
+    weights = 3 * model_dim * expert_dim
+    size = weights * format.bits // 8 + (4 * weights // group if format.scaled else 0)
+    return 6 * model_dim * expert_dim * tokens * chosen, size * touched + 2 * 4 * model_dim * tokens
 
 
-def expert_mlp_reference(h: Operand, gate_up: Any, down: Any, ids: Operand, weights: Operand) -> NDArray[np.float64]:
-    """`expert_mlp` in float64 numpy, the oracle of its tests: same operands, -> (T, M) float64.
+def expert_mlp_reference(h: Operand, experts: PackedExperts, ids: Operand, weights: Operand) -> NDArray[np.float64]:
+    """`expert_mlp` in float64 numpy with the weights as packed, the oracle of its tests -> (T, M) float64.
 
     Examples
     --------
-    >>> one = np.ones((1, 1))
-    >>> expert_mlp_reference(2 * one, [np.ones((2, 1))], [one], np.zeros((1, 1), int), one).round(4)
+    >>> from kernels_cpu import pack_experts
+    >>> experts = pack_experts(np.ones((1, 2, 1), np.float32), np.ones((1, 1, 1), np.float32))
+    >>> expert_mlp_reference(np.full((1, 1), 2.0), experts, np.zeros((1, 1), int), np.ones((1, 1))).round(4)
     array([[3.5232]])
     """
     rows, chosen, scales = float64("h", h), host_array("ids", ids), float64("weights", weights)
+    gate_up, down = (unpacked(matrices, range(len(experts))) for matrices in (experts.gate_up, experts.down))
     out = np.zeros(rows.shape)
     for t, row in enumerate(rows):
         for expert, scale in zip(chosen[t], scales[t], strict=True):
-            gate, up = np.split(float64("gate_up", gate_up[expert]) @ row, 2)
+            gate, up = np.split(gate_up[expert] @ row, 2)
             share = np.where(gate >= 0, 1.0, np.exp(-np.abs(gate))) / (1 + np.exp(-np.abs(gate)))
-            out[t] += scale * (float64("down", down[expert]) @ (gate * share * up))
+            out[t] += scale * (down[expert] @ (gate * share * up))
     return out

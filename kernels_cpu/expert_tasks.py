@@ -1,160 +1,200 @@
-"""Rows of many matrices times the tokens that chose them: threads take runs of rows of one expert after the other."""
+"""What threads do for the experts: five phases, each a queue of tasks that whoever is free takes the next of.
+
+Form the rows of the tokens; gate and up, block of 64 rows after block; SwiGLU; down; and the weighted sums. A phase
+begins when all tasks of the one before are done, so a call needs its threads only once, and one that comes late, or
+not at all, holds up nobody.
+"""
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numba import literally  # type: ignore[attr-defined]
 from numpy.typing import NDArray
 
 from .compiled import compiled
-from .decode_portable import exp2, gather, score
-from .decode_tasks import LOG2_E, even_lanes, lane_order
 from .decode_vectors import take
-from .expert_vectors import dots, rows_at_once
-from .features import CodePath
-from .team import side_by_side
-from .vector_ir import LINE, Kind
+from .expert_activations import fill, fill_swiglu
+from .expert_portable import bf16_rows, fp32_rows, scaled_rows
+from .expert_vectors import exact_block, rounded_block, scaled_block
+from .expert_weights import ROWS, Format, Matrices
+from .features import CodePath, has
 
-ROWS = 16
-"""Rows of weights per task: 128 KiB for 4096 columns in bf16, small enough that threads end together."""
+FEW = 4
+"""Most tokens of an expert whose activations stay fp32 where the CPU multiplies bf16: so few wait for memory anyway."""
+_FP32, _BF16 = int(Format.FP32), int(Format.BF16)
+_LINE = 8  # counters, of 8 bytes, are a cache line apart
+PHASES = 5
 
 
-@functools.cache
-def rows_times_tokens(lanes: int, kind: Kind, dim: int) -> Any:
-    """The loop of one thread, compiled for a length of rows; only numbers are closed over, as in `decoder`."""
-    form, row_bytes = int(kind), dim * kind.itemsize
-    by_one, by_two, by_three, by_four = (rows_at_once(tokens, lanes) for tokens in (1, 2, 3, 4))
+def rounds(format: Format, path: CodePath) -> bool:
+    """Whether activations of experts with more than `FEW` tokens are rounded to bf16."""
+    return format is Format.BF16 and path is CodePath.AVX512 and has("avx512bf16")
 
-    @compiled()
-    def serve(weights: Any, rows: int, first: Any, tasks: Any, counter: int, x: Any, out: Any) -> None:
-        stride, apart = 4 * x.shape[1], 4 * out.shape[1]
-        while True:
-            index = take(counter, 1)
-            if index >= len(tasks):
-                return
-            expert, begin = tasks[index, 0], tasks[index, 1]
-            end, tokens = min(begin + ROWS, rows), first[expert + 1] - first[expert]
-            for t in range(0, tokens, 4):
-                x_at = x.ctypes.data + stride * (first[expert] + t)
-                out_at = out.ctypes.data + apart * (first[expert] + t)
-                several, r = min(4, tokens - t), begin
-                together = by_one if several == 1 else by_two if several == 2 else by_three if several == 3 else by_four
-                while r + together <= end:
-                    row, to = weights[expert] + r * row_bytes, out_at + 4 * r
-                    if several == 1:
-                        dots(lanes, form, dim, by_one, 1, row, x_at, stride, to, apart)
-                    elif several == 2:
-                        dots(lanes, form, dim, by_two, 2, row, x_at, stride, to, apart)
-                    elif several == 3:
-                        dots(lanes, form, dim, by_three, 3, row, x_at, stride, to, apart)
-                    else:
-                        dots(lanes, form, dim, by_four, 4, row, x_at, stride, to, apart)
-                    r += together
-                while r < end:
-                    for s in range(several):
-                        row, to = weights[expert] + r * row_bytes, out_at + 4 * r + s * apart
-                        dots(lanes, form, dim, 1, 1, row, x_at + s * stride, stride, to, apart)
-                    r += 1
 
-    return serve
+def blocks_of(chosen: NDArray[np.int64], matrices: Matrices) -> NDArray[np.int64]:
+    """Expert and block of each task, the blocks of an expert one after the other."""
+    count = matrices.words.shape[1]
+    return np.stack([np.repeat(chosen, count), np.tile(np.arange(count), len(chosen))], axis=1)
+
+
+def counters() -> NDArray[np.int64]:
+    """How many tasks of each phase are taken, and how many done."""
+    return np.zeros((2 * PHASES, _LINE), np.int64)
 
 
 @compiled()
-def serve_portably(
-    form: int, weights: Any, rows: int, first: Any, tasks: Any, counter: int, x: Any, out: Any
+def _floats(
+    lanes: int, form: int, rounded: bool, block: int, steps: int, begin: int, end: int, x: Any, out: Any, number: int
+) -> None:
+    """A block of FP32 or BF16 times the rows begin .. end - 1."""
+    literally(lanes), literally(form)
+    stride, apart = 4 * x.exact.shape[1], 4 * out.shape[1]
+    base, result = x.exact.ctypes.data, out.ctypes.data + 4 * ROWS * number
+    if rounded:
+        stride, base = 4 * x.pairs.shape[1], x.pairs.ctypes.data
+        for t in range(begin, end, 6):
+            at, to, left = base + t * stride, result + t * apart, end - t
+            if left > 4:
+                rounded_block(lanes, form, 6, block, at, stride, left, steps, to, apart)
+            elif left > 2:
+                rounded_block(lanes, form, 4, block, at, stride, left, steps, to, apart)
+            else:
+                rounded_block(lanes, form, 2, block, at, stride, left, steps, to, apart)
+        return
+    for t in range(begin, end, 4):
+        at, to, left = base + t * stride, result + t * apart, end - t
+        if left > 2:
+            exact_block(lanes, form, 4, block, at, stride, left, steps, to, apart)
+        elif left == 2:
+            exact_block(lanes, form, 2, block, at, stride, left, steps, to, apart)
+        else:
+            exact_block(lanes, form, 1, block, at, stride, left, steps, to, apart)
+
+
+@compiled()
+def _scaled(
+    lanes: int, form: int, block: int, steps: int, scales: int, groups: int, begin: int, end: int, x: Any, out: Any,
+    number: int,
 ) -> None:  # fmt: skip
-    """As `rows_times_tokens`' loop, for any length of rows and CPU."""
-    dim = x.shape[1]
-    row_bytes = dim * (4 if form == 0 else 2)
-    bits = np.empty((ROWS, dim), np.uint32)
-    addresses = np.empty(ROWS, np.int64)
-    products = np.empty((len(x), ROWS), np.float32)
-    while True:
-        index = take(counter, 1)
-        if index >= len(tasks):
-            return
-        expert, begin = tasks[index, 0], tasks[index, 1]
-        count = min(ROWS, rows - begin)
-        for r in range(count):
-            addresses[r] = weights[expert] + (begin + r) * row_bytes
-        gather(form, dim, addresses, 0, count, bits)
-        mine = x[first[expert] : first[expert + 1]]
-        score(mine, bits.view(np.float32), count, products)
-        for t in range(len(mine)):
-            for r in range(count):
-                out[first[expert] + t, begin + r] = products[t, r]
+    """A block of INT8 or INT4 times the rows begin .. end - 1.
 
-
-@compiled("contract")
-def swiglu(both: Any, places: Any, out: Any) -> None:
-    """out[t, places[f]] = silu(gate) up, of rows that hold the gates and then the ups."""
-    width = out.shape[1]
-    for t in range(len(both)):
-        for f in range(width):
-            gate = both[t, f]
-            fall = exp2(np.float32(-abs(gate) * np.float32(LOG2_E)))
-            share = np.float32(1) / (np.float32(1) + fall)
-            both[t, f] = gate * (share if gate >= 0 else fall * share) * both[t, width + f]
-        for f in range(width):
-            out[t, places[f]] = both[t, f]
-
-
-@compiled("contract")
-def weighted_sum(answers: Any, places: Any, weights: Any, out: Any) -> None:
-    """out[t] += sum over j of weights[t, j] answers[places[t, j]], in the order of j."""
-    for t in range(len(out)):
-        for j in range(weights.shape[1]):
-            answer, weight = answers[places[t, j]], weights[t, j]
-            for x in range(out.shape[1]):
-                out[t, x] += weight * answer[x]
-
-
-@dataclass(frozen=True)
-class Matrices:
-    """One matrix per expert, of the same shape and format: rows of `dim` elements, one after the other.
-
-    Attributes
-    ----------
-    addresses : (E,) int64
-    kind : Kind
-    rows, dim : int
+    Four first: of the code for six, which multiplies faster, the hardware often does not foresee the block's reading
+    (0.4 of the rate on Zen 4), so it takes over when the block is in a cache.
     """
+    literally(lanes), literally(form)
+    stride, apart, each = x.numbers.shape[1], 4 * out.shape[1], steps // groups
+    base, result, t = x.numbers.ctypes.data, out.ctypes.data + 4 * ROWS * number, begin
+    while t < end:
+        at, to, left = base + t * stride, result + t * apart, end - t
+        own, start = x.scales.ctypes.data + 4 * groups * t, x.offsets.ctypes.data + 4 * groups * t
+        if left > 4 and t > begin:
+            scaled_block(lanes, form, 6, block, scales, at, stride, left, own, start, groups, each, to, apart)
+            t += 6
+        elif left > 2:
+            scaled_block(lanes, form, 4, block, scales, at, stride, left, own, start, groups, each, to, apart)
+            t += 4
+        elif left == 2:
+            scaled_block(lanes, form, 2, block, scales, at, stride, left, own, start, groups, each, to, apart)
+            t += 2
+        else:
+            scaled_block(lanes, form, 1, block, scales, at, stride, left, own, start, groups, each, to, apart)
+            t += 1
 
-    addresses: NDArray[np.int64]
-    kind: Kind
-    rows: int
-    dim: int
+
+@compiled()
+def _portable(form: int, words: Any, scales: Any, begin: int, end: int, x: Any, out: Any, number: int) -> None:
+    """A block of any format times the rows begin .. end - 1, on any CPU."""
+    sums = np.empty(ROWS, np.int32)
+    for t in range(begin, end):
+        to = out[t, ROWS * number : ROWS * (number + 1)]
+        if form == _FP32:
+            fp32_rows(words, x.exact[t], to)
+        elif form == _BF16:
+            bf16_rows(words, x.exact[t], to)
+        else:
+            scaled_rows(words, form, scales, x.numbers[t], x.scales[t], x.offsets[t], sums, to)
 
 
-def aligned_rows(count: int, dim: int) -> NDArray[np.float32]:
-    """Room for packed rows, aligned to a line as registers are loaded from it; not cleared."""
-    room = np.empty(count * dim + LINE // 4, np.float32)
-    begin = -room.ctypes.data % LINE // 4
-    return room[begin : begin + count * dim].reshape(count, dim)
-
-
-def packed_order(matrices: Matrices, path: CodePath) -> NDArray[np.int64]:
-    """Which element stands where in a packed row that `multiply` takes."""
-    return lane_order(matrices.dim, matrices.kind, even_lanes(path, matrices.dim))
-
-
-def multiply(
-    matrices: Matrices, first: NDArray[np.int64], x: NDArray[np.float32], path: CodePath, threads: int
-) -> NDArray[np.float32]:
-    """Rows first[e] to first[e + 1] of packed x (T, dim) times the matrix of expert e, transposed -> (T, rows)."""
-    out = np.empty((len(x), matrices.rows), np.float32)
-    chosen = np.flatnonzero(np.diff(first))
-    starts = np.arange(0, matrices.rows, ROWS)
-    tasks = np.stack([np.repeat(chosen, len(starts)), np.tile(starts, len(chosen))], axis=1)
-    counter = np.zeros(1, np.int64)
-    arguments = (matrices.addresses, matrices.rows, first, tasks, counter.ctypes.data, x, out)
-    lanes = even_lanes(path, matrices.dim)
-    if lanes:
-        serve = rows_times_tokens(lanes, matrices.kind, matrices.dim)
+@compiled()
+def _multiply(
+    lanes: int, form: int, words: Any, scales: Any, first: Any, expert: int, number: int, x: Any, out: Any
+) -> None:  # fmt: skip
+    """A block of an expert's matrix times the rows of those who chose it."""
+    literally(lanes), literally(form)
+    begin, end, steps, groups = first[expert], first[expert + 1], words.shape[2], scales.shape[2]
+    place = 4 * ROWS * (expert * words.shape[1] + number)
+    block = words.ctypes.data + place * steps
+    if lanes == 0:
+        _portable(form, words[expert, number], scales[expert, number], begin, end, x, out, number)
+    elif groups:
+        _scaled(
+            lanes, form, block, steps, scales.ctypes.data + place * groups, groups, begin, end, x, out, number
+        )  # fmt: skip
     else:
-        serve = functools.partial(serve_portably, int(matrices.kind))
-    side_by_side(lambda: serve(*arguments), max(1, min(threads, len(tasks))))
-    return out
+        rounded = x.pairs.shape[1] > 0 and end - begin > FEW
+        _floats(lanes, form, rounded, block, steps, begin, end, x, out, number)
+
+
+@compiled("contract")
+def _weighted_sum(answers: Any, places: Any, weights: Any, out: Any) -> None:
+    """out = sum over j of weights[j] answers[places[j]], in the order of j."""
+    out[:] = 0
+    for j in range(len(weights)):
+        answer, weight = answers[places[j]], weights[j]
+        for m in range(len(out)):
+            out[m] += weight * answer[m]
+
+
+@compiled()
+def _next(counter: int, phase: int, tasks: int) -> Any:
+    """The next task of a phase to do, or -1; there, wait until those that others have taken are done."""
+    index = take(counter + 8 * _LINE * phase, 1)
+    if index < tasks:
+        return index
+    while take(counter + 8 * _LINE * (PHASES + phase), 0) < tasks:
+        pass
+    return -1
+
+
+@functools.cache
+def server(lanes: int, form: int) -> Any:
+    """What one thread does, compiled for registers and a format; only numbers are closed over, for the disk cache."""
+
+    @compiled()
+    def serve(
+        counter: int, h: Any, tokens: Any, first: Any, zero: int,
+        up_tasks: Any, up_words: Any, up_scales: Any, x: Any, both: Any, dim: int,
+        down_tasks: Any, down_words: Any, down_scales: Any, inner: Any, answers: Any,
+        places: Any, weights: Any, out: Any,
+    ) -> None:  # fmt: skip
+        done = counter + 8 * _LINE * PHASES
+        i = _next(counter, 0, len(tokens))
+        while i >= 0:
+            fill(h[tokens[i]], i, x, zero)
+            take(done, 1)
+            i = _next(counter, 0, len(tokens))
+        i = _next(counter, 1, len(up_tasks))
+        while i >= 0:
+            _multiply(lanes, form, up_words, up_scales, first, up_tasks[i, 0], up_tasks[i, 1], x, both)
+            take(done + 8 * _LINE, 1)
+            i = _next(counter, 1, len(up_tasks))
+        i = _next(counter, 2, len(tokens))
+        while i >= 0:
+            fill_swiglu(both, dim, i, inner, zero)
+            take(done + 16 * _LINE, 1)
+            i = _next(counter, 2, len(tokens))
+        i = _next(counter, 3, len(down_tasks))
+        while i >= 0:
+            _multiply(lanes, form, down_words, down_scales, first, down_tasks[i, 0], down_tasks[i, 1], inner, answers)
+            take(done + 24 * _LINE, 1)
+            i = _next(counter, 3, len(down_tasks))
+        i = _next(counter, 4, len(out))
+        while i >= 0:
+            _weighted_sum(answers, places[i], weights[i], out[i])
+            take(done + 32 * _LINE, 1)
+            i = _next(counter, 4, len(out))
+
+    return serve

@@ -51,6 +51,11 @@ def code_path(path: CodePath | None) -> CodePath:
     return path or features().path
 
 
+def has(feature: str) -> bool:
+    """Whether this CPU has it, by LLVM's name such as ``avx512bf16``."""
+    return bool(llvm.get_host_cpu_features().get(feature))
+
+
 @functools.cache
 def features() -> Features:
     """The code path of this computer.
@@ -60,9 +65,8 @@ def features() -> Features:
     >>> features().path in CodePath
     True
     """
-    found = llvm.get_host_cpu_features()
     for path, needed in _NEEDED.items():
-        missing = [name for name in needed if not found.get(name)]
+        missing = [name for name in needed if not has(name)]
         if not missing:
             return Features(path, f"this CPU has {', '.join(needed)}")
     return Features(CodePath.PORTABLE, f"this {platform.machine()} CPU has no {', '.join(missing)}")

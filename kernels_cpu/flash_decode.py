@@ -7,6 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arguments import (
+    CACHED,
+    KINDS,
     Operand,
     SameKind,
     checked,
@@ -23,10 +25,7 @@ from .decode_tasks import Cache, decode
 from .features import CodePath, code_path
 from .kv_cache import append_kv
 from .team import team_size
-from .vector_ir import Kind
 
-KINDS = {np.float32: Kind.FP32, np.uint16: Kind.BF16, np.float16: Kind.FP16}
-CACHED = tuple(KINDS)
 _WIDEST = 2**62  # tokens: no sequence is as long, and lengths of 64 bits stay within theirs less a window
 
 

@@ -6,32 +6,55 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from .arguments import Operand, checked, contiguous, frozen, host_array, writeable
+from .arguments import CACHED, KINDS, Operand, checked, contiguous, frozen, host_array, writeable
 from .compiled import compiled
+from .decode_portable import BF16, FP32
 
 
 @compiled()
-def _store(source: Any, target: Any) -> None:
-    """Copy fp32 bits, or round them to bfloat16: to nearest, ties to even, NaN kept as a quiet NaN."""
-    if target.itemsize == 4:
+def _bfloat16(bits: Any) -> Any:
+    """Bits of the bfloat16 nearest to fp32 bits, ties to even; NaN becomes a quiet NaN."""
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return (bits >> 16) | 0x40 if (bits & 0x7FFFFFFF) > 0x7F800000 else rounded
+
+
+@compiled()
+def _float16(bits: Any) -> Any:
+    """Bits of the fp16 nearest to fp32 bits, ties to even; NaN becomes a quiet NaN.
+
+    Below fp16's normal numbers, adding 1/2 in fp32 rounds: there its last bit is worth what fp16's smallest number is.
+    """
+    size = np.uint32(bits & 0x7FFFFFFF)
+    small = np.uint32(np.float32(size.view(np.float32) + np.float32(0.5)).view(np.uint32) - np.uint32(0x3F000000))
+    normal = (size + 0xFFF + ((size >> 13) & 1) - 0x38000000) >> 13
+    finite = small if size < 0x38800000 else normal
+    special = 0x7E00 | (size >> 13) & 0x3FF if size > 0x7F800000 else 0x7C00
+    return (finite if size < 0x47800000 else special) | (bits >> 16) & 0x8000
+
+
+@compiled()
+def _store(form: int, source: Any, target: Any) -> None:
+    """Copy fp32 bits, or round them to the 16 of the cache's format."""
+    if form == FP32:
         for x in range(source.size):
             target[x] = source[x]
-        return
-    for x in range(source.size):
-        bits = source[x]
-        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        target[x] = (bits >> 16) | 0x40 if (bits & 0x7FFFFFFF) > 0x7F800000 else rounded
+    elif form == BF16:
+        for x in range(source.size):
+            target[x] = _bfloat16(source[x])
+    else:
+        for x in range(source.size):
+            target[x] = _float16(source[x])
 
 
 @compiled()
-def _append(kv: Any, slots: Any, k: Any, k_stride: int, v: Any, v_stride: int) -> None:
+def _append(form: int, kv: Any, slots: Any, k: Any, k_stride: int, v: Any, v_stride: int) -> None:
     kv_heads, block, dim = kv.shape[1], kv.shape[3], kv.shape[4]
     for t in range(slots.size):
         page = slots[t] // block
         offset = slots[t] - page * block
         for h in range(kv_heads):
-            _store(k[t * k_stride + h * dim : t * k_stride + (h + 1) * dim], kv[page, h, 0, offset])
-            _store(v[t * v_stride + h * dim : t * v_stride + (h + 1) * dim], kv[page, h, 1, offset])
+            _store(form, k[t * k_stride + h * dim : t * k_stride + (h + 1) * dim], kv[page, h, 0, offset])
+            _store(form, v[t * v_stride + h * dim : t * v_stride + (h + 1) * dim], kv[page, h, 1, offset])
 
 
 def _rows(name: str, operand: Operand, shape: tuple[int, int, int]) -> tuple[NDArray[np.uint32], int]:
@@ -60,12 +83,13 @@ def append_kv(kv: Operand, slots: Operand, k: Operand, v: Operand) -> None:
 
         kv[slot // b, h, 0, slot % b] = k[t, h];  kv[slot // b, h, 1, slot % b] = v[t, h];  slot = slots[t]
 
-    One thread, with the GIL released. A bfloat16 cache rounds to nearest, ties to even; NaN stays NaN. Where a slot
-    occurs twice, the last row wins. Nothing is stored if any slot is out of range.
+    One thread, with the GIL released. A cache of 16 bits rounds to nearest, ties to even; NaN stays NaN, and what fp16
+    cannot hold becomes infinite. Where a slot occurs twice, the last row wins. Nothing is stored if any slot is out of
+    range.
 
     Parameters
     ----------
-    kv : (P, K, 2, b, D) fp32, torch.bfloat16, or uint16 that holds bfloat16 bits, C-contiguous
+    kv : (P, K, 2, b, D) fp32, fp16, torch.bfloat16, or uint16 that holds bfloat16 bits, C-contiguous
         The cache, written in place.
     slots : (T,) int64, C-contiguous
         block * b + offset of each row, in 0 .. P * b - 1.
@@ -86,7 +110,7 @@ def append_kv(kv: Operand, slots: Operand, k: Operand, v: Operand) -> None:
     >>> kv[1, 0, :, 1, 0]
     array([3., 7.], dtype=float32)
     """
-    cache = writeable("kv", checked("kv", kv, "P K 2 b D", np.float32, np.uint16))
+    cache = writeable("kv", checked("kv", kv, "P K 2 b D", *CACHED))
     where = contiguous("slots", checked("slots", slots, "T", np.int64))
     blocks, kv_heads, halves, block, dim = cache.shape
     if halves != 2 or 0 in cache.shape[1:]:
@@ -102,8 +126,8 @@ def append_kv(kv: Operand, slots: Operand, k: Operand, v: Operand) -> None:
     shape = (where.size, kv_heads, dim)
     k_bits, k_stride = _rows("k", k, shape)
     v_bits, v_stride = _rows("v", v, shape)
-    cells = cache if cache.dtype == np.uint16 else cache.view(np.uint32)
-    _append(cells, frozen(where), k_bits, k_stride, v_bits, v_stride)
+    cells = cache.view(np.uint32 if cache.itemsize == 4 else np.uint16)
+    _append(int(KINDS[cache.dtype.type]), cells, frozen(where), k_bits, k_stride, v_bits, v_stride)
 
 
 def append_kv_work(kv_heads: int, head_dim: int, rows: int, kv_itemsize: int) -> tuple[int, int]:
@@ -135,6 +159,7 @@ def append_kv_reference(kv: Operand, slots: Operand, k: Operand, v: Operand) -> 
             bits = np.ascontiguousarray(rows).view(np.uint32).astype(np.uint64)
             even = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
             rows = np.where(np.isnan(rows), bits >> 16 | 0x40, even).astype(np.uint16)
+        rows = rows.astype(cache.dtype)
         for slot, row in zip(host_array("slots", slots), rows, strict=True):
             cache[slot // cache.shape[3], :, half, slot % cache.shape[3]] = row
     return cache

@@ -10,7 +10,8 @@ import functools
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
 
 from .arguments import whole
 
@@ -23,16 +24,40 @@ def team_size(threads: int | None) -> int:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use."""
+    """How many cores this process may use."""
+    return len(usable_cpus())
+
+
+def usable_cpus() -> frozenset[int]:
+    """Cores that this process may use, by number."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
 
 
 @functools.cache
-def _pool(process: int) -> ThreadPoolExecutor:
-    """A fork has no threads of its own yet, so each process makes its pool."""
-    return ThreadPoolExecutor(max(1, 2 * usable_cores()), "kernels-cpu")
+def _pool(process: int, cpus: frozenset[int] | None = None) -> ThreadPoolExecutor:
+    """A fork has no threads of its own yet, so each process makes its pool; its threads stay on these CPUs."""
+    if cpus is None:
+        return ThreadPoolExecutor(max(1, 2 * usable_cores()), "kernels-cpu")
+    return ThreadPoolExecutor(len(cpus), "kernels-cpu-node", lambda: _stay(cpus))
+
+
+def _stay(cpus: frozenset[int]) -> None:
+    """Keep this thread on these CPUs, where the system can."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cpus)
+
+
+def on_node(work: Callable[[], object], cpus: frozenset[int], threads: int) -> Future[Any]:
+    """Run `work` in `threads` threads that stay on these CPUs; what the first of them returns.
+
+    As of `helped`, the others are not waited for.
+    """
+    with _making:
+        pool = _pool(os.getpid(), cpus)
+    first, *_ = [pool.submit(work) for _ in range(max(1, min(threads, len(cpus))))]
+    return first
 
 
 _making = threading.Lock()
@@ -52,3 +77,16 @@ def side_by_side(work: Callable[[], object], threads: int) -> None:
         wait(others)
     for other in others:
         other.result()
+
+
+def helped(work: Callable[[], object], threads: int) -> None:
+    """Run `work` in this thread and meanwhile in `threads` - 1 others, which are not waited for.
+
+    For work that ends nowhere before all of it is done, and does nothing if called then.
+    """
+    if threads > 1:
+        with _making:
+            pool = _pool(os.getpid())
+        for _ in range(threads - 1):
+            pool.submit(work)
+    work()

@@ -25,6 +25,21 @@ ROUND = 1.5 * 2**23
 """Added to a small fp32, it leaves the nearest whole number in the low bits."""
 
 
+class _BFloat(ir.Type):  # type: ignore[misc]
+    """LLVM's bfloat, which llvmlite lacks."""
+
+    intrinsic_name = "bf16"
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
 class Kind(enum.IntEnum):
     """Number formats of cached rows; an int, because Numba passes it as a literal."""
 
@@ -126,12 +141,27 @@ class Emitter:
 
     def spread(self, value: Any) -> Any:
         """A scalar in every lane."""
-        single = self.b.insert_element(ir.Constant(self.f32s, ir.Undefined), value, I32(0))
+        single = self.b.insert_element(ir.Constant(ir.VectorType(value.type, self.lanes), ir.Undefined), value, I32(0))
         return self.shuffle(single, single, [0] * self.lanes)
 
     def spread_f32(self, address: Any, offset: int = 0) -> Any:
         """An fp32 from memory in every lane."""
         return self.spread(self.load(self.at(address, offset), F32, 4))
+
+    def spread_i32(self, address: Any) -> Any:
+        """A word from memory in every lane."""
+        return self.spread(self.load(address, I32, 4))
+
+    def dot_bf16(self, total: Any, a: Any, b: Any) -> Any:
+        """total + a0 b0 + a1 b1 of the bf16 pairs in each word: an instruction of AVX512_BF16."""
+        pairs = ir.VectorType(_BFloat(), 2 * self.lanes)
+        function = self._function("llvm.x86.avx512bf16.dpbf16ps.512", self.f32s, [self.f32s, pairs, pairs])
+        return self.b.call(function, [total, self.b.bitcast(a, pairs), self.b.bitcast(b, pairs)])
+
+    def dot_bytes(self, total: Any, a: Any, b: Any) -> Any:
+        """total + the four unsigned bytes in each word of a times the signed ones of b, by AVX512_VNNI."""
+        function = self._function("llvm.x86.avx512.vpdpbusd.512", self.i32s, [self.i32s] * 3)
+        return self.b.call(function, [total, a, b])
 
     def bits(self, value: Any) -> Any:
         """The lanes as integers."""

@@ -62,10 +62,16 @@ def _parser() -> argparse.ArgumentParser:
     sim.add_argument("--seed", type=int, default=0)
     sim.add_argument("--json", type=Path, help="file to write the record to")
     sim.set_defaults(command=_bench_sim)
-    cpu = benches.add_parser("cpu", help="decode attention against memory, arithmetic and torch")
+    cpu = benches.add_parser("cpu", help="attention and experts against memory, arithmetic, torch and C")
     cpu.add_argument("--seconds", type=float, default=60, help="how long to repeat, default: 60")
+    cpu.add_argument("--shapes", action="store_true", help="other head dims and groups, our kernel alone")
+    cpu.add_argument("--picture", type=Path, help="file to draw the roofline into: .png, .svg or .pdf")
     cpu.add_argument("--json", type=Path, help="file to write the record to")
     cpu.set_defaults(command=_bench_cpu)
+    experts = benches.add_parser("experts", help="routed experts on the CPU by tokens per expert: formats and torch")
+    experts.add_argument("--seconds", type=float, default=60, help="how long to repeat, default: 60")
+    experts.add_argument("--json", type=Path, help="file to write the record to")
+    experts.set_defaults(command=_bench_experts)
     overlap = benches.add_parser(
         "overlap", help="steady decode passes: VSLPipe against Sequential, measured and simulated"
     )
@@ -105,7 +111,13 @@ def _train_tiny(options: argparse.Namespace) -> None:
 def _bench_cpu(options: argparse.Namespace) -> None:
     from workbench.bench.cpu import bench_cpu
 
-    bench_cpu(seconds=options.seconds, json=options.json)
+    bench_cpu(seconds=options.seconds, shapes=options.shapes, json=options.json, picture=options.picture)
+
+
+def _bench_experts(options: argparse.Namespace) -> None:
+    from workbench.bench.experts import bench_experts
+
+    bench_experts(seconds=options.seconds, json=options.json)
 
 
 def _bench_sim(options: argparse.Namespace) -> None:

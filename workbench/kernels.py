@@ -9,16 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 from kernels_cpu import (
     CodePath,
+    Format,
+    NodeExperts,
+    PackedExperts,
     append_kv,
     append_kv_work,
     expert_mlp,
+    expert_mlp_reference,
     expert_mlp_work,
     features,
     flash_decode,
     flash_decode_work,
     mla_decode,
     multiply_add,
+    numa_nodes,
+    pack_by_node,
+    pack_experts,
+    read_blocks,
     read_memory,
+    side_by_side,
 )
 
 if TYPE_CHECKING:
@@ -39,12 +48,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CodePath",
+    "Format",
+    "NodeExperts",
+    "PackedExperts",
     "Quantised",
     "Routing",
     "append_kv",
     "append_kv_work",
     "dequantise",
     "expert_mlp",
+    "expert_mlp_reference",
     "expert_mlp_work",
     "features",
     "flash_decode",
@@ -55,12 +68,17 @@ __all__ = [
     "grouped_gemm_work",
     "mla_decode",
     "multiply_add",
+    "numa_nodes",
+    "pack_by_node",
+    "pack_experts",
     "quantise",
+    "read_blocks",
     "read_memory",
     "rms_norm",
     "rms_norm_work",
     "route",
     "route_work",
+    "side_by_side",
 ]
 
 

@@ -5,7 +5,7 @@ import importlib
 
 import pytest
 
-CPU = ["ceilings", "expert_mlp", "features", "flash_decode", "kv_cache"]
+CPU = ["ceilings", "expert_mlp", "expert_nodes", "expert_weights", "features", "flash_decode", "kv_cache"]
 TRITON = ["backend", "experts", "fused_moe", "grouped_gemm", "pairs", "router", "tiles"]
 
 

@@ -1,4 +1,4 @@
-"""`append_kv` against torch's own rounding and a plain numpy oracle."""
+"""`append_kv` against the rounding of torch and of numpy, and a plain numpy oracle."""
 
 import threading
 
@@ -23,9 +23,15 @@ def _compiled() -> None:
     warm_up()
 
 
-def rounded(values):
-    """`values` stored into a bfloat16 cache of one head, one value a slot, and read back as bits."""
-    kv = np.zeros((1, 1, 2, values.size, 1), np.uint16)
+SMALL = [0x33000000, 0x33000001, 0x33800000, 0x33C00000, 0x33C00001, 0x387FC000, 0x387FE000, 0x387FDFFF, 0x387FFFFF]
+LARGE = [0x38800000, 0x38800FFF, 0x38801000, 0x38803000, 0x477FE000, 0x477FEFFF, 0x477FF000, 0x47800000, 0x47800001]
+HALF_EDGES = np.array([*SMALL, *LARGE], np.uint32)
+"""Ties, the smallest fp16, the smallest normal one, and the largest, each with what lies beside it."""
+
+
+def rounded(values, dtype=np.uint16):
+    """`values` stored into a cache of one head, one value a slot, and read back; a bfloat16 cache as bits."""
+    kv = np.zeros((1, 1, 2, values.size, 1), dtype)
     rows = values.reshape(-1, 1, 1)
     append_kv(kv, np.arange(values.size), rows, rows)
     np.testing.assert_array_equal(kv[0, 0, 0], kv[0, 0, 1])
@@ -50,6 +56,40 @@ def test_rounds_any_bits_as_torch_does(bits):
     assert np.isnan((got[nan].astype(np.uint32) << 16).view(np.float32)).all()
 
 
+def numpy_halves(values):
+    with np.errstate(over="ignore"):
+        return values.astype(np.float16).view(np.uint16)
+
+
+def test_rounds_to_fp16_as_numpy_does_at_every_edge():
+    edges = np.concatenate([EVERY_EDGE, HALF_EDGES, HALF_EDGES | np.uint32(0x80000000)]).view(np.float32)
+    np.testing.assert_array_equal(rounded(edges, np.float16).view(np.uint16), numpy_halves(edges))
+
+
+def test_every_fp16_and_all_between_two_neighbours_round_as_numpy_does():
+    halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
+    ties = (halves[1:] + halves[:-1]) / 2
+    values = np.concatenate([halves, ties, np.nextafter(ties, np.float32(0)), np.nextafter(ties, np.float32(1e9))])
+    values = np.concatenate([values, -values])
+    np.testing.assert_array_equal(rounded(values, np.float16).view(np.uint16), numpy_halves(values))
+
+
+@settings(max_examples=150, deadline=None)
+@given(arrays(np.uint32, st.integers(1, 70)))
+def test_rounds_any_bits_to_fp16_as_numpy_does(bits):
+    values = bits.view(np.float32)
+    got, nan = rounded(values, np.float16), np.isnan(values)
+    np.testing.assert_array_equal(got.view(np.uint16)[~nan], numpy_halves(values)[~nan])
+    assert np.isnan(got[nan]).all()
+
+
+@pytest.mark.parametrize("bits", [0x7F800001, 0x7FFFFFFF, 0xFF800001, 0xFFFFFFFF, 0x7FC00000])
+def test_nan_stays_nan_in_fp16_and_keeps_its_sign(bits):
+    got = int(rounded(np.array([bits], np.uint32).view(np.float32), np.float16).view(np.uint16)[0])
+    assert got & 0x7E00 == 0x7E00
+    assert got >> 15 == bits >> 31
+
+
 @pytest.mark.parametrize("bits", [0x7F800001, 0x7FFFFFFF, 0xFF800001, 0xFFFFFFFF, 0x7FC00000])
 def test_nan_stays_nan_and_keeps_its_sign(bits):
     got = int(rounded(np.array([bits], np.uint32).view(np.float32))[0])
@@ -71,7 +111,7 @@ def empty_cache(blocks, kv_heads, block, dim, dtype):
     st.integers(1, 4),
     st.sampled_from((1, 5, 16, 64)),
     st.sampled_from((1, 8, 20, 80, 128)),
-    st.sampled_from((np.float32, np.uint16)),
+    st.sampled_from((np.float32, np.uint16, np.float16)),
     st.integers(0, 2**32 - 1),
 )
 def test_each_row_goes_to_its_slot_and_nothing_else_changes(count, kv_heads, block, dim, dtype, seed):
@@ -84,11 +124,11 @@ def test_each_row_goes_to_its_slot_and_nothing_else_changes(count, kv_heads, blo
     np.testing.assert_array_equal(kv, want)
     for t, slot in enumerate(slots):  # said once more, without the oracle
         for half, row in ((0, k[t]), (1, v[t])):
-            stored = row if dtype is np.float32 else torch_rounded(row)
+            stored = torch_rounded(row) if dtype is np.uint16 else row.astype(dtype)
             np.testing.assert_array_equal(kv[slot // block, :, half, slot % block], stored)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16, np.float16])
 def test_slices_of_a_fused_qkv_need_no_copy(dtype):
     rng = np.random.default_rng(0)
     qkv = rng.standard_normal((5, 8 + 2 + 2, 16), dtype=np.float32)
@@ -100,16 +140,17 @@ def test_slices_of_a_fused_qkv_need_no_copy(dtype):
     np.testing.assert_array_equal(kv, want)
 
 
-def test_torch_tensors_are_written_in_place():
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_torch_tensors_are_written_in_place(dtype):
     rng = np.random.default_rng(0)
     k, v = rows_of(rng, 3, 2, 8)
     slots = np.array([6, 1, 4])
-    kv = torch.zeros((2, 2, 2, 4, 8), dtype=torch.bfloat16)
+    kv = torch.zeros((2, 2, 2, 4, 8), dtype=dtype)
     append_kv(kv, torch.from_numpy(slots), torch.from_numpy(k), torch.from_numpy(v))
     want = torch.zeros_like(kv)
     for t, slot in enumerate(slots):
-        want[slot // 4, :, 0, slot % 4] = torch.from_numpy(k[t]).to(torch.bfloat16)
-        want[slot // 4, :, 1, slot % 4] = torch.from_numpy(v[t]).to(torch.bfloat16)
+        want[slot // 4, :, 0, slot % 4] = torch.from_numpy(k[t]).to(dtype)
+        want[slot // 4, :, 1, slot % 4] = torch.from_numpy(v[t]).to(dtype)
     assert torch.equal(kv, want)
 
 
@@ -131,7 +172,11 @@ KV, SLOTS, ROWS = (2, 2, 2, 4, 8), [6, 1, 4], (3, 2, 8)
 @pytest.mark.parametrize(
     "change, error, message",
     [
-        ({"kv": np.zeros(KV)}, TypeError, r"kv must be float32 or uint16 \(bfloat16 bits\), not float64: convert"),
+        (
+            {"kv": np.zeros(KV)},
+            TypeError,
+            r"kv must be float32 or uint16 \(bfloat16 bits\) or float16, not float64",
+        ),
         ({"kv": np.zeros(KV[1:], np.float32)}, ValueError, r"kv must have shape \(P, K, 2, b, D\), not"),
         ({"kv": np.zeros((2, 2, 3, 4, 8), np.float32)}, ValueError, r"kv must have shape .* with K, b and D >= 1, not"),
         ({"kv": np.zeros((4, 2, 2, 4, 8), np.float32)[::2]}, ValueError, "kv must be C-contiguous and aligned: pass"),

@@ -43,6 +43,7 @@ FORMULAS = {
     "stage1": lambda a, b: ml.stage1(a, b, 1e6, 5.0, 4000.0),
     "kv_tokens_at_knee": lambda a, b: ml.kv_tokens_at_knee(a, b, 18500),
     "host_bandwidth_needed": lambda a, b: ml.host_bandwidth_needed(a, b, 2e10),
+    "kv_bandwidth_needed": lambda a, b: ml.kv_bandwidth_needed(a, b, 2e10),
     "cpu_flops_needed": ml.cpu_flops_needed,
     "effective_kv_capacity": ml.effective_kv_capacity,
     "blocks_over_life": lambda a, b: ml.blocks_over_life(a, b, 16),
@@ -169,6 +170,7 @@ def test_handing_kv_out_as_sequences_grow_is_worth_at_most_twice_the_cache(p, g)
 
 def test_without_kv_the_host_only_streams_the_weights():
     assert ml.host_bandwidth_needed(94e9, 0, 19.5e9) == 19.5e9
+    assert ml.kv_bandwidth_needed(94e9, 188e9, 19.5e9) == 39e9  # twice the model's size, as in Figure 10
     assert ml.host_bandwidth_needed(94e9, 200e9, 20e9) == pytest.approx(62.55e9, rel=1e-3)  # the text's 61 to 63
 
 

@@ -32,10 +32,10 @@ _TINY = ModelConfig("tiny", 1, 64, 64, 4, 2, 16, 4, 2, 64, 64, dtype="fp32")
 def measure_machine() -> Machine:
     """Rates of this computer, each the median of several runs.
 
-    gpu lane: torch GEMM at 256 rows and weight reading at one row, with the lane's own threads; a quarter of the memory.
-    cpu lane: the decode-attention kernel's KV rate times its threads, and torch GEMM. link: copies of 32 MB by one
-    thread, which take a core for as long. Fixed times per operation and per hand-over come from tiny operations and
-    empty tasks.
+    gpu lane: torch GEMM at 256 rows and weight reading at one row, with the lane's own threads; a quarter of the
+    memory. cpu lane: the decode-attention kernel's KV rate times its threads, and torch GEMM. link: copies of 32 MB
+    by one thread, which take a core for as long. Fixed times per operation and per hand-over come from tiny
+    operations and empty tasks.
     """
     cores = Cores.of(usable_cores())
     memory = float(psutil.virtual_memory().total)

@@ -186,6 +186,32 @@ def kv_tokens_at_knee(
     return plain(np.asarray(positive("pass_tokens", pass_tokens, "give tokens") / pme))
 
 
+def kv_bandwidth_needed(weight_bytes: Number, kv_bytes: Number, link: Number) -> Number:
+    """Rate at which the CPU must read KV so that attention is done when the weights have streamed [B/s].
+
+        B_KV = KV / W B_IO
+
+    Parameters
+    ----------
+    weight_bytes, kv_bytes : number or array
+        W and KV [B]; only their ratio counts.
+    link : number or array
+        B_IO [B/s].
+
+    Raises
+    ------
+    ValueError
+        If W or B_IO is not positive, or KV negative.
+
+    Notes
+    -----
+    MoE-Lens, Eq. 5 less the link's own reading; at KV = 2 W the requirement in Figure 10. The cache is full, every
+    entry is read in every pass, and a pass takes as long as the weights stream.
+    """
+    w, kv = positive("weight_bytes", weight_bytes, "give B"), at_least("kv_bytes", kv_bytes, 0, "give B")
+    return plain(kv / w * positive("link", link, "give B/s"))
+
+
 def host_bandwidth_needed(weight_bytes: Number, kv_bytes: Number, link: Number) -> Number:
     """DRAM bandwidth that streams the weights and reads all KV once per pass [B/s].
 
@@ -208,8 +234,7 @@ def host_bandwidth_needed(weight_bytes: Number, kv_bytes: Number, link: Number) 
     MoE-Lens, Eq. 5, whose M is the total of weights and KV there, unlike in Eq. 4; SPEC 1.4. The cache is full, every
     entry is read in every pass, and a pass takes as long as the weights stream.
     """
-    w, kv = positive("weight_bytes", weight_bytes, "give B"), at_least("kv_bytes", kv_bytes, 0, "give B")
-    return plain((w + kv) / w * positive("link", link, "give B/s"))
+    return plain(np.asarray(kv_bandwidth_needed(weight_bytes, kv_bytes, link) + np.asarray(link)))
 
 
 def cpu_flops_needed(group_size: Number, kv_bandwidth: Number, flop_per_fp32_byte: Number = 0.5) -> Number:

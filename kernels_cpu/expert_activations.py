@@ -1,0 +1,111 @@
+"""What the experts multiply their weights with: rows of tokens in fp32, in bf16, or in bytes with scales."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .compiled import compiled
+from .decode_portable import exp2
+from .decode_tasks import LOG2_E
+from .expert_weights import Matrices, aligned
+
+
+class Rows(NamedTuple):
+    """Rows that matrices of one width are multiplied with, in the forms that those need; a tuple, which Numba takes.
+
+    Attributes
+    ----------
+    exact : (n, width) fp32
+    pairs : (n, width / 2) uint32
+        Two bf16 per word; empty unless asked for.
+    numbers, scales, offsets : (n, width) int8, (n, groups) fp32, (n, groups) int32
+        Bytes, what they are multiples of, and the negative of their sum times what stands for 0 in a weight; empty
+        unless the weights have scales.
+    """
+
+    exact: NDArray[np.float32]
+    pairs: NDArray[np.uint32]
+    numbers: NDArray[np.int8]
+    scales: NDArray[np.float32]
+    offsets: NDArray[np.int32]
+
+
+def room(count: int, matrices: Matrices, rounded: bool) -> Rows:
+    """Memory for rows that the matrices take, in bf16 too if `rounded`; not cleared."""
+    width, groups = matrices.width, matrices.scales.shape[2]
+    return Rows(
+        aligned(np.float32, count, width),
+        aligned(np.uint32, count, width // 2 if rounded else 0),
+        aligned(np.int8, count, width if groups else 0),
+        np.empty((count, groups), np.float32),
+        np.empty((count, groups), np.int32),
+    )
+
+
+@compiled()
+def fill(row: Any, t: int, rows: Any, zero: int) -> None:
+    """Row t in all its forms, filled up with zeros."""
+    rows.exact[t, : len(row)] = row
+    rows.exact[t, len(row) :] = 0
+    form(t, rows, zero)
+
+
+@compiled("contract")
+def fill_swiglu(both: Any, dim: int, t: int, rows: Any, zero: int) -> None:
+    """Row t in all its forms: silu(gate) up, where `both` holds `dim` gates and then the ups."""
+    own = rows.exact[t]
+    for f in range(dim):
+        gate = both[t, f]
+        fall = exp2(np.float32(-abs(gate) * np.float32(LOG2_E)))
+        share = np.float32(1) / (np.float32(1) + fall)
+        own[f] = gate * (share if gate >= 0 else fall * share) * both[t, dim + f]
+    own[dim:] = 0
+    form(t, rows, zero)
+
+
+@compiled()
+def form(t: int, rows: Any, zero: int) -> None:
+    """The other forms of row t from the exact one."""
+    if rows.pairs.shape[1]:
+        _pairs(rows.exact[t].view(np.uint32), rows.pairs[t])
+    if rows.numbers.shape[1]:
+        _numbers(rows.exact[t], zero, rows.numbers[t], rows.scales[t], rows.offsets[t])
+
+
+@compiled()
+def _pairs(bits: Any, out: Any) -> None:
+    """Two neighbours in a word, each rounded to the nearest bf16, ties to even."""
+    for s in range(len(out)):
+        out[s] = _half(bits[2 * s]) | np.uint32(_half(bits[2 * s + 1]) << np.uint32(16))
+
+
+@compiled()
+def _half(bits: Any) -> Any:
+    odd = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(1))
+    rounded = np.uint32(np.uint32(bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+    is_nan = np.uint32(bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    return np.uint32(0x7FC0) if is_nan else rounded
+
+
+@compiled()
+def _numbers(x: Any, zero: int, out: Any, scales: Any, offsets: Any) -> None:
+    """Each group in multiples of its largest magnitude over 127; a group with NaN or infinity has the scale NaN."""
+    size = len(x) // len(scales)
+    for g in range(len(scales)):
+        own = x[g * size : (g + 1) * size]
+        largest = trouble = np.float32(0)
+        for i in range(size):
+            largest = max(largest, abs(own[i]))
+            trouble += own[i] * np.float32(0)
+        scale = np.float32(largest / np.float32(127))
+        factor = np.float32(1) / scale if scale > 0 and trouble == 0 else np.float32(0)
+        total = np.int32(0)
+        for i in range(size):
+            number = np.int8(np.rint(own[i] * factor)) if factor > 0 else np.int8(0)
+            out[g * size + i] = number
+            total += number
+        scales[g] = scale + trouble
+        offsets[g] = -zero * total

@@ -1,0 +1,50 @@
+"""How long the first call of the attention kernels takes: to compile them, and to load what was compiled before."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+
+from workbench.bench import record
+
+_FIRST_CALLS = """
+import json, time
+import numpy as np
+from workbench.kernels import append_kv, flash_decode
+kv, row, seconds = np.zeros((1, 8, 2, 64, 128), np.uint16), np.ones((1, 8, 128), np.float32), []
+for group in (4, 1, 8):
+    begin = time.perf_counter()
+    append_kv(kv, np.zeros(1, np.int64), row, row)
+    flash_decode(np.ones((1, 8 * group, 128), np.float32), kv, np.zeros((1, 1), np.int32), np.ones(1, np.int64))
+    seconds.append(time.perf_counter() - begin)
+print(json.dumps(seconds))
+"""
+
+
+def first_calls(cache: str) -> list[float]:
+    """Seconds of the first calls in a new process with D 128 and bf16: with append at G 4, then at G 1, then at G 8."""
+    told = subprocess.run(
+        [sys.executable, "-c", _FIRST_CALLS],
+        env={**os.environ, "NUMBA_CACHE_DIR": cache, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    seconds: list[float] = json.loads(told.stdout)
+    return seconds
+
+
+def say_start(say: Callable[[str], None]) -> dict[str, dict[str, float]]:
+    """Say and return the seconds of the first calls with an empty cache of compiled code, and with a filled one."""
+    found = {}
+    with tempfile.TemporaryDirectory() as cache:
+        for state in ("compiling", "from the cache"):
+            first, *more = first_calls(cache)
+            say(f"first call, {state}: {first:.2f} s; two more groups {sum(more):.2f} s")
+            found[f"first call, {state} [s]"] = record.ratio([first])
+            found[f"two more groups, {state} [s]"] = record.ratio([sum(more)])
+    return found
