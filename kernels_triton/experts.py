@@ -133,7 +133,7 @@ def activate(both: torch.Tensor, activation: Activation) -> torch.Tensor:
         return (gate * torch.sigmoid(1.702 * gate) * (up + 1)).to(both.dtype)
     gate, up = both.chunk(2, dim=-1)
     turned = functional.silu(gate) if activation is Activation.SWIGLU else functional.gelu(gate)
-    return turned * up
+    return turned.mul_(up)
 
 
 def check_weights(name: str, weight: Weights, x: torch.Tensor, rows: str, columns: int) -> None:

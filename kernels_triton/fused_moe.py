@@ -43,8 +43,8 @@ def fused_moe(
         p = pages[ids[t, j]]
 
     On a GPU three kernels after the sort: both projections with the activation, the way down with the weights, and the
-    sum over j, which is in the order given, so that the result is always the same. Also there as
-    `torch.ops.moe_workbench.fused_moe`, through which torch.compile and fake tensors see it.
+    sum over j in the order given. On the CPU one product after the other, summed in the order of the experts. Either
+    way the result is always the same. torch.compile and fake tensors see `torch.ops.moe_workbench.fused_moe`.
 
     Parameters
     ----------

@@ -73,19 +73,15 @@ def experts_of(
 ) -> torch.Tensor:
     """The routed experts' weighted sum, (T, M), as `fused_moe` defines it.
 
-    The sum is torch's embedding bag, whose bags are a token's rows: 5 ms where index_add_ takes 70 (1024 tokens, 8
-    experts each, 2048 columns of bf16, two Zen 4 cores). The weights stay fp32.
+    Answers are added up in fp32 as they come, in the order of the experts: a buffer of all of them would cost 5 % of
+    the time of 4096 tokens in fresh pages (8 experts of 2048 x 768 each, bf16, Zen 4).
     """
     order, runs = _sorted(ids, pages, gate_up.shape[0])
-    places = [0] * len(order)
-    for row, pair in enumerate(order):
-        places[pair] = row
-    bags = torch.tensor(places, dtype=torch.int64, device=x.device).view(ids.shape)
     pairs = torch.tensor(order, dtype=torch.int64, device=x.device)
-    rows, factors = x[pairs // ids.shape[1]], weights.reshape(-1, 1)[pairs]
-    answers = torch.empty_like(rows)
+    tokens, factors = pairs // ids.shape[1], weights.reshape(-1, 1)[pairs]
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for page, begin, end in runs:
-        inner = activate(_product(rows[begin:end], gate_up, biases[0], page), activation)
-        answer = _product(inner, down, biases[1], page)
-        torch.mul(answer, factors[begin:end], out=answers[begin:end])
-    return functional.embedding_bag(bags, answers, mode="sum")
+        own = tokens[begin:end]
+        inner = activate(_product(x[own], gate_up, biases[0], page), activation)
+        out.index_add_(0, own, _product(inner, down, biases[1], page) * factors[begin:end])
+    return out.to(x.dtype)
