@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -119,15 +120,17 @@ def dequantise(weight: Weights, dtype: torch.dtype) -> torch.Tensor:
 
 def matrix_on(weight: Weights, page: int, dtype: torch.dtype) -> torch.Tensor:
     """The matrix (R, C) on one page."""
-    values, scales = parts(weight)
-    return dequantise(whole(values[page], None if scales is None else scales[page]), dtype)
+    if not isinstance(weight, Quantised):
+        return weight[page].to(dtype)
+    return dequantise(Quantised(weight.values[page], weight.scales[page]), dtype)
 
 
 def activate(both: torch.Tensor, activation: Activation) -> torch.Tensor:
     """(T, 2 F) -> (T, F), in the type of `both`."""
     if activation is Activation.CLAMPED:
-        gate, up = both[..., ::2].clamp(max=7.0), both[..., 1::2].clamp(-7.0, 7.0)
-        return gate * torch.sigmoid(1.702 * gate) * (up + 1)
+        wide = both.float()  # five operations that would each round
+        gate, up = wide[..., ::2].clamp(max=7.0), wide[..., 1::2].clamp(-7.0, 7.0)
+        return (gate * torch.sigmoid(1.702 * gate) * (up + 1)).to(both.dtype)
     gate, up = both.chunk(2, dim=-1)
     turned = functional.silu(gate) if activation is Activation.SWIGLU else functional.gelu(gate)
     return turned * up
@@ -220,23 +223,20 @@ def check_routing(ids: torch.Tensor, weights: torch.Tensor | None, x: torch.Tens
             raise ValueError(f"{name} must be contiguous and on {x.device} as x: call .contiguous() or move it.")
 
 
-def check_values(ids: torch.Tensor, experts: int, pages: torch.Tensor | None, held: int) -> None:
-    """Raise if an id has no expert, or its expert no page. Reads the ids, so it is for tensors in CPU memory.
+def check_chosen(chosen: Collection[int], pages: torch.Tensor | None, held: int) -> None:
+    """Raise if a chosen expert does not exist or is not on a page.
 
     Raises
     ------
     ValueError
-        With the first such id, or the first such expert.
+        With the first such expert.
     """
-    bad = ((ids < 0) | (ids >= experts)).nonzero()
-    if len(bad):
-        t, j = bad[0].tolist()
-        raise ValueError(f"ids[{t}, {j}] must be an expert in [0, {experts}), not {ids[t, j]}: correct the routing.")
-    if pages is not None:
-        chosen = ids.unique().long()
-        absent = chosen[(pages[chosen] < 0) | (pages[chosen] >= held)]
-        if len(absent):
+    experts = held if pages is None else len(pages)
+    for expert in chosen:
+        if not 0 <= expert < experts:
+            raise ValueError(f"ids must be experts in [0, {experts}), not {expert}: correct the routing.")
+        if pages is not None and not 0 <= pages[expert] < held:
             raise ValueError(
-                f"pages[{absent[0]}] must be one of the {held} pages held, not {pages[absent[0]]}, since a token chose "
-                f"expert {absent[0]}: fetch it first."
+                f"pages[{expert}] must be one of the {held} pages held, not {pages[expert]}, since a token chose "
+                f"expert {expert}: fetch it first."
             )

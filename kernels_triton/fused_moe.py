@@ -9,9 +9,9 @@ from .backend import Backend, choose_backend, enter_mode
 from .experts import (
     Activation,
     Weights,
+    check_chosen,
     check_pages,
     check_routing,
-    check_values,
     check_weights,
     matrix_on,
     parts,
@@ -145,12 +145,12 @@ def _compute(
     backend: str,
 ) -> torch.Tensor:
     first, second, turn = whole(gate_up, gate_up_scales), whole(down, down_scales), Activation(activation)
-    experts = len(gate_up) if pages is None else len(pages)
-    if x.device.type == "cpu":
-        check_values(ids, experts, pages, len(gate_up))
     biases = (gate_up_bias, down_bias)
     if backend == Backend.TORCH:
-        return moe_torch.experts_of(x, first, second, ids, weights, turn, biases, pages, experts)
+        return moe_torch.experts_of(x, first, second, ids, weights, turn, biases, pages)
+    if backend == Backend.INTERPRET:
+        check_chosen(ids.unique().tolist(), pages, len(gate_up))
+    experts = len(gate_up) if pages is None else len(pages)
     tiles = tiles_for(arch_of(x.device), gate_up.dtype, ids.numel() / experts)
     return with_triton(x, first, second, ids, weights, turn, biases, pages, experts, Backend(backend), tiles)
 

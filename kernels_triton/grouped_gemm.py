@@ -11,9 +11,9 @@ from .experts import (
     Activation,
     Quantised,
     Weights,
+    check_chosen,
     check_pages,
     check_routing,
-    check_values,
     check_weights,
     matrix_on,
     parts,
@@ -81,10 +81,10 @@ def grouped_gemm(
     check_bias("bias", bias, matrices, x)
     experts = check_pages(pages, matrices.shape[0], x)
     chosen = choose_backend(backend, x)
-    if x.device.type == "cpu":
-        check_values(ids, experts, pages, matrices.shape[0])
+    if chosen is Backend.INTERPRET:
+        check_chosen(ids.unique().tolist(), pages, matrices.shape[0])
     if chosen is Backend.TORCH:
-        rows = moe_torch.multiply(x, matrices, bias, ids, weights, pages, experts)
+        rows = moe_torch.multiply(x, matrices, bias, ids, weights, pages)
     else:
         enter_mode(chosen)
         tiles = tiles_for(arch_of(x.device), parts(matrices)[0].dtype, ids.numel() / experts)
