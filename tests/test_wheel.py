@@ -66,7 +66,7 @@ def test_wheel_holds_the_packages_and_the_catalogue(wheel):
     assert any(name.startswith("workbench/data/catalogue/") for name in names)
     for file in ("dashboard.css", "gantt.css", "gantt.js", "strip.css", "strip.js"):
         assert f"workbench/widgets/{file}" in names
-    assert "workbench/bench/c_twin.c" in names
+    assert {"workbench/bench/c_twin.c", "kernels_triton/tiles.json"} <= set(names)
 
 
 def test_wheel_holds_nothing_else(wheel):
