@@ -11,6 +11,7 @@ from .compiled import compiled
 from .decode_portable import exp2
 from .decode_tasks import LOG2_E
 from .expert_weights import Matrices, aligned
+from .rounding import bfloat16_pairs
 
 
 class Rows(NamedTuple):
@@ -70,24 +71,9 @@ def fill_swiglu(both: Any, dim: int, t: int, rows: Any, zero: int) -> None:
 def form(t: int, rows: Any, zero: int) -> None:
     """The other forms of row t from the exact one."""
     if rows.pairs.shape[1]:
-        _pairs(rows.exact[t].view(np.uint32), rows.pairs[t])
+        bfloat16_pairs(rows.exact[t].view(np.uint32), rows.pairs[t])
     if rows.numbers.shape[1]:
         _numbers(rows.exact[t], zero, rows.numbers[t], rows.scales[t], rows.offsets[t])
-
-
-@compiled()
-def _pairs(bits: Any, out: Any) -> None:
-    """Two neighbours in a word, each rounded to the nearest bf16, ties to even."""
-    for s in range(len(out)):
-        out[s] = _half(bits[2 * s]) | np.uint32(_half(bits[2 * s + 1]) << np.uint32(16))
-
-
-@compiled()
-def _half(bits: Any) -> Any:
-    odd = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(1))
-    rounded = np.uint32(np.uint32(bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
-    is_nan = np.uint32(bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-    return np.uint32(0x7FC0) if is_nan else rounded
 
 
 @compiled()

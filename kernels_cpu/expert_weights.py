@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arguments import Operand, checked, float64, whole
+from .rounding import bfloat16_pairs
 
 ROWS = 64
 """Rows of a block."""
@@ -227,8 +228,9 @@ def _block(name: str, full: NDArray[np.float32], format: Format, group: int) -> 
     if format is Format.FP32:
         return full.view(np.uint32).T, none
     if format is Format.BF16:
-        halves = bf16(full).reshape(ROWS, -1, 2).astype(np.uint32)
-        return (halves[..., 0] | halves[..., 1] << np.uint32(16)).T, none
+        words = np.empty(full.size // 2, np.uint32)
+        bfloat16_pairs(full.view(np.uint32).ravel(), words)
+        return words.reshape(ROWS, -1).T, none
     grouped = full.reshape(ROWS, -1, group)
     largest = np.abs(grouped).max(axis=2)
     if not np.isfinite(largest).all():
@@ -239,13 +241,6 @@ def _block(name: str, full: NDArray[np.float32], format: Format, group: int) -> 
     if format is Format.INT4:
         numbers = numbers[..., :4] | numbers[..., 4:] << np.uint8(4)
     return np.ascontiguousarray(numbers).view("<u4")[..., 0].T, scales.T
-
-
-def bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """The bits of the nearest bfloat16, ties to even; NaN stays NaN."""
-    bits = values.view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16)
 
 
 def aligned(dtype: Any, *shape: int) -> NDArray[Any]:

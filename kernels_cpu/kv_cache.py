@@ -9,13 +9,7 @@ from numpy.typing import NDArray
 from .arguments import CACHED, KINDS, Operand, checked, contiguous, frozen, host_array, writeable
 from .compiled import compiled
 from .decode_portable import BF16, FP32
-
-
-@compiled()
-def _bfloat16(bits: Any) -> Any:
-    """Bits of the bfloat16 nearest to fp32 bits, ties to even; NaN becomes a quiet NaN."""
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return (bits >> 16) | 0x40 if (bits & 0x7FFFFFFF) > 0x7F800000 else rounded
+from .rounding import bfloat16
 
 
 @compiled()
@@ -40,7 +34,7 @@ def _store(form: int, source: Any, target: Any) -> None:
             target[x] = source[x]
     elif form == BF16:
         for x in range(source.size):
-            target[x] = _bfloat16(source[x])
+            target[x] = bfloat16(source[x])
     else:
         for x in range(source.size):
             target[x] = _float16(source[x])

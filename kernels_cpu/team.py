@@ -35,12 +35,20 @@ def usable_cpus() -> frozenset[int]:
     return frozenset(range(os.cpu_count() or 1))
 
 
+_making = threading.Lock()
+
+
 @functools.cache
 def _pool(process: int, cpus: frozenset[int] | None = None) -> ThreadPoolExecutor:
     """A fork has no threads of its own yet, so each process makes its pool; its threads stay on these CPUs."""
     if cpus is None:
         return ThreadPoolExecutor(max(1, 2 * usable_cores()), "kernels-cpu")
     return ThreadPoolExecutor(len(cpus), "kernels-cpu-node", lambda: _stay(cpus))
+
+
+def _workers(cpus: frozenset[int] | None = None) -> ThreadPoolExecutor:
+    with _making:
+        return _pool(os.getpid(), cpus)
 
 
 def _stay(cpus: frozenset[int]) -> None:
@@ -54,13 +62,9 @@ def on_node(work: Callable[[], object], cpus: frozenset[int], threads: int) -> F
 
     As of `helped`, the others are not waited for.
     """
-    with _making:
-        pool = _pool(os.getpid(), cpus)
+    pool = _workers(cpus)
     first, *_ = [pool.submit(work) for _ in range(max(1, min(threads, len(cpus))))]
     return first
-
-
-_making = threading.Lock()
 
 
 def side_by_side(work: Callable[[], object], threads: int) -> None:
@@ -68,8 +72,7 @@ def side_by_side(work: Callable[[], object], threads: int) -> None:
     if threads == 1:
         work()
         return
-    with _making:
-        pool = _pool(os.getpid())
+    pool = _workers()
     others = [pool.submit(work) for _ in range(threads - 1)]
     try:
         work()
@@ -84,9 +87,6 @@ def helped(work: Callable[[], object], threads: int) -> None:
 
     For work that ends nowhere before all of it is done, and does nothing if called then.
     """
-    if threads > 1:
-        with _making:
-            pool = _pool(os.getpid())
-        for _ in range(threads - 1):
-            pool.submit(work)
+    for _ in range(threads - 1):
+        _workers().submit(work)
     work()

@@ -42,6 +42,29 @@ def bound(experts: PackedExperts, path: CodePath, ids: Any) -> float:
     return 5e-3 if many and experts.format is Format.BF16 and path is CodePath.AVX512 else 1e-6
 
 
+def in_bytes(x: Any, group: int) -> Any:
+    """Activations as the kernels round them for INT8 and INT4: multiples of each group's largest magnitude over 127."""
+    full = np.zeros(-(-len(x) // group) * group, np.float32)
+    full[: len(x)] = x
+    grouped = full.reshape(-1, group)
+    scales = np.abs(grouped).max(axis=1, keepdims=True) / np.float32(127)
+    factors = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)
+    return (np.rint(grouped * factors).astype(float) * scales).ravel()[: len(x)]
+
+
+def oracle(h: Any, packed: PackedExperts, ids: Any, weights: Any) -> Any:
+    """The reference, with activations rounded to bytes where the format asks for it."""
+    if not packed.format.scaled:
+        return expert_mlp_reference(h, packed, ids, weights)
+    gate_ups, downs = (unpacked(part, range(len(packed))) for part in (packed.gate_up, packed.down))
+    out = np.zeros(h.shape)
+    for t, j in np.ndindex(*ids.shape):
+        gate, up = np.split(gate_ups[ids[t, j]] @ in_bytes(h[t], packed.gate_up.group), 2)
+        inner = gate * 0.5 * (1 + np.tanh(gate / 2)) * up
+        out[t] += weights[t, j] * (downs[ids[t, j]] @ in_bytes(inner, packed.down.group))
+    return out
+
+
 @settings(max_examples=80, deadline=None)
 @given(
     st.integers(0, 16), st.integers(1, 5), st.data(), st.sampled_from(SHAPES), st.sampled_from(NAMES),
@@ -51,7 +74,9 @@ def test_equals_float64_with_any_tokens_per_expert(tokens, experts, data, shape,
     packed = pack_experts(*layer(experts, shape), format=form)
     h, ids, weights = batch(tokens, experts, data.draw(st.integers(1, experts)), shape[0], data.draw(st.integers(0, 9)))
     found = expert_mlp(h, packed, ids, weights, path=path, threads=data.draw(st.integers(1, 3)))
-    assert error(found, expert_mlp_reference(h, packed, ids, weights)) < bound(packed, path, ids)
+    # half of what rounding alone may cost: a number of the inner row can still be rounded to its other neighbour
+    limit = 1e-2 if packed.format.scaled else bound(packed, path, ids)
+    assert error(found, oracle(h, packed, ids, weights)) < limit
 
 
 @pytest.mark.parametrize("path", CodePath)
