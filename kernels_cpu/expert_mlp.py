@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,34 +117,55 @@ def expert_mlp(
     if result.shape != hidden.shape:
         raise ValueError(f"out must have the shape {hidden.shape} of h, not {result.shape}: leave it out.")
     rounded = not exact and rounds(slices[0].format, taken)
+    pairs = _sorted(chosen, len(experts))
+    call = partial(_call, hidden, pairs, scales, rounded, taken)
     if isinstance(experts, PackedExperts):
-        serve = _call(hidden, experts, chosen, scales, rounded, taken, result)
-        helped(serve, min(size, _worth(experts, chosen)))
+        helped(call(experts, result), min(size, _worth(experts, pairs)))
     else:
-        _by_node(hidden, experts, chosen, scales, rounded, size, taken, result)
+        _by_node(call, experts, size, result)
     return same_kind(h, result) if out is None else out
 
 
-def _worth(experts: PackedExperts, ids: NDArray[Any]) -> int:
+class _Pairs(NamedTuple):
+    """Pairs of token and expert, sorted by expert: expert e has pairs first[e] to first[e + 1]."""
+
+    tokens: NDArray[np.int64]
+    first: NDArray[np.int64]
+    places: NDArray[np.int64]
+
+    @property
+    def touched(self) -> NDArray[np.int64]:
+        """Experts that somebody chose."""
+        return np.flatnonzero(np.diff(self.first))
+
+    @property
+    def most(self) -> int:
+        """Most tokens of an expert."""
+        return int(np.diff(self.first).max(initial=0))
+
+
+def _sorted(ids: NDArray[Any], experts: int) -> _Pairs:
+    order = np.argsort(ids.ravel(), kind="stable")
+    first = np.concatenate([[0], np.cumsum(np.bincount(ids.ravel(), minlength=experts))])
+    return _Pairs(order // max(1, ids.shape[1]), first, np.argsort(order).reshape(ids.shape))
+
+
+def _worth(experts: PackedExperts, pairs: _Pairs) -> int:
     """Most threads that are worth waking."""
-    return int(1 + len(np.unique(ids)) * experts.nbytes // len(experts) // _WORTH)
+    return int(1 + len(pairs.touched) * experts.nbytes // len(experts) // _WORTH)
 
 
 def _by_node(
-    h: NDArray[np.float32],
+    call: Callable[[PackedExperts, NDArray[np.float32]], Callable[[], object]],
     experts: NodeExperts,
-    ids: NDArray[Any],
-    weights: NDArray[np.float32],
-    rounded: bool,
     threads: int,
-    path: CodePath,
     out: NDArray[np.float32],
 ) -> None:
     """Each slice on its node, side by side; their sum in order."""
     parts = [out, *(np.empty_like(out) for _ in experts.slices[1:])]
-    calls = [_call(h, own, ids, weights, rounded, path, part) for own, part in zip(experts.slices, parts, strict=True)]
+    calls = [call(own, part) for own, part in zip(experts.slices, parts, strict=True)]
     share = -(-threads // len(calls))
-    waiting = [on_node(call, cpus, share) for call, cpus in zip(calls, experts.nodes, strict=True)]
+    waiting = [on_node(serve, cpus, share) for serve, cpus in zip(calls, experts.nodes, strict=True)]
     for part, done in zip(parts, waiting, strict=True):
         done.result()
         if part is not out:
@@ -153,28 +174,25 @@ def _by_node(
 
 def _call(
     h: NDArray[np.float32],
-    experts: PackedExperts,
-    ids: NDArray[Any],
+    pairs: _Pairs,
     weights: NDArray[np.float32],
     rounded: bool,
     path: CodePath,
+    experts: PackedExperts,
     out: NDArray[np.float32],
 ) -> Callable[[], object]:
-    """What each thread does: pairs of token and expert, sorted by expert, through both products; back to tokens."""
-    up, down = experts.gate_up, experts.down
-    pairs = np.argsort(ids.ravel(), kind="stable")
-    counts = np.bincount(ids.ravel(), minlength=len(experts))
-    touched = np.flatnonzero(counts)
-    rounded = rounded and bool(counts.max(initial=0) > FEW)
-    both: NDArray[Any] = aligned(np.float32, len(pairs), up.words.shape[1] * ROWS)
-    answers: NDArray[Any] = aligned(np.float32, len(pairs), down.words.shape[1] * ROWS)
-    first, counter = np.concatenate([[0], np.cumsum(counts)]), counters()
+    """What each thread does: the pairs through both products, and back to tokens."""
+    up, down, count, touched = experts.gate_up, experts.down, len(pairs.tokens), pairs.touched
+    rounded = rounded and pairs.most > FEW
+    both: NDArray[Any] = aligned(np.float32, count, up.words.shape[1] * ROWS)
+    answers: NDArray[Any] = aligned(np.float32, count, down.words.shape[1] * ROWS)
+    counter = counters()
     serve = partial(
         server(path.value, int(experts.format)),
-        *(counter.ctypes.data, h, pairs // max(1, ids.shape[1]), first, experts.format.zero),
-        *(blocks_of(touched, up), up.words, up.scales, room(len(pairs), up, rounded), both, down.dim),
-        *(blocks_of(touched, down), down.words, down.scales, room(len(pairs), down, rounded), answers),
-        *(np.argsort(pairs).reshape(ids.shape), weights, out),
+        *(counter.ctypes.data, h, pairs.tokens, pairs.first, experts.format.zero),
+        *(blocks_of(touched, up), up.words, up.scales, room(count, up, rounded), both, down.dim),
+        *(blocks_of(touched, down), down.words, down.scales, room(count, down, rounded), answers),
+        *(pairs.places, weights, out),
     )
     return lambda: (serve(), counter)  # which the counter, of whom it knows the address, outlives
 

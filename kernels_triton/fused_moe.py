@@ -13,11 +13,10 @@ from .experts import (
     check_pages,
     check_routing,
     check_weights,
-    matrix_on,
     parts,
     whole,
 )
-from .grouped_gemm import check_bias, check_input, launch
+from .grouped_gemm import check_bias, check_input, grouped_gemm_reference, launch
 from .pairs import sort_pairs
 from .tiles import LayerTiles, arch_of, tiles_for
 
@@ -240,23 +239,16 @@ def fused_moe_reference(
     >>> round(fused_moe_reference(x, gate_up, down, torch.zeros(1, 1).long(), torch.ones(1, 1)).item(), 4)
     3.5232
     """
-    out = torch.zeros(x.shape, dtype=torch.float64)
-    for t, j in ((t, j) for t in range(ids.shape[0]) for j in range(ids.shape[1])):
-        page = int(ids[t, j]) if pages is None else int(pages[ids[t, j].long()])
-        both = matrix_on(gate_up, page, torch.float64) @ x[t].double()
-        both += 0 if gate_up_bias is None else gate_up_bias[page].double()
-        answer = matrix_on(down, page, torch.float64) @ _reference_activation(both, activation)
-        answer += 0 if down_bias is None else down_bias[page].double()
-        out[t] += weights[t, j].double() * answer
-    return out
+    both = grouped_gemm_reference(x, gate_up, ids, bias=gate_up_bias, pages=pages)
+    inner = _reference_activation(both, activation)
+    return grouped_gemm_reference(inner, down, ids, weights, bias=down_bias, pages=pages).sum(dim=1)
 
 
 def _reference_activation(both: torch.Tensor, activation: str) -> torch.Tensor:
-    half = len(both) // 2
     if activation == "swiglu-clamped":
-        gate, up = both.view(half, 2).unbind(1)
+        gate, up = both[..., ::2], both[..., 1::2]
         gate, up = gate.clamp(max=7), up.clamp(-7, 7)
         return gate / (1 + torch.exp(-1.702 * gate)) * (up + 1)
-    gate, up = both[:half], both[half:]
+    gate, up = both.chunk(2, dim=-1)
     share = torch.special.ndtr(gate) if activation == "geglu" else 1 / (1 + torch.exp(-gate))
     return gate * share * up

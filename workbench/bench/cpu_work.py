@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn import functional
 
 from workbench.kernels import CodePath, Format, expert_mlp, expert_mlp_work, pack_experts
 
@@ -77,17 +78,19 @@ class Experts:
         expert_mlp(self._h, self._layer.packed, self._ids, self._weights, out=self.out, threads=threads, path=path)
 
     def _eager(self, threads: int) -> None:
-        """torch in bf16: two products with oneDNN, SiLU between."""
         torch.set_num_threads(threads)
         self._ids ^= 1
         expert = int(self._ids[0, 0])
         gate_up, down = (
             torch.from_numpy(m[expert]).view(torch.bfloat16) for m in (self._layer.gate_up, self._layer.down)
         )
-        h = torch.from_numpy(self._h).bfloat16()
-        gate, up = torch.nn.functional.linear(h, gate_up).chunk(2, dim=-1)
-        answer = torch.nn.functional.linear(torch.nn.functional.silu(gate) * up, down)
-        self.out[:] = answer.float().numpy()
+        self.out[:] = eager_expert(torch.from_numpy(self._h), gate_up, down).float().numpy()
+
+
+def eager_expert(h: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    """One expert by torch in bf16: two products with oneDNN, SiLU between."""
+    gate, up = functional.linear(h.bfloat16(), gate_up).chunk(2, dim=-1)
+    return functional.linear(functional.silu(gate) * up, down)
 
 
 def random_pool(elements: int) -> npt.NDArray[np.uint16]:

@@ -16,9 +16,9 @@ import workbench.engine  # noqa: F401  # first of all: it sets how idle threads 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn import functional
 
 from workbench.bench import record
+from workbench.bench.cpu_work import eager_expert
 from workbench.bench.quiet import listening
 from workbench.expert_speeds import ExpertSpeeds, Run
 from workbench.hardware import Machine, usable_cores
@@ -104,13 +104,12 @@ class Call:
         return expert_mlp(self.h, own, ids, ones, exact=contender == EXACT, threads=threads)
 
     def _torch(self) -> npt.NDArray[np.float32]:
-        """Expert by expert two products with oneDNN, SiLU between, all in bf16."""
+        """Expert by expert."""
         out = torch.empty(self.h.shape)
         for expert, (rows, to) in enumerate(
             zip(torch.from_numpy(self.h).split(self.tokens), out.split(self.tokens), strict=True)
         ):
-            gate, up = functional.linear(rows.bfloat16(), self.weights.gate_up[expert]).chunk(2, dim=-1)
-            to.copy_(functional.linear(functional.silu(gate) * up, self.weights.down[expert]))
+            to.copy_(eager_expert(rows, self.weights.gate_up[expert], self.weights.down[expert]))
         return out.numpy()
 
     def contenders(self) -> list[str]:
