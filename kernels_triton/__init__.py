@@ -6,10 +6,18 @@ reads TRITON_INTERPRET then: set it before, or pass backend="triton-interpret", 
 """
 
 from .backend import Backend
+from .decode_attention import decode_attention, decode_attention_reference, decode_attention_work
 from .experts import Activation, Quantised, dequantise, quantise
 from .fused_moe import fused_moe, fused_moe_reference, fused_moe_work
 from .grouped_gemm import grouped_gemm, grouped_gemm_reference, grouped_gemm_work
+from .kv_layout import gather_kv, gather_kv_work, scatter_kv
 from .pairs import Blocks, sort_pairs
+from .prefill_attention import (
+    Prefix,
+    prefill_attention,
+    prefill_attention_reference,
+    prefill_attention_work,
+)
 from .rms_norm import rms_norm, rms_norm_reference, rms_norm_work
 from .router import Routing, route, route_reference, route_work
 
@@ -17,15 +25,24 @@ __all__ = [
     "Activation",
     "Backend",
     "Blocks",
+    "Prefix",
     "Quantised",
     "Routing",
+    "decode_attention",
+    "decode_attention_reference",
+    "decode_attention_work",
     "dequantise",
     "fused_moe",
     "fused_moe_reference",
     "fused_moe_work",
+    "gather_kv",
+    "gather_kv_work",
     "grouped_gemm",
     "grouped_gemm_reference",
     "grouped_gemm_work",
+    "prefill_attention",
+    "prefill_attention_reference",
+    "prefill_attention_work",
     "quantise",
     "rms_norm",
     "rms_norm_reference",
@@ -33,5 +50,6 @@ __all__ = [
     "route",
     "route_reference",
     "route_work",
+    "scatter_kv",
     "sort_pairs",
 ]

@@ -32,18 +32,26 @@ from kernels_cpu import (
 
 if TYPE_CHECKING:
     from kernels_triton import (
+        Prefix,
         Quantised,
         Routing,
+        decode_attention,
+        decode_attention_work,
         dequantise,
         fused_moe,
         fused_moe_work,
+        gather_kv,
+        gather_kv_work,
         grouped_gemm,
         grouped_gemm_work,
+        prefill_attention,
+        prefill_attention_work,
         quantise,
         rms_norm,
         rms_norm_work,
         route,
         route_work,
+        scatter_kv,
     )
 
 __all__ = [
@@ -51,10 +59,13 @@ __all__ = [
     "Format",
     "NodeExperts",
     "PackedExperts",
+    "Prefix",
     "Quantised",
     "Routing",
     "append_kv",
     "append_kv_work",
+    "decode_attention",
+    "decode_attention_work",
     "dequantise",
     "expert_mlp",
     "expert_mlp_reference",
@@ -64,6 +75,8 @@ __all__ = [
     "flash_decode_work",
     "fused_moe",
     "fused_moe_work",
+    "gather_kv",
+    "gather_kv_work",
     "grouped_gemm",
     "grouped_gemm_work",
     "mla_decode",
@@ -71,6 +84,8 @@ __all__ = [
     "numa_nodes",
     "pack_by_node",
     "pack_experts",
+    "prefill_attention",
+    "prefill_attention_work",
     "quantise",
     "read_blocks",
     "read_memory",
@@ -78,6 +93,7 @@ __all__ = [
     "rms_norm_work",
     "route",
     "route_work",
+    "scatter_kv",
     "side_by_side",
 ]
 

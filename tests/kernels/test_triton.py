@@ -11,9 +11,10 @@ pytest.importorskip("triton")
 FOLDER = Path(__file__).parent
 
 
-def test_interpreted_kernels_agree_with_float64():
+@pytest.mark.parametrize("file", ["interpreted.py", "interpreted_attention.py"])
+def test_interpreted_kernels_agree_with_float64(file):
     env = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(FOLDER / "interpreted.py")]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(FOLDER / file)]
     run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
 
