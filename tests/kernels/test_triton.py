@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 FOLDER = Path(__file__).parent
 
 
-@pytest.mark.parametrize("file", ["interpreted.py", "interpreted_attention.py"])
+@pytest.mark.parametrize("file", ["interpreted.py", "interpreted_attention.py", "interpreted_rows.py"])
 def test_interpreted_kernels_agree_with_float64(file):
     env = {**os.environ, "TRITON_INTERPRET": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(FOLDER / file)]
