@@ -136,7 +136,8 @@ def test_table_and_picture_tell_shares_of_the_floor():
 @pytest.mark.slow
 def test_rehearsal_in_under_three_minutes_with_torch_triton_numba_and_numpy_alone(tmp_path):
     pytest.importorskip("triton")
-    code = f"import sys; sys.modules.update(dict.fromkeys({ABSENT}))\nfrom workbench.__main__ import main; sys.exit(main())"
+    code = f"import sys; sys.modules.update(dict.fromkeys({ABSENT}))\n"
+    code += "from workbench.__main__ import main; sys.exit(main())"
     words = ["bench", "gpu", "--dry-run", "--minutes", "3", "--out", str(tmp_path)]
     run = subprocess.run(
         [sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True, check=False, timeout=280
