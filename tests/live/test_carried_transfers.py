@@ -83,3 +83,11 @@ def test_stopping_does_not_wait_for_it(executor):
         executor.run(SECOND, [nothing] * 3)
     executor.close()
     assert time.perf_counter() - begin < SECONDS / 2
+
+
+def test_closing_ends_it_even_while_it_is_held_at_the_gate(executor):
+    _, out = transfer(executor, slow)
+    executor.gate.clear()
+    executor.close()
+    assert out.done
+    assert out.end - out.start < SECONDS / 2

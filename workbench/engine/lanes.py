@@ -306,7 +306,8 @@ class Executor:
             self._idle.set()
 
     def close(self) -> None:
-        """End every thread."""
+        """End every thread, and a transfer that runs on with them."""
+        self.stop()
         for lane in self.lanes.values():
             lane.inbox.put(None)
         for lane in self.lanes.values():
