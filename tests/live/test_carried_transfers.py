@@ -1,6 +1,7 @@
 """A transfer that runs on over its plan's end: nobody waits for it there, and the next plan waits for all of it."""
 
 import time
+import weakref
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -83,6 +84,16 @@ def test_stopping_does_not_wait_for_it(executor):
         executor.run(SECOND, [nothing] * 3)
     executor.close()
     assert time.perf_counter() - begin < SECONDS / 2
+
+
+def test_nothing_is_kept_alive_after_closing(executor):
+    source = np.ones(100, np.uint8)
+    alive = weakref.ref(source)
+    copies = [(np.zeros_like(source), source)]
+    transfer(executor, lambda copies=copies: Transfer(copies))
+    executor.close()
+    del source, copies
+    assert alive() is None
 
 
 def test_closing_ends_it_even_while_it_is_held_at_the_gate(executor):

@@ -312,4 +312,5 @@ class Executor:
             lane.inbox.put(None)
         for lane in self.lanes.values():
             lane.join()
+        self._carried = None  # it keeps alive what it copies, for gigabytes
         torch.set_num_threads(self._callers_threads)  # lanes changed what new threads inherit
