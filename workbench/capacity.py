@@ -16,7 +16,8 @@ from workbench.models import ModelConfig
 from workbench.prepared import Prepared, price
 from workbench.scenario import Scenario
 from workbench.scheduler.resource_aware import ResourceAware
-from workbench.schedules import Schedule, Sequential
+from workbench.schedules import Schedule
+from workbench.schedules.micro_batches import MicroBatched
 from workbench.segments import LayerGraph
 from workbench.stages import Device, RowClass, buffer_bytes, kv
 from workbench.units import DTYPE_BYTES, format_bytes, parse_bytes
@@ -232,7 +233,7 @@ def _fewer_tokens(prepared: Prepared, needs: _Needs) -> Iterator[Change]:
 
 def _more_parts(prepared: Prepared, needs: _Needs) -> Iterator[Change]:
     scenario, schedule = prepared.scenario, prepared.lowering.schedule
-    if not isinstance(schedule, Sequential):
+    if not isinstance(schedule, MicroBatched):
         return
     now = schedule.micro_batches
     requests = largest_batch(scenario, schedule, prepared.token_budget).requests

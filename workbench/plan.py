@@ -5,11 +5,27 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from workbench.scheduler.batch import Batch
 from workbench.segments import LayerGraph, Node
 
 LANES = ("gpu", "cpu", "d2h", "h2d")
+
+
+class Page(NamedTuple):
+    """One of the `pages` equal shares in which a weight transfer is made, the first being number 0."""
+
+    number: int = 0
+    pages: int = 1
+
+    def cut(self, size: float) -> tuple[float, float]:
+        """Where the page begins and ends in `size` bytes: at whole multiples of 64 B, the last one at the very end."""
+        begin, end = (size * edge // (64 * self.pages) * 64 for edge in (self.number, self.number + 1))
+        return begin, size if self.number + 1 == self.pages else end
+
+
+WHOLE = Page()
 
 
 @dataclass(frozen=True)
@@ -28,6 +44,8 @@ class Task:
         What a weight transfer brings: the weights of these nodes.
     bulk : bool
         True if the transfer goes in packets and lets small ones pass in between.
+    page : Page
+        Which share of the pieces a weight transfer brings. Pages follow one another into one slot.
     """
 
     node: Node
@@ -36,12 +54,14 @@ class Task:
     after: tuple[int, ...] = ()
     pieces: tuple[tuple[int, int], ...] = ()
     bulk: bool = False
+    page: Page = WHOLE
 
     @property
     def name(self) -> str:
-        """``A0a``: node code, layer, part."""
+        """``A0a``: node code, layer, part; ``W1.0``: page 0 of layer 1's weights."""
         layer = "" if self.layer < 0 else str(self.layer)
-        return f"{self.node.code}{layer}{'' if self.part is None else part_name(self.part)}"
+        page = f".{self.page.number}" if self.page.pages > 1 else ""
+        return f"{self.node.code}{layer}{'' if self.part is None else part_name(self.part)}{page}"
 
 
 def part_name(part: int) -> str:

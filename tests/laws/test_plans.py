@@ -187,9 +187,16 @@ def wanted(pipeline: Pipeline, batch: Batch) -> Counter:
 
 def check_weights(graph: LayerGraph, run: list[tuple[Task, ...]], slots: int) -> None:
     """Weights have arrived before the segment that needs them, and stay until its last reader."""
-    loads: list[tuple[int, int, set]] = []  # (iteration, task, pieces), each into the next slot
+    loads: list[tuple[list[tuple[int, int]], set]] = []  # (iteration, task) of every page, and pieces: each a slot
     for iteration, tasks in enumerate(run):
-        loads += [(iteration, index, set(task.pieces)) for index, task in enumerate(tasks) if task.pieces]
+        for index, task in enumerate(tasks):
+            if task.pieces and not task.page.number:
+                loads.append(([], set(task.pieces)))
+            if task.pieces:
+                pages, pieces = loads[-1]
+                assert (task.page.number, set(task.pieces)) == (len(pages), pieces), "pages out of order"
+                pages.append((iteration, index))
+                assert len(pages) <= task.page.pages
     orders = [earlier(tasks) for tasks in run]
     node_at = {id(node): index for index, node in enumerate(graph.nodes)}
     used: set[int] = set()
@@ -202,13 +209,15 @@ def check_weights(graph: LayerGraph, run: list[tuple[Task, ...]], slots: int) ->
             if not task.node.streamed:
                 continue
             here, piece = (iteration, index), (task.layer, node_at[id(task.node)])
-            arrived = [n for n, load in enumerate(loads) if piece in load[2] and precedes(load[:2], here)]
+            arrived = [
+                n for n, (pages, load) in enumerate(loads) if piece in load and all(precedes(p, here) for p in pages)
+            ]
             assert arrived, f"{task.name} of iteration {iteration} runs without its weights"
             latest = arrived[-1]
             used.add((latest, piece))
             if latest + slots < len(loads):
-                assert precedes(here, loads[latest + slots][:2]), f"the slot of {task.name} is overwritten too early"
-    assert used == {(n, piece) for n, load in enumerate(loads) for piece in load[2]}, "a transfer serves nobody"
+                assert precedes(here, loads[latest + slots][0][0]), f"the slot of {task.name} is overwritten too early"
+    assert used == {(n, piece) for n, (_, load) in enumerate(loads) for piece in load}, "a transfer serves nobody"
 
 
 @settings(max_examples=120, deadline=None)
