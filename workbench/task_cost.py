@@ -11,7 +11,7 @@ from workbench.cost import Precision, Rows, Work, copy_seconds, least_seconds, m
 from workbench.errors import ScenarioError
 from workbench.hardware import Device
 from workbench.models import ModelConfig
-from workbench.plan import COMPUTE, Task, busy_seconds, lay_out, one_at_a_time
+from workbench.plan import COMPUTE, Carry, Task, busy_seconds, lay_out, one_at_a_time
 from workbench.profile import Cores, OpTime, Pace
 from workbench.scenario import Scenario
 from workbench.scheduler.batch import Batch
@@ -32,12 +32,16 @@ class LaidOut(NamedTuple):
     """Tasks on their lanes, one value for each: start, end, time that it holds its lane, time of the host's memory [s].
 
     Where lanes share cores, what they do to one another is measured (`Cores`), and no time of memory is counted.
+    `seconds` is the end of the last task that the iteration waits for, `runs_on` that of the transfer that may outlast
+    it, or 0.
     """
 
     starts: list[float]
     ends: list[float]
     busy: list[float]
     dram: list[float]
+    seconds: float
+    runs_on: float
 
 
 class TaskCost:
@@ -220,11 +224,19 @@ class TaskCost:
             return False
         return self.profile is None or sum(_compute(tasks, self.tasks(tasks, parts, whole))) < sum(apart)
 
-    def lay_out(self, tasks: Sequence[Task], parts: Sequence[Rows], packet: float, whole: Sequence[Task]) -> LaidOut:
-        """Play tasks of a plan; see `plan.lay_out`. The `whole` plan sets the pace."""
+    def lay_out(
+        self, tasks: Sequence[Task], parts: Sequence[Rows], packet: float, whole: Sequence[Task], carried: float
+    ) -> LaidOut:
+        """Play tasks of a plan; see `plan.lay_out`.
+
+        The `whole` plan sets the pace; the transfer that the iteration before let run on takes `carried` seconds yet.
+        """
         cores = self._machine.cores
         pace = None if cores is None else self.pace(whole, parts, cores)
-        work = self.tasks(tasks, parts, pace)
+        work = [
+            carried if task.carry is Carry.IN else length
+            for task, length in zip(tasks, self.tasks(tasks, parts, pace), strict=True)
+        ]
         dram = self._dram(tasks, parts) if cores is None else [0.0] * len(tasks)
         if pace is None:
             drags = self._dram_drags(tasks, work, dram)
@@ -235,7 +247,9 @@ class TaskCost:
         busy = [
             end - start if drag else length for start, end, length, drag in zip(starts, ends, work, drags, strict=True)
         ]
-        return LaidOut(starts, ends, busy, dram)
+        runs_on = max((end for task, end in zip(tasks, ends, strict=True) if task.carry is Carry.OUT), default=0.0)
+        awaited = max(end for task, end in zip(tasks, ends, strict=True) if task.carry is not Carry.OUT)
+        return LaidOut(starts, ends, busy, dram, awaited, runs_on)
 
     def _dram_drags(self, tasks: Sequence[Task], work: Sequence[float], dram: Sequence[float]) -> list[float]:
         """Share of its progress that each task on the host loses while weights are read from the same DRAM.
@@ -254,13 +268,15 @@ class TaskCost:
         return 0.0 if self.profile is None else self.profile.iteration + self.profile.request * requests
 
     def tasks(self, tasks: Sequence[Task], parts: Sequence[Rows], pace: Pace | None = None) -> list[float]:
-        """Seconds of every task of a plan whose parts have these rows."""
+        """Seconds of every task of a plan whose parts have these rows; none for the rest of a carried transfer."""
         return _each_kind(tasks, lambda task: self._price(task, parts, pace))
 
     def _dram(self, tasks: Sequence[Task], parts: Sequence[Rows]) -> list[float]:
         """Seconds of the host memory's bandwidth that each task of a plan takes [s]."""
 
         def price(task: Task) -> float:
+            if task.carry is Carry.IN:
+                return 0.0
             if task.part is None:
                 return self.weight_transfer(task.pieces) / self._machine.cpu.bandwidth
             return self.host_bytes(task.node, parts[task.part]) / self._machine.cpu.bandwidth
@@ -275,6 +291,8 @@ class TaskCost:
         return 0.0 if node.kind in _ENDS else self.transfer(node, rows)
 
     def _price(self, task: Task, parts: Sequence[Rows], pace: Pace | None) -> float:
+        if task.carry is Carry.IN:
+            return 0.0
         if task.part is None:
             return self.fetch(self.weight_transfer(task.pieces))
         threads = 0 if pace is None else (pace.cpu if task.node.lane == "cpu" else pace.gpu)
@@ -313,7 +331,7 @@ class TaskCost:
 def _each_kind(tasks: Sequence[Task], price: Callable[[Task], float]) -> list[float]:
     """The price of every task, asked for once where tasks of several layers are the same."""
     keys: list[tuple[object, ...]] = [
-        task.pieces if task.part is None else (id(task.node), task.part) for task in tasks
+        (task.pieces, task.carry) if task.part is None else (id(task.node), task.part) for task in tasks
     ]
     known: dict[tuple[object, ...], float] = {}
     for key, task in zip(keys, tasks, strict=True):

@@ -160,25 +160,26 @@ def attention_on_cpu(
     """Attention on the CPU, each micro-batch's begun so many micro-batches before its experts are computed."""
     plan = Dataflow(graph, layers, step, micro_batches if weights is WeightPlace.PAGED else 1)
     turns = [(layer, part) for layer in range(layers) for part in range(micro_batches)]
+    begun = 0
 
-    def attend(layer: int, part: int) -> None:
-        if not layer:
-            plan.begin(part)
-        for node in (_A, _Q, _C):
-            plan.run(layer, node, part)
+    def attend(until: int) -> None:
+        nonlocal begun
+        for layer, part in turns[begun:until]:
+            if not layer:
+                plan.begin(part)
+            for node in (_A, _Q, _C):
+                plan.run(layer, node, part)
+        begun = max(begun, until)
 
-    for turn in turns[:ahead]:
-        attend(*turn)
     for number, (layer, part) in enumerate(turns):
-        last = part + 1 == micro_batches
-        if weights is WeightPlace.FIRST and not part:
-            plan.load(layer + 1)
+        attend(number + 1)
+        if weights is WeightPlace.FIRST:
+            plan.load_at(weights, layer, part, micro_batches)
         plan.run(layer, _H, part)
-        if weights is WeightPlace.PAGED or (weights is WeightPlace.LAST and last):
-            plan.load(layer + 1, part if weights is WeightPlace.PAGED else 0)
+        if weights is not WeightPlace.FIRST:
+            plan.load_at(weights, layer, part, micro_batches)
+        attend(number + ahead)
         plan.run(layer, _B, part)
         if layer + 1 == layers:
             plan.end(part)
-        for turn in turns[number + ahead : number + ahead + 1]:
-            attend(*turn)
     return plan.tasks
