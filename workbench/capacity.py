@@ -137,7 +137,8 @@ class _Needs:
             slots = schedule.weight_slots
             entries.insert(1, Entry("weight slots", slots * self._slot, f"{slots} of {format_bytes(self._slot)}"))
             if kv in pipeline.fetches:
-                count = min(batch.part_blocks * schedule.kv_slots, scenario.kv_blocks)
+                slots = schedule.kv_slots  # more than there are parts hold one part's KV of several layers
+                count = min(batch.part_blocks * slots, scenario.kv_blocks * -(-slots // schedule.parts))
                 size = count * per_block / scenario.model.num_hidden_layers
                 entries.append(Entry("fetched KV", size, f"{count:.0f} blocks of one layer"))
         copies = scenario.machine.gpu.count if device is Device.GPU else 1  # each GPU of a node holds them whole
