@@ -6,11 +6,27 @@ import enum
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from workbench.scheduler.batch import Batch
 from workbench.segments import LayerGraph, Node
 
 LANES = ("gpu", "cpu", "d2h", "h2d")
+
+
+class Page(NamedTuple):
+    """One of the `pages` equal shares in which a weight transfer is made, the first being number 0."""
+
+    number: int = 0
+    pages: int = 1
+
+    def cut(self, size: float) -> tuple[float, float]:
+        """Where the page begins and ends in `size` bytes: at whole multiples of 64 B, the last one at the very end."""
+        begin, end = (size * edge // (64 * self.pages) * 64 for edge in (self.number, self.number + 1))
+        return begin, size if self.number + 1 == self.pages else end
+
+
+WHOLE = Page()
 
 
 class Carry(enum.Enum):
@@ -41,6 +57,8 @@ class Task:
         True if the transfer goes in packets and lets small ones pass in between.
     carry : Carry
         Where a weight transfer stands that outlasts its iteration.
+    page : Page
+        Which share of the pieces a weight transfer brings. Pages follow one another into one slot.
     """
 
     node: Node
@@ -50,12 +68,14 @@ class Task:
     pieces: tuple[tuple[int, int], ...] = ()
     bulk: bool = False
     carry: Carry = Carry.NONE
+    page: Page = WHOLE
 
     @property
     def name(self) -> str:
-        """``A0a``: node code, layer, part."""
+        """``A0a``: node code, layer, part; ``W1.0``: page 0 of layer 1's weights."""
         layer = "" if self.layer < 0 else str(self.layer)
-        return f"{self.node.code}{layer}{'' if self.part is None else part_name(self.part)}"
+        page = f".{self.page.number}" if self.page.pages > 1 else ""
+        return f"{self.node.code}{layer}{'' if self.part is None else part_name(self.part)}{page}"
 
 
 def part_name(part: int) -> str:

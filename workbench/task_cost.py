@@ -80,12 +80,13 @@ class TaskCost:
         """Bytes streamed per layer and iteration."""
         return sum(self._weights.values())
 
-    def weight_transfer(self, pieces: Sequence[tuple[int, int]]) -> float:
-        """Bytes of one weight transfer, for a mean layer."""
-        return sum(self._weights[node] for _, node in pieces)
+    def weight_transfer(self, task: Task) -> float:
+        """Bytes that one weight transfer moves, for a mean layer: all its pieces, or its page of them."""
+        begin, end = task.page.cut(sum(self._weights[node] for _, node in task.pieces))
+        return end - begin
 
     def exact_transfer(self, pieces: Sequence[tuple[int, int]]) -> float:
-        """Bytes of one weight transfer, each layer as it is: with experts, or without."""
+        """Bytes of all pieces of one weight transfer, each layer as it is: with experts, or without."""
         dense = self._model.dense_layers
         return sum((self._without if layer < dense else self._with_experts)[node] for layer, node in pieces)
 
@@ -278,7 +279,7 @@ class TaskCost:
             if task.carry is Carry.IN:
                 return 0.0
             if task.part is None:
-                return self.weight_transfer(task.pieces) / self._machine.cpu.bandwidth
+                return self.weight_transfer(task) / self._machine.cpu.bandwidth
             return self.host_bytes(task.node, parts[task.part]) / self._machine.cpu.bandwidth
 
         return _each_kind(tasks, price)
@@ -294,7 +295,7 @@ class TaskCost:
         if task.carry is Carry.IN:
             return 0.0
         if task.part is None:
-            return self.fetch(self.weight_transfer(task.pieces))
+            return self.fetch(self.weight_transfer(task))
         threads = 0 if pace is None else (pace.cpu if task.node.lane == "cpu" else pace.gpu)
         length = self.node(task.node, parts[task.part], threads)
         hand_over = self._machine.link.overhead if self.profile is None else self.profile.hand_over
@@ -331,7 +332,7 @@ class TaskCost:
 def _each_kind(tasks: Sequence[Task], price: Callable[[Task], float]) -> list[float]:
     """The price of every task, asked for once where tasks of several layers are the same."""
     keys: list[tuple[object, ...]] = [
-        (task.pieces, task.carry) if task.part is None else (id(task.node), task.part) for task in tasks
+        (task.pieces, task.carry, task.page) if task.part is None else (id(task.node), task.part) for task in tasks
     ]
     known: dict[tuple[object, ...], float] = {}
     for key, task in zip(keys, tasks, strict=True):

@@ -1,9 +1,13 @@
 """How lanes run a plan: strict order, waiting, and packets that let small transfers pass."""
 
+from itertools import pairwise
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.systems import MIXED, PIPELINES, VSL
-from workbench.plan import Plan, Task, busy_seconds, lay_out, one_at_a_time, part_name
+from workbench.plan import Page, Plan, Task, busy_seconds, lay_out, one_at_a_time, part_name
 from workbench.schedules import Sequential, Step, VSLPipe
 from workbench.segments import WEIGHTS, Kind, Node, layer_graph
 
@@ -165,3 +169,11 @@ def test_compute_tasks_that_wait_for_one_another_go_one_at_a_time():
 def test_tasks_without_work_and_transfers_do_not_count_as_going_beside_others():
     assert one_at_a_time([task(GPU), task(CPU)], [1.0, 0.0])
     assert one_at_a_time([bulk(), task(GPU), task(OUT), task(CPU, 1)], [1.0] * 4)
+
+
+@given(st.floats(0, 1e12), st.integers(1, 40))
+def test_pages_follow_one_another_and_share_a_transfer_evenly(size, pages):
+    cuts = [Page(number, pages).cut(size) for number in range(pages)]
+    assert (cuts[0][0], cuts[-1][1]) == (0, size)
+    assert all(before[1] == after[0] for before, after in pairwise(cuts))
+    assert all(abs(end - begin - size / pages) <= 128 for begin, end in cuts)

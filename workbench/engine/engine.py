@@ -123,7 +123,7 @@ class Engine:
     def _action(self, task: Task, batches: tuple[Batch, ...], parts: list[Part]) -> Callable[[], Transfer | None]:
         forward, layer = self.forward, task.layer
         if task.part is None:
-            return lambda: forward.transfer_weights(task.pieces)
+            return lambda: forward.transfer_weights(task.pieces, task.page)
         part, number = parts[task.part], task.part
         if not part.rows:
             return lambda: None
@@ -162,7 +162,7 @@ class Engine:
         for job in jobs:
             task = job.task
             if task.node.kind is Kind.WEIGHTS:
-                asked = cost.weight_transfer(task.pieces)
+                asked = cost.weight_transfer(task)
             elif task.node.kind in (Kind.MOVE, Kind.KV_IN, Kind.KV_OUT) and task.part is not None:
                 asked = cost.transfer(task.node, plan.parts[task.part].rows)
             else:

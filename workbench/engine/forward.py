@@ -16,6 +16,7 @@ from workbench.engine.lanes import Copy, Transfer
 from workbench.engine.ops import BUILT_IN, Ops, Part
 from workbench.engine.weights import Weights, WeightStore, as_numpy
 from workbench.errors import EngineError
+from workbench.plan import WHOLE, Page
 from workbench.prepared import Prepared
 from workbench.schedules.base import Step
 from workbench.segments import Node
@@ -45,7 +46,7 @@ class Forward:
         )
         self._ops = Ops(self._model)
         self._buffers: dict[Key, torch.Tensor] = {}
-        self._fetched: dict[int, FetchedKV] = {}
+        self._fetched: dict[tuple[int, int], FetchedKV] = {}  # by layer and part
         self._ran: set[tuple[str, Device]] = set()
         self._cache = KVCache(self._model, scenario.kv_blocks, scenario.memory.kv_block, scenario.precision.kv)
         self._ledger = ledger(prepared).gpu
@@ -70,10 +71,10 @@ class Forward:
         self._cache.append(0, np.zeros(1, dtype=np.int64), rows, rows)
         self._cache.attend(0, one, torch.zeros(1, model.q_size))
         if self._weights.buffer:
-            asked = [task.pieces for task in self._prepared.lowering.tasks(model.num_hidden_layers, Step.MIDDLE)]
-            for pieces in filter(None, asked):
-                for target, source in self._weights.buffer.transfer(pieces).copies:
-                    np.copyto(target, source)
+            for task in self._prepared.lowering.tasks(model.num_hidden_layers, Step.MIDDLE):
+                if task.pieces:
+                    for target, source in self._weights.buffer.transfer(task.pieces, task.page).copies:
+                        np.copyto(target, source)
 
     def close(self) -> None:
         """End the threads among which attention is shared out."""
@@ -92,9 +93,9 @@ class Forward:
         x = self._buffers[Device.GPU, number, "x"][part.last_rows]
         return torch.nn.functional.linear(self._ops.norm(x, self._norm), self._head).float()
 
-    def transfer_weights(self, pieces: Sequence[tuple[int, int]]) -> Transfer | None:
-        """Weights of (layer, node) pieces into the next slot."""
-        return self._weights.buffer.transfer(pieces) if self._weights.buffer else None
+    def transfer_weights(self, pieces: Sequence[tuple[int, int]], page: Page = WHOLE) -> Transfer | None:
+        """Weights of (layer, node) pieces, or a page of them, into the next slot."""
+        return self._weights.buffer.transfer(pieces, page) if self._weights.buffer else None
 
     def compute(self, stage: Stage, layer: int, number: int, part: Part) -> None:
         """One stage on the buffers of part `number`, on the device whose lane calls."""
@@ -146,7 +147,7 @@ class Forward:
     def _attend(self, stage: Stage, layer: int, number: int, part: Part) -> None:
         decodes = slice(part.prefill, part.rows)
         q, k, v = (self._buffers.get((stage.device, number, buffer)) for buffer in "qkv")
-        fetched = self._fetched.pop(number, None)
+        fetched = self._fetched.pop((layer, number), None)
         if k is None or v is None:
             raise EngineError(f"{stage} found no keys and values on the {stage.device.value}; the plan is wrong.")
         if fetched is None:
@@ -187,7 +188,7 @@ class Forward:
                 f"the KV of {len(part.lengths)} decodes brings {wanted} bytes to the GPU where the ledger says at most "
                 f"{self._ledger['fetched KV']:.0f}; this is a bug."
             )
-        self._fetched[number], transfer = self._cache.fetch(layer, part)
+        self._fetched[layer, number], transfer = self._cache.fetch(layer, part)
         return transfer
 
     def store_kv(self, layer: int, number: int, part: Part) -> Transfer:
