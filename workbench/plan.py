@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from workbench.scheduler.batch import Batch
-from workbench.segments import LayerGraph, Node
+from workbench.segments import Kind, LayerGraph, Node
 
 LANES = ("gpu", "cpu", "d2h", "h2d")
 
@@ -42,6 +42,11 @@ class Task:
         """``A0a``: node code, layer, part."""
         layer = "" if self.layer < 0 else str(self.layer)
         return f"{self.node.code}{layer}{'' if self.part is None else part_name(self.part)}"
+
+    def place(self, layers: int) -> int:
+        """Where it stands in a stack: its layer, -1 before the first, `layers` after the last."""
+        after = self.node.kind is Kind.HEAD or self.node.lane == "h2d"
+        return self.layer if self.layer >= 0 else layers if after else -1
 
 
 def part_name(part: int) -> str:

@@ -191,6 +191,7 @@ def _prefill_attention_work(rows: Rows, m: ModelConfig, precision: Precision) ->
     """With latent attention keys and values are expanded first, which `qkv` and `out_proj` account for."""
     keys_and_values = m.pair_macs if m.kv_lora_rank else m.kv_elements
     moved = rows.prefill * (m.pair_macs + keys_and_values) * DTYPE_BYTES[precision.weights]
+    moved += rows.before * m.kv_elements * DTYPE_BYTES[precision.kv]
     return Work(2.0 * m.pair_macs * rows.pairs, moved, precision.weights)
 
 
