@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,16 @@ from workbench.scheduler.batch import Batch
 from workbench.segments import Kind, LayerGraph, Node
 
 LANES = ("gpu", "cpu", "d2h", "h2d")
+
+
+class Carry(enum.Enum):
+    """Whether a weight transfer keeps within its iteration."""
+
+    NONE = "within"
+    OUT = "runs on"
+    """It begins here, and the iteration does not wait for its end."""
+    IN = "the rest"
+    """The end of the one that the iteration before let run on."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +36,11 @@ class Task:
     after : tuple of int
         Tasks of the plan that must have ended, each earlier in the plan.
     pieces : tuple of (layer, node index)
-        What a weight transfer brings: the weights of these nodes.
+        What a weight transfer brings: the weights of these nodes; none for the rest of one counted before.
     bulk : bool
         True if the transfer goes in packets and lets small ones pass in between.
+    carry : Carry
+        Where a weight transfer stands that outlasts its iteration.
     """
 
     node: Node
@@ -36,6 +49,7 @@ class Task:
     after: tuple[int, ...] = ()
     pieces: tuple[tuple[int, int], ...] = ()
     bulk: bool = False
+    carry: Carry = Carry.NONE
 
     @property
     def name(self) -> str:
@@ -89,11 +103,9 @@ class Plan:
     def _line(self, task: Task) -> str:
         pieces = " ".join(f"{self.graph.nodes[node].code}{layer}" for layer, node in task.pieces)
         waits = " ".join(self.tasks[index].name for index in task.after)
-        return (
-            f"{task.name:5}{f'for {pieces}':12}after {waits or '-'}"
-            if pieces
-            else f"{task.name:17}after {waits or '-'}"
-        )
+        what = f"{task.name:5}{f'for {pieces} ':12}" if pieces else f"{task.name:17}"
+        carry = {Carry.NONE: "", Carry.OUT: ", runs on", Carry.IN: " (runs since the iteration before)"}[task.carry]
+        return f"{what}after {waits or '-'}{carry}"
 
     def chart(self) -> str:
         """Lane chart: one column per unit of time, every task one unit long."""

@@ -21,7 +21,7 @@ from workbench.cost import (
 from workbench.errors import ScenarioError
 from workbench.hardware import Device
 from workbench.models import ModelConfig
-from workbench.plan import COMPUTE, Task, busy_seconds, lay_out, one_at_a_time
+from workbench.plan import COMPUTE, Carry, Task, busy_seconds, lay_out, one_at_a_time
 from workbench.profile import Cores, OpTime, Pace
 from workbench.scenario import Scenario
 from workbench.scheduler.batch import Batch
@@ -43,12 +43,16 @@ class LaidOut(NamedTuple):
     """Tasks on their lanes, one value for each: start, end, time that it holds its lane, time of the host's memory [s].
 
     Where lanes share cores, what they do to one another is measured (`Cores`), and no time of memory is counted.
+    `seconds` is the end of the last task that the iteration waits for, `runs_on` that of the transfer that may outlast
+    it, or 0.
     """
 
     starts: list[float]
     ends: list[float]
     busy: list[float]
     dram: list[float]
+    seconds: float
+    runs_on: float
 
 
 class _Kinds(NamedTuple):
@@ -65,7 +69,7 @@ class _Kinds(NamedTuple):
         first, kind = list[Task](), list[int]()
         for task in tasks:
             rows = None if cut is None or task.part is None else id(cut.at(task.place(cut.stack)))
-            key = (task.pieces, id(task.node), task.part, rows)
+            key = (task.pieces, task.carry, id(task.node), task.part, rows)
             if key not in number:
                 number[key] = len(first)
                 first.append(task)
@@ -265,12 +269,18 @@ class TaskCost:
         return self.profile is None or sum(_compute(tasks, self.tasks(tasks, parts, whole))) < sum(apart)
 
     def lay_out(
-        self, tasks: Sequence[Task], parts: Sequence[PartRows], packet: float, whole: Sequence[Task]
+        self, tasks: Sequence[Task], parts: Sequence[PartRows], packet: float, whole: Sequence[Task], carried: float
     ) -> LaidOut:
-        """Play tasks of a plan; see `plan.lay_out`. The `whole` plan sets the pace."""
+        """Play tasks of a plan; see `plan.lay_out`.
+
+        The `whole` plan sets the pace; the transfer that the iteration before let run on takes `carried` seconds yet.
+        """
         cores = self._machine.cores
         pace = None if cores is None else self.pace(whole, parts, cores)
-        work = self.tasks(tasks, parts, pace)
+        work = [
+            carried if task.carry is Carry.IN else length
+            for task, length in zip(tasks, self.tasks(tasks, parts, pace), strict=True)
+        ]
         dram = self._dram(tasks, parts) if cores is None else [0.0] * len(tasks)
         if pace is None:
             drags = self._dram_drags(tasks, work, dram)
@@ -281,7 +291,9 @@ class TaskCost:
         busy = [
             end - start if drag else length for start, end, length, drag in zip(starts, ends, work, drags, strict=True)
         ]
-        return LaidOut(starts, ends, busy, dram)
+        runs_on = max((end for task, end in zip(tasks, ends, strict=True) if task.carry is Carry.OUT), default=0.0)
+        awaited = max(end for task, end in zip(tasks, ends, strict=True) if task.carry is not Carry.OUT)
+        return LaidOut(starts, ends, busy, dram, awaited, runs_on)
 
     def _dram_drags(self, tasks: Sequence[Task], work: Sequence[float], dram: Sequence[float]) -> list[float]:
         """Share of its progress that each task on the host loses while weights are read from the same DRAM.
@@ -300,13 +312,15 @@ class TaskCost:
         return 0.0 if self.profile is None else self.profile.iteration + self.profile.request * requests
 
     def tasks(self, tasks: Sequence[Task], parts: Sequence[PartRows], pace: Pace | None = None) -> list[float]:
-        """Seconds of every task of a plan whose parts have these rows."""
+        """Seconds of every task of a plan whose parts have these rows; none for the rest of a carried transfer."""
         return self._each_kind(tasks, parts, lambda task, rows: self._price(task, rows, pace))
 
     def _dram(self, tasks: Sequence[Task], parts: Sequence[PartRows]) -> list[float]:
         """Seconds of the host memory's bandwidth that each task of a plan takes [s]."""
 
         def price(task: Task, rows: Rows) -> float:
+            if task.carry is Carry.IN:
+                return 0.0
             if task.part is None:
                 return self.weight_transfer(task.pieces) / self._machine.cpu.bandwidth
             return self.host_bytes(task.node, rows) / self._machine.cpu.bandwidth
@@ -338,6 +352,8 @@ class TaskCost:
         return 0.0 if node.kind in _ENDS else self.transfer(node, rows)
 
     def _price(self, task: Task, rows: Rows, pace: Pace | None) -> float:
+        if task.carry is Carry.IN:
+            return 0.0
         if task.part is None:
             return self.fetch(self.weight_transfer(task.pieces))
         threads = 0 if pace is None else (pace.cpu if task.node.lane == "cpu" else pace.gpu)

@@ -74,10 +74,11 @@ class Counting:
         for part in plan.parts:
             for request, start, stop, layers, emits in part:
                 held = int(self.blocks.held[request]) * self.blocks.block_size
-                assert held >= stop > held - self.blocks.block_size, "blocks for exactly its tokens"
-                assert len(layers) == plan.layers
-                assert start == 0 or start == self.covered[request], "a decode goes on where the cache ends"
-                self.covered[request] = stop
+                assert held >= stop, "blocks for its tokens"
+                assert not emits or stop > held - self.blocks.block_size, "and for no more"
+                here = layers.start, start
+                assert here == (0, 0) or here == self.covered[request], "it goes on where it stopped"
+                self.covered[request] = (0, stop) if layers.stop == plan.layers else (layers.stop, start)
                 self.emitted[request] += emits
         self.steps.append(step)
         self.now += 1.0

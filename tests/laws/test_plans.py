@@ -8,6 +8,7 @@ must be ordered by what tasks wait for and by their lanes, so that every executi
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count, product
 
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from tests.builders import batches, make_batch, wirings
 from tests.systems import PIPELINES
 from workbench.pipeline import Element, Fork, Piece, Pipeline, cpu, fetch, gpu, load, offload
-from workbench.plan import Plan, Task
+from workbench.plan import Carry, Plan, Task
 from workbench.scheduler.batch import Batch
 from workbench.schedules import Schedule, Sequential, Step, VSLPipe
 from workbench.segments import EMBED, HEAD, Kind, LayerGraph, Node, layer_graph
@@ -185,11 +186,20 @@ def wanted(pipeline: Pipeline, batch: Batch) -> Counter:
     return todo
 
 
+def arrival(run: list[tuple[Task, ...]], iteration: int, index: int) -> tuple[int, int]:
+    """Iteration and task with whose end a transfer has arrived: itself, or the rest of it in the next iteration."""
+    if run[iteration][index].carry is not Carry.OUT:
+        return iteration, index
+    (rest,) = (at for at, task in enumerate(run[iteration + 1]) if task.carry is Carry.IN)
+    return iteration + 1, rest
+
+
 def check_weights(graph: LayerGraph, run: list[tuple[Task, ...]], slots: int) -> None:
     """Weights have arrived before the segment that needs them, and stay until its last reader."""
     loads: list[tuple[int, int, set]] = []  # (iteration, task, pieces), each into the next slot
     for iteration, tasks in enumerate(run):
         loads += [(iteration, index, set(task.pieces)) for index, task in enumerate(tasks) if task.pieces]
+    arrivals = {(iteration, index): arrival(run, iteration, index) for iteration, index, _ in loads}
     orders = [earlier(tasks) for tasks in run]
     node_at = {id(node): index for index, node in enumerate(graph.nodes)}
     used: set[int] = set()
@@ -202,7 +212,7 @@ def check_weights(graph: LayerGraph, run: list[tuple[Task, ...]], slots: int) ->
             if not task.node.streamed:
                 continue
             here, piece = (iteration, index), (task.layer, node_at[id(task.node)])
-            arrived = [n for n, load in enumerate(loads) if piece in load[2] and precedes(load[:2], here)]
+            arrived = [n for n, load in enumerate(loads) if piece in load[2] and precedes(arrivals[load[:2]], here)]
             assert arrived, f"{task.name} of iteration {iteration} runs without its weights"
             latest = arrived[-1]
             used.add((latest, piece))
@@ -277,9 +287,7 @@ class Broken(Schedule):
 
 def without_waiting(code: str):
     def spoil(tasks):
-        return tuple(
-            Task(t.node, t.layer, t.part, () if t.node.code == code else t.after, t.pieces, t.bulk) for t in tasks
-        )
+        return tuple(replace(t, after=() if t.node.code == code else t.after) for t in tasks)
 
     return spoil
 
@@ -292,8 +300,7 @@ def swapped(first: str, second: str):
         i, j = names.index(first), names.index(second)
         order = list(tasks)
         a, b = order[i], order[j]
-        order[i] = Task(b.node, b.layer, b.part, a.after, b.pieces, b.bulk)
-        order[j] = Task(a.node, a.layer, a.part, b.after, a.pieces, a.bulk)
+        order[i], order[j] = replace(b, after=a.after), replace(a, after=b.after)
         return tuple(order)
 
     return spoil
@@ -328,18 +335,28 @@ def test_weights_that_come_too_late_or_too_early_are_noticed():
     graph = layer_graph(PIPELINES["vslpipe"])
     right = VSLPipe().tasks(graph, 4, Step.FIRST | Step.LAST)
     check_weights(graph, [right], 2)
-    no_waiting = tuple(Task(t.node, t.layer, t.part, () if t.bulk else t.after, t.pieces, t.bulk) for t in right)
+    no_waiting = tuple(replace(t, after=() if t.bulk else t.after) for t in right)
     with pytest.raises(AssertionError, match="overwritten"):
         check_weights(graph, [no_waiting], 2)
     last = max(index for index, task in enumerate(right) if task.pieces)
-    absent = tuple(
-        Task(t.node, t.layer, t.part, t.after, ((0, 0),) if i == last else t.pieces, t.bulk)
-        for i, t in enumerate(right)
-    )
+    absent = tuple(replace(t, pieces=((0, 0),)) if i == last else t for i, t in enumerate(right))
     with pytest.raises(AssertionError, match="without its weights"):
         check_weights(graph, [absent], 2)
     with pytest.raises(AssertionError, match="overwritten"):
         check_weights(graph, [right], 1)
+
+
+def test_a_carried_transfer_that_nobody_waits_for_or_that_begins_too_early_is_noticed():
+    graph = layer_graph(PIPELINES["vslpipe"])
+    first, last = (VSLPipe().tasks(graph, 4, step) for step in (Step.FIRST, Step.LAST))
+    check_weights(graph, [first, last], 2)
+    rest = next(index for index, task in enumerate(last) if task.carry is Carry.IN)
+    unawaited = tuple(replace(t, after=tuple(index for index in t.after if index != rest)) for t in last)
+    with pytest.raises(AssertionError):
+        check_weights(graph, [first, unawaited], 2)
+    early = tuple(replace(t, after=()) if t.carry is Carry.OUT else t for t in first)
+    with pytest.raises(AssertionError, match="overwritten"):
+        check_weights(graph, [early, last], 2)
 
 
 def test_a_forgotten_way_back_of_new_kv_is_noticed():

@@ -13,7 +13,7 @@ from workbench.engine.seats import seats
 from workbench.engine.stopwatch import Stopwatch
 from workbench.errors import EngineError
 from workbench.hardware import usable_cores
-from workbench.plan import LANES, Plan, Task
+from workbench.plan import LANES, Carry, Plan, Task
 from workbench.prepared import Prepared
 from workbench.profile import Cores
 from workbench.scheduler.batch import Batch
@@ -104,7 +104,8 @@ class Engine:
         parts = [Part.of(batch, self._blocks) for batch in plan.parts]
         pace = self._prepared.cost.pace(plan.tasks, [batch.rows for batch in plan.parts], self._cores)
         self._executor.seat(seats(pace, self._cores))
-        jobs = self._executor.run(plan.tasks, [self._action(task, plan.parts, parts) for task in plan.tasks])
+        everything = self._executor.run(plan.tasks, [self._action(task, plan.parts, parts) for task in plan.tasks])
+        jobs = [job for job, task in zip(everything, plan.tasks, strict=True) if task.carry is not Carry.OUT]
         self._check_bytes(jobs, plan)
         self._now = self.watch.now
         return self._record(jobs, number)

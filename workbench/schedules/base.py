@@ -10,7 +10,7 @@ from dataclasses import fields
 import numpy as np
 
 from workbench.pipeline import Pipeline
-from workbench.plan import Plan, Task
+from workbench.plan import Carry, Plan, Task
 from workbench.scheduler.batch import Batch
 from workbench.segments import LayerGraph, Node, layer_graph
 
@@ -104,9 +104,10 @@ class TaskList:
         *,
         pieces: tuple[tuple[int, int], ...] = (),
         bulk: bool = False,
+        carry: Carry = Carry.NONE,
     ) -> int:
         """Append a task; its place in the plan."""
-        self.tasks.append(Task(node, layer, part, tuple(sorted(set(after))), pieces, bulk))
+        self.tasks.append(Task(node, layer, part, tuple(sorted(set(after))), pieces, bulk, carry))
         return len(self.tasks) - 1
 
 
