@@ -169,8 +169,3 @@ def touched_share(experts: Numbers, chosen: Numbers, tokens: Numbers) -> Numbers
     """
     share: Numbers = 1.0 - (1.0 - chosen / experts) ** tokens
     return share
-
-
-def expected_experts(experts: int, chosen: int, tokens: float) -> float:
-    """Distinct experts that `tokens` tokens touch: E times `touched_share`."""
-    return experts * touched_share(float(experts), float(chosen), float(tokens))

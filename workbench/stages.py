@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.cost import Precision, Rows, Work, expected_experts
+from workbench.cost import Precision, Rows, Work
 from workbench.models import ModelConfig
 from workbench.units import DTYPE_BYTES
 
@@ -217,7 +217,7 @@ def _route_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
 
 def _experts_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
     chosen = m.num_experts_per_tok
-    touched = expected_experts(m.num_local_experts, chosen, rows.tokens)
+    touched = m.touched_experts(rows.tokens)
     moved = 2 * m.hidden_size * rows.tokens
     params, read = chosen * m.expert_params, touched * m.expert_params
     return _times(m.moe_share, _gemm(params, read, precision.expert_bytes, moved, rows.tokens, precision))

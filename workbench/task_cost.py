@@ -141,6 +141,17 @@ class TaskCost:
         head = rows if batch.at(batch.layers) is batch else others
         return CutRows(passing, others, head, batch.prefill_layers, batch.layers)
 
+    def expert_bytes(self, parts: Sequence[Batch]) -> float:
+        """Routed experts that an iteration reads, each chosen one once per layer and part, expected [B]."""
+        model = self._model
+        touched = 0.0
+        for part in parts:
+            passed = len(part.prefill_layers)
+            touched += passed * model.touched_experts(len(part.decodes) + int(part.rows.prefill))
+            if passed < model.num_hidden_layers:
+                touched += (model.num_hidden_layers - passed) * model.touched_experts(len(part.decodes))
+        return touched * model.moe_share * model.expert_params * self._precision.expert_bytes
+
     def work(self, stage: Stage, rows: Rows) -> Work:
         """What one stage does for these rows in one layer.
 

@@ -56,16 +56,35 @@ def simulate(scenario: Scenario, schedule: Schedule, *, detail: Detail = Detail.
     return serve(prepared, clock, Source.SIMULATED)
 
 
-class TaskClock:
-    """Lays out every task of every plan."""
+class _Clock:
+    """What both details share: virtual time passes when it is told to."""
 
-    def __init__(self, prepared: Prepared) -> None:
-        self.now, self.timeline = 0.0, Timeline(labels=prepared.lowering.graph.labels)
+    def __init__(self, prepared: Prepared, timeline: Timeline) -> None:
+        self.now, self.timeline = 0.0, timeline
         self._carried = 0.0  # seconds that are left of the transfer that the last iteration let run on
         self._cost, self._packet = prepared.cost, prepared.lowering.schedule.packet_seconds
 
     def begin(self, blocks: BlockManager) -> None:
         """See `Clock.begin`."""
+
+    def wait(self, until: float) -> None:
+        """See `Clock.wait`."""
+        self._carried = max(0.0, self._carried - max(0.0, until - self.now))
+        self.now = max(self.now, until)
+
+    def expert_bytes(self, plan: Plan) -> float:
+        """See `Clock.expert_bytes`."""
+        return self._cost.expert_bytes(plan.parts)
+
+    def energy(self) -> None:
+        """See `Clock.energy`."""
+
+
+class TaskClock(_Clock):
+    """Lays out every task of every plan."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        super().__init__(prepared, Timeline(labels=prepared.lowering.graph.labels))
 
     def execute(self, plan: Plan, number: int, step: Step) -> dict[str, float]:
         """See `Clock.execute`."""
@@ -82,16 +101,12 @@ class TaskClock:
         return {**busy, "h2d": busy["h2d"] - self._carried}
 
 
-class IterationClock:
+class IterationClock(_Clock):
     """Lays out four layers of each kind, with prefills and without, and repeats the third's period for the others."""
 
     def __init__(self, prepared: Prepared) -> None:
-        self.now, self.timeline, self._carried = 0.0, Timeline(), 0.0
-        self._lowering, self._cost = prepared.lowering, prepared.cost
-        self._packet = prepared.lowering.schedule.packet_seconds
-
-    def begin(self, blocks: BlockManager) -> None:
-        """See `Clock.begin`."""
+        super().__init__(prepared, Timeline())
+        self._lowering = prepared.lowering
 
     def execute(self, plan: Plan, number: int, step: Step) -> dict[str, float]:
         """See `Clock.execute`."""
