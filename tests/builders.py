@@ -11,16 +11,21 @@ from hypothesis import strategies as st
 
 from tests.systems import LIGHTNING, PIPELINES, STREAMED, VSL, ids
 from workbench.cost import Precision, Rows, Work
-from workbench.errors import PipelineError
+from workbench.errors import PipelineError, ScenarioError
 from workbench.hardware import Device, Link, Machine
 from workbench.memory import Memory
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload, resolve
 from workbench.profile import Cores, OpTime, Profile
 from workbench.scenario import Scenario
+from workbench.scheduler.base import Scheduler
 from workbench.scheduler.batch import Batch
 from workbench.scheduler.block_manager import BlockManager
+from workbench.scheduler.chunked_prefill import ChunkedPrefill
+from workbench.scheduler.continuous import ContinuousBatching
+from workbench.scheduler.layered_prefill import LayeredPrefill
 from workbench.scheduler.resource_aware import Admission, ResourceAware
+from workbench.scheduler.static import StaticBatching
 from workbench.schedules import (
     CGOPipe,
     FastDecode,
@@ -34,6 +39,7 @@ from workbench.schedules import (
     VSLPipe,
     WeightPlace,
 )
+from workbench.serving import prepare
 from workbench.stages import (
     Device as Place,
 )
@@ -140,6 +146,7 @@ def tiny_scenario(
     blocks: int = 1000,
     block: int = 4,
     token_budget: float | None = None,
+    scheduler: Scheduler | None = None,
 ) -> Scenario:
     """A scenario whose KV cache has exactly `blocks` blocks."""
     model = model or tiny_model()
@@ -149,7 +156,7 @@ def tiny_scenario(
         machine=machine or small_machine(),
         memory=Memory(kv_capacity=blocks * block * model.kv_bytes_per_token(model.dtype), kv_block=block),
         workload=Workload.lengths(prompt, output, requests),
-        scheduler=ResourceAware(token_budget=token_budget),
+        scheduler=scheduler or ResourceAware(token_budget=token_budget),
     )
 
 
@@ -307,6 +314,18 @@ def wirings(draw: st.DrawFn) -> tuple[Pipeline, Schedule]:
     return pipeline, draw(sequential if own is None else own | sequential)
 
 
+def schedulers() -> st.SearchStrategy[Scheduler]:
+    """Every scheduler with small and large budgets."""
+    budget = st.none() | st.integers(1, 200)
+    return st.one_of(
+        st.builds(ResourceAware, budget, st.sampled_from(Admission)),
+        st.builds(StaticBatching, st.integers(1, 3), st.none() | st.integers(1, 5), budget),
+        st.builds(ContinuousBatching, budget),
+        st.builds(ChunkedPrefill, st.integers(1, 60)),
+        st.builds(LayeredPrefill, st.integers(1, 60)),
+    )
+
+
 @st.composite
 def scenarios(draw: st.DrawFn, *, layers: st.SearchStrategy[int] | None = None) -> tuple[Scenario, Schedule]:
     """Small scenarios with KV from ample down to the least that fits the longest request."""
@@ -330,8 +349,12 @@ def scenarios(draw: st.DrawFn, *, layers: st.SearchStrategy[int] | None = None) 
         machine=draw(st.just(machine) | calibrated(machine, model)),
         blocks=least + draw(st.sampled_from([0, 0, 1, 3, 10, 1000])),
         block=block,
-        token_budget=draw(st.none() | st.integers(1, 200)),
+        scheduler=draw(schedulers()),
     )
+    try:
+        prepare(scenario, schedule)
+    except ScenarioError:  # prompts in pieces, and the cache is not where their attention is
+        scenario = scenario.on(scheduler=ContinuousBatching())
     return scenario, schedule
 
 

@@ -13,7 +13,11 @@ from workbench.perfmodels import bound
 from workbench.processors import Efficiency, Processor, efficiencies, links, machine, processors
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
+from workbench.scheduler.chunked_prefill import ChunkedPrefill
+from workbench.scheduler.continuous import ContinuousBatching
+from workbench.scheduler.layered_prefill import LayeredPrefill
 from workbench.scheduler.resource_aware import Admission, ResourceAware
+from workbench.scheduler.static import StaticBatching
 from workbench.shadow_prices import ShadowPrices, shadow_prices
 from workbench.simulate import Detail, simulate
 from workbench.sweep import Sweep, sweep
@@ -27,9 +31,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Admission",
+    "ChunkedPrefill",
     "Comparison",
+    "ContinuousBatching",
     "Detail",
     "Efficiency",
+    "LayeredPrefill",
     "Machine",
     "Memory",
     "ModelConfig",
@@ -42,6 +49,7 @@ __all__ = [
     "Scenario",
     "ShadowPrices",
     "Source",
+    "StaticBatching",
     "Sweep",
     "Workload",
     "bound",

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from workbench.scheduler.batch import Batch
-from workbench.segments import LayerGraph, Node
+from workbench.segments import Kind, LayerGraph, Node
 
 LANES = ("gpu", "cpu", "d2h", "h2d")
 
@@ -77,6 +77,11 @@ class Task:
         layer = "" if self.layer < 0 else str(self.layer)
         page = f".{self.page.number}" if self.page.pages > 1 else ""
         return f"{self.node.code}{layer}{'' if self.part is None else part_name(self.part)}{page}"
+
+    def place(self, layers: int) -> int:
+        """Where it stands in a stack: its layer, -1 before the first, `layers` after the last."""
+        after = self.node.kind is Kind.HEAD or self.node.lane == "h2d"
+        return self.layer if self.layer >= 0 else layers if after else -1
 
 
 def part_name(part: int) -> str:

@@ -98,6 +98,7 @@ def _digest(scenario: Scenario) -> str:
     """Tells two scenarios apart in everything that changes a number: lengths, tokens, sizes and rates."""
     workload = scenario.workload
     digest = hashlib.sha256(workload.prompt_len.tobytes() + workload.output_len.tobytes())
+    digest.update(workload.arrival.tobytes())
     for part in (workload.requests, scenario.model, scenario.machine, scenario.memory, scenario.scheduler):
         digest.update(repr(part).encode())
     return digest.hexdigest()[:12]

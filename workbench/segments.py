@@ -149,12 +149,16 @@ class _Builder:
         return self._segment(run, after) if run else after
 
     def _segment(self, run: list[Stage], after: tuple[int, ...]) -> tuple[int, ...]:
-        """A run of stages. Where KV is streamed, its reader stands apart: what is before and behind need not wait."""
+        """A run of stages. Where KV is streamed, attention stands apart: what is before and behind need not wait.
+
+        That of prefills too reads the cache, for earlier pieces of a prompt.
+        """
         keeper = next((place for place, stage in enumerate(run) if stage.op.keeps_kv), None)
         if keeper is None or kv not in self._pipeline.fetches:
             return self._computed(run, after)
-        after = self._computed(run[:keeper], after)
-        reader = self._computed([run[keeper]], (*after, *self._append(Node(Kind.KV_IN, "K", "h2d"))))
+        first = next(place for place, stage in enumerate(run) if stage.op.keeps_kv or stage.op.rows is RowClass.PREFILL)
+        after = self._computed(run[:first], after)
+        reader = self._computed(run[first : keeper + 1], (*after, *self._append(Node(Kind.KV_IN, "K", "h2d"))))
         new_kv = tuple((buffer, rows) for buffer in ("k", "v") for rows in RowClass.ALL.parts)
         self._append(Node(Kind.KV_OUT, "S", "d2h", carries=new_kv, after=reader))
         return self._computed(run[keeper + 1 :], reader)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.cost import Precision, Rows, Work, expected_experts
+from workbench.cost import Precision, Rows, Work
 from workbench.models import ModelConfig
 from workbench.units import DTYPE_BYTES
 
@@ -191,6 +191,7 @@ def _prefill_attention_work(rows: Rows, m: ModelConfig, precision: Precision) ->
     """With latent attention keys and values are expanded first, which `qkv` and `out_proj` account for."""
     keys_and_values = m.pair_macs if m.kv_lora_rank else m.kv_elements
     moved = rows.prefill * (m.pair_macs + keys_and_values) * DTYPE_BYTES[precision.weights]
+    moved += rows.before * m.kv_elements * DTYPE_BYTES[precision.kv]
     return Work(2.0 * m.pair_macs * rows.pairs, moved, precision.weights)
 
 
@@ -216,7 +217,7 @@ def _route_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
 
 def _experts_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
     chosen = m.num_experts_per_tok
-    touched = expected_experts(m.num_local_experts, chosen, rows.tokens)
+    touched = m.touched_experts(rows.tokens)
     moved = 2 * m.hidden_size * rows.tokens
     params, read = chosen * m.expert_params, touched * m.expert_params
     return _times(m.moe_share, _gemm(params, read, precision.expert_bytes, moved, rows.tokens, precision))

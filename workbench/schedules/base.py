@@ -110,9 +110,16 @@ class TaskList:
 
 
 def balanced(batch: Batch, parts: int) -> tuple[Batch, ...]:
-    """Split a batch: decodes in turn (neighbours have like contexts), prefills longest first to the least loaded."""
+    """Split a batch: decodes in turn (neighbours have like contexts), prefills longest first to the least loaded.
+
+    A scheduler's hint goes first: its micro-batches are dealt to the parts in turn.
+    """
     if parts == 1:
         return (batch,)
+    if batch.hint is not None:
+        dealt, first = batch.hint % parts, len(batch.prefills)
+        places = [[np.flatnonzero(each == part) for each in (dealt[:first], dealt[first:])] for part in range(parts)]
+        return tuple(batch.take(prefills, decodes) for prefills, decodes in places)
     load = [0] * parts
     chosen: list[list[int]] = [[] for _ in range(parts)]
     order = np.argsort(-batch.prefill_len, kind="stable")
@@ -121,13 +128,4 @@ def balanced(batch: Batch, parts: int) -> tuple[Batch, ...]:
         load[part] += length
         chosen[part].append(index)
     taken = [np.array(indices, dtype=np.int64) for indices in chosen]
-    return tuple(
-        Batch(
-            batch.prefills[taken[part]],
-            batch.prefill_len[taken[part]],
-            batch.decodes[part::parts],
-            batch.context[part::parts],
-            batch.layers,
-        )
-        for part in range(parts)
-    )
+    return tuple(batch.take(taken[part], slice(part, None, parts)) for part in range(parts))
