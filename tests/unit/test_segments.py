@@ -38,7 +38,7 @@ def test_fetched_kv_travels_there_before_the_attention_and_new_kv_back_after_it(
     assert kinds == [Kind.SEGMENT, Kind.KV_IN, Kind.SEGMENT, Kind.KV_OUT, Kind.SEGMENT]
     before, fetched, reader, new, behind = graph.nodes
     assert (before.after, fetched.after, reader.after, new.after, behind.after) == ((), (), (0, 1), (2,), (2,))
-    assert [node.describe() for node in (reader, new)] == ["decode_attention", "k v"]
+    assert [node.describe() for node in (reader, new)] == ["prefill_attention decode_attention", "k v"]
     assert graph.sinks == (4, 3)
 
 
@@ -51,7 +51,7 @@ def test_fetched_kv_travels_there_before_the_attention_and_new_kv_back_after_it(
         ),
         (
             fetch(kv) | gpu(qkv, attention) >> offload >> cpu(out_proj, moe) >> load,
-            ["qkv prefill_attention", "decode_attention"],
+            ["qkv", "prefill_attention decode_attention"],
         ),
     ],
     ids=["first", "last"],
