@@ -115,9 +115,11 @@ def test_weights_slots_and_cache_of_every_kind_of_model_are_the_models_own(kind,
     if "fetch(weights" in str(PIPELINES[name]):
         routed = model.num_local_experts * model.expert_params
         largest = routed * model.expert_bytes + (model.layer_params - routed) * model.other_bytes
-        if isinstance(schedule, VSLPipe) and not model.dense_layers:  # the first layer comes with the next one's begin
-            largest += (model.attention_in_params + M) * model.other_bytes
-        assert found.gpu["weight slots"] == pytest.approx(2 * largest)
+        begin = (model.attention_in_params + M) * model.other_bytes if isinstance(schedule, VSLPipe) else 0
+        if model.dense_layers:  # VSLPipe's transfer of layer 0 and the begin of layer 1 may be the larger one or not
+            assert 2 * largest - 1 < found.gpu["weight slots"] < 2 * (largest + begin) + 1
+        else:
+            assert found.gpu["weight slots"] == pytest.approx(2 * (largest + begin))
 
 
 def test_a_slot_for_what_layers_without_experts_have_most_of():
