@@ -271,7 +271,7 @@ def wirings(draw: st.DrawFn) -> tuple[Pipeline, Schedule]:
     """One of the five pipelines, or any, with a schedule that takes it."""
     pipeline = draw(st.sampled_from([PIPELINES[name] for name in sorted(PIPELINES)]) | pipelines())
     sequential = st.builds(Sequential, st.integers(1, 4), prefetch=st.booleans())
-    pipelined = st.sampled_from([1e-6, 1e-4, 5e-3]).map(VSLPipe)
+    pipelined = st.builds(VSLPipe, st.sampled_from([1e-6, 1e-4, 5e-3]), st.integers(2, 4))
     return pipeline, draw(sequential | pipelined if pipeline == VSL else sequential)
 
 

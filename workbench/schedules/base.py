@@ -32,16 +32,13 @@ class Schedule(ABC):
         """Micro-batches or partitions per iteration."""
 
     @property
-    def weight_slots(self) -> int:
-        """Buffers for streamed weights on the GPU, each holding one transfer."""
-        return 2
-
-    @property
     def kv_slots(self) -> int:
         """Buffers for streamed KV on the GPU, each holding one part's of one layer."""
         return self.parts
 
     packet_seconds: float = 5e-3
+    weight_slots: int = 2
+    """Buffers for streamed weights on the GPU, each holding one transfer."""
 
     @abstractmethod
     def tasks(self, graph: LayerGraph, layers: int, step: Step) -> tuple[Task, ...]:
@@ -114,13 +111,13 @@ class TaskList:
 def balanced(batch: Batch, parts: int) -> tuple[Batch, ...]:
     """Split a batch: decodes in turn (neighbours have like contexts), prefills longest first to the least loaded.
 
-    A scheduler's hint goes first: its micro-batches are dealt to the parts in turn.
+    A scheduler's hint goes first, if it is for as many parts.
     """
     if parts == 1:
         return (batch,)
-    if batch.hint is not None:
-        dealt, first = batch.hint % parts, len(batch.prefills)
-        places = [[np.flatnonzero(each == part) for each in (dealt[:first], dealt[first:])] for part in range(parts)]
+    if batch.hint is not None and batch.hint.count == parts:
+        dealt = np.split(batch.hint.micro_batch, [len(batch.prefills)])
+        places = [[np.flatnonzero(each == part) for each in dealt] for part in range(parts)]
         return tuple(batch.take(prefills, decodes) for prefills, decodes in places)
     load = [0] * parts
     chosen: list[list[int]] = [[] for _ in range(parts)]

@@ -9,7 +9,7 @@ import enum
 from functools import cache
 
 from workbench.cost import PartRows, Rows
-from workbench.plan import LANES, Plan, busy_seconds
+from workbench.plan import LANES, Carry, Plan, busy_seconds
 from workbench.prepared import Prepared
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
@@ -115,18 +115,21 @@ class IterationClock(_Clock):
         tasks, stack = self._lowering.tasks(len(times), step), len(times)
         rows = [_in_stack(self._cost.part(part), passed, stack) for part in plan.parts]
         laid = self._cost.lay_out(tasks, rows, self._packet, plan.tasks, self._carried)
-        last_end, busy, least = [0.0] * stack, dict.fromkeys(LANES, 0.0), 0.0
+        last_end, busy, least, running_on = [0.0] * stack, dict.fromkeys(LANES, 0.0), 0.0, 0.0
         for task, end, length, traffic in zip(tasks, laid.ends, laid.busy, laid.dram, strict=True):
             repeated = times[task.layer] if task.layer >= 0 else 1
             busy[task.node.lane] += length * repeated
             least += traffic * repeated
+            running_on += length if task.carry is Carry.OUT else 0.0
             if task.part is not None and task.layer >= 0:
                 last_end[task.layer] = max(last_end[task.layer], end)
         others = sum((n - 1) * (last_end[i] - last_end[i - 1]) for i, n in enumerate(times) if n > 1)
-        seconds = max(least, laid.seconds + others) + self._cost.between(sum(map(len, plan.parts)))
+        awaited = {**busy, "h2d": busy["h2d"] - running_on}
+        seconds = max(least, laid.seconds + others, *awaited.values()) + self._cost.between(sum(map(len, plan.parts)))
         self.timeline.spans.append(Span("step", plan_label(plan), self.now, self.now + seconds, number))
         self.now += seconds
-        self._carried = max(0.0, laid.runs_on + others - seconds)
+        end = max(laid.runs_on + others, busy["h2d"]) if running_on else 0.0
+        self._carried = max(0.0, end - seconds)
         return {**busy, "h2d": busy["h2d"] - self._carried}
 
 
