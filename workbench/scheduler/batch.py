@@ -40,10 +40,10 @@ class Cut(NamedTuple):
 
 
 class Hint(NamedTuple):
-    """The micro-batch, of `count`, that the scheduler had in mind for each request, prefills first."""
+    """The part, of so many, that the scheduler had in mind for each request, prefills first."""
 
-    micro_batch: Ids
-    count: int
+    part: Ids
+    parts: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,8 +132,8 @@ class Batch:
         if cut is not None and len(prefills):
             cut = Cut(cut.start[prefills], cut.layers, cut.emits[prefills])
         if hint is not None:
-            first, rest = np.split(hint.micro_batch, [len(self.prefills)])
-            hint = Hint(np.concatenate((first[prefills], rest[decodes])), hint.count)
+            first, rest = np.split(hint.part, [len(self.prefills)])
+            hint = Hint(np.concatenate((first[prefills], rest[decodes])), hint.parts)
         return Batch(
             self.prefills[prefills],
             self.prefill_len[prefills],

@@ -115,8 +115,8 @@ def balanced(batch: Batch, parts: int) -> tuple[Batch, ...]:
     """
     if parts == 1:
         return (batch,)
-    if batch.hint is not None and batch.hint.count == parts:
-        dealt = np.split(batch.hint.micro_batch, [len(batch.prefills)])
+    if batch.hint is not None and batch.hint.parts == parts:
+        dealt = np.split(batch.hint.part, [len(batch.prefills)])
         places = [[np.flatnonzero(each == part) for each in dealt] for part in range(parts)]
         return tuple(batch.take(prefills, decodes) for prefills, decodes in places)
     load = [0] * parts
