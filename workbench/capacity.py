@@ -15,7 +15,9 @@ from workbench.ledger import Account, Change, Entry, Ledger
 from workbench.models import ModelConfig
 from workbench.prepared import Prepared, price
 from workbench.scenario import Scenario
+from workbench.scheduler.layered_prefill import LayeredPrefill
 from workbench.scheduler.resource_aware import ResourceAware
+from workbench.scheduler.static import StaticBatching
 from workbench.schedules import Schedule
 from workbench.schedules.micro_batches import MicroBatched
 from workbench.segments import LayerGraph
@@ -59,25 +61,24 @@ def largest_batch(scenario: Scenario, schedule: Schedule, budget: float) -> Larg
     """What no iteration exceeds, in whatever order the requests come.
 
     The scheduler's budget limits the tokens, or the longest prompt where that is longer; so do the KV cache, which
-    holds them all, and the workload. Preempted requests prefill their output anew. With m parts, dealt evenly by
-    their number, sequences of at most u and at least v blocks put at most u / (u + (m - 1) v) of B blocks, and one
-    sequence, into one part.
+    holds them all, and the workload. Layered prefill has as many decodes beside the longest prompt. Preempted requests
+    prefill their output anew. A static batch comes split by its scheduler, however unevenly; else, with m parts, dealt
+    evenly by their number, sequences of at most u and at least v blocks put at most u / (u + (m - 1) v) of B blocks,
+    and one sequence, into one part.
     """
     prompt, block, parts = scenario.workload.prompt_len, scenario.memory.kv_block, schedule.parts
     held = prompt + scenario.workload.output_len - 1
     widest, blocks = -(-int(held.max()) // block), scenario.kv_blocks
     alone = prompt if (-(-held // block)).sum() <= blocks else held  # without preemption no output is prefilled
-    tokens = int(min(max(budget, int(alone.max())), blocks * block, int(alone.sum())))
+    longest = alone.max() + (budget if isinstance(scenario.scheduler, LayeredPrefill) else 0)
+    tokens = int(min(max(budget, longest), blocks * block, int(alone.sum())))
     fit = int(np.count_nonzero(np.cumsum(np.sort(-(-prompt // block))) <= blocks))
     requests = min(fit, tokens)
     part = min(tokens, -(-tokens // parts) + int(alone.max())) if parts > 1 else tokens
+    part = tokens if isinstance(scenario.scheduler, StaticBatching) else part
     share = widest / (widest + (parts - 1) * -(-(int(prompt.min()) + 1) // block))
-    return Largest(
-        tokens,
-        requests,
-        part,
-        min(blocks, widest + max(0, blocks - widest) * share, -(-requests // parts) * widest),
-    )
+    read = min(blocks, widest + max(0, blocks - widest) * share, -(-requests // parts) * widest)
+    return Largest(tokens, requests, part, blocks if isinstance(scenario.scheduler, StaticBatching) else read)
 
 
 def embedding_bytes(scenario: Scenario) -> float:

@@ -44,7 +44,7 @@ _OPS = {
 _MOVES = {str(move): move for move in (Move(Device.CPU), Move(Device.GPU))}
 _STREAMED = {item.name: item for item in (weights, kv, *(op.weights for op in _OPS.values()))}
 _SCHEDULERS: dict[str, type] = {
-    kind.__name__: kind for kind in (StaticBatching, ContinuousBatching, ChunkedPrefill, LayeredPrefill, ResourceAware)
+    kind.__name__: kind for kind in (ResourceAware, StaticBatching, ContinuousBatching, ChunkedPrefill, LayeredPrefill)
 }
 
 

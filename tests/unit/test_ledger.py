@@ -209,10 +209,12 @@ def test_no_iteration_has_more_tokens_requests_or_blocks_than_the_largest_batch(
     accounts = {Device.GPU: found.gpu, Device.CPU: found.host}
     while (batch := queue.next()) is not None:
         parts = prepared.lowering.plan(batch, Step.MIDDLE).parts
+        before = [part.starts[part.starts > 0] for part in parts]
         assert batch.rows.tokens <= largest.tokens
         assert len(batch) <= largest.requests
         assert max(part.rows.tokens for part in parts) <= largest.part
-        assert max(int((-(-(part.context + 1) // block)).sum()) for part in parts) <= largest.part_blocks + 1e-9
+        read = [np.concatenate((part.context, start)) for part, start in zip(parts, before, strict=True)]
+        assert max(int((-(-(tokens + 1) // block)).sum()) for tokens in read) <= largest.part_blocks + 1e-9
         for device, account in accounts.items():
             assert held_by(batch.rows, device, prepared) <= account["activations"]
         queue.complete(batch)

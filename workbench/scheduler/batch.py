@@ -39,6 +39,13 @@ class Cut(NamedTuple):
     emits: Flags
 
 
+class Hint(NamedTuple):
+    """The part, of so many, that the scheduler had in mind for each request, prefills first."""
+
+    part: Ids
+    parts: int
+
+
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Rectangles of one iteration, or of one part of it: first those that prefill, then those that decode.
@@ -53,8 +60,8 @@ class Batch:
     layers : int
     cut : Cut or None
         One entry for each prefill; None if all are whole.
-    hint : ndarray int64 or None
-        The micro-batch that the scheduler had in mind for each request, prefills first.
+    hint : Hint or None
+        How the scheduler would split it.
     """
 
     prefills: Ids
@@ -63,7 +70,7 @@ class Batch:
     context: Ids
     layers: int
     cut: Cut | None = None
-    hint: Ids | None = None
+    hint: Hint | None = None
 
     def __len__(self) -> int:
         return len(self.prefills) + len(self.decodes)
@@ -125,7 +132,8 @@ class Batch:
         if cut is not None and len(prefills):
             cut = Cut(cut.start[prefills], cut.layers, cut.emits[prefills])
         if hint is not None:
-            hint = np.concatenate((hint[: len(self.prefills)][prefills], hint[len(self.prefills) :][decodes]))
+            first, rest = np.split(hint.part, [len(self.prefills)])
+            hint = Hint(np.concatenate((first[prefills], rest[decodes])), hint.parts)
         return Batch(
             self.prefills[prefills],
             self.prefill_len[prefills],

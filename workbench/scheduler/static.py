@@ -9,7 +9,7 @@ import numpy as np
 
 from workbench.errors import CapacityError
 from workbench.scheduler.base import check_budget
-from workbench.scheduler.batch import NONE, Batch, Ids
+from workbench.scheduler.batch import NONE, Batch, Hint, Ids
 from workbench.scheduler.block_manager import BlockManager
 from workbench.scheduler.paged_queue import PagedQueue
 from workbench.scheduler.token_balance import balance
@@ -21,8 +21,8 @@ class StaticBatching:
     """Micro-batches of about equal token counts, all prefilled, then decoded until the last sequence ends.
 
     When the machine is idle, those who wait are dealt to micro-batches, the longest first (`token_balance`). What does
-    not fit waits for the next batch, and so does who is preempted. The micro-batches are handed on to the schedule,
-    which should form as many.
+    not fit waits for the next batch, and so does who is preempted. A schedule with as many parts takes the
+    micro-batches as its own.
 
     Parameters
     ----------
@@ -68,6 +68,7 @@ class StaticQueue(PagedQueue):
         super().__init__(workload, blocks, layers)
         self._budget, self._policy = token_budget, policy
         self._waiting: list[int] = []
+        self._count = 1
         self._batch, self._micro_batch = NONE, np.zeros(len(workload), dtype=np.int64)
 
     def _choose(self) -> Batch:
@@ -81,11 +82,14 @@ class StaticQueue(PagedQueue):
             self._batch = self._batch[len(prefills) :]
             lengths = self._admit(prefills)
             self._run(prefills, lengths)
-            return Batch(prefills, lengths, NONE, NONE, self._layers, hint=self._micro_batch[prefills])
+            return Batch(prefills, lengths, NONE, NONE, self._layers, hint=self._hint(prefills))
         self._waiting = [*self._batch.tolist(), *self._waiting]
         self._batch = NONE
         decodes, context, _ = self._decode()
-        return Batch(NONE, NONE, decodes, context, self._layers, hint=self._micro_batch[decodes])
+        return Batch(NONE, NONE, decodes, context, self._layers, hint=self._hint(decodes))
+
+    def _hint(self, requests: Ids) -> Hint:
+        return Hint(self._micro_batch[requests], self._count)
 
     def _admit(self, requests: Ids) -> Ids:
         """Give these of the batch their blocks; their lengths."""
@@ -102,7 +106,7 @@ class StaticQueue(PagedQueue):
             return
         lengths, left = self._lengths(waiting), self._output[waiting] - self._emitted[waiting]
         cache, longest = self._blocks.total * self._blocks.block_size, int(lengths.max() + left.max())
-        count = max(1, min(self._policy.micro_batches, cache // longest))
+        self._count = count = max(1, min(self._policy.micro_batches, cache // longest))
         most = max(1, int(min(self._budget, len(waiting))) // count)
         dealt = balance(
             lengths.tolist(),

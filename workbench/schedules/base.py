@@ -112,13 +112,13 @@ class TaskList:
 def balanced(batch: Batch, parts: int) -> tuple[Batch, ...]:
     """Split a batch: decodes in turn (neighbours have like contexts), prefills longest first to the least loaded.
 
-    A scheduler's hint goes first: its micro-batches are dealt to the parts in turn.
+    A scheduler's hint goes first, if it is for as many parts.
     """
     if parts == 1:
         return (batch,)
-    if batch.hint is not None:
-        dealt, first = batch.hint % parts, len(batch.prefills)
-        places = [[np.flatnonzero(each == part) for each in (dealt[:first], dealt[first:])] for part in range(parts)]
+    if batch.hint is not None and batch.hint.parts == parts:
+        dealt = np.split(batch.hint.part, [len(batch.prefills)])
+        places = [[np.flatnonzero(each == part) for each in dealt] for part in range(parts)]
         return tuple(batch.take(prefills, decodes) for prefills, decodes in places)
     load = [0] * parts
     chosen: list[list[int]] = [[] for _ in range(parts)]
