@@ -194,14 +194,15 @@ def lay_out(
                 ready = ends[other]
         start = free[lane] if free[lane] > ready else ready
         if task.bulk:
-            start = max(start, *(ends[other.index] for other in bulk[lane][-1:]), 0.0)
+            start = max(start, ends[bulk[lane][-1].index]) if bulk[lane] else start
             bulk[lane] = [*bulk[lane][1 - _UNDER_WAY :], _Bulk(index, start)]
         elif length and bulk[lane]:
             start = _let_pass(bulk[lane], start, length, starts, ends, packet)
         end = start + length
         if drags and drags[index] and length:
-            for transfer in (transfer for transfers in bulk.values() for transfer in transfers):
-                end = _dragged(start, end, starts[transfer.index], ends[transfer.index], drags[index])
+            for transfer in [transfer for transfers in bulk.values() for transfer in transfers]:
+                if ends[transfer.index] > start:
+                    end = _dragged(start, end, starts[transfer.index], ends[transfer.index], drags[index])
         starts[index], ends[index] = start, end
         if not task.bulk:
             free[lane] = end
@@ -223,9 +224,11 @@ def _let_pass(
 ) -> float:
     """Start of a small transfer that is ready at `start`: it delays the bulk transfer under way and those behind it."""
     for transfer in bulk:
-        start = transfer.let_pass(start, length, starts, ends, packet)
+        if start < ends[transfer.index]:
+            start = transfer.let_pass(start, length, starts, ends, packet)
     for before, behind in pairwise(bulk):
-        behind.delay(ends[before.index] - starts[behind.index], starts, ends)
+        if ends[before.index] > starts[behind.index]:
+            behind.delay(ends[before.index] - starts[behind.index], starts, ends)
     return start
 
 
@@ -242,8 +245,6 @@ class _Bulk:
 
     def let_pass(self, start: float, length: float, starts: list[float], ends: list[float], packet: float) -> float:
         """Start of a small transfer that is ready at `start`, for which this one waits between packets."""
-        if start >= ends[self.index]:
-            return start
         if start <= starts[self.index]:
             self.delay(start + length - starts[self.index], starts, ends)
             return start

@@ -303,9 +303,9 @@ class TaskCost:
         busy = [
             end - start if drag else length for start, end, length, drag in zip(starts, ends, work, drags, strict=True)
         ]
-        runs_on = max((end for task, end in zip(tasks, ends, strict=True) if task.carry is Carry.OUT), default=0.0)
-        awaited = max(end for task, end in zip(tasks, ends, strict=True) if task.carry is not Carry.OUT)
-        return LaidOut(starts, ends, busy, dram, awaited, runs_on)
+        carried_out = [end for task, end in zip(tasks, ends, strict=True) if task.carry is Carry.OUT]
+        awaited = [end for task, end in zip(tasks, ends, strict=True) if task.carry is not Carry.OUT]
+        return LaidOut(starts, ends, busy, dram, max(awaited), max(carried_out, default=0.0))
 
     def _dram_drags(self, tasks: Sequence[Task], work: Sequence[float], dram: Sequence[float]) -> list[float]:
         """Share of its progress that each task on the host loses while weights are read from the same DRAM.
