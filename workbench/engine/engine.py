@@ -130,16 +130,16 @@ class Engine:
         """See `Clock.execute`."""
         self.forward.clear()
         parts = [Part.of(batch, self._blocks) for batch in plan.parts]
-        for number, (part, batch) in enumerate(zip(parts, plan.parts, strict=True)):
-            self.forward.resume(number, part, batch)
+        for place, (part, batch) in enumerate(zip(parts, plan.parts, strict=True)):
+            self.forward.resume(place, part, batch)
         cost = self._prepared.cost
         pace = cost.pace(plan.tasks, [cost.part(batch) for batch in plan.parts], self._cores)
         self._executor.seat(seats(pace, self._cores))
         everything = self._executor.run(plan.tasks, [self._action(task, plan.parts, parts) for task in plan.tasks])
         jobs = [job for job, task in zip(everything, plan.tasks, strict=True) if task.carry is not Carry.OUT]
         self._check_bytes(jobs, plan)
-        for number, (part, batch) in enumerate(zip(parts, plan.parts, strict=True)):
-            self.forward.keep(number, part, batch)
+        for place, (part, batch) in enumerate(zip(parts, plan.parts, strict=True)):
+            self.forward.keep(place, part, batch)
         self._now = self.watch.now
         return self._record(jobs, number)
 
