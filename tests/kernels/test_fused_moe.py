@@ -34,6 +34,13 @@ def test_agrees_with_float64(tokens, experts, data, dtype, seed):
     check(case | {"activation": data.draw(st.sampled_from(["swiglu", "geglu", "swiglu-clamped"]))}, "torch")
 
 
+@pytest.mark.parametrize("tokens, experts, k", [(260, 4, 2), (90, 60, 6)])
+def test_many_pairs_agree_with_float64_and_are_the_same_every_time(tokens, experts, k):
+    case = layer(tokens, 48, 40, experts, k, torch.bfloat16)
+    check(paged(case), "torch")
+    assert fused_moe(**case).equal(fused_moe(**case))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("M, F, group", [(64, 96, 32), (72, 40, None)])
 def test_quantised_weights(kind, M, F, group):
