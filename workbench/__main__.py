@@ -72,6 +72,10 @@ def _parser() -> argparse.ArgumentParser:
     experts.add_argument("--seconds", type=float, default=60, help="how long to repeat, default: 60")
     experts.add_argument("--json", type=Path, help="file to write the record to")
     experts.set_defaults(command=_bench_experts)
+    moe = benches.add_parser("moe", help="a layer's routed experts, on the GPU if there is one: ours, torch, Liger")
+    moe.add_argument("--seconds", type=float, default=120, help="how long to repeat, default: 120")
+    moe.add_argument("--json", type=Path, help="file to write the record to")
+    moe.set_defaults(command=_bench_moe)
     overlap = benches.add_parser(
         "overlap", help="steady decode passes: VSLPipe against Sequential, measured and simulated"
     )
@@ -118,6 +122,12 @@ def _bench_experts(options: argparse.Namespace) -> None:
     from workbench.bench.experts import bench_experts
 
     bench_experts(seconds=options.seconds, json=options.json)
+
+
+def _bench_moe(options: argparse.Namespace) -> None:
+    from workbench.bench.moe import bench_moe
+
+    bench_moe(seconds=options.seconds, json=options.json)
 
 
 def _bench_sim(options: argparse.Namespace) -> None:
