@@ -5,6 +5,7 @@ have an implementation in torch, which is what CPU tensors get. Triton is import
 reads TRITON_INTERPRET then: set it before, or pass backend="triton-interpret", to run the kernels on the CPU for tests.
 """
 
+from . import tuning
 from .backend import Backend
 from .experts import Activation, Quantised, dequantise, quantise
 from .fused_moe import fused_moe, fused_moe_reference, fused_moe_work
@@ -34,4 +35,5 @@ __all__ = [
     "route_reference",
     "route_work",
     "sort_pairs",
+    "tuning",
 ]

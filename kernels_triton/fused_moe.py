@@ -150,7 +150,8 @@ def _compute(
     if backend == Backend.INTERPRET:
         check_chosen(ids.unique().tolist(), pages, len(gate_up))
     experts = len(gate_up) if pages is None else len(pages)
-    tiles = tiles_for(arch_of(x.device), gate_up.dtype, ids.numel() / experts)
+    sizes = (x.shape[1], first.shape[1] // 2)
+    tiles = tiles_for(arch_of(x.device), gate_up.dtype, ids.numel() / experts, sizes)
     return with_triton(x, first, second, ids, weights, turn, biases, pages, experts, Backend(backend), tiles)
 
 

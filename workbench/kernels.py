@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         rms_norm_work,
         route,
         route_work,
+        tuning,
     )
 
 __all__ = [
@@ -79,6 +80,7 @@ __all__ = [
     "route",
     "route_work",
     "side_by_side",
+    "tuning",
 ]
 
 
