@@ -12,7 +12,7 @@ from .fused_moe import fused_moe, fused_moe_reference, fused_moe_work
 from .grouped_gemm import grouped_gemm, grouped_gemm_reference, grouped_gemm_work
 from .pairs import Blocks, sort_pairs
 from .rms_norm import rms_norm, rms_norm_reference, rms_norm_work
-from .router import Routing, route, route_reference, route_work
+from .router import Routing, route, route_reference, route_work, with_shared
 
 __all__ = [
     "Activation",
@@ -36,4 +36,5 @@ __all__ = [
     "route_work",
     "sort_pairs",
     "tuning",
+    "with_shared",
 ]

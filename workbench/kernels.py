@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         route,
         route_work,
         tuning,
+        with_shared,
     )
 
 __all__ = [
@@ -81,6 +82,7 @@ __all__ = [
     "route_work",
     "side_by_side",
     "tuning",
+    "with_shared",
 ]
 
 
