@@ -1,6 +1,7 @@
 """The benchmark of a layer's routed experts: contenders compute the same, and what is told was measured."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from workbench.bench import moe
 from workbench.bench.moe import GROUPED, LOOP, OURS, PAIRS
 from workbench.errors import EngineError
 from workbench.kernels import fused_moe_work
-from workbench.moe_speeds import MoeShape, MoeSpeeds
+from workbench.models import models
+from workbench.moe_speeds import MoeRun, MoeShape, MoeSpeeds, recorded_speeds
 
 TINY = MoeShape("tiny", 64, 48, experts=8, chosen=3)
 
@@ -28,10 +30,10 @@ def test_what_is_measured_is_what_was_asked_for():
     speeds = moe.measure_moe(TINY, threads=1, tokens=(1, 9), contenders=(OURS, PAIRS), seconds=0)
     assert torch.get_num_threads() == before
     assert (speeds.shape, speeds.where, speeds.contenders) == (TINY, "1 thread", (OURS, PAIRS))
-    assert {key: len(runs) for key, runs in speeds.runs.items()} == dict.fromkeys(speeds.runs, 3)
-    assert speeds.tokens(PAIRS) == (1, 9)
-    assert speeds.touched[1] == 3
-    assert min(*(second for runs in speeds.runs.values() for second in runs), speeds.read, speeds.multiply) > 0
+    assert speeds.tokens == (1, 9)
+    assert [len(run.seconds) for run in speeds.runs] == [15] * 4
+    assert speeds.run(PAIRS, 1).touched == 3
+    assert min(*(second for run in speeds.runs for second in run.seconds), speeds.read, speeds.multiply) > 0
 
 
 def test_work_is_what_the_kernel_declares():
@@ -50,8 +52,9 @@ def test_the_roof_turns_at_the_ridge():
 
 
 def test_ratios_are_against_the_best_of_the_same_repetition():
-    runs = {(OURS, 4): (2.0, 4.0), (GROUPED, 4): (1.0, 8.0), (LOOP, 4): (4.0, 6.0)}
-    speeds = MoeSpeeds(TINY, "1 thread", 1e9, 1e9, {4: 8}, runs)
+    times = {OURS: (2.0, 4.0), GROUPED: (1.0, 8.0), LOOP: (4.0, 6.0)}
+    runs = tuple(MoeRun(name, 4, 8, seconds) for name, seconds in times.items())
+    speeds = MoeSpeeds(TINY, "1 thread", 1e9, 1e9, runs)
     assert speeds.faster(OURS, 4, (GROUPED, LOOP)) == [0.5, 1.5]
     assert moe._ratios(speeds)["tiny, 4 tokens, 1 thread: times as fast as the better of torch's"]["median"] == 1.0
 
@@ -65,6 +68,17 @@ def test_the_command_reports_and_records(tmp_path, monkeypatch):
     kept = json.loads((tmp_path / "moe.json").read_text())
     assert said[0].startswith("tiny, 8 experts of 64 x 48, top 3; ")
     assert [line.split()[0] for line in said[2 : 2 + len(moe.TOKENS)]] == [*map(str, moe.TOKENS)]
-    assert {row["shape"] for row in kept["rows"]} == {str(speeds.shape) for speeds in found}
-    row = next(row for row in kept["rows"] if row["contender"] == OURS and row["tokens"] == 64)
-    assert row["flop_rate"] == pytest.approx(found[0].flop_rate(OURS, 64))
+    assert kept["ratios"]["tiny, 64 tokens, " + found[0].where + ": times as fast as loop of mm"]["runs"] == 15
+    again = recorded_speeds(tmp_path / "moe.json")
+    assert [replace(speeds, recorded="") for speeds in again] == found
+    assert f"; recorded {kept['date'][:10]} on " in str(again[0])
+
+
+def test_what_fusing_saves_between_the_products():
+    gathered, both, inner, answers = 64, 2 * 48, 48, 64  # numbers per pair
+    assert TINY.between_bytes(5, fused=True) == 5 * 3 * 2 * 2 * (inner + answers)
+    assert TINY.between_bytes(5, fused=False) == 5 * 3 * 2 * 2 * (gathered + both + inner + 2 * answers)
+
+
+def test_a_models_shape():
+    assert str(MoeShape.of(models["qwen3-30b-a3b"])) == "qwen3-30b-a3b, 128 experts of 2048 x 768, top 8"

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import workbench.engine  # noqa: F401  # first of all: it sets how idle threads wait, which torch reads once
 
@@ -23,7 +22,8 @@ from workbench.bench.quiet import LEAST, kept, listening
 from workbench.errors import EngineError
 from workbench.hardware import Machine, usable_cores
 from workbench.kernels import fused_moe, read_memory, route
-from workbench.moe_speeds import MoeShape, MoeSpeeds
+from workbench.moe_speeds import MoeRun, MoeShape, MoeSpeeds
+from workbench.records import to_plain
 
 OURS, GROUPED, LOOP, LIGER, PAIRS = "fused_moe", "grouped_mm", "loop of mm", "liger-kernel", "pair by pair"
 MIXTRAL = MoeShape("Mixtral-like", 4096, 14336, experts=8, chosen=2)
@@ -38,6 +38,9 @@ _SHORT = 0.02
 _DISAGREE = 2e-2
 """Relative Frobenius distance of two answers in bf16 that is no rounding any more."""
 _POOL = 1 << 28
+_OFTEN = 5
+"""Repetitions of up to _FEW tokens in each round, which are short."""
+_FEW = 64
 
 Contender = Callable[["Layer", "Tokens"], torch.Tensor]
 
@@ -180,7 +183,7 @@ def measure_moe(
         disturbed: dict[int, list[_Visit]] = {count: [] for count in tokens}
         begin, made = time.perf_counter(), 0
         while time.perf_counter() - begin < seconds or made < LEAST:
-            for count in rng.permutation(list(given)).tolist():
+            for count in rng.permutation([n for n in given for _ in range(_OFTEN if n <= _FEW else 1)]).tolist():
                 with listening() as noise:
                     seen = {
                         name: _seconds(partial(_CONTENDERS[name], layer, given[count]), device)
@@ -189,12 +192,15 @@ def measure_moe(
                 (quiet if noise.quiet else disturbed)[count].append(seen)
             made += 1
     counted = {count: kept(quiet[count], disturbed[count]) for count in tokens}
-    runs = {(name, count): tuple(visit[name] for visit in counted[count]) for count in tokens for name in names}
+    runs = tuple(
+        MoeRun(name, count, len(given[count].ids.unique()), tuple(visit[name] for visit in counted[count]))
+        for name in names
+        for count in tokens
+    )
     noisy = sum(len(disturbed[count]) for count in tokens if counted[count] is not quiet[count])
-    touched = {count: len(of.ids.unique()) for count, of in given.items()}
     where = f"{size} thread{'s' if size > 1 else ''}" if device == "cpu" else torch.cuda.get_device_name()
     dropped = sum(map(len, disturbed.values())) - noisy
-    return MoeSpeeds(shape, where, read, multiply, touched, runs, dropped, noisy)
+    return MoeSpeeds(shape, where, read, multiply, runs, dropped, noisy)
 
 
 _Visit = dict[str, float]
@@ -268,7 +274,7 @@ def bench_moe(
         _report(found[-1], say)
     if json is not None:
         ratios = {key: value for speeds in found for key, value in _ratios(speeds).items()}
-        record.write(json, Machine.local(), ratios, [row for speeds in found for row in _rows(speeds)])
+        record.write(json, Machine.local(), ratios, [to_plain(speeds) for speeds in found])
     return found
 
 
@@ -279,7 +285,7 @@ def _report(speeds: MoeSpeeds, say: Callable[[str], None]) -> None:
         f"{speeds.multiply / 1e9:,.0f} GFLOP/s"
     )
     say("  ".join([f"{'tokens':>6}", *(f"{name + ' [ms]':>17}" for name in speeds.contenders), "faster", "of roof"]))
-    for tokens in speeds.tokens(OURS):
+    for tokens in speeds.tokens:
         times = (f"{speeds.seconds(name, tokens) * 1e3:17.3f}" for name in speeds.contenders)
         faster = record.ratio(speeds.faster(OURS, tokens, others))["median"]
         share = speeds.flop_rate(OURS, tokens) / speeds.roof(tokens)
@@ -294,25 +300,6 @@ def _ratios(speeds: MoeSpeeds) -> dict[str, dict[str, float]]:
         f"{speeds.shape.name}, {tokens} tokens, {speeds.where}: times as fast as {said}": record.ratio(
             speeds.faster(OURS, tokens, names)
         )
-        for tokens in speeds.tokens(OURS)
+        for tokens in speeds.tokens
         for said, names in sets.items()
     }
-
-
-def _rows(speeds: MoeSpeeds) -> list[dict[str, Any]]:
-    return [
-        {
-            "shape": str(speeds.shape),
-            "where": speeds.where,
-            "contender": name,
-            "tokens": tokens,
-            "seconds": speeds.seconds(name, tokens),
-            "flop_rate": speeds.flop_rate(name, tokens),
-            "of_roof": speeds.flop_rate(name, tokens) / speeds.roof(tokens),
-            "of_products": speeds.flop_rate(name, tokens) / speeds.multiply,
-            "of_memory": speeds.shape.bytes(tokens, speeds.touched[tokens])
-            / speeds.seconds(name, tokens)
-            / speeds.read,
-        }
-        for name, tokens in speeds.runs
-    ]
