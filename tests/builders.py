@@ -168,11 +168,15 @@ def open_queue(
     block: int,
     budget: float = 1000,
     admission: Admission = Admission.GREEDY,
+    scheduler: Scheduler | None = None,
+    layers: int = 1,
+    arrival: Sequence[float] = (),
 ) -> tuple[object, BlockManager]:
-    """A resource-aware queue over its own blocks."""
+    """A queue over its own blocks, of the resource-aware scheduler if no other is given."""
     workload = Workload.lengths(prompt, output)
+    workload = workload.arriving(at=arrival) if arrival else workload
     memory = BlockManager(blocks, block, len(workload), int((workload.prompt_len + workload.output_len).max()))
-    return ResourceAware(admission=admission).open(workload, memory, budget, 1), memory
+    return (scheduler or ResourceAware(admission=admission)).open(workload, memory, budget, layers), memory
 
 
 def make_batch(prefills: Sequence[int] = (), contexts: Sequence[int] = (), *, layers: int = 2) -> Batch:

@@ -7,6 +7,7 @@ from workbench.catalogue import data_path
 from workbench.compare import Comparison, compare
 from workbench.exam import make_exam
 from workbench.hardware import Machine, machines
+from workbench.latency import Slo
 from workbench.memory import Memory
 from workbench.models import ModelConfig, checkpoint, model, models
 from workbench.perfmodels import bound
@@ -20,6 +21,7 @@ from workbench.scheduler.resource_aware import Admission, ResourceAware
 from workbench.scheduler.static import StaticBatching
 from workbench.shadow_prices import ShadowPrices, shadow_prices
 from workbench.simulate import Detail, simulate
+from workbench.sustained import sustained_rate
 from workbench.sweep import Sweep, sweep
 from workbench.tokenizer import load_tokenizer
 from workbench.workload import Request, Sampling, Workload, workloads
@@ -48,6 +50,7 @@ __all__ = [
     "Sampling",
     "Scenario",
     "ShadowPrices",
+    "Slo",
     "Source",
     "StaticBatching",
     "Sweep",
@@ -71,6 +74,7 @@ __all__ = [
     "shadow_prices",
     "simulate",
     "start",
+    "sustained_rate",
     "sweep",
     "workloads",
 ]

@@ -166,7 +166,7 @@ class TaskCost:
                 f"op {stage.op.name!r} declares no work, so it cannot be priced; give Op(..., work=...)."
             )
         work = stage.op.work(rows, self._model, self._precision)
-        if self.decodes_at and stage.op == decode_attention and stage.device is Place.GPU:
+        if stage.op.keeps_kv and stage.device is Place.GPU and self.decodes_at and stage.op == decode_attention:
             return work._replace(dtype=self.decodes_at)
         return work
 

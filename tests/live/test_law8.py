@@ -59,6 +59,9 @@ class Recording:
         self.seen.append((plan.schedule, plan.parts, plan.tasks, number, step, held))
         return self.clock.execute(plan, number, step)
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.clock, name)
+
 
 def live_and_virtual(of: wb.Scenario, schedule: Schedule) -> list[Recording]:
     seen = []

@@ -147,8 +147,7 @@ class PagedQueue(ABC):
 
     def complete(self, batch: Batch) -> Ids:
         """See `Queue.complete`."""
-        self._left = self._left.copy()
-        self._left[self._resting :] -= 1
+        self._left = self._left - (np.arange(len(self._left)) >= self._resting) if self._resting else self._left - 1
         over = self._left == 0
         finished = self._running[over] if np.count_nonzero(over) else NONE
         if len(finished):
