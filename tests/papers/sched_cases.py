@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.systems import LIGHTNING, VSL
 from workbench.pipeline import Pipeline, fetch, gpu
-from workbench.plan import lay_out
+from workbench.plan import Task, lay_out
 from workbench.schedules import (
     CGOPipe,
     FastDecode,
@@ -21,32 +21,32 @@ from workbench.schedules import (
     VSLPipe,
     WeightPlace,
 )
-from workbench.segments import LayerGraph, layer_graph
+from workbench.segments import layer_graph
 from workbench.stages import attention, experts, kv, moe, out_proj, qkv
 
 Times = dict[str, float]
 """Seconds of each task of one layer: A, C, B, Q, H, W (whole), K and G as SPEC 2 names them."""
 
+CASES = {case["id"]: case for case in json.loads(Path(__file__).with_name("cases.json").read_text(encoding="utf-8"))}
 S4_LAYER = fetch(experts.weights, kv) | gpu(qkv, attention, out_proj, moe)
 _S4_CODES = {"A": "A", "K": "K", "B": "G", "S": "Q", "F": "B", "W": "W"}  # codes of the graph in SPEC's letters
 
 
 @cache
-def graph_of(pipeline: Pipeline) -> LayerGraph:
-    return layer_graph(pipeline)
+def lowered(schedule: Schedule, layers: int, step: Step, pipeline: Pipeline) -> tuple[Task, ...]:
+    return schedule.tasks(layer_graph(pipeline), layers, step)
 
 
 def makespan(schedule: Schedule, layers: int, times: Times, step: Step = Step.LAST, pipeline: Pipeline = LIGHTNING):
     """Seconds of one iteration. By default the first weights are there and the last layer loads none."""
-    if isinstance(schedule, FlexGenS4):
-        pipeline = S4_LAYER
-    names = _S4_CODES if pipeline == S4_LAYER else {}
-    tasks = schedule.tasks(graph_of(pipeline), layers, step)
-    seconds = [times.get(names.get(t.node.code, t.node.code), 0.0) / t.page.pages for t in tasks]
+    s4 = isinstance(schedule, FlexGenS4)
+    tasks = lowered(schedule, layers, step, S4_LAYER if s4 else pipeline)
+    codes = (_S4_CODES.get(t.node.code, "") if s4 else t.node.code for t in tasks)
+    seconds = [times.get(code, 0.0) / t.page.pages for t, code in zip(tasks, codes, strict=True)]
     return max(lay_out(tasks, seconds, schedule.packet_seconds)[1])
 
 
-def layer_time(schedule: Schedule, times: Times, few: int = 6, many: int = 14) -> float:
+def layer_time(schedule: Schedule, times: Times, few: int = 4, many: int = 10) -> float:
     """Seconds that each further layer of a deep model adds."""
     shallow, deep = (makespan(schedule, layers, times, Step.MIDDLE) for layers in (few, many))
     return (deep - shallow) / (many - few)
@@ -83,8 +83,7 @@ def cgopipe_is_fastest(inputs: dict[str, Any]) -> bool:
 
 def over_closed_form(setting: str, inputs: dict[str, Any]) -> float:
     """CGOPipe's layer time over its closed form, with the task times of the setting's other case."""
-    cases = json.loads(Path(__file__).with_name("cases.json").read_text(encoding="utf-8"))
-    (times,) = (case["inputs"] for case in cases if case["id"] == f"sched.order.{setting}")
+    times = CASES[f"sched.order.{setting}"]["inputs"]
     assert times["n"] == inputs["n"]
     return layer_time(CGOPipe(inputs["n"]), times) / steady_cgopipe(times, inputs["n"])
 
