@@ -274,7 +274,7 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
 PLACES = st.sampled_from(WeightPlace)
 OF_SHAPE: dict[str, st.SearchStrategy[Schedule]] = {
     "attention on the cpu": st.one_of(
-        st.sampled_from([1e-6, 1e-4, 5e-3]).map(VSLPipe),
+        st.builds(VSLPipe, st.sampled_from([1e-6, 1e-4, 5e-3]), st.integers(2, 4)),
         st.builds(CGOPipe, st.integers(2, 4)),
         st.builds(FastDecode, st.integers(2, 4)),
         st.builds(FlexGenS3, st.integers(1, 4), PLACES),

@@ -6,6 +6,7 @@ import enum
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 from workbench.scheduler.batch import Batch
@@ -179,7 +180,7 @@ def lay_out(
     """
     starts, ends = [0.0] * len(tasks), [0.0] * len(tasks)
     free: dict[str, float] = dict.fromkeys(LANES, 0.0)
-    bulk: dict[str, _Bulk] = {}
+    bulk: dict[str, list[_Bulk]] = {lane: [] for lane in LANES}
     for index, task in enumerate(tasks):
         lane, length = task.node.lane, seconds[index]
         ready = 0.0
@@ -188,13 +189,13 @@ def lay_out(
                 ready = ends[other]
         start = free[lane] if free[lane] > ready else ready
         if task.bulk:
-            start = max(start, ends[bulk[lane].index]) if lane in bulk else start
-            bulk[lane] = _Bulk(index, start)
-        elif length and lane in bulk:
-            start = bulk[lane].let_pass(start, length, starts, ends, packet)
+            start = max(start, *(ends[other.index] for other in bulk[lane][-1:]), 0.0)
+            bulk[lane] = [*bulk[lane][1 - _UNDER_WAY :], _Bulk(index, start)]
+        elif length and bulk[lane]:
+            start = _let_pass(bulk[lane], start, length, starts, ends, packet)
         end = start + length
         if drags and drags[index] and length:
-            for transfer in bulk.values():
+            for transfer in (transfer for transfers in bulk.values() for transfer in transfers):
                 end = _dragged(start, end, starts[transfer.index], ends[transfer.index], drags[index])
         starts[index], ends[index] = start, end
         if not task.bulk:
@@ -212,6 +213,21 @@ def _dragged(start: float, end: float, begin: float, until: float, drag: float) 
     return end + (slowed - beside if slowed <= room else drag * room)
 
 
+def _let_pass(
+    bulk: Sequence[_Bulk], start: float, length: float, starts: list[float], ends: list[float], packet: float
+) -> float:
+    """Start of a small transfer that is ready at `start`: it delays the bulk transfer under way and those behind it."""
+    for transfer in bulk:
+        start = transfer.let_pass(start, length, starts, ends, packet)
+    for before, behind in pairwise(bulk):
+        behind.delay(ends[before.index] - starts[behind.index], starts, ends)
+    return start
+
+
+_UNDER_WAY = 4
+"""Bulk transfers of a lane that are looked back on; more never wait for one another, for want of weight slots."""
+
+
 @dataclass
 class _Bulk:
     """A bulk transfer under way: which task it is, and since when its packets have followed one another."""
@@ -224,10 +240,7 @@ class _Bulk:
         if start >= ends[self.index]:
             return start
         if start <= starts[self.index]:
-            late = max(0.0, start + length - starts[self.index])
-            starts[self.index] += late
-            ends[self.index] += late
-            self.since += late
+            self.delay(start + length - starts[self.index], starts, ends)
             return start
         packets = max(0.0, -(-(start - self.since) // packet))
         start = min(self.since + packets * packet, ends[self.index]) if packets else max(start, self.since)
@@ -235,6 +248,13 @@ class _Bulk:
             ends[self.index] += length
             self.since = start + length
         return start
+
+    def delay(self, late: float, starts: list[float], ends: list[float]) -> None:
+        """Begin so much later, if that is later at all."""
+        late = max(0.0, late)
+        starts[self.index] += late
+        ends[self.index] += late
+        self.since += late
 
 
 def busy_seconds(tasks: Sequence[Task], seconds: Sequence[float]) -> Mapping[str, float]:

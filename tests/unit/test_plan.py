@@ -94,6 +94,13 @@ def test_what_waits_for_a_delayed_bulk_transfer_waits_for_its_new_end():
     assert spans(tasks, [6.0, 1.5, 0.5, 1.0], 1.0)[3] == (6.5, 7.5)
 
 
+def test_a_small_transfer_delays_the_bulk_one_under_way_and_those_that_wait_behind_it():
+    tasks = [bulk(), bulk(), task(CPU), task(IN, 2), task(CPU), task(IN, 4)]
+    assert spans(tasks, [3.0, 2.0, 1.5, 0.5, 2.5, 0.25], 1.0) == [
+        (0, 3.5), (3.5, 5.75), (0, 1.5), (2.0, 2.5), (1.5, 4.0), (4.5, 4.75)
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("layers", "makespan"), [(2, 21.0), (3, 31.0)])
 def test_vslpipe_takes_as_long_as_the_reference_simulator_says(layers, makespan):
     """The project's table of reference cases, rows sched.VSL.L2 and sched.VSL.L3: warm start, phase barrier."""

@@ -14,7 +14,7 @@ from workbench.segments import layer_graph
 from workbench.serving import prepare
 from workbench.stages import attention, decode_attention, experts, moe, out_proj, prefill_attention, qkv
 
-SCHEDULES = [Sequential(), Sequential(3), Sequential(2, prefetch=True), VSLPipe()]
+SCHEDULES = [Sequential(), Sequential(3), Sequential(2, prefetch=True), VSLPipe(), VSLPipe(weight_slots=3)]
 
 
 def run_of(iterations: int) -> list[Step]:
@@ -90,6 +90,12 @@ def test_sequential_needs_a_micro_batch(micro_batches):
 def test_vslpipe_needs_packets_that_take_time(seconds):
     with pytest.raises(ScheduleError, match="packet_seconds must be positive"):
         VSLPipe(packet_seconds=seconds)
+
+
+@pytest.mark.parametrize("slots", [1, 2.0, None])
+def test_vslpipe_needs_two_slots_for_weights(slots):
+    with pytest.raises(ScheduleError, match="weight_slots must be at least 2"):
+        VSLPipe(weight_slots=slots)
 
 
 @pytest.mark.parametrize("iterations", [1, 2, 5])

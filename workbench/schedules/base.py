@@ -32,16 +32,13 @@ class Schedule(ABC):
         """Micro-batches or partitions per iteration."""
 
     @property
-    def weight_slots(self) -> int:
-        """Buffers for streamed weights on the GPU, each holding one transfer."""
-        return 2
-
-    @property
     def kv_slots(self) -> int:
         """Buffers for streamed KV on the GPU, each holding one part's of one layer."""
         return self.parts
 
     packet_seconds: float = 5e-3
+    weight_slots: int = 2
+    """Buffers for streamed weights on the GPU, each holding one transfer."""
 
     @abstractmethod
     def tasks(self, graph: LayerGraph, layers: int, step: Step) -> tuple[Task, ...]:

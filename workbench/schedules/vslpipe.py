@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from workbench.errors import ScheduleError
@@ -22,9 +23,9 @@ class VSLPipe(Schedule):
     of layer i, the last GPU segment of layer i and the first of layer i+1, in two phases that end together on both
     devices. The weights of the next stage stream in packets of about `packet_seconds`, which is 100 MB on a
     19.5 GB/s link; transfers of activations pass between packets. The last stage brings the weights of the next
-    iteration's prologue and first stage. Those of its second stage begin to stream as soon as the last layer is
-    computed, and run on over the iteration's end, so that the link never waits. Two layers, between the first and the
-    last iteration::
+    iteration's prologue and first stage. Those of its second stage stream as soon as a slot is free, and run on over
+    the iteration's end. With two slots the link rests once they are there until the first stage is over; a third slot
+    (``weight_slots=3``) lets it go on. Two layers, between the first and the last iteration::
 
         gpu Ea  A0a .   Eb  A0b .   B0a A1a .   B0b A1b .   B1a Za  B1b Zb
         cpu .   .   .   C0a .   .   C0b .   .   C1a .   .   C1b .   .   .
@@ -39,10 +40,16 @@ class VSLPipe(Schedule):
     """
 
     packet_seconds: float = 5e-3
+    weight_slots: int = 2
 
     def __post_init__(self) -> None:
         if not self.packet_seconds > 0:
             raise ScheduleError(f"VSLPipe's packet_seconds must be positive, not {self.packet_seconds}.")
+        if type(self.weight_slots) is not int or self.weight_slots < 2:
+            raise ScheduleError(
+                f"VSLPipe's weight_slots must be at least 2, not {self.weight_slots!r}: one stage's weights are used "
+                "while the next one's arrive."
+            )
 
     @property
     def parts(self) -> int:
@@ -57,50 +64,74 @@ class VSLPipe(Schedule):
                 f"VSLPipe needs a pipeline of the shape gpu(...) >> offload >> cpu(...) >> load >> gpu(...), not "
                 f"{graph.pipeline}. Wire it so, or use Sequential()."
             )
-        return _Phases(graph, layers).run(step)
+        return _Phases(graph, layers, self.weight_slots, step).run()
 
 
 class _Phases:
-    """Issues the phases one after the other; each waits for the sinks of the one before."""
+    """Issues the phases one after the other; each waits for the sinks of the one before.
 
-    def __init__(self, graph: LayerGraph, layers: int) -> None:
-        self.order, self.graph, self.layers = TaskList(), graph, layers
+    The weights of the stages are requested in their order, one whenever a slot becomes free.
+    """
+
+    def __init__(self, graph: LayerGraph, layers: int, slots: int, step: Step) -> None:
+        self.order, self.graph, self.layers, self.slots, self.step = TaskList(), graph, layers, slots, step
         self.barrier: tuple[int, ...] = ()
         self.arriving: dict[int, tuple[int, ...]] = {}
+        self.wanted = deque(self.transfers())
 
-    def run(self, step: Step) -> tuple[Task, ...]:
-        a, b, last = 0, 1, self.layers - 1
-        if Step.FIRST in step:
-            self.barrier = self.weights([(0, _A)])
-            self.request(0)
-        elif last:
-            self.request(1, Carry.IN)
-        self.barrier = self.first(a)
-        self.barrier = (*self.first(b), *self.attend(0, a), *self.arriving.get(0, ()))
-        for layer in range(last):
-            if layer + 1 not in self.arriving:
-                self.request(layer + 1)
-            self.barrier = (*self.advance(layer, a), *self.attend(layer, b))
-            self.barrier = (*self.advance(layer, b), *self.attend(layer + 1, a), *self.arriving[layer + 1])
-        if Step.LAST not in step:
-            self.weights([(0, _A), *self.computed_in(0)])
-        self.barrier = (self.head(a, self.finish(last, a)), *self.attend(last, b))
-        self.barrier = (self.finish(last, b),)
-        self.head(b, *self.barrier)
-        if Step.LAST not in step and last:
-            self.request(1, Carry.OUT)
-        return tuple(self.order.tasks)
+    def transfers(self) -> Iterator[tuple[int, list[tuple[int, int]], Carry]]:
+        """Stage, pieces and carry of what is still to be requested, the next iteration's stages counted on."""
+        for stage in range(0 if Step.FIRST in self.step else 2, self.layers):
+            yield stage, self.computed_in(stage), Carry.NONE
+        if Step.LAST not in self.step:
+            yield self.layers, [(0, _A), *self.computed_in(0)], Carry.NONE
+            if self.layers > 1:
+                yield self.layers + 1, self.computed_in(1), Carry.OUT
 
     def computed_in(self, stage: int) -> list[tuple[int, int]]:
         """The nodes of a stage. What layer 0 begins with stands before the first, in an iteration's prologue."""
         return [(stage, _B)] if stage + 1 == self.layers else [(stage, _B), (stage + 1, _A)]
 
-    def request(self, stage: int, carry: Carry = Carry.NONE) -> None:
-        """Request the weights of a stage."""
-        self.arriving[stage] = self.weights(self.computed_in(stage), carry)
+    def run(self) -> tuple[Task, ...]:
+        a, b, last = 0, 1, self.layers - 1
+        self.open()
+        self.barrier = self.first(a)
+        self.barrier = (*self.first(b), *self.attend(0, a), *self.arriving.get(0, ()))
+        for layer in range(last):
+            self.begin(layer)
+            self.barrier = (*self.advance(layer, a), *self.attend(layer, b))
+            self.barrier = (*self.advance(layer, b), *self.attend(layer + 1, a), *self.arriving[layer + 1])
+        self.begin(last)
+        self.barrier = (self.head(a, self.finish(last, a)), *self.attend(last, b))
+        self.barrier = (self.finish(last, b),)
+        self.head(b, *self.barrier)
+        self.request(1)
+        return tuple(self.order.tasks)
+
+    def open(self) -> None:
+        """Fill the slots that are free before the prologue: the others hold the first stages' weights already."""
+        if Step.FIRST in self.step:
+            self.barrier = self.weights([(0, _A)])
+            self.request(self.slots - 1)
+        elif self.layers > 1:
+            self.arriving[1] = self.weights(self.computed_in(1), Carry.IN)
+            self.request(self.slots - 2)
+        else:
+            self.request(self.slots - 1)
+
+    def begin(self, stage: int) -> None:
+        """Fill the slot of what was computed before this stage; what it begins with has come with its own."""
+        if stage or Step.FIRST in self.step:
+            self.request(1)
+
+    def request(self, count: int) -> None:
+        """Request the weights of the next stages."""
+        for _ in range(min(count, len(self.wanted))):
+            stage, pieces, carry = self.wanted.popleft()
+            self.arriving[stage] = self.weights(pieces, carry)
 
     def weights(self, pieces: Iterable[tuple[int, int]], carry: Carry = Carry.NONE) -> tuple[int, ...]:
-        """Request the weights of these nodes."""
+        """Transfer the weights of these nodes."""
         wanted = tuple((layer, node) for layer, node in pieces if self.graph.nodes[node].streamed)
         if not wanted:
             return ()

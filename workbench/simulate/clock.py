@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 
-from workbench.plan import LANES, Plan, busy_seconds
+from workbench.plan import LANES, Carry, Plan, busy_seconds
 from workbench.prepared import Prepared
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
@@ -96,19 +96,22 @@ class IterationClock:
         tasks = self._lowering.tasks(few, step)
         rows = [self._cost.rows(part) for part in plan.parts]
         laid = self._cost.lay_out(tasks, rows, self._packet, plan.tasks, self._carried)
-        repeats, least = plan.layers - few, 0.0
+        repeats, least, running_on = plan.layers - few, 0.0, 0.0
         last_end, busy = [0.0] * few, dict.fromkeys(LANES, 0.0)
         for task, end, length, traffic in zip(tasks, laid.ends, laid.busy, laid.dram, strict=True):
             times = repeats + 1 if task.layer == _TYPICAL else 1
             busy[task.node.lane] += length * times
             least += traffic * times
+            running_on += length if task.carry is Carry.OUT else 0.0
             if task.part is not None and task.layer >= 0:
                 last_end[task.layer] = max(last_end[task.layer], end)
         others = repeats * (last_end[_TYPICAL] - last_end[_TYPICAL - 1]) if repeats else 0.0
-        seconds = max(least, laid.seconds + others) + self._cost.between(sum(map(len, plan.parts)))
+        awaited = {**busy, "h2d": busy["h2d"] - running_on}
+        seconds = max(least, laid.seconds + others, *awaited.values()) + self._cost.between(sum(map(len, plan.parts)))
         self.timeline.spans.append(Span("step", plan_label(plan), self.now, self.now + seconds, number))
         self.now += seconds
-        self._carried = max(0.0, laid.runs_on + others - seconds)
+        end = max(laid.runs_on + others, busy["h2d"]) if running_on else 0.0
+        self._carried = max(0.0, end - seconds)
         return {**busy, "h2d": busy["h2d"] - self._carried}
 
 
