@@ -102,6 +102,7 @@ class Engine:
         """See `Clock.execute`."""
         self.forward.clear()
         parts = [Part.of(batch, self._blocks) for batch in plan.parts]
+        self.forward.decodes += sum(len(part.lengths) for part in parts)
         pace = self._prepared.cost.pace(plan.tasks, [batch.rows for batch in plan.parts], self._cores)
         self._executor.seat(seats(pace, self._cores))
         everything = self._executor.run(plan.tasks, [self._action(task, plan.parts, parts) for task in plan.tasks])
@@ -131,6 +132,7 @@ class Engine:
             Kind.EMBED: lambda: self._embed(number, batches[number], part),
             Kind.HEAD: lambda: self._emit(number, batches[number], part),
             Kind.SEGMENT: lambda: self._compute(task, part),
+            Kind.DEFERRED: lambda: forward.compute_late(task.node.stages[0], layer, number, part),
             Kind.MOVE: lambda: forward.move(task.node, number, part),
             Kind.KV_IN: lambda: forward.fetch_kv(layer, number, part),
             Kind.KV_OUT: lambda: forward.store_kv(layer, number, part),
