@@ -5,6 +5,7 @@ implementation in torch, which is what CPU tensors get. Triton is imported when 
 reads TRITON_INTERPRET then: set it before, or pass backend="triton-interpret", to run the kernels on the CPU for tests.
 """
 
+from . import tuning
 from .attention import AttentionTiles
 from .backend import Backend
 from .ceilings import copy_rate, link_rates, matmul_rate, timed
@@ -25,7 +26,7 @@ from .prefill_attention import (
 from .rms_norm import add_rms_norm, add_rms_norm_work, rms_norm, rms_norm_reference, rms_norm_work
 from .rope import rope, rope_reference, rope_work
 from .rope_table import Linear, Llama3, Yarn, rope_table
-from .router import Routing, route, route_reference, route_work
+from .router import Routing, route, route_reference, route_work, with_shared
 from .sampling import Draws, sample, sample_work
 from .vocabulary import embed, embed_work, sampled_logits, sampled_logits_work
 
@@ -87,4 +88,6 @@ __all__ = [
     "scatter_kv",
     "sort_pairs",
     "timed",
+    "tuning",
+    "with_shared",
 ]

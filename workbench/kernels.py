@@ -84,6 +84,8 @@ if TYPE_CHECKING:
         sampled_logits_work,
         scatter_kv,
         timed,
+        tuning,
+        with_shared,
     )
 
 __all__ = [
@@ -159,6 +161,8 @@ __all__ = [
     "scatter_kv",
     "side_by_side",
     "timed",
+    "tuning",
+    "with_shared",
 ]
 
 

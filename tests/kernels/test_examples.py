@@ -6,18 +6,9 @@ import importlib
 import pytest
 
 CPU = ["ceilings", "expert_mlp", "expert_nodes", "expert_weights", "features", "flash_decode", "kv_cache"]
-TRITON = ["backend", "experts", "fused_moe", "grouped_gemm", "pairs", "router", "tiles"]
-TRITON += [
-    "attention",
-    "ceilings",
-    "decode_attention",
-    "gated",
-    "kv_layout",
-    "layer_norm",
-    "prefill_attention",
-    "rms_norm",
-    "rope",
-]
+TRITON = ["backend", "experts", "fused_moe", "grouped_gemm", "pairs", "router", "tiles", "tuning"]
+TRITON += ["attention", "ceilings", "decode_attention", "gated", "kv_layout", "layer_norm", "prefill_attention"]
+TRITON += ["rms_norm", "rope"]
 TRITON += ["rope_table", "rows", "sampling", "vocabulary"]
 
 

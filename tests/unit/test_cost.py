@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.builders import op_times, small_machine
-from workbench.cost import Rows, Work, copy_seconds, expected_experts, least_seconds, measured_seconds, seconds
+from tests.builders import op_times, small_machine, tiny_model
+from workbench.cost import Rows, Work, copy_seconds, least_seconds, measured_seconds, seconds
 from workbench.profile import OpTime
 
 GPU = small_machine(gpu=1e9, hbm=1e6).gpu
@@ -46,13 +46,18 @@ def test_rows_add_component_by_component():
     assert Rows(1, 2).tokens == 3
 
 
+def touched(experts, chosen, tokens):
+    model = tiny_model(num_local_experts=experts, num_experts_per_tok=chosen)
+    return model.touched_experts(tokens)
+
+
 def test_experts_touched_by_uniform_tokens():
     """MoE-CAP: E (1 - (1 - k/E)^T)."""
-    assert expected_experts(8, 2, 1) == pytest.approx(2)
-    assert expected_experts(8, 2, 2) == pytest.approx(3.5)
-    assert expected_experts(8, 2, 10_000) == pytest.approx(8)
-    assert expected_experts(8, 2, 0) == 0
-    assert expected_experts(128, 8, 32) / 128 == pytest.approx(0.873, abs=1e-3)
+    assert touched(8, 2, 1) == pytest.approx(2)
+    assert touched(8, 2, 2) == pytest.approx(3.5)
+    assert touched(8, 2, 10_000) == pytest.approx(8)
+    assert touched(8, 2, 0) == 0
+    assert touched(128, 8, 32) / 128 == pytest.approx(0.873, abs=1e-3)
 
 
 CURVE = OpTime("qkv", 1, (2.0, 4.0, 8.0), (1.0, 2.0, 6.0))
