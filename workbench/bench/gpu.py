@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -172,13 +173,13 @@ def _taken(step: Step, setting: Setting, kept: _Record) -> Row:
     except Exception as error:  # whatever a kernel or its compiler raises: the others go on
         row = {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
     kept.finish(step.name, row)
-    gc.collect()
     if not setting.rehearsal:
         _check_card(setting, step)
     return row
 
 
 def _check_card(setting: Setting, step: Step) -> None:
+    gc.collect()
     try:
         torch.cuda.synchronize(setting.device)
         torch.cuda.empty_cache()
@@ -212,6 +213,7 @@ def _size(setting: Setting, full: int) -> int:
 
 def _card(setting: Setting) -> Row:
     host = {"cores": usable_cores(), "processor": platform.processor() or platform.machine()}
+    host["triton"] = version("triton")
     if setting.rehearsal:
         return host
     about = torch.cuda.get_device_properties(setting.device)
