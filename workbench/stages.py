@@ -232,27 +232,28 @@ def _route_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
 
 
 def _experts_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
-    return _choices_work(rows, m.num_experts_per_tok, m, precision)
+    touched = expected_experts(m.num_local_experts, m.num_experts_per_tok, rows.tokens)
+    return _mixed_work(m.num_experts_per_tok * rows.tokens, touched, rows.tokens, m, precision)
 
 
 def _choices_work(rows: Rows, of_decodes: int, m: ModelConfig, precision: Precision) -> Work:
     """Routed experts where a decode token has so many computed, a prefill token all that it chose."""
-    prefill, decode = (
-        expected_experts(m.num_local_experts, chosen, tokens)
-        for chosen, tokens in ((m.num_experts_per_tok, rows.prefill), (of_decodes, rows.decode))
-    )
+    prefill = expected_experts(m.num_local_experts, m.num_experts_per_tok, rows.prefill)
+    decode = expected_experts(m.num_local_experts, of_decodes, rows.decode)
     touched = prefill + decode - prefill * decode / m.num_local_experts
     pairs = m.num_experts_per_tok * rows.prefill + of_decodes * rows.decode
-    moved = 2 * m.hidden_size * rows.tokens
-    return _times(
-        m.moe_share,
-        _gemm(m.expert_params, touched * m.expert_params, precision.expert_bytes, moved, pairs, precision),
-    )
+    return _mixed_work(pairs, touched, rows.tokens, m, precision)
+
+
+def _mixed_work(pairs: float, touched: float, tokens: float, m: ModelConfig, precision: Precision) -> Work:
+    """So many pairs of a token and an expert, of so many tokens and experts."""
+    moved, read = 2 * m.hidden_size * tokens, touched * m.expert_params
+    return _times(m.moe_share, _gemm(m.expert_params, read, precision.expert_bytes, moved, pairs, precision))
 
 
 def at_once(stage: Stage, rows: Rows, m: ModelConfig, precision: Precision) -> Work | None:
     """What a stage computes when its layer runs: all but what it defers or skips; None if its op declares no work."""
-    if not stage.options:
+    if not (stage.defer or stage.skip):
         return stage.op.work(rows, m, precision) if stage.op.work else None
     return _choices_work(rows, m.num_experts_per_tok - stage.defer - stage.skip, m, precision)
 
