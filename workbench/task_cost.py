@@ -201,14 +201,14 @@ class TaskCost:
         time = self._time(stage.op.name, threads)
         if time is not None:
             return measured_seconds(time, rows_of(stage, rows))
-        return seconds([self.work(stage, rows)], self._device(stage.device, threads))
+        return seconds(self.work(stage, rows), self._device(stage.device, threads))
 
     def least(self, stage: Stage, total: Rows, threads: int = 0) -> float:
         """Seconds of one stage in one layer for all of these rows, that no split into calls can beat [s]."""
         time = self._time(stage.op.name, threads)
         if time is not None:
             return least_seconds(time, rows_of(stage, total))
-        return seconds([self.work(stage, total)], self._device(stage.device, threads))
+        return seconds(self.work(stage, total), self._device(stage.device, threads))
 
     def ends(self, kind: Kind, rows: Rows, threads: int = 0) -> float:
         """Seconds of the embedding or the head [s]."""
@@ -223,7 +223,7 @@ class TaskCost:
         if time is not None:
             return measured(time, Rows(prefill=rows.emits) if kind is Kind.HEAD else Rows(prefill=rows.tokens))
         work = embed_work if kind is Kind.EMBED else head_work
-        return seconds([work(rows, self._model, self._precision)], self._device(Place.GPU, threads))
+        return seconds(work(rows, self._model, self._precision), self._device(Place.GPU, threads))
 
     def _time(self, op: str, threads: int) -> OpTime | None:
         return self.profile.find(op, threads) if self.profile is not None and threads else None
@@ -242,7 +242,10 @@ class TaskCost:
     def node(self, node: Node, rows: Rows, threads: int = 0) -> float:
         """Seconds of a node other than weights for these rows [s]."""
         if node.kind is Kind.SEGMENT:
-            return sum(self.stage(stage, rows, threads) for stage in node.stages)
+            total = 0.0  # a loop, because a simulation spends much of its time here
+            for stage in node.stages:
+                total += self.stage(stage, rows, threads)
+            return total
         if node.kind in _ENDS:
             return self.ends(node.kind, rows, threads)
         return self.move(node, rows)
@@ -358,7 +361,7 @@ class TaskCost:
     def host_bytes(self, node: Node, rows: Rows) -> float:
         """Bytes that a node other than weights reads from or writes to the host's memory in one layer."""
         if node.kind is Kind.SEGMENT:
-            on_host = [stage for stage in node.stages if stage.device is Place.CPU]
+            on_host = node.stages if node.lane == "cpu" else ()
             return sum(self.work(stage, rows).bytes for stage in on_host)
         return 0.0 if node.kind in _ENDS else self.transfer(node, rows)
 
