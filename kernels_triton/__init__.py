@@ -5,13 +5,14 @@ have an implementation in torch, which is what CPU tensors get. Triton is import
 reads TRITON_INTERPRET then: set it before, or pass backend="triton-interpret", to run the kernels on the CPU for tests.
 """
 
+from . import tuning
 from .backend import Backend
 from .experts import Activation, Quantised, dequantise, quantise
 from .fused_moe import fused_moe, fused_moe_reference, fused_moe_work
 from .grouped_gemm import grouped_gemm, grouped_gemm_reference, grouped_gemm_work
 from .pairs import Blocks, sort_pairs
 from .rms_norm import rms_norm, rms_norm_reference, rms_norm_work
-from .router import Routing, route, route_reference, route_work
+from .router import Routing, route, route_reference, route_work, with_shared
 
 __all__ = [
     "Activation",
@@ -34,4 +35,6 @@ __all__ = [
     "route_reference",
     "route_work",
     "sort_pairs",
+    "tuning",
+    "with_shared",
 ]

@@ -2,7 +2,8 @@
 
 It keeps bfloat16 as 16 bits in an unsigned integer, and multiplies, adds and compares those integers; it rounds by
 cutting off (seen in triton 3.6 and 3.9). Here such values are widened to fp32 before anything is computed, which is
-exact, and results are rounded to nearest, ties to even, as hardware does.
+exact, and results are rounded to nearest, ties to even, as hardware does. Loops that end at an argument are mended too,
+over which triton 3.6 stumbles with numpy 2.4.
 """
 
 from __future__ import annotations
@@ -31,6 +32,17 @@ def mend(interpreter: Any, tl: Any) -> None:
     builder = interpreter.interpreter_builder
     if type(builder).__name__ != "Mended":
         builder.__class__ = _mended(interpreter, tl)
+        interpreter._patch_lang_tensor = _counting(interpreter._patch_lang_tensor)
+
+
+def _counting(patch: Any) -> Any:
+    """The interpreter's own tensors, whose one element is also a whole number where numpy wants no axes for that."""
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    return patched
 
 
 def _mended(interpreter: Any, tl: Any) -> type:

@@ -55,7 +55,7 @@ def fused_moe(
     ids : (T, k) int32 or int64, contiguous
         Experts of each token. On a GPU they are not looked at; one out of range makes its token's row undefined.
     weights : (T, k) fp32, contiguous
-        Their weights, as `route` gives them.
+        Their weights, as `route` gives them, and `with_shared` for experts that every token has.
     activation : "swiglu", "geglu" or "swiglu-clamped"
         What becomes of gate and up: see `Activation`.
     gate_up_bias, down_bias : (P, 2 F) and (P, M) of x's type, optional
@@ -150,7 +150,8 @@ def _compute(
     if backend == Backend.INTERPRET:
         check_chosen(ids.unique().tolist(), pages, len(gate_up))
     experts = len(gate_up) if pages is None else len(pages)
-    tiles = tiles_for(arch_of(x.device), gate_up.dtype, ids.numel() / experts)
+    sizes = (x.shape[1], first.shape[1] // 2)
+    tiles = tiles_for(arch_of(x.device), gate_up.dtype, ids.numel() / experts, sizes)
     return with_triton(x, first, second, ids, weights, turn, biases, pages, experts, Backend(backend), tiles)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -92,6 +93,45 @@ def route(
     if chosen is not Backend.TORCH:
         enter_mode(chosen)
     return compute(logits, k, kind, renormalise, bias, groups, kept_groups, scale)
+
+
+def with_shared(routing: Routing, experts: Sequence[int], weights: torch.Tensor | None = None) -> Routing:
+    """Add experts that every token has to those that were chosen, so that one call of `fused_moe` computes all.
+
+    The shared experts' weights lie in the same buffer, as pages of their own: DeepSeek's, n times as wide as a routed
+    one, as n pages with a slice of its gates, ups and down columns each.
+
+    Parameters
+    ----------
+    routing : Routing
+        From `route`.
+    experts : sequence of int
+        Numbers of the shared experts, beyond those that were routed.
+    weights : (T,) fp32, optional
+        Their weight in each token, such as Qwen's sigmoid gate; one unless given.
+
+    Returns
+    -------
+    Routing
+        ids (T, k + n) int32, weights (T, k + n) fp32; the shared experts come last.
+
+    Raises
+    ------
+    ValueError
+        If there is not one weight per token.
+
+    Examples
+    --------
+    >>> ids, weights = with_shared(route(torch.tensor([[0.0, 2.0]]), 1, renormalise=True), [2, 3])
+    >>> ids.tolist(), weights.tolist()
+    ([[1, 2, 3]], [[1.0, 1.0, 1.0]])
+    """
+    tokens, added = len(routing.ids), len(experts)
+    ones = routing.weights.new_ones(tokens) if weights is None else weights
+    if ones.shape != (tokens,) or ones.dtype is not torch.float32:
+        raise ValueError(f"weights must be ({tokens},) fp32, one per token, not {tuple(ones.shape)} {ones.dtype}.")
+    ids = routing.ids.new_tensor(experts).expand(tokens, added)
+    return Routing(torch.cat((routing.ids, ids), 1), torch.cat((routing.weights, ones[:, None].expand(-1, added)), 1))
 
 
 def _check(

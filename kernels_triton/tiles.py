@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,10 @@ KINDS = {
     torch.float8_e4m3fn: "8-bit",
     torch.uint8: "4-bit",
 }
+SHARED_KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227}
+"""Shared memory of a block by architecture, from CUDA's programming guide."""
+PATH = Path(__file__).with_name("tiles.json")
+"""The table that is used."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +54,25 @@ class LayerTiles:
     plain: Tiles
 
 
+def read_table(path: Path) -> dict[str, Any]:
+    """A table with its `rows`, each on one line of the file."""
+    read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return read
+
+
 @functools.cache
 def table() -> list[dict[str, Any]]:
     """The rows of `tiles.json`, in order."""
-    rows: list[dict[str, Any]] = json.loads(Path(__file__).with_name("tiles.json").read_text())["rows"]
+    rows: list[dict[str, Any]] = read_table(PATH)["rows"]
     return rows
 
 
-def tiles_for(arch: int, weights: torch.dtype, rows_per_expert: float) -> LayerTiles:
-    """What the table has for an architecture (80 for sm_80, 0 for the interpreter) and its load.
+def tiles_for(
+    arch: int, weights: torch.dtype, rows_per_expert: float, sizes: tuple[int, int] | None = None
+) -> LayerTiles:
+    """What the table has for an architecture (80 for sm_80, 0 for the interpreter), its load, and a layer's M and F.
+
+    Rows that were measured for these sizes go first.
 
     Raises
     ------
@@ -69,11 +84,17 @@ def tiles_for(arch: int, weights: torch.dtype, rows_per_expert: float) -> LayerT
     >>> tiles_for(0, torch.bfloat16, 2.0).m
     16
     """
-    for row in sorted(table(), key=lambda row: -int(row["arch"])):
-        fits = row["arch"] <= arch and row["weights"] in (KINDS[weights], "any")
+    own = None if sizes is None else list(sizes)
+    for row in sorted(table(), key=_rank):
+        fits = row["arch"] <= arch and row["weights"] in (KINDS[weights], "any") and row.get("sizes") in (None, own)
         if fits and (row["most_rows"] is None or rows_per_expert <= row["most_rows"]):
             return LayerTiles(row["m"], Tiles(*row["gated"]), Tiles(*row["plain"]))
     raise LookupError(f"tiles.json has no row for {weights} on sm_{arch}: add one.")
+
+
+def _rank(row: dict[str, Any]) -> tuple[int, bool, float]:
+    most = row["most_rows"]
+    return -int(row["arch"]), "sizes" not in row, math.inf if most is None else most
 
 
 @functools.cache

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from tests.systems import PIPELINES, VSL, ids
+from tests.systems import LIGHTNING, PIPELINES, STREAMED, VSL, ids
 from workbench.cost import Precision, Rows, Work
 from workbench.errors import PipelineError, ScenarioError
 from workbench.hardware import Device, Link, Machine
@@ -26,7 +26,19 @@ from workbench.scheduler.continuous import ContinuousBatching
 from workbench.scheduler.layered_prefill import LayeredPrefill
 from workbench.scheduler.resource_aware import Admission, ResourceAware
 from workbench.scheduler.static import StaticBatching
-from workbench.schedules import Schedule, Sequential, VSLPipe
+from workbench.schedules import (
+    CGOPipe,
+    FastDecode,
+    Fiddler,
+    FlexGenS3,
+    FlexGenS4,
+    KTransformers,
+    LayerStreaming,
+    Schedule,
+    Sequential,
+    VSLPipe,
+    WeightPlace,
+)
 from workbench.serving import prepare
 from workbench.stages import (
     Device as Place,
@@ -270,13 +282,40 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
     return whole
 
 
+PLACES = st.sampled_from(WeightPlace)
+OF_SHAPE: dict[str, st.SearchStrategy[Schedule]] = {
+    "attention on the cpu": st.one_of(
+        st.builds(VSLPipe, st.sampled_from([1e-6, 1e-4, 5e-3]), st.integers(2, 4)),
+        st.builds(CGOPipe, st.integers(2, 4)),
+        st.builds(FastDecode, st.integers(2, 4)),
+        st.builds(FlexGenS3, st.integers(1, 4), PLACES),
+    ),
+    "streamed kv": st.builds(FlexGenS4, st.integers(1, 4), PLACES),
+    "streamed weights": st.just(LayerStreaming()),
+    "experts on the cpu": st.sampled_from([KTransformers(), Fiddler()]),
+}
+"""Schedules that need a pipeline of a certain shape."""
+
+WIRED: list[tuple[Pipeline, st.SearchStrategy[Schedule]]] = [
+    *((pipeline, OF_SHAPE["attention on the cpu"]) for pipeline in (VSL, LIGHTNING)),
+    (PIPELINES["flexgen_s4"], OF_SHAPE["streamed kv"]),
+    (
+        fetch(experts.weights, kv) | gpu(qkv, prefill_attention, decode_attention, out_proj, route, experts, combine),
+        OF_SHAPE["streamed kv"],
+    ),
+    (STREAMED, OF_SHAPE["streamed weights"]),
+    (PIPELINES["ktransformers"], OF_SHAPE["experts on the cpu"]),
+]
+
+
 @st.composite
 def wirings(draw: st.DrawFn) -> tuple[Pipeline, Schedule]:
-    """One of the five pipelines, or any, with a schedule that takes it."""
-    pipeline = draw(st.sampled_from([PIPELINES[name] for name in sorted(PIPELINES)]) | pipelines())
+    """One of the systems' pipelines, or any, with a schedule that takes it."""
+    pipeline, own = draw(
+        st.sampled_from(WIRED) | st.tuples(st.sampled_from([*PIPELINES.values()]) | pipelines(), st.none())
+    )
     sequential = st.builds(Sequential, st.integers(1, 4), prefetch=st.booleans())
-    pipelined = st.builds(VSLPipe, st.sampled_from([1e-6, 1e-4, 5e-3]), st.integers(2, 4))
-    return pipeline, draw(sequential | pipelined if pipeline == VSL else sequential)
+    return pipeline, draw(sequential if own is None else own | sequential)
 
 
 def schedulers() -> st.SearchStrategy[Scheduler]:

@@ -72,6 +72,10 @@ def _parser() -> argparse.ArgumentParser:
     experts.add_argument("--seconds", type=float, default=60, help="how long to repeat, default: 60")
     experts.add_argument("--json", type=Path, help="file to write the record to")
     experts.set_defaults(command=_bench_experts)
+    moe = benches.add_parser("moe", help="a layer's routed experts, on the GPU if there is one: ours, torch, Liger")
+    moe.add_argument("--seconds", type=float, default=120, help="how long to repeat, default: 120")
+    moe.add_argument("--json", type=Path, help="file to write the record to")
+    moe.set_defaults(command=_bench_moe)
     overlap = benches.add_parser(
         "overlap", help="steady decode passes: VSLPipe against Sequential, measured and simulated"
     )
@@ -82,6 +86,11 @@ def _parser() -> argparse.ArgumentParser:
     overlap.add_argument("--repeats", type=int, default=9, help="undisturbed passes (default: 9)")
     overlap.add_argument("--json", type=Path, help="file to write the record to")
     overlap.set_defaults(command=_bench_overlap)
+    tune = commands.add_parser("tune", help="time the Triton kernels' tiles on the GPU and write the fastest down")
+    tune.add_argument("--weights", nargs="+", choices=("16-bit", "8-bit", "4-bit"), help="default: all")
+    tune.add_argument("--out", type=Path, help="table to write (default: the kernels' own, kernels_triton/tiles.json)")
+    tune.add_argument("--dry-run", action="store_true", help="list the candidates, compile none")
+    tune.set_defaults(command=_tune)
     measure = commands.add_parser("measure", help="measure this computer's rates for Machine.local")
     measure.add_argument("--out", type=Path, required=True, help="JSON file to write")
     measure.set_defaults(command=_measure)
@@ -120,6 +129,12 @@ def _bench_experts(options: argparse.Namespace) -> None:
     bench_experts(seconds=options.seconds, json=options.json)
 
 
+def _bench_moe(options: argparse.Namespace) -> None:
+    from workbench.bench.moe import bench_moe
+
+    bench_moe(seconds=options.seconds, json=options.json)
+
+
 def _bench_sim(options: argparse.Namespace) -> None:
     from workbench.bench.sim import bench_sim
 
@@ -131,6 +146,12 @@ def _bench_overlap(options: argparse.Namespace) -> None:
 
     given = {key: getattr(options, key) for key in ("rows", "context", "repeats", "json")}
     bench_overlap(options.model, rate=options.link, **given)
+
+
+def _tune(options: argparse.Namespace) -> None:
+    from workbench.bench.tune import tune
+
+    tune(weights=options.weights, out=options.out, dry_run=options.dry_run)
 
 
 def _measure(options: argparse.Namespace) -> None:

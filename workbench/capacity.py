@@ -18,7 +18,8 @@ from workbench.scenario import Scenario
 from workbench.scheduler.layered_prefill import LayeredPrefill
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.scheduler.static import StaticBatching
-from workbench.schedules import Schedule, Sequential
+from workbench.schedules import Schedule
+from workbench.schedules.micro_batches import MicroBatched
 from workbench.segments import LayerGraph
 from workbench.stages import Device, RowClass, buffer_bytes, kv
 from workbench.units import DTYPE_BYTES, format_bytes, parse_bytes
@@ -137,7 +138,8 @@ class _Needs:
             slots = schedule.weight_slots
             entries.insert(1, Entry("weight slots", slots * self._slot, f"{slots} of {format_bytes(self._slot)}"))
             if kv in pipeline.fetches:
-                count = min(batch.part_blocks * schedule.kv_slots, scenario.kv_blocks)
+                slots = schedule.kv_slots  # more than there are parts hold one part's KV of several layers
+                count = min(batch.part_blocks * slots, scenario.kv_blocks * -(-slots // schedule.parts))
                 size = count * per_block / scenario.model.num_hidden_layers
                 entries.append(Entry("fetched KV", size, f"{count:.0f} blocks of one layer"))
         copies = scenario.machine.gpu.count if device is Device.GPU else 1  # each GPU of a node holds them whole
@@ -233,7 +235,7 @@ def _fewer_tokens(prepared: Prepared, needs: _Needs) -> Iterator[Change]:
 
 def _more_parts(prepared: Prepared, needs: _Needs) -> Iterator[Change]:
     scenario, schedule = prepared.scenario, prepared.lowering.schedule
-    if not isinstance(schedule, Sequential):
+    if not isinstance(schedule, MicroBatched):
         return
     now = schedule.micro_batches
     requests = largest_batch(scenario, schedule, prepared.token_budget).requests

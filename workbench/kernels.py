@@ -44,6 +44,8 @@ if TYPE_CHECKING:
         rms_norm_work,
         route,
         route_work,
+        tuning,
+        with_shared,
     )
 
 __all__ = [
@@ -79,6 +81,8 @@ __all__ = [
     "route",
     "route_work",
     "side_by_side",
+    "tuning",
+    "with_shared",
 ]
 
 

@@ -149,17 +149,26 @@ class _Builder:
         return self._segment(run, after) if run else after
 
     def _segment(self, run: list[Stage], after: tuple[int, ...]) -> tuple[int, ...]:
+        """A run of stages. Where KV is streamed, attention stands apart: what is before and behind need not wait.
+
+        That of prefills too reads the cache, for earlier pieces of a prompt.
+        """
+        keeper = next((place for place, stage in enumerate(run) if stage.op.keeps_kv), None)
+        if keeper is None or kv not in self._pipeline.fetches:
+            return self._computed(run, after)
+        first = next(place for place, stage in enumerate(run) if stage.op.keeps_kv or stage.op.rows is RowClass.PREFILL)
+        after = self._computed(run[:first], after)
+        reader = self._computed(run[first : keeper + 1], (*after, *self._append(Node(Kind.KV_IN, "K", "h2d"))))
+        new_kv = tuple((buffer, rows) for buffer in ("k", "v") for rows in RowClass.ALL.parts)
+        self._append(Node(Kind.KV_OUT, "S", "d2h", carries=new_kv, after=reader))
+        return self._computed(run[keeper + 1 :], reader)
+
+    def _computed(self, run: list[Stage], after: tuple[int, ...]) -> tuple[int, ...]:
+        if not run:
+            return after
         lane = run[0].device.value
-        streams_kv = kv in self._pipeline.fetches and any(stage.op.keeps_kv for stage in run)
-        if streams_kv:
-            after = (*after, *self._append(Node(Kind.KV_IN, "K", "h2d")))
         streamed = any(self._pipeline.streams(stage) for stage in run)
-        node = Node(Kind.SEGMENT, self._code(lane), lane, tuple(run), after=after, streamed=streamed)
-        index = self._append(node)
-        if streams_kv:
-            new_kv = tuple((buffer, rows) for buffer in ("k", "v") for rows in RowClass.ALL.parts)
-            self._append(Node(Kind.KV_OUT, "S", "d2h", carries=new_kv, after=index))
-        return index
+        return self._append(Node(Kind.SEGMENT, self._code(lane), lane, tuple(run), after=after, streamed=streamed))
 
     def _move(self, move: Move, path: Path, after: tuple[int, ...]) -> tuple[int, ...]:
         lane = "d2h" if move.target is Device.CPU else "h2d"

@@ -69,7 +69,7 @@ class _Kinds(NamedTuple):
         first, kind = list[Task](), list[int]()
         for task in tasks:
             rows = None if cut is None or task.part is None else id(cut.at(task.place(cut.stack)))
-            key = (task.pieces, task.carry, id(task.node), task.part, rows)
+            key = (task.pieces, task.carry, task.page, id(task.node), task.part, rows)
             if key not in number:
                 number[key] = len(first)
                 first.append(task)
@@ -114,12 +114,13 @@ class TaskCost:
         """Bytes streamed per layer and iteration."""
         return sum(self._weights.values())
 
-    def weight_transfer(self, pieces: Sequence[tuple[int, int]]) -> float:
-        """Bytes of one weight transfer, for a mean layer."""
-        return sum(self._weights[node] for _, node in pieces)
+    def weight_transfer(self, task: Task) -> float:
+        """Bytes that one weight transfer moves, for a mean layer: all its pieces, or its page of them."""
+        begin, end = task.page.cut(sum(self._weights[node] for _, node in task.pieces))
+        return end - begin
 
     def exact_transfer(self, pieces: Sequence[tuple[int, int]]) -> float:
-        """Bytes of one weight transfer, each layer as it is: with experts, or without."""
+        """Bytes of all pieces of one weight transfer, each layer as it is: with experts, or without."""
         dense = self._model.dense_layers
         return sum((self._without if layer < dense else self._with_experts)[node] for layer, node in pieces)
 
@@ -305,9 +306,9 @@ class TaskCost:
         busy = [
             end - start if drag else length for start, end, length, drag in zip(starts, ends, work, drags, strict=True)
         ]
-        runs_on = max((end for task, end in zip(tasks, ends, strict=True) if task.carry is Carry.OUT), default=0.0)
-        awaited = max(end for task, end in zip(tasks, ends, strict=True) if task.carry is not Carry.OUT)
-        return LaidOut(starts, ends, busy, dram, awaited, runs_on)
+        carried_out = [end for task, end in zip(tasks, ends, strict=True) if task.carry is Carry.OUT]
+        awaited = [end for task, end in zip(tasks, ends, strict=True) if task.carry is not Carry.OUT]
+        return LaidOut(starts, ends, busy, dram, max(awaited), max(carried_out, default=0.0))
 
     def _dram_drags(self, tasks: Sequence[Task], work: Sequence[float], dram: Sequence[float]) -> list[float]:
         """Share of its progress that each task on the host loses while weights are read from the same DRAM.
@@ -336,7 +337,7 @@ class TaskCost:
             if task.carry is Carry.IN:
                 return 0.0
             if task.part is None:
-                return self.weight_transfer(task.pieces) / self._machine.cpu.bandwidth
+                return self.weight_transfer(task) / self._machine.cpu.bandwidth
             return self.host_bytes(task.node, rows) / self._machine.cpu.bandwidth
 
         return self._each_kind(tasks, parts, price)
@@ -369,7 +370,7 @@ class TaskCost:
         if task.carry is Carry.IN:
             return 0.0
         if task.part is None:
-            return self.fetch(self.weight_transfer(task.pieces))
+            return self.fetch(self.weight_transfer(task))
         threads = 0 if pace is None else (pace.cpu if task.node.lane == "cpu" else pace.gpu)
         length = self.node(task.node, rows, threads)
         hand_over = self._machine.link.overhead if self.profile is None else self.profile.hand_over

@@ -8,6 +8,7 @@ import torch
 
 from workbench.bench import experts
 from workbench.bench.experts import EXACT, INT4, INT8, ROUNDED, TORCH, Call, ExpertWeights, measure_experts
+from workbench.bench.quiet import kept
 from workbench.expert_speeds import Run
 from workbench.kernels import Format, expert_mlp, expert_mlp_work
 
@@ -64,8 +65,8 @@ def test_what_is_measured_is_what_was_asked_for(weights):
 
 def test_disturbed_rounds_are_dropped_only_while_enough_others_remain():
     one, two = experts._Round({}, 1.0), experts._Round({}, 2.0)
-    assert experts._kept([one] * 3, [two]) == [one] * 3
-    assert experts._kept([one] * 2, [two]) == [one, one, two]
+    assert kept([one] * 3, [two]) == [one] * 3
+    assert kept([one] * 2, [two]) == [one, one, two]
 
 
 def test_errors_are_of_computing_and_of_the_format(weights):

@@ -19,10 +19,9 @@ from kernels_triton.jit.mode import triton
 from kernels_triton.jit.pairs import count_pairs, place_pairs
 from kernels_triton.jit.rms_norm import rms_norm
 from kernels_triton.jit.router import route
-from kernels_triton.tiles import KINDS, LayerTiles, Tiles, table, tiles_for
+from kernels_triton.tiles import KINDS, SHARED_KIB, LayerTiles, Tiles, table, tiles_for
 
 BINARIES = Path(triton.__file__).parent / "backends/nvidia/bin"
-SHARED_KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227}  # per block, CUDA's programming guide
 TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 STORED = {torch.int8: "i8", torch.uint8: "u8", torch.float8_e4m3fn: "fp8e4nv"} | TYPES
 BITS = {torch.int8: 8, torch.uint8: 4, torch.float8_e4m3fn: 8}

@@ -6,7 +6,7 @@ import importlib
 import pytest
 
 CPU = ["ceilings", "expert_mlp", "expert_nodes", "expert_weights", "features", "flash_decode", "kv_cache"]
-TRITON = ["backend", "experts", "fused_moe", "grouped_gemm", "pairs", "router", "tiles"]
+TRITON = ["backend", "experts", "fused_moe", "grouped_gemm", "pairs", "router", "tiles", "tuning"]
 
 
 @pytest.mark.parametrize("module", [f"kernels_cpu.{m}" for m in CPU] + [f"kernels_triton.{m}" for m in TRITON])

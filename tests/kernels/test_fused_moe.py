@@ -10,11 +10,14 @@ from kernels_triton import (
     Quantised,
     dequantise,
     fused_moe,
+    fused_moe_reference,
     fused_moe_work,
     grouped_gemm,
     grouped_gemm_reference,
     grouped_gemm_work,
     quantise,
+    route,
+    with_shared,
 )
 from tests.kernels.experts_at_hand import LIMITS, check, error, layer, paged, quantised, with_biases
 
@@ -32,6 +35,35 @@ def test_agrees_with_float64(tokens, experts, data, dtype, seed):
     elif data.draw(st.booleans()):
         case = paged(case)
     check(case | {"activation": data.draw(st.sampled_from(["swiglu", "geglu", "swiglu-clamped"]))}, "torch")
+
+
+@pytest.mark.parametrize("tokens, experts, k", [(260, 4, 2), (90, 60, 6)])
+def test_many_pairs_agree_with_float64_and_are_the_same_every_time(tokens, experts, k):
+    case = layer(tokens, 48, 40, experts, k, torch.bfloat16)
+    check(paged(case), "torch")
+    assert fused_moe(**case).equal(fused_moe(**case))
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_shared_expert_twice_as_wide_is_two_more_experts(gated):
+    case, shared = layer(9, 64, 32, 6, 2, torch.float32), layer(9, 64, 64, 1, 1, torch.float32, seed=1)
+    gates, ups = shared["gate_up"][0].chunk(2)
+    halves = [torch.cat(pair) for pair in zip(gates.chunk(2), ups.chunk(2), strict=True)]
+    joined = case | {"gate_up": torch.cat((case["gate_up"], torch.stack(halves)))}
+    joined["down"] = torch.cat((case["down"], torch.stack(shared["down"][0].chunk(2, dim=1))))
+    routing = route(torch.randn(9, 6), 2, renormalise=True)
+    weights = torch.rand(9) if gated else None
+    joined["ids"], joined["weights"] = with_shared(routing, [6, 7], weights)
+    case["ids"], case["weights"] = routing
+    ones = torch.ones(9, 1) if weights is None else weights[:, None]
+    alone = shared | {"x": case["x"], "ids": torch.zeros(9, 1).int(), "weights": ones}
+    want = fused_moe_reference(**case) + fused_moe_reference(**alone)
+    assert error(fused_moe(**joined), want) <= LIMITS[torch.float32]
+
+
+def test_weights_of_shared_experts_are_one_per_token():
+    with pytest.raises(ValueError, match=r"weights must be \(3,\) fp32, one per token, not \(3, 1\)"):
+        with_shared(route(torch.zeros(3, 4), 2), [4], torch.ones(3, 1))
 
 
 @pytest.mark.parametrize("kind", KINDS)

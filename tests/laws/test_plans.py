@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count, product
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -194,12 +195,36 @@ def arrival(run: list[tuple[Task, ...]], iteration: int, index: int) -> tuple[in
     return iteration + 1, rest
 
 
+class Load(NamedTuple):
+    """What one slot is filled with: (iteration, task) where that begins, those with which it is there, and pieces."""
+
+    begin: tuple[int, int]
+    arrivals: list[tuple[int, int]]
+    pieces: set[tuple[int, int]]
+
+
+def loads_of(run: list[tuple[Task, ...]]) -> list[Load]:
+    """Every transfer of a run, its pages together, each into the next slot."""
+    loads: list[Load] = []
+    missing = 0
+    for iteration, tasks in enumerate(run):
+        for index, task in enumerate(tasks):
+            if not task.pieces:
+                continue
+            if not missing:
+                loads.append(Load((iteration, index), [], set(task.pieces)))
+                missing = task.page.pages
+            number = task.page.pages - missing
+            assert (task.page.number, set(task.pieces)) == (number, loads[-1].pieces), "pages out of order"
+            loads[-1].arrivals.append(arrival(run, iteration, index))
+            missing -= 1
+    assert not missing, "a page never comes"
+    return loads
+
+
 def check_weights(graph: LayerGraph, run: list[tuple[Task, ...]], slots: int) -> None:
     """Weights have arrived before the segment that needs them, and stay until its last reader."""
-    loads: list[tuple[int, int, set]] = []  # (iteration, task, pieces), each into the next slot
-    for iteration, tasks in enumerate(run):
-        loads += [(iteration, index, set(task.pieces)) for index, task in enumerate(tasks) if task.pieces]
-    arrivals = {(iteration, index): arrival(run, iteration, index) for iteration, index, _ in loads}
+    loads = loads_of(run)
     orders = [earlier(tasks) for tasks in run]
     node_at = {id(node): index for index, node in enumerate(graph.nodes)}
     used: set[int] = set()
@@ -212,13 +237,17 @@ def check_weights(graph: LayerGraph, run: list[tuple[Task, ...]], slots: int) ->
             if not task.node.streamed:
                 continue
             here, piece = (iteration, index), (task.layer, node_at[id(task.node)])
-            arrived = [n for n, load in enumerate(loads) if piece in load[2] and precedes(arrivals[load[:2]], here)]
+            arrived = [
+                number
+                for number, load in enumerate(loads)
+                if piece in load.pieces and all(precedes(end, here) for end in load.arrivals)
+            ]
             assert arrived, f"{task.name} of iteration {iteration} runs without its weights"
             latest = arrived[-1]
             used.add((latest, piece))
             if latest + slots < len(loads):
-                assert precedes(here, loads[latest + slots][:2]), f"the slot of {task.name} is overwritten too early"
-    assert used == {(n, piece) for n, load in enumerate(loads) for piece in load[2]}, "a transfer serves nobody"
+                assert precedes(here, loads[latest + slots].begin), f"the slot of {task.name} is overwritten too early"
+    assert used == {(n, piece) for n, load in enumerate(loads) for piece in load.pieces}, "a transfer serves nobody"
 
 
 @settings(max_examples=120, deadline=None)

@@ -127,7 +127,8 @@ def test_a_request_that_fills_the_cache_to_the_last_token_fits():
 
 def test_a_slot_holds_the_largest_transfer_of_any_iteration():
     prepared = prepare(tiny_scenario(), VSLPipe())
-    assert prepared.slot_bytes == SLOT  # the last segment of one layer and the first of the next
+    first = MODEL.attention_in_params + MODEL.hidden_size
+    assert prepared.slot_bytes == SLOT + 2 * first  # a whole layer, and the first segment of the next
     assert prepare(tiny_scenario(pipeline=PIPELINES["all_gpu"]), Sequential()).slot_bytes == 0
 
 

@@ -113,7 +113,7 @@ def test_bytes_transferred_are_layers_times_what_one_layer_streams():
     scenario = tiny_scenario()
     prepared = prepare(scenario, VSLPipe())
     moved = sum(
-        prepared.cost.weight_transfer(task.pieces)
+        prepared.cost.weight_transfer(task)
         for step in run_of(3)
         for task in prepared.lowering.tasks(prepared.layers, step)
         if task.pieces

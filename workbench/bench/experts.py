@@ -19,7 +19,7 @@ import torch
 
 from workbench.bench import record
 from workbench.bench.cpu_work import eager_expert
-from workbench.bench.quiet import listening
+from workbench.bench.quiet import LEAST, kept, listening
 from workbench.expert_speeds import ExpertSpeeds, Run
 from workbench.hardware import Machine, usable_cores
 from workbench.kernels import PackedExperts, expert_mlp, expert_mlp_reference, multiply_add, pack_experts, read_memory
@@ -32,8 +32,6 @@ MODEL, INNER = 2048, 1408
 _OURS = {EXACT: "bf16", ROUNDED: "bf16", INT8: "int8", INT4: "int4"}
 _TOGETHER = 64
 """Pairs of token and expert up to which a call takes several experts, so that calling counts for little."""
-_LEAST = 3
-"""Rounds that are made at least, and undisturbed rounds from which on the disturbed ones are dropped."""
 _POOL = 1 << 27
 """Bytes read before each run: its ceiling, and the caches are full of something else after it."""
 _STEPS = 200_000
@@ -145,19 +143,19 @@ def measure_experts(
     """
     size, pool, rng = threads or usable_cores(), np.ones(_POOL, np.int8), np.random.default_rng(1)
     calls = [Call.of(weights, count) for count in tokens]
-    with _torch_threads(size):
+    with torch_threads(size):
         timed = [(name, call) for call in calls for name in call.contenders()]
         for name, call in timed:
             call.compute(name, size)
         quiet, disturbed, begin = list[_Round](), list[_Round](), time.perf_counter()
-        while time.perf_counter() - begin < seconds or len(quiet) + len(disturbed) < _LEAST:
+        while time.perf_counter() - begin < seconds or len(quiet) + len(disturbed) < LEAST:
             with listening() as noise:
                 seen = _round(timed, pool, size, rng)
             (quiet if noise.quiet else disturbed).append(seen)
-    kept = _kept(quiet, disturbed)
-    found = {(name, call.tokens): tuple(one.runs[name, call.tokens] for one in kept) for name, call in timed}
-    noisy = len(disturbed) if kept is not quiet else 0
-    multiply = float(np.median([one.multiply for one in kept]))
+    counted = kept(quiet, disturbed)
+    found = {(name, call.tokens): tuple(one.runs[name, call.tokens] for one in counted) for name, call in timed}
+    noisy = len(disturbed) if counted is not quiet else 0
+    multiply = float(np.median([one.multiply for one in counted]))
     own = {name for name, _ in timed}
     sizes = {name: _expert_bytes(weights, name) for name in (*_OURS, TORCH) if name in own}
     dims = weights.model_dim, weights.expert_dim
@@ -168,11 +166,6 @@ def measure_experts(
 class _Round:
     runs: dict[tuple[str, int], Run]
     multiply: float
-
-
-def _kept(quiet: list[_Round], disturbed: list[_Round]) -> list[_Round]:
-    """The quiet rounds if they are enough, else all: on a busy computer the notebook has to end, too."""
-    return quiet if len(quiet) >= _LEAST else quiet + disturbed
 
 
 def _round(
@@ -195,7 +188,7 @@ def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
 
 
 @contextmanager
-def _torch_threads(threads: int) -> Iterator[None]:
+def torch_threads(threads: int) -> Iterator[None]:
     """So many threads for torch, and as many as before when it is over."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -6,14 +6,19 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import psutil
+
+Repetition = TypeVar("Repetition")
 
 OTHERS = 0.05
 """Share of the cores that other programs may take."""
 MOVED = 0.05
 """How far the probe may move between before and after, relative."""
+LEAST = 3
+"""Repetitions that are made at least, and undisturbed ones from which on the disturbed are dropped."""
 
 
 @dataclass
@@ -59,6 +64,11 @@ def listening(probe: Probe | None = None) -> Iterator[Noise]:
     spent = sum(own.cpu_times()[:2]) - mine
     noise.others = max(0.0, _busy() - others - spent) / passed
     noise.moved = probe.seconds() / before - 1 if probe else 0.0
+
+
+def kept(quiet: list[Repetition], disturbed: list[Repetition]) -> list[Repetition]:
+    """The quiet ones if they are enough, else all: on a busy computer a benchmark has to end, too."""
+    return quiet if len(quiet) >= LEAST else quiet + disturbed
 
 
 def _busy() -> float:

@@ -130,16 +130,16 @@ class Engine:
         """See `Clock.execute`."""
         self.forward.clear()
         parts = [Part.of(batch, self._blocks) for batch in plan.parts]
-        for number, (part, batch) in enumerate(zip(parts, plan.parts, strict=True)):
-            self.forward.resume(number, part, batch)
+        for place, (part, batch) in enumerate(zip(parts, plan.parts, strict=True)):
+            self.forward.resume(place, part, batch)
         cost = self._prepared.cost
         pace = cost.pace(plan.tasks, [cost.part(batch) for batch in plan.parts], self._cores)
         self._executor.seat(seats(pace, self._cores))
         everything = self._executor.run(plan.tasks, [self._action(task, plan.parts, parts) for task in plan.tasks])
         jobs = [job for job, task in zip(everything, plan.tasks, strict=True) if task.carry is not Carry.OUT]
         self._check_bytes(jobs, plan)
-        for number, (part, batch) in enumerate(zip(parts, plan.parts, strict=True)):
-            self.forward.keep(number, part, batch)
+        for place, (part, batch) in enumerate(zip(parts, plan.parts, strict=True)):
+            self.forward.keep(place, part, batch)
         self._now = self.watch.now
         return self._record(jobs, number)
 
@@ -156,7 +156,7 @@ class Engine:
     def _action(self, task: Task, batches: tuple[Batch, ...], parts: list[Part]) -> Callable[[], Transfer | None]:
         forward, layer = self.forward, task.layer
         if task.part is None:
-            return lambda: forward.transfer_weights(task.pieces)
+            return lambda: forward.transfer_weights(task.pieces, task.page)
         number, batch = task.part, batches[task.part]
         here = batch.at(task.place(batch.layers))
         part = parts[number] if here is batch else parts[number].decodes_alone
@@ -198,7 +198,7 @@ class Engine:
         for job in jobs:
             task = job.task
             if task.node.kind is Kind.WEIGHTS:
-                asked = cost.weight_transfer(task.pieces)
+                asked = cost.weight_transfer(task)
             elif task.node.kind in (Kind.MOVE, Kind.KV_IN, Kind.KV_OUT) and task.part is not None:
                 here = plan.parts[task.part].at(task.place(plan.layers))
                 asked = cost.transfer(task.node, here.rows)

@@ -16,6 +16,7 @@ from workbench.engine.lanes import Copy, Transfer
 from workbench.engine.ops import BUILT_IN, Ops, Part
 from workbench.engine.weights import Tensors, Weights, WeightStore, as_numpy
 from workbench.errors import EngineError
+from workbench.plan import WHOLE, Page
 from workbench.prepared import Prepared
 from workbench.scheduler.batch import Batch
 from workbench.schedules.base import Step
@@ -46,7 +47,7 @@ class Forward:
         )
         self._ops = Ops(self._model)
         self._buffers: dict[Key, torch.Tensor] = {}
-        self._fetched: dict[int, FetchedKV] = {}
+        self._fetched: dict[tuple[int, int], FetchedKV] = {}  # by layer and part
         self._hidden: dict[int, dict[Device, torch.Tensor]] = {}  # of prefills in flight, by request
         self._ran: set[tuple[str, Device]] = set()
         self._cache = KVCache(self._model, scenario.kv_blocks, scenario.memory.kv_block, scenario.precision.kv)
@@ -72,10 +73,10 @@ class Forward:
         self._cache.append(0, np.zeros(1, dtype=np.int64), rows, rows)
         self._cache.attend(0, one, torch.zeros(1, model.q_size))
         if self._weights.buffer:
-            asked = [task.pieces for task in self._prepared.lowering.tasks(model.num_hidden_layers, Step.MIDDLE)]
-            for pieces in filter(None, asked):
-                for target, source in self._weights.buffer.transfer(pieces).copies:
-                    np.copyto(target, source)
+            for task in self._prepared.lowering.tasks(model.num_hidden_layers, Step.MIDDLE):
+                if task.pieces:
+                    for target, source in self._weights.buffer.transfer(task.pieces, task.page).copies:
+                        np.copyto(target, source)
 
     def close(self) -> None:
         """End the threads among which attention is shared out."""
@@ -125,9 +126,9 @@ class Forward:
         x = self._buffers[Device.GPU, number, "x"][part.last_rows]
         return torch.nn.functional.linear(self._ops.norm(x, self._norm), self._head).float()
 
-    def transfer_weights(self, pieces: Sequence[tuple[int, int]]) -> Transfer | None:
-        """Weights of (layer, node) pieces into the next slot."""
-        return self._weights.buffer.transfer(pieces) if self._weights.buffer else None
+    def transfer_weights(self, pieces: Sequence[tuple[int, int]], page: Page = WHOLE) -> Transfer | None:
+        """Weights of (layer, node) pieces, or a page of them, into the next slot."""
+        return self._weights.buffer.transfer(pieces, page) if self._weights.buffer else None
 
     def compute(self, stage: Stage, layer: int, number: int, part: Part) -> None:
         """One stage on the buffers of part `number`, on the device whose lane calls."""
@@ -155,7 +156,7 @@ class Forward:
 
     def _before(self, layer: int, number: int, part: Part, dtype: torch.dtype) -> Tensors:
         """Keys and values of earlier pieces of the prompts, from the cache or from what was fetched of it."""
-        fetched = self._fetched.get(number)
+        fetched = self._fetched.get((layer, number))
         k, v = self._cache.before(layer, part) if fetched is None else fetched.before(part)
         return {"k_before": k.to(dtype), "v_before": v.to(dtype)}
 
@@ -187,7 +188,7 @@ class Forward:
     def _attend(self, stage: Stage, layer: int, number: int, part: Part) -> None:
         decodes, rows = part.rows_of(RowClass.DECODE), part.rows_of(RowClass.ALL)
         q, k, v = (self._buffers.get((stage.device, number, buffer)) for buffer in "qkv")
-        fetched = self._fetched.pop(number, None)
+        fetched = self._fetched.pop((layer, number), None)
         if k is None or v is None:
             raise EngineError(f"{stage} found no keys and values on the {stage.device.value}; the plan is wrong.")
         if fetched is None:
@@ -228,7 +229,7 @@ class Forward:
                 f"the KV of {len(part.lengths)} decodes brings {wanted} bytes to the GPU where the ledger says at most "
                 f"{self._ledger['fetched KV']:.0f}; this is a bug."
             )
-        self._fetched[number], transfer = self._cache.fetch(layer, part)
+        self._fetched[layer, number], transfer = self._cache.fetch(layer, part)
         return transfer
 
     def store_kv(self, layer: int, number: int, part: Part) -> Transfer:

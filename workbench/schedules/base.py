@@ -10,7 +10,7 @@ from dataclasses import fields
 import numpy as np
 
 from workbench.pipeline import Pipeline
-from workbench.plan import Carry, Plan, Task
+from workbench.plan import WHOLE, Carry, Page, Plan, Task
 from workbench.scheduler.batch import Batch
 from workbench.segments import LayerGraph, Node, layer_graph
 
@@ -102,9 +102,10 @@ class TaskList:
         pieces: tuple[tuple[int, int], ...] = (),
         bulk: bool = False,
         carry: Carry = Carry.NONE,
+        page: Page = WHOLE,
     ) -> int:
         """Append a task; its place in the plan."""
-        self.tasks.append(Task(node, layer, part, tuple(sorted(set(after))), pieces, bulk, carry))
+        self.tasks.append(Task(node, layer, part, tuple(sorted(set(after))), pieces, bulk, carry, page))
         return len(self.tasks) - 1
 
 

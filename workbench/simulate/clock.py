@@ -121,8 +121,8 @@ class IterationClock(_Clock):
             busy[task.node.lane] += length * repeated
             least += traffic * repeated
             running_on += length if task.carry is Carry.OUT else 0.0
-            if task.part is not None and task.layer >= 0:
-                last_end[task.layer] = max(last_end[task.layer], end)
+            if task.part is not None and task.layer >= 0 and end > last_end[task.layer]:
+                last_end[task.layer] = end
         others = sum((n - 1) * (last_end[i] - last_end[i - 1]) for i, n in enumerate(times) if n > 1)
         awaited = {**busy, "h2d": busy["h2d"] - running_on}
         seconds = max(least, laid.seconds + others, *awaited.values()) + self._cost.between(sum(map(len, plan.parts)))

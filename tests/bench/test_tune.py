@@ -1,0 +1,30 @@
+"""The command that tunes: what it says where there is no GPU."""
+
+import pytest
+import torch
+
+from workbench.__main__ import main
+from workbench.bench import tune as command
+from workbench.errors import EngineError
+from workbench.kernels import tuning
+
+
+@pytest.fixture(autouse=True)
+def without_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+def test_without_a_gpu_there_is_one_clear_error(capsys):
+    with pytest.raises(EngineError, match="on a GPU, and there is none: run it where there is one, or add --dry-run"):
+        command.tune()
+    assert main(["tune"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_dry_run_lists_all_candidates(capsys):
+    assert main(["tune", "--dry-run", "--weights", "16-bit"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    layers = [tuning.Layer(4096, 14336, 8, 2), tuning.Layer(2048, 768, 128, 8)]
+    total = sum(len(list(tuning.candidates(case))) for case in tuning.cases(90, layers, ["16-bit"]))
+    assert lines[-1] == f"{total} candidates in 8 cases"
+    assert sum(line.startswith("  ") for line in lines) == total

@@ -1,0 +1,65 @@
+"""The tuner without a GPU: what it would time, what it keeps, and which tiles a layer then gets."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from kernels_triton import tiles, tuning
+from kernels_triton.tuning import Candidate, Case, Layer, candidates, cases, tune
+
+LAYER = Layer(4096, 14336, 8, 2)
+
+
+def speed(case: Case, candidate: Candidate) -> float | None:
+    """Least for 32 rows and 64 columns with 8 warps; 256 columns do not run."""
+    n, k, _, warps, stages = dataclasses.astuple(candidate.tiles)
+    if n == 256:
+        return None
+    return abs(candidate.m - 32) + abs(n - 64) + abs(warps - 8) + k / 64 + stages / 10 + 1e-3
+
+
+@pytest.mark.parametrize("arch", [75, 80, 86, 89, 90, 100])
+def test_every_case_has_candidates_of_both_products_with_every_height(arch):
+    for case in cases(arch, [LAYER], tuple(tuning.STORED)):
+        found = {(candidate.m, candidate.gated) for candidate in candidates(case)}
+        assert found == {(m, gated) for m in tuning.BUCKETS[case.most_rows][1] for gated in (True, False)}
+
+
+def test_the_fastest_is_written_and_found_by_layers_of_these_sizes_only(tmp_path, monkeypatch):
+    out = tmp_path / "tiles.json"
+    tune([LAYER], ["16-bit"], out=out, say=lambda _: None, arch=90, measure=speed)
+    rows = tiles.read_table(out)["rows"]
+    assert len(rows) == len(tiles.table()) + len(tuning.BUCKETS)
+    before = tiles.tiles_for(90, torch.bfloat16, 64, (2048, 768))
+    monkeypatch.setattr(tiles, "table", lambda: rows)
+    chosen = tiles.tiles_for(90, torch.bfloat16, 64, (4096, 14336))
+    assert (chosen.m, chosen.gated.n, chosen.gated.warps, chosen.plain.n) == (32, 64, 8, 64)
+    assert tiles.tiles_for(90, torch.bfloat16, 1e6, (4096, 14336)).m == 64
+    assert tiles.tiles_for(90, torch.bfloat16, 64, (2048, 768)) == before
+    assert tiles.tiles_for(90, torch.bfloat16, 64) == before
+
+
+def test_an_interrupted_run_goes_on_and_measures_nothing_twice(tmp_path):
+    out, seen = tmp_path / "tiles.json", []
+
+    def until(limit):
+        def measure(case, candidate):
+            if len(seen) == limit:
+                raise KeyboardInterrupt
+            seen.append((case, candidate))
+            return speed(case, candidate)
+
+        return measure
+
+    with pytest.raises(KeyboardInterrupt):
+        tune([LAYER], ["16-bit"], out=out, say=lambda _: None, arch=90, measure=until(60))
+    first = tiles.read_table(out)["rows"]
+    (tmp_path / "tiles.measured.jsonl").open("a").write('\n{"what": "cut in the mid')
+    tune([LAYER], ["16-bit"], out=out, say=lambda _: None, arch=90, measure=until(-1))
+    assert len(seen) == len(set(seen)) == sum(len(list(candidates(case))) for case in cases(90, [LAYER], ["16-bit"]))
+    last = tiles.read_table(out)["rows"]
+    assert all(row in last for row in first)
+    tune([LAYER], ["16-bit"], out=out, say=lambda _: None, arch=90, measure=until(len(seen)))
+    assert sorted(map(json.dumps, tiles.read_table(out)["rows"])) == sorted(map(json.dumps, last))
