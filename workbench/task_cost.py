@@ -215,7 +215,7 @@ class TaskCost:
         if time is not None:
             share = 1 - (stage.defer + stage.skip) / self._model.num_experts_per_tok
             return measured_seconds(time, _decoding(rows_of(stage, rows), share))
-        return seconds([self.work(stage, rows)], self._device(stage.device, threads))
+        return seconds(self.work(stage, rows), self._device(stage.device, threads))
 
     def afterwards(self, stage: Stage, rows: Rows, threads: int = 0) -> float:
         """Seconds of what one stage defers in one layer [s]."""
@@ -224,7 +224,7 @@ class TaskCost:
             share = stage.defer / self._model.num_experts_per_tok
             return measured_seconds(time, _decoding(Rows(decode=rows.decode, emits=rows.decode), share))
         work = afterwards(stage, rows, self._model, self._precision)
-        return seconds([work], self._device(stage.device, threads))
+        return seconds(work, self._device(stage.device, threads))
 
     def least(self, stage: Stage, total: Rows, threads: int = 0) -> float:
         """Seconds of one stage in one layer for all of these rows, that no split into calls can beat [s]."""
@@ -232,7 +232,7 @@ class TaskCost:
         if time is not None:
             share = 1 - (stage.defer + stage.skip) / self._model.num_experts_per_tok
             return least_seconds(time, _decoding(rows_of(stage, total), share))
-        return seconds([self.work(stage, total)], self._device(stage.device, threads))
+        return seconds(self.work(stage, total), self._device(stage.device, threads))
 
     def ends(self, kind: Kind, rows: Rows, threads: int = 0) -> float:
         """Seconds of the embedding or the head [s]."""
@@ -247,7 +247,7 @@ class TaskCost:
         if time is not None:
             return measured(time, Rows(prefill=rows.emits) if kind is Kind.HEAD else Rows(prefill=rows.tokens))
         work = embed_work if kind is Kind.EMBED else head_work
-        return seconds([work(rows, self._model, self._precision)], self._device(Place.GPU, threads))
+        return seconds(work(rows, self._model, self._precision), self._device(Place.GPU, threads))
 
     def _time(self, op: str, threads: int) -> OpTime | None:
         return self.profile.find(op, threads) if self.profile is not None and threads else None
@@ -266,7 +266,10 @@ class TaskCost:
     def node(self, node: Node, rows: Rows, threads: int = 0) -> float:
         """Seconds of a node other than weights for these rows [s]."""
         if node.kind is Kind.SEGMENT:
-            return sum(self.stage(stage, rows, threads) for stage in node.stages)
+            total = 0.0  # a loop, because a simulation spends much of its time here
+            for stage in node.stages:
+                total += self.stage(stage, rows, threads)
+            return total
         if node.kind is Kind.DEFERRED:
             return sum(self.afterwards(stage, rows, threads) for stage in node.stages)
         if node.kind in _ENDS:
@@ -384,7 +387,7 @@ class TaskCost:
     def host_bytes(self, node: Node, rows: Rows) -> float:
         """Bytes that a node other than weights reads from or writes to the host's memory in one layer."""
         if node.kind is Kind.SEGMENT:
-            on_host = [stage for stage in node.stages if stage.device is Place.CPU]
+            on_host = node.stages if node.lane == "cpu" else ()
             return sum(self.work(stage, rows).bytes for stage in on_host)
         if node.kind is Kind.DEFERRED:
             return sum(afterwards(stage, rows, self._model, self._precision).bytes for stage in node.stages)
