@@ -240,7 +240,7 @@ def _experts_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
 def _choices_work(rows: Rows, of_decodes: int, m: ModelConfig, precision: Precision) -> Work:
     """Routed experts where a decode token has so many computed, a prefill token all that it chose."""
     prefill = m.touched_experts(rows.prefill)
-    decode = m.touched_experts(rows.decode * of_decodes / m.num_experts_per_tok)
+    decode = m.touched_experts(rows.decode, of_decodes)
     touched = prefill + decode - prefill * decode / m.num_local_experts
     pairs = m.num_experts_per_tok * rows.prefill + of_decodes * rows.decode
     return _mixed_work(pairs, touched, rows.tokens, m, precision)
