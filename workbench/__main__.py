@@ -74,15 +74,15 @@ def _parser() -> argparse.ArgumentParser:
     experts.add_argument("--seconds", type=float, default=60, help="how long to repeat, default: 60")
     experts.add_argument("--json", type=Path, help="file to write the record to")
     experts.set_defaults(command=_bench_experts)
+    moe = benches.add_parser("moe", help="a layer's routed experts, on the GPU if there is one: ours, torch, Liger")
+    moe.add_argument("--seconds", type=float, default=120, help="how long to repeat, default: 120")
+    moe.add_argument("--json", type=Path, help="file to write the record to")
+    moe.set_defaults(command=_bench_moe)
     card = benches.add_parser("gpu", help="the GPU at hand: ceilings, errors and speed of every kernel, other tiles")
     card.add_argument("--minutes", type=float, default=9, help="begin nothing after so long (default: 9)")
     card.add_argument("--out", type=Path, default=Path("out/gpu"), help="folder to write to and go on from")
     card.add_argument("--dry-run", action="store_true", help="rehearse without a GPU: tiny operands, interpreted")
     card.set_defaults(command=_bench_gpu)
-    moe = benches.add_parser("moe", help="a layer's routed experts, on the GPU if there is one: ours, torch, Liger")
-    moe.add_argument("--seconds", type=float, default=120, help="how long to repeat, default: 120")
-    moe.add_argument("--json", type=Path, help="file to write the record to")
-    moe.set_defaults(command=_bench_moe)
     overlap = benches.add_parser(
         "overlap", help="steady decode passes: VSLPipe against Sequential, measured and simulated"
     )
@@ -136,6 +136,12 @@ def _bench_experts(options: argparse.Namespace) -> None:
     bench_experts(seconds=options.seconds, json=options.json)
 
 
+def _bench_moe(options: argparse.Namespace) -> None:
+    from workbench.bench.moe import bench_moe
+
+    bench_moe(seconds=options.seconds, json=options.json)
+
+
 def _bench_gpu(options: argparse.Namespace) -> None:
     from workbench.bench.gpu import CardLostError, bench_gpu
 
@@ -147,12 +153,6 @@ def _bench_gpu(options: argparse.Namespace) -> None:
         left = options.minutes - (time.monotonic() - begin) / 60
         words = ["bench", "gpu", "--minutes", str(left), "--out", str(options.out)]
         os.execv(sys.executable, [sys.executable, "-m", "workbench", *words])
-
-
-def _bench_moe(options: argparse.Namespace) -> None:
-    from workbench.bench.moe import bench_moe
-
-    bench_moe(seconds=options.seconds, json=options.json)
 
 
 def _bench_sim(options: argparse.Namespace) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -118,16 +117,16 @@ class Work(NamedTuple):
     dtype: str = "bf16"
 
 
-def seconds(work: Iterable[Work], device: Device) -> float:
-    """Roofline time of operations that run one after the other [s]: sum of max(FLOP/rate, bytes/bandwidth).
+def seconds(work: Work, device: Device) -> float:
+    """Roofline time of an operation [s]: max(FLOP/rate, bytes/bandwidth), and the device's fixed time per operation.
 
-    Operations without work cost nothing, not even the device's fixed time per operation.
+    One without work costs nothing.
     """
-    total = 0.0
-    for flops, size, dtype in work:
-        if flops or size:
-            total += max(flops / device.flop_rate(dtype), size / device.bandwidth) + device.overhead
-    return total
+    flops, size, dtype = work
+    if not (flops or size):
+        return 0.0
+    computing, moving = flops / device.flop_rate(dtype), size / device.bandwidth
+    return (computing if computing > moving else moving) + device.overhead
 
 
 def measured_seconds(time: OpTime, rows: Rows) -> float:

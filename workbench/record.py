@@ -46,22 +46,24 @@ class Record:
         self.context += batch.rows.context
         for lane in busy:
             self.busy[lane] += busy[lane]
-        self._emit(batch.emitting, end)
+        self._emit(batch.prefills[batch.emits] if batch.cut else batch.prefills, batch.decodes, end)
 
-    def _emit(self, requests: Ids, now: float) -> None:
-        """These got a token; most of them had their latest one when the iteration before ended."""
-        latest = self.latest[requests]
-        fresh = requests[np.isnan(latest)]
-        self.first[fresh] = now
-        usual = latest == self._before
-        count = int(np.count_nonzero(usual))
-        if count:
-            self._gaps[now - self._before] += count
-        if count + len(fresh) < len(requests):
-            lengths, counts = np.unique(now - latest[~usual & ~np.isnan(latest)], return_counts=True)
-            self._gaps.update(dict(zip(lengths.tolist(), counts.tolist(), strict=True)))
-        self._worst[requests] = np.fmax(self._worst[requests], now - latest)
-        self.latest[requests] = self._before = now
+    def _emit(self, prefilled: Ids, decodes: Ids, now: float) -> None:
+        """These got a token; nearly all who decode had their latest one when the iteration before ended."""
+        waiting = prefilled[~np.isnan(self.first[prefilled])]
+        self.first[prefilled[np.isnan(self.first[prefilled])]] = now
+        usual = int(np.count_nonzero(self.latest[decodes] == self._before))
+        if usual == len(decodes) and not len(waiting):
+            lengths: Seconds | float = now - self._before
+            counts = {now - self._before: usual} if usual else {}
+        else:
+            decodes = np.concatenate((waiting, decodes))
+            lengths = now - self.latest[decodes]
+            counts = dict(zip(*(column.tolist() for column in np.unique(lengths, return_counts=True)), strict=True))
+        for length, count in counts.items():
+            self._gaps[length] += count
+        self._worst[decodes] = np.maximum(self._worst[decodes], lengths)
+        self.latest[prefilled] = self.latest[decodes] = self._before = now
 
     def finish(self, requests: Ids, now: float) -> None:
         """These have all their tokens."""

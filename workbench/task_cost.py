@@ -21,7 +21,7 @@ from workbench.cost import (
 from workbench.errors import ScenarioError
 from workbench.hardware import Device
 from workbench.models import ModelConfig
-from workbench.plan import COMPUTE, Carry, Task, busy_seconds, lay_out, one_at_a_time
+from workbench.plan import COMPUTE, WHOLE, Carry, Task, busy_seconds, lay_out, one_at_a_time
 from workbench.profile import Cores, OpTime, Pace
 from workbench.scenario import Scenario
 from workbench.scheduler.batch import Batch
@@ -125,7 +125,10 @@ class TaskCost:
 
     def weight_transfer(self, task: Task) -> float:
         """Bytes that one weight transfer moves, for a mean layer: all its pieces, or its page of them."""
-        begin, end = task.page.cut(sum(self._weights[node] for _, node in task.pieces))
+        size = sum(self._weights[node] for _, node in task.pieces)
+        if task.page is WHOLE:
+            return size
+        begin, end = task.page.cut(size)
         return end - begin
 
     def exact_transfer(self, pieces: Sequence[tuple[int, int]]) -> float:
@@ -212,7 +215,7 @@ class TaskCost:
         if time is not None:
             share = 1 - (stage.defer + stage.skip) / self._model.num_experts_per_tok
             return measured_seconds(time, _decoding(rows_of(stage, rows), share))
-        return seconds([self.work(stage, rows)], self._device(stage.device, threads))
+        return seconds(self.work(stage, rows), self._device(stage.device, threads))
 
     def afterwards(self, stage: Stage, rows: Rows, threads: int = 0) -> float:
         """Seconds of what one stage defers in one layer [s]."""
@@ -221,7 +224,7 @@ class TaskCost:
             share = stage.defer / self._model.num_experts_per_tok
             return measured_seconds(time, _decoding(Rows(decode=rows.decode, emits=rows.decode), share))
         work = afterwards(stage, rows, self._model, self._precision)
-        return seconds([work], self._device(stage.device, threads))
+        return seconds(work, self._device(stage.device, threads))
 
     def least(self, stage: Stage, total: Rows, threads: int = 0) -> float:
         """Seconds of one stage in one layer for all of these rows, that no split into calls can beat [s]."""
@@ -229,7 +232,7 @@ class TaskCost:
         if time is not None:
             share = 1 - (stage.defer + stage.skip) / self._model.num_experts_per_tok
             return least_seconds(time, _decoding(rows_of(stage, total), share))
-        return seconds([self.work(stage, total)], self._device(stage.device, threads))
+        return seconds(self.work(stage, total), self._device(stage.device, threads))
 
     def ends(self, kind: Kind, rows: Rows, threads: int = 0) -> float:
         """Seconds of the embedding or the head [s]."""
@@ -244,7 +247,7 @@ class TaskCost:
         if time is not None:
             return measured(time, Rows(prefill=rows.emits) if kind is Kind.HEAD else Rows(prefill=rows.tokens))
         work = embed_work if kind is Kind.EMBED else head_work
-        return seconds([work(rows, self._model, self._precision)], self._device(Place.GPU, threads))
+        return seconds(work(rows, self._model, self._precision), self._device(Place.GPU, threads))
 
     def _time(self, op: str, threads: int) -> OpTime | None:
         return self.profile.find(op, threads) if self.profile is not None and threads else None
@@ -263,7 +266,10 @@ class TaskCost:
     def node(self, node: Node, rows: Rows, threads: int = 0) -> float:
         """Seconds of a node other than weights for these rows [s]."""
         if node.kind is Kind.SEGMENT:
-            return sum(self.stage(stage, rows, threads) for stage in node.stages)
+            total = 0.0  # a loop, because a simulation spends much of its time here
+            for stage in node.stages:
+                total += self.stage(stage, rows, threads)
+            return total
         if node.kind is Kind.DEFERRED:
             return sum(self.afterwards(stage, rows, threads) for stage in node.stages)
         if node.kind in _ENDS:
@@ -381,7 +387,7 @@ class TaskCost:
     def host_bytes(self, node: Node, rows: Rows) -> float:
         """Bytes that a node other than weights reads from or writes to the host's memory in one layer."""
         if node.kind is Kind.SEGMENT:
-            on_host = [stage for stage in node.stages if stage.device is Place.CPU]
+            on_host = node.stages if node.lane == "cpu" else ()
             return sum(self.work(stage, rows).bytes for stage in on_host)
         if node.kind is Kind.DEFERRED:
             return sum(afterwards(stage, rows, self._model, self._precision).bytes for stage in node.stages)

@@ -8,7 +8,7 @@ import torch
 
 import workbench as wb
 from tests.live.world import TINY, machine, requests, scenario
-from workbench.cost import Precision
+from workbench.cost import Precision, Rows
 from workbench.engine import calibration
 from workbench.engine.calibration import SHAPES, Shape
 from workbench.engine.card import ceilings
@@ -121,8 +121,8 @@ def test_predictions_with_it_are_simulated_and_bounded(calibrated, tiny):
 
 
 def test_a_shape_counts_its_rows():
-    assert Shape(3, 4).rows == (12, 0, 30, 0, 3)
-    assert Shape(0, 0, 5, 7).rows == (0, 5, 0, 35, 5)
+    assert Shape(3, 4).rows == Rows(prefill=12, pairs=30, emits=3)
+    assert Shape(0, 0, 5, 7).rows == Rows(decode=5, context=35, emits=5)
 
 
 def test_without_weights_there_is_nothing_to_calibrate():

@@ -14,25 +14,30 @@ GPU = small_machine(gpu=1e9, hbm=1e6).gpu
 SLOW_START = small_machine(gpu=1e9, hbm=1e6, overhead=0.5).gpu
 
 
+def in_turn(works, device):
+    """Operations that run one after the other."""
+    return sum(seconds(work, device) for work in works)
+
+
 def test_an_operation_takes_as_long_as_its_slower_side():
-    assert seconds([Work(2e9, 1e6)], GPU) == 2.0
-    assert seconds([Work(1e9, 3e6)], GPU) == 3.0
+    assert in_turn([Work(2e9, 1e6)], GPU) == 2.0
+    assert in_turn([Work(1e9, 3e6)], GPU) == 3.0
 
 
 def test_operations_run_one_after_the_other():
-    assert seconds([Work(2e9, 0), Work(0, 3e6)], GPU) == 5.0
+    assert in_turn([Work(2e9, 0), Work(0, 3e6)], GPU) == 5.0
 
 
 def test_every_operation_pays_the_fixed_time_and_an_empty_one_nothing():
-    assert seconds([Work(1e9, 0), Work(), Work(1e9, 0)], SLOW_START) == 3.0
-    assert seconds([Work()], SLOW_START) == 0
-    assert seconds([], SLOW_START) == 0
+    assert in_turn([Work(1e9, 0), Work(), Work(1e9, 0)], SLOW_START) == 3.0
+    assert in_turn([Work()], SLOW_START) == 0
+    assert in_turn([], SLOW_START) == 0
 
 
 def test_each_precision_has_its_rate():
     device = replace(GPU, flops=(("bf16", 2e9), ("fp32", 1e9)))
-    assert seconds([Work(2e9, 0, "bf16")], device) == 1.0
-    assert seconds([Work(2e9, 0, "fp32")], device) == 2.0
+    assert in_turn([Work(2e9, 0, "bf16")], device) == 1.0
+    assert in_turn([Work(2e9, 0, "fp32")], device) == 2.0
 
 
 def test_a_copy_takes_its_bytes_and_the_fixed_time():
