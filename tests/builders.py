@@ -149,7 +149,7 @@ def tiny_scenario(
     scheduler: Scheduler | None = None,
 ) -> Scenario:
     """A scenario whose KV cache has exactly `blocks` blocks."""
-    model = model or tiny_model()
+    model = model or tiny_model(num_experts_per_tok=4 if any(stage.defer for stage in pipeline.stages) else 2)
     return Scenario(
         pipeline,
         model=model,
@@ -344,6 +344,8 @@ def scenarios(draw: st.DrawFn, *, layers: st.SearchStrategy[int] | None = None) 
         draw(st.integers(1, 6) if layers is None else layers),
         dtype=draw(st.sampled_from(["bf16", "fp32"])),
     )
+    if any(stage.defer for stage in pipeline.stages):
+        model = replace(model, num_local_experts=6, num_experts_per_tok=4)
     machine = draw(machines())
     scenario = tiny_scenario(
         prompt,

@@ -20,8 +20,8 @@ from workbench.scheduler.resource_aware import ResourceAware
 from workbench.scheduler.static import StaticBatching
 from workbench.schedules import Schedule
 from workbench.schedules.micro_batches import MicroBatched
-from workbench.segments import LayerGraph
-from workbench.stages import Device, RowClass, buffer_bytes, kv
+from workbench.segments import Kind, LayerGraph
+from workbench.stages import DEFERRED_BUFFERS, Device, RowClass, buffer_bytes, kv
 from workbench.units import DTYPE_BYTES, format_bytes, parse_bytes
 
 WORKING: dict[str, Callable[[ModelConfig, int], float]] = {
@@ -158,6 +158,7 @@ def held_buffers(graph: LayerGraph) -> dict[Device, set[str]]:
         there = held[Device.GPU if node.lane in ("gpu", "h2d") else Device.CPU]
         there.update(buffer for buffer, _ in node.carries)
         there.update(buffer for stage in node.stages for buffer in stage.op.writes)
+        there.update(DEFERRED_BUFFERS if node.kind is Kind.DEFERRED else ())
     return held
 
 

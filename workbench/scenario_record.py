@@ -124,7 +124,7 @@ def _plain_element(element: Element) -> Any:
             f"{element} is an operation of your own, whose functions a file cannot hold; keep the cell that makes it, "
             "and save scenarios of built-in operations only."
         )
-    return {"op": element.op.name, "device": element.device.value, "defer": element.defer}
+    return {"op": element.op.name, "device": element.device.value, "defer": element.defer, "skip": element.skip}
 
 
 def _pipeline_from(record: dict[str, Any]) -> Pipeline:
@@ -140,7 +140,7 @@ def _element_from(record: Any) -> Element:
         return _MOVES[record]
     if "arms" in record:
         return Fork(tuple(tuple(map(_element_from, arm)) for arm in record["arms"]))
-    return Stage(_OPS[record["op"]], Device(record["device"]), record["defer"])
+    return Stage(_OPS[record["op"]], Device(record["device"]), record["defer"], record.get("skip", 0))
 
 
 def _plain_workload(workload: Workload) -> dict[str, Any]:

@@ -27,7 +27,16 @@ from workbench.scenario import Scenario
 from workbench.scheduler.batch import Batch
 from workbench.segments import Kind, LayerGraph, Node
 from workbench.stages import Device as Place
-from workbench.stages import RowClass, Stage, buffer_bytes, decode_attention, embed_work, head_work
+from workbench.stages import (
+    RowClass,
+    Stage,
+    afterwards,
+    at_once,
+    buffer_bytes,
+    decode_attention,
+    embed_work,
+    head_work,
+)
 from workbench.units import DTYPE_BYTES
 
 # Where the longest task of a plan is shorter, a team of threads gains nothing, and beside another program its members
@@ -154,18 +163,18 @@ class TaskCost:
         return touched * model.moe_share * model.expert_params * self._precision.expert_bytes
 
     def work(self, stage: Stage, rows: Rows) -> Work:
-        """What one stage does for these rows in one layer.
+        """What one stage does for these rows when its layer runs.
 
         Raises
         ------
         ScenarioError
             If the operation declares no work.
         """
-        if stage.op.work is None:
+        work = at_once(stage, rows, self._model, self._precision)
+        if work is None:
             raise ScenarioError(
                 f"op {stage.op.name!r} declares no work, so it cannot be priced; give Op(..., work=...)."
             )
-        work = stage.op.work(rows, self._model, self._precision)
         if stage.op.keeps_kv and stage.device is Place.GPU and self.decodes_at and stage.op == decode_attention:
             return work._replace(dtype=self.decodes_at)
         return work
@@ -201,14 +210,25 @@ class TaskCost:
         """Seconds of one stage in one layer [s]: as measured on so many threads, or else by the roofline."""
         time = self._time(stage.op.name, threads)
         if time is not None:
-            return measured_seconds(time, rows_of(stage, rows))
+            share = 1 - (stage.defer + stage.skip) / self._model.num_experts_per_tok
+            return measured_seconds(time, _decoding(rows_of(stage, rows), share))
         return seconds(self.work(stage, rows), self._device(stage.device, threads))
+
+    def afterwards(self, stage: Stage, rows: Rows, threads: int = 0) -> float:
+        """Seconds of what one stage defers in one layer [s]."""
+        time = self._time(stage.op.name, threads)
+        if time is not None:
+            share = stage.defer / self._model.num_experts_per_tok
+            return measured_seconds(time, _decoding(Rows(decode=rows.decode, emits=rows.decode), share))
+        work = afterwards(stage, rows, self._model, self._precision)
+        return seconds(work, self._device(stage.device, threads))
 
     def least(self, stage: Stage, total: Rows, threads: int = 0) -> float:
         """Seconds of one stage in one layer for all of these rows, that no split into calls can beat [s]."""
         time = self._time(stage.op.name, threads)
         if time is not None:
-            return least_seconds(time, rows_of(stage, total))
+            share = 1 - (stage.defer + stage.skip) / self._model.num_experts_per_tok
+            return least_seconds(time, _decoding(rows_of(stage, total), share))
         return seconds(self.work(stage, total), self._device(stage.device, threads))
 
     def ends(self, kind: Kind, rows: Rows, threads: int = 0) -> float:
@@ -247,6 +267,8 @@ class TaskCost:
             for stage in node.stages:
                 total += self.stage(stage, rows, threads)
             return total
+        if node.kind is Kind.DEFERRED:
+            return sum(self.afterwards(stage, rows, threads) for stage in node.stages)
         if node.kind in _ENDS:
             return self.ends(node.kind, rows, threads)
         return self.move(node, rows)
@@ -364,6 +386,8 @@ class TaskCost:
         if node.kind is Kind.SEGMENT:
             on_host = node.stages if node.lane == "cpu" else ()
             return sum(self.work(stage, rows).bytes for stage in on_host)
+        if node.kind is Kind.DEFERRED:
+            return sum(afterwards(stage, rows, self._model, self._precision).bytes for stage in node.stages)
         return 0.0 if node.kind in _ENDS else self.transfer(node, rows)
 
     def _price(self, task: Task, rows: Rows, pace: Pace | None) -> float:
@@ -412,6 +436,11 @@ def profile_shape(model: ModelConfig, precision: Precision) -> str:
     """What a profile's times hold for: the shapes of a model's layers, and the precision."""
     kept = [precision.weights, *dict.fromkeys(dtype for dtype in (precision.experts, precision.others) if dtype)]
     return f"{model.shape}; weights {' '.join(kept)}, KV {precision.kv}"
+
+
+def _decoding(rows: Rows, share: float) -> Rows:
+    """Rows of which each decode has only a share of its experts computed, priced as so many fewer."""
+    return rows if share == 1 else rows._replace(decode=share * rows.decode)
 
 
 def rows_of(stage: Stage, rows: Rows) -> Rows:

@@ -31,11 +31,16 @@ X = tuple(("x", rows) for rows in RowClass.ALL.parts)
 def positions(graph: LayerGraph) -> dict[int, range]:
     """Of each segment, by the identity of its node: the positions of its stages in the layer."""
     found, first = {}, 0
-    for node in graph.nodes:
+    for node, in_last_layer in zip(graph.nodes, graph.last, strict=True):
         if node.kind is Kind.SEGMENT:
-            found[id(node)] = range(first, first + len(node.stages))
+            found[id(node)] = found[id(in_last_layer)] = range(first, first + len(node.stages))
             first += len(node.stages)
     return found
+
+
+def deferring(graph: LayerGraph) -> Iterator[int]:
+    """Positions of stages that leave work to the next layer."""
+    return (place for place, stage in enumerate(graph.pipeline.stages) if stage.defer)
 
 
 Author = tuple[int, int]
@@ -81,6 +86,11 @@ def accesses(task: Task, plan: Plan, places: dict[int, range]) -> Iterator[Acces
     elif node.kind in (Kind.MOVE, Kind.KV_IN, Kind.KV_OUT):
         carried = node.carries if node.kind is Kind.MOVE else (("cache", task.layer),)
         yield from (("copy", (*piece, there), (*piece, there.other)) for piece in carried)
+    elif node.kind is Kind.DEFERRED:
+        (place,) = deferring(plan.graph)
+        me = task.layer, place
+        yield "read", ("late", RowClass.DECODE, cpu_), me
+        yield "write", ("pending", RowClass.DECODE, cpu_), me
     else:
         for place, stage in zip(places[id(node)], node.stages, strict=True):
             me = task.layer, place
@@ -88,6 +98,10 @@ def accesses(task: Task, plan: Plan, places: dict[int, range]) -> Iterator[Acces
             if stage.op.keeps_kv:
                 yield "read", ("cache", task.layer, stage.device), None
                 yield "write", ("cache", task.layer, stage.device), me
+            if place in deferring(plan.graph):
+                if task.layer:
+                    yield "read", ("pending", RowClass.DECODE, stage.device), me
+                yield "write", ("late", RowClass.DECODE, stage.device), me
             for buffer in stage.op.writes:
                 yield from (("write", (buffer, rows, stage.device), me) for rows in stage.op.rows.parts)
 
@@ -149,7 +163,8 @@ def check_data(plan: Plan) -> None:
             elif kind == "copy":
                 write(index, cell, read(index, (task.part, *what)))
             else:
-                wanted_author = "old" if where[0] == "cache" else expected[what][where[:2]]
+                before_that = {"cache": "old", "late": what, "pending": what and (what[0] - 1, what[1])}
+                wanted_author = before_that[where[0]] if where[0] in before_that else expected[what][where[:2]]
                 assert read(index, cell) == wanted_author, f"{task.name} does not find {where} as it should be"
     keeper = next(place for place, stage in enumerate(graph.pipeline.stages) if stage.op.keeps_kv)
     for part, layer in product(range(len(plan.parts)), range(plan.layers)):
@@ -163,7 +178,8 @@ def computed(plan: Plan) -> Counter:
         if task.node in (EMBED, HEAD):
             stages = [(-1 if task.node is EMBED else -2, RowClass.ALL)]
         else:
-            stages = [(at, s.op.rows) for at, s in zip(places.get(id(task.node), ()), task.node.stages, strict=True)]
+            at = () if task.node.kind is Kind.DEFERRED else places.get(id(task.node), ())
+            stages = [(place, s.op.rows) for place, s in zip(at, task.node.stages, strict=bool(at))]
         for place, rows in stages:
             part = plan.parts[task.part]
             done.update((place, task.layer, request, token) for request, token in tokens(part, rows))

@@ -130,6 +130,7 @@ class Engine:
         """See `Clock.execute`."""
         self.forward.clear()
         parts = [Part.of(batch, self._blocks) for batch in plan.parts]
+        self.forward.decodes += sum(len(part.lengths) for part in parts)
         for place, (part, batch) in enumerate(zip(parts, plan.parts, strict=True)):
             self.forward.resume(place, part, batch)
         cost = self._prepared.cost
@@ -166,6 +167,7 @@ class Engine:
             Kind.EMBED: lambda: self._embed(number, here),
             Kind.HEAD: lambda: self._emit(number, here, part),
             Kind.SEGMENT: lambda: self._compute(task, part),
+            Kind.DEFERRED: lambda: forward.compute_late(task.node.stages[0], layer, number, part),
             Kind.MOVE: lambda: forward.move(task.node, number, part),
             Kind.KV_IN: lambda: forward.fetch_kv(layer, number, part),
             Kind.KV_OUT: lambda: forward.store_kv(layer, number, part),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,7 +22,7 @@ from workbench.prepared import Prepared
 from workbench.scheduler.batch import Batch
 from workbench.schedules.base import Step
 from workbench.segments import Node
-from workbench.stages import Device, RowClass, Stage, buffer_row
+from workbench.stages import Device, RowClass, Stage, buffer_row, experts
 
 Key = tuple[Device, int, str]
 """Device, part and buffer."""
@@ -29,6 +30,8 @@ Key = tuple[Device, int, str]
 
 class Forward:
     """Weights, KV cache and buffers of one scenario. Every method works on one layer and part; none starts a thread.
+
+    `decodes` counts the decode tokens of all plans so far.
 
     `close` ends the threads with which attention is shared out.
     """
@@ -50,6 +53,8 @@ class Forward:
         self._fetched: dict[tuple[int, int], FetchedKV] = {}  # by layer and part
         self._hidden: dict[int, dict[Device, torch.Tensor]] = {}  # of prefills in flight, by request
         self._ran: set[tuple[str, Device]] = set()
+        self._chosen = Counter[str]()  # experts that were computed for decodes
+        self.decodes = 0
         self._cache = KVCache(self._model, scenario.kv_blocks, scenario.memory.kv_block, scenario.precision.kv)
         self._ledger = ledger(prepared).gpu
         self._check_gpu_memory()
@@ -145,6 +150,8 @@ class Forward:
             read |= self._before(layer, number, part, read["k"].dtype)
         if stage.op.run is not None:
             written = self._own(stage, stage.op.run(**read), rows.stop - rows.start)
+        elif stage.op is experts:
+            written = (self._experts(stage, layer, number, part, read),)
         else:
             answer = BUILT_IN[stage.op.name](self._ops, part, read, self._weights.get(layer, stage))
             written = answer if isinstance(answer, tuple) else (answer,)
@@ -159,6 +166,31 @@ class Forward:
         fetched = self._fetched.get((layer, number))
         k, v = self._cache.before(layer, part) if fetched is None else fetched.before(part)
         return {"k_before": k.to(dtype), "v_before": v.to(dtype)}
+
+    def _experts(self, stage: Stage, layer: int, number: int, part: Part, read: Tensors) -> torch.Tensor:
+        """What the routed experts give at once, and for decodes what those of the layer before give late."""
+        device, decodes, chosen = stage.device, slice(part.prefill, part.rows), self._model.num_experts_per_tok
+        now = chosen - stage.defer - stage.skip
+        wanted = torch.ones(part.rows, chosen, dtype=torch.bool)
+        wanted[decodes, now:] = False
+        out = self._ops.mixed(read, self._weights.get(layer, stage), wanted if now < chosen else None)
+        late = self._buffers.pop((device, number, "pending"), None)
+        if late is not None:
+            out[decodes] += late
+        if stage.defer:
+            for buffer in ("h", "gates"):  # the next layer's may arrive before the late experts are computed
+                self._buffers[device, number, f"late_{buffer}"] = read[buffer][decodes].clone()
+        self._chosen["at once"] += int(wanted[decodes].sum())
+        return out
+
+    def compute_late(self, stage: Stage, layer: int, number: int, part: Part) -> None:
+        """The lowest-scored experts that a stage deferred, to be added one layer later."""
+        device, last = stage.device, self._model.num_experts_per_tok - stage.skip
+        read = {buffer: self._buffers.pop((device, number, f"late_{buffer}")) for buffer in ("h", "gates")}
+        wanted = torch.zeros(len(read["h"]), self._model.num_experts_per_tok, dtype=torch.bool)
+        wanted[:, last - stage.defer : last] = True
+        self._buffers[device, number, "pending"] = self._ops.mixed(read, self._weights.get(layer, stage), wanted)
+        self._chosen["late"] += int(wanted.sum())
 
     def _own(self, stage: Stage, answer: object, rows: int) -> tuple[torch.Tensor, ...]:
         """What a user's operation wrote, checked, and copied: it may have returned what it read."""
@@ -253,15 +285,27 @@ class Forward:
             "placement": {(stage.op.name, stage.device) for stage in scenario.pipeline.stages},
             "KV blocks and tokens per block": (scenario.kv_blocks, scenario.memory.kv_block),
             "precision of weights and KV": scenario.precision,
+            "experts of decodes": self._choices(),
         }
         ran = {
             "placement": self._ran,
             "KV blocks and tokens per block": (self._cache.pool.shape[1], self._cache.block_size),
             "precision of weights and KV": Precision(precision[self._weights.dtype], precision[self._cache.pool.dtype]),
+            "experts of decodes": +self._chosen,
         }
         for what, wanted in asked.items():
             if ran[what] != wanted:
                 raise EngineError(f"{what}: {wanted} was asked for, {ran[what]} ran; this is a bug.")
+
+    def _choices(self) -> Counter[str]:
+        """How many experts decodes should have had computed, at once and one layer late; the last layer defers none."""
+        layers, found = self._model.num_hidden_layers, Counter[str]()
+        for stage in self._graph.pipeline.stages:
+            if stage.op is experts:
+                late = self.decodes * stage.defer * (layers - 1)
+                whole = self.decodes * (self._model.num_experts_per_tok - stage.skip) * layers
+                found.update({"at once": whole - late, "late": late})
+        return +found
 
 
 def _lane(stage: Stage) -> Device:

@@ -181,10 +181,15 @@ class Ops:
 
     def experts(self, part: Part, read: Tensors, weights: Tensors) -> torch.Tensor:
         """h (T, M), gates (T, 2 k) -> routed (T, M): each expert computes its rows at once."""
+        return self.mixed(read, weights)
+
+    def mixed(self, read: Tensors, weights: Tensors, wanted: torch.Tensor | None = None) -> torch.Tensor:
+        """As `experts`, of every token's choices only those `wanted` (T, k) bool."""
         h, chosen = read["h"], self._model.num_experts_per_tok
         ids, scales = read["gates"][:, :chosen].reshape(-1).long(), read["gates"][:, chosen:].reshape(-1).to(h.dtype)
-        order = ids.argsort(stable=True)
-        counts = torch.bincount(ids, minlength=self._model.num_local_experts).tolist()
+        pairs = torch.arange(ids.numel()) if wanted is None else wanted.reshape(-1).nonzero()[:, 0]
+        order = pairs[ids[pairs].argsort(stable=True)]
+        counts = torch.bincount(ids[pairs], minlength=self._model.num_local_experts).tolist()
         self.touched += sum(count > 0 for count in counts)
         out, low = torch.zeros_like(h), 0
         for expert, count in enumerate(counts):

@@ -19,10 +19,10 @@ class Fiddler(Schedule):
     ``gpu(..., route) >> (gpu(shared_experts) | offload >> cpu(experts) >> load) >> gpu(combine)``. The order is that of
     ``Sequential()``; the name says what it is used for. Two layers, in every iteration::
 
-        gpu Ea  A0a B0a .   .   .   F0a A1a B1a .   .   .   F1a Za
-        cpu .   .   .   .   C0a .   .   .   .   .   C1a .   .   .
-        d2h .   .   .   Q0a .   .   .   .   .   Q1a .   .   .   .
-        h2d .   .   .   .   .   H0a .   .   .   .   .   H1a .   .
+        gpu Ea  A0a B0a .   .   .   .   F0a A1a B1a .   .   .   F1a Za
+        cpu .   .   .   .   C0a D0a .   .   .   .   .   C1a .   .   .
+        d2h .   .   .   Q0a .   .   .   .   .   .   Q1a .   .   .   .
+        h2d .   .   .   .   .   .   H0a .   .   .   .   .   H1a .   .
 
     Notes
     -----

@@ -37,8 +37,8 @@ class FlexGenS3(MicroBatched):
     -----
     MoE-Lightning, section 4.1 and Figure 6 (S3); SPEC 3. Steady layer time
     max(W, A + C + Q) + H + B + (n - 1)(A + C + B + Q + H). [CHOICE] The figure's order of transfers is not in the text:
-    by default the weights stand first, so that the first attention output waits for them; ``weights=`` LAST or PAGED
-    is up to 15 % faster.
+    by default the weights stand first, so that the first attention output waits for them. ``weights=`` LAST and PAGED
+    are never slower: over 400 random layers up to 1.4 and 1.9 times as fast.
     """
 
     weights: WeightPlace = WeightPlace.FIRST

@@ -22,7 +22,7 @@ class KTransformers(Schedule):
     submits the experts, the way back awaits them. Two layers, in every iteration::
 
         gpu Ea  A0a B0a .   .   F0a A1a B1a .   .   F1a Za
-        cpu .   .   .   C0a .   .   .   .   C1a .   .   .
+        cpu .   .   .   C0a D0a .   .   .   C1a .   .   .
         d2h .   .   Q0a .   .   .   .   Q1a .   .   .   .
         h2d .   .   .   .   H0a .   .   .   .   H1a .   .
 
@@ -43,8 +43,9 @@ class KTransformers(Schedule):
         plan = Dataflow(graph, layers, step)
         plan.begin(0)
         for layer in range(layers):
-            for node in range(len(graph.nodes)):
-                plan.run(layer, node, 0)
+            for place, node in enumerate(graph.at(layer, layers)):
+                if node is not None:
+                    plan.run(layer, place, 0)
         plan.end(0)
         return plan.tasks
 

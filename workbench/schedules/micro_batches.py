@@ -110,7 +110,9 @@ class Dataflow:
 
     def run(self, layer: int, node: int, part: int, *also: int) -> int:
         """One node of a layer for one part; `also` are further tasks that it waits for."""
-        task = self.graph.nodes[node]
+        task = self.graph.at(layer, self.layers)[node]
+        if task is None:
+            raise ScheduleError(f"layer {layer} has no node {node}; add only those of LayerGraph.at.")
         after = [*also, *self._before(layer, node, part)]
         if task.streamed:
             after += self._arrived.get(layer, ())
