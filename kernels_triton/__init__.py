@@ -6,7 +6,9 @@ reads TRITON_INTERPRET then: set it before, or pass backend="triton-interpret", 
 """
 
 from . import tuning
+from .attention import AttentionTiles
 from .backend import Backend
+from .ceilings import copy_rate, link_rates, matmul_rate, timed
 from .decode_attention import decode_attention, decode_attention_reference, decode_attention_work
 from .experts import Activation, Quantised, dequantise, quantise
 from .fused_moe import fused_moe, fused_moe_reference, fused_moe_work
@@ -30,6 +32,7 @@ from .vocabulary import embed, embed_work, sampled_logits, sampled_logits_work
 
 __all__ = [
     "Activation",
+    "AttentionTiles",
     "Backend",
     "Blocks",
     "Draws",
@@ -41,6 +44,7 @@ __all__ = [
     "Yarn",
     "add_rms_norm",
     "add_rms_norm_work",
+    "copy_rate",
     "decode_attention",
     "decode_attention_reference",
     "decode_attention_work",
@@ -61,6 +65,8 @@ __all__ = [
     "layer_norm",
     "layer_norm_reference",
     "layer_norm_work",
+    "link_rates",
+    "matmul_rate",
     "prefill_attention",
     "prefill_attention_reference",
     "prefill_attention_work",
@@ -81,6 +87,7 @@ __all__ = [
     "sampled_logits_work",
     "scatter_kv",
     "sort_pairs",
+    "timed",
     "tuning",
     "with_shared",
 ]

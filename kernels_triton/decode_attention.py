@@ -34,6 +34,7 @@ def decode_attention(
     window: int | None = None,
     sinks: torch.Tensor | None = None,
     softcap: float | None = None,
+    tiles: AttentionTiles | None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
     """Attention of one new token per sequence over its paged KV cache.
@@ -63,6 +64,8 @@ def decode_attention(
         A score per head that joins the softmax without a value (GPT-OSS).
     softcap : float, optional
         Scores become softcap * tanh(score / softcap).
+    tiles : AttentionTiles, optional
+        Sizes of the launch, for Triton; the table's unless given.
     backend : "triton", "triton-interpret" or "torch", optional
         Triton for GPU tensors and torch for others unless given.
 
@@ -99,11 +102,11 @@ def decode_attention(
     if chosen is Backend.TORCH:
         return attention_torch.decode(q, kv, table, lengths, options)
     enter_mode(chosen)
-    tiles = attention_tiles("decode", arch_of(q.device), q.dtype, q.shape[2])
-    return launch_decode(q, kv, table, lengths, options, tiles)
+    chosen_tiles = tiles or attention_tiles("decode", arch_of(q.device), q.dtype, q.shape[2])
+    return _launch(q, kv, table, lengths, options, chosen_tiles)
 
 
-def launch_decode(
+def _launch(
     q: torch.Tensor,
     kv: torch.Tensor,
     table: torch.Tensor,
@@ -111,7 +114,6 @@ def launch_decode(
     options: Options,
     tiles: AttentionTiles,
 ) -> torch.Tensor:
-    """`decode_attention` by the Triton kernels with tiles of one's own choice: what a tuner times."""
     from .jit.attention import decode, merge
 
     (rows, heads, dim), (_, kv_heads, _, size, _) = q.shape, kv.shape

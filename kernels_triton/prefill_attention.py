@@ -47,6 +47,7 @@ def prefill_attention(
     window: int | None = None,
     sinks: torch.Tensor | None = None,
     softcap: float | None = None,
+    tiles: AttentionTiles | None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
     """Causal attention within each of several sequences.
@@ -72,6 +73,8 @@ def prefill_attention(
         needs.
     scale, window, sinks, softcap
         As of `decode_attention`.
+    tiles : AttentionTiles, optional
+        Sizes of the launch, for Triton; the table's unless given.
     backend : "triton", "triton-interpret" or "torch", optional
         Triton for GPU tensors and torch for others unless given.
 
@@ -106,8 +109,8 @@ def prefill_attention(
     if chosen is Backend.TORCH:
         return attention_torch.prefill(q, k, v, starts, ends, prefix, options)
     enter_mode(chosen)
-    tiles = attention_tiles("prefill", arch_of(q.device), q.dtype, max(q.shape[2], v.shape[2]))
-    return launch_prefill(q, k, v, starts, ends, prefix, options, tiles)
+    chosen_tiles = tiles or attention_tiles("prefill", arch_of(q.device), q.dtype, max(q.shape[2], v.shape[2]))
+    return _launch(q, k, v, starts, ends, prefix, options, chosen_tiles)
 
 
 def _check(
@@ -161,7 +164,7 @@ def _check_values(
         check_blocks(prefix.table, prefix.lengths, prefix.kv, window, ahead=1)
 
 
-def launch_prefill(
+def _launch(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -171,7 +174,6 @@ def launch_prefill(
     options: Options,
     tiles: AttentionTiles,
 ) -> torch.Tensor:
-    """`prefill_attention` by the Triton kernel with tiles of one's own choice: what a tuner times."""
     from .jit.attention import prefill
 
     (tokens, heads, dim), value_dim, sequences = q.shape, v.shape[2], len(starts) - 1

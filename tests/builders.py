@@ -113,6 +113,13 @@ def tiny_model_of(kind: str, layers: int = 4, *, dtype: str = "bf16") -> ModelCo
     return replace(model, first_k_dense_replace=min(model.first_k_dense_replace, layers - 1))
 
 
+def enough_experts(model: ModelConfig, pipeline: Pipeline) -> ModelConfig:
+    """The model, with more experts per token if the pipeline would leave none of them."""
+    least = 1 + max(stage.defer + stage.skip for stage in pipeline.stages)
+    chosen = max(least, model.num_experts_per_tok)
+    return replace(model, num_experts_per_tok=chosen, num_local_experts=max(chosen, model.num_local_experts))
+
+
 def small_machine(
     *,
     gpu: float = 1e11,
@@ -149,7 +156,7 @@ def tiny_scenario(
     scheduler: Scheduler | None = None,
 ) -> Scenario:
     """A scenario whose KV cache has exactly `blocks` blocks."""
-    model = model or tiny_model(num_experts_per_tok=4 if any(stage.defer for stage in pipeline.stages) else 2)
+    model = model or enough_experts(tiny_model(), pipeline)
     return Scenario(
         pipeline,
         model=model,
@@ -344,8 +351,7 @@ def scenarios(draw: st.DrawFn, *, layers: st.SearchStrategy[int] | None = None) 
         draw(st.integers(1, 6) if layers is None else layers),
         dtype=draw(st.sampled_from(["bf16", "fp32"])),
     )
-    if any(stage.defer for stage in pipeline.stages):
-        model = replace(model, num_local_experts=6, num_experts_per_tok=4)
+    model = enough_experts(model, pipeline)
     machine = draw(machines())
     scenario = tiny_scenario(
         prompt,

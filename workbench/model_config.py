@@ -327,15 +327,16 @@ class ModelConfig:
         total: npt.NDArray[np.float64] = (1 - share) * every + share * near
         return total
 
-    def touched_experts(self, tokens: float) -> float:
-        """Distinct experts of a layer that so many tokens are routed to, expected.
+    def touched_experts(self, tokens: float, each: int | None = None) -> float:
+        """Distinct experts of a layer that so many tokens are routed to, expected; `each` of a token's count, or all.
 
         Interpolated in log2 of the tokens, proportional to them below the first entry, constant above the last.
         """
-        every = self.num_local_experts
+        every, each = self.num_local_experts, self.num_experts_per_tok if each is None else each
         if not self.coverage:
-            missed: float = (1.0 - self.num_experts_per_tok / every) ** tokens
+            missed: float = (1.0 - each / every) ** tokens
             return every * (1.0 - missed)
+        tokens *= each / self.num_experts_per_tok
         points, shares = self._coverage_columns
         low = math.log2(max(tokens, self.coverage[0][0]))
         return every * min(tokens / self.coverage[0][0], 1.0) * float(np.interp(low, points, shares))

@@ -233,23 +233,28 @@ def _route_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
 
 
 def _experts_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
-    return _choices_work(rows, m.num_experts_per_tok, m, precision)
+    pairs, touched = m.num_experts_per_tok * rows.tokens, m.touched_experts(rows.tokens)
+    return _mixed_work(pairs, touched, rows.tokens, m, precision)
 
 
 def _choices_work(rows: Rows, of_decodes: int, m: ModelConfig, precision: Precision) -> Work:
     """Routed experts where a decode token has so many computed, a prefill token all that it chose."""
-    tokens = rows.prefill + rows.decode * of_decodes / m.num_experts_per_tok
-    touched, pairs = m.touched_experts(tokens), m.num_experts_per_tok * tokens
-    moved = 2 * m.hidden_size * rows.tokens
-    return _times(
-        m.moe_share,
-        _gemm(m.expert_params, touched * m.expert_params, precision.expert_bytes, moved, pairs, precision),
-    )
+    prefill = m.touched_experts(rows.prefill)
+    decode = m.touched_experts(rows.decode, of_decodes)
+    touched = prefill + decode - prefill * decode / m.num_local_experts
+    pairs = m.num_experts_per_tok * rows.prefill + of_decodes * rows.decode
+    return _mixed_work(pairs, touched, rows.tokens, m, precision)
+
+
+def _mixed_work(pairs: float, touched: float, tokens: float, m: ModelConfig, precision: Precision) -> Work:
+    """So many pairs of a token and an expert, of so many tokens and experts."""
+    moved, read = 2 * m.hidden_size * tokens, touched * m.expert_params
+    return _times(m.moe_share, _gemm(m.expert_params, read, precision.expert_bytes, moved, pairs, precision))
 
 
 def at_once(stage: Stage, rows: Rows, m: ModelConfig, precision: Precision) -> Work | None:
     """What a stage computes when its layer runs: all but what it defers or skips; None if its op declares no work."""
-    if not stage.options:
+    if not (stage.defer or stage.skip):
         return stage.op.work(rows, m, precision) if stage.op.work else None
     return _choices_work(rows, m.num_experts_per_tok - stage.defer - stage.skip, m, precision)
 

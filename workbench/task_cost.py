@@ -21,7 +21,7 @@ from workbench.cost import (
 from workbench.errors import ScenarioError
 from workbench.hardware import Device
 from workbench.models import ModelConfig
-from workbench.plan import COMPUTE, Carry, Task, busy_seconds, lay_out, one_at_a_time
+from workbench.plan import COMPUTE, WHOLE, Carry, Task, busy_seconds, lay_out, one_at_a_time
 from workbench.profile import Cores, OpTime, Pace
 from workbench.scenario import Scenario
 from workbench.scheduler.batch import Batch
@@ -125,7 +125,10 @@ class TaskCost:
 
     def weight_transfer(self, task: Task) -> float:
         """Bytes that one weight transfer moves, for a mean layer: all its pieces, or its page of them."""
-        begin, end = task.page.cut(sum(self._weights[node] for _, node in task.pieces))
+        size = sum(self._weights[node] for _, node in task.pieces)
+        if task.page is WHOLE:
+            return size
+        begin, end = task.page.cut(size)
         return end - begin
 
     def exact_transfer(self, pieces: Sequence[tuple[int, int]]) -> float:

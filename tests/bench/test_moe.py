@@ -31,7 +31,9 @@ def test_what_is_measured_is_what_was_asked_for():
     assert torch.get_num_threads() == before
     assert (speeds.shape, speeds.where, speeds.contenders) == (TINY, "1 thread", (OURS, PAIRS))
     assert speeds.tokens == (1, 9)
-    assert [len(run.seconds) for run in speeds.runs] == [15] * 4
+    counts = [len(run.seconds) for run in speeds.runs]  # those that other programs disturbed are dropped
+    assert len(counts) == 4
+    assert all(3 <= count <= 15 for count in counts)
     assert speeds.run(PAIRS, 1).touched == 3
     assert min(*(second for run in speeds.runs for second in run.seconds), speeds.read, speeds.multiply) > 0
 
@@ -68,7 +70,7 @@ def test_the_command_reports_and_records(tmp_path, monkeypatch):
     kept = json.loads((tmp_path / "moe.json").read_text())
     assert said[0].startswith("tiny, 8 experts of 64 x 48, top 3; ")
     assert [line.split()[0] for line in said[2 : 2 + len(moe.TOKENS)]] == [*map(str, moe.TOKENS)]
-    assert kept["ratios"]["tiny, 64 tokens, " + found[0].where + ": times as fast as loop of mm"]["runs"] == 15
+    assert kept["ratios"]["tiny, 64 tokens, " + found[0].where + ": times as fast as loop of mm"]["runs"] >= 3
     again = recorded_speeds(tmp_path / "moe.json")
     assert [replace(speeds, recorded="") for speeds in again] == found
     assert f"; recorded {kept['date'][:10]} on " in str(again[0])

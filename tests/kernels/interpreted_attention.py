@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from kernels_triton import decode_attention, gather_kv, prefill_attention, scatter_kv
-from kernels_triton.attention import AttentionTiles, Options
-from kernels_triton.decode_attention import launch_decode
+from kernels_triton import AttentionTiles, decode_attention, gather_kv, prefill_attention, scatter_kv
 from tests.kernels.attention_at_hand import check_decode, check_prefill, decodes, prompts, with_prefix
 
 INTERPRET = "triton-interpret"
@@ -98,8 +96,7 @@ def test_a_decode_does_not_depend_on_its_batch_nor_a_longer_table():
 
 def test_chunks_add_up_past_what_merge_takes_at_once():
     case = decodes([140], 2, 1, 8, 16, FP32)
-    options, tiles = Options(0.25, None, None, None), AttentionTiles(16, 16, 4, 1, chunk=8)
-    found = launch_decode(case["q"], case["kv"], case["table"], case["lengths"], options, tiles)
+    found = decode_attention(**case, tiles=AttentionTiles(16, 16, 4, 1, chunk=8), backend=INTERPRET)
     torch.testing.assert_close(found, decode_attention(**case), rtol=1e-5, atol=1e-6)
 
 

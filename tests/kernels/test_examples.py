@@ -7,7 +7,17 @@ import pytest
 
 CPU = ["ceilings", "expert_mlp", "expert_nodes", "expert_weights", "features", "flash_decode", "kv_cache"]
 TRITON = ["backend", "experts", "fused_moe", "grouped_gemm", "pairs", "router", "tiles", "tuning"]
-TRITON += ["attention", "decode_attention", "gated", "kv_layout", "layer_norm", "prefill_attention", "rms_norm", "rope"]
+TRITON += [
+    "attention",
+    "ceilings",
+    "decode_attention",
+    "gated",
+    "kv_layout",
+    "layer_norm",
+    "prefill_attention",
+    "rms_norm",
+    "rope",
+]
 TRITON += ["rope_table", "rows", "sampling", "vocabulary"]
 
 

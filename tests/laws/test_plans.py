@@ -21,7 +21,7 @@ from tests.systems import PIPELINES
 from workbench.pipeline import Element, Fork, Piece, Pipeline, cpu, fetch, gpu, load, offload
 from workbench.plan import Carry, Plan, Task
 from workbench.scheduler.batch import Batch
-from workbench.schedules import Schedule, Sequential, Step, VSLPipe
+from workbench.schedules import KTransformers, Schedule, Sequential, Step, VSLPipe
 from workbench.segments import EMBED, HEAD, Kind, LayerGraph, Node, layer_graph
 from workbench.stages import Device, Op, RowClass, Stage, attention, moe, out_proj, qkv, weights
 
@@ -172,14 +172,18 @@ def check_data(plan: Plan) -> None:
 
 
 def computed(plan: Plan) -> Counter:
-    """How often each (stage position, layer, request, token) is computed; position -1 is the embedding, -2 the head."""
+    """How often each (stage position, layer, request, token) is computed.
+
+    Position -1 is the embedding, -2 the head, -3 what a stage defers.
+    """
     places, done = positions(plan.graph), Counter()
     for task in plan.tasks:
         if task.node in (EMBED, HEAD):
             stages = [(-1 if task.node is EMBED else -2, RowClass.ALL)]
+        elif task.node.kind is Kind.DEFERRED:
+            stages = [(-3, RowClass.DECODE)]
         else:
-            at = () if task.node.kind is Kind.DEFERRED else places.get(id(task.node), ())
-            stages = [(place, s.op.rows) for place, s in zip(at, task.node.stages, strict=bool(at))]
+            stages = [(at, s.op.rows) for at, s in zip(places.get(id(task.node), ()), task.node.stages, strict=True)]
         for place, rows in stages:
             part = plan.parts[task.part]
             done.update((place, task.layer, request, token) for request, token in tokens(part, rows))
@@ -200,6 +204,8 @@ def wanted(pipeline: Pipeline, batch: Batch) -> Counter:
     for place, stage in enumerate(pipeline.stages):
         for layer in range(batch.layers):
             todo.update((place, layer, *token) for token in tokens(batch, stage.op.rows))
+        for layer in range(batch.layers - 1 if stage.defer else 0):
+            todo.update((-3, layer, *token) for token in tokens(batch, RowClass.DECODE))
     return todo
 
 
@@ -363,6 +369,13 @@ def swapped(first: str, second: str):
 )
 def test_a_plan_in_the_wrong_order_is_noticed(spoil):
     plan = Broken(VSLPipe(), spoil).lower(PIPELINES["vslpipe"], make_batch([3, 2], [4, 1]))
+    with pytest.raises(AssertionError):
+        check_data(plan)
+
+
+@pytest.mark.parametrize("spoil", [swapped("D0a", "C1a"), swapped("C0a", "D0a")], ids=["too late", "too early"])
+def test_late_experts_at_the_wrong_time_are_noticed(spoil):
+    plan = Broken(KTransformers(), spoil).lower(PIPELINES["ktransformers"], make_batch([3, 2], [4, 1], layers=3))
     with pytest.raises(AssertionError):
         check_data(plan)
 

@@ -29,7 +29,7 @@ from workbench.models import ModelConfig
 from workbench.plan import Plan
 from workbench.result import Result, Source
 from workbench.scheduler.block_manager import BlockManager
-from workbench.schedules import Schedule, Sequential, Step, VSLPipe
+from workbench.schedules import KTransformers, Schedule, Sequential, Step, VSLPipe
 from workbench.serving import prepare, serve
 from workbench.simulate.clock import IterationClock, TaskClock
 
@@ -87,7 +87,7 @@ def test_simulate_reproduces_a_live_run(name: str, schedule: Schedule, block: in
     check_reproduced(name, schedule, block, tiny)
 
 
-@pytest.mark.parametrize(("name", "schedule"), OF_SYSTEMS, ids=str)
+@pytest.mark.parametrize(("name", "schedule"), [*OF_SYSTEMS, ("deferring", KTransformers())], ids=str)
 def test_simulate_reproduces_a_live_run_of_every_system(name: str, schedule: Schedule, tiny: ModelConfig) -> None:
     check_reproduced(name, schedule, 8, tiny)
 

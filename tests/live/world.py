@@ -39,6 +39,7 @@ WIRED = {
     "lightning": LIGHTNING,
     "streamed": STREAMED,
     "experts_on_cpu": gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine),
+    "deferring": gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts, defer=1) >> load >> gpu(combine),
 }
 OF_SYSTEMS: tuple[tuple[str, Schedule], ...] = (
     ("lightning", CGOPipe(2)),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.builders import KINDS, scenarios, small_machine, tiny_model, tiny_model_of, tiny_scenario
+from tests.builders import KINDS, enough_experts, scenarios, small_machine, tiny_model, tiny_model_of, tiny_scenario
 from tests.systems import PIPELINES
 from workbench.capacity import WORKING, embedding_bytes, held_buffers, largest_batch, ledger, roomy
 from workbench.cost import Precision
@@ -107,7 +107,7 @@ def test_weights_slots_and_cache_of_every_kind_of_model_are_the_models_own(kind,
     """All weights once, wherever they live; slots for the largest transfer; the cache as wide as the model's."""
     if isinstance(schedule, VSLPipe) and name != "vslpipe":
         return
-    model = tiny_model_of(kind)
+    model = enough_experts(tiny_model_of(kind), PIPELINES[name])
     found = tiny_scenario(model=model, pipeline=PIPELINES[name]).fits(schedule)
     norms = 2 * model.num_hidden_layers * M * model.other_bytes + 2 * M
     assert found.gpu["weights"] + found.host["weights"] == pytest.approx(model.weight_bytes + norms)
@@ -213,8 +213,8 @@ def test_no_iteration_has_more_tokens_requests_or_blocks_than_the_largest_batch(
         assert batch.rows.tokens <= largest.tokens
         assert len(batch) <= largest.requests
         assert max(part.rows.tokens for part in parts) <= largest.part
-        read = [np.concatenate((part.context, start)) for part, start in zip(parts, before, strict=True)]
-        assert max(int((-(-(tokens + 1) // block)).sum()) for tokens in read) <= largest.part_blocks + 1e-9
+        read = [np.concatenate((part.context + 1, start)) for part, start in zip(parts, before, strict=True)]
+        assert max(int((-(-tokens // block)).sum()) for tokens in read) <= largest.part_blocks + 1e-9
         for device, account in accounts.items():
             assert held_by(batch.rows, device, prepared) <= account["activations"]
         queue.complete(batch)

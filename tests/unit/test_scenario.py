@@ -4,7 +4,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from tests.builders import small_machine, tiny_model, tiny_model_of, tiny_scenario
+from tests.builders import enough_experts, small_machine, tiny_model, tiny_model_of, tiny_scenario
 from tests.systems import PIPELINES, VSL
 from workbench.cost import Precision
 from workbench.errors import CapacityError, PipelineError, ScenarioError, ScheduleError, WorkbenchError, WorkloadError
@@ -155,7 +155,7 @@ def test_shared_experts_follow_the_routed_ones_unless_placed():
     forked = gpu(qkv, attention, out_proj, route) >> (offload >> cpu(experts) >> load) >> gpu(combine)
     assert "cpu(experts, shared_experts)" in str(shared.on(pipeline=forked).layer)
     placed = PIPELINES["ktransformers"]
-    assert shared.on(pipeline=placed).layer is placed
+    assert shared.on(pipeline=placed, model=enough_experts(shared.model, placed)).layer is placed
 
 
 @pytest.mark.parametrize(

@@ -153,8 +153,7 @@ class Forward:
         elif stage.op is experts:
             written = (self._experts(stage, layer, number, part, read),)
         else:
-            answer = BUILT_IN[stage.op.name](self._ops, part, read, self._weights.get(layer, stage))
-            written = answer if isinstance(answer, tuple) else (answer,)
+            written = self._built_in(stage, layer, part, read)
         for buffer, tensor in zip(stage.op.writes, written, strict=True):
             if stage.op.rows is RowClass.ALL and not part.skipped:
                 self._buffers[device, number, buffer] = tensor
@@ -167,13 +166,17 @@ class Forward:
         k, v = self._cache.before(layer, part) if fetched is None else fetched.before(part)
         return {"k_before": k.to(dtype), "v_before": v.to(dtype)}
 
+    def _built_in(self, stage: Stage, layer: int, part: Part, read: Tensors) -> tuple[torch.Tensor, ...]:
+        answer = BUILT_IN[stage.op.name](self._ops, part, read, self._weights.get(layer, stage))
+        return answer if isinstance(answer, tuple) else (answer,)
+
     def _experts(self, stage: Stage, layer: int, number: int, part: Part, read: Tensors) -> torch.Tensor:
         """What the routed experts give at once, and for decodes what those of the layer before give late."""
         device, decodes, chosen = stage.device, slice(part.prefill, part.rows), self._model.num_experts_per_tok
         now = chosen - stage.defer - stage.skip
         wanted = torch.ones(part.rows, chosen, dtype=torch.bool)
         wanted[decodes, now:] = False
-        out = self._ops.mixed(read, self._weights.get(layer, stage), wanted if now < chosen else None)
+        (out,) = self._built_in(stage, layer, part, read | {"wanted": wanted} if now < chosen else read)
         late = self._buffers.pop((device, number, "pending"), None)
         if late is not None:
             out[decodes] += late
@@ -189,7 +192,8 @@ class Forward:
         read = {buffer: self._buffers.pop((device, number, f"late_{buffer}")) for buffer in ("h", "gates")}
         wanted = torch.zeros(len(read["h"]), self._model.num_experts_per_tok, dtype=torch.bool)
         wanted[:, last - stage.defer : last] = True
-        self._buffers[device, number, "pending"] = self._ops.mixed(read, self._weights.get(layer, stage), wanted)
+        (late,) = self._built_in(stage, layer, part, read | {"wanted": wanted})
+        self._buffers[device, number, "pending"] = late
         self._chosen["late"] += int(wanted.sum())
 
     def _own(self, stage: Stage, answer: object, rows: int) -> tuple[torch.Tensor, ...]:

@@ -180,11 +180,11 @@ class Ops:
         return h, torch.cat((ids.float(), top / top.sum(dim=-1, keepdim=True)), dim=-1)
 
     def experts(self, part: Part, read: Tensors, weights: Tensors) -> torch.Tensor:
-        """h (T, M), gates (T, 2 k) -> routed (T, M): each expert computes its rows at once."""
-        return self.mixed(read, weights)
+        """h (T, M), gates (T, 2 k) -> routed (T, M): each expert computes its rows at once.
 
-    def mixed(self, read: Tensors, weights: Tensors, wanted: torch.Tensor | None = None) -> torch.Tensor:
-        """As `experts`, of every token's choices only those `wanted` (T, k) bool."""
+        With `wanted` (T, k) bool only those of every token's choices are computed.
+        """
+        wanted = read.get("wanted")
         h, chosen = read["h"], self._model.num_experts_per_tok
         ids, scales = read["gates"][:, :chosen].reshape(-1).long(), read["gates"][:, chosen:].reshape(-1).to(h.dtype)
         pairs = torch.arange(ids.numel()) if wanted is None else wanted.reshape(-1).nonzero()[:, 0]
