@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from .backend import Backend, choose_backend, enter_mode
+from .rows import check_rows, check_vector, launch_shape
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-5) -> torch.Tensor:
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-5, backend: str | None = None) -> torch.Tensor:
     """Normalise each row to unit mean square and scale it.
 
         out[t] = weight * round(x[t] / sqrt(mean(x[t]^2) + eps))
@@ -16,6 +19,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-5) -> tor
         Rows may be strided, columns not.
     weight : Tensor (M,) of the same type
     eps : float
+    backend : "triton", "triton-interpret" or "torch", optional
+        Triton for GPU tensors and torch for others unless given.
 
     Returns
     -------
@@ -24,40 +29,122 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-5) -> tor
 
     Raises
     ------
+    TypeError
+        If dtypes do not go together.
     ValueError
-        If shapes, types or devices do not go together, or there is neither a GPU tensor nor the interpreter.
+        If shapes, memory layout or devices do not, or the backend cannot compute here.
+
+    Examples
+    --------
+    >>> rms_norm(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]), eps=0.0)
+    tensor([[0.8485, 2.2627]])
     """
-    _check(x, weight)
-    from .jit.rms_norm import rms_norm as kernel
+    check_rows("x", x)
+    check_vector("weight", weight, x)
+    chosen = choose_backend(backend, x)
+    if chosen is Backend.TORCH:
+        return _torch(x, weight, eps)
+    return _triton(chosen, x, None, weight, eps)[0]
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-5, backend: str | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add what a layer's half computed to the residual stream and normalise the sum, in one pass over memory.
+
+        total[t] = round(x[t] + residual[t]);  out[t] = rms_norm(total[t])
+
+    Parameters
+    ----------
+    x, residual : Tensor (T, M) fp32, fp16 or bf16, the same
+    weight, eps, backend
+        As of `rms_norm`.
+
+    Returns
+    -------
+    out, total : Tensor (T, M) of x's type
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `rms_norm`.
+
+    Examples
+    --------
+    >>> out, total = add_rms_norm(torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0, 2.0]]), torch.ones(2), eps=0.0)
+    >>> out, total
+    (tensor([[0.8485, 1.1314]]), tensor([[3., 4.]]))
+    """
+    check_rows("x", x)
+    check_rows("residual", residual, x)
+    check_vector("weight", weight, x)
+    chosen = choose_backend(backend, x)
+    if chosen is Backend.TORCH:
+        total = x + residual
+        return _torch(total, weight, eps), total
+    return _triton(chosen, x, residual, weight, eps)
+
+
+def _torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def _triton(
+    backend: Backend, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    enter_mode(backend)
+    from .jit.norms import rms_norm as kernel
 
     rows, width = x.shape
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    total = out if residual is None else torch.empty_like(out)
     if rows:
-        kernel[(rows,)](x, weight, out, x.stride(0), M=width, EPS=eps, BLOCK=1 << (width - 1).bit_length())
-    return out
-
-
-def _check(x: torch.Tensor, weight: torch.Tensor) -> None:
-    if x.ndim != 2 or weight.shape != x.shape[1:] or x.shape[1] == 0:
-        raise ValueError(f"rms_norm takes x (T, M) and weight (M,), not {tuple(x.shape)} and {tuple(weight.shape)}.")
-    if x.dtype not in (torch.float32, torch.float16, torch.bfloat16) or weight.dtype is not x.dtype:
-        raise ValueError(f"rms_norm takes fp32, fp16 or bf16, both alike, not {x.dtype}, {weight.dtype}; convert.")
-    if x.stride(1) != 1 or not weight.is_contiguous():
-        raise ValueError("rms_norm needs contiguous columns in x and weight; call .contiguous() first.")
-    if x.device != weight.device:
-        raise ValueError(f"rms_norm needs x and weight on one device, not {x.device} and {weight.device}; move one.")
-    from .jit.mode import INTERPRETED
-
-    if not (x.is_cuda or INTERPRETED):
-        raise ValueError("rms_norm needs GPU tensors; on the CPU set TRITON_INTERPRET=1 before triton is imported.")
+        kernel[(rows,)](
+            x,
+            residual,
+            weight,
+            out,
+            total,
+            x.stride(0),
+            0 if residual is None else residual.stride(0),
+            M=width,
+            EPS=eps,
+            ADDED=residual is not None,
+            **launch_shape(width),
+        )
+    return out, total
 
 
 def rms_norm_work(rows: int, width: int, itemsize: int) -> tuple[int, int]:
-    """Work that one call declares: (flops, bytes) = (4 T M, itemsize (2 T M + M))."""
+    """Work that one call declares: (flops [flop], bytes [byte]) = (4 T M, itemsize (2 T M + M)).
+
+    Examples
+    --------
+    >>> rms_norm_work(rows=2, width=8, itemsize=2)
+    (64, 80)
+    """
     return 4 * rows * width, itemsize * (2 * rows * width + width)
 
 
+def add_rms_norm_work(rows: int, width: int, itemsize: int) -> tuple[int, int]:
+    """Work that one call declares: (flops [flop], bytes [byte]) = (5 T M, itemsize (4 T M + M)).
+
+    Examples
+    --------
+    >>> add_rms_norm_work(rows=2, width=8, itemsize=2)
+    (80, 144)
+    """
+    return 5 * rows * width, itemsize * (4 * rows * width + width)
+
+
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-5) -> torch.Tensor:
-    """The same in float64, without the rounding in between."""
+    """The same in float64, without the rounding in between.
+
+    Examples
+    --------
+    >>> rms_norm_reference(torch.full((1, 2), 2.0), torch.ones(2), eps=0.0).tolist()
+    [[1.0, 1.0]]
+    """
     wide = x.double()
     return weight.double() * wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)

@@ -9,19 +9,37 @@ import numpy as np
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from tests.systems import PIPELINES, VSL, ids
+from tests.systems import LIGHTNING, PIPELINES, STREAMED, VSL, ids
 from workbench.cost import Precision, Rows, Work
-from workbench.errors import PipelineError
+from workbench.errors import PipelineError, ScenarioError
 from workbench.hardware import Device, Link, Machine
 from workbench.memory import Memory
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload, resolve
 from workbench.profile import Cores, OpTime, Profile
 from workbench.scenario import Scenario
+from workbench.scheduler.base import Scheduler
 from workbench.scheduler.batch import Batch
 from workbench.scheduler.block_manager import BlockManager
+from workbench.scheduler.chunked_prefill import ChunkedPrefill
+from workbench.scheduler.continuous import ContinuousBatching
+from workbench.scheduler.layered_prefill import LayeredPrefill
 from workbench.scheduler.resource_aware import Admission, ResourceAware
-from workbench.schedules import Schedule, Sequential, VSLPipe
+from workbench.scheduler.static import StaticBatching
+from workbench.schedules import (
+    CGOPipe,
+    FastDecode,
+    Fiddler,
+    FlexGenS3,
+    FlexGenS4,
+    KTransformers,
+    LayerStreaming,
+    Schedule,
+    Sequential,
+    VSLPipe,
+    WeightPlace,
+)
+from workbench.serving import prepare
 from workbench.stages import (
     Device as Place,
 )
@@ -95,6 +113,13 @@ def tiny_model_of(kind: str, layers: int = 4, *, dtype: str = "bf16") -> ModelCo
     return replace(model, first_k_dense_replace=min(model.first_k_dense_replace, layers - 1))
 
 
+def enough_experts(model: ModelConfig, pipeline: Pipeline) -> ModelConfig:
+    """The model, with more experts per token if the pipeline would leave none of them."""
+    least = 1 + max(stage.defer + stage.skip for stage in pipeline.stages)
+    chosen = max(least, model.num_experts_per_tok)
+    return replace(model, num_experts_per_tok=chosen, num_local_experts=max(chosen, model.num_local_experts))
+
+
 def small_machine(
     *,
     gpu: float = 1e11,
@@ -128,16 +153,17 @@ def tiny_scenario(
     blocks: int = 1000,
     block: int = 4,
     token_budget: float | None = None,
+    scheduler: Scheduler | None = None,
 ) -> Scenario:
     """A scenario whose KV cache has exactly `blocks` blocks."""
-    model = model or tiny_model()
+    model = model or enough_experts(tiny_model(), pipeline)
     return Scenario(
         pipeline,
         model=model,
         machine=machine or small_machine(),
         memory=Memory(kv_capacity=blocks * block * model.kv_bytes_per_token(model.dtype), kv_block=block),
         workload=Workload.lengths(prompt, output, requests),
-        scheduler=ResourceAware(token_budget=token_budget),
+        scheduler=scheduler or ResourceAware(token_budget=token_budget),
     )
 
 
@@ -149,11 +175,15 @@ def open_queue(
     block: int,
     budget: float = 1000,
     admission: Admission = Admission.GREEDY,
+    scheduler: Scheduler | None = None,
+    layers: int = 1,
+    arrival: Sequence[float] = (),
 ) -> tuple[object, BlockManager]:
-    """A resource-aware queue over its own blocks."""
+    """A queue over its own blocks, of the resource-aware scheduler if no other is given."""
     workload = Workload.lengths(prompt, output)
+    workload = workload.arriving(at=arrival) if arrival else workload
     memory = BlockManager(blocks, block, len(workload), int((workload.prompt_len + workload.output_len).max()))
-    return ResourceAware(admission=admission).open(workload, memory, budget, 1), memory
+    return (scheduler or ResourceAware(admission=admission)).open(workload, memory, budget, layers), memory
 
 
 def make_batch(prefills: Sequence[int] = (), contexts: Sequence[int] = (), *, layers: int = 2) -> Batch:
@@ -259,13 +289,52 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
     return whole
 
 
+PLACES = st.sampled_from(WeightPlace)
+OF_SHAPE: dict[str, st.SearchStrategy[Schedule]] = {
+    "attention on the cpu": st.one_of(
+        st.builds(VSLPipe, st.sampled_from([1e-6, 1e-4, 5e-3]), st.integers(2, 4)),
+        st.builds(CGOPipe, st.integers(2, 4)),
+        st.builds(FastDecode, st.integers(2, 4)),
+        st.builds(FlexGenS3, st.integers(1, 4), PLACES),
+    ),
+    "streamed kv": st.builds(FlexGenS4, st.integers(1, 4), PLACES),
+    "streamed weights": st.just(LayerStreaming()),
+    "experts on the cpu": st.sampled_from([KTransformers(), Fiddler()]),
+}
+"""Schedules that need a pipeline of a certain shape."""
+
+WIRED: list[tuple[Pipeline, st.SearchStrategy[Schedule]]] = [
+    *((pipeline, OF_SHAPE["attention on the cpu"]) for pipeline in (VSL, LIGHTNING)),
+    (PIPELINES["flexgen_s4"], OF_SHAPE["streamed kv"]),
+    (
+        fetch(experts.weights, kv) | gpu(qkv, prefill_attention, decode_attention, out_proj, route, experts, combine),
+        OF_SHAPE["streamed kv"],
+    ),
+    (STREAMED, OF_SHAPE["streamed weights"]),
+    (PIPELINES["ktransformers"], OF_SHAPE["experts on the cpu"]),
+]
+
+
 @st.composite
 def wirings(draw: st.DrawFn) -> tuple[Pipeline, Schedule]:
-    """One of the five pipelines, or any, with a schedule that takes it."""
-    pipeline = draw(st.sampled_from([PIPELINES[name] for name in sorted(PIPELINES)]) | pipelines())
+    """One of the systems' pipelines, or any, with a schedule that takes it."""
+    pipeline, own = draw(
+        st.sampled_from(WIRED) | st.tuples(st.sampled_from([*PIPELINES.values()]) | pipelines(), st.none())
+    )
     sequential = st.builds(Sequential, st.integers(1, 4), prefetch=st.booleans())
-    pipelined = st.sampled_from([1e-6, 1e-4, 5e-3]).map(VSLPipe)
-    return pipeline, draw(sequential | pipelined if pipeline == VSL else sequential)
+    return pipeline, draw(sequential if own is None else own | sequential)
+
+
+def schedulers() -> st.SearchStrategy[Scheduler]:
+    """Every scheduler with small and large budgets."""
+    budget = st.none() | st.integers(1, 200)
+    return st.one_of(
+        st.builds(ResourceAware, budget, st.sampled_from(Admission)),
+        st.builds(StaticBatching, st.integers(1, 3), st.none() | st.integers(1, 5), budget),
+        st.builds(ContinuousBatching, budget),
+        st.builds(ChunkedPrefill, st.integers(1, 60)),
+        st.builds(LayeredPrefill, st.integers(1, 60)),
+    )
 
 
 @st.composite
@@ -282,6 +351,7 @@ def scenarios(draw: st.DrawFn, *, layers: st.SearchStrategy[int] | None = None) 
         draw(st.integers(1, 6) if layers is None else layers),
         dtype=draw(st.sampled_from(["bf16", "fp32"])),
     )
+    model = enough_experts(model, pipeline)
     machine = draw(machines())
     scenario = tiny_scenario(
         prompt,
@@ -291,8 +361,12 @@ def scenarios(draw: st.DrawFn, *, layers: st.SearchStrategy[int] | None = None) 
         machine=draw(st.just(machine) | calibrated(machine, model)),
         blocks=least + draw(st.sampled_from([0, 0, 1, 3, 10, 1000])),
         block=block,
-        token_budget=draw(st.none() | st.integers(1, 200)),
+        scheduler=draw(schedulers()),
     )
+    try:
+        prepare(scenario, schedule)
+    except ScenarioError:  # prompts in pieces, and the cache is not where their attention is
+        scenario = scenario.on(scheduler=ContinuousBatching())
     return scenario, schedule
 
 

@@ -4,7 +4,18 @@ import numpy as np
 
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
 from workbench.scheduler.batch import Batch
-from workbench.schedules import Schedule, Sequential, VSLPipe
+from workbench.schedules import (
+    CGOPipe,
+    FastDecode,
+    Fiddler,
+    FlexGenS3,
+    FlexGenS4,
+    KTransformers,
+    LayerStreaming,
+    Schedule,
+    Sequential,
+    VSLPipe,
+)
 from workbench.stages import (
     attention,
     combine,
@@ -22,6 +33,10 @@ from workbench.stages import (
 
 VSL = fetch(weights) | gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load >> gpu(out_proj, moe)
 
+LIGHTNING = Pipeline(VSL.chain, fetch(experts.weights).fetches)
+
+STREAMED = fetch(weights) | gpu(qkv, attention, out_proj, moe)
+
 PIPELINES: dict[str, Pipeline] = {
     "vslpipe": VSL,
     "flexgen_s4": fetch(weights, kv) | gpu(qkv, attention, out_proj, moe),
@@ -36,6 +51,13 @@ GOLDEN: dict[str, tuple[Pipeline, Schedule]] = {
     **{f"{name}.sequential": (pipeline, Sequential(micro_batches=2)) for name, pipeline in PIPELINES.items()},
     "vslpipe.prefetch": (VSL, Sequential(prefetch=True)),
     "vslpipe.vslpipe": (VSL, VSLPipe()),
+    "lightning.cgopipe": (LIGHTNING, CGOPipe(micro_batches=2)),
+    "lightning.fastdecode": (LIGHTNING, FastDecode(micro_batches=2)),
+    "lightning.flexgen_s3": (LIGHTNING, FlexGenS3(micro_batches=2)),
+    "flexgen_s4.flexgen_s4": (PIPELINES["flexgen_s4"], FlexGenS4(micro_batches=2)),
+    "streamed.layer_streaming": (STREAMED, LayerStreaming()),
+    "ktransformers.ktransformers": (PIPELINES["ktransformers"], KTransformers()),
+    "ktransformers.fiddler": (PIPELINES["ktransformers"], Fiddler()),
 }
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.systems import GOLDEN, MIXED
-from workbench.schedules import Sequential, VSLPipe
+from workbench import schedules
+from workbench.schedules import Schedule
 
 FOLDER = Path(__file__).parent / "golden"
 
@@ -23,8 +24,27 @@ def test_every_golden_file_is_tested() -> None:
     assert {path.stem for path in FOLDER.glob("*.txt")} == set(GOLDEN)
 
 
-@pytest.mark.parametrize(("schedule", "name"), [(Sequential, "vslpipe.sequential"), (VSLPipe, "vslpipe.vslpipe")])
-def test_docstring_shows_the_same_lane_chart(schedule: type, name: str) -> None:
+SHOWN = {
+    "vslpipe.sequential",
+    "vslpipe.vslpipe",
+    "lightning.cgopipe",
+    "lightning.fastdecode",
+    "lightning.flexgen_s3",
+    "flexgen_s4.flexgen_s4",
+    "streamed.layer_streaming",
+    "ktransformers.ktransformers",
+    "ktransformers.fiddler",
+}
+"""Those that a schedule's docstring shows."""
+
+
+@pytest.mark.parametrize("name", sorted(SHOWN))
+def test_docstring_shows_the_same_lane_chart(name: str) -> None:
     golden = (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
     chart = textwrap.dedent(golden.split("lanes if every task took one unit\n")[1]).strip()
-    assert textwrap.indent(chart, "    ") in inspect.getdoc(schedule)
+    assert textwrap.indent(chart, "    ") in inspect.getdoc(type(GOLDEN[name][1]))
+
+
+def test_every_schedule_shows_its_lane_chart() -> None:
+    offered = {thing for thing in vars(schedules).values() if inspect.isclass(thing) and issubclass(thing, Schedule)}
+    assert {type(GOLDEN[name][1]) for name in SHOWN} == offered - {Schedule}

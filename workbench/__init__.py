@@ -7,15 +7,21 @@ from workbench.catalogue import data_path
 from workbench.compare import Comparison, compare
 from workbench.exam import make_exam
 from workbench.hardware import Machine, machines
+from workbench.latency import Slo
 from workbench.memory import Memory
 from workbench.models import ModelConfig, checkpoint, model, models
 from workbench.perfmodels import bound
 from workbench.processors import Efficiency, Processor, efficiencies, links, machine, processors
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
+from workbench.scheduler.chunked_prefill import ChunkedPrefill
+from workbench.scheduler.continuous import ContinuousBatching
+from workbench.scheduler.layered_prefill import LayeredPrefill
 from workbench.scheduler.resource_aware import Admission, ResourceAware
+from workbench.scheduler.static import StaticBatching
 from workbench.shadow_prices import ShadowPrices, shadow_prices
 from workbench.simulate import Detail, simulate
+from workbench.sustained import sustained_rate
 from workbench.sweep import Sweep, sweep
 from workbench.tokenizer import load_tokenizer
 from workbench.workload import Request, Sampling, Workload, workloads
@@ -27,9 +33,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Admission",
+    "ChunkedPrefill",
     "Comparison",
+    "ContinuousBatching",
     "Detail",
     "Efficiency",
+    "LayeredPrefill",
     "Machine",
     "Memory",
     "ModelConfig",
@@ -41,7 +50,9 @@ __all__ = [
     "Sampling",
     "Scenario",
     "ShadowPrices",
+    "Slo",
     "Source",
+    "StaticBatching",
     "Sweep",
     "Workload",
     "bound",
@@ -63,6 +74,7 @@ __all__ = [
     "shadow_prices",
     "simulate",
     "start",
+    "sustained_rate",
     "sweep",
     "workloads",
 ]

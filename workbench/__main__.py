@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -76,6 +78,11 @@ def _parser() -> argparse.ArgumentParser:
     moe.add_argument("--seconds", type=float, default=120, help="how long to repeat, default: 120")
     moe.add_argument("--json", type=Path, help="file to write the record to")
     moe.set_defaults(command=_bench_moe)
+    card = benches.add_parser("gpu", help="the GPU at hand: ceilings, errors and speed of every kernel, other tiles")
+    card.add_argument("--minutes", type=float, default=9, help="begin nothing after so long (default: 9)")
+    card.add_argument("--out", type=Path, default=Path("out/gpu"), help="folder to write to and go on from")
+    card.add_argument("--dry-run", action="store_true", help="rehearse without a GPU: tiny operands, interpreted")
+    card.set_defaults(command=_bench_gpu)
     overlap = benches.add_parser(
         "overlap", help="steady decode passes: VSLPipe against Sequential, measured and simulated"
     )
@@ -133,6 +140,19 @@ def _bench_moe(options: argparse.Namespace) -> None:
     from workbench.bench.moe import bench_moe
 
     bench_moe(seconds=options.seconds, json=options.json)
+
+
+def _bench_gpu(options: argparse.Namespace) -> None:
+    from workbench.bench.gpu import CardLostError, bench_gpu
+
+    begin = time.monotonic()
+    try:
+        bench_gpu(minutes=options.minutes, out=options.out, dry_run=options.dry_run)
+    except CardLostError as lost:  # the step is kept as failed: this process goes on behind it with a new context
+        print(f"{lost} Doing so.", flush=True)
+        left = options.minutes - (time.monotonic() - begin) / 60
+        words = ["bench", "gpu", "--minutes", str(left), "--out", str(options.out)]
+        os.execv(sys.executable, [sys.executable, "-m", "workbench", *words])
 
 
 def _bench_sim(options: argparse.Namespace) -> None:

@@ -15,10 +15,13 @@ from workbench.ledger import Account, Change, Entry, Ledger
 from workbench.models import ModelConfig
 from workbench.prepared import Prepared, price
 from workbench.scenario import Scenario
+from workbench.scheduler.layered_prefill import LayeredPrefill
 from workbench.scheduler.resource_aware import ResourceAware
-from workbench.schedules import Schedule, Sequential
-from workbench.segments import LayerGraph
-from workbench.stages import Device, RowClass, buffer_bytes, kv
+from workbench.scheduler.static import StaticBatching
+from workbench.schedules import Schedule
+from workbench.schedules.micro_batches import MicroBatched
+from workbench.segments import Kind, LayerGraph
+from workbench.stages import DEFERRED_BUFFERS, Device, RowClass, buffer_bytes, kv
 from workbench.units import DTYPE_BYTES, format_bytes, parse_bytes
 
 WORKING: dict[str, Callable[[ModelConfig, int], float]] = {
@@ -58,25 +61,24 @@ def largest_batch(scenario: Scenario, schedule: Schedule, budget: float) -> Larg
     """What no iteration exceeds, in whatever order the requests come.
 
     The scheduler's budget limits the tokens, or the longest prompt where that is longer; so do the KV cache, which
-    holds them all, and the workload. Preempted requests prefill their output anew. With m parts, dealt evenly by
-    their number, sequences of at most u and at least v blocks put at most u / (u + (m - 1) v) of B blocks, and one
-    sequence, into one part.
+    holds them all, and the workload. Layered prefill has as many decodes beside the longest prompt. Preempted requests
+    prefill their output anew. A static batch comes split by its scheduler, however unevenly; else, with m parts, dealt
+    evenly by their number, sequences of at most u and at least v blocks put at most u / (u + (m - 1) v) of B blocks,
+    and one sequence, into one part.
     """
     prompt, block, parts = scenario.workload.prompt_len, scenario.memory.kv_block, schedule.parts
     held = prompt + scenario.workload.output_len - 1
     widest, blocks = -(-int(held.max()) // block), scenario.kv_blocks
     alone = prompt if (-(-held // block)).sum() <= blocks else held  # without preemption no output is prefilled
-    tokens = int(min(max(budget, int(alone.max())), blocks * block, int(alone.sum())))
+    longest = alone.max() + (budget if isinstance(scenario.scheduler, LayeredPrefill) else 0)
+    tokens = int(min(max(budget, longest), blocks * block, int(alone.sum())))
     fit = int(np.count_nonzero(np.cumsum(np.sort(-(-prompt // block))) <= blocks))
     requests = min(fit, tokens)
     part = min(tokens, -(-tokens // parts) + int(alone.max())) if parts > 1 else tokens
+    part = tokens if isinstance(scenario.scheduler, StaticBatching) else part
     share = widest / (widest + (parts - 1) * -(-(int(prompt.min()) + 1) // block))
-    return Largest(
-        tokens,
-        requests,
-        part,
-        min(blocks, widest + max(0, blocks - widest) * share, -(-requests // parts) * widest),
-    )
+    read = min(blocks, widest + max(0, blocks - widest) * share, -(-requests // parts) * widest)
+    return Largest(tokens, requests, part, blocks if isinstance(scenario.scheduler, StaticBatching) else read)
 
 
 def embedding_bytes(scenario: Scenario) -> float:
@@ -136,7 +138,8 @@ class _Needs:
             slots = schedule.weight_slots
             entries.insert(1, Entry("weight slots", slots * self._slot, f"{slots} of {format_bytes(self._slot)}"))
             if kv in pipeline.fetches:
-                count = min(batch.part_blocks * schedule.kv_slots, scenario.kv_blocks)
+                slots = schedule.kv_slots  # more than there are parts hold one part's KV of several layers
+                count = min(batch.part_blocks * slots, scenario.kv_blocks * -(-slots // schedule.parts))
                 size = count * per_block / scenario.model.num_hidden_layers
                 entries.append(Entry("fetched KV", size, f"{count:.0f} blocks of one layer"))
         copies = scenario.machine.gpu.count if device is Device.GPU else 1  # each GPU of a node holds them whole
@@ -155,6 +158,7 @@ def held_buffers(graph: LayerGraph) -> dict[Device, set[str]]:
         there = held[Device.GPU if node.lane in ("gpu", "h2d") else Device.CPU]
         there.update(buffer for buffer, _ in node.carries)
         there.update(buffer for stage in node.stages for buffer in stage.op.writes)
+        there.update(DEFERRED_BUFFERS if node.kind is Kind.DEFERRED else ())
     return held
 
 
@@ -232,7 +236,7 @@ def _fewer_tokens(prepared: Prepared, needs: _Needs) -> Iterator[Change]:
 
 def _more_parts(prepared: Prepared, needs: _Needs) -> Iterator[Change]:
     scenario, schedule = prepared.scenario, prepared.lowering.schedule
-    if not isinstance(schedule, Sequential):
+    if not isinstance(schedule, MicroBatched):
         return
     now = schedule.micro_batches
     requests = largest_batch(scenario, schedule, prepared.token_budget).requests

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -28,7 +27,9 @@ class Rows(NamedTuple):
     context : float
         KV entries that the decode tokens read, the new ones included; with sliding windows the mean over the layers.
     emits : float
-        Tokens that the head samples.
+        Tokens that the head samples; beside a layer's operations, the sequences that pass it.
+    before : float
+        KV entries that prefills read of the pieces of their prompts that went before.
     """
 
     prefill: float = 0
@@ -36,6 +37,7 @@ class Rows(NamedTuple):
     pairs: float = 0
     context: float = 0
     emits: float = 0
+    before: float = 0
 
     @property
     def tokens(self) -> float:
@@ -45,6 +47,39 @@ class Rows(NamedTuple):
     def plus(self, other: Rows) -> Rows:
         """Component-wise sum."""
         return Rows(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def at(self, place: int) -> Rows:
+        """Rows at a layer, at the embedding (-1) or at the head: of whole prompts the same everywhere."""
+        return self
+
+
+class CutRows(NamedTuple):
+    """Rows of a batch whose prefills are pieces: of a layer that they pass, of any other, and of the head.
+
+    Attributes
+    ----------
+    passed, others, head : Rows
+    layers : range
+        Layers that the prefills pass.
+    stack : int
+        Layers of the model.
+    """
+
+    passed: Rows
+    others: Rows
+    head: Rows
+    layers: range
+    stack: int
+
+    def at(self, place: int) -> Rows:
+        """See `Rows.at`."""
+        if place >= self.stack:
+            return self.head
+        return self.passed if max(place, 0) in self.layers else self.others
+
+
+PartRows = Rows | CutRows
+"""What a part of a batch puts on the stages, place by place."""
 
 
 class Precision(NamedTuple):
@@ -82,16 +117,16 @@ class Work(NamedTuple):
     dtype: str = "bf16"
 
 
-def seconds(work: Iterable[Work], device: Device) -> float:
-    """Roofline time of operations that run one after the other [s]: sum of max(FLOP/rate, bytes/bandwidth).
+def seconds(work: Work, device: Device) -> float:
+    """Roofline time of an operation [s]: max(FLOP/rate, bytes/bandwidth), and the device's fixed time per operation.
 
-    Operations without work cost nothing, not even the device's fixed time per operation.
+    One without work costs nothing.
     """
-    total = 0.0
-    for flops, size, dtype in work:
-        if flops or size:
-            total += max(flops / device.flop_rate(dtype), size / device.bandwidth) + device.overhead
-    return total
+    flops, size, dtype = work
+    if not (flops or size):
+        return 0.0
+    computing, moving = flops / device.flop_rate(dtype), size / device.bandwidth
+    return (computing if computing > moving else moving) + device.overhead
 
 
 def measured_seconds(time: OpTime, rows: Rows) -> float:
@@ -133,8 +168,3 @@ def touched_share(experts: Numbers, chosen: Numbers, tokens: Numbers) -> Numbers
     """
     share: Numbers = 1.0 - (1.0 - chosen / experts) ** tokens
     return share
-
-
-def expected_experts(experts: int, chosen: int, tokens: float) -> float:
-    """Distinct experts that `tokens` tokens touch: E times `touched_share`."""
-    return experts * touched_share(float(experts), float(chosen), float(tokens))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +42,9 @@ class ModelConfig:
     expert_dtype, other_dtype : str or None
         Format of the routed experts, and of the layers' other weights, where it is not `dtype` (see
         `workbench.units.WEIGHT_BYTES`). Embedding and head stay in `dtype`.
+    coverage : tuple of (float, float)
+        Share of a layer's experts that a number of tokens touches, for rising numbers of tokens; empty for uniform
+        independent routing, which touches most (see `workbench.perfmodels.coverage.routed`).
     path : Path or None
         Folder of the weights, or None where only the sizes are known.
 
@@ -76,6 +81,7 @@ class ModelConfig:
     dtype: str = "bf16"
     expert_dtype: str | None = None
     other_dtype: str | None = None
+    coverage: tuple[tuple[float, float], ...] = ()
     path: Path | None = None
 
     def __post_init__(self) -> None:
@@ -94,6 +100,10 @@ class ModelConfig:
             value = getattr(self, name)
             if value not in (*known, *((None,) if name != "dtype" else ())):
                 raise ScenarioError(f"{self.name} has {name}={value!r}; give one of {', '.join(known)}.")
+
+        tokens, shares = zip(*self.coverage, strict=True) if self.coverage else ((1,), (1,))
+        if not (tokens[0] >= 1 and all(a < b for a, b in pairwise(tokens)) and min(shares) > 0 and max(shares) <= 1):
+            raise ScenarioError(f"{self.name} has coverage={self.coverage}; give shares of 0 to 1 for rising tokens.")
 
     # Sizes that every priced operation asks for are kept once computed: a simulation prices millions.
 
@@ -316,6 +326,25 @@ class ModelConfig:
         near = inside * (inside + 1) / 2 + (tokens - inside) * self.sliding_window
         total: npt.NDArray[np.float64] = (1 - share) * every + share * near
         return total
+
+    def touched_experts(self, tokens: float, each: int | None = None) -> float:
+        """Distinct experts of a layer that so many tokens are routed to, expected; `each` of a token's count, or all.
+
+        Interpolated in log2 of the tokens, proportional to them below the first entry, constant above the last.
+        """
+        every, each = self.num_local_experts, self.num_experts_per_tok if each is None else each
+        if not self.coverage:
+            missed: float = (1.0 - each / every) ** tokens
+            return every * (1.0 - missed)
+        tokens *= each / self.num_experts_per_tok
+        points, shares = self._coverage_columns
+        low = math.log2(max(tokens, self.coverage[0][0]))
+        return every * min(tokens / self.coverage[0][0], 1.0) * float(np.interp(low, points, shares))
+
+    @cached_property
+    def _coverage_columns(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        tokens, shares = np.array(self.coverage).T
+        return np.log2(tokens), shares
 
     def flops_per_token(self) -> float:
         """GEMM FLOP to push one token through the model, head included (SPEC's F_tok)."""

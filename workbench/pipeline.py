@@ -47,11 +47,11 @@ def spelled(chain: tuple[Element, ...]) -> list[str]:
     words: list[str] = []
     device = None
     for element in chain:
-        if isinstance(element, Stage) and element.device is device and not element.defer:
+        if isinstance(element, Stage) and element.device is device and not element.options:
             words[-1] = f"{words[-1][:-1]}, {element.op.name})"
         else:
             words.append(str(element))
-        device = element.device if isinstance(element, Stage) and not element.defer else None
+        device = element.device if isinstance(element, Stage) and not element.options else None
     return words
 
 
@@ -115,14 +115,18 @@ class Pipeline:
         return f"<div>{' &rarr; '.join(boxes)}{note}</div>"
 
 
-def gpu(*ops: OpTree) -> Pipeline:
-    """Place operations on the GPU, one after the other."""
-    return _place(Device.GPU, ops, 0)
+def gpu(*ops: OpTree, skip: int = 0) -> Pipeline:
+    """Place operations on the GPU, one after the other; decodes do without their `skip` lowest-scored experts."""
+    return _place(Device.GPU, ops, 0, skip)
 
 
-def cpu(*ops: OpTree, defer: int = 0) -> Pipeline:
-    """Place operations on the CPU; `defer` of the routed experts per token are added one layer later."""
-    return _place(Device.CPU, ops, defer)
+def cpu(*ops: OpTree, defer: int = 0, skip: int = 0) -> Pipeline:
+    """Place operations on the CPU, one after the other.
+
+    Of the routed experts that a decode token chose, the `defer` lowest-scored are added one layer later, as
+    KTransformers does it, or the `skip` lowest-scored never. Both change the model's answer.
+    """
+    return _place(Device.CPU, ops, defer, skip)
 
 
 def fetch(*what: Streamed) -> Pipeline:
@@ -137,16 +141,19 @@ offload = Pipeline((Move(Device.CPU),))
 load = Pipeline((Move(Device.GPU),))
 
 
-def _place(device: Device, ops: tuple[OpTree, ...], defer: int) -> Pipeline:
+def _place(device: Device, ops: tuple[OpTree, ...], defer: int, skip: int) -> Pipeline:
     flat = list(flatten(ops))
     for op in flat:
         if not isinstance(op, Op):
             raise PipelineError(
                 f"{device.value}(...) takes operations, not {op!r}; use those of workbench.stages or Op."
             )
-    if defer < 0 or (defer and experts not in flat):
-        raise PipelineError(f"defer={defer} needs the routed experts in the same cpu(...) and a number of at least 0.")
-    placed = Pipeline(tuple(Stage(op, device, defer if op is experts else 0) for op in flat))
+    for name, count in (("defer", defer), ("skip", skip)):
+        if count < 0 or (count and experts not in flat):
+            raise PipelineError(
+                f"{name}={count} needs the routed experts in the same {device.value}(...) and a number of at least 0."
+            )
+    placed = Pipeline(tuple(Stage(op, device, defer, skip) if op is experts else Stage(op, device) for op in flat))
     _Walk().follow(placed.chain, ())
     return placed
 

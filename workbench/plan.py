@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
+import enum
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
 
 from workbench.scheduler.batch import Batch
-from workbench.segments import LayerGraph, Node
+from workbench.segments import Kind, LayerGraph, Node
 
 LANES = ("gpu", "cpu", "d2h", "h2d")
+
+
+class Page(NamedTuple):
+    """One of the `pages` equal shares in which a weight transfer is made, the first being number 0."""
+
+    number: int = 0
+    pages: int = 1
+
+    def cut(self, size: float) -> tuple[float, float]:
+        """Where the page begins and ends in `size` bytes: at whole multiples of 64 B, the last one at the very end."""
+        begin, end = (size * edge // (64 * self.pages) * 64 for edge in (self.number, self.number + 1))
+        return begin, size if self.number + 1 == self.pages else end
+
+
+WHOLE = Page()
+
+
+class Carry(enum.Enum):
+    """Whether a weight transfer keeps within its iteration."""
+
+    NONE = "within"
+    OUT = "runs on"
+    """It begins here, and the iteration does not wait for its end."""
+    IN = "the rest"
+    """The end of the one that the iteration before let run on."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +53,13 @@ class Task:
     after : tuple of int
         Tasks of the plan that must have ended, each earlier in the plan.
     pieces : tuple of (layer, node index)
-        What a weight transfer brings: the weights of these nodes.
+        What a weight transfer brings: the weights of these nodes; none for the rest of one counted before.
     bulk : bool
         True if the transfer goes in packets and lets small ones pass in between.
+    carry : Carry
+        Where a weight transfer stands that outlasts its iteration.
+    page : Page
+        Which share of the pieces a weight transfer brings. Pages follow one another into one slot.
     """
 
     node: Node
@@ -36,12 +68,20 @@ class Task:
     after: tuple[int, ...] = ()
     pieces: tuple[tuple[int, int], ...] = ()
     bulk: bool = False
+    carry: Carry = Carry.NONE
+    page: Page = WHOLE
 
     @property
     def name(self) -> str:
-        """``A0a``: node code, layer, part."""
+        """``A0a``: node code, layer, part; ``W1.0``: page 0 of layer 1's weights."""
         layer = "" if self.layer < 0 else str(self.layer)
-        return f"{self.node.code}{layer}{'' if self.part is None else part_name(self.part)}"
+        page = f".{self.page.number}" if self.page.pages > 1 else ""
+        return f"{self.node.code}{layer}{'' if self.part is None else part_name(self.part)}{page}"
+
+    def place(self, layers: int) -> int:
+        """Where it stands in a stack: its layer, -1 before the first, `layers` after the last."""
+        after = self.node.kind is Kind.HEAD or self.node.lane == "h2d"
+        return self.layer if self.layer >= 0 else layers if after else -1
 
 
 def part_name(part: int) -> str:
@@ -84,11 +124,9 @@ class Plan:
     def _line(self, task: Task) -> str:
         pieces = " ".join(f"{self.graph.nodes[node].code}{layer}" for layer, node in task.pieces)
         waits = " ".join(self.tasks[index].name for index in task.after)
-        return (
-            f"{task.name:5}{f'for {pieces}':12}after {waits or '-'}"
-            if pieces
-            else f"{task.name:17}after {waits or '-'}"
-        )
+        what = f"{task.name:5}{f'for {pieces} ':12}" if pieces else f"{task.name:17}"
+        carry = {Carry.NONE: "", Carry.OUT: ", runs on", Carry.IN: " (runs since the iteration before)"}[task.carry]
+        return f"{what}after {waits or '-'}{carry}"
 
     def chart(self) -> str:
         """Lane chart: one column per unit of time, every task one unit long."""
@@ -147,7 +185,7 @@ def lay_out(
     """
     starts, ends = [0.0] * len(tasks), [0.0] * len(tasks)
     free: dict[str, float] = dict.fromkeys(LANES, 0.0)
-    bulk: dict[str, _Bulk] = {}
+    bulk: dict[str, list[_Bulk]] = {lane: [] for lane in LANES}
     for index, task in enumerate(tasks):
         lane, length = task.node.lane, seconds[index]
         ready = 0.0
@@ -156,14 +194,15 @@ def lay_out(
                 ready = ends[other]
         start = free[lane] if free[lane] > ready else ready
         if task.bulk:
-            start = max(start, ends[bulk[lane].index]) if lane in bulk else start
-            bulk[lane] = _Bulk(index, start)
-        elif length and lane in bulk:
-            start = bulk[lane].let_pass(start, length, starts, ends, packet)
+            start = max(start, ends[bulk[lane][-1].index]) if bulk[lane] else start
+            bulk[lane] = [*bulk[lane][1 - _UNDER_WAY :], _Bulk(index, start)]
+        elif length and bulk[lane]:
+            start = _let_pass(bulk[lane], start, length, starts, ends, packet)
         end = start + length
         if drags and drags[index] and length:
-            for transfer in bulk.values():
-                end = _dragged(start, end, starts[transfer.index], ends[transfer.index], drags[index])
+            for transfer in [transfer for transfers in bulk.values() for transfer in transfers]:
+                if ends[transfer.index] > start:
+                    end = _dragged(start, end, starts[transfer.index], ends[transfer.index], drags[index])
         starts[index], ends[index] = start, end
         if not task.bulk:
             free[lane] = end
@@ -180,6 +219,23 @@ def _dragged(start: float, end: float, begin: float, until: float, drag: float) 
     return end + (slowed - beside if slowed <= room else drag * room)
 
 
+def _let_pass(
+    bulk: Sequence[_Bulk], start: float, length: float, starts: list[float], ends: list[float], packet: float
+) -> float:
+    """Start of a small transfer that is ready at `start`: it delays the bulk transfer under way and those behind it."""
+    for transfer in bulk:
+        if start < ends[transfer.index]:
+            start = transfer.let_pass(start, length, starts, ends, packet)
+    for before, behind in pairwise(bulk):
+        if ends[before.index] > starts[behind.index]:
+            behind.delay(ends[before.index] - starts[behind.index], starts, ends)
+    return start
+
+
+_UNDER_WAY = 4
+"""Bulk transfers of a lane that are looked back on; more never wait for one another, for want of weight slots."""
+
+
 @dataclass
 class _Bulk:
     """A bulk transfer under way: which task it is, and since when its packets have followed one another."""
@@ -189,13 +245,8 @@ class _Bulk:
 
     def let_pass(self, start: float, length: float, starts: list[float], ends: list[float], packet: float) -> float:
         """Start of a small transfer that is ready at `start`, for which this one waits between packets."""
-        if start >= ends[self.index]:
-            return start
         if start <= starts[self.index]:
-            late = max(0.0, start + length - starts[self.index])
-            starts[self.index] += late
-            ends[self.index] += late
-            self.since += late
+            self.delay(start + length - starts[self.index], starts, ends)
             return start
         packets = max(0.0, -(-(start - self.since) // packet))
         start = min(self.since + packets * packet, ends[self.index]) if packets else max(start, self.since)
@@ -203,6 +254,13 @@ class _Bulk:
             ends[self.index] += length
             self.since = start + length
         return start
+
+    def delay(self, late: float, starts: list[float], ends: list[float]) -> None:
+        """Begin so much later, if that is later at all."""
+        late = max(0.0, late)
+        starts[self.index] += late
+        ends[self.index] += late
+        self.since += late
 
 
 def busy_seconds(tasks: Sequence[Task], seconds: Sequence[float]) -> Mapping[str, float]:

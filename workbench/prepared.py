@@ -69,6 +69,7 @@ def facts(scenario: Scenario, prepared: Prepared) -> dict[str, str]:
         "weights": f"{format_bytes(streamed)} streamed per iteration in {scenario.weight_formats}",
         "link": f"{format_bytes(scenario.machine.link.h2d)}/s",
         "measured": scenario.machine.measured or "catalogue",
+        **_left_out(scenario),
         "question": _digest(scenario),
         **_unlike_layers(scenario.model),
         **_decodes(scenario, prepared.cost.decodes_at),
@@ -79,6 +80,18 @@ def _decodes(scenario: Scenario, rate: str | None) -> dict[str, str]:
     """At which rate a GPU's decodes are priced where it is not what the operation declares; else nothing."""
     on_gpu = Stage(decode_attention, Device.GPU) in scenario.layer.stages
     return {"attention": f"decodes on the GPU at its {rate} rate; it has none for fp32"} if rate and on_gpu else {}
+
+
+def _left_out(scenario: Scenario) -> dict[str, str]:
+    """Experts that decodes get late or never, which changes the model's answer; nothing if there are none."""
+    of = f"of {scenario.model.num_experts_per_tok} per decode token"
+    told = {}
+    for stage in scenario.layer.stages:
+        if stage.defer:
+            told["deferred"] = f"{stage.defer} {of} one layer later"
+        if stage.skip:
+            told["skipped"] = f"{stage.skip} {of}"
+    return told
 
 
 def _unlike_layers(model: ModelConfig) -> dict[str, str]:
@@ -98,6 +111,7 @@ def _digest(scenario: Scenario) -> str:
     """Tells two scenarios apart in everything that changes a number: lengths, tokens, sizes and rates."""
     workload = scenario.workload
     digest = hashlib.sha256(workload.prompt_len.tobytes() + workload.output_len.tobytes())
+    digest.update(workload.arrival.tobytes())
     for part in (workload.requests, scenario.model, scenario.machine, scenario.memory, scenario.scheduler):
         digest.update(repr(part).encode())
     return digest.hexdigest()[:12]

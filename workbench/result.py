@@ -14,6 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from workbench.energy import Energy
+from workbench.latency import Latencies, Slo
 from workbench.records import from_plain
 from workbench.timeline import Span, Timeline
 
@@ -33,12 +35,26 @@ class Source(enum.Enum):
 
 @dataclass(frozen=True)
 class Iterations:
-    """Columns with one entry per iteration: duration [s], tokens of each class, KV blocks in use while it ran."""
+    """Columns with one entry per iteration.
+
+    Attributes
+    ----------
+    seconds : tuple of float
+        Duration; time without a batch, until the next request arrives, belongs to none [s].
+    prefill, decode : tuple of int
+        Tokens of each class that passed the last layer.
+    used_blocks : tuple of int
+        KV blocks in use while it ran.
+    expert_bytes : tuple of float
+        Routed experts that were read, each chosen one once per layer and micro-batch [B]: counted where measured, else
+        expected for the model's routing.
+    """
 
     seconds: tuple[float, ...] = ()
     prefill: tuple[int, ...] = ()
     decode: tuple[int, ...] = ()
     used_blocks: tuple[int, ...] = ()
+    expert_bytes: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,7 +73,11 @@ class Result:
     limits : mapping of str to float
         For a bound: seconds that each limit alone would take; the largest is the bound.
     ttft, tbt : float
-        Mean time to a request's first token, and mean time between its tokens [s].
+        Mean time from a request's arrival to its first token, and mean time between its tokens [s].
+    latencies : Latencies
+        The same for every request, with what quantiles and objectives need.
+    energy : Energy or None
+        Of the whole run, and who says so.
     predictor : str
         For a prediction: the model that made it, such as "MoE-Lens".
     stopped : bool
@@ -79,6 +99,8 @@ class Result:
     ttft: float = math.nan
     tbt: float = math.nan
     steps: Iterations = field(default_factory=Iterations, repr=False)
+    latencies: Latencies = field(default_factory=Latencies, repr=False)
+    energy: Energy | None = None
     timeline: Timeline = field(default_factory=Timeline, repr=False)
     tokens: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
     facts: Mapping[str, str] = field(default_factory=dict)
@@ -108,6 +130,15 @@ class Result:
         return {lane: busy / self.seconds for lane, busy in self.busy.items()}
 
     @property
+    def expert_bytes(self) -> float:
+        """Bytes of routed experts that all iterations read."""
+        return sum(self.steps.expert_bytes)
+
+    def attainment(self, slo: Slo) -> float:
+        """Share of the served requests that met an objective: the first token and EVERY gap in time."""
+        return self.latencies.attainment(slo)
+
+    @property
     def binding(self) -> str:
         """Name of the limit that makes the bound, or of the busiest lane."""
         shares = self.limits or self.busy
@@ -125,9 +156,10 @@ class Result:
         return path
 
     def to_dict(self, *, timeline: bool = True) -> dict[str, Any]:
-        """Plain values; NaN becomes None."""
-        kept = replace(self, timeline=Timeline())
+        """Plain values; NaN becomes None. Without the timeline the columns of single requests are left out too."""
+        kept = replace(self, timeline=Timeline(), latencies=Latencies())
         values = {key: None if isinstance(v, float) and math.isnan(v) else v for key, v in asdict(kept).items()}
+        values["latencies"] = dict(vars(self.latencies)) if timeline else asdict(Latencies())
         spans = [list(span)[:5] for span in self.timeline] if timeline else []
         labels = self.timeline.labels
         derived = {"gen_tok_s": self.gen_tok_s, "proc_tok_s": self.proc_tok_s, "utilisation": self.utilisation}
@@ -173,7 +205,7 @@ class Result:
 
     def diff(self, other: Result) -> dict[str, tuple[Any, Any]]:
         """Fields in which two results differ, the long columns left out."""
-        skipped = ("steps", "timeline", "tokens", "date")
+        skipped = ("steps", "latencies", "timeline", "tokens", "date")
         mine, theirs = self.to_dict(timeline=False), other.to_dict(timeline=False)
         return {key: (mine[key], theirs[key]) for key in mine if key not in skipped and mine[key] != theirs[key]}
 

@@ -59,7 +59,17 @@ class Scenario:
         if not callable(getattr(self.scheduler, "open", None)):
             raise ScenarioError(f"Scenario(scheduler=...) must be a scheduler, not {self.scheduler!r}.")
         resolve(self.layer)
+        self._check_choices()
         self._check_lengths()
+
+    def _check_choices(self) -> None:
+        chosen = self.model.num_experts_per_tok
+        for stage in self.pipeline.stages:
+            if stage.defer + stage.skip >= chosen:
+                raise ScenarioError(
+                    f"{stage} leaves none of the {chosen} experts that a token of {self.model.name} chooses; give at "
+                    f"most {chosen - 1} in all."
+                )
 
     def _check_lengths(self) -> None:
         held = self.workload.prompt_len + self.workload.output_len - 1

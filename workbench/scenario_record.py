@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from workbench.errors import ScenarioError
 from workbench.hardware import Machine
 from workbench.lengths import whole_lengths
@@ -11,7 +13,11 @@ from workbench.memory import Memory
 from workbench.models import ModelConfig
 from workbench.pipeline import Element, Fork, Pipeline
 from workbench.records import from_plain, to_plain
+from workbench.scheduler.chunked_prefill import ChunkedPrefill
+from workbench.scheduler.continuous import ContinuousBatching
+from workbench.scheduler.layered_prefill import LayeredPrefill
 from workbench.scheduler.resource_aware import ResourceAware
+from workbench.scheduler.static import StaticBatching
 from workbench.stages import (
     Device,
     Move,
@@ -37,7 +43,9 @@ _OPS = {
 }
 _MOVES = {str(move): move for move in (Move(Device.CPU), Move(Device.GPU))}
 _STREAMED = {item.name: item for item in (weights, kv, *(op.weights for op in _OPS.values()))}
-_SCHEDULERS = {kind.__name__: kind for kind in (ResourceAware,)}
+_SCHEDULERS: dict[str, type] = {
+    kind.__name__: kind for kind in (ResourceAware, StaticBatching, ContinuousBatching, ChunkedPrefill, LayeredPrefill)
+}
 
 
 def plain_parts(
@@ -116,7 +124,7 @@ def _plain_element(element: Element) -> Any:
             f"{element} is an operation of your own, whose functions a file cannot hold; keep the cell that makes it, "
             "and save scenarios of built-in operations only."
         )
-    return {"op": element.op.name, "device": element.device.value, "defer": element.defer}
+    return {"op": element.op.name, "device": element.device.value, "defer": element.defer, "skip": element.skip}
 
 
 def _pipeline_from(record: dict[str, Any]) -> Pipeline:
@@ -132,12 +140,14 @@ def _element_from(record: Any) -> Element:
         return _MOVES[record]
     if "arms" in record:
         return Fork(tuple(tuple(map(_element_from, arm)) for arm in record["arms"]))
-    return Stage(_OPS[record["op"]], Device(record["device"]), record["defer"])
+    return Stage(_OPS[record["op"]], Device(record["device"]), record["defer"], record.get("skip", 0))
 
 
 def _plain_workload(workload: Workload) -> dict[str, Any]:
     """Lengths, or the requests that they follow from."""
-    marks = {"name": workload.name, "synthetic": workload.synthetic, "source": workload.source}
+    marks: dict[str, Any] = {"name": workload.name, "synthetic": workload.synthetic, "source": workload.source}
+    if len(workload.arrival):
+        marks["arrival"] = workload.arrival.tolist()
     if workload.requests:
         return {**marks, "requests": to_plain(workload.requests)}
     return {**marks, "prompt_len": workload.prompt_len.tolist(), "output_len": workload.output_len.tolist()}
@@ -154,6 +164,7 @@ def _workload_from(record: dict[str, Any]) -> Workload:
         requests,
         record["synthetic"],
         record["source"],
+        np.array(record.get("arrival", []), dtype=np.float64),
     )
 
 

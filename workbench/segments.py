@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workbench.errors import PipelineError
 from workbench.pipeline import Element, Fork, Path, Piece, Pipeline, Resolved, resolve
@@ -16,6 +16,7 @@ class Kind(enum.Enum):
 
     EMBED = "embed"
     SEGMENT = "segment"
+    DEFERRED = "deferred"
     MOVE = "move"
     WEIGHTS = "weights"
     KV_IN = "kv in"
@@ -54,7 +55,9 @@ class Node:
     def describe(self) -> str:
         """Operations of a segment, or buffers of a transfer (``q@decode k v``)."""
         if self.kind is Kind.SEGMENT:
-            return " ".join(f"{s.op.name}{f'(defer={s.defer})' if s.defer else ''}" for s in self.stages)
+            return " ".join(f"{s.op.name}{f'({chr(44).join(s.options)})' if s.options else ''}" for s in self.stages)
+        if self.kind is Kind.DEFERRED:
+            return " ".join(f"{s.op.name}, {s.defer} of each token" for s in self.stages)
         rows: dict[str, set[RowClass]] = {}
         for buffer, part in self.carries:
             rows.setdefault(buffer, set()).add(part)
@@ -83,6 +86,8 @@ class LayerGraph:
     enter, leave : Node or None
         Transfer of the residual stream after the embedding and before the head, where a layer begins or ends on the
         CPU.
+    last : tuple of Node or None
+        The nodes as the last layer has them: it defers nothing, so what others compute afterwards it computes at once.
     """
 
     pipeline: Pipeline
@@ -90,11 +95,21 @@ class LayerGraph:
     sinks: tuple[int, ...]
     enter: Node | None
     leave: Node | None
+    last: tuple[Node | None, ...]
 
     @property
     def streamed(self) -> tuple[int, ...]:
         """Nodes whose weights are streamed."""
         return tuple(index for index, node in enumerate(self.nodes) if node.streamed)
+
+    def at(self, layer: int, layers: int) -> tuple[Node | None, ...]:
+        """The nodes of one of so many layers, each in its place; None where it has none."""
+        return self.last if layer + 1 == layers else self.nodes
+
+    @property
+    def undeferred(self) -> tuple[Node, ...]:
+        """The nodes of a layer that computes everything at once, as the last one does."""
+        return tuple(node for node in self.last if node is not None)
 
     @property
     def all_nodes(self) -> tuple[Node, ...]:
@@ -122,7 +137,17 @@ def layer_graph(pipeline: Pipeline) -> LayerGraph:
     sinks += tuple(index for index, node in enumerate(builder.nodes) if node.kind is Kind.KV_OUT)
     enter = Node(Kind.MOVE, "R", "d2h", carries=_X) if Device.CPU in resolved.enters else None
     leave = None if Device.GPU in resolved.leaves else Node(Kind.MOVE, "L", "h2d", carries=_X)
-    return LayerGraph(pipeline, tuple(builder.nodes), sinks, enter, leave)
+    return LayerGraph(
+        pipeline, tuple(builder.nodes), sinks, enter, leave, tuple(map(_deferring_nothing, builder.nodes))
+    )
+
+
+def _deferring_nothing(node: Node) -> Node | None:
+    """The node as it is in the last layer."""
+    if node.kind is Kind.DEFERRED:
+        return None
+    stages = tuple(replace(stage, defer=0) if stage.defer else stage for stage in node.stages)
+    return replace(node, stages=stages) if stages != node.stages else node
 
 
 class _Builder:
@@ -149,16 +174,29 @@ class _Builder:
         return self._segment(run, after) if run else after
 
     def _segment(self, run: list[Stage], after: tuple[int, ...]) -> tuple[int, ...]:
+        """A run of stages. Where KV is streamed, attention stands apart: what is before and behind need not wait.
+
+        That of prefills too reads the cache, for earlier pieces of a prompt.
+        """
+        keeper = next((place for place, stage in enumerate(run) if stage.op.keeps_kv), None)
+        if keeper is None or kv not in self._pipeline.fetches:
+            return self._computed(run, after)
+        first = next(place for place, stage in enumerate(run) if stage.op.keeps_kv or stage.op.rows is RowClass.PREFILL)
+        after = self._computed(run[:first], after)
+        reader = self._computed(run[first : keeper + 1], (*after, *self._append(Node(Kind.KV_IN, "K", "h2d"))))
+        new_kv = tuple((buffer, rows) for buffer in ("k", "v") for rows in RowClass.ALL.parts)
+        self._append(Node(Kind.KV_OUT, "S", "d2h", carries=new_kv, after=reader))
+        return self._computed(run[keeper + 1 :], reader)
+
+    def _computed(self, run: list[Stage], after: tuple[int, ...]) -> tuple[int, ...]:
+        if not run:
+            return after
         lane = run[0].device.value
-        streams_kv = kv in self._pipeline.fetches and any(stage.op.keeps_kv for stage in run)
-        if streams_kv:
-            after = (*after, *self._append(Node(Kind.KV_IN, "K", "h2d")))
         streamed = any(self._pipeline.streams(stage) for stage in run)
-        node = Node(Kind.SEGMENT, self._code(lane), lane, tuple(run), after=after, streamed=streamed)
-        index = self._append(node)
-        if streams_kv:
-            new_kv = tuple((buffer, rows) for buffer in ("k", "v") for rows in RowClass.ALL.parts)
-            self._append(Node(Kind.KV_OUT, "S", "d2h", carries=new_kv, after=index))
+        index = self._append(Node(Kind.SEGMENT, self._code(lane), lane, tuple(run), after=after, streamed=streamed))
+        late = tuple(stage for stage in run if stage.defer)
+        if late:  # nothing in this layer waits for it, and the next layer's experts follow it on their lane
+            self._append(Node(Kind.DEFERRED, self._code(lane), lane, late, after=index))
         return index
 
     def _move(self, move: Move, path: Path, after: tuple[int, ...]) -> tuple[int, ...]:

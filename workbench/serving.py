@@ -10,14 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.capacity import ledger
+from workbench.energy import Energy, published_model
 from workbench.errors import CapacityError, ScenarioError, StoppedError
-from workbench.plan import LANES, Plan
+from workbench.plan import Plan
 from workbench.prepared import Prepared, facts, price
-from workbench.result import Iterations, Result, Source
+from workbench.record import Record
+from workbench.result import Result, Source
 from workbench.scenario import Scenario
+from workbench.scheduler.base import Queue
 from workbench.scheduler.batch import Batch
 from workbench.scheduler.block_manager import BlockManager
 from workbench.schedules.base import Schedule, Step
+from workbench.stages import RowClass, kv
 from workbench.timeline import Timeline
 
 
@@ -35,6 +39,15 @@ class Clock(Protocol):
 
     def execute(self, plan: Plan, number: int, step: Step) -> dict[str, float]:
         """Run one iteration and move `now` to its end; busy seconds per lane."""
+
+    def wait(self, until: float) -> None:
+        """Let time pass without work, at least until `until`."""
+
+    def expert_bytes(self, plan: Plan) -> float:
+        """Routed experts that the plan just executed read: expected, or counted [B]."""
+
+    def energy(self) -> Energy | None:
+        """What a meter has counted since `begin`; None where there is no meter."""
 
 
 @dataclass(frozen=True)
@@ -76,54 +89,35 @@ def prepare(scenario: Scenario, schedule: Schedule) -> Prepared:
     ------
     ScheduleError
         If the schedule needs another shape of pipeline.
+    ScenarioError
+        If the scheduler prefills prompts in pieces where attention cannot read the KV of those before.
     CapacityError
         If it does not fit the GPU's or the host's memory, by the ledger of `Scenario.fits`.
     """
     prepared = price(scenario, schedule)
+    _check_pieces(prepared)
     found = ledger(prepared)
     if not found:
         raise CapacityError(found.verdict)
     return prepared
 
 
-@dataclass
-class _Record:
-    """Grows with the iterations of one served workload."""
-
-    first: npt.NDArray[np.float64]
-    last: npt.NDArray[np.float64]
-    seconds: list[float] = field(default_factory=list)
-    prefill: list[int] = field(default_factory=list)
-    decode: list[int] = field(default_factory=list)
-    used: list[int] = field(default_factory=list)
-    busy: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LANES, 0.0))
-    emitted: int = 0
-
-    def add(self, batch: Batch, begin: float, end: float, used: int, busy: dict[str, float]) -> None:
-        rows = batch.rows
-        self.seconds.append(end - begin)
-        self.prefill.append(int(rows.prefill))
-        self.decode.append(int(rows.decode))
-        self.used.append(used)
-        self.emitted += int(rows.emits)
-        for lane in busy:
-            self.busy[lane] += busy[lane]
-        fresh = batch.prefills[np.isnan(self.first[batch.prefills])]
-        self.first[fresh] = end
-
-    def progress(self, now: float, total: int, blocks: int, preemptions: int) -> Progress:
-        return Progress(
-            seconds=now,
-            iterations=len(self.seconds),
-            prefill=sum(self.prefill),
-            decode=sum(self.decode),
-            emitted=self.emitted,
-            total=total,
-            used_blocks=self.used[-1],
-            blocks=blocks,
-            preemptions=preemptions,
-            busy=dict(self.busy),
-        )
+def _check_pieces(prepared: Prepared) -> None:
+    """A piece of a prompt attends to the ones before it, so the KV cache must be where its attention is."""
+    scenario, nodes = prepared.scenario, prepared.lowering.graph.nodes
+    workload, pipeline = scenario.workload, scenario.layer
+    longest = int((workload.prompt_len + workload.output_len).max())
+    if not scenario.scheduler.splits(longest, prepared.layers):
+        return
+    for node in nodes:
+        for stage in node.stages:
+            fetched = kv in pipeline.fetches and any(other.op.keeps_kv for other in node.stages)
+            if stage.op.rows is RowClass.PREFILL and not fetched and stage.device is not pipeline.kv_device:
+                raise ScenarioError(
+                    f"{scenario.scheduler} prefills prompts in pieces, and {stage} reads the KV of earlier ones, which "
+                    f"is on the {pipeline.kv_device.value}. Put it beside decode_attention, stream the cache with "
+                    "fetch(kv), or use a scheduler that prefills whole prompts, such as ContinuousBatching()."
+                )
 
 
 def serve(
@@ -138,21 +132,21 @@ def serve(
     longest = int((workload.prompt_len + workload.output_len).max())
     blocks = BlockManager(scenario.kv_blocks, scenario.memory.kv_block, len(workload), longest)
     queue = scenario.scheduler.open(workload, blocks, prepared.token_budget, prepared.layers)
-    unset = np.full(len(workload), np.nan)
-    record = _Record(unset, unset.copy())
+    record = Record(workload)
     clock.begin(blocks)
     step, stopped = Step.FIRST, False
     try:
-        while (batch := queue.next()) is not None:
+        while (batch := _next(queue, clock, workload.arrival)) is not None:
             if queue.ends_with(batch):
                 step |= Step.LAST
             begin, used = clock.now, blocks.total - blocks.free
-            busy = clock.execute(prepared.lowering.plan(batch, step), len(record.seconds), step)
-            record.last[queue.complete(batch)] = clock.now
-            record.add(batch, begin, clock.now, used, busy)
+            plan = prepared.lowering.plan(batch, step)
+            busy = clock.execute(plan, len(record.seconds), step)
+            record.add(batch, begin, clock.now, used, busy, clock.expert_bytes(plan))
+            record.finish(queue.complete(batch), clock.now)
             step = Step.MIDDLE
             if watch is not None:
-                watch(record.progress(clock.now, int(workload.output_len.sum()), blocks.total, queue.preemptions))
+                watch(_progress(record, clock.now, blocks.total, queue.preemptions))
     except StoppedError:
         if not record.seconds:
             raise
@@ -174,16 +168,53 @@ def serve(
         preemptions=queue.preemptions,
         recomputed=queue.recomputed,
         busy=record.busy,
-        ttft=float(np.nanmean(record.first)),
-        tbt=_mean_gap(record, workload.output_len),
-        steps=Iterations(tuple(record.seconds), tuple(record.prefill), tuple(record.decode), tuple(record.used)),
+        ttft=record.mean_ttft,
+        tbt=record.mean_gap,
+        steps=record.steps,
+        latencies=record.latencies,
+        energy=clock.energy() or _modelled(prepared, record, clock.now),
         timeline=clock.timeline,
         facts=facts(scenario, prepared),
         stopped=stopped,
     )
 
 
-def _check_served(scenario: Scenario, record: _Record, blocks: BlockManager) -> None:
+def _progress(record: Record, now: float, blocks: int, preemptions: int) -> Progress:
+    return Progress(
+        seconds=now,
+        iterations=len(record.seconds),
+        prefill=sum(record.prefill),
+        decode=sum(record.decode),
+        emitted=record.emitted,
+        total=int(record.workload.output_len.sum()),
+        used_blocks=record.used[-1],
+        blocks=blocks,
+        preemptions=preemptions,
+        busy=dict(record.busy),
+    )
+
+
+def _next(queue: Queue, clock: Clock, arrival: npt.NDArray[np.float64]) -> Batch | None:
+    """The next batch, waited for if nobody is there yet; None when all have been served."""
+    while (batch := queue.next(clock.now)) is None:
+        coming = arrival[arrival.searchsorted(clock.now, "right") :]
+        if not len(coming):
+            return None
+        clock.wait(float(coming[0]))
+    return batch
+
+
+def _modelled(prepared: Prepared, record: Record, seconds: float) -> Energy:
+    """Everything but experts and KV is read once per iteration (SPEC 7)."""
+    scenario, iterations = prepared.scenario, len(record.seconds)
+    kv = record.context * scenario.model.kv_bytes_per_token(scenario.precision.kv)
+    read = sum(record.expert_bytes) + kv + iterations * scenario.model.always_bytes
+    model, source = published_model()
+    flops = 2.0 * scenario.model.active_params * (sum(record.prefill) + sum(record.decode))
+    return Energy(float(model.joules(seconds, read, flops)), source)
+
+
+def _check_served(scenario: Scenario, record: Record, blocks: BlockManager) -> None:
     """A scheduler that stops early or keeps blocks must not pass for one that served everything."""
     open_requests = int(np.isnan(record.last).sum())
     if open_requests or record.emitted != scenario.workload.output_len.sum():
@@ -195,9 +226,3 @@ def _check_served(scenario: Scenario, record: _Record, blocks: BlockManager) -> 
         raise CapacityError(
             f"{scenario.scheduler} kept {blocks.used} KV blocks after its last batch; its close() must not."
         )
-
-
-def _mean_gap(record: _Record, output_len: npt.NDArray[np.int64]) -> float:
-    several = (output_len > 1) & ~np.isnan(record.last)
-    gaps = (record.last[several] - record.first[several]) / (output_len[several] - 1)
-    return float(gaps.mean()) if several.any() else float("nan")

@@ -178,7 +178,7 @@ def _heaviest(scenario: Scenario, schedule: Schedule, result: Result) -> str:
     cost, lane, cores = prepared.cost, lane_of(result.binding), scenario.machine.cores
     of_dram = result.binding == DRAM
     taken = dict[str, float]()
-    for node in prepared.lowering.graph.nodes:
+    for node in prepared.lowering.graph.undeferred:
         if of_dram:
             taken[node.describe()] = cost.host_bytes(node, total)
         elif node.lane == lane and node.kind is Kind.SEGMENT:

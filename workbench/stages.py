@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from workbench.cost import Precision, Rows, Work, expected_experts
+from workbench.cost import Precision, Rows, Work
 from workbench.models import ModelConfig
 from workbench.units import DTYPE_BYTES
 
@@ -104,14 +104,24 @@ class Op:
 
 @dataclass(frozen=True)
 class Stage:
-    """One operation placed on one device; `defer` experts per token are left for the next layer (KTransformers)."""
+    """One operation placed on one device.
+
+    Of the experts that a decode token chose, the `defer` lowest-scored are added one layer later (KTransformers), or
+    the `skip` lowest-scored never. Prefills have all of theirs at once, and so have decodes in the last layer.
+    """
 
     op: Op
     device: Device
     defer: int = 0
+    skip: int = 0
 
     def __str__(self) -> str:
-        return f"{self.device.value}({self.op.name}{f', defer={self.defer}' if self.defer else ''})"
+        return f"{self.device.value}({self.op.name}{''.join(f', {option}' for option in self.options)})"
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What it leaves out, as its user writes it: ``defer=3``."""
+        return tuple(f"{name}={getattr(self, name)}" for name in ("defer", "skip") if getattr(self, name))
 
 
 @dataclass(frozen=True)
@@ -145,6 +155,9 @@ BUFFER_WIDTHS: dict[str, Callable[[ModelConfig], int]] = {
     "gates": lambda m: 2 * m.num_experts_per_tok,
     "routed": lambda m: m.hidden_size,
     "shared": lambda m: m.hidden_size,
+    "late_h": lambda m: m.hidden_size,
+    "late_gates": lambda m: 2 * m.num_experts_per_tok,
+    "pending": lambda m: m.hidden_size,
 }
 """Elements per token of the built-in buffers: the residual stream x, queries, keys, values, attention output, the
 normed MoE input h, the routing (expert id and weight per choice), and the outputs of routed and shared experts. With
@@ -152,14 +165,18 @@ latent attention k and v are what the cache holds, the key that RoPE turned and 
 decodes have the latent absorbed, those of prefills are `_EXPANDED`."""
 
 _EXPANDED: dict[str, Callable[[ModelConfig], int]] = {"q": lambda m: m.q_size, "attn": lambda m: m.attn_size}
+DEFERRED_BUFFERS = ("late_h", "late_gates", "pending")
+"""What deferral keeps of every decode row from one layer to the next: inputs of the late experts, then their output."""
 
 
 def buffer_row(
     buffer: str, model: ModelConfig, precision: Precision, rows: RowClass = RowClass.DECODE
 ) -> tuple[int, str]:
     """Elements of one row of a buffer, and their type: the routing is fp32, all else in the weights' precision."""
+    if rows is RowClass.PREFILL and buffer in DEFERRED_BUFFERS:
+        return 0, precision.weights
     widths = BUFFER_WIDTHS | _EXPANDED if rows is RowClass.PREFILL else BUFFER_WIDTHS
-    return widths.get(buffer, widths["x"])(model), "fp32" if buffer == "gates" else precision.weights
+    return widths.get(buffer, widths["x"])(model), "fp32" if buffer.endswith("gates") else precision.weights
 
 
 def buffer_bytes(buffer: str, model: ModelConfig, precision: Precision, rows: RowClass = RowClass.DECODE) -> int:
@@ -191,6 +208,7 @@ def _prefill_attention_work(rows: Rows, m: ModelConfig, precision: Precision) ->
     """With latent attention keys and values are expanded first, which `qkv` and `out_proj` account for."""
     keys_and_values = m.pair_macs if m.kv_lora_rank else m.kv_elements
     moved = rows.prefill * (m.pair_macs + keys_and_values) * DTYPE_BYTES[precision.weights]
+    moved += rows.before * m.kv_elements * DTYPE_BYTES[precision.kv]
     return Work(2.0 * m.pair_macs * rows.pairs, moved, precision.weights)
 
 
@@ -215,11 +233,35 @@ def _route_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
 
 
 def _experts_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
-    chosen = m.num_experts_per_tok
-    touched = expected_experts(m.num_local_experts, chosen, rows.tokens)
-    moved = 2 * m.hidden_size * rows.tokens
-    params, read = chosen * m.expert_params, touched * m.expert_params
-    return _times(m.moe_share, _gemm(params, read, precision.expert_bytes, moved, rows.tokens, precision))
+    pairs, touched = m.num_experts_per_tok * rows.tokens, m.touched_experts(rows.tokens)
+    return _mixed_work(pairs, touched, rows.tokens, m, precision)
+
+
+def _choices_work(rows: Rows, of_decodes: int, m: ModelConfig, precision: Precision) -> Work:
+    """Routed experts where a decode token has so many computed, a prefill token all that it chose."""
+    prefill = m.touched_experts(rows.prefill)
+    decode = m.touched_experts(rows.decode, of_decodes)
+    touched = prefill + decode - prefill * decode / m.num_local_experts
+    pairs = m.num_experts_per_tok * rows.prefill + of_decodes * rows.decode
+    return _mixed_work(pairs, touched, rows.tokens, m, precision)
+
+
+def _mixed_work(pairs: float, touched: float, tokens: float, m: ModelConfig, precision: Precision) -> Work:
+    """So many pairs of a token and an expert, of so many tokens and experts."""
+    moved, read = 2 * m.hidden_size * tokens, touched * m.expert_params
+    return _times(m.moe_share, _gemm(m.expert_params, read, precision.expert_bytes, moved, pairs, precision))
+
+
+def at_once(stage: Stage, rows: Rows, m: ModelConfig, precision: Precision) -> Work | None:
+    """What a stage computes when its layer runs: all but what it defers or skips; None if its op declares no work."""
+    if not (stage.defer or stage.skip):
+        return stage.op.work(rows, m, precision) if stage.op.work else None
+    return _choices_work(rows, m.num_experts_per_tok - stage.defer - stage.skip, m, precision)
+
+
+def afterwards(stage: Stage, rows: Rows, m: ModelConfig, precision: Precision) -> Work:
+    """What a stage computes of its layer once the next one may begin."""
+    return _choices_work(Rows(decode=rows.decode), stage.defer, m, precision)
 
 
 def _combine_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:

@@ -6,16 +6,21 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from workbench.catalogue import Catalogue
 from workbench.errors import WorkloadError
 from workbench.lengths import Counts, Gamma, Histogram, LengthDistribution, Lengths, LogNormal, whole_lengths
 from workbench.tokenizer import BYTES, Tokenizer
+
+Times = npt.NDArray[np.float64]
+AT_ONCE: Times = np.empty(0)
+AT_ONCE.flags.writeable = False
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """A pile of requests, served offline in this order.
+    """Requests that are served in this order: a pile, or as they arrive.
 
     Attributes
     ----------
@@ -58,6 +63,8 @@ class Workload:
         True where the lengths were drawn from a distribution and not recorded.
     source : str
         Where the distribution comes from, and what it was drawn as.
+    arrival : ndarray (requests,) float64
+        Seconds after the start at which each comes, none before the one above it; empty if all are there at once.
     """
 
     name: str
@@ -66,6 +73,7 @@ class Workload:
     requests: tuple[Request, ...] = ()
     synthetic: bool = False
     source: str = ""
+    arrival: Times = field(default_factory=lambda: AT_ONCE)
 
     def __post_init__(self) -> None:
         shapes = np.shape(self.prompt_len), np.shape(self.output_len)
@@ -82,6 +90,16 @@ class Workload:
                 raise WorkloadError(
                     f"request {worst} of workload {self.name!r} has {what} length {lengths[worst]}; the least is 1."
                 )
+        self._check_arrival()
+
+    def _check_arrival(self) -> None:
+        times = self.arrival
+        if times.shape not in ((0,), self.prompt_len.shape):
+            raise WorkloadError(f"workload {self.name!r} has {times.size} arrivals of {len(self)} requests; give all.")
+        if not np.isfinite(times).all() or times.min(initial=0) < 0 or (np.diff(times) < 0).any():
+            raise WorkloadError(
+                f"arrivals of workload {self.name!r} must be seconds from 0 on in ascending order; sort the requests."
+            )
 
     def __len__(self) -> int:
         return len(self.prompt_len)
@@ -89,9 +107,37 @@ class Workload:
     def __str__(self) -> str:
         drawn = " (synthetic)" if self.synthetic else ""
         means = f"mean prompt {self.prompt_len.mean():.4g}, mean output {self.output_len.mean():.4g}"
-        return f"{self.name}: {len(self)} requests, {means}{drawn}"
+        online = f", arriving within {self.arrival[-1]:.4g} s" if len(self.arrival) else ""
+        return f"{self.name}: {len(self)} requests, {means}{online}{drawn}"
 
     __repr__ = __str__
+
+    def arriving(
+        self, *, rate: float | None = None, at: Sequence[float] | Times | None = None, seed: int = 0
+    ) -> Workload:
+        """The same requests, arriving one after the other.
+
+        Parameters
+        ----------
+        rate : float, optional
+            Requests per second of a Poisson process that is drawn with `seed`.
+        at : sequence of float, optional
+            Seconds after the start at which each request arrives, as a trace has them.
+
+        Raises
+        ------
+        WorkloadError
+            If not exactly one of `rate` and `at` is given, the rate is not positive, or the times are not in order.
+        """
+        if (rate is None) == (at is None):
+            raise WorkloadError("arriving takes either a rate of requests per second or the times, at=[...].")
+        if rate is not None:
+            if not (isinstance(rate, int | float) and 0 < rate < math.inf):
+                raise WorkloadError(f"a rate must be a positive number of requests per second, not {rate!r}.")
+            # A stream apart from the one that draws lengths, so that the same seed does not tie gaps to lengths.
+            gaps = np.random.default_rng((seed, 1)).exponential(1 / rate, len(self))
+            return replace(self, arrival=np.cumsum(gaps))
+        return replace(self, arrival=np.asarray(at, dtype=np.float64))
 
     @classmethod
     def of(cls, requests: Iterable[Request], *, name: str = "requests") -> Workload:
@@ -136,7 +182,8 @@ class Workload:
         """Requests from a file with one JSON object per line.
 
         Keys: ``prompt`` (text, encoded by the tokenizer: its UTF-8 bytes unless a checkpoint's is given) or ``tokens``
-        (ids); optional ``output_len`` (else the argument), ``temperature``, ``top_p`` and ``seed``.
+        (ids); optional ``output_len`` (else the argument), ``temperature``, ``top_p``, ``seed``, and in every line or
+        in none ``arrival`` (seconds after the start).
 
         Raises
         ------
@@ -145,8 +192,9 @@ class Workload:
         """
         path = Path(path)
         numbered = [(number, line) for number, line in enumerate(_lines(path), 1) if line.strip()]
-        parsed = (_parse(f"{path.name}:{number}", line, output_len, tokenizer) for number, line in numbered)
-        return cls.of(parsed, name=path.stem)
+        parsed = [_parse(f"{path.name}:{number}", line, output_len, tokenizer) for number, line in numbered]
+        times = [time for _, time in parsed if time is not None]
+        return replace(cls.of((request for request, _ in parsed), name=path.stem), arrival=np.array(times, dtype=float))
 
     @classmethod
     def from_text(
@@ -220,14 +268,15 @@ def _lines(path: Path) -> list[str]:
         raise WorkloadError(f"workload file {path.name} is not UTF-8 text ({error.reason}); convert it.") from error
 
 
-def _parse(where: str, line: str, output_len: int, tokenizer: Tokenizer) -> Request:
+def _parse(where: str, line: str, output_len: int, tokenizer: Tokenizer) -> tuple[Request, float | None]:
+    """The request of a line, and when it arrives if the line says so."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise WorkloadError(f"{where} is not valid JSON ({error}); write one object per line.") from error
     if not isinstance(entry, Mapping) or ("prompt" in entry) == ("tokens" in entry):
         raise WorkloadError(f"{where} must be an object with either 'prompt' (text) or 'tokens' (a list of ids).")
-    unknown = set(entry).difference(("prompt", "tokens", "output_len", "temperature", "top_p", "seed"))
+    unknown = set(entry).difference(("prompt", "tokens", "output_len", "temperature", "top_p", "seed", "arrival"))
     if unknown:
         raise WorkloadError(f"{where} has the unknown key {sorted(unknown)[0]!r}; remove it.")
     if "prompt" in entry:
@@ -238,7 +287,8 @@ def _parse(where: str, line: str, output_len: int, tokenizer: Tokenizer) -> Requ
         raise WorkloadError(f"{where} needs a prompt of at least one token, each id a non-negative integer.")
     if "output_len" in entry:
         output_len = _typed(entry, "output_len", int, where)
-    return Request(prompt, output_len, _sampling(entry, where))
+    arrival = _typed(entry, "arrival", (int, float), where) if "arrival" in entry else None
+    return Request(prompt, output_len, _sampling(entry, where)), arrival
 
 
 def _encode(text: str, tokenizer: Tokenizer, where: str) -> tuple[int, ...]:

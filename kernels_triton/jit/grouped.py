@@ -150,3 +150,15 @@ def combine(parts, out, N, K: tl.constexpr, BLOCK: tl.constexpr):
     for j in tl.static_range(K):
         total += tl.load(parts + (token * K + j) * N + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + token * N + columns, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def gated(x, out, stride, F, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+    """Gates and ups of one row, which lie one behind the other."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < F
+    place = x + row * stride + columns
+    gate = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(place + F, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * F + columns, _activated(gate, up, ACTIVATION).to(out.dtype.element_ty), mask=inside)

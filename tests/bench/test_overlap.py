@@ -89,8 +89,18 @@ def test_probes_are_read_while_the_clock_stands(bench, monkeypatch):
 def test_ratios_are_those_of_the_medians_with_the_extremes():
     fast, slow = overlap.Contender(overlap.VSL, 1.5, [1.0, 2.0, 3.0]), overlap.Contender(overlap.PLAIN, 4.0, [4.0, 5.0])
     ratios = overlap._ratios([fast, slow])
-    assert ratios["VSLPipe / Sequential, speed"] == {"median": 2.25, "min": 4 / 3, "max": 5.0, "runs": 3}
-    assert ratios["VSLPipe: measured / simulated speed"] == {"median": 0.75, "min": 0.5, "max": 1.5, "runs": 3}
+    assert ratios["VSLPipe(weight_slots=3) / Sequential, speed"] == {
+        "median": 2.25,
+        "min": 4 / 3,
+        "max": 5.0,
+        "runs": 3,
+    }
+    assert ratios["VSLPipe(weight_slots=3): measured / simulated speed"] == {
+        "median": 0.75,
+        "min": 0.5,
+        "max": 1.5,
+        "runs": 3,
+    }
 
 
 def test_lanes_are_busy_for_their_share_of_all_passes():

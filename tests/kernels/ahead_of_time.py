@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import torch
 from kernels_triton.jit.grouped import combine, grouped
 from kernels_triton.jit.mode import triton
 from kernels_triton.jit.pairs import count_pairs, place_pairs
-from kernels_triton.jit.rms_norm import rms_norm
 from kernels_triton.jit.router import route
 from kernels_triton.tiles import KINDS, SHARED_KIB, LayerTiles, Tiles, table, tiles_for
 
@@ -30,11 +29,19 @@ EVEN = ("N", "K", "x_stride", "weight_page", "weight_row", "bias_page", "out_str
 NUMBERS = (*EVEN, "n", "scale_page", "scale_row")
 
 
-def built(kernel: Any, arch: int, types: dict[str, str], constants: dict[str, Any], warps: int, stages: int) -> Any:
+def built(
+    kernel: Any,
+    arch: int,
+    types: dict[str, str],
+    constants: dict[str, Any],
+    warps: int,
+    stages: int,
+    strides: Collection[str] = EVEN,
+) -> Any:
     """One kernel compiled as a launch would: pointers and strides are multiples of 16."""
     names = kernel.arg_names
     signature = {name: types.get(name, "constexpr") for name in names}
-    even = [name for name, kind in types.items() if kind.startswith("*") or name in (*EVEN, "stride")]
+    even = [name for name, kind in types.items() if kind.startswith("*") or name in (*strides, "stride")]
     source = triton.compiler.ASTSource(
         kernel,
         signature=signature,
@@ -67,8 +74,6 @@ def small_kernels(arch: int) -> Iterator[tuple[str, Any]]:
     yield "place_pairs", built(place_pairs, arch, pointers, {"ROWS": 16, "BLOCK": 1024, "BLOCK_E": 256}, 4, 3)
     pointers = {"parts": "*fp16", "out": "*fp16", "N": "i32"}
     yield "combine", built(combine, arch, pointers, {"K": 8, "BLOCK": 1024}, 4, 3)
-    pointers = {"x": "*fp16", "weight": "*fp16", "out": "*fp16", "stride": "i32"}
-    yield "rms_norm", built(rms_norm, arch, pointers, {"M": 4096, "EPS": 1e-5, "BLOCK": 4096}, 4, 3)
     pointers = {"logits": "*fp32", "bias": "*fp32", "ids": "*i32", "weights": "*fp32", "stride": "i32", "scale": "fp32"}
     constants = {"K": 8, "GROUPS": 8, "SIZE": 32, "KEPT": 4, "SIGMOID": True, "RENORMALISE": True, "BIASED": True}
     yield "route", built(route, arch, pointers, constants | {"BLOCK_G": 8, "BLOCK_S": 32, "BLOCK_K": 8}, 1, 3)

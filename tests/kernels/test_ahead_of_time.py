@@ -10,17 +10,16 @@ import pytest
 
 pytest.importorskip("triton")
 SCRIPT = Path(__file__).with_name("ahead_of_time.py")
+ATTENTION = Path(__file__).with_name("ahead_of_time_attention.py")
 ROOT = SCRIPT.parents[2]
 EVERY = [(arch, kind) for arch in (75, 80, 86, 89, 90) for kind in ("16-bit", "8-bit", "4-bit", "fp32")]
 
 
-def compiled(arch: int, kind: str, cache: Path) -> list[dict]:
-    """What the script prints, with a cache of its own: an old entry would hide a failure."""
+def compiled(script: Path, cache: Path, *arguments: str) -> list[dict]:
+    """What a script prints, with a cache of its own: an old entry would hide a failure."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
-    run = subprocess.run(
-        [sys.executable, SCRIPT, str(arch), kind], env=env, capture_output=True, text=True, check=False
-    )
+    run = subprocess.run([sys.executable, script, *arguments], env=env, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     return [json.loads(line) for line in run.stdout.splitlines()]
 
@@ -29,7 +28,7 @@ def compiled(arch: int, kind: str, cache: Path) -> list[dict]:
 @pytest.mark.parametrize("arch, kind", EVERY)
 def test_every_architecture_and_kind_of_weights(arch, kind, tmp_path):
     """On sm_90 with HGMMA also for few tokens: the table has rows of 16 pairs per expert."""
-    rows = compiled(arch, kind, tmp_path)
+    rows = compiled(SCRIPT, tmp_path, str(arch), kind)
     instruction = "HGMMA" if arch >= 90 else "HMMA"
     products = [row for row in rows if row["kernel"] in ("gated", "plain")]
     assert products
@@ -38,3 +37,15 @@ def test_every_architecture_and_kind_of_weights(arch, kind, tmp_path):
     if arch >= 80 and kind != "fp32":  # Triton has no matrix instructions before, and none that are exact for fp32
         assert [row for row in products if not row[instruction]] == []
         assert [row for row in products if not row["LDGSTS"]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [80, 89, 90])  # sm_86 has sm_89's rows and room
+def test_attention_and_what_stands_around_it(arch, tmp_path):
+    rows = compiled(ATTENTION, tmp_path, str(arch))
+    products = [row for row in rows if row["kernel"] in ("prefill", "decode", "logits") and row["x"] != "fp32"]
+    assert [row for row in rows if row["stack"] or row["STL"] or row["LDL"]] == []
+    assert [row for row in rows if not row["fits"]] == []
+    assert [row for row in products if not (row["HGMMA"] or row["HMMA"]) or not row["LDGSTS"]] == []
+    if arch == 90:  # decodes have fewer query heads than HGMMA takes rows
+        assert [row for row in products if row["kernel"] != "decode" and not row["HGMMA"]] == []

@@ -7,6 +7,18 @@ import pytest
 
 CPU = ["ceilings", "expert_mlp", "expert_nodes", "expert_weights", "features", "flash_decode", "kv_cache"]
 TRITON = ["backend", "experts", "fused_moe", "grouped_gemm", "pairs", "router", "tiles", "tuning"]
+TRITON += [
+    "attention",
+    "ceilings",
+    "decode_attention",
+    "gated",
+    "kv_layout",
+    "layer_norm",
+    "prefill_attention",
+    "rms_norm",
+    "rope",
+]
+TRITON += ["rope_table", "rows", "sampling", "vocabulary"]
 
 
 @pytest.mark.parametrize("module", [f"kernels_cpu.{m}" for m in CPU] + [f"kernels_triton.{m}" for m in TRITON])

@@ -14,12 +14,24 @@ ROOT = Path(__file__).parents[2]
 
 
 class Fault(NamedTuple):
-    """Text of a kernel module, what to write instead, and which tests are to notice."""
+    """Text of a kernel module, what to write instead, and which tests of which file are to notice."""
 
     module: str
     right: str
     wrong: str
     tests: str
+    file: str = "interpreted.py"
+
+
+ATTENTION, ROWS = "interpreted_attention.py", "interpreted_rows.py"
+
+
+def attention(right: str, wrong: str, tests: str) -> Fault:
+    return Fault("attention", right, wrong, tests, ATTENTION)
+
+
+def rows(module: str, right: str, wrong: str, tests: str) -> Fault:
+    return Fault(module, right, wrong, tests, ROWS)
 
 
 FAULTS = {
@@ -49,6 +61,26 @@ FAULTS = {
         "test_route",
     ),
     "one group too many": Fault("router", "tl.static_range(KEPT)", "tl.static_range(KEPT + 1)", "test_route"),
+    "a query sees the next key": attention("at[None, :] <= position", "at[None, :] <= 1 + position", "test_prefill"),
+    "a window one token wider": attention("> position[:, None] - WINDOW", ">= position[:, None] - WINDOW", "prefix"),
+    "values without the shrinking": attention("acc * shrink[:, None]", "acc", "test_decode"),
+    "keys of the head before": attention(
+        "keys = k + key_begin * k_row + group", "keys = k + key_begin * k_row + (group - 1)", "test_prefill"
+    ),
+    "32-bit pages": attention("other=0).to(tl.int64) * page_stride", "other=0) * page_stride", "offsets"),
+    "chunks added up without the last": attention(
+        "range(first, tl.cdiv(length, CHUNK), BLOCK)", "range(first, length // CHUNK, BLOCK)", "test_decode"
+    ),
+    "qk-norm of the turned dims alone": rows("rope", " + tl.sum(c * c, 1)", "", "rope"),
+    "a residual that is not stored": rows("norms", "if ADDED:", "if False:", "norms"),
+    "rows not chosen": rows("vocabulary", "tl.load(rows + row, mask=live, other=0)", "row", "logits"),
+    "a draw of the token before": rows(
+        "sampling", "c0, c1, c2, c3 = position + 1", "c0, c1, c2, c3 = position", "same_tokens"
+    ),
+    "nucleus without its last token": rows(
+        "sampling", "(need - more + each - 1) // each", "(need - more) // each", "same_tokens"
+    ),
+    "last of equal logits": rows("sampling", "(target - more) // each", "0 * target", "same_tokens"),
     "pairs one place further": Fault("pairs", "tl.cumsum(mine, 0) - 1", "tl.cumsum(mine, 0)", "sort_pairs"),
 }
 
@@ -66,7 +98,7 @@ def test_a_fault_turns_a_test_red(name, tmp_path):
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", fault.tests]
     env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(tmp_path)}
     run = subprocess.run(
-        [*command, "tests/kernels/interpreted.py"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        [*command, f"tests/kernels/{fault.file}"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
     )
     failed = run.returncode == 1 and "1 failed" in run.stdout
     assert failed or run.returncode < 0, run.stdout + run.stderr  # below zero: it read memory that is not its own

@@ -15,9 +15,10 @@ IN_ONE_ONLY = {"advance", "make_block_ptr", "aggregate_replace", "atomic_load", 
 IN_ONE_ONLY |= {"expect_zero", "squeeze", "to_tensor", "unsqueeze"}
 
 
-def test_interpreted_kernels_agree_with_float64():
+@pytest.mark.parametrize("file", ["interpreted.py", "interpreted_attention.py", "interpreted_rows.py"])
+def test_interpreted_kernels_agree_with_float64(file):
     env = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(FOLDER / "interpreted.py")]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(FOLDER / file)]
     run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
 

@@ -8,7 +8,9 @@ must be ordered by what tasks wait for and by their lanes, so that every executi
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count, product
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -17,9 +19,9 @@ from hypothesis import strategies as st
 from tests.builders import batches, make_batch, wirings
 from tests.systems import PIPELINES
 from workbench.pipeline import Element, Fork, Piece, Pipeline, cpu, fetch, gpu, load, offload
-from workbench.plan import Plan, Task
+from workbench.plan import Carry, Plan, Task
 from workbench.scheduler.batch import Batch
-from workbench.schedules import Schedule, Sequential, Step, VSLPipe
+from workbench.schedules import KTransformers, Schedule, Sequential, Step, VSLPipe
 from workbench.segments import EMBED, HEAD, Kind, LayerGraph, Node, layer_graph
 from workbench.stages import Device, Op, RowClass, Stage, attention, moe, out_proj, qkv, weights
 
@@ -29,11 +31,16 @@ X = tuple(("x", rows) for rows in RowClass.ALL.parts)
 def positions(graph: LayerGraph) -> dict[int, range]:
     """Of each segment, by the identity of its node: the positions of its stages in the layer."""
     found, first = {}, 0
-    for node in graph.nodes:
+    for node, in_last_layer in zip(graph.nodes, graph.last, strict=True):
         if node.kind is Kind.SEGMENT:
-            found[id(node)] = range(first, first + len(node.stages))
+            found[id(node)] = found[id(in_last_layer)] = range(first, first + len(node.stages))
             first += len(node.stages)
     return found
+
+
+def deferring(graph: LayerGraph) -> Iterator[int]:
+    """Positions of stages that leave work to the next layer."""
+    return (place for place, stage in enumerate(graph.pipeline.stages) if stage.defer)
 
 
 Author = tuple[int, int]
@@ -79,6 +86,11 @@ def accesses(task: Task, plan: Plan, places: dict[int, range]) -> Iterator[Acces
     elif node.kind in (Kind.MOVE, Kind.KV_IN, Kind.KV_OUT):
         carried = node.carries if node.kind is Kind.MOVE else (("cache", task.layer),)
         yield from (("copy", (*piece, there), (*piece, there.other)) for piece in carried)
+    elif node.kind is Kind.DEFERRED:
+        (place,) = deferring(plan.graph)
+        me = task.layer, place
+        yield "read", ("late", RowClass.DECODE, cpu_), me
+        yield "write", ("pending", RowClass.DECODE, cpu_), me
     else:
         for place, stage in zip(places[id(node)], node.stages, strict=True):
             me = task.layer, place
@@ -86,6 +98,10 @@ def accesses(task: Task, plan: Plan, places: dict[int, range]) -> Iterator[Acces
             if stage.op.keeps_kv:
                 yield "read", ("cache", task.layer, stage.device), None
                 yield "write", ("cache", task.layer, stage.device), me
+            if place in deferring(plan.graph):
+                if task.layer:
+                    yield "read", ("pending", RowClass.DECODE, stage.device), me
+                yield "write", ("late", RowClass.DECODE, stage.device), me
             for buffer in stage.op.writes:
                 yield from (("write", (buffer, rows, stage.device), me) for rows in stage.op.rows.parts)
 
@@ -147,7 +163,8 @@ def check_data(plan: Plan) -> None:
             elif kind == "copy":
                 write(index, cell, read(index, (task.part, *what)))
             else:
-                wanted_author = "old" if where[0] == "cache" else expected[what][where[:2]]
+                before_that = {"cache": "old", "late": what, "pending": what and (what[0] - 1, what[1])}
+                wanted_author = before_that[where[0]] if where[0] in before_that else expected[what][where[:2]]
                 assert read(index, cell) == wanted_author, f"{task.name} does not find {where} as it should be"
     keeper = next(place for place, stage in enumerate(graph.pipeline.stages) if stage.op.keeps_kv)
     for part, layer in product(range(len(plan.parts)), range(plan.layers)):
@@ -155,11 +172,16 @@ def check_data(plan: Plan) -> None:
 
 
 def computed(plan: Plan) -> Counter:
-    """How often each (stage position, layer, request, token) is computed; position -1 is the embedding, -2 the head."""
+    """How often each (stage position, layer, request, token) is computed.
+
+    Position -1 is the embedding, -2 the head, -3 what a stage defers.
+    """
     places, done = positions(plan.graph), Counter()
     for task in plan.tasks:
         if task.node in (EMBED, HEAD):
             stages = [(-1 if task.node is EMBED else -2, RowClass.ALL)]
+        elif task.node.kind is Kind.DEFERRED:
+            stages = [(-3, RowClass.DECODE)]
         else:
             stages = [(at, s.op.rows) for at, s in zip(places.get(id(task.node), ()), task.node.stages, strict=True)]
         for place, rows in stages:
@@ -182,14 +204,49 @@ def wanted(pipeline: Pipeline, batch: Batch) -> Counter:
     for place, stage in enumerate(pipeline.stages):
         for layer in range(batch.layers):
             todo.update((place, layer, *token) for token in tokens(batch, stage.op.rows))
+        for layer in range(batch.layers - 1 if stage.defer else 0):
+            todo.update((-3, layer, *token) for token in tokens(batch, RowClass.DECODE))
     return todo
+
+
+def arrival(run: list[tuple[Task, ...]], iteration: int, index: int) -> tuple[int, int]:
+    """Iteration and task with whose end a transfer has arrived: itself, or the rest of it in the next iteration."""
+    if run[iteration][index].carry is not Carry.OUT:
+        return iteration, index
+    (rest,) = (at for at, task in enumerate(run[iteration + 1]) if task.carry is Carry.IN)
+    return iteration + 1, rest
+
+
+class Load(NamedTuple):
+    """What one slot is filled with: (iteration, task) where that begins, those with which it is there, and pieces."""
+
+    begin: tuple[int, int]
+    arrivals: list[tuple[int, int]]
+    pieces: set[tuple[int, int]]
+
+
+def loads_of(run: list[tuple[Task, ...]]) -> list[Load]:
+    """Every transfer of a run, its pages together, each into the next slot."""
+    loads: list[Load] = []
+    missing = 0
+    for iteration, tasks in enumerate(run):
+        for index, task in enumerate(tasks):
+            if not task.pieces:
+                continue
+            if not missing:
+                loads.append(Load((iteration, index), [], set(task.pieces)))
+                missing = task.page.pages
+            number = task.page.pages - missing
+            assert (task.page.number, set(task.pieces)) == (number, loads[-1].pieces), "pages out of order"
+            loads[-1].arrivals.append(arrival(run, iteration, index))
+            missing -= 1
+    assert not missing, "a page never comes"
+    return loads
 
 
 def check_weights(graph: LayerGraph, run: list[tuple[Task, ...]], slots: int) -> None:
     """Weights have arrived before the segment that needs them, and stay until its last reader."""
-    loads: list[tuple[int, int, set]] = []  # (iteration, task, pieces), each into the next slot
-    for iteration, tasks in enumerate(run):
-        loads += [(iteration, index, set(task.pieces)) for index, task in enumerate(tasks) if task.pieces]
+    loads = loads_of(run)
     orders = [earlier(tasks) for tasks in run]
     node_at = {id(node): index for index, node in enumerate(graph.nodes)}
     used: set[int] = set()
@@ -202,13 +259,17 @@ def check_weights(graph: LayerGraph, run: list[tuple[Task, ...]], slots: int) ->
             if not task.node.streamed:
                 continue
             here, piece = (iteration, index), (task.layer, node_at[id(task.node)])
-            arrived = [n for n, load in enumerate(loads) if piece in load[2] and precedes(load[:2], here)]
+            arrived = [
+                number
+                for number, load in enumerate(loads)
+                if piece in load.pieces and all(precedes(end, here) for end in load.arrivals)
+            ]
             assert arrived, f"{task.name} of iteration {iteration} runs without its weights"
             latest = arrived[-1]
             used.add((latest, piece))
             if latest + slots < len(loads):
-                assert precedes(here, loads[latest + slots][:2]), f"the slot of {task.name} is overwritten too early"
-    assert used == {(n, piece) for n, load in enumerate(loads) for piece in load[2]}, "a transfer serves nobody"
+                assert precedes(here, loads[latest + slots].begin), f"the slot of {task.name} is overwritten too early"
+    assert used == {(n, piece) for n, load in enumerate(loads) for piece in load.pieces}, "a transfer serves nobody"
 
 
 @settings(max_examples=120, deadline=None)
@@ -277,9 +338,7 @@ class Broken(Schedule):
 
 def without_waiting(code: str):
     def spoil(tasks):
-        return tuple(
-            Task(t.node, t.layer, t.part, () if t.node.code == code else t.after, t.pieces, t.bulk) for t in tasks
-        )
+        return tuple(replace(t, after=() if t.node.code == code else t.after) for t in tasks)
 
     return spoil
 
@@ -292,8 +351,7 @@ def swapped(first: str, second: str):
         i, j = names.index(first), names.index(second)
         order = list(tasks)
         a, b = order[i], order[j]
-        order[i] = Task(b.node, b.layer, b.part, a.after, b.pieces, b.bulk)
-        order[j] = Task(a.node, a.layer, a.part, b.after, a.pieces, a.bulk)
+        order[i], order[j] = replace(b, after=a.after), replace(a, after=b.after)
         return tuple(order)
 
     return spoil
@@ -315,6 +373,13 @@ def test_a_plan_in_the_wrong_order_is_noticed(spoil):
         check_data(plan)
 
 
+@pytest.mark.parametrize("spoil", [swapped("D0a", "C1a"), swapped("C0a", "D0a")], ids=["too late", "too early"])
+def test_late_experts_at_the_wrong_time_are_noticed(spoil):
+    plan = Broken(KTransformers(), spoil).lower(PIPELINES["ktransformers"], make_batch([3, 2], [4, 1], layers=3))
+    with pytest.raises(AssertionError):
+        check_data(plan)
+
+
 def test_work_that_is_left_out_or_done_twice_is_noticed():
     batch = make_batch([3, 2], [4, 1])
     pipeline = PIPELINES["vslpipe"]
@@ -328,18 +393,28 @@ def test_weights_that_come_too_late_or_too_early_are_noticed():
     graph = layer_graph(PIPELINES["vslpipe"])
     right = VSLPipe().tasks(graph, 4, Step.FIRST | Step.LAST)
     check_weights(graph, [right], 2)
-    no_waiting = tuple(Task(t.node, t.layer, t.part, () if t.bulk else t.after, t.pieces, t.bulk) for t in right)
+    no_waiting = tuple(replace(t, after=() if t.bulk else t.after) for t in right)
     with pytest.raises(AssertionError, match="overwritten"):
         check_weights(graph, [no_waiting], 2)
     last = max(index for index, task in enumerate(right) if task.pieces)
-    absent = tuple(
-        Task(t.node, t.layer, t.part, t.after, ((0, 0),) if i == last else t.pieces, t.bulk)
-        for i, t in enumerate(right)
-    )
+    absent = tuple(replace(t, pieces=((0, 0),)) if i == last else t for i, t in enumerate(right))
     with pytest.raises(AssertionError, match="without its weights"):
         check_weights(graph, [absent], 2)
     with pytest.raises(AssertionError, match="overwritten"):
         check_weights(graph, [right], 1)
+
+
+def test_a_carried_transfer_that_nobody_waits_for_or_that_begins_too_early_is_noticed():
+    graph = layer_graph(PIPELINES["vslpipe"])
+    first, last = (VSLPipe().tasks(graph, 4, step) for step in (Step.FIRST, Step.LAST))
+    check_weights(graph, [first, last], 2)
+    rest = next(index for index, task in enumerate(last) if task.carry is Carry.IN)
+    unawaited = tuple(replace(t, after=tuple(index for index in t.after if index != rest)) for t in last)
+    with pytest.raises(AssertionError):
+        check_weights(graph, [first, unawaited], 2)
+    early = tuple(replace(t, after=()) if t.carry is Carry.OUT else t for t in first)
+    with pytest.raises(AssertionError, match="overwritten"):
+        check_weights(graph, [early, last], 2)
 
 
 def test_a_forgotten_way_back_of_new_kv_is_noticed():

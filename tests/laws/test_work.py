@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.builders import KINDS, small_machine, tiny_model_of, tiny_scenario
+from tests.builders import KINDS, enough_experts, small_machine, tiny_model, tiny_model_of, tiny_scenario
 from tests.systems import PIPELINES
 from workbench.capacity import embedding_bytes
 from workbench.cost import Precision, Rows
@@ -14,7 +14,17 @@ from workbench.prepared import facts
 from workbench.schedules import Sequential
 from workbench.serving import prepare
 from workbench.simulate import Detail, simulate
-from workbench.stages import decode_attention, embed_work, head_work, prefill_attention
+from workbench.stages import (
+    Device,
+    Stage,
+    afterwards,
+    at_once,
+    decode_attention,
+    embed_work,
+    experts,
+    head_work,
+    prefill_attention,
+)
 from workbench.task_cost import TaskCost
 from workbench.units import WEIGHT_BYTES
 
@@ -25,7 +35,7 @@ ATTENTION = (prefill_attention, decode_attention)
 @pytest.mark.parametrize("pipeline", PIPELINES)
 @pytest.mark.parametrize("name", EVERY)
 def test_layers_and_ends_weigh_as_much_as_the_model(pipeline, name):
-    model = EVERY[name]
+    model = enough_experts(EVERY[name], PIPELINES[pipeline])
     scenario = tiny_scenario(model=model, pipeline=PIPELINES[pipeline])
     layer = sum(stage.op.weight_bytes(model, scenario.precision) for stage in scenario.layer.stages)
     norms = 2 * model.num_hidden_layers * model.hidden_size * model.other_bytes
@@ -37,12 +47,28 @@ def test_layers_and_ends_weigh_as_much_as_the_model(pipeline, name):
 @pytest.mark.parametrize("pipeline", PIPELINES)
 @pytest.mark.parametrize("name", EVERY)
 def test_tokens_cost_as_many_gemm_flops_as_the_model_has_active_parameters(pipeline, name):
-    model, rows = EVERY[name], Rows(prefill=3, decode=2, emits=5)
+    model, rows = enough_experts(EVERY[name], PIPELINES[pipeline]), Rows(prefill=3, decode=2, emits=5)
     scenario = tiny_scenario(model=model, pipeline=PIPELINES[pipeline])
     gemms = [s.op for s in scenario.layer.stages if s.op not in ATTENTION and s.op.name != "combine"]
     flops = model.num_hidden_layers * sum(op.work(rows, model, scenario.precision).flops for op in gemms)
     assert flops + head_work(rows, model, scenario.precision).flops == pytest.approx(5 * model.flops_per_token())
     assert embed_work(rows, model, scenario.precision).flops == 0
+
+
+@pytest.mark.parametrize("defer", [1, 3])
+@pytest.mark.parametrize("rows", [Rows(prefill=5), Rows(decode=1), Rows(prefill=2, decode=7)], ids=str)
+def test_late_experts_are_as_much_work_as_at_once(rows, defer):
+    """The same FLOP; one token's experts are read once either way, those of several perhaps twice."""
+    model, size = tiny_model(num_local_experts=8, num_experts_per_tok=4), Precision("bf16", "bf16")
+    stage, whole = Stage(experts, Device.CPU, defer), experts.work(rows, model, size)
+    now, late = at_once(stage, rows, model, size), afterwards(stage, rows, model, size)
+    assert now.flops + late.flops == pytest.approx(whole.flops)
+    activations = 2 * model.hidden_size * 2 * rows.decode  # in and out of the late experts
+    read = now.bytes + late.bytes - activations
+    assert read >= whole.bytes * (1 - 1e-12)
+    if rows.decode < 2:
+        assert read == pytest.approx(whole.bytes)
+    assert at_once(Stage(experts, Device.CPU, skip=defer), rows, model, size) == now
 
 
 @pytest.mark.parametrize("name", EVERY)

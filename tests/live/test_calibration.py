@@ -4,12 +4,14 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 
 import workbench as wb
 from tests.live.world import TINY, machine, requests, scenario
-from workbench.cost import Precision
+from workbench.cost import Precision, Rows
 from workbench.engine import calibration
 from workbench.engine.calibration import SHAPES, Shape
+from workbench.engine.card import ceilings
 from workbench.errors import EngineError
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
@@ -71,6 +73,15 @@ def test_overheads_and_rates_are_positive_and_small(calibrated):
     assert all(math.isfinite(rate) and rate > 0 for _, rate in calibrated.rates)
 
 
+def test_a_gpus_ceilings_are_told_only_where_there_is_one(calibrated):
+    """Measured here on the CPU as a device, so that the measuring itself is tried."""
+    found = ceilings(torch.device("cpu"), copied=1 << 20, moved=1 << 20, matrix=64)
+    assert len(found) == len({name for name, _ in found}) == 7
+    assert all(rate > 0 for _, rate in found)
+    told = {name for name, _ in calibrated.rates if name.startswith("GPU")}
+    assert told == ({name for name, _ in found} if torch.cuda.is_available() else set())
+
+
 def test_the_record_is_dated_kept_and_loads_elsewhere(calibrated, tiny, folder, tmp_path, monkeypatch):
     assert calibrated.measured
     monkeypatch.setattr(calibration, "_Bench", None)  # would fail if anything were measured again
@@ -110,8 +121,8 @@ def test_predictions_with_it_are_simulated_and_bounded(calibrated, tiny):
 
 
 def test_a_shape_counts_its_rows():
-    assert Shape(3, 4).rows == (12, 0, 30, 0, 3)
-    assert Shape(0, 0, 5, 7).rows == (0, 5, 0, 35, 5)
+    assert Shape(3, 4).rows == Rows(prefill=12, pairs=30, emits=3)
+    assert Shape(0, 0, 5, 7).rows == Rows(decode=5, context=35, emits=5)
 
 
 def test_without_weights_there_is_nothing_to_calibrate():

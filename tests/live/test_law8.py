@@ -10,7 +10,18 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 import workbench as wb
-from tests.live.world import RUNNABLE, SCHEDULES, lane_threads, longest, machine, requests, scenario, ways
+from tests.live.world import (
+    OF_SYSTEMS,
+    RUNNABLE,
+    SCHEDULES,
+    WIRED,
+    lane_threads,
+    longest,
+    machine,
+    requests,
+    scenario,
+    ways,
+)
 from workbench.engine import engine, forward, kv_cache, runnable, weights
 from workbench.engine.lanes import Transfer
 from workbench.errors import CapacityError, EngineError
@@ -18,7 +29,7 @@ from workbench.models import ModelConfig
 from workbench.plan import Plan
 from workbench.result import Result, Source
 from workbench.scheduler.block_manager import BlockManager
-from workbench.schedules import Schedule, Sequential, Step, VSLPipe
+from workbench.schedules import KTransformers, Schedule, Sequential, Step, VSLPipe
 from workbench.serving import prepare, serve
 from workbench.simulate.clock import IterationClock, TaskClock
 
@@ -48,6 +59,9 @@ class Recording:
         self.seen.append((plan.schedule, plan.parts, plan.tasks, number, step, held))
         return self.clock.execute(plan, number, step)
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.clock, name)
+
 
 def live_and_virtual(of: wb.Scenario, schedule: Schedule) -> list[Recording]:
     seen = []
@@ -70,7 +84,16 @@ def live_and_virtual(of: wb.Scenario, schedule: Schedule) -> list[Recording]:
 @pytest.mark.parametrize(("name", "schedule"), ways(), ids=str)
 @pytest.mark.parametrize("block", [1, 8])
 def test_simulate_reproduces_a_live_run(name: str, schedule: Schedule, block: int, tiny: ModelConfig) -> None:
-    of = scenario(tiny, ASKED, RUNNABLE[name], tokens=24, block=block, budget=30)
+    check_reproduced(name, schedule, block, tiny)
+
+
+@pytest.mark.parametrize(("name", "schedule"), [*OF_SYSTEMS, ("deferring", KTransformers())], ids=str)
+def test_simulate_reproduces_a_live_run_of_every_system(name: str, schedule: Schedule, tiny: ModelConfig) -> None:
+    check_reproduced(name, schedule, 8, tiny)
+
+
+def check_reproduced(name: str, schedule: Schedule, block: int, model: ModelConfig) -> None:
+    of = scenario(model, ASKED, WIRED[name], tokens=24, block=block, budget=30)
     run, *virtual = live_and_virtual(of, schedule)
     assert len(run.seen) > 20
     assert any(len(held) > 1 for *_, held in run.seen)

@@ -11,13 +11,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import workbench as wb
-from tests.live.world import RUNNABLE, TINY, requests, scenario, ways
+from tests.live.world import OF_SYSTEMS, RUNNABLE, TINY, WIRED, requests, scenario, ways
 from workbench.engine.forward import Forward
 from workbench.engine.kv_cache import KVCache
 from workbench.engine.synthesize import write_checkpoint
 from workbench.engine.weights import PACKS, WeightStore
 from workbench.models import ModelConfig, checkpoint
-from workbench.schedules import Schedule, Sequential
+from workbench.schedules import KTransformers, Schedule, Sequential
 from workbench.stages import Device
 
 
@@ -58,10 +58,10 @@ def model(request: Any, tmp_path_factory: pytest.TempPathFactory) -> ModelConfig
 
 def asked_of(model: ModelConfig, pipeline: str) -> wb.Scenario:
     """Every iteration but the last has 64 tokens, all but the first of them prefill and decode."""
-    return scenario(model, requests([8] * 24, 6), RUNNABLE[pipeline], budget=64, precision=model.dtype)
+    return scenario(model, requests([8] * 24, 6), WIRED[pipeline], budget=64, precision=model.dtype)
 
 
-@pytest.mark.parametrize(("name", "schedule"), ways(), ids=str)
+@pytest.mark.parametrize(("name", "schedule"), [*ways(), *OF_SYSTEMS[::3], ("deferring", KTransformers())], ids=str)
 def test_what_is_allocated_is_what_the_ledger_says(
     name: str, schedule: Schedule, model: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +89,8 @@ def test_what_is_allocated_is_what_the_ledger_says(
     assert held[Device.GPU] == found.gpu["activations"]
     if name == "flexgen_s4":  # new KV is on the host only until it is in the cache
         assert held[Device.CPU] == 0 < found.host["activations"]
+    elif name == "deferring":  # what is late is there between layers only
+        assert 0 < held[Device.CPU] < found.host["activations"]
     else:
         assert held[Device.CPU] == found.host["activations"]
     assert 0 < worked[Device.GPU] <= found.gpu["largest operation"]

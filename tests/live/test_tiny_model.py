@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import workbench as wb
-from tests.live.world import RUNNABLE, longest, machine, scenario
+from tests.live.world import OF_SYSTEMS, RUNNABLE, WIRED, longest, machine, scenario
 from workbench.engine import ops
 from workbench.engine.checkpoint import open_checkpoint
 from workbench.engine.tiny import EXAM_PER_KIND, greedy_marks, make_tokenizer
@@ -95,13 +95,14 @@ WAYS = {
     "two micro-batches": ("vslpipe", Sequential(2), {"budget": 200}),
     "all on the gpu": ("all_gpu", Sequential(), {}),
     "kv streamed": ("flexgen_s4", Sequential(), {}),
+    **{type(schedule).__name__: (name, schedule, {"budget": 300}) for name, schedule in OF_SYSTEMS},
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_no_schedule_changes_an_answer(way: str, exam: Exam, model: ModelConfig, reference: wb.Result) -> None:
     name, schedule, how = WAYS[way]
-    assert sit(exam, model, schedule, RUNNABLE[name], **how).tokens == reference.tokens
+    assert sit(exam, model, schedule, WIRED[name], **how).tokens == reference.tokens
 
 
 @pytest.mark.parametrize("schedule", [Sequential(), VSLPipe()], ids=str)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import workbench as wb
-from tests.live.world import RUNNABLE, longest, requests, scenario, ways
+from tests.live.world import OF_SYSTEMS, RUNNABLE, WIRED, longest, requests, scenario, ways
 from workbench.models import ModelConfig
 from workbench.pipeline import fetch, gpu
 from workbench.schedules import Schedule, Sequential, VSLPipe
@@ -109,6 +109,20 @@ def test_other_pipelines(pipeline: str, schedule: Schedule, uneven: Any, crowd: 
     else:
         case = crowd("three")
         case.check(RUNNABLE[pipeline], schedule, tokens=longest(case.asked), block=1, preemptions=12)
+
+
+@pytest.mark.parametrize(("number", "pipeline", "schedule"), [(n, *way) for n, way in enumerate(OF_SYSTEMS)], ids=str)
+def test_every_system(number: int, pipeline: str, schedule: Schedule, uneven: Any, crowd: Any) -> None:
+    """Models and cache sizes take turns: ample, or the smallest with many preemptions."""
+    name, tight = list(ODD)[number % 3], number % 2
+    case = (crowd if tight else uneven)(name)
+    case.check(
+        WIRED[pipeline],
+        schedule,
+        tokens=longest(case.asked) if tight else 4096,
+        block=1 if tight else 16,
+        preemptions=5 * tight,
+    )
 
 
 STREAMED = {

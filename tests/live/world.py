@@ -11,20 +11,53 @@ import numpy as np
 import psutil
 
 import workbench as wb
-from tests.systems import PIPELINES, VSL
+from tests.systems import LIGHTNING, PIPELINES, STREAMED, VSL
 from workbench.hardware import Device, Link, Machine
 from workbench.models import ModelConfig
-from workbench.pipeline import Pipeline
-from workbench.schedules import Schedule, Sequential, VSLPipe
+from workbench.pipeline import Pipeline, cpu, gpu, load, offload
+from workbench.schedules import (
+    CGOPipe,
+    FastDecode,
+    Fiddler,
+    FlexGenS3,
+    FlexGenS4,
+    KTransformers,
+    LayerStreaming,
+    Schedule,
+    Sequential,
+    VSLPipe,
+    WeightPlace,
+)
+from workbench.stages import attention, combine, experts, out_proj, qkv, route
 from workbench.workload import Request, Sampling, Workload
 
 TINY = ModelConfig("tiny", 2, 32, 24, 4, 2, 8, 4, 2, 97, 512, dtype="fp32")
 RUNNABLE = {name: pipeline for name, pipeline in PIPELINES.items() if name != "ktransformers"}
 SCHEDULES = (Sequential(1), Sequential(2), Sequential(2, prefetch=True), VSLPipe())
+WIRED = {
+    **RUNNABLE,
+    "lightning": LIGHTNING,
+    "streamed": STREAMED,
+    "experts_on_cpu": gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine),
+    "deferring": gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts, defer=1) >> load >> gpu(combine),
+}
+OF_SYSTEMS: tuple[tuple[str, Schedule], ...] = (
+    ("lightning", CGOPipe(2)),
+    ("vslpipe", CGOPipe(3)),
+    ("lightning", FastDecode(3)),
+    ("vslpipe", FlexGenS3(2)),
+    ("lightning", FlexGenS3(2, WeightPlace.LAST)),
+    ("flexgen_s4", FlexGenS4(3)),
+    ("flexgen_s4", FlexGenS4(1, WeightPlace.PAGED)),
+    ("streamed", LayerStreaming()),
+    ("experts_on_cpu", KTransformers()),
+    ("experts_on_cpu", Fiddler()),
+)
+"""The systems' schedules, each with a pipeline that it takes."""
 
 
 def ways(names: Sequence[str] = tuple(RUNNABLE)) -> list[tuple[str, Schedule]]:
-    """Every pair of a runnable pipeline and a schedule that takes it."""
+    """Every pair of a runnable pipeline and a schedule that takes any, or that one."""
     return [(n, s) for n in names for s in SCHEDULES if n == "vslpipe" or not isinstance(s, VSLPipe)]
 
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from workbench.latency import Slo, attainment
 from workbench.models import model as model_of
 from workbench.models import models
 from workbench.perfmodels import coverage, ktransformers, layered_prefill, moe_cap
 from workbench.perfmodels.ktransformers import LayerTimes
-from workbench.perfmodels.prefill_queue import Slo, attainment
+from workbench.scheduler.layered_prefill import group_bounds
 
 Inputs = dict[str, Any]
 Answer = float | bool | str | list[float]
@@ -60,7 +61,7 @@ def groups(given: Inputs) -> float:
 
 def work_per_iteration(given: Inputs) -> float:
     layers = models["qwen3-30b-a3b"].num_hidden_layers
-    sizes = [end - start for start, end in layered_prefill.group_bounds(layers, given["G"])]
+    sizes = [end - start for start, end in group_bounds(layers, given["G"])]
     return given["L"] * float(np.mean(sizes)) / (512 * layers)
 
 

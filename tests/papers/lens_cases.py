@@ -8,11 +8,9 @@ from functools import partial
 from typing import Any
 
 from tests.builders import tiny_scenario
-from tests.systems import VSL
 from workbench.models import models
 from workbench.perfmodels import moe_lens
 from workbench.perfmodels.moe_lens import Eq12, IntensityForm, Life, PmeForm
-from workbench.plan import lay_out
 from workbench.reproductions.moe_lens import (
     MIXTRAL,
     accuracy,
@@ -22,9 +20,7 @@ from workbench.reproductions.moe_lens import (
     settings,
 )
 from workbench.scheduler.resource_aware import Admission
-from workbench.schedules import Sequential, VSLPipe
-from workbench.schedules.base import Step
-from workbench.segments import layer_graph
+from workbench.schedules import Sequential
 from workbench.simulate import simulate
 
 Inputs = dict[str, Any]
@@ -118,13 +114,6 @@ def toy(inputs: Inputs) -> list[int]:
     return [result.iterations, result.preemptions, result.processed, result.recomputed]
 
 
-def vslpipe_makespan(inputs: Inputs) -> float:
-    assert inputs["barrier"]
-    tasks = VSLPipe().tasks(layer_graph(VSL), inputs["L"], Step.LAST)
-    seconds = [inputs.get(task.node.code, 0.0) for task in tasks]
-    return max(lay_out(tasks, seconds, packet=inputs["W"] / inputs["packets"])[1])
-
-
 def overlap_gain(inputs: Inputs) -> Any:
     """The real, greedy scheduler over batches that first prefill and then decode, with equal KV memory."""
     s = setting("mixtral-8x7b", inputs["cap"], "mtbench", inputs["g"])
@@ -184,33 +173,8 @@ COMPUTE: dict[str, Callable[[Inputs], Any]] = {
     "model.kv_tok.Mixtral-8x7B": kv_per_token,
     "model.params.DBRX": params,
     "model.params.Mixtral-8x7B": params,
-    "sched.VSL.L2": vslpipe_makespan,
-    "sched.VSL.L3": vslpipe_makespan,
     "sched.overlap.210.128": overlap_gain,
     "sched.overlap.210.32": overlap_gain,
 }
 
-_NO_CGOPIPE = "workbench.schedules has no CGOPipe yet"
-_NO_BASELINES = "workbench.schedules has none of S2, S3 and S4 yet"
-_NO_BARRIERS = "VSLPipe always waits at the end of a phase; the case asks for one that does not"
-
-OPEN: dict[str, str] = {
-    "sched.CGOPipe.L2n2": _NO_CGOPIPE,
-    "sched.CGOPipe.L3n3": _NO_CGOPIPE,
-    "sched.S2_Wlast.L3n3": _NO_BASELINES,
-    "sched.S2_Wlast.L4n4": _NO_BASELINES,
-    "sched.S3_Wfirst.L3n3": _NO_BASELINES,
-    "sched.S3_Wfirst.L4n4": _NO_BASELINES,
-    "sched.S3_slower_S4": _NO_BASELINES,
-    "sched.S4_Wfirst.L3n3": _NO_BASELINES,
-    "sched.S4_Wfirst.L4n4": _NO_BASELINES,
-    "sched.S4_paged.L3n3": _NO_BASELINES,
-    "sched.S4_paged.L4n4": _NO_BASELINES,
-    "sched.VSL.nobarrier.L3": _NO_BARRIERS,
-    "sched.VSL.nobarrier.L4": _NO_BARRIERS,
-    "sched.cgo.fifo_vs_ready": _NO_CGOPIPE,
-    "sched.cgo.lb.L4 summ": _NO_CGOPIPE,
-    "sched.cgo.lb.T4 MTB": _NO_CGOPIPE,
-    "sched.order.L4 summ": _NO_CGOPIPE,
-    "sched.order.T4 MTB": _NO_CGOPIPE,
-}
+OPEN: dict[str, str] = {}

@@ -11,7 +11,12 @@ from pathlib import Path
 
 import pytest
 
-FAMILIES = ("tests.papers.lens_cases", "tests.papers.hrm_cases", "tests.papers.cap_cases")
+FAMILIES = (
+    "tests.papers.lens_cases",
+    "tests.papers.hrm_cases",
+    "tests.papers.cap_cases",
+    "tests.papers.sched_cases",
+)
 MODULES = [importlib.import_module(name) for name in FAMILIES]
 CASES = {case["id"]: case for case in json.loads(Path(__file__).with_name("cases.json").read_text(encoding="utf-8"))}
 COMPUTE = {name: compute for module in MODULES for name, compute in module.COMPUTE.items()}

@@ -8,10 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.catalogue import data_path
+from workbench.energy import EnergyModel
+from workbench.latency import Slo, attainment, capacity
 from workbench.models import models
 from workbench.perfmodels import layered_prefill as lp
 from workbench.perfmodels.coverage import measured_coverage, skewed, uniform
-from workbench.perfmodels.prefill_queue import Arrivals, IterationTime, Slo, attainment, capacity, serve
+from workbench.perfmodels.prefill_queue import Arrivals, IterationTime, serve
+from workbench.scheduler.layered_prefill import group_bounds
 
 QWEN = models["qwen3-30b-a3b"]
 FULL = QWEN.routed_bytes
@@ -54,7 +57,7 @@ def test_the_paper_as_printed_would_have_more_groups_than_gpt_oss_layers():
 @given(st.integers(1, 100).flatmap(lambda layers: st.tuples(st.just(layers), st.integers(1, layers))))
 def test_bounds_of_groups_cover_every_layer_once_in_near_equal_parts(case):
     layers, groups = case
-    bounds = lp.group_bounds(layers, groups)
+    bounds = group_bounds(layers, groups)
     assert [layer for start, end in bounds for layer in range(start, end)] == list(range(layers))
     sizes = {end - start for start, end in bounds}
     assert max(sizes) - min(sizes) <= 1
@@ -113,12 +116,12 @@ def test_the_ratio_of_an_iteration_is_the_exact_one_when_prompt_and_chunk_touch_
     [
         (lambda: lp.layer_groups(-1, 48), "prompt must be at least 0"),
         (lambda: lp.layer_groups(1, 0), "layers must be at least 1"),
-        (lambda: lp.group_bounds(4, 5), "groups must be between 1 and the 4 layers"),
+        (lambda: group_bounds(4, 5), "groups must be between 1 and the 4 layers"),
         (lambda: lp.prefill_traffic(1.0, 0, 0, measured_coverage), "prompt must be at least 1"),
         (lambda: lp.layered_iteration(1.0, 0, 1, 0, measured_coverage), "groups must be at least 1"),
         (lambda: lp.relative_change(1, 0), "old must be above 0"),
-        (lambda: lp.EnergyModel(1, 1, 1).joules(-1, 0, 0), "seconds must be at least 0"),
-        (lambda: lp.EnergyModel(1, 1, 0).joules(1, 0, np.inf), "flops must be at least 0 and finite, not inf"),
+        (lambda: EnergyModel(1, 1, 1).joules(-1, 0, 0), "seconds must be at least 0"),
+        (lambda: EnergyModel(1, 1, 0).joules(1, 0, np.inf), "flops must be at least 0 and finite, not inf"),
         (lambda: lp.mean_power(0, np.inf, 1), "rate must be at least 0 and finite, not inf"),
         (lambda: attainment([], [], Slo(1, 1)), "at least one request"),
         (lambda: Arrivals.draw(0, 1, prompt=(1, 1), output=(1, 1), seed=0), "rate must be above 0"),
@@ -182,7 +185,7 @@ def test_small_requests_that_wait_share_one_prefill():
 
 
 def test_layered_prefill_is_faster_reads_less_and_saves_energy_on_long_prompts():
-    energy = lp.EnergyModel(**{key: value for key, value in TEXT["energy_model"].items() if key != "source"})
+    energy = EnergyModel(**{key: value for key, value in TEXT["energy_model"].items() if key != "source"})
     chunked, layered = both(arrivals(1.3))
     assert layered.ttft.mean() < chunked.ttft.mean()
     assert layered.gaps.mean() < chunked.gaps.mean()

@@ -6,33 +6,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.builders import op_times, small_machine
-from workbench.cost import Rows, Work, copy_seconds, expected_experts, least_seconds, measured_seconds, seconds
+from tests.builders import op_times, small_machine, tiny_model
+from workbench.cost import Rows, Work, copy_seconds, least_seconds, measured_seconds, seconds
 from workbench.profile import OpTime
 
 GPU = small_machine(gpu=1e9, hbm=1e6).gpu
 SLOW_START = small_machine(gpu=1e9, hbm=1e6, overhead=0.5).gpu
 
 
+def in_turn(works, device):
+    """Operations that run one after the other."""
+    return sum(seconds(work, device) for work in works)
+
+
 def test_an_operation_takes_as_long_as_its_slower_side():
-    assert seconds([Work(2e9, 1e6)], GPU) == 2.0
-    assert seconds([Work(1e9, 3e6)], GPU) == 3.0
+    assert in_turn([Work(2e9, 1e6)], GPU) == 2.0
+    assert in_turn([Work(1e9, 3e6)], GPU) == 3.0
 
 
 def test_operations_run_one_after_the_other():
-    assert seconds([Work(2e9, 0), Work(0, 3e6)], GPU) == 5.0
+    assert in_turn([Work(2e9, 0), Work(0, 3e6)], GPU) == 5.0
 
 
 def test_every_operation_pays_the_fixed_time_and_an_empty_one_nothing():
-    assert seconds([Work(1e9, 0), Work(), Work(1e9, 0)], SLOW_START) == 3.0
-    assert seconds([Work()], SLOW_START) == 0
-    assert seconds([], SLOW_START) == 0
+    assert in_turn([Work(1e9, 0), Work(), Work(1e9, 0)], SLOW_START) == 3.0
+    assert in_turn([Work()], SLOW_START) == 0
+    assert in_turn([], SLOW_START) == 0
 
 
 def test_each_precision_has_its_rate():
     device = replace(GPU, flops=(("bf16", 2e9), ("fp32", 1e9)))
-    assert seconds([Work(2e9, 0, "bf16")], device) == 1.0
-    assert seconds([Work(2e9, 0, "fp32")], device) == 2.0
+    assert in_turn([Work(2e9, 0, "bf16")], device) == 1.0
+    assert in_turn([Work(2e9, 0, "fp32")], device) == 2.0
 
 
 def test_a_copy_takes_its_bytes_and_the_fixed_time():
@@ -46,13 +51,18 @@ def test_rows_add_component_by_component():
     assert Rows(1, 2).tokens == 3
 
 
+def touched(experts, chosen, tokens):
+    model = tiny_model(num_local_experts=experts, num_experts_per_tok=chosen)
+    return model.touched_experts(tokens)
+
+
 def test_experts_touched_by_uniform_tokens():
     """MoE-CAP: E (1 - (1 - k/E)^T)."""
-    assert expected_experts(8, 2, 1) == pytest.approx(2)
-    assert expected_experts(8, 2, 2) == pytest.approx(3.5)
-    assert expected_experts(8, 2, 10_000) == pytest.approx(8)
-    assert expected_experts(8, 2, 0) == 0
-    assert expected_experts(128, 8, 32) / 128 == pytest.approx(0.873, abs=1e-3)
+    assert touched(8, 2, 1) == pytest.approx(2)
+    assert touched(8, 2, 2) == pytest.approx(3.5)
+    assert touched(8, 2, 10_000) == pytest.approx(8)
+    assert touched(8, 2, 0) == 0
+    assert touched(128, 8, 32) / 128 == pytest.approx(0.873, abs=1e-3)
 
 
 CURVE = OpTime("qkv", 1, (2.0, 4.0, 8.0), (1.0, 2.0, 6.0))

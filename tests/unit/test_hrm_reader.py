@@ -99,8 +99,9 @@ def test_what_the_model_has_no_word_for_is_refused():
         predict(scenario().on(memory=Memory(kv_capacity="70GB", weights="bf16", kv="fp32")), VSLPipe())
     with pytest.raises(ScenarioError, match="outputs have one token"):
         predict(scenario(output=1), VSLPipe())
-    with pytest.raises(ScenarioError, match=r"not cpu\(experts, defer=3\); use bound or simulate"):
-        predict(scenario().on(pipeline=PIPELINES["ktransformers"], machine=ROOMY), FOUR)
+    late = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts, defer=1) >> load >> gpu(combine)
+    with pytest.raises(ScenarioError, match=r"not cpu\(experts, defer=1\); use bound or simulate"):
+        predict(scenario().on(pipeline=late, machine=ROOMY), FOUR)
     scaled = Op("scale", ("x",), ("x",), work=lambda rows, model, precision: Work())
     own = gpu(qkv, attention, scaled, out_proj, moe)
     with pytest.raises(ScenarioError, match=r"not gpu\(scale\)"):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.builders import KINDS, scenarios, small_machine, tiny_model, tiny_model_of, tiny_scenario
+from tests.builders import KINDS, enough_experts, scenarios, small_machine, tiny_model, tiny_model_of, tiny_scenario
 from tests.systems import PIPELINES
 from workbench.capacity import WORKING, embedding_bytes, held_buffers, largest_batch, ledger, roomy
 from workbench.cost import Precision
@@ -39,7 +39,8 @@ from workbench.units import parse_bytes
 MODEL = tiny_model()
 M, Q, KV, F, V = 64, 64, 32, 96, 128
 EMBEDDING = (2 * V + 1) * M * 2
-SLOT = MODEL.layer_params * 2
+LAYER = MODEL.layer_params * 2
+SLOT = LAYER + (M * (Q + 2 * KV) + M) * 2  # a whole layer, and what the next one begins with
 CACHE = 1000 * 4 * MODEL.kv_bytes_per_token("bf16")
 EXPERTS = 2 * (2 * (3 * F + 2 * M)) + 2 * M  # gate, up, product and rows in and out of both choices, and the sum
 HEAD = (4 + 2) * V + (8 + 4) * M
@@ -68,9 +69,9 @@ def test_a_ledger_by_hand():
     assert gpu["largest operation"] == 8 * EXPERTS
     assert gpu.total == EMBEDDING + 2 * SLOT + HAND["vslpipe"][0] + 8 * EXPERTS
     assert gpu.left == 1e9 - gpu.total
-    assert (host["weights"], host["KV cache"]) == (4 * SLOT, CACHE)
+    assert (host["weights"], host["KV cache"]) == (4 * LAYER, CACHE)
     assert host["largest operation"] == 8 * ATTENTION
-    assert host.total == 4 * SLOT + CACHE + HAND["vslpipe"][1] + 8 * ATTENTION
+    assert host.total == 4 * LAYER + CACHE + HAND["vslpipe"][1] + 8 * ATTENTION
 
 
 def test_each_gpu_of_a_node_holds_the_activations():
@@ -88,7 +89,7 @@ def test_a_tied_head_is_one_table():
 
 def test_resident_weights_and_cache_count_where_they_live():
     found = tiny_scenario(pipeline=PIPELINES["all_gpu"]).fits(Sequential())
-    assert found.gpu["weights"] == EMBEDDING + 4 * SLOT
+    assert found.gpu["weights"] == EMBEDDING + 4 * LAYER
     assert found.gpu["KV cache"] == CACHE
     assert (found.gpu["weight slots"], found.host.total) == (0, 0)
 
@@ -103,10 +104,10 @@ def test_many_requests_that_emit_make_the_head_the_largest_operation():
 @pytest.mark.parametrize("name", PIPELINES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_slots_and_cache_of_every_kind_of_model_are_the_models_own(kind, name, schedule):
-    """All weights once, wherever they live; slots for the layer that has most; the cache as wide as the model's."""
+    """All weights once, wherever they live; slots for the largest transfer; the cache as wide as the model's."""
     if isinstance(schedule, VSLPipe) and name != "vslpipe":
         return
-    model = tiny_model_of(kind)
+    model = enough_experts(tiny_model_of(kind), PIPELINES[name])
     found = tiny_scenario(model=model, pipeline=PIPELINES[name]).fits(schedule)
     norms = 2 * model.num_hidden_layers * M * model.other_bytes + 2 * M
     assert found.gpu["weights"] + found.host["weights"] == pytest.approx(model.weight_bytes + norms)
@@ -114,7 +115,11 @@ def test_weights_slots_and_cache_of_every_kind_of_model_are_the_models_own(kind,
     if "fetch(weights" in str(PIPELINES[name]):
         routed = model.num_local_experts * model.expert_params
         largest = routed * model.expert_bytes + (model.layer_params - routed) * model.other_bytes
-        assert found.gpu["weight slots"] == pytest.approx(2 * largest)
+        begin = (model.attention_in_params + M) * model.other_bytes if isinstance(schedule, VSLPipe) else 0
+        if model.dense_layers:  # VSLPipe's transfer of layer 0 and the begin of layer 1 may be the larger one or not
+            assert 2 * largest - 1 < found.gpu["weight slots"] < 2 * (largest + begin) + 1
+        else:
+            assert found.gpu["weight slots"] == pytest.approx(2 * (largest + begin))
 
 
 def test_a_slot_for_what_layers_without_experts_have_most_of():
@@ -181,7 +186,7 @@ def test_it_is_told_line_by_line():
     found = tiny_scenario().fits(VSLPipe())
     text = str(found)
     assert "weight slots" in text
-    assert "2 of 173 kB" in text
+    assert "2 of 189 kB" in text
     assert text.splitlines()[-1] == found.verdict
     assert "are left" in found.verdict
     assert found._repr_html_().count("<tr>") == len(found.rows()) + 2
@@ -204,10 +209,12 @@ def test_no_iteration_has_more_tokens_requests_or_blocks_than_the_largest_batch(
     accounts = {Device.GPU: found.gpu, Device.CPU: found.host}
     while (batch := queue.next()) is not None:
         parts = prepared.lowering.plan(batch, Step.MIDDLE).parts
+        before = [part.starts[part.starts > 0] for part in parts]
         assert batch.rows.tokens <= largest.tokens
         assert len(batch) <= largest.requests
         assert max(part.rows.tokens for part in parts) <= largest.part
-        assert max(int((-(-(part.context + 1) // block)).sum()) for part in parts) <= largest.part_blocks + 1e-9
+        read = [np.concatenate((part.context + 1, start)) for part, start in zip(parts, before, strict=True)]
+        assert max(int((-(-tokens // block)).sum()) for tokens in read) <= largest.part_blocks + 1e-9
         for device, account in accounts.items():
             assert held_by(batch.rows, device, prepared) <= account["activations"]
         queue.complete(batch)
@@ -312,7 +319,7 @@ def test_the_budget_proposed_is_the_largest_that_fits(tokens):
     """With one part, activations and the experts' working space are in proportion to the tokens."""
     scenario = tiny_scenario([8] * 20, [4] * 20)
     per_token = HAND["vslpipe"][0] / 8 + EXPERTS
-    fixed = EMBEDDING + 2 * SLOT
+    fixed = EMBEDDING + 2 * LAYER
     tight = with_memory(scenario, fixed + (tokens + 0.5) * per_token, 1e10)
     (budget,) = (change for change in tight.fits(Sequential()).changes if "token_budget" in change.text)
     assert budget.scenario.scheduler.token_budget == tokens
@@ -322,11 +329,11 @@ def test_the_budget_proposed_is_the_largest_that_fits(tokens):
 @pytest.mark.parametrize(
     ("memory", "schedule", "named"),
     [
-        ({"host_memory": 4 * SLOT + CACHE / 2}, VSLPipe(), "kv_capacity"),
+        ({"host_memory": 4 * LAYER + CACHE / 2}, VSLPipe(), "kv_capacity"),
         ({"gpu_memory": EMBEDDING + 2 * SLOT + 60_000}, VSLPipe(), "token_budget"),
-        ({"gpu_memory": EMBEDDING + 2 * SLOT + 250_000}, Sequential(), "micro_batches"),
+        ({"gpu_memory": EMBEDDING + 2 * LAYER + 250_000}, Sequential(), "micro_batches"),
         ({"gpu_memory": EMBEDDING + 2 * SLOT - 1}, VSLPipe(), "of GPU memory"),
-        ({"host_memory": 4 * SLOT}, VSLPipe(), "of host memory"),
+        ({"host_memory": 4 * LAYER}, VSLPipe(), "of host memory"),
     ],
 )
 def test_each_kind_of_change_is_proposed_where_it_helps(memory, schedule, named):

@@ -97,7 +97,7 @@ def test_it_refuses_what_stage_2_has_no_term_for():
 
 
 def test_it_speaks_only_of_the_resource_aware_scheduler():
-    other = SimpleNamespace(token_budget=None, open=ResourceAware().open)
+    other = SimpleNamespace(token_budget=None, open=ResourceAware().open, splits=ResourceAware().splits)
     with pytest.raises(ScenarioError, match=r"models ResourceAware\(\)"):
         moe_lens.predict(tiny_scenario(requests=3).on(scheduler=other), VSLPipe())
 

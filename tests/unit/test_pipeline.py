@@ -41,6 +41,8 @@ def test_a_pipeline_prints_as_its_user_would_write_it():
         "gpu(out_proj, route, experts, combine)"
     )
     assert "(gpu(shared_experts) | offload >> cpu(experts, defer=3) >> load)" in str(PIPELINES["ktransformers"])
+    assert str(gpu(route, experts, combine, skip=1)) == "gpu(route) >> gpu(experts, skip=1) >> gpu(combine)"
+    assert str(cpu(experts, defer=2, skip=1)) == "cpu(experts, defer=2, skip=1)"
 
 
 def test_its_html_escapes_what_users_wrote():
@@ -104,6 +106,7 @@ def test_a_move_at_the_end_of_the_layer_serves_the_next_layer():
         pytest.param(lambda: fetch(qkv), ["fetch takes weights, kv"], id="fetch of an operation"),
         pytest.param(lambda: cpu(qkv, defer=2), ["defer=2", "routed experts"], id="deferral without experts"),
         pytest.param(lambda: cpu(experts, defer=-1), ["defer=-1", "at least 0"], id="negative deferral"),
+        pytest.param(lambda: gpu(qkv, skip=2), ["skip=2", "routed experts", "same gpu(...)"], id="skipping no experts"),
     ],
 )
 def test_wiring_that_cannot_work_fails_in_the_cell_that_wires_it(wire, words):

@@ -1,9 +1,13 @@
 """How lanes run a plan: strict order, waiting, and packets that let small transfers pass."""
 
+from itertools import pairwise
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.systems import MIXED, PIPELINES, VSL
-from workbench.plan import Plan, Task, busy_seconds, lay_out, one_at_a_time, part_name
+from workbench.plan import Page, Plan, Task, busy_seconds, lay_out, one_at_a_time, part_name
 from workbench.schedules import Sequential, Step, VSLPipe
 from workbench.segments import WEIGHTS, Kind, Node, layer_graph
 
@@ -90,6 +94,13 @@ def test_what_waits_for_a_delayed_bulk_transfer_waits_for_its_new_end():
     assert spans(tasks, [6.0, 1.5, 0.5, 1.0], 1.0)[3] == (6.5, 7.5)
 
 
+def test_a_small_transfer_delays_the_bulk_one_under_way_and_those_that_wait_behind_it():
+    tasks = [bulk(), bulk(), task(CPU), task(IN, 2), task(CPU), task(IN, 4)]
+    assert spans(tasks, [3.0, 2.0, 1.5, 0.5, 2.5, 0.25], 1.0) == [
+        (0, 3.5), (3.5, 5.75), (0, 1.5), (2.0, 2.5), (1.5, 4.0), (4.5, 4.75)
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("layers", "makespan"), [(2, 21.0), (3, 31.0)])
 def test_vslpipe_takes_as_long_as_the_reference_simulator_says(layers, makespan):
     """The project's table of reference cases, rows sched.VSL.L2 and sched.VSL.L3: warm start, phase barrier."""
@@ -165,3 +176,11 @@ def test_compute_tasks_that_wait_for_one_another_go_one_at_a_time():
 def test_tasks_without_work_and_transfers_do_not_count_as_going_beside_others():
     assert one_at_a_time([task(GPU), task(CPU)], [1.0, 0.0])
     assert one_at_a_time([bulk(), task(GPU), task(OUT), task(CPU, 1)], [1.0] * 4)
+
+
+@given(st.floats(0, 1e12), st.integers(1, 40))
+def test_pages_follow_one_another_and_share_a_transfer_evenly(size, pages):
+    cuts = [Page(number, pages).cut(size) for number in range(pages)]
+    assert (cuts[0][0], cuts[-1][1]) == (0, size)
+    assert all(before[1] == after[0] for before, after in pairwise(cuts))
+    assert all(abs(end - begin - size / pages) <= 128 for begin, end in cuts)

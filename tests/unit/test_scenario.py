@@ -4,7 +4,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from tests.builders import small_machine, tiny_model, tiny_model_of, tiny_scenario
+from tests.builders import enough_experts, small_machine, tiny_model, tiny_model_of, tiny_scenario
 from tests.systems import PIPELINES, VSL
 from workbench.cost import Precision
 from workbench.errors import CapacityError, PipelineError, ScenarioError, ScheduleError, WorkbenchError, WorkloadError
@@ -127,7 +127,8 @@ def test_a_request_that_fills_the_cache_to_the_last_token_fits():
 
 def test_a_slot_holds_the_largest_transfer_of_any_iteration():
     prepared = prepare(tiny_scenario(), VSLPipe())
-    assert prepared.slot_bytes == SLOT  # the last segment of one layer and the first of the next
+    first = MODEL.attention_in_params + MODEL.hidden_size
+    assert prepared.slot_bytes == SLOT + 2 * first  # a whole layer, and the first segment of the next
     assert prepare(tiny_scenario(pipeline=PIPELINES["all_gpu"]), Sequential()).slot_bytes == 0
 
 
@@ -154,7 +155,7 @@ def test_shared_experts_follow_the_routed_ones_unless_placed():
     forked = gpu(qkv, attention, out_proj, route) >> (offload >> cpu(experts) >> load) >> gpu(combine)
     assert "cpu(experts, shared_experts)" in str(shared.on(pipeline=forked).layer)
     placed = PIPELINES["ktransformers"]
-    assert shared.on(pipeline=placed).layer is placed
+    assert shared.on(pipeline=placed, model=enough_experts(shared.model, placed)).layer is placed
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,11 @@ def test_every_pipeline_comes_back_equal(name, tmp_path):
     assert str(back.pipeline) == str(pipeline)
 
 
+def test_experts_left_out_come_back(tmp_path):
+    pipeline = gpu(qkv, attention, out_proj, moe, skip=1)
+    assert again(tiny_scenario(pipeline=pipeline), tmp_path).pipeline == pipeline != gpu(qkv, attention, out_proj, moe)
+
+
 def test_streams_of_one_operation_come_back(tmp_path):
     pipeline = fetch(experts.weights) | gpu(qkv, attention, out_proj, moe)
     assert again(tiny_scenario(pipeline=pipeline), tmp_path).pipeline == pipeline

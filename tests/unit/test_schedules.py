@@ -6,15 +6,37 @@ import pytest
 from hypothesis import given, settings
 
 from tests.builders import batches, make_batch, tiny_scenario
-from tests.systems import PIPELINES, VSL
+from tests.systems import PIPELINES, STREAMED, VSL
 from workbench.errors import ScheduleError
 from workbench.pipeline import cpu, fetch, gpu, load, offload
-from workbench.schedules import Lowering, Sequential, Step, VSLPipe
+from workbench.schedules import (
+    CGOPipe,
+    FastDecode,
+    Fiddler,
+    FlexGenS3,
+    FlexGenS4,
+    KTransformers,
+    LayerStreaming,
+    Lowering,
+    Sequential,
+    Step,
+    VSLPipe,
+    WeightPlace,
+)
 from workbench.segments import layer_graph
 from workbench.serving import prepare
-from workbench.stages import attention, decode_attention, experts, moe, out_proj, prefill_attention, qkv
+from workbench.stages import attention, combine, decode_attention, experts, moe, out_proj, prefill_attention, qkv, route
 
-SCHEDULES = [Sequential(), Sequential(3), Sequential(2, prefetch=True), VSLPipe()]
+SCHEDULES = [
+    Sequential(),
+    Sequential(3),
+    Sequential(2, prefetch=True),
+    VSLPipe(),
+    VSLPipe(weight_slots=3),
+    CGOPipe(3),
+    FastDecode(2),
+    *(FlexGenS3(3, place) for place in WeightPlace),
+]
 
 
 def run_of(iterations: int) -> list[Step]:
@@ -69,6 +91,60 @@ def test_vslpipe_refuses_a_pipeline_of_another_shape(name):
     assert "Sequential()" in str(error.value)
 
 
+ON_CPU = "gpu(...) >> offload >> cpu(...) >> load >> gpu(...)"
+EXPERTS = "gpu(..., route) >> (gpu(shared_experts) | offload >> cpu(experts) >> load) >> gpu(combine)"
+NEEDS = {
+    CGOPipe(): (ON_CPU, "vslpipe"),
+    FastDecode(): (ON_CPU, "vslpipe"),
+    FlexGenS3(): (ON_CPU, "vslpipe"),
+    FlexGenS4(): ("fetch(weights, kv) | gpu(qkv, attention, out_proj, moe)", "flexgen_s4"),
+    LayerStreaming(): ("fetch(weights) | gpu(...)", "streamed"),
+    KTransformers(): (EXPERTS, "ktransformers"),
+    Fiddler(): (EXPERTS, "ktransformers"),
+}
+"""The shape that each schedule names, and the one pipeline of these that it takes."""
+OTHERS = {**PIPELINES, "streamed": STREAMED, "entered": cpu(qkv) >> load >> gpu(attention, out_proj, moe) >> offload}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("schedule", NEEDS, ids=str)
+def test_a_schedule_says_which_pipeline_it_needs(schedule, name):
+    needed, taken = NEEDS[schedule]
+    if name == taken:
+        assert schedule.lower(OTHERS[name], make_batch([3], [2])).tasks
+        return
+    with pytest.raises(ScheduleError) as error:
+        schedule.lower(OTHERS[name], make_batch([3], [2]))
+    words = (type(schedule).__name__, needed, str(OTHERS[name]), "Sequential()")
+    assert all(word in str(error.value) for word in words)
+
+
+def test_deferral_needs_a_schedule_that_knows_of_it():
+    late = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts, defer=1) >> load >> gpu(combine)
+    for schedule in (VSLPipe(), CGOPipe()):
+        with pytest.raises(ScheduleError, match="defer=1"):
+            schedule.lower(late, make_batch([3], [2]))
+
+
+@pytest.mark.parametrize("schedule", [CGOPipe, FastDecode])
+def test_looking_two_micro_batches_ahead_needs_two(schedule):
+    with pytest.raises(ScheduleError, match=f"{schedule.__name__} needs at least 2 micro-batches, not 1"):
+        schedule(1)
+
+
+def test_pages_share_what_a_layer_streams():
+    prepared = prepare(tiny_scenario(), CGOPipe(3))
+    pages = [task for task in prepared.lowering.tasks(prepared.layers, Step.MIDDLE) if task.pieces]
+    assert [(task.layer, task.page) for task in pages[:4]] == [(1, (0, 3)), (1, (1, 3)), (1, (2, 3)), (2, (0, 3))]
+    sizes = [prepared.cost.weight_transfer(task) for task in pages[:3]]
+    assert sum(sizes) == prepared.cost.weights_per_layer == prepared.slot_bytes
+    assert max(sizes) - min(sizes) <= 128
+
+
+def test_a_place_of_weights_reads_well_in_a_name():
+    assert FlexGenS3(2, WeightPlace.PAGED).name == "FlexGenS3(micro_batches=2, weights=WeightPlace.PAGED)"
+
+
 def test_vslpipe_refuses_the_mirrored_shape():
     mirrored = cpu(qkv) >> load >> gpu(attention) >> offload >> cpu(out_proj, moe)
     with pytest.raises(ScheduleError):
@@ -92,30 +168,32 @@ def test_vslpipe_needs_packets_that_take_time(seconds):
         VSLPipe(packet_seconds=seconds)
 
 
+@pytest.mark.parametrize("slots", [1, 2.0, None])
+def test_vslpipe_needs_two_slots_for_weights(slots):
+    with pytest.raises(ScheduleError, match="weight_slots must be at least 2"):
+        VSLPipe(weight_slots=slots)
+
+
 @pytest.mark.parametrize("iterations", [1, 2, 5])
-@pytest.mark.parametrize("layers", [2, 3, 7])
+@pytest.mark.parametrize("layers", [1, 2, 3, 7])
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_a_run_transfers_every_layers_weights_once_per_iteration(schedule, layers, iterations):
     lowering = Lowering(schedule, layer_graph(VSL), layers)
     transferred = Counter(
-        piece for step in run_of(iterations) for task in lowering.tasks(layers, step) for piece in task.pieces
+        piece
+        for step in run_of(iterations)
+        for task in lowering.tasks(layers, step)
+        for piece in task.pieces
+        if not task.page.number
     )
     assert transferred == {(layer, node): iterations for layer in range(layers) for node in lowering.graph.streamed}
-
-
-@pytest.mark.parametrize("iterations", [1, 2, 5])
-def test_a_model_of_one_layer_looks_ahead_past_the_end_by_one_segment_at_most(iterations):
-    """The iteration before the last cannot know that it is: it brings the first segment of one more."""
-    lowering = Lowering(VSLPipe(), layer_graph(VSL), 1)
-    pieces = Counter(piece for step in run_of(iterations) for task in lowering.tasks(1, step) for piece in task.pieces)
-    assert pieces == {(0, 0): iterations + (iterations > 1), (0, 4): iterations}
 
 
 def test_bytes_transferred_are_layers_times_what_one_layer_streams():
     scenario = tiny_scenario()
     prepared = prepare(scenario, VSLPipe())
     moved = sum(
-        prepared.cost.weight_transfer(task.pieces)
+        prepared.cost.weight_transfer(task)
         for step in run_of(3)
         for task in prepared.lowering.tasks(prepared.layers, step)
         if task.pieces

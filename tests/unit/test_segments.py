@@ -35,10 +35,30 @@ def test_arms_of_a_fork_wait_for_the_same_node_and_join():
 def test_fetched_kv_travels_there_before_the_attention_and_new_kv_back_after_it():
     graph = layer_graph(PIPELINES["flexgen_s4"])
     kinds = [node.kind for node in graph.nodes]
-    assert kinds == [Kind.KV_IN, Kind.SEGMENT, Kind.KV_OUT]
-    assert graph.nodes[1].after == (0,)
-    assert graph.nodes[2].after == (1,)
-    assert graph.nodes[2].describe() == "k v"
+    assert kinds == [Kind.SEGMENT, Kind.KV_IN, Kind.SEGMENT, Kind.KV_OUT, Kind.SEGMENT]
+    before, fetched, reader, new, behind = graph.nodes
+    assert (before.after, fetched.after, reader.after, new.after, behind.after) == ((), (), (0, 1), (2,), (2,))
+    assert [node.describe() for node in (reader, new)] == ["prefill_attention decode_attention", "k v"]
+    assert graph.sinks == (4, 3)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "gpu_runs"),
+    [
+        (
+            fetch(kv) | cpu(qkv, attention[0]) >> load >> gpu(attention[1], out_proj, moe) >> offload,
+            ["decode_attention", "out_proj route experts combine"],
+        ),
+        (
+            fetch(kv) | gpu(qkv, attention) >> offload >> cpu(out_proj, moe) >> load,
+            ["qkv", "prefill_attention decode_attention"],
+        ),
+    ],
+    ids=["first", "last"],
+)
+def test_a_reader_of_fetched_kv_at_the_edge_of_a_run_has_no_empty_segment_beside_it(pipeline, gpu_runs):
+    nodes = layer_graph(pipeline).nodes
+    assert [node.describe() for node in nodes if node.kind is Kind.SEGMENT and node.lane == "gpu"] == gpu_runs
 
 
 def test_only_segments_with_fetched_weights_are_streamed():
@@ -98,4 +118,5 @@ def test_a_layer_graph_lists_the_implicit_nodes_too():
 
 def test_weights_and_kv_fetched_together_both_appear():
     graph = layer_graph(fetch(weights, kv) | gpu(qkv, attention, out_proj, moe))
-    assert graph.streamed == (1,)
+    assert graph.streamed == (0, 4)
+    assert graph.nodes[1].kind is Kind.KV_IN

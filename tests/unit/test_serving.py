@@ -1,5 +1,6 @@
 """A scheduler that stops early, or keeps blocks, must not pass for one that served everything."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,9 +32,9 @@ class Spoiled:
         self.queue, self.fault, self.turns = queue, fault, 0
         self.preemptions = self.recomputed = 0
 
-    def next(self) -> Batch | None:
+    def next(self, now: float = math.inf) -> Batch | None:
         self.turns += 1
-        return None if self.fault == "stops" and self.turns > 2 else self.queue.next()
+        return None if self.fault == "stops" and self.turns > 2 else self.queue.next(now)
 
     def complete(self, batch: Batch) -> Ids:
         if self.fault == "keeps":

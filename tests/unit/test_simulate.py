@@ -119,8 +119,18 @@ def test_attention_and_streaming_share_the_hosts_memory(detail):
     assert contended.seconds >= moved > 1.2 * free.seconds
 
 
+@pytest.mark.parametrize("detail", Detail)
+def test_a_link_that_is_slower_than_all_else_never_waits_under_vslpipe(detail):
+    """Each iteration between the first and the last takes as long as what it moves to the GPU, ends included."""
+    scenario = tiny_scenario([9] * 8, [6] * 8, model=tiny_model(7), machine=small_machine(h2d=1e6))
+    *_, step, _ = simulate(scenario, VSLPipe(), detail=detail).steps.seconds
+    cost = prepare(scenario, VSLPipe()).cost
+    weights_alone = cost.fetch(7 * cost.weights_per_layer)
+    assert weights_alone <= step < 1.01 * weights_alone
+
+
 def test_fewer_layers_than_the_iteration_detail_looks_at_are_exact():
-    for layers in (1, 2, 3):
+    for layers in (1, 2, 3, 4):
         scenario = tiny_scenario([9] * 4, [3] * 4, model=tiny_model(layers))
         by_task, by_iteration = (simulate(scenario, VSLPipe(), detail=detail) for detail in Detail)
         assert by_iteration.seconds == pytest.approx(by_task.seconds, rel=1e-12)

@@ -231,7 +231,7 @@ def test_embedding_and_combine_only_move_rows():
 def test_a_segment_costs_the_sum_of_its_operations():
     cost, rows = priced(), Rows(decode=100, context=5000, emits=100)
     whole = node(VSL, "B")
-    expected = sum(seconds([stage.op.work(rows, MIXTRAL, BF16)], machines["a40"].gpu) for stage in whole.stages)
+    expected = sum(seconds(stage.op.work(rows, MIXTRAL, BF16), machines["a40"].gpu) for stage in whole.stages)
     assert cost.node(whole, rows) == pytest.approx(expected)
 
 

@@ -1,4 +1,4 @@
-"""What overlap gains: steady decode passes under VSLPipe against the same passes under Sequential."""
+"""What overlap gains: steady decode passes under VSLPipe, with three slots for weights and with two, and Sequential."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from workbench.serving import Clock, prepare
 from workbench.simulate.clock import TaskClock
 from workbench.workload import Request, Workload
 
-VSL, PREFETCH, PLAIN = VSLPipe(), Sequential(prefetch=True), Sequential()
+VSL, TWO_SLOTS, PREFETCH, PLAIN = VSLPipe(weight_slots=3), VSLPipe(), Sequential(prefetch=True), Sequential()
 STEADY = 6
 """Passes of a round that count; one before them brings the first weights, one after them needs no more."""
 ROUNDS = 6
@@ -187,7 +187,7 @@ def bench_overlap(
     run(*smallest(model))
     machine = calibrate(model, refresh=True)
     bench = Bench(model, machine, rows, context, rate)
-    contenders = [bench.simulated(schedule) for schedule in (VSL, PREFETCH, PLAIN)]
+    contenders = [bench.simulated(schedule) for schedule in (VSL, TWO_SLOTS, PREFETCH, PLAIN)]
     say(f"{machine.name}, calibrated {machine.measured}")
     say(f"{name}, {rows} decodes that read {bench.context} KV entries each, link {bench.rate / 1e9:.2f} GB/s")
     probe = Probe()

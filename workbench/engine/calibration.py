@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 
 from workbench.catalogue import cache_path
 from workbench.cost import Rows
+from workbench.engine.card import card_rates
 from workbench.engine.engine import Engine
 from workbench.engine.forward import Forward
 from workbench.engine.lanes import Executor, Job, Transfer
@@ -82,8 +83,9 @@ def calibrate(
 
     Batches of several sizes pass through some layers whose weights have just arrived over the link. Every operation is
     timed alone in its place there, with each number of threads that its lane may have; so are transfers, the data
-    mover beside computation, and Python between two iterations. No workload is served and no throughput seen. The
-    record is dated and kept for the next call; `save` it to load it elsewhere with `Machine.load`.
+    mover beside computation, Python between two iterations and, for the record, what a GPU and its link can do. No
+    workload is served and no throughput seen. The record is dated and kept for the next call; `save` it to load it
+    elsewhere with `Machine.load`.
 
     Parameters
     ----------
@@ -198,7 +200,7 @@ class _Bench:
         overheads = (iteration, request, hand_over, typical(self._moves), typical(self._fetches))
         today = datetime.now(UTC).isoformat(timespec="seconds")
         profile = Profile(shape, ops, *overheads)
-        return replace(machine, cores=cores, profiles=(profile,), rates=rates, measured=today)
+        return replace(machine, cores=cores, profiles=(profile,), rates=(*rates, *card_rates()), measured=today)
 
     def _seat(self, threads: int) -> None:
         pace = Pace(threads, threads, "cpu", 0.0, 0.0)

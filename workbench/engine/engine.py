@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 
+from workbench.energy import Energy
 from workbench.engine.forward import Forward
 from workbench.engine.lanes import Executor, Job, Transfer
+from workbench.engine.meter import processors
 from workbench.engine.ops import Part
 from workbench.engine.sampler import choose_all
 from workbench.engine.seats import seats
 from workbench.engine.stopwatch import Stopwatch
-from workbench.errors import EngineError
+from workbench.errors import EngineError, StoppedError
 from workbench.hardware import usable_cores
-from workbench.plan import LANES, Plan, Task
+from workbench.plan import LANES, Carry, Plan, Task
 from workbench.prepared import Prepared
 from workbench.profile import Cores
 from workbench.scheduler.batch import Batch
@@ -25,6 +28,8 @@ from workbench.timeline import Span, Timeline
 # A lane that wants the GIL waits at most this long for a thread that computes in Python. With a notebook's 30 ms of
 # Python per 200 ms beside it, a pass took 13 % longer at the default of 5 ms and 10 % at this (2 Zen 4 cores).
 SWITCH_SECONDS = 5e-4
+MOST_SLEPT = 0.05
+"""Seconds without a look at whether the run was stopped."""
 
 
 class Engine:
@@ -96,16 +101,46 @@ class Engine:
     def begin(self, blocks: BlockManager) -> None:
         """See `Clock.begin`."""
         self._blocks, self._now = blocks, 0.0
+        self._meter = processors()
         self.watch.start()
+
+    def wait(self, until: float) -> None:
+        """See `Clock.wait`.
+
+        Raises
+        ------
+        StoppedError
+            If `stop` was called meanwhile.
+        """
+        while (left := until - self.watch.now) > 0:
+            if self._executor.stopped:
+                raise StoppedError("the run was stopped.")
+            time.sleep(min(left, MOST_SLEPT))
+        self._now = self.watch.now
+
+    def expert_bytes(self, plan: Plan) -> float:
+        """See `Clock.expert_bytes`."""
+        return self.forward.experts_read()
+
+    def energy(self) -> Energy | None:
+        """See `Clock.energy`."""
+        return None if self._meter is None else self._meter.read()
 
     def execute(self, plan: Plan, number: int, step: Step) -> dict[str, float]:
         """See `Clock.execute`."""
         self.forward.clear()
         parts = [Part.of(batch, self._blocks) for batch in plan.parts]
-        pace = self._prepared.cost.pace(plan.tasks, [batch.rows for batch in plan.parts], self._cores)
+        self.forward.decodes += sum(len(part.lengths) for part in parts)
+        for place, (part, batch) in enumerate(zip(parts, plan.parts, strict=True)):
+            self.forward.resume(place, part, batch)
+        cost = self._prepared.cost
+        pace = cost.pace(plan.tasks, [cost.part(batch) for batch in plan.parts], self._cores)
         self._executor.seat(seats(pace, self._cores))
-        jobs = self._executor.run(plan.tasks, [self._action(task, plan.parts, parts) for task in plan.tasks])
+        everything = self._executor.run(plan.tasks, [self._action(task, plan.parts, parts) for task in plan.tasks])
+        jobs = [job for job, task in zip(everything, plan.tasks, strict=True) if task.carry is not Carry.OUT]
         self._check_bytes(jobs, plan)
+        for place, (part, batch) in enumerate(zip(parts, plan.parts, strict=True)):
+            self.forward.keep(place, part, batch)
         self._now = self.watch.now
         return self._record(jobs, number)
 
@@ -122,23 +157,27 @@ class Engine:
     def _action(self, task: Task, batches: tuple[Batch, ...], parts: list[Part]) -> Callable[[], Transfer | None]:
         forward, layer = self.forward, task.layer
         if task.part is None:
-            return lambda: forward.transfer_weights(task.pieces)
-        part, number = parts[task.part], task.part
+            return lambda: forward.transfer_weights(task.pieces, task.page)
+        number, batch = task.part, batches[task.part]
+        here = batch.at(task.place(batch.layers))
+        part = parts[number] if here is batch else parts[number].decodes_alone
         if not part.rows:
             return lambda: None
         return {
-            Kind.EMBED: lambda: self._embed(number, batches[number], part),
-            Kind.HEAD: lambda: self._emit(number, batches[number], part),
+            Kind.EMBED: lambda: self._embed(number, here),
+            Kind.HEAD: lambda: self._emit(number, here, part),
             Kind.SEGMENT: lambda: self._compute(task, part),
+            Kind.DEFERRED: lambda: forward.compute_late(task.node.stages[0], layer, number, part),
             Kind.MOVE: lambda: forward.move(task.node, number, part),
             Kind.KV_IN: lambda: forward.fetch_kv(layer, number, part),
             Kind.KV_OUT: lambda: forward.store_kv(layer, number, part),
         }[task.node.kind]
 
-    def _embed(self, number: int, batch: Batch, part: Part) -> None:
+    def _embed(self, number: int, batch: Batch) -> None:
         ids: list[int] = []
-        for request, length in zip(batch.prefills.tolist(), part.prefill_len, strict=True):
-            ids += self._tokens[request][:length]
+        columns = (batch.prefills, batch.starts, batch.prefill_len)
+        for request, start, length in zip(*(column.tolist() for column in columns), strict=True):
+            ids += self._tokens[request][start : start + length]
         ids += [self._tokens[request][-1] for request in batch.decodes.tolist()]
         self.forward.embed(number, ids)
 
@@ -147,8 +186,8 @@ class Engine:
             self.forward.compute(stage, task.layer, task.part or 0, part)
 
     def _emit(self, number: int, batch: Batch, part: Part) -> None:
-        asked = [self._requests[request] for request in batch.requests.tolist()]
-        tokens = [self._tokens[request] for request in batch.requests.tolist()]
+        emitting = batch.emitting.tolist()
+        asked, tokens = [self._requests[request] for request in emitting], [self._tokens[each] for each in emitting]
         made = [len(t) - len(request.prompt) for t, request in zip(tokens, asked, strict=True)]
         chosen = choose_all(self.forward.logits(number, part), [request.sampling for request in asked], made)
         for line, token in zip(tokens, chosen, strict=True):
@@ -161,9 +200,10 @@ class Engine:
         for job in jobs:
             task = job.task
             if task.node.kind is Kind.WEIGHTS:
-                asked = cost.weight_transfer(task.pieces)
+                asked = cost.weight_transfer(task)
             elif task.node.kind in (Kind.MOVE, Kind.KV_IN, Kind.KV_OUT) and task.part is not None:
-                asked = cost.transfer(task.node, plan.parts[task.part].rows)
+                here = plan.parts[task.part].at(task.place(plan.layers))
+                asked = cost.transfer(task.node, here.rows)
             else:
                 continue
             if job.bytes != asked:

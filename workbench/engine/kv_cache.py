@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from itertools import pairwise
@@ -55,20 +56,26 @@ class KVCache:
         """Decode attention of q (B, H D) over the cached entries of its sequences, on as many threads as torch has."""
         return _attend(self.pool[layer], self._model, part, q, self._team)
 
+    def before(self, layer: int, part: Part) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values (T, K D) that earlier pieces of a part's prompts wrote, prompt after prompt."""
+        tables = part.pieces.table if part.pieces is not None else ()
+        return _entries(self.pool[layer], zip(tables, part.before.tolist(), strict=True))
+
     def fetched_bytes(self, part: Part) -> int:
-        """What the blocks that a part's decodes read take where they are copied to."""
-        return int((-(-part.lengths // self.block_size)).sum()) * self.pool[0, 0].nbytes
+        """What the blocks that a part reads take where they are copied to."""
+        return int((-(-_read(part)[0] // self.block_size)).sum()) * self.pool[0, 0].nbytes
 
     def fetch(self, layer: int, part: Part) -> tuple[FetchedKV, Transfer]:
-        """The cached entries that a part's decodes read, to be copied beside them; blocks are renumbered in order."""
-        size, places = self.block_size, np.arange(part.table.shape[1])
-        width = -(-part.lengths // size)
+        """The cached entries that a part reads, to be copied beside it; blocks are renumbered in order."""
+        lengths, old_table = _read(part)
+        size, places = self.block_size, np.arange(old_table.shape[1])
+        width = -(-lengths // size)
         used = places < width[:, None]
         table = np.where(used, (np.cumsum(width) - width)[:, None] + places, 0).astype(np.int32)
-        filled = np.clip(part.lengths[:, None] - 1 - places * size, 0, size)
+        filled = np.clip(lengths[:, None] - 1 - places * size, 0, size)
         there = torch.zeros((int(width.sum()), *self.pool.shape[2:]), dtype=self.pool.dtype)
         copies: list[Copy] = []
-        for new, old, tokens in zip(*(column[used].tolist() for column in (table, part.table, filled)), strict=True):
+        for new, old, tokens in zip(*(column[used].tolist() for column in (table, old_table, filled)), strict=True):
             copies += self._block(there[new], self.pool[layer, old], tokens)
         return FetchedKV(there, table, self._model, self._team), Transfer(copies)
 
@@ -88,6 +95,11 @@ class FetchedKV:
     ) -> None:
         self.pool, self._table, self._model, self._team = pool, table, model, team
 
+    def before(self, part: Part) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `KVCache.before`."""
+        lengths = part.before[part.before > 0].tolist()
+        return _entries(self.pool, zip(self._table[len(part.lengths) :], lengths, strict=True))
+
     def attend(self, part: Part, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Append the decodes' own k and v (B, K D) and attend."""
         size = self.pool.shape[3]
@@ -95,6 +107,29 @@ class FetchedKV:
         slots = self._table[np.arange(len(last)), last // size].astype(np.int64) * size + last % size
         _append(self.pool, self._model, slots, k, v)
         return _attend(self.pool, self._model, replace(part, table=self._table), q, self._team)
+
+
+def _read(part: Part) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    """Lengths, one more than what is read, and tables of the decodes and after them of the prefills' earlier pieces."""
+    pieces = part.pieces
+    if pieces is None or not pieces.start.any():
+        return part.lengths, part.table
+    some = pieces.start > 0
+    width = max(part.table.shape[1], pieces.table.shape[1])
+    tables = (np.pad(table, ((0, 0), (0, width - table.shape[1]))) for table in (part.table, pieces.table[some]))
+    return np.concatenate((part.lengths, pieces.start[some] + 1)), np.concatenate(tuple(tables))
+
+
+def _entries(
+    pool: torch.Tensor, sequences: Iterable[tuple[npt.NDArray[np.int32], int]]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first entries of sequences, gathered from their blocks (P, K, 2, b, D)."""
+    found = []
+    for table, tokens in sequences:
+        blocks = pool[torch.from_numpy(table[: -(-tokens // pool.shape[3])].astype(np.int64))]
+        found.append(blocks.permute(2, 0, 3, 1, 4).flatten(1, 2)[:, :tokens])
+    k, v = torch.cat(found, dim=1).flatten(2)
+    return k, v
 
 
 def _append(

@@ -16,7 +16,7 @@ import torch
 
 from workbench.engine.seats import Seat, end_sleeps_on_time, name_thread, sit
 from workbench.errors import StoppedError
-from workbench.plan import LANES, Task
+from workbench.plan import Carry, Task
 
 Copy = tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]
 """Destination and source: one-dimensional, of one type and length."""
@@ -41,12 +41,14 @@ class Job:
 
     On a link lane the action returns the `Transfer` to make.
 
-    `pauses` are when a bulk transfer let small ones pass.
+    `pauses` are when a bulk transfer let small ones pass. A plan does not end before the jobs that it awaits are done.
     """
 
     task: Task
     action: Callable[[], object]
+    awaited: bool
     missing: int = 0
+    done: bool = False
     followers: list[Job] = field(default_factory=list)
     start: float = 0.0
     end: float = 0.0
@@ -199,6 +201,7 @@ class Executor:
         self.gate.set()
         self._callers_threads = torch.get_num_threads()
         self._lock, self._idle, self._open = threading.Lock(), threading.Event(), 0
+        self._carried: Job | None = None
         self.lanes: dict[str, Lane] = {
             "gpu": Lane("gpu", self),
             "cpu": Lane("cpu", self),
@@ -214,7 +217,12 @@ class Executor:
             self.lanes[name].seat = seat
 
     def run(self, tasks: Sequence[Task], actions: Sequence[Callable[[], object]]) -> list[Job]:
-        """Execute a plan and wait for its end.
+        """Execute a plan and wait for its end, though not for that of a transfer that runs on.
+
+        Returns
+        -------
+        list of Job
+            One for each task; for the rest of a carried transfer the job that the plan before began.
 
         Raises
         ------
@@ -223,17 +231,12 @@ class Executor:
         BaseException
             The error of the first task in the plan that failed, after the rest of the plan was drained.
         """
-        jobs = [Job(task, action, len(task.after)) for task, action in zip(tasks, actions, strict=True)]
-        for job in jobs:
-            for earlier in job.task.after:
-                jobs[earlier].followers.append(job)
-        for name in LANES:
-            mine = [job for job in jobs if job.task.node.lane == name]
-            self.lanes[name].small = deque(job for job in mine if not job.task.bulk)
-            self.lanes[name].bulk = deque(job for job in mine if job.task.bulk)
-        self._open, self.stopped = len(jobs), self._asked_to_stop
-        self._idle.clear()
-        for job in [job for job in jobs if not job.missing]:  # collected first: lanes start at once
+        self.stopped = self._asked_to_stop
+        jobs, fresh = self._jobs(tasks, actions)
+        for job in fresh:
+            lane = self.lanes[job.task.node.lane]
+            (lane.bulk if job.task.bulk else lane.small).append(job)
+        for job in [job for job in fresh if not job.missing]:  # collected first: lanes start at once
             self.lanes[job.task.node.lane].inbox.put(job)
         self._wait()
         for job in jobs:
@@ -242,6 +245,26 @@ class Executor:
         if self._asked_to_stop:
             raise StoppedError("the run was stopped.")
         return jobs
+
+    def _jobs(self, tasks: Sequence[Task], actions: Sequence[Callable[[], object]]) -> tuple[list[Job], list[Job]]:
+        """A job for each task, and those of them that no lane has yet: all but the one that was carried over."""
+        jobs: list[Job] = []
+        with self._lock:  # the carried transfer may end at any moment
+            for task, action in zip(tasks, actions, strict=True):
+                if task.carry is Carry.IN and self._carried is not None:
+                    jobs.append(self._carried)
+                    self._carried.awaited = True
+                else:
+                    jobs.append(Job(task, action, awaited=task.carry is not Carry.OUT))
+                for earlier in (jobs[index] for index in task.after):
+                    if not earlier.done:
+                        earlier.followers.append(jobs[-1])
+                        jobs[-1].missing += 1
+            fresh = [job for job in jobs if job is not self._carried]
+            self._carried = next((job for job in fresh if not job.awaited), None)
+            self._open = sum(job.awaited and not job.done for job in jobs)
+            self._idle.clear()
+        return jobs, fresh
 
     def stop(self) -> None:
         """Drain the running plan, also if it is held at the gate; `run` raises from now on."""
@@ -274,17 +297,20 @@ class Executor:
                 follower.missing -= 1
                 if not follower.missing:
                     ready.append(follower)
-            self._open -= 1
-            last = not self._open
+            job.done = True
+            self._open -= job.awaited
+            last = job.awaited and not self._open
         for follower in ready:
             self.lanes[follower.task.node.lane].inbox.put(follower)
         if last:
             self._idle.set()
 
     def close(self) -> None:
-        """End every thread."""
+        """End every thread, and a transfer that runs on with them."""
+        self.stop()
         for lane in self.lanes.values():
             lane.inbox.put(None)
         for lane in self.lanes.values():
             lane.join()
+        self._carried = None  # it keeps alive what it copies, for gigabytes
         torch.set_num_threads(self._callers_threads)  # lanes changed what new threads inherit

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +16,21 @@ from workbench.engine.weights import Tensors
 from workbench.models import ModelConfig
 from workbench.scheduler.batch import Batch
 from workbench.scheduler.block_manager import BlockManager
+from workbench.stages import RowClass
+
+
+class Pieces(NamedTuple):
+    """Prefills that are pieces of prompts: where they start, the blocks of what went before, and which emit."""
+
+    start: npt.NDArray[np.int64]
+    table: npt.NDArray[np.int32]
+    emits: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, batch: Batch, blocks: BlockManager) -> Pieces:
+        """Those of a part of a batch."""
+        width = -(-int(batch.starts.max(initial=0)) // blocks.block_size)
+        return cls(batch.starts, blocks.table[batch.prefills, :width], batch.emits)
 
 
 @dataclass(frozen=True)
@@ -29,6 +46,10 @@ class Part:
     table : ndarray (decodes, W) int32
     lengths : ndarray (decodes,) int64
         KV entries that each decode reads, its own included.
+    pieces : Pieces or None
+        Where prefills are pieces of their prompts.
+    skipped : int
+        Rows that stand before these in every buffer: prefills that do not pass this layer.
     """
 
     prefill_len: list[int]
@@ -36,18 +57,28 @@ class Part:
     slots: npt.NDArray[np.int64]
     table: npt.NDArray[np.int32]
     lengths: npt.NDArray[np.int64]
+    pieces: Pieces | None = None
+    skipped: int = 0
 
     @classmethod
     def of(cls, batch: Batch, blocks: BlockManager) -> Part:
         """What the operations need to know of a part of a batch."""
         size, table, lengths = blocks.block_size, blocks.table, batch.prefill_len
-        first = np.repeat(np.cumsum(lengths) - lengths, lengths)
+        first = np.repeat(np.cumsum(lengths) - lengths - batch.starts, lengths)
         positions = np.concatenate((np.arange(int(lengths.sum())) - first, batch.context))
         owners = np.concatenate((np.repeat(batch.prefills, lengths), batch.decodes))
         slots = table[owners, positions // size].astype(np.int64) * size + positions % size
         held = batch.context + 1
         width = -(-int(held.max(initial=1)) // size)
-        return cls(lengths.tolist(), torch.from_numpy(positions), slots, table[batch.decodes, :width], held)
+        pieces = Pieces.of(batch, blocks) if batch.cut is not None else None
+        return cls(lengths.tolist(), torch.from_numpy(positions), slots, table[batch.decodes, :width], held, pieces)
+
+    @cached_property
+    def decodes_alone(self) -> Part:
+        """The same part in a layer that its prefills do not pass."""
+        first = self.prefill
+        rest = (self.positions[first:], self.slots[first:], self.table, self.lengths)
+        return Part([], *rest, skipped=self.skipped + first)
 
     @classmethod
     def smallest(cls) -> Part:
@@ -67,9 +98,20 @@ class Part:
 
     @property
     def last_rows(self) -> torch.Tensor:
-        """The row of each request that emits: the last of each prefill, and every decode."""
+        """The row in the buffers of each request that emits: the last of a prefill, and every decode."""
         ends = np.cumsum(self.prefill_len, dtype=np.int64) - 1
-        return torch.from_numpy(np.concatenate((ends, np.arange(self.prefill, self.rows))))
+        ends = ends if self.pieces is None else ends[self.pieces.emits]
+        return torch.from_numpy(self.skipped + np.concatenate((ends, np.arange(self.prefill, self.rows))))
+
+    def rows_of(self, row_class: RowClass) -> slice:
+        """Rows of a class in the buffers."""
+        first = self.skipped + (self.prefill if row_class is RowClass.DECODE else 0)
+        return slice(first, self.skipped + (self.prefill if row_class is RowClass.PREFILL else self.rows))
+
+    @property
+    def before(self) -> npt.NDArray[np.int64]:
+        """KV entries of each prefill that earlier pieces of its prompt wrote."""
+        return np.zeros(len(self.prefill_len), np.int64) if self.pieces is None else self.pieces.start
 
 
 Operation = Callable[["Ops", Part, Tensors, Tensors], torch.Tensor | tuple[torch.Tensor, ...]]
@@ -84,6 +126,7 @@ class Ops:
 
     def __init__(self, model: ModelConfig) -> None:
         self._model = model
+        self.touched = 0  # distinct experts, summed over calls
         exponent = torch.arange(0, model.head_dim, 2, dtype=torch.int64).float() / model.head_dim
         self._frequencies = 1.0 / (model.rope_theta**exponent)
 
@@ -108,15 +151,21 @@ class Ops:
         return (heads * cos + torch.cat((-high, low), dim=-1) * sin).reshape(len(x), -1)
 
     def prefill_attention(self, part: Part, read: Tensors, weights: Tensors) -> torch.Tensor:
-        """q (T, H D), k and v (T, K D) of the prefill rows -> attn (T, H D), causal within each prompt."""
-        out, low = torch.empty_like(read["q"]), 0
-        for length in part.prefill_len:
-            q, k, v = (read[name][low : low + length].view(1, length, -1, self._model.head_dim) for name in "qkv")
-            attended = functional.scaled_dot_product_attention(
-                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=True
-            )
+        """q (T, H D), k and v (T, K D) of the prefill rows -> attn (T, H D), causal within each prompt.
+
+        A piece of a prompt also attends to what went before: k_before and v_before, those of all pieces in turn.
+        """
+        out, low, past = torch.empty_like(read["q"]), 0, 0
+        for length, before in zip(part.prefill_len, part.before.tolist(), strict=True):
+            q, k, v = (read[name][low : low + length] for name in "qkv")
+            causal: dict[str, Any] = {"is_causal": True}
+            if before:
+                k, v = (torch.cat((read[f"{n}_before"][past : past + before], new)) for n, new in (("k", k), ("v", v)))
+                causal = {"attn_mask": torch.ones(length, before + length, dtype=torch.bool).tril(before)}
+            q, k, v = (rows.view(1, len(rows), -1, self._model.head_dim).transpose(1, 2) for rows in (q, k, v))
+            attended = functional.scaled_dot_product_attention(q, k, v, enable_gqa=True, **causal)
             out[low : low + length] = attended.transpose(1, 2).reshape(length, -1)
-            low += length
+            low, past = low + length, past + before
         return out
 
     def out_proj(self, part: Part, read: Tensors, weights: Tensors) -> torch.Tensor:
@@ -131,11 +180,17 @@ class Ops:
         return h, torch.cat((ids.float(), top / top.sum(dim=-1, keepdim=True)), dim=-1)
 
     def experts(self, part: Part, read: Tensors, weights: Tensors) -> torch.Tensor:
-        """h (T, M), gates (T, 2 k) -> routed (T, M): each expert computes its rows at once."""
+        """h (T, M), gates (T, 2 k) -> routed (T, M): each expert computes its rows at once.
+
+        With `wanted` (T, k) bool only those of every token's choices are computed.
+        """
+        wanted = read.get("wanted")
         h, chosen = read["h"], self._model.num_experts_per_tok
         ids, scales = read["gates"][:, :chosen].reshape(-1).long(), read["gates"][:, chosen:].reshape(-1).to(h.dtype)
-        order = ids.argsort(stable=True)
-        counts = torch.bincount(ids, minlength=self._model.num_local_experts).tolist()
+        pairs = torch.arange(ids.numel()) if wanted is None else wanted.reshape(-1).nonzero()[:, 0]
+        order = pairs[ids[pairs].argsort(stable=True)]
+        counts = torch.bincount(ids[pairs], minlength=self._model.num_local_experts).tolist()
+        self.touched += sum(count > 0 for count in counts)
         out, low = torch.zeros_like(h), 0
         for expert, count in enumerate(counts):
             if count:

@@ -63,8 +63,6 @@ def check_runnable(prepared: Prepared) -> None:
 def _problem(stage: Stage) -> str:
     """What keeps `run` from executing a stage; empty if nothing does."""
     op = stage.op
-    if stage.defer:
-        return "defers experts, which run cannot do yet; use defer=0"
     if op.name == "shared_experts":
         return "has no such experts in this architecture; remove the stage"
     if op.run is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -14,6 +14,7 @@ from workbench.engine.checkpoint import TORCH_DTYPES, open_checkpoint
 from workbench.engine.lanes import Copy, Transfer
 from workbench.errors import EngineError
 from workbench.models import ModelConfig
+from workbench.plan import WHOLE, Page
 from workbench.segments import LayerGraph
 from workbench.stages import Device, Stage
 
@@ -81,7 +82,7 @@ class WeightStore:
 
 
 class WeightBuffer:
-    """Two slots for streamed weights. A transfer takes the slot that was filled longer ago.
+    """Two slots for streamed weights. A transfer takes the slot that was filled longer ago, its pages the same one.
 
     Parameters
     ----------
@@ -107,12 +108,15 @@ class WeightBuffer:
         """GPU memory taken."""
         return sum(slot.nbytes for slot in self._slots)
 
-    def transfer(self, pieces: Sequence[tuple[int, int]]) -> Transfer:
-        """Bring the weights of these (layer, node) pieces into the next slot."""
-        turn = self._turn
-        self._turn = (turn + 1) % len(self._slots)
-        self._holds[turn] = {}
-        copies: list[Copy] = []
+    def transfer(self, pieces: Sequence[tuple[int, int]], page: Page = WHOLE) -> Transfer:
+        """Bring the weights of these (layer, node) pieces, or a page of them, into the next slot.
+
+        They have arrived with the last page.
+        """
+        if not page.number:
+            self._turn = (self._turn + 1) % len(self._slots)
+            self._holds[self._turn] = {}
+        turn, copies = self._turn, list[Copy]()
         held: dict[tuple[int, str], Tensors] = {}
         place = 0
         for layer, node in pieces:
@@ -123,7 +127,8 @@ class WeightBuffer:
         def arrived() -> None:
             self._holds[turn] = held
 
-        return Transfer(copies, arrived)
+        begin, end = (int(edge) // self.dtype.itemsize for edge in page.cut(place * self.dtype.itemsize))
+        return Transfer(list(_between(copies, begin, end)), arrived if page.number + 1 == page.pages else None)
 
     def _lay(self, turn: int, layer: int, stage: Stage, place: int, copies: list[Copy]) -> tuple[Tensors, int]:
         views: Tensors = {}
@@ -148,6 +153,16 @@ class WeightBuffer:
             if (layer, op) in held:
                 return held[layer, op]
         raise EngineError(f"the weights of {op} of layer {layer} are in no slot; the schedule's plan is wrong.")
+
+
+def _between(copies: Sequence[Copy], begin: int, end: int) -> Iterator[Copy]:
+    """Of copies that fill a slot one behind the other: what lies between two of its elements."""
+    place = 0
+    for target, source in copies:
+        low, high = max(begin - place, 0), min(end - place, target.size)
+        if low < high:
+            yield target[low:high], source[low:high]
+        place += target.size
 
 
 class Weights:

@@ -128,7 +128,7 @@ def _lane_limits(prepared: Prepared, total: Rows, iterations: int) -> dict[str, 
         limits[f"{lane} compute"] += min(seconds.values())
         shared += min(value * threads for threads, value in seconds.items())
 
-    for node in prepared.lowering.graph.nodes:
+    for node in prepared.lowering.graph.undeferred:
         if node.kind is Kind.SEGMENT:
             for stage in node.stages:
                 compute(node.lane, partial(cost.least, stage), layers)
@@ -148,7 +148,7 @@ def _host_bytes(prepared: Prepared, total: Rows, iterations: int) -> float:
     """What the cpu lane and the link cannot but read from and write to the host's memory [B]."""
     cost = prepared.cost
     of_layer = cost.weights_per_layer * iterations
-    for node in prepared.lowering.graph.nodes:
+    for node in prepared.lowering.graph.undeferred:
         of_layer += _least(partial(cost.host_bytes, node), total, iterations)
     return of_layer * prepared.layers
 

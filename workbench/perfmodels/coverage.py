@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache, partial
 from statistics import NormalDist
 
@@ -12,6 +13,7 @@ from numpy.typing import ArrayLike
 
 from workbench.catalogue import data_path
 from workbench.cost import touched_share
+from workbench.models import ModelConfig
 from workbench.perfmodels.domain import Array, Number, at_least, within
 
 Coverage = Callable[[ArrayLike], Number]
@@ -146,6 +148,17 @@ def uniform(experts: int, top_k: int) -> Coverage:
 def skewed(experts: int, top_k: int, sigma: float = 1.42) -> Coverage:
     """`skewed_coverage` of one model, as a function of the tokens alone."""
     return partial(skewed_coverage, experts=experts, top_k=top_k, sigma=sigma)
+
+
+def routed(model: ModelConfig, coverage: Coverage) -> ModelConfig:
+    """The model with another routing, as every reader prices it: its coverage at powers of two up to 2^17 tokens.
+
+    ``routed(model, skewed(model.num_local_experts, model.num_experts_per_tok))`` is the log-normal routing; a model
+    without any is routed uniformly, the upper bound. Where operations were measured, their times are not changed by it.
+    """
+    tokens = 2.0 ** np.arange(18)
+    shares = np.asarray(coverage(tokens), dtype=np.float64)
+    return replace(model, coverage=tuple(zip(tokens.tolist(), shares.tolist(), strict=True)))
 
 
 def _routing(tokens: ArrayLike, experts: ArrayLike, top_k: ArrayLike) -> tuple[Array, Array, Array]:

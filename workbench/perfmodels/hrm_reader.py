@@ -98,4 +98,4 @@ def _is_modelled(stage: Stage) -> bool:
     """True if the model has a term for it: shared experts and dense layers are GPU weights that every token passes."""
     if stage.op is shared_experts:
         return stage.device is Device.GPU
-    return stage.op in (qkv, *attention, out_proj, *moe) and not stage.defer
+    return stage.op in (qkv, *attention, out_proj, *moe) and not stage.options

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import pairwise
-
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -40,20 +37,6 @@ def layer_groups(prompt: ArrayLike, layers: ArrayLike, *, granularity: ArrayLike
     size = at_least("granularity", granularity, 1, mend="give tokens, for example 512")
     groups: Number = np.minimum(most, np.maximum(1.0, np.ceil(length / size)))
     return groups
-
-
-def group_bounds(layers: int, groups: int) -> tuple[tuple[int, int], ...]:
-    """First layer, and the one after the last, of each of the contiguous groups: floor(g n / G).
-
-    Raises
-    ------
-    ValueError
-        If there are fewer layers than groups, or no group.
-    """
-    if not 1 <= groups <= layers:
-        raise ValueError(f"groups must be between 1 and the {layers} layers, not {groups}; use layer_groups.")
-    edges = [group * layers // groups for group in range(groups + 1)]
-    return tuple(pairwise(edges))
 
 
 def chunked_iteration(full: ArrayLike, decode: ArrayLike, chunk: ArrayLike, coverage: Coverage) -> Number:
@@ -176,37 +159,6 @@ def prefill_traffic(
         total += groups * float(layered_iteration(full, decode, tokens, groups, coverage))
         iterations += groups
     return total, iterations
-
-
-@dataclass(frozen=True)
-class EnergyModel:
-    """Energy as time, bytes and operations: static power [W], J per byte of GPU memory, J per FLOP."""
-
-    static_power: float
-    per_byte: float
-    per_flop: float
-
-    def joules(self, seconds: ArrayLike, read: ArrayLike, flops: ArrayLike) -> Number:
-        """E = P_static T + e_b bytes + e_f FLOP [J].
-
-        Parameters
-        ----------
-        seconds, read, flops : array_like
-            Time [s], bytes read from GPU memory [B], operations [FLOP].
-
-        Raises
-        ------
-        ValueError
-            If one of them is negative.
-
-        Notes
-        -----
-        SPEC 7. Links between GPUs are left out.
-        """
-        time = at_least("seconds", seconds, 0, mend="give the time of the work")
-        traffic = at_least("read", read, 0, mend="give bytes")
-        work = at_least("flops", flops, 0, mend="give FLOP")
-        return self.static_power * time + self.per_byte * traffic + self.per_flop * work
 
 
 def mean_power(joules_per_token: ArrayLike, rate: ArrayLike, tokens: ArrayLike) -> Number:

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
+from workbench.energy import EnergyModel
+from workbench.latency import Slo, attainment
 from workbench.lengths import Gamma
 from workbench.models import ModelConfig
 from workbench.perfmodels.coverage import Coverage
-from workbench.perfmodels.domain import Array, at_least, positive, within
-from workbench.perfmodels.layered_prefill import EnergyModel, layer_groups
+from workbench.perfmodels.domain import Array, at_least, positive
+from workbench.perfmodels.layered_prefill import layer_groups
 
 _MOST_TOKENS = 1 << 17  # one iteration of the longest prompts; coverage does not grow beyond
-
-
-class Slo(NamedTuple):
-    """Latest first token, and longest gap between two tokens [s]."""
-
-    ttft: float
-    tbt: float
 
 
 @dataclass(frozen=True)
@@ -105,31 +99,6 @@ class Served:
         return float(energy.joules(self.seconds, read, 2.0 * model.active_params * self.tokens)) / self.tokens
 
 
-def attainment(ttft: ArrayLike, worst_gap: ArrayLike, slo: Slo) -> float:
-    """Share of requests whose first token and EVERY gap came in time [1].
-
-    Parameters
-    ----------
-    ttft, worst_gap : array_like, shape (requests,)
-        Arrival to first token, queueing included; longest gap [s].
-    slo : Slo
-
-    Raises
-    ------
-    ValueError
-        If a time is negative or there is no request.
-
-    Notes
-    -----
-    Layered Prefill section 5.1.
-    """
-    first = at_least("ttft", ttft, 0, mend="give seconds from arrival")
-    gap = at_least("worst_gap", worst_gap, 0, mend="give seconds")
-    if not first.size:
-        raise ValueError("ttft must hold at least one request, not none; serve some first.")
-    return float(np.mean((first <= slo.ttft) & (gap <= slo.tbt)))
-
-
 def serve(
     arrivals: Arrivals,
     model: ModelConfig,
@@ -207,37 +176,6 @@ def serve(
         tokens=float(arrivals.prompt.sum() + arrivals.output.sum()),
         iterations=len(durations),
     )
-
-
-def capacity(attained: Callable[[float], float], *, target: float, low: float, high: float) -> float:
-    """Highest request rate whose attainment reaches a target, by bisection to 1 % of the range [requests/s].
-
-    Parameters
-    ----------
-    attained : callable
-        Attainment at a rate, falling with it; a mean over several seeds, since near saturation one run says little.
-    target : float
-        Share of the requests, 0.9 in the paper.
-    low, high : float
-        Rates to search between.
-
-    Raises
-    ------
-    ValueError
-        If the lower rate misses the target or the upper one reaches it.
-
-    Notes
-    -----
-    Layered Prefill section 5.2.
-    """
-    within("target", target, 0, 1, mend="give a share of the requests")
-    if not attained(low) >= target > attained(high):
-        raise ValueError(f"rates {low} to {high} do not bracket the attainment of {target}; widen the range.")
-    tolerance = (high - low) / 100
-    while high - low > tolerance:
-        middle = (low + high) / 2
-        low, high = (middle, high) if attained(middle) >= target else (low, middle)
-    return low
 
 
 class _Running:

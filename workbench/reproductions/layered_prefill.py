@@ -8,10 +8,11 @@ from functools import cache
 
 import numpy as np
 
+from workbench.energy import EnergyModel, published_model
+from workbench.latency import Slo
 from workbench.models import models
 from workbench.perfmodels import coverage, layered_prefill
-from workbench.perfmodels.layered_prefill import EnergyModel
-from workbench.perfmodels.prefill_queue import Arrivals, IterationTime, Served, Slo, serve
+from workbench.perfmodels.prefill_queue import Arrivals, IterationTime, Served, serve
 from workbench.reproductions.rows import Inputs, Value, published
 
 SEEDS, REQUESTS = range(6), 400
@@ -28,8 +29,7 @@ def iteration_time() -> IterationTime:
 
 def energy_model() -> EnergyModel:
     """The constants fitted to Table 8."""
-    table = published("layered_prefill")["energy_model"]
-    return EnergyModel(table["static_power"], table["per_byte"], table["per_flop"])
+    return published_model()[0]
 
 
 @cache

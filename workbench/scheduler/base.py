@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from numbers import Real
 from typing import Protocol
 
+from workbench.errors import CapacityError
 from workbench.scheduler.batch import Batch, Ids
 from workbench.scheduler.block_manager import BlockManager
 from workbench.workload import Workload
@@ -15,8 +18,11 @@ class Queue(Protocol):
     preemptions: int
     recomputed: int
 
-    def next(self) -> Batch | None:
-        """The next iteration's batch, its KV blocks already taken; None when every request is finished."""
+    def next(self, now: float = math.inf) -> Batch | None:
+        """The next iteration's batch, its KV blocks already taken.
+
+        None when every request that has arrived by `now` (seconds since the start) is finished.
+        """
 
     def complete(self, batch: Batch) -> Ids:
         """Account for a batch that ran: the requests that finished with it, their blocks given back."""
@@ -35,5 +41,21 @@ class Scheduler(Protocol):
     def token_budget(self) -> float | None:
         """Tokens per iteration, or None for what the GPU computes while one pass of weights streams."""
 
+    def splits(self, longest: int, layers: int) -> bool:
+        """True if the prefill of so many tokens may come in pieces, whose attention reads the KV of those before."""
+
     def open(self, workload: Workload, blocks: BlockManager, token_budget: float, layers: int) -> Queue:
         """Start serving with this many tokens per iteration."""
+
+
+def check_budget(name: str, budget: object) -> None:
+    """Refuse what is no number of tokens per iteration.
+
+    Raises
+    ------
+    CapacityError
+        If it is not at least 1.
+    """
+    number = isinstance(budget, Real) and not isinstance(budget, bool)
+    if not (number and budget >= 1):  # type: ignore[operator]
+        raise CapacityError(f"{name} must be at least 1 token per iteration, not {budget!r}.")

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from workbench.cost import Rows
 
 Ids = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 NONE: Ids = np.empty(0, dtype=np.int64)
 NONE.flags.writeable = False
 
@@ -27,18 +28,40 @@ class Rectangle(NamedTuple):
     emits: bool
 
 
+class Cut(NamedTuple):
+    """Which piece of its prompt each prefill of a batch computes: tokens from `start` on, through these layers.
+
+    `emits` is true where the piece ends the prompt's last token's way through the model, which samples a token.
+    """
+
+    start: Ids
+    layers: range
+    emits: Flags
+
+
+class Hint(NamedTuple):
+    """The part, of so many, that the scheduler had in mind for each request, prefills first."""
+
+    part: Ids
+    parts: int
+
+
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Rectangles of one iteration, or of one part of it: first those that prefill, then those that decode.
 
-    Every rectangle passes all `layers` and emits one token. A prefill covers positions 0 to `prefill_len`; a decode
-    covers the one position `context`, the number of tokens already in its KV cache.
+    A prefill covers `prefill_len` positions: the whole prompt through all layers, unless a `cut` says otherwise. A
+    decode covers the one position `context`, the number of tokens already in its KV cache, passes all layers and emits.
 
     Attributes
     ----------
     prefills, prefill_len, decodes, context : ndarray int64
         Requests and lengths of each class.
     layers : int
+    cut : Cut or None
+        One entry for each prefill; None if all are whole.
+    hint : Hint or None
+        How the scheduler would split it.
     """
 
     prefills: Ids
@@ -46,16 +69,18 @@ class Batch:
     decodes: Ids
     context: Ids
     layers: int
+    cut: Cut | None = None
+    hint: Hint | None = None
 
     def __len__(self) -> int:
         return len(self.prefills) + len(self.decodes)
 
     def __iter__(self) -> Iterator[Rectangle]:
-        layers = range(self.layers)
-        for request, length in zip(self.prefills.tolist(), self.prefill_len.tolist(), strict=True):
-            yield Rectangle(request, 0, length, layers, True)
+        columns = (self.prefills, self.starts, self.starts + self.prefill_len, self.emits)
+        for request, start, stop, emits in zip(*(column.tolist() for column in columns), strict=True):
+            yield Rectangle(request, start, stop, self.prefill_layers, emits)
         for request, position in zip(self.decodes.tolist(), self.context.tolist(), strict=True):
-            yield Rectangle(request, position, position + 1, layers, True)
+            yield Rectangle(request, position, position + 1, range(self.layers), True)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Batch) and tuple(self) == tuple(other)
@@ -63,14 +88,74 @@ class Batch:
     def __hash__(self) -> int:
         return hash(tuple(self))
 
+    @property
+    def starts(self) -> Ids:
+        """First position of each prefill."""
+        return np.zeros_like(self.prefill_len) if self.cut is None else self.cut.start
+
+    @property
+    def prefill_layers(self) -> range:
+        """Layers that the prefills pass."""
+        return range(self.layers) if self.cut is None else self.cut.layers
+
+    @property
+    def emits(self) -> Flags:
+        """Which prefills sample a token."""
+        return np.ones(len(self.prefills), dtype=np.bool_) if self.cut is None else self.cut.emits
+
+    @cached_property
+    def emitting(self) -> Ids:
+        """The requests that sample a token, prefills first."""
+        return self.requests if self.cut is None else np.concatenate((self.prefills[self.cut.emits], self.decodes))
+
+    @property
+    def leaving(self) -> int:
+        """Prefill tokens that pass the last layer."""
+        return int(self.rows.prefill) if self.prefill_layers.stop == self.layers else 0
+
+    def at(self, place: int) -> Batch:
+        """The batch as it is at a layer, at the embedding (-1) or at the head (`layers`): with its prefills or without.
+
+        Prefills are embedded with the first of their layers, and reach the head with the last.
+        """
+        nearest = min(max(place, 0), self.layers - 1)
+        return self if self.cut is None or nearest in self.cut.layers else self.decodes_alone
+
+    @cached_property
+    def decodes_alone(self) -> Batch:
+        """The batch without its prefills."""
+        return self.take(NONE, slice(None))
+
+    def take(self, prefills: Ids, decodes: Ids | slice) -> Batch:
+        """The batch of some of its prefills and decodes, by their places."""
+        cut, hint = self.cut, self.hint
+        if cut is not None and len(prefills):
+            cut = Cut(cut.start[prefills], cut.layers, cut.emits[prefills])
+        if hint is not None:
+            first, rest = np.split(hint.part, [len(self.prefills)])
+            hint = Hint(np.concatenate((first[prefills], rest[decodes])), hint.parts)
+        return Batch(
+            self.prefills[prefills],
+            self.prefill_len[prefills],
+            self.decodes[decodes],
+            self.context[decodes],
+            self.layers,
+            cut if len(prefills) else None,
+            hint,
+        )
+
     @cached_property
     def rows(self) -> Rows:
-        """What this batch puts on the stages."""
+        """What this batch puts on the stages of a layer that its prefills pass, and `emits` on the head."""
         decode, lengths = len(self.decodes), self.prefill_len
         prefill = int(lengths.sum()) if len(lengths) else 0
         pairs = (int(lengths @ lengths) + prefill) // 2 if len(lengths) else 0
         context = int(self.context.sum()) + decode if decode else 0
-        return Rows(prefill, decode, pairs, context, len(self))
+        if self.cut is None:
+            return Rows(prefill, decode, pairs, context, len(self))
+        before = int(self.cut.start.sum())
+        pairs += int(self.cut.start @ lengths)
+        return Rows(prefill, decode, pairs, context, decode + int(np.count_nonzero(self.cut.emits)), before)
 
     @property
     def requests(self) -> Ids:
@@ -81,6 +166,7 @@ class Batch:
         return f"Batch({self.describe()})"
 
     def describe(self) -> str:
-        """``9 prefill + 4 decode tokens of 6 requests``."""
-        rows = self.rows
-        return f"{rows.prefill:g} prefill + {rows.decode:g} decode tokens of {len(self)} requests"
+        """``9 prefill + 4 decode tokens of 6 requests``, and the layers of prefills that do not pass all."""
+        rows, passed = self.rows, self.prefill_layers
+        some = f", prefills in layers {passed.start} to {passed.stop - 1}" if len(passed) < self.layers else ""
+        return f"{rows.prefill:g} prefill + {rows.decode:g} decode tokens of {len(self)} requests{some}"

@@ -1,7 +1,28 @@
 """WHEN: schedules lower a pipeline and a batch to a plan. They decide order and overlap, never what is computed."""
 
 from workbench.schedules.base import Lowering, Schedule, Step
+from workbench.schedules.cgopipe import CGOPipe
+from workbench.schedules.fastdecode import FastDecode
+from workbench.schedules.fiddler import Fiddler
+from workbench.schedules.flexgen import FlexGenS3, FlexGenS4
+from workbench.schedules.ktransformers import KTransformers
+from workbench.schedules.layer_streaming import LayerStreaming
+from workbench.schedules.micro_batches import WeightPlace
 from workbench.schedules.sequential import Sequential
 from workbench.schedules.vslpipe import VSLPipe
 
-__all__ = ["Lowering", "Schedule", "Sequential", "Step", "VSLPipe"]
+__all__ = [
+    "CGOPipe",
+    "FastDecode",
+    "Fiddler",
+    "FlexGenS3",
+    "FlexGenS4",
+    "KTransformers",
+    "LayerStreaming",
+    "Lowering",
+    "Schedule",
+    "Sequential",
+    "Step",
+    "VSLPipe",
+    "WeightPlace",
+]

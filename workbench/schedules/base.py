@@ -10,7 +10,7 @@ from dataclasses import fields
 import numpy as np
 
 from workbench.pipeline import Pipeline
-from workbench.plan import Plan, Task
+from workbench.plan import WHOLE, Carry, Page, Plan, Task
 from workbench.scheduler.batch import Batch
 from workbench.segments import LayerGraph, Node, layer_graph
 
@@ -32,16 +32,13 @@ class Schedule(ABC):
         """Micro-batches or partitions per iteration."""
 
     @property
-    def weight_slots(self) -> int:
-        """Buffers for streamed weights on the GPU, each holding one transfer."""
-        return 2
-
-    @property
     def kv_slots(self) -> int:
         """Buffers for streamed KV on the GPU, each holding one part's of one layer."""
         return self.parts
 
     packet_seconds: float = 5e-3
+    weight_slots: int = 2
+    """Buffers for streamed weights on the GPU, each holding one transfer."""
 
     @abstractmethod
     def tasks(self, graph: LayerGraph, layers: int, step: Step) -> tuple[Task, ...]:
@@ -104,16 +101,25 @@ class TaskList:
         *,
         pieces: tuple[tuple[int, int], ...] = (),
         bulk: bool = False,
+        carry: Carry = Carry.NONE,
+        page: Page = WHOLE,
     ) -> int:
         """Append a task; its place in the plan."""
-        self.tasks.append(Task(node, layer, part, tuple(sorted(set(after))), pieces, bulk))
+        self.tasks.append(Task(node, layer, part, tuple(sorted(set(after))), pieces, bulk, carry, page))
         return len(self.tasks) - 1
 
 
 def balanced(batch: Batch, parts: int) -> tuple[Batch, ...]:
-    """Split a batch: decodes in turn (neighbours have like contexts), prefills longest first to the least loaded."""
+    """Split a batch: decodes in turn (neighbours have like contexts), prefills longest first to the least loaded.
+
+    A scheduler's hint goes first, if it is for as many parts.
+    """
     if parts == 1:
         return (batch,)
+    if batch.hint is not None and batch.hint.parts == parts:
+        dealt = np.split(batch.hint.part, [len(batch.prefills)])
+        places = [[np.flatnonzero(each == part) for each in dealt] for part in range(parts)]
+        return tuple(batch.take(prefills, decodes) for prefills, decodes in places)
     load = [0] * parts
     chosen: list[list[int]] = [[] for _ in range(parts)]
     order = np.argsort(-batch.prefill_len, kind="stable")
@@ -122,13 +128,4 @@ def balanced(batch: Batch, parts: int) -> tuple[Batch, ...]:
         load[part] += length
         chosen[part].append(index)
     taken = [np.array(indices, dtype=np.int64) for indices in chosen]
-    return tuple(
-        Batch(
-            batch.prefills[taken[part]],
-            batch.prefill_len[taken[part]],
-            batch.decodes[part::parts],
-            batch.context[part::parts],
-            batch.layers,
-        )
-        for part in range(parts)
-    )
+    return tuple(batch.take(taken[part], slice(part, None, parts)) for part in range(parts))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workbench.errors import ScheduleError
 from workbench.plan import Task
-from workbench.schedules.base import Schedule, Step, TaskList
+from workbench.schedules.base import Step, TaskList
+from workbench.schedules.micro_batches import MicroBatched
 from workbench.segments import EMBED, HEAD, WEIGHTS, LayerGraph, Node
 
 
 @dataclass(frozen=True)
-class Sequential(Schedule):
+class Sequential(MicroBatched):
     """Every task waits for the one before; each layer's weights are loaded once for all micro-batches.
 
     With ``prefetch=True`` the weights of the next layer stream meanwhile, in packets between which transfers of
@@ -26,15 +26,6 @@ class Sequential(Schedule):
 
     micro_batches: int = 1
     prefetch: bool = False
-
-    def __post_init__(self) -> None:
-        if type(self.micro_batches) is not int or self.micro_batches < 1:
-            raise ScheduleError(f"Sequential needs at least one micro-batch, not {self.micro_batches!r}.")
-
-    @property
-    def parts(self) -> int:
-        """Micro-batches per iteration."""
-        return self.micro_batches
 
     @property
     def kv_slots(self) -> int:
@@ -57,8 +48,9 @@ class Sequential(Schedule):
             elif layer + 1 < layers or Step.LAST not in step:
                 chain.load_ahead((layer + 1) % layers)
             for part in range(self.parts):
-                for node in graph.nodes:
-                    chain.add(node, layer, part)
+                for node in graph.at(layer, layers):
+                    if node is not None:
+                        chain.add(node, layer, part)
         for part in range(self.parts):
             if graph.leave:
                 chain.add(graph.leave, -1, part)

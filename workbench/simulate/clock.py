@@ -1,4 +1,4 @@
-"""The virtual clock: lays out every task, or takes an iteration's period from three layers.
+"""The virtual clock: lays out every task, or takes an iteration's period from four layers.
 
 No iteration is shorter than the host's memory takes for all that the plan's tasks read and write there.
 """
@@ -6,8 +6,10 @@ No iteration is shorter than the host's memory takes for all that the plan's tas
 from __future__ import annotations
 
 import enum
+from functools import cache
 
-from workbench.plan import LANES, Plan, busy_seconds
+from workbench.cost import PartRows, Rows
+from workbench.plan import LANES, Carry, Plan, busy_seconds
 from workbench.prepared import Prepared
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
@@ -16,7 +18,8 @@ from workbench.schedules.base import Schedule, Step
 from workbench.serving import prepare, serve
 from workbench.timeline import Span, Timeline
 
-_FEW = 3
+_FEW, _TYPICAL = 4, 2
+"""Layers of a run that are laid out, and which stands for all others: the first two and the last differ from them."""
 
 
 class Detail(enum.Enum):
@@ -35,7 +38,8 @@ def simulate(scenario: Scenario, schedule: Schedule, *, detail: Detail = Detail.
         What, for whom, on what, and when.
     detail : Detail
         TASK lays out every task of every layer and fills the timeline with them. ITERATION takes each iteration's
-        time from three lowered layers and the period between the second and the first, within 1 % of TASK.
+        time from four lowered layers of each kind (with prefills, or without) and the period between the third and the
+        second, within 1 % of TASK.
 
     Returns
     -------
@@ -52,57 +56,102 @@ def simulate(scenario: Scenario, schedule: Schedule, *, detail: Detail = Detail.
     return serve(prepared, clock, Source.SIMULATED)
 
 
-class TaskClock:
-    """Lays out every task of every plan."""
+class _Clock:
+    """What both details share: virtual time passes when it is told to."""
 
-    def __init__(self, prepared: Prepared) -> None:
-        self.now, self.timeline = 0.0, Timeline(labels=prepared.lowering.graph.labels)
+    def __init__(self, prepared: Prepared, timeline: Timeline) -> None:
+        self.now, self.timeline = 0.0, timeline
+        self._carried = 0.0  # seconds that are left of the transfer that the last iteration let run on
         self._cost, self._packet = prepared.cost, prepared.lowering.schedule.packet_seconds
 
     def begin(self, blocks: BlockManager) -> None:
         """See `Clock.begin`."""
 
-    def execute(self, plan: Plan, number: int, step: Step) -> dict[str, float]:
-        """See `Clock.execute`."""
-        starts, ends, busy, dram = self._cost.lay_out(
-            plan.tasks, [self._cost.rows(part) for part in plan.parts], self._packet, plan.tasks
-        )
-        for task, start, end in zip(plan.tasks, starts, ends, strict=True):
-            if end > start:
-                self.timeline.spans.append(Span(task.node.lane, task.name, self.now + start, self.now + end, number))
-        self.now += max(sum(dram), *ends) + self._cost.between(sum(map(len, plan.parts)))
-        return dict(busy_seconds(plan.tasks, busy))
+    def wait(self, until: float) -> None:
+        """See `Clock.wait`."""
+        self._carried = max(0.0, self._carried - max(0.0, until - self.now))
+        self.now = max(self.now, until)
+
+    def expert_bytes(self, plan: Plan) -> float:
+        """See `Clock.expert_bytes`."""
+        return self._cost.expert_bytes(plan.parts)
+
+    def energy(self) -> None:
+        """See `Clock.energy`."""
 
 
-class IterationClock:
-    """Lays out three layers and repeats the period between them for the others."""
+class TaskClock(_Clock):
+    """Lays out every task of every plan."""
 
     def __init__(self, prepared: Prepared) -> None:
-        self.now, self.timeline = 0.0, Timeline()
-        self._lowering, self._cost = prepared.lowering, prepared.cost
-        self._packet = prepared.lowering.schedule.packet_seconds
-
-    def begin(self, blocks: BlockManager) -> None:
-        """See `Clock.begin`."""
+        super().__init__(prepared, Timeline(labels=prepared.lowering.graph.labels))
 
     def execute(self, plan: Plan, number: int, step: Step) -> dict[str, float]:
         """See `Clock.execute`."""
-        few = min(plan.layers, _FEW)
-        tasks = self._lowering.tasks(few, step)
-        laid = self._cost.lay_out(tasks, [self._cost.rows(part) for part in plan.parts], self._packet, plan.tasks)
-        repeats, least = plan.layers - few, 0.0
-        last_end, busy = [0.0] * few, dict.fromkeys(LANES, 0.0)
-        for task, _, end, length, traffic in zip(tasks, *laid, strict=True):
-            times = repeats + 1 if task.layer == 1 else 1
-            busy[task.node.lane] += length * times
-            least += traffic * times
-            if task.part is not None and task.layer >= 0:
-                last_end[task.layer] = max(last_end[task.layer], end)
-        period = last_end[1] - last_end[0] if repeats else 0.0
-        seconds = max(least, max(laid.ends) + repeats * period) + self._cost.between(sum(map(len, plan.parts)))
+        rows = [self._cost.part(part) for part in plan.parts]
+        laid = self._cost.lay_out(plan.tasks, rows, self._packet, plan.tasks, self._carried)
+        seconds = max(sum(laid.dram), laid.seconds) + self._cost.between(sum(map(len, plan.parts)))
+        for task, start, end in zip(plan.tasks, laid.starts, laid.ends, strict=True):
+            if end > start:
+                until = self.now + min(end, seconds)
+                self.timeline.spans.append(Span(task.node.lane, task.name, self.now + start, until, number))
+        self.now += seconds
+        self._carried = max(0.0, laid.runs_on - seconds)
+        busy = busy_seconds(plan.tasks, laid.busy)
+        return {**busy, "h2d": busy["h2d"] - self._carried}
+
+
+class IterationClock(_Clock):
+    """Lays out four layers of each kind, with prefills and without, and repeats the third's period for the others."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        super().__init__(prepared, Timeline())
+        self._lowering = prepared.lowering
+
+    def execute(self, plan: Plan, number: int, step: Step) -> dict[str, float]:
+        """See `Clock.execute`."""
+        pieces = (part.prefill_layers for part in plan.parts if part.cut is not None)
+        passed, times = few_layers(plan.layers, next(pieces, range(plan.layers)))
+        tasks, stack = self._lowering.tasks(len(times), step), len(times)
+        rows = [_in_stack(self._cost.part(part), passed, stack) for part in plan.parts]
+        laid = self._cost.lay_out(tasks, rows, self._packet, plan.tasks, self._carried)
+        last_end, busy, least, running_on = [0.0] * stack, dict.fromkeys(LANES, 0.0), 0.0, 0.0
+        for task, end, length, traffic in zip(tasks, laid.ends, laid.busy, laid.dram, strict=True):
+            repeated = times[task.layer] if task.layer >= 0 else 1
+            busy[task.node.lane] += length * repeated
+            least += traffic * repeated
+            running_on += length if task.carry is Carry.OUT else 0.0
+            if task.part is not None and task.layer >= 0 and end > last_end[task.layer]:
+                last_end[task.layer] = end
+        others = sum((n - 1) * (last_end[i] - last_end[i - 1]) for i, n in enumerate(times) if n > 1)
+        awaited = {**busy, "h2d": busy["h2d"] - running_on}
+        seconds = max(least, laid.seconds + others, *awaited.values()) + self._cost.between(sum(map(len, plan.parts)))
         self.timeline.spans.append(Span("step", plan_label(plan), self.now, self.now + seconds, number))
         self.now += seconds
-        return busy
+        end = max(laid.runs_on + others, busy["h2d"]) if running_on else 0.0
+        self._carried = max(0.0, end - seconds)
+        return {**busy, "h2d": busy["h2d"] - self._carried}
+
+
+@cache
+def few_layers(layers: int, passed: range) -> tuple[range, tuple[int, ...]]:
+    """Layers that are laid out for all: which of them prefills pass, and for how many each stands.
+
+    Layers that prefills pass and others follow one another in up to three runs, each of which is shortened.
+    """
+    runs = (passed.start, len(passed), layers - passed.stop)
+    times: list[int] = []
+    for run in runs:
+        few = [1] * min(run, _FEW)
+        if run > _FEW:
+            few[_TYPICAL] += run - _FEW
+        times += few
+    first = min(runs[0], _FEW)
+    return range(first, first + min(runs[1], _FEW)), tuple(times)
+
+
+def _in_stack(rows: PartRows, passed: range, stack: int) -> PartRows:
+    return rows if isinstance(rows, Rows) else rows._replace(layers=passed, stack=stack)
 
 
 def plan_label(plan: Plan) -> str:

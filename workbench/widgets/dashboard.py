@@ -19,7 +19,7 @@ from workbench.perfmodels import bound
 from workbench.plots import middle
 from workbench.result import Result
 from workbench.scenario import Scenario
-from workbench.schedules import Schedule, Sequential, VSLPipe
+from workbench.schedules import CGOPipe, FastDecode, FlexGenS3, Schedule, Sequential, VSLPipe
 from workbench.simulate import Detail, simulate
 from workbench.sweep import SweepPoint
 from workbench.widgets.controls import Controls
@@ -65,7 +65,7 @@ class Dashboard(w.VBox):  # type: ignore[misc]
     def __init__(
         self,
         scenario: Scenario,
-        schedules: Sequence[Schedule] = (Sequential(), VSLPipe()),
+        schedules: Sequence[Schedule] = (Sequential(), VSLPipe(), CGOPipe(), FastDecode(), FlexGenS3()),
         *,
         workload: WorkloadOf = random_tokens,
     ) -> None:

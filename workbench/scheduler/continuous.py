@@ -1,0 +1,66 @@
+"""Continuous batching: requests come and go at every iteration, and prefills go first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workbench.scheduler.base import check_budget
+from workbench.scheduler.batch import NONE, Batch
+from workbench.scheduler.block_manager import BlockManager
+from workbench.scheduler.paged_queue import PagedQueue
+from workbench.workload import Workload
+
+
+@dataclass(frozen=True)
+class ContinuousBatching:
+    """Whole prompts as soon as budget and KV blocks allow, decodes in the iterations between.
+
+    An iteration prefills waiting prompts, in order, and nothing else; all running sequences decode when no prompt
+    waits or fits. First tokens come early, and every new prompt makes the decodes wait.
+
+    Parameters
+    ----------
+    token_budget : float, optional
+        Prompt tokens per iteration, and sequences that run at a time; by default what the GPU computes while one pass
+        of weights streams. A longer prompt goes alone.
+
+    Notes
+    -----
+    Iteration-level scheduling as in Orca (OSDI 2022), prefill first as in vLLM (SOSP 2023).
+    """
+
+    token_budget: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.token_budget is not None:
+            check_budget("token_budget", self.token_budget)
+
+    def splits(self, longest: int, layers: int) -> bool:
+        """See `Scheduler.splits`."""
+        return False
+
+    def open(self, workload: Workload, blocks: BlockManager, token_budget: float, layers: int) -> ContinuousQueue:
+        """See `Scheduler.open`."""
+        return ContinuousQueue(workload, blocks, token_budget, layers)
+
+
+class ContinuousQueue(PagedQueue):
+    """Prefills or decodes, never both."""
+
+    def __init__(self, workload: Workload, blocks: BlockManager, token_budget: float, layers: int) -> None:
+        super().__init__(workload, blocks, layers)
+        self._budget = token_budget
+
+    def _choose(self) -> Batch:
+        running = len(self._running)
+        line = self._line()
+        if len(line) and (not running or running < self._budget):
+            fit = self._fitting(line, self._budget, at_least_one=True)
+            prefills = line[: int(max(1, min(fit, self._budget - running)))] if fit else NONE
+            if len(prefills):
+                self._resting = running
+                lengths = self._admit(prefills)
+                self._run(prefills, lengths)
+                return Batch(prefills, lengths, NONE, NONE, self._layers)
+        decodes, context, _ = self._decode()
+        return Batch(NONE, NONE, decodes, context, self._layers)

@@ -1,0 +1,168 @@
+"""What the queues of all schedulers share: who waits, who prefills, who decodes, and who is preempted for whom."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from workbench.scheduler.batch import NONE, Batch, Ids
+from workbench.scheduler.block_manager import BlockManager
+from workbench.workload import Workload
+
+
+@dataclass
+class Flight:
+    """A prefill that takes several iterations: `length` tokens, of which `done` have passed all layers."""
+
+    request: int
+    length: int
+    done: int = 0
+
+
+class PagedQueue(ABC):
+    """Requests of one served workload over one block manager, preempted by recomputation.
+
+    Decodes take blocks as they grow. Where too few are free the newest lose theirs: prefills in flight first, then
+    sequences that decode. They wait, the oldest first, ahead of all new requests, and begin again from their first
+    token. New requests wait in the order of the workload; those that have not arrived are not seen.
+    """
+
+    def __init__(self, workload: Workload, blocks: BlockManager, layers: int) -> None:
+        self.preemptions = self.recomputed = 0
+        self._blocks, self._layers = blocks, layers
+        self._prompt, self._output, self._arrival = workload.prompt_len, workload.output_len, workload.arrival
+        self._new, self._arrived, self._preempted = 0, 0, deque[int]()
+        self._emitted: Ids = np.zeros(len(workload), dtype=np.int64)
+        self._finished = 0
+        self._flights: list[Flight] = []
+        # The running sequences in the order of admission, and what each still needs to know, side by side. The first
+        # `_resting` of them take no part in the current batch.
+        self._running, self._context, self._left = NONE, NONE, NONE
+        self._resting = 0
+
+    def next(self, now: float = math.inf) -> Batch | None:
+        """See `Queue.next`."""
+        self._arrived = int(self._arrival.searchsorted(now, "right")) if len(self._arrival) else len(self._prompt)
+        self._resting = 0
+        batch = self._choose()
+        return batch if len(batch) else None
+
+    @abstractmethod
+    def _choose(self) -> Batch:
+        """The next batch, its blocks taken; empty if there is nothing to do."""
+
+    # ------------------------------------------------------------------------------------------------ those that decode
+
+    def _decode(self) -> tuple[Ids, Ids, bool]:
+        """All running sequences that may go on, their contexts, and whether somebody was preempted for them."""
+        new_block = self._context % self._blocks.block_size == 0
+        before = self.preemptions
+        keep = self._make_room(new_block)
+        if keep < len(self._running):
+            self._preempt(keep)
+        decodes, context = self._running, self._context
+        self._blocks.append(decodes[new_block[:keep]])
+        self._context = context + 1
+        return decodes, context, self.preemptions > before
+
+    def _make_room(self, new_block: npt.NDArray[np.bool_]) -> int:
+        """How many running sequences may stay, the oldest first, so that those that need a new block find one."""
+        need, keep = int(np.count_nonzero(new_block)), len(self._running)
+        while need > self._blocks.free and self._flights:
+            self._abandon(self._flights.pop())
+        free = self._blocks.free
+        while need > free:
+            keep -= 1
+            free += int(self._blocks.held[self._running[keep]])
+            need -= int(new_block[keep])
+        return keep
+
+    def _abandon(self, flight: Flight) -> None:
+        """Take everything from the newest prefill in flight."""
+        self._preempted.appendleft(flight.request)
+        self.preemptions += 1
+        self.recomputed += flight.done
+        self._blocks.release(np.array([flight.request]))
+
+    def _preempt(self, keep: int) -> None:
+        """Take everything from the sequences past the first `keep`; the oldest of them will be first in line."""
+        victims = self._running[keep:]
+        self._emitted[victims] = self._output[victims] - self._left[keep:]
+        self._preempted.extendleft(reversed(victims.tolist()))
+        self.preemptions += len(victims)
+        self.recomputed += int(self._lengths(victims).sum())
+        self._blocks.release(victims)
+        self._running, self._context, self._left = self._running[:keep], self._context[:keep], self._left[:keep]
+
+    # ----------------------------------------------------------------------------------------------- those that prefill
+
+    def _lengths(self, requests: Ids) -> Ids:
+        """Tokens that these prefill: their prompts, and what they had generated before they were preempted."""
+        lengths: Ids = self._prompt[requests] + self._emitted[requests]
+        return lengths
+
+    def _line(self, new: float = math.inf) -> Ids:
+        """Who waits, first come first served: preempted ones, then at most so many new ones.
+
+        Each admitted one takes a block, so that no more than the free ones are of interest.
+        """
+        waiting = np.fromiter(self._preempted, dtype=np.int64, count=len(self._preempted))
+        reach = max(0, self._blocks.free - len(waiting))
+        return np.concatenate((waiting, np.arange(self._new, int(min(self._arrived, self._new + min(reach, new))))))
+
+    def _fitting(self, line: Ids, budget: float, *, at_least_one: bool) -> int:
+        """How many whole prompts from the head of the line fit the budget and the free blocks.
+
+        With `at_least_one` the budget does not keep back the first.
+        """
+        lengths = self._lengths(line)
+        tokens, blocks = np.cumsum(lengths), np.cumsum(-(-lengths // self._blocks.block_size))
+        fits = blocks <= self._blocks.free
+        fits &= (tokens <= budget) | (at_least_one & (np.arange(len(line)) == 0))
+        return len(line) if fits.all() else int(fits.argmin())
+
+    def _admit(self, requests: Ids) -> Ids:
+        """Take these from the head of the line and give them the blocks of all that they prefill; their lengths."""
+        lengths = self._lengths(requests)
+        again = min(len(requests), len(self._preempted))
+        for _ in range(again):
+            self._preempted.popleft()
+        self._new += len(requests) - again
+        self._blocks.allocate(requests, lengths)
+        return lengths
+
+    def _run(self, prefills: Ids, lengths: Ids) -> None:
+        """These emit their first token with the current batch, and decode from the next one on."""
+        if len(prefills):
+            self._running = np.concatenate((self._running, prefills))
+            self._context = np.concatenate((self._context, lengths))
+            self._left = np.concatenate((self._left, self._output[prefills] - self._emitted[prefills]))
+
+    # -------------------------------------------------------------------------------------------------------- the ends
+
+    def complete(self, batch: Batch) -> Ids:
+        """See `Queue.complete`."""
+        self._left = self._left - (np.arange(len(self._left)) >= self._resting) if self._resting else self._left - 1
+        over = self._left == 0
+        finished = self._running[over] if np.count_nonzero(over) else NONE
+        if len(finished):
+            self._blocks.release(finished)
+            self._finished += len(finished)
+            going = ~over
+            self._running, self._context, self._left = self._running[going], self._context[going], self._left[going]
+        return finished
+
+    def ends_with(self, batch: Batch) -> bool:
+        """See `Queue.ends_with`."""
+        all_run = self._finished + len(self._running) == len(self._prompt)
+        return all_run and not self._resting and bool((self._left == 1).all())
+
+    def close(self) -> None:
+        """See `Queue.close`."""
+        self._blocks.release(np.concatenate((self._running, [flight.request for flight in self._flights])).astype(int))
+        self._running, self._context, self._left, self._flights = NONE, NONE, NONE, []

@@ -1,0 +1,122 @@
+"""Static batching: a batch is formed, served to its end, and only then followed by the next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+
+import numpy as np
+
+from workbench.errors import CapacityError
+from workbench.scheduler.base import check_budget
+from workbench.scheduler.batch import NONE, Batch, Hint, Ids
+from workbench.scheduler.block_manager import BlockManager
+from workbench.scheduler.paged_queue import PagedQueue
+from workbench.scheduler.token_balance import balance
+from workbench.workload import Workload
+
+
+@dataclass(frozen=True)
+class StaticBatching:
+    """Micro-batches of about equal token counts, all prefilled, then decoded until the last sequence ends.
+
+    When the machine is idle, those who wait are dealt to micro-batches, the longest first (`token_balance`). What does
+    not fit waits for the next batch, and so does who is preempted. A schedule with as many parts takes the
+    micro-batches as its own.
+
+    Parameters
+    ----------
+    micro_batches : int
+        Open at a time, n_ub; fewer where the KV cache is too small to give each room for the longest request.
+    size : int, optional
+        Requests per micro-batch; by default as many as the KV cache holds to their end.
+    token_budget : float, optional
+        Prompt tokens per iteration, and sequences that run at a time; by default what the GPU computes while one pass
+        of weights streams. A longer prompt goes alone.
+
+    Notes
+    -----
+    MoE-Lightning, Algorithm 2; SPEC 4.5.
+    """
+
+    micro_batches: int = 1
+    size: int | None = None
+    token_budget: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("micro_batches", self.micro_batches), ("size", self.size)):
+            if value is not None and (type(value) is not int or value < 1):
+                raise CapacityError(f"{name} must be a whole number from 1 on, not {value!r}.")
+        if self.token_budget is not None:
+            check_budget("token_budget", self.token_budget)
+
+    def splits(self, longest: int, layers: int) -> bool:
+        """See `Scheduler.splits`."""
+        return False
+
+    def open(self, workload: Workload, blocks: BlockManager, token_budget: float, layers: int) -> StaticQueue:
+        """See `Scheduler.open`."""
+        return StaticQueue(workload, blocks, token_budget, layers, self)
+
+
+class StaticQueue(PagedQueue):
+    """One batch at a time: those of it that wait for their prefill, and those that run."""
+
+    def __init__(
+        self, workload: Workload, blocks: BlockManager, token_budget: float, layers: int, policy: StaticBatching
+    ) -> None:
+        super().__init__(workload, blocks, layers)
+        self._budget, self._policy = token_budget, policy
+        self._waiting: list[int] = []
+        self._count = 1
+        self._batch, self._micro_batch = NONE, np.zeros(len(workload), dtype=np.int64)
+
+    def _choose(self) -> Batch:
+        if not len(self._running) and not len(self._batch):
+            self._form()
+        running, prefills = len(self._running), NONE
+        if len(self._batch):
+            prefills = self._batch[: self._fitting(self._batch, self._budget, at_least_one=True)]
+        if len(prefills):
+            self._resting = running
+            self._batch = self._batch[len(prefills) :]
+            lengths = self._admit(prefills)
+            self._run(prefills, lengths)
+            return Batch(prefills, lengths, NONE, NONE, self._layers, hint=self._hint(prefills))
+        self._waiting = [*self._batch.tolist(), *self._waiting]
+        self._batch = NONE
+        decodes, context, _ = self._decode()
+        return Batch(NONE, NONE, decodes, context, self._layers, hint=self._hint(decodes))
+
+    def _hint(self, requests: Ids) -> Hint:
+        return Hint(self._micro_batch[requests], self._count)
+
+    def _admit(self, requests: Ids) -> Ids:
+        """Give these of the batch their blocks; their lengths."""
+        lengths = self._lengths(requests)
+        self._blocks.allocate(requests, lengths)
+        return lengths
+
+    def _form(self) -> None:
+        """Deal who waits to micro-batches; taken in turns, so that a part-filled prefill is balanced too."""
+        waiting = np.array([*self._preempted, *self._waiting, *range(self._new, self._arrived)], dtype=np.int64)
+        self._preempted.clear()
+        self._new = self._arrived
+        if not len(waiting):
+            return
+        lengths, left = self._lengths(waiting), self._output[waiting] - self._emitted[waiting]
+        cache, longest = self._blocks.total * self._blocks.block_size, int(lengths.max() + left.max())
+        self._count = count = max(1, min(self._policy.micro_batches, cache // longest))
+        most = max(1, int(min(self._budget, len(waiting))) // count)
+        dealt = balance(
+            lengths.tolist(),
+            micro_batches=count,
+            size=min(self._policy.size or most, most),
+            output_len=int(left.max()),
+            cache=max(cache // count, longest),
+        )
+        for number, members in enumerate(dealt.micro_batches):
+            self._micro_batch[waiting[members]] = number
+        turns = chain.from_iterable(zip_longest(*dealt.micro_batches))
+        self._batch = waiting[[place for place in turns if place is not None]]
+        self._waiting = waiting[sorted(dealt.aborted)].tolist()

@@ -1,0 +1,42 @@
+"""FastDecode's overlap as MoE-Lightning draws it (S2): attention on the CPU ahead, weights whole behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workbench.plan import Task
+from workbench.schedules.base import Step
+from workbench.schedules.micro_batches import (
+    MicroBatched,
+    WeightPlace,
+    attention_on_cpu,
+    check_attention_on_cpu,
+)
+from workbench.segments import LayerGraph
+
+
+@dataclass(frozen=True)
+class FastDecode(MicroBatched):
+    """CPU attention two micro-batches ahead of the experts; each layer's weights come whole behind its transfers.
+
+    Needs a pipeline of the shape ``gpu(...) >> offload >> cpu(...) >> load >> gpu(...)`` and two micro-batches or
+    more. As CGOPipe, but the next layer's weights are one transfer behind the attention output of the layer's last
+    micro-batch. Two layers and ``micro_batches=2``, between the first and the last iteration::
+
+        gpu Ea  A0a Eb  A0b .   B0a A1a B0b A1b .   B1a Za  B1b Zb
+        cpu .   .   .   C0a .   C0b .   .   C1a .   C1b .   .   .
+        d2h .   .   Q0a .   Q0b .   .   Q1a .   Q1b .   .   .   .
+        h2d .   .   .   .   H0a .   H0b W1  .   H1a .   H1b W0  .
+
+    Notes
+    -----
+    MoE-Lightning, section 4.1 and Figure 6 (S2); SPEC 3. Steady layer time about W + n max(A + B, C), an upper bound.
+    [CHOICE] The figure's order of transfers is not in the text: the weights stand last.
+    """
+
+    least = 2
+
+    def tasks(self, graph: LayerGraph, layers: int, step: Step) -> tuple[Task, ...]:
+        """See `Schedule.tasks`."""
+        check_attention_on_cpu("FastDecode", graph)
+        return attention_on_cpu(graph, layers, step, self.parts, ahead=2, weights=WeightPlace.LAST)

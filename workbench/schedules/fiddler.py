@@ -1,0 +1,41 @@
+"""Fiddler: routed experts on the CPU, for which the GPU waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workbench.plan import Task
+from workbench.schedules.base import Schedule, Step
+from workbench.schedules.ktransformers import check_experts_on_cpu
+from workbench.schedules.sequential import Sequential
+from workbench.segments import LayerGraph
+
+
+@dataclass(frozen=True)
+class Fiddler(Schedule):
+    """One task after the other: GPU and CPU take turns, also where they could work side by side.
+
+    Needs a pipeline with the routed experts on the CPU, attention on the GPU and nothing fetched, such as
+    ``gpu(..., route) >> (gpu(shared_experts) | offload >> cpu(experts) >> load) >> gpu(combine)``. The order is that of
+    ``Sequential()``; the name says what it is used for. Two layers, in every iteration::
+
+        gpu Ea  A0a B0a .   .   .   .   F0a A1a B1a .   .   .   F1a Za
+        cpu .   .   .   .   C0a D0a .   .   .   .   .   C1a .   .   .
+        d2h .   .   .   Q0a .   .   .   .   .   .   Q1a .   .   .   .
+        h2d .   .   .   .   .   .   H0a .   .   .   .   .   H1a .   .
+
+    Notes
+    -----
+    Fiddler, the synchronous baseline of KTransformers (section 6). [CHOICE] All routed experts are computed on the CPU;
+    Fiddler itself would copy some that many tokens chose to the GPU.
+    """
+
+    @property
+    def parts(self) -> int:
+        """One: the batch is not split."""
+        return 1
+
+    def tasks(self, graph: LayerGraph, layers: int, step: Step) -> tuple[Task, ...]:
+        """See `Schedule.tasks`."""
+        check_experts_on_cpu("Fiddler", graph)
+        return Sequential().tasks(graph, layers, step)

@@ -1,0 +1,64 @@
+"""KTransformers: routed experts on the CPU, beside which the GPU computes whatever does not need them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workbench.plan import Task
+from workbench.schedules.base import Schedule, Step
+from workbench.schedules.micro_batches import Dataflow, wrong_shape
+from workbench.segments import Kind, LayerGraph
+from workbench.stages import Device, decode_attention, experts
+
+NEEDED = "gpu(..., route) >> (gpu(shared_experts) | offload >> cpu(experts) >> load) >> gpu(combine)"
+
+
+@dataclass(frozen=True)
+class KTransformers(Schedule):
+    """Every task starts as soon as its data is there: shared experts on the GPU run beside the routed ones.
+
+    Needs a pipeline with the routed experts on the CPU, attention on the GPU and nothing fetched, such as
+    ``gpu(..., route) >> (gpu(shared_experts) | offload >> cpu(experts) >> load) >> gpu(combine)``. The way to the CPU
+    submits the experts, the way back awaits them. Two layers, in every iteration::
+
+        gpu Ea  A0a B0a .   .   F0a A1a B1a .   .   F1a Za
+        cpu .   .   .   C0a D0a .   .   .   C1a .   .   .
+        d2h .   .   Q0a .   .   .   .   Q1a .   .   .   .
+        h2d .   .   .   .   H0a .   .   .   .   H1a .   .
+
+    Notes
+    -----
+    KTransformers, sections 3.3 and 4; SPEC 5. One micro-batch, as the paper's decoding has. [CHOICE] The fixed cost of
+    submission and waiting is that of the two transfers.
+    """
+
+    @property
+    def parts(self) -> int:
+        """One: the batch is not split."""
+        return 1
+
+    def tasks(self, graph: LayerGraph, layers: int, step: Step) -> tuple[Task, ...]:
+        """See `Schedule.tasks`."""
+        check_experts_on_cpu("KTransformers", graph)
+        plan = Dataflow(graph, layers, step)
+        plan.begin(0)
+        for layer in range(layers):
+            for place, node in enumerate(graph.at(layer, layers)):
+                if node is not None:
+                    plan.run(layer, place, 0)
+        plan.end(0)
+        return plan.tasks
+
+
+def check_experts_on_cpu(schedule: str, graph: LayerGraph) -> None:
+    """Refuse a layer without routed experts on the CPU, with decode attention there too, or with anything streamed.
+
+    Raises
+    ------
+    ScheduleError
+        If it has another shape.
+    """
+    where = {stage.op: stage.device for stage in graph.pipeline.stages}
+    placed = where.get(experts) is Device.CPU and where[decode_attention] is Device.GPU
+    if not placed or graph.streamed or any(node.kind is Kind.KV_IN for node in graph.nodes):
+        raise wrong_shape(schedule, NEEDED, graph)

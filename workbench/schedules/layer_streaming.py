@@ -1,0 +1,39 @@
+"""Layer streaming as in DeepSpeed ZeRO-Inference: all on the GPU, weights one layer ahead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workbench.plan import Task
+from workbench.schedules.base import Schedule, Step
+from workbench.schedules.micro_batches import shape, wrong_shape
+from workbench.schedules.sequential import Sequential
+from workbench.segments import LayerGraph
+
+
+@dataclass(frozen=True)
+class LayerStreaming(Schedule):
+    """One micro-batch on the GPU alone; the weights of the next layer stream whole while this one is computed.
+
+    Needs a pipeline of the shape ``fetch(weights) | gpu(...)``, its KV cache on the GPU. The order is that of
+    ``Sequential(prefetch=True)``; the name says what it is used for. Two layers, between the first and the last
+    iteration::
+
+        gpu Ea  A0a A1a Za
+        h2d .   W1  W0  .
+
+    Notes
+    -----
+    DeepSpeed ZeRO-Inference, a baseline of MoE-Lightning (section 5). Steady layer time max(W, computing).
+    """
+
+    @property
+    def parts(self) -> int:
+        """One: the batch is not split."""
+        return 1
+
+    def tasks(self, graph: LayerGraph, layers: int, step: Step) -> tuple[Task, ...]:
+        """See `Schedule.tasks`."""
+        if shape(graph) != "gpu segment" or not graph.streamed:
+            raise wrong_shape("LayerStreaming", "fetch(weights) | gpu(...)", graph)
+        return Sequential(prefetch=True).tasks(graph, layers, step)

@@ -1,0 +1,51 @@
+"""The highest request rate at which enough requests meet their objective."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from workbench.latency import Slo, capacity
+from workbench.scenario import Scenario
+from workbench.schedules import Schedule
+from workbench.simulate import simulate
+
+
+def sustained_rate(
+    scenario: Scenario,
+    schedule: Schedule,
+    slo: Slo,
+    *,
+    low: float,
+    high: float,
+    target: float = 0.9,
+    seeds: Iterable[int] = range(3),
+) -> float:
+    """Highest rate of Poisson arrivals whose simulated attainment reaches a target, to 1 % of the range [requests/s].
+
+    Parameters
+    ----------
+    scenario, schedule
+        The workload's requests keep their lengths and their order; only when they arrive is drawn anew.
+    slo : Slo
+        Latest first token, and longest gap between two tokens.
+    low, high : float
+        Rates to search between.
+    target : float
+        Share of the requests that meet the objective, mean over the seeds.
+    seeds : iterable of int
+        Near saturation one draw of arrivals says little.
+
+    Raises
+    ------
+    ValueError
+        If the target is no share, the lower rate misses it or the upper one reaches it.
+    WorkbenchError
+        As `simulate` does.
+    """
+    chosen = tuple(seeds)
+
+    def attained(rate: float) -> float:
+        arriving = (scenario.on(workload=scenario.workload.arriving(rate=rate, seed=seed)) for seed in chosen)
+        return sum(simulate(each, schedule).attainment(slo) for each in arriving) / len(chosen)
+
+    return capacity(attained, target=target, low=low, high=high)
