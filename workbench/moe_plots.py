@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from workbench.moe_speeds import MoeShape, MoeSpeeds
 
@@ -78,12 +78,12 @@ def plot_ridges(
     tokens = np.geomspace(1, 8 * max(ridges), 300)
     for shape, ridge, colour in zip(shapes, ridges, _COLOURS, strict=False):
         shares = [shape.roof(count, read, multiply) / multiply for count in tokens]
-        label = f"{shape.name}: {shape.experts} experts, top {shape.chosen}, ridge {ridge:,.0f} tokens"
+        label = f"{shape.name}: top {shape.chosen} of {shape.experts}, ridge {ridge:,.0f}"
         ax.plot(tokens, shares, color=colour, label=label)
         ax.axvline(ridge, color=colour, linewidth=0.8, linestyle=":")
-    ax.set(xscale="log", yscale="log", xlabel="tokens in the batch", ylabel="most of the arithmetic rate")
+    ax.set(xscale="log", yscale="log", xlabel="tokens in the batch", ylabel="most, of the arithmetic rate")
     _plain_numbers(ax)
-    ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
     ax.set_title(said or f"{multiply / 1e12:,.3g} TFLOP/s in bf16, {read / 1e9:,.0f} GB/s", loc="left", fontsize=9)
     return _finished(ax)
 

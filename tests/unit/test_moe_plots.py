@@ -57,6 +57,6 @@ def test_ridges_stand_where_experts_over_chosen_put_them():
     ax = plot_ridges([SHAPE, sparse], read=1e9, multiply=100e9)
     marks = [line.get_xdata()[0] for line in ax.lines if line.get_linestyle() == ":"]
     assert marks == [400, 3200]
-    curve = next(line for line in ax.lines if line.get_label().startswith("sparse: 64 experts, top 2, ridge 3,200"))
+    curve = next(line for line in ax.lines if line.get_label().startswith("sparse: top 2 of 64, ridge 3,200"))
     assert max(curve.get_ydata()) <= 1
     assert ax.get_title(loc="left") == "0.1 TFLOP/s in bf16, 1 GB/s"
