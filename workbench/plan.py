@@ -263,6 +263,29 @@ class _Bulk:
         self.since += late
 
 
+def let_begin(tasks: Sequence[Task], starts: Sequence[float], ends: Sequence[float]) -> list[str]:
+    """For each task of a plan the one whose end let it begin (``cpu C0a``); "" if nothing in the plan held it back.
+
+    Of what it waits for, and what its lane did before it, that is the last to end. A task that took no time stands
+    for the one that let it begin itself.
+    """
+    found, before = list[str](), dict[tuple[str, bool], int]()
+    for index, task in enumerate(tasks):
+        lane, last = task.node.lane, -1
+        lines = (False, True) if task.bulk else (False,)  # small transfers pass bulk ones
+        for other in (*task.after, *(before[lane, bulk] for bulk in lines if (lane, bulk) in before)):
+            if last < 0 or ends[other] > ends[last]:
+                last = other
+        if last < 0:
+            found.append("")
+        elif ends[last] > starts[last]:
+            found.append(f"{tasks[last].node.lane} {tasks[last].name}")
+        else:
+            found.append(found[last])
+        before[lane, task.bulk] = index
+    return found
+
+
 def busy_seconds(tasks: Sequence[Task], seconds: Sequence[float]) -> Mapping[str, float]:
     """Busy time per lane [s]."""
     total = dict.fromkeys(LANES, 0.0)
