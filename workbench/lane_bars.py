@@ -29,8 +29,9 @@ class _Columns(NamedTuple):
     start: Floats
     end: Floats
 
-    def where(self, chosen: npt.NDArray[np.bool_]) -> _Columns:
-        return _Columns(*(column[chosen] for column in self))
+    def where(self, chosen: npt.NDArray[Any]) -> _Columns:
+        """Those of an index or mask."""
+        return _Columns(self.row[chosen], self.code[chosen], self.start[chosen], self.end[chosen])
 
 
 def bars(timeline: Timeline, pixel: float) -> tuple[Bars, Bars]:

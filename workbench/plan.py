@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from workbench.scheduler.batch import Batch
 from workbench.segments import Kind, LayerGraph, Node
+from workbench.timeline import ITERATION
 
 LANES = ("gpu", "cpu", "d2h", "h2d")
 
@@ -264,7 +265,7 @@ class _Bulk:
 
 
 def let_begin(tasks: Sequence[Task], starts: Sequence[float], ends: Sequence[float]) -> list[str]:
-    """For each task of a plan the one whose end let it begin (``cpu C0a``); "" if nothing in the plan held it back.
+    """For each task of a plan the one whose end let it begin (``cpu C0a``), or `ITERATION` if none did.
 
     Of what it waits for, and what its lane did before it, that is the last to end. A task that took no time stands
     for the one that let it begin itself.
@@ -277,7 +278,7 @@ def let_begin(tasks: Sequence[Task], starts: Sequence[float], ends: Sequence[flo
             if last < 0 or ends[other] > ends[last]:
                 last = other
         if last < 0:
-            found.append("")
+            found.append(ITERATION)
         elif ends[last] > starts[last]:
             found.append(f"{tasks[last].node.lane} {tasks[last].name}")
         else:

@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from workbench.lane_bars import bars
 from workbench.result import Result, Source
-from workbench.timeline import Timeline
+from workbench.timeline import ITERATION, Timeline
 from workbench.units import format_bytes
 
 COLOURS = {
@@ -169,15 +169,12 @@ def _label_bubbles(timeline: Timeline, ax: Axes, pixel: float) -> None:
     letter = _LETTER * ax.figure.dpi / 72 * pixel
     for bubble in timeline.bubbles():
         lane, _, name = bubble.after.partition(" ")
-        fitting = [words for words in _wordings(name) if len(words) * letter < bubble.end - bubble.start]
+        wordings = (f"waits for {name}", name) if name else ("next iteration",) if lane == ITERATION else ()
+        fitting = [words for words in wordings if len(words) * letter < bubble.end - bubble.start]
         if fitting and lane != bubble.lane:  # a lane that waited for itself was only late
             middle, row = (bubble.start + bubble.end) / 2 - timeline.begin, timeline.lanes.index(bubble.lane)
             shade = [_DARKER * part for part in to_rgb(TASK_COLOURS.get(name[:1], _OTHER))]
             ax.text(middle, row, fitting[0], color=shade, fontsize=_SMALL, ha="center", va="center", clip_on=True)
-
-
-def _wordings(name: str) -> tuple[str, ...]:
-    return (f"waits for {name}", name) if name else ("next iteration",)
 
 
 def plot_lanes(results: Sequence[Result], iterations: tuple[int, int] | None = None) -> list[Axes]:

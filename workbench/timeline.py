@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+ITERATION = "iteration"
+"""What a task waited for that began with its iteration: the one before."""
+
 
 class Span(NamedTuple):
     """One task on one lane. Times in seconds from the start of the run; ``cpu`` is thread time, or nan.
 
-    ``after`` is the task whose end let it begin, with its lane (``cpu C0a``); "" for the first ones of an iteration.
+    ``after`` is the task whose end let it begin, with its lane (``cpu C0a``), or `ITERATION`; "" if nobody knows.
     """
 
     lane: str

@@ -17,7 +17,7 @@ from workbench.perfmodels import bound
 from workbench.plots import TASK_COLOURS, plot_timeline
 from workbench.schedules import VSLPipe
 from workbench.simulate import Detail, simulate
-from workbench.timeline import Bubble, Span, Timeline
+from workbench.timeline import ITERATION, Bubble, Span, Timeline
 
 ROUND = Timeline(
     [
@@ -25,7 +25,7 @@ ROUND = Timeline(
         Span("cpu", "C0a", 3.0, 7.0, after="gpu A0a"),
         Span("gpu", "B0a", 7.0, 8.0, after="cpu C0a"),
         Span("gpu", "A1a", 8.0, 9.0, after="gpu B0a"),
-        Span("gpu", "A0a", 11.0, 12.0, 1),
+        Span("gpu", "A0a", 11.0, 12.0, 1, after=ITERATION),
     ],
     {"A": "qkv", "B": "experts", "C": "decode_attention"},
 )
@@ -41,7 +41,7 @@ def test_bubbles_tell_what_a_lane_waited_for():
     assert ROUND.bubbles() == [
         Bubble("cpu", 1.0, 3.0, "gpu A0a"),
         Bubble("gpu", 3.0, 7.0, "cpu C0a"),
-        Bubble("gpu", 9.0, 11.0, ""),
+        Bubble("gpu", 9.0, 11.0, ITERATION),
     ]
 
 
@@ -122,6 +122,8 @@ def test_the_chart_is_one_collection_and_names_bubbles_that_have_room():
     assert [to_hex(colour) for colour in drawn.get_facecolors()] == [TASK_COLOURS[code] for code in "CABAA"]
     assert [text.get_text() for text in ax.texts] == ["waits for A0a", "waits for C0a", "next iteration"]
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["A  qkv", "B  experts", "C  decode_attention"]
+    unknown = Timeline([span._replace(after="") for span in ROUND], ROUND.labels)
+    assert not plot_timeline(unknown).texts
     narrow = plot_timeline(ROUND, seconds=200.0)
     assert not narrow.texts
     assert narrow.get_xlim() == (0, 200)

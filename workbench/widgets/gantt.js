@@ -1,5 +1,6 @@
 // Lane charts on one time axis. A track is {title, lanes, spans: [[lane, start, end, name, iteration], ...],
-// idle: [[lane, start, end, after], ...]}, `after` being lane and name of the task that was waited for.
+// idle: [[lane, start, end, after], ...]}. `after` is lane and name of the task that was waited for, or "iteration",
+// or nothing.
 const LEFT = 44;
 const RIGHT = 24;
 const ROW = 18;
@@ -22,6 +23,11 @@ function tickStep(span, most) {
   const rough = span / most;
   const power = 10 ** Math.floor(Math.log10(rough));
   return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= rough);
+}
+
+function parted(after) {
+  const at = after.indexOf(" ");
+  return at < 0 ? [after, ""] : [after.slice(0, at), after.slice(at + 1)];
 }
 
 class Chart {
@@ -160,8 +166,8 @@ class Chart {
   }
 
   waited(track, lane, after) {
-    if (!after) return "next iteration";
-    const [other, name] = after.split(" ");
+    const [other, name] = parted(after);
+    if (!name) return after && "next iteration";
     return other === track.lanes[lane] ? "" : `waits for ${name}`;
   }
 
@@ -202,9 +208,9 @@ class Chart {
   }
 
   aboutIdle([, start, end, after]) {
-    const [lane, name] = after.split(" ");
-    const until = after ? `${name} on ${lane}  ${this.label(name)}` : "the next iteration";
-    return `idle for ${duration(end - start)} from ${duration(start)}, until ${until}`;
+    const [lane, name] = parted(after);
+    const until = name ? `, until ${name} on ${lane}  ${this.label(name)}` : after && ", until the next iteration";
+    return `idle for ${duration(end - start)} from ${duration(start)}${until}`;
   }
 
   hover(event) {
