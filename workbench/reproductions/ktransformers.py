@@ -73,7 +73,7 @@ def played_machine() -> Machine:
         gpu=replace(nominal.gpu, bandwidth=nominal.gpu.bandwidth * profiled.gpu_efficiency),
         cpu=replace(nominal.cpu, bandwidth=nominal.cpu.bandwidth * profiled.cpu_efficiency),
         link=replace(nominal.link, overhead=profiled.sync / 2),
-        sources=nominal.sources_with(how),
+        sources=nominal.sources_with(how) | {"link.overhead": "half of what the profiled layer spends on handing over"},
     )
 
 
