@@ -124,6 +124,8 @@ def test_the_chart_is_one_collection_and_names_bubbles_that_have_room():
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["A  qkv", "B  experts", "C  decode_attention"]
     unknown = Timeline([span._replace(after="") for span in ROUND], ROUND.labels)
     assert not plot_timeline(unknown).texts
+    late = Timeline([Span("gpu", "A0a", 0.0, 1.0), Span("gpu", "B0a", 9.0, 10.0, after="gpu A0a")])
+    assert not plot_timeline(late).texts
     narrow = plot_timeline(ROUND, seconds=200.0)
     assert not narrow.texts
     assert narrow.get_xlim() == (0, 200)
