@@ -274,7 +274,8 @@ def let_begin(tasks: Sequence[Task], starts: Sequence[float], ends: Sequence[flo
     for index, task in enumerate(tasks):
         lane, last = task.node.lane, -1
         lines = (False, True) if task.bulk else (False,)  # small transfers pass bulk ones
-        for other in (*task.after, *(before[lane, bulk] for bulk in lines if (lane, bulk) in before)):
+        held = (before[lane, bulk] for bulk in lines if (lane, bulk) in before)
+        for other in (*task.after, *(other for other in held if ends[other] <= starts[index])):
             if last < 0 or ends[other] > ends[last]:
                 last = other
         if last < 0:
