@@ -139,11 +139,12 @@ def test_live_tasks_tell_which_other_let_them_begin(tiny: ModelConfig) -> None:
     """It had ended by then; attention waits for its own lane or for what comes over the link."""
     result = wb.run(scenario(tiny, ASKED[:6]), VSLPipe())
     for number in range(result.iterations):
-        spans = {f"{span.lane} {span.name}": span for span in result.timeline.window(number, number + 1)}
-        begun = [span for span in spans.values() if span.after in spans]
+        spans = list(result.timeline.window(number, number + 1))
+        first = {f"{s.lane} {s.name}": s.end for s in reversed(spans)}  # the weights of layer 0 can come twice
+        begun = [span for span in spans if span.after in first]
         assert len(begun) > len(spans) / 2
-        assert {span.after for span in spans.values()} - spans.keys() <= {ITERATION}
-        assert all(spans[span.after].end <= span.start for span in begun)
+        assert {span.after for span in spans} - first.keys() <= {ITERATION}
+        assert [span for span in begun if first[span.after] > span.start] == []
         assert {span.after.partition(" ")[0] for span in begun if span.name.startswith("C")} <= {"cpu", "d2h"}
 
 
