@@ -1,8 +1,9 @@
-"""Schedules side by side: a few layers of each on one time axis, their rates, and which of them is needed where."""
+"""Schedules side by side: a few layers of each on one time axis, busy lanes, rates, and which is needed where."""
 
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
@@ -23,6 +24,8 @@ _COLOURS = ("#6b7280", "#059669", "#d97706", "#78350f", "#db2777", "#7c3aed", "#
 _MARKERS = "osDv^<>XP"
 _OF_A_PART = re.compile(r"[A-Za-z](\d+)(?:[a-z]|p\d+)")
 """Names of tasks that take one part through one layer, such as ``A12b``."""
+_LEGEND = 36
+"""Characters in a line of a legend."""
 
 Rates = Mapping[str, Mapping[float, float]]
 """Output tokens per second by schedule, and by whatever they are drawn over."""
@@ -43,12 +46,18 @@ def plot_layers(results: Sequence[Result], layers: int = 2) -> list[Axes]:
     _, grid = plt.subplots(len(results), figsize=size, layout="constrained", sharex=True, squeeze=False)
     axes: list[Axes] = list(grid[:, 0])
     for ax, result, cut in zip(axes, results, cuts, strict=True):
-        each = format_seconds(cut.seconds / layers)
-        plot_timeline(cut, ax, title=f"{result.schedule}: {each} per layer, {result.gen_tok_s:.4g} output tokens/s")
+        plot_timeline(cut, ax, title=_title(result, cut.seconds / layers))
         ax.set_xlabel("")
+        for text in ax.get_legend().get_texts():  # one with many operations would leave the lanes no room
+            text.set_text(textwrap.fill(text.get_text(), _LEGEND, subsequent_indent="    "))
     axes[0].set_xlim(0, max(cut.seconds for cut in cuts))
     axes[-1].set_xlabel("seconds")
     return axes
+
+
+def _title(result: Result, layer: float) -> str:
+    late = f", deferred {result.facts['deferred']}" if "deferred" in result.facts else ""
+    return f"{result.schedule}{late}: {format_seconds(layer)} per layer, {result.gen_tok_s:.4g} output tokens/s"
 
 
 def middle_layers(timeline: Timeline, count: int) -> Timeline:
@@ -72,6 +81,26 @@ def middle_layers(timeline: Timeline, count: int) -> Timeline:
     kept = [span for span in whole if span.start < end and span.end > begin]
     cut = [s._replace(start=max(s.start, begin) - begin, end=min(s.end, end) - begin) for s in kept]
     return replace(timeline, spans=cut)
+
+
+def plot_busy(results: Sequence[Result], ax: Axes | None = None) -> Axes:
+    """Share of the time that each lane was busy, one row per result; its requests and its rate stand beside it."""
+    size = (7.5, 0.5 + 0.32 * len(results))
+    ax = ax if ax is not None else plt.subplots(figsize=size, layout="constrained")[1]
+    lanes = list(results[0].busy)
+    shares = np.array([[result.utilisation[lane] for lane in lanes] for result in results])
+    ax.imshow(shares, cmap="Blues", vmin=0, vmax=1.2, aspect="auto")
+    for (row, column), share in np.ndenumerate(shares):
+        ax.text(column, row, f"{share:.0%}", ha="center", va="center", color="white" if share > 0.8 else "black")
+    ax.set_xticks(range(len(lanes)), lanes)
+    ax.xaxis.tick_top()
+    ax.set_yticks(range(len(results)), [f"{r.schedule}, {int(r.facts['requests']):,} requests" for r in results])
+    rates = ax.secondary_yaxis("right")
+    rates.set_yticks(range(len(results)), [f"{r.gen_tok_s:,.4g} output tokens/s" for r in results])
+    for side in (ax, rates):
+        side.tick_params(length=0)
+        side.spines[:].set_visible(False)
+    return ax
 
 
 def plot_rates(rates: Rates, ax: Axes | None = None, *, over: str, title: str = "") -> Axes:
@@ -144,7 +173,7 @@ def needed(rates: Rates, within: float) -> dict[float, str]:
 def _lines(curves: Rates, ax: Axes | None, over: str, title: str) -> Axes:
     ax = ax if ax is not None else plt.subplots(figsize=(9, 4), layout="constrained")[1]
     for (name, curve), colour, marker in zip(curves.items(), cycle(_COLOURS), cycle(_MARKERS), strict=False):
-        x, y = zip(*sorted(curve.items()), strict=True)
+        x, y = list(curve), list(curve.values())
         ax.plot(x, y, marker + "-", color=colour, label=name, markersize=6, markerfacecolor="none")
     _over(ax, over, title)
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.02), frameon=False, fontsize=9)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
 import numpy as np
 
-from workbench.errors import CapacityError
+from workbench.errors import CapacityError, ScenarioError
+from workbench.pipeline import Pipeline
 from workbench.prepared import facts
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
-from workbench.scheduler.batch import Batch
+from workbench.scheduler.batch import Batch, Ids
 from workbench.schedules.base import Schedule, Step
 from workbench.serving import prepare
 from workbench.simulate.clock import Detail, IterationClock, TaskClock
@@ -66,6 +70,45 @@ def steady(scenario: Scenario, schedule: Schedule, *, detail: Detail = Detail.TA
     )
 
 
+def in_flight(scenario: Scenario, requests: int) -> Scenario:
+    """The scenario with so many requests, its own ones in turn, and a KV cache that just holds all of them.
+
+    Raises
+    ------
+    ScenarioError
+        If there is no request.
+    """
+    if requests < 1:
+        raise ScenarioError(f"{requests} requests cannot be in flight; give at least one.")
+    workload, memory = scenario.workload, scenario.memory
+    prompt, output = (np.resize(lengths, requests) for lengths in (workload.prompt_len, workload.output_len))
+    blocks = int(_blocks(prompt + output - 1, memory.kv_block).sum())
+    size = float(blocks * memory.kv_block * scenario.model.kv_bytes_per_token(scenario.precision.kv))
+    return scenario.on(
+        workload=Workload(workload.name, prompt, output, synthetic=workload.synthetic, source=workload.source),
+        memory=replace(memory, kv_capacity=size),
+    )
+
+
+def steady_rates(
+    scenario: Scenario, systems: Mapping[Schedule, Pipeline], requests: Iterable[int]
+) -> dict[str, dict[int, float]]:
+    """Output tokens per second of schedules, each with its pipeline, over the number of requests in flight.
+
+    Where so many do not fit a memory there is no rate.
+    """
+    counts, rates = list(requests), dict[str, dict[int, float]]()
+    for schedule, pipeline in systems.items():
+        curve = rates.setdefault(schedule.name, {})
+        for count in counts:
+            try:
+                here = in_flight(scenario.on(pipeline=pipeline), count)
+                curve[count] = steady(here, schedule, detail=Detail.ITERATION).gen_tok_s
+            except CapacityError:
+                continue
+    return rates
+
+
 def _at_all_stages(workload: Workload, layers: int) -> Batch:
     made = (2 * np.arange(len(workload)) + 1) * workload.output_len // (2 * len(workload))
     starting, running = np.flatnonzero(made == 0), np.flatnonzero(made)
@@ -75,9 +118,13 @@ def _at_all_stages(workload: Workload, layers: int) -> Batch:
 
 def _check_cache(scenario: Scenario, batch: Batch) -> None:
     held = np.concatenate((batch.prefill_len, batch.context + 1))
-    blocks = int((-(-held // scenario.memory.kv_block)).sum())
+    blocks = int(_blocks(held, scenario.memory.kv_block).sum())
     if blocks > scenario.kv_blocks:
         raise CapacityError(
-            f"{len(batch)} requests in flight need {blocks} blocks of KV, the cache has {scenario.kv_blocks}. Give more "
-            "kv_capacity or fewer requests."
+            f"{len(batch)} requests in flight need {blocks} blocks of KV, the cache has {scenario.kv_blocks}. Give "
+            "more kv_capacity or fewer requests."
         )
+
+
+def _blocks(tokens: Ids, block: int) -> Ids:
+    return -(-tokens // block)
