@@ -88,8 +88,8 @@ def test_rates_and_their_shares_of_the_best():
     assert against_best(RATES)["simple"] == {1: 1.0, 2: 0.99, 8: 0.1}
     for plot, drawn in ((plot_rates, [10.0, 9.9, 5.0]), (plot_against_best, [1.0, 0.99, 0.1])):
         ax = plot(RATES, over="requests", title="picture")
-        assert ax.get_lines()[0].get_xdata() == [1, 2, 8]
-        assert ax.get_lines()[0].get_ydata() == pytest.approx(drawn)
+        assert ax.get_lines()[0].get_xdata().tolist() == [1, 2, 8]
+        assert ax.get_lines()[0].get_ydata().tolist() == pytest.approx(drawn)
         assert [text.get_text() for text in ax.get_legend().get_texts()] == list(RATES)
         assert (ax.get_xlabel(), ax.get_title(loc="left")) == ("requests", "picture")
 

@@ -8,10 +8,10 @@ import pytest
 import workbench as wb
 from tests.systems import GOLDEN, STREAMED, VSL
 from workbench.errors import CapacityError, ScenarioError
-from workbench.pipeline import fetch, gpu
-from workbench.schedules import CGOPipe, LayerStreaming, Schedule, Sequential, VSLPipe
+from workbench.pipeline import cpu, fetch, gpu, load, offload
+from workbench.schedules import CGOPipe, KTransformers, LayerStreaming, Schedule, Sequential, VSLPipe
 from workbench.simulate import Detail, in_flight, steady, steady_rates
-from workbench.stages import attention, experts, moe, out_proj, qkv
+from workbench.stages import attention, combine, experts, moe, out_proj, qkv, route
 
 JOB = wb.Scenario(
     VSL,
@@ -23,7 +23,7 @@ JOB = wb.Scenario(
 )
 
 
-@pytest.mark.parametrize("requests, prefills", [(1, 0), (127, 0), (128, 1), (256, 2), (1280, 10)])
+@pytest.mark.parametrize("requests, prefills", [(1, 0), (64, 0), (65, 1), (128, 1), (256, 2), (1280, 10)])
 def test_requests_stand_at_evenly_spread_points_of_their_lives(requests: int, prefills: int) -> None:
     result = steady(in_flight(JOB, requests), Sequential())
     assert result.generated == requests
@@ -94,4 +94,14 @@ def test_in_flight_takes_requests_in_turn_and_holds_them() -> None:
 def test_rates_end_where_memory_does() -> None:
     rates = steady_rates(JOB, {LayerStreaming(): STREAMED, VSLPipe(): VSL}, (64, 4096))
     assert {name: list(curve) for name, curve in rates.items()} == {"LayerStreaming": [64], "VSLPipe": [64, 4096]}
-    assert rates["VSLPipe"][64] == pytest.approx(steady(in_flight(JOB, 64), VSLPipe()).gen_tok_s, rel=0.01)
+    assert rates["VSLPipe"][4096] == pytest.approx(steady(in_flight(JOB, 4096), VSLPipe()).gen_tok_s, rel=0.01)
+
+
+def test_rate_of_few_is_the_mean_of_iterations_with_a_prompt_and_without() -> None:
+    layer = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine)
+    job, schedule = JOB.on(pipeline=layer), KTransformers()
+    begins, runs = (steady(in_flight(job, 32), schedule, phase=phase) for phase in (0.0, 0.5))
+    assert (begins.processed, runs.processed) == (31 + 98, 32)
+    assert begins.seconds > 1.5 * runs.seconds
+    (rate,) = steady_rates(job, {schedule: layer}, [32])[schedule.name].values()
+    assert rate == pytest.approx(32 / (0.25 * begins.seconds + 0.75 * runs.seconds), rel=0.01)

@@ -20,11 +20,11 @@ from workbench.timeline import Timeline
 from workbench.workload import Workload
 
 
-def steady(scenario: Scenario, schedule: Schedule, *, detail: Detail = Detail.TASK) -> Result:
-    """Play one iteration that holds every request of the workload, each at another stage of its life.
+def steady(scenario: Scenario, schedule: Schedule, *, detail: Detail = Detail.TASK, phase: float = 0.5) -> Result:
+    """Play one iteration that holds every request of the workload, each at another point of its life.
 
-    Request i of n, which will have g_i output tokens, has floor((i + 1/2) g_i / n) of them: with none it prefills, else
-    it decodes. That is the batch of an endless stream of such requests, with n in flight.
+    Request i of n, which will have g_i output tokens, has floor((i + phase) g_i / n) of them: with none it prefills,
+    else it decodes. That is the batch of an endless stream of such requests, with n in flight.
 
     Parameters
     ----------
@@ -33,6 +33,8 @@ def steady(scenario: Scenario, schedule: Schedule, *, detail: Detail = Detail.TA
     schedule : Schedule
     detail : Detail
         TASK lays out every task and gives a timeline of them; ITERATION is faster, and within 1 %.
+    phase : float
+        Where between 0, when the first request prefills, and 1, when it has come to where the second was.
 
     Returns
     -------
@@ -43,10 +45,10 @@ def steady(scenario: Scenario, schedule: Schedule, *, detail: Detail = Detail.TA
     Raises
     ------
     WorkbenchError
-        If scenario and schedule do not go together, or the KV cache cannot hold all requests at these stages.
+        If scenario and schedule do not go together, or the KV cache cannot hold all requests.
     """
     prepared = prepare(scenario, schedule)
-    batch = _at_all_stages(scenario.workload, scenario.model.num_hidden_layers)
+    batch = _at_all_ages(scenario.workload, phase, scenario.model.num_hidden_layers)
     _check_cache(scenario, batch)
     plan = prepared.lowering.plan(batch, Step.MIDDLE)
     clock = TaskClock(prepared) if detail is Detail.TASK else IterationClock(prepared)
@@ -95,7 +97,7 @@ def steady_rates(
 ) -> dict[str, dict[int, float]]:
     """Output tokens per second of schedules, each with its pipeline, over the number of requests in flight.
 
-    Where so many do not fit a memory there is no rate.
+    Means over the life of the requests. Where so many do not fit a memory there is no rate.
     """
     counts, rates = list(requests), dict[str, dict[int, float]]()
     for schedule, pipeline in systems.items():
@@ -103,14 +105,27 @@ def steady_rates(
         for count in counts:
             try:
                 here = in_flight(scenario.on(pipeline=pipeline), count)
-                curve[count] = steady(here, schedule, detail=Detail.ITERATION).gen_tok_s
+                curve[count] = _mean_rate(here, schedule)
             except CapacityError:
                 continue
     return rates
 
 
-def _at_all_stages(workload: Workload, layers: int) -> Batch:
-    made = (2 * np.arange(len(workload)) + 1) * workload.output_len // (2 * len(workload))
+def _mean_rate(scenario: Scenario, schedule: Schedule) -> float:
+    """Output tokens per second over all phases: with fewer requests than output tokens, not all have a prefill."""
+    requests = len(scenario.workload)
+    prefilling = min(1.0, requests / float(scenario.workload.output_len.mean()))
+    seconds = sum(
+        share * steady(scenario, schedule, detail=Detail.ITERATION, phase=phase).seconds
+        for share, phase in ((prefilling, 0.0), (1 - prefilling, (1 + prefilling) / 2))
+        if share
+    )
+    return requests / seconds
+
+
+def _at_all_ages(workload: Workload, phase: float, layers: int) -> Batch:
+    passed = (np.arange(len(workload)) + phase) / len(workload)
+    made = np.floor(passed * workload.output_len + 1e-9).astype(np.int64)  # whole numbers stay whole
     starting, running = np.flatnonzero(made == 0), np.flatnonzero(made)
     context = (workload.prompt_len + made - 1)[running]
     return Batch(starting, workload.prompt_len[starting], running, context, layers)
