@@ -51,7 +51,8 @@ def plot_layers(results: Sequence[Result], layers: int = 2) -> list[Axes]:
         for text in ax.get_legend().get_texts():  # one with many operations would leave the lanes no room
             text.set_text(textwrap.fill(text.get_text(), _LEGEND, subsequent_indent="    "))
     axes[0].set_xlim(0, max(cut.seconds for cut in cuts))
-    axes[-1].set_xlabel("seconds")
+    axes[-1].set_xlabel("time")
+    axes[-1].xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_seconds(value) if value else "0"))
     return axes
 
 
@@ -151,6 +152,7 @@ def plot_needed(
     ax.pcolormesh(_edges(x), _edges(y), chosen, cmap=colours, norm=norm, edgecolors="white", linewidth=0.5)
     _over(ax, over, title="")
     ax.set_yscale("log")
+    ax.set_xticks(x, [_plain(value) for value in x])
     ax.set_yticks(y, [_plain(value) for value in y])
     ax.yaxis.set_minor_locator(NullLocator())
     ax.set_ylabel(along)

@@ -74,7 +74,7 @@ def test_layers_stand_on_one_time_axis():
     assert titles[0] == "fast: 1 s per layer, 200 output tokens/s"
     assert titles[1] == "slow, deferred 2 of 8 late: 3 s per layer, 200 output tokens/s"
     assert {ax.get_xlim() for ax in axes} == {(0.0, 6.0)}
-    assert [ax.get_xlabel() for ax in axes] == ["", "seconds"]
+    assert [ax.get_xlabel() for ax in axes] == ["", "time"]
 
 
 def test_busy_shares_are_written_beside_rate_and_requests():
@@ -104,4 +104,6 @@ def test_the_map_has_a_cell_for_each_place_and_white_where_nothing_fits():
     cells = ax.collections[0].get_array()
     assert np.array_equal(np.ma.filled(cells, -1), [[0, 0, 1], [0, -1, -1]])
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["simple", "other"]
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["1", "2", "8"]
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["10", "20"]
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("requests", "link, GB/s")
