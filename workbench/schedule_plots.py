@@ -48,7 +48,8 @@ def plot_layers(results: Sequence[Result], layers: int = 2) -> list[Axes]:
     for ax, result, cut in zip(axes, results, cuts, strict=True):
         plot_timeline(cut, ax, title=_title(result, cut.seconds / layers))
         ax.set_xlabel("")
-        for text in ax.get_legend().get_texts():  # one with many operations would leave the lanes no room
+        legend = ax.get_legend()
+        for text in legend.get_texts() if legend else ():  # one with many operations would leave the lanes no room
             text.set_text(textwrap.fill(text.get_text(), _LEGEND, subsequent_indent="    "))
     axes[0].set_xlim(0, max(cut.seconds for cut in cuts))
     axes[-1].set_xlabel("time")
