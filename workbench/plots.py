@@ -50,8 +50,12 @@ _LINES = {Source.BOUND: "--", Source.PREDICTED: ":", Source.SIMULATED: "o-"}
 
 def plot_throughput(results: Sequence[Result], ax: Axes | None = None) -> Axes:
     """Output tokens per second of every result, grouped by schedule; colours tell the source."""
-    ax = ax if ax is not None else plt.subplots(figsize=(7, 3.2), layout="constrained")[1]
     schedules = list(dict.fromkeys(result.schedule for result in results))
+    ax = (
+        ax
+        if ax is not None
+        else plt.subplots(figsize=(7, max(3.2, 1 + 0.45 * len(schedules))), layout="constrained")[1]
+    )
     kinds = {result.origin: result for result in sorted(results, key=lambda r: list(Source).index(r.source))}
     colours = _colours(list(kinds.values()))
     height = 0.8 / len(kinds)
