@@ -189,11 +189,11 @@ def test_the_pool_is_aligned_and_finite():
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells how memory is mapped")
 def test_the_pool_is_private_memory_as_shared_memory_gets_no_huge_pages():
-    place = random_pool(5_000_000).ctypes.data
+    pool = random_pool(5_000_000)
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, rights, *_ = line.split()
         begin, end = (int(address, 16) for address in span.split("-"))
-        if begin <= place < end:
+        if begin <= pool.ctypes.data < end:
             assert rights == "rw-p"
             return
     pytest.fail("the pool is not among the mappings")
