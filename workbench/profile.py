@@ -51,6 +51,8 @@ class Profile:
         Seconds from the end of a task to the start of one on another lane that waited for it.
     move, fetch : float
         Seconds that a transfer of activations, and one of weights, takes beyond its bytes.
+    spread : tuple of (float, float)
+        5th and 95th percentile of the seconds that passes through the layers took, over those that `ops` say.
     """
 
     shape: str
@@ -60,6 +62,7 @@ class Profile:
     hand_over: float = 0.0
     move: float = 0.0
     fetch: float = 0.0
+    spread: tuple[float, float] = (1.0, 1.0)
 
     def find(self, op: str, threads: int) -> OpTime | None:
         """The times of an operation on so many threads, or None if it was not measured."""

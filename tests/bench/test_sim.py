@@ -23,8 +23,9 @@ def setting(*speeds: float, schedule=None, machine=None) -> Setting:
     """A setting whose runs were so many times as fast as simulated."""
     scenario, schedule = tiny_scenario(8, 4, 6, machine=machine or small_machine()), schedule or Sequential()
     simulated = simulate(scenario, schedule, detail=Detail.TASK)
+    simulated = replace(simulated, interval=(0.85 * simulated.gen_tok_s, 1.1 * simulated.gen_tok_s))
     runs = [replace(simulated, source=Source.MEASURED, seconds=simulated.seconds / speed) for speed in speeds]
-    return Setting(scenario, schedule, simulated, bound(scenario, schedule), runs)
+    return Setting(scenario, schedule, simulated, bound(scenario, schedule), runs, [1.1] * len(runs))
 
 
 def test_the_same_seed_draws_the_same_settings_and_another_seed_others():
@@ -35,8 +36,9 @@ def test_the_same_seed_draws_the_same_settings_and_another_seed_others():
 
 
 def test_every_schedule_is_drawn_as_often_and_no_run_is_too_short_or_too_long():
-    drawn = draw(MODEL, MACHINE, 9, 0)
-    assert [s.schedule for s in drawn] == list(sim.SCHEDULES) * 3
+    drawn = draw(MODEL, MACHINE, 2 * len(sim.WAYS), 0)
+    assert [(s.scenario.layer, s.schedule) for s in drawn] == list(sim.WAYS) * 2
+    assert len({s.scenario.scheduler for s in drawn}) > 3
     assert all(SECONDS[0] <= s.simulated.seconds <= SECONDS[1] for s in drawn)
     assert len({s.scenario.machine.link.h2d for s in drawn}) == len(drawn)
     assert all(s.scenario.machine.throttled for s in drawn)
@@ -59,11 +61,12 @@ def test_a_lane_is_the_bottleneck_if_it_is_nearly_always_busy_and_half_as_long_a
 
 def test_the_table_has_every_setting_its_causes_and_the_errors_of_all():
     lines: list[str] = []
-    sim._print([setting(0.8), setting(0.9, schedule=VSLPipe()), setting(1.05)], lines.append)
+    sim._print([setting(0.8), setting(0.9, schedule=VSLPipe()), setting(1.05)], 1.0, lines.append)
     text = "\n".join(lines)
     assert [error in text for error in ("-20.0%", "-10.0%", "+5.0%")] == [True] * 3
-    assert text.count("waiting") == 3
+    assert text.count("waiting") == text.count("+10%") == 3
     assert "median 10.0%, mean 11.7%, largest 20.0%" in text
+    assert "within the simulation's 90 % interval: 2 of 3" in text
 
 
 @pytest.mark.parametrize(
@@ -79,8 +82,8 @@ def test_work_of_this_process_is_not_noise(monkeypatch):
     monkeypatch.setattr(probe, "seconds", iter([1.0, 1.5]).__next__)
     with listening(probe) as noise:
         sum(range(2_000_000))
-    assert noise.moved == pytest.approx(0.5)
-    assert 0 <= noise.others < 1
+    assert (noise.probe, noise.moved) == (1.0, pytest.approx(0.5))
+    assert 0 <= noise.others <= 1
     assert not math.isnan(noise.others)
 
 
@@ -91,11 +94,15 @@ class Disturbed:
         class Anything:
             def __init__(self, *args: object) -> None: ...
 
+            def seconds(self) -> float:
+                return 1.0
+
         def repeat(setting, probe, say):
             if schedule in (None, setting.schedule):
                 setting.dropped += 1
             else:
                 setting.runs.append(replace(setting.simulated, source=Source.MEASURED))
+                setting.probes.append(1.0)
 
         monkeypatch.setattr(sim, "_repeat", repeat)
         monkeypatch.setattr(sim, "Probe", Anything)
@@ -115,6 +122,24 @@ def test_settings_without_an_undisturbed_run_are_named_and_the_others_kept(monke
     assert f"no undisturbed run: {drawn[0].name}" in lines
     assert f"runs dropped as disturbed: {1 + sim.EXTRA}" in lines
     assert record.read_text().count('"setting"') == 2
+
+
+def test_stopped_by_hand_it_tells_what_it_has(monkeypatch):
+    Disturbed(monkeypatch, Sequential())
+    repeat, calls = sim._repeat, []
+
+    def third_time_stopped(*of):
+        calls.append(of)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        repeat(*of)
+
+    monkeypatch.setattr(sim, "_repeat", third_time_stopped)
+    lines: list[str] = []
+    drawn = sim.bench_sim("any", settings=3, repeats=2, seed=0, json=None, say=lines.append)
+    assert "stopped: what follows is what was measured until now" in lines
+    assert any("absolute error" in line for line in lines)
+    assert sum(len(s.runs) for s in drawn) in (1, 2)
 
 
 def test_if_nothing_could_be_measured_that_is_an_error(monkeypatch):

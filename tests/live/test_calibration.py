@@ -70,6 +70,8 @@ def test_overheads_and_rates_are_positive_and_small(calibrated):
     assert 0 < profile.fetch < 0.1
     assert 0 < profile.move < 0.1
     assert 0 < calibrated.cores.mover < 1e-8
+    low, high = profile.spread
+    assert 0 < low < 1 < high < math.inf
     assert all(math.isfinite(rate) and rate > 0 for _, rate in calibrated.rates)
 
 

@@ -33,6 +33,7 @@ def result() -> Result:
         timeline=Timeline([Span("gpu", "A0a", 0.0, 1.0), Span("h2d", "W1", 1.0, 4.0, 1)]),
         tokens=((1, 2), (3,)),
         facts={"kv": "10 blocks"},
+        interval=(20.0, 30.0),
     )
 
 
@@ -165,5 +166,5 @@ def test_a_difference_names_the_fields_and_both_values(result):
 
 
 def test_a_result_tells_its_source_first(result):
-    assert str(result).startswith("simulated: 25 output tok/s, 75 processed tok/s")
+    assert str(result).startswith("simulated: 25 output tok/s (90 % within 20 to 30), 75 processed tok/s")
     assert "<b>simulated</b>" in result._repr_html_()

@@ -1,5 +1,6 @@
 """The virtual clock: what it lays out, what it counts, and that its two details agree."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -10,11 +11,14 @@ from workbench.errors import CapacityError, ScenarioError, ScheduleError
 from workbench.perfmodels import bound
 from workbench.pipeline import fetch, gpu
 from workbench.plan import busy_seconds
+from workbench.profile import Cores, OpTime, Profile
 from workbench.result import Source
-from workbench.schedules import Sequential, Step, VSLPipe
+from workbench.scheduler.resource_aware import ResourceAware
+from workbench.schedules import CGOPipe, Sequential, Step, VSLPipe
 from workbench.serving import prepare
 from workbench.simulate import Detail, simulate
 from workbench.stages import Op, attention, moe, out_proj, qkv, weights
+from workbench.task_cost import profile_shape
 
 
 def test_a_simulation_says_so():
@@ -23,6 +27,33 @@ def test_a_simulation_says_so():
     assert (result.model, result.machine) == ("tiny", "small")
     assert result.facts["requests"] == "3"
     assert result.facts["pipeline"] == str(VSL)
+
+
+def as_fast(scenario, factor: float, spread: tuple[float, float] = (1.0, 1.0)):
+    """The scenario on a computer whose operations take so many times a microsecond per token."""
+    names = ("embed", "head", *(str(stage.op) for stage in scenario.pipeline.stages))
+    ops = [OpTime(op, n, (1.0, 100.0), (1e-6 * factor, 1e-4 * factor)) for op in names for n in (1, 2)]
+    profile = Profile(profile_shape(scenario.model, scenario.precision), tuple(ops), iteration=1e-6, spread=spread)
+    return scenario.on(machine=replace(scenario.machine, cores=Cores.of(2), profiles=(profile,)))
+
+
+@pytest.mark.parametrize("schedule", [Sequential(), Sequential(prefetch=True), VSLPipe(), CGOPipe(2)], ids=repr)
+@pytest.mark.parametrize("h2d", [1e6, 1e9])
+def test_the_interval_holds_for_operations_as_fast_and_as_slow_as_the_calibration_saw_them(schedule, h2d):
+    scenario = tiny_scenario([8] * 6, [5] * 6, machine=small_machine(h2d=h2d))
+    scenario = scenario.on(scheduler=ResourceAware(token_budget=100))  # else it follows from the times
+    fast, usual, slow = (simulate(as_fast(scenario, factor, (0.8, 1.3)), schedule) for factor in (0.8, 1.0, 1.3))
+    low, high = usual.interval
+    assert f"(90 % within {low:.4g} to {high:.4g})" in str(usual)
+    assert low <= slow.gen_tok_s * (1 + 1e-9)
+    assert slow.gen_tok_s < usual.gen_tok_s < fast.gen_tok_s
+    assert fast.gen_tok_s <= high * (1 + 1e-9)
+    if schedule == Sequential():
+        assert (low, high) == pytest.approx((slow.gen_tok_s, fast.gen_tok_s), rel=1e-3)
+
+
+def test_only_calibrated_computers_give_an_interval():
+    assert simulate(tiny_scenario(requests=3), VSLPipe()).interval is None
 
 
 def test_every_request_gets_all_its_tokens():

@@ -23,10 +23,11 @@ LEAST = 3
 
 @dataclass
 class Noise:
-    """What disturbed a repetition: the cores' share that others took, and by how much the probe moved."""
+    """What disturbed a repetition: the cores' share that others took, and how far the probe moved from `probe` s."""
 
     others: float = 0.0
     moved: float = 0.0
+    probe: float = 0.0
 
     @property
     def quiet(self) -> bool:
@@ -62,8 +63,8 @@ def listening(probe: Probe | None = None) -> Iterator[Noise]:
     yield noise
     passed = (time.perf_counter() - begin) * (psutil.cpu_count() or 1)
     spent = sum(own.cpu_times()[:2]) - mine
-    noise.others = max(0.0, _busy() - others - spent) / passed
-    noise.moved = probe.seconds() / before - 1 if probe else 0.0
+    noise.others = min(max(0.0, _busy() - others - spent) / passed, 1.0)  # both clocks tick coarsely
+    noise.probe, noise.moved = before, probe.seconds() / before - 1 if probe else 0.0
 
 
 def kept(quiet: list[Repetition], disturbed: list[Repetition]) -> list[Repetition]:

@@ -12,24 +12,75 @@ import numpy as np
 
 from workbench.bench import record
 from workbench.bench.quiet import Probe, listening
+from workbench.display import short_name
 from workbench.engine import calibrate, make_checkpoint, run
-from workbench.errors import WorkbenchError
+from workbench.errors import ScenarioError, WorkbenchError
 from workbench.explain import residual
 from workbench.hardware import Machine
 from workbench.memory import Memory
 from workbench.models import ModelConfig, checkpoint
 from workbench.perfmodels import bound
-from workbench.pipeline import cpu, fetch, gpu, load, offload
+from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
 from workbench.result import Result
 from workbench.scenario import Scenario
-from workbench.scheduler.resource_aware import ResourceAware
-from workbench.schedules import Schedule, Sequential, VSLPipe
+from workbench.scheduler.base import Scheduler
+from workbench.scheduler.chunked_prefill import ChunkedPrefill
+from workbench.scheduler.continuous import ContinuousBatching
+from workbench.scheduler.layered_prefill import LayeredPrefill
+from workbench.scheduler.resource_aware import Admission, ResourceAware
+from workbench.scheduler.static import StaticBatching
+from workbench.schedules import (
+    CGOPipe,
+    FastDecode,
+    Fiddler,
+    FlexGenS3,
+    FlexGenS4,
+    KTransformers,
+    LayerStreaming,
+    Schedule,
+    Sequential,
+    VSLPipe,
+)
 from workbench.simulate import Detail, simulate
-from workbench.stages import decode_attention, moe, out_proj, prefill_attention, qkv, weights
+from workbench.stages import (
+    attention,
+    combine,
+    decode_attention,
+    experts,
+    kv,
+    moe,
+    out_proj,
+    prefill_attention,
+    qkv,
+    route,
+    weights,
+)
 from workbench.workload import Request, Workload
 
-SCHEDULES: tuple[Schedule, ...] = (Sequential(), Sequential(prefetch=True), VSLPipe())
 LAYER = fetch(weights) | gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load >> gpu(out_proj, moe)
+ON_GPU = gpu(qkv, attention, out_proj, moe)
+EXPERTS_ON_CPU = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine)
+WAYS: tuple[tuple[Pipeline, Schedule], ...] = (
+    (LAYER, Sequential()),
+    (LAYER, Sequential(prefetch=True)),
+    (LAYER, VSLPipe()),
+    (LAYER, FlexGenS3()),
+    (LAYER, FastDecode()),
+    (LAYER, CGOPipe()),
+    (fetch(weights) | ON_GPU, LayerStreaming()),
+    (fetch(weights, kv) | ON_GPU, FlexGenS4()),
+    (EXPERTS_ON_CPU, KTransformers()),
+    (EXPERTS_ON_CPU, Fiddler()),
+)
+"""Every schedule, with a pipeline that it takes."""
+SCHEDULERS: tuple[Scheduler, ...] = (
+    ResourceAware(),
+    ResourceAware(admission=Admission.PACED),
+    StaticBatching(),
+    ContinuousBatching(),
+    ChunkedPrefill(128),
+    LayeredPrefill(128),
+)
 SECONDS = (1.5, 8.0)
 """How long a run may last by the simulation; other settings are drawn again."""
 EXTRA = 5
@@ -48,6 +99,7 @@ class Setting:
     simulated: Result
     bound: Result
     runs: list[Result] = field(default_factory=list)
+    probes: list[float] = field(default_factory=list)
     dropped: int = 0
 
     @property
@@ -56,7 +108,8 @@ class Setting:
         workload, link = self.scenario.workload, self.scenario.machine.link.h2d
         lengths = f"{workload.prompt_len.mean():.0f}+{workload.output_len.mean():.0f}"
         tokens = self.scenario.kv_blocks * self.scenario.memory.kv_block
-        return f"{self.schedule.name}, {len(workload)} x {lengths}, KV {tokens}, {link / 1e9:.2f} GB/s"
+        who = short_name(self.scenario.scheduler)
+        return f"{self.schedule.name}, {who}, {len(workload)} x {lengths}, KV {tokens}, {link / 1e9:.2f} GB/s"
 
     @property
     def bottleneck(self) -> str | None:
@@ -74,14 +127,22 @@ class Setting:
         """Measured over simulated throughput, less one: negative where the run was slower than predicted."""
         return median(result.gen_tok_s for result in self.runs) / self.simulated.gen_tok_s - 1
 
+    @property
+    def foreseen(self) -> bool:
+        """Whether the median run lies in the simulation's 90 % interval."""
+        low, high = self.simulated.interval or (0.0, 0.0)
+        return low <= median(result.gen_tok_s for result in self.runs) <= high
+
     def row(self) -> dict[str, Any]:
         """For the record."""
         return {
             "setting": self.name,
             "bound": self.bound.gen_tok_s,
             "simulated": self.simulated.gen_tok_s,
+            "interval": self.simulated.interval,
             "measured": median(result.gen_tok_s for result in self.runs),
             "runs": [result.gen_tok_s for result in self.runs],
+            "probes": self.probes,
             "dropped": self.dropped,
             "error": self.error,
             "residual": residual(self.measured, self.simulated),
@@ -91,10 +152,11 @@ class Setting:
 
 
 def draw(model: ModelConfig, machine: Machine, count: int, seed: int) -> list[Setting]:
-    """Settings at random, over schedule, requests, lengths, KV capacity and link."""
+    """Settings at random, over schedule, scheduler, requests, lengths, KV capacity and link."""
     random, settings = np.random.default_rng(seed), list[Setting]()
     while len(settings) < count:
-        schedule = SCHEDULES[len(settings) % len(SCHEDULES)]
+        layer, schedule = WAYS[len(settings) % len(WAYS)]
+        scheduler = SCHEDULERS[random.integers(len(SCHEDULERS))]
         requests = _spread(random, 16, 160)
         prompt, output = _spread(random, 16, 256), _spread(random, 6, 64)
         prompts = random.integers(max(1, prompt // 2), prompt * 3 // 2 + 1, requests)
@@ -106,14 +168,17 @@ def draw(model: ModelConfig, machine: Machine, count: int, seed: int) -> list[Se
             for p, g in zip(prompts, outputs, strict=True)
         ]
         scenario = Scenario(
-            LAYER,
+            layer,
             model=model,
             machine=machine.limit(link=float(np.exp(random.uniform(np.log(0.3e9), np.log(5e9))))),
             memory=Memory(tokens * model.kv_bytes_per_token(model.dtype), 16),
             workload=Workload.of(asked, name="random"),
-            scheduler=ResourceAware(),
+            scheduler=scheduler,
         )
-        simulated = simulate(scenario, schedule, detail=Detail.TASK)
+        try:
+            simulated = simulate(scenario, schedule, detail=Detail.TASK)
+        except ScenarioError:  # a prompt in pieces needs its KV beside its attention
+            continue
         if SECONDS[0] <= simulated.seconds <= SECONDS[1]:
             settings.append(Setting(scenario, schedule, simulated, bound(scenario, schedule)))
     return settings
@@ -139,20 +204,21 @@ def bench_sim(
     WorkbenchError
         If no setting had an undisturbed run; one that had none is listed and left out of the errors.
     """
-    model = checkpoint(make_checkpoint(name))
+    model, probe = checkpoint(make_checkpoint(name)), Probe()
     run(*smallest(model))
+    before = probe.seconds()
     machine = calibrate(model, refresh=True)
+    calm = (before + probe.seconds()) / 2
     drawn = draw(model, machine, settings, seed)
     say(f"{machine.name}, calibrated {machine.measured}, frozen before {settings} settings were drawn (seed {seed})")
-    probe = Probe()
-    for turn in range(repeats + EXTRA):
-        for number in np.random.default_rng(turn).permutation(len(drawn)).tolist():
-            if len(drawn[number].runs) < repeats:
-                _repeat(drawn[number], probe, say)
+    try:
+        _repeat_all(drawn, repeats, probe, say)
+    except KeyboardInterrupt:
+        say("stopped: what follows is what was measured until now")
     seen = [setting for setting in drawn if setting.runs]
     if not seen:
         raise WorkbenchError("other programs disturbed every run; close them and try again.")
-    _print(seen, say)
+    _print(seen, calm, say)
     for setting in drawn:
         if not setting.runs:
             say(f"no undisturbed run: {setting.name}")
@@ -170,28 +236,44 @@ def smallest(model: ModelConfig) -> tuple[Scenario, Schedule]:
     return Scenario(LAYER, model, Machine.local(), memory, workload, ResourceAware()), VSLPipe()
 
 
+def _repeat_all(drawn: list[Setting], repeats: int, probe: Probe, say: Callable[[str], None]) -> None:
+    """Interleaved rounds, until every setting has so many undisturbed runs or the rounds are over."""
+    for turn in range(repeats + EXTRA):
+        for number in np.random.default_rng(turn).permutation(len(drawn)).tolist():
+            if len(drawn[number].runs) < repeats:
+                _repeat(drawn[number], probe, say)
+        done = sum(min(len(setting.runs), repeats) for setting in drawn)
+        say(f"round {turn + 1} of at most {repeats + EXTRA}: {done} of {repeats * len(drawn)} undisturbed runs")
+
+
 def _repeat(setting: Setting, probe: Probe, say: Callable[[str], None]) -> None:
     with listening(probe) as noise:
         result = run(setting.scenario, setting.schedule)
     if noise.quiet:
         setting.runs.append(result)
+        setting.probes.append(noise.probe)
     else:
         setting.dropped += 1
         say(f"dropped a run of {setting.name}: {noise}")
 
 
-def _print(settings: list[Setting], say: Callable[[str], None]) -> None:
+def _print(settings: list[Setting], calm: float, say: Callable[[str], None]) -> None:
+    """`calm` is what the probe took around the calibration: memory was slower in runs beside which it took longer."""
     wide = max(len(setting.name) for setting in settings)
-    say(f"{'setting':{wide}}   bound  simulated  measured   error  runs  residual [s] by cause")
+    say(f"{'setting':{wide}}   bound  simulated  measured   error  runs  probe  residual [s] by cause")
     for setting in settings:
         causes = ", ".join(
             f"{cause} {seconds:+.2f}" for cause, seconds in residual(setting.measured, setting.simulated).items()
         )
         say(
             f"{setting.name:{wide}}  {setting.bound.gen_tok_s:6.1f}  {setting.simulated.gen_tok_s:9.1f}  "
-            f"{setting.measured.gen_tok_s:8.1f}  {setting.error:+6.1%}  {len(setting.runs):4}  {causes}"
+            f"{setting.measured.gen_tok_s:8.1f}  {setting.error:+6.1%}  {len(setting.runs):4}  "
+            f"{median(setting.probes) / calm - 1:+5.0%}  {causes}"
         )
     errors = [abs(setting.error) for setting in settings]
+    inside = [setting.foreseen for setting in settings if setting.simulated.interval]
+    if inside:
+        say(f"measured within the simulation's 90 % interval: {sum(inside)} of {len(inside)}")
     say(f"absolute error: median {median(errors):.1%}, mean {np.mean(errors):.1%}, largest {max(errors):.1%}")
     busy = [setting.measured.utilisation[setting.bottleneck] for setting in settings if setting.bottleneck]
     if busy:

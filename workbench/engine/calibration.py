@@ -16,7 +16,7 @@ import torch
 from tqdm.auto import tqdm
 
 from workbench.catalogue import cache_path
-from workbench.cost import Rows
+from workbench.cost import Rows, measured_seconds
 from workbench.engine.card import card_rates
 from workbench.engine.engine import Engine
 from workbench.engine.forward import Forward
@@ -32,7 +32,7 @@ from workbench.models import ModelConfig
 from workbench.pipeline import cpu, fetch, gpu, load, offload
 from workbench.plan import Plan, Task
 from workbench.prepared import Prepared
-from workbench.profile import Cores, Pace, Profile
+from workbench.profile import Cores, OpTime, Pace, Profile
 from workbench.result import Source
 from workbench.scenario import Scenario
 from workbench.scheduler.batch import Batch
@@ -118,7 +118,7 @@ def calibrate(
 
 def _record_path(machine: Machine, shape: str) -> Path:
     """Its name changes with the computer's own record, which changes with versions, and with the model's shape."""
-    key = f"calibration 4|{machine.host}|{machine.measured}|{shape}"
+    key = f"calibration 5|{machine.host}|{machine.measured}|{shape}"
     return cache_path(f"calibration-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json")
 
 
@@ -167,6 +167,7 @@ class _Bench:
         count = self._model.num_hidden_layers
         self._layers = sorted({round(layer) for layer in np.linspace(0, count - 1, min(count, LAYERS))})
         self._seen: dict[tuple[str, int], Seen] = {}
+        self._passes: list[list[tuple[str, int, Rows, float]]] = []
         self._moves: list[float] = []
         self._fetches: list[float] = []
         self._forward = Forward(prepared)
@@ -199,7 +200,7 @@ class _Bench:
         ops = tuple(seen.time() for seen in self._seen.values())
         overheads = (iteration, request, hand_over, typical(self._moves), typical(self._fetches))
         today = datetime.now(UTC).isoformat(timespec="seconds")
-        profile = Profile(shape, ops, *overheads)
+        profile = Profile(shape, ops, *overheads, self._spread(ops))
         return replace(machine, cores=cores, profiles=(profile,), rates=(*rates, *card_rates()), measured=today)
 
     def _seat(self, threads: int) -> None:
@@ -220,6 +221,7 @@ class _Bench:
         """Embedding, layers and head for one batch; every stage a task of its own."""
         forward, part, rows = self._forward, self._part(shape), shape.rows
         forward.clear()
+        self._passes.append([])
         ids = self._random.integers(0, self._model.vocab_size, part.rows).tolist()
         self._time("embed", threads, EMBED, Rows(prefill=rows.tokens), lambda: forward.embed(0, ids))
         for layer in self._layers:
@@ -237,7 +239,19 @@ class _Bench:
 
     def _time(self, op: str, threads: int, node: Node, rows: Rows, work: Callable[[], object]) -> None:
         seen = self._seen.setdefault((op, threads), Seen(op, threads))
-        seen.note(rows, self._seconds(self._job(node, work)))
+        seconds = self._seconds(self._job(node, work))
+        seen.note(rows, seconds)
+        self._passes[-1].append((op, threads, rows, seconds))
+
+    def _spread(self, ops: tuple[OpTime, ...]) -> tuple[float, float]:
+        """How far whole passes were from what the operations' times say: the computer's drift, and the fit's errors."""
+        times = {(time.op, time.threads): time for time in ops}
+        ratios = []
+        for calls in self._passes:
+            said = sum(measured_seconds(times[op, threads], rows) for op, threads, rows, _ in calls)
+            ratios.append(sum(seconds for *_, seconds in calls) / said)
+        low, high = np.percentile(ratios, (5, 95))
+        return min(1.0, float(low)), max(1.0, float(high))
 
     def _fetch(self, layer: int) -> None:
         pieces = tuple((layer, node) for node in self._graph.streamed)

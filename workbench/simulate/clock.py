@@ -6,11 +6,13 @@ No iteration is shorter than the host's memory takes for all that the plan's tas
 from __future__ import annotations
 
 import enum
+from dataclasses import replace
 from functools import cache
 
 from workbench.cost import PartRows, Rows
 from workbench.plan import LANES, Carry, Plan, busy_seconds
 from workbench.prepared import Prepared
+from workbench.profile import Profile
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.scheduler.block_manager import BlockManager
@@ -53,7 +55,20 @@ def simulate(scenario: Scenario, schedule: Schedule, *, detail: Detail = Detail.
     """
     prepared = prepare(scenario, schedule)
     clock = TaskClock(prepared) if detail is Detail.TASK else IterationClock(prepared)
-    return serve(prepared, clock, Source.SIMULATED)
+    result = serve(prepared, clock, Source.SIMULATED)
+    return replace(result, interval=_interval(result, prepared.cost.profile))
+
+
+def _interval(result: Result, profile: Profile | None) -> tuple[float, float] | None:
+    """Throughput where the compute lanes, if they never overlap, are as fast or slow as calibrating saw them.
+
+    What the link takes is left as it is: its rate is the hardware's, or the one that it is throttled to.
+    """
+    if profile is None:
+        return None
+    computing = min(result.seconds, result.busy["gpu"] + result.busy["cpu"])
+    fast, slow = (result.seconds + (factor - 1) * computing for factor in profile.spread)
+    return result.generated / slow, result.generated / fast
 
 
 class _Clock:
