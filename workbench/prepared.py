@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from workbench.errors import ScenarioError
 from workbench.models import ModelConfig
+from workbench.plan_cost import PlanCost
 from workbench.scenario import Scenario
 from workbench.schedules.base import Lowering, Schedule, Step
 from workbench.segments import layer_graph
@@ -22,6 +23,7 @@ class Prepared:
     scenario: Scenario
     lowering: Lowering
     cost: TaskCost
+    plans: PlanCost
     token_budget: float
 
     @property
@@ -54,7 +56,7 @@ def price(scenario: Scenario, schedule: Schedule) -> Prepared:
     cost = TaskCost(scenario, graph)
     budget = scenario.scheduler.token_budget or cost.token_budget()
     lowering.tasks(scenario.model.num_hidden_layers, Step.FIRST)
-    return Prepared(scenario, lowering, cost, budget)
+    return Prepared(scenario, lowering, cost, PlanCost(cost, scenario.machine), budget)
 
 
 def facts(scenario: Scenario, prepared: Prepared) -> dict[str, str]:

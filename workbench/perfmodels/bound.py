@@ -133,7 +133,7 @@ def _lane_limits(prepared: Prepared, total: Rows, iterations: int) -> dict[str, 
             for stage in node.stages:
                 compute(node.lane, partial(cost.least, stage), layers)
         else:
-            limits[f"{node.lane} link"] += cost.move(node, total) * layers
+            limits[f"{node.lane} link"] += cost.node(node, total) * layers
     for kind in (Kind.EMBED, Kind.HEAD):
         compute("gpu", partial(cost.least_ends, kind), 1)
     limits["h2d link"] += cost.fetch(cost.weights_per_layer) * layers * iterations

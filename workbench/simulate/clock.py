@@ -77,7 +77,7 @@ class _Clock:
     def __init__(self, prepared: Prepared, timeline: Timeline) -> None:
         self.now, self.timeline = 0.0, timeline
         self._carried = 0.0  # seconds that are left of the transfer that the last iteration let run on
-        self._cost, self._packet = prepared.cost, prepared.lowering.schedule.packet_seconds
+        self._cost, self._plans, self._packet = prepared.cost, prepared.plans, prepared.lowering.schedule.packet_seconds
 
     def begin(self, blocks: BlockManager) -> None:
         """See `Clock.begin`."""
@@ -104,8 +104,8 @@ class TaskClock(_Clock):
     def execute(self, plan: Plan, number: int, step: Step) -> dict[str, float]:
         """See `Clock.execute`."""
         rows = [self._cost.part(part) for part in plan.parts]
-        laid = self._cost.lay_out(plan.tasks, rows, self._packet, plan.tasks, self._carried)
-        seconds = max(sum(laid.dram), laid.seconds) + self._cost.between(sum(map(len, plan.parts)))
+        laid = self._plans.lay_out(plan.tasks, rows, self._packet, plan.tasks, self._carried)
+        seconds = max(sum(laid.dram), laid.seconds) + self._plans.between(plan.parts)
         for task, start, end in zip(plan.tasks, laid.starts, laid.ends, strict=True):
             if end > start:
                 until = self.now + min(end, seconds)
@@ -129,7 +129,7 @@ class IterationClock(_Clock):
         passed, times = few_layers(plan.layers, next(pieces, range(plan.layers)))
         tasks, stack = self._lowering.tasks(len(times), step), len(times)
         rows = [_in_stack(self._cost.part(part), passed, stack) for part in plan.parts]
-        laid = self._cost.lay_out(tasks, rows, self._packet, plan.tasks, self._carried)
+        laid = self._plans.lay_out(tasks, rows, self._packet, plan.tasks, self._carried)
         last_end, busy, least, running_on = [0.0] * stack, dict.fromkeys(LANES, 0.0), 0.0, 0.0
         for task, end, length, traffic in zip(tasks, laid.ends, laid.busy, laid.dram, strict=True):
             repeated = times[task.layer] if task.layer >= 0 else 1
@@ -140,7 +140,7 @@ class IterationClock(_Clock):
                 last_end[task.layer] = end
         others = sum((n - 1) * (last_end[i] - last_end[i - 1]) for i, n in enumerate(times) if n > 1)
         awaited = {**busy, "h2d": busy["h2d"] - running_on}
-        seconds = max(least, laid.seconds + others, *awaited.values()) + self._cost.between(sum(map(len, plan.parts)))
+        seconds = max(least, laid.seconds + others, *awaited.values()) + self._plans.between(plan.parts)
         self.timeline.spans.append(Span("step", plan_label(plan), self.now, self.now + seconds, number))
         self.now += seconds
         end = max(laid.runs_on + others, busy["h2d"]) if running_on else 0.0
