@@ -161,6 +161,20 @@ def copy_seconds(size: float, rate: float, overhead: float = 0.0) -> float:
     return size / rate + overhead if size else 0.0
 
 
+def reduce_scatter_seconds(size: float, device: Device) -> float:
+    """Time in which the GPUs or sockets of a device add up results of `size` bytes, each keeping its share [s].
+
+        t = (n - 1) (size / (n rate) + latency)
+
+    Notes
+    -----
+    Around a ring. An all-reduce takes twice that: the shares then go round too, until each has the whole sum.
+    """
+    if device.between is None or not size:
+        return 0.0
+    return (device.count - 1) * (size / (device.count * device.between.rate) + device.between.latency)
+
+
 def touched_share(experts: Numbers, chosen: Numbers, tokens: Numbers) -> Numbers:
     """Share of the experts that `tokens` tokens touch under uniform independent routing: 1 - (1 - k/E)^T.
 

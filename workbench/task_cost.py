@@ -13,6 +13,7 @@ from workbench.cost import (
     copy_seconds,
     least_seconds,
     measured_seconds,
+    reduce_scatter_seconds,
     seconds,
 )
 from workbench.errors import ScenarioError
@@ -25,15 +26,20 @@ from workbench.scheduler.batch import Batch
 from workbench.segments import Kind, LayerGraph, Node
 from workbench.stages import Device as Place
 from workbench.stages import (
+    Op,
     RowClass,
     Stage,
     WorkFunction,
     afterwards,
     at_once,
     buffer_bytes,
+    combine,
     decode_attention,
     embed_work,
+    experts,
     head_work,
+    out_proj,
+    shared_experts,
 )
 from workbench.units import DTYPE_BYTES
 
@@ -45,6 +51,8 @@ Where lanes share cores, what they do to one another is measured, and no bytes a
 Pricer = Callable[[Rows], Price]
 _Measured = Callable[[OpTime, Rows], float]
 _ENDLESS = 1e12  # tokens of an iteration that no computer will see
+_PARTIAL = (out_proj, experts, shared_experts)
+"""What leaves partial sums, its matrix being cut by rows."""
 _ENDS: dict[Kind, tuple[str, WorkFunction]] = {Kind.EMBED: ("embed", embed_work), Kind.HEAD: ("head", head_work)}
 
 
@@ -55,6 +63,7 @@ class TaskCost:
         self._model, self._machine, self._precision = scenario.model, scenario.machine, scenario.precision
         self._graph = graph
         self.profile = scenario.machine.profile(profile_shape(scenario.model, scenario.precision))
+        self._summed = set[tuple[Op, Place]]() if self.profile else _summed(graph.pipeline.stages, self._model)
         self._kv_in = self._model.kv_elements * DTYPE_BYTES[self._precision.kv]
         self._carried = {id(node): self._carried_bytes(node) for node in graph.all_nodes}
         self._weights = self._streamed_weights(self._model)
@@ -178,7 +187,7 @@ class TaskCost:
         """One stage in one layer: as measured on so many threads, or else by the roofline."""
         time = self._time(stage.op.name, threads)
         if time is None:
-            return self._roofline(self._work(stage), self._device(stage.device, threads))
+            return self._added_up(stage, self._roofline(self._work(stage), self._device(stage.device, threads)))
         share = 1 - (stage.defer + stage.skip) / self._model.num_experts_per_tok
         return lambda rows: (measured(time, _decoding(rows_of(stage, rows), share)), 0.0)
 
@@ -186,7 +195,8 @@ class TaskCost:
         """What one stage defers in one layer."""
         time = self._time(stage.op.name, threads)
         if time is None:
-            return self._roofline(afterwards(stage), self._device(stage.device, threads))
+            late = self._added_up(stage, self._roofline(afterwards(stage), self._device(stage.device, threads)))
+            return lambda rows: late(Rows(decode=rows.decode))
         share = stage.defer / self._model.num_experts_per_tok
         return lambda rows: (
             measured_seconds(time, _decoding(Rows(decode=rows.decode, emits=rows.decode), share)),
@@ -211,6 +221,30 @@ class TaskCost:
             return seconds(done, device), done.bytes
 
         return price
+
+    def _added_up(self, stage: Stage, price: Pricer) -> Pricer:
+        """The same, and what each GPU or socket has of the result added up."""
+        if not self.adding_up(stage, Rows(decode=1)):
+            return price
+
+        def with_sum(rows: Rows) -> Price:
+            length, size = price(rows)
+            return length + self.adding_up(stage, rows), size
+
+        return with_sum
+
+    def adding_up(self, stage: Stage, rows: Rows) -> float:
+        """Seconds in which the GPUs or sockets of a device add up what each has of a stage's result in one layer [s].
+
+        Every GPU gets the whole sum, which it computes on; a socket keeps its share, which all can read. Nothing
+        where operations were measured: it is in their times.
+        """
+        if (stage.op, stage.device) not in self._summed:
+            return 0.0
+        size = rows.tokens * self._model.hidden_size * DTYPE_BYTES[self._precision.weights]
+        if stage.device is Place.GPU:
+            return 2 * reduce_scatter_seconds(size, self._machine.gpu)
+        return reduce_scatter_seconds(size, self._machine.cpu)
 
     def _work(self, stage: Stage) -> WorkFunction:
         """What a stage does when its layer runs; decode attention on a GPU at the rate that prices it there."""
@@ -294,6 +328,16 @@ class TaskCost:
         segments = [node for node in self._graph.nodes if node.kind is Kind.SEGMENT and node.lane == "gpu"]
         threads = 0 if self._machine.cores is None else self._machine.cores.gpu
         return sum(self.node(node, Rows(prefill=tokens), threads) for node in segments)
+
+
+def _summed(stages: Sequence[Stage], model: ModelConfig) -> set[tuple[Op, Place]]:
+    """Stages behind which the parts of a device add up what each has, where every matrix is cut over them.
+
+    What routed and shared experts leave waits for `combine`, if that is on their device: one sum does for both.
+    """
+    partial = [s for s in stages if s.op in _PARTIAL and (s.op != shared_experts or model.unrouted_params)]
+    met = {stage.device for stage in stages if stage.op == combine}
+    return {(combine if s.op != out_proj and s.device in met else s.op, s.device) for s in partial}
 
 
 def profile_shape(model: ModelConfig, precision: Precision) -> str:
