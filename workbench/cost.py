@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from workbench.hardware import Device
+from workbench.hardware import Device, Interconnect
 from workbench.profile import OpTime
 from workbench.units import WEIGHT_BYTES
 
@@ -161,8 +161,8 @@ def copy_seconds(size: float, rate: float, overhead: float = 0.0) -> float:
     return size / rate + overhead if size else 0.0
 
 
-def reduce_scatter_seconds(size: float, device: Device) -> float:
-    """Time in which the GPUs or sockets of a device add up results of `size` bytes, each keeping its share [s].
+def reduce_scatter_seconds(size: float, count: int, between: Interconnect) -> float:
+    """Time in which so many GPUs or sockets add up results of `size` bytes, each keeping its share [s].
 
         t = (n - 1) (size / (n rate) + latency)
 
@@ -170,9 +170,7 @@ def reduce_scatter_seconds(size: float, device: Device) -> float:
     -----
     Around a ring. An all-reduce takes twice that: the shares then go round too, until each has the whole sum.
     """
-    if device.between is None or not size:
-        return 0.0
-    return (device.count - 1) * (size / (device.count * device.between.rate) + device.between.latency)
+    return (count - 1) * (size / (count * between.rate) + between.latency) if size else 0.0
 
 
 def touched_share(experts: Numbers, chosen: Numbers, tokens: Numbers) -> Numbers:

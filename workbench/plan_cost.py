@@ -24,7 +24,7 @@ class LaidOut(NamedTuple):
     """Tasks on their lanes, one value for each: start, end, time that it holds its lane, time of the host's memory [s].
 
     `seconds` is the end of the last task that the iteration waits for, `runs_on` that of the transfer that may outlast
-    it, or 0.
+    it, and `running_on` how long that one takes, or 0.
     """
 
     starts: list[float]
@@ -33,6 +33,7 @@ class LaidOut(NamedTuple):
     dram: list[float]
     seconds: float
     runs_on: float
+    running_on: float
 
 
 class _Kind(NamedTuple):
@@ -99,10 +100,11 @@ class PlanCost:
             end - start if drag else length for start, end, length, drag in zip(starts, ends, work, drags, strict=True)
         ]
         awaited = [end for place, end in enumerate(ends) if place not in kinds.on] if kinds.on else ends
-        return LaidOut(starts, ends, busy, dram, max(awaited), max((ends[place] for place in kinds.on), default=0.0))
+        runs_on = max((ends[place] for place in kinds.on), default=0.0)
+        return LaidOut(starts, ends, busy, dram, max(awaited), runs_on, sum(busy[place] for place in kinds.on))
 
     def _shared_dram(self, kinds: _Kinds, prices: Sequence[Price]) -> tuple[list[float], list[float]]:
-        """What tasks do to one another in the host's memory: drag on each, and seconds of the bandwidth that each takes.
+        """What tasks do to one another in the host's memory: drag, and seconds of the bandwidth that each takes.
 
         A drag is the share of its progress that a task on the host loses while weights are read from the same DRAM.
         A task that needs the share u of the bandwidth runs at min(1, a / u), a being what the stream leaves, at least

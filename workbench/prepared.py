@@ -91,7 +91,9 @@ def _joined(machine: Machine) -> dict[str, str]:
     told = {}
     for what, device in (("GPUs", machine.gpu), ("sockets", machine.cpu)):
         if (over := device.between) is not None:
-            told[what] = f"{device.count}, joined by {format_bytes(over.rate)}/s and {format_seconds(over.latency)} a message"
+            told[what] = (
+                f"{device.count}, joined by {format_bytes(over.rate)}/s and {format_seconds(over.latency)} a message"
+            )
     return told
 
 

@@ -239,12 +239,12 @@ class TaskCost:
         Every GPU gets the whole sum, which it computes on; a socket keeps its share, which all can read. Nothing
         where operations were measured: it is in their times.
         """
-        if (stage.op, stage.device) not in self._summed:
+        on_gpu = stage.device is Place.GPU
+        device = self._machine.gpu if on_gpu else self._machine.cpu
+        if device.between is None or (stage.op, stage.device) not in self._summed:
             return 0.0
         size = rows.tokens * self._model.hidden_size * DTYPE_BYTES[self._precision.weights]
-        if stage.device is Place.GPU:
-            return 2 * reduce_scatter_seconds(size, self._machine.gpu)
-        return reduce_scatter_seconds(size, self._machine.cpu)
+        return (2 if on_gpu else 1) * reduce_scatter_seconds(size, device.count, device.between)
 
     def _work(self, stage: Stage) -> WorkFunction:
         """What a stage does when its layer runs; decode attention on a GPU at the rate that prices it there."""

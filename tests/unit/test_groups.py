@@ -44,12 +44,12 @@ def layer_seconds(scenario: Scenario, rows: Rows) -> dict[str, float]:
 
 
 def test_a_ring_of_four_sends_three_quarters_in_three_messages():
-    device = small_machine().gpu.times(4).joined(Interconnect(1e9, 1e-6))
-    assert reduce_scatter_seconds(8e6, device) == pytest.approx(3 * (2e-3 + 1e-6))
-    assert reduce_scatter_seconds(0.0, device) == 0
-    assert reduce_scatter_seconds(8e6, small_machine().gpu.times(4)) == 0
+    over = Interconnect(1e9, 1e-6)
+    assert reduce_scatter_seconds(8e6, 4, over) == pytest.approx(3 * (2e-3 + 1e-6))
+    assert reduce_scatter_seconds(0.0, 4, over) == 0
 
 
+@settings(deadline=None)
 @given(st.integers(2, 8), st.integers(0, 50), st.integers(0, 50))
 def test_gpus_make_two_all_reduces_per_layer(n, prefill, decode):
     """Each of tokens x hidden x bytes x 2 (n - 1) / n, and 2 (n - 1) messages."""
@@ -115,12 +115,13 @@ def test_what_the_sums_take_is_told():
     assert not any("all-reduce" in sentence for sentence in compare([bound(lossless, Sequential())]).explanations())
 
 
-@given(st.integers(1, 8), rates(1e9, 1e12), st.floats(0.01, 1.0))
+@settings(deadline=None)
+@given(st.integers(1, 8), rates(1e9, 1e12), st.floats(0.01, 0.99))
 def test_memory_anywhere_is_read_as_the_papers_model_has_it(n, own, share):
     device = replace(small_machine().cpu, bandwidth=own).times(n)
     expected = numa_bandwidth(Numa.OBLIVIOUS, sockets=n, local=own, remote=share * own, top_k=1)
     assert device.spread(share * own).bandwidth == pytest.approx(float(expected))
-    assert device.spread(own).bandwidth == pytest.approx(device.bandwidth)
+    assert device.spread(device.bandwidth / n).bandwidth == pytest.approx(device.bandwidth)
 
 
 def test_the_sockets_of_ktransformers_host_gain_by_cutting_every_expert():

@@ -253,7 +253,9 @@ def pace(schedule: Schedule, *, cores: Cores = SHARED, parts: Sequence[Rows] = (
     machine = replace(small_machine(**{"h2d": 1e8, "d2h": 1e8} | rates), cores=cores)
     prepared = prepare(tiny_scenario(machine=machine), schedule)
     tasks = prepared.lowering.tasks(prepared.layers, Step.MIDDLE)
-    return prepared.plans.pace(tasks, parts or [Rows(prefill=5, decode=40, pairs=15, context=4000, emits=41)] * 2, cores)
+    return prepared.plans.pace(
+        tasks, parts or [Rows(prefill=5, decode=40, pairs=15, context=4000, emits=41)] * 2, cores
+    )
 
 
 @pytest.mark.parametrize("prefetch", [False, True])

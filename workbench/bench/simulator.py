@@ -65,11 +65,11 @@ def bench_simulator(
     simulate(job(), VSLPipe())
     ratios = dict[str, dict[str, float]]()
     for detail, most in MOST.items():
-        taken = [_seconds(lambda detail=detail: simulate(job(), VSLPipe(), detail=detail)) for _ in range(repeats)]
+        taken = [_seconds(job(), VSLPipe(), detail) for _ in range(repeats)]
         what = f"{REQUESTS} requests, detail {detail.value}"
         say(f"{what}: {median(taken):.2f} s ({min(taken):.2f} to {max(taken):.2f}), {most:g} s asked for")
         ratios[f"{what}, seconds over {most:g}"] = record.ratio([seconds / most for seconds in taken])
-    taken = [_seconds(lambda one=one: simulate(*one)) for one in sweep()]
+    taken = [_seconds(*one) for one in sweep()]
     rate = 60 / (sum(taken) / len(taken))
     say(
         f"{len(taken)} scenarios of {REQUESTS} requests, KV {_CAPACITIES[0]} to {_CAPACITIES[-1]}, outputs of "
@@ -82,7 +82,7 @@ def bench_simulator(
     return ratios
 
 
-def _seconds(call: Callable[[], object]) -> float:
+def _seconds(scenario: Scenario, schedule: Schedule, detail: Detail = Detail.ITERATION) -> float:
     begin = time.process_time()
-    call()
+    simulate(scenario, schedule, detail=detail)
     return time.process_time() - begin
