@@ -142,13 +142,7 @@ class Device:
         )
 
     def joined(self, between: str | float | Interconnect) -> Device:
-        """Tensor parallelism that takes time: partial sums go over an interconnect, or one of this rate [B/s].
-
-        Raises
-        ------
-        ScenarioError
-            If it stands for one.
-        """
+        """Tensor parallelism that takes time: partial sums go over an interconnect, or one of this rate [B/s]."""
         if not isinstance(between, Interconnect):
             between = Interconnect(parse_bytes(between, what="rate"))
         return replace(self, name=f"{self.name} over {format_bytes(between.rate)}/s", between=between)
