@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.catalogue import data_path
 from workbench.compare import Comparison, compare
 from workbench.exam import make_exam
-from workbench.hardware import Machine, machines
+from workbench.hardware import Interconnect, Machine, machines
 from workbench.latency import Slo
 from workbench.memory import Memory
 from workbench.models import ModelConfig, checkpoint, model, models
@@ -38,6 +38,7 @@ __all__ = [
     "ContinuousBatching",
     "Detail",
     "Efficiency",
+    "Interconnect",
     "LayeredPrefill",
     "Machine",
     "Memory",

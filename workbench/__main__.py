@@ -64,6 +64,10 @@ def _parser() -> argparse.ArgumentParser:
     sim.add_argument("--seed", type=int, default=0)
     sim.add_argument("--json", type=Path, help="file to write the record to")
     sim.set_defaults(command=_bench_sim)
+    speed = benches.add_parser("simulator", help="how fast simulations are: a large job in both details, and a sweep")
+    speed.add_argument("--repeats", type=int, default=5, help="times that the large job is simulated (default: 5)")
+    speed.add_argument("--json", type=Path, help="file to write the record to")
+    speed.set_defaults(command=_bench_simulator)
     cpu = benches.add_parser("cpu", help="attention and experts against memory, arithmetic, torch and C")
     cpu.add_argument("--seconds", type=float, default=60, help="how long to repeat, default: 60")
     cpu.add_argument("--shapes", action="store_true", help="other head dims and groups, our kernel alone")
@@ -159,6 +163,12 @@ def _bench_sim(options: argparse.Namespace) -> None:
     from workbench.bench.sim import bench_sim
 
     bench_sim(options.model, settings=options.settings, repeats=options.repeats, seed=options.seed, json=options.json)
+
+
+def _bench_simulator(options: argparse.Namespace) -> None:
+    from workbench.bench.simulator import bench_simulator
+
+    bench_simulator(repeats=options.repeats, json=options.json)
 
 
 def _bench_overlap(options: argparse.Namespace) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from workbench.hardware import Device
+from workbench.hardware import Device, Interconnect
 from workbench.profile import OpTime
 from workbench.units import WEIGHT_BYTES
 
@@ -159,6 +159,18 @@ def _beyond_tokens(time: OpTime, rows: Rows, prompts: float) -> float:
 def copy_seconds(size: float, rate: float, overhead: float = 0.0) -> float:
     """Time of one copy of `size` bytes over a link of `rate` B/s [s]."""
     return size / rate + overhead if size else 0.0
+
+
+def reduce_scatter_seconds(size: float, count: int, between: Interconnect) -> float:
+    """Time in which so many GPUs or sockets add up results of `size` bytes, each keeping its share [s].
+
+        t = (n - 1) (size / (n rate) + latency)
+
+    Notes
+    -----
+    Around a ring. An all-reduce takes twice that: the shares then go round too, until each has the whole sum.
+    """
+    return (count - 1) * (size / (count * between.rate) + between.latency) if size else 0.0
 
 
 def touched_share(experts: Numbers, chosen: Numbers, tokens: Numbers) -> Numbers:

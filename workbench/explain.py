@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from workbench.perfmodels.bound import SUMS
 from workbench.result import Result, Source
 from workbench.units import format_seconds
 
@@ -102,8 +103,18 @@ def _against_bound(result: Result, bound: Result) -> str:
         f"{result.schedule}: {what} {result.gen_tok_s:.4g} of at most {bound.gen_tok_s:.4g} output tok/s "
         f"({result.gen_tok_s / bound.gen_tok_s:.0%}). {_capital(in_words(bound.binding))} sets the bound; "
         f"the {format_seconds(result.seconds - bound.seconds)} beyond it are {_signed(beyond_bound(result, bound))}, "
-        f"in {result.iterations / bound.iterations:.3g} times the least number of iterations."
+        f"in {result.iterations / bound.iterations:.3g} times the least number of iterations.{_sums(bound)}"
     )
+
+
+def _sums(bound: Result) -> str:
+    """How much of a lane's least time goes into adding up what each of its GPUs or sockets has."""
+    told = ""
+    for lane, name in SUMS.items():
+        if (seconds := bound.limits.get(f"{lane} {name}")) is not None:
+            share = seconds / bound.limits[f"{lane} compute"]
+            told += f" {_capital(_LANES[lane])} spends {share:.0%} of its least time on the {name} between its parts."
+    return told
 
 
 def _against_simulation(measured: Result, simulated: Result) -> str:

@@ -32,6 +32,32 @@ def _check_positive(name: str, **values: float) -> None:
 
 
 @dataclass(frozen=True)
+class Interconnect:
+    """What joins the GPUs, or the sockets, of one machine: each sends to its neighbour in a ring.
+
+    Parameters
+    ----------
+    rate : float
+        One way [B/s].
+    latency : float
+        Of one message [s].
+
+    Raises
+    ------
+    ScenarioError
+        If the rate is not positive or the latency negative.
+    """
+
+    rate: float
+    latency: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_positive("an interconnect", rate=self.rate)
+        if not self.latency >= 0:
+            raise ScenarioError(f"an interconnect has latency={self.latency!r}; give seconds, at least 0.")
+
+
+@dataclass(frozen=True)
 class Device:
     """A lane that computes.
 
@@ -48,11 +74,13 @@ class Device:
         Fixed time per operation [s]: launch, or Python per task.
     count : int
         GPUs or sockets that it stands for; memory and rates are those of all together.
+    between : Interconnect or None
+        What joins these where adding up what each has of a result takes time; None if nothing is lost.
 
     Raises
     ------
     ScenarioError
-        If a capacity or a rate is not positive, or there is no FLOP rate.
+        If a capacity or a rate is not positive, there is no FLOP rate, or one alone is joined.
     """
 
     name: str
@@ -61,12 +89,15 @@ class Device:
     flops: tuple[tuple[str, float], ...]
     overhead: float = 0.0
     count: int = 1
+    between: Interconnect | None = None
 
     def __post_init__(self) -> None:
         _check_positive(self.name, memory=self.memory, bandwidth=self.bandwidth)
         _check_positive(self.name, **{f"flops of {dtype}": rate for dtype, rate in self.flops})
         if not self.flops:
             raise ScenarioError(f"{self.name} has no FLOP rate; give at least one, such as flops=(('bf16', 1e14),).")
+        if self.between is not None and self.count == 1:
+            raise ScenarioError(f"{self.name} is one, so nothing joins it; say how many there are with times(count).")
 
     def flop_rate(self, dtype: str) -> float:
         """Sustained rate for `dtype` [FLOP/s].
@@ -109,6 +140,34 @@ class Device:
             flops=tuple((dtype, count * rate) for dtype, rate in self.flops),
             count=count * self.count,
         )
+
+    def joined(self, between: str | float | Interconnect) -> Device:
+        """Tensor parallelism that takes time: partial sums go over an interconnect, or one of this rate [B/s]."""
+        if not isinstance(between, Interconnect):
+            between = Interconnect(parse_bytes(between, what="rate"))
+        return replace(self, name=f"{self.name} over {format_bytes(between.rate)}/s", between=between)
+
+    def spread(self, remote: float) -> Device:
+        """Its sockets compute on memory that lies anywhere: one n-th of what each reads is its own.
+
+            B = n / ((1 / n) / B_own + (1 - 1 / n) / B_remote)
+
+        Notes
+        -----
+        What joins the sockets is assumed not to be crowded, so that this is the most; see `Numa.OBLIVIOUS`.
+
+        Raises
+        ------
+        ScenarioError
+            If another socket's memory is read faster than its own.
+        """
+        share, own = 1 / self.count, self.bandwidth / self.count
+        if not 0 < remote <= own:
+            raise ScenarioError(
+                f"{self.name} cannot read remote={format_bytes(remote)}/s; give at most its own {format_bytes(own)}/s."
+            )
+        rate = self.count / (share / own + (1 - share) / remote)
+        return replace(self, name=f"{self.name}, memory anywhere", bandwidth=rate, between=None)
 
 
 @dataclass(frozen=True)
@@ -180,6 +239,43 @@ class Machine:
             slower = replace(self.link, h2d=rate, d2h=rate)
             machine = replace(machine, link=slower, throttled=True, sources=machine.sources_with(how))
         return machine
+
+    def joined(
+        self, *, gpus: str | float | Interconnect | None = None, sockets: str | float | Interconnect | None = None
+    ) -> Machine:
+        """The same machine whose GPUs or sockets take time to add up what each has of a result.
+
+        Every matrix is cut over them. On the GPUs two all-reduces per layer follow, behind the attention and behind the
+        experts; on the host a reduce-scatter behind the experts, and behind the attention if that is there.
+
+        Parameters
+        ----------
+        gpus, sockets : str, float or Interconnect, optional
+            What joins them, or only its rate [B/s].
+
+        Raises
+        ------
+        ScenarioError
+            If there is only one.
+
+        Notes
+        -----
+        MoE-Lightning section 4.3 and KTransformers section 3.3, which leave out what this costs.
+        """
+        gpu = self.gpu if gpus is None else self.gpu.joined(gpus)
+        cpu = self.cpu if sockets is None else self.cpu.joined(sockets)
+        machine = replace(self, gpu=gpu, cpu=cpu)
+        named = value_names(machine) if self.sources else []
+        return replace(machine, sources={name: self.sources.get(name, "given") for name in named})
+
+    def spread(self, remote: str | float) -> Machine:
+        """The same machine whose threads and pages lie on any socket, and where `remote` is another's memory [B/s].
+
+        Nothing is cut, so nothing is added up: what an engine that knows no sockets gets of them.
+        """
+        rate = parse_bytes(remote, what="remote")
+        how = {"cpu.bandwidth": f"spread over the sockets, {format_bytes(rate)}/s from one to another"}
+        return replace(self, cpu=self.cpu.spread(rate), sources=self.sources_with(how))
 
     def sources_with(self, how: Mapping[str, str]) -> dict[str, str]:
         """Its sources, where values that are no longer the source's own say how they were changed."""
@@ -280,7 +376,8 @@ def value_names(machine: Machine) -> list[str]:
     for lane, device in (("gpu", machine.gpu), ("cpu", machine.cpu)):
         counted = [f"{lane}.count"] if device.count > 1 else []
         rates = [f"{lane}.flops.{dtype}" for dtype, _ in device.flops]
-        names += [*counted, f"{lane}.memory", f"{lane}.bandwidth", *rates]
+        joined = [f"{lane}.between"] if device.between else []
+        names += [*counted, *joined, f"{lane}.memory", f"{lane}.bandwidth", *rates]
     return [*names, "link.h2d", "link.d2h"]
 
 

@@ -187,13 +187,12 @@ def lay_out(
     starts, ends = [0.0] * len(tasks), [0.0] * len(tasks)
     free: dict[str, float] = dict.fromkeys(LANES, 0.0)
     bulk: dict[str, list[_Bulk]] = {lane: [] for lane in LANES}
-    for index, task in enumerate(tasks):
-        lane, length = task.node.lane, seconds[index]
-        ready = 0.0
+    for index, (task, length) in enumerate(zip(tasks, seconds, strict=True)):
+        lane = task.node.lane
+        start = free[lane]
         for other in task.after:
-            if ends[other] > ready:
-                ready = ends[other]
-        start = free[lane] if free[lane] > ready else ready
+            if ends[other] > start:
+                start = ends[other]
         if task.bulk:
             start = max(start, ends[bulk[lane][-1].index]) if bulk[lane] else start
             bulk[lane] = [*bulk[lane][1 - _UNDER_WAY :], _Bulk(index, start)]
@@ -201,9 +200,10 @@ def lay_out(
             start = _let_pass(bulk[lane], start, length, starts, ends, packet)
         end = start + length
         if drags and drags[index] and length:
-            for transfer in [transfer for transfers in bulk.values() for transfer in transfers]:
-                if ends[transfer.index] > start:
-                    end = _dragged(start, end, starts[transfer.index], ends[transfer.index], drags[index])
+            for transfers in bulk.values():
+                for transfer in transfers:
+                    if ends[transfer.index] > start:
+                        end = _dragged(start, end, starts[transfer.index], ends[transfer.index], drags[index])
         starts[index], ends[index] = start, end
         if not task.bulk:
             free[lane] = end

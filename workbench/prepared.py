@@ -6,13 +6,15 @@ import hashlib
 from dataclasses import dataclass
 
 from workbench.errors import ScenarioError
+from workbench.hardware import Machine
 from workbench.models import ModelConfig
+from workbench.plan_cost import PlanCost
 from workbench.scenario import Scenario
 from workbench.schedules.base import Lowering, Schedule, Step
 from workbench.segments import layer_graph
 from workbench.stages import Device, Stage, decode_attention
 from workbench.task_cost import TaskCost
-from workbench.units import format_bytes
+from workbench.units import format_bytes, format_seconds
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Prepared:
     scenario: Scenario
     lowering: Lowering
     cost: TaskCost
+    plans: PlanCost
     token_budget: float
 
     @property
@@ -54,7 +57,7 @@ def price(scenario: Scenario, schedule: Schedule) -> Prepared:
     cost = TaskCost(scenario, graph)
     budget = scenario.scheduler.token_budget or cost.token_budget()
     lowering.tasks(scenario.model.num_hidden_layers, Step.FIRST)
-    return Prepared(scenario, lowering, cost, budget)
+    return Prepared(scenario, lowering, cost, PlanCost(cost, scenario.machine), budget)
 
 
 def facts(scenario: Scenario, prepared: Prepared) -> dict[str, str]:
@@ -73,6 +76,7 @@ def facts(scenario: Scenario, prepared: Prepared) -> dict[str, str]:
         "question": _digest(scenario),
         **_unlike_layers(scenario.model),
         **_decodes(scenario, prepared.cost.decodes_at),
+        **_joined(scenario.machine),
     }
 
 
@@ -80,6 +84,17 @@ def _decodes(scenario: Scenario, rate: str | None) -> dict[str, str]:
     """At which rate a GPU's decodes are priced where it is not what the operation declares; else nothing."""
     on_gpu = Stage(decode_attention, Device.GPU) in scenario.layer.stages
     return {"attention": f"decodes on the GPU at its {rate} rate; it has none for fp32"} if rate and on_gpu else {}
+
+
+def _joined(machine: Machine) -> dict[str, str]:
+    """What several GPUs or sockets add their results up over; nothing where that takes no time."""
+    told = {}
+    for what, device in (("GPUs", machine.gpu), ("sockets", machine.cpu)):
+        if (over := device.between) is not None:
+            told[what] = (
+                f"{device.count}, joined by {format_bytes(over.rate)}/s and {format_seconds(over.latency)} a message"
+            )
+    return told
 
 
 def _left_out(scenario: Scenario) -> dict[str, str]:

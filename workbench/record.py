@@ -10,7 +10,7 @@ import numpy as np
 from workbench.latency import Latencies, Seconds
 from workbench.plan import LANES
 from workbench.result import Iterations
-from workbench.scheduler.batch import Batch, Ids
+from workbench.scheduler.batch import NONE, Batch, Ids
 from workbench.workload import Workload
 
 
@@ -50,19 +50,23 @@ class Record:
 
     def _emit(self, prefilled: Ids, decodes: Ids, now: float) -> None:
         """These got a token; nearly all who decode had their latest one when the iteration before ended."""
-        waiting = prefilled[~np.isnan(self.first[prefilled])]
-        self.first[prefilled[np.isnan(self.first[prefilled])]] = now
-        usual = int(np.count_nonzero(self.latest[decodes] == self._before))
-        if usual == len(decodes) and not len(waiting):
-            lengths: Seconds | float = now - self._before
-            counts = {now - self._before: usual} if usual else {}
-        else:
-            decodes = np.concatenate((waiting, decodes))
-            lengths = now - self.latest[decodes]
-            counts = dict(zip(*(column.tolist() for column in np.unique(lengths, return_counts=True)), strict=True))
-        for length, count in counts.items():
-            self._gaps[length] += count
-        self._worst[decodes] = np.maximum(self._worst[decodes], lengths)
+        late = NONE
+        if len(prefilled):  # who was preempted has had a first token
+            started = ~np.isnan(self.first[prefilled])
+            late = prefilled[started]
+            self.first[prefilled[~started]] = now
+        usual = self.latest[decodes] == self._before
+        count = int(np.count_nonzero(usual))
+        if count:
+            self._gaps[now - self._before] += count
+            self._worst[decodes] = np.maximum(self._worst[decodes], now - self._before)
+        if count < len(decodes):
+            late = np.concatenate((late, decodes[~usual]))
+        if len(late):
+            lengths = now - self.latest[late]
+            found, counts = np.unique(lengths, return_counts=True)
+            self._gaps.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+            self._worst[late] = np.maximum(self._worst[late], lengths)
         self.latest[prefilled] = self.latest[decodes] = self._before = now
 
     def finish(self, requests: Ids, now: float) -> None:

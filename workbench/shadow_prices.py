@@ -185,7 +185,7 @@ def _heaviest(scenario: Scenario, schedule: Schedule, result: Result) -> str:
             threads = 0 if cores is None else cores.gpu if lane == "gpu" else cores.cpu
             taken |= {stage.op.name: cost.least(stage, total, threads) for stage in node.stages}
         elif node.lane == lane:
-            taken[node.describe()] = cost.move(node, total)
+            taken[node.describe()] = cost.node(node, total)
     if of_dram or lane == "h2d":
         weights = cost.weights_per_layer
         taken["weights"] = (weights if of_dram else cost.fetch(weights)) * result.iterations

@@ -237,7 +237,7 @@ def _experts_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
     return _mixed_work(pairs, touched, rows.tokens, m, precision)
 
 
-def _choices_work(rows: Rows, of_decodes: int, m: ModelConfig, precision: Precision) -> Work:
+def _choices_work(rows: Rows, m: ModelConfig, precision: Precision, *, of_decodes: int) -> Work:
     """Routed experts where a decode token has so many computed, a prefill token all that it chose."""
     prefill = m.touched_experts(rows.prefill)
     decode = m.touched_experts(rows.decode, of_decodes)
@@ -252,16 +252,17 @@ def _mixed_work(pairs: float, touched: float, tokens: float, m: ModelConfig, pre
     return _times(m.moe_share, _gemm(m.expert_params, read, precision.expert_bytes, moved, pairs, precision))
 
 
-def at_once(stage: Stage, rows: Rows, m: ModelConfig, precision: Precision) -> Work | None:
+def at_once(stage: Stage) -> WorkFunction | None:
     """What a stage computes when its layer runs: all but what it defers or skips; None if its op declares no work."""
-    if not (stage.defer or stage.skip):
-        return stage.op.work(rows, m, precision) if stage.op.work else None
-    return _choices_work(rows, m.num_experts_per_tok - stage.defer - stage.skip, m, precision)
+    left_out = stage.defer + stage.skip
+    if not left_out:
+        return stage.op.work
+    return lambda rows, m, precision: _choices_work(rows, m, precision, of_decodes=m.num_experts_per_tok - left_out)
 
 
-def afterwards(stage: Stage, rows: Rows, m: ModelConfig, precision: Precision) -> Work:
+def afterwards(stage: Stage) -> WorkFunction:
     """What a stage computes of its layer once the next one may begin."""
-    return _choices_work(Rows(decode=rows.decode), stage.defer, m, precision)
+    return lambda rows, m, precision: _choices_work(Rows(decode=rows.decode), m, precision, of_decodes=stage.defer)
 
 
 def _combine_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:

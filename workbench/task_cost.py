@@ -1,89 +1,59 @@
-"""Seconds and bytes of tasks, from the declared work of their operations; shared by every reader that predicts."""
+"""Seconds and bytes of operations and transfers, from their declared work; shared by every reader that predicts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
-from typing import NamedTuple
 
 from workbench.cost import (
     CutRows,
     PartRows,
     Precision,
     Rows,
-    Work,
     copy_seconds,
     least_seconds,
     measured_seconds,
+    reduce_scatter_seconds,
     seconds,
 )
 from workbench.errors import ScenarioError
 from workbench.hardware import Device
 from workbench.models import ModelConfig
-from workbench.plan import COMPUTE, WHOLE, Carry, Task, busy_seconds, lay_out, one_at_a_time
-from workbench.profile import Cores, OpTime, Pace
+from workbench.plan import WHOLE, Task
+from workbench.profile import OpTime
 from workbench.scenario import Scenario
 from workbench.scheduler.batch import Batch
 from workbench.segments import Kind, LayerGraph, Node
 from workbench.stages import Device as Place
 from workbench.stages import (
+    Op,
     RowClass,
     Stage,
+    WorkFunction,
     afterwards,
     at_once,
     buffer_bytes,
+    combine,
     decode_attention,
     embed_work,
+    experts,
     head_work,
+    out_proj,
+    shared_experts,
 )
 from workbench.units import DTYPE_BYTES
 
-# Where the longest task of a plan is shorter, a team of threads gains nothing, and beside another program its members
-# wait for one another: regions of 1 ms then took up to 50 ms (2 Zen 4 cores).
-TEAM_SECONDS = 1e-3
-_MOST_STOLEN = 0.5  # share of a core that the movers take from a lane that wants it too
-_NO_ROWS = Rows()
+Price = tuple[float, float]
+"""Time [s], and what is read from and written to the host's memory meanwhile [B].
+
+Where lanes share cores, what they do to one another is measured, and no bytes are counted.
+"""
+Pricer = Callable[[Rows], Price]
+_Measured = Callable[[OpTime, Rows], float]
 _ENDLESS = 1e12  # tokens of an iteration that no computer will see
-_ENDS = {Kind.EMBED: "embed", Kind.HEAD: "head"}
-
-
-class LaidOut(NamedTuple):
-    """Tasks on their lanes, one value for each: start, end, time that it holds its lane, time of the host's memory [s].
-
-    Where lanes share cores, what they do to one another is measured (`Cores`), and no time of memory is counted.
-    `seconds` is the end of the last task that the iteration waits for, `runs_on` that of the transfer that may outlast
-    it, or 0.
-    """
-
-    starts: list[float]
-    ends: list[float]
-    busy: list[float]
-    dram: list[float]
-    seconds: float
-    runs_on: float
-
-
-class _Kinds(NamedTuple):
-    """Tasks that cost the same: the first of each kind, and the kind of every task. `tasks` are kept for their id."""
-
-    first: list[Task]
-    kind: list[int]
-    tasks: Sequence[Task]
-
-    @classmethod
-    def of(cls, tasks: Sequence[Task], cut: CutRows | None) -> _Kinds:
-        """Those of a plan, whose prefills may pass some layers only."""
-        number: dict[tuple[object, ...], int] = {}
-        first, kind = list[Task](), list[int]()
-        for task in tasks:
-            rows = None if cut is None or task.part is None else id(cut.at(task.place(cut.stack)))
-            key = (task.pieces, task.carry, task.page, id(task.node), task.part, rows)
-            if key not in number:
-                number[key] = len(first)
-                first.append(task)
-            kind.append(number[key])
-        return cls(first, kind, tasks)
+_PARTIAL = (out_proj, experts, shared_experts)
+"""What leaves partial sums, its matrix being cut by rows."""
+_ENDS: dict[Kind, tuple[str, WorkFunction]] = {Kind.EMBED: ("embed", embed_work), Kind.HEAD: ("head", head_work)}
 
 
 class TaskCost:
@@ -93,8 +63,8 @@ class TaskCost:
         self._model, self._machine, self._precision = scenario.model, scenario.machine, scenario.precision
         self._graph = graph
         self.profile = scenario.machine.profile(profile_shape(scenario.model, scenario.precision))
+        self._summed = set[tuple[Op, Place]]() if self.profile else _summed(graph.pipeline.stages, self._model)
         self._kv_in = self._model.kv_elements * DTYPE_BYTES[self._precision.kv]
-        self._kinds: dict[tuple[int, range | None], _Kinds] = {}
         self._carried = {id(node): self._carried_bytes(node) for node in graph.all_nodes}
         self._weights = self._streamed_weights(self._model)
         self._with_experts, self._without = (
@@ -118,23 +88,7 @@ class TaskCost:
             sum(size for size, rows in sizes if rows is RowClass.DECODE),
         )
 
-    @property
-    def weights_per_layer(self) -> float:
-        """Bytes streamed per layer and iteration."""
-        return sum(self._weights.values())
-
-    def weight_transfer(self, task: Task) -> float:
-        """Bytes that one weight transfer moves, for a mean layer: all its pieces, or its page of them."""
-        size = sum(self._weights[node] for _, node in task.pieces)
-        if task.page is WHOLE:
-            return size
-        begin, end = task.page.cut(size)
-        return end - begin
-
-    def exact_transfer(self, pieces: Sequence[tuple[int, int]]) -> float:
-        """Bytes of all pieces of one weight transfer, each layer as it is: with experts, or without."""
-        dense = self._model.dense_layers
-        return sum((self._without if layer < dense else self._with_experts)[node] for layer, node in pieces)
+    # --------------------------------------------------------------------------------------------- rows of a batch
 
     def rows(self, batch: Batch) -> Rows:
         """What a batch puts on the stages of a mean layer; sliding windows cap pairs and context in some layers."""
@@ -154,6 +108,37 @@ class TaskCost:
         head = rows if batch.at(batch.layers) is batch else others
         return CutRows(passing, others, head, batch.prefill_layers, batch.layers)
 
+    # -------------------------------------------------------------------------------------------------------- bytes
+
+    @property
+    def weights_per_layer(self) -> float:
+        """Bytes streamed per layer and iteration."""
+        return sum(self._weights.values())
+
+    def weight_transfer(self, task: Task) -> float:
+        """Bytes that one weight transfer moves, for a mean layer: all its pieces, or its page of them."""
+        size = sum(self._weights[node] for _, node in task.pieces)
+        if task.page is WHOLE:
+            return size
+        begin, end = task.page.cut(size)
+        return end - begin
+
+    def exact_transfer(self, pieces: Sequence[tuple[int, int]]) -> float:
+        """Bytes of all pieces of one weight transfer, each layer as it is: with experts, or without."""
+        dense = self._model.dense_layers
+        return sum((self._without if layer < dense else self._with_experts)[node] for layer, node in pieces)
+
+    def transfer(self, node: Node, rows: Rows) -> float:
+        """Bytes that a transfer of activations or KV moves for these rows in one layer."""
+        if node.kind is Kind.KV_IN:
+            return (rows.context - rows.decode + rows.before) * self._kv_in
+        per_prefill, per_decode = self._carried[id(node)]
+        return per_prefill * rows.prefill + per_decode * rows.decode
+
+    def host_bytes(self, node: Node, rows: Rows) -> float:
+        """Bytes that a node other than weights reads from or writes to the host's memory in one layer."""
+        return self.pricer(node)(rows)[1]
+
     def expert_bytes(self, parts: Sequence[Batch]) -> float:
         """Routed experts that an iteration reads, each chosen one once per layer and part, expected [B]."""
         model = self._model
@@ -165,24 +150,115 @@ class TaskCost:
                 touched += (model.num_hidden_layers - passed) * model.touched_experts(len(part.decodes))
         return touched * model.moe_share * model.expert_params * self._precision.expert_bytes
 
-    def work(self, stage: Stage, rows: Rows) -> Work:
-        """What one stage does for these rows when its layer runs.
+    # ------------------------------------------------------------------------------------------------------ seconds
+
+    def pricer(self, node: Node, threads: int = 0) -> Pricer:
+        """What prices a node other than weights for any rows of one layer, on so many threads.
 
         Raises
         ------
         ScenarioError
-            If the operation declares no work.
+            If an operation declares no work and was not measured.
         """
-        work = at_once(stage, rows, self._model, self._precision)
+        if node.lane in ("h2d", "d2h"):
+            return lambda rows: self._move(node, rows)
+        if node.kind in _ENDS:
+            return self._end(node.kind, threads)
+        stage = self._late if node.kind is Kind.DEFERRED else self._stage
+        stages, on_host = [stage(each, threads) for each in node.stages], node.lane == "cpu"
+
+        def price(rows: Rows) -> Price:
+            total = size = 0.0
+            for stage in stages:
+                length, moved = stage(rows)
+                total += length
+                size += moved
+            return total, size if on_host else 0.0
+
+        return price
+
+    def _move(self, node: Node, rows: Rows) -> Price:
+        """A transfer of activations or KV in one layer."""
+        link, size = self._machine.link, self.transfer(node, rows)
+        overhead = link.overhead if self.profile is None else self.profile.move
+        return copy_seconds(size, link.h2d if node.lane == "h2d" else link.d2h, overhead), size
+
+    def _stage(self, stage: Stage, threads: int, measured: _Measured = measured_seconds) -> Pricer:
+        """One stage in one layer: as measured on so many threads, or else by the roofline."""
+        time = self._time(stage.op.name, threads)
+        if time is None:
+            return self._added_up(stage, self._roofline(self._work(stage), self._device(stage.device, threads)))
+        share = 1 - (stage.defer + stage.skip) / self._model.num_experts_per_tok
+        return lambda rows: (measured(time, _decoding(rows_of(stage, rows), share)), 0.0)
+
+    def _late(self, stage: Stage, threads: int) -> Pricer:
+        """What one stage defers in one layer."""
+        time = self._time(stage.op.name, threads)
+        if time is None:
+            late = self._added_up(stage, self._roofline(afterwards(stage), self._device(stage.device, threads)))
+            return lambda rows: late(Rows(decode=rows.decode))
+        share = stage.defer / self._model.num_experts_per_tok
+        return lambda rows: (
+            measured_seconds(time, _decoding(Rows(decode=rows.decode, emits=rows.decode), share)),
+            0.0,
+        )
+
+    def _end(self, kind: Kind, threads: int, measured: _Measured = measured_seconds) -> Pricer:
+        """The embedding or the head."""
+        name, work = _ENDS[kind]
+        time = self._time(name, threads)
+        if time is not None:
+            head = kind is Kind.HEAD
+            return lambda rows: (measured(time, Rows(prefill=rows.emits if head else rows.tokens)), 0.0)
+        price = self._roofline(work, self._device(Place.GPU, threads))
+        return lambda rows: (price(rows)[0], 0.0)
+
+    def _roofline(self, work: WorkFunction, device: Device) -> Pricer:
+        model, precision = self._model, self._precision
+
+        def price(rows: Rows) -> Price:
+            done = work(rows, model, precision)
+            return seconds(done, device), done.bytes
+
+        return price
+
+    def _added_up(self, stage: Stage, price: Pricer) -> Pricer:
+        """The same, and what each GPU or socket has of the result added up."""
+        if not self.adding_up(stage, Rows(decode=1)):
+            return price
+
+        def with_sum(rows: Rows) -> Price:
+            length, size = price(rows)
+            return length + self.adding_up(stage, rows), size
+
+        return with_sum
+
+    def adding_up(self, stage: Stage, rows: Rows) -> float:
+        """Seconds in which the GPUs or sockets of a device add up what each has of a stage's result in one layer [s].
+
+        Every GPU gets the whole sum, which it computes on; a socket keeps its share, which all can read. Nothing
+        where operations were measured: it is in their times.
+        """
+        on_gpu = stage.device is Place.GPU
+        device = self._machine.gpu if on_gpu else self._machine.cpu
+        if device.between is None or (stage.op, stage.device) not in self._summed:
+            return 0.0
+        size = rows.tokens * self._model.hidden_size * DTYPE_BYTES[self._precision.weights]
+        return (2 if on_gpu else 1) * reduce_scatter_seconds(size, device.count, device.between)
+
+    def _work(self, stage: Stage) -> WorkFunction:
+        """What a stage does when its layer runs; decode attention on a GPU at the rate that prices it there."""
+        work = at_once(stage)
         if work is None:
             raise ScenarioError(
                 f"op {stage.op.name!r} declares no work, so it cannot be priced; give Op(..., work=...)."
             )
-        if stage.op.keeps_kv and stage.device is Place.GPU and self.decodes_at and stage.op == decode_attention:
-            return work._replace(dtype=self.decodes_at)
-        return work
+        dtype = self.decodes_at
+        if dtype is None or stage.device is not Place.GPU or stage.op != decode_attention:
+            return work
+        return lambda *given: work(*given)._replace(dtype=dtype)
 
-    @cached_property
+    @property
     def decodes_at(self) -> str | None:
         """Precision whose rate prices decode attention on a GPU that has no fp32 rate: that of the KV cache.
 
@@ -190,64 +266,6 @@ class TaskCost:
         that the operation declares is that of the kernel for CPUs.
         """
         return None if "fp32" in dict(self._machine.gpu.flops) else self._precision.kv
-
-    def transfer(self, node: Node, rows: Rows) -> float:
-        """Bytes that a transfer of activations or KV moves for these rows in one layer."""
-        if node.kind is Kind.KV_IN:
-            return (rows.context - rows.decode + rows.before) * self._kv_in
-        per_prefill, per_decode = self._carried[id(node)]
-        return per_prefill * rows.prefill + per_decode * rows.decode
-
-    def move(self, node: Node, rows: Rows) -> float:
-        """Seconds of one transfer of activations or KV in one layer."""
-        link = self._machine.link
-        overhead = link.overhead if self.profile is None else self.profile.move
-        return copy_seconds(self.transfer(node, rows), link.h2d if node.lane == "h2d" else link.d2h, overhead)
-
-    def fetch(self, size: float) -> float:
-        """Seconds of one transfer of weights."""
-        link = self._machine.link
-        return copy_seconds(size, link.h2d, link.overhead if self.profile is None else self.profile.fetch)
-
-    def stage(self, stage: Stage, rows: Rows, threads: int = 0) -> float:
-        """Seconds of one stage in one layer [s]: as measured on so many threads, or else by the roofline."""
-        time = self._time(stage.op.name, threads)
-        if time is not None:
-            share = 1 - (stage.defer + stage.skip) / self._model.num_experts_per_tok
-            return measured_seconds(time, _decoding(rows_of(stage, rows), share))
-        return seconds(self.work(stage, rows), self._device(stage.device, threads))
-
-    def afterwards(self, stage: Stage, rows: Rows, threads: int = 0) -> float:
-        """Seconds of what one stage defers in one layer [s]."""
-        time = self._time(stage.op.name, threads)
-        if time is not None:
-            share = stage.defer / self._model.num_experts_per_tok
-            return measured_seconds(time, _decoding(Rows(decode=rows.decode, emits=rows.decode), share))
-        work = afterwards(stage, rows, self._model, self._precision)
-        return seconds(work, self._device(stage.device, threads))
-
-    def least(self, stage: Stage, total: Rows, threads: int = 0) -> float:
-        """Seconds of one stage in one layer for all of these rows, that no split into calls can beat [s]."""
-        time = self._time(stage.op.name, threads)
-        if time is not None:
-            share = 1 - (stage.defer + stage.skip) / self._model.num_experts_per_tok
-            return least_seconds(time, _decoding(rows_of(stage, total), share))
-        return seconds(self.work(stage, total), self._device(stage.device, threads))
-
-    def ends(self, kind: Kind, rows: Rows, threads: int = 0) -> float:
-        """Seconds of the embedding or the head [s]."""
-        return self._ends(kind, rows, threads, measured_seconds)
-
-    def least_ends(self, kind: Kind, total: Rows, threads: int = 0) -> float:
-        """As `least`, of the embedding or the head [s]."""
-        return self._ends(kind, total, threads, least_seconds)
-
-    def _ends(self, kind: Kind, rows: Rows, threads: int, measured: Callable[[OpTime, Rows], float]) -> float:
-        time = self._time(_ENDS[kind], threads)
-        if time is not None:
-            return measured(time, Rows(prefill=rows.emits) if kind is Kind.HEAD else Rows(prefill=rows.tokens))
-        work = embed_work if kind is Kind.EMBED else head_work
-        return seconds(work(rows, self._model, self._precision), self._device(Place.GPU, threads))
 
     def _time(self, op: str, threads: int) -> OpTime | None:
         return self.profile.find(op, threads) if self.profile is not None and threads else None
@@ -264,144 +282,25 @@ class TaskCost:
         return replace(device, flops=rates, bandwidth=device.bandwidth * threads / own)
 
     def node(self, node: Node, rows: Rows, threads: int = 0) -> float:
-        """Seconds of a node other than weights for these rows [s]."""
-        if node.kind is Kind.SEGMENT:
-            total = 0.0  # a loop, because a simulation spends much of its time here
-            for stage in node.stages:
-                total += self.stage(stage, rows, threads)
-            return total
-        if node.kind is Kind.DEFERRED:
-            return sum(self.afterwards(stage, rows, threads) for stage in node.stages)
-        if node.kind in _ENDS:
-            return self.ends(node.kind, rows, threads)
-        return self.move(node, rows)
+        """Seconds of a node other than weights for these rows in one layer [s]."""
+        return self.pricer(node, threads)(rows)[0]
 
-    def pace(self, tasks: Sequence[Task], parts: Sequence[PartRows], cores: Cores) -> Pace:
-        """How the lanes run during a plan on shared cores.
+    def stage(self, stage: Stage, rows: Rows, threads: int = 0) -> float:
+        """Seconds of one stage in one layer [s]."""
+        return self._stage(stage, threads)(rows)[0]
 
-        Where compute tasks follow one another and gain by it, each has all cores, the movers' among them.
-        Else each lane has its own, and the movers sit with the one that has less to do.
-        """
-        try:
-            crowded = self.tasks(tasks, parts, Pace(cores.gpu, cores.cpu, "", 0.0, 0.0))
-        except ScenarioError:  # an operation that declares no work can still run
-            crowded = [1.0] * len(tasks)
-        link = self._machine.link.h2d
-        stolen = 0.0 if cores.spare else min(cores.mover * link, _MOST_STOLEN)
-        drags = (cores.gpu_drag, cores.cpu_drag, cores.gpu_team_drag, cores.cpu_team_drag)
-        gpu_drag, cpu_drag, *teams = (1 - 1 / (1 + drag * link) for drag in drags)
-        whole = Pace(cores.alone, cores.alone, "", *teams)
-        if one_at_a_time(tasks, crowded) and self._faster(tasks, parts, whole, crowded):
-            return whole
-        busy = busy_seconds(tasks, crowded)
-        beside = "gpu" if busy["gpu"] < busy["cpu"] else "cpu"
-        if beside == "gpu":
-            gpu_drag = 1 - (1 - gpu_drag) * (1 - stolen)
-        else:
-            cpu_drag = 1 - (1 - cpu_drag) * (1 - stolen)
-        return Pace(cores.gpu, cores.cpu, "" if cores.spare else beside, gpu_drag, cpu_drag)
+    def least(self, stage: Stage, total: Rows, threads: int = 0) -> float:
+        """Seconds of one stage in one layer for all of these rows, that no split into calls can beat [s]."""
+        return self._stage(stage, threads, least_seconds)(total)[0]
 
-    def _faster(self, tasks: Sequence[Task], parts: Sequence[PartRows], whole: Pace, crowded: Sequence[float]) -> bool:
-        """True if compute tasks that have every core end sooner than those with their lane's own."""
-        apart = _compute(tasks, crowded)
-        if max(apart) < TEAM_SECONDS:
-            return False
-        return self.profile is None or sum(_compute(tasks, self.tasks(tasks, parts, whole))) < sum(apart)
+    def least_ends(self, kind: Kind, total: Rows, threads: int = 0) -> float:
+        """As `least`, of the embedding or the head [s]."""
+        return self._end(kind, threads, least_seconds)(total)[0]
 
-    def lay_out(
-        self, tasks: Sequence[Task], parts: Sequence[PartRows], packet: float, whole: Sequence[Task], carried: float
-    ) -> LaidOut:
-        """Play tasks of a plan; see `plan.lay_out`.
-
-        The `whole` plan sets the pace; the transfer that the iteration before let run on takes `carried` seconds yet.
-        """
-        cores = self._machine.cores
-        pace = None if cores is None else self.pace(whole, parts, cores)
-        work = [
-            carried if task.carry is Carry.IN else length
-            for task, length in zip(tasks, self.tasks(tasks, parts, pace), strict=True)
-        ]
-        dram = self._dram(tasks, parts) if cores is None else [0.0] * len(tasks)
-        if pace is None:
-            drags = self._dram_drags(tasks, work, dram)
-        else:
-            of_lane = {"gpu": pace.gpu_drag, "cpu": pace.cpu_drag}
-            drags = [of_lane.get(task.node.lane, 0.0) for task in tasks]
-        starts, ends = lay_out(tasks, work, packet, drags)
-        busy = [
-            end - start if drag else length for start, end, length, drag in zip(starts, ends, work, drags, strict=True)
-        ]
-        carried_out = [end for task, end in zip(tasks, ends, strict=True) if task.carry is Carry.OUT]
-        awaited = [end for task, end in zip(tasks, ends, strict=True) if task.carry is not Carry.OUT]
-        return LaidOut(starts, ends, busy, dram, max(awaited), max(carried_out, default=0.0))
-
-    def _dram_drags(self, tasks: Sequence[Task], work: Sequence[float], dram: Sequence[float]) -> list[float]:
-        """Share of its progress that each task on the host loses while weights are read from the same DRAM.
-
-        A task that needs the share u of the bandwidth runs at min(1, a / u), a being what the stream leaves, at least
-        half: the two then share evenly.
-        """
-        left = max(1.0 - self._machine.link.h2d / self._machine.cpu.bandwidth, 0.5)
-        return [
-            max(0.0, 1.0 - left * seconds / traffic) if traffic and task.node.lane == "cpu" else 0.0
-            for task, seconds, traffic in zip(tasks, work, dram, strict=True)
-        ]
-
-    def between(self, requests: float) -> float:
-        """Seconds between two plans, for so many requests in the batch [s]."""
-        return 0.0 if self.profile is None else self.profile.iteration + self.profile.request * requests
-
-    def tasks(self, tasks: Sequence[Task], parts: Sequence[PartRows], pace: Pace | None = None) -> list[float]:
-        """Seconds of every task of a plan whose parts have these rows; none for the rest of a carried transfer."""
-        return self._each_kind(tasks, parts, lambda task, rows: self._price(task, rows, pace))
-
-    def _dram(self, tasks: Sequence[Task], parts: Sequence[PartRows]) -> list[float]:
-        """Seconds of the host memory's bandwidth that each task of a plan takes [s]."""
-
-        def price(task: Task, rows: Rows) -> float:
-            if task.carry is Carry.IN:
-                return 0.0
-            if task.part is None:
-                return self.weight_transfer(task) / self._machine.cpu.bandwidth
-            return self.host_bytes(task.node, rows) / self._machine.cpu.bandwidth
-
-        return self._each_kind(tasks, parts, price)
-
-    def _each_kind(
-        self, tasks: Sequence[Task], parts: Sequence[PartRows], price: Callable[[Task, Rows], float]
-    ) -> list[float]:
-        """The price of every task, asked for once where tasks of several layers are the same."""
-        cut = next((rows for rows in parts if isinstance(rows, CutRows)), None)
-        key = (id(tasks), None if cut is None else cut.layers)
-        if key not in self._kinds:
-            self._kinds[key] = _Kinds.of(tasks, cut)
-        prices = []
-        for task in self._kinds[key].first:
-            if task.part is None:
-                prices.append(price(task, _NO_ROWS))
-            else:
-                rows = parts[task.part]
-                prices.append(price(task, rows if isinstance(rows, Rows) else rows.at(task.place(rows.stack))))
-        return [prices[kind] for kind in self._kinds[key].kind]
-
-    def host_bytes(self, node: Node, rows: Rows) -> float:
-        """Bytes that a node other than weights reads from or writes to the host's memory in one layer."""
-        if node.kind is Kind.SEGMENT:
-            on_host = node.stages if node.lane == "cpu" else ()
-            return sum(self.work(stage, rows).bytes for stage in on_host)
-        if node.kind is Kind.DEFERRED:
-            return sum(afterwards(stage, rows, self._model, self._precision).bytes for stage in node.stages)
-        return 0.0 if node.kind in _ENDS else self.transfer(node, rows)
-
-    def _price(self, task: Task, rows: Rows, pace: Pace | None) -> float:
-        if task.carry is Carry.IN:
-            return 0.0
-        if task.part is None:
-            return self.fetch(self.weight_transfer(task))
-        threads = 0 if pace is None else (pace.cpu if task.node.lane == "cpu" else pace.gpu)
-        length = self.node(task.node, rows, threads)
-        hand_over = self._machine.link.overhead if self.profile is None else self.profile.hand_over
-        return length + hand_over if length and self._machine.cores and task.node.lane in COMPUTE else length
+    def fetch(self, size: float) -> float:
+        """Seconds of one transfer of weights [s]."""
+        link = self._machine.link
+        return copy_seconds(size, link.h2d, link.overhead if self.profile is None else self.profile.fetch)
 
     def token_budget(self) -> float:
         """Tokens whose GPU work takes as long as one layer's weights take to stream; infinite if none do.
@@ -431,8 +330,14 @@ class TaskCost:
         return sum(self.node(node, Rows(prefill=tokens), threads) for node in segments)
 
 
-def _compute(tasks: Sequence[Task], seconds: Sequence[float]) -> list[float]:
-    return [length for task, length in zip(tasks, seconds, strict=True) if task.node.lane in COMPUTE]
+def _summed(stages: Sequence[Stage], model: ModelConfig) -> set[tuple[Op, Place]]:
+    """Stages behind which the parts of a device add up what each has, where every matrix is cut over them.
+
+    What routed and shared experts leave waits for `combine`, if that is on their device: one sum does for both.
+    """
+    partial = [s for s in stages if s.op in _PARTIAL and (s.op != shared_experts or model.unrouted_params)]
+    met = {stage.device for stage in stages if stage.op == combine}
+    return {(combine if s.op != out_proj and s.device in met else s.op, s.device) for s in partial}
 
 
 def profile_shape(model: ModelConfig, precision: Precision) -> str:

@@ -171,7 +171,7 @@ def test_tasks_are_priced_like_their_nodes():
     prepared = prepare(scenario, Sequential(2))
     tasks = prepared.lowering.tasks(prepared.layers, Step.MIDDLE)
     parts = [Rows(prefill=5, pairs=15, emits=1), Rows(decode=2, context=20, emits=2)]
-    for task, price in zip(tasks, prepared.cost.tasks(tasks, parts), strict=True):
+    for task, price in zip(tasks, prepared.plans.tasks(tasks, parts), strict=True):
         if task.part is None:
             assert price == prepared.cost.fetch(prepared.cost.weights_per_layer)
         else:
@@ -253,7 +253,9 @@ def pace(schedule: Schedule, *, cores: Cores = SHARED, parts: Sequence[Rows] = (
     machine = replace(small_machine(**{"h2d": 1e8, "d2h": 1e8} | rates), cores=cores)
     prepared = prepare(tiny_scenario(machine=machine), schedule)
     tasks = prepared.lowering.tasks(prepared.layers, Step.MIDDLE)
-    return prepared.cost.pace(tasks, parts or [Rows(prefill=5, decode=40, pairs=15, context=4000, emits=41)] * 2, cores)
+    return prepared.plans.pace(
+        tasks, parts or [Rows(prefill=5, decode=40, pairs=15, context=4000, emits=41)] * 2, cores
+    )
 
 
 @pytest.mark.parametrize("prefetch", [False, True])

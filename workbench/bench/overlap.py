@@ -102,8 +102,8 @@ class Bench:
         prepared, cores = prepare(self.scenario(context, None), VSL), self._machine.cores
         plan = prepared.lowering.plan(self.batch(context), Step.MIDDLE)
         parts = [part.rows for part in plan.parts]
-        pace = prepared.cost.pace(plan.tasks, parts, cores) if cores is not None else None
-        busy = busy_seconds(plan.tasks, prepared.cost.tasks(plan.tasks, parts, pace))
+        pace = prepared.plans.pace(plan.tasks, parts, cores) if cores is not None else None
+        busy = busy_seconds(plan.tasks, prepared.plans.tasks(plan.tasks, parts, pace))
         return {lane: busy[lane] for lane in COMPUTE}
 
     def scenario(self, context: int, rate: float | None) -> Scenario:

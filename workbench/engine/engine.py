@@ -133,8 +133,8 @@ class Engine:
         self.forward.decodes += sum(len(part.lengths) for part in parts)
         for place, (part, batch) in enumerate(zip(parts, plan.parts, strict=True)):
             self.forward.resume(place, part, batch)
-        cost = self._prepared.cost
-        pace = cost.pace(plan.tasks, [cost.part(batch) for batch in plan.parts], self._cores)
+        rows = [self._prepared.cost.part(batch) for batch in plan.parts]
+        pace = self._prepared.plans.pace(plan.tasks, rows, self._cores)
         self._executor.seat(seats(pace, self._cores))
         everything = self._executor.run(plan.tasks, [self._action(task, plan.parts, parts) for task in plan.tasks])
         afters = let_begin(plan.tasks, [job.start for job in everything], [job.end for job in everything])

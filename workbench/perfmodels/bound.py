@@ -19,6 +19,8 @@ from workbench.workload import Workload
 
 DRAM = "DRAM bandwidth"
 """Name of the limit that the host's memory sets."""
+SUMS = {"gpu": "all-reduce", "cpu": "reduce-scatter"}
+"""What a lane's limit is called that is part of its own: adding up what each of its GPUs or sockets has."""
 _ONE_TOKEN = (Rows(prefill=1, pairs=1, emits=1), Rows(decode=1, context=1, emits=1))
 
 
@@ -117,7 +119,7 @@ def _lane_limits(prepared: Prepared, total: Rows, iterations: int) -> dict[str, 
     """Seconds of each lane with every core it can have, and of all cores where lanes share them."""
     cost, layers, cores = prepared.cost, prepared.layers, prepared.scenario.machine.cores
     limits = {"gpu compute": 0.0, "cpu compute": 0.0, "d2h link": 0.0, "h2d link": 0.0}
-    shared = 0.0
+    shared, sums = 0.0, {"gpu": 0.0, "cpu": 0.0}
 
     def compute(lane: str, least: Callable[..., float], times: int) -> None:
         nonlocal shared
@@ -132,8 +134,9 @@ def _lane_limits(prepared: Prepared, total: Rows, iterations: int) -> dict[str, 
         if node.kind is Kind.SEGMENT:
             for stage in node.stages:
                 compute(node.lane, partial(cost.least, stage), layers)
+                sums[node.lane] += _least(partial(cost.adding_up, stage), total, iterations) * layers
         else:
-            limits[f"{node.lane} link"] += cost.move(node, total) * layers
+            limits[f"{node.lane} link"] += cost.node(node, total) * layers
     for kind in (Kind.EMBED, Kind.HEAD):
         compute("gpu", partial(cost.least_ends, kind), 1)
     limits["h2d link"] += cost.fetch(cost.weights_per_layer) * layers * iterations
@@ -141,6 +144,7 @@ def _lane_limits(prepared: Prepared, total: Rows, iterations: int) -> dict[str, 
         limits[DRAM] = _host_bytes(prepared, total, iterations) / prepared.scenario.machine.cpu.bandwidth
     else:
         limits["cores that both lanes share"] = shared / max(cores.alone, cores.gpu + cores.cpu)
+    limits |= {f"{lane} {SUMS[lane]}": seconds for lane, seconds in sums.items() if seconds}
     return limits
 
 

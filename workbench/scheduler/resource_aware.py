@@ -79,6 +79,7 @@ class ResourceAwareQueue(PagedQueue):
     def __init__(self, workload: Workload, blocks: BlockManager, token_budget: float, layers: int, pace: float) -> None:
         super().__init__(workload, blocks, layers)
         self._budget, self._pace, self._due = token_budget, pace, 0.0
+        self._shortest = int(workload.prompt_len.min())
 
     def _choose(self) -> Batch:
         decodes, context, preempted = self._decode()
@@ -95,7 +96,8 @@ class ResourceAwareQueue(PagedQueue):
 
         The pace does not hold back those that were preempted.
         """
-        line = self._line(max(self._due, float(nothing_runs and not self._preempted)))
+        most = budget / self._shortest + 1  # no more can fit
+        line = self._line(min(most, max(self._due, float(nothing_runs and not self._preempted))))
         admitted = line[: self._fitting(line, budget, at_least_one=nothing_runs)] if len(line) else NONE
         self._due -= max(0, len(admitted) - len(self._preempted))
         return admitted

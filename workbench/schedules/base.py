@@ -11,7 +11,7 @@ import numpy as np
 from workbench.display import short_name
 from workbench.pipeline import Pipeline
 from workbench.plan import WHOLE, Carry, Page, Plan, Task
-from workbench.scheduler.batch import Batch
+from workbench.scheduler.batch import NONE, Batch, Ids
 from workbench.segments import LayerGraph, Node, layer_graph
 
 
@@ -118,12 +118,19 @@ def balanced(batch: Batch, parts: int) -> tuple[Batch, ...]:
         dealt = np.split(batch.hint.part, [len(batch.prefills)])
         places = [[np.flatnonzero(each == part) for each in dealt] for part in range(parts)]
         return tuple(batch.take(prefills, decodes) for prefills, decodes in places)
+    taken = _least_loaded(batch.prefill_len, parts)
+    return tuple(batch.take(taken[part], slice(part, None, parts)) for part in range(parts))
+
+
+def _least_loaded(lengths: Ids, parts: int) -> list[Ids]:
+    """Which prefills each part gets: the longest first, always to the part that has the fewest tokens."""
+    if not len(lengths):
+        return [NONE] * parts
     load = [0] * parts
     chosen: list[list[int]] = [[] for _ in range(parts)]
-    order = np.argsort(-batch.prefill_len, kind="stable")
-    for index, length in zip(order.tolist(), batch.prefill_len[order].tolist(), strict=True):
+    order = np.argsort(-lengths, kind="stable")
+    for index, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
         part = load.index(min(load))
         load[part] += length
         chosen[part].append(index)
-    taken = [np.array(indices, dtype=np.int64) for indices in chosen]
-    return tuple(batch.take(taken[part], slice(part, None, parts)) for part in range(parts))
+    return [np.array(indices, dtype=np.int64) for indices in chosen]

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import enum
 from dataclasses import replace
-from functools import cache
+from typing import NamedTuple
 
 from workbench.cost import PartRows, Rows
-from workbench.plan import LANES, Carry, Plan, busy_seconds, let_begin
+from workbench.plan import LANES, Plan, Task, busy_seconds, let_begin
 from workbench.prepared import Prepared
 from workbench.profile import Profile
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.scheduler.block_manager import BlockManager
-from workbench.schedules.base import Schedule, Step
+from workbench.schedules.base import Lowering, Schedule, Step
 from workbench.serving import prepare, serve
 from workbench.timeline import Span, Timeline
 
@@ -77,7 +77,7 @@ class _Clock:
     def __init__(self, prepared: Prepared, timeline: Timeline) -> None:
         self.now, self.timeline = 0.0, timeline
         self._carried = 0.0  # seconds that are left of the transfer that the last iteration let run on
-        self._cost, self._packet = prepared.cost, prepared.lowering.schedule.packet_seconds
+        self._cost, self._plans, self._packet = prepared.cost, prepared.plans, prepared.lowering.schedule.packet_seconds
 
     def begin(self, blocks: BlockManager) -> None:
         """See `Clock.begin`."""
@@ -104,8 +104,8 @@ class TaskClock(_Clock):
     def execute(self, plan: Plan, number: int, step: Step) -> dict[str, float]:
         """See `Clock.execute`."""
         rows = [self._cost.part(part) for part in plan.parts]
-        laid = self._cost.lay_out(plan.tasks, rows, self._packet, plan.tasks, self._carried)
-        seconds = max(sum(laid.dram), laid.seconds) + self._cost.between(sum(map(len, plan.parts)))
+        laid = self._plans.lay_out(plan.tasks, rows, self._packet, plan.tasks, self._carried)
+        seconds = max(sum(laid.dram), laid.seconds) + self._plans.between(plan.parts)
         afters = let_begin(plan.tasks, laid.starts, laid.ends)
         for task, start, end, after in zip(plan.tasks, laid.starts, laid.ends, afters, strict=True):
             if end > start:
@@ -118,39 +118,82 @@ class TaskClock(_Clock):
         return {**busy, "h2d": busy["h2d"] - self._carried}
 
 
+class _Stack(NamedTuple):
+    """Four layers of each kind that are laid out for all, and of every task there what the clock asks for.
+
+    Attributes
+    ----------
+    tasks : tuple of Task
+    passed : range
+        Layers of the stack that prefills pass.
+    times : tuple of int
+        Layers that each stands for.
+    lanes : list of str
+    repeats : list of int
+        Layers that the task stands for.
+    ends : list of int or None
+        Layer that ends no sooner than the task.
+    """
+
+    tasks: tuple[Task, ...]
+    passed: range
+    times: tuple[int, ...]
+    lanes: list[str]
+    repeats: list[int]
+    ends: list[int | None]
+
+    @classmethod
+    def of(cls, lowering: Lowering, passed: range, step: Step) -> _Stack:
+        """That of an iteration whose prefills pass some of the layers."""
+        short, times = few_layers(lowering.layers, passed)
+        tasks = lowering.tasks(len(times), step)
+        return cls(
+            tasks,
+            short,
+            times,
+            [task.node.lane for task in tasks],
+            [times[task.layer] if task.layer >= 0 else 1 for task in tasks],
+            [task.layer if task.layer >= 0 and task.part is not None else None for task in tasks],
+        )
+
+
 class IterationClock(_Clock):
     """Lays out four layers of each kind, with prefills and without, and repeats the third's period for the others."""
 
     def __init__(self, prepared: Prepared) -> None:
         super().__init__(prepared, Timeline())
-        self._lowering = prepared.lowering
+        self._lowering, self._stacks = prepared.lowering, dict[tuple[int, range], _Stack]()
 
     def execute(self, plan: Plan, number: int, step: Step) -> dict[str, float]:
         """See `Clock.execute`."""
-        pieces = (part.prefill_layers for part in plan.parts if part.cut is not None)
-        passed, times = few_layers(plan.layers, next(pieces, range(plan.layers)))
-        tasks, stack = self._lowering.tasks(len(times), step), len(times)
-        rows = [_in_stack(self._cost.part(part), passed, stack) for part in plan.parts]
-        laid = self._cost.lay_out(tasks, rows, self._packet, plan.tasks, self._carried)
-        last_end, busy, least, running_on = [0.0] * stack, dict.fromkeys(LANES, 0.0), 0.0, 0.0
-        for task, end, length, traffic in zip(tasks, laid.ends, laid.busy, laid.dram, strict=True):
-            repeated = times[task.layer] if task.layer >= 0 else 1
-            busy[task.node.lane] += length * repeated
+        stack = self._stack(plan, step)
+        rows = [_in_stack(self._cost.part(part), stack) for part in plan.parts]
+        laid = self._plans.lay_out(stack.tasks, rows, self._packet, plan.tasks, self._carried)
+        last_end, busy, least = [0.0] * len(stack.times), dict.fromkeys(LANES, 0.0), 0.0
+        for lane, repeated, layer, end, length, traffic in zip(
+            stack.lanes, stack.repeats, stack.ends, laid.ends, laid.busy, laid.dram, strict=True
+        ):
+            busy[lane] += length * repeated
             least += traffic * repeated
-            running_on += length if task.carry is Carry.OUT else 0.0
-            if task.part is not None and task.layer >= 0 and end > last_end[task.layer]:
-                last_end[task.layer] = end
-        others = sum((n - 1) * (last_end[i] - last_end[i - 1]) for i, n in enumerate(times) if n > 1)
-        awaited = {**busy, "h2d": busy["h2d"] - running_on}
-        seconds = max(least, laid.seconds + others, *awaited.values()) + self._cost.between(sum(map(len, plan.parts)))
+            if layer is not None and end > last_end[layer]:
+                last_end[layer] = end
+        others = sum((n - 1) * (last_end[i] - last_end[i - 1]) for i, n in enumerate(stack.times) if n > 1)
+        awaited = {**busy, "h2d": busy["h2d"] - laid.running_on}
+        seconds = max(least, laid.seconds + others, *awaited.values()) + self._plans.between(plan.parts)
         self.timeline.spans.append(Span("step", plan_label(plan), self.now, self.now + seconds, number))
         self.now += seconds
-        end = max(laid.runs_on + others, busy["h2d"]) if running_on else 0.0
+        end = max(laid.runs_on + others, busy["h2d"]) if laid.running_on else 0.0
         self._carried = max(0.0, end - seconds)
         return {**busy, "h2d": busy["h2d"] - self._carried}
 
+    def _stack(self, plan: Plan, step: Step) -> _Stack:
+        passed = next((part.prefill_layers for part in plan.parts if part.cut is not None), range(plan.layers))
+        key = (step.value, passed)
+        if key not in self._stacks:
+            self._stacks[key] = _Stack.of(self._lowering, passed, step)
+        return self._stacks[key]
 
-@cache
+
 def few_layers(layers: int, passed: range) -> tuple[range, tuple[int, ...]]:
     """Layers that are laid out for all: which of them prefills pass, and for how many each stands.
 
@@ -167,8 +210,8 @@ def few_layers(layers: int, passed: range) -> tuple[range, tuple[int, ...]]:
     return range(first, first + min(runs[1], _FEW)), tuple(times)
 
 
-def _in_stack(rows: PartRows, passed: range, stack: int) -> PartRows:
-    return rows if isinstance(rows, Rows) else rows._replace(layers=passed, stack=stack)
+def _in_stack(rows: PartRows, stack: _Stack) -> PartRows:
+    return rows if isinstance(rows, Rows) else rows._replace(layers=stack.passed, stack=len(stack.times))
 
 
 def plan_label(plan: Plan) -> str:

@@ -1,0 +1,21 @@
+"""The figures on the simulator's own speed are told and kept."""
+
+import json
+
+from workbench.bench import simulator
+
+
+def test_both_details_and_the_sweep_are_told_against_what_is_asked_for(monkeypatch, tmp_path):
+    monkeypatch.setattr(simulator, "REQUESTS", 5)
+    said, path = list[str](), tmp_path / "speed.json"
+    ratios = simulator.bench_simulator(repeats=2, json=path, say=said.append)
+    assert [line.partition(":")[0] for line in said[:2]] == ["5 requests, detail iteration", "5 requests, detail task"]
+    assert all("s asked for" in line for line in said[:2])
+    assert said[2].startswith("48 scenarios of 5 requests, KV 20GB to 70GB, outputs of 32 to 256 tokens: ")
+    assert [ratio["runs"] for ratio in ratios.values()] == [2, 2, 1]
+    assert json.loads(path.read_text())["ratios"] == ratios
+
+
+def test_every_scenario_of_the_sweep_is_another():
+    asked = [(s.memory.kv_capacity, int(s.workload.output_len[0]), schedule.name) for s, schedule in simulator.sweep()]
+    assert len(set(asked)) == len(asked) == 48

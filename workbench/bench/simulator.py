@@ -1,0 +1,88 @@
+"""How fast the simulator is: a large job in both details, and many scenarios, in CPU seconds of one core."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+
+from workbench.bench import record
+from workbench.hardware import machines
+from workbench.memory import Memory
+from workbench.models import models
+from workbench.pipeline import cpu, fetch, gpu, load, offload
+from workbench.scenario import Scenario
+from workbench.scheduler.resource_aware import ResourceAware
+from workbench.schedules import Schedule, Sequential, VSLPipe
+from workbench.simulate import Detail, simulate
+from workbench.stages import decode_attention, moe, out_proj, prefill_attention, qkv, weights
+from workbench.workload import Workload
+
+LAYER = fetch(weights) | gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load >> gpu(out_proj, moe)
+REQUESTS = 20_000
+MOST = {Detail.ITERATION: 0.5, Detail.TASK: 10.0}
+"""Seconds that simulating the job may take."""
+PER_MINUTE = 200
+"""Scenarios that one core should simulate in a minute."""
+_CAPACITIES = ("20GB", "30GB", "40GB", "50GB", "60GB", "70GB")
+_OUTPUTS = (32, 64, 128, 256)
+
+
+def job(output: int = 128, kv_capacity: str = "70GB") -> Scenario:
+    """Mixtral-8x7B on the A40, 20,000 prompts of 98 tokens."""
+    return Scenario(
+        LAYER,
+        model=models["mixtral-8x7b"],
+        machine=machines["a40"],
+        memory=Memory(kv_capacity=kv_capacity, kv_block=16),
+        workload=Workload.lengths(98, output, REQUESTS),
+        scheduler=ResourceAware(),
+    )
+
+
+def sweep() -> Iterator[tuple[Scenario, Schedule]]:
+    """The job over KV capacities, output lengths and schedules."""
+    for schedule in (VSLPipe(), Sequential(prefetch=True)):
+        for capacity in _CAPACITIES:
+            for output in _OUTPUTS:
+                yield job(output, capacity), schedule
+
+
+def bench_simulator(
+    *, repeats: int, json: Path | None, say: Callable[[str], None] = record.say
+) -> dict[str, dict[str, float]]:
+    """Print how long the job takes in both details, and how many scenarios one core simulates in a minute.
+
+    Every figure is CPU time of this process, so that what other programs take does not count; the first simulation,
+    which also imports and reads catalogues, is left out.
+
+    Returns
+    -------
+    dict
+        Each figure over what is asked for, 1 or less in seconds and 1 or more in scenarios being as fast as that.
+    """
+    simulate(job(), VSLPipe())
+    ratios = dict[str, dict[str, float]]()
+    for detail, most in MOST.items():
+        taken = [_seconds(job(), VSLPipe(), detail) for _ in range(repeats)]
+        what = f"{REQUESTS} requests, detail {detail.value}"
+        say(f"{what}: {median(taken):.2f} s ({min(taken):.2f} to {max(taken):.2f}), {most:g} s asked for")
+        ratios[f"{what}, seconds over {most:g}"] = record.ratio([seconds / most for seconds in taken])
+    taken = [_seconds(*one) for one in sweep()]
+    rate = 60 / (sum(taken) / len(taken))
+    say(
+        f"{len(taken)} scenarios of {REQUESTS} requests, KV {_CAPACITIES[0]} to {_CAPACITIES[-1]}, outputs of "
+        f"{_OUTPUTS[0]} to {_OUTPUTS[-1]} tokens: {rate:.0f} a minute and core ({min(taken):.2f} to {max(taken):.2f} s "
+        f"each), {PER_MINUTE} asked for"
+    )
+    ratios[f"scenarios a minute over {PER_MINUTE}"] = record.ratio([rate / PER_MINUTE])
+    if json is not None:
+        record.write(json, machines["a40"], ratios, [{"scenario seconds": taken}])
+    return ratios
+
+
+def _seconds(scenario: Scenario, schedule: Schedule, detail: Detail = Detail.ITERATION) -> float:
+    begin = time.process_time()
+    simulate(scenario, schedule, detail=detail)
+    return time.process_time() - begin
