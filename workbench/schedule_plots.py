@@ -45,13 +45,13 @@ def plot_layers(results: Sequence[Result], layers: int = 2) -> list[Axes]:
     size = (10, 0.4 + 1.55 * len(results))
     _, grid = plt.subplots(len(results), figsize=size, layout="constrained", sharex=True, squeeze=False)
     axes: list[Axes] = list(grid[:, 0])
+    longest = max(cut.seconds for cut in cuts)
     for ax, result, cut in zip(axes, results, cuts, strict=True):
-        plot_timeline(cut, ax, title=_title(result, cut.seconds / layers))
+        plot_timeline(cut, ax, title=_title(result, cut.seconds / layers), seconds=longest)
         ax.set_xlabel("")
         legend = ax.get_legend()
         for text in legend.get_texts() if legend else ():  # one with many operations would leave the lanes no room
             text.set_text(textwrap.fill(text.get_text(), _LEGEND, subsequent_indent="    "))
-    axes[0].set_xlim(0, max(cut.seconds for cut in cuts))
     axes[-1].set_xlabel("time")
     axes[-1].xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_seconds(value) if value else "0"))
     return axes
