@@ -1,11 +1,20 @@
-"""Tables in HTML, for notebooks and reports."""
+"""How things are shown: short names of what was configured, tables in HTML."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from typing import Any
 
 _LEFT = "style='text-align:left'"
+
+
+def short_name(configured: Any) -> str:
+    """Class name of a dataclass, and whatever was set to something else than its default."""
+    chosen = [(f.name, getattr(configured, f.name), f.default) for f in fields(configured)]
+    changed = ", ".join(f"{name}={value!r}" for name, value, default in chosen if value != default)
+    return f"{type(configured).__name__}({changed})" if changed else type(configured).__name__
 
 
 def html_table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:

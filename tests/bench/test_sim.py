@@ -83,7 +83,7 @@ def test_work_of_this_process_is_not_noise(monkeypatch):
     with listening(probe) as noise:
         sum(range(2_000_000))
     assert (noise.probe, noise.moved) == (1.0, pytest.approx(0.5))
-    assert 0 <= noise.others < 1
+    assert 0 <= noise.others <= 1
     assert not math.isnan(noise.others)
 
 
@@ -122,6 +122,24 @@ def test_settings_without_an_undisturbed_run_are_named_and_the_others_kept(monke
     assert f"no undisturbed run: {drawn[0].name}" in lines
     assert f"runs dropped as disturbed: {1 + sim.EXTRA}" in lines
     assert record.read_text().count('"setting"') == 2
+
+
+def test_stopped_by_hand_it_tells_what_it_has(monkeypatch):
+    Disturbed(monkeypatch, Sequential())
+    repeat, calls = sim._repeat, []
+
+    def third_time_stopped(*of):
+        calls.append(of)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        repeat(*of)
+
+    monkeypatch.setattr(sim, "_repeat", third_time_stopped)
+    lines: list[str] = []
+    drawn = sim.bench_sim("any", settings=3, repeats=2, seed=0, json=None, say=lines.append)
+    assert "stopped: what follows is what was measured until now" in lines
+    assert any("absolute error" in line for line in lines)
+    assert sum(len(s.runs) for s in drawn) in (1, 2)
 
 
 def test_if_nothing_could_be_measured_that_is_an_error(monkeypatch):

@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ ROOT = SCRIPT.parents[2]
 EVERY = [(arch, kind) for arch in (75, 80, 86, 89, 90) for kind in ("16-bit", "8-bit", "4-bit", "fp32")]
 
 
-def compiled(script: Path, cache: Path, *arguments: str) -> list[dict]:
+def rows_of(script: Path, cache: Path, *arguments: str) -> list[dict]:
     """What a script prints, with a cache of its own: an old entry would hide a failure."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
@@ -24,11 +26,23 @@ def compiled(script: Path, cache: Path, *arguments: str) -> list[dict]:
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
+@pytest.fixture(scope="module")
+def compiled(request, tmp_path_factory) -> Callable[..., list[dict]]:
+    """What the chosen tests ask for, compiled ahead of them on every core: each takes half a minute on one."""
+    chosen = [item.callspec.params for item in request.session.items if "compiled" in getattr(item, "fixturenames", ())]
+    pool, rows = ThreadPoolExecutor(os.cpu_count()), {}
+    for of in chosen:
+        script, cache = SCRIPT if "kind" in of else ATTENTION, tmp_path_factory.mktemp("triton")
+        rows[tuple(of.values())] = pool.submit(rows_of, script, cache, *map(str, of.values()))
+    yield lambda *arguments: rows[arguments].result()
+    pool.shutdown(cancel_futures=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("arch, kind", EVERY)
-def test_every_architecture_and_kind_of_weights(arch, kind, tmp_path):
+def test_every_architecture_and_kind_of_weights(arch, kind, compiled):
     """On sm_90 with HGMMA also for few tokens: the table has rows of 16 pairs per expert."""
-    rows = compiled(SCRIPT, tmp_path, str(arch), kind)
+    rows = compiled(arch, kind)
     instruction = "HGMMA" if arch >= 90 else "HMMA"
     products = [row for row in rows if row["kernel"] in ("gated", "plain")]
     assert products
@@ -41,8 +55,8 @@ def test_every_architecture_and_kind_of_weights(arch, kind, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", [80, 89, 90])  # sm_86 has sm_89's rows and room
-def test_attention_and_what_stands_around_it(arch, tmp_path):
-    rows = compiled(ATTENTION, tmp_path, str(arch))
+def test_attention_and_what_stands_around_it(arch, compiled):
+    rows = compiled(arch)
     products = [row for row in rows if row["kernel"] in ("prefill", "decode", "logits") and row["x"] != "fp32"]
     assert [row for row in rows if row["stack"] or row["STL"] or row["LDL"]] == []
     assert [row for row in rows if not row["fits"]] == []

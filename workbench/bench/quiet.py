@@ -63,7 +63,7 @@ def listening(probe: Probe | None = None) -> Iterator[Noise]:
     yield noise
     passed = (time.perf_counter() - begin) * (psutil.cpu_count() or 1)
     spent = sum(own.cpu_times()[:2]) - mine
-    noise.others = max(0.0, _busy() - others - spent) / passed
+    noise.others = min(max(0.0, _busy() - others - spent) / passed, 1.0)  # both clocks tick coarsely
     noise.probe, noise.moved = before, probe.seconds() / before - 1 if probe else 0.0
 
 

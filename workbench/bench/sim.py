@@ -12,6 +12,7 @@ import numpy as np
 
 from workbench.bench import record
 from workbench.bench.quiet import Probe, listening
+from workbench.display import short_name
 from workbench.engine import calibrate, make_checkpoint, run
 from workbench.errors import ScenarioError, WorkbenchError
 from workbench.explain import residual
@@ -107,7 +108,7 @@ class Setting:
         workload, link = self.scenario.workload, self.scenario.machine.link.h2d
         lengths = f"{workload.prompt_len.mean():.0f}+{workload.output_len.mean():.0f}"
         tokens = self.scenario.kv_blocks * self.scenario.memory.kv_block
-        who = self.scenario.scheduler
+        who = short_name(self.scenario.scheduler)
         return f"{self.schedule.name}, {who}, {len(workload)} x {lengths}, KV {tokens}, {link / 1e9:.2f} GB/s"
 
     @property
@@ -210,10 +211,10 @@ def bench_sim(
     calm = (before + probe.seconds()) / 2
     drawn = draw(model, machine, settings, seed)
     say(f"{machine.name}, calibrated {machine.measured}, frozen before {settings} settings were drawn (seed {seed})")
-    for turn in range(repeats + EXTRA):
-        for number in np.random.default_rng(turn).permutation(len(drawn)).tolist():
-            if len(drawn[number].runs) < repeats:
-                _repeat(drawn[number], probe, say)
+    try:
+        _repeat_all(drawn, repeats, probe, say)
+    except KeyboardInterrupt:
+        say("stopped: what follows is what was measured until now")
     seen = [setting for setting in drawn if setting.runs]
     if not seen:
         raise WorkbenchError("other programs disturbed every run; close them and try again.")
@@ -233,6 +234,16 @@ def smallest(model: ModelConfig) -> tuple[Scenario, Schedule]:
     workload = Workload.of([Request((1,) * 64, 4)] * 8)
     memory = Memory(1024 * model.kv_bytes_per_token(model.dtype), 16)
     return Scenario(LAYER, model, Machine.local(), memory, workload, ResourceAware()), VSLPipe()
+
+
+def _repeat_all(drawn: list[Setting], repeats: int, probe: Probe, say: Callable[[str], None]) -> None:
+    """Interleaved rounds, until every setting has so many undisturbed runs or the rounds are over."""
+    for turn in range(repeats + EXTRA):
+        for number in np.random.default_rng(turn).permutation(len(drawn)).tolist():
+            if len(drawn[number].runs) < repeats:
+                _repeat(drawn[number], probe, say)
+        done = sum(min(len(setting.runs), repeats) for setting in drawn)
+        say(f"round {turn + 1} of at most {repeats + EXTRA}: {done} of {repeats * len(drawn)} undisturbed runs")
 
 
 def _repeat(setting: Setting, probe: Probe, say: Callable[[str], None]) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import fields
 
 import numpy as np
 
+from workbench.display import short_name
 from workbench.pipeline import Pipeline
 from workbench.plan import WHOLE, Carry, Page, Plan, Task
 from workbench.scheduler.batch import NONE, Batch, Ids
@@ -60,10 +60,8 @@ class Schedule(ABC):
 
     @property
     def name(self) -> str:
-        """Its class name and whatever was set to something else than its default."""
-        chosen = [(f.name, getattr(self, f.name), f.default) for f in fields(self)]  # type: ignore[arg-type]
-        changed = ", ".join(f"{name}={value!r}" for name, value, default in chosen if value != default)
-        return f"{type(self).__name__}({changed})" if changed else type(self).__name__
+        """See `short_name`."""
+        return short_name(self)
 
 
 class Lowering:
