@@ -111,8 +111,9 @@ def _finish(sums: Any, top: Any, total: Any, sinks: Any, order: Any, out: Any) -
         whole = total[h]
         if sinks.size:
             whole += np.float32(2.0 ** np.float64(sinks[h] - top[h]))
+        share = np.float32(1) / whole  # a division per dim would cost 2 % of a batch
         for x in range(dim):
-            out[h, order[x]] = sums[h * dim + x] / whole
+            out[h, order[x]] = sums[h * dim + x] * share
 
 
 @compiled("contract")

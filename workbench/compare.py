@@ -5,11 +5,13 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.display import html_table
 from workbench.explain import explain
 from workbench.result import Result, Source
+from workbench.timeline import write_perfetto
 from workbench.units import format_seconds
 
 if TYPE_CHECKING:
@@ -85,6 +87,19 @@ class Comparison:
         from workbench.plots import plot_throughput
 
         return plot_throughput(self.results, ax)
+
+    def to_perfetto(self, path: str | Path) -> Path:
+        """Write all timelines, simulated and measured, into one trace for ui.perfetto.dev, each a group of lanes.
+
+        Raises
+        ------
+        ValueError
+            If no result has one: `run` and ``simulate(..., detail=Detail.TASK)`` record every task.
+        """
+        tracks = [(f"{r.origin} {r.schedule}", r.timeline) for r in self.results if len(r.timeline)]
+        if not tracks:
+            raise ValueError("no result here has a timeline; take those of run, or of simulate(detail=Detail.TASK).")
+        return write_perfetto(path, tracks)
 
     def __str__(self) -> str:
         table = [_HEADINGS, *self.rows()]

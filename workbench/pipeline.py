@@ -270,7 +270,7 @@ class _Walk:
         self.carries[path] = carried
         if self.closed and not carried:
             raise PipelineError(
-                f"{move} number {path[0] + 1} of the layer moves nothing: no later {move.target.value} stage reads "
+                f"{move} at place {path[0] + 1} of the layer moves nothing: no later {move.target.value} stage reads "
                 f"anything that is only on the {move.target.other.value}. Remove it."
             )
 

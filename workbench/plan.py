@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from workbench.scheduler.batch import Batch
 from workbench.segments import Kind, LayerGraph, Node
+from workbench.timeline import ITERATION
 
 LANES = ("gpu", "cpu", "d2h", "h2d")
 
@@ -261,6 +262,30 @@ class _Bulk:
         starts[self.index] += late
         ends[self.index] += late
         self.since += late
+
+
+def let_begin(tasks: Sequence[Task], starts: Sequence[float], ends: Sequence[float]) -> list[str]:
+    """For each task of a plan the one whose end let it begin (``cpu C0a``), or `ITERATION` if none did.
+
+    Of what it waits for, and what its lane did before it, that is the last to end. A task that took no time stands
+    for the one that let it begin itself.
+    """
+    found, before = list[str](), dict[tuple[str, bool], int]()
+    for index, task in enumerate(tasks):
+        lane, last = task.node.lane, -1
+        lines = (False, True) if task.bulk else (False,)  # small transfers pass bulk ones
+        held = (before[lane, bulk] for bulk in lines if (lane, bulk) in before)
+        for other in (*task.after, *(other for other in held if ends[other] <= starts[index])):
+            if last < 0 or ends[other] > ends[last]:
+                last = other
+        if last < 0:
+            found.append(ITERATION)
+        elif ends[last] > starts[last]:
+            found.append(f"{tasks[last].node.lane} {tasks[last].name}")
+        else:
+            found.append(found[last])
+        before[lane, task.bulk] = index
+    return found
 
 
 def busy_seconds(tasks: Sequence[Task], seconds: Sequence[float]) -> Mapping[str, float]:

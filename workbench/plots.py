@@ -9,10 +9,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_rgb
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from workbench.lane_bars import bars
 from workbench.result import Result, Source
-from workbench.timeline import Timeline
+from workbench.timeline import ITERATION, Timeline
 from workbench.units import format_bytes
 
 COLOURS = {
@@ -30,6 +33,7 @@ TASK_COLOURS = {
     "B": "#60a5fa",
     "F": "#93c5fd",
     "C": "#059669",
+    "D": "#34d399",
     "Q": "#f59e0b",
     "H": "#dc2626",
     "W": "#a78bfa",
@@ -37,13 +41,21 @@ TASK_COLOURS = {
 }
 _OTHER = "#6b7280"
 SCHEDULE_COLOURS = ("#d97706", "#2563eb", "#7c3aed", "#db2777")
+_SMALL = 7
+_LETTER = 0.9 * _SMALL
+"""Points of idle time that a bubble's words need per letter; they are narrower, which leaves room on both sides."""
+_DARKER = 0.7
 _LINES = {Source.BOUND: "--", Source.PREDICTED: ":", Source.SIMULATED: "o-"}
 
 
 def plot_throughput(results: Sequence[Result], ax: Axes | None = None) -> Axes:
     """Output tokens per second of every result, grouped by schedule; colours tell the source."""
-    ax = ax if ax is not None else plt.subplots(figsize=(7, 3.2), layout="constrained")[1]
     schedules = list(dict.fromkeys(result.schedule for result in results))
+    ax = (
+        ax
+        if ax is not None
+        else plt.subplots(figsize=(7, max(3.2, 1 + 0.45 * len(schedules))), layout="constrained")[1]
+    )
     kinds = {result.origin: result for result in sorted(results, key=lambda r: list(Source).index(r.source))}
     colours = _colours(list(kinds.values()))
     height = 0.8 / len(kinds)
@@ -119,23 +131,55 @@ def plot_sweep(pairs: Sequence[tuple[float, Result]], ax: Axes | None = None) ->
     return ax
 
 
-def plot_timeline(timeline: Timeline, ax: Axes | None = None, *, title: str = "") -> Axes:
-    """Lane chart: one row per lane, one bar per task."""
+def plot_timeline(timeline: Timeline, ax: Axes | None = None, *, title: str = "", seconds: float | None = None) -> Axes:
+    """Lane chart: one row per lane, one bar per task; where a lane is idle, the task that its next one waited for.
+
+    Tasks narrower than a pixel are drawn together, as high as the share of the pixel in which they kept the lane busy.
+
+    Parameters
+    ----------
+    timeline : Timeline
+    title : str
+    seconds : float, optional
+        Length of the time axis; the timeline's own unless given [s].
+    """
     ax = ax if ax is not None else plt.subplots(figsize=(10, 2.2), layout="constrained")[1]
-    lanes = timeline.lanes
-    begin = timeline.begin
-    for code in sorted({span.name[:1] for span in timeline}):
-        bars = [_bar(s.start - begin, s.end - begin, lanes.index(s.lane)) for s in timeline if s.name[:1] == code]
-        label, colour = f"{code}  {timeline.labels.get(code, '')}", TASK_COLOURS.get(code, _OTHER)
-        ax.add_collection(PolyCollection(bars, facecolors=colour, edgecolors="white", linewidths=0.3, label=label))
-    ax.set_yticks(range(len(lanes)), lanes)
-    ax.set_ylim(len(lanes) - 0.5, -0.5)
-    ax.set_xlim(0, max(timeline.seconds, 1e-9))
+    until = seconds or max(timeline.seconds, 1e-9)
+    pixel = until / ax.get_window_extent().width
+    columns, single = bars(timeline, pixel)
+    codes = [*columns.codes, *single.codes]
+    chart = PolyCollection(
+        np.concatenate([columns.corners, single.corners]),  # type: ignore[arg-type]
+        facecolors=[TASK_COLOURS.get(code, _OTHER) for code in codes],
+        edgecolors="white",
+        linewidths=[0.0] * len(columns.codes) + [0.3] * len(single.codes),
+        antialiaseds=[False] * len(columns.codes) + [True] * len(single.codes),  # no gaps between columns
+    )
+    ax.add_collection(chart, autolim=False)
+    ax.set_yticks(range(len(timeline.lanes)), timeline.lanes)
+    ax.set_ylim(len(timeline.lanes) - 0.5, -0.5)
+    ax.set_xlim(0, until)
     ax.set_xlabel("seconds")
     ax.set_title(title, loc="left", fontsize=10)
     ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.05), frameon=False, fontsize=8)
+    keys = {code: f"{code}  {timeline.labels.get(code, '')}" for code in sorted(set(codes))}
+    patches = [Patch(color=TASK_COLOURS.get(code, _OTHER), label=label) for code, label in keys.items()]
+    ax.legend(handles=patches, loc="upper left", bbox_to_anchor=(1.0, 1.05), frameon=False, fontsize=8)
+    _label_bubbles(timeline, ax, pixel)
     return ax
+
+
+def _label_bubbles(timeline: Timeline, ax: Axes, pixel: float) -> None:
+    """Name what ended idle time, in a darker shade of that task's colour, where there is room for the words."""
+    letter = _LETTER * ax.figure.dpi / 72 * pixel
+    for bubble in timeline.bubbles():
+        lane, _, name = bubble.after.partition(" ")
+        wordings = (f"waits for {name}", name) if name else ("next iteration",) if lane == ITERATION else ()
+        fitting = [words for words in wordings if len(words) * letter < bubble.end - bubble.start]
+        if fitting and lane != bubble.lane:  # a lane that waited for itself was only late
+            middle, row = (bubble.start + bubble.end) / 2 - timeline.begin, timeline.lanes.index(bubble.lane)
+            shade = [_DARKER * part for part in to_rgb(TASK_COLOURS.get(name[:1], _OTHER))]
+            ax.text(middle, row, fitting[0], color=shade, fontsize=_SMALL, ha="center", va="center", clip_on=True)
 
 
 def plot_lanes(results: Sequence[Result], iterations: tuple[int, int] | None = None) -> list[Axes]:
@@ -154,9 +198,10 @@ def plot_lanes(results: Sequence[Result], iterations: tuple[int, int] | None = N
         len(results), figsize=(10, 2 * len(results)), layout="constrained", sharex=True, squeeze=False
     )
     axes: list[Axes] = list(grid[:, 0])
+    longest = max(window.seconds for window in windows)
     for ax, result, window in zip(axes, results, windows, strict=True):
-        plot_timeline(window, ax, title=f"{result.source.value}: {result.schedule}, iterations {first} to {last - 1}")
-    axes[0].set_xlim(0, max(window.seconds for window in windows))
+        title = f"{result.source.value}: {result.schedule}, iterations {first} to {last - 1}"
+        plot_timeline(window, ax, title=title, seconds=longest)
     return axes
 
 
@@ -165,10 +210,6 @@ def middle(timeline: Timeline, count: int = 2) -> tuple[int, int]:
     seen = 1 + max((span.iteration for span in timeline), default=0)
     first = max(0, (seen - count) // 2)
     return first, min(seen, first + count)
-
-
-def _bar(start: float, end: float, row: int) -> list[tuple[float, float]]:
-    return [(start, row - 0.38), (end, row - 0.38), (end, row + 0.38), (start, row + 0.38)]
 
 
 def plot_iterations(result: Result, ax: Axes | None = None, *, title: str = "") -> Axes:

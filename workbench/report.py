@@ -13,7 +13,6 @@ from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
 
 from workbench.catalogue import data_path
 from workbench.compare import Comparison, compare
@@ -25,14 +24,13 @@ from workbench.memory import Memory
 from workbench.models import checkpoint, models
 from workbench.perfmodels import bound
 from workbench.pipeline import cpu, fetch, gpu, load, offload
-from workbench.plots import plot_iterations, plot_throughput, plot_timeline
+from workbench.plots import plot_iterations, plot_lanes, plot_throughput
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.schedules import Sequential, VSLPipe
 from workbench.simulate import Detail, simulate
 from workbench.stages import decode_attention, moe, out_proj, prefill_attention, qkv, weights
-from workbench.timeline import write_perfetto
 from workbench.tokenizer import load_tokenizer
 from workbench.workload import workloads
 
@@ -128,8 +126,7 @@ def write_report(out: Path, say: Callable[[str], None] = print) -> Path:
     (out / "report.html").write_text(page, encoding="utf-8")
     results = [result.to_dict(timeline=False) for result in (*predicted.results, *measured.results)]
     (out / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
-    tracks = [(f"{r.source.value} {r.schedule}", r.timeline) for r in measured.results if len(r.timeline)]
-    write_perfetto(out / "timeline.json.gz", tracks)
+    measured.to_perfetto(out / "timeline.json.gz")
     say(f"wrote {out / 'report.html'}, results.json and timeline.json.gz (open it in ui.perfetto.dev)")
     return out / "report.html"
 
@@ -186,17 +183,7 @@ def _page(server: Scenario, predicted: Comparison, local: Scenario, measured: Co
 
 def _lanes(results: Sequence[Result]) -> str:
     """Lane charts of one schedule, simulated and measured on one time axis."""
-    results = [result for result in results if len(result.timeline)]
-    windows = [result.timeline.window(*SHOWN) for result in results]
-
-    def draw() -> Axes:
-        figure, axes = plt.subplots(len(results), figsize=(10, 2 * len(results)), layout="constrained", sharex=True)
-        for ax, result, window in zip(axes, results, windows, strict=True):
-            plot_timeline(window, ax, title=f"{result.schedule}, {result.source.value}")
-        figure.axes[0].set_xlim(0, max(window.seconds for window in windows))
-        return figure.axes[0]
-
-    return _picture(draw)
+    return _picture(lambda: plot_lanes([result for result in results if len(result.timeline)], SHOWN)[0])
 
 
 def _picture(draw: Callable[[], Any]) -> str:

@@ -164,7 +164,7 @@ class Result:
         kept = replace(self, timeline=Timeline(), latencies=Latencies())
         values = {key: None if isinstance(v, float) and math.isnan(v) else v for key, v in asdict(kept).items()}
         values["latencies"] = dict(vars(self.latencies)) if timeline else asdict(Latencies())
-        spans = [list(span)[:5] for span in self.timeline] if timeline else []
+        spans = [[*span[:5], span.after] for span in self.timeline] if timeline else []
         labels = self.timeline.labels
         derived = {"gen_tok_s": self.gen_tok_s, "proc_tok_s": self.proc_tok_s, "utilisation": self.utilisation}
         return {"format": FORMAT, **values, "source": self.source.value, "timeline": spans, "labels": labels, **derived}
@@ -198,7 +198,7 @@ class Result:
         if absent:
             raise KeyError(min(absent))
         source = Source(values.pop("source"))
-        timeline = Timeline([Span(*span) for span in values.pop("timeline")], dict(values.pop("labels")))
+        timeline = Timeline([_span(*row) for row in values.pop("timeline")], dict(values.pop("labels")))
         kinds = get_type_hints(cls)
         unread = {name: math.nan if values[name] is None else values[name] for name in ("ttft", "tbt")}
         found = {name: from_plain(kinds[name], value) for name, value in (values | unread).items()}
@@ -223,6 +223,11 @@ class Result:
     def _repr_html_(self) -> str:
         rate = f"<b>{html.escape(self.origin)}</b> {self.gen_tok_s:.4g} output tok/s"
         return f"{rate} &middot; {html.escape(self.schedule)} &middot; {html.escape(self.machine)}"
+
+
+def _span(lane: str, name: str, start: float, end: float, iteration: int, after: str = "") -> Span:
+    """A row of the saved timeline; earlier versions knew no `after`."""
+    return Span(lane, name, start, end, iteration, after=after)
 
 
 def versions() -> dict[str, str]:

@@ -9,9 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+ITERATION = "iteration"
+"""What a task waited for that began with its iteration: the one before."""
+
 
 class Span(NamedTuple):
-    """One task on one lane. Times in seconds from the start of the run; ``cpu`` is thread time, or nan."""
+    """One task on one lane. Times in seconds from the start of the run; ``cpu`` is thread time, or nan.
+
+    ``after`` is the task whose end let it begin, with its lane (``cpu C0a``), or `ITERATION`; "" if nobody knows.
+    """
 
     lane: str
     name: str
@@ -19,6 +25,16 @@ class Span(NamedTuple):
     end: float
     iteration: int = 0
     cpu: float = float("nan")
+    after: str = ""
+
+
+class Bubble(NamedTuple):
+    """Time in which a lane was idle, up to its next task, and the task whose end that one waited for: `Span.after`."""
+
+    lane: str
+    start: float
+    end: float
+    after: str
 
 
 @dataclass
@@ -60,13 +76,30 @@ class Timeline:
         """The spans of iterations ``first`` up to but not including ``last``."""
         return Timeline([span for span in self.spans if first <= span.iteration < last], self.labels)
 
+    def bubbles(self) -> list[Bubble]:
+        """Where lanes were idle before a task, in the order in which these tasks began."""
+        free, found = dict.fromkeys(self.lanes, self.begin), list[Bubble]()
+        for span in sorted(self.spans, key=lambda span: span.start):
+            if span.start > free[span.lane]:
+                found.append(Bubble(span.lane, free[span.lane], span.start, span.after))
+            free[span.lane] = max(free[span.lane], span.end)
+        return found
+
     def to_perfetto(self, path: str | Path) -> Path:
         """Write this timeline as a trace that ui.perfetto.dev and chrome://tracing open (gzip if the name ends so)."""
         return write_perfetto(path, [("run", self)])
 
 
 def write_perfetto(path: str | Path, tracks: Sequence[tuple[str, Timeline]]) -> Path:
-    """Write several timelines into one trace, one process per timeline and one thread per lane."""
+    """Write several timelines into one trace, one process per timeline and one thread per lane.
+
+    Parameters
+    ----------
+    path : str or Path
+        Compressed if its name ends in ``.gz``.
+    tracks : sequence of (str, Timeline)
+        Titled, such as a simulated and a measured one; a task that waited tells for which other.
+    """
     events: list[dict[str, object]] = []
     for process, (title, timeline) in enumerate(tracks, 1):
         threads = {lane: number for number, lane in enumerate(timeline.lanes, 1)}
@@ -90,5 +123,5 @@ def _event(process: int, thread: int, span: Span) -> dict[str, object]:
         "tid": thread,
         "ts": span.start * 1e6,
         "dur": (span.end - span.start) * 1e6,
-        "args": {"iteration": span.iteration},
+        "args": {"iteration": span.iteration} | ({"after": span.after} if span.after else {}),
     }

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -184,6 +185,18 @@ def test_the_pool_is_aligned_and_finite():
     assert pool.size == 5_000_000
     assert pool.ctypes.data % (1 << 21) == 0
     assert np.isfinite((pool.astype(np.uint32) << 16).view(np.float32)).all()
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells how memory is mapped")
+def test_the_pool_is_private_memory_as_shared_memory_gets_no_huge_pages():
+    pool = random_pool(5_000_000)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, rights, *_ = line.split()
+        begin, end = (int(address, 16) for address in span.split("-"))
+        if begin <= pool.ctypes.data < end:
+            assert rights == "rw-p"
+            return
+    pytest.fail("the pool is not among the mappings")
 
 
 def test_attended_entries_come_from_the_bytes_of_a_token_and_layer(attention):

@@ -1,6 +1,7 @@
 """`calibrate` measures operations and nothing else, keeps the record, and what it says can be used to predict."""
 
 import math
+import time
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from workbench.cost import Precision, Rows
 from workbench.engine import calibration
 from workbench.engine.calibration import SHAPES, Shape
 from workbench.engine.card import ceilings
+from workbench.engine.forward import Forward
 from workbench.errors import EngineError
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
@@ -57,10 +59,10 @@ def test_every_operation_is_timed_with_each_number_of_threads_that_its_lane_may_
     assert profile is not None
     cores = calibrated.cores
     threads = {cores.gpu, cores.cpu, cores.alone}
-    assert {(time.op, time.threads) for time in profile.ops} == {(op, n) for op in OPERATIONS for n in threads}
-    for time in profile.ops:
-        assert time.seconds[-1] + time.per_prompt + time.per_pair > 0
-        assert list(time.seconds) == sorted(time.seconds)
+    assert {(op.op, op.threads) for op in profile.ops} == {(op, n) for op in OPERATIONS for n in threads}
+    for op in profile.ops:
+        assert op.seconds[-1] + op.per_prompt + op.per_pair > 0
+        assert list(op.seconds) == sorted(op.seconds)
 
 
 def test_overheads_and_rates_are_positive_and_small(calibrated):
@@ -73,6 +75,22 @@ def test_overheads_and_rates_are_positive_and_small(calibrated):
     low, high = profile.spread
     assert 0 < low < 1 < high < math.inf
     assert all(math.isfinite(rate) and rate > 0 for _, rate in calibrated.rates)
+
+
+def test_slow_operations_too_are_seen_beside_a_stream(tiny, quick, tmp_path, monkeypatch):
+    """A stream that ends before the first call does would tell nothing of how it slows them."""
+    compute = Forward.compute
+
+    def slowly(self, stage, *rest):
+        if stage.op.name == "experts":
+            time.sleep(0.08)
+        return compute(self, stage, *rest)
+
+    monkeypatch.setattr(Forward, "compute", slowly)
+    monkeypatch.setattr(calibration, "cache_path", lambda name: tmp_path / name)
+    monkeypatch.setattr(calibration, "SHAPES", SHAPES[:2] + SHAPES[-2:])
+    found = wb.calibrate(tiny, refresh=True)
+    assert all(math.isfinite(rate) and rate > 0 for _, rate in found.rates)
 
 
 def test_a_gpus_ceilings_are_told_only_where_there_is_one(calibrated):

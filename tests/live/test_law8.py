@@ -32,6 +32,7 @@ from workbench.scheduler.block_manager import BlockManager
 from workbench.schedules import KTransformers, Schedule, Sequential, Step, VSLPipe
 from workbench.serving import prepare, serve
 from workbench.simulate.clock import IterationClock, TaskClock
+from workbench.timeline import ITERATION
 
 ASKED = requests((5, 1, 19, 3, 7, 2, 4, 6, 1, 11), (14, 9, 3, 14, 1, 14, 8, 14, 14, 5), seed=5)
 
@@ -132,6 +133,19 @@ def test_live_spans_never_overlap_on_a_lane(tiny: ModelConfig) -> None:
             reach = max(reach, span.end)
         assert result.busy[lane] <= covered * 1.001 + 1e-6, f"{lane}: busy for longer than anything ran on it"
         assert result.busy[lane] <= result.seconds
+
+
+def test_live_tasks_tell_which_other_let_them_begin(tiny: ModelConfig) -> None:
+    """It had ended by then; attention waits for its own lane or for what comes over the link."""
+    result = wb.run(scenario(tiny, ASKED[:6]), VSLPipe())
+    for number in range(result.iterations):
+        spans = list(result.timeline.window(number, number + 1))
+        first = {f"{s.lane} {s.name}": s.end for s in reversed(spans)}  # the weights of layer 0 can come twice
+        begun = [span for span in spans if span.after in first]
+        assert len(begun) > len(spans) / 2
+        assert {span.after for span in spans} - first.keys() <= {ITERATION}
+        assert [span for span in begun if first[span.after] > span.start] == []
+        assert {span.after.partition(" ")[0] for span in begun if span.name.startswith("C")} <= {"cpu", "d2h"}
 
 
 # ---------------------------------------------------------------------------------------------- what ran is read back

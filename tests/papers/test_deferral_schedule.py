@@ -3,12 +3,21 @@
 import pytest
 
 from tests.papers.test_ktransformers import PROFILE
+from workbench.hardware import machines
+from workbench.memory import Memory
 from workbench.perfmodels import ktransformers as kt
+from workbench.perfmodels.hybrid_speed import decode_speed, deferred_experts
 from workbench.pipeline import Pipeline, cpu, gpu, load, offload
 from workbench.plan import Task, lay_out
+from workbench.reproductions.ktransformers import in_bytes, machine, played_machine
+from workbench.reproductions.rows import published
+from workbench.scenario import Scenario
+from workbench.scheduler.continuous import ContinuousBatching
 from workbench.schedules import Fiddler, KTransformers, Schedule, Step
 from workbench.segments import Kind, Node, layer_graph
+from workbench.simulate import simulate
 from workbench.stages import attention, combine, experts, out_proj, qkv, route, shared_experts
+from workbench.workload import Workload
 
 TOP_K = 8
 
@@ -71,3 +80,25 @@ def test_a_gpu_that_waits_gains_nothing_from_deferral():
     assert play(Fiddler(), 20, 3)[0] == pytest.approx(play(Fiddler(), 20, 0)[0])
     one = PROFILE.attention + PROFILE.shared + PROFILE.routed + PROFILE.sync
     assert play(Fiddler(), 20, 0)[0] == pytest.approx(20 * one)
+
+
+def test_the_simulation_gains_what_was_measured_end_to_end():
+    """On the machine that the profiled layer implies: 33 % with the fewest experts that fill the CPU, no more after."""
+    model, where = in_bytes("deepseek-v3", 2.0), machine("a100-40gb-pcie")
+    assert deferred_experts(model, where) == 3
+    token = Workload.lengths([32], [16])
+    scenario = Scenario(layer(0), model, played_machine(), Memory(kv_capacity="1GB"), token, ContinuousBatching())
+    rates = [1 / simulate(scenario.on(pipeline=layer(deferred)), KTransformers()).tbt for deferred in range(TOP_K)]
+    assert rates[3] / rates[0] - 1 == pytest.approx(published("ktransformers")["deferral"]["end_to_end"], abs=0.03)
+    assert rates[4:] == pytest.approx([rates[3]] * 4)
+    assert rates == pytest.approx(decode_speed(model, where, deferred=range(TOP_K)), rel=0.05)
+
+
+def test_what_the_profile_changes_is_told_in_the_sources():
+    nominal, slowed = machines["ktransformers-a100"], played_machine()
+    assert slowed.gpu.bandwidth < nominal.gpu.bandwidth
+    assert {name for name, source in slowed.sources.items() if source != nominal.sources.get(name)} == {
+        "gpu.bandwidth",
+        "cpu.bandwidth",
+        "link.overhead",
+    }

@@ -124,7 +124,7 @@ def test_wiring_that_cannot_work_fails_in_the_cell_that_wires_it(wire, words):
             ["offload", "moves nothing", "Remove it"],
             id="useless offload",
         ),
-        pytest.param(WHOLE >> load, ["load number 8", "moves nothing"], id="useless load"),
+        pytest.param(WHOLE >> load, ["load at place 8", "moves nothing"], id="useless load"),
         pytest.param(
             gpu(attention, out_proj, moe), ["reads q of prefill rows", "no earlier stage"], id="buffer never written"
         ),

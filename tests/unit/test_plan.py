@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.systems import MIXED, PIPELINES, VSL
-from workbench.plan import Page, Plan, Task, busy_seconds, lay_out, one_at_a_time, part_name
+from workbench.plan import Page, Plan, Task, busy_seconds, lay_out, let_begin, one_at_a_time, part_name
 from workbench.schedules import Sequential, Step, VSLPipe
 from workbench.segments import WEIGHTS, Kind, Node, layer_graph
+from workbench.timeline import ITERATION
 
 GPU, CPU = Node(Kind.SEGMENT, "A", "gpu"), Node(Kind.SEGMENT, "C", "cpu")
 OUT, IN = Node(Kind.MOVE, "Q", "d2h"), Node(Kind.MOVE, "H", "h2d")
@@ -184,3 +185,24 @@ def test_pages_follow_one_another_and_share_a_transfer_evenly(size, pages):
     assert (cuts[0][0], cuts[-1][1]) == (0, size)
     assert all(before[1] == after[0] for before, after in pairwise(cuts))
     assert all(abs(end - begin - size / pages) <= 128 for begin, end in cuts)
+
+
+def begun_by(tasks, seconds, packet=float("inf")):
+    return let_begin(tasks, *lay_out(tasks, seconds, packet))
+
+
+def test_what_let_a_task_begin_is_the_last_to_end_of_its_needs_and_of_what_its_lane_did_before():
+    tasks = [task(GPU), task(CPU), task(OUT, 0, 1), task(GPU, 2), task(CPU, 0)]
+    assert begun_by(tasks, [2.0, 3.0, 1.0, 1.0, 1.0]) == [ITERATION, ITERATION, "cpu C0a", "d2h Q0a", "cpu C0a"]
+    assert begun_by(tasks, [5.0, 3.0, 1.0, 1.0, 1.0]) == [ITERATION, ITERATION, "gpu A0a", "d2h Q0a", "gpu A0a"]
+
+
+def test_a_task_without_work_stands_for_what_let_it_begin():
+    tasks = [task(GPU), task(OUT, 0), task(CPU, 1)]
+    assert begun_by(tasks, [2.0, 0.0, 1.0]) == [ITERATION, "gpu A0a", "gpu A0a"]
+    blocked = [task(CPU), task(OUT, 0), task(OUT), task(GPU, 2)]  # the lane waits with its first transfer
+    assert begun_by(blocked, [4.0, 0.0, 1.0, 1.0])[2:] == ["cpu C0a", "d2h Q0a"]
+
+
+def test_small_transfers_pass_bulk_ones_but_bulk_ones_wait_for_the_lane():
+    assert begun_by([bulk(), task(IN), bulk()], [4.0, 1.0, 2.0], 1.0) == [ITERATION, ITERATION, "h2d W0"]

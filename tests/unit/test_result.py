@@ -30,7 +30,7 @@ def result() -> Result:
         busy={"gpu": 3.0, "h2d": 1.0},
         ttft=0.5,
         steps=Iterations((1.0, 3.0), (9, 0), (0, 3), (2, 4)),
-        timeline=Timeline([Span("gpu", "A0a", 0.0, 1.0), Span("h2d", "W1", 1.0, 4.0, 1)]),
+        timeline=Timeline([Span("gpu", "A0a", 0.0, 1.0), Span("h2d", "W1", 1.0, 4.0, 1, after="gpu A0a")]),
         tokens=((1, 2), (3,)),
         facts={"kv": "10 blocks"},
         interval=(20.0, 30.0),
@@ -59,7 +59,7 @@ def without_nan(result):
 def test_a_saved_result_comes_back_equal(result, tmp_path):
     back = Result.load(result.save(tmp_path / "r.json"))
     assert without_nan(back) == without_nan(replace(result, timeline=back.timeline))
-    assert [span[:5] for span in back.timeline] == [span[:5] for span in result.timeline]
+    assert [(*span[:5], span.after) for span in back.timeline] == [(*s[:5], s.after) for s in result.timeline]
     assert back.ttft == 0.5
     assert math.isnan(back.tbt)
 
@@ -168,3 +168,11 @@ def test_a_difference_names_the_fields_and_both_values(result):
 def test_a_result_tells_its_source_first(result):
     assert str(result).startswith("simulated: 25 output tok/s (90 % within 20 to 30), 75 processed tok/s")
     assert "<b>simulated</b>" in result._repr_html_()
+
+
+def test_a_file_from_before_spans_told_what_they_waited_for_is_read(result, tmp_path):
+    path = result.save(tmp_path / "r.json")
+    values = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(values | {"timeline": [row[:5] for row in values["timeline"]]}), encoding="utf-8")
+    assert [span[:5] for span in Result.load(path).timeline] == [span[:5] for span in result.timeline]
+    assert {span.after for span in Result.load(path).timeline} == {""}

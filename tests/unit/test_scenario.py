@@ -82,7 +82,7 @@ BAD = {
     "a useless transfer": (
         lambda: tiny_scenario(pipeline=gpu(qkv, attention) >> offload >> gpu(out_proj, moe)),
         PipelineError,
-        "offload number 4 of the layer moves nothing: no later cpu stage reads anything that is only on the gpu. "
+        "offload at place 4 of the layer moves nothing: no later cpu stage reads anything that is only on the gpu. "
         "Remove it.",
     ),
     "half a layer": (lambda: tiny_scenario(pipeline=gpu(qkv)), PipelineError, "place decode_attention once"),

@@ -19,6 +19,7 @@ from workbench.serving import prepare
 from workbench.simulate import Detail, simulate
 from workbench.stages import Op, attention, moe, out_proj, qkv, weights
 from workbench.task_cost import profile_shape
+from workbench.timeline import ITERATION
 
 
 def test_a_simulation_says_so():
@@ -194,3 +195,17 @@ def test_a_users_operation_is_priced_by_its_own_work():
 def test_what_does_not_go_together_fails_before_any_work(scenario, schedule, error):
     with pytest.raises(error):
         simulate(scenario, schedule)
+
+
+def test_every_task_tells_which_other_let_it_begin():
+    """On the critical path of each iteration, from its end to its begin, no second is unaccounted for."""
+    result = simulate(tiny_scenario([9] * 4, [3] * 4), Sequential(), detail=Detail.TASK)
+    for number in range(result.iterations):
+        spans = {f"{span.lane} {span.name}": span for span in result.timeline.window(number, number + 1)}
+        last = max(spans.values(), key=lambda span: span.end)
+        path = last.end - last.start
+        while last.after != ITERATION:
+            assert spans[last.after].end == pytest.approx(last.start)
+            last = spans[last.after]
+            path += last.end - last.start
+        assert path == pytest.approx(result.steps.seconds[number])

@@ -95,9 +95,12 @@ def eager_expert(h: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> 
 
 def random_pool(elements: int) -> npt.NDArray[np.uint16]:
     """Random bf16 of unit variance, in huge pages where the system grants them."""
-    memory = mmap.mmap(-1, 2 * elements + (1 << 21))
+    size = 2 * elements + (1 << 21)
     if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory gets no huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
+    else:
+        memory = mmap.mmap(-1, size)
     pool = np.frombuffer(memory, np.uint16)
     pool = pool[-pool.ctypes.data % (1 << 21) // 2 :][:elements]
     some = (np.random.default_rng(0).standard_normal(1 << 22, dtype=np.float32).view(np.uint32) >> 16).astype(np.uint16)

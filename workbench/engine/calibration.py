@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +27,7 @@ from workbench.engine.ops import Part
 from workbench.engine.runnable import check_runnable
 from workbench.engine.sampler import choose_all
 from workbench.engine.seats import seats
+from workbench.errors import EngineError
 from workbench.hardware import Machine, usable_cores
 from workbench.memory import Memory
 from workbench.models import ModelConfig
@@ -73,6 +75,8 @@ SECONDS = 60.0
 """Another round is begun within this time."""
 STREAM, BESIDE = 2e9, 4e9
 """Link rates [B/s] at which weights arrive before a layer, and at which others stream beside an operation."""
+STRETCH = 3
+"""So many times as long as the calls beside it take alone, a stream lasts."""
 _BLOCK = 16
 
 
@@ -118,7 +122,7 @@ def calibrate(
 
 def _record_path(machine: Machine, shape: str) -> Path:
     """Its name changes with the computer's own record, which changes with versions, and with the model's shape."""
-    key = f"calibration 5|{machine.host}|{machine.measured}|{shape}"
+    key = f"calibration 6|{machine.host}|{machine.measured}|{shape}"
     return cache_path(f"calibration-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json")
 
 
@@ -313,22 +317,27 @@ class _Bench:
         action = lambda: self._forward.compute(stage, layer, 0, part)  # noqa: E731
         source = np.ones(1 << 28, np.int8)
         target = np.ones_like(source)
-        alone, beside, mover = list[float](), list[float](), list[float]()
+        calls, alone, beside, mover = 2, list[float](), list[float](), list[float]()
         executor = Executor(BESIDE, BESIDE, throttled=True, packet_seconds=5e-3)
         executor.seat({name: lane.seat for name, lane in self._executor.lanes.items()})
         try:
             for _ in range(6):
-                calls = max(2, int(0.05 / alone[0])) if alone else 2
                 tasks = [Task(EMBED, 0, 0, after=(i - 1,) if i else ()) for i in range(calls)]
-                alone += [self._seconds(job) for job in executor.run(tasks, [action] * calls)]
+                jobs = executor.run(tasks, [action] * calls)
+                alone += [self._seconds(job) for job in jobs]
+                longest = max(job.end - job.start for job in jobs)
+                calls = max(2, int(0.05 / longest))
+                passes = math.ceil(STRETCH * calls * longest * BESIDE / source.nbytes)
                 tasks = [Task(EMBED, 0, 0, after=(i - 1,) if i > 1 else ()) for i in range(1, calls + 1)]
                 tasks = [Task(WEIGHTS, 0, None, bulk=True), *tasks]
-                stream = Transfer([(target, source)])
+                stream = Transfer([(target, source)] * passes)
                 jobs = executor.run(tasks, [lambda stream=stream: stream, *[action] * calls])  # type: ignore[misc]
                 beside += [self._seconds(job) for job in jobs[1:] if job.end <= jobs[0].end]
                 mover.append(jobs[0].cpu / jobs[0].bytes)
         finally:
             executor.close()
+        if not beside:
+            raise EngineError(f"no call of {op} ended beside a stream; other programs hold the cores, close them.")
         return _Beside(typical(alone), typical(beside), median(mover))
 
     def _sequential_read(self) -> float:

@@ -16,7 +16,7 @@ from workbench.engine.seats import seats
 from workbench.engine.stopwatch import Stopwatch
 from workbench.errors import EngineError, StoppedError
 from workbench.hardware import usable_cores
-from workbench.plan import LANES, Carry, Plan, Task
+from workbench.plan import LANES, Carry, Plan, Task, let_begin
 from workbench.prepared import Prepared
 from workbench.profile import Cores
 from workbench.scheduler.batch import Batch
@@ -137,19 +137,21 @@ class Engine:
         pace = self._prepared.plans.pace(plan.tasks, rows, self._cores)
         self._executor.seat(seats(pace, self._cores))
         everything = self._executor.run(plan.tasks, [self._action(task, plan.parts, parts) for task in plan.tasks])
-        jobs = [job for job, task in zip(everything, plan.tasks, strict=True) if task.carry is not Carry.OUT]
-        self._check_bytes(jobs, plan)
+        afters = let_begin(plan.tasks, [job.start for job in everything], [job.end for job in everything])
+        all_three = zip(plan.tasks, everything, afters, strict=True)
+        ended = [(job, after) for task, job, after in all_three if task.carry is not Carry.OUT]
+        self._check_bytes([job for job, _ in ended], plan)
         for place, (part, batch) in enumerate(zip(parts, plan.parts, strict=True)):
             self.forward.keep(place, part, batch)
         self._now = self.watch.now
-        return self._record(jobs, number)
+        return self._record(ended, number)
 
-    def _record(self, jobs: list[Job], number: int) -> dict[str, float]:
+    def _record(self, ended: list[tuple[Job, str]], number: int) -> dict[str, float]:
         busy, at = dict.fromkeys(LANES, 0.0), self.watch.at
-        for job in jobs:
+        for job, after in ended:
             lane = job.task.node.lane
             for start, end in job.spans:
-                span = Span(lane, job.task.name, at(start), at(end), number, job.cpu)
+                span = Span(lane, job.task.name, at(start), at(end), number, job.cpu, after)
                 busy[lane] += span.end - span.start
                 self.timeline.spans.append(span)
         return busy

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import chain
 
+from workbench.hardware import Machine, machines
 from workbench.models import ModelConfig, models
 from workbench.perfmodels import ktransformers as kt
 from workbench.perfmodels.hybrid_speed import (
@@ -56,6 +57,24 @@ def machine(gpu: str) -> HybridMachine:
     parts = (shares.attention, shares.shared, shares.routed, shares.sync)
     measured = LayerTimes(*(seconds * part for part in parts))
     return replace(bare.calibrated(model, measured), gpu=processors[gpu])
+
+
+def played_machine() -> Machine:
+    """The same host and A100 for `simulate`: the catalogue's, slowed to what the profiled layer implies.
+
+    Submission and waiting are the fixed time of the two transfers, half of it each.
+    """
+    nominal, profiled = machines["ktransformers-a100"], machine(published("ktransformers")["host"]["gpus"][0])
+    shares = {"gpu": profiled.gpu_efficiency, "cpu": profiled.cpu_efficiency}
+    how = {f"{lane}.bandwidth": f"{share:.1%} of it, as the profiled layer implies" for lane, share in shares.items()}
+    return replace(
+        nominal,
+        name="ktransformers-a100, as profiled",
+        gpu=replace(nominal.gpu, bandwidth=nominal.gpu.bandwidth * profiled.gpu_efficiency),
+        cpu=replace(nominal.cpu, bandwidth=nominal.cpu.bandwidth * profiled.cpu_efficiency),
+        link=replace(nominal.link, overhead=profiled.sync / 2),
+        sources=nominal.sources_with(how) | {"link.overhead": "half of what the profiled layer spends on handing over"},
+    )
 
 
 def _size(given: Inputs) -> Value:

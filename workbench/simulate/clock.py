@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from workbench.cost import PartRows, Rows
-from workbench.plan import LANES, Plan, Task, busy_seconds
+from workbench.plan import LANES, Plan, Task, busy_seconds, let_begin
 from workbench.prepared import Prepared
 from workbench.profile import Profile
 from workbench.result import Result, Source
@@ -106,10 +106,12 @@ class TaskClock(_Clock):
         rows = [self._cost.part(part) for part in plan.parts]
         laid = self._plans.lay_out(plan.tasks, rows, self._packet, plan.tasks, self._carried)
         seconds = max(sum(laid.dram), laid.seconds) + self._plans.between(plan.parts)
-        for task, start, end in zip(plan.tasks, laid.starts, laid.ends, strict=True):
+        afters = let_begin(plan.tasks, laid.starts, laid.ends)
+        for task, start, end, after in zip(plan.tasks, laid.starts, laid.ends, afters, strict=True):
             if end > start:
                 until = self.now + min(end, seconds)
-                self.timeline.spans.append(Span(task.node.lane, task.name, self.now + start, until, number))
+                span = Span(task.node.lane, task.name, self.now + start, until, number, after=after)
+                self.timeline.spans.append(span)
         self.now += seconds
         self._carried = max(0.0, laid.runs_on - seconds)
         busy = busy_seconds(plan.tasks, laid.busy)

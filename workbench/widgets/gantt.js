@@ -1,4 +1,6 @@
-// Lane charts on one time axis. A track is {title, lanes, spans: [[lane, start, end, name, iteration], ...]}.
+// Lane charts on one time axis. A track is {title, lanes, spans: [[lane, start, end, name, iteration], ...],
+// idle: [[lane, start, end, after], ...]}. `after` is lane and name of the task that was waited for, or "iteration",
+// or nothing.
 const LEFT = 44;
 const RIGHT = 24;
 const ROW = 18;
@@ -21,6 +23,11 @@ function tickStep(span, most) {
   const rough = span / most;
   const power = 10 ** Math.floor(Math.log10(rough));
   return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= rough);
+}
+
+function parted(after) {
+  const at = after.indexOf(" ");
+  return at < 0 ? [after, ""] : [after.slice(0, at), after.slice(at + 1)];
 }
 
 class Chart {
@@ -113,13 +120,55 @@ class Chart {
     pen.beginPath();
     pen.rect(LEFT, top, width - LEFT - RIGHT, TITLE + track.lanes.length * ROW);
     pen.clip();
+    this.drawSpans(pen, track, top + TITLE);
+    this.drawIdle(pen, track, top + TITLE, ink);
+    pen.restore();
+  }
+
+  drawSpans(pen, track, top) {
+    const filled = track.lanes.map(() => new Map()); // by pixel: share that short tasks kept the lane busy
+    const column = (lane, x, share, colour) => {
+      const below = filled[lane].get(x) ?? 0;
+      const height = Math.min(share, 1 - below) * (ROW - 4);
+      pen.fillStyle = colour;
+      pen.fillRect(x, top + lane * ROW + 2 + (1 - below) * (ROW - 4) - height, 1, height);
+      filled[lane].set(x, below + share);
+    };
+    const wide = [];
     for (const [lane, start, end, name] of track.spans) {
       if (end < this.from || start > this.to) continue;
-      const x = this.x(start);
-      pen.fillStyle = this.colour(name[0]);
-      pen.fillRect(x, top + TITLE + lane * ROW + 2, Math.max(0.5, this.x(end) - x - 0.5), ROW - 4);
+      const [left, right] = [this.x(start), this.x(end)];
+      const [pixel, colour] = [Math.floor(left), this.colour(name[0])];
+      if (right - left >= 1) {
+        wide.push([left, top + lane * ROW + 2, right - left - 0.5, colour]);
+      } else if (right > left) {
+        const edge = Math.min(pixel + 1, right);
+        column(lane, pixel, edge - left, colour);
+        if (right > edge) column(lane, pixel + 1, right - edge, colour);
+      }
     }
-    pen.restore();
+    for (const [x, y, length, colour] of wide.sort((a, b) => b[2] - a[2])) {
+      pen.fillStyle = colour; // long ones first: short transfers pass within long ones
+      pen.fillRect(x, y, length, ROW - 4);
+    }
+  }
+
+  drawIdle(pen, track, top, ink) {
+    pen.fillStyle = ink;
+    pen.textAlign = "center";
+    for (const [lane, start, end, after] of track.idle) {
+      const [left, right] = [Math.max(LEFT, this.x(start)), Math.min(this.x(this.to), this.x(end))];
+      const words = right - left < 30 ? "" : this.waited(track, lane, after);
+      if (words && pen.measureText(words).width + 12 < right - left) {
+        pen.fillText(words, (left + right) / 2, top + (lane + 0.5) * ROW);
+      }
+    }
+  }
+
+  waited(track, lane, after) {
+    const [other, name] = parted(after);
+    if (!name) return after && "next iteration";
+    return other === track.lanes[lane] ? "" : `waits for ${name}`;
   }
 
   drawAxis(pen, top, ink) {
@@ -141,20 +190,34 @@ class Chart {
       if (lane >= 0 && lane < track.lanes.length) {
         const time = this.seconds(x);
         const near = ((this.to - this.from) / this.width) * 1.5;
-        return track.spans.find((s) => s[0] === lane && s[1] - near <= time && time <= s[2] + near);
+        const span = track.spans.find((s) => s[0] === lane && s[1] - near <= time && time <= s[2] + near);
+        const idle = track.idle.find((i) => i[0] === lane && i[1] <= time && time <= i[2]);
+        return span ? this.aboutSpan(span) : idle && this.aboutIdle(idle);
       }
       top += TITLE + track.lanes.length * ROW;
     }
     return undefined;
   }
 
+  label(name) {
+    return this.model.get("labels")[name[0]] ?? "";
+  }
+
+  aboutSpan([, start, end, name, iteration]) {
+    return `${name}  ${this.label(name)}: ${duration(end - start)} from ${duration(start)}, iteration ${iteration}`;
+  }
+
+  aboutIdle([, start, end, after]) {
+    const [lane, name] = parted(after);
+    const until = name ? `, until ${name} on ${lane}  ${this.label(name)}` : after && ", until the next iteration";
+    return `idle for ${duration(end - start)} from ${duration(start)}${until}`;
+  }
+
   hover(event) {
-    const span = this.under(event.offsetX, event.offsetY);
-    this.tip.hidden = !span;
-    if (!span) return;
-    const [, start, end, name, iteration] = span;
-    const label = this.model.get("labels")[name[0]] ?? "";
-    this.tip.textContent = `${name}  ${label}: ${duration(end - start)} from ${duration(start)}, iteration ${iteration}`;
+    const words = this.under(event.offsetX, event.offsetY);
+    this.tip.hidden = !words;
+    if (!words) return;
+    this.tip.textContent = words;
     const room = this.canvas.clientWidth - this.tip.offsetWidth - 8;
     this.tip.style.left = `${Math.max(0, Math.min(event.offsetX + 12, room))}px`;
     this.tip.style.top = `${this.canvas.offsetTop + event.offsetY + 16}px`;

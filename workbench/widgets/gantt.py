@@ -14,7 +14,11 @@ from workbench.timeline import Timeline
 
 
 class Gantt(anywidget.AnyWidget):
-    """Wheel or + and - zoom, drag or arrow keys pan, a double click or 0 shows everything; hovering names a task."""
+    """Wheel or + and - zoom, drag or arrow keys pan, a double click or 0 shows everything; hovering names a task.
+
+    Idle time tells for what the next task waited. Tasks narrower than a pixel are drawn together, as high as the share
+    of it in which they kept the lane busy.
+    """
 
     _esm = Path(__file__).with_name("gantt.js")
     _css = Path(__file__).with_name("gantt.css")
@@ -30,7 +34,11 @@ class Gantt(anywidget.AnyWidget):
 
 
 def track(title: str, timeline: Timeline) -> dict[str, Any]:
-    """What the browser needs of a timeline: lanes, and spans as [lane number, start, end, name, iteration]."""
+    """What the browser needs of a timeline: lanes, spans as [lane number, start, end, name, iteration], and idle time.
+
+    Idle time is [lane number, start, end, the task that was waited for].
+    """
     lanes, begin = timeline.lanes, timeline.begin
     spans = [[lanes.index(s.lane), s.start - begin, s.end - begin, s.name, s.iteration] for s in timeline]
-    return {"title": title, "lanes": lanes, "spans": spans}
+    idle = [[lanes.index(b.lane), b.start - begin, b.end - begin, b.after] for b in timeline.bubbles()]
+    return {"title": title, "lanes": lanes, "spans": spans, "idle": idle}
