@@ -64,7 +64,7 @@ def largest_batch(scenario: Scenario, schedule: Schedule, budget: float) -> Larg
     holds them all, and the workload. Layered prefill has as many decodes beside the longest prompt. Preempted requests
     prefill their output anew. A static batch comes split by its scheduler, however unevenly; else, with m parts, dealt
     evenly by their number, sequences of at most u and at least v blocks put at most u / (u + (m - 1) v) of B blocks,
-    and one sequence, into one part.
+    and one sequence, into one part; one more where prompts come in pieces, which are dealt apart from the decodes.
     """
     prompt, block, parts = scenario.workload.prompt_len, scenario.memory.kv_block, schedule.parts
     held = prompt + scenario.workload.output_len - 1
@@ -77,7 +77,9 @@ def largest_batch(scenario: Scenario, schedule: Schedule, budget: float) -> Larg
     part = min(tokens, -(-tokens // parts) + int(alone.max())) if parts > 1 else tokens
     part = tokens if isinstance(scenario.scheduler, StaticBatching) else part
     share = widest / (widest + (parts - 1) * -(-(int(prompt.min()) + 1) // block))
-    read = min(blocks, widest + max(0, blocks - widest) * share, -(-requests // parts) * widest)
+    dealt = 2 if scenario.scheduler.splits(int(held.max()), scenario.model.num_hidden_layers) else 1
+    over = dealt * widest
+    read = min(blocks, over + max(0, blocks - over) * share, (-(-requests // parts) + dealt - 1) * widest)
     return Largest(tokens, requests, part, blocks if isinstance(scenario.scheduler, StaticBatching) else read)
 
 
