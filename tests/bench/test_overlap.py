@@ -80,14 +80,33 @@ def test_probes_are_read_while_the_clock_stands(bench, monkeypatch):
             return 1.0
 
     monkeypatch.setattr(overlap, "Engine", Stub)
-    contender = overlap.Contender(VSLPipe(), 1.0)
+    contender = overlap.Contender(VSLPipe(), 1.0, 1.0)
     bench.measure(contender, Still())
     assert len(contender.measured) + contender.dropped == STEADY
     assert seen[1:] == [False] * (2 * STEADY - 1)
 
 
+def test_no_pass_is_simulated_below_its_bound_and_the_slow_link_is_it(bench):
+    found = [bench.simulated(schedule) for schedule in (overlap.VSL, overlap.PREFETCH, overlap.PLAIN)]
+    assert len({contender.bound for contender in found}) == 1
+    assert all(contender.bound <= contender.simulated for contender in found)
+    weights = prepare(bench.scenario(bench.context, bench.rate), overlap.VSL).cost.weights_per_layer
+    assert found[0].bound >= weights * bench.scenario(bench.context, bench.rate).model.num_hidden_layers / bench.rate
+
+
+def test_the_table_tells_the_share_of_the_bound():
+    lines: list[str] = []
+    contender = overlap.Contender(overlap.VSL, 1.0, 1.5)
+    contender.note(2.0, {"gpu": 1.0})
+    overlap._print([contender], {}, lines.append)
+    assert "0.75, 0.50" in lines[1]
+
+
 def test_ratios_are_those_of_the_medians_with_the_extremes():
-    fast, slow = overlap.Contender(overlap.VSL, 1.5, [1.0, 2.0, 3.0]), overlap.Contender(overlap.PLAIN, 4.0, [4.0, 5.0])
+    fast, slow = (
+        overlap.Contender(overlap.VSL, 1.0, 1.5, [1.0, 2.0, 3.0]),
+        overlap.Contender(overlap.PLAIN, 2.0, 4.0, [4.0, 5.0]),
+    )
     ratios = overlap._ratios([fast, slow])
     assert ratios["VSLPipe(weight_slots=3) / Sequential, speed"] == {
         "median": 2.25,
@@ -104,7 +123,7 @@ def test_ratios_are_those_of_the_medians_with_the_extremes():
 
 
 def test_lanes_are_busy_for_their_share_of_all_passes():
-    contender = overlap.Contender(overlap.VSL, 1.0)
+    contender = overlap.Contender(overlap.VSL, 1.0, 1.0)
     contender.note(1.0, {"gpu": 0.5, "h2d": 1.0})
     contender.note(3.0, {"gpu": 2.5, "h2d": 1.0})
     assert contender.utilisation == {"gpu": 0.75, "h2d": 0.5}

@@ -19,6 +19,7 @@ from workbench.errors import WorkbenchError
 from workbench.hardware import Machine
 from workbench.memory import Memory
 from workbench.models import ModelConfig, checkpoint
+from workbench.perfmodels.bound import lane_limits
 from workbench.plan import COMPUTE, busy_seconds
 from workbench.prepared import Prepared
 from workbench.scenario import Scenario
@@ -43,9 +44,10 @@ BLOCK = 16
 
 @dataclass
 class Contender:
-    """One schedule: seconds per steady pass, simulated and measured, and how long each lane was busy."""
+    """One schedule: seconds per steady pass, least, simulated and measured, and how long each lane was busy."""
 
     schedule: Schedule
+    bound: float
     simulated: float
     measured: list[float] = field(default_factory=list)
     busy: list[dict[str, float]] = field(default_factory=list)
@@ -140,9 +142,11 @@ class Bench:
                 yield clock.now - begin, busy
 
     def simulated(self, schedule: Schedule) -> Contender:
-        """A schedule with its simulation."""
+        """A schedule with its bound and its simulation."""
         prepared = prepare(self.scenario(self.context, self.rate), schedule)
-        return Contender(schedule, median(seconds for seconds, _ in self.passes(prepared, TaskClock(prepared))))
+        rows = self.batch(self.context + 1 + STEADY // 2).rows
+        seconds = median(seconds for seconds, _ in self.passes(prepared, TaskClock(prepared)))
+        return Contender(schedule, max(lane_limits(prepared, rows, 1).values()), seconds)
 
     def measure(self, contender: Contender, probe: Probe) -> None:
         """One round: each pass counts unless it was disturbed."""
@@ -227,11 +231,12 @@ def _ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, float]:
 def _print(
     contenders: Sequence[Contender], ratios: Mapping[str, Mapping[str, float]], say: Callable[[str], None]
 ) -> None:
-    say(f"{'seconds per pass':26}  simulated  measured (range)        simulated / measured  lanes busy")
+    say(f"{'seconds per pass':26}  bound  simulated  measured (range)        simulated, bound / measured  lanes busy")
     for c in contenders:
         lanes = ", ".join(f"{lane} {share:.0%}" for lane, share in c.utilisation.items() if share)
         spread = f"{c.seconds:.3f} ({min(c.measured):.3f} to {max(c.measured):.3f})"
-        say(f"{c.schedule.name:26}  {c.simulated:9.3f}  {spread:22}  {c.simulated / c.seconds:20.2f}  {lanes}")
+        shares = f"{c.simulated / c.seconds:.2f}, {c.bound / c.seconds:.2f}"
+        say(f"{c.schedule.name:26}  {c.bound:.3f}  {c.simulated:9.3f}  {spread:22}  {shares:>27}  {lanes}")
     for what, seen in ratios.items():
         say(f"{what}: {seen['median']:.2f} of the medians ({seen['min']:.2f} to {seen['max']:.2f})")
 
@@ -239,6 +244,7 @@ def _print(
 def _row(contender: Contender) -> dict[str, Any]:
     return {
         "schedule": contender.schedule.name,
+        "bound": contender.bound,
         "simulated": contender.simulated,
         "measured": contender.measured,
         "utilisation": contender.utilisation,

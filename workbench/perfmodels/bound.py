@@ -98,11 +98,11 @@ def _least_limits(prepared: Prepared, workload: Workload, iterations: int) -> di
     model = prepared.scenario.model
     total, several = total_rows(workload, model), workload.output_len > 1
     if not several.any():
-        return _lane_limits(prepared, total, iterations)
+        return lane_limits(prepared, total, iterations)
     shortest = float(model.attended(workload.prompt_len[several].min() + 1))
 
     def limits(context: float) -> dict[str, float]:
-        return _lane_limits(prepared, recomputed(total, context, shortest), iterations)
+        return lane_limits(prepared, recomputed(total, context, shortest), iterations)
 
     low, high = 0.0, total.context
     while high - low > 1e-6 * total.context:
@@ -115,8 +115,11 @@ def _least_limits(prepared: Prepared, workload: Workload, iterations: int) -> di
     return {name: min(value, least) for name, value in plain.items()}
 
 
-def _lane_limits(prepared: Prepared, total: Rows, iterations: int) -> dict[str, float]:
-    """Seconds of each lane with every core it can have, and of all cores where lanes share them."""
+def lane_limits(prepared: Prepared, total: Rows, iterations: int) -> dict[str, float]:
+    """Least seconds of each lane for these rows in so many iterations: with every core it can have.
+
+    Where lanes share a computer's cores, those of all cores too; else those of the host's memory.
+    """
     cost, layers, cores = prepared.cost, prepared.layers, prepared.scenario.machine.cores
     limits = {"gpu compute": 0.0, "cpu compute": 0.0, "d2h link": 0.0, "h2d link": 0.0}
     shared, sums = 0.0, {"gpu": 0.0, "cpu": 0.0}
