@@ -185,7 +185,7 @@ def _lines(curves: Rates, ax: Axes | None, over: str, title: str) -> Axes:
 
 def _over(ax: Axes, over: str, title: str) -> None:
     ax.set_xscale("log")
-    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
     ax.xaxis.set_major_formatter(FuncFormatter(_plain))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.set_xlabel(over)
