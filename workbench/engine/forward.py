@@ -259,7 +259,8 @@ class Forward:
         """
         if not len(part.lengths) and not part.before.any():
             return None
-        wanted = self._cache.fetched_bytes(part) + sum(fetched.pool.nbytes for fetched in self._fetched.values())
+        held = list(self._fetched.values())  # a copy, because the gpu lane drops what it has read meanwhile
+        wanted = self._cache.fetched_bytes(part) + sum(fetched.pool.nbytes for fetched in held)
         if wanted > self._ledger["fetched KV"]:
             raise EngineError(
                 f"the KV of {len(part.lengths)} decodes brings {wanted} bytes to the GPU where the ledger says at most "
