@@ -18,6 +18,7 @@ from .flash_decode import (
     mla_decode_reference,
     warm_up,
 )
+from .huge_pages import empty_in_huge_pages
 from .kv_cache import append_kv, append_kv_reference, append_kv_work
 from .team import side_by_side
 
@@ -30,6 +31,7 @@ __all__ = [
     "append_kv",
     "append_kv_reference",
     "append_kv_work",
+    "empty_in_huge_pages",
     "expert_mlp",
     "expert_mlp_reference",
     "expert_mlp_work",

@@ -13,7 +13,7 @@ from workbench.catalogue import cache_path
 from workbench.errors import WorkbenchError
 from workbench.units import parse_bytes
 
-_RECIPES = "mix-s (0.23 GB), mix-m (0.46 GB) or mix-b (3.0 GB)"
+_RECIPES = "mix-s (0.23 GB), mix-m (0.46 GB), mix-b (3.0 GB) or qwen-s (0.25 GB, shared experts)"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("--out", type=Path, default=Path("out"), help="folder to write to (default: out)")
     report.set_defaults(command=_report)
-    make = commands.add_parser("make-checkpoint", help="make a seeded random Mixtral checkpoint")
+    make = commands.add_parser("make-checkpoint", help="make a seeded random checkpoint")
     make.add_argument("name", help=_RECIPES)
     make.add_argument("--out", type=Path, help="folder to write to (default: in the user's cache)")
     make.add_argument("--seed", type=int, default=0)

@@ -24,8 +24,18 @@ from workbench.segments import Kind, LayerGraph
 from workbench.stages import DEFERRED_BUFFERS, Device, RowClass, buffer_bytes, kv
 from workbench.units import DTYPE_BYTES, format_bytes, parse_bytes
 
+
+def _qkv_working(model: ModelConfig, size: int) -> float:
+    """Normed heads stand beside the projections that they were until all are rotated."""
+    q, kv = model.q_size, model.kv_size
+    needed = max((8 + size) * model.hidden_size, size * (3 * q + model.kv_elements))
+    if not model.family.qk_norm:
+        return needed
+    return max(needed + size * (q + kv), (8 + 2 * size) * q, (8 + 2 * size) * kv + size * q)
+
+
 WORKING: dict[str, Callable[[ModelConfig, int], float]] = {
-    "qkv": lambda m, size: max((8 + size) * m.hidden_size, size * (3 * m.q_size + m.kv_elements)),
+    "qkv": _qkv_working,
     "prefill_attention": lambda m, size: (
         size * (m.attn_size + (m.pair_macs if m.kv_lora_rank else 0)) + 4 * m.num_attention_heads
     ),
@@ -39,9 +49,10 @@ WORKING: dict[str, Callable[[ModelConfig, int], float]] = {
     "head": lambda m, size: (4 + size) * m.vocab_size + (8 + 2 * size) * m.hidden_size,
 }
 """Bytes per row that an operation needs while it runs beyond what it reads and writes, weights of `size` bytes each:
-norms in fp32, rotated halves, attention's rows in fp32, logits in both precisions. For the experts it is what a fused
-kernel keeps of every choice (gate, up, their product, rows in and out), which is also what a loop over experts needs
-where all rows choose the same two. Latent attention expands keys and values of prompts, and outputs of decodes."""
+norms in fp32, normed heads, rotated halves, attention's rows in fp32, logits in both precisions. For the experts it is
+what a fused kernel keeps of every choice (gate, up, their product, rows in and out), which is also what a loop over
+experts needs where all rows choose the same two. Latent attention expands keys and values of prompts, and outputs of
+decodes."""
 
 
 class Largest(NamedTuple):

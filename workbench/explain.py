@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from workbench.perfmodels.bound import SUMS
+from workbench.quiet import OTHERS
 from workbench.result import Result, Source
 from workbench.units import format_seconds
 
@@ -124,6 +125,8 @@ def _against_simulation(measured: Result, simulated: Result) -> str:
         f"{measured.schedule}: {measured.source.value} {measured.gen_tok_s:.4g} of {simulated.gen_tok_s:.4g} simulated "
         f"output tok/s ({ratio:.0%}), {missing:+.3g} s."
     )
+    if measured.others > OTHERS:
+        start += f" Others took {measured.others:.0%} of the cores meanwhile."
     if _has_tasks(measured) and _has_tasks(simulated):
         return f"{start} By cause: {_signed(residual(measured, simulated))}."
     lanes = {lane: measured.busy.get(lane, 0.0) - busy for lane, busy in simulated.busy.items()}

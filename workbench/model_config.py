@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from workbench.architectures import ARCHITECTURES, MIXTRAL, Architecture
 from workbench.display import html_table
 from workbench.errors import ScenarioError
 from workbench.units import DTYPE_BYTES, WEIGHT_BYTES
@@ -21,7 +22,8 @@ class ModelConfig:
     """A decoder whose layers are attention followed by a mixture of experts.
 
     Field names are those of Hugging Face's ``config.json``. Sizes of parts count the parameters of matrices; norms are
-    in `layer_params` and `params`, biases nowhere (below 0.1 % of the total).
+    in `layer_params` and `params`; biases and the norms of heads are in `attention_vectors` alone (below 0.1 % of the
+    total).
 
     Attributes
     ----------
@@ -45,6 +47,10 @@ class ModelConfig:
     coverage : tuple of (float, float)
         Share of a layer's experts that a number of tokens touches, for rising numbers of tokens; empty for uniform
         independent routing, which touches most (see `workbench.perfmodels.coverage.routed`).
+    norm_topk_prob : bool
+        True if the weights of a token's chosen experts are scaled to a sum of 1.
+    architecture : str or None
+        Hugging Face's name of it where `run` knows it (see `workbench.architectures`).
     path : Path or None
         Folder of the weights, or None where only the sizes are known.
 
@@ -82,6 +88,8 @@ class ModelConfig:
     expert_dtype: str | None = None
     other_dtype: str | None = None
     coverage: tuple[tuple[float, float], ...] = ()
+    norm_topk_prob: bool = True
+    architecture: str | None = None
     path: Path | None = None
 
     def __post_init__(self) -> None:
@@ -101,9 +109,18 @@ class ModelConfig:
             if value not in (*known, *((None,) if name != "dtype" else ())):
                 raise ScenarioError(f"{self.name} has {name}={value!r}; give one of {', '.join(known)}.")
 
+        if self.architecture not in (None, *ARCHITECTURES):
+            raise ScenarioError(
+                f"{self.name} has architecture={self.architecture!r}; give one of {', '.join(ARCHITECTURES)}."
+            )
         tokens, shares = zip(*self.coverage, strict=True) if self.coverage else ((1,), (1,))
         if not (tokens[0] >= 1 and all(a < b for a, b in pairwise(tokens)) and min(shares) > 0 and max(shares) <= 1):
             raise ScenarioError(f"{self.name} has coverage={self.coverage}; give shares of 0 to 1 for rising tokens.")
+
+    @property
+    def family(self) -> Architecture:
+        """What its layers have and its tensors are called: Mixtral's where no architecture is named."""
+        return ARCHITECTURES[self.architecture] if self.architecture else MIXTRAL
 
     # Sizes that every priced operation asks for are kept once computed: a simulation prices millions.
 
@@ -182,6 +199,12 @@ class ModelConfig:
         """Parameters of one layer's attention: all projections."""
         return self.attention_in_params + self.attention_out_params
 
+    @cached_property
+    def attention_vectors(self) -> int:
+        """Elements of one layer's biases of queries, keys and values, and of the norms of their heads."""
+        biases = self.q_size + 2 * self.kv_size if self.family.qkv_bias else 0
+        return biases + (2 * self.head_dim if self.family.qk_norm else 0)
+
     # ---------------------------------------------------------------------------------------------- feed-forward
 
     @property
@@ -211,8 +234,9 @@ class ModelConfig:
 
     @cached_property
     def shared_params(self) -> int:
-        """Parameters of all shared experts of one MoE layer."""
-        return 3 * self.hidden_size * self.shared_expert_intermediate_size
+        """Parameters of all shared experts of one MoE layer, and of their gate."""
+        gate = self.hidden_size if self.family.shared and self.shared_expert_intermediate_size else 0
+        return 3 * self.hidden_size * self.shared_expert_intermediate_size + gate
 
     @property
     def dense_params(self) -> int:
@@ -360,6 +384,7 @@ class ModelConfig:
             heads = f"{self.num_attention_heads}x{self.head_dim} latent {self.kv_elements}"
         experts = f"{self.num_experts_per_tok}/{self.num_local_experts}x{self.expert_width}"
         rest = f", unrouted {self.unrouted_params:.0f}" if self.unrouted_params else ""
+        rest += f", vectors {self.attention_vectors}" if self.attention_vectors else ""
         return f"hidden {self.hidden_size}, heads {heads}, experts {experts}{rest}, vocabulary {self.vocab_size}"
 
     def __str__(self) -> str:

@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from workbench.architectures import ARCHITECTURES, Architecture, architecture_of
 from workbench.catalogue import Catalogue
 from workbench.errors import CheckpointError
 from workbench.model_config import ModelConfig
@@ -47,6 +48,7 @@ _UNIFORM = {
     "attn_type_list": (),
     "index_topk": (),
     "tie_word_embeddings": (True, False),
+    "norm_topk_prob": (True, False),
 }
 """Values with which a config's layers are of the kinds that a `ModelConfig` can tell; other ones are refused."""
 
@@ -135,6 +137,9 @@ def _check_weight_files(folder: Path) -> None:
 def _translate(config: Mapping[str, Any], name: str) -> ModelConfig:
     text = config.get("text_config")
     raw = {**config, **text} if isinstance(text, Mapping) else dict(config)
+    architecture = architecture_of(raw)
+    if architecture is not None:
+        raw = {**architecture.defaults, **{key: value for key, value in raw.items() if value is not None}}
     for key, others in _ALSO_CALLED.items():
         raw[key] = next((raw[other] for other in (key, *others) if raw.get(other) is not None), None)
     if raw.get("kv_lora_rank") is not None:
@@ -153,7 +158,8 @@ def _translate(config: Mapping[str, Any], name: str) -> ModelConfig:
         "other_dtype": other,
         "shared_expert_intermediate_size": _shared_width(raw),
         "windowed_layers": _windowed_layers(raw, name),
-        "rope_theta": float(raw.get("rope_theta") or _rope(raw).get("rope_theta", 1e6)),
+        "rope_theta": _rope_theta(raw, architecture),
+        "architecture": architecture.name if architecture is not None else None,
     }
     return ModelConfig(**given)
 
@@ -161,6 +167,11 @@ def _translate(config: Mapping[str, Any], name: str) -> ModelConfig:
 def _rope(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     found = raw.get("rope_parameters")
     return found if isinstance(found, Mapping) else {}
+
+
+def _rope_theta(raw: Mapping[str, Any], architecture: Architecture | None) -> float:
+    default = ModelConfig.rope_theta if architecture is None else architecture.rope_theta
+    return float(raw.get("rope_theta") or _rope(raw).get("rope_theta", default))
 
 
 def _head_dim(raw: Mapping[str, Any]) -> int:
@@ -254,26 +265,31 @@ def _formats(raw: Mapping[str, Any], name: str) -> tuple[str | None, str | None]
 
 def _check_executable(raw: Mapping[str, Any], name: str) -> None:
     """Refuse whatever a config asks for that the engine would not do."""
-    found = raw.get("architectures") or [raw.get("model_type")]
-    if found not in (["MixtralForCausalLM"], ["mixtral"]):
+    architecture = architecture_of(raw)
+    if architecture is None:
         raise CheckpointError(
-            f"checkpoint {name!r} has the architecture {found}; run supports MixtralForCausalLM. To predict only, give "
-            "wb.model(folder)."
+            f"checkpoint {name!r} has the architecture {raw.get('architectures') or [raw.get('model_type')]}; run "
+            f"supports {', '.join(ARCHITECTURES)}. To predict only, give wb.model(folder)."
         )
     supported: dict[str, tuple[Any, ...]] = {
         "hidden_act": ("silu",),
-        "sliding_window": (),
         "quantization_config": (),
         "dtype": ("float32", "bfloat16"),
         "torch_dtype": ("float32", "bfloat16"),
-        **dict.fromkeys((*_LATENT, "q_lora_rank", "moe_intermediate_size", "text_config"), ()),
-        **dict.fromkeys(("first_k_dense_replace", "n_shared_experts", "shared_expert_intermediate_size"), (0,)),
+        **dict.fromkeys((*_LATENT, "q_lora_rank", "text_config"), ()),
+        **dict.fromkeys(("first_k_dense_replace", "n_shared_experts"), (0,)),
+        **architecture.only,
     }
     for key, values in supported.items():
         if raw.get(key) is not None and raw[key] not in values:
             raise CheckpointError(
                 f"checkpoint {name!r} sets {key}={raw[key]!r}, which is unsupported; use a model without."
             )
+    kinds = raw.get("layer_types")
+    if isinstance(kinds, list) and "sliding_attention" in kinds:
+        raise CheckpointError(
+            f"checkpoint {name!r} has sliding_attention in layer_types, which is unsupported; use a model without."
+        )
     _check_rope(raw, name)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workbench.errors import PipelineError
 from workbench.stages import (
@@ -20,7 +20,9 @@ from workbench.stages import (
     RowClass,
     Stage,
     Streamed,
+    add_shared,
     combine,
+    combine_shared,
     experts,
     flatten,
     kv,
@@ -178,7 +180,8 @@ def _stages(chain: tuple[Element, ...]) -> Iterator[Stage]:
 def with_shared_experts(pipeline: Pipeline) -> Pipeline:
     """The same layer with the shared experts right behind the routed ones, on their device, unless it places them.
 
-    Their output is added where it is computed: to the routed experts' on that device, or by `combine`.
+    Their output is added where it is computed: by `combine`, or else to the routed experts', behind which they must
+    stand then.
 
     Raises
     ------
@@ -187,14 +190,34 @@ def with_shared_experts(pipeline: Pipeline) -> Pipeline:
     """
     placed = [stage for stage in pipeline.stages if stage.op is shared_experts]
     if not placed:
-        return Pipeline(_beside_experts(pipeline.chain), pipeline.fetches)
+        pipeline = Pipeline(_beside_experts(pipeline.chain), pipeline.fetches)
     adders = {stage.device for stage in pipeline.stages if stage.op in (experts, combine)}
-    if len(placed) > 1 or placed[0].device not in adders:
+    if len(placed) > 1 or not adders.issuperset(stage.device for stage in placed):
         raise PipelineError(
             f"shared_experts must stand once, on the device of experts or combine, not as "
             f"{', '.join(map(str, placed))}; leave them out and they follow experts."
         )
-    return pipeline
+    return Pipeline(_added(pipeline.chain, _adders(pipeline)), pipeline.fetches)
+
+
+def _adders(pipeline: Pipeline) -> dict[Op, Op]:
+    """The operation that takes the shared experts' output, in the form that does."""
+    of = {stage.op: stage.device for stage in pipeline.stages if stage.op in (shared_experts, combine)}
+    if len(of) < 2:
+        return {}
+    return {combine: combine_shared} if of[combine] is of[shared_experts] else {shared_experts: add_shared}
+
+
+def _added(chain: tuple[Element, ...], forms: dict[Op, Op]) -> tuple[Element, ...]:
+    found: list[Element] = []
+    for element in chain:
+        if isinstance(element, Fork):
+            found.append(Fork(tuple(_added(arm, forms) for arm in element.arms)))
+        elif isinstance(element, Stage):
+            found.append(replace(element, op=forms.get(element.op, element.op)))
+        else:
+            found.append(element)
+    return tuple(found)
 
 
 def _beside_experts(chain: tuple[Element, ...]) -> tuple[Element, ...]:

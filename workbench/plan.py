@@ -184,40 +184,61 @@ def lay_out(
     SPEC 2 (lanes, strict order) and 3 (VSLPipe: packets with priority). Small transfers must stand in the plan in
     the order in which they become ready, as they do in the schedules here.
     """
-    starts, ends = [0.0] * len(tasks), [0.0] * len(tasks)
-    free: dict[str, float] = dict.fromkeys(LANES, 0.0)
-    bulk: dict[str, list[_Bulk]] = {lane: [] for lane in LANES}
-    for index, (task, length) in enumerate(zip(tasks, seconds, strict=True)):
-        lane = task.node.lane
-        start = free[lane]
-        for other in task.after:
-            if ends[other] > start:
-                start = ends[other]
-        if task.bulk:
-            start = max(start, ends[bulk[lane][-1].index]) if bulk[lane] else start
-            bulk[lane] = [*bulk[lane][1 - _UNDER_WAY :], _Bulk(index, start)]
-        elif length and bulk[lane]:
-            start = _let_pass(bulk[lane], start, length, starts, ends, packet)
-        end = start + length
-        if drags and drags[index] and length:
-            for transfers in bulk.values():
-                for transfer in transfers:
-                    if ends[transfer.index] > start:
-                        end = _dragged(start, end, starts[transfer.index], ends[transfer.index], drags[index])
-        starts[index], ends[index] = start, end
-        if not task.bulk:
-            free[lane] = end
+    starts, ends, _ = play(turns(tasks), seconds, packet, drags or [0.0] * len(tasks))
     return starts, ends
 
 
-def _dragged(start: float, end: float, begin: float, until: float, drag: float) -> float:
-    """End of a task from `start` to `end` that a transfer from `begin` to `until` slows down."""
-    beside = min(end, until) - max(start, begin)
-    if beside <= 0:
-        return end
-    slowed = beside / (1 - drag)
-    room = until - max(start, begin)
-    return end + (slowed - beside if slowed <= room else drag * room)
+Turn = tuple[str, tuple[int, ...], bool]
+"""What of a task decides when it may begin: its lane, what it waits for, and whether it is bulk."""
+
+
+def turns(tasks: Sequence[Task]) -> list[Turn]:
+    """Those of a plan's tasks, found once for a plan that is played again and again."""
+    return [(task.node.lane, task.after, task.bulk) for task in tasks]
+
+
+def play(
+    order: Sequence[Turn], seconds: Sequence[float], packet: float, drags: Sequence[float]
+) -> tuple[list[float], list[float], list[float]]:
+    """As `lay_out`, for the turns of a plan: starts, ends, and how long each task holds its lane [s]."""
+    starts, ends, busy = [0.0] * len(order), [0.0] * len(order), list(seconds)
+    free = dict.fromkeys(LANES, 0.0)
+    bulk: dict[str, list[_Bulk]] = {}
+    for index, ((lane, after, is_bulk), length, drag) in enumerate(zip(order, seconds, drags, strict=True)):
+        start = free[lane]
+        for other in after:
+            if ends[other] > start:
+                start = ends[other]
+        if is_bulk:
+            before = bulk.get(lane, [])
+            start = max(start, ends[before[-1].index]) if before else start
+            bulk[lane] = [*before[1 - _UNDER_WAY :], _Bulk(index, start)]
+            starts[index], ends[index] = start, start + length
+            continue
+        if lane in bulk and length:
+            start = _let_pass(bulk[lane], start, length, starts, ends, packet)
+        end = start + length
+        if drag and length:
+            for transfers in bulk.values():
+                end = _dragged(transfers, start, end, starts, ends, drag)
+            busy[index] = end - start
+        starts[index] = start
+        ends[index] = free[lane] = end
+    return starts, ends, busy
+
+
+def _dragged(
+    bulk: Sequence[_Bulk], start: float, end: float, starts: list[float], ends: list[float], drag: float
+) -> float:
+    """End of a task from `start` to `end` that bulk transfers slow down while they run beside it."""
+    for transfer in bulk:
+        begin, until = starts[transfer.index], ends[transfer.index]
+        first, last = start if start > begin else begin, end if end < until else until
+        beside = last - first
+        if beside > 0:
+            slowed, room = beside / (1 - drag), until - first
+            end += slowed - beside if slowed <= room else drag * room
+    return end
 
 
 def _let_pass(
@@ -237,7 +258,7 @@ _UNDER_WAY = 4
 """Bulk transfers of a lane that are looked back on; more never wait for one another, for want of weight slots."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Bulk:
     """A bulk transfer under way: which task it is, and since when its packets have followed one another."""
 
@@ -249,19 +270,19 @@ class _Bulk:
         if start <= starts[self.index]:
             self.delay(start + length - starts[self.index], starts, ends)
             return start
-        packets = max(0.0, -(-(start - self.since) // packet))
-        start = min(self.since + packets * packet, ends[self.index]) if packets else max(start, self.since)
-        if start < ends[self.index]:
+        packets, end = -(-(start - self.since) // packet), ends[self.index]
+        start = min(self.since + packets * packet, end) if packets > 0 else max(start, self.since)
+        if start < end:
             ends[self.index] += length
             self.since = start + length
         return start
 
     def delay(self, late: float, starts: list[float], ends: list[float]) -> None:
         """Begin so much later, if that is later at all."""
-        late = max(0.0, late)
-        starts[self.index] += late
-        ends[self.index] += late
-        self.since += late
+        if late > 0:
+            starts[self.index] += late
+            ends[self.index] += late
+            self.since += late
 
 
 def let_begin(tasks: Sequence[Task], starts: Sequence[float], ends: Sequence[float]) -> list[str]:

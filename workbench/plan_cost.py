@@ -8,7 +8,7 @@ from typing import NamedTuple
 from workbench.cost import CutRows, PartRows, Rows
 from workbench.errors import ScenarioError
 from workbench.hardware import Machine
-from workbench.plan import COMPUTE, Carry, Task, busy_seconds, lay_out, one_at_a_time
+from workbench.plan import COMPUTE, Carry, Task, Turn, busy_seconds, one_at_a_time, play, turns
 from workbench.profile import Cores, Pace
 from workbench.scheduler.batch import Batch
 from workbench.task_cost import Price, Pricer, TaskCost
@@ -47,15 +47,21 @@ class _Kind(NamedTuple):
 class _Kinds(NamedTuple):
     """The tasks of a plan by what they cost: every kind, and which of them each task is. `tasks` are kept for their id.
 
+    `on_host` are the kinds that the CPU computes, `order` the tasks' turns.
     `rest` and `on` are the places of the transfer that the iteration before let run on, and of the one that this does.
     """
 
     kinds: list[_Kind]
     of_task: list[int]
-    on_host: list[bool]
+    on_host: list[int]
     rest: list[int]
     on: list[int]
+    order: list[Turn]
     tasks: Sequence[Task]
+
+    def each(self, of_kind: list[float]) -> list[float]:
+        """A value for every task, given those of the kinds."""
+        return list(map(of_kind.__getitem__, self.of_task))
 
 
 class PlanCost:
@@ -73,8 +79,7 @@ class PlanCost:
     def tasks(self, tasks: Sequence[Task], parts: Sequence[PartRows], pace: Pace | None = None) -> list[float]:
         """Seconds of every task of a plan whose parts have these rows; none for the rest of a carried transfer."""
         kinds = self._sorted(tasks, parts, pace)
-        prices = _prices(kinds, parts)
-        return [prices[kind][0] for kind in kinds.of_task]
+        return kinds.each([seconds for seconds, _ in _prices(kinds, parts)])
 
     def lay_out(
         self, tasks: Sequence[Task], parts: Sequence[PartRows], packet: float, whole: Sequence[Task], carried: float
@@ -87,7 +92,7 @@ class PlanCost:
         pace = None if cores is None else self.pace(whole, parts, cores)
         kinds = self._sorted(tasks, parts, pace)
         prices = _prices(kinds, parts)
-        work = [prices[kind][0] for kind in kinds.of_task]
+        work = kinds.each([seconds for seconds, _ in prices])
         for place in kinds.rest:
             work[place] = carried
         if pace is None:
@@ -95,13 +100,13 @@ class PlanCost:
         else:
             of_lane = {"gpu": pace.gpu_drag, "cpu": pace.cpu_drag}
             drags, dram = [of_lane.get(task.node.lane, 0.0) for task in tasks], [0.0] * len(tasks)
-        starts, ends = lay_out(tasks, work, packet, drags)
-        busy = [
-            end - start if drag else length for start, end, length, drag in zip(starts, ends, work, drags, strict=True)
-        ]
-        awaited = [end for place, end in enumerate(ends) if place not in kinds.on] if kinds.on else ends
-        runs_on = max((ends[place] for place in kinds.on), default=0.0)
-        return LaidOut(starts, ends, busy, dram, max(awaited), runs_on, sum(busy[place] for place in kinds.on))
+        starts, ends, busy = play(kinds.order, work, packet, drags)
+        awaited, runs_on, running_on = ends, 0.0, 0.0
+        if kinds.on:
+            awaited = ends.copy()
+            for place in kinds.on:
+                awaited[place], runs_on, running_on = 0.0, max(runs_on, ends[place]), running_on + busy[place]
+        return LaidOut(starts, ends, busy, dram, max(awaited), runs_on, running_on)
 
     def _shared_dram(self, kinds: _Kinds, prices: Sequence[Price]) -> tuple[list[float], list[float]]:
         """What tasks do to one another in the host's memory: drag, and seconds of the bandwidth that each takes.
@@ -113,11 +118,11 @@ class PlanCost:
         bandwidth = self._machine.cpu.bandwidth
         left = max(1.0 - self._machine.link.h2d / bandwidth, 0.5)
         dram = [size / bandwidth for _, size in prices]
-        drags = [
-            max(0.0, 1.0 - left * seconds / traffic) if traffic and on_host else 0.0
-            for (seconds, _), traffic, on_host in zip(prices, dram, kinds.on_host, strict=True)
-        ]
-        return [drags[kind] for kind in kinds.of_task], [dram[kind] for kind in kinds.of_task]
+        drags = [0.0] * len(dram)
+        for kind in kinds.on_host:
+            if dram[kind]:
+                drags[kind] = max(0.0, 1.0 - left * prices[kind][0] / dram[kind])
+        return kinds.each(drags), kinds.each(dram)
 
     # ------------------------------------------------------------------------------------------------- shared cores
 
@@ -166,18 +171,19 @@ class PlanCost:
 
     def _sort(self, tasks: Sequence[Task], cut: CutRows | None, gpu: int, cpu: int) -> _Kinds:
         number: dict[tuple[object, ...], int] = {}
-        kinds, of_task, on_host = list[_Kind](), list[int](), list[bool]()
+        kinds, of_task, on_host = list[_Kind](), list[int](), list[int]()
         for task in tasks:
             place = 0 if cut is None else task.place(cut.stack)
             rows = None if cut is None or task.part is None else id(cut.at(place))
             key = (task.pieces, task.carry, task.page, id(task.node), task.part, rows)
             if key not in number:
                 number[key] = len(kinds)
-                on_host.append(task.node.lane == "cpu")
-                kinds.append(_Kind(task.part, place, self._pricer(task, cpu if on_host[-1] else gpu)))
+                if task.node.lane == "cpu":
+                    on_host.append(len(kinds))
+                kinds.append(_Kind(task.part, place, self._pricer(task, cpu if task.node.lane == "cpu" else gpu)))
             of_task.append(number[key])
         rest, on = ([i for i, task in enumerate(tasks) if task.carry is carry] for carry in (Carry.IN, Carry.OUT))
-        return _Kinds(kinds, of_task, on_host, rest, on, tasks)
+        return _Kinds(kinds, of_task, on_host, rest, on, turns(tasks), tasks)
 
     def _pricer(self, task: Task, threads: int) -> Pricer:
         if task.part is None:

@@ -42,7 +42,7 @@ class Record:
         self.decode.append(len(batch.decodes))
         self.used.append(used)
         self.expert_bytes.append(expert_bytes)
-        self.emitted += len(batch.emitting)
+        self.emitted += int(batch.rows.emits)
         self.context += batch.rows.context
         for lane in busy:
             self.busy[lane] += busy[lane]
@@ -55,11 +55,11 @@ class Record:
             started = ~np.isnan(self.first[prefilled])
             late = prefilled[started]
             self.first[prefilled[~started]] = now
-        usual = self.latest[decodes] == self._before
+        usual = self.latest.take(decodes) == self._before
         count = int(np.count_nonzero(usual))
         if count:
             self._gaps[now - self._before] += count
-            self._worst[decodes] = np.maximum(self._worst[decodes], now - self._before)
+            self._worst[decodes] = np.maximum(self._worst.take(decodes), now - self._before)
         if count < len(decodes):
             late = np.concatenate((late, decodes[~usual]))
         if len(late):

@@ -85,6 +85,8 @@ class Result:
         For a prediction: the model that made it, such as "MoE-Lens".
     stopped : bool
         True if it was stopped before the whole workload was served: everything here is about what was.
+    others : float
+        For a measurement: share of the cores that other programs, or other guests of the same host, took meanwhile.
     """
 
     source: Source
@@ -108,6 +110,7 @@ class Result:
     tokens: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
     facts: Mapping[str, str] = field(default_factory=dict)
     stopped: bool = False
+    others: float = 0.0
     interval: tuple[float, float] | None = None
     predictor: str = ""
     versions: Mapping[str, str] = field(default_factory=lambda: versions())
@@ -233,7 +236,7 @@ def _span(lane: str, name: str, start: float, end: float, iteration: int, after:
 def versions() -> dict[str, str]:
     """Versions of everything that changes a number."""
     found = {"python": platform.python_version()}
-    for package in ("moe-workbench", "numpy", "torch", "numba"):
+    for package in ("moe-workbench", "numpy", "torch", "numba", "triton"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

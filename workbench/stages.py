@@ -1,16 +1,16 @@
 """WHAT is computed: operations with declared buffers, weights and work, and their placement on devices.
 
 The built-in operations are the decoder layer of a mixture of experts. They name what they compute; `workbench.engine`
-knows how, for Mixtral's. Where the layers of a model are not all alike (dense ones before those with experts, sliding
-windows in some), an operation's weights and work are the mean over the layers, so that their sums over the model are
-exact; time is then that of a mean layer.
+knows how, for the architectures of `workbench.architectures`. Where the layers of a model are not all alike (dense ones
+before those with experts, sliding windows in some), an operation's weights and work are the mean over the layers, so
+that their sums over the model are exact; time is then that of a mean layer.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.cost import Precision, Rows, Work
@@ -279,7 +279,13 @@ def _shared_experts_work(rows: Rows, m: ModelConfig, precision: Precision) -> Wo
     return _gemm(m.unrouted_params, m.unrouted_params, precision.other_bytes, moved, rows.tokens, precision)
 
 
-qkv = Op("qkv", ("x",), ("q", "k", "v"), work=_qkv_work, params=lambda m: m.attention_in_params + m.hidden_size)
+qkv = Op(
+    "qkv",
+    ("x",),
+    ("q", "k", "v"),
+    work=_qkv_work,
+    params=lambda m: m.attention_in_params + m.attention_vectors + m.hidden_size,
+)
 prefill_attention = Op(
     "prefill_attention", ("q", "k", "v"), ("attn",), rows=RowClass.PREFILL, work=_prefill_attention_work
 )
@@ -308,6 +314,10 @@ shared_experts = Op(
 )
 combine = Op("combine", ("x", "routed"), ("x",), work=_combine_work)
 moe = (route, experts, combine)
+combine_shared = replace(combine, reads=("x", "routed", "shared"))
+"""`combine` where the shared experts' output is on its device."""
+add_shared = replace(shared_experts, reads=("h", "routed"), writes=("routed",))
+"""`shared_experts` where it is not: they add theirs to the routed ones' output before that leaves."""
 
 
 def embed_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:

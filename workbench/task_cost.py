@@ -26,14 +26,15 @@ from workbench.scheduler.batch import Batch
 from workbench.segments import Kind, LayerGraph, Node
 from workbench.stages import Device as Place
 from workbench.stages import (
-    Op,
     RowClass,
     Stage,
     WorkFunction,
+    add_shared,
     afterwards,
     at_once,
     buffer_bytes,
     combine,
+    combine_shared,
     decode_attention,
     embed_work,
     experts,
@@ -51,7 +52,7 @@ Where lanes share cores, what they do to one another is measured, and no bytes a
 Pricer = Callable[[Rows], Price]
 _Measured = Callable[[OpTime, Rows], float]
 _ENDLESS = 1e12  # tokens of an iteration that no computer will see
-_PARTIAL = (out_proj, experts, shared_experts)
+_PARTIAL = (out_proj, experts, shared_experts, add_shared)
 """What leaves partial sums, its matrix being cut by rows."""
 _ENDS: dict[Kind, tuple[str, WorkFunction]] = {Kind.EMBED: ("embed", embed_work), Kind.HEAD: ("head", head_work)}
 
@@ -63,7 +64,7 @@ class TaskCost:
         self._model, self._machine, self._precision = scenario.model, scenario.machine, scenario.precision
         self._graph = graph
         self.profile = scenario.machine.profile(profile_shape(scenario.model, scenario.precision))
-        self._summed = set[tuple[Op, Place]]() if self.profile else _summed(graph.pipeline.stages, self._model)
+        self._summed = set[tuple[str, Place]]() if self.profile else _summed(graph.pipeline.stages, self._model)
         self._kv_in = self._model.kv_elements * DTYPE_BYTES[self._precision.kv]
         self._carried = {id(node): self._carried_bytes(node) for node in graph.all_nodes}
         self._weights = self._streamed_weights(self._model)
@@ -241,7 +242,7 @@ class TaskCost:
         """
         on_gpu = stage.device is Place.GPU
         device = self._machine.gpu if on_gpu else self._machine.cpu
-        if device.between is None or (stage.op, stage.device) not in self._summed:
+        if device.between is None or (stage.op.name, stage.device) not in self._summed:
             return 0.0
         size = rows.tokens * self._model.hidden_size * DTYPE_BYTES[self._precision.weights]
         return (2 if on_gpu else 1) * reduce_scatter_seconds(size, device.count, device.between)
@@ -330,14 +331,14 @@ class TaskCost:
         return sum(self.node(node, Rows(prefill=tokens), threads) for node in segments)
 
 
-def _summed(stages: Sequence[Stage], model: ModelConfig) -> set[tuple[Op, Place]]:
+def _summed(stages: Sequence[Stage], model: ModelConfig) -> set[tuple[str, Place]]:
     """Stages behind which the parts of a device add up what each has, where every matrix is cut over them.
 
     What routed and shared experts leave waits for `combine`, if that is on their device: one sum does for both.
     """
     partial = [s for s in stages if s.op in _PARTIAL and (s.op != shared_experts or model.unrouted_params)]
-    met = {stage.device for stage in stages if stage.op == combine}
-    return {(combine if s.op != out_proj and s.device in met else s.op, s.device) for s in partial}
+    met = {stage.device for stage in stages if stage.op in (combine, combine_shared)}
+    return {((combine if s.op != out_proj and s.device in met else s.op).name, s.device) for s in partial}
 
 
 def profile_shape(model: ModelConfig, precision: Precision) -> str:

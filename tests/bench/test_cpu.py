@@ -18,10 +18,10 @@ from workbench.bench.cpu_rounds import Round, by_state, play
 from workbench.bench.cpu_start import first_calls
 from workbench.bench.cpu_threads import attended, thread_counts, thread_rounds
 from workbench.bench.cpu_work import Experts, Layer, Work, random_pool
-from workbench.bench.quiet import Noise
 from workbench.errors import WorkbenchError
 from workbench.hardware import usable_cores
 from workbench.kernels import features
+from workbench.quiet import Noise
 
 LENGTHS = np.array([100, 64, 3, 5000])
 

@@ -8,7 +8,6 @@ import torch
 
 from workbench.bench import experts
 from workbench.bench.experts import EXACT, INT4, INT8, ROUNDED, TORCH, Call, ExpertWeights, measure_experts
-from workbench.bench.quiet import kept
 from workbench.expert_speeds import Run
 from workbench.kernels import Format, expert_mlp, expert_mlp_work
 
@@ -61,12 +60,6 @@ def test_what_is_measured_is_what_was_asked_for(weights):
     for name, format in ((EXACT, "bf16"), (TORCH, "bf16"), (INT8, "int8"), (INT4, "int4")):
         assert speeds.tokens(name) == (1, 8)
         assert speeds.weight_bytes[name] == weights.packed[format].nbytes // 3
-
-
-def test_disturbed_rounds_are_dropped_only_while_enough_others_remain():
-    one, two = experts._Round({}, 1.0), experts._Round({}, 2.0)
-    assert kept([one] * 3, [two]) == [one] * 3
-    assert kept([one] * 2, [two]) == [one, one, two]
 
 
 def test_errors_are_of_computing_and_of_the_format(weights):

@@ -12,6 +12,7 @@ from workbench.bench.overlap import STEADY, Bench
 from workbench.schedules import Sequential, VSLPipe
 from workbench.serving import prepare
 from workbench.simulate.clock import TaskClock
+from workbench.units import DTYPE_BYTES
 
 MODEL = tiny_model(8)
 MACHINE = replace(
@@ -60,38 +61,19 @@ def test_overlap_pays_in_simulation_when_lanes_and_link_are_balanced(bench):
     assert 1.7 < slow / fast <= 3  # three equal lanes, but Sequential reads each expert once for the whole batch
 
 
-def test_probes_are_read_while_the_clock_stands(bench, monkeypatch):
-    seen: list[bool] = []
-
-    class Stub(TaskClock):
-        running = True
-
-        def pause(self) -> None:
-            Stub.running = False
-
-        def resume(self) -> None:
-            Stub.running = True
-
-        def close(self) -> None: ...
-
-    class Still:
-        def seconds(self) -> float:
-            seen.append(Stub.running)
-            return 1.0
-
-    monkeypatch.setattr(overlap, "Engine", Stub)
-    contender = overlap.Contender(VSLPipe(), 1.0, 1.0)
-    bench.measure(contender, Still())
-    assert len(contender.measured) + contender.dropped == STEADY
-    assert seen[1:] == [False] * (2 * STEADY - 1)
-
-
 def test_no_pass_is_simulated_below_its_bound_and_the_slow_link_is_it(bench):
     found = [bench.simulated(schedule) for schedule in (overlap.VSL, overlap.PREFETCH, overlap.PLAIN)]
     assert len({contender.bound for contender in found}) == 1
     assert all(contender.bound <= contender.simulated for contender in found)
     weights = prepare(bench.scenario(bench.context, bench.rate), overlap.VSL).cost.weights_per_layer
     assert found[0].bound >= weights * bench.scenario(bench.context, bench.rate).model.num_hidden_layers / bench.rate
+
+
+def test_cgopipe_streams_the_experts_alone(bench):
+    scenario = bench.scenario(bench.context, bench.rate, overlap.PAGED)
+    found = prepare(scenario, overlap.PAGED).cost.weights_per_layer
+    size = DTYPE_BYTES[scenario.precision.weights]
+    assert found == scenario.model.num_local_experts * scenario.model.expert_params * size
 
 
 def test_the_table_tells_the_share_of_the_bound():

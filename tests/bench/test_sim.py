@@ -1,13 +1,11 @@
 """What is drawn, what counts, and what is told of it."""
 
-import math
 from dataclasses import replace
 
 import pytest
 
 from tests.builders import small_machine, tiny_model, tiny_scenario
 from workbench.bench import sim
-from workbench.bench.quiet import Noise, Probe, listening
 from workbench.bench.sim import SECONDS, Setting, draw
 from workbench.errors import WorkbenchError
 from workbench.perfmodels import bound
@@ -25,7 +23,7 @@ def setting(*speeds: float, schedule=None, machine=None) -> Setting:
     simulated = simulate(scenario, schedule, detail=Detail.TASK)
     simulated = replace(simulated, interval=(0.85 * simulated.gen_tok_s, 1.1 * simulated.gen_tok_s))
     runs = [replace(simulated, source=Source.MEASURED, seconds=simulated.seconds / speed) for speed in speeds]
-    return Setting(scenario, schedule, simulated, bound(scenario, schedule), runs, [1.1] * len(runs))
+    return Setting(scenario, schedule, simulated, bound(scenario, schedule), runs)
 
 
 def test_the_same_seed_draws_the_same_settings_and_another_seed_others():
@@ -61,51 +59,25 @@ def test_a_lane_is_the_bottleneck_if_it_is_nearly_always_busy_and_half_as_long_a
 
 def test_the_table_has_every_setting_its_causes_and_the_errors_of_all():
     lines: list[str] = []
-    sim._print([setting(0.8), setting(0.9, schedule=VSLPipe()), setting(1.05)], 1.0, lines.append)
+    sim._print([setting(0.8), setting(0.9, schedule=VSLPipe()), setting(1.05)], lines.append)
     text = "\n".join(lines)
     assert [error in text for error in ("-20.0%", "-10.0%", "+5.0%")] == [True] * 3
-    assert text.count("waiting") == text.count("+10%") == 3
+    assert text.count("waiting") == 3
     assert "median 10.0%, mean 11.7%, largest 20.0%" in text
     assert "within the simulation's 90 % interval: 2 of 3" in text
-
-
-@pytest.mark.parametrize(
-    ("others", "moved", "quiet"),
-    [(0.0, 0.0, True), (0.05, -0.05, True), (0.051, 0.0, False), (0.0, 0.06, False), (0.0, -0.06, False)],
-)
-def test_a_repetition_counts_if_others_took_little_and_the_probe_stood_still(others, moved, quiet):
-    assert Noise(others, moved).quiet is quiet
-
-
-def test_work_of_this_process_is_not_noise(monkeypatch):
-    probe = Probe()
-    monkeypatch.setattr(probe, "seconds", iter([1.0, 1.5]).__next__)
-    with listening(probe) as noise:
-        sum(range(2_000_000))
-    assert (noise.probe, noise.moved) == (1.0, pytest.approx(0.5))
-    assert 0 <= noise.others <= 1
-    assert not math.isnan(noise.others)
 
 
 class Disturbed:
     """Every repetition is disturbed, or only those of one schedule."""
 
     def __init__(self, monkeypatch, schedule=None) -> None:
-        class Anything:
-            def __init__(self, *args: object) -> None: ...
-
-            def seconds(self) -> float:
-                return 1.0
-
-        def repeat(setting, probe, say):
+        def repeat(setting, say):
             if schedule in (None, setting.schedule):
                 setting.dropped += 1
             else:
                 setting.runs.append(replace(setting.simulated, source=Source.MEASURED))
-                setting.probes.append(1.0)
 
         monkeypatch.setattr(sim, "_repeat", repeat)
-        monkeypatch.setattr(sim, "Probe", Anything)
         monkeypatch.setattr(sim, "make_checkpoint", lambda name: name)
         monkeypatch.setattr(sim, "checkpoint", lambda path: MODEL)
         monkeypatch.setattr(sim, "smallest", lambda model: ())
@@ -144,5 +116,35 @@ def test_stopped_by_hand_it_tells_what_it_has(monkeypatch):
 
 def test_if_nothing_could_be_measured_that_is_an_error(monkeypatch):
     Disturbed(monkeypatch)
-    with pytest.raises(WorkbenchError, match="disturbed every run; close them"):
+    with pytest.raises(WorkbenchError, match="no run succeeded undisturbed; close other programs"):
         sim.bench_sim("any", settings=3, repeats=1, seed=0, json=None, say=lambda line: None)
+
+
+def test_a_run_that_fails_is_told_and_loses_no_other(monkeypatch, tmp_path):
+    lines, record = list[str](), tmp_path / "record.json"
+    monkeypatch.setattr(sim, "make_checkpoint", lambda name: name)
+    monkeypatch.setattr(sim, "checkpoint", lambda path: MODEL)
+    monkeypatch.setattr(sim, "smallest", lambda model: ())
+    monkeypatch.setattr(sim, "calibrate", lambda model, refresh: MACHINE)
+    drawn: list[Setting] = []
+    monkeypatch.setattr(sim, "draw", lambda *of: drawn.extend(draw(*of)) or drawn)
+
+    def run(*of):
+        if of and of[1] == drawn[1].schedule:
+            raise KeyError("slot 7")
+        return next((s.simulated for s in drawn if of and s.scenario is of[0]), None)
+
+    monkeypatch.setattr(sim, "run", run)
+    with pytest.raises(WorkbenchError, match=r"defect of the engine: Sequential.*slot 7"):
+        sim.bench_sim("any", settings=3, repeats=2, seed=0, json=record, say=lines.append)
+    assert [len(s.runs) for s in drawn] == [2, 0, 2]
+    assert record.read_text().count('"setting"') == 2
+
+
+@pytest.mark.parametrize(("others", "counted"), [(0.0, True), (0.02, True), (0.03, False)])
+def test_a_run_counts_if_others_took_little(monkeypatch, others, counted):
+    given, lines = setting(), list[str]()
+    monkeypatch.setattr(sim, "run", lambda *of: replace(given.simulated, others=others))
+    sim._repeat(given, lines.append)
+    assert (len(given.runs), given.dropped) == (counted, not counted)
+    assert lines == ([] if counted else [f"dropped a run of {given.name}: others took 3% of the cores"])

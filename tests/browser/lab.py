@@ -57,10 +57,10 @@ class Session:
         page.on("request", lambda asked: None if asked.url.startswith(OURS) else self.requests.append(asked.url))
         return page
 
-    def said(self, text: str) -> str:
+    def said(self, text: str, seconds: float = 60.0) -> str:
         """Wait for a line of output that begins so; the line."""
         line = self.page.locator(".jp-OutputArea-output pre", has_text=re.compile(f"^{text}"))
-        line.first.wait_for()
+        line.first.wait_for(timeout=1000 * seconds)
         return str(line.first.inner_text()).strip()
 
     def run_cell(self, containing: str) -> None:

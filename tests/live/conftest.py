@@ -54,12 +54,12 @@ def one_thread() -> Iterator[None]:
 
 
 class Oracle:
-    """transformers' Mixtral in fp32."""
+    """A checkpoint in transformers, in fp32."""
 
     def __init__(self, folder: Path) -> None:
-        from transformers import MixtralForCausalLM
+        from transformers import AutoModelForCausalLM
 
-        self.model: Any = MixtralForCausalLM.from_pretrained(
+        self.model: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, experts_implementation="eager"
         ).eval()
 

@@ -231,7 +231,7 @@ def test_config_that_is_no_object(raw: str, folder: Path) -> None:
 
 CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "another architecture": ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM"),
-    "another type": ({"architectures": None, "model_type": "qwen3_moe"}, "qwen3_moe"),
+    "another type": ({"architectures": None, "model_type": "qwen3_next"}, "qwen3_next"),
     "no architecture": ({"architectures": [], "model_type": None}, "architecture"),
     "an architecture that is no list": ({"architectures": "LlamaForCausalLM"}, "LlamaForCausalLM"),
     "sliding window": ({"sliding_window": 4096}, "sliding_window"),
@@ -376,7 +376,7 @@ def test_deferred_experts(tiny: ModelConfig) -> None:
     refused(lambda: scenario(tiny, ASKED, deferring), ScenarioError, "none of the 2 experts", "at most 1")
 
 
-def test_shared_experts(tiny: ModelConfig) -> None:
+def test_shared_experts_of_a_model_without_any(tiny: ModelConfig) -> None:
     shared = gpu(qkv, attention, out_proj, route) >> (gpu(shared_experts) | gpu(experts)) >> gpu(combine)
     refused(lambda: wb.run(scenario(tiny, ASKED, shared), Sequential()), EngineError, "shared_experts", "remove")
 
@@ -389,13 +389,18 @@ def test_output_length_that_is_no_integer(output: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"kv_lora_rank": 16, "qk_rope_head_dim": 4}, {"shared_expert_intermediate_size": 8}, {"windowed_layers": 1}],
+    ("change", "what"),
+    [
+        ({"kv_lora_rank": 16, "qk_rope_head_dim": 4}, "latent attention"),
+        ({"shared_expert_intermediate_size": 8}, "shared experts unlike MixtralForCausalLM's"),
+        ({"windowed_layers": 1}, "sliding windows"),
+        ({"first_k_dense_replace": 1}, "dense layers"),
+    ],
     ids=str,
 )
-def test_a_model_that_only_looks_like_a_checkpoint(change: dict[str, int], tiny: ModelConfig) -> None:
+def test_a_model_that_only_looks_like_a_checkpoint(change: dict[str, int], what: str, tiny: ModelConfig) -> None:
     of = replace(scenario(tiny, ASKED), model=replace(tiny, sliding_window=8, **change))
-    refused(lambda: wb.run(of, Sequential()), EngineError, "run cannot execute")
+    refused(lambda: wb.run(of, Sequential()), EngineError, what, "run cannot execute", "Qwen2MoeForCausalLM")
 
 
 def test_weights_in_a_format_that_run_does_not_keep(tiny: ModelConfig) -> None:

@@ -1,14 +1,17 @@
 """`calibrate` measures operations and nothing else, keeps the record, and what it says can be used to predict."""
 
+import itertools
 import math
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 import workbench as wb
-from tests.live.world import TINY, machine, requests, scenario
+from tests.live.world import QWEN2, TINY, WIRED, machine, requests, scenario
 from workbench.cost import Precision, Rows
 from workbench.engine import calibration
 from workbench.engine.calibration import SHAPES, Shape
@@ -17,7 +20,8 @@ from workbench.engine.forward import Forward
 from workbench.errors import EngineError
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
-from workbench.schedules import Sequential, VSLPipe
+from workbench.quiet import Noise
+from workbench.schedules import Fiddler, KTransformers, Sequential, VSLPipe
 from workbench.task_cost import profile_shape
 
 OPERATIONS = {
@@ -93,6 +97,26 @@ def test_slow_operations_too_are_seen_beside_a_stream(tiny, quick, tmp_path, mon
     assert all(math.isfinite(rate) and rate > 0 for _, rate in found.rates)
 
 
+def test_what_others_disturbed_is_made_again_and_left_out(monkeypatch):
+    monkeypatch.setattr(calibration, "ROUNDS", 2)
+    noises = iter([Noise(0.5), Noise(), Noise(0.5), Noise(), Noise(0.5), Noise(), Noise(), Noise(0.5)])
+    monkeypatch.setattr(calibration, "listening", lambda: nullcontext(next(noises)))
+    bench = object.__new__(calibration._Bench)
+    bench._random, bench._seat, made = np.random.default_rng(0), lambda count: None, itertools.count()
+    bench._pass = lambda shape, count: [next(made)]
+    first, second, counted = Shape(1, 1), Shape(2, 2), list[None]()
+    passes = {(1, first): calibration._Passes(), (2, second): calibration._Passes()}
+    bench._fill(passes, lambda: counted.append(None))
+    assert [len(seen.quiet) for seen in passes.values()] == [2, 2]
+    assert len(counted) == 4
+    assert sorted(call for seen in passes.values() for (call,) in seen.kept) == [1, 3, 5, 6]
+
+
+def test_where_all_is_disturbed_all_is_kept():
+    passes = calibration._Passes(disturbed=[[]])
+    assert passes.kept == [[]]
+
+
 def test_a_gpus_ceilings_are_told_only_where_there_is_one(calibrated):
     """Measured here on the CPU as a device, so that the measuring itself is tried."""
     found = ceilings(torch.device("cpu"), copied=1 << 20, moved=1 << 20, matrix=64)
@@ -100,6 +124,18 @@ def test_a_gpus_ceilings_are_told_only_where_there_is_one(calibrated):
     assert all(rate > 0 for _, rate in found)
     told = {name for name, _ in calibrated.rates if name.startswith("GPU")}
     assert told == ({name for name, _ in found} if torch.cuda.is_available() else set())
+
+
+def test_shared_experts_are_timed_and_predicted_wherever_they_are(make_model, quick, tmp_path, monkeypatch):
+    model = make_model(QWEN2)
+    monkeypatch.setattr(calibration, "SHAPES", SHAPES[:2] + SHAPES[-2:])
+    monkeypatch.setattr(calibration, "cache_path", lambda name: tmp_path / name)
+    found = wb.calibrate(model)
+    profile = found.profile(profile_shape(model, Precision("fp32", "fp32")))
+    assert {op.op for op in profile.ops} == OPERATIONS | {"shared_experts"}
+    for name, schedule in (("shared_beside", KTransformers()), ("experts_on_cpu", Fiddler()), ("vslpipe", VSLPipe())):
+        case = scenario(model, requests((9, 20, 3, 40), 6), WIRED[name], on=found)
+        assert wb.bound(case, schedule).seconds <= wb.simulate(case, schedule).seconds < 60
 
 
 def test_the_record_is_dated_kept_and_loads_elsewhere(calibrated, tiny, folder, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Expert deferral and skipping: tokens of `run` are those of a plain implementation, and late experts are counted."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from workbench.errors import EngineError
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, cpu, gpu, load, offload
 from workbench.schedules import Fiddler, KTransformers, Schedule, Sequential
-from workbench.stages import attention, combine, experts, out_proj, qkv, route
+from workbench.stages import attention, combine, experts, out_proj, qkv, route, shared_experts
 from workbench.workload import Request
 
 SIZES = ModelConfig("defers", 4, 32, 24, 4, 2, 8, 6, 4, 97, 512, dtype="fp32")
@@ -44,12 +45,13 @@ class Plain:
         layers = self.m.num_hidden_layers
         for layer in range(layers):
             x = x + self.attention(layer, self.norm(x, f"model.layers.{layer}.input_layernorm.weight"), place)
-            given = self.expert_outputs(layer, self.norm(x, f"model.layers.{layer}.post_attention_layernorm.weight"))
+            h = self.norm(x, f"model.layers.{layer}.post_attention_layernorm.weight")
+            given = self.expert_outputs(layer, h)
             skip = self.skip if decodes else 0
             defer = self.defer if decodes and layer + 1 < layers else 0
             given = given[: len(given) - skip]
             at_once = len(given) - defer
-            x = x + sum(given[:at_once]) + late
+            x = x + sum(given[:at_once]) + late + self.shared_output(layer, h)
             late = sum(given[at_once:], torch.zeros_like(x))
         return self.norm(x, "model.norm.weight") @ self.w["lm_head.weight"].T
 
@@ -59,7 +61,8 @@ class Plain:
     def attention(self, layer: int, x: torch.Tensor, place: int) -> torch.Tensor:
         names = (f"model.layers.{layer}.self_attn.{letter}_proj.weight" for letter in "qkvo")
         q, k, v, o = (self.w[name] for name in names)
-        heads = [(proj @ x).view(-1, self.m.head_dim) for proj in (q, k, v)]
+        biases = (self.w.get(f"model.layers.{layer}.self_attn.{letter}_proj.bias", 0) for letter in "qkv")
+        heads = [(proj @ x + bias).view(-1, self.m.head_dim) for proj, bias in zip((q, k, v), biases, strict=True)]
         queries, key, value = self.turned(heads[0], place), self.turned(heads[1], place), heads[2]
         self.cache[layer].append((key, value))
         keys, values = (torch.stack(column, dim=1) for column in zip(*self.cache[layer], strict=True))
@@ -78,16 +81,22 @@ class Plain:
 
     def expert_outputs(self, layer: int, h: torch.Tensor) -> list[torch.Tensor]:
         """Weighted outputs of the chosen experts, highest score first."""
-        scores = (self.w[f"model.layers.{layer}.block_sparse_moe.gate.weight"] @ h).softmax(dim=0)
+        family = self.m.family
+        scores = (self.w[f"model.layers.{layer}.{family.mixture}.gate.weight"] @ h).softmax(dim=0)
         chosen = sorted(range(len(scores)), key=lambda e: -float(scores[e]))[: self.m.num_experts_per_tok]
-        total, out = sum(float(scores[e]) for e in chosen), []
-        for expert in chosen:
-            gate, down, up = (
-                self.w[f"model.layers.{layer}.block_sparse_moe.experts.{expert}.w{number}.weight"]
-                for number in (1, 2, 3)
-            )
-            out.append(float(scores[expert]) / total * (down @ (functional.silu(gate @ h) * (up @ h))))
-        return out
+        total = sum(float(scores[e]) for e in chosen) if self.m.norm_topk_prob else 1.0
+        return [float(scores[e]) / total * self.expert(f"model.layers.{layer}.{family.expert(e)}", h) for e in chosen]
+
+    def expert(self, name: str, h: torch.Tensor) -> torch.Tensor:
+        family = self.m.family
+        gate, up, down = (self.w[f"{name}.{part}.weight"] for part in (family.gate, family.up, family.down))
+        return down @ (functional.silu(gate @ h) * (up @ h))
+
+    def shared_output(self, layer: int, h: torch.Tensor) -> torch.Tensor:
+        if not self.m.family.shared:
+            return torch.zeros_like(h)
+        name = f"model.layers.{layer}.{self.m.family.shared_expert}"
+        return torch.sigmoid(self.w[f"{name}_gate.weight"] @ h) * self.expert(name, h)
 
 
 def layer(**options: int) -> Pipeline:
@@ -130,6 +139,24 @@ def test_tokens_are_those_of_the_plain_implementation(
     result = wb.run(scenario(model, ASKED, layer(**options), budget=300), schedule)
     assert result.tokens == plain(**options)
     assert not options or result.tokens != plain(), "it changes no token: equality would mean nothing"
+
+
+BESIDE = gpu(qkv, attention, out_proj, route) >> (gpu(shared_experts) | offload >> cpu(experts, defer=2) >> load)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "schedule"),
+    [(BESIDE >> gpu(combine), KTransformers()), (BESIDE >> gpu(combine), Fiddler()), (layer(defer=2), KTransformers())],
+    ids=str,
+)
+def test_shared_experts_are_never_late(
+    pipeline: Pipeline, schedule: Schedule, make_model: Callable[..., ModelConfig]
+) -> None:
+    kind = {"architecture": "Qwen2MoeForCausalLM", "shared_expert_intermediate_size": 28, "norm_topk_prob": False}
+    model = make_model(replace(SIZES, name="defers-shared", moe_intermediate_size=20, **kind), seed=4)
+    with torch.no_grad():
+        late, at_once = (tuple(Plain(model, d).generate(request) for request in ASKED) for d in (2, 0))
+    assert wb.run(scenario(model, ASKED, pipeline, budget=300), schedule).tokens == late != at_once
 
 
 def test_nothing_deferred_is_the_ordinary_layer_bit_by_bit(model: ModelConfig, monkeypatch: Any) -> None:

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 import workbench as wb
 from tests.live.world import (
     OF_SYSTEMS,
+    QWEN2,
     RUNNABLE,
     SCHEDULES,
     WIRED,
@@ -91,6 +92,10 @@ def test_simulate_reproduces_a_live_run(name: str, schedule: Schedule, block: in
 @pytest.mark.parametrize(("name", "schedule"), [*OF_SYSTEMS, ("deferring", KTransformers())], ids=str)
 def test_simulate_reproduces_a_live_run_of_every_system(name: str, schedule: Schedule, tiny: ModelConfig) -> None:
     check_reproduced(name, schedule, 8, tiny)
+
+
+def test_simulate_reproduces_a_live_run_with_shared_experts(make_model: Callable[..., ModelConfig]) -> None:
+    check_reproduced("shared_beside", KTransformers(), 8, make_model(QWEN2))
 
 
 def check_reproduced(name: str, schedule: Schedule, block: int, model: ModelConfig) -> None:

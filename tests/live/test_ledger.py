@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from weakref import finalize
 
@@ -11,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import workbench as wb
-from tests.live.world import OF_SYSTEMS, RUNNABLE, TINY, WIRED, requests, scenario, ways
+from tests.live.world import OF_SYSTEMS, QWEN2, QWEN3, RUNNABLE, TINY, WIRED, requests, scenario, ways
 from workbench.engine.forward import Forward
 from workbench.engine.kv_cache import KVCache
 from workbench.engine.synthesize import write_checkpoint
@@ -49,11 +50,19 @@ class Allocations(TorchDispatchMode):
         self.now -= self.alive.pop(place)
 
 
-@pytest.fixture(scope="module", params=["fp32", "bf16"])
+KINDS = {
+    f"{config.name} {dtype}": replace(config, dtype=dtype)
+    for config, dtype in ((TINY, "fp32"), (TINY, "bf16"), (QWEN2, "fp32"), (QWEN2, "bf16"), (QWEN3, "bf16"))
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def model(request: Any, tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
     """As wide as its experts' rows outweigh the ids that route them."""
-    sizes = {"hidden_size": 64, "intermediate_size": 160, "head_dim": 16, "dtype": request.param}
-    return checkpoint(write_checkpoint(replace(TINY, **sizes), tmp_path_factory.mktemp("wide")))
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 160, "head_dim": 16}
+    if KINDS[request.param].moe_intermediate_size:
+        sizes["moe_intermediate_size"] = 160
+    return checkpoint(write_checkpoint(replace(KINDS[request.param], **sizes), tmp_path_factory.mktemp("wide")))
 
 
 def asked_of(model: ModelConfig, pipeline: str) -> wb.Scenario:
@@ -65,6 +74,10 @@ def asked_of(model: ModelConfig, pipeline: str) -> wb.Scenario:
 def test_what_is_allocated_is_what_the_ledger_says(
     name: str, schedule: Schedule, model: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    check_allocated(name, schedule, model, monkeypatch)
+
+
+def check_allocated(name: str, schedule: Schedule, model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     of = asked_of(model, name)
     found, held, worked = of.fits(schedule), defaultdict(int), defaultdict(int)
     compute, logits = Forward.compute, Forward.logits
@@ -97,14 +110,40 @@ def test_what_is_allocated_is_what_the_ledger_says(
     assert worked[Device.CPU] <= found.host["largest operation"]
 
 
+@pytest.mark.parametrize("width", [8, 1600])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", ["shared_beside", "experts_on_cpu", "all_gpu"])
+def test_shared_experts_too_are_in_the_ledger(
+    name: str, dtype: str, width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Narrow, or the largest operation of all."""
+    kind = replace(QWEN2, dtype=dtype, hidden_size=64, shared_expert_intermediate_size=width)
+    schedule = KTransformers() if name == "shared_beside" else Sequential()
+    model = checkpoint(write_checkpoint(kind, tmp_path))
+    check_allocated(name, schedule, model, monkeypatch)
+    if width == 1600:
+        assert "shared_experts" in str(asked_of(model, name).fits(schedule))
+
+
+@pytest.mark.parametrize(("heads", "dim"), [(4, 96), (2, 160)])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_normed_heads_too_are_in_the_ledger(
+    dtype: str, heads: int, dim: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = replace(QWEN3, dtype=dtype, num_key_value_heads=heads, head_dim=dim)
+    model = checkpoint(write_checkpoint(kind, tmp_path))
+    check_allocated("vslpipe", Sequential(), model, monkeypatch)
+    assert "qkv" in str(asked_of(model, "vslpipe").fits(Sequential()))
+
+
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_weights_and_cache_on_the_host_are_to_the_byte(name: str, model: ModelConfig) -> None:
     of = asked_of(model, name)
     found, store = of.fits(Sequential()), WeightStore(model, model.dtype)
     weights = sum(
         tensor.nbytes
-        for stage in of.pipeline.stages
-        if stage.op.name in PACKS and (stage.device is Device.CPU or of.pipeline.streams(stage))
+        for stage in of.layer.stages
+        if stage.op.name in PACKS and (stage.device is Device.CPU or of.layer.streams(stage))
         for layer in range(model.num_hidden_layers)
         for _, parts in store.sources(layer, stage.op.name)
         for tensor in parts

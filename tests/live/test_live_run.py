@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 
@@ -11,6 +12,7 @@ from tests.live.world import machine, requests, scenario
 from workbench.engine import RunState, engine, live
 from workbench.errors import EngineError
 from workbench.models import ModelConfig
+from workbench.quiet import Noise
 from workbench.schedules import Sequential, VSLPipe
 
 ASKED = requests((5, 9, 3, 12), 12)
@@ -143,3 +145,8 @@ def test_lanes_are_busy_as_long_as_they_worked(tiny: ModelConfig):
     assert 0 < during.busy["h2d"] <= during.seconds * 1.01 + 0.05
     live_run.stop()
     live_run.wait(30)
+
+
+def test_it_tells_what_others_took_of_the_cores(tiny: ModelConfig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(live, "listening", lambda: nullcontext(Noise(0.4)))
+    assert wb.run(scenario(tiny, ASKED), Sequential()).others == 0.4

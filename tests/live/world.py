@@ -4,7 +4,7 @@ import gc
 import platform
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,11 +28,21 @@ from workbench.schedules import (
     VSLPipe,
     WeightPlace,
 )
-from workbench.stages import attention, combine, experts, out_proj, qkv, route
+from workbench.stages import attention, combine, experts, out_proj, qkv, route, shared_experts
 from workbench.workload import Request, Sampling, Workload
 
 TINY = ModelConfig("tiny", 2, 32, 24, 4, 2, 8, 4, 2, 97, 512, dtype="fp32")
 RUNNABLE = {name: pipeline for name, pipeline in PIPELINES.items() if name != "ktransformers"}
+QWEN2 = replace(
+    TINY,
+    name="qwen2",
+    rms_norm_eps=1e-6,
+    moe_intermediate_size=20,
+    shared_expert_intermediate_size=28,
+    norm_topk_prob=False,
+    architecture="Qwen2MoeForCausalLM",
+)
+QWEN3 = replace(TINY, name="qwen3", rms_norm_eps=1e-6, moe_intermediate_size=20, architecture="Qwen3MoeForCausalLM")
 SCHEDULES = (Sequential(1), Sequential(2), Sequential(2, prefetch=True), VSLPipe())
 WIRED = {
     **RUNNABLE,
@@ -40,6 +50,9 @@ WIRED = {
     "streamed": STREAMED,
     "experts_on_cpu": gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine),
     "deferring": gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts, defer=1) >> load >> gpu(combine),
+    "shared_beside": gpu(qkv, attention, out_proj, route)
+    >> (gpu(shared_experts) | offload >> cpu(experts) >> load)
+    >> gpu(combine),
 }
 OF_SYSTEMS: tuple[tuple[str, Schedule], ...] = (
     ("lightning", CGOPipe(2)),

@@ -20,6 +20,7 @@ from workbench.schedules import Schedule, Sequential, VSLPipe
 from workbench.serving import Progress
 from workbench.simulate import Detail, simulate
 from workbench.widgets import Dashboard, dashboard
+from workbench.widgets.curves import EMPTY, CurvePicture, top_of
 from workbench.widgets.monitor import CHANNELS, Monitor
 from workbench.widgets.newest import Newest
 from workbench.widgets.predictions import outward
@@ -170,6 +171,60 @@ def test_moving_a_slider_draws_other_curves(board):
     step(board.controls.requests, 2)
     assert drawn(board) != before
     assert before.startswith(b"\x89PNG")
+
+
+def test_the_curves_are_what_simulate_says_of_the_last_value(board, scenario):
+    for _ in range(4):
+        step(board.controls.requests, 1)
+    drawn(board)
+    chosen = scenario_of(scenario, board.controls.settings, random_tokens)
+    for schedule in (Sequential(), VSLPipe()):
+        points = curve(board, f"{schedule.name}, simulated")
+        assert len(points) > 8
+        for capacity, rate in points:
+            at = chosen.on(memory=replace(chosen.memory, kv_capacity=float(capacity)))
+            assert simulate(at, schedule).gen_tok_s == rate
+
+
+def curve(board: Dashboard, label: str) -> list[tuple[float, float]]:
+    (line,) = (line for line in board._picture.ax.lines if line.get_label() == label)
+    return line.get_xydata().tolist()
+
+
+def test_a_picture_on_a_copied_frame_is_the_one_drawn_anew(board):
+    drawn(board)
+    pairs, capacity = board._whole, board._predictions.capacity(board.controls.settings)
+    ends = (capacity / 8, capacity * 8)
+    again, once = CurvePicture(), CurvePicture()
+    again.png(pairs[:-3], capacity / 2, ends)
+    frame = again._frame
+    assert again.png(pairs, capacity, ends) == once.png(pairs, capacity, ends)
+    assert again._frame is frame
+
+
+def test_curves_that_are_not_whole_leave_the_earlier_ones_in_pale(board):
+    drawn(board)
+    pairs, capacity = board._whole, board._predictions.capacity(board.controls.settings)
+    picture = CurvePicture()
+    picture.png(pairs[:3], capacity, (capacity / 8, capacity * 8), before=pairs)
+    pale = [line for line in picture.ax.lines if line.get_alpha()]
+    assert len(pale) == 3
+    assert len(picture.ax.get_legend().get_texts()) == 3
+    picture.png(pairs, capacity, (capacity / 8, capacity * 8))
+    assert not [line for line in picture.ax.lines if line.get_alpha()]
+
+
+def test_a_picture_without_a_point_says_so(board):
+    board.controls.model.value = dict(board.controls.model.options)["deepseek-v3"]
+    drawn(board)
+    assert board._picture.ax.texts[0].get_text() == EMPTY
+    assert board._picture.ax.get_legend() is None
+
+
+@pytest.mark.parametrize(("most", "top"), [(0.9, 1.0), (1.2, 1.5), (147.0, 150.0), (149.0, 200.0), (980.0, 1000.0)])
+def test_the_upright_axis_ends_at_a_round_value_above_all_rates(scenario, most, top):
+    result = simulate(scenario, VSLPipe())
+    assert top_of([(1.0, replace(result, seconds=result.generated / most))]) == top
 
 
 def test_a_bad_setting_is_told_and_going_back_mends_it(board):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.builders import scenarios, tiny_scenario
-from workbench.explain import beyond_bound, in_words, lane_of, residual
+from workbench.explain import beyond_bound, explain, in_words, lane_of, residual
 from workbench.perfmodels import bound
 from workbench.result import Source
 from workbench.schedules import Sequential
@@ -87,3 +87,10 @@ def test_what_lies_beyond_the_bound_is_work_and_waiting_of_the_lane_that_sets_it
 )
 def test_what_binds_is_said_in_words(binding, lane, words):
     assert (lane_of(binding), in_words(binding)) == (lane, words)
+
+
+@pytest.mark.parametrize(("others", "told"), [(0.0, False), (0.02, False), (0.31, True)])
+def test_a_run_that_others_disturbed_says_so(others, told):
+    measured = replace(SIMULATED, source=Source.MEASURED, seconds=2 * SIMULATED.seconds, others=others)
+    (sentence,) = explain([SIMULATED, measured])
+    assert ("Others took 31% of the cores meanwhile." in sentence) is told

@@ -203,7 +203,7 @@ def test_the_precision_is_read_under_both_names(spelled, dtype):
         pytest.param(
             {"architectures": ["LlamaForCausalLM"]}, ["LlamaForCausalLM", "MixtralForCausalLM"], id="architecture"
         ),
-        pytest.param({"architectures": [], "model_type": "qwen3_moe"}, ["qwen3_moe"], id="model type"),
+        pytest.param({"architectures": [], "model_type": "qwen3_next"}, ["qwen3_next"], id="model type"),
         pytest.param({"hidden_size": None}, ["positive integers for hidden_size"], id="missing size"),
         pytest.param({"vocab_size": 0}, ["positive integers for vocab_size"], id="zero size"),
         pytest.param({"num_local_experts": "8"}, ["num_local_experts"], id="size as text"),
@@ -228,11 +228,62 @@ def test_what_the_engine_would_not_do_is_an_error(change, words, folder):
 
 
 def test_a_checkpoint_that_the_engine_cannot_run_can_still_be_predicted(folder):
-    raw = {key: value for key, value in ENTRIES["qwen3-30b-a3b"].items() if key not in ("source", "parameters")}
-    (folder / "config.json").write_text(json.dumps(raw | {"architectures": ["Qwen3MoeForCausalLM"]}), encoding="utf-8")
-    assert replace(model(folder), name="qwen3-30b-a3b") == models["qwen3-30b-a3b"]
-    with pytest.raises(CheckpointError, match=r"Qwen3MoeForCausalLM.*To predict only, give wb\.model\(folder\)"):
+    raw = {key: value for key, value in ENTRIES["deepseek-v3"].items() if key not in ("source", "parameters")}
+    (folder / "config.json").write_text(
+        json.dumps(raw | {"architectures": ["DeepseekV3ForCausalLM"]}), encoding="utf-8"
+    )
+    assert replace(model(folder), name="deepseek-v3") == models["deepseek-v3"]
+    with pytest.raises(CheckpointError, match=r"DeepseekV3ForCausalLM.*To predict only, give wb\.model\(folder\)"):
         checkpoint(folder)
+
+
+QWEN = {key: value for key, value in MIXTRAL.items() if key not in ("num_local_experts", "architectures")} | {
+    "num_experts": 4,
+    "moe_intermediate_size": 40,
+    "rope_theta": None,
+    "rms_norm_eps": None,
+    "sliding_window": 4096,
+}
+
+
+def test_what_a_config_of_qwens_leaves_out_is_what_transformers_takes_it_to_be(folder):
+    (folder / "config.json").write_text(json.dumps(QWEN | {"model_type": "qwen2_moe"}), encoding="utf-8")
+    second = checkpoint(folder)
+    assert (second.architecture, second.num_local_experts, second.expert_width) == ("Qwen2MoeForCausalLM", 4, 40)
+    assert (second.rope_theta, second.rms_norm_eps, second.norm_topk_prob) == (1e4, 1e-6, False)
+    assert (second.windowed_layers, second.shared_params) == (0, (3 * 5632 + 1) * 64)
+    assert second.attention_vectors == second.q_size + 2 * second.kv_size
+    third = model(QWEN | {"architectures": ["Qwen3MoeForCausalLM"], "norm_topk_prob": True}, name="m")
+    assert (third.norm_topk_prob, third.shared_params, third.attention_vectors) == (True, 0, 2 * third.head_dim)
+    assert len({second.shape, third.shape, replace(third, architecture=None).shape}) == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("qwen2_moe", {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 2}),
+        ("qwen2_moe", {"layer_types": ["sliding_attention"] * 2}),
+        ("qwen2_moe", {"layer_types": 3}),
+        ("qwen2_moe", {"qkv_bias": False}),
+        ("qwen2_moe", {"n_shared_experts": 1}),
+        ("qwen3_moe", {"attention_bias": True}),
+        ("qwen3_moe", {"shared_expert_intermediate_size": 8}),
+        ("qwen2_moe", {"norm_topk_prob": "yes"}),
+        ("qwen3_moe", {"mlp_only_layers": [0]}),
+        ("qwen3_moe", {"decoder_sparse_step": 2}),
+        ("mixtral", {"norm_topk_prob": False}),
+    ],
+)
+def test_qwens_options_that_the_engine_would_not_do_are_errors(kind, change, folder):
+    raw = QWEN | {"model_type": kind, "moe_intermediate_size": None, "sliding_window": None, **change}
+    (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=f"{folder.name}.*{next(iter(change))}"):
+        checkpoint(folder)
+
+
+def test_an_architecture_that_nothing_is_known_of_is_an_error():
+    with pytest.raises(ScenarioError, match="architecture='GPT2'; give one of MixtralForCausalLM"):
+        replace(model(MIXTRAL, name="m"), architecture="GPT2")
 
 
 def test_a_checkpoint_knows_where_its_weights_are(folder):

@@ -7,7 +7,7 @@ from workbench.errors import CheckpointError
 from workbench.models import checkpoint
 
 
-@pytest.mark.parametrize(("name", "gigabytes"), [("mix-s", 0.228), ("mix-b", 3.03)])
+@pytest.mark.parametrize(("name", "gigabytes"), [("mix-s", 0.228), ("mix-b", 3.03), ("qwen-s", 0.2535)])
 def test_size(name, gigabytes):
     assert RECIPES[name].params * 2 / 1e9 == pytest.approx(gigabytes, rel=0.005)
 

@@ -89,7 +89,7 @@ def test_a_file_carries_versions_date_and_no_nan(result, tmp_path):
     values = json.loads(text)
     assert "NaN" not in text
     assert values["format"] == FORMAT
-    assert {"python", "numpy"} <= set(values["versions"])
+    assert {"python", "numpy", "torch", "numba", "triton"} <= set(values["versions"])
     assert values["date"]
     assert values["gen_tok_s"] == 25.0
 

@@ -13,6 +13,7 @@ from workbench.memory import Memory
 from workbench.perfmodels import bound
 from workbench.pipeline import cpu, fetch, gpu, load, offload
 from workbench.schedules import Sequential, VSLPipe
+from workbench.segments import layer_graph
 from workbench.serving import prepare
 from workbench.stages import (
     attention,
@@ -155,7 +156,36 @@ def test_shared_experts_follow_the_routed_ones_unless_placed():
     forked = gpu(qkv, attention, out_proj, route) >> (offload >> cpu(experts) >> load) >> gpu(combine)
     assert "cpu(experts, shared_experts)" in str(shared.on(pipeline=forked).layer)
     placed = PIPELINES["ktransformers"]
-    assert shared.on(pipeline=placed, model=enough_experts(shared.model, placed)).layer is placed
+    assert str(shared.on(pipeline=placed, model=enough_experts(shared.model, placed)).layer) == str(placed)
+
+
+BESIDE = gpu(qkv, attention, out_proj, route) >> (gpu(shared_experts) | offload >> cpu(experts) >> load)
+BEHIND = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts, shared_experts) >> load
+
+
+@pytest.mark.parametrize(("before", "adder"), [(BESIDE, "combine"), (BEHIND, "shared_experts")], ids=str)
+def test_shared_experts_are_added_where_they_are_and_only_the_routed_ones_output_is_moved(before, adder):
+    layer = tiny_scenario(pipeline=before >> gpu(combine), model=tiny_model_of("shared")).layer
+    reads = {stage.op.name: set(stage.op.reads) for stage in layer.stages}
+    assert reads[adder] > ({"routed", "shared"} if adder == "combine" else {"routed"})
+    assert ("shared" in reads["combine"]) == (adder == "combine")
+    carried = {buffer for node in layer_graph(layer).nodes for buffer, _ in node.carries}
+    assert carried == {"h", "gates", "routed"}
+
+
+@pytest.mark.parametrize(
+    ("rest", "words"),
+    [
+        (offload >> cpu(shared_experts, experts) >> load >> gpu(combine), r"cpu\(shared_experts\) reads routed"),
+        (offload >> cpu(experts) >> load >> cpu(shared_experts) >> gpu(combine), "load at place 8 .* moves nothing"),
+        (offload >> cpu(experts) >> load >> (cpu(shared_experts) | gpu(combine)), "one arm of a fork writes routed"),
+        (gpu(experts, combine, shared_experts), r"gpu\(combine\) reads shared"),
+    ],
+    ids=str,
+)
+def test_shared_experts_that_would_be_added_too_early_or_late_are_refused(rest, words):
+    with pytest.raises(PipelineError, match=words):
+        tiny_scenario(pipeline=gpu(qkv, attention, out_proj, route) >> rest, model=tiny_model_of("shared"))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from workbench.result import Source
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.schedules import CGOPipe, Sequential, Step, VSLPipe
 from workbench.serving import prepare
-from workbench.simulate import Detail, simulate
+from workbench.simulate import Detail, late_bar, simulate
+from workbench.simulate.clock import IterationClock
 from workbench.stages import Op, attention, moe, out_proj, qkv, weights
 from workbench.task_cost import profile_shape
 from workbench.timeline import ITERATION
@@ -209,3 +210,20 @@ def test_every_task_tells_which_other_let_it_begin():
             last = spans[last.after]
             path += last.end - last.start
         assert path == pytest.approx(result.steps.seconds[number])
+
+
+@pytest.mark.parametrize("detail", Detail)
+def test_a_long_simulation_shows_how_many_tokens_it_has_made(detail, monkeypatch, capsys):
+    monkeypatch.setattr(late_bar, "DELAY", 0.0)
+    simulate(tiny_scenario(8, 4, 3), Sequential(), detail=detail)
+    shown = capsys.readouterr().err
+    assert "simulate" in shown
+    assert "/12 " in shown
+
+
+def test_a_short_simulation_shows_nothing_and_makes_no_bar(capsys):
+    clock = IterationClock(prepare(tiny_scenario(8, 4, 3), Sequential()))
+    clock.bar.add(12)
+    assert clock.bar._bar is None
+    simulate(tiny_scenario(8, 4, 3), Sequential())
+    assert not capsys.readouterr().err

@@ -16,11 +16,11 @@ from workbench.bench.cpu_beside import say_overlap
 from workbench.bench.cpu_rounds import Round, play
 from workbench.bench.cpu_start import say_start
 from workbench.bench.cpu_work import INNER, MODEL, Experts, Layer, Work, random_pool
-from workbench.bench.quiet import listening
 from workbench.errors import WorkbenchError
 from workbench.hardware import Machine, usable_cores
 from workbench.kernel_plots import save_rooflines
 from workbench.kernels import features
+from workbench.quiet import listening
 
 _PATIENCE = 300
 """Seconds to wait for three quiet rounds at least."""

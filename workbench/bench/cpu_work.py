@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -12,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from workbench.kernels import CodePath, Format, expert_mlp, expert_mlp_work, pack_experts
+from workbench.kernels import CodePath, Format, empty_in_huge_pages, expert_mlp, expert_mlp_work, pack_experts
 
 MODEL, INNER = 4096, 14336
 """Model and expert dim of the experts: Mixtral-8x7B's."""
@@ -95,14 +94,7 @@ def eager_expert(h: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> 
 
 def random_pool(elements: int) -> npt.NDArray[np.uint16]:
     """Random bf16 of unit variance, in huge pages where the system grants them."""
-    size = 2 * elements + (1 << 21)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory gets no huge pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    else:
-        memory = mmap.mmap(-1, size)
-    pool = np.frombuffer(memory, np.uint16)
-    pool = pool[-pool.ctypes.data % (1 << 21) // 2 :][:elements]
+    pool = empty_in_huge_pages(elements, np.uint16)
     some = (np.random.default_rng(0).standard_normal(1 << 22, dtype=np.float32).view(np.uint32) >> 16).astype(np.uint16)
     for start in range(0, elements, some.size):
         pool[start : start + some.size] = some[: elements - start]

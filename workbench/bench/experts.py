@@ -19,10 +19,10 @@ import torch
 
 from workbench.bench import record
 from workbench.bench.cpu_work import eager_expert
-from workbench.bench.quiet import LEAST, kept, listening
 from workbench.expert_speeds import ExpertSpeeds, Run
 from workbench.hardware import Machine, usable_cores
 from workbench.kernels import PackedExperts, expert_mlp, expert_mlp_reference, multiply_add, pack_experts, read_memory
+from workbench.quiet import LEAST, kept, listening
 
 TOKENS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64, 128, 256, 512)
 """Tokens per expert, close together where the kernels change over."""

@@ -18,11 +18,11 @@ from torch.nn import functional
 
 from workbench.bench import record
 from workbench.bench.experts import torch_threads
-from workbench.bench.quiet import LEAST, kept, listening
 from workbench.errors import EngineError
 from workbench.hardware import Machine, usable_cores
 from workbench.kernels import fused_moe, read_memory, route
 from workbench.moe_speeds import MoeRun, MoeShape, MoeSpeeds
+from workbench.quiet import LEAST, kept, listening
 from workbench.records import to_plain
 
 OURS, GROUPED, LOOP, LIGER, PAIRS = "fused_moe", "grouped_mm", "loop of mm", "liger-kernel", "pair by pair"

@@ -1,4 +1,4 @@
-"""What overlap gains: steady decode passes under VSLPipe, with three slots for weights and with two, and Sequential."""
+"""What overlap gains: steady decode passes under VSLPipe with three weight slots and two, CGOPipe, and Sequential."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from workbench.bench import record
-from workbench.bench.quiet import Probe, listening
-from workbench.bench.sim import LAYER, smallest
+from workbench.bench.sim import smallest
 from workbench.engine import calibrate, make_checkpoint, run
 from workbench.engine.engine import Engine
 from workbench.errors import WorkbenchError
@@ -20,19 +19,26 @@ from workbench.hardware import Machine
 from workbench.memory import Memory
 from workbench.models import ModelConfig, checkpoint
 from workbench.perfmodels.bound import lane_limits
+from workbench.pipeline import Pipeline, fetch
 from workbench.plan import COMPUTE, busy_seconds
 from workbench.prepared import Prepared
+from workbench.quiet import listening
+from workbench.reproductions.moe_lens import VSL as LAYER
 from workbench.scenario import Scenario
 from workbench.scheduler.batch import NONE, Batch
 from workbench.scheduler.block_manager import BlockManager
 from workbench.scheduler.resource_aware import ResourceAware
-from workbench.schedules import Schedule, Sequential, VSLPipe
+from workbench.schedules import CGOPipe, Schedule, Sequential, VSLPipe
 from workbench.schedules.base import Step
 from workbench.serving import Clock, prepare
 from workbench.simulate.clock import TaskClock
+from workbench.stages import experts
 from workbench.workload import Request, Workload
 
 VSL, TWO_SLOTS, PREFETCH, PLAIN = VSLPipe(weight_slots=3), VSLPipe(), Sequential(prefetch=True), Sequential()
+PAGED = CGOPipe()
+EXPERTS_STREAMED = fetch(experts.weights) | Pipeline(LAYER.chain)
+"""MoE-Lightning keeps the attention's weights on the GPU: its first segment would wait for the last page of all."""
 STEADY = 6
 """Passes of a round that count; one before them brings the first weights, one after them needs no more."""
 ROUNDS = 6
@@ -108,13 +114,13 @@ class Bench:
         busy = busy_seconds(plan.tasks, prepared.plans.tasks(plan.tasks, parts, pace))
         return {lane: busy[lane] for lane in COMPUTE}
 
-    def scenario(self, context: int, rate: float | None) -> Scenario:
+    def scenario(self, context: int, rate: float | None, schedule: Schedule = VSL) -> Scenario:
         """Requests whose prompts are as long as the context."""
         random = np.random.default_rng(0)
         prompts = random.integers(0, self._model.vocab_size, (self._rows, context)).tolist()
         blocks = self._rows * (-(-(context + STEADY + 2) // BLOCK))
         return Scenario(
-            LAYER,
+            EXPERTS_STREAMED if schedule is PAGED else LAYER,
             model=self._model,
             machine=self._machine if rate is None else self._machine.limit(link=rate),
             memory=Memory(blocks * BLOCK * self._model.kv_bytes_per_token(self._model.dtype), BLOCK),
@@ -143,22 +149,20 @@ class Bench:
 
     def simulated(self, schedule: Schedule) -> Contender:
         """A schedule with its bound and its simulation."""
-        prepared = prepare(self.scenario(self.context, self.rate), schedule)
+        prepared = prepare(self.scenario(self.context, self.rate, schedule), schedule)
         rows = self.batch(self.context + 1 + STEADY // 2).rows
         seconds = median(seconds for seconds, _ in self.passes(prepared, TaskClock(prepared)))
         return Contender(schedule, max(lane_limits(prepared, rows, 1).values()), seconds)
 
-    def measure(self, contender: Contender, probe: Probe) -> None:
+    def measure(self, contender: Contender) -> None:
         """One round: each pass counts unless it was disturbed."""
-        prepared = prepare(self.scenario(self.context, self.rate), contender.schedule)
+        prepared = prepare(self.scenario(self.context, self.rate, contender.schedule), contender.schedule)
         engine = Engine(prepared)
         try:
             passes = self.passes(prepared, engine)
             for _ in range(STEADY):
-                with listening(probe) as noise:  # its probes are no part of a pass
-                    engine.resume()
+                with listening() as noise:
                     seconds, busy = next(passes)
-                    engine.pause()
                 if noise.quiet:
                     contender.note(seconds, busy)
                 else:
@@ -177,7 +181,7 @@ def bench_overlap(
     json: Path | None,
     say: Callable[[str], None] = record.say,
 ) -> list[Contender]:
-    """Measure VSLPipe against Sequential with and without weight prefetch, interleaved; each also simulated.
+    """Measure VSLPipe against CGOPipe and Sequential with and without weight prefetch, interleaved; all also simulated.
 
     Every steady pass is a repetition. The KV that the decodes read is put in place as zeros, not prefilled: prompts of
     that length would take minutes.
@@ -191,18 +195,19 @@ def bench_overlap(
     run(*smallest(model))
     machine = calibrate(model, refresh=True)
     bench = Bench(model, machine, rows, context, rate)
-    contenders = [bench.simulated(schedule) for schedule in (VSL, TWO_SLOTS, PREFETCH, PLAIN)]
+    contenders = [bench.simulated(schedule) for schedule in (VSL, TWO_SLOTS, PREFETCH, PAGED, PLAIN)]
     say(f"{machine.name}, calibrated {machine.measured}")
     say(f"{name}, {rows} decodes that read {bench.context} KV entries each, link {bench.rate / 1e9:.2f} GB/s")
-    probe = Probe()
     for turn in range(ROUNDS):
-        for number in np.random.default_rng(turn).permutation(len(contenders)).tolist():
-            if len(contenders[number].measured) < repeats:
-                bench.measure(contenders[number], probe)
+        missing = [contender for contender in contenders if len(contender.measured) < repeats]
+        if not missing:
+            break
+        for number in np.random.default_rng(turn).permutation(len(missing)).tolist():
+            bench.measure(missing[number])
         counts = ", ".join(f"{c.schedule.name} {len(c.measured)} of {len(c.measured) + c.dropped}" for c in contenders)
         say(f"round {turn + 1}: undisturbed passes: {counts}")
-    if missing := [contender for contender in contenders if not contender.measured]:
-        raise WorkbenchError(f"other programs disturbed every pass of {missing[0].schedule.name}; close them.")
+    if none := [contender for contender in contenders if not contender.measured]:
+        raise WorkbenchError(f"other programs disturbed every pass of {none[0].schedule.name}; close them.")
     ratios = _ratios(contenders)
     _print(contenders, ratios, say)
     if json is not None:

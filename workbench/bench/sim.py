@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from workbench.bench import record
-from workbench.bench.quiet import Probe, listening
 from workbench.display import short_name
 from workbench.engine import calibrate, make_checkpoint, run
 from workbench.errors import ScenarioError, WorkbenchError
@@ -21,6 +20,8 @@ from workbench.memory import Memory
 from workbench.models import ModelConfig, checkpoint
 from workbench.perfmodels import bound
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
+from workbench.quiet import OTHERS
+from workbench.reproductions.moe_lens import VSL as LAYER
 from workbench.result import Result
 from workbench.scenario import Scenario
 from workbench.scheduler.base import Scheduler
@@ -45,19 +46,16 @@ from workbench.simulate import Detail, simulate
 from workbench.stages import (
     attention,
     combine,
-    decode_attention,
     experts,
     kv,
     moe,
     out_proj,
-    prefill_attention,
     qkv,
     route,
     weights,
 )
 from workbench.workload import Request, Workload
 
-LAYER = fetch(weights) | gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load >> gpu(out_proj, moe)
 ON_GPU = gpu(qkv, attention, out_proj, moe)
 EXPERTS_ON_CPU = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine)
 WAYS: tuple[tuple[Pipeline, Schedule], ...] = (
@@ -99,8 +97,8 @@ class Setting:
     simulated: Result
     bound: Result
     runs: list[Result] = field(default_factory=list)
-    probes: list[float] = field(default_factory=list)
     dropped: int = 0
+    failure: str | None = None
 
     @property
     def name(self) -> str:
@@ -123,15 +121,20 @@ class Setting:
         return sorted(self.runs, key=lambda result: result.gen_tok_s)[len(self.runs) // 2]
 
     @property
+    def rate(self) -> float:
+        """Median throughput of the runs [output tokens/s]."""
+        return median(result.gen_tok_s for result in self.runs)
+
+    @property
     def error(self) -> float:
         """Measured over simulated throughput, less one: negative where the run was slower than predicted."""
-        return median(result.gen_tok_s for result in self.runs) / self.simulated.gen_tok_s - 1
+        return self.rate / self.simulated.gen_tok_s - 1
 
     @property
     def foreseen(self) -> bool:
         """Whether the median run lies in the simulation's 90 % interval."""
         low, high = self.simulated.interval or (0.0, 0.0)
-        return low <= median(result.gen_tok_s for result in self.runs) <= high
+        return low <= self.rate <= high
 
     def row(self) -> dict[str, Any]:
         """For the record."""
@@ -140,9 +143,9 @@ class Setting:
             "bound": self.bound.gen_tok_s,
             "simulated": self.simulated.gen_tok_s,
             "interval": self.simulated.interval,
-            "measured": median(result.gen_tok_s for result in self.runs),
+            "measured": self.rate,
             "runs": [result.gen_tok_s for result in self.runs],
-            "probes": self.probes,
+            "others": [result.others for result in self.runs],
             "dropped": self.dropped,
             "error": self.error,
             "residual": residual(self.measured, self.simulated),
@@ -202,30 +205,32 @@ def bench_sim(
     Raises
     ------
     WorkbenchError
-        If no setting had an undisturbed run; one that had none is listed and left out of the errors.
+        If no setting had an undisturbed run (one that had none is listed and left out of the errors), and, after all
+        else has been told and recorded, if a run failed.
     """
-    model, probe = checkpoint(make_checkpoint(name)), Probe()
+    model = checkpoint(make_checkpoint(name))
     run(*smallest(model))
-    before = probe.seconds()
     machine = calibrate(model, refresh=True)
-    calm = (before + probe.seconds()) / 2
     drawn = draw(model, machine, settings, seed)
     say(f"{machine.name}, calibrated {machine.measured}, frozen before {settings} settings were drawn (seed {seed})")
     try:
-        _repeat_all(drawn, repeats, probe, say)
+        _repeat_all(drawn, repeats, say)
     except KeyboardInterrupt:
         say("stopped: what follows is what was measured until now")
     seen = [setting for setting in drawn if setting.runs]
     if not seen:
-        raise WorkbenchError("other programs disturbed every run; close them and try again.")
-    _print(seen, calm, say)
+        raise WorkbenchError("no run succeeded undisturbed; close other programs and try again.")
+    _print(seen, say)
+    failed = [f"{setting.name}: {setting.failure}" for setting in drawn if setting.failure]
     for setting in drawn:
-        if not setting.runs:
+        if not (setting.runs or setting.failure):
             say(f"no undisturbed run: {setting.name}")
     say(f"runs dropped as disturbed: {sum(setting.dropped for setting in drawn)}")
     if json is not None:
         errors = record.ratio([setting.error + 1 for setting in seen])
         record.write(json, machine, {"measured / simulated": errors}, [setting.row() for setting in seen])
+    if failed:
+        raise WorkbenchError(f"runs failed, each a defect of the engine: {'; '.join(failed)}.")
     return drawn
 
 
@@ -236,39 +241,42 @@ def smallest(model: ModelConfig) -> tuple[Scenario, Schedule]:
     return Scenario(LAYER, model, Machine.local(), memory, workload, ResourceAware()), VSLPipe()
 
 
-def _repeat_all(drawn: list[Setting], repeats: int, probe: Probe, say: Callable[[str], None]) -> None:
+def _repeat_all(drawn: list[Setting], repeats: int, say: Callable[[str], None]) -> None:
     """Interleaved rounds, until every setting has so many undisturbed runs or the rounds are over."""
     for turn in range(repeats + EXTRA):
-        for number in np.random.default_rng(turn).permutation(len(drawn)).tolist():
-            if len(drawn[number].runs) < repeats:
-                _repeat(drawn[number], probe, say)
-        done = sum(min(len(setting.runs), repeats) for setting in drawn)
+        missing = [setting for setting in drawn if len(setting.runs) < repeats and not setting.failure]
+        if not missing:
+            return
+        for number in np.random.default_rng(turn).permutation(len(missing)).tolist():
+            _repeat(missing[number], say)
+        done = sum(len(setting.runs) for setting in drawn)
         say(f"round {turn + 1} of at most {repeats + EXTRA}: {done} of {repeats * len(drawn)} undisturbed runs")
 
 
-def _repeat(setting: Setting, probe: Probe, say: Callable[[str], None]) -> None:
-    with listening(probe) as noise:
+def _repeat(setting: Setting, say: Callable[[str], None]) -> None:
+    try:
         result = run(setting.scenario, setting.schedule)
-    if noise.quiet:
+    except Exception as error:  # the others are not lost for one that fails
+        setting.failure = f"{type(error).__name__}: {error}"
+        say(f"failed: {setting.name}: {setting.failure}")
+        return
+    if result.others <= OTHERS:
         setting.runs.append(result)
-        setting.probes.append(noise.probe)
     else:
         setting.dropped += 1
-        say(f"dropped a run of {setting.name}: {noise}")
+        say(f"dropped a run of {setting.name}: others took {result.others:.0%} of the cores")
 
 
-def _print(settings: list[Setting], calm: float, say: Callable[[str], None]) -> None:
-    """`calm` is what the probe took around the calibration: memory was slower in runs beside which it took longer."""
+def _print(settings: list[Setting], say: Callable[[str], None]) -> None:
     wide = max(len(setting.name) for setting in settings)
-    say(f"{'setting':{wide}}   bound  simulated  measured   error  runs  probe  residual [s] by cause")
+    say(f"{'setting':{wide}}   bound  simulated  measured   error  runs  residual [s] by cause")
     for setting in settings:
         causes = ", ".join(
             f"{cause} {seconds:+.2f}" for cause, seconds in residual(setting.measured, setting.simulated).items()
         )
         say(
             f"{setting.name:{wide}}  {setting.bound.gen_tok_s:6.1f}  {setting.simulated.gen_tok_s:9.1f}  "
-            f"{setting.measured.gen_tok_s:8.1f}  {setting.error:+6.1%}  {len(setting.runs):4}  "
-            f"{median(setting.probes) / calm - 1:+5.0%}  {causes}"
+            f"{setting.measured.gen_tok_s:8.1f}  {setting.error:+6.1%}  {len(setting.runs):4}  {causes}"
         )
     errors = [abs(setting.error) for setting in settings]
     inside = [setting.foreseen for setting in settings if setting.simulated.interval]

@@ -11,15 +11,13 @@ from workbench.bench import record
 from workbench.hardware import machines
 from workbench.memory import Memory
 from workbench.models import models
-from workbench.pipeline import cpu, fetch, gpu, load, offload
+from workbench.reproductions.moe_lens import VSL
 from workbench.scenario import Scenario
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.schedules import Schedule, Sequential, VSLPipe
 from workbench.simulate import Detail, simulate
-from workbench.stages import decode_attention, moe, out_proj, prefill_attention, qkv, weights
 from workbench.workload import Workload
 
-LAYER = fetch(weights) | gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load >> gpu(out_proj, moe)
 REQUESTS = 20_000
 MOST = {Detail.ITERATION: 0.5, Detail.TASK: 10.0}
 """Seconds that simulating the job may take."""
@@ -32,7 +30,7 @@ _OUTPUTS = (32, 64, 128, 256)
 def job(output: int = 128, kv_capacity: str = "70GB") -> Scenario:
     """Mixtral-8x7B on the A40, 20,000 prompts of 98 tokens."""
     return Scenario(
-        LAYER,
+        VSL,
         model=models["mixtral-8x7b"],
         machine=machines["a40"],
         memory=Memory(kv_capacity=kv_capacity, kv_block=16),

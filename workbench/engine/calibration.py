@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -18,6 +17,7 @@ from tqdm.auto import tqdm
 
 from workbench.catalogue import cache_path
 from workbench.cost import Rows, measured_seconds
+from workbench.engine.beside import BESIDE, Beside, beside
 from workbench.engine.card import card_rates
 from workbench.engine.engine import Engine
 from workbench.engine.forward import Forward
@@ -27,7 +27,6 @@ from workbench.engine.ops import Part
 from workbench.engine.runnable import check_runnable
 from workbench.engine.sampler import choose_all
 from workbench.engine.seats import seats
-from workbench.errors import EngineError
 from workbench.hardware import Machine, usable_cores
 from workbench.memory import Memory
 from workbench.models import ModelConfig
@@ -35,6 +34,7 @@ from workbench.pipeline import cpu, fetch, gpu, load, offload
 from workbench.plan import Plan, Task
 from workbench.prepared import Prepared
 from workbench.profile import Cores, OpTime, Pace, Profile
+from workbench.quiet import listening
 from workbench.result import Source
 from workbench.scenario import Scenario
 from workbench.scheduler.batch import Batch
@@ -70,13 +70,11 @@ SHAPES = (*(Shape(*prompts) for prompts in PROMPTS), *(Shape(0, 0, *decodes) for
 LAYERS = 4
 """Layers of a pass; the others of the model are left out."""
 ROUNDS = 4
-"""Passes of each shape. They are far apart, because the computer's speed drifts within seconds."""
-SECONDS = 60.0
-"""Another round is begun within this time."""
-STREAM, BESIDE = 2e9, 4e9
-"""Link rates [B/s] at which weights arrive before a layer, and at which others stream beside an operation."""
-STRETCH = 3
-"""So many times as long as the calls beside it take alone, a stream lasts."""
+"""Undisturbed passes of each shape. They are far apart, because the computer's speed drifts within seconds."""
+SECONDS = 75.0
+"""Another round is begun if it will probably end within this time."""
+STREAM = 2e9
+"""Link rate [B/s] at which weights arrive before a layer."""
 _BLOCK = 16
 
 
@@ -86,10 +84,10 @@ def calibrate(
     """This computer with the times of a model's operations: what `simulate` needs to predict `run` closely.
 
     Batches of several sizes pass through some layers whose weights have just arrived over the link. Every operation is
-    timed alone in its place there, with each number of threads that its lane may have; so are transfers, the data
-    mover beside computation, Python between two iterations and, for the record, what a GPU and its link can do. No
-    workload is served and no throughput seen. The record is dated and kept for the next call; `save` it to load it
-    elsewhere with `Machine.load`.
+    timed alone in its place there, with each number of threads that its lane may have; so are transfers, the data mover
+    beside computation, Python between two iterations and, for the record, what a GPU and its link can do. What others
+    disturbed is made again while there is time. No workload is served and no throughput seen. The record is dated and
+    kept for the next call; `save` it to load it elsewhere with `Machine.load`.
 
     Parameters
     ----------
@@ -122,7 +120,7 @@ def calibrate(
 
 def _record_path(machine: Machine, shape: str) -> Path:
     """Its name changes with the computer's own record, which changes with versions, and with the model's shape."""
-    key = f"calibration 6|{machine.host}|{machine.measured}|{shape}"
+    key = f"calibration 7|{machine.host}|{machine.measured}|{shape}"
     return cache_path(f"calibration-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json")
 
 
@@ -140,12 +138,26 @@ def _scenario(machine: Machine, model: ModelConfig, weights_in: str | None, kv_i
     )
 
 
-class _Beside(NamedTuple):
-    """Seconds of an operation alone and beside a stream; core-seconds per byte of the stream."""
+class _Call(NamedTuple):
+    """An operation as it was timed in a pass."""
 
-    alone: float
-    beside: float
-    mover: float
+    op: str
+    threads: int
+    rows: Rows
+    seconds: float
+
+
+@dataclass
+class _Passes:
+    """Passes of one shape on one number of threads: those that counted, and those that others disturbed."""
+
+    quiet: list[list[_Call]] = field(default_factory=list)
+    disturbed: list[list[_Call]] = field(default_factory=list)
+
+    @property
+    def kept(self) -> list[list[_Call]]:
+        """What times are taken from."""
+        return self.quiet or self.disturbed
 
 
 class _Hollow(Engine):
@@ -170,8 +182,7 @@ class _Bench:
         self._random = np.random.default_rng(0)
         count = self._model.num_hidden_layers
         self._layers = sorted({round(layer) for layer in np.linspace(0, count - 1, min(count, LAYERS))})
-        self._seen: dict[tuple[str, int], Seen] = {}
-        self._passes: list[list[tuple[str, int, Rows, float]]] = []
+        self._calls: list[_Call] = []
         self._moves: list[float] = []
         self._fetches: list[float] = []
         self._forward = Forward(prepared)
@@ -187,25 +198,37 @@ class _Bench:
         """The machine with a profile of this model."""
         cores = self._cores
         threads = sorted({cores.gpu, cores.cpu, cores.alone})
-        rounds, until = 0, time.perf_counter() + SECONDS
-        with tqdm(total=ROUNDS * len(threads) * len(SHAPES) + 2, desc="calibrate", delay=1) as bar:
-            while rounds < ROUNDS and time.perf_counter() < until:
-                for count in threads:
-                    self._seat(count)
-                    for number in self._random.permutation(len(SHAPES)).tolist():
-                        self._pass(SHAPES[number], count)
-                        bar.update()
-                rounds += 1
+        passes = {(count, shape): _Passes() for count in threads for shape in SHAPES}
+        with tqdm(total=ROUNDS * len(passes) + 2, desc="calibrate", delay=1) as bar:
+            self._fill(passes, bar.update)
             self._seat(cores.gpu)
             cores, rates = self._streaming()
             bar.update()
             hand_over, iteration, request = self._between()
             bar.update()
-        ops = tuple(seen.time() for seen in self._seen.values())
+        calls = [calls for each in passes.values() for calls in each.kept]
+        ops = _times(calls)
         overheads = (iteration, request, hand_over, typical(self._moves), typical(self._fetches))
         today = datetime.now(UTC).isoformat(timespec="seconds")
-        profile = Profile(shape, ops, *overheads, self._spread(ops))
+        profile = Profile(shape, ops, *overheads, _spread(calls, ops))
         return replace(machine, cores=cores, profiles=(profile,), rates=(*rates, *card_rates()), measured=today)
+
+    def _fill(self, passes: Mapping[tuple[int, Shape], _Passes], counted: Callable[[], object]) -> None:
+        """Rounds over what lacks undisturbed passes, until nothing does or the time is over."""
+        missing, taken, until = list(passes), 0.0, time.perf_counter() + SECONDS
+        while missing and (begin := time.perf_counter()) + taken < until:
+            for count in sorted({count for count, _ in missing}):
+                self._seat(count)
+                shapes = [shape for threads, shape in missing if threads == count]
+                for number in self._random.permutation(len(shapes)).tolist():
+                    seen = passes[count, shapes[number]]
+                    with listening() as noise:
+                        calls = self._pass(shapes[number], count)
+                    (seen.quiet if noise.quiet else seen.disturbed).append(calls)
+                    if noise.quiet:
+                        counted()
+            missing = [what for what, seen in passes.items() if len(seen.quiet) < ROUNDS]
+            taken = time.perf_counter() - begin
 
     def _seat(self, threads: int) -> None:
         pace = Pace(threads, threads, "cpu", 0.0, 0.0)
@@ -221,11 +244,11 @@ class _Bench:
 
     # ----------------------------------------------------------------------------------------------- operations
 
-    def _pass(self, shape: Shape, threads: int) -> None:
+    def _pass(self, shape: Shape, threads: int) -> list[_Call]:
         """Embedding, layers and head for one batch; every stage a task of its own."""
         forward, part, rows = self._forward, self._part(shape), shape.rows
         forward.clear()
-        self._passes.append([])
+        self._calls = []
         ids = self._random.integers(0, self._model.vocab_size, part.rows).tolist()
         self._time("embed", threads, EMBED, Rows(prefill=rows.tokens), lambda: forward.embed(0, ids))
         for layer in self._layers:
@@ -240,22 +263,10 @@ class _Bench:
         choose = lambda: choose_all(forward.logits(0, part), greedy, made)  # noqa: E731
         self._job(HEAD, choose)  # logits are large: iterations of one size find their memory mapped
         self._time("head", threads, HEAD, Rows(prefill=rows.emits), choose)
+        return self._calls
 
     def _time(self, op: str, threads: int, node: Node, rows: Rows, work: Callable[[], object]) -> None:
-        seen = self._seen.setdefault((op, threads), Seen(op, threads))
-        seconds = self._seconds(self._job(node, work))
-        seen.note(rows, seconds)
-        self._passes[-1].append((op, threads, rows, seconds))
-
-    def _spread(self, ops: tuple[OpTime, ...]) -> tuple[float, float]:
-        """How far whole passes were from what the operations' times say: the computer's drift, and the fit's errors."""
-        times = {(time.op, time.threads): time for time in ops}
-        ratios = []
-        for calls in self._passes:
-            said = sum(measured_seconds(times[op, threads], rows) for op, threads, rows, _ in calls)
-            ratios.append(sum(seconds for *_, seconds in calls) / said)
-        low, high = np.percentile(ratios, (5, 95))
-        return min(1.0, float(low)), max(1.0, float(high))
+        self._calls.append(_Call(op, threads, rows, self._seconds(self._job(node, work))))
 
     def _fetch(self, layer: int) -> None:
         pieces = tuple((layer, node) for node in self._graph.streamed)
@@ -310,35 +321,12 @@ class _Bench:
         shared = replace(cores, mover=gpu.mover, gpu_drag=drags[0], cpu_drag=drags[1])
         return replace(shared, gpu_team_drag=drags[2], cpu_team_drag=drags[3]), rates
 
-    def _beside(self, op: str, shape: Shape) -> _Beside:
-        """An operation alone and beside a stream, interleaved."""
+    def _beside(self, op: str, shape: Shape) -> Beside:
         self._pass(shape, self._cores.gpu if self._one_thread else self._cores.alone)
         part, stage, layer = self._part(shape), self._stages[op], self._layers[-1]
         action = lambda: self._forward.compute(stage, layer, 0, part)  # noqa: E731
-        source = np.ones(1 << 28, np.int8)
-        target = np.ones_like(source)
-        calls, alone, beside, mover = 2, list[float](), list[float](), list[float]()
-        executor = Executor(BESIDE, BESIDE, throttled=True, packet_seconds=5e-3)
-        executor.seat({name: lane.seat for name, lane in self._executor.lanes.items()})
-        try:
-            for _ in range(6):
-                tasks = [Task(EMBED, 0, 0, after=(i - 1,) if i else ()) for i in range(calls)]
-                jobs = executor.run(tasks, [action] * calls)
-                alone += [self._seconds(job) for job in jobs]
-                longest = max(job.end - job.start for job in jobs)
-                calls = max(2, int(0.05 / longest))
-                passes = math.ceil(STRETCH * calls * longest * BESIDE / source.nbytes)
-                tasks = [Task(EMBED, 0, 0, after=(i - 1,) if i > 1 else ()) for i in range(1, calls + 1)]
-                tasks = [Task(WEIGHTS, 0, None, bulk=True), *tasks]
-                stream = Transfer([(target, source)] * passes)
-                jobs = executor.run(tasks, [lambda stream=stream: stream, *[action] * calls])  # type: ignore[misc]
-                beside += [self._seconds(job) for job in jobs[1:] if job.end <= jobs[0].end]
-                mover.append(jobs[0].cpu / jobs[0].bytes)
-        finally:
-            executor.close()
-        if not beside:
-            raise EngineError(f"no call of {op} ended beside a stream; other programs hold the cores, close them.")
-        return _Beside(typical(alone), typical(beside), median(mover))
+        lanes = {name: lane.seat for name, lane in self._executor.lanes.items()}
+        return beside(op, action, lanes, self._seconds)
 
     def _sequential_read(self) -> float:
         numbers = torch.ones(1 << 26)
@@ -366,3 +354,22 @@ class _Bench:
             tasks.append(window.seconds / sum(1 for _ in window))
             gaps.append(seconds - window.seconds)
         return median(tasks), median(gaps)
+
+
+def _times(passes: Sequence[Sequence[_Call]]) -> tuple[OpTime, ...]:
+    """The times of every operation."""
+    found: dict[tuple[str, int], Seen] = {}
+    for op, threads, rows, seconds in (call for calls in passes for call in calls):
+        found.setdefault((op, threads), Seen(op, threads)).note(rows, seconds)
+    return tuple(seen.time() for seen in found.values())
+
+
+def _spread(passes: Sequence[Sequence[_Call]], ops: Sequence[OpTime]) -> tuple[float, float]:
+    """How far whole passes were from what the operations' times say: the computer's drift, and the fit's errors."""
+    times = {(time.op, time.threads): time for time in ops}
+    ratios = []
+    for calls in passes:
+        said = sum(measured_seconds(times[op, threads], rows) for op, threads, rows, _ in calls)
+        ratios.append(sum(call.seconds for call in calls) / said)
+    low, high = np.percentile(ratios, (5, 95))
+    return min(1.0, float(low)), max(1.0, float(high))

@@ -16,26 +16,40 @@ TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def expected_tensors(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every tensor of a Mixtral checkpoint."""
-    hidden, inner = model.hidden_size, model.intermediate_size
+    """Name and shape of every tensor of a model's checkpoint."""
+    hidden = model.hidden_size
     yield "model.embed_tokens.weight", (model.vocab_size, hidden)
     for layer in range(model.num_hidden_layers):
-        prefix = f"model.layers.{layer}"
-        yield f"{prefix}.input_layernorm.weight", (hidden,)
-        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
-        yield f"{prefix}.self_attn.q_proj.weight", (model.q_size, hidden)
-        yield f"{prefix}.self_attn.k_proj.weight", (model.kv_size, hidden)
-        yield f"{prefix}.self_attn.v_proj.weight", (model.kv_size, hidden)
-        yield f"{prefix}.self_attn.o_proj.weight", (hidden, model.q_size)
-        yield f"{prefix}.block_sparse_moe.gate.weight", (model.num_local_experts, hidden)
-        for expert in range(model.num_local_experts):
-            part = f"{prefix}.block_sparse_moe.experts.{expert}"
-            yield f"{part}.w1.weight", (inner, hidden)
-            yield f"{part}.w2.weight", (hidden, inner)
-            yield f"{part}.w3.weight", (inner, hidden)
+        yield from ((f"model.layers.{layer}.{name}", shape) for name, shape in _of_layer(model))
     yield "model.norm.weight", (hidden,)
     if not model.tie_word_embeddings:
         yield "lm_head.weight", (model.vocab_size, hidden)
+
+
+def _of_layer(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    family, hidden = model.family, model.hidden_size
+    yield "input_layernorm.weight", (hidden,)
+    yield "post_attention_layernorm.weight", (hidden,)
+    widths = {"q": model.q_size, "k": model.kv_size, "v": model.kv_size}
+    for letter, width in widths.items():
+        yield f"self_attn.{letter}_proj.weight", (width, hidden)
+    if family.qkv_bias:
+        yield from ((f"self_attn.{letter}_proj.bias", (width,)) for letter, width in widths.items())
+    if family.qk_norm:
+        yield from ((f"self_attn.{letter}_norm.weight", (model.head_dim,)) for letter in "qk")
+    yield "self_attn.o_proj.weight", (hidden, model.q_size)
+    yield f"{family.mixture}.gate.weight", (model.num_local_experts, hidden)
+    for expert in range(model.num_local_experts):
+        yield from _of_expert(model, family.expert(expert), model.expert_width)
+    if model.shared_params:
+        yield from _of_expert(model, family.shared_expert, model.shared_expert_intermediate_size)
+        yield f"{family.shared_expert}_gate.weight", (1, hidden)
+
+
+def _of_expert(model: ModelConfig, name: str, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    family, hidden = model.family, model.hidden_size
+    shapes = {family.gate: (width, hidden), family.down: (hidden, width), family.up: (width, hidden)}
+    yield from ((f"{name}.{projection}.weight", shape) for projection, shape in shapes.items())
 
 
 def open_checkpoint(model: ModelConfig) -> dict[str, torch.Tensor]:

@@ -287,7 +287,7 @@ class Forward:
         scenario = self._prepared.scenario
         precision = {dtype: name for name, dtype in TORCH_DTYPES.items()}
         asked = {
-            "placement": {(stage.op.name, stage.device) for stage in scenario.pipeline.stages},
+            "placement": {(stage.op.name, stage.device) for stage in scenario.layer.stages},
             "KV blocks and tokens per block": (scenario.kv_blocks, scenario.memory.kv_block),
             "precision of weights and KV": scenario.precision,
             "experts of decodes": self._choices(),

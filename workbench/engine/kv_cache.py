@@ -15,7 +15,7 @@ from workbench.engine.checkpoint import TORCH_DTYPES
 from workbench.engine.lanes import Copy, Transfer
 from workbench.engine.ops import Part
 from workbench.engine.seats import sit_elsewhere
-from workbench.engine.weights import as_numpy
+from workbench.engine.weights import as_numpy, host_memory
 from workbench.hardware import usable_cores
 from workbench.kernels import append_kv, flash_decode
 from workbench.models import ModelConfig
@@ -34,8 +34,8 @@ class KVCache:
 
     def __init__(self, model: ModelConfig, blocks: int, block_size: int, dtype: str) -> None:
         shape = (model.num_hidden_layers, blocks, model.num_key_value_heads, 2, block_size, model.head_dim)
-        self.pool = torch.empty(shape, dtype=TORCH_DTYPES[dtype])
-        self.pool.zero_()  # unlike torch.zeros this touches every page, so that no lane pays for mapping them
+        self.pool = host_memory(shape, TORCH_DTYPES[dtype])
+        self.pool.zero_()  # touches every page, so that no lane pays for mapping them
         self._model = model
         self._team = ThreadPoolExecutor(max(1, usable_cores() - 1), "attention", initializer=sit_elsewhere)
 

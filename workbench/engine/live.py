@@ -13,6 +13,7 @@ from workbench.engine.engine import Engine
 from workbench.engine.runnable import check_runnable
 from workbench.errors import EngineError, StoppedError
 from workbench.prepared import Prepared
+from workbench.quiet import listening
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.schedules.base import Schedule
@@ -52,10 +53,11 @@ def run(scenario: Scenario, schedule: Schedule) -> Result:
 
 
 def _measure(prepared: Prepared, engine: Engine, watch: Callable[[Progress], object]) -> Result:
-    result = serve(prepared, engine, Source.MEASURED, watch)
+    with listening() as noise:
+        result = serve(prepared, engine, Source.MEASURED, watch)
     if not result.stopped:
         engine.forward.read_back()
-    return replace(result, tokens=engine.generated)
+    return replace(result, tokens=engine.generated, others=noise.others)
 
 
 def start(scenario: Scenario, schedule: Schedule) -> LiveRun:

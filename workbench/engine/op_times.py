@@ -74,7 +74,7 @@ def _fit(features: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple
     """Coefficients of least relative squares, none negative."""
     wide: npt.NDArray[np.float64] = np.array(features, dtype=float)
     target = np.array(seconds)
-    weight = 1 / np.maximum(target, target.max() * 1e-3)
+    weight = 1 / np.maximum(target, target.max() * 1e-3 or 1.0)
     scale = wide.max(axis=0) + (wide.max(axis=0) == 0)
     found, _ = nnls(wide / scale * weight[:, None], target * weight)
     return tuple((found / scale).tolist())

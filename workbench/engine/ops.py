@@ -1,4 +1,4 @@
-"""The built-in operations on tensors: Mixtral's arithmetic, rounded where Hugging Face's rounds."""
+"""The built-in operations on tensors, rounded where Hugging Face's are rounded."""
 
 from __future__ import annotations
 
@@ -139,11 +139,16 @@ class Ops:
     def qkv(self, part: Part, read: Tensors, weights: Tensors) -> tuple[torch.Tensor, ...]:
         """x (T, M) -> q (T, H D), k and v (T, K D), rotated."""
         model = self._model
-        projected = functional.linear(self.norm(read["x"], weights["norm"]), weights["proj"])
+        projected = functional.linear(self.norm(read["x"], weights["norm"]), weights["proj"], weights.get("bias"))
         q, k, v = projected.split([model.q_size, model.kv_size, model.kv_size], dim=-1)
+        if model.family.qk_norm:
+            q, k = self._norm_heads(q, weights["q_norm"]), self._norm_heads(k, weights["k_norm"])
         angles = part.positions[:, None].float() * self._frequencies
         cos, sin = (torch.cat((f, f), dim=-1).to(q.dtype)[:, None, :] for f in (angles.cos(), angles.sin()))
         return self._rotate(q, cos, sin), self._rotate(k, cos, sin), v.contiguous()
+
+    def _norm_heads(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return self.norm(x.view(len(x), -1, self._model.head_dim), weight).view(x.shape)
 
     def _rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         heads = x.view(len(x), -1, self._model.head_dim)
@@ -177,7 +182,9 @@ class Ops:
         h = self.norm(read["x"], weights["norm"])
         scores = functional.linear(h, weights["gate"]).float().softmax(dim=-1)
         top, ids = scores.topk(self._model.num_experts_per_tok, dim=-1)
-        return h, torch.cat((ids.float(), top / top.sum(dim=-1, keepdim=True)), dim=-1)
+        if self._model.norm_topk_prob:
+            top /= top.sum(dim=-1, keepdim=True)
+        return h, torch.cat((ids.float(), top), dim=-1)
 
     def experts(self, part: Part, read: Tensors, weights: Tensors) -> torch.Tensor:
         """h (T, M), gates (T, 2 k) -> routed (T, M): each expert computes its rows at once.
@@ -196,15 +203,28 @@ class Ops:
             if count:
                 mine = order[low : low + count]
                 rows = mine // chosen
-                gate, up = functional.linear(_filled(h[rows]), weights[f"gate_up.{expert}"]).chunk(2, dim=-1)
-                answer = functional.linear(functional.silu(gate) * up, weights[f"down.{expert}"])
+                answer = _gated(_filled(h[rows]), weights[f"gate_up.{expert}"], weights[f"down.{expert}"])
                 out.index_add_(0, rows, answer[:count] * scales[mine, None])
             low += count
         return out
 
+    def shared_experts(self, part: Part, read: Tensors, weights: Tensors) -> torch.Tensor:
+        """h (T, M) -> shared (T, M), times the sigmoid of its gate; with routed (T, M) their sum instead."""
+        out = _gated(read["h"], weights["gate_up"], weights["down"])
+        out *= functional.linear(read["h"], weights["gate"]).sigmoid_()
+        return out.add_(read["routed"]) if "routed" in read else out
+
     def combine(self, part: Part, read: Tensors, weights: Tensors) -> torch.Tensor:
-        """x and routed (T, M) -> x."""
+        """x and routed (T, M), and shared where it is read -> x."""
+        if "shared" in read:
+            return (read["routed"] + read["shared"]).add_(read["x"])
         return read["x"] + read["routed"]
+
+
+def _gated(rows: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    """down (silu(gate x) * (up x)) of rows (T, M)."""
+    gate, up = functional.linear(rows, gate_up).chunk(2, dim=-1)
+    return functional.linear(functional.silu(gate).mul_(up), down)
 
 
 def _filled(rows: torch.Tensor) -> torch.Tensor:
@@ -223,6 +243,7 @@ BUILT_IN: dict[str, Operation] = {
     "out_proj": Ops.out_proj,
     "route": Ops.route,
     "experts": Ops.experts,
+    "shared_experts": Ops.shared_experts,
     "combine": Ops.combine,
 }
 """By name; `decode_attention` works on the KV cache and lives with it."""

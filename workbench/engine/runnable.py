@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import numpy as np
 
+from workbench.architectures import ARCHITECTURES
 from workbench.engine.checkpoint import TORCH_DTYPES
 from workbench.errors import EngineError
+from workbench.models import ModelConfig
+from workbench.pipeline import Pipeline
 from workbench.prepared import Prepared
 from workbench.stages import (
     Stage,
+    add_shared,
     combine,
+    combine_shared,
     decode_attention,
     experts,
     out_proj,
     prefill_attention,
     qkv,
     route,
+    shared_experts,
 )
 
-_BUILT_IN = (qkv, prefill_attention, decode_attention, out_proj, route, experts, combine)
+_BUILT_IN = (
+    *(qkv, prefill_attention, decode_attention, out_proj, route, experts),
+    *(shared_experts, add_shared, combine, combine_shared),
+)
 
 
 def check_runnable(prepared: Prepared) -> None:
@@ -35,11 +44,12 @@ def check_runnable(prepared: Prepared) -> None:
         raise EngineError(f"model {model.name!r} has no weights here; give model=wb.checkpoint(folder).")
     if not scenario.machine.is_local:
         raise EngineError(f"machine {scenario.machine.name!r} is not this computer; give machine=wb.Machine.local().")
-    if model.kv_lora_rank or model.unrouted_params or model.windowed_layers:
+    if strange := _strange(model):
         raise EngineError(
-            f"model {model.name!r} has latent attention, shared experts, dense layers or sliding windows, which run "
-            "cannot execute; give a checkpoint of Mixtral's architecture."
+            f"model {model.name!r} has {strange}, which run cannot execute; give a checkpoint of "
+            f"{' or '.join(ARCHITECTURES)} without."
         )
+    _check_shared(scenario.layer, model)
     for what, dtype in scenario.precision._asdict().items():
         if dtype is not None and dtype not in TORCH_DTYPES:
             known = " or ".join(TORCH_DTYPES)
@@ -55,16 +65,37 @@ def check_runnable(prepared: Prepared) -> None:
                     f"request {number} has the token id {token!r}, {model.name!r} knows 0 to {model.vocab_size - 1}; "
                     "use the model's own tokenizer."
                 )
-    for stage in prepared.scenario.pipeline.stages:
-        if problem := _problem(stage):
+    for stage in scenario.layer.stages:
+        if problem := _problem(stage, model):
             raise EngineError(f"{stage} {problem}.")
 
 
-def _problem(stage: Stage) -> str:
+def _strange(model: ModelConfig) -> str:
+    """What its layers have that `run` cannot execute; empty if nothing."""
+    found = {
+        "latent attention": model.kv_lora_rank,
+        "dense layers": model.dense_layers,
+        "sliding windows": model.windowed_layers,
+        f"shared experts unlike {model.family.name}'s": model.shared_params and not model.family.shared,
+    }
+    return ", ".join(what for what, there in found.items() if there)
+
+
+def _check_shared(layer: Pipeline, model: ModelConfig) -> None:
+    """What shared experts give must be added: `run` leaves nothing out in silence."""
+    used = any("shared" in stage.op.reads or stage.op is add_shared for stage in layer.stages)
+    if model.shared_params and not used:
+        raise EngineError(
+            f"model {model.name!r} has shared experts, whose output {layer} adds nowhere; use the built-in experts and "
+            "combine, or an operation that reads shared."
+        )
+
+
+def _problem(stage: Stage, model: ModelConfig) -> str:
     """What keeps `run` from executing a stage; empty if nothing does."""
     op = stage.op
-    if op.name == "shared_experts":
-        return "has no such experts in this architecture; remove the stage"
+    if op.name == "shared_experts" and not model.shared_params:
+        return f"has no such experts in {model.name!r}; remove the stage"
     if op.run is None:
         return "" if op in _BUILT_IN else "has no run function; give Op(..., run=...)"
     if op.keeps_kv:

@@ -1,4 +1,4 @@
-"""Makes seeded random Mixtral checkpoints whose router and head decide clearly, so that faults show."""
+"""Makes seeded random checkpoints whose router and head decide clearly, so that faults show."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ _CONFIG_KEYS = (
     "num_attention_heads",
     "num_key_value_heads",
     "head_dim",
-    "num_local_experts",
     "num_experts_per_tok",
     "vocab_size",
     "max_position_embeddings",
@@ -36,6 +35,13 @@ RECIPES = {
     "mix-s": ModelConfig("mix-s", 8, 512, 1024, 8, 2, 64, 8, 2, 8000, 4096),
     "mix-m": ModelConfig("mix-m", 4, 1024, 2048, 16, 4, 64, 8, 2, 8000, 4096),
     "mix-b": ModelConfig("mix-b", 16, 1024, 3584, 16, 4, 64, 8, 2, 32000, 4096),
+    "qwen-s": ModelConfig(
+        *("qwen-s", 8, 512, 1024, 8, 2, 64, 16, 4, 8000, 4096),
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=1024,
+        norm_topk_prob=False,
+        architecture="Qwen2MoeForCausalLM",
+    ),
 }
 
 
@@ -53,7 +59,8 @@ def write_checkpoint(model: ModelConfig, folder: str | Path, *, seed: int = 0) -
     Notes
     -----
     Standard deviations: embedding 0.05; projections, experts and head 1/sqrt(fan in), the router four times that so
-    that few top-2 choices are near ties, the head twice. The small embedding makes position and attention matter.
+    that few top-2 choices are near ties, the head twice; biases 0.5. The small embedding makes position and attention
+    matter.
     """
     folder = Path(folder)
     stamp = json.dumps({"seed": seed, **hf_config(model)}, sort_keys=True)
@@ -79,7 +86,7 @@ def write_checkpoint(model: ModelConfig, folder: str | Path, *, seed: int = 0) -
 
 def make_checkpoint(name: str, folder: str | Path | None = None, *, seed: int = 0) -> Path:
     """Make one of the recipes, in the user's cache unless a folder is given: "mix-s" (0.23 GB), "mix-m" (0.46 GB) or
-    "mix-b" (3.0 GB).
+    "mix-b" (3.0 GB) of Mixtral's architecture, "qwen-s" (0.25 GB) of Qwen2-MoE's, which has shared experts.
 
     Raises
     ------
@@ -101,7 +108,9 @@ def _by_file(model: ModelConfig) -> dict[str, list[tuple[str, tuple[int, ...]]]]
 
 
 def _draw(name: str, shape: tuple[int, ...], model: ModelConfig, generator: torch.Generator) -> torch.Tensor:
-    if len(shape) == 1:
+    if name.endswith(".bias"):
+        weights = 0.5 * torch.randn(shape, generator=generator)
+    elif len(shape) == 1:
         weights = 1.0 + 0.1 * torch.randn(shape, generator=generator)
     else:
         spread = 0.05 if "embed_tokens" in name else shape[1] ** -0.5
@@ -113,12 +122,13 @@ def _draw(name: str, shape: tuple[int, ...], model: ModelConfig, generator: torc
 def hf_config(model: ModelConfig) -> dict[str, object]:
     """A model's config.json."""
     return {
-        "architectures": ["MixtralForCausalLM"],
-        "model_type": "mixtral",
+        "architectures": [model.family.name],
+        "model_type": model.family.model_type,
         "hidden_act": "silu",
         "sliding_window": None,
         "torch_dtype": _HF_DTYPES[model.dtype],
         "bos_token_id": None,
         "eos_token_id": None,
-        **{key: getattr(model, key) for key in _CONFIG_KEYS},
+        **{key: getattr(model, key) for key in (*_CONFIG_KEYS, *model.family.own_keys)},
+        model.family.experts_key: model.num_local_experts,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -13,6 +14,7 @@ import torch
 from workbench.engine.checkpoint import TORCH_DTYPES, open_checkpoint
 from workbench.engine.lanes import Copy, Transfer
 from workbench.errors import EngineError
+from workbench.kernels import empty_in_huge_pages
 from workbench.models import ModelConfig
 from workbench.plan import WHOLE, Page
 from workbench.segments import LayerGraph
@@ -29,24 +31,40 @@ class Packed:
     sources: tuple[str, ...]
 
 
-def _expert_pack(model: ModelConfig) -> list[Packed]:
-    packs = []
-    for expert in range(model.num_local_experts):
-        part = f"block_sparse_moe.experts.{expert}"
-        packs.append(Packed(f"gate_up.{expert}", (f"{part}.w1.weight", f"{part}.w3.weight")))
-        packs.append(Packed(f"down.{expert}", (f"{part}.w2.weight",)))
+def _qkv_pack(model: ModelConfig) -> list[Packed]:
+    packs = [Packed("norm", ("input_layernorm.weight",))]
+    packs.append(Packed("proj", tuple(f"self_attn.{letter}_proj.weight" for letter in "qkv")))
+    if model.family.qkv_bias:
+        packs.append(Packed("bias", tuple(f"self_attn.{letter}_proj.bias" for letter in "qkv")))
+    if model.family.qk_norm:
+        packs += (Packed(f"{letter}_norm", (f"self_attn.{letter}_norm.weight",)) for letter in "qk")
     return packs
 
 
-_ATTENTION_IN = tuple(f"self_attn.{letter}_proj.weight" for letter in "qkv")
+def _expert_pack(model: ModelConfig, name: str, key: str = "") -> list[Packed]:
+    gate, up, down = (f"{name}.{part}.weight" for part in (model.family.gate, model.family.up, model.family.down))
+    return [Packed(f"gate_up{key}", (gate, up)), Packed(f"down{key}", (down,))]
+
+
+def _routed_pack(model: ModelConfig) -> list[Packed]:
+    each = (_expert_pack(model, model.family.expert(n), f".{n}") for n in range(model.num_local_experts))
+    return [packed for packs in each for packed in packs]
+
+
+def _shared_pack(model: ModelConfig) -> list[Packed]:
+    name = model.family.shared_expert
+    return [*_expert_pack(model, name), Packed("gate", (f"{name}_gate.weight",))]
+
+
 PACKS: dict[str, Callable[[ModelConfig], list[Packed]]] = {
-    "qkv": lambda m: [Packed("norm", ("input_layernorm.weight",)), Packed("proj", _ATTENTION_IN)],
+    "qkv": _qkv_pack,
     "out_proj": lambda m: [Packed("proj", ("self_attn.o_proj.weight",))],
     "route": lambda m: [
         Packed("norm", ("post_attention_layernorm.weight",)),
-        Packed("gate", ("block_sparse_moe.gate.weight",)),
+        Packed("gate", (f"{m.family.mixture}.gate.weight",)),
     ],
-    "experts": _expert_pack,
+    "experts": _routed_pack,
+    "shared_experts": _shared_pack,
 }
 
 
@@ -56,6 +74,12 @@ def as_numpy(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
     if flat.dtype is torch.bfloat16:
         flat = flat.view(torch.int16)
     return cast("npt.NDArray[np.generic]", flat.numpy())
+
+
+def host_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros for what the lanes read over and over, in huge pages where the system grants them."""
+    raw = empty_in_huge_pages(math.prod(shape) * dtype.itemsize, np.int8)
+    return torch.from_numpy(raw).view(dtype).view(shape)
 
 
 class WeightStore:
@@ -93,7 +117,7 @@ class WeightBuffer:
     def __init__(self, store: WeightStore, graph: LayerGraph, slot_bytes: float, slots: int) -> None:
         self._store, self._graph = store, graph
         elements = round(slot_bytes / store.dtype.itemsize)
-        self._slots = [torch.zeros(elements, dtype=store.dtype) for _ in range(slots)]
+        self._slots = [host_memory((elements,), store.dtype) for _ in range(slots)]
         self._flat = [as_numpy(slot) for slot in self._slots]
         self._holds: list[dict[tuple[int, str], Tensors]] = [{} for _ in range(slots)]
         self._turn = 0

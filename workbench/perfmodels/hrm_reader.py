@@ -11,7 +11,7 @@ from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.schedules.base import Schedule
 from workbench.serving import prepare
-from workbench.stages import Device, Stage, attention, moe, out_proj, qkv, shared_experts
+from workbench.stages import Device, Stage, add_shared, attention, combine_shared, moe, out_proj, qkv, shared_experts
 
 
 def predict(scenario: Scenario, schedule: Schedule) -> Result:
@@ -96,6 +96,6 @@ def _policy(scenario: Scenario, batch: int, parts: int) -> Policy:
 
 def _is_modelled(stage: Stage) -> bool:
     """True if the model has a term for it: shared experts and dense layers are GPU weights that every token passes."""
-    if stage.op is shared_experts:
+    if stage.op in (shared_experts, add_shared):
         return stage.device is Device.GPU
-    return stage.op in (qkv, *attention, out_proj, *moe) and not stage.options
+    return stage.op in (qkv, *attention, out_proj, *moe, combine_shared) and not stage.options

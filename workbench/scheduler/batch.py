@@ -147,12 +147,12 @@ class Batch:
     @cached_property
     def rows(self) -> Rows:
         """What this batch puts on the stages of a layer that its prefills pass, and `emits` on the head."""
-        decode, lengths = len(self.decodes), self.prefill_len
-        prefill = int(lengths.sum()) if len(lengths) else 0
-        pairs = (int(lengths @ lengths) + prefill) // 2 if len(lengths) else 0
+        requests, decode, lengths = len(self.prefills), len(self.decodes), self.prefill_len
+        prefill = int(lengths.sum()) if requests else 0
+        pairs = (int(lengths @ lengths) + prefill) // 2 if requests else 0
         context = int(self.context.sum()) + decode if decode else 0
         if self.cut is None:
-            return Rows(prefill, decode, pairs, context, len(self))
+            return Rows(prefill, decode, pairs, context, requests + decode)
         before = int(self.cut.start.sum())
         pairs += int(self.cut.start @ lengths)
         return Rows(prefill, decode, pairs, context, decode + int(np.count_nonzero(self.cut.emits)), before)

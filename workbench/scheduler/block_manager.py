@@ -103,17 +103,16 @@ class BlockManager:
 
     def release(self, sequences: Ids) -> None:
         """Take back every block of these distinct sequences."""
-        counts = self.held[sequences]
-        returned = int(counts.sum())
-        self._free[self._top : self._top + returned] = self.table[self._places(sequences, counts)]
-        self._top += returned
+        returned = self.table[self._places(sequences, self.held[sequences])]
+        self._free[self._top : self._top + len(returned)] = returned
+        self._top += len(returned)
         self.held[sequences] = 0
 
     @staticmethod
     def _places(sequences: Ids, counts: Ids) -> tuple[Ids, Ids]:
         """Rows and columns of the first `counts` table places of each sequence."""
-        first = np.cumsum(counts) - counts
-        return np.repeat(sequences, counts), np.arange(int(counts.sum())) - np.repeat(first, counts)
+        rows, first = sequences.repeat(counts), counts.cumsum() - counts
+        return rows, np.arange(len(rows)) - first.repeat(counts)
 
     def check(self) -> None:
         """Verify conservation: every block is free or held, exactly once.

@@ -111,9 +111,10 @@ class PagedQueue(ABC):
 
         Each admitted one takes a block, so that no more than the free ones are of interest.
         """
-        waiting = np.fromiter(self._preempted, dtype=np.int64, count=len(self._preempted))
-        reach = max(0, self._blocks.free - len(waiting))
-        return np.concatenate((waiting, np.arange(self._new, int(min(self._arrived, self._new + min(reach, new))))))
+        again = min(len(self._preempted), self._blocks.free)
+        waiting = np.fromiter(self._preempted, dtype=np.int64, count=again)
+        until = min(self._arrived, self._new + min(self._blocks.free - again, new))
+        return np.concatenate((waiting, np.arange(self._new, int(until))))
 
     def _fitting(self, line: Ids, budget: float, *, at_least_one: bool) -> int:
         """How many whole prompts from the head of the line fit the budget and the free blocks.
@@ -121,10 +122,9 @@ class PagedQueue(ABC):
         With `at_least_one` the budget does not keep back the first.
         """
         lengths = self._lengths(line)
-        tokens, blocks = np.cumsum(lengths), np.cumsum(-(-lengths // self._blocks.block_size))
-        fits = blocks <= self._blocks.free
-        fits &= (tokens <= budget) | (at_least_one & (np.arange(len(line)) == 0))
-        return len(line) if fits.all() else int(fits.argmin())
+        tokens, blocks = lengths.cumsum(), (-(-lengths // self._blocks.block_size)).cumsum()
+        in_budget = max(int(tokens.searchsorted(budget, "right")), int(at_least_one))
+        return min(in_budget, int(blocks.searchsorted(self._blocks.free, "right")))
 
     def _admit(self, requests: Ids) -> Ids:
         """Take these from the head of the line and give them the blocks of all that they prefill; their lengths."""
@@ -148,13 +148,15 @@ class PagedQueue(ABC):
     def complete(self, batch: Batch) -> Ids:
         """See `Queue.complete`."""
         self._left = self._left - (np.arange(len(self._left)) >= self._resting) if self._resting else self._left - 1
-        over = self._left == 0
-        finished = self._running[over] if np.count_nonzero(over) else NONE
-        if len(finished):
-            self._blocks.release(finished)
-            self._finished += len(finished)
-            going = ~over
-            self._running, self._context, self._left = self._running[going], self._context[going], self._left[going]
+        if np.count_nonzero(self._left) == len(self._left):
+            return NONE
+        finished: Ids = self._running[self._left == 0]
+        going = self._left.nonzero()[0]
+        self._blocks.release(finished)
+        self._finished += len(finished)
+        self._running, self._context, self._left = (
+            column.take(going) for column in (self._running, self._context, self._left)
+        )
         return finished
 
     def ends_with(self, batch: Batch) -> bool:

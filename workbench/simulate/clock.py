@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import replace
+from operator import mul
 from typing import NamedTuple
 
 from workbench.cost import PartRows, Rows
@@ -18,6 +19,7 @@ from workbench.scenario import Scenario
 from workbench.scheduler.block_manager import BlockManager
 from workbench.schedules.base import Lowering, Schedule, Step
 from workbench.serving import prepare, serve
+from workbench.simulate.late_bar import LateBar
 from workbench.timeline import Span, Timeline
 
 _FEW, _TYPICAL = 4, 2
@@ -55,7 +57,10 @@ def simulate(scenario: Scenario, schedule: Schedule, *, detail: Detail = Detail.
     """
     prepared = prepare(scenario, schedule)
     clock = TaskClock(prepared) if detail is Detail.TASK else IterationClock(prepared)
-    result = serve(prepared, clock, Source.SIMULATED)
+    try:
+        result = serve(prepared, clock, Source.SIMULATED)
+    finally:
+        clock.bar.close()
     return replace(result, interval=_interval(result, prepared.cost.profile))
 
 
@@ -76,6 +81,7 @@ class _Clock:
 
     def __init__(self, prepared: Prepared, timeline: Timeline) -> None:
         self.now, self.timeline = 0.0, timeline
+        self.bar = LateBar(int(prepared.scenario.workload.output_len.sum()))
         self._carried = 0.0  # seconds that are left of the transfer that the last iteration let run on
         self._cost, self._plans, self._packet = prepared.cost, prepared.plans, prepared.lowering.schedule.packet_seconds
 
@@ -90,6 +96,12 @@ class _Clock:
     def expert_bytes(self, plan: Plan) -> float:
         """See `Clock.expert_bytes`."""
         return self._cost.expert_bytes(plan.parts)
+
+    def _pass(self, seconds: float, plan: Plan) -> None:
+        """A plan took so long."""
+        self.now += seconds
+        for part in plan.parts:
+            self.bar.add(part.rows.emits)
 
     def energy(self) -> None:
         """See `Clock.energy`."""
@@ -112,7 +124,7 @@ class TaskClock(_Clock):
                 until = self.now + min(end, seconds)
                 span = Span(task.node.lane, task.name, self.now + start, until, number, after=after)
                 self.timeline.spans.append(span)
-        self.now += seconds
+        self._pass(seconds, plan)
         self._carried = max(0.0, laid.runs_on - seconds)
         busy = busy_seconds(plan.tasks, laid.busy)
         return {**busy, "h2d": busy["h2d"] - self._carried}
@@ -126,35 +138,37 @@ class _Stack(NamedTuple):
     tasks : tuple of Task
     passed : range
         Layers of the stack that prefills pass.
-    times : tuple of int
-        Layers that each stands for.
-    lanes : list of str
+    layers : int
+        Layers of the stack.
     repeats : list of int
-        Layers that the task stands for.
-    ends : list of int or None
-        Layer that ends no sooner than the task.
+        Layers that each task stands for.
+    lanes : dict of lane to places
+        Tasks of each lane.
+    typical : list of (int, places, places)
+        For each layer that stands for others: how many, and the tasks that end no later than it and the one before it.
     """
 
     tasks: tuple[Task, ...]
     passed: range
-    times: tuple[int, ...]
-    lanes: list[str]
+    layers: int
     repeats: list[int]
-    ends: list[int | None]
+    lanes: dict[str, list[int]]
+    typical: list[tuple[int, list[int], list[int]]]
 
     @classmethod
     def of(cls, lowering: Lowering, passed: range, step: Step) -> _Stack:
         """That of an iteration whose prefills pass some of the layers."""
         short, times = few_layers(lowering.layers, passed)
         tasks = lowering.tasks(len(times), step)
-        return cls(
-            tasks,
-            short,
-            times,
-            [task.node.lane for task in tasks],
-            [times[task.layer] if task.layer >= 0 else 1 for task in tasks],
-            [task.layer if task.layer >= 0 and task.part is not None else None for task in tasks],
-        )
+        repeats = [times[task.layer] if task.layer >= 0 else 1 for task in tasks]
+        lanes = {lane: [i for i, task in enumerate(tasks) if task.node.lane == lane] for lane in LANES}
+        within = [[i for i, t in enumerate(tasks) if t.layer == n and t.part is not None] for n in range(len(times))]
+        typical = [(n - 1, within[i], within[i - 1]) for i, n in enumerate(times) if n > 1]
+        return cls(tasks, short, len(times), repeats, lanes, typical)
+
+    def others(self, ends: list[float]) -> float:
+        """Seconds of the layers that are not laid out: each takes as long as a typical one adds to the one before."""
+        return sum(count * (_latest(ends, layer) - _latest(ends, before)) for count, layer, before in self.typical)
 
 
 class IterationClock(_Clock):
@@ -169,19 +183,13 @@ class IterationClock(_Clock):
         stack = self._stack(plan, step)
         rows = [_in_stack(self._cost.part(part), stack) for part in plan.parts]
         laid = self._plans.lay_out(stack.tasks, rows, self._packet, plan.tasks, self._carried)
-        last_end, busy, least = [0.0] * len(stack.times), dict.fromkeys(LANES, 0.0), 0.0
-        for lane, repeated, layer, end, length, traffic in zip(
-            stack.lanes, stack.repeats, stack.ends, laid.ends, laid.busy, laid.dram, strict=True
-        ):
-            busy[lane] += length * repeated
-            least += traffic * repeated
-            if layer is not None and end > last_end[layer]:
-                last_end[layer] = end
-        others = sum((n - 1) * (last_end[i] - last_end[i - 1]) for i, n in enumerate(stack.times) if n > 1)
+        repeated, others = list(map(mul, laid.busy, stack.repeats)), stack.others(laid.ends)
+        busy = {lane: sum(map(repeated.__getitem__, places), 0.0) for lane, places in stack.lanes.items()}
+        least = sum(map(mul, laid.dram, stack.repeats))
         awaited = {**busy, "h2d": busy["h2d"] - laid.running_on}
         seconds = max(least, laid.seconds + others, *awaited.values()) + self._plans.between(plan.parts)
         self.timeline.spans.append(Span("step", plan_label(plan), self.now, self.now + seconds, number))
-        self.now += seconds
+        self._pass(seconds, plan)
         end = max(laid.runs_on + others, busy["h2d"]) if laid.running_on else 0.0
         self._carried = max(0.0, end - seconds)
         return {**busy, "h2d": busy["h2d"] - self._carried}
@@ -211,7 +219,11 @@ def few_layers(layers: int, passed: range) -> tuple[range, tuple[int, ...]]:
 
 
 def _in_stack(rows: PartRows, stack: _Stack) -> PartRows:
-    return rows if isinstance(rows, Rows) else rows._replace(layers=stack.passed, stack=len(stack.times))
+    return rows if isinstance(rows, Rows) else rows._replace(layers=stack.passed, stack=stack.layers)
+
+
+def _latest(ends: list[float], places: list[int]) -> float:
+    return max(map(ends.__getitem__, places), default=0.0)
 
 
 def plan_label(plan: Plan) -> str:

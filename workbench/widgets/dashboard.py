@@ -23,7 +23,7 @@ from workbench.schedules import Schedule, Sequential, VSLPipe
 from workbench.simulate import Detail, simulate
 from workbench.sweep import SweepPoint
 from workbench.widgets.controls import Controls
-from workbench.widgets.curves import CurvePicture
+from workbench.widgets.curves import CurvePicture, Pairs
 from workbench.widgets.gantt import Gantt
 from workbench.widgets.live import LivePanel
 from workbench.widgets.newest import Newest
@@ -32,7 +32,7 @@ from workbench.widgets.settings import Settings, WorkloadOf, random_tokens, why_
 from workbench.widgets.words import alert, digits, in_figures, paragraphs
 
 POINTS = 11  # of a curve
-PATIENCE = (0.05, 0.3)  # seconds until an unfinished curve is shown, and from then on until the next
+PATIENCE = (0.03, 0.15)  # seconds until an unfinished curve is shown, and from then on until the next
 FIRST = 3.0  # seconds that the first curve may keep the cell waiting, so that a still has it whole
 _STYLE = Path(__file__).with_name("dashboard.css")
 
@@ -74,16 +74,18 @@ class Dashboard(w.VBox):  # type: ignore[misc]
         self._predictions = Predictions(scenario, schedules, workload)
         self._measured: list[tuple[Settings, Result]] = []
         self._picture = CurvePicture()
+        self._whole: Pairs = ()
         self._running: Settings | None = None
         self.controls = Controls(scenario, schedules)
-        self.curves = w.Image(format="png", layout=w.Layout(width="600px", height="360px"))
+        self.curves = w.Image(format="png")
         self.curves.add_class("wb-curves")
         self.said, self.words = w.HTML(), w.HTML()
         self.said.add_class("wb-said")
         self.words.add_class("wb-words")
         self.live = LivePanel(self._start, self._ended, self.controls.lock)
         self.gantt = Gantt()
-        top = w.HBox([w.VBox([self.controls, self.said], layout=w.Layout(flex="0 0 348px")), self.curves])
+        left = w.VBox([self.controls, self.said], layout=w.Layout(flex="0 1 348px"))
+        top = w.HBox([left, self.curves], layout=w.Layout(flex_flow="row wrap"))
         style = w.HTML(f"<style>{_STYLE.read_text(encoding='utf-8')}</style>", layout=w.Layout(display="none"))
         super().__init__([style, top, self.live, self.gantt, self.words])
         self.add_class("wb-dashboard")
@@ -118,9 +120,9 @@ class Dashboard(w.VBox):  # type: ignore[misc]
                 return
             points.append(self._predictions.point(replace(settings, kv_tokens=tokens)))
             if time.monotonic() > due:
-                self._draw(settings, points)
+                self._draw(settings, points, before=self._whole)
                 due = time.monotonic() + PATIENCE[1]
-        self._draw(settings, points)
+        self._whole = self._draw(settings, points)
 
     def _check(self, settings: Settings) -> None:
         point = self._predictions.point(settings)
@@ -131,12 +133,14 @@ class Dashboard(w.VBox):  # type: ignore[misc]
             self.said.value = in_figures(point)
             self.live.allow(why_not_live(self._predictions.scenario(settings)))
 
-    def _draw(self, settings: Settings, points: Sequence[SweepPoint]) -> None:
+    def _draw(self, settings: Settings, points: Sequence[SweepPoint], before: Pairs = ()) -> Pairs:
+        """Show points and what was measured at these settings; the pairs drawn."""
         pairs = [(point.kv_capacity, result) for point in points for result in point.results]
         steps, capacity = self.controls.kv_steps, self._predictions.capacity
         ends = (capacity(replace(settings, kv_tokens=steps[0])), capacity(replace(settings, kv_tokens=steps[-1])))
         pairs += [(capacity(run), result) for run, result in self._measured if _beside(run, settings)]
-        self.curves.value = self._picture.png(pairs, capacity(settings), ends)
+        self.curves.value = self._picture.png(pairs, capacity(settings), ends, before)
+        return pairs
 
     def _start(self) -> LiveRun:
         self._running = self.controls.settings

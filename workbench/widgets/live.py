@@ -51,7 +51,7 @@ class LivePanel(w.VBox):  # type: ignore[misc]
         self.status = w.HTML()
         self.status.add_class("wb-status")
         self.strip = Strip(CHANNELS)
-        row = w.HBox([self.start, self.pause, self.stop, self.bar, self.status])
+        row = w.HBox([self.start, self.pause, self.stop, self.bar, self.status], layout=w.Layout(flex_flow="row wrap"))
         super().__init__([row, self.strip])
         self.show()
 
@@ -146,7 +146,7 @@ def _figures(progress: Progress) -> str:
 
 
 def _button(label: str, icon: str, tooltip: str, act: Callable[[object], None]) -> w.Button:
-    button = w.Button(description=label, icon=icon, tooltip=tooltip, layout=w.Layout(width="96px"))
+    button = w.Button(description=label, icon=icon, tooltip=tooltip, layout=w.Layout(flex="0 0 96px"))
     button.on_click(act)
     button.add_class(f"wb-{label.lower()}")
     return button

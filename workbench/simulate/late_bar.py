@@ -1,0 +1,33 @@
+"""A progress bar for simulations that last; short ones neither make nor import it."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any
+
+DELAY = 1.0
+"""Seconds after which a bar is made."""
+
+
+class LateBar:
+    """Counts output tokens, and draws them on stderr once the simulation has lasted `DELAY` seconds."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._made, self._due = total, 0, monotonic() + DELAY
+        self._bar: Any = None
+
+    def add(self, tokens: float) -> None:
+        """So many more have been made."""
+        self._made += int(tokens)
+        if self._bar is None and monotonic() < self._due:
+            return
+        if self._bar is None:
+            from tqdm.auto import tqdm
+
+            self._bar = tqdm(total=self._total, unit="tok", desc="simulate", leave=False, mininterval=1)
+        self._bar.update(self._made - self._bar.n)
+
+    def close(self) -> None:
+        """Take it away."""
+        if self._bar is not None:
+            self._bar.close()
