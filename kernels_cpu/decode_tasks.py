@@ -145,7 +145,7 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
     size = -(-group // chunks)
     room, rest = slots(size), group - (chunks - 1) * size
     heads = size if chunks > 1 else 0  # no code for chunks that do not occur
-    ahead = int(Ahead.EACH if group > 2 else Ahead.FOURTH)
+    ahead = int(Ahead.of(group))
 
     @compiled()
     def serve(

@@ -14,6 +14,7 @@ from llvmlite import ir
 from numba import types
 
 from .compiled import emitted
+from .features import is_zen
 from .vector_ir import I64, LINE, Emitter, Kind, Piece, pieces
 
 TILE = 64
@@ -26,14 +27,39 @@ _ACCUMULATORS = {16: 16, 8: 8, 4: 16}
 class Ahead(enum.IntEnum):
     """Which lines of the next unit, the rows of one head and tile, are asked for while this one is computed.
 
-    With one query head per KV head, prefetches are served more slowly than loads that the hardware foresees. Shares of
-    sequential reading on 1 and 2 threads (Zen 4, D 128), one head: NOTHING 0.73, 0.87; FOURTH 0.78, 0.91; EACH 0.60,
-    0.82. Four heads: 0.42, 0.53; 0.44, 0.55; 0.73, 0.86.
+    Into L2, or into L1 where the name says so. Shares of sequential reading on 1 and 2 threads, D 128, medians:
+
+                        Zen 4                      Ice Lake (Xeon, 2.8 GHz)
+                        1 head      4 heads        1 head      2 heads     4 heads
+        NOTHING         0.73 0.87   0.42 0.53      0.82 0.80        -      0.67 0.61
+        FOURTH          0.78 0.91   0.44 0.55      0.81 0.80   0.74 0.79   0.69 0.66
+        EACH            0.60 0.82   0.73 0.86      0.90 0.89   0.92 0.87   0.82 0.78
+        EACH_INTO_L1         -           -         0.93 0.93   0.85 0.86   0.79    -
     """
 
     NOTHING = 0
     EACH = 1
+    EACH_INTO_L1 = 2
     FOURTH = 4
+
+    @property
+    def lines(self) -> int:
+        """From one line that is asked for to the next."""
+        return 4 if self is Ahead.FOURTH else 1
+
+    @property
+    def level(self) -> int:
+        """The cache that a line is asked into."""
+        return 1 if self is Ahead.EACH_INTO_L1 else 2
+
+    @staticmethod
+    def of(group: int) -> Ahead:
+        """What is fastest with `group` query heads per KV head on this computer's make of CPU."""
+        if group > 2:
+            return Ahead.EACH
+        if is_zen():
+            return Ahead.FOURTH
+        return Ahead.EACH_INTO_L1 if group == 1 else Ahead.EACH
 
 
 def slots(heads: int) -> int:
@@ -74,7 +100,7 @@ def scores(
             wanted = [e.at(at, line) for at in coming for line in lines]
             for number, piece in enumerate(parts):
                 for line in wanted[_dealt(wanted, number, parts) : _dealt(wanted, number + 1, parts)]:
-                    e.prefetch(line)
+                    e.prefetch(line, fetch.level)
                 widened = [e.widen(piece, address, form) for address in row]
                 for x in range(piece.vectors):
                     for h in range(group):
@@ -107,7 +133,7 @@ def scores(
 
 def _lines(size: int, ahead: Ahead) -> range:
     """Where in a row of `size` bytes lines are asked for; a row need not begin with a line."""
-    return range(0, size if ahead else 0, ahead * LINE or LINE)
+    return range(0, size if ahead else 0, ahead.lines * LINE)
 
 
 def _dealt(lines: Sequence[Any], number: int, parts: Sequence[Any]) -> int:
@@ -193,7 +219,7 @@ def weighted(
                     begin = builder.mul(builder.urem(part, I64(len(passes))), I64(share * lines.step))
                     coming = e.at(e.at(e.load(e.at(next_, entry), I64, 8), next_offset_), begin)
                     for line in range(share):
-                        e.prefetch(e.at(coming, line * lines.step))
+                        e.prefetch(e.at(coming, line * lines.step), fetch.level)
                 registers = [register for piece in chosen for register in e.widen(piece, row, form)]
                 sums, weight_ = list(sums), e.at(tile_, builder.mul(index, I64(4 * space)))
                 for h in range(group):

@@ -56,6 +56,11 @@ def has(feature: str) -> bool:
     return bool(llvm.get_host_cpu_features().get(feature))
 
 
+def is_zen() -> bool:
+    """Whether this CPU is of AMD's Zen family."""
+    return bool(llvm.get_host_cpu_name().startswith("znver"))
+
+
 @functools.cache
 def features() -> Features:
     """The code path of this computer.

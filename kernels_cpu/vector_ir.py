@@ -128,11 +128,12 @@ class Emitter:
         function = self._function(f"llvm.fma.v{self.lanes}f32", self.f32s, [self.f32s] * 3)
         return self.b.call(function, [a, b, c])
 
-    def prefetch(self, address: Any) -> None:
-        """Ask for a line, into L2: into L1 (T0) or past the caches (NTA) measured slower than not at all."""
+    def prefetch(self, address: Any, level: int) -> None:
+        """Ask for a line, into the cache of that level; past the caches (NTA) measured slower than not at all."""
         kinds = [I8.as_pointer(), I32, I32, I32]
         function = self._function("llvm.prefetch.p0", ir.VoidType(), kinds)
-        self.b.call(function, [self.b.inttoptr(address, kinds[0]), I32(0), I32(2), I32(1)])
+        reading, data = I32(0), I32(1)
+        self.b.call(function, [self.b.inttoptr(address, kinds[0]), reading, I32(4 - level), data])
 
     def shuffle(self, a: Any, b: Any, lanes: Sequence[int]) -> Any:
         """Lanes of a, then of b, picked by number."""
