@@ -21,8 +21,9 @@ class TorchLike(Protocol):
     def detach(self) -> Any: ...
 
 
-KINDS = {np.float32: Kind.FP32, np.uint16: Kind.BF16, np.float16: Kind.FP16}
-CACHED = tuple(KINDS)
+KINDS = {np.float32: Kind.FP32, np.uint16: Kind.BF16, np.float16: Kind.FP16, np.int8: Kind.INT8}
+CACHED = (np.float32, np.uint16, np.float16)
+"""Types of a cache without scales."""
 Operand: TypeAlias = NDArray[Any] | TorchLike
 _LARGEST = float(np.finfo(np.float32).max) / 2  # scores become exponents of two, 1.44 times as large
 SameKind = TypeVar("SameKind", bound=Operand)
@@ -101,6 +102,21 @@ def writeable(name: str, array: NDArray[Any]) -> NDArray[Any]:
     if not array.flags.writeable:
         raise ValueError(f"{name} must be writeable, because the kernel stores into it: pass a copy.")
     return contiguous(name, array)
+
+
+def scales_of(cache: NDArray[Any], scales: Operand | None) -> NDArray[np.float32] | None:
+    """The scales of a cache (P, K, 2, b, D) of int8, one per row; None for any other, which has none."""
+    if cache.dtype != np.int8:
+        if scales is not None:
+            raise ValueError(f"scales must be left out: a cache of {cache.dtype} has none.")
+        return None
+    shape = cache.shape[:4]
+    if scales is None:
+        raise ValueError(f"scales must be given for a cache of int8: pass fp32 of shape (P, K, 2, b) = {shape}.")
+    array = contiguous("scales", checked("scales", scales, "P K 2 b", np.float32))
+    if array.shape != shape:
+        raise ValueError(f"scales must have the shape (P, K, 2, b) = {shape} of kv's rows, not {array.shape}.")
+    return array
 
 
 def frozen(array: NDArray[Any]) -> NDArray[Any]:

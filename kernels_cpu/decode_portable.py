@@ -14,7 +14,7 @@ STEP = 8
 ROUND = np.float32(vector_ir.ROUND)
 FLOOR = np.float32(-126)
 C0, C1, C2, C3, C4, C5, C6 = map(np.float32, vector_ir.EXP2)
-FP32, BF16 = int(vector_ir.Kind.FP32), int(vector_ir.Kind.BF16)
+FP32, BF16, INT8 = int(vector_ir.Kind.FP32), int(vector_ir.Kind.BF16), int(vector_ir.Kind.INT8)
 
 
 @emitted
@@ -49,8 +49,8 @@ def _from_fp16(bits: Any) -> Any:
 
 
 @compiled()
-def gather(form: int, dim: int, rows: Any, offset: int, count: int, tile: Any) -> None:
-    """Widen `count` rows into the fp32 bits of `tile`; clear rows up to a whole STEP.
+def gather(form: int, dim: int, rows: Any, offset: int, scale: Any, count: int, tile: Any) -> None:
+    """Widen `count` rows, INT8 times their `scale`, into the fp32 bits of `tile`; clear rows up to a whole STEP.
 
     Not masked later: a cleared K row scores 0 and that score weighs a cleared V row.
     """
@@ -60,6 +60,10 @@ def gather(form: int, dim: int, rows: Any, offset: int, count: int, tile: Any) -
             words = carray(_at(np.uint32(0), rows[t] + offset), (dim,))
             for x in range(dim):
                 target[x] = words[x]
+        elif form == INT8:
+            numbers = carray(_at(np.int8(0), rows[t] + offset), (dim,))
+            for x in range(dim):
+                target[x] = np.float32(np.float32(numbers[x]) * scale[t]).view(np.uint32)
         else:
             halves = carray(_at(np.uint16(0), rows[t] + offset), (dim,))
             if form == BF16:
@@ -70,6 +74,13 @@ def gather(form: int, dim: int, rows: Any, offset: int, count: int, tile: Any) -
                     target[x] = _from_fp16(halves[x])
     for t in range(count, (count + STEP - 1) // STEP * STEP):
         tile[t, :dim] = 0
+
+
+@compiled()
+def read_scales(places: Any, offset: int, count: int, scale: Any) -> None:
+    """scale[t] = the fp32 at places[t] + offset."""
+    for t in range(count):
+        scale[t] = carray(_at(np.float32(0), places[t] + offset), (1,))[0]
 
 
 @compiled("contract", "reassoc", "nsz")
@@ -130,20 +141,27 @@ def accumulate(weights: Any, tile: Any, count: int, acc: Any) -> None:
 
 @compiled()
 def walk_tile(
-    form: int, cap: Any, rows: Any, geometry: Any, count: int, queries: Any, top: Any, total: Any, sums: Any,
-    tile: Any, scores: Any,
+    form: int, cap: Any, rows: Any, geometry: Any, places: Any, scale_geometry: Any, count: int, queries: Any, top: Any,
+    total: Any, sums: Any, tile: Any, scores: Any, scale: Any,
 ) -> None:  # fmt: skip
-    """One tile of every KV head: K, softmax, V. queries (K, G, D), sums (K, G, D of V), top and total (K, G)."""
+    """One tile of every KV head: K, softmax, V. queries (K, G, D), sums (K, G, D of V), top and total (K, G).
+
+    The scales of INT8 lie at `places`, as the rows lie at `rows`; there is room for those of a tile in `scale`.
+    """
     head_bytes, value_bytes = geometry[4], geometry[5]
     floats = tile.view(np.float32)
     for h in range(queries.shape[0]):
-        gather(form, queries.shape[2], rows, h * head_bytes, count, tile)
+        if form == INT8:
+            read_scales(places, h * scale_geometry[4], count, scale)
+        gather(form, queries.shape[2], rows, h * head_bytes, scale, count, tile)
         score(queries[h], floats, count, scores)
         for g in range(queries.shape[1]):
             if cap > 0:
                 cap_scores(scores[g], count, cap)
             top[h, g], total[h, g] = softmax(scores[g], count, top[h, g], total[h, g], sums[h, g])
-        gather(form, sums.shape[2], rows, h * head_bytes + value_bytes, count, tile)
+        if form == INT8:
+            read_scales(places, h * scale_geometry[4] + scale_geometry[5], count, scale)
+        gather(form, sums.shape[2], rows, h * head_bytes + value_bytes, scale, count, tile)
         accumulate(scores, floats, count, sums[h])
 
 

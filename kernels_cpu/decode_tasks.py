@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .compiled import compiled
-from .decode_portable import cap_scores, walk_tile
+from .decode_portable import INT8, cap_scores, read_scales, walk_tile
 from .decode_vectors import TILE, Ahead, scores, slots, softmax, take, weighted
 from .features import CodePath
 from .team import side_by_side
@@ -74,6 +74,14 @@ def _address_rows(table: Any, token: int, end: int, geometry: Any, rows: Any) ->
             at += 1
     for x in range(count, TILE):
         rows[x] = rows[count - 1]
+
+
+@compiled()
+def _apply(scale: Any, count: int, room: int, tile: Any) -> None:
+    """Each token's scores, or weights, times its scale."""
+    for t in range(count):
+        for x in range(t * room, (t + 1) * room):
+            tile[x] *= scale[t]
 
 
 @compiled("contract")
@@ -145,12 +153,12 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
     size = -(-group // chunks)
     room, rest = slots(size), group - (chunks - 1) * size
     heads = size if chunks > 1 else 0  # no code for chunks that do not occur
-    ahead = int(Ahead.of(group))
+    ahead, scaled = int(Ahead.of(group)), kind is Kind.INT8
 
     @compiled()
     def serve(
-        q: Any, geometry: Any, table: Any, tasks: Any, first: Any, left: Any, counter: int, order: Any,
-        value_order: Any, scale: Any, cap: Any, sinks: Any, tops: Any, totals: Any, parts: Any, out: Any,
+        q: Any, geometry: Any, scale_geometry: Any, table: Any, tasks: Any, first: Any, left: Any, counter: int,
+        order: Any, value_order: Any, scale: Any, cap: Any, sinks: Any, tops: Any, totals: Any, parts: Any, out: Any,
     ) -> None:  # fmt: skip
         head_bytes, value_bytes, kv_heads = geometry[4], geometry[5], geometry[6]
         all_heads, registers = q.shape[1], geometry[6] * chunks * lanes
@@ -167,6 +175,8 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
         sums = space[begin : begin + all_heads * value_dim]
         top_of, total_of = np.empty(all_heads, np.float32), np.empty(all_heads, np.float32)
         rows, coming = np.empty(TILE, np.int64), np.empty(TILE, np.int64)
+        places = np.empty(TILE, np.int64)
+        key_scale, value_scale = np.empty(TILE, np.float32), np.empty(TILE, np.float32)
         index = take(counter, 1)
         if index < len(tasks):
             _address_rows(table[tasks[index, 0]], tasks[index, 1], tasks[index, 2], geometry, rows)
@@ -181,7 +191,12 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
                 elif following < len(tasks):
                     t, start, stop = tasks[following, 0], tasks[following, 1], tasks[following, 2]
                     _address_rows(table[t], start, stop, geometry, coming)
+                if scaled:
+                    _address_rows(table[s], token, end, scale_geometry, places)
                 for h in range(kv_heads):
+                    if scaled:
+                        read_scales(places, h * scale_geometry[4], count, key_scale)
+                        read_scales(places, h * scale_geometry[4] + scale_geometry[5], count, value_scale)
                     here, tile_at, offset = rows.ctypes.data, tile.ctypes.data, h * head_bytes
                     there = here if h + 1 < kv_heads else coming.ctypes.data
                     soon = offset + head_bytes if h + 1 < kv_heads else 0
@@ -192,6 +207,8 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
                             scores(lanes, form, dim, heads, room, 0, q_at, here, offset, count, tile_at, there, soon)
                         else:
                             scores(lanes, form, dim, rest, room, ahead, q_at, here, offset, count, tile_at, there, soon)
+                        if scaled:
+                            _apply(key_scale, count, room, tile)
                         if capped:
                             cap_scores(tile, count * room, cap)
                         for x in range(count * room, TILE * room):
@@ -200,12 +217,16 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
                         value, next_value = offset + value_bytes, soon + value_bytes
                         if c + 1 < chunks:
                             softmax(lanes, value_dim, heads, room, tile_at, top_at, total_at, sums_at)
+                            if scaled:
+                                _apply(value_scale, count, room, tile)
                             weighted(
                                 lanes, form, value_dim, heads, room, 0, tile_at, here, value, count, sums_at, there,
                                 next_value,
                             )  # fmt: skip
                         else:
                             softmax(lanes, value_dim, rest, room, tile_at, top_at, total_at, sums_at)
+                            if scaled:
+                                _apply(value_scale, count, room, tile)
                             weighted(
                                 lanes, form, value_dim, rest, room, ahead, tile_at, here, value, count, sums_at, there,
                                 next_value,
@@ -239,8 +260,8 @@ def _end(
 
 @compiled()
 def serve_portably(
-    q: Any, geometry: Any, table: Any, tasks: Any, first: Any, left: Any, counter: int, order: Any, value_order: Any,
-    scale: Any, cap: Any, sinks: Any, tops: Any, totals: Any, parts: Any, out: Any,
+    q: Any, geometry: Any, scale_geometry: Any, table: Any, tasks: Any, first: Any, left: Any, counter: int, order: Any,
+    value_order: Any, scale: Any, cap: Any, sinks: Any, tops: Any, totals: Any, parts: Any, out: Any,
 ) -> None:  # fmt: skip
     """As `decoder`'s loop, for any shape and CPU."""
     kv_heads, form = geometry[6], geometry[7]
@@ -249,7 +270,7 @@ def serve_portably(
     packed, sums = np.empty(heads * dim, np.float32), np.empty(heads * value_dim, np.float32)
     top, total = np.empty(heads, np.float32), np.empty(heads, np.float32)
     tile, scores_ = np.empty((TILE, dim), np.uint32), np.empty((group, TILE), np.float32)
-    rows = np.empty(TILE, np.int64)
+    rows, places, row_scale = np.empty(TILE, np.int64), np.empty(TILE, np.int64), np.empty(TILE, np.float32)
     shape = (kv_heads, group)
     while True:
         index = take(counter, 1)
@@ -259,9 +280,12 @@ def serve_portably(
         _pack(q[s], order, scale, packed, top, total, sums)
         while token < end:
             _address_rows(table[s], token, end, geometry, rows)
+            if form == INT8:
+                _address_rows(table[s], token, end, scale_geometry, places)
             walk_tile(
-                form, cap, rows, geometry, min(TILE, end - token), packed.reshape((kv_heads, group, dim)),
-                top.reshape(shape), total.reshape(shape), sums.reshape((kv_heads, group, value_dim)), tile, scores_,
+                form, cap, rows, geometry, places, scale_geometry, min(TILE, end - token),
+                packed.reshape((kv_heads, group, dim)), top.reshape(shape), total.reshape(shape),
+                sums.reshape((kv_heads, group, value_dim)), tile, scores_, row_scale,
             )  # fmt: skip
             token += TILE
         _end(s, place, top, total, sums, first, left, tops, totals, parts, sinks, value_order, out)
@@ -280,6 +304,8 @@ class Cache:
     block_bytes, row_bytes, head_bytes, value_bytes : int
         From one block, row and KV head to the next, and from a key to its value [B].
     kv_heads : int
+    scales : int
+        Address of the scales (P, K, 2, b) of INT8.
     """
 
     address: int
@@ -290,6 +316,22 @@ class Cache:
     head_bytes: int
     value_bytes: int
     kv_heads: int
+    scales: int = 0
+
+    @property
+    def geometry(self) -> NDArray[np.int64]:
+        """What the threads read."""
+        return np.array(
+            [self.address, self.block, self.block_bytes, self.row_bytes, self.head_bytes, self.value_bytes,
+             self.kv_heads, self.kind],
+            np.int64,
+        )  # fmt: skip
+
+    @property
+    def of_scales(self) -> Cache:
+        """Where the scales lie, as rows of one fp32."""
+        half = 4 * self.block
+        return Cache(self.scales, Kind.FP32, self.block, self.kv_heads * 2 * half, 4, 2 * half, half, self.kv_heads)
 
 
 def split(begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -321,14 +363,10 @@ def decode(
     lanes = even_lanes(path, dim, value_dim)
     several = len(tasks) if len(tasks) > len(lengths) else 0
     counter = np.zeros(1, np.int64)
-    geometry = np.array(
-        [cache.address, cache.block, cache.block_bytes, cache.row_bytes, cache.head_bytes, cache.value_bytes,
-         cache.kv_heads, cache.kind],
-        np.int64,
-    )  # fmt: skip
     arguments = (
-        q, geometry, table, tasks, first, np.diff(first), counter.ctypes.data, lane_order(dim, cache.kind, lanes),
-        lane_order(value_dim, cache.kind, lanes), np.float32(scale * LOG2_E), np.float32(cap or 0),
+        q, cache.geometry, cache.of_scales.geometry, table, tasks, first, np.diff(first), counter.ctypes.data,
+        lane_order(dim, cache.kind, lanes), lane_order(value_dim, cache.kind, lanes),
+        np.float32(scale * LOG2_E), np.float32(cap or 0),
         np.empty(0, np.float32) if sinks is None else sinks * np.float32(LOG2_E),
         np.empty((several, heads), np.float32), np.empty((several, heads), np.float32),
         np.empty((several, heads * value_dim), np.float32), out,

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from .arguments import CACHED, KINDS, Operand, checked, contiguous, frozen, host_array, writeable
+from .arguments import CACHED, KINDS, Operand, checked, contiguous, frozen, host_array, scales_of, writeable
 from .compiled import compiled
-from .decode_portable import BF16, FP32
+from .decode_portable import BF16, FP32, ROUND
 from .rounding import bfloat16
 
 
@@ -38,6 +38,35 @@ def _store(form: int, source: Any, target: Any) -> None:
     else:
         for x in range(source.size):
             target[x] = _float16(source[x])
+
+
+@compiled()
+def _store_numbers(source: Any, target: Any) -> Any:
+    """Whole numbers of -127 to 127, and what they are to be multiplied by; a row that is not finite becomes NaN."""
+    values, most = source.view(np.float32), np.float32(0)
+    for x in range(values.size):
+        size = abs(values[x])
+        most = size if size > most or size != size else most
+    scale = np.float32(most / np.float32(127))
+    if 0 < scale < np.inf:
+        for x in range(values.size):
+            number = np.float32(np.float32(values[x] / scale + ROUND) - ROUND)
+            target[x] = np.int8(min(max(number, np.float32(-127)), np.float32(127)))
+    else:
+        target[:] = 0
+    return scale
+
+
+@compiled()
+def _append_numbers(kv: Any, scales: Any, slots: Any, k: Any, k_stride: int, v: Any, v_stride: int) -> None:
+    kv_heads, block, dim = kv.shape[1], kv.shape[3], kv.shape[4]
+    for t in range(slots.size):
+        page = slots[t] // block
+        offset = slots[t] - page * block
+        for h in range(kv_heads):
+            key, value = k[t * k_stride + h * dim :], v[t * v_stride + h * dim :]
+            scales[page, h, 0, offset] = _store_numbers(key[:dim], kv[page, h, 0, offset])
+            scales[page, h, 1, offset] = _store_numbers(value[:dim], kv[page, h, 1, offset])
 
 
 @compiled()
@@ -72,23 +101,26 @@ def _rows(name: str, operand: Operand, shape: tuple[int, int, int]) -> tuple[NDA
     return flat.view(np.uint32), stride
 
 
-def append_kv(kv: Operand, slots: Operand, k: Operand, v: Operand) -> None:
+def append_kv(kv: Operand, slots: Operand, k: Operand, v: Operand, *, scales: Operand | None = None) -> None:
     """Store one K row and one V row per new token into the slots of a paged cache, in place.
 
         kv[slot // b, h, 0, slot % b] = k[t, h];  kv[slot // b, h, 1, slot % b] = v[t, h];  slot = slots[t]
 
     One thread, with the GIL released. A cache of 16 bits rounds to nearest, ties to even; NaN stays NaN, and what fp16
-    cannot hold becomes infinite. Where a slot occurs twice, the last row wins. Nothing is stored if any slot is out of
-    range.
+    cannot hold becomes infinite. A cache of int8 holds each row of D in units of 1/127 of its largest number, the row's
+    scale, at most half a unit away; a row that is not finite becomes NaN. Where a slot occurs twice, the last row wins.
+    Nothing is stored if any slot is out of range.
 
     Parameters
     ----------
-    kv : (P, K, 2, b, D) fp32, fp16, torch.bfloat16, or uint16 that holds bfloat16 bits, C-contiguous
+    kv : (P, K, 2, b, D) fp32, fp16, torch.bfloat16, uint16 that holds bfloat16 bits, or int8, C-contiguous
         The cache, written in place.
     slots : (T,) int64, C-contiguous
         block * b + offset of each row, in 0 .. P * b - 1.
     k, v : (T, K, D) fp32
         New rows; each row (K, D) is contiguous, the rows may lie apart as in a slice of a fused qkv.
+    scales : (P, K, 2, b) fp32, C-contiguous
+        Of a cache of int8, and of no other: the rows' scales, written in place.
 
     Raises
     ------
@@ -104,7 +136,7 @@ def append_kv(kv: Operand, slots: Operand, k: Operand, v: Operand) -> None:
     >>> kv[1, 0, :, 1, 0]
     array([3., 7.], dtype=float32)
     """
-    cache = writeable("kv", checked("kv", kv, "P K 2 b D", *CACHED))
+    cache = writeable("kv", checked("kv", kv, "P K 2 b D", *CACHED, np.int8))
     where = contiguous("slots", checked("slots", slots, "T", np.int64))
     blocks, kv_heads, halves, block, dim = cache.shape
     if halves != 2 or 0 in cache.shape[1:]:
@@ -120,6 +152,12 @@ def append_kv(kv: Operand, slots: Operand, k: Operand, v: Operand) -> None:
     shape = (where.size, kv_heads, dim)
     k_bits, k_stride = _rows("k", k, shape)
     v_bits, v_stride = _rows("v", v, shape)
+    factors = scales_of(cache, scales)
+    if factors is not None:
+        _append_numbers(
+            cache, writeable("scales", factors), frozen(where), k_bits, k_stride, v_bits, v_stride
+        )  # fmt: skip
+        return
     cells = cache.view(np.uint32 if cache.itemsize == 4 else np.uint16)
     _append(int(KINDS[cache.dtype.type]), cells, frozen(where), k_bits, k_stride, v_bits, v_stride)
 
@@ -127,18 +165,25 @@ def append_kv(kv: Operand, slots: Operand, k: Operand, v: Operand) -> None:
 def append_kv_work(kv_heads: int, head_dim: int, rows: int, kv_itemsize: int) -> tuple[int, int]:
     """Work that one call declares: (flops [flop], bytes [byte]); rows are read in fp32 and stored once.
 
-        flops = 0,  bytes = 2 K D (4 + kv_itemsize) rows
+        flops = 0,  bytes = 2 K (4 D + D kv_itemsize + s) rows
+
+    where s is 4, a row's scale, for int8 and 0 for any other cache.
 
     Examples
     --------
     >>> append_kv_work(kv_heads=8, head_dim=128, rows=2, kv_itemsize=2)
     (0, 24576)
     """
-    return 0, 2 * kv_heads * head_dim * (4 + kv_itemsize) * rows
+    return 0, 2 * kv_heads * (4 * head_dim + row_bytes(head_dim, kv_itemsize)) * rows
+
+
+def row_bytes(head_dim: int, kv_itemsize: int) -> int:
+    """Bytes of a row of K or of V in the cache, with its scale if it is of int8."""
+    return head_dim * kv_itemsize + (4 if kv_itemsize == 1 else 0)
 
 
 def append_kv_reference(kv: Operand, slots: Operand, k: Operand, v: Operand) -> NDArray[Any]:
-    """`append_kv` in plain numpy, the oracle of its tests: same operands, -> a new cache; `kv` is left alone.
+    """`append_kv` into fp32 or 16 bits in plain numpy, the oracle of its tests, -> a new cache; `kv` is left alone.
 
     Examples
     --------

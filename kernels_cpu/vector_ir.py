@@ -46,11 +46,12 @@ class Kind(enum.IntEnum):
     FP32 = 0
     BF16 = 1
     FP16 = 2
+    INT8 = 3
 
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""
-        return 4 if self is Kind.FP32 else 2
+        return {Kind.FP32: 4, Kind.INT8: 1}.get(self, 2)
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,9 @@ class Emitter:
             return [self.load(address, self.f32s, align)]
         if kind is Kind.FP16:
             return [self.b.fpext(self.load(address, ir.VectorType(F16, lanes), align), self.f32s)]
+        if kind is Kind.INT8:
+            numbers = self.b.sext(self.load(address, ir.VectorType(I8, lanes), align), self.i32s)
+            return [self.b.sitofp(numbers, self.f32s)]
         if piece.vectors == 1:
             narrow = self.load(address, ir.VectorType(I16, lanes), align)
             return [self.floats(self.b.shl(self.b.zext(narrow, self.i32s), self.iconst(16)))]

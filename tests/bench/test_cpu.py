@@ -12,7 +12,7 @@ import pytest
 from kernels_cpu import flash_decode_reference
 from workbench.bench import c_twin, cpu, cpu_report
 from workbench.bench.c_twin import Twin
-from workbench.bench.cpu_attention import BLOCK, POOL_DIM, Attention, Case, other_shapes
+from workbench.bench.cpu_attention import BLOCK, POOL_DIM, Attention, Case, Int8Attention, other_shapes
 from workbench.bench.cpu_beside import Beside
 from workbench.bench.cpu_rounds import Round, by_state, play
 from workbench.bench.cpu_start import first_calls
@@ -101,6 +101,20 @@ def test_shapes_that_the_twin_does_not_take():
         Twin(7, 80, BLOCK)
 
 
+def test_attention_on_int8_counts_its_own_bytes_and_stands_beside_bf16():
+    work = Int8Attention(Case("small", LENGTHS, 4), random_pool(90 * POOL_DIM * 128))
+    assert work.bytes == LENGTHS.sum() * 8 * 2 * (128 + 4)
+    assert list(work.contenders) == ["ours", "BF16 KV"]
+    seen = {}
+    for name, compute in work.contenders.items():
+        compute(2)
+        seen[name] = work.out.copy()
+    bf16 = Attention(Case("small", LENGTHS, 4), random_pool(90 * POOL_DIM * 128), peers=())
+    np.testing.assert_allclose(seen["BF16 KV"], flash_decode_reference(*bf16.operands), rtol=0, atol=2e-6)
+    assert np.isfinite(seen["ours"]).all()
+    assert np.abs(seen["ours"] - seen["BF16 KV"]).max() > 1e-2  # other numbers, so each read its own cache
+
+
 def round_of(work: Work, read: float, multiply: float = 1e15, threads: int = 1, **seconds: float) -> Round:
     return Round(work, threads, read, multiply, {name.replace("_", " "): value for name, value in seconds.items()})
 
@@ -145,7 +159,7 @@ def test_shares_and_ratios_are_of_the_same_round_and_told_apart_by_state(attenti
     assert ratios["small, 1 threads: times as fast as C"]["min"] == 1
     assert "slow (1)" in said[0]
     assert "fast (2)" in said[0]
-    assert said[-1].split()[-7:] == ["0.75", "1.12", "4.50", "6.00", "3.00", "15.00", "1.50"]
+    assert said[-1].split()[-8:] == ["0.75", "1.12", "4.50", "6.00", "3.00", "15.00", "1.50", "-"]
 
 
 def test_a_state_without_rounds_is_not_there(two_states):

@@ -27,15 +27,15 @@ from kernels_cpu import (
 )
 
 GARBAGE = np.int32(2**31 - 1)
-DTYPES = ("fp32", "bf16", "fp16")
+DTYPES = ("fp32", "bf16", "fp16", "int8")
 # (query heads per KV head, head dim, cache) with vector code, each compiled once: every way in which heads and rows are
 # cut into registers. AVX2 takes a few of them, the portable path any.
 SHAPES = {
     CodePath.AVX512: [
         (1, 128, "bf16"), (2, 64, "bf16"), (3, 96, "fp32"), (4, 128, "bf16"), (5, 80, "bf16"), (8, 192, "bf16"),
-        (12, 64, "fp16"), (16, 256, "bf16"), (4, 24, "bf16"),
+        (12, 64, "fp16"), (16, 256, "bf16"), (4, 24, "bf16"), (1, 128, "int8"), (12, 96, "int8"),
     ],
-    CodePath.AVX2: [(1, 128, "bf16"), (4, 80, "bf16"), (7, 64, "fp32"), (16, 96, "fp16")],
+    CodePath.AVX2: [(1, 128, "bf16"), (4, 80, "bf16"), (7, 64, "fp32"), (16, 96, "fp16"), (3, 64, "int8")],
 }  # fmt: skip
 
 
@@ -48,12 +48,13 @@ class Problem:
     kv: Any
     table: Any
     lengths: Any
+    scales: Any = None
 
     def decode(self, **options: Any) -> Any:
-        return flash_decode(self.q, self.kv, self.table, self.lengths, **options)
+        return flash_decode(self.q, self.kv, self.table, self.lengths, scales=self.scales, **options)
 
     def reference(self, **options: Any) -> Any:
-        return flash_decode_reference(self.q, self.kv, self.table, self.lengths, **options)
+        return flash_decode_reference(self.q, self.kv, self.table, self.lengths, scales=self.scales, **options)
 
 
 def stored(kv: Any, dtype: str) -> Any:
@@ -61,6 +62,12 @@ def stored(kv: Any, dtype: str) -> Any:
     if dtype == "bf16":
         return torch.from_numpy(kv).to(torch.bfloat16).view(torch.uint16).numpy()
     return kv.astype(np.float16 if dtype == "fp16" else np.float32)
+
+
+def in_bytes(kv: Any) -> tuple[Any, Any]:
+    """A cache of int8 and its scales; what is NaN gets the largest byte and a scale of NaN."""
+    scales = np.abs(kv).max(axis=4) / np.float32(127)
+    return np.rint(np.nan_to_num(kv / scales[..., None], nan=127)).astype(np.int8), scales
 
 
 def problem(lengths, kv_heads=2, group=4, dim=16, block=16, dtype="fp32", seed=0) -> Problem:
@@ -77,6 +84,9 @@ def problem(lengths, kv_heads=2, group=4, dim=16, block=16, dtype="fp32", seed=0
         shape = (length, kv_heads, 2, dim)
         kv[table[s, token // block], :, :, token % block] = rng.standard_normal(shape, dtype=np.float32)
     q = rng.standard_normal((lengths.size, kv_heads * group, dim), dtype=np.float32)
+    if dtype == "int8":
+        numbers, scales = in_bytes(kv)
+        return Problem(q, numbers, table, lengths, scales)
     return Problem(q, stored(kv, dtype), table, lengths)
 
 
@@ -205,6 +215,19 @@ def test_nan_in_a_live_token_is_not_hidden(half, path):
     assert np.isfinite(out[1]).all()
 
 
+@on_both_paths
+def test_scales_are_those_of_the_rows_in_every_option_and_size_of_block(path):
+    for block in (1, 16, 70):
+        case = problem([150, 64, 5], group=1, dim=128, block=block, dtype="int8")
+        options = {"window": 100, "softcap": 2.0, "sinks": np.linspace(-2, 3, 2, dtype=np.float32)}
+        want = case.reference(**options)
+        np.testing.assert_allclose(case.decode(**options, path=path), want, rtol=0, atol=2e-6)
+        for half in (0, 1):  # a scale that is not used would change nothing
+            other = replace(case, scales=case.scales.copy())
+            other.scales[other.table[0, 149 // block], :, half, 149 % block] *= 9
+            assert np.abs(other.decode(**options, path=path)[0] - want[0]).max() > 1e-3
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_torch_tensors_and_arrays_are_the_same_memory(dtype):
     case = problem([33, 16, 1], dtype=dtype)
@@ -214,6 +237,7 @@ def test_torch_tensors_and_arrays_are_the_same_memory(dtype):
         kv.view(torch.bfloat16) if dtype == "bf16" else kv,
         torch.from_numpy(case.table),
         torch.from_numpy(case.lengths),
+        None if case.scales is None else torch.from_numpy(case.scales),
     )
     out = torch.empty(case.q.shape)
     assert tensors.decode(out=out) is out
@@ -275,7 +299,7 @@ BAD = [
     (
         bad(kv=lambda kv: kv.astype(np.float64)),
         TypeError,
-        r"kv must be float32 or uint16 \(bfloat16 bits\) or float16, not float64",
+        r"kv must be float32 or uint16 \(bfloat16 bits\) or float16 or int8, not float64",
     ),
     (bad(kv=lambda kv: kv[0]), ValueError, r"kv must have shape \(P, K, 2, b, D\), not \(2, 2, 16, 16\): reshape"),
     (bad(kv=lambda kv: kv[:, :, :1].copy()), ValueError, r"kv must have shape \(P, K, 2, b, D\) with K, b and D >= 1"),

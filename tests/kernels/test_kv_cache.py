@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from kernels_cpu import append_kv, append_kv_reference, append_kv_work, warm_up
+from kernels_cpu import append_kv, append_kv_reference, append_kv_work, flash_decode, warm_up
 
 EDGES = np.array(
     [0, 0x8000, 0x7FFF, 0x18000, 0x8001, 1, 0x7F7FFFFF, 0x7F7F8000, 0x7F7F7FFF, 0x7F800000, 0x3F808000, 0x3F818000],
@@ -161,12 +161,82 @@ def test_the_last_row_wins_a_slot_that_occurs_twice():
     assert kv.ravel().tolist() == [2, -2]
 
 
-def read_only(array):
-    array.flags.writeable = False
-    return array
+def in_bytes(rows):
+    """Rows (..., D) as whole numbers, and their scales."""
+    scales = np.abs(rows).max(axis=-1) / np.float32(127)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.nan_to_num(np.rint(rows / scales[..., None])).astype(np.int8), scales
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 20), st.sampled_from((1, 5, 16)), st.sampled_from((1, 8, 80)), st.integers(0, 2**32 - 1))
+def test_bytes_and_scales_of_each_row_go_to_its_slot(count, block, dim, seed):
+    rng = np.random.default_rng(seed)
+    kv = empty_cache(-(-count // block) + 2, 2, block, dim, np.int8)
+    scales = np.full(kv.shape[:4], 7, np.float32)
+    slots = rng.permutation(kv.shape[0] * block)[:count]
+    k, v = rows_of(rng, count, 2, dim) * np.float32(10) ** rng.integers(-20, 20, (2, count, 2, 1)).astype(np.float32)
+    want, factors = kv.copy(), scales.copy()
+    for half, rows in enumerate((k, v)):
+        at = (slots // block, slice(None), half, slots % block)
+        want[at], factors[at] = in_bytes(rows)
+    append_kv(kv, slots, k, v, scales=scales)
+    np.testing.assert_array_equal(kv, want)
+    np.testing.assert_array_equal(scales, factors)
+    stored = kv[slots // block, :, 0, slots % block] * scales[slots // block, :, 0, slots % block, None]
+    half_a_unit = np.abs(k).max(axis=2, keepdims=True) / 254
+    assert (np.abs(stored - k) <= half_a_unit * (1 + 1e-4)).all()
 
 
 KV, SLOTS, ROWS = (2, 2, 2, 4, 8), [6, 1, 4], (3, 2, 8)
+
+
+@pytest.mark.parametrize(
+    "row, byte, scale",
+    [
+        ([0, -0.0], [0, 0], 0),
+        ([1e-45, 0], [0, 0], 0),
+        ([2e-43, -2e-43], [127, -127], 1.401298464324817e-45),  # the unit itself is rounded
+        ([np.nan, 1], [0, 0], np.nan),
+        ([1, np.nan], [0, 0], np.nan),
+        ([-np.inf, 1], [0, 0], np.inf),
+        ([3.4e38, -3.4e38], [127, -127], np.float32(3.4e38) / np.float32(127)),
+    ],
+)
+def test_rows_at_the_edges_become_zero_nan_or_the_largest_bytes(row, byte, scale):
+    kv, scales = np.full((1, 1, 2, 1, 2), 7, np.int8), np.ones((1, 1, 2, 1), np.float32)
+    rows = np.array(row, np.float32).reshape(1, 1, 2)
+    append_kv(kv, np.array([0]), rows, rows, scales=scales)
+    assert kv[0, 0, :, 0].tolist() == [byte, byte]
+    np.testing.assert_array_equal(scales.ravel(), np.float32([scale, scale]))
+
+
+@pytest.mark.parametrize(
+    "dtype, scales, message",
+    [
+        (np.int8, None, r"scales must be given for a cache of int8: pass fp32 of shape .* = \(2, 2, 2, 4\)"),
+        (
+            np.int8,
+            np.zeros((2, 2, 2, 5), np.float32),
+            r"scales must have the shape .* = \(2, 2, 2, 4\) of kv's rows, not",
+        ),
+        (np.int8, np.zeros((4, 2, 2, 4), np.float32)[::2], "scales must be C-contiguous"),
+        (np.float32, np.zeros((2, 2, 2, 4), np.float32), "scales must be left out: a cache of float32 has none"),
+    ],
+)
+def test_scales_belong_to_a_cache_of_bytes(dtype, scales, message):
+    rows, kv = np.ones(ROWS, np.float32), np.zeros(KV, dtype)
+    with pytest.raises(ValueError, match=message):
+        append_kv(kv, np.array(SLOTS), rows, rows, scales=scales)
+    queries, table, lengths = np.ones((1, 2, 8), np.float32), np.zeros((1, 1), np.int32), np.array([4])
+    with pytest.raises(ValueError, match=message):
+        flash_decode(queries, kv, table, lengths, scales=scales)
+    assert not kv.any()
+
+
+def read_only(array):
+    array.flags.writeable = False
+    return array
 
 
 @pytest.mark.parametrize(
@@ -175,7 +245,7 @@ KV, SLOTS, ROWS = (2, 2, 2, 4, 8), [6, 1, 4], (3, 2, 8)
         (
             {"kv": np.zeros(KV)},
             TypeError,
-            r"kv must be float32 or uint16 \(bfloat16 bits\) or float16, not float64",
+            r"kv must be float32 or uint16 \(bfloat16 bits\) or float16 or int8, not float64",
         ),
         ({"kv": np.zeros(KV[1:], np.float32)}, ValueError, r"kv must have shape \(P, K, 2, b, D\), not"),
         ({"kv": np.zeros((2, 2, 3, 4, 8), np.float32)}, ValueError, r"kv must have shape .* with K, b and D >= 1, not"),
@@ -203,6 +273,7 @@ def test_a_bad_operand_is_named_with_its_mend_and_stores_nothing(change, error, 
 
 def test_declared_work():
     assert append_kv_work(kv_heads=2, head_dim=8, rows=3, kv_itemsize=4) == (0, 3 * 2 * (2 * 8) * (4 + 4))
+    assert append_kv_work(kv_heads=2, head_dim=8, rows=3, kv_itemsize=1) == (0, 3 * 2 * 2 * (8 * (4 + 1) + 4))
 
 
 def test_python_runs_while_rows_are_stored():

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.bench import cpu_attention, cpu_report, record
-from workbench.bench.cpu_attention import BLOCK, DIM, HEADS, Attention
+from workbench.bench.cpu_attention import BLOCK, DIM, HEADS, IN_INT8, Attention, Int8Attention
 from workbench.bench.cpu_beside import say_overlap
 from workbench.bench.cpu_rounds import Round, play
 from workbench.bench.cpu_start import say_start
@@ -87,6 +87,7 @@ def every_work() -> tuple[npt.NDArray[np.uint16], list[Work]]:
     cases = cpu_attention.attention_cases()
     pool = random_pool(max(cpu_attention.pool_elements(cases), 6 * MODEL * INNER))
     attentions: list[Work] = [Attention(case, pool) for case in cases]
+    attentions += [Int8Attention(case, pool) for case in cases if case.name in IN_INT8]
     layer = Layer(pool)
     return pool, [*attentions, *(Experts(tokens, layer) for tokens in (1, 4))]
 

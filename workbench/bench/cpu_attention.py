@@ -30,6 +30,10 @@ class Case:
     dim: int = DIM
 
 
+IN_INT8 = ("64 sequences, G=1", "64 sequences, G=4")
+"""Cases that are also timed on a cache of int8."""
+
+
 def attention_cases() -> list[Case]:
     """64 sequences of 128 to 2048 tokens, and one of 65,536."""
     short, long = uneven(64), np.array([65536])
@@ -106,6 +110,25 @@ class Attention:
 
     def _read(self, threads: int) -> None:
         read_blocks(*self.operands[1:], threads=threads)
+
+
+class Int8Attention(Attention):
+    """The same on a cache of int8 and scales, beside the cache of bf16 that it would stand in for."""
+
+    def __init__(self, case: Case, pool: npt.NDArray[np.uint16]) -> None:
+        super().__init__(case, pool, peers=())
+        self.name, context = f"{case.name}, INT8", int(case.lengths.sum())
+        _, self.bytes = flash_decode_work(HEADS * case.group, HEADS, case.dim, context, 0, kv_itemsize=1)
+        self._numbers = pool.view(np.int8)[: self._kv.size].reshape(self._kv.shape)
+        self._scales = np.random.default_rng(0).random(self._kv.shape[:4], dtype=np.float32) / 100
+        self.contenders = {"ours": self._decode_numbers, "BF16 KV": self._decode}
+
+    def _decode_numbers(self, threads: int) -> None:
+        rest = self._table, self.case.lengths
+        flash_decode(self._q, self._numbers, *rest, scales=self._scales, out=self.out, threads=threads)
+
+    def _read(self, threads: int) -> None:
+        read_blocks(self._numbers, self._table, self.case.lengths, threads=threads)
 
 
 def _tables(count: npt.NDArray[np.int64], rng: np.random.Generator) -> npt.NDArray[np.int32]:

@@ -7,7 +7,7 @@ from statistics import median
 
 from workbench.bench import record
 from workbench.bench.cpu_rounds import Round, by_state, fastest_reading
-from workbench.bench.cpu_work import PEERS, Work
+from workbench.bench.cpu_work import COLUMNS, Work
 from workbench.kernel_plots import Roofline
 
 Ratios = dict[str, dict[str, float]]
@@ -19,11 +19,11 @@ def report(rounds: Sequence[Round], say: Callable[[str], None]) -> Ratios:
     for threads, fastest in sorted(fastest_reading(rounds).items()):
         own = [one for one in rounds if one.threads == threads]
         _say_ceilings(own, fastest, say)
-        say(f"  {'':20}  GB/s  of the roof  of paged  ours is so many times as fast as")
-        say(f"  {'':20}        slow   fast   reading  {''.join(f'{name:>13}' for name in PEERS)}")
+        say(f"  {'':24}  GB/s  of the roof  of paged  ours is so many times as fast as")
+        say(f"  {'':24}        slow   fast   reading  {''.join(f'{name:>13}' for name in COLUMNS)}")
         for work in _works(own):
             mine = [one for one in own if one.work is work]
-            found = shares(mine, fastest) | {name: _of(mine, name) for name in PEERS if name in work.contenders}
+            found = shares(mine, fastest) | {name: _of(mine, name) for name in COLUMNS if name in work.contenders}
             ratios |= {f"{work.name}, {threads} threads: {_said(name)}": value for name, value in found.items()}
             say(_line(work, mine, found))
     return ratios
@@ -81,7 +81,7 @@ def _of(rounds: Sequence[Round], name: str) -> dict[str, float]:
 
 
 def _said(name: str) -> str:
-    return f"times as fast as {name}" if name in PEERS else name
+    return f"times as fast as {name}" if name in COLUMNS else name
 
 
 def _say_ceilings(rounds: Sequence[Round], fastest: float, say: Callable[[str], None]) -> None:
@@ -99,6 +99,6 @@ def _line(work: Work, rounds: Sequence[Round], found: Mapping[str, Mapping[str, 
     rate = work.bytes / median(one.seconds["ours"] for one in rounds) / 1e9
     names = ("of the roof, slow memory", "of the roof, fast memory", "of paged reading")
     told = [f"{found[name]['median']:.2f}" if name in found else "-" for name in names]
-    times = [f"{found[name]['median']:.2f}" if name in found else "-" for name in PEERS]
+    times = [f"{found[name]['median']:.2f}" if name in found else "-" for name in COLUMNS]
     slow, fast, paged = told
-    return f"  {work.name:20} {rate:5.1f} {slow:>6} {fast:>6} {paged:>9}  {''.join(f'{one:>13}' for one in times)}"
+    return f"  {work.name:24} {rate:5.1f} {slow:>6} {fast:>6} {paged:>9}  {''.join(f'{one:>13}' for one in times)}"

@@ -18,6 +18,8 @@ MODEL, INNER = 4096, 14336
 
 PEERS = ("plain Numba", "naive Numba", "torch bf16", "torch SDPA", "C")
 """Who may compute a work beside ours. Plain is our kernels' portable path, naive the loops of the definition."""
+COLUMNS = (*PEERS, "BF16 KV")
+"""Whom the report sets beside ours; the last one is our own kernel on a cache of 16 bits, beside one of int8."""
 
 Contender = Callable[[int], None]
 """Computes the work on so many threads."""
