@@ -10,16 +10,10 @@ from .expert_mlp import expert_mlp, expert_mlp_reference, expert_mlp_work
 from .expert_nodes import NodeExperts, numa_nodes, pack_by_node
 from .expert_weights import Format, PackedExperts, pack_experts
 from .features import CodePath, Features, features
-from .flash_decode import (
-    flash_decode,
-    flash_decode_reference,
-    flash_decode_work,
-    mla_decode,
-    mla_decode_reference,
-    warm_up,
-)
+from .flash_decode import flash_decode, flash_decode_reference, flash_decode_work, warm_up
 from .huge_pages import empty_in_huge_pages
 from .kv_cache import append_kv, append_kv_reference, append_kv_work
+from .mla_decode import mla_decode, mla_decode_reference
 from .team import side_by_side
 
 __all__ = [

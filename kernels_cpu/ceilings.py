@@ -10,7 +10,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from .compiled import compiled, emitted
-from .decode_tasks import split
+from .decode_runs import split
 from .decode_vectors import take
 from .features import features
 from .team import side_by_side

@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .compiled import compiled
+from .decode_parts import conclude, pack, per_head
 from .decode_portable import INT8, cap_scores, read_scales, walk_tile
+from .decode_runs import split
 from .decode_vectors import TILE, Ahead, scores, slots, softmax, take, weighted
 from .features import CodePath
 from .team import side_by_side
@@ -19,45 +21,8 @@ from .vector_ir import Kind, order
 
 LOG2_E = math.log2(math.e)
 
-# Tokens per task: long enough to hide its start, short enough that threads end together. Longer sequences are cut into
-# runs that shrink towards their end. 256 to 2048 gave 32.0 to 33.6 GB/s on two Zen 4 cores.
-RUN, LEAST_RUN = 2048, 1024
 MOST_HEADS = {16: 8, 8: 4, 4: 4}
 """Query heads that share the rows in registers, by lanes: more would leave no second token to hide latency with."""
-
-
-@compiled()
-def count_tasks(begins: Any, lengths: Any) -> int:
-    """Number of tasks that `list_tasks` makes."""
-    count = 0
-    for s in range(lengths.size):
-        token = begins[s]
-        while token < lengths[s]:
-            token += _run(lengths[s] - token, lengths[s] - begins[s])
-            count += 1
-    return count
-
-
-@compiled()
-def _run(rest: int, whole: int) -> int:
-    if whole <= 2 * RUN:
-        return RUN
-    return max(LEAST_RUN, (rest // 4 + 255) // 256 * 256)
-
-
-@compiled()
-def list_tasks(begins: Any, lengths: Any, tasks: Any, first: Any) -> None:
-    """tasks[i] = sequence, first token, end, place among all; first[s]: place of the first one of sequence s."""
-    place = 0
-    for s in range(lengths.size):
-        first[s] = place
-        token = begins[s]
-        while token < lengths[s]:
-            end = min(lengths[s], token + _run(lengths[s] - token, lengths[s] - begins[s]))
-            tasks[place, 0], tasks[place, 1], tasks[place, 2], tasks[place, 3] = s, token, end, place
-            token = end
-            place += 1
-    first[lengths.size] = place
 
 
 @compiled()
@@ -82,65 +47,6 @@ def _apply(scale: Any, count: int, room: int, tile: Any) -> None:
     for t in range(count):
         for x in range(t * room, (t + 1) * room):
             tile[x] *= scale[t]
-
-
-@compiled("contract")
-def _pack(q: Any, order: Any, scale: Any, packed: Any, top: Any, total: Any, sums: Any) -> None:
-    """One sequence's queries in the order of the lanes, scaled; and its running values cleared."""
-    heads, dim = q.shape
-    for h in range(heads):
-        for x in range(dim):
-            packed[h * dim + x] = q[h, order[x]] * scale
-    for x in range(top.size):
-        top[x], total[x] = -np.inf, 0
-    for x in range(sums.size):
-        sums[x] = 0
-
-
-@compiled()
-def _per_head(tops: Any, totals: Any, group: int, heads: int, room: int, lanes: int, top: Any, total: Any) -> None:
-    """From registers, one per chunk of `heads` heads, to one value per head; sums in a fixed order."""
-    chunks = (group + heads - 1) // heads
-    for h in range(top.size):
-        chunk = h // group * chunks + h % group // heads
-        lane = chunk * lanes + h % group % heads
-        top[h] = tops[lane]
-        found = np.float32(0)
-        for x in range(lane, (chunk + 1) * lanes, room):
-            found += totals[x]
-        total[h] = found
-
-
-@compiled()
-def _finish(sums: Any, top: Any, total: Any, sinks: Any, order: Any, out: Any) -> None:
-    """out[h] = sums[h] / total[h], dims back in order; a sink takes its share of the weight and has no value."""
-    heads, dim = out.shape
-    for h in range(heads):
-        whole = total[h]
-        if sinks.size:
-            whole += np.float32(2.0 ** np.float64(sinks[h] - top[h]))
-        share = np.float32(1) / whole  # a division per dim took 0.1 ms more over 64 sequences of 32 heads
-        for x in range(dim):
-            out[h, order[x]] = sums[h * dim + x] * share
-
-
-@compiled("contract")
-def _merge(begin: int, end: int, tops: Any, totals: Any, sums: Any) -> None:
-    """Parts of one sequence into the first of them, in their order: the same whoever finished last."""
-    heads = tops.shape[1]
-    dim = sums.shape[1] // heads
-    for h in range(heads):
-        high = tops[begin, h]
-        for part in range(begin + 1, end):
-            high = max(high, tops[part, h])
-        for part in range(begin, end):
-            share = np.float32(2.0 ** np.float64(tops[part, h] - high))
-            kept = np.float32(0) if part == begin else totals[begin, h]
-            totals[begin, h] = kept + share * totals[part, h]
-            for x in range(h * dim, (h + 1) * dim):
-                before = np.float32(0) if part == begin else sums[begin, x]
-                sums[begin, x] = before + share * sums[part, x]
-        tops[begin, h] = high
 
 
 @functools.cache
@@ -183,7 +89,7 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
         while index < len(tasks):
             following = take(counter, 1)
             s, token, end, place = tasks[index, 0], tasks[index, 1], tasks[index, 2], tasks[index, 3]
-            _pack(q[s], order, scale, packed, top, total, sums)
+            pack(q[s], order, scale, packed, top, total, sums)
             while token < end:
                 count = min(TILE, end - token)
                 if token + TILE < end:
@@ -233,29 +139,11 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
                             )  # fmt: skip
                 token += TILE
                 rows, coming = coming, rows
-            _per_head(top, total, group, size, room, lanes, top_of, total_of)
-            _end(s, place, top_of, total_of, sums, first, left, tops, totals, parts, sinks, value_order, out)
+            per_head(top, total, group, size, room, lanes, top_of, total_of)
+            conclude(s, place, top_of, total_of, sums, first, left, tops, totals, parts, sinks, value_order, out)
             index = following
 
     return serve
-
-
-@compiled()
-def _end(
-    s: int, place: int, top: Any, total: Any, sums: Any, first: Any, left: Any, tops: Any, totals: Any, parts: Any,
-    sinks: Any, value_order: Any, out: Any,
-) -> None:  # fmt: skip
-    """Store a task's values, or the result if it was its sequence's only one or its last one to end."""
-    if first[s + 1] - first[s] == 1:
-        _finish(sums, top, total, sinks, value_order, out[s])
-        return
-    for h in range(top.size):
-        tops[place, h], totals[place, h] = top[h], total[h]
-    for x in range(sums.size):
-        parts[place, x] = sums[x]
-    if take(left.ctypes.data + 8 * s, -1) == 1:
-        _merge(first[s], first[s + 1], tops, totals, parts)
-        _finish(parts[first[s]], tops[first[s]], totals[first[s]], sinks, value_order, out[s])
 
 
 @compiled()
@@ -277,7 +165,7 @@ def serve_portably(
         if index >= len(tasks):
             return
         s, token, end, place = tasks[index, 0], tasks[index, 1], tasks[index, 2], tasks[index, 3]
-        _pack(q[s], order, scale, packed, top, total, sums)
+        pack(q[s], order, scale, packed, top, total, sums)
         while token < end:
             _address_rows(table[s], token, end, geometry, rows)
             if form == INT8:
@@ -288,7 +176,7 @@ def serve_portably(
                 sums.reshape((kv_heads, group, value_dim)), tile, scores_, row_scale,
             )  # fmt: skip
             token += TILE
-        _end(s, place, top, total, sums, first, left, tops, totals, parts, sinks, value_order, out)
+        conclude(s, place, top, total, sums, first, left, tops, totals, parts, sinks, value_order, out)
 
 
 @dataclass(frozen=True)
@@ -332,14 +220,6 @@ class Cache:
         """Where the scales lie, as rows of one fp32."""
         half = 4 * self.block
         return Cache(self.scales, Kind.FP32, self.block, self.kv_heads * 2 * half, 4, 2 * half, half, self.kv_heads)
-
-
-def split(begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The tasks that `list_tasks` makes, the longest first, and where those of each sequence begin."""
-    tasks = np.empty((count_tasks(begins, lengths), 4), np.int64)
-    first = np.empty(len(lengths) + 1, np.int64)
-    list_tasks(begins, lengths, tasks, first)
-    return tasks[np.argsort(tasks[:, 1] - tasks[:, 2], kind="stable")], first
 
 
 def decode(

@@ -1,7 +1,6 @@
 """Paged flash-decode: one query token per sequence against its cached keys and values."""
 
-import math
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,72 +15,13 @@ from .arguments import (
     float64,
     frozen,
     host_array,
-    real,
     same_kind,
     scales_of,
-    whole,
-    writeable,
 )
+from .decode_operands import check_blocks, check_shapes, options_of, result_of
 from .decode_tasks import Cache, decode
-from .features import CodePath, code_path
+from .features import CodePath
 from .kv_cache import append_kv, row_bytes
-from .team import team_size
-
-_WIDEST = 2**62  # tokens: no sequence is as long, and lengths of 64 bits stay within theirs less a window
-
-
-def _check_shapes(q: NDArray[Any], kv: NDArray[Any], table: NDArray[Any], lengths: NDArray[Any]) -> None:
-    rows, heads, dim = q.shape
-    if kv.shape[2] != 2 or 0 in kv.shape[1:]:
-        raise ValueError(f"kv must have shape (P, K, 2, b, D) with K, b and D >= 1, not {kv.shape}: reshape the cache.")
-    if kv.shape[4] != dim:
-        raise ValueError(f"kv must have the head dim of q, {dim}, not {kv.shape[4]}: pass q and kv of one model.")
-    if heads == 0 or heads % kv.shape[1]:
-        raise ValueError(
-            f"q must have a multiple of the {kv.shape[1]} KV heads of kv, not {heads}: pass q and kv of one model."
-        )
-    for name, array in (("table", table), ("lengths", lengths)):
-        if array.shape[0] != rows:
-            raise ValueError(
-                f"{name} must have one row per row of q, {rows}, not {array.shape[0]}: pass the same batch."
-            )
-
-
-def _check_blocks(table: NDArray[Any], lengths: NDArray[Any], blocks: int, block: int, window: int | None) -> None:
-    short = np.flatnonzero(lengths < 1)
-    if short.size:
-        row = short[0]
-        raise ValueError(f"lengths[{row}] must be >= 1, not {lengths[row]}: leave sequences without tokens out.")
-    room = table.shape[1] * block
-    over = np.flatnonzero(lengths > room)
-    if over.size:
-        row = over[0]
-        raise ValueError(
-            f"lengths[{row}] must be <= {room}, the tokens that a table row holds, not {lengths[row]}: widen the table."
-        )
-    start = np.arange(table.shape[1]) * block
-    used = (start < lengths[:, None]) & (start + block > lengths[:, None] - (window or room))
-    bad = np.argwhere(used & ((table < 0) | (table >= blocks)))
-    if bad.size:
-        row, column = bad[0]
-        raise ValueError(
-            f"table[{row}, {column}] must be a block of kv in [0, {blocks}), not {table[row, column]}: "
-            "allocate the block before decoding."
-        )
-
-
-def _result(out: Operand | None, q: NDArray[Any], kv: NDArray[Any], table: NDArray[Any], dim: int) -> NDArray[Any]:
-    shape = (*q.shape[:2], dim)
-    if out is None:
-        return np.empty(shape, np.float32)
-    result = writeable("out", checked("out", out, "B H D", np.float32))
-    if result.shape != shape:
-        raise ValueError(f"out must have the shape {shape} of the result, not {result.shape}: leave it out.")
-    is_q = result.ctypes.data == q.ctypes.data and dim == q.shape[2]  # a row of q is read before its out is stored
-    for name, array in (("q", q), ("kv", kv), ("table", table)):
-        if np.may_share_memory(result, array) and not (name == "q" and is_q):
-            raise ValueError(f"out must not overlap {name}, which is read while out is stored: leave it out.")
-    return result
 
 
 def flash_decode(
@@ -163,11 +103,11 @@ def flash_decode(
     cache = contiguous("kv", checked("kv", kv, "P K 2 b D", *CACHED, np.int8))
     blocks = contiguous("table", checked("table", table, "B W", np.int32))
     spans = checked("lengths", lengths, "B", np.int32, np.int64).astype(np.int64)
-    _check_shapes(queries, cache, blocks, spans)
-    options = _options(queries, scale, window, sinks, softcap, threads, path)
-    _check_blocks(blocks, spans, cache.shape[0], cache.shape[3], options["window"])
+    check_shapes(queries, cache, blocks, spans)
+    options = options_of(queries, scale, window, sinks, softcap, threads, path)
+    check_blocks(blocks, spans, cache.shape[0], cache.shape[3], options["window"])
     factors = scales_of(cache, scales)
-    result = _result(out, queries, cache, blocks, queries.shape[2])
+    result = result_of(out, queries, cache, blocks, queries.shape[2])
     kind, (_, kv_heads, _, block, dim) = KINDS[cache.dtype.type], cache.shape
     row = dim * kind.itemsize
     where = Cache(
@@ -176,119 +116,6 @@ def flash_decode(
     )  # fmt: skip
     decode(frozen(queries), where, frozen(blocks), spans, result, **options)
     return same_kind(q, result) if out is None else out
-
-
-def mla_decode(
-    q: SameKind,
-    kv: Operand,
-    table: Operand,
-    lengths: Operand,
-    *,
-    value_dim: int = 512,
-    scale: float,
-    threads: int | None = None,
-    path: CodePath | None = None,
-    out: SameKind | None = None,
-) -> SameKind:
-    """Multi-head latent attention of one new token per sequence, with the projections absorbed (DeepSeek).
-
-        out[s, h] = softmax(scale * q[s, h] . C[s]) C[s][:, :value_dim]
-
-    Every head reads the same cached row: the compressed latent, which is also the value, and the rotated key behind it.
-
-    Parameters
-    ----------
-    q : (B, H, D) fp32, C-contiguous
-        Absorbed queries: `value_dim` latent dims, then the rotated ones; D = 576 for DeepSeek-V2 and V3.
-    kv : (P, b, D) fp32, fp16, torch.bfloat16, or uint16 that holds bfloat16 bits, C-contiguous
-        The cache: b rows per block. Slots past a length are never read.
-    table, lengths, threads, path
-        As of `flash_decode`.
-    value_dim : int
-        Leading dims of a row that are its value.
-    scale : float
-        Factor of the scores. There is no default: it belongs to the dims before absorption, 1 / sqrt(192) for
-        DeepSeek-V2 and V3 without YaRN's factor.
-    out : (B, H, value_dim) fp32, C-contiguous, optional
-        Where to store the result.
-
-    Returns
-    -------
-    (B, H, value_dim) fp32
-        `out` if given, else new and of the kind of `q`; max abs error 2e-6 against
-        float64 for operands of unit variance.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As `flash_decode`.
-
-    Examples
-    --------
-    >>> kv = np.zeros((1, 4, 3), np.float32)
-    >>> kv[0, 0] = [3, 5, 7]
-    >>> q, table = np.ones((1, 1, 3), np.float32), np.zeros((1, 1), np.int32)
-    >>> mla_decode(q, kv, table, np.ones(1, np.int64), value_dim=2, scale=1.0)
-    array([[[3., 5.]]], dtype=float32)
-    """
-    queries = contiguous("q", checked("q", q, "B H D", np.float32))
-    cache = contiguous("kv", checked("kv", kv, "P b D", *CACHED))
-    blocks = contiguous("table", checked("table", table, "B W", np.int32))
-    spans = checked("lengths", lengths, "B", np.int32, np.int64).astype(np.int64)
-    if not 1 <= whole("value_dim", value_dim) <= cache.shape[2]:
-        raise ValueError(
-            f"value_dim must be in 1 .. {cache.shape[2]}, the dims of a row, not {value_dim}: pass the latent's width."
-        )
-    both = np.broadcast_to(cache[:, None, None], (len(cache), 1, 2, *cache.shape[1:]))  # the row as K and as V
-    _check_shapes(queries, both, blocks, spans)
-    _check_blocks(blocks, spans, len(cache), cache.shape[1], window=None)
-    result = _result(out, queries, cache, blocks, value_dim)
-    kind = KINDS[cache.dtype.type]
-    row = cache.shape[2] * kind.itemsize
-    where = Cache(cache.ctypes.data, kind, cache.shape[1], cache.strides[0], row, 0, 0, kv_heads=1)
-    options = _options(queries, real("scale", scale), None, None, None, threads, path)
-    decode(frozen(queries), where, frozen(blocks), spans, result, **options)
-    return same_kind(q, result) if out is None else out
-
-
-class Options(TypedDict):
-    """What `decode` takes beside its operands."""
-
-    scale: float
-    window: int | None
-    cap: float | None
-    sinks: NDArray[np.float32] | None
-    threads: int
-    path: CodePath
-
-
-def _options(
-    q: NDArray[Any],
-    scale: float | None,
-    window: int | None,
-    sinks: Operand | None,
-    softcap: float | None,
-    threads: int | None,
-    path: CodePath | None,
-) -> Options:
-    factor = 1 / math.sqrt(q.shape[2]) if scale is None else real("scale", scale)
-    if not math.isfinite(factor):
-        raise ValueError(f"scale must be finite, not {scale}: leave it out for 1 / sqrt(D).")
-    if window is not None and whole("window", window) < 1:
-        raise ValueError(f"window must be >= 1 token, not {window}: leave it out to attend to every token.")
-    if softcap is not None and not 0 < real("softcap", softcap) < math.inf:
-        raise ValueError(f"softcap must be positive, not {softcap}: leave it out for scores as they are.")
-    taken = None if sinks is None else contiguous("sinks", checked("sinks", sinks, "H", np.float32))
-    if taken is not None and taken.size != q.shape[1]:
-        raise ValueError(f"sinks must have one score per head of q, {q.shape[1]}, not {taken.size}: pass (H,).")
-    return Options(
-        scale=factor,
-        window=None if window is None else min(window, _WIDEST),
-        cap=softcap,
-        sinks=taken,
-        threads=team_size(threads),
-        path=code_path(path),
-    )
 
 
 def flash_decode_work(
@@ -368,21 +195,6 @@ def _softmax_reference(scores: NDArray[Any], values: NDArray[Any], sinks: Operan
     whole = weights.sum(axis=1, keepdims=True) + np.exp(sink[:, None] - high)
     result: NDArray[np.float64] = np.einsum("ht,thd->hd", weights, values) / whole
     return result
-
-
-def mla_decode_reference(
-    q: Operand, kv: Operand, table: Operand, lengths: Operand, *, value_dim: int = 512, scale: float
-) -> NDArray[np.float64]:
-    """`mla_decode` in float64 numpy, the oracle of its tests: same operands, -> (B, H, value_dim) float64.
-
-    Examples
-    --------
-    >>> q, kv = np.ones((1, 1, 3)), np.arange(3, dtype=np.float32).reshape(1, 1, 3)
-    >>> mla_decode_reference(q, kv, np.zeros((1, 1), np.int32), np.ones(1, np.int64), value_dim=2, scale=1.0)
-    array([[[0., 1.]]])
-    """
-    both = host_array("kv", kv)[:, None, None].repeat(2, axis=2)
-    return flash_decode_reference(q, both, table, lengths, scale=scale)[..., :value_dim]
 
 
 def warm_up(group: int = 1, head_dim: int = 1) -> None:

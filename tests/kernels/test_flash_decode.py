@@ -520,7 +520,7 @@ def test_an_edit_anywhere_in_the_package_is_seen_by_the_next_process(tmp_path):
 
     assert said() == said() == 1.0
     assert list((tmp_path / "kernels_cpu").glob("__pycache__/*.nbi"))
-    edited = tmp_path / "kernels_cpu" / "decode_tasks.py"
+    edited = tmp_path / "kernels_cpu" / "decode_parts.py"
     text = edited.read_text()
     assert "sums[h * dim + x] * share" in text
     edited.write_text(text.replace("sums[h * dim + x] * share", "2 * sums[h * dim + x] * share"))
