@@ -12,11 +12,18 @@ from numba import types
 
 from .compiled import emitted
 from .expert_weights import ROWS, Format
-from .features import has
+from .features import has, is_zen
 from .vector_ir import I8, I32, I64, Emitter
 
 _SUMS = {16: 24, 8: 8, 4: 16}
 """Registers for running sums, by lanes."""
+_AHEAD = 6 << 10
+"""Bytes from what is read to what is asked for, into L1, on CPUs whose hardware does not foresee enough by itself.
+
+Shares of sequential reading on two cores of an Ice Lake Xeon at 1 and 4 tokens of an expert: not at all 0.85 and 0.73,
+1 KiB 0.90 and 0.82, 2 KiB 0.92 and 0.88, 4 to 8 KiB 0.94 to 0.95 and 0.88 to 0.92, 16 KiB 0.92 and 0.88; into L2 0.02
+to 0.05 less. Many tokens gain too: 8 of them are 1.2 times as fast, 32 of them 1.06. Two Zen 4 cores read 0.99 without.
+"""
 
 
 def _literal(value: Any) -> int:
@@ -41,6 +48,9 @@ def _rows(e: Emitter, address: Any, stride: Any, count: int, left: Any) -> list[
 def _words(e: Emitter, block: Any, step: Any, run: Sequence[int]) -> list[Any]:
     """The words of a step, of the rows in these registers."""
     at = e.at(block, e.b.mul(step, I64(4 * ROWS)))
+    if not is_zen():
+        for v in run:
+            e.prefetch(e.at(at, _AHEAD + 4 * e.lanes * v), level=1)
     return [e.load(e.at(at, 4 * e.lanes * v), e.i32s, 4 * e.lanes) for v in run]
 
 
