@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     card.add_argument("--dry-run", action="store_true", help="rehearse without a GPU: tiny operands, interpreted")
     card.set_defaults(command=_bench_gpu)
     overlap = benches.add_parser(
-        "overlap", help="steady decode passes: VSLPipe against Sequential, measured and simulated"
+        "overlap", help="steady decode passes: VSLPipe, CGOPipe and Sequential, measured and simulated"
     )
     overlap.add_argument("--model", default="mix-b", help=f"{_RECIPES}; default: mix-b")
     overlap.add_argument("--rows", type=int, default=256, help="decodes per pass (default: 256)")
