@@ -31,6 +31,11 @@ class Quantised(NamedTuple):
     values (P, R, C) int8 in [-127, 127] or float8_e4m3fn; or (P, R, C / 2) uint8, two 4-bit weights + 8 in [1, 15] per
     byte: byte i of a group of G holds weight i in its lower and weight i + G / 2 in its upper half.
     scales (P, R, C / G) fp32, fp16 or bf16.
+
+    So a step is two products with tokens that lie together. The CPU experts' words of eight columns would ask for
+    eight, whose tokens lie 8 numbers apart and go through registers: compiled for sm_90 by triton 3.9, the loop over
+    steps of 64 rows, 64 tokens and 128 columns has 20 barriers instead of 6, 72 stores to shared memory instead of 8,
+    and 6 asynchronous copies instead of 36.
     """
 
     values: torch.Tensor

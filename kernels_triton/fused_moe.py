@@ -9,7 +9,6 @@ from .backend import Backend, choose_backend, enter_mode
 from .experts import (
     Activation,
     Weights,
-    check_chosen,
     check_pages,
     check_routing,
     check_weights,
@@ -53,7 +52,8 @@ def fused_moe(
         Per page an expert's gates and then its ups; they take turns where the activation is "swiglu-clamped".
     down : (P, M, F) of x's type, or Quantised
     ids : (T, k) int32 or int64, contiguous
-        Experts of each token. On a GPU they are not looked at; one out of range makes its token's row undefined.
+        Experts of each token. On a GPU nobody waits to look at them: one out of range, or whose page is, makes its
+        token's row NaN and nothing else.
     weights : (T, k) fp32, contiguous
         Their weights, as `route` gives them, and `with_shared` for experts that every token has.
     activation : "swiglu", "geglu" or "swiglu-clamped"
@@ -75,7 +75,8 @@ def fused_moe(
     TypeError
         If dtypes do not go together.
     ValueError
-        If shapes, memory layout or devices do not, an id is out of range (CPU), or the backend cannot compute here.
+        If shapes, memory layout or devices do not, an id or its page is out of range (torch), or the backend cannot
+        compute here.
 
     Examples
     --------
@@ -147,8 +148,6 @@ def _compute(
     biases = (gate_up_bias, down_bias)
     if backend == Backend.TORCH:
         return moe_torch.experts_of(x, first, second, ids, weights, turn, biases, pages)
-    if backend == Backend.INTERPRET:
-        check_chosen(ids.unique().tolist(), pages, len(gate_up))
     experts = len(gate_up) if pages is None else len(pages)
     sizes = (x.shape[1], first.shape[1] // 2)
     tiles = tiles_for(arch_of(x.device), gate_up.dtype, ids.numel() / experts, sizes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from . import moe_torch
@@ -11,7 +13,6 @@ from .experts import (
     Activation,
     Quantised,
     Weights,
-    check_chosen,
     check_pages,
     check_routing,
     check_weights,
@@ -48,7 +49,8 @@ def grouped_gemm(
     matrices : (P, N, K) of x's type, or Quantised
         One page per expert.
     ids : (T, k) int32 or int64, contiguous
-        Experts of each token. On a GPU they are not looked at: a pair whose id is out of range gets no row.
+        Experts of each token. On a GPU nobody waits to look at them: one out of range, or whose page is, makes its
+        pair's row NaN and nothing else.
     weights : (T, k) fp32, contiguous, optional
         Factors; none unless given.
     bias : (P, N) of x's type, optional
@@ -67,7 +69,8 @@ def grouped_gemm(
     TypeError
         If dtypes do not go together.
     ValueError
-        If shapes, memory layout or devices do not, an id is out of range (CPU), or the backend cannot compute here.
+        If shapes, memory layout or devices do not, an id or its page is out of range (torch), or the backend cannot
+        compute here.
 
     Examples
     --------
@@ -81,8 +84,6 @@ def grouped_gemm(
     check_bias("bias", bias, matrices, x)
     experts = check_pages(pages, matrices.shape[0], x)
     chosen = choose_backend(backend, x)
-    if chosen is Backend.INTERPRET:
-        check_chosen(ids.unique().tolist(), pages, matrices.shape[0])
     if chosen is Backend.TORCH:
         rows = moe_torch.multiply(x, matrices, bias, ids, weights, pages)
     else:
@@ -144,7 +145,7 @@ def launch(
 ) -> torch.Tensor:
     """Run the Triton kernel over sorted pairs; -> (T k, N), with an activation N being half the matrices' rows."""
     from .jit.grouped import grouped
-    from .jit.mode import triton
+    from .jit.mode import TensorDescriptor, triton
 
     values, scales = parts(matrices)
     rows, columns = matrices.shape[1] // (2 if activation else 1), matrices.shape[2]
@@ -152,10 +153,13 @@ def launch(
     bits, group, step = _steps(matrices, tiles.k)
     if not ids.numel():
         return out
-    grid = (len(blocks.experts) * triton.cdiv(rows, tiles.n),)
-    grouped[grid](
+    tiles_in_all = len(blocks.experts) * triton.cdiv(rows, tiles.n)
+    grid = min(tiles_in_all, tiles.per_sm * _processors(x.device)) if tiles.per_sm else tiles_in_all
+    stored = step // 2 if bits == 4 else step
+    tma = tiles.tma and activation is not Activation.CLAMPED and _has_descriptor(values)
+    grouped[(grid,)](
         x,
-        values,
+        TensorDescriptor(values, values.shape, values.stride(), [1, tiles.n, stored]) if tma else values,
         values if scales is None else scales,
         bias,
         weights,
@@ -165,6 +169,8 @@ def launch(
         ids.numel(),
         rows,
         columns,
+        matrices.shape[0] if pages is None else len(pages),
+        matrices.shape[0],
         x.stride(-2),
         *values.stride()[:2],
         *((0, 0) if scales is None else scales.stride()[:2]),
@@ -182,10 +188,23 @@ def launch(
         BLOCK_N=tiles.n,
         BLOCK_K=step,
         GROUP_M=tiles.group,
+        TMA=tma,
         num_warps=tiles.warps,
         num_stages=tiles.stages,
     )
     return out
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; the interpreter has two."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+def _has_descriptor(values: torch.Tensor) -> bool:
+    """Whether the copy engine takes these pages: they and their rows begin at multiples of 16 bytes."""
+    itemsize = values.element_size()
+    return not any(place % 16 for place in (values.data_ptr(), *(itemsize * s for s in values.stride()[:2])))
 
 
 def _steps(matrices: Weights, most: int) -> tuple[int, int, int]:

@@ -31,7 +31,7 @@ def sort_pairs(ids: torch.Tensor, experts: int, block: int, *, backend: str | No
     Parameters
     ----------
     ids : (T, k) int32 or int64, contiguous
-        Experts of each token, in [0, experts); a pair outside gets no row.
+        Experts of each token, in [0, experts); pairs outside come last, as those of an expert of number E.
     experts : int
         E.
     block : int
@@ -66,7 +66,7 @@ def sort_pairs(ids: torch.Tensor, experts: int, block: int, *, backend: str | No
 def _allocate(ids: torch.Tensor, experts: int, block: int) -> Blocks:
     """Room for the worst case, which is known without looking at the ids: every expert's last block all but empty."""
     n = ids.numel()
-    blocks = -(-(n + min(experts, n) * (block - 1)) // block)
+    blocks = -(-(n + min(experts + 1, n) * (block - 1)) // block)
     kind = torch.int32 if blocks * block < 2**31 else torch.int64
     return Blocks(
         torch.empty(blocks * block, dtype=kind, device=ids.device),
@@ -79,17 +79,18 @@ def _by_scanning(ids: torch.Tensor, experts: int, block: int, made: Blocks) -> B
     from .jit.mode import triton
     from .jit.pairs import count_pairs, place_pairs
 
-    counts = torch.empty(experts, dtype=torch.int64, device=ids.device)
+    counts = torch.empty(experts + 1, dtype=torch.int64, device=ids.device)
     if ids.numel():
-        count_pairs[(experts,)](ids, counts, ids.numel(), BLOCK=_STEP)
-        width = triton.next_power_of_2(experts)
-        place_pairs[(experts,)](ids, counts, *made, ids.numel(), experts, ROWS=block, BLOCK=_STEP, BLOCK_E=width)
+        grid, width = (experts + 1,), triton.next_power_of_2(experts + 1)
+        count_pairs[grid](ids, counts, ids.numel(), experts, BLOCK=_STEP)
+        place_pairs[grid](ids, counts, *made, ids.numel(), experts, ROWS=block, BLOCK=_STEP, BLOCK_E=width)
     return made
 
 
 def _by_sorting(ids: torch.Tensor, experts: int, block: int, made: Blocks) -> Blocks:
-    ordered, order = ids.long().sort(stable=True)
-    counts = torch.zeros(experts, dtype=torch.int64, device=ids.device)
+    known = (ids >= 0) & (ids < experts)
+    ordered, order = ids.long().where(known, experts).sort(stable=True)
+    counts = torch.zeros(experts + 1, dtype=torch.int64, device=ids.device)
     counts.scatter_add_(0, ordered, torch.ones_like(ordered))
     blocks = (counts + block - 1) // block
     ends = blocks.cumsum(0)

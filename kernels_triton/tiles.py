@@ -36,6 +36,10 @@ class Tiles:
     group : int
         Blocks of rows that take a column tile in turn, before the next column tile.
     warps, stages : int
+    tma : bool
+        Whether weights are read by the copy engine of sm_90 and up, where their layout allows it.
+    per_sm : int
+        Programs per multiprocessor that share all tiles; 0 for a program per tile.
     """
 
     n: int
@@ -43,6 +47,8 @@ class Tiles:
     group: int
     warps: int
     stages: int
+    tma: bool = False
+    per_sm: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,12 +84,16 @@ def tiles_for(
     ------
     LookupError
         If the table has nothing for such weights.
+    ValueError
+        If the architecture does not know their type.
 
     Examples
     --------
     >>> tiles_for(0, torch.bfloat16, 2.0).m
     16
     """
+    if weights is torch.float8_e4m3fn and 0 < arch < 89:
+        raise ValueError(f"{weights} needs sm_89 or later, not sm_{arch}: quantise to torch.int8 or torch.uint8.")
     own = None if sizes is None else list(sizes)
     for row in sorted(table(), key=_rank):
         fits = row["arch"] <= arch and row["weights"] in (KINDS[weights], "any") and row.get("sizes") in (None, own)

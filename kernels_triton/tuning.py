@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,7 +74,7 @@ def candidates(case: Case) -> Iterator[Candidate]:
     Examples
     --------
     >>> len(list(candidates(Case(90, "16-bit", Layer(4096, 14336, 8, 2), 16))))
-    34
+    68
     """
     steps = (64, 128) if case.arch >= 90 else (32, 64, 128)
     sizes = itertools.product(BUCKETS[case.most_rows][1], (True, False), (64, 128, 256), steps, (4, 8), (3, 4))
@@ -82,7 +83,13 @@ def candidates(case: Case) -> Iterator[Candidate]:
         shared = stages * k * (n * (1 + gated) * _BYTES[case.weights] + 2 * m)
         sums = m * n * (1 + gated) / (32 * warps)
         if shared <= room and _FEWEST_SUMS <= sums <= _MOST_SUMS:
-            yield Candidate(m, gated, Tiles(n, k, 8, warps, stages))
+            for tma, per_sm in _ways(case):
+                yield Candidate(m, gated, Tiles(n, k, 8, warps, stages, tma, per_sm))
+
+
+def _ways(case: Case) -> Iterator[tuple[bool, int]]:
+    """Weights through pointers or by TMA, and, for many rows, programs that last."""
+    return itertools.product((False, True) if case.arch >= 90 else (False,), (0,) if case.most_rows else (0, 1))
 
 
 def tune(
@@ -177,8 +184,8 @@ def _best(case: Case, journal: _Journal) -> dict[str, Any]:
         "sizes": [case.layer.model_dim, case.layer.expert_dim],
         "most_rows": case.most_rows,
         "m": m,
-        "gated": [gated.n, gated.k, gated.group, gated.warps, gated.stages],
-        "plain": [plain.n, plain.k, plain.group, plain.warps, plain.stages],
+        "gated": list(astuple(gated)),
+        "plain": list(astuple(plain)),
         "microseconds": [round(gated_time * 1e6, 2), round(plain_time * 1e6, 2)],
         "source": f"{where()}, {datetime.now(UTC).date()}",
     }

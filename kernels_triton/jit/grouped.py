@@ -25,9 +25,8 @@ def _tile_of(pid, blocks, across, GROUP_M: tl.constexpr):
 
 
 @triton.jit
-def _add(total, weight, scale, at, mask, inside, x, x_high, BITS: tl.constexpr):
+def _add(total, tile, scale, inside, x, x_high, BITS: tl.constexpr):
     """`total` plus one step's product of a tile of weights and tokens; BITS is 0 where weights are not quantised."""
-    tile = tl.load(weight + at[None, :], mask=mask, other=0.0)
     if BITS == 0:
         return tl.dot(tile, x, total, input_precision="ieee")
     if BITS == 4:
@@ -41,8 +40,8 @@ def _add(total, weight, scale, at, mask, inside, x, x_high, BITS: tl.constexpr):
 @triton.jit
 def _activated(gate, up, ACTIVATION: tl.constexpr):
     if ACTIVATION == CLAMPED:
-        gate = tl.minimum(gate, LIMIT)
-        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT) + 1
+        gate = tl.minimum(gate, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.clamp(up, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL) + 1
         gate = gate * tl.sigmoid(gate * STEEPNESS)
     elif ACTIVATION == GEGLU:
         gate = gate * 0.5 * (1 + tl.erf(gate * ROOT_HALF))
@@ -66,6 +65,8 @@ def grouped(
     n,
     N,
     K,
+    E,
+    P,
     x_stride,
     weight_page,
     weight_row,
@@ -85,59 +86,79 @@ def grouped(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP_M: tl.constexpr,
+    TMA: tl.constexpr,
 ):
-    pid = tl.program_id(0)
+    """Rows of pairs times their experts' matrices; `weight` is a descriptor with TMA, else a pointer.
+
+    Each program makes every so many-th tile as there are programs, so one where the grid is large enough for all.
+    Blocks of an expert that there is not, or that is on no page, become NaN.
+    """
     blocks = (tl.load(rows) // BLOCK_M).to(tl.int32)
     across = tl.cdiv(N, BLOCK_N)
-    if pid >= blocks * across:
-        return
-    block, column = _tile_of(pid, blocks, across, GROUP_M)
-    page = tl.load(experts + block).to(tl.int64)
-    if PAGED:
-        page = tl.load(pages + page).to(tl.int64)
-    pair = tl.load(pairs + block.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
-    live = pair < n
-    columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
-    inside = columns < N
-    gates, ups = columns.to(tl.int64), columns.to(tl.int64) + N
-    if ACTIVATION == CLAMPED:  # GPT-OSS keeps a gate beside its up
-        gates, ups = gates * 2, gates * 2 + 1
-    tokens = x + (pair // SHARE)[None, :] * x_stride
-    weight += page * weight_page
-    scale += page * scale_page
-    gate_rows, up_rows = weight + (gates * weight_row)[:, None], weight + (ups * weight_row)[:, None]
-    gate_scales, up_scales = scale + gates * scale_row, scale + ups * scale_row
-    total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    total_up = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     # int4: a byte holds a weight of the first half of its group and, higher, one of the second
     HALVES: tl.constexpr = 2 if BITS == 4 else 1
     STEP: tl.constexpr = BLOCK_K // HALVES
     RUN: tl.constexpr = GROUP // HALVES
     stored = K // HALVES
-    for start in range(0, stored, STEP):
-        at = start + tl.arange(0, STEP)
-        group = start // RUN
-        first = at + group * (GROUP - RUN)
-        mask = inside[:, None] & (EVEN_K | (at < stored)[None, :])
-        seen = live[None, :] & (EVEN_K | (at < stored)[:, None])
-        low = tl.load(tokens + first[:, None], mask=seen, other=0.0)
-        high = low
-        if BITS == 4:
-            high = tl.load(tokens + (first + RUN)[:, None], mask=seen, other=0.0)
-        total = _add(total, gate_rows, gate_scales + group, at, mask, inside, low, high, BITS)
+    for tile in range(tl.program_id(0), blocks * across, tl.num_programs(0)):
+        block, column = _tile_of(tile, blocks, across, GROUP_M)
+        page = tl.load(experts + block).to(tl.int64)
+        if PAGED:
+            page = tl.load(pages + page, mask=page < E, other=-1).to(tl.int64)
+        held = (page >= 0) & (page < P)
+        page = tl.where(held, page, 0)
+        row = block.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+        pair = tl.load(pairs + row).to(tl.int64)
+        live = pair < n
+        columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
+        inside = columns < N
+        gates, ups = columns.to(tl.int64), columns.to(tl.int64) + N
+        if ACTIVATION == CLAMPED:  # GPT-OSS keeps a gate beside its up
+            gates, ups = gates * 2, gates * 2 + 1
+        tokens = x + (pair // SHARE)[None, :] * x_stride
+        if not TMA:
+            matrix = weight + page * weight_page
+            gate_rows, up_rows = matrix + (gates * weight_row)[:, None], matrix + (ups * weight_row)[:, None]
+        scales = scale + page * scale_page
+        gate_scales, up_scales = scales + gates * scale_row, scales + ups * scale_row
+        total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        total_up = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+        for start in range(0, stored, STEP):
+            at = start + tl.arange(0, STEP)
+            group = start // RUN
+            first = at + group * (GROUP - RUN)
+            mask = inside[:, None] & (EVEN_K | (at < stored)[None, :])
+            seen = live[None, :] & (EVEN_K | (at < stored)[:, None])
+            low = tl.load(tokens + first[:, None], mask=seen, other=0.0)
+            high = low
+            if BITS == 4:
+                high = tl.load(tokens + (first + RUN)[:, None], mask=seen, other=0.0)
+            if TMA:
+                part = weight.load([page.to(tl.int32), column * BLOCK_N, start]).reshape(BLOCK_N, STEP)
+            else:
+                part = tl.load(gate_rows + at[None, :], mask=mask, other=0.0)
+            total = _add(total, part, gate_scales + group, inside, low, high, BITS)
+            if ACTIVATION != NONE:
+                if TMA:
+                    part = weight.load([page.to(tl.int32), N + column * BLOCK_N, start]).reshape(BLOCK_N, STEP)
+                else:
+                    part = tl.load(up_rows + at[None, :], mask=mask, other=0.0)
+                total_up = _add(total_up, part, up_scales + group, inside, low, high, BITS)
+        # Read again, and so that the compiler sees no copy: kept over the sum, they make large tiles spill.
+        pair = tl.load(pairs + row, volatile=True).to(tl.int64)
+        live = pair < n
+        if BIASED:
+            biases = bias + page * bias_page
+            total += tl.load(biases + gates, mask=inside, other=0.0).to(tl.float32)[:, None]
+            if ACTIVATION != NONE:
+                total_up += tl.load(biases + ups, mask=inside, other=0.0).to(tl.float32)[:, None]
         if ACTIVATION != NONE:
-            total_up = _add(total_up, up_rows, up_scales + group, at, mask, inside, low, high, BITS)
-    if BIASED:
-        bias += page * bias_page
-        total += tl.load(bias + gates, mask=inside, other=0.0).to(tl.float32)[:, None]
-        if ACTIVATION != NONE:
-            total_up += tl.load(bias + ups, mask=inside, other=0.0).to(tl.float32)[:, None]
-    if ACTIVATION != NONE:
-        total = _activated(total, total_up, ACTIVATION)
-    if WEIGHTED:
-        total *= tl.load(factors + pair, mask=live, other=0.0)[None, :]
-    place = out + pair[None, :] * out_stride + columns[:, None]
-    tl.store(place, total.to(out.dtype.element_ty), mask=inside[:, None] & live[None, :])
+            total = _activated(total, total_up, ACTIVATION)
+        if WEIGHTED:
+            total *= tl.load(factors + pair, mask=live, other=0.0)[None, :]
+        total = tl.where(held, total, float("nan"))  # nobody waits for the GPU to look at ids, and nothing is made up
+        place = out + pair[None, :] * out_stride + columns[:, None]
+        tl.store(place, total.to(out.dtype.element_ty), mask=inside[:, None] & live[None, :])
 
 
 @triton.jit

@@ -9,6 +9,7 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # multiply-adds stay fus
 
 import triton
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..bf16_mend import mend
 
@@ -23,4 +24,4 @@ if INTERPRETED:
 
     mend(interpreter, tl)
 
-__all__ = ["INTERPRETED", "tl", "triton"]
+__all__ = ["INTERPRETED", "TensorDescriptor", "tl", "triton"]

@@ -4,12 +4,19 @@ from .mode import tl, triton
 
 
 @triton.jit
-def count_pairs(ids, counts, n, BLOCK: tl.constexpr):
+def _of(expert, ids, at, n, E):
+    """Whether these pairs are an expert's; those of no expert there is are taken for number E's."""
+    own = tl.load(ids + at, mask=at < n, other=0)
+    return (at < n) & (tl.where((own < 0) | (own >= E), E, own) == expert)
+
+
+@triton.jit
+def count_pairs(ids, counts, n, E, BLOCK: tl.constexpr):
     expert = tl.program_id(0)
     found = tl.zeros((BLOCK,), tl.int64)
     for start in range(0, n, BLOCK):
         at = tl.arange(0, BLOCK).to(tl.int64) + start
-        found += tl.load(ids + at, mask=at < n, other=-1) == expert
+        found += _of(expert, ids, at, n, E)
     tl.store(counts + expert, tl.sum(found, 0))
 
 
@@ -19,7 +26,7 @@ def place_pairs(
 ):
     expert = tl.program_id(0)
     other = tl.arange(0, BLOCK_E)
-    blocks = (tl.load(counts + other, mask=other < E, other=0) + ROWS - 1) // ROWS
+    blocks = (tl.load(counts + other, mask=other <= E, other=0) + ROWS - 1) // ROWS
     first = tl.sum(tl.where(other < expert, blocks, 0), 0)
     own_blocks = tl.sum(tl.where(other == expert, blocks, 0), 0)
     if expert == 0:
@@ -31,7 +38,7 @@ def place_pairs(
         place = first * ROWS
         for start in range(0, n, BLOCK):
             at = tl.arange(0, BLOCK).to(tl.int64) + start
-            mine = (tl.load(ids + at, mask=at < n, other=-1) == expert).to(tl.int64)
+            mine = _of(expert, ids, at, n, E).to(tl.int64)
             tl.store(pairs + place + tl.cumsum(mine, 0) - 1, at, mask=mine > 0)
             place += tl.sum(mine, 0)
         padding = place + tl.arange(0, ROWS)

@@ -1,8 +1,11 @@
 """Compiles the kernels for GPUs that are not here and tells what came out; run by itself, without the interpreter.
 
-python tests/kernels/ahead_of_time.py 90 16-bit    one JSON object per kernel, and per row of tiles.json
+python tests/kernels/ahead_of_time.py 90 16-bit    one JSON object per kernel, and per row of tiles.json and
+way to read weights
 """
 
+import dataclasses
+import itertools
 import json
 import re
 import subprocess
@@ -26,7 +29,7 @@ STORED = {torch.int8: "i8", torch.uint8: "u8", torch.float8_e4m3fn: "fp8e4nv"} |
 BITS = {torch.int8: 8, torch.uint8: 4, torch.float8_e4m3fn: 8}
 GROUP = 128
 EVEN = ("N", "K", "x_stride", "weight_page", "weight_row", "bias_page", "out_stride")  # sizes that are multiples of 16
-NUMBERS = (*EVEN, "n", "scale_page", "scale_row")
+NUMBERS = (*EVEN, "n", "E", "P", "scale_page", "scale_row")
 
 
 def built(
@@ -63,14 +66,17 @@ def grouped_kernel(arch: int, x: torch.dtype, weights: torch.dtype, m: int, tile
     constants |= {"BITS": bits, "GROUP": GROUP if bits else 1 << 30, "PAGED": True, "BIASED": gated}
     constants |= {"WEIGHTED": not gated, "EVEN_K": True, "BLOCK_M": m, "BLOCK_N": tiles.n, "BLOCK_K": step}
     types = {name: f"*{kind}" for name, kind in pointers.items()} | dict.fromkeys(NUMBERS, "i32")
-    return built(grouped, arch, types, constants | {"GROUP_M": tiles.group}, tiles.warps, tiles.stages)
+    if tiles.tma:
+        types["weight"] = f"tensordesc<{STORED[weights]}[1, {tiles.n}, {step // 2 if bits == 4 else step}]>"
+    constants |= {"GROUP_M": tiles.group, "TMA": tiles.tma}
+    return built(grouped, arch, types, constants, tiles.warps, tiles.stages)
 
 
 def small_kernels(arch: int) -> Iterator[tuple[str, Any]]:
     """Everything beside the grouped GEMM."""
-    pointers = {"ids": "*i32", "counts": "*i64", "n": "i32"}
+    pointers = {"ids": "*i32", "counts": "*i64", "n": "i32", "E": "i32"}
     yield "count_pairs", built(count_pairs, arch, pointers, {"BLOCK": 1024}, 4, 3)
-    pointers |= {"pairs": "*i32", "experts": "*i32", "rows": "*i64", "E": "i32"}
+    pointers |= {"pairs": "*i32", "experts": "*i32", "rows": "*i64"}
     yield "place_pairs", built(place_pairs, arch, pointers, {"ROWS": 16, "BLOCK": 1024, "BLOCK_E": 256}, 4, 3)
     pointers = {"parts": "*fp16", "out": "*fp16", "N": "i32"}
     yield "combine", built(combine, arch, pointers, {"K": 8, "BLOCK": 1024}, 4, 3)
@@ -89,7 +95,9 @@ def described(kernel: Any, arch: int) -> dict[str, Any]:
             for tool, option in (("cuobjdump", "-res-usage"), ("nvdisasm", "-c"))
         )
     registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", used).groups())
-    counts = {name: len(re.findall(rf"\b{name}", machine)) for name in ("HGMMA", "HMMA", "STL", "LDL", "LDGSTS")}
+    counts = {
+        name: len(re.findall(rf"\b{name}", machine)) for name in ("HGMMA", "HMMA", "STL", "LDL", "LDGSTS", "UTMALDG")
+    }
     shared = kernel.metadata.shared
     fits = shared <= SHARED_KIB[arch] * 1024
     return {"registers": registers, "stack": stack, "shared": shared, "fits": fits} | counts
@@ -115,9 +123,11 @@ def main(arch: int, kind: str) -> None:
     for name, kernel in small_kernels(arch):
         print(json.dumps({"arch": arch, "kernel": name} | described(kernel, arch)))
     for x, weights, tiles in cases(arch, kind):
-        for name, own in (("gated", tiles.gated), ("plain", tiles.plain)):
+        copies = (False, True) if arch >= 90 and kind != "fp32" else (False,)
+        for name, tma in itertools.product(("gated", "plain"), copies):
+            own = dataclasses.replace(getattr(tiles, name), tma=tma)
             kernel = grouped_kernel(arch, x, weights, tiles.m, own, name == "gated")
-            head = {"arch": arch, "kernel": name, "x": TYPES[x], "weights": STORED[weights], "m": tiles.m}
+            head = {"arch": arch, "kernel": name, "x": TYPES[x], "weights": STORED[weights], "m": tiles.m, "tma": tma}
             head |= {"tiles": [own.n, own.k, own.group, own.warps, own.stages]}
             print(json.dumps(head | described(kernel, arch)))
 

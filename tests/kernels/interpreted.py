@@ -3,7 +3,20 @@
 import pytest
 import torch
 
-from kernels_triton import fused_moe, grouped_gemm, grouped_gemm_reference, route, route_reference, sort_pairs
+from kernels_triton import (
+    fused_moe,
+    fused_moe_reference,
+    grouped_gemm,
+    grouped_gemm_reference,
+    route,
+    route_reference,
+    sort_pairs,
+)
+from kernels_triton.backend import Backend
+from kernels_triton.experts import Activation
+from kernels_triton.fused_moe import with_triton
+from kernels_triton.jit.grouped import combine
+from kernels_triton.tiles import LayerTiles, Tiles
 from tests.kernels.experts_at_hand import LIMITS, check, error, layer, paged, quantised, with_biases
 
 INTERPRET = "triton-interpret"
@@ -38,9 +51,11 @@ def test_route_breaks_ties_and_ranks_nan_last_as_torch_does():
 
 
 @pytest.mark.parametrize("tokens, k, experts, block", [(1, 1, 1, 16), (5, 2, 8, 16), (40, 8, 60, 16), (1100, 2, 3, 32)])
-def test_sort_pairs(tokens, k, experts, block):
+@pytest.mark.parametrize("beyond", [0, 2])
+def test_sort_pairs(tokens, k, experts, block, beyond):
+    """`beyond`: how far ids go past the experts that there are, on both sides."""
     torch.manual_seed(tokens)
-    ids = torch.randint(experts, (tokens, k), dtype=torch.int32)
+    ids = torch.randint(-beyond, experts + beyond, (tokens, k), dtype=torch.int32)
     found, want = (sort_pairs(ids, experts, block, backend=backend) for backend in (INTERPRET, "torch"))
     rows = int(want.rows)
     assert int(found.rows) == rows
@@ -91,23 +106,79 @@ def test_pages_in_any_order_and_nan_where_nothing_may_be_read():
     check(paged(layer(6, 72, 40, 16, 2, BF16)), INTERPRET)
 
 
-def test_nan_in_a_token_stays_in_its_row():
-    case = layer(9, 40, 24, 2, 2, FP32)
+@pytest.mark.parametrize("activation", ["swiglu", "geglu", "swiglu-clamped"])
+def test_nan_in_a_token_stays_in_its_row(activation):
+    case = layer(9, 40, 24, 2, 2, FP32) | {"activation": activation}
     case["x"][4, 7] = torch.nan
     assert fused_moe(**case, backend=INTERPRET).isnan().any(dim=1).nonzero().tolist() == [[4]]
 
 
-def far_apart(tensor, distance):
-    """The same tensor with its first axis `distance` elements apart; what lies between is never touched."""
-    room = torch.empty(distance * (len(tensor) - 1) + tensor[0].numel(), dtype=tensor.dtype)
-    far = room.as_strided(tensor.shape, (distance, *tensor.stride()[1:]))
-    return far.copy_(tensor)
+@pytest.mark.parametrize("k", [1, 3])
+def test_no_expert_or_page_makes_nan_of_its_tokens_alone(k):
+    case = paged(layer(7, 40, 24, 5, k, BF16), spare=0)
+    want = fused_moe(**case, backend=INTERPRET)
+    case["ids"][2, 0], case["ids"][5, k - 1] = 5, -1
+    lost = [[t] for t in range(7) if t in (2, 5)]
+    for pages in (case["pages"], None):
+        found = fused_moe(**case | {"pages": pages}, backend=INTERPRET)
+        assert found.isnan().any(dim=1).nonzero().tolist() == found.isnan().all(dim=1).nonzero().tolist() == lost
+    case["pages"][case["ids"][0, 0]] = 5
+    gone = [t for t in range(7) if t in (2, 5) or case["ids"][0, 0] in case["ids"][t]]
+    found = fused_moe(**case, backend=INTERPRET)
+    assert found.isnan().all(dim=1).nonzero().flatten().tolist() == gone
+    kept = [t for t in range(7) if t not in gone]
+    assert found[kept].equal(want[kept])
+
+
+WAYS = [(True, 0), (False, 1)]
+
+
+@pytest.mark.parametrize("kind", [FP32, FP16, BF16, torch.int8, torch.uint8, torch.float8_e4m3fn])
+def test_all_ways_to_launch_give_the_same(kind):
+    """Weights through pointers or by TMA; one program per tile or fewer."""
+    case = with_biases(layer(5, 40, 24, 3, 2, kind if kind in LIMITS else BF16))
+    if kind not in LIMITS:
+        case = quantised(layer(5, 64, 32, 3, 2, BF16), kind, 32)
+    operands = [case[name] for name in ("x", "gate_up", "down", "ids", "weights")]
+    biases = (case.get("gate_up_bias"), case.get("down_bias"))
+
+    def made(tma, per_sm):
+        own = LayerTiles(16, *[Tiles(32, 32, 8, 4, 1, tma, per_sm)] * 2)
+        return with_triton(*operands, Activation.SWIGLU, biases, None, 3, Backend.INTERPRET, own)
+
+    want = fused_moe_reference(**case)
+    found = made(False, 0)
+    assert error(found, want) <= LIMITS[case["x"].dtype]
+    assert all(made(*way).equal(found) for way in WAYS)
+
+
+@pytest.mark.parametrize("dtype", [FP32, FP16, BF16])
+def test_torch_computes_the_same(dtype):
+    case = paged(layer(11, 72, 40, 12, 4, dtype))
+    assert error(fused_moe(**case, backend=INTERPRET), fused_moe(**case, backend="torch").double()) <= LIMITS[dtype]
+
+
+def far_apart(tensor, distance, axis=0):
+    """The same tensor with an axis `distance` elements apart; what lies between is never touched."""
+    strides = [distance if of == axis else stride for of, stride in enumerate(tensor.stride())]
+    if axis:
+        strides[0] = tensor.shape[axis] * distance
+    room = torch.empty(1 + sum((n - 1) * s for n, s in zip(tensor.shape, strides, strict=True)), dtype=tensor.dtype)
+    return room.as_strided(tensor.shape, strides).copy_(tensor)
 
 
 @pytest.mark.parametrize("name", ["x", "gate_up", "down"])
 def test_offsets_past_32_bits(name):
     case = layer(3, 32, 32, 3, 1, BF16) | {"ids": torch.tensor([[2], [2], [2]])}
     check(case | {name: far_apart(case[name], 2**30 + 64)}, INTERPRET)
+
+
+def test_offsets_past_32_bits_within_an_expert_and_in_the_sum():
+    case = layer(3, 32, 2, 2, 2, BF16)
+    check(case | {"gate_up": far_apart(case["gate_up"], 2**30 + 64, axis=1)}, INTERPRET)
+    parts, out = far_apart(torch.randn(3, 16), 2**30), torch.empty(16)
+    combine[(1, 1)](parts, out, 2**30, K=3, BLOCK=16)
+    torch.testing.assert_close(out, parts.sum(dim=0))
 
 
 @pytest.mark.parametrize("per_pair", [False, True])

@@ -51,6 +51,8 @@ def test_every_architecture_and_kind_of_weights(arch, kind, compiled):
     if arch >= 80 and kind != "fp32":  # Triton has no matrix instructions before, and none that are exact for fp32
         assert [row for row in products if not row[instruction]] == []
         assert [row for row in products if not row["LDGSTS"]] == []
+        assert [row for row in products if bool(row["UTMALDG"]) != row["tma"]] == []
+        assert {row["tma"] for row in products} == ({False, True} if arch >= 90 else {False})
 
 
 @pytest.mark.slow

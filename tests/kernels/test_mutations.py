@@ -37,7 +37,7 @@ def rows(module: str, right: str, wrong: str, tests: str) -> Fault:
 FAULTS = {
     "dropped K tail": Fault("grouped", "stored = K // HALVES", "stored = K // HALVES // STEP * STEP", "grouped_gemm"),
     "wrong mask of the columns": Fault(
-        "grouped", "inside = columns < N\n    gates", "inside = columns < N - 1\n    gates", "grouped_gemm"
+        "grouped", "inside = columns < N\n        gates", "inside = columns < N - 1\n        gates", "grouped_gemm"
     ),
     "swapped gate and up": Fault("grouped", "gates, ups = columns.to", "ups, gates = columns.to", "one_expert"),
     "expert of the block before": Fault(
@@ -46,12 +46,29 @@ FAULTS = {
     "no page table": Fault("grouped", "if PAGED:", "if False:", "grouped_gemm"),
     "no routing weights": Fault("grouped", "if WEIGHTED:", "if False:", "grouped_gemm"),
     "no bias": Fault("grouped", "if BIASED:", "if False:", "activations"),
-    "no clamping": Fault("grouped", "gate = tl.minimum(gate, LIMIT)", "gate = gate", "activations"),
+    "no clamping": Fault("grouped", "up = tl.clamp(up, -LIMIT, LIMIT", "up = tl.clamp(up, -99.0, 99.0", "activations"),
     "4-bit halves swapped": Fault("grouped", "((tile & 15)", "((tile >> 4)", "quantised"),
     "32-bit rows": Fault(
-        "grouped", "tl.arange(0, BLOCK_M)).to(tl.int64)", "tl.arange(0, BLOCK_M)).to(tl.int32)", "offsets"
+        "grouped", "tl.load(pairs + row).to(tl.int64)", "tl.load(pairs + row).to(tl.int32)", "offsets"
     ),
     "a sum without its last row": Fault("grouped", "tl.static_range(K)", "tl.static_range(K - 1)", "fused_moe"),
+    "32-bit sums over experts": Fault(
+        "grouped", "token = tl.program_id(0).to(tl.int64)", "token = tl.program_id(0)", "offsets"
+    ),
+    "32-bit rows of weights": Fault(
+        "grouped",
+        "gates, ups = columns.to(tl.int64), columns.to(tl.int64) + N",
+        "gates, ups = columns, columns + N",
+        "offsets",
+    ),
+    "answers made up for no expert": Fault(
+        "grouped", 'tl.where(held, total, float("nan"))', "total", "no_expert_or_page"
+    ),
+    "pairs of no expert without a row": Fault("pairs", "tl.where((own < 0) | (own >= E), E, own)", "own", "no_expert"),
+    "ups from the gates' rows by TMA": Fault(
+        "grouped", "N + column * BLOCK_N, start", "column * BLOCK_N, start", "ways"
+    ),
+    "programs that skip tiles": Fault("grouped", "tl.num_programs(0)):", "tl.num_programs(0) + 1):", "ways"),
     "no renormalisation": Fault("router", "if RENORMALISE:", "if False:", "test_route"),
     "bias in the weights": Fault("router", "rank += tl.load(bias", "scores += tl.load(bias", "test_route"),
     "last of equal experts": Fault(

@@ -11,14 +11,15 @@ from kernels_triton import sort_pairs
 @given(st.integers(0, 40), st.integers(1, 8), st.integers(1, 12), st.sampled_from([1, 4, 16]), st.integers(0, 99))
 def test_each_pair_has_one_row_in_a_block_of_its_expert(tokens, k, experts, block, seed):
     torch.manual_seed(seed)
-    ids = torch.randint(experts, (tokens, k))
+    ids = torch.randint(-1, experts + 2, (tokens, k))  # those beyond the experts come last
     pairs, owners, rows = sort_pairs(ids, experts, block)
     rows = int(rows)
-    runs = [[] for _ in range(experts)]
+    runs = [[] for _ in range(experts + 1)]
     for row, pair in enumerate(pairs[:rows].tolist()):
         if pair < ids.numel():
             runs[owners[row // block]].append(pair)
-    assert runs == [[p for p, e in enumerate(ids.flatten().tolist()) if e == expert] for expert in range(experts)]
+    chosen = [e if 0 <= e < experts else experts for e in ids.flatten().tolist()]
+    assert runs == [[p for p, e in enumerate(chosen) if e == expert] for expert in range(experts + 1)]
     assert rows == sum(-(-len(run) // block) * block for run in runs)
     assert rows <= len(pairs) == len(owners) * block
 

@@ -13,11 +13,11 @@ LAYER = Layer(4096, 14336, 8, 2)
 
 
 def speed(case: Case, candidate: Candidate) -> float | None:
-    """Least for 32 rows and 64 columns with 8 warps; 256 columns do not run."""
-    n, k, _, warps, stages = dataclasses.astuple(candidate.tiles)
+    """Least for 32 rows and 64 columns with 8 warps by TMA in programs that last; 256 columns do not run."""
+    n, k, _, warps, stages, tma, per_sm = dataclasses.astuple(candidate.tiles)
     if n == 256:
         return None
-    return abs(candidate.m - 32) + abs(n - 64) + abs(warps - 8) + k / 64 + stages / 10 + 1e-3
+    return abs(candidate.m - 32) + abs(n - 64) + abs(warps - 8) + k / 64 + stages / 10 + 2 - tma - per_sm
 
 
 @pytest.mark.parametrize("arch", [75, 80, 86, 89, 90, 100])
@@ -36,9 +36,26 @@ def test_the_fastest_is_written_and_found_by_layers_of_these_sizes_only(tmp_path
     monkeypatch.setattr(tiles, "table", lambda: rows)
     chosen = tiles.tiles_for(90, torch.bfloat16, 64, (4096, 14336))
     assert (chosen.m, chosen.gated.n, chosen.gated.warps, chosen.plain.n) == (32, 64, 8, 64)
-    assert tiles.tiles_for(90, torch.bfloat16, 1e6, (4096, 14336)).m == 64
+    assert (chosen.gated.tma, chosen.gated.per_sm) == (True, 0)
+    many = tiles.tiles_for(90, torch.bfloat16, 1e6, (4096, 14336))
+    assert (many.m, many.plain.tma, many.plain.per_sm) == (64, True, 1)
     assert tiles.tiles_for(90, torch.bfloat16, 64, (2048, 768)) == before
     assert tiles.tiles_for(90, torch.bfloat16, 64) == before
+
+
+@pytest.mark.parametrize("arch", [75, 80, 86, 90])
+def test_only_sm_90_is_offered_the_copy_engine_and_only_many_rows_programs_that_last(arch):
+    for case in cases(arch, [LAYER], tuple(tuning.STORED)):
+        found = {(candidate.tiles.tma, candidate.tiles.per_sm) for candidate in candidates(case)}
+        copies, lasting = {False, arch >= 90}, {0, int(case.most_rows is None)}
+        assert found == {(tma, per_sm) for tma in copies for per_sm in lasting}
+
+
+@pytest.mark.parametrize("arch", [75, 80, 86])
+def test_float8_is_refused_where_the_gpu_has_none(arch):
+    with pytest.raises(ValueError, match=rf"float8_e4m3fn needs sm_89 or later, not sm_{arch}: quantise to"):
+        tiles.tiles_for(arch, torch.float8_e4m3fn, 16)
+    assert tiles.tiles_for(89, torch.float8_e4m3fn, 16).m == 16
 
 
 def test_an_interrupted_run_goes_on_and_measures_nothing_twice(tmp_path):
@@ -54,7 +71,7 @@ def test_an_interrupted_run_goes_on_and_measures_nothing_twice(tmp_path):
         return measure
 
     with pytest.raises(KeyboardInterrupt):
-        tune([LAYER], ["16-bit"], out=out, say=lambda _: None, arch=90, measure=until(60))
+        tune([LAYER], ["16-bit"], out=out, say=lambda _: None, arch=90, measure=until(100))
     first = tiles.read_table(out)["rows"]
     (tmp_path / "tiles.measured.jsonl").open("a").write('\n{"what": "cut in the mid')
     tune([LAYER], ["16-bit"], out=out, say=lambda _: None, arch=90, measure=until(-1))
