@@ -1,7 +1,8 @@
-"""CPU kernels in Numba: decode attention on a paged KV cache, the append that feeds it, and routed experts.
+"""CPU kernels in Numba: decode attention on a paged KV cache and the append that feeds it, experts, norms, rotations.
 
 Each op is a wrapper that validates, a kernel that computes (GIL released), the work it declares, and a float64 or
-bit-exact reference. `features()` tells the code path of this computer, `warm_up()` compiles, so that compile time is
+bit-exact reference; norms, rotations and gates are twins of those in Triton, which declare and check them.
+`features()` tells the code path of this computer, `warm_up()` compiles, so that compile time is
 never measured.
 """
 
@@ -11,9 +12,12 @@ from .expert_nodes import NodeExperts, numa_nodes, pack_by_node
 from .expert_weights import Format, PackedExperts, pack_experts
 from .features import CodePath, Features, features
 from .flash_decode import flash_decode, flash_decode_reference, flash_decode_work, warm_up
+from .gated import gated
 from .huge_pages import empty_in_huge_pages
 from .kv_cache import append_kv, append_kv_reference, append_kv_work
 from .mla_decode import mla_decode, mla_decode_reference
+from .rms_norm import add_rms_norm, rms_norm
+from .rope import rope
 from .team import side_by_side
 
 __all__ = [
@@ -22,6 +26,7 @@ __all__ = [
     "Format",
     "NodeExperts",
     "PackedExperts",
+    "add_rms_norm",
     "append_kv",
     "append_kv_reference",
     "append_kv_work",
@@ -33,6 +38,7 @@ __all__ = [
     "flash_decode",
     "flash_decode_reference",
     "flash_decode_work",
+    "gated",
     "mla_decode",
     "mla_decode_reference",
     "multiply_add",
@@ -41,6 +47,8 @@ __all__ = [
     "pack_experts",
     "read_blocks",
     "read_memory",
+    "rms_norm",
+    "rope",
     "side_by_side",
     "warm_up",
 ]

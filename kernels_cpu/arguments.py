@@ -43,7 +43,7 @@ def host_array(name: str, operand: Operand) -> NDArray[Any]:
     tensor = operand.detach()
     try:
         bits = tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
-        return cast(NDArray[Any], bits.numpy())
+        return cast("NDArray[Any]", bits.numpy())  # as a type it would take longer than the view
     except (TypeError, RuntimeError) as error:  # sparse, quantised, negated lazily or of a type that numpy lacks
         raise TypeError(
             f"{name} must be a tensor that numpy can read, not {tensor.layout} of {tensor.dtype} ({error}): "

@@ -1,8 +1,11 @@
-"""fp32 rounded to bfloat16, by its bits."""
+"""fp32 rounded to bfloat16, by its bits, and elements of either type as fp32 and back."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numba import types
+from numba.extending import overload
 
 from .compiled import compiled
 
@@ -21,3 +24,27 @@ def bfloat16_pairs(bits: Any, out: Any) -> None:
     """Two neighbours in a word of `out`, the first in its lower half."""
     for s in range(len(out)):
         out[s] = bfloat16(bits[2 * s]) | np.uint32(bfloat16(bits[2 * s + 1]) << np.uint32(16))
+
+
+def widened(element: Any) -> Any:
+    """An element in fp32: itself, or what the bits of a bfloat16 in a uint16 mean. For compiled code alone."""
+    raise NotImplementedError
+
+
+@overload(widened, strict=False)
+def _widened(element: Any) -> Callable[[Any], Any]:
+    if element == types.uint16:
+        return lambda element: np.uint32(np.uint32(element) << np.uint32(16)).view(np.float32)
+    return lambda element: element
+
+
+def narrowed(number: Any, like: Any) -> Any:
+    """An fp32 as an element of the type of `like`, rounded to nearest: back from `widened`."""
+    raise NotImplementedError
+
+
+@overload(narrowed, strict=False)
+def _narrowed(number: Any, like: Any) -> Callable[[Any, Any], Any]:
+    if like == types.uint16:
+        return lambda number, like: np.uint16(bfloat16(np.float32(number).view(np.uint32)))
+    return lambda number, like: np.float32(number)

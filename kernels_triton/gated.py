@@ -83,5 +83,5 @@ def gated_reference(x: torch.Tensor, *, activation: str = "swiglu") -> torch.Ten
     0.0
     """
     gate, up = x.double().chunk(2, dim=1)
-    share = torch.special.ndtr(gate) if activation == "geglu" else 1 / (1 + torch.exp(-gate))
+    share = torch.special.erfc(-gate / 2**0.5) / 2 if activation == "geglu" else 1 / (1 + torch.exp(-gate))
     return gate * share * up

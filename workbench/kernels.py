@@ -1,7 +1,7 @@
 """The public door to the kernels: usable in anybody's code, without Jupyter.
 
 The CPU kernels are there at once; what also runs on the GPU is imported, and torch with it, when it is first asked
-for, and triton when it is first launched.
+for, and triton when it is first launched. CPU tensors go to Numba or torch, whichever is faster.
 """
 
 import importlib
@@ -41,10 +41,8 @@ if TYPE_CHECKING:
         Quantised,
         Routing,
         Yarn,
-        add_rms_norm,
         add_rms_norm_work,
         copy_rate,
-        decode_attention,
         decode_attention_reference,
         decode_attention_work,
         dequantise,
@@ -53,7 +51,6 @@ if TYPE_CHECKING:
         fused_moe,
         fused_moe_reference,
         fused_moe_work,
-        gated,
         gated_reference,
         gated_work,
         gather_kv,
@@ -69,10 +66,8 @@ if TYPE_CHECKING:
         prefill_attention_reference,
         prefill_attention_work,
         quantise,
-        rms_norm,
         rms_norm_reference,
         rms_norm_work,
-        rope,
         rope_reference,
         rope_table,
         rope_work,
@@ -88,6 +83,7 @@ if TYPE_CHECKING:
         tuning,
         with_shared,
     )
+    from workbench.cpu_twins import add_rms_norm, decode_attention, gated, rms_norm, rope
 
 __all__ = [
     "AttentionTiles",
@@ -168,7 +164,10 @@ __all__ = [
 ]
 
 
+_TWINS = {"add_rms_norm", "decode_attention", "gated", "rms_norm", "rope"}
+
+
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(importlib.import_module("kernels_triton"), name)
+        return getattr(importlib.import_module("workbench.cpu_twins" if name in _TWINS else "kernels_triton"), name)
     raise AttributeError(f"module 'workbench.kernels' has no attribute {name!r}")

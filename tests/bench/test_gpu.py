@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import kernels_triton
+from workbench import kernels
 from workbench.bench import gpu, gpu_report
 from workbench.bench.gpu import CardLostError, Setting, bench_gpu
-from workbench.bench.gpu_cases import CASES, Call, Case
+from workbench.bench.gpu_cases import CASES, Call, Case, Size
 from workbench.hardware import Machine
 
 ROOT = Path(__file__).parents[2]
@@ -119,6 +121,34 @@ def test_the_measured_rates_are_a_machine_to_predict_with(tmp_path):
     assert (loaded.gpu.bandwidth, loaded.gpu.flop_rate("bf16"), loaded.link.d2h) == (4e12, 7e14, 5.1e10)
     assert loaded.cpu.bandwidth == 2e11
     assert gpu._machine(setting, {name: RATES[name] for name in ("copy", "bf16")}) is None
+
+
+DOORS = {name.removesuffix("_work") for name in kernels.__all__ if name.endswith("_work")} & set(kernels_triton.__all__)
+
+
+@pytest.mark.parametrize("name", sorted(DOORS - {"grouped_gemm"} | {"scatter_kv"}))  # that one is inside fused_moe
+def test_every_kernel_has_a_case(name, monkeypatch):
+    """Each door is called by some case at the tiny size; what it would compute does not matter here."""
+    called, original = [], getattr(kernels, name)
+    monkeypatch.setattr(
+        kernels, name, lambda *a, **k: called.append(k.get("backend")) or original(*a, **k), raising=False
+    )
+    for case in CASES:
+        case.make(Size.TINY, torch.device("cpu")).ours("torch")
+    assert "torch" in called
+
+
+def test_what_has_no_peer_is_compared_with_our_own_torch(tmp_path, no_tuning):
+    backends = []
+
+    def make(size, device):
+        return Call(
+            lambda backend: backends.append(backend) or torch.ones(1), lambda: torch.ones(1).double(), 0, 8, 0.0
+        )
+
+    rows, _ = suite(tmp_path, Case("alone", make))
+    assert list(rows["alone: speed"]["peers"]) == ["our torch"]
+    assert set(backends) == {"triton-interpret", "torch"}
 
 
 def test_table_and_picture_tell_shares_of_the_floor():

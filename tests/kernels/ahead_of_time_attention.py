@@ -78,6 +78,8 @@ def around(arch: int) -> Iterator[tuple[str, Any]]:
     types |= {"stride": "i32", "residual_stride": "i32"}
     row = {"M": 4096, "EPS": 1e-5} | block
     yield "add_rms_norm", built(rms_norm, arch, types, row | {"ADDED": True}, warps, 3, ("residual_stride",))
+    alone = {name: kind for name, kind in types.items() if name not in ("residual", "total")}
+    yield "rms_norm", built(rms_norm, arch, alone, row | {"ADDED": False, "residual": None, "total": None}, warps, 3)
     types = dict.fromkeys(("x", "weight", "bias", "out"), "*bf16") | {"stride": "i32"}
     yield "layer_norm", built(layer_norm, arch, types, row | {"BIASED": True}, warps, 3)
     types = dict.fromkeys(("x", "weight", "out"), "*bf16") | {"positions": "*i64", "table": "*fp32", "n": "i32"}
@@ -88,16 +90,21 @@ def around(arch: int) -> Iterator[tuple[str, Any]]:
         cut |= {"BLOCK_PAIR": turned // 2, "BLOCK_REST": max(1, dim - turned)}
         yield "rope", built(rope, arch, types, constants | cut, 4, 3, ("x_row", "x_head"))
     types = {"x": "*bf16", "out": "*bf16", "stride": "i32", "F": "i32"}
-    yield "gated", built(gated, arch, types, {"ACTIVATION": 2, "BLOCK": 1024}, 4, 3, ("F",))
+    for activation in (1, 2):
+        yield "gated", built(gated, arch, types, {"ACTIVATION": activation, "BLOCK": 1024}, 4, 3, ("F",))
     types = dict.fromkeys(("kv", "k", "v"), "*bf16") | {"slots": "*i64"}
     types |= dict.fromkeys(("page_stride", "k_row", "v_row"), "i32")
-    constants = {"HEADS": 8, "SIZE": PAGE, "DIM": 128, "OUT": False, "BLOCK": 1024}
-    yield "move_kv", built(move_kv, arch, types, constants, 4, 3, ("page_stride", "k_row", "v_row"))
+    for out in (False, True):
+        constants = {"HEADS": 8, "SIZE": PAGE, "DIM": 128, "OUT": out, "BLOCK": 1024}
+        yield "move_kv", built(move_kv, arch, types, constants, 4, 3, ("page_stride", "k_row", "v_row"))
     types = {"ids": "*i64", "table": "*bf16", "out": "*bf16", "stride": "i32", "M": "i32"}
     yield "embed", built(embed, arch, types, {"BLOCK": 1024}, 4, 3, ("M",))
     types = dict.fromkeys(("temperatures", "top_ps"), "*fp64") | dict.fromkeys(("seeds", "positions", "out"), "*i64")
     types |= {"logits": "*fp32", "stride": "i32", "V": "i32"}
     yield "sample", built(sample, arch, types, {"DRAWN": True, "BLOCK": 4096}, 8, 3)
+    draws = ("temperatures", "top_ps", "seeds", "positions")
+    greedy = {name: kind for name, kind in types.items() if name not in draws}
+    yield "sample", built(sample, arch, greedy, dict.fromkeys(draws) | {"DRAWN": False, "BLOCK": 4096}, 8, 3)
 
 
 def compiled_logits(arch: int, rows: int) -> Any:

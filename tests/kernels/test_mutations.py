@@ -34,6 +34,10 @@ def rows(module: str, right: str, wrong: str, tests: str) -> Fault:
     return Fault(module, right, wrong, tests, ROWS)
 
 
+def kv_layout(right: str, wrong: str) -> Fault:
+    return Fault("kv_layout", right, wrong, "cache_and_back", ATTENTION)
+
+
 FAULTS = {
     "dropped K tail": Fault("grouped", "stored = K // HALVES", "stored = K // HALVES // STEP * STEP", "grouped_gemm"),
     "wrong mask of the columns": Fault(
@@ -88,8 +92,18 @@ FAULTS = {
     "chunks added up without the last": attention(
         "range(first, tl.cdiv(length, CHUNK), BLOCK)", "range(first, length // CHUNK, BLOCK)", "test_decode"
     ),
+    "values beside the keys": kv_layout("v, tl.load(place + SIZE * DIM", "v, tl.load(place + DIM"),
+    "heads side by side": kv_layout("at // DIM * (2 * SIZE * DIM)", "at // DIM * (SIZE * DIM)"),
+    "32-bit slots": Fault("kv_layout", "tl.load(slots + t)", "tl.load(slots + t).to(tl.int32)", "offsets", ATTENTION),
     "qk-norm of the turned dims alone": rows("rope", " + tl.sum(c * c, 1)", "", "rope"),
     "a residual that is not stored": rows("norms", "if ADDED:", "if False:", "norms"),
+    "pairs that are no neighbours": rows("rope", "pair * 2, pair * 2 + 1", "pair, pair + R // 2", "rope"),
+    "dims that stay are lost": rows("rope", "if R < D:", "if False:", "rope"),
+    "sums of what is past the row": rows("norms", "tl.where(inside, wide - ", "tl.where(True, wide - ", "norms"),
+    "no shift": rows("norms", "if BIASED:", "if False:", "norms"),
+    "eps left out": rows("norms", "middle * middle, axis=0) / M + EPS", "middle * middle, axis=0) / M", "eps"),
+    "ups of the gates' first column": rows("grouped", "tl.load(place + F,", "tl.load(place,", "gated"),
+    "rows of a narrower table": rows("vocabulary", "table + row * stride", "table + row * M", "embed"),
     "rows not chosen": rows("vocabulary", "tl.load(rows + row, mask=live, other=0)", "row", "logits"),
     "a draw of the token before": rows(
         "sampling", "c0, c1, c2, c3 = position + 1", "c0, c1, c2, c3 = position", "same_tokens"

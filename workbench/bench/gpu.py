@@ -275,11 +275,15 @@ def _error(case: Case, setting: Setting) -> Row:
 
 
 def _speed(case: Case, setting: Setting, kept: _Record) -> Row:
-    """Seconds of ours and of the peers; the floor is the larger of flops and bytes over their measured ceilings."""
+    """Seconds of ours and of the peers, or of our own torch where there are none.
+
+    The floor is the larger of flops and bytes over their measured ceilings.
+    """
     torch.manual_seed(0)
     call, rates = case.make(Size.TINY if setting.rehearsal else Size.FULL, setting.device), kept.rates
     runs = timed(lambda: call.ours(setting.backend), setting.device, least=1 if setting.rehearsal else 3)
-    peers = {name: _peer(work, setting) for name, work in call.peers.items()}
+    others = call.peers or {"our torch": partial(call.ours, "torch")}
+    peers = {name: _peer(work, setting) for name, work in others.items()}
     row = {"case": case.name, "seconds": median(runs), "fastest": min(runs), "runs": len(runs), "peers": peers}
     if "copy" in rates and "bf16" in rates:
         row["floor"] = max(call.flops / rates["bf16"], call.bytes / rates["copy"])

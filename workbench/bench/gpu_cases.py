@@ -6,6 +6,7 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
@@ -86,6 +87,7 @@ def _prefill(
     dims: tuple[int, int] = (128, 128),
     cached: int = 0,
     window: int | None = None,
+    full: bool = False,
 ) -> Call:
     count, rows, past = size.of(2, 2, prompts), size.of(5, 37, length), size.of(9, 33, cached) if cached else 0
     H, K = (size.of(2, heads, heads), size.of(1, kv_heads, kv_heads))
@@ -102,30 +104,44 @@ def _prefill(
     keys = count * (rows + (min(past, window) if window else past))
     flops, moved = kernels.prefill_attention_work(H, K, D, Dv, count * sum(seen), count * rows, keys, 2)
 
+    more = _more(H, device) if full else _More()
+
     def exact() -> torch.Tensor:
         there = None if prefix is None else Prefix(*_host(*prefix))
-        return kernels.prefill_attention_reference(*_host(q, k, v, starts), prefix=there, window=window)
+        options = more.on_host()
+        return kernels.prefill_attention_reference(*_host(q, k, v, starts), prefix=there, window=window, **options)
 
-    plain = not cached and window is None
+    plain = not cached and window is None and not full
     peers = gpu_peers.prefill(q, k, v, count) if plain else {}
-    ours = partial(_prefilled, q, k, v, starts, prefix, window)
-    return Call(ours, exact, flops, moved, TWICE, peers)
+    attend = partial(kernels.prefill_attention, q, k, v, starts, prefix=prefix, window=window, **more._asdict())
+    return Call(lambda backend: attend(backend=backend), exact, flops, moved, TWICE, peers)
 
 
-def _prefilled(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    starts: torch.Tensor,
-    prefix: Prefix | None,
-    window: int | None,
-    backend: str | None,
-) -> torch.Tensor:
-    return kernels.prefill_attention(q, k, v, starts, prefix=prefix, window=window, backend=backend)
+class _More(NamedTuple):
+    """What else may change the scores: the scores' cap, and one (H,) fp32 per head that has no value."""
+
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+
+    def on_host(self) -> dict[str, Any]:
+        """The same for the reference."""
+        return self._asdict() | {"sinks": None if self.sinks is None else self.sinks.cpu()}
+
+
+def _more(heads: int, device: torch.device) -> _More:
+    return _More(30.0, torch.randn(heads, device=device))
 
 
 def _decode(
-    size: Size, device: torch.device, *, rows: int, context: int, heads: int = 32, kv_heads: int = 8, dim: int = 128
+    size: Size,
+    device: torch.device,
+    *,
+    rows: int,
+    context: int,
+    heads: int = 32,
+    kv_heads: int = 8,
+    dim: int = 128,
+    full: bool = False,
 ) -> Call:
     B, S = size.of(2, 3, rows), size.of(19, 700, context)
     H, K, D = size.of(2, heads, heads), size.of(1, kv_heads, kv_heads), size.of(16, dim, dim)
@@ -134,13 +150,14 @@ def _decode(
     table = torch.randperm(B * width, device=device).int().view(B, width)
     q, lengths = _normal(device, B, H, D), torch.full((B,), S, device=device)
     flops, moved = kernels.decode_attention_work(H, K, D, B * S, B, 2, 2)
+    more = _more(H, device) if full else _More()
     return Call(
-        lambda backend: kernels.decode_attention(q, kv, table, lengths, backend=backend),
-        lambda: kernels.decode_attention_reference(*_host(q, kv, table, lengths)),
+        lambda backend: kernels.decode_attention(q, kv, table, lengths, **more._asdict(), backend=backend),
+        lambda: kernels.decode_attention_reference(*_host(q, kv, table, lengths), **more.on_host()),
         flops,
         moved,
         TWICE,
-        gpu_peers.decode(q, kv, table, S),
+        {} if full else gpu_peers.decode(q, kv, table, S),
     )
 
 
@@ -243,7 +260,7 @@ def _layer_norm(size: Size, device: torch.device) -> Call:
         lambda: kernels.layer_norm_reference(*_host(x, weight, bias)),
         *kernels.layer_norm_work(T, M, 2),
         TWICE,
-        {"torch": lambda: functional.layer_norm(x, (M,), weight, bias)},
+        {"torch": lambda: functional.layer_norm(x, (M,), weight, bias)} | gpu_peers.layer_norm(x, weight, bias),
     )
 
 
@@ -273,7 +290,7 @@ def _gated(size: Size, device: torch.device, *, activation: str) -> Call:
         lambda: kernels.gated_reference(x.cpu(), activation=activation),
         *kernels.gated_work(T, F, 2),
         ROUNDED,
-        {"torch": lambda: turn(x[:, :F]) * x[:, F:]},
+        {"torch": lambda: turn(x[:, :F]) * x[:, F:]} | gpu_peers.gated(x, activation),
     )
 
 
@@ -341,10 +358,12 @@ CASES = tuple(
         ("prefill attention, 64 x 256", partial(_prefill, prompts=64, length=256)),
         ("prefill attention, 512 behind 8192", partial(_prefill, prompts=4, length=512, cached=8192)),
         ("prefill attention, window 1024", partial(_prefill, prompts=2, length=8192, window=1024)),
+        ("prefill attention, soft-cap and sinks", partial(_prefill, prompts=4, length=2048, full=True)),
         ("prefill attention, MLA 192/128", partial(_prefill, prompts=4, length=2048, heads=16, kv_heads=16,
                                                    dims=(192, 128))),
         ("prefill attention, D 64", partial(_prefill, prompts=4, length=4096, dims=(64, 64))),
         ("prefill attention, D 256", partial(_prefill, prompts=4, length=2048, heads=16, dims=(256, 256))),
+        ("decode attention, soft-cap and sinks", partial(_decode, rows=64, context=4096, full=True)),
         ("decode attention, 1 x 32768", partial(_decode, rows=1, context=32768)),
         ("decode attention, 256 x 512", partial(_decode, rows=256, context=512)),
         ("decode attention, D 64, 8 heads share", partial(_decode, rows=64, context=4096, heads=64, dim=64)),

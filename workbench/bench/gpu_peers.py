@@ -92,6 +92,20 @@ def rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, adde
     return {} if liger is None else {"liger": lambda: liger.apply(x, weight, 1e-5)}
 
 
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Peers:
+    """Liger-kernel's LayerNorm."""
+    liger = _liger("layer_norm", "LigerLayerNormFunction") if x.is_cuda else None
+    return {} if liger is None else {"liger": lambda: liger.apply(x, weight, bias, 1e-5)}
+
+
+def gated(x: torch.Tensor, activation: str) -> Peers:
+    """Liger-kernel's SwiGLU, or its GeGLU with tanh; of halves that it wants one behind the other."""
+    name = {"swiglu": "LigerSiLUMulFunction", "geglu": "LigerGELUMulFunction"}[activation]
+    liger = _liger(activation, name) if x.is_cuda else None
+    gates, ups = (half.contiguous() for half in x.chunk(2, dim=1))
+    return {} if liger is None else {"liger": lambda: liger.apply(gates, ups)}
+
+
 def _liger(module: str, name: str) -> Any:
     """A function of liger-kernel, or None where it is not installed."""
     try:
