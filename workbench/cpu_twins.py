@@ -1,9 +1,9 @@
 """Doors of the gpu lane that lead CPU tensors to Numba: attention of decodes, norms, rotations, activations.
 
 Where no backend is named, and the tensors are in CPU memory and of a type that Numba's kernel takes; everything else
-goes to `kernels_triton`. On one AVX-512 core torch took 5 to 23 times as long for decodes of 512 to 1024 tokens; for rows
-of 4096 numbers 1.6 to 3 times at 64 rows of bf16 and 1 to 3 of fp32 (GeGLU the least), at 2048 rows 7 to 18 and 2 to 8.
-What torch has a kernel of its own for stays there: LayerNorm, embedding, attention of prompts.
+goes to `kernels_triton`. On one AVX-512 core torch took 5 to 23 times as long for decodes of 512 to 1024 tokens; for
+rows of 4096 numbers 1.6 to 3 times at 64 rows of bf16 and 1 to 3 of fp32 (GeGLU the least), at 2048 rows 7 to 18 and 2
+to 8. What torch has a kernel of its own for stays there: LayerNorm, embedding, attention of prompts.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def decode_attention(
     backend: str | None = None,
 ) -> torch.Tensor:
     """`kernels_triton.decode_attention`, for CPU tensors by `flash_decode`: the cache's blocks are the same."""
-    if not _in_numba(backend, q, _HEADS):
+    if not _in_numba(backend, q, _HEADS) or kv.dtype not in _HEADS:
         return kernels_triton.decode_attention(
             q,
             kv,
