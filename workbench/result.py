@@ -87,6 +87,8 @@ class Result:
         True if it was stopped before the whole workload was served: everything here is about what was.
     others : float
         For a measurement: share of the cores that other programs, or other guests of the same host, took meanwhile.
+    backend : str
+        For a measurement: what computed each lane's work.
     """
 
     source: Source
@@ -111,6 +113,7 @@ class Result:
     facts: Mapping[str, str] = field(default_factory=dict)
     stopped: bool = False
     others: float = 0.0
+    backend: str = ""
     interval: tuple[float, float] | None = None
     predictor: str = ""
     versions: Mapping[str, str] = field(default_factory=lambda: versions())

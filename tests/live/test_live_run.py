@@ -11,6 +11,7 @@ import workbench as wb
 from tests.live.world import machine, requests, scenario
 from workbench.engine import RunState, engine, live
 from workbench.errors import EngineError
+from workbench.kernels import features
 from workbench.models import ModelConfig
 from workbench.quiet import Noise
 from workbench.schedules import Sequential, VSLPipe
@@ -150,3 +151,9 @@ def test_lanes_are_busy_as_long_as_they_worked(tiny: ModelConfig):
 def test_it_tells_what_others_took_of_the_cores(tiny: ModelConfig, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(live, "listening", lambda: nullcontext(Noise(0.4)))
     assert wb.run(scenario(tiny, ASKED), Sequential()).others == 0.4
+
+
+def test_it_tells_what_computed_each_lane(tiny: ModelConfig):
+    measured = wb.run(scenario(tiny, ASKED), Sequential())
+    assert measured.backend == f"gpu lane by torch on the CPU, cpu lane by Numba ({features().path.name.lower()})"
+    assert wb.simulate(scenario(tiny, ASKED), Sequential()).backend == ""

@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 from workbench.engine.engine import Engine
 from workbench.engine.runnable import check_runnable
 from workbench.errors import EngineError, StoppedError
+from workbench.kernels import features
 from workbench.prepared import Prepared
 from workbench.quiet import listening
 from workbench.result import Result, Source
@@ -57,7 +58,11 @@ def _measure(prepared: Prepared, engine: Engine, watch: Callable[[Progress], obj
         result = serve(prepared, engine, Source.MEASURED, watch)
     if not result.stopped:
         engine.forward.read_back()
-    return replace(result, tokens=engine.generated, others=noise.others)
+    return replace(result, tokens=engine.generated, others=noise.others, backend=_backend())
+
+
+def _backend() -> str:
+    return f"gpu lane by torch on the CPU, cpu lane by Numba ({features().path.name.lower()})"
 
 
 def start(scenario: Scenario, schedule: Schedule) -> LiveRun:
