@@ -58,7 +58,6 @@ class ContinuousQueue(PagedQueue):
             fit = self._fitting(line, self._budget, at_least_one=True)
             prefills = line[: int(max(1, min(fit, self._budget - running)))] if fit else NONE
             if len(prefills):
-                self._resting = running
                 lengths = self._admit(prefills)
                 self._run(prefills, lengths)
                 return Batch(prefills, lengths, NONE, NONE, self._layers)

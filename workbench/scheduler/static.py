@@ -74,11 +74,10 @@ class StaticQueue(PagedQueue):
     def _choose(self) -> Batch:
         if not len(self._running) and not len(self._batch):
             self._form()
-        running, prefills = len(self._running), NONE
+        prefills = NONE
         if len(self._batch):
             prefills = self._batch[: self._fitting(self._batch, self._budget, at_least_one=True)]
         if len(prefills):
-            self._resting = running
             self._batch = self._batch[len(prefills) :]
             lengths = self._admit(prefills)
             self._run(prefills, lengths)
