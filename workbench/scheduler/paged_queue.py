@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.scheduler.batch import NONE, Batch, Ids
-from workbench.scheduler.block_manager import BlockManager
+from workbench.scheduler.block_manager import BlockCounts
 from workbench.workload import Workload
 
 
@@ -31,7 +31,7 @@ class PagedQueue(ABC):
     token. New requests wait in the order of the workload; those that have not arrived are not seen.
     """
 
-    def __init__(self, workload: Workload, blocks: BlockManager, layers: int) -> None:
+    def __init__(self, workload: Workload, blocks: BlockCounts, layers: int) -> None:
         self.preemptions = self.recomputed = 0
         self._blocks, self._layers = blocks, layers
         self._prompt, self._output, self._arrival = workload.prompt_len, workload.output_len, workload.arrival
