@@ -19,7 +19,7 @@ from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.scheduler.base import Queue
 from workbench.scheduler.batch import Batch
-from workbench.scheduler.block_manager import BlockManager
+from workbench.scheduler.block_manager import BlockCounts, BlockManager
 from workbench.schedules.base import Schedule, Step
 from workbench.stages import RowClass, kv
 from workbench.timeline import Timeline
@@ -34,7 +34,7 @@ class Clock(Protocol):
     def now(self) -> float:
         """Seconds since `begin`."""
 
-    def begin(self, blocks: BlockManager) -> None:
+    def begin(self, blocks: BlockCounts) -> None:
         """Called once before the first plan, with the KV blocks that plans refer to."""
 
     def execute(self, plan: Plan, number: int, step: Step) -> dict[str, float]:
@@ -121,16 +121,23 @@ def _check_pieces(prepared: Prepared) -> None:
 
 
 def serve(
-    prepared: Prepared, clock: Clock, source: Source, watch: Callable[[Progress], object] | None = None
+    prepared: Prepared,
+    clock: Clock,
+    source: Source,
+    watch: Callable[[Progress], object] | None = None,
+    *,
+    account: type[BlockCounts] = BlockManager,
 ) -> Result:
     """Serve the scenario's workload to its end, one plan per iteration; `watch` is told after each.
+
+    `account` is how KV blocks are kept account of: plans that are executed need to know which they are.
 
     A clock that raises `StoppedError` ends it early: the result then is that of the iterations made, and says so.
     """
     scenario = prepared.scenario
     workload = scenario.workload
     longest = int((workload.prompt_len + workload.output_len).max())
-    blocks = BlockManager(scenario.kv_blocks, scenario.memory.kv_block, len(workload), longest)
+    blocks = account(scenario.kv_blocks, scenario.memory.kv_block, len(workload), longest)
     queue = scenario.scheduler.open(workload, blocks, prepared.token_budget, prepared.layers)
     record = Record(workload)
     clock.begin(blocks)
@@ -214,7 +221,7 @@ def _modelled(prepared: Prepared, record: Record, seconds: float) -> Energy:
     return Energy(float(model.joules(seconds, read, flops)), source)
 
 
-def _check_served(scenario: Scenario, record: Record, blocks: BlockManager) -> None:
+def _check_served(scenario: Scenario, record: Record, blocks: BlockCounts) -> None:
     """A scheduler that stops early or keeps blocks must not pass for one that served everything."""
     open_requests = int(np.isnan(record.last).sum())
     if open_requests or record.emitted != scenario.workload.output_len.sum():

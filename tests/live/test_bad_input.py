@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 import workbench as wb
 from tests.live.world import RUNNABLE, machine, requests, scenario
 from workbench.engine import lanes
+from workbench.engine.engine import Engine
 from workbench.errors import (
     CapacityError,
     CheckpointError,
@@ -28,6 +29,7 @@ from workbench.errors import (
 )
 from workbench.models import ModelConfig
 from workbench.pipeline import cpu, gpu, load, offload
+from workbench.scheduler.block_manager import BlockCounts
 from workbench.schedules import Sequential, VSLPipe
 from workbench.stages import attention, combine, experts, out_proj, qkv, route, shared_experts
 from workbench.workload import Request, Workload
@@ -407,3 +409,8 @@ def test_weights_in_a_format_that_run_does_not_keep(tiny: ModelConfig) -> None:
     of = scenario(tiny, ASKED)
     of = replace(of, model=replace(tiny, expert_dtype="fp8"), memory=replace(of.memory, weights=None))
     refused(lambda: wb.run(of, Sequential()), EngineError, "experts", "fp8")
+
+
+def test_an_engine_refuses_blocks_that_are_only_counted():
+    with pytest.raises(EngineError, match="needs the tables of a BlockManager, not BlockCounts"):
+        Engine.begin(object.__new__(Engine), BlockCounts(4, 4, 1, 4))

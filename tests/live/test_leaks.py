@@ -14,11 +14,10 @@ import pytest
 
 import workbench as wb
 from tests.live.world import RUNNABLE, Countdown, files_in_use, lane_threads, machine, requests, scenario
-from workbench import serving
 from workbench.engine import engine, forward, kv_cache, lanes, live, ops, weights
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline
-from workbench.scheduler.block_manager import BlockManager
+from workbench.scheduler.block_manager import BlockCounts
 from workbench.schedules import Schedule, Sequential, VSLPipe
 
 ASKED = requests((5, 1, 19, 3, 7, 2), 6, seed=5)
@@ -26,16 +25,17 @@ TOKENS, BLOCK = 24, 4
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[BlockManager]:
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[BlockCounts]:
     """Every block manager that a run opens."""
-    seen: list[BlockManager] = []
+    seen: list[BlockCounts] = []
 
-    class Seen(BlockManager):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            seen.append(self)
+    begin = engine.Engine.begin
 
-    monkeypatch.setattr(serving, "BlockManager", Seen)
+    def seen_begin(clock: engine.Engine, blocks: BlockCounts) -> None:
+        seen.append(blocks)
+        begin(clock, blocks)
+
+    monkeypatch.setattr(engine.Engine, "begin", seen_begin)
     return seen
 
 
@@ -55,7 +55,7 @@ def mine(tiny: ModelConfig, tmp_path: Path) -> ModelConfig:
     return wb.checkpoint(shutil.copytree(tiny.path, tmp_path / "mine"))
 
 
-def nothing_is_left(model: ModelConfig, opened: list[BlockManager]) -> None:
+def nothing_is_left(model: ModelConfig, opened: list[BlockCounts]) -> None:
     assert opened
     for blocks in opened:
         blocks.check()
@@ -67,7 +67,7 @@ def nothing_is_left(model: ModelConfig, opened: list[BlockManager]) -> None:
 
 
 @pytest.mark.parametrize("schedule", [Sequential(2), VSLPipe()], ids=str)
-def test_after_a_good_run(schedule: Schedule, mine: ModelConfig, right: Any, opened: list[BlockManager]) -> None:
+def test_after_a_good_run(schedule: Schedule, mine: ModelConfig, right: Any, opened: list[BlockCounts]) -> None:
     result = wb.run(small(mine), schedule)
     assert result.tokens == right
     assert result.preemptions
@@ -192,7 +192,7 @@ class StruckError(Exception):
 
 @pytest.mark.parametrize("place", PLACES)
 def test_after_an_error(
-    place: str, mine: ModelConfig, right: Any, opened: list[BlockManager], monkeypatch: pytest.MonkeyPatch
+    place: str, mine: ModelConfig, right: Any, opened: list[BlockCounts], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, arm = PLACES[place]
     schedule = VSLPipe() if name == "vslpipe" else Sequential(2)
@@ -212,7 +212,7 @@ def test_after_any_kind_of_error(
     error: type[BaseException],
     calls: int,
     mine: ModelConfig,
-    opened: list[BlockManager],
+    opened: list[BlockCounts],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first call of a stage and a later one; errors that `except Exception` would let pass."""
@@ -295,7 +295,7 @@ def ctrl_c() -> Iterator[Callable[[float], None]]:
 
 @pytest.mark.parametrize("place", ["experts", "decode_attention", "weights asked", "head", "offload"])
 def test_interrupted_inside_a_stage(
-    place: str, mine: ModelConfig, right: Any, opened: list[BlockManager], monkeypatch: pytest.MonkeyPatch
+    place: str, mine: ModelConfig, right: Any, opened: list[BlockCounts], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Press(Countdown):
         def __call__(self) -> None:
@@ -316,7 +316,7 @@ def test_interrupted_inside_a_stage(
 
 @pytest.mark.parametrize("seconds", [0.05, 0.11, 0.23])
 def test_interrupted_at_any_time(
-    seconds: float, mine: ModelConfig, ctrl_c: Callable[[float], None], opened: list[BlockManager]
+    seconds: float, mine: ModelConfig, ctrl_c: Callable[[float], None], opened: list[BlockCounts]
 ) -> None:
     wb.run(small(mine), VSLPipe())  # everything is loaded and compiled
     many = scenario(mine, ASKED * 40, tokens=TOKENS, block=BLOCK, budget=60)
@@ -331,7 +331,7 @@ def test_interrupt_does_not_wait_for_a_slow_link(
     schedule: Schedule,
     make_model: Callable[..., ModelConfig],
     ctrl_c: Callable[[float], None],
-    opened: list[BlockManager],
+    opened: list[BlockCounts],
 ) -> None:
     """A transfer takes many seconds over this link; Ctrl-C ends the run at the next packet, not after the layer."""
     model = make_model(ModelConfig("wide", 2, 64, 256, 4, 2, 16, 8, 2, 97, 512, dtype="fp32"))
@@ -347,7 +347,7 @@ def test_interrupt_does_not_wait_for_a_slow_link(
 
 
 def test_an_impatient_user_presses_three_times(
-    mine: ModelConfig, ctrl_c: Callable[[float], None], opened: list[BlockManager]
+    mine: ModelConfig, ctrl_c: Callable[[float], None], opened: list[BlockCounts]
 ) -> None:
     many = scenario(mine, ASKED * 40, tokens=TOKENS, block=BLOCK, budget=60)
     for seconds in (0.3, 0.301, 0.303):

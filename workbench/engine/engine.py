@@ -20,7 +20,7 @@ from workbench.plan import LANES, Carry, Plan, Task, let_begin
 from workbench.prepared import Prepared
 from workbench.profile import Cores
 from workbench.scheduler.batch import Batch
-from workbench.scheduler.block_manager import BlockManager
+from workbench.scheduler.block_manager import BlockCounts, BlockManager
 from workbench.schedules.base import Step
 from workbench.segments import Kind
 from workbench.timeline import Span, Timeline
@@ -98,8 +98,10 @@ class Engine:
         """See `Clock.now`."""
         return self._now
 
-    def begin(self, blocks: BlockManager) -> None:
+    def begin(self, blocks: BlockCounts) -> None:
         """See `Clock.begin`."""
+        if not isinstance(blocks, BlockManager):
+            raise EngineError(f"the engine needs the tables of a BlockManager, not {type(blocks).__name__}.")
         self._blocks, self._now = blocks, 0.0
         self._meter = processors()
         self.watch.start()

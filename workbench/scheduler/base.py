@@ -8,7 +8,7 @@ from typing import Protocol
 
 from workbench.errors import CapacityError
 from workbench.scheduler.batch import Batch, Ids
-from workbench.scheduler.block_manager import BlockManager
+from workbench.scheduler.block_manager import BlockCounts
 from workbench.workload import Workload
 
 
@@ -44,7 +44,7 @@ class Scheduler(Protocol):
     def splits(self, longest: int, layers: int) -> bool:
         """True if the prefill of so many tokens may come in pieces, whose attention reads the KV of those before."""
 
-    def open(self, workload: Workload, blocks: BlockManager, token_budget: float, layers: int) -> Queue:
+    def open(self, workload: Workload, blocks: BlockCounts, token_budget: float, layers: int) -> Queue:
         """Start serving with this many tokens per iteration."""
 
 

@@ -1,4 +1,4 @@
-"""Paged KV memory: which blocks are free, and which block holds which tokens of which sequence."""
+"""Paged KV memory: how many blocks are free or held, and which block holds which tokens of which sequence."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ def block_iterations(prompt_len: Lengths, output_len: Lengths, block: Lengths | 
     return blocks_up_to(prompt_len + output_len - 1, block) - blocks_up_to(prompt_len - 1, block)
 
 
-class BlockManager:
-    """Hands out KV blocks and keeps a block table per sequence. Free + used = total after any call, errors included.
+class BlockCounts:
+    """How many KV blocks are free, and how many each sequence holds: all that schedulers and virtual time need.
+
+    Free + used = total after any call, errors included.
 
     Parameters
     ----------
@@ -44,16 +46,9 @@ class BlockManager:
     """
 
     def __init__(self, blocks: int, block_size: int, sequences: int, longest: int) -> None:
-        self.total, self.block_size = blocks, block_size
-        self._free = np.arange(blocks - 1, -1, -1, dtype=np.int32)
-        self._top = blocks
+        self.total = self.free = blocks
+        self.block_size, self._most = block_size, -(-longest // block_size)
         self.held: Ids = np.zeros(sequences, dtype=np.int64)
-        self.table: npt.NDArray[np.int32] = np.empty((sequences, -(-longest // block_size)), dtype=np.int32)
-
-    @property
-    def free(self) -> int:
-        """Free blocks."""
-        return self._top
 
     @property
     def used(self) -> int:
@@ -66,7 +61,7 @@ class BlockManager:
         Raises
         ------
         CapacityError
-            If a sequence holds blocks already, a table is too short or too few are free; nothing is taken then.
+            If a sequence holds blocks already, would hold too many or too few are free; nothing is taken then.
         ValueError
             If there is not one length per sequence, or one is negative.
         """
@@ -74,13 +69,12 @@ class BlockManager:
             raise ValueError(f"allocate needs one length of at least 0 per sequence, not {tokens} for {sequences}.")
         counts = -(-tokens // self.block_size)
         wanted = int(counts.sum())
-        if self.held[sequences].any() or wanted > self._top or counts.max(initial=0) > self.table.shape[1]:
+        if self.held[sequences].any() or wanted > self.free or counts.max(initial=0) > self._most:
             raise CapacityError(
-                f"{len(sequences)} sequences ask for {wanted} blocks; {self._top} are free, a table has "
-                f"{self.table.shape[1]} places and a sequence must hold none. Free some sequence first."
+                f"{len(sequences)} sequences ask for {wanted} blocks; {self.free} are free, a table has "
+                f"{self._most} places and a sequence must hold none. Free some sequence first."
             )
-        self._top -= wanted
-        self.table[self._places(sequences, counts)] = self._free[self._top : self._top + wanted]
+        self.free -= wanted
         self.held[sequences] = counts
 
     def append(self, sequences: Ids) -> None:
@@ -92,39 +86,69 @@ class BlockManager:
             If too few blocks are free or a table is full; nothing is taken then.
         """
         count = len(sequences)
-        places = self.held[sequences]
-        if count > self._top or (count and places.max() >= self.table.shape[1]):
+        if count > self.free or (count and self.held[sequences].max() >= self._most):
             raise CapacityError(
-                f"{count} sequences ask for one block each; {self._top} are free. Preempt some sequence first."
+                f"{count} sequences ask for one block each; {self.free} are free. Preempt some sequence first."
             )
-        self._top -= count
-        self.table[sequences, places] = self._free[self._top : self._top + count]
-        self.held[sequences] = places + 1
+        self.free -= count
+        self.held[sequences] += 1
 
     def release(self, sequences: Ids) -> None:
         """Take back every block of these distinct sequences."""
-        returned = self.table[self._places(sequences, self.held[sequences])]
-        self._free[self._top : self._top + len(returned)] = returned
-        self._top += len(returned)
+        self.free += int(self.held[sequences].sum())
         self.held[sequences] = 0
 
-    @staticmethod
-    def _places(sequences: Ids, counts: Ids) -> tuple[Ids, Ids]:
-        """Rows and columns of the first `counts` table places of each sequence."""
-        rows, first = sequences.repeat(counts), counts.cumsum() - counts
-        return rows, np.arange(len(rows)) - first.repeat(counts)
-
     def check(self) -> None:
-        """Verify conservation: every block is free or held, exactly once.
+        """Verify conservation: as many blocks are free or held as there are.
 
         Raises
         ------
         CapacityError
             If a block was lost or handed out twice.
         """
+        if self.free + self.used != self.total:
+            raise self._not_conserved()
+
+    def _not_conserved(self) -> CapacityError:
+        return CapacityError(
+            f"KV blocks are not conserved: {self.free} free and {self.used} held of {self.total}; this is a bug."
+        )
+
+
+class BlockManager(BlockCounts):
+    """Hands out KV blocks and keeps a block table per sequence."""
+
+    def __init__(self, blocks: int, block_size: int, sequences: int, longest: int) -> None:
+        super().__init__(blocks, block_size, sequences, longest)
+        self._stack = np.arange(blocks - 1, -1, -1, dtype=np.int32)  # the first `free` are
+        self.table: npt.NDArray[np.int32] = np.empty((sequences, self._most), dtype=np.int32)
+
+    def allocate(self, sequences: Ids, tokens: Ids) -> None:
+        """See `BlockCounts.allocate`."""
+        super().allocate(sequences, tokens)
+        places = self._places(sequences)
+        self.table[places] = self._stack[self.free : self.free + len(places[0])]
+
+    def append(self, sequences: Ids) -> None:
+        """See `BlockCounts.append`."""
+        super().append(sequences)
+        self.table[sequences, self.held[sequences] - 1] = self._stack[self.free : self.free + len(sequences)]
+
+    def release(self, sequences: Ids) -> None:
+        """See `BlockCounts.release`."""
+        returned = self.table[self._places(sequences)]
+        self._stack[self.free : self.free + len(returned)] = returned
+        super().release(sequences)
+
+    def _places(self, sequences: Ids) -> tuple[Ids, Ids]:
+        """Rows and columns of the table places that these sequences hold."""
+        counts = self.held[sequences]
+        rows, first = sequences.repeat(counts), counts.cumsum() - counts
+        return rows, np.arange(len(rows)) - first.repeat(counts)
+
+    def check(self) -> None:
+        """See `BlockCounts.check`; every block is free or held exactly once."""
+        super().check()
         held = [self.table[s, : self.held[s]] for s in np.flatnonzero(self.held)]
-        everything = np.concatenate([self._free[: self._top], *held])
-        if len(everything) != self.total or len(np.unique(everything)) != self.total:
-            raise CapacityError(
-                f"KV blocks are not conserved: {self._top} free and {self.used} held of {self.total}; this is a bug."
-            )
+        if len(np.unique(np.concatenate([self._stack[: self.free], *held]))) != self.total:
+            raise self._not_conserved()

@@ -8,7 +8,7 @@ import numpy as np
 
 from workbench.scheduler.base import check_budget
 from workbench.scheduler.batch import Batch, Cut
-from workbench.scheduler.block_manager import BlockManager
+from workbench.scheduler.block_manager import BlockCounts
 from workbench.scheduler.paged_queue import Flight, PagedQueue
 from workbench.workload import Workload
 
@@ -41,7 +41,7 @@ class ChunkedPrefill:
         """True: where a prompt is cut depends on how many decode beside it, and even short ones can be."""
         return longest > 1
 
-    def open(self, workload: Workload, blocks: BlockManager, token_budget: float, layers: int) -> ChunkedQueue:
+    def open(self, workload: Workload, blocks: BlockCounts, token_budget: float, layers: int) -> ChunkedQueue:
         """See `Scheduler.open`."""
         return ChunkedQueue(workload, blocks, token_budget, layers)
 
@@ -49,7 +49,7 @@ class ChunkedPrefill:
 class ChunkedQueue(PagedQueue):
     """Prefills in flight, the oldest first, beside all decodes."""
 
-    def __init__(self, workload: Workload, blocks: BlockManager, token_budget: float, layers: int) -> None:
+    def __init__(self, workload: Workload, blocks: BlockCounts, token_budget: float, layers: int) -> None:
         super().__init__(workload, blocks, layers)
         self._budget = token_budget
 

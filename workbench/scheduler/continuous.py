@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from workbench.scheduler.base import check_budget
 from workbench.scheduler.batch import NONE, Batch
-from workbench.scheduler.block_manager import BlockManager
+from workbench.scheduler.block_manager import BlockCounts
 from workbench.scheduler.paged_queue import PagedQueue
 from workbench.workload import Workload
 
@@ -39,7 +39,7 @@ class ContinuousBatching:
         """See `Scheduler.splits`."""
         return False
 
-    def open(self, workload: Workload, blocks: BlockManager, token_budget: float, layers: int) -> ContinuousQueue:
+    def open(self, workload: Workload, blocks: BlockCounts, token_budget: float, layers: int) -> ContinuousQueue:
         """See `Scheduler.open`."""
         return ContinuousQueue(workload, blocks, token_budget, layers)
 
@@ -47,7 +47,7 @@ class ContinuousBatching:
 class ContinuousQueue(PagedQueue):
     """Prefills or decodes, never both."""
 
-    def __init__(self, workload: Workload, blocks: BlockManager, token_budget: float, layers: int) -> None:
+    def __init__(self, workload: Workload, blocks: BlockCounts, token_budget: float, layers: int) -> None:
         super().__init__(workload, blocks, layers)
         self._budget = token_budget
 
@@ -58,7 +58,6 @@ class ContinuousQueue(PagedQueue):
             fit = self._fitting(line, self._budget, at_least_one=True)
             prefills = line[: int(max(1, min(fit, self._budget - running)))] if fit else NONE
             if len(prefills):
-                self._resting = running
                 lengths = self._admit(prefills)
                 self._run(prefills, lengths)
                 return Batch(prefills, lengths, NONE, NONE, self._layers)

@@ -10,7 +10,7 @@ import numpy as np
 
 from workbench.errors import CapacityError
 from workbench.scheduler.batch import NONE, Batch, Cut, Ids
-from workbench.scheduler.block_manager import BlockManager
+from workbench.scheduler.block_manager import BlockCounts
 from workbench.scheduler.paged_queue import Flight, PagedQueue
 from workbench.workload import Workload
 
@@ -49,7 +49,7 @@ class LayeredPrefill:
         """See `Scheduler.splits`."""
         return longest > self.granularity * layers
 
-    def open(self, workload: Workload, blocks: BlockManager, token_budget: float, layers: int) -> LayeredQueue:
+    def open(self, workload: Workload, blocks: BlockCounts, token_budget: float, layers: int) -> LayeredQueue:
         """See `Scheduler.open`."""
         return LayeredQueue(workload, blocks, self.granularity, layers)
 
@@ -71,7 +71,7 @@ def group_bounds(layers: int, groups: int) -> tuple[tuple[int, int], ...]:
 class LayeredQueue(PagedQueue):
     """At most one prefill in flight, of one long prompt or of several short ones."""
 
-    def __init__(self, workload: Workload, blocks: BlockManager, granularity: int, layers: int) -> None:
+    def __init__(self, workload: Workload, blocks: BlockCounts, granularity: int, layers: int) -> None:
         super().__init__(workload, blocks, layers)
         self._granularity = granularity
         self._steps = deque[tuple[int, int, range]]()  # tokens from, to, and layers of every iteration still to make

@@ -8,10 +8,9 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from workbench.scheduler.batch import NONE, Batch, Ids
-from workbench.scheduler.block_manager import BlockManager
+from workbench.scheduler.block_manager import BlockCounts
 from workbench.workload import Workload
 
 
@@ -32,7 +31,7 @@ class PagedQueue(ABC):
     token. New requests wait in the order of the workload; those that have not arrived are not seen.
     """
 
-    def __init__(self, workload: Workload, blocks: BlockManager, layers: int) -> None:
+    def __init__(self, workload: Workload, blocks: BlockCounts, layers: int) -> None:
         self.preemptions = self.recomputed = 0
         self._blocks, self._layers = blocks, layers
         self._prompt, self._output, self._arrival = workload.prompt_len, workload.output_len, workload.arrival
@@ -40,15 +39,15 @@ class PagedQueue(ABC):
         self._emitted: Ids = np.zeros(len(workload), dtype=np.int64)
         self._finished = 0
         self._flights: list[Flight] = []
-        # The running sequences in the order of admission, and what each still needs to know, side by side. The first
-        # `_resting` of them take no part in the current batch.
-        self._running, self._context, self._left = NONE, NONE, NONE
-        self._resting = 0
+        # The running sequences in the order of admission. In an iteration all of them decode or none does, so that
+        # three numbers of each stay as they are meanwhile: once `_decoded` such iterations have been made, its context
+        # is `_context + _decoded`, it needs a block if that is `_full`, and it has all its tokens if that is `_last`.
+        self._running, self._decoded = NONE, 0
+        self._context, self._full, self._last = (np.zeros(len(workload), dtype=np.int64) for _ in range(3))
 
     def next(self, now: float = math.inf) -> Batch | None:
         """See `Queue.next`."""
         self._arrived = int(self._arrival.searchsorted(now, "right")) if len(self._arrival) else len(self._prompt)
-        self._resting = 0
         batch = self._choose()
         return batch if len(batch) else None
 
@@ -60,26 +59,28 @@ class PagedQueue(ABC):
 
     def _decode(self) -> tuple[Ids, Ids, bool]:
         """All running sequences that may go on, their contexts, and whether somebody was preempted for them."""
-        new_block = self._context % self._blocks.block_size == 0
-        before = self.preemptions
-        keep = self._make_room(new_block)
+        before, needy = self.preemptions, (self._full.take(self._running) == self._decoded).nonzero()[0]
+        keep = self._make_room(needy)
         if keep < len(self._running):
             self._preempt(keep)
-        decodes, context = self._running, self._context
-        self._blocks.append(decodes[new_block[:keep]])
-        self._context = context + 1
+            needy = needy[: needy.searchsorted(keep)]
+        decodes, growing = self._running, self._running.take(needy)
+        self._blocks.append(growing)
+        self._full[growing] += self._blocks.block_size
+        context = self._context.take(decodes) + self._decoded
+        self._decoded += 1
         return decodes, context, self.preemptions > before
 
-    def _make_room(self, new_block: npt.NDArray[np.bool_]) -> int:
-        """How many running sequences may stay, the oldest first, so that those that need a new block find one."""
-        need, keep = int(np.count_nonzero(new_block)), len(self._running)
+    def _make_room(self, needy: Ids) -> int:
+        """How many running sequences may stay, the oldest first, so that those at `needy` places find a new block."""
+        need, keep = len(needy), len(self._running)
         while need > self._blocks.free and self._flights:
             self._abandon(self._flights.pop())
         free = self._blocks.free
         while need > free:
             keep -= 1
             free += int(self._blocks.held[self._running[keep]])
-            need -= int(new_block[keep])
+            need -= int(needy[need - 1] == keep)
         return keep
 
     def _abandon(self, flight: Flight) -> None:
@@ -92,12 +93,12 @@ class PagedQueue(ABC):
     def _preempt(self, keep: int) -> None:
         """Take everything from the sequences past the first `keep`; the oldest of them will be first in line."""
         victims = self._running[keep:]
-        self._emitted[victims] = self._output[victims] - self._left[keep:]
+        self._emitted[victims] = self._output[victims] - (self._last[victims] - self._decoded)
         self._preempted.extendleft(reversed(victims.tolist()))
         self.preemptions += len(victims)
         self.recomputed += int(self._lengths(victims).sum())
         self._blocks.release(victims)
-        self._running, self._context, self._left = self._running[:keep], self._context[:keep], self._left[:keep]
+        self._running = self._running[:keep]
 
     # ----------------------------------------------------------------------------------------------- those that prefill
 
@@ -139,32 +140,31 @@ class PagedQueue(ABC):
     def _run(self, prefills: Ids, lengths: Ids) -> None:
         """These emit their first token with the current batch, and decode from the next one on."""
         if len(prefills):
+            block = self._blocks.block_size
             self._running = np.concatenate((self._running, prefills))
-            self._context = np.concatenate((self._context, lengths))
-            self._left = np.concatenate((self._left, self._output[prefills] - self._emitted[prefills]))
+            self._context[prefills] = lengths - self._decoded
+            self._full[prefills] = -(-lengths // block) * block - lengths + self._decoded
+            self._last[prefills] = self._output[prefills] - self._emitted[prefills] - 1 + self._decoded
 
     # -------------------------------------------------------------------------------------------------------- the ends
 
     def complete(self, batch: Batch) -> Ids:
         """See `Queue.complete`."""
-        self._left = self._left - (np.arange(len(self._left)) >= self._resting) if self._resting else self._left - 1
-        if np.count_nonzero(self._left) == len(self._left):
+        going_on = self._last.take(self._running) != self._decoded
+        if np.count_nonzero(going_on) == len(going_on):
             return NONE
-        finished: Ids = self._running[self._left == 0]
-        going = self._left.nonzero()[0]
+        finished: Ids = self._running[~going_on]
+        self._running = self._running[going_on]
         self._blocks.release(finished)
         self._finished += len(finished)
-        self._running, self._context, self._left = (
-            column.take(going) for column in (self._running, self._context, self._left)
-        )
         return finished
 
     def ends_with(self, batch: Batch) -> bool:
         """See `Queue.ends_with`."""
         all_run = self._finished + len(self._running) == len(self._prompt)
-        return all_run and not self._resting and bool((self._left == 1).all())
+        return all_run and bool((self._last[self._running] == self._decoded).all())
 
     def close(self) -> None:
         """See `Queue.close`."""
         self._blocks.release(np.concatenate((self._running, [flight.request for flight in self._flights])).astype(int))
-        self._running, self._context, self._left, self._flights = NONE, NONE, NONE, []
+        self._running, self._flights = NONE, []

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from workbench.errors import ScenarioError
 from workbench.scheduler.base import check_budget
 from workbench.scheduler.batch import NONE, Batch, Ids
-from workbench.scheduler.block_manager import BlockManager, block_iterations
+from workbench.scheduler.block_manager import BlockCounts, block_iterations
 from workbench.scheduler.paged_queue import PagedQueue
 from workbench.workload import Workload
 
@@ -61,7 +61,7 @@ class ResourceAware:
         """See `Scheduler.splits`."""
         return False
 
-    def open(self, workload: Workload, blocks: BlockManager, token_budget: float, layers: int) -> ResourceAwareQueue:
+    def open(self, workload: Workload, blocks: BlockCounts, token_budget: float, layers: int) -> ResourceAwareQueue:
         """See `Scheduler.open`."""
         paced = self.admission is Admission.PACED
         pace = steady_pace(workload, blocks.total, blocks.block_size) if paced else math.inf
@@ -76,7 +76,7 @@ def steady_pace(workload: Workload, blocks: int, block: int) -> float:
 class ResourceAwareQueue(PagedQueue):
     """Prefills whole prompts beside all decodes; `pace` new ones per iteration, or infinity."""
 
-    def __init__(self, workload: Workload, blocks: BlockManager, token_budget: float, layers: int, pace: float) -> None:
+    def __init__(self, workload: Workload, blocks: BlockCounts, token_budget: float, layers: int, pace: float) -> None:
         super().__init__(workload, blocks, layers)
         self._budget, self._pace, self._due = token_budget, pace, 0.0
         self._shortest = int(workload.prompt_len.min())

@@ -10,7 +10,7 @@ import numpy as np
 from workbench.errors import CapacityError
 from workbench.scheduler.base import check_budget
 from workbench.scheduler.batch import NONE, Batch, Hint, Ids
-from workbench.scheduler.block_manager import BlockManager
+from workbench.scheduler.block_manager import BlockCounts
 from workbench.scheduler.paged_queue import PagedQueue
 from workbench.scheduler.token_balance import balance
 from workbench.workload import Workload
@@ -54,7 +54,7 @@ class StaticBatching:
         """See `Scheduler.splits`."""
         return False
 
-    def open(self, workload: Workload, blocks: BlockManager, token_budget: float, layers: int) -> StaticQueue:
+    def open(self, workload: Workload, blocks: BlockCounts, token_budget: float, layers: int) -> StaticQueue:
         """See `Scheduler.open`."""
         return StaticQueue(workload, blocks, token_budget, layers, self)
 
@@ -63,7 +63,7 @@ class StaticQueue(PagedQueue):
     """One batch at a time: those of it that wait for their prefill, and those that run."""
 
     def __init__(
-        self, workload: Workload, blocks: BlockManager, token_budget: float, layers: int, policy: StaticBatching
+        self, workload: Workload, blocks: BlockCounts, token_budget: float, layers: int, policy: StaticBatching
     ) -> None:
         super().__init__(workload, blocks, layers)
         self._budget, self._policy = token_budget, policy
@@ -74,11 +74,10 @@ class StaticQueue(PagedQueue):
     def _choose(self) -> Batch:
         if not len(self._running) and not len(self._batch):
             self._form()
-        running, prefills = len(self._running), NONE
+        prefills = NONE
         if len(self._batch):
             prefills = self._batch[: self._fitting(self._batch, self._budget, at_least_one=True)]
         if len(prefills):
-            self._resting = running
             self._batch = self._batch[len(prefills) :]
             lengths = self._admit(prefills)
             self._run(prefills, lengths)

@@ -16,7 +16,7 @@ from workbench.prepared import Prepared
 from workbench.profile import Profile
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
-from workbench.scheduler.block_manager import BlockManager
+from workbench.scheduler.block_manager import BlockCounts
 from workbench.schedules.base import Lowering, Schedule, Step
 from workbench.serving import prepare, serve
 from workbench.simulate.late_bar import LateBar
@@ -58,7 +58,7 @@ def simulate(scenario: Scenario, schedule: Schedule, *, detail: Detail = Detail.
     prepared = prepare(scenario, schedule)
     clock = TaskClock(prepared) if detail is Detail.TASK else IterationClock(prepared)
     try:
-        result = serve(prepared, clock, Source.SIMULATED)
+        result = serve(prepared, clock, Source.SIMULATED, account=BlockCounts)
     finally:
         clock.bar.close()
     return replace(result, interval=_interval(result, prepared.cost.profile))
@@ -85,7 +85,7 @@ class _Clock:
         self._carried = 0.0  # seconds that are left of the transfer that the last iteration let run on
         self._cost, self._plans, self._packet = prepared.cost, prepared.plans, prepared.lowering.schedule.packet_seconds
 
-    def begin(self, blocks: BlockManager) -> None:
+    def begin(self, blocks: BlockCounts) -> None:
         """See `Clock.begin`."""
 
     def wait(self, until: float) -> None:
