@@ -65,7 +65,7 @@ def oracle(h: Any, packed: PackedExperts, ids: Any, weights: Any) -> Any:
     return out
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     st.integers(0, 16), st.integers(1, 5), st.data(), st.sampled_from(SHAPES), st.sampled_from(NAMES),
     st.sampled_from(CodePath),

@@ -109,7 +109,7 @@ def problems(draw: st.DrawFn, path: CodePath) -> Problem:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data(), st.sampled_from(CodePath))
 def test_equals_float64_whatever_the_unused_memory_holds(data, path):
     case = data.draw(problems(path))
@@ -422,7 +422,7 @@ def test_out_that_overlaps_what_is_still_read_is_refused():
         case.decode(out=case.kv.reshape(-1)[: case.q.size].reshape(case.q.shape))
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=2000)
 @given(st.integers(0, 2**32 - 1))
 def test_operands_at_random_give_one_clear_error_or_the_right_result(seed):
     """Tables, lengths, blocks, shapes and types are broken one by one; nothing is read that is not there."""

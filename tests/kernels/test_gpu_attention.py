@@ -32,7 +32,7 @@ def options(heads):
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(LENGTHS, options(4), st.sampled_from(DTYPES), st.data())
 def test_prefill_agrees_with_float64(lengths, given, dtype, data):
     case = prompts(lengths, 4, 2, 16, dtype) | given
@@ -41,7 +41,7 @@ def test_prefill_agrees_with_float64(lengths, given, dtype, data):
     check_prefill(case, "torch")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(LENGTHS, options(6), st.sampled_from(DTYPES), st.sampled_from(DTYPES))
 def test_decode_agrees_with_float64(lengths, given, dtype, kv_dtype):
     case = decodes(lengths, 6, 2, 4, 16, dtype, kv_dtype, given.get("window"))

@@ -42,7 +42,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 LIMITS = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 5), st.sampled_from([1, 7, 64]), st.sampled_from(DTYPES), st.integers(0, 99))
 def test_rows_agree_with_float64(T, M, dtype, seed):
     torch.manual_seed(seed)
@@ -60,7 +60,7 @@ def test_rows_agree_with_float64(T, M, dtype, seed):
         assert error(found, want) <= LIMITS[dtype] * (1.5 if T * M < 8 else 1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 5), st.sampled_from([(8, 8), (10, 4), (64, 64)]), st.sampled_from(DTYPES), st.booleans())
 def test_rope_agrees_with_float64(T, dims, dtype, interleaved):
     torch.manual_seed(T)

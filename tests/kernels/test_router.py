@@ -26,7 +26,7 @@ def routings(draw):
     return logits, k, options | {"groups": groups, "kept_groups": kept}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(routings())
 def test_agrees_with_float64(case):
     logits, k, options = case

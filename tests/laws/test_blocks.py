@@ -27,7 +27,7 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sampled_from([BlockCounts, BlockManager]), st.integers(1, 12), st.integers(1, 5), operations)
 def test_blocks_are_conserved_after_any_sequence_of_operations(account, total, size, todo):
     """And those that are only counted are refused where those with tables are."""
@@ -98,7 +98,7 @@ class Counting:
         return None
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(scenarios())
 def test_every_request_gets_exactly_its_tokens_whatever_the_cache(case):
     scenario, schedule = case
@@ -115,7 +115,7 @@ def test_every_request_gets_exactly_its_tokens_whatever_the_cache(case):
     clock.blocks.check()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(scenarios(), st.integers(0, 20))
 def test_blocks_come_back_when_the_clock_raises(case, fail_at):
     scenario, schedule = case
@@ -144,7 +144,7 @@ def test_a_block_lost_on_the_way_is_noticed_at_the_end():
         serve(prepare(tiny_scenario([5], [1]), Sequential()), Losing(), Source.SIMULATED)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(scenarios())
 def test_the_first_and_only_the_first_iteration_is_the_first_and_so_for_the_last(case):
     from workbench.schedules import Step

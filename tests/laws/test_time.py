@@ -32,7 +32,7 @@ def tiny_prefills(name: str):
     return tiny_scenario([1] * 3, [1] * 3, blocks=1, block=1, pipeline=PIPELINES[name], machine=machine), Sequential()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(scenarios(), st.sampled_from(Detail))
 @example(tiny_prefills("all_gpu"), Detail.TASK)
 @example(tiny_prefills("all_cpu"), Detail.TASK)
@@ -49,7 +49,7 @@ def test_no_simulation_beats_the_bound(case, detail):
     assert least.gen_tok_s * (1 + 1e-9) >= simulated.gen_tok_s
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(scenarios(), st.sampled_from(Detail))
 def test_the_same_scenario_gives_the_identical_timeline_and_steps(case, detail):
     scenario, schedule = case
@@ -59,7 +59,7 @@ def test_the_same_scenario_gives_the_identical_timeline_and_steps(case, detail):
     assert (once.seconds, once.busy, once.ttft) == (again.seconds, again.busy, again.ttft)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(scenarios(layers=st.integers(4, 24)))
 def test_three_layers_tell_the_time_of_all_within_one_percent(case):
     scenario, schedule = case
@@ -70,7 +70,7 @@ def test_three_layers_tell_the_time_of_all_within_one_percent(case):
         assert by_iteration.busy[lane] == pytest.approx(busy, rel=0.01)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(scenarios(layers=st.integers(4, 12)))
 def test_each_iteration_is_as_long_in_both_details(case):
     scenario, schedule = case
@@ -78,7 +78,7 @@ def test_each_iteration_is_as_long_in_both_details(case):
     assert by_iteration.steps.seconds == pytest.approx(by_task.steps.seconds, rel=0.01)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(scenarios())
 def test_a_lane_is_never_busier_than_the_run_is_long(case):
     scenario, schedule = case

@@ -284,7 +284,7 @@ def no_knob_changes_a_token(
     return result
 
 
-CHECKS = settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+CHECKS = settings(derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @settings(CHECKS, max_examples=8)

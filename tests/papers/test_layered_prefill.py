@@ -149,7 +149,7 @@ def test_one_request_alone_meets_its_groups_and_then_decodes():
     assert layered.end_to_end[0] == pytest.approx(layered.ttft[0] + layered.gaps.sum())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 1000), st.floats(0.2, 3), st.booleans())
 def test_every_request_is_served_in_full_and_time_adds_up(seed, rate, layered):
     draw = arrivals(rate, 20, seed=seed)

@@ -45,7 +45,7 @@ def test_each_cause_gets_its_seconds():
     }
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(scenarios(), st.floats(0.5, 2.0), st.floats(0.0, 1.0))
 def test_the_causes_add_up_to_the_whole_difference(case, stretch, own):
     scenario, schedule = case
@@ -62,7 +62,7 @@ def test_the_causes_add_up_to_the_whole_difference(case, stretch, own):
     assert sum(residual(simulated, simulated).values()) == pytest.approx(0.0, abs=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(scenarios())
 def test_what_lies_beyond_the_bound_is_work_and_waiting_of_the_lane_that_sets_it(case):
     scenario, schedule = case

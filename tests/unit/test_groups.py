@@ -49,7 +49,6 @@ def test_a_ring_of_four_sends_three_quarters_in_three_messages():
     assert reduce_scatter_seconds(0.0, 4, over) == 0
 
 
-@settings(deadline=None)
 @given(st.integers(2, 8), st.integers(0, 50), st.integers(0, 50))
 def test_gpus_make_two_all_reduces_per_layer(n, prefill, decode):
     """Each of tokens x hidden x bytes x 2 (n - 1) / n, and 2 (n - 1) messages."""
@@ -81,7 +80,7 @@ def test_one_sum_does_for_routed_and_shared_experts():
     assert {experts.name, shared_experts.name} <= {stage.op.name for stage in scenario.layer.stages}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     scenarios(),
     st.sampled_from(Detail),
@@ -115,7 +114,6 @@ def test_what_the_sums_take_is_told():
     assert not any("all-reduce" in sentence for sentence in compare([bound(lossless, Sequential())]).explanations())
 
 
-@settings(deadline=None)
 @given(st.integers(1, 8), rates(1e9, 1e12), st.floats(0.01, 0.99))
 def test_memory_anywhere_is_read_as_the_papers_model_has_it(n, own, share):
     device = replace(small_machine().cpu, bandwidth=own).times(n)

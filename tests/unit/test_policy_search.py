@@ -51,7 +51,7 @@ def brute_force(where: Job, mode: Mode) -> float:
     return best
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(small_jobs, st.sampled_from([Mode.PAPER, Mode.FULL]))
 def test_search_fits_and_is_never_beaten_by_brute_force(where, mode):
     best = brute_force(where, mode)
@@ -184,7 +184,6 @@ def test_prefill_and_head_take_what_their_formula_says():
     assert found.prefill == pytest.approx(32 * max(layer) + 3 * vocabulary * 2 / 2e9)
 
 
-@settings(deadline=None)
 @given(
     small_jobs, st.sampled_from(Mode), st.integers(1, 50), st.integers(1, 20), st.booleans(), st.booleans(),
     st.floats(0, 1), st.floats(0, 1),
@@ -201,7 +200,6 @@ def test_a_layer_takes_longer_with_more_sequences_and_not_longer_with_more_in_gp
     assert layer_time(faster, policy, mode).seconds <= base
 
 
-@settings(deadline=None)
 @given(small_jobs, st.sampled_from(Mode))
 def test_arrays_give_what_their_numbers_give(where, mode):
     micro, count = np.array([1.0, 3, 7, 20]), np.array([4.0, 1, 9, 2])

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.builders import OWN, scenarios, small_machine, tiny_scenario
@@ -42,7 +42,6 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("scenarios")
 
 
-@settings(deadline=None)
 @given(scenarios())
 def test_a_loaded_scenario_has_the_same_bound(folder, drawn):
     scenario, schedule = drawn
@@ -53,7 +52,6 @@ def test_a_loaded_scenario_has_the_same_bound(folder, drawn):
     assert str(back) == str(scenario)
 
 
-@settings(deadline=None)
 @given(st.lists(requests, min_size=1, max_size=4), st.sampled_from(Admission), st.none() | st.integers(1, 99))
 def test_tokens_sampling_and_scheduler_come_back(folder, asked, admission, budget):
     scenario = tiny_scenario().on(workload=Workload.of(asked, name="asked"), scheduler=ResourceAware(budget, admission))

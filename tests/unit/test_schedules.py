@@ -47,7 +47,7 @@ def run_of(iterations: int) -> list[Step]:
     return steps
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(batches())
 def test_splitting_parts_a_batch_without_loss_or_repetition(batch):
     for schedule in SCHEDULES:
@@ -56,7 +56,7 @@ def test_splitting_parts_a_batch_without_loss_or_repetition(batch):
         assert Counter(rectangle for part in parts for rectangle in part) == Counter(batch)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(batches())
 def test_parts_are_balanced_in_decode_and_in_prefill_tokens(batch):
     a, b = VSLPipe().split(batch)

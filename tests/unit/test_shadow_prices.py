@@ -68,7 +68,7 @@ def test_what_binds_next_is_named():
     assert prices.title.endswith("output tok/s, the link to the GPU (h2d) binds")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(scenarios(), st.floats(1.1, 8))
 def test_more_of_a_resource_never_lowers_the_bound(case, factor):
     for price in shadow_prices(*case, factor=factor).prices:
@@ -76,7 +76,7 @@ def test_more_of_a_resource_never_lowers_the_bound(case, factor):
         assert 1 - 1e-5 <= price.gain <= most * (1 + 1e-5), price.resource
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(scenarios(), st.floats(1.1, 8))
 def test_more_of_everything_is_as_much_more(case, factor):
     """With the cache as it is, the resources that have seconds explain them all, save fixed times."""
