@@ -91,8 +91,7 @@ def decode_attention(
     if bool(some.all()):
         return attend(queries, kv, table, lengths).to(q.dtype)
     out = torch.zeros(q.shape, dtype=q.dtype)
-    if bool(some.any()):
-        out[some] = attend(queries[some], kv, table[some], lengths[some]).to(q.dtype)
+    out[some] = attend(queries[some], kv, table[some], lengths[some]).to(q.dtype)
     return out
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from workbench.perfmodels.bound import SUMS
-from workbench.quiet import OTHERS
+from workbench.quiet import Noise
 from workbench.result import Result, Source
 from workbench.units import format_seconds
 
@@ -125,7 +125,7 @@ def _against_simulation(measured: Result, simulated: Result) -> str:
         f"{measured.schedule}: {measured.source.value} {measured.gen_tok_s:.4g} of {simulated.gen_tok_s:.4g} simulated "
         f"output tok/s ({ratio:.0%}), {missing:+.3g} s."
     )
-    if measured.others > OTHERS:
+    if not Noise(measured.others).quiet:
         start += f" Others took {measured.others:.0%} of the cores meanwhile."
     if _has_tasks(measured) and _has_tasks(simulated):
         return f"{start} By cause: {_signed(residual(measured, simulated))}."

@@ -20,7 +20,7 @@ from workbench.memory import Memory
 from workbench.models import ModelConfig, checkpoint
 from workbench.perfmodels import bound
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
-from workbench.quiet import OTHERS
+from workbench.quiet import Noise
 from workbench.reproductions.moe_lens import VSL as LAYER
 from workbench.result import Result
 from workbench.scenario import Scenario
@@ -260,11 +260,12 @@ def _repeat(setting: Setting, say: Callable[[str], None]) -> None:
         setting.failure = f"{type(error).__name__}: {error}"
         say(f"failed: {setting.name}: {setting.failure}")
         return
-    if result.others <= OTHERS:
+    noise = Noise(result.others)
+    if noise.quiet:
         setting.runs.append(result)
     else:
         setting.dropped += 1
-        say(f"dropped a run of {setting.name}: others took {result.others:.0%} of the cores")
+        say(f"dropped a run of {setting.name}: {noise}")
 
 
 def _print(settings: list[Setting], say: Callable[[str], None]) -> None:
