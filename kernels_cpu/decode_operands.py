@@ -53,7 +53,14 @@ def check_blocks(table: NDArray[Any], lengths: NDArray[Any], blocks: int, block:
         )
 
 
-def result_of(out: Operand | None, q: NDArray[Any], kv: NDArray[Any], table: NDArray[Any], dim: int) -> NDArray[Any]:
+def result_of(
+    out: Operand | None,
+    q: NDArray[Any],
+    kv: NDArray[Any],
+    table: NDArray[Any],
+    dim: int,
+    scales: NDArray[Any] | None = None,
+) -> NDArray[Any]:
     shape = (*q.shape[:2], dim)
     if out is None:
         return np.empty(shape, np.float32)
@@ -61,8 +68,8 @@ def result_of(out: Operand | None, q: NDArray[Any], kv: NDArray[Any], table: NDA
     if result.shape != shape:
         raise ValueError(f"out must have the shape {shape} of the result, not {result.shape}: leave it out.")
     is_q = result.ctypes.data == q.ctypes.data and dim == q.shape[2]  # a row of q is read before its out is stored
-    for name, array in (("q", q), ("kv", kv), ("table", table)):
-        if np.may_share_memory(result, array) and not (name == "q" and is_q):
+    for name, array in (("q", q), ("kv", kv), ("table", table), ("scales", scales)):
+        if array is not None and np.may_share_memory(result, array) and not (name == "q" and is_q):
             raise ValueError(f"out must not overlap {name}, which is read while out is stored: leave it out.")
     return result
 

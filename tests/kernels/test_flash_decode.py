@@ -420,6 +420,9 @@ def test_out_that_overlaps_what_is_still_read_is_refused():
         flash_decode(q, case.kv, case.table, case.lengths, out=out)
     with pytest.raises(ValueError, match="out must not overlap kv"):
         case.decode(out=case.kv.reshape(-1)[: case.q.size].reshape(case.q.shape))
+    case = problem([33, 16], kv_heads=1, group=1, dtype="int8")
+    with pytest.raises(ValueError, match="out must not overlap scales"):
+        case.decode(out=case.scales.reshape(-1)[: case.q.size].reshape(case.q.shape))
 
 
 @settings(max_examples=2000)
