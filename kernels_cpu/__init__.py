@@ -9,7 +9,7 @@ never measured.
 from .ceilings import multiply_add, read_blocks, read_memory
 from .expert_mlp import expert_mlp, expert_mlp_reference, expert_mlp_work
 from .expert_nodes import NodeExperts, numa_nodes, pack_by_node
-from .expert_weights import Format, PackedExperts, pack_experts
+from .expert_weights import Format, PackedExperts, experts_in_place, pack_experts
 from .features import CodePath, Features, features
 from .flash_decode import flash_decode, flash_decode_reference, flash_decode_work, warm_up
 from .gated import gated
@@ -34,6 +34,7 @@ __all__ = [
     "expert_mlp",
     "expert_mlp_reference",
     "expert_mlp_work",
+    "experts_in_place",
     "features",
     "flash_decode",
     "flash_decode_reference",

@@ -25,6 +25,9 @@ class Rows(NamedTuple):
     numbers, scales, offsets : (n, width) int8, (n, groups) fp32, (n, groups) int32
         Bytes, what they are multiples of, and the negative of their sum times what stands for 0 in a weight; empty
         unless the weights have scales.
+    split : int
+        Lanes of the registers for which the exact form has its even columns apart from the odd ones, which it has for
+        rows in place; else 0.
     """
 
     exact: NDArray[np.float32]
@@ -32,9 +35,10 @@ class Rows(NamedTuple):
     numbers: NDArray[np.int8]
     scales: NDArray[np.float32]
     offsets: NDArray[np.int32]
+    split: int
 
 
-def room(count: int, matrices: Matrices, rounded: bool) -> Rows:
+def room(count: int, matrices: Matrices, rounded: bool, lanes: int) -> Rows:
     """Memory for rows that the matrices take, in bf16 too if `rounded`; not cleared."""
     width, groups = matrices.width, matrices.scales.shape[2]
     return Rows(
@@ -43,6 +47,7 @@ def room(count: int, matrices: Matrices, rounded: bool) -> Rows:
         aligned(np.int8, count, width if groups else 0),
         np.empty((count, groups), np.float32),
         np.empty((count, groups), np.int32),
+        lanes if matrices.in_place else 0,
     )
 
 
@@ -70,10 +75,22 @@ def fill_swiglu(both: Any, dim: int, t: int, rows: Any, zero: int) -> None:
 @compiled()
 def form(t: int, rows: Any, zero: int) -> None:
     """The other forms of row t from the exact one."""
+    if rows.split:
+        _split(rows.exact[t], rows.split)
     if rows.pairs.shape[1]:
         bfloat16_pairs(rows.exact[t].view(np.uint32), rows.pairs[t])
     if rows.numbers.shape[1]:
         _numbers(rows.exact[t], zero, rows.numbers[t], rows.scales[t], rows.offsets[t])
+
+
+@compiled()
+def _split(row: Any, lanes: int) -> None:
+    """Of each two registers' columns the even ones, then the odd ones: as a register of bf16 pairs is taken apart."""
+    own = np.empty(2 * lanes, np.float32)
+    for begin in range(0, len(row), 2 * lanes):
+        own[:] = row[begin : begin + 2 * lanes]
+        row[begin : begin + lanes] = own[::2]
+        row[begin + lanes : begin + 2 * lanes] = own[1::2]
 
 
 @compiled()

@@ -59,7 +59,7 @@ def expert_mlp(
     in the order given over j, so the result does not depend on the number of threads. The GIL is released. Numpy
     arrays and CPU torch tensors are read in place.
 
-    Activations stay fp32 with FP32 and BF16 weights; where the CPU has AVX512_BF16, an expert with more than four
+    Activations stay fp32 with FP32 and BF16 weights; where the CPU has AVX512_BF16, a packed expert with more than four
     tokens has them rounded to bf16, which doubles the speed. With INT8 and INT4 they are rounded to multiples of each
     group's largest magnitude over 127 (KTransformers' low and high intensity kernels, section 3.1).
 
@@ -68,8 +68,8 @@ def expert_mlp(
     h : (T, M) fp32
         Normed hidden states.
     experts : PackedExperts or NodeExperts
-        The layer's experts from `pack_experts`, or from `pack_by_node`: then the cores of each node compute with its
-        own slice, and the slices' results are summed in their order.
+        The layer's experts from `pack_experts` or `experts_in_place`, or from `pack_by_node`: then the cores of each
+        node compute with its own slice, and the slices' results are summed in their order.
     ids : (T, k) int32 or int64
         Experts of each token.
     weights : (T, k) fp32
@@ -183,15 +183,15 @@ def _call(
 ) -> Callable[[], object]:
     """What each thread does: the pairs through both products, and back to tokens."""
     up, down, count, touched = experts.gate_up, experts.down, len(pairs.tokens), pairs.touched
-    rounded = rounded and pairs.most > FEW
+    rounded, lanes = rounded and pairs.most > FEW and not up.in_place, path.value
     both: NDArray[Any] = aligned(np.float32, count, up.words.shape[1] * ROWS)
     answers: NDArray[Any] = aligned(np.float32, count, down.words.shape[1] * ROWS)
     counter = counters()
     serve = partial(
-        server(path.value, int(experts.format)),
+        server(lanes, int(experts.format), up.in_place),
         *(counter.ctypes.data, h, pairs.tokens, pairs.first, experts.format.zero),
-        *(blocks_of(touched, up), up.words, up.scales, room(count, up, rounded), both, down.dim),
-        *(blocks_of(touched, down), down.words, down.scales, room(count, down, rounded), answers),
+        *(blocks_of(touched, up), up.words, up.scales, room(count, up, rounded, lanes), both, down.dim),
+        *(blocks_of(touched, down), down.words, down.scales, room(count, down, rounded, lanes), answers),
         *(pairs.places, weights, out),
     )
     return lambda: (serve(), counter)  # which the counter, of whom it knows the address, outlives

@@ -18,6 +18,7 @@ from .compiled import compiled
 from .decode_vectors import take
 from .expert_activations import fill, fill_swiglu
 from .expert_portable import bf16_rows, fp32_rows, scaled_rows
+from .expert_rows import TOKENS, row_block
 from .expert_vectors import exact_block, rounded_block, scaled_block
 from .expert_weights import ROWS, Format, Matrices
 from .features import CodePath, has
@@ -78,6 +79,22 @@ def _floats(
 
 
 @compiled()
+def _in_place(lanes: int, block: int, steps: int, begin: int, end: int, x: Any, out: Any, number: int) -> None:
+    """A block of BF16 rows as they lie times the rows begin .. end - 1."""
+    literally(lanes)
+    stride, apart = 4 * x.exact.shape[1], 4 * out.shape[1]
+    base, result = x.exact.ctypes.data, out.ctypes.data + 4 * ROWS * number
+    for t in range(begin, end, TOKENS):
+        at, to, left = base + t * stride, result + t * apart, end - t
+        if left > 2:
+            row_block(lanes, 4, block, at, stride, left, steps, to, apart)
+        elif left == 2:
+            row_block(lanes, 2, block, at, stride, left, steps, to, apart)
+        else:
+            row_block(lanes, 1, block, at, stride, left, steps, to, apart)
+
+
+@compiled()
 def _scaled(
     lanes: int, form: int, block: int, steps: int, scales: int, groups: int, begin: int, end: int, x: Any, out: Any,
     number: int,
@@ -123,7 +140,8 @@ def _portable(form: int, words: Any, scales: Any, begin: int, end: int, x: Any, 
 
 @compiled()
 def _multiply(
-    lanes: int, form: int, words: Any, scales: Any, first: Any, expert: int, number: int, x: Any, out: Any
+    lanes: int, form: int, in_place: bool, words: Any, scales: Any, first: Any, expert: int, number: int, x: Any,
+    out: Any,
 ) -> None:  # fmt: skip
     """A block of an expert's matrix times the rows of those who chose it."""
     literally(lanes), literally(form)
@@ -132,6 +150,8 @@ def _multiply(
     block = words.ctypes.data + place * steps
     if lanes == 0:
         _portable(form, words[expert, number], scales[expert, number], begin, end, x, out, number)
+    elif in_place:
+        _in_place(lanes, block, steps // lanes, begin, end, x, out, number)
     elif groups:
         _scaled(
             lanes, form, block, steps, scales.ctypes.data + place * groups, groups, begin, end, x, out, number
@@ -169,8 +189,8 @@ def _done(counter: int, phase: int) -> None:
 
 
 @functools.cache
-def server(lanes: int, form: int) -> Any:
-    """What one thread does, compiled for registers and a format; only numbers are closed over, for the disk cache."""
+def server(lanes: int, form: int, in_place: bool) -> Any:
+    """What one thread does, compiled for registers and words; only numbers are closed over, for the disk cache."""
 
     @compiled()
     def serve(
@@ -186,7 +206,7 @@ def server(lanes: int, form: int) -> Any:
             i = _next(counter, 0, len(tokens))
         i = _next(counter, 1, len(up_tasks))
         while i >= 0:
-            _multiply(lanes, form, up_words, up_scales, first, up_tasks[i, 0], up_tasks[i, 1], x, both)
+            _multiply(lanes, form, in_place, up_words, up_scales, first, up_tasks[i, 0], up_tasks[i, 1], x, both)
             _done(counter, 1)
             i = _next(counter, 1, len(up_tasks))
         i = _next(counter, 2, len(tokens))
@@ -196,7 +216,18 @@ def server(lanes: int, form: int) -> Any:
             i = _next(counter, 2, len(tokens))
         i = _next(counter, 3, len(down_tasks))
         while i >= 0:
-            _multiply(lanes, form, down_words, down_scales, first, down_tasks[i, 0], down_tasks[i, 1], inner, answers)
+            _multiply(
+                lanes,
+                form,
+                in_place,
+                down_words,
+                down_scales,
+                first,
+                down_tasks[i, 0],
+                down_tasks[i, 1],
+                inner,
+                answers,
+            )
             _done(counter, 3)
             i = _next(counter, 3, len(down_tasks))
         i = _next(counter, 4, len(out))

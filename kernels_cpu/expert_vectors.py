@@ -15,7 +15,7 @@ from .expert_weights import ROWS, Format
 from .features import has, is_zen
 from .vector_ir import I8, I32, I64, Emitter
 
-_SUMS = {16: 24, 8: 8, 4: 16}
+SUMS = {16: 24, 8: 8, 4: 16}
 """Registers for running sums, by lanes."""
 _AHEAD = 6 << 10
 """Bytes from what is read to what is asked for, into L1, on CPUs whose hardware does not foresee enough by itself.
@@ -26,31 +26,37 @@ to 0.05 less. Many tokens gain too: 8 of them are 1.2 times as fast, 32 of them 
 """
 
 
-def _literal(value: Any) -> int:
+def literal(value: Any) -> int:
+    """An argument that was given as a literal."""
     return int(value.literal_value)
 
 
 def _runs(lanes: int, tokens: int) -> list[range]:
     """The registers of a block's rows, cut into runs whose sums fit in registers."""
     several = 1
-    while 2 * several * tokens <= _SUMS[lanes] and several * lanes < ROWS:
+    while 2 * several * tokens <= SUMS[lanes] and several * lanes < ROWS:
         several *= 2
     return [range(first, first + several) for first in range(0, ROWS // lanes, several)]
 
 
-def _rows(e: Emitter, address: Any, stride: Any, count: int, left: Any) -> list[Any]:
+def rows_of(e: Emitter, address: Any, stride: Any, count: int, left: Any) -> list[Any]:
     """Addresses of `count` rows; those past the `left` that there are repeat the last."""
     last = e.b.sub(left, I64(1))
     past = [e.b.icmp_signed(">", I64(t), last) for t in range(count)]
     return [e.at(address, e.b.mul(stride, e.b.select(past[t], last, I64(t)))) for t in range(count)]
 
 
+def ahead(e: Emitter, address: Any) -> None:
+    """Ask for what will be read soon after this address."""
+    if not is_zen():
+        e.prefetch(e.at(address, _AHEAD), level=1)
+
+
 def _words(e: Emitter, block: Any, step: Any, run: Sequence[int]) -> list[Any]:
     """The words of a step, of the rows in these registers."""
     at = e.at(block, e.b.mul(step, I64(4 * ROWS)))
-    if not is_zen():
-        for v in run:
-            e.prefetch(e.at(at, _AHEAD + 4 * e.lanes * v), level=1)
+    for v in run:
+        ahead(e, e.at(at, 4 * e.lanes * v))
     return [e.load(e.at(at, 4 * e.lanes * v), e.i32s, 4 * e.lanes) for v in run]
 
 
@@ -70,14 +76,14 @@ def exact_block(
 
     Code for `tokens`, of which `left` are there.
     """
-    width, kind, count = _literal(lanes), Format(_literal(form)), _literal(tokens)
+    width, kind, count = literal(lanes), Format(literal(form)), literal(tokens)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if not width or kind.scaled:
             return context.get_dummy_value()
         e = Emitter(builder, width)
         block_, x_, stride_, left_, steps_, out_, apart_ = arguments[3:]
-        token, result = _rows(e, x_, stride_, count, left_), _rows(e, out_, apart_, count, left_)
+        token, result = rows_of(e, x_, stride_, count, left_), rows_of(e, out_, apart_, count, left_)
 
         def step(index: Any, sums: list[Any], run: Sequence[int]) -> list[Any]:
             place = builder.mul(index, I64(4 * kind))
@@ -103,7 +109,7 @@ def exact_block(
 
 def _apart(lanes: int, run: Sequence[int], tokens: int, form: Format) -> bool:
     """Whether each element of a word has a sum of its own, so that none waits for the one before."""
-    return form > 1 and len(run) * tokens * form <= _SUMS[lanes] // 2
+    return form > 1 and len(run) * tokens * form <= SUMS[lanes] // 2
 
 
 def _over(step: Callable[..., Any], run: Sequence[int]) -> Callable[[Any, list[Any]], list[Any]]:
@@ -119,14 +125,14 @@ def rounded_block(
 
     Nothing where the CPU lacks it.
     """
-    width, kind, count = _literal(lanes), Format(_literal(form)), _literal(tokens)
+    width, kind, count = literal(lanes), Format(literal(form)), literal(tokens)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if width != 16 or kind is not Format.BF16 or not has("avx512bf16"):
             return context.get_dummy_value()
         e = Emitter(builder, width)
         block_, x_, stride_, left_, steps_, out_, apart_ = arguments[3:]
-        token, result = _rows(e, x_, stride_, count, left_), _rows(e, out_, apart_, count, left_)
+        token, result = rows_of(e, x_, stride_, count, left_), rows_of(e, out_, apart_, count, left_)
 
         def step(index: Any, sums: list[Any], run: Sequence[int]) -> list[Any]:
             words = _words(e, block_, index, run)
@@ -157,7 +163,7 @@ def scaled_block(
     For INT8 or INT4 words and tokens of signed bytes; `steps` words per group. `x_scales` and `offsets` (T, groups)
     lie row behind row. Four bytes are multiplied at once where the CPU has AVX512_VNNI.
     """
-    width, kind, count = _literal(lanes), Format(_literal(form)), _literal(tokens)
+    width, kind, count = literal(lanes), Format(literal(form)), literal(tokens)
     fours = kind // 4  # words of a token per word of weights
     vnni = width == 16 and has("avx512vnni")
 
@@ -166,8 +172,8 @@ def scaled_block(
             return context.get_dummy_value()
         e = Emitter(builder, width)
         block_, scales_, x_, stride_, left_, x_scales_, offsets_, groups_, steps_, out_, apart_ = arguments[3:]
-        token, result = _rows(e, x_, stride_, count, left_), _rows(e, out_, apart_, count, left_)
-        factors, starts = (_rows(e, at, builder.mul(groups_, I64(4)), count, left_) for at in (x_scales_, offsets_))
+        token, result = rows_of(e, x_, stride_, count, left_), rows_of(e, out_, apart_, count, left_)
+        factors, starts = (rows_of(e, at, builder.mul(groups_, I64(4)), count, left_) for at in (x_scales_, offsets_))
 
         def step(index: Any, sums: list[Any], run: Sequence[int]) -> list[Any]:
             place = builder.mul(index, I64(4 * fours))

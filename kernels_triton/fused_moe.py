@@ -41,7 +41,7 @@ def fused_moe(
         p = pages[ids[t, j]]
 
     On a GPU three kernels after the sort: both projections with the activation, the way down with the weights, and the
-    sum over j in the order given. On the CPU one product after the other, summed in the order of the experts. Either
+    sum over j in the order given. In torch one product after the other, summed in the order of the experts. Either
     way the result is always the same. torch.compile and fake tensors see `torch.ops.moe_workbench.fused_moe`.
 
     Parameters
@@ -86,15 +86,14 @@ def fused_moe(
     """
     if activation not in set(Activation):
         raise ValueError(f"activation must be {', '.join(map(repr, map(str, Activation)))}, not {activation!r}.")
-    _check(x, gate_up, down, ids, weights, gate_up_bias, down_bias)
-    check_pages(pages, gate_up.shape[0], x)
+    check_moe(x, gate_up, down, ids, weights, gate_up_bias, down_bias, pages)
     chosen = choose_backend(backend, x)
     operands = (x, *parts(gate_up), *parts(down), ids, weights, gate_up_bias, down_bias, pages)
     out: torch.Tensor = torch.ops.moe_workbench.fused_moe(*operands, str(activation), str(chosen))
     return out
 
 
-def _check(
+def check_moe(
     x: torch.Tensor,
     gate_up: Weights,
     down: Weights,
@@ -102,23 +101,34 @@ def _check(
     weights: torch.Tensor,
     gate_up_bias: torch.Tensor | None,
     down_bias: torch.Tensor | None,
+    pages: torch.Tensor | None,
 ) -> None:
+    """Raise unless the operands of `fused_moe` go together.
+
+    Raises
+    ------
+    TypeError
+        If dtypes do not.
+    ValueError
+        If shapes, memory layout or devices do not.
+    """
     if x.ndim != 2:
         raise ValueError(f"x must have shape (T, M), not {tuple(x.shape)}: reshape it before the call.")
     check_input("x", x, 0)
     check_routing(ids, weights, x)
     check_weights("gate_up", gate_up, x, "2 F", x.shape[1])
-    pages, rows, _ = gate_up.shape
+    held, rows, _ = gate_up.shape
     if rows % 2:
         raise ValueError(f"gate_up must have an even number of rows, gates and ups, not {rows}: pass both.")
     check_weights("down", down, x, "M", rows // 2)
-    if (down.shape[0], down.shape[1]) != (pages, x.shape[1]):
+    if (down.shape[0], down.shape[1]) != (held, x.shape[1]):
         raise ValueError(
-            f"down must be ({pages}, {x.shape[1]}, {rows // 2}), which gate_up and x ask for, not "
+            f"down must be ({held}, {x.shape[1]}, {rows // 2}), which gate_up and x ask for, not "
             f"{tuple(down.shape)}: pass (P, M, F) of the same layer."
         )
     check_bias("gate_up_bias", gate_up_bias, gate_up, x)
     check_bias("down_bias", down_bias, down, x)
+    check_pages(pages, held, x)
 
 
 # By schema, not by torch.library.custom_op, whose calls import triton before its mode is chosen.

@@ -18,6 +18,7 @@ from kernels_cpu import (
     expert_mlp,
     expert_mlp_reference,
     expert_mlp_work,
+    experts_in_place,
     features,
     flash_decode,
     flash_decode_work,
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
         dequantise,
         embed,
         embed_work,
-        fused_moe,
         fused_moe_reference,
         fused_moe_work,
         gated_reference,
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
         tuning,
         with_shared,
     )
-    from workbench.cpu_twins import add_rms_norm, decode_attention, gated, rms_norm, rope
+    from workbench.cpu_twins import add_rms_norm, decode_attention, fused_moe, gated, rms_norm, rope
 
 __all__ = [
     "AttentionTiles",
@@ -113,6 +113,7 @@ __all__ = [
     "expert_mlp",
     "expert_mlp_reference",
     "expert_mlp_work",
+    "experts_in_place",
     "features",
     "flash_decode",
     "flash_decode_work",
@@ -164,7 +165,7 @@ __all__ = [
 ]
 
 
-_TWINS = {"add_rms_norm", "decode_attention", "gated", "rms_norm", "rope"}
+_TWINS = {"add_rms_norm", "decode_attention", "fused_moe", "gated", "rms_norm", "rope"}
 
 
 def __getattr__(name: str) -> Any:

@@ -4,13 +4,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 
 import kernels_cpu
 import kernels_triton
-from kernels_triton import decode_attention_reference, rms_norm_reference, rope_table
+from kernels_triton import decode_attention_reference, fused_moe_reference, rms_norm_reference, rope_table
 from tests.kernels.attention_at_hand import decodes
-from tests.kernels.experts_at_hand import LIMITS, error
-from workbench import kernels
+from tests.kernels.experts_at_hand import LIMITS, error, layer, paged, quantised, with_biases
+from workbench import cpu_twins, kernels
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 SINKS = torch.linspace(-2, 2, 6)
@@ -76,6 +77,76 @@ def test_a_negative_length_is_refused():
     case = decodes([3, 2], 2, 1, 4, 16, FP32)
     with pytest.raises(ValueError, match=r"lengths\[1\] must be >= 1, not -1"):
         kernels.decode_attention(**case | {"lengths": torch.tensor([3, -1])})
+
+
+def in_numba(monkeypatch):
+    """Calls of Numba's experts from now on."""
+    called, compute = [], kernels_cpu.expert_mlp
+    monkeypatch.setattr(kernels_cpu, "expert_mlp", lambda *a, **k: called.append("numba") or compute(*a, **k))
+    return called
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 20), st.integers(1, 9), st.data(), st.booleans(), st.integers(0, 99))
+def test_experts_agree_with_float64_and_are_the_same_every_time(tokens, experts, data, pages, seed):
+    M, F = data.draw(st.sampled_from([(64, 32), (128, 96)]))
+    case = layer(tokens, M, F, experts, data.draw(st.integers(1, experts)), BF16, seed)
+    case = paged(case) if pages else case
+    found = kernels.fused_moe(**case)
+    assert found.dtype is BF16
+    assert error(found, fused_moe_reference(**case)) <= LIMITS[BF16]
+    assert found.equal(kernels.fused_moe(**case))
+
+
+def test_experts_go_to_numba_for_as_many_tokens_as_it_is_faster_for(monkeypatch):
+    called, few, many = in_numba(monkeypatch), layer(32, 64, 32, 8, 2, BF16), layer(33, 64, 32, 8, 2, BF16)
+    for most, times in ((float("inf"), 2), (8, 1)):
+        monkeypatch.setattr(cpu_twins, "_MOST", most)
+        called.clear()
+        for case in (few, many):
+            kernels.fused_moe(**case)
+        assert len(called) == times
+
+
+def test_experts_that_numba_has_no_kernel_for_go_to_torch(monkeypatch):
+    called, case = in_numba(monkeypatch), layer(4, 64, 32, 5, 2, BF16)
+    odd, narrow = layer(4, 64, 48, 5, 2, BF16), layer(4, 32, 32, 5, 2, BF16)
+    others = [case | {"backend": "torch"}, case | {"activation": "geglu"}, with_biases(case), odd, narrow]
+    others += [quantised(case, torch.int8, None), layer(4, 64, 32, 5, 2, FP32)]
+    others += [case | {"gate_up": torch.cat((case["gate_up"],) * 2, 2)[..., :64]}]
+    for other in others:
+        want = fused_moe_reference(**{name: value for name, value in other.items() if name != "backend"})
+        assert error(kernels.fused_moe(**other), want) <= 1.5 * LIMITS[other["x"].dtype]
+    assert not called
+
+
+BAD = [
+    ({"ids": lambda i: i + 4}, r"ids must be experts in \[0, 5\), not \d: correct"),
+    ({"ids": lambda i: i - 9}, r"ids must be experts in \[0, 5\), not -\d: correct"),
+    ({"ids": lambda i: i[:-1]}, r"ids must be \(4, k\), one row per row of x, not \(3, 2\)"),
+    ({"pages": lambda _: torch.full((5,), -1)}, r"pages\[\d\] must be one of the 5 pages held, not -1"),
+    ({"down": lambda w: w[:2]}, r"down must be \(5, 64, 96\), which gate_up and x ask for, not \(2,"),
+]
+
+
+@pytest.mark.parametrize("change, message", BAD)
+def test_bad_operands_of_the_experts_are_named_as_on_a_gpu(change, message):
+    case = layer(4, 64, 96, 5, 2, BF16)
+    for name, make in change.items():
+        case[name] = make(case.get(name))
+    with pytest.raises(ValueError, match=message):
+        kernels.fused_moe(**case)
+
+
+def test_torch_sees_the_experts_in_numba_as_one_operation():
+    case = layer(4, 64, 96, 5, 2, BF16)
+    operands = tuple(case[name] for name in ("x", "gate_up", "down", "ids", "weights"))
+    torch.library.opcheck(torch.ops.moe_workbench.fused_moe_in_numba.default, (*operands, None))
+    compiled = torch.compile(lambda x: 2 * kernels.fused_moe(**case | {"x": x}), backend="eager", fullgraph=True)
+    assert compiled(case["x"]).equal(2 * kernels.fused_moe(**case))
+    with FakeTensorMode() as mode:
+        fake = kernels.fused_moe(**{name: mode.from_tensor(value) for name, value in case.items()})
+    assert (fake.shape, fake.dtype) == (case["x"].shape, BF16)
 
 
 def test_every_door_leads_somewhere():

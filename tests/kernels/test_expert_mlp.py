@@ -9,7 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels_cpu import CodePath, Format, PackedExperts, expert_mlp, expert_mlp_reference, expert_mlp_work, pack_experts
+from kernels_cpu import (
+    CodePath,
+    Format,
+    PackedExperts,
+    expert_mlp,
+    expert_mlp_reference,
+    expert_mlp_work,
+    experts_in_place,
+    pack_experts,
+)
 from kernels_cpu.expert_weights import unpacked
 
 # (M, F): whole groups and blocks, what fills neither, and fewer than one of each
@@ -87,6 +96,52 @@ def test_every_number_of_tokens_has_its_code(path, form, tokens):
     h, ids, weights = batch(tokens, 1, 1, SHAPES[0][0])
     found = expert_mlp(h, packed, ids + 1, weights, path=path)
     assert error(found, expert_mlp_reference(h, packed, ids + 1, weights)) < bound(packed, path, ids)
+
+
+def plain(experts: int, shape: tuple[int, int]) -> tuple[Any, Any]:
+    gate_up, down = layer(experts, shape)
+    return torch.from_numpy(gate_up).bfloat16(), torch.from_numpy(down).bfloat16()
+
+
+@pytest.mark.parametrize("path", CodePath)
+@pytest.mark.parametrize("tokens", [0, 1, 2, 3, 4, 5, 6, 7, 11, 13])
+@pytest.mark.parametrize("shape", [(256, 128), (64, 32), (128, 224)])
+def test_weights_in_place_give_what_packed_ones_give(path, tokens, shape):
+    weights = plain(3, shape)
+    here, packed = experts_in_place(*weights), pack_experts(*weights)
+    for whole, part in ((here.gate_up, packed.gate_up), (here.down, packed.down)):
+        np.testing.assert_array_equal(whole.words, part.words)
+    h, ids, scales = batch(tokens, 3, 2, shape[0])
+    found = expert_mlp(h, here, ids, scales, path=path, threads=2)
+    assert error(found, expert_mlp_reference(h, packed, ids, scales)) < 1e-6
+    np.testing.assert_array_equal(found, expert_mlp(h, here, ids, scales, path=path, threads=1))
+
+
+def test_weights_in_place_may_change_later():
+    gate_up, down = plain(2, SHAPES[0])
+    experts, (h, ids, weights) = experts_in_place(gate_up, down), batch(3, 2, 1, SHAPES[0][0])
+    before = expert_mlp(h, experts, ids, weights)
+    down *= 2
+    np.testing.assert_array_equal(expert_mlp(h, experts, ids, weights), 2 * before)
+
+
+ELSEWHERE: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"gate_up": lambda w: w.float()}, TypeError, "gate_up must be uint16"),
+    ({"gate_up": lambda w: w[:0]}, ValueError, "gate_up must have an expert"),
+    ({"down": lambda w: w[:1]}, ValueError, r"down must be \(2, 256, 128\), which gate_up asks for"),
+    ({"gate_up": lambda w: w.mT.contiguous().mT}, ValueError, "gate_up must be C-contiguous .*: use pack_experts"),
+    ({"gate_up": lambda w: w[:, :96], "down": lambda w: w[..., :48].contiguous()}, ValueError, "multiples of 64 rows"),
+    ({"gate_up": lambda w: torch.cat((w.flatten(), w[0, 0]))[1 : w.numel() + 1].view(w.shape)}, ValueError, "4 bytes"),
+]
+
+
+@pytest.mark.parametrize("change, kind, message", ELSEWHERE)
+def test_weights_that_cannot_be_read_in_place_are_named_with_their_mend(change, kind, message):
+    case = dict(zip(("gate_up", "down"), plain(2, SHAPES[0]), strict=True))
+    for name, make in change.items():
+        case[name] = make(case[name])
+    with pytest.raises(kind, match=message):
+        experts_in_place(**case)
 
 
 @pytest.mark.parametrize("form", NAMES)
