@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from .arguments import Operand, SameKind, checked, contiguous, float64, host_array, same_kind, writeable
 from .expert_activations import room
 from .expert_nodes import NodeExperts
-from .expert_tasks import FEW, blocks_of, counters, rounds, server
+from .expert_tasks import FEW, counters, rounds, server
 from .expert_weights import ROWS, Format, PackedExperts, aligned, unpacked
 from .features import CodePath, code_path
 from .team import helped, on_node, team_size
@@ -32,9 +32,8 @@ def _check(h: NDArray[Any], experts: PackedExperts, ids: NDArray[Any], weights: 
             f"weights must have the shape of ids and both one row per row of h, {tokens}, not {weights.shape} and "
             f"{ids.shape}: pass one batch."
         )
-    bad = np.argwhere((ids < 0) | (ids >= len(experts)))
-    if bad.size:
-        t, j = bad[0]
+    if ids.size and not 0 <= ids.min() <= ids.max() < len(experts):
+        t, j = np.argwhere((ids < 0) | (ids >= len(experts)))[0]
         raise ValueError(
             f"ids[{t}, {j}] must be an expert in [0, {len(experts)}), not {ids[t, j]}: correct the routing."
         )
@@ -127,27 +126,26 @@ def expert_mlp(
 
 
 class _Pairs(NamedTuple):
-    """Pairs of token and expert, sorted by expert: expert e has pairs first[e] to first[e + 1]."""
+    """Pairs of token and expert, sorted by expert: expert e has pairs first[e] to first[e + 1].
+
+    `places` (T, k) tells where each pair went, `touched` which experts somebody chose, `most` how many an expert has.
+    """
 
     tokens: NDArray[np.int64]
     first: NDArray[np.int64]
     places: NDArray[np.int64]
-
-    @property
-    def touched(self) -> NDArray[np.int64]:
-        """Experts that somebody chose."""
-        return np.flatnonzero(np.diff(self.first))
-
-    @property
-    def most(self) -> int:
-        """Most tokens of an expert."""
-        return int(np.diff(self.first).max(initial=0))
+    touched: NDArray[np.int64]
+    most: int
 
 
 def _sorted(ids: NDArray[Any], experts: int) -> _Pairs:
-    order = np.argsort(ids.ravel(), kind="stable")
-    first = np.concatenate([[0], np.cumsum(np.bincount(ids.ravel(), minlength=experts))])
-    return _Pairs(order // max(1, ids.shape[1]), first, np.argsort(order).reshape(ids.shape))
+    flat = ids.ravel()
+    order, counts = np.argsort(flat, kind="stable"), np.bincount(flat, minlength=experts)
+    first, places = np.zeros(experts + 1, np.int64), np.empty(len(flat), np.int64)
+    np.cumsum(counts, out=first[1:])
+    places[order] = np.arange(len(flat))
+    tokens, most = order // max(1, ids.shape[1]), int(counts.max(initial=0))
+    return _Pairs(tokens, first, places.reshape(ids.shape), np.flatnonzero(counts), most)
 
 
 def _worth(experts: PackedExperts, pairs: _Pairs) -> int:
@@ -182,7 +180,7 @@ def _call(
     out: NDArray[np.float32],
 ) -> Callable[[], object]:
     """What each thread does: the pairs through both products, and back to tokens."""
-    up, down, count, touched = experts.gate_up, experts.down, len(pairs.tokens), pairs.touched
+    up, down, count = experts.gate_up, experts.down, len(pairs.tokens)
     rounded, lanes = rounded and pairs.most > FEW and not up.in_place, path.value
     both: NDArray[Any] = aligned(np.float32, count, up.words.shape[1] * ROWS)
     answers: NDArray[Any] = aligned(np.float32, count, down.words.shape[1] * ROWS)
@@ -190,8 +188,8 @@ def _call(
     serve = partial(
         server(lanes, int(experts.format), up.in_place),
         *(counter.ctypes.data, h, pairs.tokens, pairs.first, experts.format.zero),
-        *(blocks_of(touched, up), up.words, up.scales, room(count, up, rounded, lanes), both, down.dim),
-        *(blocks_of(touched, down), down.words, down.scales, room(count, down, rounded, lanes), answers),
+        *(pairs.touched, up.words, up.scales, room(count, up, rounded, lanes), both, down.dim),
+        *(down.words, down.scales, room(count, down, rounded, lanes), answers),
         *(pairs.places, weights, out),
     )
     return lambda: (serve(), counter)  # which the counter, of whom it knows the address, outlives

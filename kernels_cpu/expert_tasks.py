@@ -20,7 +20,7 @@ from .expert_activations import fill, fill_swiglu
 from .expert_portable import bf16_rows, fp32_rows, scaled_rows
 from .expert_rows import TOKENS, row_block
 from .expert_vectors import exact_block, rounded_block, scaled_block
-from .expert_weights import ROWS, Format, Matrices
+from .expert_weights import ROWS, Format
 from .features import CodePath, has
 
 FEW = 4
@@ -36,12 +36,6 @@ PHASES = 5
 def rounds(format: Format, path: CodePath) -> bool:
     """Whether activations of experts with more than `FEW` tokens are rounded to bf16."""
     return format is Format.BF16 and path is CodePath.AVX512 and has("avx512bf16")
-
-
-def blocks_of(chosen: NDArray[np.int64], matrices: Matrices) -> NDArray[np.int64]:
-    """Expert and block of each task, the blocks of an expert one after the other."""
-    count = matrices.words.shape[1]
-    return np.stack([np.repeat(chosen, count), np.tile(np.arange(count), len(chosen))], axis=1)
 
 
 def counters() -> NDArray[np.int64]:
@@ -195,8 +189,8 @@ def server(lanes: int, form: int, in_place: bool) -> Any:
     @compiled()
     def serve(
         counter: int, h: Any, tokens: Any, first: Any, zero: int,
-        up_tasks: Any, up_words: Any, up_scales: Any, x: Any, both: Any, dim: int,
-        down_tasks: Any, down_words: Any, down_scales: Any, inner: Any, answers: Any,
+        touched: Any, up_words: Any, up_scales: Any, x: Any, both: Any, dim: int,
+        down_words: Any, down_scales: Any, inner: Any, answers: Any,
         places: Any, weights: Any, out: Any,
     ) -> None:  # fmt: skip
         i = _next(counter, 0, len(tokens))
@@ -204,32 +198,24 @@ def server(lanes: int, form: int, in_place: bool) -> Any:
             fill(h[tokens[i]], i, x, zero)
             _done(counter, 0)
             i = _next(counter, 0, len(tokens))
-        i = _next(counter, 1, len(up_tasks))
+        blocks = up_words.shape[1]
+        i = _next(counter, 1, len(touched) * blocks)
         while i >= 0:
-            _multiply(lanes, form, in_place, up_words, up_scales, first, up_tasks[i, 0], up_tasks[i, 1], x, both)
+            _multiply(lanes, form, in_place, up_words, up_scales, first, touched[i // blocks], i % blocks, x, both)
             _done(counter, 1)
-            i = _next(counter, 1, len(up_tasks))
+            i = _next(counter, 1, len(touched) * blocks)
         i = _next(counter, 2, len(tokens))
         while i >= 0:
             fill_swiglu(both, dim, i, inner, zero)
             _done(counter, 2)
             i = _next(counter, 2, len(tokens))
-        i = _next(counter, 3, len(down_tasks))
+        blocks = down_words.shape[1]
+        i = _next(counter, 3, len(touched) * blocks)
         while i >= 0:
-            _multiply(
-                lanes,
-                form,
-                in_place,
-                down_words,
-                down_scales,
-                first,
-                down_tasks[i, 0],
-                down_tasks[i, 1],
-                inner,
-                answers,
-            )
+            expert, number = touched[i // blocks], i % blocks
+            _multiply(lanes, form, in_place, down_words, down_scales, first, expert, number, inner, answers)
             _done(counter, 3)
-            i = _next(counter, 3, len(down_tasks))
+            i = _next(counter, 3, len(touched) * blocks)
         i = _next(counter, 4, len(out))
         while i >= 0:
             _weighted_sum(answers, places[i], weights[i], out[i])

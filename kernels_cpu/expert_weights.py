@@ -10,6 +10,7 @@ left in place are the same words by other strides: the 64 rows of a block lie on
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -303,7 +304,7 @@ def _block(name: str, full: NDArray[np.float32], format: Format, group: int) -> 
 
 def aligned(dtype: Any, *shape: int) -> NDArray[Any]:
     """New memory that begins on a cache line, not cleared."""
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    size = math.prod(shape) * np.dtype(dtype).itemsize
     room = np.empty(size + 64, np.uint8)
     begin = -room.ctypes.data % 64
     found: NDArray[Any] = room[begin : begin + size].view(dtype).reshape(shape)
