@@ -6,6 +6,7 @@ Lanes are rows, so a number of a token is spread over a register and no sum is t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from numba import types
@@ -69,12 +70,12 @@ def _widened(e: Emitter, words: Any, form: Format) -> list[Any]:
 
 @emitted
 def exact_block(
-    typing: Any, lanes: Any, form: Any, tokens: Any,
+    typing: Any, lanes: Any, form: Any, tokens: Any, streams: Any,
     block: Any, x: Any, stride: Any, left: Any, steps: Any, out: Any, apart: Any,
 ) -> Any:  # fmt: skip
     """out[t, r] = row[r] . x[t] in fp32, for FP32 or BF16 words and tokens in fp32, `stride` bytes apart.
 
-    Code for `tokens`, of which `left` are there.
+    Code for `tokens`, of which `left` are there; the block is read in so many `streams` side by side.
     """
     width, kind, count = literal(lanes), Format(literal(form)), literal(tokens)
 
@@ -82,7 +83,7 @@ def exact_block(
         if not width or kind.scaled:
             return context.get_dummy_value()
         e = Emitter(builder, width)
-        block_, x_, stride_, left_, steps_, out_, apart_ = arguments[3:]
+        block_, x_, stride_, left_, steps_, out_, apart_ = arguments[4:]
         token, result = rows_of(e, x_, stride_, count, left_), rows_of(e, out_, apart_, count, left_)
 
         def step(index: Any, sums: list[Any], run: Sequence[int]) -> list[Any]:
@@ -96,7 +97,7 @@ def exact_block(
             return sums
 
         for run in _runs(width, count):
-            sums = e.loop(steps_, [e.zero] * (len(run) * count * kind), _over(step, run))
+            sums = _through(e, steps_, literal(streams), run, len(run) * count * kind, step)
             for v, register in enumerate(run):
                 for t in range(count):
                     own = sums[(v * count + t) * kind : (v * count + t + 1) * kind]
@@ -104,7 +105,7 @@ def exact_block(
                     e.store_f32(total, result[t], 4 * width * register)
         return context.get_dummy_value()
 
-    return types.void(lanes, form, tokens, *[types.int64] * 7), emit
+    return types.void(lanes, form, tokens, streams, *[types.int64] * 7), emit
 
 
 def _apart(lanes: int, run: Sequence[int], tokens: int, form: Format) -> bool:
@@ -112,13 +113,28 @@ def _apart(lanes: int, run: Sequence[int], tokens: int, form: Format) -> bool:
     return form > 1 and len(run) * tokens * form <= SUMS[lanes] // 2
 
 
-def _over(step: Callable[..., Any], run: Sequence[int]) -> Callable[[Any, list[Any]], list[Any]]:
-    return lambda index, carried: step(index, list(carried), run)
+def _through(
+    e: Emitter,
+    steps: Any,
+    streams: int,
+    run: Sequence[int],
+    sums: int,
+    step: Callable[[Any, list[Any], Sequence[int]], list[Any]],
+) -> list[Any]:
+    """The sums after all steps over the registers of a run, parts of the steps side by side."""
+    each = e.b.sdiv(steps, I64(streams))
+
+    def side_by_side(index: Any, carried: list[Any]) -> list[Any]:
+        for stream in range(streams):
+            carried = step(e.b.add(index, e.b.mul(each, I64(stream))), list(carried), run)
+        return carried
+
+    return e.loop(each, [e.zero] * sums, side_by_side)
 
 
 @emitted
 def rounded_block(
-    typing: Any, lanes: Any, form: Any, tokens: Any,
+    typing: Any, lanes: Any, form: Any, tokens: Any, streams: Any,
     block: Any, x: Any, stride: Any, left: Any, steps: Any, out: Any, apart: Any,
 ) -> Any:  # fmt: skip
     """As `exact_block` for BF16 words and tokens in bf16: products of pairs, summed in fp32, by AVX512_BF16.
@@ -131,7 +147,7 @@ def rounded_block(
         if width != 16 or kind is not Format.BF16 or not has("avx512bf16"):
             return context.get_dummy_value()
         e = Emitter(builder, width)
-        block_, x_, stride_, left_, steps_, out_, apart_ = arguments[3:]
+        block_, x_, stride_, left_, steps_, out_, apart_ = arguments[4:]
         token, result = rows_of(e, x_, stride_, count, left_), rows_of(e, out_, apart_, count, left_)
 
         def step(index: Any, sums: list[Any], run: Sequence[int]) -> list[Any]:
@@ -143,13 +159,13 @@ def rounded_block(
             return sums
 
         for run in _runs(width, count):
-            sums = e.loop(steps_, [e.zero] * (len(run) * count), _over(step, run))
+            sums = _through(e, steps_, literal(streams), run, len(run) * count, step)
             for v, register in enumerate(run):
                 for t in range(count):
                     e.store_f32(sums[v * count + t], result[t], 4 * width * register)
         return context.get_dummy_value()
 
-    return types.void(lanes, form, tokens, *[types.int64] * 7), emit
+    return types.void(lanes, form, tokens, streams, *[types.int64] * 7), emit
 
 
 @emitted
@@ -203,7 +219,7 @@ def scaled_block(
             return []
 
         for run in _runs(width, count):
-            e.loop(groups_, [], _over(group, run))
+            e.loop(groups_, [], partial(group, run=run))
         return context.get_dummy_value()
 
     return types.void(lanes, form, tokens, *[types.int64] * 11), emit

@@ -23,6 +23,8 @@ from .rounding import bfloat16_pairs
 
 ROWS = 64
 """Rows of a block."""
+STREAMS = 4
+"""Parts of a block, of equal numbers of steps where there are no groups, that may be read side by side."""
 COLUMNS = 32
 """Columns, or a multiple of so many, that rows in place have: whole registers on every code path."""
 GROUP = 128
@@ -261,7 +263,7 @@ def _format(name: Format | str | None, dtype: Any) -> Format:
 
 def _packed(name: str, matrices: Sequence[NDArray[Any]], format: Format, group: int) -> Matrices:
     rows, dim = matrices[0].shape
-    unit = group if format.scaled else int(format)
+    unit = group if format.scaled else STREAMS * format
     width, blocks = -(-dim // unit) * unit, -(-rows // ROWS)
     words = aligned(np.uint32, len(matrices), blocks, width // format, ROWS)
     groups = width // group if format.scaled else 0
