@@ -69,7 +69,7 @@ def plot_ridges(
     ----------
     shapes : sequence of MoeShape
     read, multiply : float
-        Rates of the memory [B/s] and of products in bf16 [FLOP/s].
+        Rates of the memory [B/s] and of arithmetic [FLOP/s].
     said : str
         Whose they are.
     """
@@ -84,7 +84,7 @@ def plot_ridges(
     ax.set(xscale="log", yscale="log", xlabel="tokens in the batch", ylabel="most, of the arithmetic rate")
     _plain_numbers(ax)
     ax.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
-    ax.set_title(said or f"{multiply / 1e12:,.3g} TFLOP/s in bf16, {read / 1e9:,.0f} GB/s", loc="left", fontsize=9)
+    ax.set_title(said or f"{multiply / 1e12:,.3g} TFLOP/s, {read / 1e9:,.0f} GB/s", loc="left", fontsize=9)
     return _finished(ax)
 
 

@@ -20,7 +20,7 @@ from workbench.bench import record
 from workbench.bench.experts import torch_threads
 from workbench.errors import EngineError
 from workbench.hardware import Machine, usable_cores
-from workbench.kernels import fused_moe, read_memory, route
+from workbench.kernels import fused_moe, multiply_add, read_memory, route
 from workbench.moe_speeds import MoeRun, MoeShape, MoeSpeeds
 from workbench.quiet import LEAST, kept, listening
 from workbench.records import to_plain
@@ -38,6 +38,7 @@ _SHORT = 0.02
 _DISAGREE = 2e-2
 """Relative Frobenius distance of two answers in bf16 that is no rounding any more."""
 _POOL = 1 << 28
+_STEPS = 200_000
 _OFTEN = 5
 """Repetitions of up to _FEW tokens in each round, which are short."""
 _FEW = 64
@@ -239,16 +240,22 @@ def _on_gpu(call: Callable[[], object], count: int) -> float:
 
 
 def _rates(device: str, threads: int) -> tuple[float, float]:
-    """Memory [B/s], read on a CPU, read and written on a GPU; and a large product in bf16 [FLOP/s]."""
+    """Memory [B/s], read on a CPU, read and written on a GPU; and arithmetic [FLOP/s].
+
+    That of a large product in bf16, or a CPU's units for fp32 where they are faster.
+    """
     side = 1024 if device == "cpu" else 8192
     one = torch.randn(side, side, device=device).bfloat16()
     multiply = 2 * side**3 / min(_seconds(lambda: one @ one, device) for _ in range(5))
     if device == "cpu":
         pool = np.ones(_POOL, np.int8)
-        return _POOL / min(_seconds(lambda: read_memory(pool, threads=threads), device) for _ in range(3)), multiply
+        flops = multiply_add(_STEPS, threads=threads)
+        alone = flops / min(_seconds(lambda: multiply_add(_STEPS, threads=threads), device) for _ in range(3))
+        multiply = max(multiply, alone)
+        return _POOL / min(_seconds(lambda: read_memory(pool, threads=threads), device) for _ in range(9)), multiply
     source = torch.ones(4 * _POOL, dtype=torch.int8, device=device)
     target = torch.empty_like(source)
-    return 2 * len(source) / min(_seconds(lambda: target.copy_(source), device) for _ in range(3)), multiply
+    return 2 * len(source) / min(_seconds(lambda: target.copy_(source), device) for _ in range(9)), multiply
 
 
 def bench_moe(
@@ -281,7 +288,7 @@ def bench_moe(
 def _report(speeds: MoeSpeeds, say: Callable[[str], None]) -> None:
     others = speeds.contenders[1:]
     say(
-        f"{speeds}, {speeds.dropped} dropped: memory {speeds.read / 1e9:.1f} GB/s, products in bf16 "
+        f"{speeds}, {speeds.dropped} dropped: memory {speeds.read / 1e9:.1f} GB/s, arithmetic "
         f"{speeds.multiply / 1e9:,.0f} GFLOP/s"
     )
     say("  ".join([f"{'tokens':>6}", *(f"{name + ' [ms]':>17}" for name in speeds.contenders), "faster", "of roof"]))
