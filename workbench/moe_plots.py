@@ -45,7 +45,7 @@ def plot_moe_speeds(speeds: MoeSpeeds, ax: Axes | None = None, *, against: str |
     ax.set(xscale="log", yscale="log", xlabel="tokens in the batch")
     ax.set_ylabel("GFLOP per second" if against is None else f"times as fast as {against}")
     _plain_numbers(ax)
-    ax.set_title(str(speeds), loc="left", fontsize=9)
+    ax.set_title(str(speeds).replace("; ", "\n"), loc="left", fontsize=9)
     return _finished(ax)
 
 

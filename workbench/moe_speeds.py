@@ -99,7 +99,7 @@ class MoeSpeeds:
     where : str
         Threads, or the GPU.
     read, multiply : float
-        Measured rates of reading memory [B/s] and of a large product in bf16 [FLOP/s].
+        Measured rates of reading memory [B/s] and of arithmetic, as a large product in bf16 has [FLOP/s].
     runs : tuple of MoeRun
         Ours first; seconds in the order of the repetitions.
     dropped, disturbed : int
