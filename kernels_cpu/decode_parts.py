@@ -5,18 +5,80 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numba import literally, types  # type: ignore[attr-defined]
 
-from .compiled import compiled
+from .compiled import compiled, emitted
 from .decode_vectors import take
+from .vector_ir import I64, Emitter, Kind, pieces
 
 
-@compiled("contract")
-def pack(q: Any, order: Any, scale: Any, packed: Any, top: Any, total: Any, sums: Any) -> None:
-    """One sequence's queries in the order of the lanes, scaled; and its running values cleared."""
-    heads, dim = q.shape
-    for h in range(heads):
-        for x in range(dim):
-            packed[h * dim + x] = q[h, order[x]] * scale
+@emitted
+def _packed(
+    typing: Any, lanes: Any, kind: Any, dim: Any, rows: Any, factor: Any, source: Any, target: Any
+) -> Any:  # fmt: skip
+    """target = factor * source over rows of `dim` fp32, in the order in which `widen` takes a cached row apart."""
+    width, form, length = (int(given.literal_value) for given in (lanes, kind, dim))
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if not width:
+            return context.get_dummy_value()
+        e = Emitter(builder, width)
+        rows_, factor_, source_, target_ = arguments[3:]
+        share = e.spread(factor_)
+
+        def row(index: Any, _: list[Any]) -> list[Any]:
+            place = builder.mul(index, I64(4 * length))
+            here, to = e.at(source_, place), e.at(target_, place)
+            for piece in pieces(length, Kind(form), width):
+                own = [e.load(e.at(here, 4 * (piece.start + x * width)), e.f32s, 4) for x in range(piece.vectors)]
+                if piece.vectors == 2:
+                    own = [e.shuffle(own[0], own[1], range(half, 2 * width, 2)) for half in range(2)]
+                for x, register in enumerate(own):
+                    e.store_f32(builder.fmul(register, share), to, 4 * (piece.start + x * width))
+            return []
+
+        e.loop(rows_, [], row)
+        return context.get_dummy_value()
+
+    return types.void(lanes, kind, dim, types.int64, types.float32, types.int64, types.int64), emit
+
+
+@emitted
+def _unpacked(typing: Any, lanes: Any, kind: Any, dim: Any, factor: Any, source: Any, target: Any) -> Any:
+    """target = factor * source, a row that lies as `_packed` leaves it back in its own order."""
+    width, form, length = (int(given.literal_value) for given in (lanes, kind, dim))
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if not width:
+            return context.get_dummy_value()
+        e = Emitter(builder, width)
+        factor_, source_, target_ = arguments[3:]
+        share = e.spread(factor_)
+        for piece in pieces(length, Kind(form), width):
+            own = [e.load(e.at(source_, 4 * (piece.start + x * width)), e.f32s, 4) for x in range(piece.vectors)]
+            if piece.vectors == 2:
+                mixed = [lane // 2 + width * (lane % 2) for lane in range(2 * width)]
+                own = [e.shuffle(own[0], own[1], lanes_) for lanes_ in (mixed[:width], mixed[width:])]
+            for x, register in enumerate(own):
+                e.store(builder.fmul(register, share), e.at(target_, 4 * (piece.start + x * width)), 4)
+        return context.get_dummy_value()
+
+    return types.void(lanes, kind, dim, types.float32, types.int64, types.int64), emit
+
+
+@compiled()
+def pack(
+    lanes: int, form: int, dim: int, q: Any, scale: Any, packed: Any, top: Any, total: Any, sums: Any
+) -> None:  # fmt: skip
+    """One sequence's queries (H, D) as the lanes take them, scaled; and its running values cleared."""
+    literally(lanes), literally(form), literally(dim)
+    heads, size = q.shape
+    if lanes:
+        _packed(lanes, form, dim, heads, scale, q.ctypes.data, packed.ctypes.data)
+    else:
+        for h in range(heads):
+            for x in range(size):
+                packed[h * size + x] = q[h, x] * scale
     for x in range(top.size):
         top[x], total[x] = -np.inf, 0
     for x in range(sums.size):
@@ -38,16 +100,23 @@ def per_head(tops: Any, totals: Any, group: int, heads: int, room: int, lanes: i
 
 
 @compiled()
-def _finish(sums: Any, top: Any, total: Any, sinks: Any, order: Any, out: Any) -> None:
+def _finish(
+    lanes: int, form: int, dim: int, sums: Any, top: Any, total: Any, sinks: Any, out: Any
+) -> None:  # fmt: skip
     """out[h] = sums[h] / total[h], dims back in order; a sink takes its share of the weight and has no value."""
-    heads, dim = out.shape
+    literally(lanes), literally(form), literally(dim)
+    heads, size = out.shape
     for h in range(heads):
         whole = total[h]
         if sinks.size:
             whole += np.float32(2.0 ** np.float64(sinks[h] - top[h]))
         share = np.float32(1) / whole  # a division per dim took 0.1 ms more over 64 sequences of 32 heads
-        for x in range(dim):
-            out[h, order[x]] = sums[h * dim + x] * share
+        if lanes:
+            place = 4 * h * size
+            _unpacked(lanes, form, dim, share, sums.ctypes.data + place, out.ctypes.data + place)
+        else:
+            for x in range(size):
+                out[h, x] = sums[h * size + x] * share
 
 
 @compiled("contract")
@@ -71,12 +140,13 @@ def _merge(begin: int, end: int, tops: Any, totals: Any, sums: Any) -> None:
 
 @compiled()
 def conclude(
-    s: int, place: int, top: Any, total: Any, sums: Any, first: Any, left: Any, tops: Any, totals: Any, parts: Any,
-    sinks: Any, value_order: Any, out: Any,
+    lanes: int, form: int, dim: int, s: int, place: int, top: Any, total: Any, sums: Any, first: Any, left: Any,
+    tops: Any, totals: Any, parts: Any, sinks: Any, out: Any,
 ) -> None:  # fmt: skip
     """Store a task's values, or the result if it was its sequence's only one or its last one to end."""
+    literally(lanes), literally(form), literally(dim)
     if first[s + 1] - first[s] == 1:
-        _finish(sums, top, total, sinks, value_order, out[s])
+        _finish(lanes, form, dim, sums, top, total, sinks, out[s])
         return
     for h in range(top.size):
         tops[place, h], totals[place, h] = top[h], total[h]
@@ -84,4 +154,4 @@ def conclude(
         parts[place, x] = sums[x]
     if take(left.ctypes.data + 8 * s, -1) == 1:
         _merge(first[s], first[s + 1], tops, totals, parts)
-        _finish(parts[first[s]], tops[first[s]], totals[first[s]], sinks, value_order, out[s])
+        _finish(lanes, form, dim, parts[first[s]], tops[first[s]], totals[first[s]], sinks, out[s])

@@ -14,10 +14,10 @@ from .compiled import compiled
 from .decode_parts import conclude, pack, per_head
 from .decode_portable import INT8, cap_scores, read_scales, walk_tile
 from .decode_runs import split
-from .decode_vectors import TILE, Ahead, scores, slots, softmax, take, weighted
+from .decode_vectors import TILE, Ahead, in_streams, scores, slots, softmax, take, weighted
 from .features import CodePath
 from .team import side_by_side
-from .vector_ir import Kind, order
+from .vector_ir import Kind
 
 LOG2_E = math.log2(math.e)
 
@@ -39,6 +39,13 @@ def _address_rows(table: Any, token: int, end: int, geometry: Any, rows: Any) ->
             at += 1
     for x in range(count, TILE):
         rows[x] = rows[count - 1]
+
+
+@compiled()
+def _rows_and_order(table: Any, token: int, end: int, geometry: Any, rows: Any) -> None:
+    """Addresses of the rows of TILE tokens in head 0, and once more in the order in which they are asked for."""
+    _address_rows(table, token, end, geometry, rows[:TILE])
+    in_streams(rows[:TILE], min(TILE, end - token), rows[TILE:])
 
 
 @compiled()
@@ -64,7 +71,7 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
     @compiled()
     def serve(
         q: Any, geometry: Any, scale_geometry: Any, table: Any, tasks: Any, first: Any, left: Any, counter: int,
-        order: Any, value_order: Any, scale: Any, cap: Any, sinks: Any, tops: Any, totals: Any, parts: Any, out: Any,
+        scale: Any, cap: Any, sinks: Any, tops: Any, totals: Any, parts: Any, out: Any,
     ) -> None:  # fmt: skip
         head_bytes, value_bytes, kv_heads = geometry[4], geometry[5], geometry[6]
         all_heads, registers = q.shape[1], geometry[6] * chunks * lanes
@@ -80,23 +87,23 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
         begin += all_heads * dim
         sums = space[begin : begin + all_heads * value_dim]
         top_of, total_of = np.empty(all_heads, np.float32), np.empty(all_heads, np.float32)
-        rows, coming = np.empty(TILE, np.int64), np.empty(TILE, np.int64)
+        rows, coming = np.empty(2 * TILE, np.int64), np.empty(2 * TILE, np.int64)
         places = np.empty(TILE, np.int64)
         key_scale, value_scale = np.empty(TILE, np.float32), np.empty(TILE, np.float32)
         index = take(counter, 1)
         if index < len(tasks):
-            _address_rows(table[tasks[index, 0]], tasks[index, 1], tasks[index, 2], geometry, rows)
+            _rows_and_order(table[tasks[index, 0]], tasks[index, 1], tasks[index, 2], geometry, rows)
         while index < len(tasks):
             following = take(counter, 1)
             s, token, end, place = tasks[index, 0], tasks[index, 1], tasks[index, 2], tasks[index, 3]
-            pack(q[s], order, scale, packed, top, total, sums)
+            pack(lanes, form, dim, q[s], scale, packed, top, total, sums)
             while token < end:
                 count = min(TILE, end - token)
                 if token + TILE < end:
-                    _address_rows(table[s], token + TILE, end, geometry, coming)
+                    _rows_and_order(table[s], token + TILE, end, geometry, coming)
                 elif following < len(tasks):
                     t, start, stop = tasks[following, 0], tasks[following, 1], tasks[following, 2]
-                    _address_rows(table[t], start, stop, geometry, coming)
+                    _rows_and_order(table[t], start, stop, geometry, coming)
                 if scaled:
                     _address_rows(table[s], token, end, scale_geometry, places)
                 for h in range(kv_heads):
@@ -104,7 +111,7 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
                         read_scales(places, h * scale_geometry[4], count, key_scale)
                         read_scales(places, h * scale_geometry[4] + scale_geometry[5], count, value_scale)
                     here, tile_at, offset = rows.ctypes.data, tile.ctypes.data, h * head_bytes
-                    there = here if h + 1 < kv_heads else coming.ctypes.data
+                    there = (rows if h + 1 < kv_heads else coming).ctypes.data + 8 * TILE
                     soon = offset + head_bytes if h + 1 < kv_heads else 0
                     for c in range(chunks):
                         head, register = h * group + c * size, 4 * lanes * (h * chunks + c)
@@ -140,7 +147,9 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
                 token += TILE
                 rows, coming = coming, rows
             per_head(top, total, group, size, room, lanes, top_of, total_of)
-            conclude(s, place, top_of, total_of, sums, first, left, tops, totals, parts, sinks, value_order, out)
+            conclude(
+                lanes, form, value_dim, s, place, top_of, total_of, sums, first, left, tops, totals, parts, sinks, out
+            )  # fmt: skip
             index = following
 
     return serve
@@ -148,8 +157,8 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
 
 @compiled()
 def serve_portably(
-    q: Any, geometry: Any, scale_geometry: Any, table: Any, tasks: Any, first: Any, left: Any, counter: int, order: Any,
-    value_order: Any, scale: Any, cap: Any, sinks: Any, tops: Any, totals: Any, parts: Any, out: Any,
+    q: Any, geometry: Any, scale_geometry: Any, table: Any, tasks: Any, first: Any, left: Any, counter: int,
+    scale: Any, cap: Any, sinks: Any, tops: Any, totals: Any, parts: Any, out: Any,
 ) -> None:  # fmt: skip
     """As `decoder`'s loop, for any shape and CPU."""
     kv_heads, form = geometry[6], geometry[7]
@@ -165,7 +174,7 @@ def serve_portably(
         if index >= len(tasks):
             return
         s, token, end, place = tasks[index, 0], tasks[index, 1], tasks[index, 2], tasks[index, 3]
-        pack(q[s], order, scale, packed, top, total, sums)
+        pack(0, 0, 0, q[s], scale, packed, top, total, sums)
         while token < end:
             _address_rows(table[s], token, end, geometry, rows)
             if form == INT8:
@@ -176,7 +185,7 @@ def serve_portably(
                 sums.reshape((kv_heads, group, value_dim)), tile, scores_, row_scale,
             )  # fmt: skip
             token += TILE
-        conclude(s, place, top, total, sums, first, left, tops, totals, parts, sinks, value_order, out)
+        conclude(0, 0, 0, s, place, top, total, sums, first, left, tops, totals, parts, sinks, out)
 
 
 @dataclass(frozen=True)
@@ -245,7 +254,6 @@ def decode(
     counter = np.zeros(1, np.int64)
     arguments = (
         q, cache.geometry, cache.of_scales.geometry, table, tasks, first, np.diff(first), counter.ctypes.data,
-        lane_order(dim, cache.kind, lanes), lane_order(value_dim, cache.kind, lanes),
         np.float32(scale * LOG2_E), np.float32(cap or 0),
         np.empty(0, np.float32) if sinks is None else sinks * np.float32(LOG2_E),
         np.empty((several, heads), np.float32), np.empty((several, heads), np.float32),
@@ -262,9 +270,3 @@ def even_lanes(path: CodePath, *dims: int) -> int:
     """The widest registers of the path that rows of these lengths fill evenly, or 0."""
     fitting = [lanes for lanes in (16, 8) if lanes <= path.value and not any(dim % lanes for dim in dims)]
     return fitting[0] if fitting else 0
-
-
-@functools.cache
-def lane_order(dim: int, kind: Kind, lanes: int) -> NDArray[np.int64]:
-    """Which element of a row each lane holds; their own order where there are no lanes."""
-    return np.array(order(dim, kind, lanes) if lanes else range(dim), np.int64)

@@ -70,18 +70,6 @@ def pieces(dim: int, kind: Kind, lanes: int) -> tuple[Piece, ...]:
     return (*whole, *rest)
 
 
-def order(dim: int, kind: Kind, lanes: int) -> list[int]:
-    """Which element of a row each lane holds, register by register."""
-    found: list[int] = []
-    for piece in pieces(dim, kind, lanes):
-        if piece.vectors == 2:
-            found += range(piece.start, piece.start + 2 * lanes, 2)
-            found += range(piece.start + 1, piece.start + 2 * lanes, 2)
-        else:
-            found += range(piece.start, piece.start + lanes)
-    return found
-
-
 class Emitter:
     """Appends vector instructions to a function under construction; addresses are 64-bit integers."""
 
