@@ -16,7 +16,6 @@ from workbench.kernels import multiply_add, read_memory
 
 SLOW_BELOW = 0.8
 """Share of the fastest reading seen, below which a round belongs to the memory's slow state."""
-_STEPS = 200_000
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def play(work: Work, pool: npt.NDArray[Any], threads: int, rng: np.random.Genera
     calls: dict[str, Callable[[], Any]] = {
         "read": partial(read_memory, pool, threads=threads),
         "read again": partial(read_memory, pool, threads=threads),
-        "multiply": partial(multiply_add, _STEPS, threads=threads),
+        "multiply": partial(multiply_add, threads=threads),
     }
     calls |= {name: partial(compute, threads) for name, compute in (work.contenders | work.ceilings).items()}
     took, done = {}, {}

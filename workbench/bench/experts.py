@@ -34,7 +34,6 @@ _TOGETHER = 64
 """Pairs of token and expert up to which a call takes several experts, so that calling counts for little."""
 _POOL = 1 << 27
 """Bytes read before each run: its ceiling, and the caches are full of something else after it."""
-_STEPS = 200_000
 
 
 @dataclass(frozen=True)
@@ -177,7 +176,7 @@ def _round(
         read, _ = _timed(partial(read_memory, pool, threads=threads))
         took, _ = _timed(partial(call.compute, name, threads))
         runs[name, call.tokens] = Run(took / call.experts, pool.nbytes / read)
-    took, flops = _timed(partial(multiply_add, _STEPS, threads=threads))
+    took, flops = _timed(partial(multiply_add, threads=threads))
     return _Round(runs, flops / took)
 
 

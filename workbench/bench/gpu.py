@@ -35,7 +35,6 @@ Row = dict[str, Any]
 
 _TRIES = 2
 """How often a step is begun at most: one that ended the process twice is left out."""
-_STEPS = 200_000
 
 
 class CardLostError(WorkbenchError):
@@ -237,7 +236,7 @@ def _shared_memory(setting: Setting) -> Row:
     memory, cores = np.ones(_size(setting, 1 << 30), np.int8), usable_cores()
     read_memory(memory, threads=cores)
     alone = memory.nbytes / median(timed(lambda: read_memory(memory, threads=cores), torch.device("cpu")))
-    flops = multiply_add(_STEPS, threads=cores) / _seconds(lambda: multiply_add(_STEPS, threads=cores))
+    flops = multiply_add(threads=cores) / _seconds(lambda: multiply_add(threads=cores))
     stop = False
 
     def read() -> float:

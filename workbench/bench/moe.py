@@ -38,7 +38,6 @@ _SHORT = 0.02
 _DISAGREE = 2e-2
 """Relative Frobenius distance of two answers in bf16 that is no rounding any more."""
 _POOL = 1 << 28
-_STEPS = 200_000
 _OFTEN = 5
 """Repetitions of up to _FEW tokens in each round, which are short."""
 _FEW = 64
@@ -249,8 +248,8 @@ def _rates(device: str, threads: int) -> tuple[float, float]:
     multiply = 2 * side**3 / min(_seconds(lambda: one @ one, device) for _ in range(5))
     if device == "cpu":
         pool = np.ones(_POOL, np.int8)
-        flops = multiply_add(_STEPS, threads=threads)
-        alone = flops / min(_seconds(lambda: multiply_add(_STEPS, threads=threads), device) for _ in range(3))
+        flops = multiply_add(threads=threads)
+        alone = flops / min(_seconds(lambda: multiply_add(threads=threads), device) for _ in range(3))
         multiply = max(multiply, alone)
         return _POOL / min(_seconds(lambda: read_memory(pool, threads=threads), device) for _ in range(9)), multiply
     source = torch.ones(4 * _POOL, dtype=torch.int8, device=device)
