@@ -14,12 +14,14 @@ from .compiled import compiled
 from .decode_parts import conclude, pack, per_head
 from .decode_portable import INT8, cap_scores, read_scales, walk_tile
 from .decode_runs import split
-from .decode_vectors import TILE, Ahead, in_streams, scores, slots, softmax, take, weighted
+from .decode_vectors import Ahead, in_streams, scores, slots, softmax, take, tile_tokens, weighted
 from .features import CodePath
 from .team import side_by_side
 from .vector_ir import Kind
 
 LOG2_E = math.log2(math.e)
+_COPIED = 64
+"""Tokens that the portable path copies out of the cache at a time."""
 
 MOST_HEADS = {16: 8, 8: 4, 4: 4}
 """Query heads that share the rows in registers, by lanes: more would leave no second token to hide latency with."""
@@ -27,9 +29,9 @@ MOST_HEADS = {16: 8, 8: 4, 4: 4}
 
 @compiled()
 def _address_rows(table: Any, token: int, end: int, geometry: Any, rows: Any) -> None:
-    """Addresses of the rows of TILE tokens in head 0; past the end they repeat the last one."""
+    """Addresses of the rows of a tile's tokens in head 0; past the end they repeat the last one."""
     base, block, block_bytes, row_bytes = geometry[0], geometry[1], geometry[2], geometry[3]
-    at, count = 0, min(TILE, end - token)
+    at, count = 0, min(len(rows), end - token)
     while at < count:
         page = (token + at) // block
         offset = token + at - page * block
@@ -37,15 +39,16 @@ def _address_rows(table: Any, token: int, end: int, geometry: Any, rows: Any) ->
         for x in range(min(count - at, block - offset)):
             rows[at] = address + x * row_bytes
             at += 1
-    for x in range(count, TILE):
+    for x in range(count, len(rows)):
         rows[x] = rows[count - 1]
 
 
 @compiled()
 def _rows_and_order(table: Any, token: int, end: int, geometry: Any, rows: Any) -> None:
-    """Addresses of the rows of TILE tokens in head 0, and once more in the order in which they are asked for."""
-    _address_rows(table, token, end, geometry, rows[:TILE])
-    in_streams(rows[:TILE], min(TILE, end - token), rows[TILE:])
+    """Addresses of the rows of a tile's tokens in head 0, and once more in the order in which they are asked for."""
+    tokens = len(rows) // 2
+    _address_rows(table, token, end, geometry, rows[:tokens])
+    in_streams(rows[:tokens], min(tokens, end - token), rows[tokens:])
 
 
 @compiled()
@@ -66,7 +69,7 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
     size = -(-group // chunks)
     room, rest = slots(size), group - (chunks - 1) * size
     heads = size if chunks > 1 else 0  # no code for chunks that do not occur
-    ahead, scaled = int(Ahead.of(group)), kind is Kind.INT8
+    ahead, scaled, tokens = int(Ahead.of(group)), kind is Kind.INT8, tile_tokens(dim * kind.itemsize)
 
     @compiled()
     def serve(
@@ -75,10 +78,10 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
     ) -> None:  # fmt: skip
         head_bytes, value_bytes, kv_heads = geometry[4], geometry[5], geometry[6]
         all_heads, registers = q.shape[1], geometry[6] * chunks * lanes
-        space = np.empty(all_heads * (dim + value_dim) + 2 * registers + TILE * room + 16, np.float32)
+        space = np.empty(all_heads * (dim + value_dim) + 2 * registers + tokens * room + 16, np.float32)
         begin = (64 - space.ctypes.data % 64) % 64 // 4
-        tile = space[begin : begin + TILE * room]
-        begin += TILE * room
+        tile = space[begin : begin + tokens * room]
+        begin += tokens * room
         top = space[begin : begin + registers]
         begin += registers
         total = space[begin : begin + registers]
@@ -87,9 +90,9 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
         begin += all_heads * dim
         sums = space[begin : begin + all_heads * value_dim]
         top_of, total_of = np.empty(all_heads, np.float32), np.empty(all_heads, np.float32)
-        rows, coming = np.empty(2 * TILE, np.int64), np.empty(2 * TILE, np.int64)
-        places = np.empty(TILE, np.int64)
-        key_scale, value_scale = np.empty(TILE, np.float32), np.empty(TILE, np.float32)
+        rows, coming = np.empty(2 * tokens, np.int64), np.empty(2 * tokens, np.int64)
+        places = np.empty(tokens, np.int64)
+        key_scale, value_scale = np.empty(tokens, np.float32), np.empty(tokens, np.float32)
         index = take(counter, 1)
         if index < len(tasks):
             _rows_and_order(table[tasks[index, 0]], tasks[index, 1], tasks[index, 2], geometry, rows)
@@ -98,9 +101,9 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
             s, token, end, place = tasks[index, 0], tasks[index, 1], tasks[index, 2], tasks[index, 3]
             pack(lanes, form, dim, q[s], scale, packed, top, total, sums)
             while token < end:
-                count = min(TILE, end - token)
-                if token + TILE < end:
-                    _rows_and_order(table[s], token + TILE, end, geometry, coming)
+                count = min(tokens, end - token)
+                if token + tokens < end:
+                    _rows_and_order(table[s], token + tokens, end, geometry, coming)
                 elif following < len(tasks):
                     t, start, stop = tasks[following, 0], tasks[following, 1], tasks[following, 2]
                     _rows_and_order(table[t], start, stop, geometry, coming)
@@ -111,7 +114,7 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
                         read_scales(places, h * scale_geometry[4], count, key_scale)
                         read_scales(places, h * scale_geometry[4] + scale_geometry[5], count, value_scale)
                     here, tile_at, offset = rows.ctypes.data, tile.ctypes.data, h * head_bytes
-                    there = (rows if h + 1 < kv_heads else coming).ctypes.data + 8 * TILE
+                    there = (rows if h + 1 < kv_heads else coming).ctypes.data + 8 * tokens
                     soon = offset + head_bytes if h + 1 < kv_heads else 0
                     for c in range(chunks):
                         head, register = h * group + c * size, 4 * lanes * (h * chunks + c)
@@ -124,12 +127,12 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
                             _apply(key_scale, count, room, tile)
                         if capped:
                             cap_scores(tile, count * room, cap)
-                        for x in range(count * room, TILE * room):
+                        for x in range(count * room, tokens * room):
                             tile[x] = -np.inf
                         top_at, total_at = top.ctypes.data + register, total.ctypes.data + register
                         value, next_value = offset + value_bytes, soon + value_bytes
                         if c + 1 < chunks:
-                            softmax(lanes, value_dim, heads, room, tile_at, top_at, total_at, sums_at)
+                            softmax(lanes, value_dim, heads, room, tokens, tile_at, top_at, total_at, sums_at)
                             if scaled:
                                 _apply(value_scale, count, room, tile)
                             weighted(
@@ -137,14 +140,14 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
                                 next_value,
                             )  # fmt: skip
                         else:
-                            softmax(lanes, value_dim, rest, room, tile_at, top_at, total_at, sums_at)
+                            softmax(lanes, value_dim, rest, room, tokens, tile_at, top_at, total_at, sums_at)
                             if scaled:
                                 _apply(value_scale, count, room, tile)
                             weighted(
                                 lanes, form, value_dim, rest, room, ahead, tile_at, here, value, count, sums_at, there,
                                 next_value,
                             )  # fmt: skip
-                token += TILE
+                token += tokens
                 rows, coming = coming, rows
             per_head(top, total, group, size, room, lanes, top_of, total_of)
             conclude(
@@ -166,8 +169,8 @@ def serve_portably(
     value_dim, group = out.shape[2], heads // kv_heads
     packed, sums = np.empty(heads * dim, np.float32), np.empty(heads * value_dim, np.float32)
     top, total = np.empty(heads, np.float32), np.empty(heads, np.float32)
-    tile, scores_ = np.empty((TILE, dim), np.uint32), np.empty((group, TILE), np.float32)
-    rows, places, row_scale = np.empty(TILE, np.int64), np.empty(TILE, np.int64), np.empty(TILE, np.float32)
+    tile, scores_ = np.empty((_COPIED, dim), np.uint32), np.empty((group, _COPIED), np.float32)
+    rows, places, row_scale = np.empty(_COPIED, np.int64), np.empty(_COPIED, np.int64), np.empty(_COPIED, np.float32)
     shape = (kv_heads, group)
     while True:
         index = take(counter, 1)
@@ -180,11 +183,11 @@ def serve_portably(
             if form == INT8:
                 _address_rows(table[s], token, end, scale_geometry, places)
             walk_tile(
-                form, cap, rows, geometry, places, scale_geometry, min(TILE, end - token),
+                form, cap, rows, geometry, places, scale_geometry, min(_COPIED, end - token),
                 packed.reshape((kv_heads, group, dim)), top.reshape(shape), total.reshape(shape),
                 sums.reshape((kv_heads, group, value_dim)), tile, scores_, row_scale,
             )  # fmt: skip
-            token += TILE
+            token += _COPIED
         conclude(0, 0, 0, s, place, top, total, sums, first, left, tops, totals, parts, sinks, out)
 
 
