@@ -7,6 +7,8 @@ the same; rows past the last token repeat it. All configuration arrives as liter
 from __future__ import annotations
 
 import enum
+import functools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -196,11 +198,15 @@ def softmax(
             return context.get_dummy_value()
         e = Emitter(builder, width)
         tile_, top_, total_, sums_ = arguments[5:]
-        places = range(0, 4 * _literal(tokens) * space, 4 * width)
-        high = [e.load_f32(tile_, place) for place in places]
-        while len(high) > 1:
-            high = [e.larger(a, b) for a, b in zip(high[::2], high[1::2], strict=True)]
-        largest, before = e.across(high[0], e.larger, space), e.load_f32(top_)
+        some = range(0, 16 * width, 4 * width)  # four registers, of which a tile has a multiple
+        times = I64(_literal(tokens) * space // (4 * width))
+
+        def higher(index: Any, high: list[Any]) -> list[Any]:
+            here = e.at(tile_, builder.mul(index, I64(len(some) * some.step)))
+            return [e.larger(e.load_f32(here, place), own) for place, own in zip(some, high, strict=True)]
+
+        high = e.loop(times, [e.const(-math.inf)] * len(some), higher)
+        largest, before = e.across(functools.reduce(e.larger, high), e.larger, space), e.load_f32(top_)
         grown = builder.fcmp_ordered(">", largest, before)
         any_grown = builder.icmp_unsigned("!=", builder.bitcast(grown, ir.IntType(width)), ir.IntType(width)(0))
         with builder.if_then(any_grown, likely=False):
@@ -212,12 +218,17 @@ def softmax(
                 factor = e.shuffle(shrink, shrink, [h] * width)
                 for place in range(4 * h * length, 4 * (h + 1) * length, 4 * width):
                     e.store_f32(builder.fmul(factor, e.load_f32(sums_, place)), sums_, place)
-        reference, running = e.load_f32(top_), e.load_f32(total_)
-        for place in places:
-            weight = e.exp2(builder.fsub(e.load_f32(tile_, place), reference))
-            e.store_f32(weight, tile_, place)
-            running = builder.fadd(running, weight)
-        e.store_f32(running, total_)
+        reference = e.load_f32(top_)
+
+        def weigh(index: Any, running: list[Any]) -> list[Any]:
+            here, total = e.at(tile_, builder.mul(index, I64(len(some) * some.step))), running[0]
+            for place in some:
+                weight = e.exp2(builder.fsub(e.load_f32(here, place), reference))
+                e.store_f32(weight, here, place)
+                total = builder.fadd(total, weight)
+            return [total]
+
+        e.store_f32(e.loop(times, [e.load_f32(total_)], weigh)[0], total_)
         return context.get_dummy_value()
 
     return types.void(lanes, dim, heads, room, tokens, *[types.int64] * 4), emit
