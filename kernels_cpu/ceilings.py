@@ -9,7 +9,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from .compiled import compiled, emitted
+from .compiled import compiled, emitted, literal
 from .decode_runs import split
 from .decode_vectors import take
 from .features import features
@@ -25,7 +25,7 @@ _PIECE = 1 << 20
 @emitted
 def _read(typing: Any, lanes: Any, address: Any, steps: Any) -> Any:
     """The sum of the words of `steps` times 16 registers."""
-    width = int(lanes.literal_value)
+    width = literal(lanes)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         e = Emitter(builder, width)
@@ -45,7 +45,7 @@ def _read(typing: Any, lanes: Any, address: Any, steps: Any) -> Any:
 @emitted
 def _multiply_add(typing: Any, lanes: Any, steps: Any) -> Any:
     """`steps` times 16 multiply-adds of a register each."""
-    width = int(lanes.literal_value)
+    width = literal(lanes)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         e = Emitter(builder, width)

@@ -45,3 +45,8 @@ def compiled(*fastmath: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 def emitted(function: Callable[..., Any]) -> Callable[..., Any]:
     """An intrinsic of Numba: what it returns emits LLVM instructions; literal arguments arrive as such."""
     return cast(Callable[..., Any], intrinsic(prefer_literal=True)(function))
+
+
+def literal(value: Any) -> int:
+    """An argument of an intrinsic that was given as a literal."""
+    return int(value.literal_value)

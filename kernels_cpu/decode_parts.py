@@ -7,17 +7,15 @@ from typing import Any
 import numpy as np
 from numba import literally, types  # type: ignore[attr-defined]
 
-from .compiled import compiled, emitted
+from .compiled import compiled, emitted, literal
 from .decode_vectors import take
 from .vector_ir import I64, Emitter, Kind, pieces
 
 
 @emitted
-def _packed(
-    typing: Any, lanes: Any, kind: Any, dim: Any, rows: Any, factor: Any, source: Any, target: Any
-) -> Any:  # fmt: skip
+def _packed(typing: Any, lanes: Any, kind: Any, dim: Any, rows: Any, factor: Any, source: Any, target: Any) -> Any:
     """target = factor * source over rows of `dim` fp32, in the order in which `widen` takes a cached row apart."""
-    width, form, length = (int(given.literal_value) for given in (lanes, kind, dim))
+    width, form, length = literal(lanes), Kind(literal(kind)), literal(dim)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if not width:
@@ -29,7 +27,7 @@ def _packed(
         def row(index: Any, _: list[Any]) -> list[Any]:
             place = builder.mul(index, I64(4 * length))
             here, to = e.at(source_, place), e.at(target_, place)
-            for piece in pieces(length, Kind(form), width):
+            for piece in pieces(length, form, width):
                 own = [e.load(e.at(here, 4 * (piece.start + x * width)), e.f32s, 4) for x in range(piece.vectors)]
                 if piece.vectors == 2:
                     own = [e.shuffle(own[0], own[1], range(half, 2 * width, 2)) for half in range(2)]
@@ -46,7 +44,7 @@ def _packed(
 @emitted
 def _unpacked(typing: Any, lanes: Any, kind: Any, dim: Any, factor: Any, source: Any, target: Any) -> Any:
     """target = factor * source, a row that lies as `_packed` leaves it back in its own order."""
-    width, form, length = (int(given.literal_value) for given in (lanes, kind, dim))
+    width, form, length = literal(lanes), Kind(literal(kind)), literal(dim)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if not width:
@@ -54,7 +52,7 @@ def _unpacked(typing: Any, lanes: Any, kind: Any, dim: Any, factor: Any, source:
         e = Emitter(builder, width)
         factor_, source_, target_ = arguments[3:]
         share = e.spread(factor_)
-        for piece in pieces(length, Kind(form), width):
+        for piece in pieces(length, form, width):
             own = [e.load(e.at(source_, 4 * (piece.start + x * width)), e.f32s, 4) for x in range(piece.vectors)]
             if piece.vectors == 2:
                 mixed = [lane // 2 + width * (lane % 2) for lane in range(2 * width)]

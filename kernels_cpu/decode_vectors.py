@@ -15,7 +15,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from .compiled import compiled, emitted
+from .compiled import compiled, emitted, literal
 from .features import is_zen
 from .vector_ir import I64, LINE, Emitter, Kind, Piece, pieces
 
@@ -97,10 +97,6 @@ def slots(heads: int) -> int:
     return 1 << (heads - 1).bit_length()
 
 
-def _literal(value: Any) -> int:
-    return int(value.literal_value)
-
-
 @emitted
 def scores(
     typing: Any, lanes: Any, kind: Any, dim: Any, heads: Any, room: Any, ahead: Any,
@@ -110,8 +106,8 @@ def scores(
 
     A row of the tile has `room` lanes; those past `heads` become 0.
     """
-    width, form, length = _literal(lanes), Kind(_literal(kind)), _literal(dim)
-    group, space, fetch = _literal(heads), _literal(room), Ahead(_literal(ahead))
+    width, form, length = literal(lanes), Kind(literal(kind)), literal(dim)
+    group, space, fetch = literal(heads), literal(room), Ahead(literal(ahead))
     parts, tokens = pieces(length, form, width), width // space
     lines = _lines(length * form.itemsize, fetch)
     # As many tokens as have room share a query's load: of four heads four rather than two gave 1.05 times the rate on
@@ -191,7 +187,7 @@ def softmax(
     `top` and `total` are a register each, laid out like a row of tokens: the largest scores, and running sums of
     weights. `sums` are the heads' weighted values; they and `total` are scaled down when a largest score grows.
     """
-    width, length, group, space = _literal(lanes), _literal(dim), _literal(heads), _literal(room)
+    width, length, group, space = literal(lanes), literal(dim), literal(heads), literal(room)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if not group:
@@ -199,7 +195,7 @@ def softmax(
         e = Emitter(builder, width)
         tile_, top_, total_, sums_ = arguments[5:]
         some = range(0, 16 * width, 4 * width)  # four registers, of which a tile has a multiple
-        times = I64(_literal(tokens) * space // (4 * width))
+        times = I64(literal(tokens) * space // (4 * width))
 
         def higher(index: Any, high: list[Any]) -> list[Any]:
             here = e.at(tile_, builder.mul(index, I64(len(some) * some.step)))
@@ -240,8 +236,8 @@ def weighted(
     tile: Any, rows: Any, offset: Any, count: Any, sums: Any, next_rows: Any, next_offset: Any,
 ) -> Any:  # fmt: skip
     """sums[h] += tile[t, h] row[t] for `heads` heads and `count` tokens; asks for the next unit's rows."""
-    width, form, length = _literal(lanes), Kind(_literal(kind)), _literal(dim)
-    group, space, fetch = _literal(heads), _literal(room), Ahead(_literal(ahead))
+    width, form, length = literal(lanes), Kind(literal(kind)), literal(dim)
+    group, space, fetch = literal(heads), literal(room), Ahead(literal(ahead))
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if not group:

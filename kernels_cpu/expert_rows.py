@@ -6,8 +6,8 @@ from typing import Any
 
 from numba import types
 
-from .compiled import emitted
-from .expert_vectors import SUMS, ahead, literal, rows_of
+from .compiled import emitted, literal
+from .expert_vectors import SUMS, ahead, rows_of
 from .expert_weights import ROWS
 from .vector_ir import I64, Emitter, Kind, Piece
 

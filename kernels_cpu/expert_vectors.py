@@ -11,7 +11,7 @@ from typing import Any
 
 from numba import types
 
-from .compiled import emitted
+from .compiled import emitted, literal
 from .expert_weights import ROWS, Format
 from .features import has, is_zen
 from .vector_ir import I8, I32, I64, Emitter
@@ -25,11 +25,6 @@ Shares of sequential reading on two cores of an Ice Lake Xeon at 1 and 4 tokens 
 1 KiB 0.90 and 0.82, 2 KiB 0.92 and 0.88, 4 to 8 KiB 0.94 to 0.95 and 0.88 to 0.92, 16 KiB 0.92 and 0.88; into L2 0.02
 to 0.05 less. Many tokens gain too: 8 of them are 1.2 times as fast, 32 of them 1.06. Two Zen 4 cores read 0.99 without.
 """
-
-
-def literal(value: Any) -> int:
-    """An argument that was given as a literal."""
-    return int(value.literal_value)
 
 
 def _runs(lanes: int, tokens: int) -> list[range]:
