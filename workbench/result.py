@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import html
 import json
 import math
@@ -238,6 +239,11 @@ def _span(lane: str, name: str, start: float, end: float, iteration: int, after:
 
 def versions() -> dict[str, str]:
     """Versions of everything that changes a number."""
+    return dict(_versions())
+
+
+@functools.cache
+def _versions() -> Mapping[str, str]:
     found = {"python": platform.python_version()}
     for package in ("moe-workbench", "numpy", "torch", "numba", "triton"):
         try:
