@@ -202,17 +202,18 @@ def play(
 ) -> tuple[list[float], list[float], list[float]]:
     """As `lay_out`, for the turns of a plan: starts, ends, and how long each task holds its lane [s]."""
     starts, ends, busy = [0.0] * len(order), [0.0] * len(order), list(seconds)
-    free = dict.fromkeys(LANES, 0.0)
+    free = dict.fromkeys((lane for lane, _, is_bulk in order if not is_bulk), 0.0)
     bulk: dict[str, list[_Bulk]] = {}
     for index, ((lane, after, is_bulk), length, drag) in enumerate(zip(order, seconds, drags, strict=True)):
-        start = free[lane]
+        start = free.get(lane, 0.0)
         for other in after:
             if ends[other] > start:
                 start = ends[other]
         if is_bulk:
-            before = bulk.get(lane, [])
+            over = min(free.values(), default=start)  # no small transfer and no other task begins before
+            before = [transfer for transfer in bulk.get(lane, ()) if ends[transfer.index] > over]
             start = max(start, ends[before[-1].index]) if before else start
-            bulk[lane] = [*before[1 - _UNDER_WAY :], _Bulk(index, start)]
+            bulk[lane] = [*before, _Bulk(index, start)]
             starts[index], ends[index] = start, start + length
             continue
         if lane in bulk and length:
@@ -252,10 +253,6 @@ def _let_pass(
         if ends[before.index] > starts[behind.index]:
             behind.delay(ends[before.index] - starts[behind.index], starts, ends)
     return start
-
-
-_UNDER_WAY = 4
-"""Bulk transfers of a lane that are looked back on; more never wait for one another, for want of weight slots."""
 
 
 @dataclass(slots=True)

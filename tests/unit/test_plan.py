@@ -102,6 +102,14 @@ def test_a_small_transfer_delays_the_bulk_one_under_way_and_those_that_wait_behi
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("waiting", [1, 5, 20])
+def test_however_many_bulk_transfers_wait_a_small_one_passes_the_one_under_way_and_delays_all(waiting):
+    tasks = [*(bulk() for _ in range(waiting)), task(CPU), task(IN, waiting)]
+    found = spans(tasks, [3.0] * waiting + [0.5, 0.25], 1.0)
+    assert found[-1] == (1.0, 1.25)
+    assert found[:waiting] == [(0, 3.25), *((3 * n + 0.25, 3 * n + 3.25) for n in range(1, waiting))]
+
+
 @pytest.mark.parametrize(("layers", "makespan"), [(2, 21.0), (3, 31.0)])
 def test_vslpipe_takes_as_long_as_the_reference_simulator_says(layers, makespan):
     """The project's table of reference cases, rows sched.VSL.L2 and sched.VSL.L3: warm start, phase barrier."""
