@@ -184,33 +184,46 @@ def lay_out(
     SPEC 2 (lanes, strict order) and 3 (VSLPipe: packets with priority). Small transfers must stand in the plan in
     the order in which they become ready, as they do in the schedules here.
     """
-    starts, ends, _ = play(turns(tasks), seconds, packet, drags or [0.0] * len(tasks))
+    starts, ends, _ = play(Turns.of(tasks), seconds, packet, drags or [0.0] * len(tasks))
     return starts, ends
 
 
-Turn = tuple[str, tuple[int, ...], bool]
-"""What of a task decides when it may begin: its lane, what it waits for, and whether it is bulk."""
+class Turns(NamedTuple):
+    """What of a plan's tasks decides when they may begin, found once for a plan that is played again and again.
 
+    Attributes
+    ----------
+    tasks : list of (str, tuple of int, bool)
+        Of each its lane, what it waits for, and whether it is bulk.
+    lanes : tuple of str
+        Those of the tasks that are not bulk.
+    """
 
-def turns(tasks: Sequence[Task]) -> list[Turn]:
-    """Those of a plan's tasks, found once for a plan that is played again and again."""
-    return [(task.node.lane, task.after, task.bulk) for task in tasks]
+    tasks: list[tuple[str, tuple[int, ...], bool]]
+    lanes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, tasks: Sequence[Task]) -> Turns:
+        """Those of a plan's tasks."""
+        lanes = dict.fromkeys(task.node.lane for task in tasks if not task.bulk)
+        return cls([(task.node.lane, task.after, task.bulk) for task in tasks], tuple(lanes))
 
 
 def play(
-    order: Sequence[Turn], seconds: Sequence[float], packet: float, drags: Sequence[float]
+    turns: Turns, seconds: Sequence[float], packet: float, drags: Sequence[float]
 ) -> tuple[list[float], list[float], list[float]]:
     """As `lay_out`, for the turns of a plan: starts, ends, and how long each task holds its lane [s]."""
+    order = turns.tasks
     starts, ends, busy = [0.0] * len(order), [0.0] * len(order), list(seconds)
-    free = dict.fromkeys((lane for lane, _, is_bulk in order if not is_bulk), 0.0)
+    free = dict.fromkeys(LANES, 0.0)
     bulk: dict[str, list[_Bulk]] = {}
     for index, ((lane, after, is_bulk), length, drag) in enumerate(zip(order, seconds, drags, strict=True)):
-        start = free.get(lane, 0.0)
+        start = free[lane]
         for other in after:
             if ends[other] > start:
                 start = ends[other]
         if is_bulk:
-            over = min(free.values(), default=start)  # no small transfer and no other task begins before
+            over = min([free[each] for each in turns.lanes], default=start)  # none but bulk transfers begin before
             before = [transfer for transfer in bulk.get(lane, ()) if ends[transfer.index] > over]
             start = max(start, ends[before[-1].index]) if before else start
             bulk[lane] = [*before, _Bulk(index, start)]

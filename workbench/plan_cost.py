@@ -8,7 +8,7 @@ from typing import NamedTuple
 from workbench.cost import CutRows, PartRows, Rows
 from workbench.errors import ScenarioError
 from workbench.hardware import Machine
-from workbench.plan import COMPUTE, Carry, Task, Turn, busy_seconds, one_at_a_time, play, turns
+from workbench.plan import COMPUTE, Carry, Task, Turns, busy_seconds, one_at_a_time, play
 from workbench.profile import Cores, Pace
 from workbench.scheduler.batch import Batch
 from workbench.task_cost import Price, Pricer, TaskCost
@@ -56,7 +56,7 @@ class _Kinds(NamedTuple):
     on_host: list[int]
     rest: list[int]
     on: list[int]
-    order: list[Turn]
+    order: Turns
     tasks: Sequence[Task]
 
     def each(self, of_kind: list[float]) -> list[float]:
@@ -183,7 +183,7 @@ class PlanCost:
                 kinds.append(_Kind(task.part, place, self._pricer(task, cpu if task.node.lane == "cpu" else gpu)))
             of_task.append(number[key])
         rest, on = ([i for i, task in enumerate(tasks) if task.carry is carry] for carry in (Carry.IN, Carry.OUT))
-        return _Kinds(kinds, of_task, on_host, rest, on, turns(tasks), tasks)
+        return _Kinds(kinds, of_task, on_host, rest, on, Turns.of(tasks), tasks)
 
     def _pricer(self, task: Task, threads: int) -> Pricer:
         if task.part is None:

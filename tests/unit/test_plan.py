@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.systems import MIXED, PIPELINES, VSL
-from workbench.plan import Page, Plan, Task, busy_seconds, lay_out, let_begin, one_at_a_time, part_name, play, turns
+from workbench.plan import Page, Plan, Task, Turns, busy_seconds, lay_out, let_begin, one_at_a_time, part_name, play
 from workbench.schedules import Sequential, Step, VSLPipe
 from workbench.segments import WEIGHTS, Kind, Node, layer_graph
 from workbench.timeline import ITERATION
@@ -217,5 +217,5 @@ def test_small_transfers_pass_bulk_ones_but_bulk_ones_wait_for_the_lane():
 
 
 def test_a_dragged_task_holds_its_lane_for_as_long_as_it_takes():
-    _, _, busy = play(turns([bulk(), task(GPU)]), [10.0, 2.0], 1.0, [0.0, 0.5])
+    _, _, busy = play(Turns.of([bulk(), task(GPU)]), [10.0, 2.0], 1.0, [0.0, 0.5])
     assert busy == [10.0, 4.0]
