@@ -82,14 +82,12 @@ class PlanCost:
         return kinds.each([seconds for seconds, _ in _prices(kinds, parts)])
 
     def lay_out(
-        self, tasks: Sequence[Task], parts: Sequence[PartRows], packet: float, whole: Sequence[Task], carried: float
+        self, tasks: Sequence[Task], parts: Sequence[PartRows], packet: float, pace: Pace | None, carried: float
     ) -> LaidOut:
-        """Play tasks of a plan; see `plan.lay_out`.
+        """Play tasks of a plan at its pace, or where devices share nothing but DRAM without one; see `plan.lay_out`.
 
-        The `whole` plan sets the pace; the transfer that the iteration before let run on takes `carried` seconds yet.
+        The transfer that the iteration before let run on takes `carried` seconds yet.
         """
-        cores = self._machine.cores
-        pace = None if cores is None else self.pace(whole, parts, cores)
         kinds = self._sorted(tasks, parts, pace)
         prices = _prices(kinds, parts)
         work = kinds.each([seconds for seconds, _ in prices])

@@ -144,7 +144,7 @@ def a40_layer(schedule: Schedule, pipeline: Pipeline, decode: int, context: int,
 
     def seconds(layers: int) -> float:
         tasks = cost.lowering.tasks(layers, Step.MIDDLE)
-        return cost.plans.lay_out(tasks, [part] * schedule.parts, schedule.packet_seconds, tasks, 0.0).seconds
+        return cost.plans.lay_out(tasks, [part] * schedule.parts, schedule.packet_seconds, None, 0.0).seconds
 
     return (seconds(12) - seconds(6)) / 6
 

@@ -6,6 +6,7 @@ No iteration is shorter than the host's memory takes for all that the plan's tas
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import replace
 from operator import mul
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from workbench.cost import PartRows, Rows
 from workbench.plan import LANES, Plan, Task, busy_seconds, let_begin
 from workbench.prepared import Prepared
-from workbench.profile import Profile
+from workbench.profile import Pace, Profile
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.scheduler.block_manager import BlockCounts
@@ -83,6 +84,7 @@ class _Clock:
         self.now, self.timeline = 0.0, timeline
         self.bar = LateBar(int(prepared.scenario.workload.output_len.sum()))
         self._carried = 0.0  # seconds that are left of the transfer that the last iteration let run on
+        self._cores = prepared.scenario.machine.cores
         self._cost, self._plans, self._packet = prepared.cost, prepared.plans, prepared.lowering.schedule.packet_seconds
 
     def begin(self, blocks: BlockCounts) -> None:
@@ -96,6 +98,10 @@ class _Clock:
     def expert_bytes(self, plan: Plan) -> float:
         """See `Clock.expert_bytes`."""
         return self._cost.expert_bytes(plan.parts)
+
+    def _pace(self, plan: Plan, rows: Sequence[PartRows]) -> Pace | None:
+        """How the lanes run during a plan where they share cores."""
+        return None if self._cores is None else self._plans.pace(plan.tasks, rows, self._cores)
 
     def _pass(self, seconds: float, plan: Plan) -> None:
         """A plan took so long."""
@@ -116,7 +122,7 @@ class TaskClock(_Clock):
     def execute(self, plan: Plan, number: int, step: Step) -> dict[str, float]:
         """See `Clock.execute`."""
         rows = [self._cost.part(part) for part in plan.parts]
-        laid = self._plans.lay_out(plan.tasks, rows, self._packet, plan.tasks, self._carried)
+        laid = self._plans.lay_out(plan.tasks, rows, self._packet, self._pace(plan, rows), self._carried)
         seconds = max(sum(laid.dram), laid.seconds) + self._plans.between(plan.parts)
         afters = let_begin(plan.tasks, laid.starts, laid.ends)
         for task, start, end, after in zip(plan.tasks, laid.starts, laid.ends, afters, strict=True):
@@ -181,8 +187,9 @@ class IterationClock(_Clock):
     def execute(self, plan: Plan, number: int, step: Step) -> dict[str, float]:
         """See `Clock.execute`."""
         stack = self._stack(plan, step)
-        rows = [_in_stack(self._cost.part(part), stack) for part in plan.parts]
-        laid = self._plans.lay_out(stack.tasks, rows, self._packet, plan.tasks, self._carried)
+        rows = [self._cost.part(part) for part in plan.parts]
+        few = [_in_stack(each, stack) for each in rows]
+        laid = self._plans.lay_out(stack.tasks, few, self._packet, self._pace(plan, rows), self._carried)
         repeated, others = list(map(mul, laid.busy, stack.repeats)), stack.others(laid.ends)
         busy = {lane: sum(map(repeated.__getitem__, places), 0.0) for lane, places in stack.lanes.items()}
         least = sum(map(mul, laid.dram, stack.repeats))
