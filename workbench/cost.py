@@ -176,7 +176,7 @@ def reduce_scatter_seconds(size: float, count: int, between: Interconnect) -> fl
 def touched_share(experts: Numbers, chosen: Numbers, tokens: Numbers) -> Numbers:
     """Share of the experts that `tokens` tokens touch under uniform independent routing: 1 - (1 - k/E)^T.
 
-    Numbers or arrays. Exact for independent uniform tokens; an upper bound for real, skewed routing (MoE-CAP; SPEC 6).
+    Numbers or arrays. Exact for independent uniform tokens; an upper bound for real, skewed routing (MoE-CAP).
     """
     share: Numbers = 1.0 - (1.0 - chosen / experts) ** tokens
     return share

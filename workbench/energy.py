@@ -52,7 +52,7 @@ class EnergyModel:
 
         Notes
         -----
-        SPEC 7. Links between GPUs are left out.
+        Links between GPUs are left out.
         """
         total: float | npt.NDArray[np.float64] = 0.0
         given = {

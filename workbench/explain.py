@@ -47,7 +47,25 @@ def explain(results: Sequence[Result]) -> list[str]:
             sentences += [_against_simulation(result, other) for other in simulated]
         if result.source in (Source.SIMULATED, *_MEASURED):
             sentences += [_against_bound(result, other) for other in bounds]
+    if _bound_passed(results):
+        sentences.append(
+            "processed tok/s counts tokens that are computed again after a preemption, of which a bound has none: it "
+            "can be higher than the bound's, output tok/s cannot."
+        )
     return sentences
+
+
+def _bound_passed(results: Sequence[Result]) -> bool:
+    """True if one of the results processes more tokens per second than its bound."""
+    bounds = [result for result in results if result.source is Source.BOUND]
+    return any(
+        result.recomputed
+        and result.source is not Source.PREDICTED
+        and result.same_question(bound)
+        and result.proc_tok_s > bound.proc_tok_s
+        for result in results
+        for bound in bounds
+    )
 
 
 def beyond_bound(result: Result, bound: Result) -> dict[str, float]:
@@ -127,6 +145,7 @@ def _against_simulation(measured: Result, simulated: Result) -> str:
     )
     if not Noise(measured.others).quiet:
         start += f" Others took {measured.others:.0%} of the cores meanwhile."
+    start += _outside(measured, simulated)
     if _has_tasks(measured) and _has_tasks(simulated):
         return f"{start} By cause: {_signed(residual(measured, simulated))}."
     lanes = {lane: measured.busy.get(lane, 0.0) - busy for lane, busy in simulated.busy.items()}
@@ -137,6 +156,19 @@ def _against_simulation(measured: Result, simulated: Result) -> str:
         f"{start} The {worst} lane worked {measured.busy[worst]:.3g} s where "
         f"{simulated.busy[worst]:.3g} s were predicted ({lanes[worst]:+.3g} s); "
         f"the busiest lane, {longest}, was idle {idle:.0%} of the time."
+    )
+
+
+def _outside(measured: Result, simulated: Result) -> str:
+    """What to think of a run that is not within the simulation's interval; nothing if it is, or there is none."""
+    low, high = simulated.interval or (0.0, math.inf)
+    if low <= measured.gen_tok_s <= high:
+        return ""
+    when = simulated.facts.get("measured", "")[:10]
+    return (
+        f" That is outside the 90 % interval, {low:.4g} to {high:.4g}: the computer runs otherwise than when it was "
+        f"calibrated{f' ({when})' if when else ''}, or this first run warmed it up; run again, or calibrate with "
+        "refresh=True."
     )
 
 

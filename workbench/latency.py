@@ -91,7 +91,7 @@ def attainment(ttft: npt.ArrayLike, worst_gap: npt.ArrayLike, slo: Slo) -> float
 
     Notes
     -----
-    Layered Prefill section 5.1; SPEC 7.
+    Layered Prefill section 5.1.
     """
     first, gap = np.asarray(ttft, dtype=np.float64), np.asarray(worst_gap, dtype=np.float64)
     if not first.size:

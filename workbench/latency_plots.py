@@ -6,12 +6,13 @@ Each takes an `ax` and returns it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import matplotlib.pyplot as plt
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from workbench.scheduler.base import Scheduler
 from workbench.scheduler.block_manager import BlockManager
@@ -42,7 +43,7 @@ def plot_shares(
         ax.annotate("objective", (limit, 0.02), (3, 0), textcoords="offset points", fontsize=8, color=_LIMIT)
     ax.set(xlabel="seconds", ylabel="share that took at most so long", ylim=(0, 1.02), title=title)
     ax.set_xlim(left=0)
-    return _finished(ax)
+    return _finished(ax, "lower right")
 
 
 def plot_attainment(
@@ -59,9 +60,9 @@ def plot_attainment(
     ax = _axes(ax, (6, 3.4))
     for (name, curve), colour in zip(curves.items(), _COLOURS, strict=False):
         ax.plot(list(curve), list(curve.values()), "o-", color=colour, label=name)
-    ax.axhline(target, color=_LIMIT, linestyle="--", linewidth=1)
+    ax.axhline(target, color=_LIMIT, linestyle="--", linewidth=1, label=f"{target:.0%} asked for")
     ax.set(xlabel="requests per second", ylabel="met the objective", ylim=(0, 1.02))
-    return _finished(ax)
+    return _finished(ax, "lower left")
 
 
 def layer_tokens(scheduler: Scheduler, prompts: Sequence[int], layers: int) -> npt.NDArray[np.int64]:
@@ -89,6 +90,7 @@ def plot_passes(tokens: npt.NDArray[np.int64], ax: Axes | None = None, *, title:
     image = ax.imshow(tokens, aspect="auto", origin="lower", cmap="Blues", vmin=0, interpolation="nearest")
     ax.figure.colorbar(image, ax=ax, label="prompt tokens")
     ax.set(xlabel="iteration", ylabel="layer", title=title)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     return ax
 
 
@@ -96,9 +98,9 @@ def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
     return ax if ax is not None else plt.subplots(figsize=size, layout="constrained")[1]
 
 
-def _finished(ax: Axes) -> Axes:
+def _finished(ax: Axes, legend: Literal["lower left", "lower right"]) -> Axes:
     ax.yaxis.set_major_formatter(PercentFormatter(1.0))
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis="y", color="#e5e7eb", linewidth=0.6)
-    ax.legend(frameon=False)
+    ax.legend(loc=legend, frameon=False)
     return ax

@@ -371,7 +371,7 @@ class ModelConfig:
         return np.log2(tokens), shares
 
     def flops_per_token(self) -> float:
-        """GEMM FLOP to push one token through the model, head included (SPEC's F_tok)."""
+        """GEMM FLOP to push one token through the model, head included."""
         return 2.0 * self.active_params
 
     # --------------------------------------------------------------------------------------------------- in words

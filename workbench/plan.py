@@ -181,8 +181,8 @@ def lay_out(
 
     Notes
     -----
-    SPEC 2 (lanes, strict order) and 3 (VSLPipe: packets with priority). Small transfers must stand in the plan in
-    the order in which they become ready, as they do in the schedules here.
+    Packets with priority are VSLPipe's. Small transfers must stand in the plan in the order in which they become ready,
+    as they do in the schedules here.
     """
     starts, ends, _ = play(Turns.of(tasks), seconds, packet, drags or [0.0] * len(tasks))
     return starts, ends

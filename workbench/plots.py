@@ -135,7 +135,7 @@ def frame_sweep(ax: Axes, lines: Sequence[Line2D]) -> None:
     ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value)))
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_xlabel("KV capacity")
+    ax.set_xlabel("KV capacity (logarithmic)")
     ax.set_ylabel("output tokens per second")
     ax.spines[["top", "right"]].set_visible(False)
     if lines:
@@ -186,7 +186,7 @@ def _label_bubbles(timeline: Timeline, ax: Axes, pixel: float) -> None:
     letter = _LETTER * ax.figure.dpi / 72 * pixel
     for bubble in timeline.bubbles():
         lane, _, name = bubble.after.partition(" ")
-        wordings = (f"waits for {name}", name) if name else ("next iteration",) if lane == ITERATION else ()
+        wordings = (f"waits for {name}", f"({name})") if name else ("next iteration",) if lane == ITERATION else ()
         fitting = [words for words in wordings if len(words) * letter < bubble.end - bubble.start]
         if fitting and lane != bubble.lane:  # a lane that waited for itself was only late
             middle, row = (bubble.start + bubble.end) / 2 - timeline.begin, timeline.lanes.index(bubble.lane)

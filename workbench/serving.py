@@ -212,7 +212,7 @@ def _next(queue: Queue, clock: Clock, arrival: npt.NDArray[np.float64]) -> Batch
 
 
 def _modelled(prepared: Prepared, record: Record, seconds: float) -> Energy:
-    """Everything but experts and KV is read once per iteration (SPEC 7)."""
+    """Everything but experts and KV is read once per iteration."""
     scenario, iterations = prepared.scenario, len(record.seconds)
     kv = record.context * scenario.model.kv_bytes_per_token(scenario.precision.kv)
     read = sum(record.expert_bytes) + kv + iterations * scenario.model.always_bytes

@@ -306,7 +306,7 @@ class TaskCost:
     def token_budget(self) -> float:
         """Tokens whose GPU work takes as long as one layer's weights take to stream; infinite if none do.
 
-            n = (t_transfer - a) / c,    t_gpu(n) = a + c n    (MoE-Lens' pipeline profiler, SPEC 1.7)
+            n = (t_transfer - a) / c,    t_gpu(n) = a + c n    (MoE-Lens' pipeline profiler)
 
         Where a fast link leaves room for few tokens or none, it is as many as keep the fixed time `a` of many tokens
         below a tenth: the link is hidden anyway, and smaller batches only repeat the fixed work.

@@ -1,4 +1,4 @@
-"""KTransformers' deferral as tasks on lanes: a layer takes T(D) = max(R, A + max(S, x + (k - D) R / k)) (SPEC 5)."""
+"""KTransformers' deferral as tasks on lanes: a layer takes T(D) = max(R, A + max(S, x + (k - D) R / k))."""
 
 import pytest
 

@@ -79,13 +79,13 @@ def test_with_ample_kv_memory_the_bound_is_n_it_g_over_p_plus_g_minus_1_delta(ou
 
 @pytest.fixture(scope="module")
 def at_70_gb() -> dict[int, Result]:
-    """Simulations of MTBench at 70 GB by output length: 25000 requests at g=32, else 20000 (SPEC 1.5)."""
+    """Simulations of MTBench at 70 GB by output length: 25000 requests at g=32, else 20000."""
     return {g: simulate(scenario(98, g, 25_000 if g == 32 else 20_000, "70GB"), VSLPipe()) for g in (32, 64, 128, 256)}
 
 
 @pytest.mark.parametrize(("output", "stage2"), [(32, 754), (64, 666), (128, 561), (256, 424)])
 def test_simulated_throughput_at_70_gb_is_near_stage_2(at_70_gb, output, stage2):
-    """Accuracy 1 - |predicted - simulated| / simulated: at least 85 % each for greedy admission (SPEC 1.6)."""
+    """Accuracy 1 - |predicted - simulated| / simulated: at least 85 % each for greedy admission."""
     simulated = at_70_gb[output].gen_tok_s
     assert 1 - abs(stage2 - simulated) / simulated >= 0.85
 
@@ -103,7 +103,7 @@ def test_throughput_never_rises_with_the_output_length_at_70_gb(at_70_gb):
 
 
 def stalled(result: Result) -> float:
-    """Share of iterations without prefill, those after the last prefill left out of the count (SPEC 1.6)."""
+    """Share of iterations without prefill, those after the last prefill left out of the count."""
     prefill = result.steps.prefill
     last = max(index for index, tokens in enumerate(prefill) if tokens)
     return sum(not tokens for tokens in prefill[:last]) / len(prefill)
@@ -145,7 +145,7 @@ def test_a_layers_weights_take_about_five_seconds_in_all():
 
 # ------------------------------------------------------------------------- Stage 2 for every setting of the evaluation
 
-# Output tokens per second as printed (SPEC 1.5): MTBench with 32, 64, 128, 256 tokens, RAG, AIME.
+# Output tokens per second as printed: MTBench with 32, 64, 128, 256 tokens, RAG, AIME.
 STAGE2_AS_PRINTED = {
     ("mixtral-8x7b", 70e9): (754, 666, 561, 424, 91.8, 235),
     ("mixtral-8x7b", 210e9): (892, 1396, 1621, 1181, 276, 706),

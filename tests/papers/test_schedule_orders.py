@@ -1,4 +1,4 @@
-"""Which schedule is faster than which, over 400 random layers; and the closed forms of a steady layer (SPEC 3)."""
+"""Which schedule is faster than which, over 400 random layers; and the closed forms of a steady layer."""
 
 from functools import cache
 from typing import NamedTuple

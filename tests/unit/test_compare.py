@@ -41,9 +41,18 @@ def test_preemptions_are_told_of_runs_and_not_of_bounds():
 
 
 def test_a_simulation_is_explained_against_its_bound():
-    (sentence,) = compare(RESULTS[2:]).explanations()
+    sentence, _ = compare(RESULTS[2:]).explanations()
     assert f"simulated {RESULTS[3].gen_tok_s:.4g} of at most {RESULTS[2].gen_tok_s:.4g} output tok/s" in sentence
     assert "The link to the GPU (h2d) sets the bound" in sentence
+
+
+def test_processing_more_than_the_bound_is_explained_by_what_is_computed_again():
+    least, played = RESULTS[2:]
+    assert played.recomputed
+    assert played.proc_tok_s > least.proc_tok_s
+    assert "computed again after a preemption" in compare([least, played]).explanations()[-1]
+    ample = tiny_scenario([8] * 6, [5] * 6)
+    assert len(compare([bound(ample, VSLPipe()), simulate(ample, VSLPipe())]).explanations()) == 1
 
 
 def test_a_measurement_is_explained_against_its_simulation():
@@ -62,7 +71,7 @@ def test_results_of_different_schedules_or_machines_are_not_explained_by_one_ano
 
 def test_the_table_is_text_and_html():
     comparison = compare(RESULTS)
-    assert len(str(comparison).splitlines()) == 1 + 4 + 1 + 2
+    assert len(str(comparison).splitlines()) == 1 + 4 + 1 + 3
     assert comparison._repr_html_().count("<tr>") == 5
     assert str(comparison) == repr(comparison)
 
@@ -95,7 +104,7 @@ PREDICTED = replace(RESULTS[3], source=Source.PREDICTED, predictor="A", seconds=
 def test_a_prediction_is_told_by_its_distance_to_bound_and_simulation():
     rate, simulated = PREDICTED.gen_tok_s, RESULTS[3].gen_tok_s
     assert rate == simulated / 2
-    sentence, _ = compare([*RESULTS[2:], PREDICTED]).explanations()[::-1]
+    _, sentence, _ = compare([*RESULTS[2:], PREDICTED]).explanations()
     share = f"{rate / RESULTS[2].gen_tok_s:.0%} of the bound"
     assert sentence.startswith(f"VSLPipe: A predicts {rate:.4g} output tok/s, {share}, 50.0% below what was simulated")
     assert sentence.endswith("binds in it.")
@@ -131,7 +140,7 @@ def test_a_source_of_a_later_schedule_only_is_in_the_legend():
 def test_a_run_whose_tasks_are_known_is_explained_by_cause_and_against_the_bound():
     simulated = simulate(SCENARIO, VSLPipe(), detail=Detail.TASK)
     measured = replace(simulated, source=Source.MEASURED, seconds=simulated.seconds + 2.0)
-    against_simulation, against_bound = compare([RESULTS[2], simulated, measured]).explanations()[1:]
+    against_simulation, against_bound = compare([RESULTS[2], simulated, measured]).explanations()[1:3]
     assert (
         "By cause: h2d work +0 us, core taken from h2d +0 us, between iterations +2 s, h2d waiting"
         in against_simulation

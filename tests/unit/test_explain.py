@@ -89,6 +89,19 @@ def test_what_binds_is_said_in_words(binding, lane, words):
     assert (lane_of(binding), in_words(binding)) == (lane, words)
 
 
+@pytest.mark.parametrize(("rate", "told"), [(0.79, True), (0.81, False), (1.0, False), (1.19, False), (1.21, True)])
+def test_a_run_outside_of_the_interval_says_so_and_when_the_computer_was_calibrated(rate, told):
+    simulated = replace(
+        SIMULATED,
+        interval=(0.8 * SIMULATED.gen_tok_s, 1.2 * SIMULATED.gen_tok_s),
+        facts={**SIMULATED.facts, "measured": "2026-11-20T12:00:00+00:00"},
+    )
+    measured = replace(simulated, source=Source.MEASURED, seconds=SIMULATED.seconds / rate)
+    (sentence,) = explain([simulated, measured])
+    assert ("outside the 90 % interval" in sentence) is told
+    assert ("(2026-11-20)" in sentence) is told
+
+
 @pytest.mark.parametrize(("others", "told"), [(0.0, False), (0.02, False), (0.31, True)])
 def test_a_run_that_others_disturbed_says_so(others, told):
     measured = replace(SIMULATED, source=Source.MEASURED, seconds=2 * SIMULATED.seconds, others=others)

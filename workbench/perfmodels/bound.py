@@ -43,7 +43,7 @@ def bound(scenario: Scenario, schedule: Schedule) -> Result:
     Notes
     -----
     For MoE-Lens' pipeline and equal lengths this is T <= min(N g / S, n_it g / (p + g - 1)) / delta in output tokens
-    per second, S the exact block-iterations of one request (SPEC 1.5) and n_it the tokens that the GPU computes
+    per second, S the exact block-iterations of one request and n_it the tokens that the GPU computes
     while one pass of weights streams. The host's memory is a limit of its own: what the cpu lane and both directions
     of the link read and write there passes one bandwidth. Where lanes share a computer's cores instead, those cores
     are the limit.

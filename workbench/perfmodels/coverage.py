@@ -67,7 +67,7 @@ def skewed_coverage(tokens: ArrayLike, *, experts: int, top_k: int, sigma: float
 
     Notes
     -----
-    SPEC 6. Assumes independent tokens; text makes neighbouring tokens alike, which `measured_coverage` includes.
+    Assumes independent tokens; text makes neighbouring tokens alike, which `measured_coverage` includes.
     """
     tokens, _, _ = _routing(tokens, experts, top_k)
     within("sigma", sigma, 0, 5, mend="0 is uniform routing, 1.42 fits Qwen3")

@@ -74,7 +74,7 @@ def layer_time(times: LayerTimes, deferred: ArrayLike, *, top_k: int) -> Number:
 
     Notes
     -----
-    KTransformers section 4.2; SPEC 5, with the shared experts as a floor of what attention waits for. The CPU works on
+    KTransformers section 4.2, with the shared experts as a floor of what attention waits for. The CPU works on
     deferred experts while the GPU computes the next layer's attention; experts of a layer take equal times.
     """
     later = _deferred(deferred, top_k)

@@ -58,7 +58,7 @@ def chunked_iteration(full: ArrayLike, decode: ArrayLike, chunk: ArrayLike, cove
 
     Notes
     -----
-    Layered Prefill section 3.1; SPEC 7. Reads from GPU memory, each distinct expert once per layer and iteration.
+    Layered Prefill section 3.1. Reads from GPU memory, each distinct expert once per layer and iteration.
     """
     size = at_least("full", full, 0, mend="give bytes")
     tokens = at_least("decode", decode, 0, mend="give tokens") + at_least("chunk", chunk, 0, mend="give tokens")
@@ -89,7 +89,7 @@ def layered_iteration(
 
     Notes
     -----
-    Layered Prefill section 4.2; SPEC 7. Groups are taken as equal.
+    Layered Prefill section 4.2. Groups are taken as equal.
     """
     share = 1.0 / at_least("groups", groups, 1, mend="use layer_groups")
     mixed = chunked_iteration(full, decode, prompt, coverage)
@@ -106,7 +106,7 @@ def iteration_ratio(groups: ArrayLike, decode: ArrayLike, coverage: Coverage) ->
 
     Notes
     -----
-    SPEC 7. Assumes that prompt and chunk each touch all experts.
+    Assumes that prompt and chunk each touch all experts.
     """
     share = 1.0 / at_least("groups", groups, 1, mend="use layer_groups")
     return share + (1.0 - share) * coverage(at_least("decode", decode, 0, mend="give tokens"))

@@ -125,7 +125,7 @@ def predict(scenario: Scenario, schedule: Schedule) -> Result:
 
     Notes
     -----
-    MoE-Lens, Eqs. 8 to 14, with the sum to g - 1 and Eq. 12 mended; SPEC 1.5. p and g are means. n_it = T_GPU delta,
+    MoE-Lens, Eqs. 8 to 14, with the sum to g - 1 and Eq. 12 mended. p and g are means. n_it = T_GPU delta,
     with T_GPU what the GPU reaches in iterations of the scheduler's token budget, attention not counted. It is no
     bound: greedy admission beats it by up to 13 %.
     """

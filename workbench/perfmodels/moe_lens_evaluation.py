@@ -67,7 +67,7 @@ def evaluation_settings() -> tuple[Setting, ...]:
 
     Notes
     -----
-    MoE-Lens, section 8; SPEC 1.5. Prompts have their mean length. Block size and n_it are chosen, since the paper
+    MoE-Lens, section 8. Prompts have their mean length. Block size and n_it are chosen, since the paper
     states neither; the file of the catalogue says why.
     """
     tables = tomllib.loads(data_path("catalogue/moe_lens.toml").read_text(encoding="utf-8"))

@@ -68,7 +68,7 @@ def intensity(
 
     Notes
     -----
-    MoE-Lens, Eq. 1; SPEC 1.1. Weights of 2 bytes, all experts read. FLOP of attention scores, KV traffic, embedding
+    MoE-Lens, Eq. 1. Weights of 2 bytes, all experts read. FLOP of attention scores, KV traffic, embedding
     and head are left out, and the query heads together are as wide as the model.
     """
     n, k = at_least("tokens", tokens, 0, "give tokens"), positive("chosen", chosen, "give experts")
@@ -107,7 +107,7 @@ def tokens_to_saturate(
 
     Notes
     -----
-    MoE-Lens, Eq. 2; SPEC 1.1 and 1.2. The link runs at its full rate all the time.
+    MoE-Lens, Eq. 2. The link runs at its full rate all the time.
     """
     rate, link = positive("flop_rate", flop_rate, "give FLOP/s"), positive("bandwidth", bandwidth, "give B/s")
     tokens = rate / link / positive("intensity_per_token", intensity_per_token, "give FLOP/B")
@@ -139,7 +139,7 @@ def kv_to_saturate(
 
     Notes
     -----
-    MoE-Lens, Table 2; SPEC 1.2. Every sequence is charged its final length throughout.
+    MoE-Lens, Table 2. Every sequence is charged its final length throughout.
     """
     n, length = at_least("tokens", tokens, 0, "give tokens"), positive("sequence_len", sequence_len, "give tokens")
     size = positive("kv_bytes_per_token", kv_bytes_per_token, "give B")

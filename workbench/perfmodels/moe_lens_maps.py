@@ -34,7 +34,7 @@ def stage1_utilisation(
 
     Notes
     -----
-    MoE-Lens, Eq. 4 and Figure 3; SPEC 1.3. As Stage 1: GEMM only.
+    MoE-Lens, Eq. 4 and Figure 3. As Stage 1: GEMM only.
     """
     limit = positive("pass_tokens", pass_tokens, "give tokens")
     return plain(np.asarray(stage1(prompt_len, output_len, kv_tokens, 1.0, limit, form=form) / limit))
@@ -71,7 +71,7 @@ def stage2_utilisation(
 
     Notes
     -----
-    MoE-Lens, Eq. 14 and Figure 4; SPEC 1.5.
+    MoE-Lens, Eq. 14 and Figure 4.
     """
     limit = positive("pass_tokens", pass_tokens, "give tokens")
     blocks = np.floor(at_least("kv_tokens", kv_tokens, 0, "give tokens") / block)
@@ -106,7 +106,7 @@ def utilisation_over_lengths(
 
     Notes
     -----
-    MoE-Lens, Figure 3a; SPEC 1.3.
+    MoE-Lens, Figure 3a.
     """
     p, g = np.asarray(prompt_len)[None, :], np.asarray(output_len)[:, None]
     return np.asarray(stage1_utilisation(p, g, kv_tokens, pass_tokens, form=form))
@@ -153,7 +153,7 @@ def utilisation_over_capacity(
 
     Notes
     -----
-    MoE-Lens, Figure 4; SPEC 1.5. Figure 3b is its upper limit: `stage1_utilisation` over the same capacities.
+    MoE-Lens, Figure 4. Figure 3b is its upper limit: `stage1_utilisation` over the same capacities.
     """
     k, m = np.asarray(requests)[:, None], np.asarray(kv_tokens)[None, :]
     job = (prompt_len, output_len, k, m, pass_tokens)

@@ -33,7 +33,7 @@ class GpuTime:
 
         Notes
         -----
-        MoE-Lens, pipeline profiler; SPEC 1.7.
+        MoE-Lens, pipeline profiler.
         """
         transfer = positive("seconds", seconds, "give s")
         if np.any(transfer <= self.fixed):
@@ -66,7 +66,7 @@ def fit_gpu_time(tokens: Sequence[float] | Array, seconds: Sequence[float] | Arr
 
     Notes
     -----
-    MoE-Lens, pipeline profiler; SPEC 1.7. Take points around `tokens_to_saturate`: with few tokens not every expert is
+    MoE-Lens, pipeline profiler. Take points around `tokens_to_saturate`: with few tokens not every expert is
     read, and the line bends.
     """
     n, t = at_least("tokens", tokens, 0, "give tokens"), at_least("seconds", seconds, 0, "give s")

@@ -39,7 +39,7 @@ def weight_pass_seconds(weight_bytes: Number, bandwidth: Number) -> Number:
 
     Notes
     -----
-    MoE-Lens, section 5.2; SPEC 0. No time is lost between transfers.
+    MoE-Lens, section 5.2. No time is lost between transfers.
     """
     return plain(positive("weight_bytes", weight_bytes, "give B") / positive("bandwidth", bandwidth, "give B/s"))
 
@@ -61,7 +61,7 @@ def gpu_tokens_per_second(flop_rate: Number, flops_per_token: Number) -> Number:
 
     Notes
     -----
-    MoE-Lens, below Eq. 4; SPEC 0. Prompt and output tokens alike; FLOP of attention scores are left out.
+    MoE-Lens, below Eq. 4. Prompt and output tokens alike; FLOP of attention scores are left out.
     """
     rate = positive("flop_rate", flop_rate, "give FLOP/s")
     return plain(rate / positive("flops_per_token", flops_per_token, "give FLOP"))
@@ -84,7 +84,7 @@ def tokens_per_pass(tokens_per_second: Number, pass_seconds: Number) -> Number:
 
     Notes
     -----
-    MoE-Lens, Eqs. 10 to 13, where T_GPU stands for this; SPEC 1.5.
+    MoE-Lens, Eqs. 10 to 13, where T_GPU stands for this.
     """
     rate = positive("tokens_per_second", tokens_per_second, "give tokens/s")
     return plain(rate * positive("pass_seconds", pass_seconds, "give s"))
@@ -109,7 +109,7 @@ def parallelism_memory_efficiency(prompt_len: Number, output_len: Number, *, for
 
     Notes
     -----
-    MoE-Lens, Eq. 3; SPEC 1.3. Upper bound: every block is assumed full at every step.
+    MoE-Lens, Eq. 3. Upper bound: every block is assumed full at every step.
     """
     p = at_least("prompt_len", prompt_len, 1 if form is PmeForm.EXACT else 0, "give tokens")
     g = at_least("output_len", output_len, 1, "give tokens")
@@ -152,7 +152,7 @@ def stage1(
 
     Notes
     -----
-    MoE-Lens, Eq. 4; SPEC 1.3. Prompt and output tokens together: times g/(p + g) for output tokens. Unlimited
+    MoE-Lens, Eq. 4. Prompt and output tokens together: times g/(p + g) for output tokens. Unlimited
     requests, blocks of one token, every iteration as long as one pass of weights.
     """
     pme = parallelism_memory_efficiency(prompt_len, output_len, form=form)
@@ -180,7 +180,7 @@ def kv_tokens_at_knee(
 
     Notes
     -----
-    MoE-Lens, Eq. 4 solved for M; SPEC 1.3.
+    MoE-Lens, Eq. 4 solved for M.
     """
     pme = parallelism_memory_efficiency(prompt_len, output_len, form=form)
     return plain(np.asarray(positive("pass_tokens", pass_tokens, "give tokens") / pme))
@@ -231,7 +231,7 @@ def host_bandwidth_needed(weight_bytes: Number, kv_bytes: Number, link: Number) 
 
     Notes
     -----
-    MoE-Lens, Eq. 5, whose M is the total of weights and KV there, unlike in Eq. 4; SPEC 1.4. The cache is full, every
+    MoE-Lens, Eq. 5, whose M is the total of weights and KV there, unlike in Eq. 4. The cache is full, every
     entry is read in every pass, and a pass takes as long as the weights stream.
     """
     return plain(np.asarray(kv_bandwidth_needed(weight_bytes, kv_bytes, link) + np.asarray(link)))
@@ -258,7 +258,7 @@ def cpu_flops_needed(group_size: Number, kv_bandwidth: Number, flop_per_fp32_byt
 
     Notes
     -----
-    MoE-Lens, Eq. 6; SPEC 1.4. The 2 turns bytes of bf16 into bytes of the fp32 that is computed in. I is our reading.
+    MoE-Lens, Eq. 6. The 2 turns bytes of bf16 into bytes of the fp32 that is computed in. I is our reading.
     """
     s = positive("group_size", group_size, "give query heads per KV head")
     b = positive("kv_bandwidth", kv_bandwidth, "give B/s")
@@ -282,7 +282,7 @@ def effective_kv_capacity(prompt_len: Number, output_len: Number) -> Number:
 
     Notes
     -----
-    MoE-Lens, Eq. 7; SPEC 1.4. Sequences of all ages in equal numbers; between 1 and 2.
+    MoE-Lens, Eq. 7. Sequences of all ages in equal numbers; between 1 and 2.
     """
     p, g = at_least("prompt_len", prompt_len, 0, "give tokens"), at_least("output_len", output_len, 1, "give tokens")
     return plain((p + g) / (p + g / 2))

@@ -50,7 +50,7 @@ def blocks_over_life(prompt_len: Number, output_len: Number, block: Number, *, l
 
     Notes
     -----
-    MoE-Lens, Eq. 8; SPEC 1.5. Blocks are taken when a sequence grows into them.
+    MoE-Lens, Eq. 8. Blocks are taken when a sequence grows into them.
     """
     p, g = at_least("prompt_len", prompt_len, 1, "give tokens"), at_least("output_len", output_len, 1, "give tokens")
     steps = g + 1 if life is Life.INCLUSIVE else g
@@ -79,7 +79,7 @@ def admission_rate(
 
     Notes
     -----
-    MoE-Lens, Eq. 8; SPEC 1.5. Equal lengths, or the means of lengths that do not vary much.
+    MoE-Lens, Eq. 8. Equal lengths, or the means of lengths that do not vary much.
     """
     return plain(_admission(prompt_len, output_len, kv_blocks, block, life))
 
@@ -112,7 +112,7 @@ def overlapped_sequences(
 
     Notes
     -----
-    MoE-Lens, Eq. 9, left side; SPEC 1.5. Whether it is above `separated_sequences` depends: with blocks of one token
+    MoE-Lens, Eq. 9, left side. Whether it is above `separated_sequences` depends: with blocks of one token
     and the sum to g it is iff g^2 > 2p + g.
     """
     return plain(np.asarray(np.asarray(output_len) * _admission(prompt_len, output_len, kv_blocks, block, life)))
@@ -135,7 +135,7 @@ def separated_sequences(prompt_len: Number, output_len: Number, kv_blocks: Numbe
 
     Notes
     -----
-    MoE-Lens, Eq. 9, right side, where N / (p + g) divides blocks by tokens; SPEC 1.5. The blocks of the full length
+    MoE-Lens, Eq. 9, right side, where N / (p + g) divides blocks by tokens. The blocks of the full length
     are set aside for every sequence.
     """
     p, g = at_least("prompt_len", prompt_len, 1, "give tokens"), at_least("output_len", output_len, 1, "give tokens")
@@ -172,8 +172,8 @@ def separated_tok_s(
 
     Notes
     -----
-    What MoE-Lens' overlap of prefill and decode is to be compared with, at equal KV memory; SPEC 3, the iterations
-    are ours. No prompt is split: one of more than n_it tokens makes its iteration longer. A prefill emits the first
+    What MoE-Lens' overlap of prefill and decode is to be compared with, at equal KV memory; the iterations are
+    ours. No prompt is split: one of more than n_it tokens makes its iteration longer. A prefill emits the first
     token.
     """
     p, g = at_least("prompt_len", prompt_len, 1, "give tokens"), at_least("output_len", output_len, 1, "give tokens")
@@ -272,7 +272,7 @@ def stage2(
 
     Notes
     -----
-    MoE-Lens, Eqs. 8 and 10 to 14; SPEC 1.5. Every iteration takes delta; CPU attention and its share of DRAM are left
+    MoE-Lens, Eqs. 8 and 10 to 14. Every iteration takes delta; CPU attention and its share of DRAM are left
     out. It is a model and no bound: greedy admission beats it by up to 12 % where memory limits, and where q (p + g)
     is 0.8 to 1.4 times n_it with g > p it is up to 20 % above what greedy admission reaches.
     """
@@ -313,7 +313,7 @@ def stage2_at_rate(
 
     Notes
     -----
-    MoE-Lens, Eqs. 10 to 14; SPEC 1.5. Where lengths differ, the last request's drain is taken to be the mean one.
+    MoE-Lens, Eqs. 10 to 14. Where lengths differ, the last request's drain is taken to be the mean one.
     """
     p, g = at_least("prompt_len", prompt_len, 1, "give tokens"), at_least("output_len", output_len, 1, "give tokens")
     k = within("requests", requests, 1, np.inf, mend="give requests")

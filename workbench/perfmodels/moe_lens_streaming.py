@@ -112,7 +112,7 @@ def streaming(model: ModelConfig, machine: Machine, *, link: str | float | None 
 
     Notes
     -----
-    MoE-Lens, section 5; SPEC 0. All parameters are streamed, embedding and head included, as the paper counts them.
+    MoE-Lens, section 5. All parameters are streamed, embedding and head included, as the paper counts them.
     I(1) is Eq. 1 with the router, for layers of any shape: `moe_lens.intensity` wants them as Mixtral's.
     """
     rate = machine.link.h2d if link is None else parse_bytes(link, what="link")

@@ -14,7 +14,7 @@ from workbench.hardware import Machine
 from workbench.perfmodels.domain import Array, Number, plain
 from workbench.perfmodels.moe_lightning_model import Estimate, Job, Mode, Policy, check, estimate
 from workbench.perfmodels.policy_memory import cpu_peak, cpu_room, fits, gpu_peaks, gpu_room
-from workbench.units import format_bytes
+from workbench.units import format_bytes, format_seconds
 
 _EVERY = 64
 """Candidates for mu and for N/mu are all whole numbers up to here, then spaced by `_SPACING`."""
@@ -33,6 +33,18 @@ class Found:
     estimate: Estimate
     gpu_peak: float
     cpu_peak: float
+
+    def __str__(self) -> str:
+        """``2,048 sequences in micro-batches of 128; ...``."""
+        policy, layer = self.policy, self.estimate.layer
+        attention, experts = ("GPU" if on_gpu else "CPU" for on_gpu in (policy.gpu_attention, policy.gpu_experts))
+        return (
+            f"{policy.batch:,.0f} sequences in micro-batches of {policy.micro_batch:,.0f}; decode attention on the "
+            f"{attention}, experts on the {experts}; {policy.weights_on_gpu:.2%} of the experts' weights and "
+            f"{policy.kv_on_gpu:.2%} of the KV cache stay on the GPU.\n{self.estimate.gen_tok_s:.4g} output tok/s: a "
+            f"layer of decode takes {format_seconds(float(layer.seconds))}, which is what the {layer.binding()} needs. "
+            f"{format_bytes(self.gpu_peak)} of GPU memory and {format_bytes(self.cpu_peak)} of CPU memory."
+        )
 
 
 def search(job: Job, mode: Mode = Mode.FULL) -> Found:

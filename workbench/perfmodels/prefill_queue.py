@@ -122,7 +122,7 @@ def serve(
 
     Notes
     -----
-    SPEC 7. A model of its own, with one calibrated time per iteration; the task-level virtual clock is `simulate`.
+    A model of its own, with one calibrated time per iteration; the task-level virtual clock is `simulate`.
     """
     at_least("granularity", granularity, 1, mend="give tokens, for example 512")
     share = np.asarray(coverage(np.arange(_MOST_TOKENS + 1)))

@@ -16,7 +16,7 @@ from workbench.perfmodels.prefill_queue import Arrivals, IterationTime, Served, 
 from workbench.reproductions.rows import Inputs, Value, published
 
 SEEDS, REQUESTS = range(6), 400
-"""Chunked prefill at 1.3 requests/s is near saturation and noisy: means over several runs (SPEC 7)."""
+"""Chunked prefill at 1.3 requests/s is near saturation and noisy: means over several runs."""
 
 QWEN = models["qwen3-30b-a3b"]
 

@@ -55,7 +55,7 @@ class Played:
 
     @property
     def stalled(self) -> float:
-        """Share of iterations without prefill, those after the last prefill left out of the count (SPEC 1.6)."""
+        """Share of iterations without prefill, those after the last prefill left out of the count."""
         last = max(place for place, tokens in enumerate(self.prefill) if tokens)
         return sum(not tokens for tokens in self.prefill[:last]) / len(self.prefill)
 
@@ -64,7 +64,7 @@ class Played:
 def play(
     prompt: int, output: int, requests: int, blocks: int, block: int, limit: float, admission: Admission
 ) -> Played:
-    """SPEC 1.6: an iteration takes the longer of a pass of weights and the GPU's time for its tokens."""
+    """An iteration takes the longer of a pass of weights and the GPU's time for its tokens."""
     workload = Workload.lengths(prompt, output, requests)
     memory = BlockManager(blocks, block, requests, prompt + output)
     queue = ResourceAware(admission=admission).open(workload, memory, limit, 1)

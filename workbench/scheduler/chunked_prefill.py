@@ -29,7 +29,7 @@ class ChunkedPrefill:
 
     Notes
     -----
-    Sarathi-Serve (OSDI 2024), as Layered Prefill compares itself with; SPEC 7.
+    Sarathi-Serve (OSDI 2024), as Layered Prefill compares itself with.
     """
 
     token_budget: float = 512

@@ -31,7 +31,7 @@ class LayeredPrefill:
 
     Notes
     -----
-    Layered Prefill sections 4.2 to 4.4, G clamped; SPEC 7.
+    Layered Prefill sections 4.2 to 4.4, G clamped.
     """
 
     granularity: int = 512

@@ -44,7 +44,7 @@ class ResourceAware:
 
     Notes
     -----
-    MoE-Lens, section 6.2, and for the pace Eq. 8 with the sum to g - 1; SPEC 1.6. No prompt is split. The check of
+    MoE-Lens, section 6.2, and for the pace Eq. 8 with the sum to g - 1. No prompt is split. The check of
     free blocks at admission is ours.
     """
 

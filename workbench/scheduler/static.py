@@ -36,7 +36,7 @@ class StaticBatching:
 
     Notes
     -----
-    MoE-Lightning, Algorithm 2; SPEC 4.5.
+    MoE-Lightning, Algorithm 2.
     """
 
     micro_batches: int = 1

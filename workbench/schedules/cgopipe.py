@@ -32,9 +32,9 @@ class CGOPipe(MicroBatched):
 
     Notes
     -----
-    MoE-Lightning, section 4.1, Algorithm 1 and Figure 6; SPEC 2 and 3. Steady layer time max(W + n H, n (A + B), n C).
+    MoE-Lightning, section 4.1, Algorithm 1 and Figure 6. Steady layer time max(W + n H, n (A + B), n C).
     The paper also copies pages from pageable to pinned memory, two of them ahead; here all weights on the host count
-    as pinned, so that lane is absent. [CHOICE] What is streamed is the pipeline's: the paper keeps attention
+    as pinned, so that lane is absent. What is streamed is the pipeline's: the paper keeps attention
     projections on the GPU, ``fetch(experts.weights)``; with ``fetch(weights)`` they lie in the pages like all else, and
     the first segment too waits for the last page.
     """

@@ -30,8 +30,8 @@ class FastDecode(MicroBatched):
 
     Notes
     -----
-    MoE-Lightning, section 4.1 and Figure 6 (S2); SPEC 3. Steady layer time about W + n max(A + B, C), an upper bound.
-    [CHOICE] The figure's order of transfers is not in the text: the weights stand last.
+    MoE-Lightning, section 4.1 and Figure 6 (S2). Steady layer time about W + n max(A + B, C), an upper bound.
+    The figure's order of transfers is not in the text: the weights stand last.
     """
 
     least = 2

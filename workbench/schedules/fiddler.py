@@ -26,7 +26,7 @@ class Fiddler(Schedule):
 
     Notes
     -----
-    Fiddler, the synchronous baseline of KTransformers (section 6). [CHOICE] All routed experts are computed on the CPU;
+    Fiddler, the synchronous baseline of KTransformers (section 6). All routed experts are computed on the CPU;
     Fiddler itself would copy some that many tokens chose to the GPU.
     """
 

@@ -35,8 +35,8 @@ class FlexGenS3(MicroBatched):
 
     Notes
     -----
-    MoE-Lightning, section 4.1 and Figure 6 (S3); SPEC 3. Steady layer time
-    max(W, A + C + Q) + H + B + (n - 1)(A + C + B + Q + H). [CHOICE] The figure's order of transfers is not in the text:
+    MoE-Lightning, section 4.1 and Figure 6 (S3). Steady layer time
+    max(W, A + C + Q) + H + B + (n - 1)(A + C + B + Q + H). The figure's order of transfers is not in the text:
     by default the weights stand first, so that the first attention output waits for them. ``weights=`` LAST and PAGED
     are never slower: over 400 random layers up to 1.4 and 1.9 times as fast.
     """
@@ -63,8 +63,8 @@ class FlexGenS4(MicroBatched):
 
     Notes
     -----
-    FlexGen; MoE-Lightning, section 4.1 and Figure 6 (S4); SPEC 3. Steady layer time with pages
-    max(W + n K, n (A + G + B)). [CHOICE] The figure's order of transfers is not in the text: by default the weights
+    FlexGen; MoE-Lightning, section 4.1 and Figure 6 (S4). Steady layer time with pages
+    max(W + n K, n (A + G + B)). The figure's order of transfers is not in the text: by default the weights
     stand before the KV of the layer's second micro-batch; ``weights=`` LAST or PAGED puts them elsewhere.
     """
 

@@ -28,7 +28,7 @@ class KTransformers(Schedule):
 
     Notes
     -----
-    KTransformers, sections 3.3 and 4; SPEC 5. One micro-batch, as the paper's decoding has. [CHOICE] The fixed cost of
+    KTransformers, sections 3.3 and 4. One micro-batch, as the paper's decoding has. The fixed cost of
     submission and waiting is that of the two transfers.
     """
 

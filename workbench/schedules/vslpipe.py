@@ -34,7 +34,7 @@ class VSLPipe(Schedule):
 
     Notes
     -----
-    MoE-Lens, section 6.4 and Figure 8; SPEC 3. Cutting a layer's transfer into "last segment of i, first of i+1" is
+    MoE-Lens, section 6.4 and Figure 8. Cutting a layer's transfer into "last segment of i, first of i+1" is
     ours: the paper asks for whole layers, this asks for what the stage computes. So is letting a transfer run on: with
     the weights as slow as the computation the link was idle for 6 % of a pass otherwise (2 Zen 4 cores).
     """
