@@ -129,7 +129,7 @@ def compare(results: Iterable[Result]) -> Comparison:
     ValueError
         If there are none.
     """
-    found: tuple[Any, ...] = tuple(results)
+    found: tuple[Any, ...] = tuple(results) if isinstance(results, Iterable) else ()
     if not found or not all(isinstance(result, Result) for result in found):
         raise ValueError("compare needs at least one Result, as bound, simulate or run return them.")
     return Comparison(found)

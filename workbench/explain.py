@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from workbench.perfmodels.bound import SUMS
+from workbench.perfmodels.bound import ARRIVAL, SUMS
 from workbench.quiet import Noise
 from workbench.result import Result, Source
 from workbench.units import format_seconds
@@ -16,6 +16,7 @@ _LANES = {
     "h2d": "the link to the GPU",
     "d2h": "the link to the host",
 }
+_NANOSECOND = 1e-9  # less is what rounding leaves
 _MEASURED = (Source.MEASURED, Source.RECORDED)
 
 
@@ -74,6 +75,8 @@ def beyond_bound(result: Result, bound: Result) -> dict[str, float]:
     Both causes are those of the lane that sets the bound, or of the busiest where none does: work beyond the least
     (recomputation, more iterations than needed, slower than assumed), and time in which it had none.
     """
+    if bound.binding == ARRIVAL:
+        return {"until the last one was served": result.seconds - bound.seconds}
     lane = lane_of(bound.binding) or max(result.busy, key=lambda name: result.busy[name])
     busy = result.busy[lane]
     return {f"{lane} work beyond the least": busy - bound.seconds, f"{lane} waiting": result.seconds - busy}
@@ -120,9 +123,9 @@ def _against_bound(result: Result, bound: Result) -> str:
     what = result.source.value
     return (
         f"{result.schedule}: {what} {result.gen_tok_s:.4g} of at most {bound.gen_tok_s:.4g} output tok/s "
-        f"({result.gen_tok_s / bound.gen_tok_s:.0%}). {_capital(in_words(bound.binding))} sets the bound; "
+        f"({_percent(result.gen_tok_s / bound.gen_tok_s)}). {_capital(in_words(bound.binding))} sets the bound; "
         f"the {format_seconds(result.seconds - bound.seconds)} beyond it are {_signed(beyond_bound(result, bound))}, "
-        f"in {result.iterations / bound.iterations:.3g} times the least number of iterations.{_sums(bound)}"
+        f"in {_times(result.iterations / bound.iterations)} the least number of iterations.{_sums(bound)}"
     )
 
 
@@ -197,9 +200,18 @@ def _has_tasks(result: Result) -> bool:
 
 
 def _signed(causes: Mapping[str, float]) -> str:
+    told = {cause: seconds if abs(seconds) >= _NANOSECOND else 0.0 for cause, seconds in causes.items()}
     return ", ".join(
-        f"{cause} {'-' if seconds < 0 else '+'}{format_seconds(abs(seconds))}" for cause, seconds in causes.items()
+        f"{cause} {'-' if seconds < 0 else '+'}{format_seconds(abs(seconds))}" for cause, seconds in told.items()
     )
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.01 else f"{100 * share:.2g}%"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.3g} times" if ratio < 1000 else f"{ratio:,.0f} times"
 
 
 def _capital(words: str) -> str:

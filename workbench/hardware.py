@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import subprocess
@@ -31,6 +32,12 @@ def _check_positive(name: str, **values: float) -> None:
             raise ScenarioError(f"{name} has {what}={value!r}; give a positive number.")
 
 
+def _check_seconds(name: str, **values: float) -> None:
+    for what, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise ScenarioError(f"{name} has {what}={value!r}; give seconds, at least 0.")
+
+
 @dataclass(frozen=True)
 class Interconnect:
     """What joins the GPUs, or the sockets, of one machine: each sends to its neighbour in a ring.
@@ -53,8 +60,7 @@ class Interconnect:
 
     def __post_init__(self) -> None:
         _check_positive("an interconnect", rate=self.rate)
-        if not self.latency >= 0:
-            raise ScenarioError(f"an interconnect has latency={self.latency!r}; give seconds, at least 0.")
+        _check_seconds("an interconnect", latency=self.latency)
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,7 @@ class Device:
     def __post_init__(self) -> None:
         _check_positive(self.name, memory=self.memory, bandwidth=self.bandwidth)
         _check_positive(self.name, **{f"flops of {dtype}": rate for dtype, rate in self.flops})
+        _check_seconds(self.name, overhead=self.overhead)
         if not self.flops:
             raise ScenarioError(f"{self.name} has no FLOP rate; give at least one, such as flops=(('bf16', 1e14),).")
         if self.between is not None and self.count == 1:
@@ -180,6 +187,7 @@ class Link:
 
     def __post_init__(self) -> None:
         _check_positive("the link", h2d=self.h2d, d2h=self.d2h)
+        _check_seconds("the link", overhead=self.overhead)
 
 
 @dataclass(frozen=True)

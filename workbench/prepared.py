@@ -50,8 +50,10 @@ def price(scenario: Scenario, schedule: Schedule) -> Prepared:
     ScheduleError
         If the schedule needs another shape of pipeline.
     """
-    if not isinstance(scenario, Scenario) or not isinstance(schedule, Schedule):
-        raise ScenarioError(f"a reader takes a Scenario and a Schedule, not {scenario!r} and {schedule!r}.")
+    if not isinstance(scenario, Scenario):
+        raise ScenarioError(f"a reader takes a Scenario first, not {scenario!r}.")
+    if not isinstance(schedule, Schedule):
+        raise ScenarioError(f"a reader takes a schedule such as VSLPipe() after the scenario, not {schedule!r}.")
     graph = layer_graph(scenario.layer)
     lowering = Lowering(schedule, graph, scenario.model.num_hidden_layers)
     cost = TaskCost(scenario, graph)

@@ -56,8 +56,10 @@ class Scenario:
         for field, kind in expected.items():
             if not isinstance(getattr(self, field), kind):
                 raise ScenarioError(f"Scenario({field}=...) must be a {kind.__name__}, not {getattr(self, field)!r}.")
-        if not callable(getattr(self.scheduler, "open", None)):
-            raise ScenarioError(f"Scenario(scheduler=...) must be a scheduler, not {self.scheduler!r}.")
+        if isinstance(self.scheduler, type) or not callable(getattr(self.scheduler, "open", None)):
+            raise ScenarioError(
+                f"Scenario(scheduler=...) must be a scheduler such as ResourceAware(), not {self.scheduler!r}."
+            )
         resolve(self.layer)
         self._check_choices()
         self._check_lengths()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from workbench.errors import CapacityError
+from workbench.errors import CapacityError, ScenarioError
 from workbench.perfmodels import bound
 from workbench.result import Result
 from workbench.scenario import Scenario
@@ -59,16 +59,21 @@ class Sweep:
         return plot_sweep(self.pairs(), ax)
 
 
-def sweep(scenario: Scenario, schedules: Sequence[Schedule], *, kv_capacity: Iterable[str | float]) -> Sweep:
+def sweep(
+    scenario: Scenario,
+    schedules: Schedule | Iterable[Schedule],
+    *,
+    kv_capacity: str | float | Iterable[str | float],
+) -> Sweep:
     """Bound and simulate a scenario at several KV capacities.
 
     Parameters
     ----------
     scenario : Scenario
         Its own KV capacity is not used.
-    schedules : sequence of Schedule
+    schedules : Schedule or iterable of Schedule
         The bound is that of the first; no schedule changes it.
-    kv_capacity : iterable of str or float
+    kv_capacity : str or float, or iterable of them
         Capacities such as ``["10GB", "20GB"]`` [B].
 
     Returns
@@ -85,7 +90,17 @@ def sweep(scenario: Scenario, schedules: Sequence[Schedule], *, kv_capacity: Ite
     --------
     >>> sweep(scenario, [Sequential(), VSLPipe()], kv_capacity=["10GB", "30GB", "70GB"]).plot()  # doctest: +SKIP
     """
-    return Sweep(tuple(predict(scenario, schedules, capacity) for capacity in kv_capacity))
+    wanted = _schedules(schedules)
+    capacities = [kv_capacity] if isinstance(kv_capacity, str | float | int) else kv_capacity
+    sizes = [parse_bytes(capacity, what="kv_capacity") for capacity in capacities]
+    return Sweep(tuple(predict(scenario, wanted, size) for size in sizes))
+
+
+def _schedules(given: object) -> Sequence[Schedule]:
+    found = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not found or not all(isinstance(schedule, Schedule) for schedule in found):
+        raise ScenarioError(f"a sweep needs schedules, such as [Sequential(), VSLPipe()], not {given!r}.")
+    return found
 
 
 def predict(scenario: Scenario, schedules: Sequence[Schedule], kv_capacity: str | float) -> SweepPoint:

@@ -308,8 +308,9 @@ class TaskCost:
 
             n = (t_transfer - a) / c,    t_gpu(n) = a + c n    (MoE-Lens' pipeline profiler)
 
-        Where a fast link leaves room for few tokens or none, it is as many as keep the fixed time `a` of many tokens
-        below a tenth: the link is hidden anyway, and smaller batches only repeat the fixed work.
+        Where a fast link leaves room for few tokens or none, it is as many as keep what the GPU does beside them, its
+        reading of weights and its fixed time, below a tenth: the link is hidden anyway, and smaller batches only
+        repeat that work.
         """
         transfer = self.fetch(self.weights_per_layer)
         if not transfer or self.gpu_seconds(_ENDLESS) < transfer:
@@ -318,11 +319,19 @@ class TaskCost:
         while self.gpu_seconds(first) < transfer:
             first *= 2
         slope = (self.gpu_seconds(2 * first) - self.gpu_seconds(first)) / first
-        many = 4096.0
-        per_token = (self.gpu_seconds(2 * many) - self.gpu_seconds(many)) / many
-        amortised = 9 * (self.gpu_seconds(many) / per_token - many) if per_token else float("inf")
         balanced = (transfer - self.gpu_seconds(first)) / slope + first if slope else first
-        return max(1.0, balanced, amortised)
+        return max(1.0, balanced, self._amortising_tokens())
+
+    def _amortising_tokens(self) -> float:
+        """Tokens from which nine tenths of the GPU's time grow with them, to a thousandth."""
+        per_token = self.gpu_seconds(_ENDLESS) / _ENDLESS
+        few, enough = 0.0, 1.0
+        while 0.9 * self.gpu_seconds(enough) > per_token * enough:
+            few, enough = enough, 2 * enough
+        while enough - few > 1e-3 * enough:
+            middle = (few + enough) / 2
+            few, enough = (middle, enough) if 0.9 * self.gpu_seconds(middle) > per_token * middle else (few, middle)
+        return enough
 
     def gpu_seconds(self, tokens: float) -> float:
         """Seconds of one layer on the gpu lane, for prompts' tokens without their attention to one another [s]."""

@@ -48,6 +48,18 @@ class Request:
     output_len: int
     sampling: Sampling = field(default_factory=Sampling)
 
+    def __post_init__(self) -> None:
+        whole = np.asarray(self.prompt) if isinstance(self.prompt, Sequence) else np.empty(0)
+        if not whole.size or whole.ndim != 1 or whole.dtype.kind not in "iu" or whole.min() < 0:
+            raise WorkloadError(
+                f"a prompt must be token ids, numbers from 0 on and at least one, not {self.prompt!r}; encode text "
+                "with a tokenizer, such as byte_tokens(text)."
+            )
+        if not isinstance(self.sampling, Sampling):
+            raise WorkloadError(
+                f"sampling must be a Sampling, such as Sampling(temperature=0.7), not {self.sampling!r}."
+            )
+
 
 @dataclass(frozen=True, eq=False)
 class Workload:
@@ -84,16 +96,25 @@ class Workload:
             raise WorkloadError(f"workload {self.name!r} has {counts}; give one of each per request.")
         if not len(self.prompt_len):
             raise WorkloadError(f"workload {self.name!r} has no requests; give at least one.")
-        for what, lengths in (("prompt", self.prompt_len), ("output", self.output_len)):
+        for what in ("prompt", "output"):
+            lengths = whole_lengths(getattr(self, f"{what}_len"), what)
+            object.__setattr__(self, f"{what}_len", lengths)
             if lengths.min() < 1:
                 worst = int(lengths.argmin())
                 raise WorkloadError(
                     f"request {worst} of workload {self.name!r} has {what} length {lengths[worst]}; the least is 1."
                 )
+        lengths_of = [len(request.prompt) for request in self.requests]
+        if self.requests and not np.array_equal(lengths_of, self.prompt_len):
+            raise WorkloadError(f"requests of workload {self.name!r} have other lengths; use Workload.of(requests).")
         self._check_arrival()
 
     def _check_arrival(self) -> None:
-        times = self.arrival
+        try:
+            times = np.asarray(self.arrival, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise WorkloadError(f"arrivals of workload {self.name!r} are no seconds: {self.arrival!r}.") from None
+        object.__setattr__(self, "arrival", times)
         if times.shape not in ((0,), self.prompt_len.shape):
             raise WorkloadError(f"workload {self.name!r} has {times.size} arrivals of {len(self)} requests; give all.")
         if not np.isfinite(times).all() or times.min(initial=0) < 0 or (np.diff(times) < 0).any():
@@ -137,7 +158,10 @@ class Workload:
             # A stream apart from the one that draws lengths, so that the same seed does not tie gaps to lengths.
             gaps = np.random.default_rng((seed, 1)).exponential(1 / rate, len(self))
             return replace(self, arrival=np.cumsum(gaps))
-        return replace(self, arrival=np.asarray(at, dtype=np.float64))
+        times: Any = at
+        if not np.size(times):
+            raise WorkloadError(f"workload {self.name!r} has {len(self)} requests and no arrivals; give all.")
+        return replace(self, arrival=times)
 
     @classmethod
     def of(cls, requests: Iterable[Request], *, name: str = "requests") -> Workload:

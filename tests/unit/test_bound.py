@@ -4,6 +4,7 @@ import pytest
 
 from tests.builders import small_machine, tiny_model, tiny_scenario
 from tests.systems import PIPELINES
+from workbench.compare import compare
 from workbench.errors import CapacityError, ScheduleError
 from workbench.perfmodels import bound
 from workbench.perfmodels.bound import least_iterations, total_rows
@@ -113,3 +114,15 @@ def test_prefills_of_one_token_are_not_charged_as_decodes():
 def test_deeper_models_take_proportionally_longer():
     shallow, deep = (bound(tiny_scenario([8] * 5, [4] * 5, model=tiny_model(n)), VSLPipe()) for n in (3, 6))
     assert deep.limits["cpu compute"] == pytest.approx(2 * shallow.limits["cpu compute"])
+
+
+def test_requests_that_come_late_are_waited_for():
+    scenario = tiny_scenario([8] * 3, [4] * 3)
+    late = scenario.on(workload=scenario.workload.arriving(at=[0.0, 1.0, 1e6]))
+    least, played = bound(late, VSLPipe()), simulate(late, VSLPipe())
+    assert least.seconds == 1e6 <= played.seconds
+    assert least.binding == "the last arrival"
+    (sentence,) = compare([least, played]).explanations()
+    assert "The last arrival sets the bound" in sentence
+    soon = scenario.on(workload=scenario.workload.arriving(at=[0.0, 0.0, 0.0]))
+    assert bound(soon, VSLPipe()).seconds == bound(scenario, VSLPipe()).seconds

@@ -89,6 +89,15 @@ def test_what_binds_is_said_in_words(binding, lane, words):
     assert (lane_of(binding), in_words(binding)) == (lane, words)
 
 
+def test_what_rounding_leaves_is_not_told_and_large_numbers_are_whole():
+    least = replace(SIMULATED, source=Source.BOUND, seconds=SIMULATED.seconds / 300, iterations=1)
+    played = replace(SIMULATED, iterations=1150, busy={"h2d": least.seconds + 1e-15})
+    (sentence,) = explain([least, played])
+    assert "(0.33%)" in sentence
+    assert "h2d work beyond the least +0 us" in sentence
+    assert "in 1,150 times the least number of iterations" in sentence
+
+
 @pytest.mark.parametrize(("rate", "told"), [(0.79, True), (0.81, False), (1.0, False), (1.19, False), (1.21, True)])
 def test_a_run_outside_of_the_interval_says_so_and_when_the_computer_was_calibrated(rate, told):
     simulated = replace(

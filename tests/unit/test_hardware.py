@@ -1,6 +1,7 @@
 """Machines: limits, rates, records."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -219,3 +220,11 @@ def test_the_machines_of_moe_cap_and_layered_prefill_are_the_papers():
     assert {name: (gpu.memory, gpu.bandwidth) for name, gpu in gpus.items()} == rates
     assert machines["layered-prefill"].gpu.count == 2
     assert machines["layered-prefill"].gpu.memory == 160e9
+
+
+@pytest.mark.parametrize("overhead", [math.nan, math.inf, -1.0, "x", True])
+def test_overheads_are_seconds(overhead):
+    a40 = machines["a40"]
+    for part in (a40.link, a40.gpu):
+        with pytest.raises(ScenarioError, match=r"has overhead=.*; give seconds, at least 0"):
+            replace(part, overhead=overhead)

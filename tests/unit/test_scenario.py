@@ -12,6 +12,7 @@ from workbench.hardware import machines
 from workbench.memory import Memory
 from workbench.perfmodels import bound
 from workbench.pipeline import cpu, fetch, gpu, load, offload
+from workbench.scheduler.resource_aware import ResourceAware
 from workbench.schedules import Sequential, VSLPipe
 from workbench.segments import layer_graph
 from workbench.serving import prepare
@@ -68,6 +69,7 @@ BAD = {
         "Scenario(memory=...) must be a Memory, not '70GB'.",
     ),
     "no scheduler": (lambda: tiny_scenario().on(scheduler=None), ScenarioError, "Scenario(scheduler=...)"),
+    "the class of a scheduler": (lambda: tiny_scenario().on(scheduler=ResourceAware), ScenarioError, "ResourceAware()"),
     "a scheduler that is a schedule": (
         lambda: tiny_scenario().on(scheduler=VSLPipe()),
         ScenarioError,

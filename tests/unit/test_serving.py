@@ -80,9 +80,13 @@ def test_results_of_different_questions_are_not_explained_by_one_another(change)
 
 
 def test_readers_say_what_they_take():
-    for arguments in ((None, Sequential()), (tiny_scenario([1], [1]), None)):
-        with pytest.raises(ScenarioError, match="takes a Scenario and a Schedule"):
-            simulate(*arguments)
+    with pytest.raises(ScenarioError, match="takes a Scenario first, not None"):
+        simulate(None, Sequential())
+    for wrong in (None, "VSLPipe", Sequential):
+        with pytest.raises(ScenarioError, match=r"takes a schedule such as VSLPipe\(\) after the scenario"):
+            simulate(tiny_scenario([1], [1]), wrong)
+    with pytest.raises(ScenarioError, match=r"detail must be Detail.TASK or Detail.ITERATION, not 'task'"):
+        simulate(tiny_scenario([1], [1]), Sequential(), detail="task")
 
 
 def test_columns_of_steps_add_up_to_what_was_generated():

@@ -1,5 +1,7 @@
 """Predictions over KV capacities, and their picture."""
 
+import sys
+
 import pytest
 
 from tests.builders import tiny_scenario
@@ -46,8 +48,22 @@ def test_a_capacity_that_cannot_serve_says_why_and_the_others_stand():
 
 def test_what_no_capacity_mends_is_raised():
     scenario = tiny_scenario(8, 4, 2)
-    with pytest.raises(ScenarioError, match="a reader takes"):
-        sweep(scenario, ["VSLPipe"], kv_capacity=["1MB"])
+    for wrong in (["VSLPipe"], [], VSLPipe, None):
+        with pytest.raises(ScenarioError, match=r"a sweep needs schedules, such as \[Sequential\(\), VSLPipe\(\)\]"):
+            sweep(scenario, wrong, kv_capacity=["1MB"])
+
+
+def test_one_schedule_and_one_capacity_make_a_sweep_too():
+    scenario = tiny_scenario(8, 4, 2)
+    (one,) = sweep(scenario, VSLPipe(), kv_capacity="1MB").points
+    (same,) = sweep(scenario, (schedule for schedule in [VSLPipe()]), kv_capacity=[1e6]).points
+    assert [result.seconds for result in one.results] == [result.seconds for result in same.results]
+
+
+def test_every_capacity_is_read_before_the_first_simulation(monkeypatch):
+    monkeypatch.setattr(sys.modules["workbench.sweep"], "simulate", None)
+    with pytest.raises(ValueError, match="kv_capacity"):
+        sweep(tiny_scenario(8, 4, 2), VSLPipe(), kv_capacity=["1MB", "-3"])
 
 
 def test_table_and_picture_hold_every_result():

@@ -12,7 +12,7 @@ from tests.builders import small_machine, tiny_model, tiny_scenario
 from tests.systems import PIPELINES, VSL
 from workbench.cost import Precision, Rows, seconds
 from workbench.errors import ScenarioError
-from workbench.hardware import machines
+from workbench.hardware import Link, machines
 from workbench.memory import Memory
 from workbench.models import models
 from workbench.perfmodels import bound
@@ -123,6 +123,15 @@ def test_the_token_budget_balances_gpu_and_link():
 
 def test_the_token_budget_is_without_limit_if_nothing_streams():
     assert priced(fetch(kv) | gpu(qkv, attention, out_proj, moe)).token_budget() == float("inf")
+
+
+@pytest.mark.parametrize("link", [20e9, 64e9, 256e9, 450e9, 900e9, 1e15])
+def test_with_a_fast_link_the_token_budget_still_fills_the_gpu(link):
+    """The faster the link, the fewer tokens hide it; but time per token is never far from that of many."""
+    machine, lengths = replace(machines["a40"], link=Link(link, link)), Workload.lengths(98, 32, 10)
+    cost = prepare(Scenario(VSL, MIXTRAL, machine, Memory("70GB"), lengths, ResourceAware()), Sequential()).cost
+    budget = cost.token_budget()
+    assert cost.gpu_seconds(budget) / budget < 1.12 * cost.gpu_seconds(1e9) / 1e9
 
 
 def test_the_token_budget_is_at_least_one_token():

@@ -1,6 +1,7 @@
 """Requests: lengths, files of prompts, and synthetic samples that say so."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -370,3 +371,44 @@ def test_no_requests_of_a_histogram_are_refused():
 
 def test_the_byte_tokenizer_gives_utf8_bytes():
     assert byte_tokens("aé") == (97, 0xC3, 0xA9)
+
+
+@pytest.mark.parametrize("lengths", [[1.5, 2.7], [math.nan, 2.0], [True, True], ["a", "b"], [2**41, 1]])
+def test_lengths_are_whole_numbers_of_tokens(lengths):
+    for columns in ((lengths, [3, 4]), (np.array(lengths), np.array([3, 4])), ([3, 4], lengths)):
+        with pytest.raises(WorkloadError, match="lengths must be whole numbers"):
+            Workload("w", *columns)
+
+
+def test_lengths_may_be_lists_or_narrow_numbers():
+    listed, narrow = (
+        Workload("w", [100, 2], [3, 4]),
+        Workload("w", np.array([100, 2], np.int8), np.array([3, 4], np.int8)),
+    )
+    for found in (listed, narrow):
+        assert (found.prompt_len.dtype, found.output_len.dtype) == (np.int64, np.int64)
+        assert found.prompt_len.tolist() == [100, 2]
+
+
+def test_requests_have_the_lengths_that_stand_beside_them():
+    for requests in ((Request((1, 2), 4),), (Request((1, 2), 4), Request((1,), 4))):
+        with pytest.raises(WorkloadError, match="have other lengths"):
+            Workload("w", np.array([2, 2]), np.array([4, 4]), requests)
+
+
+@pytest.mark.parametrize("prompt", ["hello", (), (1, -2), (1.5, 2.0), ((1, 2), (3, 4)), 5, (True, False)])
+def test_a_prompt_is_token_ids(prompt):
+    with pytest.raises(WorkloadError, match="a prompt must be token ids"):
+        Request(prompt, 2)
+
+
+def test_a_request_says_how_tokens_are_chosen_in_a_sampling():
+    with pytest.raises(WorkloadError, match="sampling must be a Sampling"):
+        Request((1, 2), 2, "greedy")
+
+
+def test_no_arrivals_are_not_all_at_once():
+    with pytest.raises(WorkloadError, match="2 requests and no arrivals"):
+        Workload.lengths(3, 2, 2).arriving(at=[])
+    with pytest.raises(WorkloadError, match="are no seconds"):
+        Workload.lengths(3, 2, 2).arriving(at=["a", "b"])

@@ -17,6 +17,8 @@ from workbench.segments import Kind
 from workbench.serving import prepare
 from workbench.workload import Workload
 
+ARRIVAL = "the last arrival"
+"""Name of the limit that requests set which come late."""
 DRAM = "DRAM bandwidth"
 """Name of the limit that the host's memory sets."""
 SUMS = {"gpu": "all-reduce", "cpu": "reduce-scatter"}
@@ -28,7 +30,7 @@ def bound(scenario: Scenario, schedule: Schedule) -> Result:
     """Least time in which any order of tasks could serve the workload on this machine.
 
         n = max(ceil(sum of block-iterations / blocks), longest output)
-        T = max over lanes of (work that the requests need, work that n iterations need)
+        T = max over lanes of (work that the requests need, work that n iterations need), the last arrival
 
     A scheduler may preempt and recompute: then one prefill of c tokens stands for a decode that would have read c KV
     entries. T is the least over how much is recomputed, so that it holds for every scheduler.
@@ -52,6 +54,8 @@ def bound(scenario: Scenario, schedule: Schedule) -> Result:
     iterations = least_iterations(scenario.workload, scenario.kv_blocks, scenario.memory.kv_block)
     workload = scenario.workload
     limits = _least_limits(prepared, workload, iterations)
+    if len(workload.arrival):
+        limits[ARRIVAL] = float(workload.arrival[-1])
     return Result(
         source=Source.BOUND,
         schedule=prepared.lowering.schedule.name,

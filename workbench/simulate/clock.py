@@ -12,6 +12,7 @@ from operator import mul
 from typing import NamedTuple
 
 from workbench.cost import PartRows, Rows
+from workbench.errors import ScenarioError
 from workbench.plan import LANES, Plan, Task, busy_seconds, let_begin
 from workbench.prepared import Prepared
 from workbench.profile import Pace, Profile
@@ -56,6 +57,8 @@ def simulate(scenario: Scenario, schedule: Schedule, *, detail: Detail = Detail.
     WorkbenchError
         If scenario and schedule do not go together; before any work.
     """
+    if not isinstance(detail, Detail):
+        raise ScenarioError(f"detail must be Detail.TASK or Detail.ITERATION, not {detail!r}.")
     prepared = prepare(scenario, schedule)
     clock = TaskClock(prepared) if detail is Detail.TASK else IterationClock(prepared)
     try:
