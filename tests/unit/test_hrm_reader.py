@@ -11,7 +11,7 @@ from workbench.errors import ScenarioError
 from workbench.hardware import machines
 from workbench.memory import Memory
 from workbench.models import models
-from workbench.perfmodels import bound
+from workbench.perfmodels import bound, moe_lens
 from workbench.perfmodels.moe_lightning import Job, Policy, estimate, predict
 from workbench.pipeline import cpu, gpu, load, offload
 from workbench.result import Source
@@ -106,3 +106,11 @@ def test_what_the_model_has_no_word_for_is_refused():
     own = gpu(qkv, attention, scaled, out_proj, moe)
     with pytest.raises(ScenarioError, match=r"not gpu\(scale\)"):
         predict(scenario().on(pipeline=own, machine=ROOMY), FOUR)
+
+
+def test_arrivals_are_no_part_of_either_papers_model():
+    of = scenario(requests=10)
+    late = of.on(workload=of.workload.arriving(rate=1.0))
+    for read in (predict, moe_lens.predict):
+        with pytest.raises(ScenarioError, match=r"predict is about a pile of requests, not about arrivals"):
+            read(late, VSLPipe())

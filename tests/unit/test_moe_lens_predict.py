@@ -150,3 +150,10 @@ def test_curves_over_capacity_share_one_picture():
     assert np.array_equal(ax.lines[1].get_ydata(), curves[1])
     assert "attention scores" in ax.get_title(loc="left")
     plt.close(ax.figure)
+
+
+def test_a_link_that_never_lets_the_gpu_catch_up_is_predicted_too():
+    """No number of tokens computes as long as the weights stream: n_it is all that the GPU computes meanwhile."""
+    scenario = tiny_scenario([8] * 6, [5] * 6, machine=small_machine(**FAST, h2d=1e-3))
+    assert prepare(scenario, VSLPipe()).token_budget == np.inf
+    assert moe_lens.predict(scenario, VSLPipe()).seconds >= delta(scenario)

@@ -10,6 +10,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from workbench.errors import ScenarioError
+from workbench.workload import Workload
+
 Array: TypeAlias = NDArray[np.float64]
 Number: TypeAlias = float | Array
 """What formulas take and give: a number, or an array of any shape that broadcasts with the others."""
@@ -75,3 +78,15 @@ def _require(fine: NDArray[np.bool_], array: Array, what: str, expected: str, me
     if not fine.all():
         raise ValueError(f"{what} must be {expected}, not {array[~fine].flat[0]:g}; {mend}.")
     return array
+
+
+def all_at_once(model: str, workload: Workload) -> None:
+    """Refuse requests that arrive one after the other, for which a model has no term.
+
+    Raises
+    ------
+    ScenarioError
+        If there are arrivals.
+    """
+    if len(workload.arrival):
+        raise ScenarioError(f"{model} is about a pile of requests, not about arrivals; use simulate.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from workbench.errors import ScenarioError
+from workbench.perfmodels.domain import all_at_once
 from workbench.perfmodels.moe_lightning_model import Job, Mode, Policy, estimate
 from workbench.prepared import facts
 from workbench.result import Result, Source
@@ -28,8 +29,8 @@ def predict(scenario: Scenario, schedule: Schedule) -> Result:
     Raises
     ------
     ScenarioError
-        If weights and KV are kept in different precisions, outputs have one token, or the pipeline has operations
-        that the model does not know, defers experts or has none.
+        If requests arrive one after the other, weights and KV are kept in different precisions, outputs have one
+        token, or the pipeline has operations that the model does not know, defers experts or has none.
 
     Notes
     -----
@@ -39,6 +40,7 @@ def predict(scenario: Scenario, schedule: Schedule) -> Result:
     """
     prepared = prepare(scenario, schedule)
     workload, precision = scenario.workload, scenario.precision
+    all_at_once("moe_lightning.predict", workload)
     prompt, output = float(workload.prompt_len.mean()), float(workload.output_len.mean())
     if len({precision.weights, precision.kv, precision.experts, precision.others} - {None}) > 1:
         raise ScenarioError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from workbench.errors import ScenarioError
+from workbench.perfmodels.domain import all_at_once
 from workbench.perfmodels.moe_lens_evaluation import Setting, evaluation_settings
 from workbench.perfmodels.moe_lens_intensity import (
     IntensityForm,
@@ -97,6 +98,9 @@ __all__ = [
 ]
 
 
+_MANY = 1e12  # tokens of an iteration where nothing limits them
+
+
 def predict(scenario: Scenario, schedule: Schedule) -> Result:
     """What MoE-Lens' Stage 2 expects of a scenario: a fourth reader beside `bound`, `simulate` and `run`.
 
@@ -119,7 +123,7 @@ def predict(scenario: Scenario, schedule: Schedule) -> Result:
     ------
     ScenarioError
         If the model does not apply: no weights are streamed, KV is, something else than decode attention sits on the
-        CPU, or the scheduler is another than ResourceAware.
+        CPU, requests arrive one after the other, or the scheduler is another than ResourceAware.
     WorkbenchError
         If scenario and schedule do not go together.
 
@@ -140,6 +144,7 @@ def predict(scenario: Scenario, schedule: Schedule) -> Result:
             f"moe_lens.predict models pipelines that fetch weights, not {scenario.pipeline}; use bound."
         )
     _check_pipeline(scenario.pipeline)
+    all_at_once("moe_lens.predict", scenario.workload)
     workload = scenario.workload
     generated, requests = int(workload.output_len.sum()), len(workload)
     predicted = stage2_at_rate(
@@ -182,5 +187,5 @@ def _check_pipeline(pipeline: Pipeline) -> None:
 
 def _pass_tokens(prepared: Prepared, delta: float) -> float:
     """n_it: tokens that iterations of the scheduler's budget compute in the time of one pass of weights."""
-    budget = prepared.token_budget
+    budget = min(prepared.token_budget, _MANY)
     return budget * delta / max(delta, prepared.cost.gpu_seconds(budget) * prepared.layers)
