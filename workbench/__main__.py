@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import time
@@ -59,28 +60,28 @@ def _parser() -> argparse.ArgumentParser:
     benches = bench.add_subparsers(required=True, metavar="which")
     sim = benches.add_parser("sim", help="random settings, simulated and run; the residual by cause")
     sim.add_argument("--model", default="mix-m", help=f"{_RECIPES}; default: mix-m")
-    sim.add_argument("--settings", type=int, default=24)
-    sim.add_argument("--repeats", type=int, default=3)
-    sim.add_argument("--seed", type=int, default=0)
-    sim.add_argument("--json", type=Path, help="file to write the record to")
+    sim.add_argument("--settings", type=_count, default=24)
+    sim.add_argument("--repeats", type=_count, default=3)
+    sim.add_argument("--seed", type=_seed, default=0)
+    sim.add_argument("--json", type=_file, help="file to write the record to")
     sim.set_defaults(command=_bench_sim)
     speed = benches.add_parser("simulator", help="how fast simulations are: a large job in both details, and a sweep")
-    speed.add_argument("--repeats", type=int, default=5, help="times that the large job is simulated (default: 5)")
-    speed.add_argument("--json", type=Path, help="file to write the record to")
+    speed.add_argument("--repeats", type=_count, default=5, help="times that the large job is simulated (default: 5)")
+    speed.add_argument("--json", type=_file, help="file to write the record to")
     speed.set_defaults(command=_bench_simulator)
     cpu = benches.add_parser("cpu", help="attention and experts against memory, arithmetic, torch and C")
-    cpu.add_argument("--seconds", type=float, default=60, help="how long to repeat, default: 60")
+    cpu.add_argument("--seconds", type=_seconds, default=60, help="how long to repeat, default: 60")
     cpu.add_argument("--shapes", action="store_true", help="other head dims and groups, our kernel alone")
-    cpu.add_argument("--picture", type=Path, help="file to draw the roofline into: .png, .svg or .pdf")
-    cpu.add_argument("--json", type=Path, help="file to write the record to")
+    cpu.add_argument("--picture", type=_picture, help="file to draw the roofline into: .png, .svg or .pdf")
+    cpu.add_argument("--json", type=_file, help="file to write the record to")
     cpu.set_defaults(command=_bench_cpu)
     experts = benches.add_parser("experts", help="routed experts on the CPU by tokens per expert: formats and torch")
-    experts.add_argument("--seconds", type=float, default=60, help="how long to repeat, default: 60")
-    experts.add_argument("--json", type=Path, help="file to write the record to")
+    experts.add_argument("--seconds", type=_seconds, default=60, help="how long to repeat, default: 60")
+    experts.add_argument("--json", type=_file, help="file to write the record to")
     experts.set_defaults(command=_bench_experts)
     moe = benches.add_parser("moe", help="a layer's routed experts, on the GPU if there is one: ours, torch, Liger")
-    moe.add_argument("--seconds", type=float, default=120, help="how long to repeat, default: 120")
-    moe.add_argument("--json", type=Path, help="file to write the record to")
+    moe.add_argument("--seconds", type=_seconds, default=120, help="how long to repeat, default: 120")
+    moe.add_argument("--json", type=_file, help="file to write the record to")
     moe.set_defaults(command=_bench_moe)
     card = benches.add_parser("gpu", help="the GPU at hand: ceilings, errors and speed of every kernel, other tiles")
     card.add_argument("--minutes", type=float, default=9, help="begin nothing after so long (default: 9)")
@@ -91,11 +92,11 @@ def _parser() -> argparse.ArgumentParser:
         "overlap", help="steady decode passes: VSLPipe, CGOPipe and Sequential, measured and simulated"
     )
     overlap.add_argument("--model", default="mix-b", help=f"{_RECIPES}; default: mix-b")
-    overlap.add_argument("--rows", type=int, default=256, help="decodes per pass (default: 256)")
-    overlap.add_argument("--context", type=int, help="KV entries of each (default: as much work for cpu as for gpu)")
-    overlap.add_argument("--link", type=parse_bytes, help="B/s, as 2GB (default: weights take as long as computing)")
-    overlap.add_argument("--repeats", type=int, default=9, help="undisturbed passes (default: 9)")
-    overlap.add_argument("--json", type=Path, help="file to write the record to")
+    overlap.add_argument("--rows", type=_count, default=256, help="decodes per pass (default: 256)")
+    overlap.add_argument("--context", type=_count, help="KV entries of each (default: as much work for cpu as for gpu)")
+    overlap.add_argument("--link", type=_link, help="B/s, as 2GB (default: weights take as long as computing)")
+    overlap.add_argument("--repeats", type=_count, default=9, help="undisturbed passes (default: 9)")
+    overlap.add_argument("--json", type=_file, help="file to write the record to")
     overlap.set_defaults(command=_bench_overlap)
     tune = commands.add_parser("tune", help="time the Triton kernels' tiles on the GPU and write the fastest down")
     tune.add_argument("--weights", nargs="+", choices=("16-bit", "8-bit", "4-bit"), help="default: all")
@@ -103,9 +104,69 @@ def _parser() -> argparse.ArgumentParser:
     tune.add_argument("--dry-run", action="store_true", help="list the candidates, compile none")
     tune.set_defaults(command=_tune)
     measure = commands.add_parser("measure", help="measure this computer's rates for Machine.local")
-    measure.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    measure.add_argument("--out", type=_file, required=True, help="JSON file to write")
     measure.set_defaults(command=_measure)
     return parser
+
+
+def _count(text: str) -> int:
+    return _whole(text, 1)
+
+
+def _seed(text: str) -> int:
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"give a whole number of at least {least}, not {text!r}.")
+    return value
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"give a positive number of seconds such as 60, not {text!r}.")
+    return value
+
+
+def _link(text: str) -> float:
+    try:
+        return parse_bytes(text, what="rate")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _file(text: str) -> Path:
+    """Path of a file that can be written; folders that are missing are made when it is."""
+    path = Path(text)
+    nearest = next(each for each in (path.absolute(), *path.absolute().parents) if os.path.exists(each))
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is a folder; give a file in it.")
+    if nearest != path.absolute() and not nearest.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written, since {nearest} is no folder; give another.")
+    if not os.access(nearest, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written: no permission for {nearest}; give another.")
+    return path
+
+
+def _picture(text: str) -> Path:
+    """Path of a picture in a format that matplotlib writes; pyplot, which takes longer, is not imported for that."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    path = _file(text)
+    if path.suffix.lower().removeprefix(".") not in FigureCanvasBase.filetypes:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} ends in no known format; give a file such as roof.png, .svg or .pdf."
+        )
+    return path
 
 
 def _report(options: argparse.Namespace) -> None:
