@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -42,6 +43,14 @@ def source_of(sources: Mapping[str, str], value: str) -> str:
     raise CatalogueError(f"the value {value} has no source; add one to the source table of its entry.")
 
 
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    """Ask for the name most like the one given, in any case; those that begin with it are close however long."""
+    given, names = name.casefold(), {each.casefold(): each for each in known}
+    longer = [each for each in names if each.startswith(given)]
+    close = get_close_matches(given, longer or names, n=1, cutoff=0.0 if longer else 0.6)
+    return f" (did you mean {names[close[0]]!r}?)" if close else ""
+
+
 class Catalogue(Mapping[str, T], Generic[T]):
     """Named entries of one TOML file, built on first use.
 
@@ -58,7 +67,8 @@ class Catalogue(Mapping[str, T], Generic[T]):
 
     def __getitem__(self, name: str) -> T:
         if name not in self._tables:
-            raise CatalogueError(f"{self._file} has no entry {name!r}; it has {', '.join(sorted(self._tables))}.")
+            asked = f"{name!r}{_suggestion(str(name), self._tables)}"
+            raise CatalogueError(f"{self._file} has no entry {asked}; it has {', '.join(sorted(self._tables))}.")
         table = self._tables[name]
         return self._build(name, self._tables[table["same_as"]] if "same_as" in table else table)
 

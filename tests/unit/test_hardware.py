@@ -10,6 +10,8 @@ from tests.builders import small_machine
 from workbench.catalogue import source_of
 from workbench.errors import CatalogueError, ScenarioError
 from workbench.hardware import Device, Link, Machine, machines, value_names
+from workbench.models import models
+from workbench.processors import processors
 
 
 def test_the_a40_host_is_the_papers():
@@ -61,6 +63,23 @@ def test_a_limit_that_is_no_quantity_is_refused(memory):
 def test_an_unknown_machine_is_answered_with_the_known_ones():
     with pytest.raises(CatalogueError, match=r"machines\.toml has no entry 'b200'; it has a40"):
         machines["b200"]
+
+
+@pytest.mark.parametrize(
+    ("catalogue", "name", "close"),
+    [
+        (machines, "A40", "a40"),
+        (machines, "ktransformers-a10", "ktransformers-a100"),
+        (processors, "h100", "h100-sxm"),
+        (processors, "A10", "a10"),
+        (processors, "rtx4090", "rtx-4090"),
+        (models, "Mixtral-8x7B", "mixtral-8x7b"),
+        (models, "qwen3", "qwen3-30b-a3b"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_closest_one(catalogue, name, close):
+    with pytest.raises(CatalogueError, match=rf"has no entry '{name}' \(did you mean '{close}'\?\); it has "):
+        catalogue[name]
 
 
 def test_the_catalogue_is_a_mapping():
