@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from numbers import Real
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +13,36 @@ Seconds = npt.NDArray[np.float64]
 _PERCENTILES = (50, 90, 99)
 
 
-class Slo(NamedTuple):
-    """Latest first token, and longest gap between two tokens [s]."""
+@dataclass(frozen=True)
+class Slo:
+    """Latest first token, and longest gap between two tokens, inf where any will do [s].
+
+    Raises
+    ------
+    ValueError
+        If one is no positive number.
+    """
 
     ttft: float
     tbt: float
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            number = isinstance(value, Real) and not isinstance(value, bool)
+            if not (number and value > 0):
+                raise ValueError(f"{name} of an Slo must be positive, not {value!r}; give seconds, or inf for any.")
+
+
+def check_slo(slo: object) -> None:
+    """Refuse what is no objective, such as a pair of numbers.
+
+    Raises
+    ------
+    ValueError
+        If it is no Slo.
+    """
+    if not isinstance(slo, Slo):
+        raise ValueError(f"slo must be an objective, not {slo!r}; give wb.Slo(ttft=..., tbt=...) in seconds.")
 
 
 @dataclass(frozen=True)
@@ -87,12 +112,13 @@ def attainment(ttft: npt.ArrayLike, worst_gap: npt.ArrayLike, slo: Slo) -> float
     Raises
     ------
     ValueError
-        If a time is negative or there is no request.
+        If the objective is no Slo, a time is negative or there is no request.
 
     Notes
     -----
     Layered Prefill section 5.1.
     """
+    check_slo(slo)
     first, gap = np.asarray(ttft, dtype=np.float64), np.asarray(worst_gap, dtype=np.float64)
     if not first.size:
         raise ValueError("ttft must hold at least one request, not none; serve some first.")
@@ -117,7 +143,7 @@ def capacity(attained: Callable[[float], float], *, target: float, low: float, h
     Raises
     ------
     ValueError
-        If the target is no share, the lower rate misses it or the upper one reaches it.
+        If the target is no share, or `low` is not below `high`, misses the target, or `high` reaches it.
 
     Notes
     -----
@@ -125,6 +151,8 @@ def capacity(attained: Callable[[float], float], *, target: float, low: float, h
     """
     if not 0 <= target <= 1:
         raise ValueError(f"target must be between 0 and 1, not {target}; give a share of the requests.")
+    if not low < high:
+        raise ValueError(f"low must be below high, not {low} and {high}; give rates to search between.")
     if not attained(low) >= target > attained(high):
         raise ValueError(f"rates {low} to {high} do not bracket the attainment of {target}; widen the range.")
     tolerance = (high - low) / 100

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from numbers import Integral
 
-from workbench.latency import Slo, capacity
+from workbench.latency import Slo, capacity, check_slo
 from workbench.scenario import Scenario
 from workbench.schedules import Schedule
 from workbench.simulate import simulate
@@ -38,11 +39,15 @@ def sustained_rate(
     Raises
     ------
     ValueError
-        If the target is no share, the lower rate misses it or the upper one reaches it.
+        If the objective is no Slo, a seed no whole number from 0 on or there is none, the target is no share, or `low`
+        is not below `high`, misses the target, or `high` reaches it.
     WorkbenchError
         As `simulate` does.
     """
-    chosen = tuple(seeds)
+    check_slo(slo)
+    chosen = tuple(seeds) if isinstance(seeds, Iterable) else ()
+    if not chosen or not all(isinstance(seed, Integral) and seed >= 0 for seed in chosen):
+        raise ValueError(f"seeds must be whole numbers from 0 on, at least one, not {seeds!r}; give such as range(3).")
 
     def attained(rate: float) -> float:
         arriving = (scenario.on(workload=scenario.workload.arriving(rate=rate, seed=seed)) for seed in chosen)

@@ -170,6 +170,48 @@ def test_the_sustained_rate_is_where_attainment_falls_below_the_target():
         sustained_rate(scenario, Sequential(), slo, low=low, high=2 * low, seeds=[0])
 
 
+@pytest.mark.parametrize("wrong", [0, -1, math.nan, "a", None, True])
+def test_an_objective_is_made_of_positive_seconds(wrong):
+    with pytest.raises(ValueError, match=f"ttft of an Slo must be positive, not {wrong!r}; give seconds"):
+        Slo(wrong, 1)
+    with pytest.raises(ValueError, match=f"tbt of an Slo must be positive, not {wrong!r}; give seconds"):
+        Slo(1, wrong)
+
+
+def test_an_objective_may_leave_a_time_open():
+    assert attainment([1], [9], Slo(np.float32(1), math.inf)) == 1
+
+
+@pytest.mark.parametrize("slo", [(10, 1), None, 10])
+def test_the_share_that_meets_no_objective_is_refused(slo):
+    result = simulate(tiny_scenario([4], [3]), Sequential())
+    with pytest.raises(ValueError, match=r"slo must be an objective, not .*; give wb\.Slo\(ttft=\.\.\., tbt=\.\.\.\)"):
+        result.attainment(slo)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"slo": (10, 5)}, r"slo must be an objective, not \(10, 5\); give wb\.Slo"),
+        ({"low": 1, "high": 0.1}, "low must be below high, not 1 and 0.1; give rates"),
+        ({"low": 1, "high": 1}, "low must be below high"),
+        ({"low": math.nan}, "low must be below high"),
+        ({"seeds": []}, r"seeds must be whole numbers from 0 on, at least one, not \[\]; give such as range"),
+        ({"seeds": 3}, "at least one, not 3; give"),
+        ({"seeds": [0, -1]}, r"not \[0, -1\]; give"),
+        ({"seeds": [0.5]}, r"not \[0\.5\]; give"),
+        ({"seeds": "01"}, "not '01'; give"),
+    ],
+)
+def test_a_search_for_the_sustained_rate_that_cannot_be_is_refused_before_anything_is_simulated(
+    monkeypatch, given, words
+):
+    monkeypatch.setattr("workbench.sustained.simulate", lambda *_: pytest.fail("simulated"))
+    options = {"slo": Slo(1, 1), "low": 1, "high": 2} | given
+    with pytest.raises(ValueError, match=words):
+        sustained_rate(tiny_scenario([4], [3]), Sequential(), **options)
+
+
 # ------------------------------------------------------------------------------------- what is read, and what it takes
 
 
