@@ -16,7 +16,7 @@ from workbench.errors import CapacityError
 from workbench.hardware import Device, Link, Machine
 from workbench.perfmodels.moe_lightning import Job, Mode, Policy, estimate, layer_time
 from workbench.perfmodels.policy_memory import cpu_peak, fits, gpu_peaks
-from workbench.perfmodels.policy_search import least_weights, search, with_shares
+from workbench.perfmodels.policy_search import least_weights, policy_map, search, tensor_parallel, with_shares
 from workbench.reproductions.moe_lightning import MODEL, job
 
 SMALL = replace(
@@ -242,6 +242,26 @@ def test_searching_for_mixtral_on_a_t4_takes_less_than_two_seconds(mode):
 def test_a_policy_outside_the_domain_is_refused(policy, message):
     with pytest.raises(ValueError, match=message):
         estimate(job("s1", 77, 32), policy)
+
+
+@pytest.mark.parametrize("mode", ["full", "paper", True, None, Mode])
+@pytest.mark.parametrize(
+    "door",
+    [
+        lambda where, policy, mode: layer_time(where, policy, mode),
+        lambda where, policy, mode: estimate(where, policy, mode),
+        lambda where, policy, mode: gpu_peaks(where, policy, mode),
+        lambda where, policy, mode: fits(where, policy, mode),
+        lambda where, _, mode: search(where, mode),
+        lambda where, policy, mode: with_shares(where, policy, mode),
+        lambda where, policy, mode: least_weights(where, policy, mode),
+        lambda where, _, mode: tensor_parallel(where, [1], mode),
+        lambda where, _, mode: policy_map(where, 1e10, 1.0, mode),
+    ],
+)
+def test_what_is_no_mode_is_refused_and_not_taken_as_the_papers(door, mode):
+    with pytest.raises(ValueError, match=r"^mode must be Mode.FULL, Mode.PAPER or Mode.ARTIFACT, not .*; give one"):
+        door(job("s1", 77, 32), Policy(8, 4), mode)
 
 
 def test_a_job_outside_the_domain_is_refused():

@@ -199,6 +199,18 @@ def check(policy: Policy) -> None:
             raise ValueError(f"{name} must be 0 where the CPU computes with it; set it to 0 or compute on the GPU.")
 
 
+def check_mode(mode: Mode) -> None:
+    """Refuse what is no `Mode`, a name such as "full" included.
+
+    Raises
+    ------
+    ValueError
+        If it is none.
+    """
+    if not isinstance(mode, Mode):
+        raise ValueError(f"mode must be Mode.FULL, Mode.PAPER or Mode.ARTIFACT, not {mode!r}; give one of them.")
+
+
 def layer_time(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> LayerTime:
     """Time of one layer's decode step by resource [s].
 
@@ -221,7 +233,7 @@ def layer_time(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> LayerTime:
     Raises
     ------
     ValueError
-        If the policy is outside the domain (see `check`).
+        If the policy is outside the domain (see `check`), or `mode` no Mode.
 
     Notes
     -----
@@ -229,6 +241,7 @@ def layer_time(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> LayerTime:
     resources and that every micro-batch uses all experts.
     """
     check(policy)
+    check_mode(mode)
     batch, micro, on_gpu, experts, weights, kv_share = map(np.asarray, policy)
     machine, count = job.machine, np.ceil(batch / micro)
     kv = batch * (job.prompt_len + job.output_len / 2) * job.kv_per_token
@@ -333,7 +346,7 @@ def estimate(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> Estimate:
     Raises
     ------
     ValueError
-        If the policy is outside the domain.
+        If the policy is outside the domain, or `mode` no Mode.
 
     Notes
     -----

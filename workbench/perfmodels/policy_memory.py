@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.perfmodels.domain import Number, plain
-from workbench.perfmodels.moe_lightning_model import Job, Mode, Policy, check
+from workbench.perfmodels.moe_lightning_model import Job, Mode, Policy, check, check_mode
 
 _GPU_SHARE, _CPU_SHARE = 0.86, 0.8
 """Parts of the two memories that a policy may fill: margins of the paper's public optimiser, which gives no reason."""
@@ -47,7 +47,7 @@ def gpu_peaks(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> tuple[Number,
     Raises
     ------
     ValueError
-        If the policy is outside the domain.
+        If the policy is outside the domain, or `mode` no Mode.
 
     Notes
     -----
@@ -55,6 +55,7 @@ def gpu_peaks(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> tuple[Number,
     of the whole batch stays on the GPU. Activations (all but the experts' own intermediates) are held by each GPU.
     """
     check(policy)
+    check_mode(mode)
     batch, micro, on_gpu, _, weights, kv_share = map(np.asarray, policy)
     model, s, total = job.model, job.prompt_len, job.prompt_len + job.output_len
     layers, one, hidden = model.num_hidden_layers, job.element, model.hidden_size
@@ -101,7 +102,13 @@ def cpu_peak(job: Job, policy: Policy) -> Number:
 
 
 def fits(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> npt.NDArray[np.bool_]:
-    """True where both memories hold the policy: peaks at most 0.86 of the GPUs' and 0.8 of the CPU's memory."""
+    """True where both memories hold the policy: peaks at most 0.86 of the GPUs' and 0.8 of the CPU's memory.
+
+    Raises
+    ------
+    ValueError
+        If the policy is outside the domain, or `mode` no Mode.
+    """
     gpu = np.maximum(*gpu_peaks(job, policy, mode))
     slack = 1 + 1e-12  # a share of the weights chosen to fill the memory exactly is not refused for its last bit
     cpu = np.asarray(cpu_peak(job, policy))

@@ -62,6 +62,8 @@ def search(job: Job, mode: Mode = Mode.FULL) -> Found:
     ------
     CapacityError
         If not even one sequence fits.
+    ValueError
+        If `mode` is no Mode.
 
     Notes
     -----
@@ -97,7 +99,7 @@ def tensor_parallel(job: Job, degrees: Sequence[int], mode: Mode = Mode.PAPER) -
     CapacityError
         If a degree cannot hold one sequence.
     ValueError
-        If a degree is below 1.
+        If a degree is below 1, or `mode` no Mode.
 
     Notes
     -----
@@ -125,7 +127,7 @@ def with_shares(job: Job, policy: Policy, mode: Mode = Mode.FULL, *, kv_whole: b
     Raises
     ------
     ValueError
-        If the policy is outside the domain.
+        If the policy is outside the domain, or `mode` no Mode.
 
     Notes
     -----
@@ -161,6 +163,8 @@ def least_weights(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> float:
     ------
     CapacityError
         If the policy itself does not fit.
+    ValueError
+        If the policy is outside the domain, or `mode` no Mode.
 
     Notes
     -----
@@ -298,7 +302,7 @@ def policy_map(job: Job, links: Number, cpu_scales: Number, mode: Mode = Mode.PA
     CapacityError
         If a machine cannot hold one sequence.
     ValueError
-        If a bandwidth or a factor is not positive.
+        If a bandwidth or a factor is not positive, or `mode` no Mode.
 
     Notes
     -----
