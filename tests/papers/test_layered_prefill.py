@@ -125,6 +125,24 @@ def test_the_ratio_of_an_iteration_is_the_exact_one_when_prompt_and_chunk_touch_
         (lambda: lp.mean_power(0, np.inf, 1), "rate must be at least 0 and finite, not inf"),
         (lambda: attainment([], [], Slo(1, 1)), "at least one request"),
         (lambda: Arrivals.draw(0, 1, prompt=(1, 1), output=(1, 1), seed=0), "rate must be above 0"),
+        (lambda: drawn(2.7), "requests must be a whole number from 1, not 2.7; give how many to draw"),
+        (lambda: drawn(0), "requests must be a whole number from 1, not 0"),
+        (lambda: IterationTime(np.nan, 0, 0), "bandwidth must be above 0 and finite, not nan; give bytes per second"),
+        (lambda: IterationTime(-1, 0, 0), "bandwidth must be above 0 and finite, not -1"),
+        (lambda: IterationTime(0, 0, 0), "bandwidth must be above 0 and finite, not 0"),
+        (lambda: IterationTime(1, -1, 0), "per_token must be at least 0 and finite, not -1; give seconds"),
+        (lambda: IterationTime(1, 0, np.nan), "fixed must be at least 0 and finite, not nan; give seconds"),
+        (lambda: Arrivals([0, 2, 1], [1] * 3, [1] * 3), "time must not fall, but 1 follows 2; sort the requests"),
+        (lambda: Arrivals([np.nan], [1], [1]), "time must be at least 0 and finite, not nan"),
+        (lambda: Arrivals([-1], [1], [1]), "time must be at least 0 and finite, not -1"),
+        (lambda: Arrivals([0], [0], [1]), "prompt must be a whole number from 1, not 0; give tokens"),
+        (lambda: Arrivals([0], [1], [-1]), "output must be a whole number from 1, not -1; give tokens"),
+        (lambda: Arrivals([0], [1.5], [1]), "prompt lengths must be whole numbers"),
+        (lambda: Arrivals([], [], []), "Arrivals must have one time, prompt and output per request, at least one"),
+        (lambda: Arrivals([0, 1], [1, 1], [1]), r"not the shapes \(2,\), \(2,\) and \(1,\); give lists as long"),
+        (lambda: Arrivals(0, 1, 1), r"not the shapes \(\), \(\) and \(\)"),
+        (lambda: queued(512.5), "granularity must be a whole number from 1, not 512.5; give tokens, for example 512"),
+        (lambda: queued(0), "granularity must be a whole number from 1, not 0"),
         (lambda: capacity(lambda rate: 1.0, target=0.9, low=1, high=2), "do not bracket the attainment"),
         (lambda: capacity(lambda rate: np.nan, target=0.9, low=1, high=2), "do not bracket the attainment"),
     ],
@@ -132,6 +150,14 @@ def test_the_ratio_of_an_iteration_is_the_exact_one_when_prompt_and_chunk_touch_
 def test_outside_its_domain_a_formula_says_what_it_expects(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def drawn(requests: float) -> Arrivals:
+    return Arrivals.draw(1, requests, prompt=(1, 1), output=(1, 1), seed=0)
+
+
+def queued(granularity: float):
+    return serve(Arrivals([0], [1], [1]), QWEN, TIME, measured_coverage, layered=True, granularity=granularity)
 
 
 # -- the queue ---------------------------------------------------------------------------------------------------
@@ -147,6 +173,17 @@ def test_one_request_alone_meets_its_groups_and_then_decodes():
     assert layered.ttft[0] == pytest.approx(2 * half)
     assert len(layered.gaps) == 2
     assert layered.end_to_end[0] == pytest.approx(layered.ttft[0] + layered.gaps.sum())
+
+
+@pytest.mark.parametrize("layered", [False, True])
+def test_arrivals_may_be_lists_and_the_granularity_a_whole_float(layered):
+    lists = [0.0, 0.1, 0.1], [600, 30, 2000], [3, 1, 7]
+    ours, theirs = (
+        serve(draw, QWEN, TIME, measured_coverage, layered=layered, granularity=granularity)
+        for draw, granularity in ((Arrivals(*lists), 256.0), (Arrivals(*map(np.array, lists)), 256))
+    )
+    assert ours.end_to_end.tolist() == theirs.end_to_end.tolist()
+    assert (ours.iterations, ours.kv_bytes) == (theirs.iterations, theirs.kv_bytes)
 
 
 @settings(max_examples=25)

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from workbench.energy import EnergyModel
 from workbench.latency import Slo, attainment
-from workbench.lengths import Gamma
+from workbench.lengths import Gamma, whole_lengths
 from workbench.models import ModelConfig
 from workbench.perfmodels.coverage import Coverage
-from workbench.perfmodels.domain import Array, at_least, positive
+from workbench.perfmodels.domain import Array, at_least, positive, whole
 from workbench.perfmodels.layered_prefill import layer_groups
 
 _MOST_TOKENS = 1 << 17  # one iteration of the longest prompts; coverage does not grow beyond
@@ -30,20 +30,54 @@ class IterationTime:
         At which experts and KV cache are read [B/s].
     per_token, fixed : float
         [s].
+
+    Raises
+    ------
+    ValueError
+        If the bandwidth is not positive and finite, or a time negative, infinite or no number.
     """
 
     bandwidth: float
     per_token: float
     fixed: float
 
+    def __post_init__(self) -> None:
+        positive("bandwidth", self.bandwidth, "give bytes per second")
+        for name in ("per_token", "fixed"):
+            at_least(name, getattr(self, name), 0, mend="give seconds")
+
 
 @dataclass(frozen=True)
 class Arrivals:
-    """Requests in the order of their arrival: time [s], prompt and output tokens."""
+    """Requests in the order of their arrival: time [s], prompt and output tokens, lists or arrays.
+
+    Raises
+    ------
+    ValueError
+        If there is no request or not one of each for every request, times are negative, infinite or fall, or lengths
+        are no whole numbers from 1 to 2**40.
+    """
 
     time: Array
     prompt: NDArray[np.int64]
     output: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        time = at_least("time", self.time, 0, mend="give seconds")
+        prompt, output = whole_lengths(self.prompt, "prompt"), whole_lengths(self.output, "output")
+        if not (time.size and time.ndim == 1 and time.shape == prompt.shape == output.shape):
+            raise ValueError(
+                "Arrivals must have one time, prompt and output per request, at least one of each, not the shapes "
+                f"{time.shape}, {prompt.shape} and {output.shape}; give lists as long as each other."
+            )
+        early = np.flatnonzero(np.diff(time) < 0)
+        if early.size:
+            before, after = time[early[0]], time[early[0] + 1]
+            raise ValueError(f"time must not fall, but {after:g} follows {before:g}; sort the requests by arrival.")
+        for name, lengths in (("prompt", prompt), ("output", output)):
+            whole(name, lengths, mend="give tokens")
+        for name, value in (("time", time), ("prompt", prompt), ("output", output)):
+            object.__setattr__(self, name, value)
 
     @classmethod
     def draw(
@@ -54,10 +88,10 @@ class Arrivals:
         Raises
         ------
         ValueError
-            If rate, mean or deviation is not positive, or there is no request.
+            If rate, mean or deviation is not positive, or `requests` no whole number from 1.
         """
         gap = 1.0 / float(positive("rate", rate, "give requests per second"))
-        count = int(at_least("requests", requests, 1, mend="give how many to draw"))
+        count = int(whole("requests", requests, mend="give how many to draw"))
         rng = np.random.default_rng(seed)
 
         times: Array = np.cumsum(rng.exponential(gap, count))
@@ -118,18 +152,18 @@ def serve(
     Raises
     ------
     ValueError
-        If granularity is below 1.
+        If granularity is no whole number from 1.
 
     Notes
     -----
     A model of its own, with one calibrated time per iteration; the task-level virtual clock is `simulate`.
     """
-    at_least("granularity", granularity, 1, mend="give tokens, for example 512")
+    most = int(whole("granularity", granularity, mend="give tokens, for example 512"))
     share = np.asarray(coverage(np.arange(_MOST_TOKENS + 1)))
     kv_token = model.kv_bytes_per_token(model.dtype)
     prompt, output = arrivals.prompt.tolist(), arrivals.output.tolist()
     running = _Running(model, prompt, output)
-    prefill: _Layered | _Chunked = _Layered(model.num_hidden_layers, granularity) if layered else _Chunked(granularity)
+    prefill: _Layered | _Chunked = _Layered(model.num_hidden_layers, most) if layered else _Chunked(most)
     count = len(prompt)
     clock, read, kv_read = 0.0, 0.0, 0.0
     first = np.zeros(count, dtype=np.int64)
