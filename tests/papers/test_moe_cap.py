@@ -115,6 +115,9 @@ def test_a_trace_of_uniform_routing_covers_what_the_formula_says():
         (lambda: purchase_rate(np.inf, years=1), "price must be at least 0 and finite, not inf"),
         (lambda: moe_cap.overestimate(1, 2), "activated must be at most the total"),
         (lambda: Placement(weights_on_gpu=2), "weights_on_gpu must be between 0 and 1"),
+        (lambda: Placement(gpu_experts="no"), "gpu_experts must be True or False, not 'no'; give True if the GPU"),
+        (lambda: Placement(gpu_attention=0.5), "gpu_attention must be True or False, not 0.5"),
+        (lambda: Placement(gpu_attention=None), "gpu_attention must be True or False, not None"),
         (lambda: purchase_rate(1, years=0), "years must be above 0"),
         (lambda: purchase_rate(np.nan, years=3), "price must be at least 0 and finite, not nan"),
         (

@@ -271,6 +271,11 @@ class Placement:
     gpu_experts, gpu_attention : bool
         F_g and A_g: True if the GPU computes all of it, what lies in DRAM crossing the link; False if the CPU
         computes what lies in DRAM where it lies.
+
+    Raises
+    ------
+    ValueError
+        If a share is not between 0 and 1, or `gpu_experts` or `gpu_attention` neither True nor False.
     """
 
     weights_on_gpu: float = 1.0
@@ -281,6 +286,11 @@ class Placement:
     def __post_init__(self) -> None:
         within("weights_on_gpu", self.weights_on_gpu, 0, 1, mend="give a share")
         within("kv_on_gpu", self.kv_on_gpu, 0, 1, mend="give a share")
+        for name in ("gpu_experts", "gpu_attention"):
+            if not isinstance(getattr(self, name), bool | np.bool_):
+                raise ValueError(
+                    f"{name} must be True or False, not {getattr(self, name)!r}; give True if the GPU computes it all."
+                )
 
 
 class Resources(NamedTuple):
