@@ -281,6 +281,14 @@ def test_a_job_outside_the_domain_is_refused():
         least_weights(tiny, Policy(1, 1))
 
 
+@pytest.mark.parametrize("given", ["a40", None, 7])
+@pytest.mark.parametrize(("part", "kind"), [("model", "ModelConfig"), ("machine", "Machine")])
+def test_a_job_is_of_a_model_and_a_machine_not_of_their_names(part, kind, given):
+    words = rf"^Job\({part}=...\) must be a {kind}, not {given!r}; give one of wb.{part}s\[...\].$"
+    with pytest.raises(ValueError, match=words):
+        replace(job("s1", 77, 32), **{part: given})
+
+
 def test_the_models_need_neither_torch_nor_matplotlib():
     code = "import sys, workbench.perfmodels.policy_search; print({'torch', 'numba', 'matplotlib'} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True)

@@ -56,8 +56,9 @@ class Job:
     Raises
     ------
     ValueError
-        If a prompt is shorter than 1 token, an output shorter than 2 or either endless, the dtype is none that is
-        computed in, there is no GPU, or sequences outgrow a sliding window.
+        If `model` is no ModelConfig or `machine` no Machine, a prompt is shorter than 1 token, an output shorter than 2
+        or either endless, the dtype is none that is computed in, there is no GPU, or sequences outgrow a sliding
+        window.
     """
 
     model: ModelConfig
@@ -68,6 +69,12 @@ class Job:
     gpus: int = 1
 
     def __post_init__(self) -> None:
+        for name, kind in (("model", ModelConfig), ("machine", Machine)):
+            if not isinstance(getattr(self, name), kind):
+                raise ValueError(
+                    f"Job({name}=...) must be a {kind.__name__}, not {getattr(self, name)!r}; give one of "
+                    f"wb.{name}s[...]."
+                )
         if not self.prompt_len >= 1:
             raise ValueError(f"prompt_len={self.prompt_len} leaves nothing to prefill; give at least 1 token.")
         if not self.output_len >= 2:
