@@ -122,6 +122,18 @@ def test_nothing_deferred_is_the_ordinary_model_bit_for_bit(weights, start):
         hidden = output
 
 
+@pytest.mark.parametrize("number", [int, float, np.int64, np.float64])
+def test_whole_numbers_of_experts_may_be_of_any_type(number):
+    two, eight = number(2), number(8)
+    assert kt.layer_time(PROFILE, two, top_k=eight) == kt.layer_time(PROFILE, 2, top_k=8)
+    assert kt.experts_to_defer(1, 1, top_k=eight) == 1
+    assert kt.decode_timeline(PROFILE, two, deferred=two, top_k=eight) == kt.decode_timeline(
+        PROFILE, 2, deferred=2, top_k=8
+    )
+    layers = chain([[0.4, 0.3, 0.2, 0.1]] * 2)
+    assert kt.deferral_outputs(1.0, *layers, deferred=two) == kt.deferral_outputs(1.0, *layers, deferred=2)
+
+
 @given(st.lists(st.floats(-1, 1), min_size=4, max_size=4), st.integers(0, 3))
 def test_a_single_layer_defers_nothing(row, deferred):
     every = [kt.deferral_outputs(1.0, *chain([row]), deferred=d) for d in (0, deferred)]
@@ -230,11 +242,23 @@ def test_prefill_attends_to_every_earlier_token_within_the_window(length):
         (lambda: kt.layer_time(PROFILE, 8, top_k=8), "deferred must be between 0 and 7, not 8"),
         (lambda: LayerTimes(1, 1, 0, 1), "routed must be above 0"),
         (lambda: LayerTimes(math.inf, 1, 1, 1), "attention must be at least 0 and finite, not inf"),
-        (lambda: kt.experts_to_defer(1, 1, top_k=1), "top_k must be at least 2"),
+        (lambda: kt.layer_time(PROFILE, 1.5, top_k=8), "deferred must be a whole number from 0, not 1.5; give experts"),
+        (lambda: kt.layer_time(PROFILE, [0, 0.5], top_k=8), "deferred must be a whole number from 0, not 0.5"),
+        (lambda: kt.time_reduction(PROFILE, 1.5, top_k=8), "deferred must be a whole number from 0, not 1.5"),
+        (lambda: kt.layer_utilisation(PROFILE, 1.5, top_k=8), "deferred must be a whole number from 0, not 1.5"),
+        (lambda: kt.decode_timeline(PROFILE, 4, deferred=1.5, top_k=8), "deferred must be a whole number from 0"),
+        (lambda: kt.deferral_outputs(1, *chain([[1, 1]]), deferred=0.5), "deferred must be a whole number from 0"),
+        (lambda: kt.experts_to_defer(1, 1, top_k=1), "top_k must be a whole number from 2, not 1"),
+        (lambda: kt.experts_to_defer(1, 1, top_k=2.5), "top_k must be a whole number from 2, not 2.5; give the exp"),
+        (lambda: kt.experts_to_defer(1, 1, top_k=[8, 2.5]), "top_k must be a whole number from 2, not 2.5"),
         (lambda: kt.end_to_end_speedup(1.0, 0.0), "time that is left must be above 0 and finite, not 0"),
         (lambda: kt.end_to_end_speedup(1.5, 0.1), "reduction must be between 0 and 1, not 1.5"),
         (lambda: kt.deferral_outputs(1, [], [], deferred=0), "must name the same layers"),
-        (lambda: kt.decode_timeline(PROFILE, 0, deferred=0, top_k=8), "layers must be at least 1"),
+        (lambda: kt.decode_timeline(PROFILE, 0, deferred=0, top_k=8), "layers must be a whole number from 1"),
+        (
+            lambda: kt.decode_timeline(PROFILE, 2.5, deferred=0, top_k=8),
+            "layers must be a whole number from 1, not 2.5",
+        ),
         (lambda: kt.choose_kernel(-1), "tokens_per_expert must be at least 0"),
         (lambda: kt.switch_prompt(4, 5), "top_k must be at most the number of experts"),
         (lambda: kt.layer_time(PROFILE, 0, top_k=0), "top_k must be a whole number from 1, not 0"),

@@ -55,8 +55,8 @@ def positive(what: str, value: ArrayLike, mend: str) -> Array:
     return _require((array > 0) & np.isfinite(array), array, what, "above 0 and finite", mend)
 
 
-def whole(what: str, value: ArrayLike, mend: str) -> Array:
-    """`value`, each a whole number from 1.
+def whole(what: str, value: ArrayLike, mend: str, *, low: int = 1) -> Array:
+    """`value`, each a whole number from `low`.
 
     Raises
     ------
@@ -64,8 +64,8 @@ def whole(what: str, value: ArrayLike, mend: str) -> Array:
         If one is not.
     """
     array = np.asarray(value, dtype=np.float64)
-    fine = np.isfinite(array) & (array >= 1) & (array == np.floor(array))
-    return _require(fine, array, what, "a whole number from 1", mend)
+    fine = np.isfinite(array) & (array >= low) & (array == np.floor(array))
+    return _require(fine, array, what, f"a whole number from {low}", mend)
 
 
 def plain(array: Array) -> Number:

@@ -181,7 +181,7 @@ def decode_speed(
     Raises
     ------
     ValueError
-        If D is not between 0 and k - 1 or the context negative.
+        If D is no whole number from 0 to k - 1 or the context negative.
 
     Notes
     -----

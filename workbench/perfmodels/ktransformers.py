@@ -70,7 +70,7 @@ def layer_time(times: LayerTimes, deferred: ArrayLike, *, top_k: int) -> Number:
     Raises
     ------
     ValueError
-        If k is no whole number from 1, or D not between 0 and k - 1.
+        If k is no whole number from 1, or D none from 0 to k - 1.
 
     Notes
     -----
@@ -86,7 +86,8 @@ def layer_time(times: LayerTimes, deferred: ArrayLike, *, top_k: int) -> Number:
 def _deferred(deferred: ArrayLike, top_k: int) -> Array:
     """D, if that many of the k experts can be deferred."""
     most = float(whole("top_k", top_k, "give the experts per token")) - 1
-    return within("deferred", deferred, 0, most, mend="keep at least one expert immediate")
+    later = within("deferred", deferred, 0, most, mend="keep at least one expert immediate")
+    return whole("deferred", later, "give experts", low=0)
 
 
 def layer_utilisation(times: LayerTimes, deferred: ArrayLike, *, top_k: int) -> tuple[Number, Number]:
@@ -95,7 +96,7 @@ def layer_utilisation(times: LayerTimes, deferred: ArrayLike, *, top_k: int) -> 
     Raises
     ------
     ValueError
-        If k is no whole number from 1, or D not between 0 and k - 1.
+        If k is no whole number from 1, or D none from 0 to k - 1.
     """
     time = layer_time(times, deferred, top_k=top_k)
     return times.routed / time, (times.attention + times.shared) / time
@@ -107,7 +108,7 @@ def time_reduction(times: LayerTimes, deferred: ArrayLike, *, top_k: int) -> Num
     Raises
     ------
     ValueError
-        If k is no whole number from 1, or D not between 0 and k - 1.
+        If k is no whole number from 1, or D none from 0 to k - 1.
     """
     return 1.0 - layer_time(times, deferred, top_k=top_k) / layer_time(times, 0, top_k=top_k)
 
@@ -154,7 +155,7 @@ def experts_to_defer(gpu_time: ArrayLike, expert_time: ArrayLike, *, top_k: Arra
     Raises
     ------
     ValueError
-        If a time is negative, an expert takes none, or k < 2.
+        If a time is negative, an expert takes none, or k is no whole number from 2.
 
     Notes
     -----
@@ -162,7 +163,8 @@ def experts_to_defer(gpu_time: ArrayLike, expert_time: ArrayLike, *, top_k: Arra
     """
     hidden = at_least("gpu_time", gpu_time, 0, mend="give attention plus synchronisation")
     one = positive("expert_time", expert_time, "give the CPU's time for one expert")
-    most = at_least("top_k", top_k, _LEAST_IMMEDIATE, mend="deferral needs a model that keeps two experts immediate")
+    mend = "give the experts per token of a model that can keep two immediate"
+    most = whole("top_k", top_k, mend, low=_LEAST_IMMEDIATE)
     deferred: Number = np.minimum(np.ceil(hidden / one), most - _LEAST_IMMEDIATE)
     return deferred
 
@@ -192,7 +194,7 @@ def deferral_outputs(
     Raises
     ------
     ValueError
-        If there is no layer, the lists differ in length, or D is not between 0 and k - 1.
+        If there is no layer, the lists differ in length, or D is no whole number from 0 to k - 1.
 
     Notes
     -----
@@ -202,11 +204,11 @@ def deferral_outputs(
         raise ValueError(
             f"shared and experts must name the same layers, not {len(shared)} and {len(experts)}; add them."
         )
-    _deferred(deferred, min(len(chosen) for chosen in experts))
+    held = int(_deferred(deferred, min(len(chosen) for chosen in experts)))
     outputs: list[Any] = []
     hidden, late = start, None
     for layer, (always, chosen) in enumerate(zip(shared, experts, strict=True)):
-        now = len(chosen) - (deferred if layer < len(shared) - 1 else 0)
+        now = len(chosen) - (held if layer < len(shared) - 1 else 0)
         output = hidden + always(hidden)
         for expert in chosen[:now]:
             output = output + expert(hidden)
@@ -229,13 +231,13 @@ def decode_timeline(times: LayerTimes, layers: int, *, deferred: int, top_k: int
     Raises
     ------
     ValueError
-        If there is no layer or D is not between 0 and k - 1.
+        If layers or k is no whole number from 1, or D none from 0 to k - 1.
 
     Notes
     -----
     KTransformers Figure 10.
     """
-    count = int(at_least("layers", layers, 1, mend="give the MoE layers"))
+    count = int(whole("layers", layers, "give the MoE layers"))
     _deferred(deferred, top_k)
     one = times.routed / top_k
     spans = []
