@@ -152,7 +152,8 @@ class Device:
         """Tensor parallelism that takes time: partial sums go over an interconnect, or one of this rate [B/s]."""
         if not isinstance(between, Interconnect):
             between = Interconnect(parse_bytes(between, what="rate"))
-        return replace(self, name=f"{self.name} over {format_bytes(between.rate)}/s", between=between)
+        joined = replace(self, between=between)
+        return replace(joined, name=f"{self.name} over {format_bytes(between.rate)}/s")
 
     def spread(self, remote: float) -> Device:
         """Its sockets compute on memory that lies anywhere: one n-th of what each reads is its own.
