@@ -96,7 +96,7 @@ def test_the_bound_stays_one_and_the_sums_only_cost(case: tuple[Scenario, Schedu
     free, paid = (scenario.on(machine=made) for made in (lossless, lossless.joined(gpus=over, sockets=over)))
     least, simulated = bound(paid, schedule), simulate(paid, schedule, detail=detail)
     assert least.seconds <= simulated.seconds * (1 + 1e-9)
-    assert bound(free, schedule).seconds <= least.seconds * (1 + 1e-9)
+    assert bound(free, schedule).seconds <= least.seconds * (1 + 1e-6)  # to which the bound is searched
 
 
 def test_what_the_sums_take_is_told():

@@ -109,7 +109,7 @@ def _least_limits(prepared: Prepared, workload: Workload, iterations: int) -> di
         return lane_limits(prepared, recomputed(total, context, shortest), iterations)
 
     low, high = 0.0, total.context
-    while high - low > 1e-9 * total.context:
+    while high - low > 1e-6 * total.context:
         third = (high - low) / 3
         if max(limits(low + third).values()) < max(limits(high - third).values()):
             high -= third
