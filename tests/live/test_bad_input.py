@@ -301,16 +301,15 @@ def test_odd_head_dim(make_model: Callable[..., ModelConfig]) -> None:
 # ------------------------------------------------------------------------------- requests, machine, memory, stages
 
 
-@pytest.mark.parametrize("token", [97, 98, 2**40, -1, -97])
+@pytest.mark.parametrize("token", [97, 98, 2**40])
 def test_token_that_the_model_does_not_know(token: int, tiny: ModelConfig) -> None:
     asked = (*ASKED, Request((1, token, 2), 3))
     refused(lambda: wb.run(scenario(tiny, asked), VSLPipe()), EngineError, "request 3", str(token))
 
 
-@pytest.mark.parametrize("token", [1.0, "a", None, 1.5], ids=repr)
-def test_token_that_is_no_integer(token: Any, tiny: ModelConfig) -> None:
-    with pytest.raises((EngineError, WorkloadError), match="request 3"):
-        wb.run(scenario(tiny, (*ASKED, Request((1, token, 2), 3))), VSLPipe())
+@pytest.mark.parametrize("token", [1.0, "a", None, 1.5, -1, -97], ids=repr)
+def test_token_that_no_model_knows(token: Any) -> None:
+    refused(lambda: Request((1, token, 2), 3), WorkloadError, "token ids", repr(token))
 
 
 def test_numpy_tokens_are_tokens() -> None:
