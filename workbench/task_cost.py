@@ -51,7 +51,8 @@ Where lanes share cores, what they do to one another is measured, and no bytes a
 """
 Pricer = Callable[[Rows], Price]
 _Measured = Callable[[OpTime, Rows], float]
-_ENDLESS = 1e12  # tokens of an iteration that no computer will see
+ENDLESS = 1e12
+"""Tokens of an iteration that no computer will see."""
 _PARTIAL = (out_proj, experts, shared_experts, add_shared)
 """What leaves partial sums, its matrix being cut by rows."""
 _ENDS: dict[Kind, tuple[str, WorkFunction]] = {Kind.EMBED: ("embed", embed_work), Kind.HEAD: ("head", head_work)}
@@ -313,7 +314,7 @@ class TaskCost:
         repeat that work.
         """
         transfer = self.fetch(self.weights_per_layer)
-        if not transfer or self.gpu_seconds(_ENDLESS) < transfer:
+        if not transfer or self.gpu_seconds(ENDLESS) < transfer:
             return float("inf")
         first = 1.0
         while self.gpu_seconds(first) < transfer:
@@ -324,7 +325,7 @@ class TaskCost:
 
     def _amortising_tokens(self) -> float:
         """Tokens from which nine tenths of the GPU's time grow with them, to a thousandth."""
-        per_token = self.gpu_seconds(_ENDLESS) / _ENDLESS
+        per_token = self.gpu_seconds(ENDLESS) / ENDLESS
         few, enough = 0.0, 1.0
         while 0.9 * self.gpu_seconds(enough) > per_token * enough:
             few, enough = enough, 2 * enough

@@ -49,11 +49,10 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
 
     def __post_init__(self) -> None:
-        whole = np.asarray(self.prompt) if isinstance(self.prompt, Sequence) else np.empty(0)
-        if not whole.size or whole.ndim != 1 or whole.dtype.kind not in "iu" or whole.min() < 0:
+        if not (isinstance(self.prompt, Sequence) and self.prompt and all(map(_is_token, self.prompt))):
             raise WorkloadError(
-                f"a prompt must be token ids, numbers from 0 on and at least one, not {self.prompt!r}; encode text "
-                "with a tokenizer, such as byte_tokens(text)."
+                f"a prompt must be token ids, at least one token, each id a non-negative integer, not {self.prompt!r}; "
+                "encode text with a tokenizer, such as byte_tokens(text)."
             )
         if not isinstance(self.sampling, Sampling):
             raise WorkloadError(
@@ -307,12 +306,14 @@ def _parse(where: str, line: str, output_len: int, tokenizer: Tokenizer) -> tupl
         prompt = _encode(_typed(entry, "prompt", str, where), tokenizer, where)
     else:
         prompt = tuple(_typed(entry, "tokens", list, where))
-    if not prompt or not all(type(token) is int and token >= 0 for token in prompt):
-        raise WorkloadError(f"{where} needs a prompt of at least one token, each id a non-negative integer.")
     if "output_len" in entry:
         output_len = _typed(entry, "output_len", int, where)
     arrival = _typed(entry, "arrival", (int, float), where) if "arrival" in entry else None
-    return Request(prompt, output_len, _sampling(entry, where)), arrival
+    sampling = _sampling(entry, where)
+    try:
+        return Request(prompt, output_len, sampling), arrival
+    except WorkloadError as error:
+        raise WorkloadError(f"{where}: {error}") from None
 
 
 def _encode(text: str, tokenizer: Tokenizer, where: str) -> tuple[int, ...]:
@@ -339,6 +340,10 @@ def _typed(entry: Mapping[str, Any], key: str, kind: type | tuple[type, ...], wh
         names = kind.__name__ if isinstance(kind, type) else "number"
         raise WorkloadError(f"{where} has {key}={entry[key]!r}; it must be of type {names}.")
     return entry[key]
+
+
+def _is_token(token: object) -> bool:
+    return isinstance(token, int | np.integer) and not isinstance(token, bool) and bool(token >= 0)
 
 
 def _is_count(requests: object) -> bool:

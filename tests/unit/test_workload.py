@@ -396,7 +396,7 @@ def test_requests_have_the_lengths_that_stand_beside_them():
             Workload("w", np.array([2, 2]), np.array([4, 4]), requests)
 
 
-@pytest.mark.parametrize("prompt", ["hello", (), (1, -2), (1.5, 2.0), ((1, 2), (3, 4)), 5, (True, False)])
+@pytest.mark.parametrize("prompt", ["hello", (), (1, -2), (1.5, 2.0), ((1, 2), (3, 4)), 5, (True, False), (1, True)])
 def test_a_prompt_is_token_ids(prompt):
     with pytest.raises(WorkloadError, match="a prompt must be token ids"):
         Request(prompt, 2)

@@ -1,6 +1,6 @@
 """Arguments of formulas: numbers or arrays of them, and an error that names the one outside the formula's domain.
 
-Every check gives its argument back as an array of floats; `mend` says what to give instead, as in "give s".
+Every check of a number gives its argument back as an array of floats; `mend` says what to give instead, as in "give s".
 """
 
 from __future__ import annotations

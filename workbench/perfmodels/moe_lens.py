@@ -55,6 +55,7 @@ from workbench.scheduler.resource_aware import ResourceAware, steady_pace
 from workbench.schedules.base import Schedule
 from workbench.serving import prepare
 from workbench.stages import Device, kv
+from workbench.task_cost import ENDLESS
 
 __all__ = [
     "Eq12",
@@ -96,9 +97,6 @@ __all__ = [
     "utilisation_over_lengths",
     "weight_pass_seconds",
 ]
-
-
-_MANY = 1e12  # tokens of an iteration where nothing limits them
 
 
 def predict(scenario: Scenario, schedule: Schedule) -> Result:
@@ -187,5 +185,5 @@ def _check_pipeline(pipeline: Pipeline) -> None:
 
 def _pass_tokens(prepared: Prepared, delta: float) -> float:
     """n_it: tokens that iterations of the scheduler's budget compute in the time of one pass of weights."""
-    budget = min(prepared.token_budget, _MANY)
+    budget = min(prepared.token_budget, ENDLESS)
     return budget * delta / max(delta, prepared.cost.gpu_seconds(budget) * prepared.layers)
