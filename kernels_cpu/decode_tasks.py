@@ -130,22 +130,28 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
                         for x in range(count * room, tokens * room):
                             tile[x] = -np.inf
                         top_at, total_at = top.ctypes.data + register, total.ctypes.data + register
-                        value, next_value = offset + value_bytes, soon + value_bytes
+                        value, later = offset + value_bytes, soon + value_bytes
                         if c + 1 < chunks:
-                            softmax(lanes, value_dim, heads, room, tokens, tile_at, top_at, total_at, sums_at)
+                            softmax(
+                                lanes, form, value_dim, heads, room, 0, tokens, tile_at, top_at, total_at, sums_at,
+                                there, later,
+                            )  # fmt: skip
                             if scaled:
                                 _apply(value_scale, count, room, tile)
                             weighted(
-                                lanes, form, value_dim, heads, room, 0, tile_at, here, value, count, sums_at, there,
-                                next_value,
+                                lanes, form, value_dim, heads, room, 0, tokens, tile_at, here, value, count, sums_at,
+                                there, later,
                             )  # fmt: skip
                         else:
-                            softmax(lanes, value_dim, rest, room, tokens, tile_at, top_at, total_at, sums_at)
+                            softmax(
+                                lanes, form, value_dim, rest, room, ahead, tokens, tile_at, top_at, total_at, sums_at,
+                                there, later,
+                            )  # fmt: skip
                             if scaled:
                                 _apply(value_scale, count, room, tile)
                             weighted(
-                                lanes, form, value_dim, rest, room, ahead, tile_at, here, value, count, sums_at, there,
-                                next_value,
+                                lanes, form, value_dim, rest, room, ahead, tokens, tile_at, here, value, count, sums_at,
+                                there, later,
                             )  # fmt: skip
                 token += tokens
                 rows, coming = coming, rows

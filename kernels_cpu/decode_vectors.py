@@ -39,21 +39,20 @@ _ACCUMULATORS = {16: 16, 8: 8, 4: 16}
 class Ahead(enum.IntEnum):
     """Which lines of the next unit, the rows of one head and tile, are asked for while this one is computed.
 
-    Into L2, or into L1 where the name says so. Shares of sequential reading on 1 and 2 threads, D 128, medians:
+    Into L2. Shares of sequential reading on 1 and 2 threads, D 128, medians, the next rows in one stream:
 
-                        Zen 4                      Ice Lake (Xeon, 2.8 GHz)
-                        1 head      4 heads        1 head      2 heads     4 heads
-        NOTHING         0.73 0.87   0.42 0.53      0.82 0.80        -      0.67 0.61
-        FOURTH          0.78 0.91   0.44 0.55      0.81 0.80   0.74 0.79   0.69 0.66
-        EACH            0.60 0.82   0.73 0.86      0.90 0.89   0.92 0.87   0.82 0.78
-        EACH_INTO_L1         -           -         0.93 0.93   0.85 0.86   0.79    -
+                   Zen 4                      Ice Lake (Xeon, 2.8 GHz)
+                   1 head      4 heads        1 head      2 heads     4 heads
+        NOTHING    0.73 0.87   0.42 0.53      0.82 0.80        -      0.67 0.61
+        FOURTH     0.78 0.91   0.44 0.55      0.81 0.80   0.74 0.79   0.69 0.66
+        EACH       0.60 0.82   0.73 0.86      0.90 0.89   0.92 0.87   0.82 0.78
 
-    All with the next rows in one stream (see `_STREAMS`).
+    Into L1, with one head: 0.93 and 0.93 on Ice Lake. In four streams (see `_STREAMS`) on a Xeon with AMX: NOTHING
+    0.70, EACH 0.95, every second line 0.85, EACH into L1 0.92; with four heads 0.57, 0.88, 0.63 and 0.86.
     """
 
     NOTHING = 0
     EACH = 1
-    EACH_INTO_L1 = 2
     FOURTH = 4
 
     @property
@@ -61,26 +60,18 @@ class Ahead(enum.IntEnum):
         """From one line that is asked for to the next."""
         return 4 if self is Ahead.FOURTH else 1
 
-    @property
-    def level(self) -> int:
-        """The cache that a line is asked into."""
-        return 1 if self is Ahead.EACH_INTO_L1 else 2
-
     @staticmethod
     def of(group: int) -> Ahead:
         """What is fastest with `group` query heads per KV head on this computer's make of CPU."""
-        if group > 2:
-            return Ahead.EACH
-        if is_zen():
-            return Ahead.FOURTH
-        return Ahead.EACH_INTO_L1 if group == 1 else Ahead.EACH
+        return Ahead.FOURTH if is_zen() and group <= 2 else Ahead.EACH
 
 
 _STREAMS = 1 if is_zen() else 4
 """Parts of the next unit whose rows are asked for in turn: the hardware fetches more for several streams than for one.
 
 Shares of sequential reading, itself one stream, on Ice Lake with 1, 4 and 8 heads, one thread: 1 stream 0.93, 0.81 and
-0.70, 4 streams 1.12, 0.96 and 0.71, 8 streams 1.03, 0.86 and 0.66.
+0.70, 4 streams 1.12, 0.96 and 0.71, 8 streams 1.03, 0.86 and 0.66. On a Xeon with AMX with 1 and 4 heads: 1 stream 0.74
+and 0.72, 2 streams 0.88 and 0.82, 4 streams 0.93 and 0.88, 8 streams 0.94 and 0.87.
 """
 
 
@@ -90,6 +81,20 @@ _TOGETHER = 4
 With the order of asking found once per tile, not for each row: 1.06 to 1.11 times as fast with 4 to 16 heads on Ice
 Lake where all rows are in a cache; from memory 1.02 to 1.03 with 4, 1.07 to 1.12 with 8.
 """
+
+
+_LEVEL = 2
+"""The cache that rows are asked into."""
+
+
+def early(tokens: int, room: int) -> int:
+    """Rows of the next unit's values that `softmax` asks for, while `weighted` asks for the others.
+
+    With all of them asked for by `weighted`, reading pauses during the softmax: 0.88 of sequential reading with 4 heads
+    on a Xeon with AMX against 0.90, 0.79 with 8 heads against 0.81; D 64, 4 heads, 2 threads 0.78 against 0.82. With 8
+    heads a quarter of the rows is no better than none.
+    """
+    return tokens // (4 if room <= 4 else 8)
 
 
 def slots(heads: int) -> int:
@@ -126,7 +131,7 @@ def scores(
             wanted = [e.at(at, line) for at in coming for line in lines]
             for number, piece in enumerate(parts):
                 for line in wanted[_dealt(wanted, number, len(parts)) : _dealt(wanted, number + 1, len(parts))]:
-                    e.prefetch(line, fetch.level)
+                    e.prefetch(line, _LEVEL)
                 widened = [e.widen(piece, address, form) for address in row]
                 for x in range(piece.vectors):
                     for h in range(group):
@@ -180,28 +185,33 @@ def _dealt(lines: Sequence[Any], number: int, parts: int) -> int:
 
 @emitted
 def softmax(
-    typing: Any, lanes: Any, dim: Any, heads: Any, room: Any, tokens: Any, tile: Any, top: Any, total: Any, sums: Any
-) -> Any:
+    typing: Any, lanes: Any, kind: Any, dim: Any, heads: Any, room: Any, ahead: Any, tokens: Any,
+    tile: Any, top: Any, total: Any, sums: Any, next_rows: Any, next_offset: Any,
+) -> Any:  # fmt: skip
     """Turn a tile of `tokens` scores (to the base 2) into weights relative to each head's largest so far.
+
+    Asks for the first rows of the next unit's values.
 
     `top` and `total` are a register each, laid out like a row of tokens: the largest scores, and running sums of
     weights. `sums` are the heads' weighted values; they and `total` are scaled down when a largest score grows.
     """
-    width, length, group, space = literal(lanes), literal(dim), literal(heads), literal(room)
+    width, length, group, space, count = literal(lanes), literal(dim), literal(heads), literal(room), literal(tokens)
+    lines = _lines(length * Kind(literal(kind)).itemsize, Ahead(literal(ahead)))
+    times = count * space // (4 * width)
+    wanted = early(count, space) // times
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if not group:
             return context.get_dummy_value()
         e = Emitter(builder, width)
-        tile_, top_, total_, sums_ = arguments[5:]
+        tile_, top_, total_, sums_, next_, next_offset_ = arguments[7:]
         some = range(0, 16 * width, 4 * width)  # four registers, of which a tile has a multiple
-        times = I64(literal(tokens) * space // (4 * width))
 
         def higher(index: Any, high: list[Any]) -> list[Any]:
             here = e.at(tile_, builder.mul(index, I64(len(some) * some.step)))
             return [e.larger(e.load_f32(here, place), own) for place, own in zip(some, high, strict=True)]
 
-        high = e.loop(times, [e.const(-math.inf)] * len(some), higher)
+        high = e.loop(I64(times), [e.const(-math.inf)] * len(some), higher)
         largest, before = e.across(functools.reduce(e.larger, high), e.larger, space), e.load_f32(top_)
         grown = builder.fcmp_ordered(">", largest, before)
         any_grown = builder.icmp_unsigned("!=", builder.bitcast(grown, ir.IntType(width)), ir.IntType(width)(0))
@@ -218,32 +228,39 @@ def softmax(
 
         def weigh(index: Any, running: list[Any]) -> list[Any]:
             here, total = e.at(tile_, builder.mul(index, I64(len(some) * some.step))), running[0]
+            coming = e.at(next_, builder.mul(index, I64(8 * wanted)))
+            for place in range(0, 8 * wanted, 8):
+                row = e.at(e.load(e.at(coming, place), I64, 8), next_offset_)
+                for line in lines:
+                    e.prefetch(e.at(row, line), _LEVEL)
             for place in some:
                 weight = e.exp2(builder.fsub(e.load_f32(here, place), reference))
                 e.store_f32(weight, here, place)
                 total = builder.fadd(total, weight)
             return [total]
 
-        e.store_f32(e.loop(times, [e.load_f32(total_)], weigh)[0], total_)
+        e.store_f32(e.loop(I64(times), [e.load_f32(total_)], weigh)[0], total_)
         return context.get_dummy_value()
 
-    return types.void(lanes, dim, heads, room, tokens, *[types.int64] * 4), emit
+    return types.void(lanes, kind, dim, heads, room, ahead, tokens, *[types.int64] * 6), emit
 
 
 @emitted
 def weighted(
-    typing: Any, lanes: Any, kind: Any, dim: Any, heads: Any, room: Any, ahead: Any,
+    typing: Any, lanes: Any, kind: Any, dim: Any, heads: Any, room: Any, ahead: Any, tokens: Any,
     tile: Any, rows: Any, offset: Any, count: Any, sums: Any, next_rows: Any, next_offset: Any,
 ) -> Any:  # fmt: skip
     """sums[h] += tile[t, h] row[t] for `heads` heads and `count` tokens; asks for the next unit's rows."""
     width, form, length = literal(lanes), Kind(literal(kind)), literal(dim)
     group, space, fetch = literal(heads), literal(room), Ahead(literal(ahead))
+    asked = early(literal(tokens), space)
+    again = literal(tokens) // asked
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if not group:
             return context.get_dummy_value()
         e = Emitter(builder, width)
-        tile_, rows_, offset_, count_, sums_, next_, next_offset_ = arguments[6:]
+        tile_, rows_, offset_, count_, sums_, next_, next_offset_ = arguments[7:]
         passes = _passes(pieces(length, form, width), _ACCUMULATORS[width] // group)
         together = max(x for x in range(1, _TOGETHER + 1) if len(passes) % x == 0)
         parts, lines = len(passes) // together, _lines(length * form.itemsize, fetch)
@@ -264,23 +281,28 @@ def weighted(
                         sums[h * held + x] = e.fma(registers[x], weight, sums[h * held + x])
                 return sums
 
-            def tokens(index: Any, carried: list[Any]) -> list[Any]:
-                """Some side by side; those of all passes ask for the next rows, part by part as they lie in memory."""
+            def side_by_side(index: Any, carried: list[Any]) -> list[Any]:
+                """Some tokens; those of all passes ask for the next rows, part by part as they lie in memory.
+
+                Of the turns of as many rows as a tile has, those of rows asked for before are dealt out evenly: every
+                so often a row is asked for twice.
+                """
                 sums, first = list(carried), builder.mul(index, I64(together))
                 part = builder.add(builder.mul(several, I64(number)), index)
-                entry = builder.mul(builder.udiv(part, I64(parts)), I64(8))
-                row = e.at(e.load(e.at(next_, entry), I64, 8), next_offset_)
+                turn = builder.udiv(part, I64(parts))
+                entry = builder.sub(e.at(turn, asked), builder.udiv(turn, I64(again)))
+                row = e.at(e.load(e.at(next_, builder.mul(entry, I64(8))), I64, 8), next_offset_)
                 begin = e.at(row, builder.mul(builder.urem(part, I64(parts)), I64(len(share) * lines.step)))
                 for x in range(together):
                     for line in share[_dealt(share, x, together) : _dealt(share, x + 1, together)]:
-                        e.prefetch(e.at(begin, line), fetch.level)
+                        e.prefetch(e.at(begin, line), _LEVEL)
                     sums = token(builder.add(first, I64(x)), sums)
                 return sums
 
             def rest(index: Any, carried: list[Any]) -> list[Any]:
                 return token(builder.add(builder.mul(several, I64(together)), index), list(carried))
 
-            for count, each in ((several, tokens), (builder.srem(count_, I64(together)), rest)):
+            for count, each in ((several, side_by_side), (builder.srem(count_, I64(together)), rest)):
                 with builder.if_then(builder.icmp_signed(">", count, I64(0))):
                     sums = e.loop(count, [e.load_f32(sums_, at) for at in where], each)
                     for at, value in zip(where, sums, strict=True):
@@ -290,7 +312,7 @@ def weighted(
             go(number, chosen, place)
         return context.get_dummy_value()
 
-    return types.void(lanes, kind, dim, heads, room, ahead, *[types.int64] * 7), emit
+    return types.void(lanes, kind, dim, heads, room, ahead, tokens, *[types.int64] * 7), emit
 
 
 def _passes(parts: tuple[Piece, ...], room: int) -> list[tuple[list[Piece], int]]:
