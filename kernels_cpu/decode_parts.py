@@ -65,10 +65,8 @@ def _unpacked(typing: Any, lanes: Any, kind: Any, dim: Any, factor: Any, source:
 
 
 @compiled()
-def pack(
-    lanes: int, form: int, dim: int, q: Any, scale: Any, packed: Any, top: Any, total: Any, sums: Any
-) -> None:  # fmt: skip
-    """One sequence's queries (H, D) as the lanes take them, scaled; and its running values cleared."""
+def pack(lanes: int, form: int, dim: int, q: Any, scale: Any, packed: Any) -> None:
+    """One sequence's queries (H, D) as the lanes take them, scaled."""
     literally(lanes), literally(form), literally(dim)
     heads, size = q.shape
     if lanes:
@@ -77,6 +75,11 @@ def pack(
         for h in range(heads):
             for x in range(size):
                 packed[h * size + x] = q[h, x] * scale
+
+
+@compiled()
+def clear(top: Any, total: Any, sums: Any) -> None:
+    """Running values before the first token."""
     for x in range(top.size):
         top[x], total[x] = -np.inf, 0
     for x in range(sums.size):

@@ -1,4 +1,4 @@
-"""How sequences are cut into the runs of tokens that threads take."""
+"""How sequences are cut into the runs of tokens that threads take, and where the rows of these lie."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .compiled import compiled
+from .decode_vectors import in_streams
 
 # Tokens per task: long enough to hide its start, short enough that threads end together. Longer sequences are cut into
 # runs that shrink towards their end. 256 to 2048 gave 32.0 to 33.6 GB/s on two Zen 4 cores.
@@ -54,3 +55,27 @@ def split(begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[NDArra
     first = np.empty(len(lengths) + 1, np.int64)
     list_tasks(begins, lengths, tasks, first)
     return tasks[np.argsort(tasks[:, 1] - tasks[:, 2], kind="stable")], first
+
+
+@compiled()
+def address_rows(table: Any, token: int, end: int, geometry: Any, rows: Any) -> None:
+    """Addresses of the rows of a tile's tokens in head 0; past the end they repeat the last one."""
+    base, block, block_bytes, row_bytes = geometry[0], geometry[1], geometry[2], geometry[3]
+    at, count = 0, min(len(rows), end - token)
+    while at < count:
+        page = (token + at) // block
+        offset = token + at - page * block
+        address = base + table[page] * block_bytes + offset * row_bytes
+        for x in range(min(count - at, block - offset)):
+            rows[at] = address + x * row_bytes
+            at += 1
+    for x in range(count, len(rows)):
+        rows[x] = rows[count - 1]
+
+
+@compiled()
+def rows_and_order(table: Any, token: int, end: int, geometry: Any, rows: Any) -> None:
+    """Addresses of the rows of a tile's tokens in head 0, and once more in the order in which they are asked for."""
+    tokens = len(rows) // 2
+    address_rows(table, token, end, geometry, rows[:tokens])
+    in_streams(rows[:tokens], min(tokens, end - token), rows[tokens:])

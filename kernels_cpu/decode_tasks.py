@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .compiled import compiled
-from .decode_parts import conclude, pack, per_head
+from .decode_matrix_tasks import fits_matrices, matrix_decoder
+from .decode_parts import clear, conclude, pack, per_head
 from .decode_portable import INT8, cap_scores, read_scales, walk_tile
-from .decode_runs import split
-from .decode_vectors import Ahead, in_streams, scores, slots, softmax, take, tile_tokens, weighted
+from .decode_runs import address_rows, rows_and_order, split
+from .decode_vectors import Ahead, scores, slots, softmax, take, tile_tokens, weighted
 from .features import CodePath
 from .team import side_by_side
 from .vector_ir import Kind
@@ -25,30 +26,6 @@ _COPIED = 64
 
 MOST_HEADS = {16: 8, 8: 4, 4: 4}
 """Query heads that share the rows in registers, by lanes: more would leave no second token to hide latency with."""
-
-
-@compiled()
-def _address_rows(table: Any, token: int, end: int, geometry: Any, rows: Any) -> None:
-    """Addresses of the rows of a tile's tokens in head 0; past the end they repeat the last one."""
-    base, block, block_bytes, row_bytes = geometry[0], geometry[1], geometry[2], geometry[3]
-    at, count = 0, min(len(rows), end - token)
-    while at < count:
-        page = (token + at) // block
-        offset = token + at - page * block
-        address = base + table[page] * block_bytes + offset * row_bytes
-        for x in range(min(count - at, block - offset)):
-            rows[at] = address + x * row_bytes
-            at += 1
-    for x in range(count, len(rows)):
-        rows[x] = rows[count - 1]
-
-
-@compiled()
-def _rows_and_order(table: Any, token: int, end: int, geometry: Any, rows: Any) -> None:
-    """Addresses of the rows of a tile's tokens in head 0, and once more in the order in which they are asked for."""
-    tokens = len(rows) // 2
-    _address_rows(table, token, end, geometry, rows[:tokens])
-    in_streams(rows[:tokens], min(tokens, end - token), rows[tokens:])
 
 
 @compiled()
@@ -95,20 +72,21 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
         key_scale, value_scale = np.empty(tokens, np.float32), np.empty(tokens, np.float32)
         index = take(counter, 1)
         if index < len(tasks):
-            _rows_and_order(table[tasks[index, 0]], tasks[index, 1], tasks[index, 2], geometry, rows)
+            rows_and_order(table[tasks[index, 0]], tasks[index, 1], tasks[index, 2], geometry, rows)
         while index < len(tasks):
             following = take(counter, 1)
             s, token, end, place = tasks[index, 0], tasks[index, 1], tasks[index, 2], tasks[index, 3]
-            pack(lanes, form, dim, q[s], scale, packed, top, total, sums)
+            pack(lanes, form, dim, q[s], scale, packed)
+            clear(top, total, sums)
             while token < end:
                 count = min(tokens, end - token)
                 if token + tokens < end:
-                    _rows_and_order(table[s], token + tokens, end, geometry, coming)
+                    rows_and_order(table[s], token + tokens, end, geometry, coming)
                 elif following < len(tasks):
                     t, start, stop = tasks[following, 0], tasks[following, 1], tasks[following, 2]
-                    _rows_and_order(table[t], start, stop, geometry, coming)
+                    rows_and_order(table[t], start, stop, geometry, coming)
                 if scaled:
-                    _address_rows(table[s], token, end, scale_geometry, places)
+                    address_rows(table[s], token, end, scale_geometry, places)
                 for h in range(kv_heads):
                     if scaled:
                         read_scales(places, h * scale_geometry[4], count, key_scale)
@@ -183,11 +161,12 @@ def serve_portably(
         if index >= len(tasks):
             return
         s, token, end, place = tasks[index, 0], tasks[index, 1], tasks[index, 2], tasks[index, 3]
-        pack(0, 0, 0, q[s], scale, packed, top, total, sums)
+        pack(0, 0, 0, q[s], scale, packed)
+        clear(top, total, sums)
         while token < end:
-            _address_rows(table[s], token, end, geometry, rows)
+            address_rows(table[s], token, end, geometry, rows)
             if form == INT8:
-                _address_rows(table[s], token, end, scale_geometry, places)
+                address_rows(table[s], token, end, scale_geometry, places)
             walk_tile(
                 form, cap, rows, geometry, places, scale_geometry, min(_COPIED, end - token),
                 packed.reshape((kv_heads, group, dim)), top.reshape(shape), total.reshape(shape),
@@ -268,7 +247,9 @@ def decode(
         np.empty((several, heads), np.float32), np.empty((several, heads), np.float32),
         np.empty((several, heads * value_dim), np.float32), out,
     )  # fmt: skip
-    if lanes:
+    if fits_matrices(path, cache.kind, heads // cache.kv_heads, dim, value_dim):
+        serve = matrix_decoder(heads // cache.kv_heads, dim, value_dim, cap is not None)
+    elif lanes:
         serve = decoder(lanes, cache.kind, heads // cache.kv_heads, dim, value_dim, cap is not None)
     else:
         serve = serve_portably

@@ -83,7 +83,7 @@ Lake where all rows are in a cache; from memory 1.02 to 1.03 with 4, 1.07 to 1.1
 """
 
 
-_LEVEL = 2
+LEVEL = 2
 """The cache that rows are asked into."""
 
 
@@ -131,7 +131,7 @@ def scores(
             wanted = [e.at(at, line) for at in coming for line in lines]
             for number, piece in enumerate(parts):
                 for line in wanted[_dealt(wanted, number, len(parts)) : _dealt(wanted, number + 1, len(parts))]:
-                    e.prefetch(line, _LEVEL)
+                    e.prefetch(line, LEVEL)
                 widened = [e.widen(piece, address, form) for address in row]
                 for x in range(piece.vectors):
                     for h in range(group):
@@ -232,7 +232,7 @@ def softmax(
             for place in range(0, 8 * wanted, 8):
                 row = e.at(e.load(e.at(coming, place), I64, 8), next_offset_)
                 for line in lines:
-                    e.prefetch(e.at(row, line), _LEVEL)
+                    e.prefetch(e.at(row, line), LEVEL)
             for place in some:
                 weight = e.exp2(builder.fsub(e.load_f32(here, place), reference))
                 e.store_f32(weight, here, place)
@@ -295,7 +295,7 @@ def weighted(
                 begin = e.at(row, builder.mul(builder.urem(part, I64(parts)), I64(len(share) * lines.step)))
                 for x in range(together):
                     for line in share[_dealt(share, x, together) : _dealt(share, x + 1, together)]:
-                        e.prefetch(e.at(begin, line), _LEVEL)
+                        e.prefetch(e.at(begin, line), LEVEL)
                     sums = token(builder.add(first, I64(x)), sums)
                 return sums
 

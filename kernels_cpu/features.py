@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import functools
 import platform
+import sys
 from dataclasses import dataclass
 
 import llvmlite.binding as llvm
@@ -27,10 +29,13 @@ class Features:
     path : CodePath
     reason : str
         The instructions found, or the ones that are missing.
+    matrices : bool
+        Whether decode attention over bf16 may use matrix registers (AMX), with many query heads per KV head.
     """
 
     path: CodePath
     reason: str
+    matrices: bool = False
 
     @property
     def lanes(self) -> int:
@@ -38,7 +43,7 @@ class Features:
         return self.path.value
 
     def __str__(self) -> str:
-        return f"{self.path.name.lower()}: {self.reason}"
+        return f"{self.path.name.lower()}: {self.reason}{', and bf16 matrices (AMX)' if self.matrices else ''}"
 
 
 _NEEDED = {CodePath.AVX512: ("avx512f", "avx512bw", "avx512vl", "fma"), CodePath.AVX2: ("avx2", "fma", "f16c")}
@@ -55,6 +60,15 @@ def code_path(path: CodePath | None) -> CodePath:
 def has(feature: str) -> bool:
     """Whether this CPU has it, by LLVM's name such as ``avx512bf16``."""
     return bool(llvm.get_host_cpu_features().get(feature))
+
+
+@functools.cache
+def has_matrices() -> bool:
+    """Whether this CPU multiplies bf16 matrices (AMX) and Linux lets this process do so, which has to be asked for."""
+    arch_prctl, ask_for_state, tile_data = 158, 0x1023, 18
+    if not (sys.platform == "linux" and has("amx-tile") and has("amx-bf16")):
+        return False
+    return bool(ctypes.CDLL(None).syscall(arch_prctl, ask_for_state, tile_data) == 0)
 
 
 def is_zen() -> bool:
@@ -74,5 +88,6 @@ def features() -> Features:
     for path, needed in _NEEDED.items():
         missing = [name for name in needed if not has(name)]
         if not missing:
-            return Features(path, f"this CPU has {', '.join(needed)}")
+            matrices = path is CodePath.AVX512 and has_matrices()
+            return Features(path, f"this CPU has {', '.join(needed)}", matrices)
     return Features(CodePath.PORTABLE, f"this {platform.machine()} CPU has no {', '.join(missing)}")

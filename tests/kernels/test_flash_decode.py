@@ -19,12 +19,15 @@ import kernels_cpu
 from kernels_cpu import (
     CodePath,
     append_kv,
+    decode_tasks,
     flash_decode,
     flash_decode_reference,
     flash_decode_work,
     mla_decode,
     mla_decode_reference,
 )
+from kernels_cpu.decode_matrix_tasks import fits_matrices
+from kernels_cpu.vector_ir import Kind
 
 GARBAGE = np.int32(2**31 - 1)
 DTYPES = ("fp32", "bf16", "fp16", "int8")
@@ -118,6 +121,67 @@ def test_equals_float64_whatever_the_unused_memory_holds(data, path):
         options["sinks"] = np.linspace(-2, 3, case.q.shape[1], dtype=np.float32)
     found = case.decode(**options, path=path, threads=data.draw(st.integers(1, 3)))
     np.testing.assert_allclose(found, case.reference(**options), rtol=0, atol=2e-6)
+
+
+with_matrices = pytest.mark.skipif(not kernels_cpu.features().matrices, reason="a CPU without matrix registers")
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_vectors_equal_float64_where_matrices_would_be_taken(data):
+    case = data.draw(problems(CodePath.AVX512))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode_tasks, "fits_matrices", lambda *_: False)
+        np.testing.assert_allclose(case.decode(path=CodePath.AVX512), case.reference(), rtol=0, atol=2e-6)
+
+
+@with_matrices
+@settings(max_examples=150)
+@given(st.data())
+def test_matrices_equal_float64_whatever_the_unused_memory_holds(data):
+    group, dim = data.draw(st.sampled_from([(8, 128), (8, 64), (9, 96), (12, 160), (16, 256), (20, 32)]))
+    block = data.draw(st.sampled_from((1, 5, 16, 64, 100, 256)))
+    near = st.sampled_from((1, 31, 32, 33, 127, 128, 129, 255, 256, 257)) | st.integers(1, 400)
+    lengths, kv_heads = data.draw(st.lists(near, min_size=1, max_size=4)), data.draw(st.integers(1, 3))
+    case = problem(lengths, kv_heads, group, dim, block, "bf16", data.draw(st.integers(0, 2**32 - 1)))
+    assert fits_matrices(CodePath.AVX512, Kind.BF16, group, dim, dim)
+    options = {"window": data.draw(st.none() | st.integers(1, 300))}
+    if data.draw(st.booleans()):
+        options["sinks"] = np.linspace(-2, 3, case.q.shape[1], dtype=np.float32)
+    found = case.decode(**options, threads=data.draw(st.integers(1, 3)))
+    np.testing.assert_allclose(found, case.reference(**options), rtol=0, atol=2e-6)
+
+
+@with_matrices
+def test_matrices_keep_every_bit_of_queries_and_weights():
+    """Two tokens of one weight each: with two bf16 to an fp32 the last of 24 bits would be lost."""
+    case = problem([2, 300, 20_000], group=16, dim=128, dtype="bf16")
+    alone = case.decode(threads=1)
+    np.testing.assert_allclose(alone, case.reference(), rtol=0, atol=5e-7)
+    np.testing.assert_array_equal(case.decode(threads=3), alone)
+    capped = case.reference(softcap=2.0, scale=1.0)
+    np.testing.assert_allclose(case.decode(softcap=2.0, scale=1.0), capped, rtol=0, atol=2e-6)
+
+
+@with_matrices
+@pytest.mark.parametrize("half", [0, 1])
+def test_nan_in_a_live_token_is_not_hidden_by_matrices(half):
+    case = problem([20, 20], group=8, dim=64, dtype="bf16")
+    case.kv[case.table[0, 1], 0, half, 2] = 0x7FC0
+    out = case.decode()
+    assert np.isnan(out[0, :8]).all()
+    assert np.isfinite(out[0, 8:]).all()
+    assert np.isfinite(out[1]).all()
+
+
+@with_matrices
+def test_torch_multiplies_matrices_before_and_after_in_the_same_thread():
+    case = problem([300, 77], group=8, dim=128, dtype="bf16")
+    a, b = torch.randn(64, 256).bfloat16(), torch.randn(256, 512).bfloat16()
+    product, want = a @ b, case.decode(threads=1)
+    for _ in range(3):
+        np.testing.assert_array_equal(case.decode(threads=1), want)
+        assert torch.equal(a @ b, product)
 
 
 @on_both_paths
