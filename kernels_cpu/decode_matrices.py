@@ -16,13 +16,11 @@ from numba import types
 
 from .compiled import emitted, literal
 from .decode_vectors import LEVEL, slots
-from .matrix_ir import ROWS, Matrices
+from .matrix_ir import PARTS, ROWS, Matrices
 from .vector_ir import I64, LINE, Emitter
 
 STEP = 2 * ROWS
 """bf16 in a row of a register: tokens of a tile, and dims that are multiplied together."""
-PARTS = 3
-"""bf16 that make up an fp32: 8 of its 24 bits each."""
 _SCORES, _QUERIES = (0, 1), 2
 _ROWS = (3, 4)
 _SUMS, _WEIGHTS = (5, 6), 7
@@ -94,17 +92,6 @@ def start(typing: Any, heads: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(heads), emit
-
-
-@emitted
-def release(typing: Any) -> Any:
-    """Give the registers back."""
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        Matrices(builder).release()
-        return context.get_dummy_value()
-
-    return types.void(), emit
 
 
 @emitted
@@ -209,16 +196,16 @@ def scores(typing: Any, dim: Any, heads: Any, keys: Any, queries: Any, tile: Any
             here = e.at(keys_, builder.mul(index, I64(LINE)))
             weights = e.at(queries_, builder.mul(index, I64(PARTS * LINE * room)))
             for x, key in enumerate(_ROWS):
-                m.load(key, e.at(here, 2 * length * ROWS * x), 2 * length)
+                m.load(key, e.at(here, 2 * length * ROWS * x), I64(2 * length))
             for part in range(PARTS):
-                m.load(_QUERIES, e.at(weights, part * LINE * room), 4 * room)
+                m.load(_QUERIES, e.at(weights, part * LINE * room), I64(4 * room))
                 for x, key in enumerate(_ROWS):
                     _products(e, m, 2 * part + x, _SCORES[x], key, _QUERIES, (asked_, index, next_))
             return []
 
         e.loop(I64(length // STEP), [], block)
         for x, register in enumerate(_SCORES):
-            m.store(register, e.at(tile_, 4 * room * ROWS * x), 4 * room)
+            m.store(register, e.at(tile_, 4 * room * ROWS * x), I64(4 * room))
         return context.get_dummy_value()
 
     return types.void(dim, heads, *[types.int64] * 5), emit
@@ -257,14 +244,14 @@ def weighted(
             place = builder.mul(index, I64(2 * LINE))
             there, here = e.at(sums_, place), e.at(values_, place)
             for x in range(2):
-                m.load(_SUMS[x], e.at(there, LINE * x), 4 * size)
-                m.load(_ROWS[x], e.at(here, LINE * x), 4 * size)
+                m.load(_SUMS[x], e.at(there, LINE * x), I64(4 * size))
+                m.load(_ROWS[x], e.at(here, LINE * x), I64(4 * size))
             for part in range(PARTS):
-                m.load(_WEIGHTS, e.at(weights_, LINE * group * part), LINE)
+                m.load(_WEIGHTS, e.at(weights_, LINE * group * part), I64(LINE))
                 for x, value in enumerate(_ROWS):
                     _products(e, m, 2 * part + x, _SUMS[x], _WEIGHTS, value, (asked_, index, next_))
             for x, register in enumerate(_SUMS):
-                m.store(register, e.at(there, LINE * x), 4 * size)
+                m.store(register, e.at(there, LINE * x), I64(4 * size))
             return []
 
         e.loop(I64(size // STEP), [], block)

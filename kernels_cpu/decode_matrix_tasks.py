@@ -9,11 +9,9 @@ import numpy as np
 
 from .compiled import compiled
 from .decode_matrices import (
-    PARTS,
     STEP,
     cut_queries,
     cut_weights,
-    release,
     scores,
     start,
     take_keys,
@@ -25,7 +23,7 @@ from .decode_portable import cap_scores
 from .decode_runs import rows_and_order
 from .decode_vectors import slots, softmax, take
 from .features import CodePath, has_matrices
-from .matrix_ir import ROWS
+from .matrix_ir import PARTS, ROWS, release
 from .vector_ir import Kind
 
 TOKENS = 128

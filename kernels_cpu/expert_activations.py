@@ -11,7 +11,8 @@ from .compiled import compiled
 from .decode_portable import exp2
 from .decode_tasks import LOG2_E
 from .expert_weights import Matrices, aligned
-from .rounding import bfloat16_pairs
+from .rounding import bfloat16_pairs, bfloat16_parts
+from .vector_ir import LINE
 
 
 class Rows(NamedTuple):
@@ -21,13 +22,16 @@ class Rows(NamedTuple):
     ----------
     exact : (n, width) fp32
     pairs : (n, width / 2) uint32
-        Two bf16 per word; empty unless asked for.
+        Two bf16 per word, rounded; or three times as many words and a line, the three parts of each number one behind
+        the other, and rows that do not all begin in the same place of a cache; empty unless asked for.
     numbers, scales, offsets : (n, width) int8, (n, groups) fp32, (n, groups) int32
         Bytes, what they are multiples of, and the negative of their sum times what stands for 0 in a weight; empty
         unless the weights have scales.
     split : int
         Lanes of the registers for which the exact form has its even columns apart from the odd ones, which it has for
         rows in place; else 0.
+    parts : int
+        bf16 per number in `pairs`: 0, 1 or 3.
     """
 
     exact: NDArray[np.float32]
@@ -36,18 +40,21 @@ class Rows(NamedTuple):
     scales: NDArray[np.float32]
     offsets: NDArray[np.int32]
     split: int
+    parts: int
 
 
-def room(count: int, matrices: Matrices, rounded: bool, lanes: int) -> Rows:
-    """Memory for rows that the matrices take, in bf16 too if `rounded`; not cleared."""
+def room(count: int, matrices: Matrices, parts: int, lanes: int) -> Rows:
+    """Memory for rows that the matrices take, in so many `parts` of bf16 too; not cleared."""
     width, groups = matrices.width, matrices.scales.shape[2]
+    words = parts * width // 2 + (LINE // 4 if parts > 1 else 0)
     return Rows(
         aligned(np.float32, count, width),
-        aligned(np.uint32, count, width // 2 if rounded else 0),
+        aligned(np.uint32, count, words),
         aligned(np.int8, count, width if groups else 0),
         np.empty((count, groups), np.float32),
         np.empty((count, groups), np.int32),
         lanes if matrices.in_place else 0,
+        parts,
     )
 
 
@@ -77,8 +84,12 @@ def form(t: int, rows: Any, zero: int) -> None:
     """The other forms of row t from the exact one."""
     if rows.split:
         _split(rows.exact[t], rows.split)
-    if rows.pairs.shape[1]:
+    if rows.parts == 1:
         bfloat16_pairs(rows.exact[t].view(np.uint32), rows.pairs[t])
+    elif rows.parts:
+        width = rows.exact.shape[1]
+        halves = rows.pairs[t].view(np.uint16)
+        bfloat16_parts(rows.exact[t], halves[: rows.parts * width].reshape((rows.parts, width)))
     if rows.numbers.shape[1]:
         _numbers(rows.exact[t], zero, rows.numbers[t], rows.scales[t], rows.offsets[t])
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from .arguments import Operand, SameKind, checked, contiguous, float64, host_array, same_kind, writeable
 from .expert_activations import room
 from .expert_nodes import NodeExperts
-from .expert_tasks import FEW, counters, rounds, server
+from .expert_tasks import FEW, MANY, blocks_of, counters, parts_of, server
 from .expert_weights import ROWS, Format, PackedExperts, aligned, unpacked
 from .features import CodePath, code_path
 from .team import helped, on_node, team_size
@@ -58,9 +58,10 @@ def expert_mlp(
     in the order given over j, so the result does not depend on the number of threads. The GIL is released. Numpy
     arrays and CPU torch tensors are read in place.
 
-    Activations stay fp32 with FP32 and BF16 weights; where the CPU has AVX512_BF16, a packed expert with more than four
-    tokens has them rounded to bf16, which doubles the speed. With INT8 and INT4 they are rounded to multiples of each
-    group's largest magnitude over 127 (KTransformers' low and high intensity kernels, section 3.1).
+    Activations stay fp32 with FP32 and BF16 weights, but where rounding them to bf16 pays: for a packed expert with
+    more than 4 tokens on Zen with AVX512_BF16, with more than 32 where the CPU has matrix registers (AMX). With INT8
+    and INT4 they are rounded to multiples of each group's largest magnitude over 127 (KTransformers' low and high
+    intensity kernels, section 3.1).
 
     Parameters
     ----------
@@ -115,9 +116,8 @@ def expert_mlp(
     result = np.empty_like(hidden) if out is None else writeable("out", checked("out", out, "T M", np.float32))
     if result.shape != hidden.shape:
         raise ValueError(f"out must have the shape {hidden.shape} of h, not {result.shape}: leave it out.")
-    rounded = not exact and rounds(slices[0].format, taken)
     pairs = _sorted(chosen, len(experts))
-    call = partial(_call, hidden, pairs, scales, rounded, taken)
+    call = partial(_call, hidden, pairs, scales, exact, taken)
     if isinstance(experts, PackedExperts):
         helped(call(experts, result), min(size, _worth(experts, pairs)))
     else:
@@ -174,22 +174,23 @@ def _call(
     h: NDArray[np.float32],
     pairs: _Pairs,
     weights: NDArray[np.float32],
-    rounded: bool,
+    exact: bool,
     path: CodePath,
     experts: PackedExperts,
     out: NDArray[np.float32],
 ) -> Callable[[], object]:
     """What each thread does: the pairs through both products, and back to tokens."""
     up, down, count = experts.gate_up, experts.down, len(pairs.tokens)
-    rounded, lanes = rounded and pairs.most > FEW and not up.in_place, path.value
+    parts, lanes = parts_of(experts, path, exact) if pairs.most > FEW else 0, path.value
     both: NDArray[Any] = aligned(np.float32, count, up.words.shape[1] * ROWS)
     answers: NDArray[Any] = aligned(np.float32, count, down.words.shape[1] * ROWS)
     counter = counters()
     serve = partial(
-        server(lanes, int(experts.format), up.in_place),
-        *(counter.ctypes.data, h, pairs.tokens, pairs.first, experts.format.zero),
-        *(pairs.touched, up.words, up.scales, room(count, up, rounded, lanes), both, down.dim),
-        *(down.words, down.scales, room(count, down, rounded, lanes), answers),
+        server(lanes, int(experts.format), up.in_place, parts),
+        *(counter.ctypes.data, h, pairs.tokens, pairs.first, experts.format.zero, count if exact else MANY),
+        *(pairs.touched, up.words, up.scales, blocks_of(up, parts, pairs.most), room(count, up, parts, lanes), both),
+        *(down.dim, down.words, down.scales, blocks_of(down, parts, pairs.most), room(count, down, parts, lanes)),
+        answers,
         *(pairs.places, weights, out),
     )
     return lambda: (serve(), counter)  # which the counter, of whom it knows the address, outlives

@@ -17,16 +17,25 @@ from numpy.typing import NDArray
 from .compiled import compiled
 from .decode_vectors import take
 from .expert_activations import fill, fill_swiglu
+from .expert_matrices import COLUMNS, TOGETHER, matrix_block, shape
 from .expert_portable import bf16_rows, fp32_rows, scaled_rows
 from .expert_rows import TOKENS, row_block
 from .expert_vectors import exact_block, rounded_block, scaled_block
-from .expert_weights import ROWS, STREAMS, Format
-from .features import CodePath, has, is_zen
+from .expert_weights import ROWS, STREAMS, Format, Matrices, PackedExperts
+from .features import CodePath, has, has_matrices, is_zen
+from .matrix_ir import PARTS, release
 
 FEW = 4
 """Most tokens of an expert whose activations stay fp32 where the CPU multiplies bf16: so few wait for memory anyway.
 
-Rounded against exact on two Zen 4 cores, at 1, 4, 5 and 8 tokens: 0.92, 0.96, 1.02 and 1.16 times as fast.
+Rounded against exact on two Zen 4 cores, at 1, 4, 5 and 8 tokens: 0.92, 0.96, 1.02 and 1.16 times as fast. Matrix
+registers against vectors on a core of a Xeon with AMX, both exact, at 5, 8, 16, 32 and 512: 1.1, 1.2, 1.7, 2.0 and 2.7.
+"""
+MANY = 32
+"""Most tokens of an expert that matrix registers multiply exactly: above, what is multiplied is the nearest bf16.
+
+Exact and rounded in GFLOP/s on a core of a Xeon with AMX, and torch, which rounds, at 16, 32, 64, 128 and 512 tokens:
+160, 176, 113; 227, 259, 189; 263, 351, 257; 316, 439, 387; 411, 597, 579.
 """
 _STREAMS = 1 if is_zen() else STREAMS
 """In how many streams a block is read for the first tokens; then it is in a cache, where one is up to 1.4 times faster.
@@ -37,11 +46,27 @@ stream 0.93 and 0.87, 2 streams 1.00 and 0.97, 4 streams 1.07 to 1.10 and 0.97 t
 _FP32, _BF16 = int(Format.FP32), int(Format.BF16)
 _LINE = 64  # bytes: counters are a cache line apart
 PHASES = 5
+_KEPT = 1 << 20
+"""Bytes of blocks, or of rows, that stay in L2 while they are read again and again."""
 
 
-def rounds(format: Format, path: CodePath) -> bool:
-    """Whether activations of experts with more than `FEW` tokens are rounded to bf16."""
-    return format is Format.BF16 and path is CodePath.AVX512 and has("avx512bf16")
+def parts_of(experts: PackedExperts, path: CodePath, exact: bool) -> int:
+    """How many bf16 stand for a number of an expert's many tokens: 0 for fp32, 1 rounded, 3 that make it up.
+
+    Rounding is for Zen: on a Xeon with AMX the products of pairs are 0.97 to 0.7 times as fast as exact ones.
+    """
+    both = experts.gate_up, experts.down
+    if experts.format is not Format.BF16 or path is not CodePath.AVX512 or experts.gate_up.in_place:
+        return 0
+    if has_matrices() and not any(matrices.width % COLUMNS for matrices in both):
+        return PARTS
+    return 1 if is_zen() and has("avx512bf16") and not exact else 0
+
+
+def blocks_of(matrices: Matrices, parts: int, most: int) -> int:
+    """Blocks of a task: several where so many rows of matrix registers would leave L2 from block to block."""
+    fits = 2 * parts * matrices.width * most <= _KEPT
+    return 1 if parts < PARTS or fits else max(1, _KEPT // (2 * ROWS * matrices.width))
 
 
 def counters() -> NDArray[np.int64]:
@@ -51,13 +76,13 @@ def counters() -> NDArray[np.int64]:
 
 @compiled()
 def _floats(
-    lanes: int, form: int, rounded: bool, block: int, steps: int, begin: int, end: int, x: Any, out: Any, number: int
+    lanes: int, form: int, parts: int, block: int, steps: int, begin: int, end: int, x: Any, out: Any, number: int
 ) -> None:
     """A block of FP32 or BF16 times the rows begin .. end - 1."""
-    literally(lanes), literally(form)
+    literally(lanes), literally(form), literally(parts)
     stride, apart = 4 * x.exact.shape[1], 4 * out.shape[1]
     base, result = x.exact.ctypes.data, out.ctypes.data + 4 * ROWS * number
-    if rounded:
+    if parts == 1 and end - begin > FEW:
         stride, base = 4 * x.pairs.shape[1], x.pairs.ctypes.data
         for t in range(begin, end, 6):
             at, to, left = base + t * stride, result + t * apart, end - t
@@ -80,6 +105,26 @@ def _floats(
             exact_block(lanes, form, 2, _STREAMS, block, at, stride, left, steps, to, apart)
         else:
             exact_block(lanes, form, 1, _STREAMS, block, at, stride, left, steps, to, apart)
+
+
+@compiled()
+def _matrices(
+    parts: int, whole: bool, block: int, steps: int, blocks: int, begin: int, end: int, x: Any, out: Any, number: int
+) -> None:  # fmt: skip
+    """Some blocks of BF16 times the rows begin .. end - 1; a few rows stay in a cache from block to block."""
+    literally(parts)
+    stride, apart = 4 * x.pairs.shape[1], 4 * out.shape[1]
+    base, result = x.pairs.ctypes.data, out.ctypes.data + 4 * ROWS * number
+    for t in range(begin, end, TOGETHER):
+        if t == begin or end - t < TOGETHER:
+            shape(parts, min(TOGETHER, end - t))
+        for b in range(blocks):
+            at, to = block + 4 * ROWS * steps * b, result + t * apart + 4 * ROWS * b
+            if whole:
+                matrix_block(parts, 1, at, base + t * stride, stride, 4 * steps, steps, to, apart)
+            else:
+                matrix_block(parts, 0, at, base + t * stride, stride, 4 * steps, steps, to, apart)
+    release()
 
 
 @compiled()
@@ -144,25 +189,28 @@ def _portable(form: int, words: Any, scales: Any, begin: int, end: int, x: Any, 
 
 @compiled()
 def _multiply(
-    lanes: int, form: int, in_place: bool, words: Any, scales: Any, first: Any, expert: int, number: int, x: Any,
-    out: Any,
+    lanes: int, form: int, in_place: bool, parts: int, words: Any, scales: Any, first: Any, expert: int, number: int,
+    past: int, many: int, x: Any, out: Any,
 ) -> None:  # fmt: skip
-    """A block of an expert's matrix times the rows of those who chose it."""
-    literally(lanes), literally(form)
+    """Blocks number .. past - 1 of an expert's matrix times the rows of those who chose it."""
+    literally(lanes), literally(form), literally(parts)
     begin, end, steps, groups = first[expert], first[expert + 1], words.shape[2], scales.shape[2]
-    place = 4 * ROWS * (expert * words.shape[1] + number)
-    block = words.ctypes.data + place * steps
-    if lanes == 0:
-        _portable(form, words[expert, number], scales[expert, number], begin, end, x, out, number)
-    elif in_place:
-        _in_place(lanes, block, steps // lanes, begin, end, x, out, number)
-    elif groups:
-        _scaled(
-            lanes, form, block, steps, scales.ctypes.data + place * groups, groups, begin, end, x, out, number
-        )  # fmt: skip
-    else:
-        rounded = x.pairs.shape[1] > 0 and end - begin > FEW
-        _floats(lanes, form, rounded, block, steps, begin, end, x, out, number)
+    size = 4 * ROWS * steps
+    block = words.ctypes.data + (expert * words.shape[1] + number) * size
+    if parts == PARTS and end - begin > FEW:
+        _matrices(parts, end - begin <= many, block, steps, past - number, begin, end, x, out, number)
+        return
+    for b in range(number, past):
+        if lanes == 0:
+            _portable(form, words[expert, b], scales[expert, b], begin, end, x, out, b)
+        elif in_place:
+            _in_place(lanes, block, steps // lanes, begin, end, x, out, b)
+        elif groups:
+            factors = scales.ctypes.data + 4 * ROWS * groups * (expert * words.shape[1] + b)
+            _scaled(lanes, form, block, steps, factors, groups, begin, end, x, out, b)
+        else:
+            _floats(lanes, form, parts, block, steps, begin, end, x, out, b)
+        block += size
 
 
 @compiled("contract")
@@ -193,14 +241,14 @@ def _done(counter: int, phase: int) -> None:
 
 
 @functools.cache
-def server(lanes: int, form: int, in_place: bool) -> Any:
+def server(lanes: int, form: int, in_place: bool, parts: int) -> Any:
     """What one thread does, compiled for registers and words; only numbers are closed over, for the disk cache."""
 
     @compiled()
     def serve(
-        counter: int, h: Any, tokens: Any, first: Any, zero: int,
-        touched: Any, up_words: Any, up_scales: Any, x: Any, both: Any, dim: int,
-        down_words: Any, down_scales: Any, inner: Any, answers: Any,
+        counter: int, h: Any, tokens: Any, first: Any, zero: int, many: int,
+        touched: Any, up_words: Any, up_scales: Any, up_blocks: int, x: Any, both: Any, dim: int,
+        down_words: Any, down_scales: Any, down_blocks: int, inner: Any, answers: Any,
         places: Any, weights: Any, out: Any,
     ) -> None:  # fmt: skip
         i = _next(counter, 0, len(tokens))
@@ -209,23 +257,30 @@ def server(lanes: int, form: int, in_place: bool) -> Any:
             _done(counter, 0)
             i = _next(counter, 0, len(tokens))
         blocks = up_words.shape[1]
-        i = _next(counter, 1, len(touched) * blocks)
+        runs = -(-blocks // up_blocks)
+        i = _next(counter, 1, len(touched) * runs)
         while i >= 0:
-            _multiply(lanes, form, in_place, up_words, up_scales, first, touched[i // blocks], i % blocks, x, both)
+            expert, number = touched[i // runs], i % runs * up_blocks
+            past = min(blocks, number + up_blocks)
+            _multiply(lanes, form, in_place, parts, up_words, up_scales, first, expert, number, past, many, x, both)
             _done(counter, 1)
-            i = _next(counter, 1, len(touched) * blocks)
+            i = _next(counter, 1, len(touched) * runs)
         i = _next(counter, 2, len(tokens))
         while i >= 0:
             fill_swiglu(both, dim, i, inner, zero)
             _done(counter, 2)
             i = _next(counter, 2, len(tokens))
         blocks = down_words.shape[1]
-        i = _next(counter, 3, len(touched) * blocks)
+        runs = -(-blocks // down_blocks)
+        i = _next(counter, 3, len(touched) * runs)
         while i >= 0:
-            expert, number = touched[i // blocks], i % blocks
-            _multiply(lanes, form, in_place, down_words, down_scales, first, expert, number, inner, answers)
+            expert, number = touched[i // runs], i % runs * down_blocks
+            past = min(blocks, number + down_blocks)
+            _multiply(
+                lanes, form, in_place, parts, down_words, down_scales, first, expert, number, past, many, inner, answers
+            )
             _done(counter, 3)
-            i = _next(counter, 3, len(touched) * blocks)
+            i = _next(counter, 3, len(touched) * runs)
         i = _next(counter, 4, len(out))
         while i >= 0:
             _weighted_sum(answers, places[i], weights[i], out[i])

@@ -6,12 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
+from numba import types
 from numba.core import cgutils
 
+from .compiled import emitted
+from .features import has_matrices
 from .vector_ir import I8, I64
 
 ROWS = 16
 """Most rows of a register, and words in one of its rows."""
+PARTS = 3
+"""bf16 that make up an fp32, 8 of its 24 bits each: with all of them products with a bf16 are exact."""
 
 
 class Matrices:
@@ -30,16 +35,19 @@ class Matrices:
     def _pointer(self, address: Any) -> Any:
         return self.b.inttoptr(address, I8.as_pointer())
 
-    def shape(self, shapes: Sequence[tuple[int, int]]) -> None:
-        """Give each register so many rows and words per row, and clear it; 175 cycles on a Xeon."""
-        table = bytearray(64)
-        table[0] = 1
+    def shape(self, shapes: Sequence[tuple[Any, int]]) -> None:
+        """Give each register so many rows (int or i64) and words per row, and clear it; 175 cycles on a Xeon."""
+        palette = ir.Constant(ir.ArrayType(I8, 64), bytearray([1, *[0] * 63]))
+        table = cgutils.alloca_once_value(self.b, palette)  # type: ignore[no-untyped-call]
+        first = self.b.ptrtoint(table, I64)
         for register, (rows, words) in enumerate(shapes):
-            table[16 + 2 * register], table[48 + register] = 4 * words, rows
-        name = f"matrices.{'.'.join(f'{rows}x{words}' for rows, words in shapes)}"
-        constant = ir.Constant(ir.ArrayType(I8, len(table)), table)
-        place = self.b.module.globals.get(name) or cgutils.global_constant(self.b.module, name, constant)  # type: ignore[no-untyped-call]
-        self._call("llvm.x86.ldtilecfg", self.b.bitcast(place, I8.as_pointer()))
+            self._put(self.b.add(first, I64(16 + 2 * register)), I8(4 * words))
+            count = I8(rows) if isinstance(rows, int) else self.b.trunc(rows, I8)
+            self._put(self.b.add(first, I64(48 + register)), count)
+        self._call("llvm.x86.ldtilecfg", self._pointer(first))
+
+    def _put(self, address: Any, value: Any) -> None:
+        self.b.store(value, self._pointer(address))
 
     def release(self) -> None:
         """Give the registers back to the system."""
@@ -49,13 +57,13 @@ class Matrices:
         """Zero in every word."""
         self._call("llvm.x86.tilezero", I8(register))
 
-    def load(self, register: int, address: Any, apart: int) -> None:
+    def load(self, register: int, address: Any, apart: Any) -> None:
         """Rows that lie so many bytes apart."""
-        self._call("llvm.x86.tileloadd64", I8(register), self._pointer(address), I64(apart))
+        self._call("llvm.x86.tileloadd64", I8(register), self._pointer(address), apart)
 
-    def store(self, register: int, address: Any, apart: int) -> None:
+    def store(self, register: int, address: Any, apart: Any) -> None:
         """Rows to so many bytes apart."""
-        self._call("llvm.x86.tilestored64", I8(register), self._pointer(address), I64(apart))
+        self._call("llvm.x86.tilestored64", I8(register), self._pointer(address), apart)
 
     def multiply(self, total: int, a: int, b: int) -> None:
         """total[m, n] += sum over k of a[m, k] . b[k, n] in fp32, where a word of a and b is two bf16.
@@ -63,3 +71,15 @@ class Matrices:
         What is denormal counts as zero. 16 cycles, or as many as a has rows but at least 10.
         """
         self._call("llvm.x86.tdpbf16ps", I8(total), I8(a), I8(b))
+
+
+@emitted
+def release(typing: Any) -> Any:
+    """Give the registers back to the system, where there are any."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if has_matrices():
+            Matrices(builder).release()
+        return context.get_dummy_value()
+
+    return types.void(), emit

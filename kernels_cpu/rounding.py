@@ -26,6 +26,17 @@ def bfloat16_pairs(bits: Any, out: Any) -> None:
         out[s] = bfloat16(bits[2 * s]) | np.uint32(bfloat16(bits[2 * s + 1]) << np.uint32(16))
 
 
+@compiled()
+def bfloat16_parts(numbers: Any, out: Any) -> None:
+    """fp32 as the sum of three bfloat16 (3, n) uint16: the nearest, then the nearest to what is left, and again."""
+    for x in range(len(numbers)):
+        first = bfloat16(np.float32(numbers[x]).view(np.uint32))
+        rest = np.float32(numbers[x] - np.uint32(first << np.uint32(16)).view(np.float32))
+        second = bfloat16(rest.view(np.uint32))
+        rest = np.float32(rest - np.uint32(second << np.uint32(16)).view(np.float32))
+        out[0, x], out[1, x], out[2, x] = first, second, bfloat16(rest.view(np.uint32))
+
+
 def widened(element: Any) -> Any:
     """An element in fp32: itself, or what the bits of a bfloat16 in a uint16 mean. For compiled code alone."""
     raise NotImplementedError
