@@ -30,7 +30,8 @@ class Features:
     reason : str
         The instructions found, or the ones that are missing.
     matrices : bool
-        Whether decode attention over bf16 may use matrix registers (AMX), with many query heads per KV head.
+        Whether matrix registers (AMX) multiply bf16: for attention with many query heads per KV head, and experts with
+        some tokens.
     """
 
     path: CodePath
