@@ -290,7 +290,8 @@ def weighted(
                 sums, first = list(carried), builder.mul(index, I64(together))
                 part = builder.add(builder.mul(several, I64(number)), index)
                 turn = builder.udiv(part, I64(parts))
-                entry = builder.sub(e.at(turn, asked), builder.udiv(turn, I64(again)))
+                before = builder.udiv(builder.add(turn, I64(1)), I64(again))
+                entry = builder.sub(builder.add(turn, I64(asked)), before)
                 row = e.at(e.load(e.at(next_, builder.mul(entry, I64(8))), I64, 8), next_offset_)
                 begin = e.at(row, builder.mul(builder.urem(part, I64(parts)), I64(len(share) * lines.step)))
                 for x in range(together):

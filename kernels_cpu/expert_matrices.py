@@ -1,7 +1,8 @@
 """The experts' inner loop with matrix registers: a block of 64 rows of packed BF16 times up to 16 tokens.
 
 Packed words already lie as the right operand of a product: row s of it holds columns 2 s and 2 s + 1 of every row of
-the block. Tokens are cut into three bf16 each, so that products are exact as in `expert_vectors`.
+the block. Tokens are cut into three bf16 each, so that products are exact as in `expert_vectors`; but an infinity gives
+NaN, and denormal parts count as zero.
 """
 
 from __future__ import annotations

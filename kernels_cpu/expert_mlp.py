@@ -75,8 +75,8 @@ def expert_mlp(
     weights : (T, k) fp32
         Their weights.
     exact : bool
-        Keep activations in fp32 for any number of tokens with FP32 and BF16 weights: then a token's result does not
-        depend on who else is in the batch.
+        Keep activations in fp32 for any number of tokens with FP32 and BF16 weights: then a token's result depends on
+        who else is in the batch by no more than the order in which its fp32 sums are taken.
     threads : int, optional
         Threads that share the work; the cores that this process may use unless given.
     path : CodePath, optional

@@ -26,7 +26,7 @@ from .features import CodePath, has, has_matrices, is_zen
 from .matrix_ir import PARTS, release
 
 FEW = 4
-"""Most tokens of an expert whose activations stay fp32 where the CPU multiplies bf16: so few wait for memory anyway.
+"""Most tokens of an expert that are multiplied in fp32 where the CPU multiplies bf16: so few wait for memory anyway.
 
 Rounded against exact on two Zen 4 cores, at 1, 4, 5 and 8 tokens: 0.92, 0.96, 1.02 and 1.16 times as fast. Matrix
 registers against vectors on a core of a Xeon with AMX, both exact, at 5, 8, 16, 32 and 512: 1.1, 1.2, 1.7, 2.0 and 2.7.
@@ -53,7 +53,7 @@ _KEPT = 1 << 20
 def parts_of(experts: PackedExperts, path: CodePath, exact: bool) -> int:
     """How many bf16 stand for a number of an expert's many tokens: 0 for fp32, 1 rounded, 3 that make it up.
 
-    Rounding is for Zen: on a Xeon with AMX the products of pairs are 0.97 to 0.7 times as fast as exact ones.
+    Rounded for products of pairs is for Zen: on a Xeon with AMX those are 0.97 to 0.7 times as fast as exact ones.
     """
     both = experts.gate_up, experts.down
     if experts.format is not Format.BF16 or path is not CodePath.AVX512 or experts.gate_up.in_place:
@@ -64,7 +64,7 @@ def parts_of(experts: PackedExperts, path: CodePath, exact: bool) -> int:
 
 
 def blocks_of(matrices: Matrices, parts: int, most: int) -> int:
-    """Blocks of a task: several where so many rows of matrix registers would leave L2 from block to block."""
+    """Blocks of a task: several where the rows of so many tokens would leave L2 from block to block."""
     fits = 2 * parts * matrices.width * most <= _KEPT
     return 1 if parts < PARTS or fits else max(1, _KEPT // (2 * ROWS * matrices.width))
 

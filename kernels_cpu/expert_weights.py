@@ -170,7 +170,8 @@ def pack_experts(
 def experts_in_place(gate_up: Operand, down: Operand) -> PackedExperts:
     """The weights of a layer's experts for `expert_mlp`, read where they lie: nothing is copied.
 
-    As fast as what `pack_experts` makes, or faster, where activations stay fp32 (see `expert_mlp`).
+    As fast as what `pack_experts` makes, or faster, where activations stay fp32 (see `expert_mlp`) and no matrix
+    registers serve.
 
     Parameters
     ----------

@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass
 
 import llvmlite.binding as llvm
+from numba.core import config
 
 
 class CodePath(enum.Enum):
@@ -59,7 +60,9 @@ def code_path(path: CodePath | None) -> CodePath:
 
 @functools.cache  # LLVM asks the CPU anew each time: 0.4 ms
 def has(feature: str) -> bool:
-    """Whether this CPU has it, by LLVM's name such as ``avx512bf16``."""
+    """Whether this CPU has it and Numba compiles for it (NUMBA_CPU_FEATURES), by LLVM's name such as ``avx512bf16``."""
+    if config.CPU_FEATURES is not None:  # type: ignore[attr-defined]
+        return f"+{feature}" in config.CPU_FEATURES.split(",")  # type: ignore[attr-defined]
     return bool(llvm.get_host_cpu_features().get(feature))
 
 

@@ -28,9 +28,12 @@ def bfloat16_pairs(bits: Any, out: Any) -> None:
 
 @compiled()
 def bfloat16_parts(numbers: Any, out: Any) -> None:
-    """fp32 as the sum of three bfloat16 (3, n) uint16: the nearest, then the nearest to what is left, and again."""
+    """fp32 as the sum of three bfloat16 (3, n) uint16: the nearest finite one, that to what is left, and again."""
     for x in range(len(numbers)):
-        first = bfloat16(np.float32(numbers[x]).view(np.uint32))
+        bits = np.float32(numbers[x]).view(np.uint32)
+        first = bfloat16(bits)
+        if first & np.uint32(0x7FFF) == np.uint32(0x7F80):
+            first = np.uint32(bits >> np.uint32(16))
         rest = np.float32(numbers[x] - np.uint32(first << np.uint32(16)).view(np.float32))
         second = bfloat16(rest.view(np.uint32))
         rest = np.float32(rest - np.uint32(second << np.uint32(16)).view(np.float32))

@@ -1,5 +1,6 @@
 """`expert_mlp` against its float64 oracle, on every code path and in every format."""
 
+import importlib
 import threading
 from typing import Any
 
@@ -102,7 +103,7 @@ def test_every_number_of_tokens_has_its_code(path, form, tokens):
 
 
 @pytest.mark.skipif(not features().matrices, reason="a CPU without matrix registers")
-@pytest.mark.parametrize("shape", [(256, 128), (64, 96), (160, 200)])
+@pytest.mark.parametrize("shape", [(256, 128), (256, 96), (160, 200)])
 @pytest.mark.parametrize("tokens", [5, 15, 16, 17, 31, 32, 33, 64, 100])
 def test_matrix_registers_multiply_exactly_up_to_many_tokens_or_as_asked(tokens, shape, monkeypatch):
     packed = pack_experts(*layer(3, shape), format="bf16")
@@ -116,7 +117,8 @@ def test_matrix_registers_multiply_exactly_up_to_many_tokens_or_as_asked(tokens,
     assert parts_of(packed, CodePath.AVX512, exact=False) == (3 if fits else 0)
     assert np.array_equal(found, asked) == (not fits or tokens - tokens // 8 <= 32)
     assert error(found, want) < 5e-3
-    for kept in (1, 1 << 16):  # blocks of a task: one, several
+    monkeypatch.setattr(importlib.import_module("kernels_cpu.expert_mlp"), "_WORTH", 1)  # else one thread serves
+    for kept in (1, 1 << 16):  # blocks of a task: one, or two with one left over
         monkeypatch.setattr(expert_tasks, "_KEPT", kept)
         np.testing.assert_array_equal(expert_mlp(h, packed, ids, weights, exact=True, threads=2), asked)
 
@@ -179,12 +181,23 @@ def test_the_answer_depends_on_nobody_else_and_not_on_threads(form):
 
 
 @pytest.mark.parametrize("form", ["fp32", "bf16"])
-def test_exact_results_do_not_depend_on_the_batch(form):
-    packed = pack_experts(*layer(2, SHAPES[1]), format=form)
-    h, ids, weights = batch(12, 1, 1, SHAPES[1][0])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_exact_results_do_not_depend_on_the_batch(form, shape):
+    packed = pack_experts(*layer(2, shape), format=form)
+    h, ids, weights = batch(40, 1, 1, shape[0])
     whole = expert_mlp(h, packed, ids, weights, exact=True)
     assert error(whole, expert_mlp_reference(h, packed, ids, weights)) < 1e-6
-    np.testing.assert_array_equal(expert_mlp(h[:4], packed, ids[:4], weights[:4]), whole[:4])
+    for count in (4, 8):
+        assert error(expert_mlp(h[:count], packed, ids[:count], weights[:count]), whole[:count]) < 1e-6
+
+
+@pytest.mark.parametrize("form", ["fp32", "bf16"])
+def test_the_largest_numbers_are_as_finite_with_many_tokens_as_with_one(form):
+    packed = pack_experts(*layer(1, SHAPES[0]), format=form)
+    h, ids, weights = batch(6, 1, 1, SHAPES[0][0])
+    packed.gate_up.words[:] = 0
+    h[:, 3] = np.finfo(np.float32).max
+    np.testing.assert_array_equal(expert_mlp(h, packed, ids, weights, exact=True), np.zeros_like(h))
 
 
 def test_threads_of_python_may_call_at_once():
