@@ -18,9 +18,9 @@ from .decode_matrices import (
     take_values,
     weighted,
 )
-from .decode_parts import clear, conclude, per_head
+from .decode_parts import aligned_floats, clear, conclude, per_head
 from .decode_portable import cap_scores
-from .decode_runs import rows_and_order
+from .decode_runs import rows_and_order, rows_of_task
 from .decode_vectors import slots, softmax, take
 from .features import CodePath, has_matrices
 from .matrix_ir import PARTS, ROWS, release
@@ -50,14 +50,6 @@ def fits_matrices(path: CodePath, kind: Kind, group: int, dim: int, value_dim: i
     return fast and group % -(-group // ROWS) == 0 and has_matrices()
 
 
-@compiled()
-def _aligned(size: int) -> Any:
-    """fp32 that begin with a line of the cache."""
-    space = np.empty(size + 16, np.float32)
-    begin = (64 - space.ctypes.data % 64) % 64 // 4
-    return space[begin : begin + size]
-
-
 @functools.cache
 def matrix_decoder(group: int, dim: int, value_dim: int, capped: bool) -> Any:
     """The loop of one thread over tasks, compiled for a shape; `group` query heads share a KV head.
@@ -77,19 +69,18 @@ def matrix_decoder(group: int, dim: int, value_dim: int, capped: bool) -> Any:
     ) -> None:  # fmt: skip
         head_bytes, value_bytes, kv_heads = geometry[4], geometry[5], geometry[6]
         all_heads, all_chunks = q.shape[1], geometry[6] * chunks
-        top, total = _aligned(all_chunks * ROWS), _aligned(all_chunks * ROWS)
-        queries, sums = _aligned(all_chunks * words), _aligned(all_heads * value_dim)
-        tile, weights = _aligned(STEP * room), _aligned(PARTS * heads * ROWS)
-        keys = _aligned(ROWS * max(dim, value_dim))
-        values = keys if chunks == 1 else _aligned(ROWS * value_dim)
+        top, total = aligned_floats(all_chunks * ROWS), aligned_floats(all_chunks * ROWS)
+        queries, sums = aligned_floats(all_chunks * words), aligned_floats(all_heads * value_dim)
+        tile, weights = aligned_floats(STEP * room), aligned_floats(PARTS * heads * ROWS)
+        keys = aligned_floats(ROWS * max(dim, value_dim))
+        values = keys if chunks == 1 else aligned_floats(ROWS * value_dim)
         top_of, total_of = np.empty(all_heads, np.float32), np.empty(all_heads, np.float32)
         rows, coming = np.empty(2 * TOKENS, np.int64), np.empty(2 * TOKENS, np.int64)
         keys_at, values_at, tile_at = keys.ctypes.data, values.ctypes.data, tile.ctypes.data
         weights_at = weights.ctypes.data
         start(heads)
         index = take(counter, 1)
-        if index < len(tasks):
-            rows_and_order(table[tasks[index, 0]], tasks[index, 1], tasks[index, 2], geometry, rows)
+        rows_of_task(table, tasks, index, geometry, rows)
         while index < len(tasks):
             following = take(counter, 1)
             s, token, end, place = tasks[index, 0], tasks[index, 1], tasks[index, 2], tasks[index, 3]
@@ -102,9 +93,8 @@ def matrix_decoder(group: int, dim: int, value_dim: int, capped: bool) -> Any:
                 count = min(TOKENS, end - token)
                 if token + TOKENS < end:
                     rows_and_order(table[s], token + TOKENS, end, geometry, coming)
-                elif following < len(tasks):
-                    t, begin, stop = tasks[following, 0], tasks[following, 1], tasks[following, 2]
-                    rows_and_order(table[t], begin, stop, geometry, coming)
+                else:
+                    rows_of_task(table, tasks, following, geometry, coming)
                 for h in range(kv_heads):
                     offset = h * head_bytes
                     soon = offset + head_bytes if h + 1 < kv_heads else 0

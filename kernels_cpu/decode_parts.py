@@ -65,6 +65,14 @@ def _unpacked(typing: Any, lanes: Any, kind: Any, dim: Any, factor: Any, source:
 
 
 @compiled()
+def aligned_floats(size: int) -> Any:
+    """fp32 that begin with a line of the cache, not cleared."""
+    space = np.empty(size + 16, np.float32)
+    begin = (64 - space.ctypes.data % 64) % 64 // 4
+    return space[begin : begin + size]
+
+
+@compiled()
 def pack(lanes: int, form: int, dim: int, q: Any, scale: Any, packed: Any) -> None:
     """One sequence's queries (H, D) as the lanes take them, scaled."""
     literally(lanes), literally(form), literally(dim)

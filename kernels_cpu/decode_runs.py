@@ -79,3 +79,10 @@ def rows_and_order(table: Any, token: int, end: int, geometry: Any, rows: Any) -
     tokens = len(rows) // 2
     address_rows(table, token, end, geometry, rows[:tokens])
     in_streams(rows[:tokens], min(tokens, end - token), rows[tokens:])
+
+
+@compiled()
+def rows_of_task(table: Any, tasks: Any, index: int, geometry: Any, rows: Any) -> None:
+    """As `rows_and_order` for a task's first tile, if there is such a task."""
+    if index < len(tasks):
+        rows_and_order(table[tasks[index, 0]], tasks[index, 1], tasks[index, 2], geometry, rows)

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from .compiled import compiled
 from .decode_matrix_tasks import fits_matrices, matrix_decoder
-from .decode_parts import clear, conclude, pack, per_head
+from .decode_parts import aligned_floats, clear, conclude, pack, per_head
 from .decode_portable import INT8, cap_scores, read_scales, walk_tile
-from .decode_runs import address_rows, rows_and_order, split
+from .decode_runs import address_rows, rows_and_order, rows_of_task, split
 from .decode_vectors import Ahead, scores, slots, softmax, take, tile_tokens, weighted
 from .features import CodePath
 from .team import side_by_side
@@ -55,24 +55,14 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
     ) -> None:  # fmt: skip
         head_bytes, value_bytes, kv_heads = geometry[4], geometry[5], geometry[6]
         all_heads, registers = q.shape[1], geometry[6] * chunks * lanes
-        space = np.empty(all_heads * (dim + value_dim) + 2 * registers + tokens * room + 16, np.float32)
-        begin = (64 - space.ctypes.data % 64) % 64 // 4
-        tile = space[begin : begin + tokens * room]
-        begin += tokens * room
-        top = space[begin : begin + registers]
-        begin += registers
-        total = space[begin : begin + registers]
-        begin += registers
-        packed = space[begin : begin + all_heads * dim]
-        begin += all_heads * dim
-        sums = space[begin : begin + all_heads * value_dim]
+        tile, top, total = aligned_floats(tokens * room), aligned_floats(registers), aligned_floats(registers)
+        packed, sums = aligned_floats(all_heads * dim), aligned_floats(all_heads * value_dim)
         top_of, total_of = np.empty(all_heads, np.float32), np.empty(all_heads, np.float32)
         rows, coming = np.empty(2 * tokens, np.int64), np.empty(2 * tokens, np.int64)
         places = np.empty(tokens, np.int64)
         key_scale, value_scale = np.empty(tokens, np.float32), np.empty(tokens, np.float32)
         index = take(counter, 1)
-        if index < len(tasks):
-            rows_and_order(table[tasks[index, 0]], tasks[index, 1], tasks[index, 2], geometry, rows)
+        rows_of_task(table, tasks, index, geometry, rows)
         while index < len(tasks):
             following = take(counter, 1)
             s, token, end, place = tasks[index, 0], tasks[index, 1], tasks[index, 2], tasks[index, 3]
@@ -82,9 +72,8 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
                 count = min(tokens, end - token)
                 if token + tokens < end:
                     rows_and_order(table[s], token + tokens, end, geometry, coming)
-                elif following < len(tasks):
-                    t, start, stop = tasks[following, 0], tasks[following, 1], tasks[following, 2]
-                    rows_and_order(table[t], start, stop, geometry, coming)
+                else:
+                    rows_of_task(table, tasks, following, geometry, coming)
                 if scaled:
                     address_rows(table[s], token, end, scale_geometry, places)
                 for h in range(kv_heads):
