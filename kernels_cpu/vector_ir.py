@@ -124,6 +124,10 @@ class Emitter:
         reading, data = I32(0), I32(1)
         self.b.call(function, [self.b.inttoptr(address, kinds[0]), reading, I32(4 - level), data])
 
+    def keep_order(self) -> None:
+        """No load, store or prefetch moves past this place: LLVM puts those of a block at its beginning, in a burst."""
+        self.b.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
+
     def shuffle(self, a: Any, b: Any, lanes: Sequence[int]) -> Any:
         """Lanes of a, then of b, picked by number."""
         mask = ir.Constant(ir.VectorType(I32, len(lanes)), [I32(lane) for lane in lanes])
