@@ -5,8 +5,9 @@ bf16 is exact, as in `decode_vectors`, and sums are fp32 as there. What differs:
 denormal numbers count as zero. What is multiplied are copies that stay in L1: keys as they lie, values of two tokens
 side by side.
 
-Each of the four loops over rows or products asks for a quarter of the next unit's rows, evenly: from copies alone, from
-products alone, and in bursts they came at 0.68, 0.71 and 0.81 of sequential reading in place of 0.85 (8 heads, D 128).
+The next unit's rows are asked for all the time, more of them where nothing else is read. Shares of sequential reading
+with 8 and 16 heads, D 128: 0.87 and 0.79; by the four loops over rows or products alone, a quarter each, 0.84 and 0.71,
+because memory waited during the softmax; a few rows back and forth 0.86 and 0.75.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from numba import types
 
 from .compiled import emitted, literal
-from .decode_vectors import LEVEL, slots
+from .decode_vectors import LEVEL, dealt, slots
 from .matrix_ir import PARTS, ROWS, Matrices
 from .vector_ir import I64, LINE, Emitter
 
@@ -25,6 +26,10 @@ STEP = 2 * ROWS
 _SCORES, _QUERIES = (0, 1), 2
 _ROWS = (3, 4)
 _SUMS, _WEIGHTS = (5, 6), 7
+_WITH_SCORES, _WITH_WEIGHTS, _WITH_SUMS = range(16, 24), range(24, 28), range(28, 32)
+"""The next keys that are asked for by `scores`, `cut_weights` and `weighted`; the first ones are by `take_keys`."""
+VALUES_FIRST = 8
+"""The next values that are asked for by `take_values`; then as many by `softmax`, the others by `weighted`."""
 
 
 def _parts(e: Emitter, value: Any) -> list[Any]:
@@ -64,23 +69,15 @@ def _order(room: int) -> list[int]:
     return [lane % room * (ROWS // room) + lane // room for lane in range(ROWS)]
 
 
-def _ask_row(e: Emitter, size: int, asked: Any, index: Any, offset: Any) -> None:
-    row = e.at(e.load(e.at(asked, e.b.mul(index, I64(8))), I64, 8), offset)
-    for place in range(0, size, LINE):
-        e.prefetch(e.at(row, place), LEVEL)
+def _row(e: Emitter, rows: Any, index: Any, offset: Any) -> Any:
+    return e.at(e.load(e.at(rows, e.b.mul(index, I64(8))), I64, 8), offset)
 
 
-def _ask_lines(e: Emitter, rows: range, asked: Any, index: Any, offset: Any) -> None:
-    """The line of that number in each of these rows."""
+def _ask_lines(e: Emitter, rows: range, number: int, parts: int, asked: Any, index: Any, offset: Any) -> None:
+    """Line `index` of each row of one part of these rows."""
     place = e.at(offset, e.b.mul(index, I64(LINE)))
-    for row in rows:
+    for row in dealt(rows, number, parts):
         e.prefetch(e.at(e.load(e.at(asked, 8 * row), I64, 8), place), LEVEL)
-
-
-def _products(e: Emitter, m: Matrices, number: int, total: int, a: int, b: int, asks: tuple[Any, Any, Any]) -> None:
-    """A product, one of six in a turn, that asks for its share of the lines of rows 16 to 31."""
-    m.multiply(total, a, b)
-    _ask_lines(e, range(ROWS + ROWS * number // 6, ROWS + ROWS * (number + 1) // 6), *asks)
 
 
 @emitted
@@ -137,7 +134,9 @@ def take_keys(typing: Any, dim: Any, rows: Any, offset: Any, keys: Any, asked: A
         rows_, offset_, keys_, asked_, next_ = arguments[1:]
 
         def two(index: Any, _: list[Any]) -> list[Any]:
-            _ask_row(e, size, asked_, index, next_)
+            row = _row(e, asked_, index, next_)
+            for line in range(0, size, LINE):
+                e.prefetch(e.at(row, line), LEVEL)
             from_, to = e.at(rows_, builder.mul(index, I64(16))), e.at(keys_, builder.mul(index, I64(2 * size)))
             for x in range(2):
                 row = e.at(e.load(e.at(from_, 8 * x), I64, 8), offset_)
@@ -162,8 +161,7 @@ def take_values(
         e = Emitter(builder, ROWS)
         rows_, offset_, values_, asked_, next_ = arguments[2:]
 
-        def two(token: Any, _: list[Any]) -> list[Any]:
-            _ask_row(e, size, asked_, token, next_)
+        def two(token: Any) -> None:
             from_ = e.at(rows_, builder.mul(token, I64(8)))
             both = [e.at(e.load(e.at(from_, 8 * ROWS * x), I64, 8), offset_) for x in range(2)]
             each = I64(ROWS // room)
@@ -174,9 +172,16 @@ def take_values(
                 even = builder.or_(builder.and_(a, e.iconst(0xFFFF)), builder.shl(b, e.iconst(16)))
                 e.store(even, e.at(to, 2 * place), LINE)
                 e.store(_side_by_side(e, a, b), e.at(to, 2 * place + LINE), LINE)
+
+        def four(index: Any, _: list[Any]) -> list[Any]:
+            row = _row(e, asked_, index, next_)
+            for x in range(2):
+                for line in dealt(range(0, size, LINE), x, 2):
+                    e.prefetch(e.at(row, line), LEVEL)
+                two(builder.add(builder.mul(index, I64(2)), I64(x)))
             return []
 
-        e.loop(I64(ROWS), [], two)
+        e.loop(I64(VALUES_FIRST), [], four)
         return context.get_dummy_value()
 
     return types.void(dim, heads, *[types.int64] * 5), emit
@@ -201,7 +206,8 @@ def scores(typing: Any, dim: Any, heads: Any, keys: Any, queries: Any, tile: Any
             for part in range(PARTS):
                 m.load(_QUERIES, e.at(weights, part * LINE * room), I64(4 * room))
                 for x, key in enumerate(_ROWS):
-                    _products(e, m, 2 * part + x, _SCORES[x], key, _QUERIES, (asked_, index, next_))
+                    m.multiply(_SCORES[x], key, _QUERIES)
+                    _ask_lines(e, _WITH_SCORES, 2 * part + x, 2 * PARTS, asked_, index, next_)
             return []
 
         e.loop(I64(length // STEP), [], block)
@@ -213,33 +219,38 @@ def scores(typing: Any, dim: Any, heads: Any, keys: Any, queries: Any, tile: Any
 
 
 @emitted
-def cut_weights(typing: Any, heads: Any, tile: Any, weights: Any) -> Any:
+def cut_weights(typing: Any, dim: Any, heads: Any, tile: Any, weights: Any, asked: Any, next_offset: Any) -> Any:
     """A tile of 32 tokens' weights (32, room) in fp32 as matrices (PARTS, heads, 16 pairs of tokens)."""
-    group = literal(heads)
+    length, group = literal(dim), literal(heads)
     room = slots(group)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         e = Emitter(builder, ROWS)
-        tile_, weights_ = arguments[1:]
+        tile_, weights_, asked_, next_ = arguments[2:]
+        rows = [e.at(e.load(e.at(asked_, 8 * row), I64, 8), next_) for row in _WITH_WEIGHTS]
+        asked = [e.at(row, line) for row in rows for line in range(0, 2 * length, LINE)]
         halves = [[e.load_f32(tile_, LINE * (x + half * room)) for x in range(room)] for half in range(2)]
         for h, both in zip(range(group), zip(*(_transposed(e, half) for half in halves), strict=True), strict=False):
             for part, words in enumerate(zip(*(_parts(e, one) for one in both), strict=True)):
                 e.store(_side_by_side(e, *words), e.at(weights_, LINE * (part * group + h)), LINE)
+                for line in dealt(asked, PARTS * h + part, PARTS * group):
+                    e.prefetch(line, LEVEL)
+                e.keep_order()
         return context.get_dummy_value()
 
-    return types.void(heads, *[types.int64] * 2), emit
+    return types.void(dim, heads, *[types.int64] * 4), emit
 
 
 @emitted
 def weighted(
-    typing: Any, dim: Any, heads: Any, weights: Any, values: Any, sums: Any, asked: Any, next_offset: Any
+    typing: Any, dim: Any, heads: Any, weights: Any, values: Any, sums: Any, asked: Any, soon: Any, later: Any
 ) -> Any:
     """sums[h] += weights[h, t] values[t] over 32 tokens; sums in the order in which `take_values` leaves the dims."""
     size, group = literal(dim), literal(heads)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         e, m = Emitter(builder, ROWS), Matrices(builder)
-        weights_, values_, sums_, asked_, next_ = arguments[2:]
+        weights_, values_, sums_, asked_, soon_, later_ = arguments[2:]
 
         def block(index: Any, _: list[Any]) -> list[Any]:
             place = builder.mul(index, I64(2 * LINE))
@@ -250,7 +261,9 @@ def weighted(
             for part in range(PARTS):
                 m.load(_WEIGHTS, e.at(weights_, LINE * group * part), I64(LINE))
                 for x, value in enumerate(_ROWS):
-                    _products(e, m, 2 * part + x, _SUMS[x], _WEIGHTS, value, (asked_, index, next_))
+                    m.multiply(_SUMS[x], _WEIGHTS, value)
+                    _ask_lines(e, _WITH_SUMS, 2 * part + x, 2 * PARTS, asked_, index, soon_)
+                    _ask_lines(e, range(2 * VALUES_FIRST, STEP), 2 * part + x, 2 * PARTS, asked_, index, later_)
             for x, register in enumerate(_SUMS):
                 m.store(register, e.at(there, LINE * x), I64(4 * size))
             return []
@@ -258,4 +271,4 @@ def weighted(
         e.loop(I64(size // STEP), [], block)
         return context.get_dummy_value()
 
-    return types.void(dim, heads, *[types.int64] * 5), emit
+    return types.void(dim, heads, *[types.int64] * 6), emit

@@ -10,6 +10,7 @@ import numpy as np
 from .compiled import compiled
 from .decode_matrices import (
     STEP,
+    VALUES_FIRST,
     cut_queries,
     cut_weights,
     scores,
@@ -36,18 +37,18 @@ def fits_matrices(path: CodePath, kind: Kind, group: int, dim: int, value_dim: i
     Shares of sequential reading on one core of a Xeon, vectors and matrices:
 
                  4 heads         6 heads         7 heads         8 heads         12 heads        16 heads
-        D  64    0.86  0.83      0.84  0.79         -            0.72  0.77         -            0.41  0.64
-        D  96       -            0.86  0.83         -            0.78  0.82         -            0.43  0.71
-        D 128    0.89  0.89      0.87  0.86      0.83  0.85      0.79  0.84      0.52  0.75      0.46  0.70
-        D 192    0.88  0.85         -               -            0.80  0.80      0.52  0.70      0.46  0.66
-        D 256       -               -               -            0.80  0.75      0.53  0.66      0.46  0.63
+        D  64    0.92  0.85      0.81  0.86      0.77  0.86      0.73  0.86      0.46  0.81      0.41  0.77
+        D  96       -            0.86  0.87      0.82  0.87      0.80  0.86      0.48  0.82      0.44  0.79
+        D 128    0.95  0.91      0.88  0.89      0.84  0.88      0.81  0.88      0.51  0.81      0.46  0.78
+        D 192    0.90  0.87      0.87  0.84         -            0.80  0.83      0.52  0.75      0.46  0.71
+        D 256       -            0.88  0.80         -            0.80  0.79      0.52  0.71      0.47  0.64
 
     and 134 and 276 GFLOP/s of latent attention with 128 heads.
     """
     if path is not CodePath.AVX512 or kind is not Kind.BF16 or dim % STEP or value_dim % STEP:
         return False
-    fast = group > 8 or (group == 8 and dim < 192)
-    return fast and group % -(-group // ROWS) == 0 and has_matrices()
+    least = 6 if dim <= 128 else 8 if dim < 256 else 9
+    return group >= least and group % -(-group // ROWS) == 0 and has_matrices()
 
 
 @functools.cache
@@ -115,11 +116,11 @@ def matrix_decoder(group: int, dim: int, value_dim: int, capped: bool) -> Any:
                                 tile[x] = -np.inf
                             top_at, total_at = top.ctypes.data + 64 * c, total.ctypes.data + 64 * c
                             softmax(
-                                ROWS, form, value_dim, heads, room, 0, STEP, tile_at, top_at, total_at, sums_at, there,
-                                later,
+                                ROWS, form, value_dim, heads, room, 1, STEP, tile_at, top_at, total_at, sums_at,
+                                there + 8 * VALUES_FIRST, later,
                             )  # fmt: skip
-                            cut_weights(heads, tile_at, weights_at)
-                            weighted(value_dim, heads, weights_at, values_at, sums_at, there, later)
+                            cut_weights(dim, heads, tile_at, weights_at, there, soon)
+                            weighted(value_dim, heads, weights_at, values_at, sums_at, there, soon, later)
                 token += TOKENS
                 rows, coming = coming, rows
             per_head(top, total, group, heads, room, ROWS, top_of, total_of)
