@@ -235,7 +235,6 @@ def cut_weights(typing: Any, dim: Any, heads: Any, tile: Any, weights: Any, aske
                 e.store(_side_by_side(e, *words), e.at(weights_, LINE * (part * group + h)), LINE)
                 for line in dealt(asked, PARTS * h + part, PARTS * group):
                     e.prefetch(line, LEVEL)
-                e.keep_order()
         return context.get_dummy_value()
 
     return types.void(dim, heads, *[types.int64] * 4), emit

@@ -48,7 +48,7 @@ class Ahead(enum.IntEnum):
         EACH       0.60 0.82   0.73 0.86      0.90 0.89   0.92 0.87   0.82 0.78
 
     Into L1, with one head: 0.93 and 0.93 on Ice Lake. In four streams (see `_STREAMS`) on a Xeon with AMX: NOTHING
-    0.70, EACH 0.95, every second line 0.85, EACH into L1 0.92; with four heads 0.57, 0.88, 0.63 and 0.86.
+    0.78, EACH 0.96, every second line 0.80, EACH into L1 0.93; with four heads 0.56, 0.95, 0.64 and 0.95.
     """
 
     NOTHING = 0
@@ -70,8 +70,8 @@ _STREAMS = 1 if is_zen() else 4
 """Parts of the next unit whose rows are asked for in turn: the hardware fetches more for several streams than for one.
 
 Shares of sequential reading, itself one stream, on Ice Lake with 1, 4 and 8 heads, one thread: 1 stream 0.93, 0.81 and
-0.70, 4 streams 1.12, 0.96 and 0.71, 8 streams 1.03, 0.86 and 0.66. On a Xeon with AMX with 1 and 4 heads: 1 stream 0.74
-and 0.72, 2 streams 0.88 and 0.82, 4 streams 0.93 and 0.88, 8 streams 0.94 and 0.87.
+0.70, 4 streams 1.12, 0.96 and 0.71, 8 streams 1.03, 0.86 and 0.66. On a Xeon with AMX with 1 and 4 heads: 1 stream 0.93
+and 0.86, 2 streams 0.95 and 0.95, 4 streams 0.96 and 0.95, 8 streams 0.97 and 0.93.
 """
 
 
@@ -261,7 +261,6 @@ def softmax(
                     e.prefetch(line, LEVEL)
                 weight = e.exp2(builder.fsub(e.load_f32(here, place), reference))
                 e.store_f32(weight, here, place)
-                e.keep_order()
                 total = builder.fadd(total, weight)
             return [total]
 
