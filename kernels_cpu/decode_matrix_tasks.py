@@ -77,8 +77,6 @@ def matrix_decoder(group: int, dim: int, value_dim: int, capped: bool) -> Any:
         values = keys if chunks == 1 else aligned_floats(ROWS * value_dim)
         top_of, total_of = np.empty(all_heads, np.float32), np.empty(all_heads, np.float32)
         rows, coming = np.empty(2 * TOKENS, np.int64), np.empty(2 * TOKENS, np.int64)
-        keys_at, values_at, tile_at = keys.ctypes.data, values.ctypes.data, tile.ctypes.data
-        weights_at = weights.ctypes.data
         start(heads)
         index = take(counter, 1)
         rows_of_task(table, tasks, index, geometry, rows)
@@ -104,6 +102,9 @@ def matrix_decoder(group: int, dim: int, value_dim: int, capped: bool) -> Any:
                         here = rows.ctypes.data + 8 * done
                         there = (rows if h + 1 < kv_heads else coming).ctypes.data + 8 * (TOKENS + done)
                         live = min(STEP, count - done) * room
+                        # Numba frees an array after its last use, and does not know of its address: so here, not above.
+                        keys_at, values_at = keys.ctypes.data, values.ctypes.data
+                        tile_at, weights_at = tile.ctypes.data, weights.ctypes.data
                         take_keys(dim, here, offset, keys_at, there, soon)
                         for c in range(h * chunks, (h + 1) * chunks):
                             sums_at = sums.ctypes.data + 4 * value_dim * heads * c

@@ -183,6 +183,24 @@ def test_matrices_keep_every_bit_of_queries_and_weights(group):
     np.testing.assert_allclose(case.decode(softcap=2.0, scale=1.0), capped, rtol=0, atol=2e-6)
 
 
+def test_scratch_outlives_its_last_use_by_name():
+    """Numba frees an array while its address is in use; with one arena for all threads, another one gets it."""
+    code = (
+        "import numpy as np; from kernels_cpu import flash_decode\n"
+        "draw = np.random.default_rng(0)\n"
+        "kv = draw.standard_normal((256, 2, 2, 64, 128), np.float32)\n"
+        "kv = (kv.view(np.uint32) >> 16).astype(np.uint16)\n"
+        "table, lengths = draw.permutation(256).astype(np.int32).reshape(64, 4), np.full(64, 200)\n"
+        "for heads in (4, 16, 32, 64):\n"
+        "    q = draw.standard_normal((64, heads, 128), np.float32)\n"
+        "    alone, *others = (flash_decode(q, kv, table, lengths, threads=t) for t in [1] + 20 * [4])\n"
+        "    print(heads, sum(not np.array_equal(alone, other) for other in others))\n"
+    )
+    one = {**os.environ, "MALLOC_ARENA_MAX": "1"}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=one, check=False)
+    assert run.stdout == "4 0\n16 0\n32 0\n64 0\n", run.stderr
+
+
 @with_matrices
 @pytest.mark.parametrize("half", [0, 1])
 def test_nan_in_a_live_token_is_not_hidden_by_matrices(half):
