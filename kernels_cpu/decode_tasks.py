@@ -24,7 +24,7 @@ LOG2_E = math.log2(math.e)
 _COPIED = 64
 """Tokens that the portable path copies out of the cache at a time."""
 
-MOST_HEADS = {16: 8, 8: 4, 4: 4}
+MOST_HEADS = {16: 8, 8: 4}
 """Query heads that share the rows in registers, by lanes: more would leave no second token to hide latency with."""
 
 

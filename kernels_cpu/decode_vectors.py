@@ -32,8 +32,8 @@ def tile_tokens(row: int) -> int:
     return 128 if 128 * row <= _NEAR else 64
 
 
-_ACCUMULATORS = {16: 16, 8: 8, 4: 16}
-"""Registers that hold running sums, by lanes: half of the 32 of AVX-512, of the 16 of AVX2, of the 32 of NEON."""
+_ACCUMULATORS = {16: 16, 8: 8}
+"""Registers that hold running sums, by lanes: half of the 32 of AVX-512, of the 16 of AVX2."""
 
 
 class Ahead(enum.IntEnum):
@@ -85,15 +85,16 @@ Lake where all rows are in a cache; from memory 1.02 to 1.03 with 4, 1.07 to 1.1
 
 LEVEL = 2
 """The cache that rows are asked into."""
-_PRODUCTS = {16: 12, 8: 8, 4: 8}
-"""Multiply-adds per line up to which reading sets the pace, by lanes."""
+
+_MOST_PRODUCTS = {16: 12, 8: 8}
+"""Multiply-adds per line of the cache up to which reading sets the pace, by lanes."""
 
 
 def early(tokens: int, room: int) -> int:
     """Rows of the next unit's values that `softmax` asks for, while `weighted` asks for the others.
 
-    With all of them asked for by `weighted`, reading pauses during the softmax: 0.88 of sequential reading with 4 heads
-    on a Xeon with AMX against 0.90, 0.79 with 8 heads against 0.81; D 64, 4 heads, 2 threads 0.78 against 0.82. With 7
+    With all of them asked for by `weighted`, reading pauses during the softmax: on a Xeon with AMX, as long as LLVM had
+    the order of requests, 0.88 of sequential reading with 4 heads against 0.90, 0.79 with 8 heads against 0.81. With 7
     heads a quarter of the rows is 0.82, an eighth 0.84.
     """
     return max(8, tokens // (4 if room <= 4 else 8))
@@ -117,10 +118,11 @@ def scores(
     group, space, fetch = literal(heads), literal(room), Ahead(literal(ahead))
     parts, tokens = pieces(length, form, width), width // space
     lines = _lines(length * form.itemsize, fetch)
-    # As many tokens as have room share a query's load: of four heads four rather than two gave 1.05 times the rate on
-    # two Zen 4 cores. One or two heads read row by row, which the hardware foresees.
+    # The sums of as many tokens as have room. Where multiplying sets the pace these share a query's load: of four heads
+    # four rather than two gave 1.05 times the rate on two Zen 4 cores. One or two heads read row by row, which the
+    # hardware foresees.
     together = 1 if space < 4 else max(1, min(tokens, _ACCUMULATORS[width] // space))
-    evenly = _evenly(group, width, form)
+    evenly = bool(fetch) and _evenly(group, width, form)
     sharing = 1 if evenly else together
     goes = len(parts) * together // sharing
 
@@ -132,15 +134,15 @@ def scores(
 
         def products(row: list[Any], coming: list[Any]) -> list[Any]:
             sums = [[e.zero] * space for _ in row]
-            place = number = 0
+            place = go = 0
             wanted = [e.at(at, line) for at in coming for line in lines]
             for piece in parts:
                 for first in range(0, len(row), sharing):
-                    for line in dealt(wanted, number, goes):
+                    for line in dealt(wanted, go, goes):
                         e.prefetch(line, LEVEL)
                     if evenly:
                         e.keep_order()
-                    number += 1
+                    go += 1
                     widened = [e.widen(piece, address, form) for address in row[first : first + sharing]]
                     for x in range(piece.vectors):
                         for h in range(group):
@@ -189,14 +191,17 @@ def _lines(size: int, ahead: Ahead) -> range:
 def _evenly(group: int, width: int, form: Kind) -> bool:
     """Whether reading sets the pace, not multiplying, so that lines should be loaded and asked for as evenly as can be.
 
-    Shares of sequential reading on one core of a Xeon with AMX, loads and requests where LLVM puts them, which is in a
-    burst before several rows' products, and between the products of one row and the next:
+    Shares of sequential reading on one core of a Xeon with AMX, D 128 in bf16, loads and requests where LLVM puts them,
+    which is in a burst before several rows' products, and between the products of one row and the next:
 
                    1 head     2 heads    3 heads    4 heads    6 heads    7 heads
         AVX-512   0.96 0.96  0.92 0.93  0.90 0.93  0.90 0.96  0.87 0.88  0.84 0.82
         AVX2      0.92 0.93  0.91 0.94  0.89 0.88  0.88 0.86
+
+    Left out: INT8, which must be converted, with 1.04, 0.99 and 0.98 of its speed with 1 to 3 heads; and Zen, where
+    it was not measured.
     """
-    return not is_zen() and form is not Kind.INT8 and group * LINE // (width * form.itemsize) <= _PRODUCTS[width]
+    return not is_zen() and form is not Kind.INT8 and group * LINE // (width * form.itemsize) <= _MOST_PRODUCTS[width]
 
 
 def dealt(lines: Sequence[Any], number: int, parts: int) -> Sequence[Any]:
@@ -278,7 +283,7 @@ def weighted(
     """sums[h] += tile[t, h] row[t] for `heads` heads and `count` tokens; asks for the next unit's rows."""
     width, form, length = literal(lanes), Kind(literal(kind)), literal(dim)
     group, space, fetch = literal(heads), literal(room), Ahead(literal(ahead))
-    evenly = _evenly(group, width, form)
+    evenly = bool(fetch) and _evenly(group, width, form)
     asked = early(literal(tokens), space)
     again = literal(tokens) // asked
 
@@ -296,25 +301,25 @@ def weighted(
         def go(number: int, chosen: list[Piece], place: int) -> None:
             held = sum(piece.vectors for piece in chosen)
             where = [4 * (h * length + (place + x) * width) for h in range(group) for x in range(held)]
-            goes = [[piece] for piece in chosen] if evenly else [chosen]
+            shares = [[piece] for piece in chosen] if evenly else [chosen]
 
             def token(t: Any, sums: list[Any], wanted: Sequence[Any] = ()) -> list[Any]:
                 row = e.at(e.load(e.at(rows_, builder.mul(t, I64(8))), I64, 8), offset_)
                 weight_ = e.at(tile_, builder.mul(t, I64(4 * space)))
                 weights: list[Any] = []
-                first = 0
-                for number, some in enumerate(goes):
-                    for line in dealt(wanted, number, len(goes)):
+                before = 0
+                for turn, some in enumerate(shares):
+                    for line in dealt(wanted, turn, len(shares)):
                         e.prefetch(line, LEVEL)
                     if evenly:
                         e.keep_order()
                     registers = [register for piece in some for register in e.widen(piece, row, form)]
                     for h in range(group):
-                        if not number:
+                        if not turn:
                             weights.append(e.spread_f32(weight_, 4 * h))
-                        for x, register in enumerate(registers, h * held + first):
+                        for x, register in enumerate(registers, h * held + before):
                             sums[x] = e.fma(register, weights[h], sums[x])
-                    first += len(registers)
+                    before += len(registers)
                     if evenly:
                         e.keep_order()
                 return sums

@@ -16,7 +16,7 @@ from .expert_weights import ROWS, Format
 from .features import has, is_zen
 from .vector_ir import I8, I32, I64, Emitter
 
-SUMS = {16: 24, 8: 8, 4: 16}
+SUMS = {16: 24, 8: 8}
 """Registers for running sums, by lanes."""
 _AHEAD = 6 << 10
 """Bytes from what is read to what is asked for, into L1, on CPUs whose hardware does not foresee enough by itself.
