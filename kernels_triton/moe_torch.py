@@ -25,8 +25,9 @@ torch or numpy that sorts or counts 8 numbers takes 100 µs, and Python 40 (Zen 
 _TOGETHER = 2048
 """Pairs of several experts up to which they are gathered, multiplied, activated and added up together, since each
 operation starts with cold caches: 64 tokens with 8 of 128 experts of 2048 x 768 take 15 % less time with 256 (bf16,
-Zen 4). Where matrices are multiplied faster (AMX) 2048 take 3 % less time than 256 with 512 to 4096 tokens and 2 of 8
-experts of 2048 x 7168, 8 % less with 512 of those 128; with 8192, 4096 tokens take 1.3 times as long."""
+Zen 4). On a Xeon with AMX, whose products are faster, 2048 in place of 256: 3 % less time with 512 to 4096 tokens and 2
+of 8 experts of 2048 x 7168, 8 % less with 512 tokens and the smaller experts, 3 % more with 4096; 8192 take 4096 tokens
+and the larger experts 1.3 times as long."""
 
 
 def _sorted(ids: torch.Tensor, pages: torch.Tensor | None, held: int) -> tuple[torch.Tensor, list[Run]]:
