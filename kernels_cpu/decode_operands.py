@@ -31,22 +31,22 @@ def check_shapes(q: NDArray[Any], kv: NDArray[Any], table: NDArray[Any], lengths
 
 
 def check_blocks(table: NDArray[Any], lengths: NDArray[Any], blocks: int, block: int, window: int | None) -> None:
-    short = np.flatnonzero(lengths < 1)
-    if short.size:
-        row = short[0]
+    short = lengths < 1
+    if short.any():
+        row = short.argmax()
         raise ValueError(f"lengths[{row}] must be >= 1, not {lengths[row]}: leave sequences without tokens out.")
     room = table.shape[1] * block
-    over = np.flatnonzero(lengths > room)
-    if over.size:
-        row = over[0]
+    over = lengths > room
+    if over.any():
+        row = over.argmax()
         raise ValueError(
             f"lengths[{row}] must be <= {room}, the tokens that a table row holds, not {lengths[row]}: widen the table."
         )
     start = np.arange(table.shape[1]) * block
     used = (start < lengths[:, None]) & (start + block > lengths[:, None] - (window or room))
-    bad = np.argwhere(used & ((table < 0) | (table >= blocks)))
-    if bad.size:
-        row, column = bad[0]
+    bad = used & ((table < 0) | (table >= blocks))
+    if bad.any():
+        row, column = np.argwhere(bad)[0]
         raise ValueError(
             f"table[{row}, {column}] must be a block of kv in [0, {blocks}), not {table[row, column]}: "
             "allocate the block before decoding."

@@ -14,10 +14,10 @@ from .compiled import compiled
 from .decode_matrix_tasks import fits_matrices, matrix_decoder
 from .decode_parts import aligned_floats, clear, conclude, pack, per_head
 from .decode_portable import INT8, cap_scores, read_scales, walk_tile
-from .decode_runs import address_rows, rows_and_order, rows_of_task, split
+from .decode_runs import address_rows, all_done, counters, rows_and_order, rows_of_task, split, task_done
 from .decode_vectors import Ahead, scores, slots, softmax, take, tile_tokens, weighted
 from .features import CodePath
-from .team import side_by_side
+from .team import helped
 from .vector_ir import Kind
 
 LOG2_E = math.log2(math.e)
@@ -127,6 +127,8 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
                 lanes, form, value_dim, s, place, top_of, total_of, sums, first, left, tops, totals, parts, sinks, out
             )  # fmt: skip
             index = following
+            task_done(counter)
+        all_done(counter, tasks)
 
     return serve
 
@@ -148,7 +150,7 @@ def serve_portably(
     while True:
         index = take(counter, 1)
         if index >= len(tasks):
-            return
+            break
         s, token, end, place = tasks[index, 0], tasks[index, 1], tasks[index, 2], tasks[index, 3]
         pack(0, 0, 0, q[s], scale, packed)
         clear(top, total, sums)
@@ -163,6 +165,8 @@ def serve_portably(
             )  # fmt: skip
             token += _COPIED
         conclude(0, 0, 0, s, place, top, total, sums, first, left, tops, totals, parts, sinks, out)
+        task_done(counter)
+    all_done(counter, tasks)
 
 
 @dataclass(frozen=True)
@@ -228,7 +232,7 @@ def decode(
     (heads, dim), value_dim = q.shape[1:], out.shape[2]
     lanes = even_lanes(path, dim, value_dim)
     several = len(tasks) if len(tasks) > len(lengths) else 0
-    counter = np.zeros(1, np.int64)
+    counter = counters()
     arguments = (
         q, cache.geometry, cache.of_scales.geometry, table, tasks, first, np.diff(first), counter.ctypes.data,
         np.float32(scale * LOG2_E), np.float32(cap or 0),
@@ -242,7 +246,8 @@ def decode(
         serve = decoder(lanes, cache.kind, heads // cache.kv_heads, dim, value_dim, cap is not None)
     else:
         serve = serve_portably
-    side_by_side(lambda: serve(*arguments), min(threads, len(tasks)))
+    # The counter, of whose address `serve` knows, must outlive threads that come late.
+    helped(lambda: (serve(*arguments), counter), min(threads, len(tasks)))
 
 
 def even_lanes(path: CodePath, *dims: int) -> int:

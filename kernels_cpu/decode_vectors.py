@@ -179,8 +179,9 @@ def scores(
 def in_streams(rows: Any, count: int, asked: Any) -> None:
     """The addresses of a tile's `count` rows in the order in which they are asked for."""
     each = -(-count // _STREAMS)
-    for number in range(len(rows)):
-        asked[number] = rows[min(number % _STREAMS * each + number // _STREAMS, len(rows) - 1)]
+    for x in range(len(rows) // _STREAMS):
+        for stream in range(_STREAMS):
+            asked[x * _STREAMS + stream] = rows[stream * each + x]
 
 
 def _lines(size: int, ahead: Ahead) -> range:

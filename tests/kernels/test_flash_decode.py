@@ -587,6 +587,35 @@ def test_two_threads_at_once_get_their_own_answers(path):
     assert wrong == []
 
 
+ON_EVERY_LOOP = pytest.mark.parametrize(
+    ("path", "group"), [(CodePath.AVX512, 4), (CodePath.AVX512, 8), (CodePath.PORTABLE, 4)],
+    ids=["vectors", "matrices where there are any", "portable"],
+)  # fmt: skip
+
+
+@ON_EVERY_LOOP
+def test_a_call_ends_when_the_tasks_of_all_threads_have(path, group):
+    case = problem([40, 3, 130] * 5, group=group, dim=128, dtype="bf16")
+    want = case.decode(path=path, threads=1)
+    for _ in range(300):
+        out = np.full_like(want, np.nan)
+        case.decode(path=path, threads=2, out=out)
+        np.testing.assert_array_equal(out.copy(), want)
+
+
+@ON_EVERY_LOOP
+def test_a_thread_that_comes_when_all_is_done_does_nothing(path, group, monkeypatch):
+    late = []
+    monkeypatch.setattr(decode_tasks, "helped", lambda work, threads: late.append(work) or work())
+    case = problem([40, 3, 130], group=group, dim=128, dtype="bf16")
+    out = np.empty_like(case.q)
+    case.decode(path=path, out=out)
+    np.testing.assert_allclose(out, case.reference(), rtol=0, atol=2e-6)
+    out[:] = np.nan
+    late[0]()
+    assert np.isnan(out).all()
+
+
 def seen_half_done(case: Problem) -> bool:
     """Whether Python here saw the first row of a running call stored before the last one."""
     out = np.full_like(case.q, np.nan)
