@@ -24,6 +24,7 @@ from workbench.kernels import features
 from workbench.quiet import Noise
 
 LENGTHS = np.array([100, 64, 3, 5000])
+QUERIES_AND_RESULTS = 2 * len(LENGTHS) * 4 * 8 * 128 * 4  # bytes
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +104,7 @@ def test_shapes_that_the_twin_does_not_take():
 
 def test_attention_on_int8_counts_its_own_bytes_and_stands_beside_bf16():
     work = Int8Attention(Case("small", LENGTHS, 4), random_pool(90 * POOL_DIM * 128))
-    assert work.bytes == LENGTHS.sum() * 8 * 2 * (128 + 4)
+    assert work.bytes == LENGTHS.sum() * 8 * 2 * (128 + 4) + QUERIES_AND_RESULTS
     assert list(work.contenders) == ["ours", "BF16 KV"]
     seen = {}
     for name, compute in work.contenders.items():
@@ -116,15 +117,17 @@ def test_attention_on_int8_counts_its_own_bytes_and_stands_beside_bf16():
 
 
 def round_of(work: Work, read: float, multiply: float = 1e15, threads: int = 1, **seconds: float) -> Round:
-    return Round(work, threads, read, multiply, {name.replace("_", " "): value for name, value in seconds.items()})
+    return Round(
+        work, threads, read, read, multiply, {name.replace("_", " "): value for name, value in seconds.items()}
+    )
 
 
 def test_the_roof_is_the_slower_of_reading_and_multiplying(attention, experts):
     tokens = LENGTHS.sum()
     kv_bytes, flops = tokens * 8 * 128 * 2 * 2, tokens * 32 * 128 * 4
-    assert round_of(attention, 1e9).roof == pytest.approx(kv_bytes / 1e9)
+    assert round_of(attention, 1e9).roof == pytest.approx((kv_bytes + QUERIES_AND_RESULTS) / 1e9)
     assert round_of(attention, 1e15, 1e9).roof == pytest.approx(flops / 0.85e9)
-    assert round_of(experts, 1e9).roof == pytest.approx(3 * 64 * 96 * 2 / 1e9)
+    assert round_of(experts, 1e9).roof == pytest.approx((3 * 64 * 96 * 2 + 2 * 3 * 64 * 4) / 1e9)
     assert round_of(experts, 1e15, 1e9).roof == pytest.approx(3 * 3 * 2 * 64 * 96 / 0.65e9)
 
 
@@ -132,6 +135,7 @@ def test_a_round_times_everything_and_both_ceilings(attention):
     seen = play(attention, random_pool(1 << 20), 2, np.random.default_rng(0))
     assert set(seen.seconds) == {*attention.contenders, "paged"}
     assert min(seen.read, seen.multiply, *seen.seconds.values()) > 0
+    assert seen.read <= seen.best
 
 
 @pytest.fixture
@@ -163,7 +167,12 @@ def test_shares_and_ratios_are_of_the_same_round_and_told_apart_by_state(attenti
 
 
 def test_a_state_without_rounds_is_not_there(two_states):
-    assert list(by_state(two_states[1:], two_states[1].read)) == ["fast"]
+    assert list(by_state(two_states[1:], two_states[1].best)) == ["fast"]
+
+
+def test_a_reading_that_was_held_up_is_not_the_slow_state(two_states):
+    held_up = replace(two_states[1], read=two_states[1].read / 2)
+    assert list(by_state([held_up], two_states[1].best)) == ["fast"]
 
 
 def test_rows_and_rooflines_hold_the_medians(attention, two_states):

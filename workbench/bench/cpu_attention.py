@@ -79,9 +79,7 @@ class Attention:
         self._q = rng.standard_normal((len(count), HEADS * case.group, case.dim), dtype=np.float32)
         self.out = np.empty_like(self._q)
         self.operands = self._q, self._kv, self._table, case.lengths
-        context = int(case.lengths.sum())
-        self.flops, _ = flash_decode_work(HEADS * case.group, HEADS, case.dim, context, len(count), 2)
-        self.bytes = 2 * HEADS * case.dim * 2 * context
+        self.flops, self.bytes = self._declared(kv_itemsize=2)
         self.ceilings: dict[str, Contender] = {"paged": self._read}
         self.missing: dict[str, str] = {}
         self.contenders: dict[str, Contender] = {"ours": self._decode}
@@ -90,6 +88,15 @@ class Attention:
                 self.contenders[name] = self._peer(name)
             except OSError as why:
                 self.missing[name] = str(why)
+
+    @property
+    def context(self) -> int:
+        """Tokens of all sequences."""
+        return int(self.case.lengths.sum())
+
+    def _declared(self, kv_itemsize: int) -> tuple[int, int]:
+        case = self.case
+        return flash_decode_work(HEADS * case.group, HEADS, case.dim, self.context, len(case.lengths), kv_itemsize)
 
     def _peer(self, name: str) -> Contender:
         makers: dict[str, Callable[[], Contender]] = {
@@ -117,8 +124,8 @@ class Int8Attention(Attention):
 
     def __init__(self, case: Case, pool: npt.NDArray[np.uint16]) -> None:
         super().__init__(case, pool, peers=())
-        self.name, context = f"{case.name}, INT8", int(case.lengths.sum())
-        _, self.bytes = flash_decode_work(HEADS * case.group, HEADS, case.dim, context, 0, kv_itemsize=1)
+        self.name = f"{case.name}, INT8"
+        _, self.bytes = self._declared(kv_itemsize=1)
         self._numbers = pool.view(np.int8)[: self._kv.size].reshape(self._kv.shape)
         self._scales = np.random.default_rng(0).random(self._kv.shape[:4], dtype=np.float32) / 100
         self.contenders = {"ours": self._decode_numbers, "BF16 KV": self._decode}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from statistics import median
+from typing import cast
 
 import numpy as np
 
@@ -57,11 +58,11 @@ def attended(rounds: Sequence[Round]) -> dict[str, dict[int, float]]:
 
     An entry is the K and V of one token in one layer. "reading alone" is a ceiling: the same blocks, nothing computed.
     """
-    work, names = rounds[0].work, {"paged": "reading alone"}
+    work, names = cast(Attention, rounds[0].work), {"paged": "reading alone"}
     found = {}
     for name in (*work.contenders, *work.ceilings):
         seconds = {n: median(one.seconds[name] for one in rounds if one.threads == n) for n in _threads(rounds)}
-        found[names.get(name, name)] = {n: work.bytes / ENTRY / taken for n, taken in seconds.items()}
+        found[names.get(name, name)] = {n: work.context / taken for n, taken in seconds.items()}
     return found
 
 

@@ -26,9 +26,9 @@ Contender = Callable[[int], None]
 
 
 class Work(Protocol):
-    """Something to compute: its name, FLOP, the bytes it cannot but read, and who computes it, ours first.
+    """Something to compute: its name, the FLOP and bytes that our kernel declares, and who computes it, ours first.
 
-    `ceilings` only read the same bytes, and `missing` tells which contender is not there, and why.
+    `ceilings` only read the cache or the weights, and `missing` tells which contender is not there, and why.
     """
 
     name: str
@@ -63,8 +63,7 @@ class Experts:
         self._h = rng.standard_normal((tokens, layer.model), dtype=np.float32)
         self._ids, self._weights = np.zeros((tokens, 1), np.int64), np.ones((tokens, 1), np.float32)
         self.out = np.empty_like(self._h)
-        self.flops, _ = expert_mlp_work(layer.model, layer.inner, tokens, 1, 1, Format.BF16)
-        self.bytes = 3 * layer.model * layer.inner * 2
+        self.flops, self.bytes = expert_mlp_work(layer.model, layer.inner, tokens, 1, 1, Format.BF16)
         portable = partial(self._compute, path=CodePath.PORTABLE)
         self.contenders: dict[str, Contender] = {
             "ours": self._compute,
