@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from .compiled import compiled
 from .decode_portable import exp2
 from .decode_tasks import LOG2_E
+from .expert_matrices import TOGETHER
 from .expert_weights import Matrices, aligned
 from .rounding import bfloat16_pairs, bfloat16_parts
-from .vector_ir import LINE
+from .vector_ir import LINE, ROUND
 
 
 class Rows(NamedTuple):
@@ -24,9 +25,9 @@ class Rows(NamedTuple):
     pairs : (n, width / 2) uint32
         Two bf16 per word, rounded; or three times as many words and a line, the three parts of each number one behind
         the other, and rows that do not all begin in the same place of a cache; empty unless asked for.
-    numbers, scales, offsets : (n, width) int8, (n, groups) fp32, (n, groups) int32
+    numbers, scales, offsets : (n + 15, width + a line) int8, (n, groups) fp32, (n, groups) int32
         Bytes, what they are multiples of, and the negative of their sum times what stands for 0 in a weight; empty
-        unless the weights have scales.
+        unless the weights have scales. Matrix registers read 16 rows wherever one begins.
     split : int
         Lanes of the registers for which the exact form has its even columns apart from the odd ones, which it has for
         rows in place; else 0.
@@ -50,7 +51,7 @@ def room(count: int, matrices: Matrices, parts: int, lanes: int) -> Rows:
     return Rows(
         aligned(np.float32, count, width),
         aligned(np.uint32, count, words),
-        aligned(np.int8, count, width if groups else 0),
+        aligned(np.int8, count + TOGETHER - 1, width + LINE if groups else 0),
         np.empty((count, groups), np.float32),
         np.empty((count, groups), np.int32),
         lanes if matrices.in_place else 0,
@@ -109,17 +110,17 @@ def _numbers(x: Any, zero: int, out: Any, scales: Any, offsets: Any) -> None:
     """Each group in multiples of its largest magnitude over 127; a group with NaN or infinity has the scale NaN."""
     size = len(x) // len(scales)
     for g in range(len(scales)):
-        own = x[g * size : (g + 1) * size]
-        largest = trouble = np.float32(0)
-        for i in range(size):
-            largest = max(largest, abs(own[i]))
-            trouble += own[i] * np.float32(0)
-        scale = np.float32(largest / np.float32(127))
-        factor = np.float32(1) / scale if scale > 0 and trouble == 0 else np.float32(0)
+        own, to = x[g * size : (g + 1) * size], out[g * size : (g + 1) * size]
+        bits = own.view(np.uint32)
+        high = np.uint32(0)
+        for i in range(size):  # as whole numbers, whose largest vectors find, without their signs in the order of fp32
+            high = np.uint32(max(high, np.uint32(bits[i] & np.uint32(0x7FFFFFFF))))
+        finite, scale = high < np.uint32(0x7F800000), np.uint32(high).view(np.float32) / np.float32(127)
+        factor = np.float32(1) / scale if finite and scale > 0 else np.float32(0)
         total = np.int32(0)
         for i in range(size):
-            number = np.int8(np.rint(own[i] * factor)) if factor > 0 else np.int8(0)
-            out[g * size + i] = number
-            total += number
-        scales[g] = scale + trouble
+            number = np.int8(np.float32(own[i] * factor + np.float32(ROUND)).view(np.int32))
+            to[i] = number
+            total = np.int32(total + number)
+        scales[g] = scale if finite else np.float32(np.nan)
         offsets[g] = -zero * total

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from .arguments import Operand, SameKind, checked, contiguous, float64, host_array, same_kind, writeable
 from .expert_activations import room
 from .expert_nodes import NodeExperts
-from .expert_tasks import FEW, MANY, blocks_of, counters, parts_of, server
+from .expert_tasks import FEW, MANY, blocks_of, columns_of, counters, parts_of, server
 from .expert_weights import ROWS, Format, PackedExperts, aligned, unpacked
 from .features import CodePath, code_path
 from .team import helped, on_node, team_size
@@ -60,8 +60,9 @@ def expert_mlp(
 
     Activations stay fp32 with FP32 and BF16 weights, but where rounding them to bf16 pays: for a packed expert with
     more than 4 tokens on Zen with AVX512_BF16, with more than 32 where the CPU has matrix registers (AMX). With INT8
-    and INT4 they are rounded to multiples of each group's largest magnitude over 127 (KTransformers' low and high
-    intensity kernels, section 3.1).
+    and INT4 they are rounded to multiples of each group's largest magnitude over 127; vectors and matrix registers, for
+    an expert with more than 4 tokens and groups of a multiple of 32 columns, give the same bits (KTransformers' low and
+    high intensity kernels, section 3.1).
 
     Parameters
     ----------
@@ -186,7 +187,7 @@ def _call(
     answers: NDArray[Any] = aligned(np.float32, count, down.words.shape[1] * ROWS)
     counter = counters()
     serve = partial(
-        server(lanes, int(experts.format), up.in_place, parts),
+        server(lanes, int(experts.format), up.in_place, parts, columns_of(experts, path)),
         *(counter.ctypes.data, h, pairs.tokens, pairs.first, experts.format.zero, count if exact else MANY),
         *(pairs.touched, up.words, up.scales, blocks_of(up, parts, pairs.most), room(count, up, parts, lanes), both),
         *(down.dim, down.words, down.scales, blocks_of(down, parts, pairs.most), room(count, down, parts, lanes)),

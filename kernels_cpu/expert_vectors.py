@@ -190,7 +190,7 @@ def scaled_block(
             place = builder.mul(index, I64(4 * fours))
             for v, words in enumerate(_words(e, block_, index, run)):
                 for part in range(fours):
-                    bytes_ = _nibbles(e, words, part) if fours == 2 else words
+                    bytes_ = nibbles(e, words, part) if fours == 2 else words
                     for t in range(count):
                         here, at = e.at(e.at(token[t], place), 4 * part), v * count + t
                         sums[at] = _dot(e, sums[at], bytes_, here, vnni)
@@ -220,7 +220,7 @@ def scaled_block(
     return types.void(lanes, form, tokens, *[types.int64] * 11), emit
 
 
-def _nibbles(e: Emitter, words: Any, part: int) -> Any:
+def nibbles(e: Emitter, words: Any, part: int) -> Any:
     """The low or the high halves of each byte."""
     return e.b.and_(e.b.lshr(words, e.iconst(4)) if part else words, e.iconst(0x0F0F0F0F))
 

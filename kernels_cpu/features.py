@@ -31,8 +31,8 @@ class Features:
     reason : str
         The instructions found, or the ones that are missing.
     matrices : bool
-        Whether matrix registers (AMX) multiply bf16: for attention with many query heads per KV head, and experts with
-        some tokens.
+        Whether matrix registers (AMX) multiply bf16 and bytes: for attention with many query heads per KV head, and
+        experts with some tokens.
     """
 
     path: CodePath
@@ -45,7 +45,7 @@ class Features:
         return self.path.value
 
     def __str__(self) -> str:
-        return f"{self.path.name.lower()}: {self.reason}{', and bf16 matrices (AMX)' if self.matrices else ''}"
+        return f"{self.path.name.lower()}: {self.reason}{', and matrices (AMX)' if self.matrices else ''}"
 
 
 _NEEDED = {CodePath.AVX512: ("avx512f", "avx512bw", "avx512vl", "fma"), CodePath.AVX2: ("avx2", "fma", "f16c")}
@@ -68,9 +68,9 @@ def has(feature: str) -> bool:
 
 @functools.cache
 def has_matrices() -> bool:
-    """Whether this CPU multiplies bf16 matrices (AMX) and Linux lets this process do so, which has to be asked for."""
+    """Whether this CPU multiplies matrices (AMX) and Linux lets this process do so, which has to be asked for."""
     arch_prctl, ask_for_state, tile_data = 158, 0x1023, 18
-    if not (sys.platform == "linux" and has("amx-tile") and has("amx-bf16")):
+    if sys.platform != "linux" or not all(map(has, ("amx-tile", "amx-bf16", "amx-int8"))):
         return False
     return bool(ctypes.CDLL(None).syscall(arch_prctl, ask_for_state, tile_data) == 0)
 

@@ -21,7 +21,7 @@ from kernels_cpu import (
     experts_in_place,
     pack_experts,
 )
-from kernels_cpu.expert_tasks import parts_of
+from kernels_cpu.expert_tasks import columns_of, parts_of
 from kernels_cpu.expert_weights import unpacked
 from kernels_cpu.features import features
 
@@ -121,6 +121,23 @@ def test_matrix_registers_multiply_exactly_up_to_many_tokens_or_as_asked(tokens,
     for kept in (1, 1 << 16):  # blocks of a task: one, or two with one left over
         monkeypatch.setattr(expert_tasks, "_KEPT", kept)
         np.testing.assert_array_equal(expert_mlp(h, packed, ids, weights, exact=True, threads=2), asked)
+
+
+@pytest.mark.skipif(not features().matrices, reason="a CPU without matrix registers")
+@pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.parametrize(("group", "columns"), [(128, 64), (64, 64), (96, 32), (32, 32), (40, 0)])
+@pytest.mark.parametrize("tokens", [6, 17, 64, 75, 150])
+def test_matrix_registers_multiply_bytes_as_vectors_do(tokens, group, columns, form, monkeypatch):
+    packed = pack_experts(*layer(3, (256, 200)), format=form, group=group)
+    h, ids, weights = batch(tokens, 2, 1, 256, seed=tokens)
+    ids[:5] = 1
+    h[-1, 3] = np.inf
+    found = expert_mlp(h, packed, ids, weights, threads=2)
+    assert [columns_of(packed, path) for path in (CodePath.AVX512, CodePath.AVX2)] == [columns, 0]
+    monkeypatch.setattr(importlib.import_module("kernels_cpu.expert_mlp"), "columns_of", lambda *_: 0)
+    np.testing.assert_array_equal(found, expert_mlp(h, packed, ids, weights, threads=2))
+    assert np.isfinite(found[:-1]).all()
+    assert error(found[:-1], oracle(h[:-1], packed, ids[:-1], weights[:-1])) < 1e-2
 
 
 def plain(experts: int, shape: tuple[int, int]) -> tuple[Any, Any]:
