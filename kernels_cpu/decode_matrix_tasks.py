@@ -21,7 +21,7 @@ from .decode_matrices import (
 )
 from .decode_parts import aligned_floats, clear, conclude, per_head
 from .decode_portable import cap_scores
-from .decode_runs import all_done, rows_and_order, rows_of_task, task_done
+from .decode_runs import rows_and_order, rows_of_task, task_done
 from .decode_vectors import slots, softmax, take
 from .features import CodePath, has_matrices
 from .matrix_ir import PARTS, ROWS, release
@@ -131,6 +131,5 @@ def matrix_decoder(group: int, dim: int, value_dim: int, capped: bool) -> Any:
             index = following
             task_done(counter)
         release()
-        all_done(counter, tasks)
 
     return serve

@@ -102,7 +102,7 @@ def task_done(counter: int) -> None:
 
 
 @compiled()
-def all_done(counter: int, tasks: Any) -> None:
-    """Return when every task is done, those of other threads too."""
-    while take(counter + LINE, 0) < len(tasks):
+def all_done(counter: int, tasks: int) -> None:
+    """Return when so many tasks are done, those of other threads too: sooner than the system would wake this one."""
+    while take(counter + LINE, 0) < tasks:
         pass

@@ -128,7 +128,6 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
             )  # fmt: skip
             index = following
             task_done(counter)
-        all_done(counter, tasks)
 
     return serve
 
@@ -150,7 +149,7 @@ def serve_portably(
     while True:
         index = take(counter, 1)
         if index >= len(tasks):
-            break
+            return
         s, token, end, place = tasks[index, 0], tasks[index, 1], tasks[index, 2], tasks[index, 3]
         pack(0, 0, 0, q[s], scale, packed)
         clear(top, total, sums)
@@ -166,7 +165,6 @@ def serve_portably(
             token += _COPIED
         conclude(0, 0, 0, s, place, top, total, sums, first, left, tops, totals, parts, sinks, out)
         task_done(counter)
-    all_done(counter, tasks)
 
 
 @dataclass(frozen=True)
@@ -248,6 +246,7 @@ def decode(
         serve = serve_portably
     # The counter, of whose address `serve` knows, must outlive threads that come late.
     helped(lambda: (serve(*arguments), counter), min(threads, len(tasks)))
+    all_done(counter.ctypes.data, len(tasks))
 
 
 def even_lanes(path: CodePath, *dims: int) -> int:

@@ -85,7 +85,7 @@ def side_by_side(work: Callable[[], object], threads: int) -> None:
 def helped(work: Callable[[], object], threads: int) -> None:
     """Run `work` in this thread and meanwhile in `threads` - 1 others, which are not waited for.
 
-    For work that ends nowhere before all of it is done, and does nothing if called then.
+    For work that counts what is done of it, by which this thread knows when to go on, and does nothing when all is.
     """
     for _ in range(threads - 1):
         _workers().submit(work)
