@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from .compiled import compiled, emitted, literal
 from .decode_runs import split
-from .decode_vectors import take
 from .features import features
-from .team import side_by_side
+from .task_counts import counters, next_task, soon_done, take, task_done
+from .team import helped, side_by_side
 from .vector_ir import F64, I32, I64, Emitter
 
 _SUMS = 16
@@ -72,13 +72,11 @@ def _reader(lanes: int) -> Any:
 
     @compiled()
     def read(base: int, size: int, counter: int, sums: Any) -> None:
-        whole = 0
-        while True:
-            start = take(counter, 1) * _PIECE
-            if start >= size:
-                break
-            whole += _read(lanes, base + start, min(_PIECE, size - start) // step)
-        take(sums.ctypes.data, whole)
+        start = next_task(counter) * _PIECE
+        while start < size:
+            take(sums.ctypes.data, _read(lanes, base + start, min(_PIECE, size - start) // step))
+            task_done(counter)
+            start = next_task(counter) * _PIECE
 
     return read
 
@@ -97,10 +95,15 @@ def read_memory(memory: NDArray[Any], *, threads: int = 1) -> int:
     >>> read_memory(np.ones(1024, np.int32))
     1024
     """
-    counter, sums = np.zeros(1, np.int64), np.zeros(1, np.int64)
-    reader = _reader(_vector_lanes())
-    size = memory.nbytes // 1024 * 1024
-    side_by_side(lambda: reader(memory.ctypes.data, size, counter.ctypes.data, sums), threads)
+    size, reader = memory.nbytes // 1024 * 1024, _reader(_vector_lanes())
+    return _summed(reader, (memory.ctypes.data, size), -(-size // _PIECE), threads)
+
+
+def _summed(reader: Any, operands: tuple[Any, ...], tasks: int, threads: int) -> int:
+    """The sum over all tasks of a reader, whose threads are waited for as those of `flash_decode` are."""
+    counter, sums = counters(), np.zeros(1, np.int64)
+    address = counter.ctypes.data
+    helped(lambda: (reader(*operands, address, sums), counter), threads, lambda: soon_done(address, tasks))
     return int(sums[0])
 
 
@@ -110,8 +113,9 @@ def _block_reader(lanes: int) -> Any:
 
     @compiled()
     def read(base: int, halves: int, block: int, row: int, table: Any, tasks: Any, counter: int, sums: Any) -> None:
-        whole, index = 0, take(counter, 1)
+        index = next_task(counter)
         while index < len(tasks):
+            whole = 0
             s, token, end = tasks[index, 0], tasks[index, 1], tasks[index, 2]
             while token < end:
                 page = token // block
@@ -120,8 +124,9 @@ def _block_reader(lanes: int) -> Any:
                 for half in range(halves):
                     whole += _read(lanes, place + half * block * row, count * row // step)
                 token += count
-            index = take(counter, 1)
-        take(sums.ctypes.data, whole)
+            take(sums.ctypes.data, whole)
+            task_done(counter)
+            index = next_task(counter)
 
     return read
 
@@ -145,11 +150,9 @@ def read_blocks(kv: NDArray[Any], table: NDArray[np.int32], lengths: NDArray[np.
     512
     """
     tasks, _ = split(np.zeros_like(lengths), lengths)
-    counter, sums = np.zeros(1, np.int64), np.zeros(1, np.int64)
-    reader, (_, kv_heads, halves, block, _) = _block_reader(_vector_lanes()), kv.shape
-    operands = (kv.ctypes.data, kv_heads * halves, block, kv.strides[3], table, tasks, counter.ctypes.data, sums)
-    side_by_side(lambda: reader(*operands), threads)
-    return int(sums[0])
+    _, kv_heads, halves, block, _ = kv.shape
+    operands = kv.ctypes.data, kv_heads * halves, block, kv.strides[3], table, tasks
+    return _summed(_block_reader(_vector_lanes()), operands, len(tasks), threads)
 
 
 @functools.cache

@@ -21,10 +21,11 @@ from .decode_matrices import (
 )
 from .decode_parts import aligned_floats, clear, conclude, per_head
 from .decode_portable import cap_scores
-from .decode_runs import rows_and_order, rows_of_task, task_done
-from .decode_vectors import slots, softmax, take
+from .decode_runs import rows_and_order, rows_of_task
+from .decode_vectors import slots, softmax
 from .features import CodePath, has_matrices
 from .matrix_ir import PARTS, ROWS, release
+from .task_counts import next_task, task_done
 from .vector_ir import Kind
 
 TOKENS = 128
@@ -78,10 +79,10 @@ def matrix_decoder(group: int, dim: int, value_dim: int, capped: bool) -> Any:
         top_of, total_of = np.empty(all_heads, np.float32), np.empty(all_heads, np.float32)
         rows, coming = np.empty(2 * TOKENS, np.int64), np.empty(2 * TOKENS, np.int64)
         start(heads)
-        index = take(counter, 1)
+        index = next_task(counter)
         rows_of_task(table, tasks, index, geometry, rows)
         while index < len(tasks):
-            following = take(counter, 1)
+            following = next_task(counter)
             s, token, end, place = tasks[index, 0], tasks[index, 1], tasks[index, 2], tasks[index, 3]
             for c in range(all_chunks):
                 cut_queries(

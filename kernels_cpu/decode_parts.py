@@ -8,7 +8,7 @@ import numpy as np
 from numba import literally, types  # type: ignore[attr-defined]
 
 from .compiled import compiled, emitted, literal
-from .decode_vectors import take
+from .task_counts import take
 from .vector_ir import I64, Emitter, Kind, pieces
 
 

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .compiled import compiled
-from .decode_vectors import in_streams, take
-from .vector_ir import LINE
+from .decode_vectors import in_streams
 
 # Tokens per task: long enough to hide its start, short enough that threads end together. Longer sequences are cut into
 # runs that shrink towards their end. 256 to 2048 gave 32.0 to 33.6 GB/s on two Zen 4 cores.
@@ -88,21 +87,3 @@ def rows_of_task(table: Any, tasks: Any, index: int, geometry: Any, rows: Any) -
     """As `rows_and_order` for a task's first tile, if there is such a task."""
     if index < len(tasks):
         rows_and_order(table[tasks[index, 0]], tasks[index, 1], tasks[index, 2], geometry, rows)
-
-
-def counters() -> NDArray[np.int64]:
-    """How many tasks are taken and, on a line of the cache of its own, how many are done."""
-    return np.zeros((2, LINE // 8), np.int64)
-
-
-@compiled()
-def task_done(counter: int) -> None:
-    """One more task is done."""
-    take(counter + LINE, 1)
-
-
-@compiled()
-def all_done(counter: int, tasks: int) -> None:
-    """Return when so many tasks are done, those of other threads too: sooner than the system would wake this one."""
-    while take(counter + LINE, 0) < tasks:
-        pass

@@ -14,9 +14,10 @@ from .compiled import compiled
 from .decode_matrix_tasks import fits_matrices, matrix_decoder
 from .decode_parts import aligned_floats, clear, conclude, pack, per_head
 from .decode_portable import INT8, cap_scores, read_scales, walk_tile
-from .decode_runs import address_rows, all_done, counters, rows_and_order, rows_of_task, split, task_done
-from .decode_vectors import Ahead, scores, slots, softmax, take, tile_tokens, weighted
+from .decode_runs import address_rows, rows_and_order, rows_of_task, split
+from .decode_vectors import Ahead, scores, slots, softmax, tile_tokens, weighted
 from .features import CodePath
+from .task_counts import counters, next_task, soon_done, task_done
 from .team import helped
 from .vector_ir import Kind
 
@@ -61,10 +62,10 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
         rows, coming = np.empty(2 * tokens, np.int64), np.empty(2 * tokens, np.int64)
         places = np.empty(tokens, np.int64)
         key_scale, value_scale = np.empty(tokens, np.float32), np.empty(tokens, np.float32)
-        index = take(counter, 1)
+        index = next_task(counter)
         rows_of_task(table, tasks, index, geometry, rows)
         while index < len(tasks):
-            following = take(counter, 1)
+            following = next_task(counter)
             s, token, end, place = tasks[index, 0], tasks[index, 1], tasks[index, 2], tasks[index, 3]
             pack(lanes, form, dim, q[s], scale, packed)
             clear(top, total, sums)
@@ -147,7 +148,7 @@ def serve_portably(
     rows, places, row_scale = np.empty(_COPIED, np.int64), np.empty(_COPIED, np.int64), np.empty(_COPIED, np.float32)
     shape = (kv_heads, group)
     while True:
-        index = take(counter, 1)
+        index = next_task(counter)
         if index >= len(tasks):
             return
         s, token, end, place = tasks[index, 0], tasks[index, 1], tasks[index, 2], tasks[index, 3]
@@ -244,9 +245,8 @@ def decode(
         serve = decoder(lanes, cache.kind, heads // cache.kv_heads, dim, value_dim, cap is not None)
     else:
         serve = serve_portably
-    # The counter, of whose address `serve` knows, must outlive threads that come late.
-    helped(lambda: (serve(*arguments), counter), min(threads, len(tasks)))
-    all_done(counter.ctypes.data, len(tasks))
+    address = counter.ctypes.data
+    helped(lambda: (serve(*arguments), counter), min(threads, len(tasks)), lambda: soon_done(address, len(tasks)))
 
 
 def even_lanes(path: CodePath, *dims: int) -> int:

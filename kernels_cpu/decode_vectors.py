@@ -177,7 +177,7 @@ def scores(
 
 @compiled()
 def in_streams(rows: Any, count: int, asked: Any) -> None:
-    """The addresses of a tile's `count` rows in the order in which they are asked for."""
+    """The addresses of a tile's `count` rows in the order in which they are asked for; a multiple of `_STREAMS`."""
     each = -(-count // _STREAMS)
     for x in range(len(rows) // _STREAMS):
         for stream in range(_STREAMS):
@@ -373,14 +373,3 @@ def _passes(parts: tuple[Piece, ...], room: int) -> list[tuple[list[Piece], int]
         found[-1][0].append(piece)
         held, place = held + piece.vectors, place + piece.vectors
     return found
-
-
-@emitted
-def take(typing: Any, address: Any, amount: Any) -> Any:
-    """Atomically add to an int64 and return what it was."""
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        place = builder.inttoptr(arguments[0], I64.as_pointer())
-        return builder.atomic_rmw("add", place, arguments[1], "seq_cst")
-
-    return types.int64(types.int64, types.int64), emit

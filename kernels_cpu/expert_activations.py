@@ -27,7 +27,8 @@ class Rows(NamedTuple):
         the other, and rows that do not all begin in the same place of a cache; empty unless asked for.
     numbers, scales, offsets : (n + 15, width + a line) int8, (n, groups) fp32, (n, groups) int32
         Bytes, what they are multiples of, and the negative of their sum times what stands for 0 in a weight; empty
-        unless the weights have scales. Matrix registers read 16 rows wherever one begins.
+        unless the weights have scales. Matrix registers read 16 rows wherever one begins; as of `pairs`, rows do not
+        all begin in the same place of a cache.
     split : int
         Lanes of the registers for which the exact form has its even columns apart from the odd ones, which it has for
         rows in place; else 0.
@@ -113,7 +114,7 @@ def _numbers(x: Any, zero: int, out: Any, scales: Any, offsets: Any) -> None:
         own, to = x[g * size : (g + 1) * size], out[g * size : (g + 1) * size]
         bits = own.view(np.uint32)
         high = np.uint32(0)
-        for i in range(size):  # as whole numbers, whose largest vectors find, without their signs in the order of fp32
+        for i in range(size):  # bits without a sign are ordered as the fp32 are, and vectors find their maximum
             high = np.uint32(max(high, np.uint32(bits[i] & np.uint32(0x7FFFFFFF))))
         finite, scale = high < np.uint32(0x7F800000), np.uint32(high).view(np.float32) / np.float32(127)
         factor = np.float32(1) / scale if finite and scale > 0 else np.float32(0)

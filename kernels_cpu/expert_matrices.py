@@ -135,7 +135,7 @@ def scaled_matrix_block(
     `numbers` are the group's words, of INT4 `unpack`ed; 16 tokens, of which `left` count, lie `stride` bytes apart,
     their scales and offsets `apart`; `tile` (16, 64) int32 is scratch. Nothing without columns.
     """
-    words, whole = literal(columns) // 4, Format(literal(form)) is Format.INT8
+    words, from_memory = literal(columns) // 4, Format(literal(form)) is Format.INT8
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if not words:
@@ -151,7 +151,7 @@ def scaled_matrix_block(
             for x, total in enumerate(_SUMS):
                 m.load(_NUMBERS, e.at(here, LINE * x), I64(4 * BLOCK))
                 m.multiply_bytes(total, _BYTES, _NUMBERS)
-                for line in range(words if whole else 0):
+                for line in range(words if from_memory else 0):
                     ahead(e, e.at(here, LINE * (words * x + line)))
             return []
 
@@ -182,6 +182,8 @@ def store_rows(typing: Any, columns: Any, sums: Any, count: Any, out: Any, apart
     """Rows of 64 fp32, one behind the other, to so many bytes apart; nothing without columns."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if not literal(columns):
+            return context.get_dummy_value()
         e = Emitter(builder, ROWS)
         sums_, count_, out_, apart_ = arguments[1:]
 
@@ -191,8 +193,7 @@ def store_rows(typing: Any, columns: Any, sums: Any, count: Any, out: Any, apart
                 e.store_f32(e.load_f32(here, place), to, place)
             return []
 
-        if literal(columns):
-            e.loop(count_, [], row)
+        e.loop(count_, [], row)
         return context.get_dummy_value()
 
     return types.void(columns, *[types.int64] * 4), emit

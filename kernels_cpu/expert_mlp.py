@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from .arguments import Operand, SameKind, checked, contiguous, float64, host_array, same_kind, writeable
 from .expert_activations import room
 from .expert_nodes import NodeExperts
-from .expert_tasks import FEW, MANY, blocks_of, columns_of, counters, parts_of, server
+from .expert_tasks import FEW, MANY, PHASES, blocks_of, columns_of, parts_of, server
 from .expert_weights import ROWS, Format, PackedExperts, aligned, unpacked
 from .features import CodePath, code_path
+from .task_counts import counters
 from .team import helped, on_node, team_size
 
 _WORTH = 1 << 20
@@ -185,7 +186,7 @@ def _call(
     parts, lanes = parts_of(experts, path, exact) if pairs.most > FEW else 0, path.value
     both: NDArray[Any] = aligned(np.float32, count, up.words.shape[1] * ROWS)
     answers: NDArray[Any] = aligned(np.float32, count, down.words.shape[1] * ROWS)
-    counter = counters()
+    counter = counters(PHASES)
     serve = partial(
         server(lanes, int(experts.format), up.in_place, parts, columns_of(experts, path)),
         *(counter.ctypes.data, h, pairs.tokens, pairs.first, experts.format.zero, count if exact else MANY),

@@ -8,15 +8,14 @@ not at all, holds up nobody.
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import numpy as np
 from numba import literally  # type: ignore[attr-defined]
-from numpy.typing import NDArray
 
 from .compiled import compiled
 from .decode_parts import aligned_floats
-from .decode_vectors import take
 from .expert_activations import fill, fill_swiglu
 from .expert_matrices import (
     COLUMNS,
@@ -35,10 +34,11 @@ from .expert_vectors import exact_block, rounded_block, scaled_block
 from .expert_weights import ROWS, STREAMS, Format, Matrices, PackedExperts
 from .features import CodePath, has, has_matrices, is_zen
 from .matrix_ir import PARTS, release
+from .task_counts import next_task, task_done, tasks_done
 
 FEW = 4
-"""Most tokens of an expert that are multiplied by vectors, and in fp32, where the CPU multiplies bf16 or matrices: so
-few wait for memory anyway.
+"""Most tokens of an expert that vectors multiply, those of BF16 weights in fp32, where the CPU multiplies bf16 or
+matrices too: so few wait for memory anyway.
 
 Rounded against exact on two Zen 4 cores, at 1, 4, 5 and 8 tokens: 0.92, 0.96, 1.02 and 1.16 times as fast. Matrix
 registers against vectors on a core of a Xeon with AMX, both exact, at 5, 8, 16, 32 and 512: 1.1, 1.2, 1.7, 2.0 and 2.7;
@@ -57,7 +57,6 @@ Shares of sequential reading, itself one stream, on two cores of an Ice Lake Xeo
 stream 0.93 and 0.87, 2 streams 1.00 and 0.97, 4 streams 1.07 to 1.10 and 0.97 to 0.99.
 """
 _FP32, _BF16, _INT4 = int(Format.FP32), int(Format.BF16), int(Format.INT4)
-_LINE = 64  # bytes: counters are a cache line apart
 PHASES = 5
 _KEPT = 1 << 20
 """Bytes of blocks, or of rows, that stay in L2 while they are read again and again."""
@@ -82,18 +81,13 @@ def columns_of(experts: PackedExperts, path: CodePath) -> int:
     """Columns of INT8 or INT4 that matrix registers multiply together for an expert's many tokens, or 0."""
     if not experts.format.scaled or path is not CodePath.AVX512 or not has_matrices():
         return 0
-    return columns_together(experts.gate_up.group)
+    return columns_together(math.gcd(experts.gate_up.group, experts.down.group))
 
 
 def blocks_of(matrices: Matrices, parts: int, most: int) -> int:
     """Blocks of a task: several where the rows of so many tokens would leave L2 from block to block."""
     fits = 2 * parts * matrices.width * most <= _KEPT
     return 1 if parts < PARTS or fits else max(1, _KEPT // (2 * ROWS * matrices.width))
-
-
-def counters() -> NDArray[np.int64]:
-    """How many tasks of each phase are taken, and how many done."""
-    return np.zeros((2 * PHASES, _LINE // 8), np.int64)
 
 
 @compiled()
@@ -210,10 +204,10 @@ def _scaled_matrices(
         past = min(first + _RUN, end)
         sums[: (past - first) * ROWS] = 0
         for g in range(groups):
-            numbers = block + 4 * ROWS * each * g
+            numbers: Any = block + 4 * ROWS * each * g
             if form == _INT4:
                 unpack(numbers, each, unpacked.ctypes.data)
-                numbers = unpacked.ctypes.data
+                numbers = np.int64(unpacked.ctypes.data)  # of int64 and uint64 Numba makes float64
             for t in range(first, past, TOGETHER):
                 scaled_matrix_block(
                     columns, form, numbers, scales + 4 * ROWS * g, x.numbers.ctypes.data + t * stride + each * form * g,
@@ -282,18 +276,12 @@ def _weighted_sum(answers: Any, places: Any, weights: Any, out: Any) -> None:
 @compiled()
 def _next(counter: int, phase: int, tasks: int) -> Any:
     """The next task of a phase to do, or -1; there, wait until those that others have taken are done."""
-    index = take(counter + _LINE * phase, 1)
+    index = next_task(counter, phase)
     if index < tasks:
         return index
-    while take(counter + _LINE * (PHASES + phase), 0) < tasks:
+    while tasks_done(counter, phase) < tasks:
         pass
     return -1
-
-
-@compiled()
-def _done(counter: int, phase: int) -> None:
-    """One more task of a phase is done."""
-    take(counter + _LINE * (PHASES + phase), 1)
 
 
 @functools.cache
@@ -310,7 +298,7 @@ def server(lanes: int, form: int, in_place: bool, parts: int, columns: int) -> A
         i = _next(counter, 0, len(tokens))
         while i >= 0:
             fill(h[tokens[i]], i, x, zero)
-            _done(counter, 0)
+            task_done(counter, 0)
             i = _next(counter, 0, len(tokens))
         blocks = up_words.shape[1]
         runs = -(-blocks // up_blocks)
@@ -321,12 +309,12 @@ def server(lanes: int, form: int, in_place: bool, parts: int, columns: int) -> A
             _multiply(
                 lanes, form, in_place, parts, columns, up_words, up_scales, first, expert, number, past, many, x, both
             )
-            _done(counter, 1)
+            task_done(counter, 1)
             i = _next(counter, 1, len(touched) * runs)
         i = _next(counter, 2, len(tokens))
         while i >= 0:
             fill_swiglu(both, dim, i, inner, zero)
-            _done(counter, 2)
+            task_done(counter, 2)
             i = _next(counter, 2, len(tokens))
         blocks = down_words.shape[1]
         runs = -(-blocks // down_blocks)
@@ -338,12 +326,12 @@ def server(lanes: int, form: int, in_place: bool, parts: int, columns: int) -> A
                 lanes, form, in_place, parts, columns, down_words, down_scales, first, expert, number, past, many,
                 inner, answers,
             )  # fmt: skip
-            _done(counter, 3)
+            task_done(counter, 3)
             i = _next(counter, 3, len(touched) * runs)
         i = _next(counter, 4, len(out))
         while i >= 0:
             _weighted_sum(answers, places[i], weights[i], out[i])
-            _done(counter, 4)
+            task_done(counter, 4)
             i = _next(counter, 4, len(out))
 
     return serve

@@ -73,8 +73,7 @@ class Matrices:
         self._call("llvm.x86.tdpbf16ps", I8(total), I8(a), I8(b))
 
     def multiply_bytes(self, total: int, a: int, b: int) -> None:
-        """total[m, n] += sum over k of a[m, k] . b[k, n] in int32, where a word of a is four signed bytes, of b four
-        unsigned ones; as fast as `multiply`."""
+        """The same in int32, where a word of a is four signed bytes and a word of b four unsigned ones; as fast."""
         self._call("llvm.x86.tdpbsud", I8(total), I8(a), I8(b))
 
 

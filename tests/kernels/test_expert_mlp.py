@@ -132,6 +132,7 @@ def test_matrix_registers_multiply_bytes_as_vectors_do(tokens, group, columns, f
     h, ids, weights = batch(tokens, 2, 1, 256, seed=tokens)
     ids[:5] = 1
     h[-1, 3] = np.inf
+    monkeypatch.setattr(importlib.import_module("kernels_cpu.expert_mlp"), "_WORTH", 1)  # else one thread serves
     found = expert_mlp(h, packed, ids, weights, threads=2)
     assert [columns_of(packed, path) for path in (CodePath.AVX512, CodePath.AVX2)] == [columns, 0]
     monkeypatch.setattr(importlib.import_module("kernels_cpu.expert_mlp"), "columns_of", lambda *_: 0)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from kernels_cpu import (
     flash_decode_work,
     mla_decode,
     mla_decode_reference,
+    team,
 )
 from kernels_cpu.decode_matrix_tasks import fits_matrices
 from kernels_cpu.features import is_zen
@@ -594,26 +596,41 @@ ON_EVERY_LOOP = pytest.mark.parametrize(
 
 
 @ON_EVERY_LOOP
-def test_a_call_ends_when_the_tasks_of_all_threads_have(path, group, monkeypatch):
+@pytest.mark.parametrize("looks", [False, True])
+def test_a_call_ends_when_another_thread_has_done_its_tasks(path, group, looks, monkeypatch):
     case = problem([2000, 3, 1500] * 3, group=group, dim=128, dtype="bf16")
-    want, threads = case.decode(path=path, threads=1), []
+    want, here, began = case.decode(path=path, threads=1), threading.current_thread(), threading.Event()
 
-    def by_another(work, _):
-        threads.append(threading.Thread(target=work))
-        threads[-1].start()
+    def all_by_another(work, _, done):
+        def own():
+            if threading.current_thread() is here:
+                began.wait()
+            else:
+                began.set()
+                work()
 
-    monkeypatch.setattr(decode_tasks, "helped", by_another)
+        team.helped(own, 2, done if looks else lambda: False)
+
+    monkeypatch.setattr(decode_tasks, "helped", all_by_another)
     out = np.full_like(want, np.nan)
     case.decode(path=path, out=out)
-    found = out.copy()
-    threads[0].join()
-    np.testing.assert_array_equal(found, want)
+    np.testing.assert_array_equal(out.copy(), want)
+
+
+def test_threads_that_have_not_begun_are_called_off():
+    begun, hold = [], threading.Event()
+    busy = [team._workers().submit(hold.wait) for _ in range(2 * team.usable_cores())]
+    team.helped(lambda: begun.append(threading.current_thread()), 3)
+    hold.set()
+    wait(busy)
+    team.side_by_side(lambda: None, 2)  # after it, whatever was left in the queue has begun
+    assert begun == [threading.current_thread()]
 
 
 @ON_EVERY_LOOP
 def test_a_thread_that_comes_when_all_is_done_does_nothing(path, group, monkeypatch):
     late = []
-    monkeypatch.setattr(decode_tasks, "helped", lambda work, threads: late.append(work) or work())
+    monkeypatch.setattr(decode_tasks, "helped", lambda work, *_: late.append(work) or work())
     case = problem([40, 3, 130], group=group, dim=128, dtype="bf16")
     out = np.empty_like(case.q)
     case.decode(path=path, out=out)
