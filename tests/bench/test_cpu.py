@@ -176,8 +176,9 @@ def test_a_reading_that_was_held_up_is_not_the_slow_state(two_states):
 
 
 def test_rows_and_rooflines_hold_the_medians(attention, two_states):
-    ours, *_ = cpu_report.rows(two_states)
+    ours, *others = cpu_report.rows(two_states)
     assert (ours["by"], ours["rounds"]) == ("ours", 3)
+    assert {row["by"] for row in others} == {*attention.contenders} - {"ours"}  # no ceilings: they move other bytes
     assert ours["flop_s"] == pytest.approx(attention.flops * 1.5)
     (roofline,) = cpu_report.rooflines(two_states)
     assert roofline.read == two_states[1].read

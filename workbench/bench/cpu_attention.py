@@ -70,6 +70,8 @@ class Attention:
 
     peak = 0.85
     """Share of the multiply-add peak that the bar asks for where arithmetic binds."""
+    kv_itemsize = 2
+    """Bytes of a number in the cache."""
 
     def __init__(self, case: Case, pool: npt.NDArray[np.uint16], *, peers: Collection[str] = PEERS) -> None:
         self.name, self.case, rng = case.name, case, np.random.default_rng(0)
@@ -79,7 +81,8 @@ class Attention:
         self._q = rng.standard_normal((len(count), HEADS * case.group, case.dim), dtype=np.float32)
         self.out = np.empty_like(self._q)
         self.operands = self._q, self._kv, self._table, case.lengths
-        self.flops, self.bytes = self._declared(kv_itemsize=2)
+        heads = HEADS * case.group
+        self.flops, self.bytes = flash_decode_work(heads, HEADS, case.dim, self.context, len(count), self.kv_itemsize)
         self.ceilings: dict[str, Contender] = {"paged": self._read}
         self.missing: dict[str, str] = {}
         self.contenders: dict[str, Contender] = {"ours": self._decode}
@@ -93,10 +96,6 @@ class Attention:
     def context(self) -> int:
         """Tokens of all sequences."""
         return int(self.case.lengths.sum())
-
-    def _declared(self, kv_itemsize: int) -> tuple[int, int]:
-        case = self.case
-        return flash_decode_work(HEADS * case.group, HEADS, case.dim, self.context, len(case.lengths), kv_itemsize)
 
     def _peer(self, name: str) -> Contender:
         makers: dict[str, Callable[[], Contender]] = {
@@ -122,10 +121,11 @@ class Attention:
 class Int8Attention(Attention):
     """The same on a cache of int8 and scales, beside the cache of bf16 that it would stand in for."""
 
+    kv_itemsize = 1
+
     def __init__(self, case: Case, pool: npt.NDArray[np.uint16]) -> None:
         super().__init__(case, pool, peers=())
         self.name = f"{case.name}, INT8"
-        _, self.bytes = self._declared(kv_itemsize=1)
         self._numbers = pool.view(np.int8)[: self._kv.size].reshape(self._kv.shape)
         self._scales = np.random.default_rng(0).random(self._kv.shape[:4], dtype=np.float32) / 100
         self.contenders = {"ours": self._decode_numbers, "BF16 KV": self._decode}

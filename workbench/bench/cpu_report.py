@@ -48,10 +48,10 @@ def rows(rounds: Sequence[Round]) -> list[dict[str, object]]:
         own = [one for one in rounds if one.threads == threads]
         for work in _works(own):
             mine = [one for one in own if one.work is work]
-            for name in (*work.contenders, *work.ceilings):
+            for name in work.contenders:
                 taken = median(one.seconds[name] for one in mine)
-                flops = 0.0 if name in work.ceilings else work.flops / taken
-                rates = {"bytes_s": work.bytes / taken, "flop_s": flops, "intensity": work.flops / work.bytes}
+                rates = {"bytes_s": work.bytes / taken, "flop_s": work.flops / taken}
+                rates["intensity"] = work.flops / work.bytes
                 found.append({"work": work.name, "threads": threads, "by": name, "rounds": len(mine), **rates})
     return found
 

@@ -23,7 +23,7 @@ class Round:
     """What one round of a work saw: reading [B/s] and multiply-adds [FLOP/s], and seconds by contender and ceiling.
 
     `best` is the better one of two readings, by which the state of the memory is told: one that was held up would pass
-    for the slow state. The roof is of both, because our kernel is timed once and would be held up as often.
+    for the slow state. The roof is of one, as our kernel is timed once.
     """
 
     work: Work
@@ -56,8 +56,8 @@ def play(work: Work, pool: npt.NDArray[Any], threads: int, rng: np.random.Genera
         begin = time.perf_counter()
         done[name] = calls[name]()
         took[name] = time.perf_counter() - begin
-    reads = took.pop("read"), took.pop("read again")
-    read, best = 2 * pool.nbytes / sum(reads), pool.nbytes / min(reads)
+    read, again = (pool.nbytes / took.pop(name) for name in ("read", "read again"))
+    best = max(read, again)
     return Round(work, threads, read, best, done["multiply"] / took.pop("multiply"), took)
 
 
