@@ -60,7 +60,7 @@ def _stay(cpus: frozenset[int]) -> None:
 def on_node(work: Callable[[], object], cpus: frozenset[int], threads: int) -> Future[Any]:
     """Run `work` in `threads` threads that stay on these CPUs; what the first of them returns.
 
-    As of `helped`, the others are not waited for.
+    The others are not waited for: `work` ends nowhere before all of it is done.
     """
     pool = _workers(cpus)
     first, *_ = [pool.submit(work) for _ in range(max(1, min(threads, len(cpus))))]
