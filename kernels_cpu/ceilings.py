@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from .compiled import compiled, emitted, literal
 from .decode_runs import split
 from .features import features
-from .task_counts import counters, next_task, soon_done, take, task_done
-from .team import helped, side_by_side
+from .task_counts import next_task, pull, take, task_done
+from .team import side_by_side
 from .vector_ir import F64, I32, I64, Emitter
 
 _SUMS = 16
@@ -71,7 +71,7 @@ def _reader(lanes: int) -> Any:
     step = 4 * lanes * _SUMS
 
     @compiled()
-    def read(base: int, size: int, counter: int, sums: Any) -> None:
+    def read(counter: int, base: int, size: int, sums: Any) -> None:
         start = next_task(counter) * _PIECE
         while start < size:
             take(sums.ctypes.data, _read(lanes, base + start, min(_PIECE, size - start) // step))
@@ -101,9 +101,8 @@ def read_memory(memory: NDArray[Any], *, threads: int = 1) -> int:
 
 def _summed(reader: Any, operands: tuple[Any, ...], tasks: int, threads: int) -> int:
     """The sum over all tasks of a reader, whose threads are waited for as those of `flash_decode` are."""
-    counter, sums = counters(), np.zeros(1, np.int64)
-    address = counter.ctypes.data
-    helped(lambda: (reader(*operands, address, sums), counter), threads, lambda: soon_done(address, tasks))
+    sums = np.zeros(1, np.int64)
+    pull(lambda counter: reader(counter, *operands, sums), tasks, threads)
     return int(sums[0])
 
 
@@ -112,7 +111,7 @@ def _block_reader(lanes: int) -> Any:
     step = 4 * lanes * _SUMS
 
     @compiled()
-    def read(base: int, halves: int, block: int, row: int, table: Any, tasks: Any, counter: int, sums: Any) -> None:
+    def read(counter: int, base: int, halves: int, block: int, row: int, table: Any, tasks: Any, sums: Any) -> None:
         index = next_task(counter)
         while index < len(tasks):
             whole = 0

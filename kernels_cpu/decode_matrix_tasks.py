@@ -66,7 +66,7 @@ def matrix_decoder(group: int, dim: int, value_dim: int, capped: bool) -> Any:
 
     @compiled()
     def serve(
-        q: Any, geometry: Any, scale_geometry: Any, table: Any, tasks: Any, first: Any, left: Any, counter: int,
+        counter: int, q: Any, geometry: Any, scale_geometry: Any, table: Any, tasks: Any, first: Any, left: Any,
         scale: Any, cap: Any, sinks: Any, tops: Any, totals: Any, parts: Any, out: Any,
     ) -> None:  # fmt: skip
         head_bytes, value_bytes, kv_heads = geometry[4], geometry[5], geometry[6]

@@ -17,8 +17,7 @@ from .decode_portable import INT8, cap_scores, read_scales, walk_tile
 from .decode_runs import address_rows, rows_and_order, rows_of_task, split
 from .decode_vectors import Ahead, scores, slots, softmax, tile_tokens, weighted
 from .features import CodePath
-from .task_counts import counters, next_task, soon_done, task_done
-from .team import helped
+from .task_counts import next_task, pull, task_done
 from .vector_ir import Kind
 
 LOG2_E = math.log2(math.e)
@@ -51,7 +50,7 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
 
     @compiled()
     def serve(
-        q: Any, geometry: Any, scale_geometry: Any, table: Any, tasks: Any, first: Any, left: Any, counter: int,
+        counter: int, q: Any, geometry: Any, scale_geometry: Any, table: Any, tasks: Any, first: Any, left: Any,
         scale: Any, cap: Any, sinks: Any, tops: Any, totals: Any, parts: Any, out: Any,
     ) -> None:  # fmt: skip
         head_bytes, value_bytes, kv_heads = geometry[4], geometry[5], geometry[6]
@@ -135,7 +134,7 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
 
 @compiled()
 def serve_portably(
-    q: Any, geometry: Any, scale_geometry: Any, table: Any, tasks: Any, first: Any, left: Any, counter: int,
+    counter: int, q: Any, geometry: Any, scale_geometry: Any, table: Any, tasks: Any, first: Any, left: Any,
     scale: Any, cap: Any, sinks: Any, tops: Any, totals: Any, parts: Any, out: Any,
 ) -> None:  # fmt: skip
     """As `decoder`'s loop, for any shape and CPU."""
@@ -231,9 +230,8 @@ def decode(
     (heads, dim), value_dim = q.shape[1:], out.shape[2]
     lanes = even_lanes(path, dim, value_dim)
     several = len(tasks) if len(tasks) > len(lengths) else 0
-    counter = counters()
     arguments = (
-        q, cache.geometry, cache.of_scales.geometry, table, tasks, first, np.diff(first), counter.ctypes.data,
+        q, cache.geometry, cache.of_scales.geometry, table, tasks, first, np.diff(first),
         np.float32(scale * LOG2_E), np.float32(cap or 0),
         np.empty(0, np.float32) if sinks is None else sinks * np.float32(LOG2_E),
         np.empty((several, heads), np.float32), np.empty((several, heads), np.float32),
@@ -245,8 +243,7 @@ def decode(
         serve = decoder(lanes, cache.kind, heads // cache.kv_heads, dim, value_dim, cap is not None)
     else:
         serve = serve_portably
-    address = counter.ctypes.data
-    helped(lambda: (serve(*arguments), counter), min(threads, len(tasks)), lambda: soon_done(address, len(tasks)))
+    pull(lambda counter: serve(counter, *arguments), len(tasks), min(threads, len(tasks)))
 
 
 def even_lanes(path: CodePath, *dims: int) -> int:

@@ -177,7 +177,10 @@ def scores(
 
 @compiled()
 def in_streams(rows: Any, count: int, asked: Any) -> None:
-    """The addresses of a tile's `count` rows in the order in which they are asked for; a multiple of `_STREAMS`."""
+    """The addresses of a tile's `count` rows in the order in which they are asked for.
+
+    `rows` and `asked` have room for as many, a multiple of `_STREAMS`.
+    """
     each = -(-count // _STREAMS)
     for x in range(len(rows) // _STREAMS):
         for stream in range(_STREAMS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,11 @@ from numba import types
 from numpy.typing import NDArray
 
 from .compiled import compiled, emitted
+from .team import helped
 from .vector_ir import I64, LINE
 
 _LOOKS = 100_000
-"""How often `soon_done` looks: for about a millisecond."""
+"""How often `_soon_done` looks: for about a millisecond."""
 
 
 def counters(queues: int = 1) -> NDArray[np.int64]:
@@ -53,9 +55,16 @@ def tasks_done(counter: int, queue: int = 0) -> Any:
 
 
 @compiled()
-def soon_done(counter: int, tasks: int) -> bool:
+def _soon_done(counter: int, tasks: int) -> bool:
     """Whether so many tasks of the first queue are done within a moment: the system would take longer to tell."""
     looks = 0
     while looks < _LOOKS and tasks_done(counter) < tasks:
         looks += 1
     return looks < _LOOKS
+
+
+def pull(serve: Callable[[int], object], tasks: int, threads: int) -> None:
+    """Run `serve` in so many threads with a counter of one queue, whose tasks it takes; return when all are done."""
+    counter = counters()
+    address = counter.ctypes.data
+    helped(lambda: (serve(address), counter), threads, lambda: _soon_done(address, tasks))

@@ -29,6 +29,7 @@ from kernels_cpu import (
     flash_decode_work,
     mla_decode,
     mla_decode_reference,
+    task_counts,
     team,
 )
 from kernels_cpu.decode_matrix_tasks import fits_matrices
@@ -589,13 +590,13 @@ def test_two_threads_at_once_get_their_own_answers(path):
     assert wrong == []
 
 
-ON_EVERY_LOOP = pytest.mark.parametrize(
+on_every_loop = pytest.mark.parametrize(
     ("path", "group"), [(CodePath.AVX512, 4), (CodePath.AVX512, 8), (CodePath.PORTABLE, 4)],
     ids=["vectors", "matrices where there are any", "portable"],
 )  # fmt: skip
 
 
-@ON_EVERY_LOOP
+@on_every_loop
 @pytest.mark.parametrize("looks", [False, True])
 def test_a_call_ends_when_another_thread_has_done_its_tasks(path, group, looks, monkeypatch):
     case = problem([2000, 3, 1500] * 3, group=group, dim=128, dtype="bf16")
@@ -611,7 +612,7 @@ def test_a_call_ends_when_another_thread_has_done_its_tasks(path, group, looks, 
 
         team.helped(own, 2, done if looks else lambda: False)
 
-    monkeypatch.setattr(decode_tasks, "helped", all_by_another)
+    monkeypatch.setattr(task_counts, "helped", all_by_another)
     out = np.full_like(want, np.nan)
     case.decode(path=path, out=out)
     np.testing.assert_array_equal(out.copy(), want)
@@ -627,10 +628,10 @@ def test_threads_that_have_not_begun_are_called_off():
     assert begun == [threading.current_thread()]
 
 
-@ON_EVERY_LOOP
+@on_every_loop
 def test_a_thread_that_comes_when_all_is_done_does_nothing(path, group, monkeypatch):
     late = []
-    monkeypatch.setattr(decode_tasks, "helped", lambda work, *_: late.append(work) or work())
+    monkeypatch.setattr(task_counts, "helped", lambda work, *_: late.append(work) or work())
     case = problem([40, 3, 130], group=group, dim=128, dtype="bf16")
     out = np.empty_like(case.q)
     case.decode(path=path, out=out)

@@ -28,7 +28,7 @@ Contender = Callable[[int], None]
 class Work(Protocol):
     """Something to compute: its name, the FLOP and bytes that our kernel declares, and who computes it, ours first.
 
-    `ceilings` only read the cache or the weights, and `missing` tells which contender is not there, and why.
+    `ceilings` only read the cache, and `missing` tells which contender is not there, and why.
     """
 
     name: str
