@@ -10,8 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from workbench.reproductions import Outcome, Reproduction, Row
+from workbench.reproductions.rows import UNFITTED
 
-_MARKS = {Outcome.MET: ("#059669", "o"), Outcome.MISSED: ("#dc2626", "D"), Outcome.MISPRINT: ("#d97706", "X")}
+_MARKS = {
+    Outcome.MET: ("#059669", "o"),
+    Outcome.MISSED: ("#dc2626", "D"),
+    Outcome.MISPRINT: ("#d97706", "X"),
+    Outcome.COMPARED: ("#2563eb", "s"),
+}
 _BAND = "#e5e7eb"
 _ENDS = 0.5, 2.0
 _LINE = 0.21
@@ -22,7 +28,8 @@ def plot_ratios(reproductions: Iterable[Reproduction], ax: Axes | None = None) -
     """Computed over published, one line per table or figure, the widest tolerance of the line as a grey band.
 
     Statements, words and values of zero have no ratio and are left out. What lies beyond half or twice the published
-    value stands at the edge with its ratio beside it.
+    value stands at the edge with its ratio beside it. A mark is hollow where something was fitted, or where how near
+    counts is our own choice.
     """
     lines = [line for one in reproductions for line in _lines(one)]
     ax = ax if ax is not None else plt.subplots(figsize=(8, 1.1 + _LINE * len(lines)), layout="constrained")[1]
@@ -32,12 +39,16 @@ def plot_ratios(reproductions: Iterable[Reproduction], ax: Axes | None = None) -
         ax.barh(place, 2 * width, left=1 - width, height=0.8, color=_BAND, zorder=1, label=label)
     for outcome, (colour, marker) in _MARKS.items():
         placed = ((place, row) for place, (_, _, rows) in enumerate(lines) for row in rows)
-        found = [(row.ratio, place) for place, row in placed if row.outcome is outcome]
-        if found:
-            x, y = np.array(found).T
-            x = np.clip(x, *_ENDS)
-            ax.plot(x, y, marker, markersize=5, color=colour, label=outcome.value, zorder=3, clip_on=False)
-            _beyond(ax, found)
+        chosen = [(place, row) for place, row in placed if row.outcome is outcome]
+        for fill, of_kind in (("full", True), ("none", False)):
+            found = [(row.ratio, place) for place, row in chosen if (row.printed.evidence in UNFITTED) is of_kind]
+            if found:
+                x, y = np.array(found).T
+                x = np.clip(x, *_ENDS)
+                name = outcome.value if of_kind else f"{outcome.value}, fitted"
+                style = {"markersize": 5, "color": colour, "fillstyle": fill, "label": name}
+                ax.plot(x, y, marker, zorder=3, clip_on=False, **style)
+                _beyond(ax, found)
     _papers(ax, [paper for paper, _, _ in lines])
     ax.axvline(1, color="#111827", linewidth=0.8, zorder=2)
     ax.set_yticks(range(len(lines)), [item for _, item, _ in lines], fontsize=8)

@@ -233,11 +233,11 @@ def _gpu_share(given: Inputs) -> Value:
 
 
 def _preempted(given: Inputs) -> Value:
-    return preempted_share(mtbench(given["kv_gb"], given["g"]))
+    return preempted_share(mtbench(given["kv_gb"], given["g"], given.get("pass_tokens")))
 
 
 def _gain_of_memory(given: Inputs) -> Value:
-    return gain_of_memory(given["g"])
+    return gain_of_memory(given["g"], given.get("pass_tokens"))
 
 
 def _best_output(given: Inputs) -> Value:
