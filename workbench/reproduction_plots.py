@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import product
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -37,18 +38,12 @@ def plot_ratios(reproductions: Iterable[Reproduction], ax: Axes | None = None) -
         width = max(row.printed.tolerance.allowed(_size(row)) / _size(row) for row in rows)
         label = "tolerance, the line's widest" if place == 0 else None
         ax.barh(place, 2 * width, left=1 - width, height=0.8, color=_BAND, zorder=1, label=label)
-    for outcome, (colour, marker) in _MARKS.items():
-        placed = ((place, row) for place, (_, _, rows) in enumerate(lines) for row in rows)
-        chosen = [(place, row) for place, row in placed if row.outcome is outcome]
-        for fill, of_kind in (("full", True), ("none", False)):
-            found = [(row.ratio, place) for place, row in chosen if (row.printed.evidence in UNFITTED) is of_kind]
-            if found:
-                x, y = np.array(found).T
-                x = np.clip(x, *_ENDS)
-                name = outcome.value if of_kind else f"{outcome.value}, fitted"
-                style = {"markersize": 5, "color": colour, "fillstyle": fill, "label": name}
-                ax.plot(x, y, marker, zorder=3, clip_on=False, **style)
-                _beyond(ax, found)
+    for outcome, is_unfitted in product(_MARKS, (True, False)):
+        placed = ((place, row) for place, (_, _, rows) in enumerate(lines) for row in rows if row.outcome is outcome)
+        found = [(row.ratio, place) for place, row in placed if (row.printed.evidence in UNFITTED) is is_unfitted]
+        if found:
+            _mark(ax, found, outcome, is_unfitted)
+            _beyond(ax, found)
     _papers(ax, [paper for paper, _, _ in lines])
     ax.axvline(1, color="#111827", linewidth=0.8, zorder=2)
     ax.set_yticks(range(len(lines)), [item for _, item, _ in lines], fontsize=8)
@@ -60,6 +55,15 @@ def plot_ratios(reproductions: Iterable[Reproduction], ax: Axes | None = None) -
     ax.tick_params(axis="y", length=0)
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4, frameon=False, fontsize=8)
     return ax
+
+
+def _mark(ax: Axes, found: list[tuple[float, int]], outcome: Outcome, is_unfitted: bool) -> None:
+    """One mark per ratio, hollow unless nothing was fitted."""
+    colour, marker = _MARKS[outcome]
+    x, y = np.array(found).T
+    (marks,) = ax.plot(np.clip(x, *_ENDS), y, marker, markersize=5, color=colour, zorder=3, clip_on=False)
+    marks.set_fillstyle("full" if is_unfitted else "none")
+    marks.set_label(outcome.value if is_unfitted else f"{outcome.value}, fitted")
 
 
 def _lines(one: Reproduction) -> list[tuple[str, str, list[Row]]]:

@@ -44,8 +44,9 @@ def remote_under_load() -> float:
     t_both / t_one = (1/2 + 1/2 B/B_remote) / 2. The printed rate across sockets was measured without that load.
     """
     text = published("ktransformers")
-    local, layer = parse_bytes(text["host"]["local"]), text["numa_layer"]
-    return local / (4 * layer["both_ms"] / layer["one_ms"] - 1)
+    layer = text["numa_layer"]
+    share = float(layer["both_ms"] / layer["one_ms"])
+    return parse_bytes(text["host"]["local"]) / (4 * share - 1)
 
 
 def machine(gpu: str) -> HybridMachine:
