@@ -14,9 +14,9 @@ from workbench.perfmodels.moe_lens import Eq12, IntensityForm, Life, PmeForm
 from workbench.reproductions.moe_lens import (
     MIXTRAL,
     accuracy,
+    mtbench,
     play,
     played_tok_s,
-    setting,
     settings,
 )
 from workbench.scheduler.resource_aware import Admission
@@ -116,7 +116,7 @@ def toy(inputs: Inputs) -> list[int]:
 
 def overlap_gain(inputs: Inputs) -> Any:
     """The real, greedy scheduler over batches that first prefill and then decode, with equal KV memory."""
-    s = setting("mixtral-8x7b", inputs["cap"], "mtbench", inputs["g"])
+    s = mtbench(inputs["cap"], inputs["g"], pass_tokens=inputs["n_it"])
     job = (s.prompt_len, s.output_len, s.requests, s.kv_blocks)
     sizes = {"block": s.block, "pass_seconds": s.pass_seconds, "pass_tokens": s.pass_tokens}
     return played_tok_s(s, Admission.GREEDY) / moe_lens.separated_tok_s(*job, **sizes)
