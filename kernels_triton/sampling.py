@@ -85,7 +85,10 @@ def _check(logits: torch.Tensor, draws: Draws | None) -> None:
         raise TypeError(f"logits must be fp32, not {logits.dtype}: convert them before the call.")
     wide = logits.ndim == 2 and 1 <= logits.shape[1] <= 1 << 20
     if not wide or (logits.stride(1) != 1 and logits.shape[1] > 1):
-        raise ValueError(f"logits must be (R, V) with contiguous columns, V <= 2^20, not {tuple(logits.shape)}.")
+        raise ValueError(
+            f"logits must be (R, V) with contiguous columns, V in 1 .. 2^20, not {tuple(logits.shape)}: copy or "
+            "reshape them."
+        )
     if draws is not None:
         kinds = (torch.float64, torch.float64, torch.int64, torch.int64)
         for name, tensor, kind in zip(Draws._fields, draws, kinds, strict=True):

@@ -163,6 +163,8 @@ def _experts_in_numba(
     weights: torch.Tensor,
     pages: torch.Tensor | None,
 ) -> torch.Tensor:
+    if gate_up.data_ptr() % 4 or down.data_ptr() % 4:  # Numba's kernel reads words of two
+        return kernels_triton.fused_moe(x, gate_up, down, ids, weights, pages=pages, backend="torch")
     check_chosen(set(ids.flatten().tolist()), pages, len(gate_up))
     chosen = ids if pages is None else pages[ids]
     experts = kernels_cpu.experts_in_place(gate_up, down)

@@ -259,7 +259,11 @@ def read_only(array):
         ({"k": np.zeros((2, 2, 8), np.float32)}, ValueError, r"k must have shape \(T, K, D\) = \(3, 2, 8\) .* not"),
         ({"v": np.zeros((3, 2, 9), np.float32)}, ValueError, r"v must have shape \(T, K, D\) = \(3, 2, 8\) .* not"),
         ({"v": np.zeros((3, 8, 2), np.float32).swapaxes(1, 2)}, ValueError, "each row of v must be C-contiguous"),
-        ({"v": np.zeros(ROWS, np.float32)[::-1]}, ValueError, "v must have its rows in order in memory: pass"),
+        (
+            {"v": np.zeros(ROWS, np.float32)[::-1]},
+            ValueError,
+            "v must have rows of neighbouring numbers, aligned and in order in memory: pass",
+        ),
         ({"v": [1.0]}, TypeError, "v must be a numpy array or a torch tensor, not list: pass"),
     ],
 )
