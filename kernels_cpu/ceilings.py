@@ -25,7 +25,7 @@ _PIECE = 1 << 20
 
 @emitted
 def _read(typing: Any, lanes: Any, address: Any, steps: Any) -> Any:
-    """The sum of the words of `steps` times 16 registers."""
+    """The sum of the words of `steps` times 16 registers; one at least."""
     width = literal(lanes)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -129,8 +129,9 @@ def _block_reader(lanes: int) -> Any:
                 page = token // block
                 count = min((page + 1) * block, end) - token
                 place = base + (table[s, page] * halves * block + token - page * block) * row
-                for half in range(halves):
-                    whole += _read(lanes, place + half * block * row, count * row // step)
+                steps = count * row // step
+                for half in range(halves if steps else 0):
+                    whole += _read(lanes, place + half * block * row, steps)
                 token += count
             take(sums.ctypes.data, whole)
             task_done(counter)

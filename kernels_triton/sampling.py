@@ -55,7 +55,8 @@ def sample(logits: torch.Tensor, draws: Draws | None = None, *, backend: str | N
     TypeError
         If an operand has another dtype.
     ValueError
-        If shapes, memory layout or devices disagree, or the backend cannot compute here.
+        If shapes, memory layout or devices disagree, (on the CPU) a seed or position is negative, or the backend cannot
+        compute here.
 
     Examples
     --------
@@ -93,6 +94,10 @@ def _check(logits: torch.Tensor, draws: Draws | None) -> None:
         kinds = (torch.float64, torch.float64, torch.int64, torch.int64)
         for name, tensor, kind in zip(Draws._fields, draws, kinds, strict=True):
             check_operand(f"draws.{name}", tensor, (len(logits),), (kind,), logits)
+        for name in ("seeds", "positions"):
+            counts = getattr(draws, name)
+            if logits.device.type == "cpu" and bool((counts < 0).any()):
+                raise ValueError(f"draws.{name} must be at least 0, not {counts.tolist()}: count from 0.")
 
 
 def _drawn(logits: torch.Tensor, draws: Draws) -> torch.Tensor:

@@ -503,7 +503,7 @@ def _quantise(random: Random) -> Operands:
     P, R, C = random.choice(((1, 1, 2), (2, 3, 64), (3, 5, 32)))
     kind = random.choice((torch.int8, torch.uint8, torch.float8_e4m3fn))
     weight = numbers(random, random.choice(FLOATS), P, R, C)
-    return {"weight": weight, "kind": kind} | maybe(random, "group", lambda: C // 2 if C > 2 else C)
+    return {"weight": weight, "kind": kind, "group": random.choice((None, C // 2 if C > 2 else C))}
 
 
 def _weights(weight: torch.Tensor, kind: torch.dtype, group: int | None = None) -> Answer:

@@ -176,7 +176,8 @@ def _check_error(error: Exception, call: Call) -> None:
     ours = raised.filename.startswith(OURS) and (raised.line or "").startswith("raise ")
     assert ours, f"not an error of ours:\n{text}"
     assert isinstance(error, ValueError | TypeError), f"neither a value nor a type:\n{text}"
-    named = re.search(rf"\b({'|'.join((*call.names, call.door.call.__name__))})\b", str(error))
+    operands = {*call.names, *call.operands(lambda _: None), call.door.call.__name__}
+    named = re.search(rf"\b({'|'.join(operands)})\b", str(error))
     assert named, f"no operand is named:\n{text}"
     assert " must " in str(error) or " takes " in str(error), f"no expectation:\n{text}"
     assert ": " in str(error), f"no mend:\n{text}"
