@@ -25,7 +25,7 @@ _PIECE = 1 << 20
 
 @emitted
 def _read(typing: Any, lanes: Any, address: Any, steps: Any) -> Any:
-    """The sum of the words of `steps` times 16 registers; one at least."""
+    """The sum of the words of `steps` times 16 registers, once at least."""
     width = literal(lanes)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -56,17 +56,16 @@ class Call:
         return f"{self.kind}s {sorted(own)} {self.operands(lambda _: ...)}"
 
 
-def drawn(door: Door, random: Random, backends: tuple[str | None, ...] | None = None) -> Call:
-    """A call whose operands lie anywhere, in part over one another, and of which one may be wrong."""
+def drawn(door: Door, random: Random, backend: str | None = None, *, wrong: float = 0.15) -> Call:
+    """A call whose operands lie anywhere, in part over one another, and of which one is `wrong` as often as asked."""
     operands, kind = door.draw(random), random.choice(door.kinds)
-    chosen = door.backends if backends is None else backends
-    if chosen and (backend := random.choice(chosen)) is not None:
-        operands["backend"] = backend
+    if door.backends and (chosen := backend or random.choice(door.backends)) is not None:
+        operands["backend"] = chosen
     paths, tree = tree_flatten_with_path(operands)
     names = [str(getattr(path[-1], "name", path[0].key)) for path, _ in paths]
     leaves = [leaf for _, leaf in paths]
     tensors = [at for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    if tensors and random.random() < 0.15:
+    if tensors and random.random() < wrong:
         at = random.choice(tensors)
         leaves[at] = _spoiled(leaves[at], random)
     own = _laid_out(door, names, {at: leaves[at] for at in tensors}, kind, random)
