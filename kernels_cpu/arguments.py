@@ -144,7 +144,9 @@ def scales_of(cache: NDArray[Any], scales: Operand | None) -> NDArray[np.float32
         raise ValueError(f"scales must be given for a cache of int8: pass fp32 of shape (P, K, 2, b) = {shape}.")
     array = contiguous("scales", checked("scales", scales, "P K 2 b", np.float32))
     if array.shape != shape:
-        raise ValueError(f"scales must have the shape (P, K, 2, b) = {shape} of kv's rows, not {array.shape}.")
+        raise ValueError(
+            f"scales must have the shape (P, K, 2, b) = {shape} of kv's rows, not {array.shape}: pass the cache's own."
+        )
     return array
 
 
