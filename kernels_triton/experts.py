@@ -192,7 +192,7 @@ def check_weights(name: str, weight: Weights, x: torch.Tensor, rows: str, column
         group = weight.group
         if group != columns and group % 32:
             raise ValueError(
-                f"{name}.scales must be of groups of a multiple of 32 columns or of all {columns}, not of {group}: "
+                f"{name}.scales must be of groups of a multiple of 32 or {columns} columns, not of {group}: "
                 "make them with quantise."
             )
 
