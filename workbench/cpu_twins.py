@@ -103,7 +103,8 @@ def decode_attention(
         )
     attend = partial(kernels_cpu.flash_decode, scale=scale, window=window, sinks=sinks, softcap=softcap)
     queries, some = q.float().contiguous(), lengths != 0
-    if bool(some.all()):
+    fits = lengths.shape == table.shape[:1] == q.shape[:1]
+    if not fits or bool(some.all()):  # flash_decode tells what does not fit
         return attend(queries, kv, table, lengths).to(q.dtype)
     out = torch.zeros(q.shape, dtype=q.dtype)
     out[some] = attend(queries[some], kv, table[some], lengths[some]).to(q.dtype)
@@ -163,6 +164,8 @@ def _experts_in_numba(
     weights: torch.Tensor,
     pages: torch.Tensor | None,
 ) -> torch.Tensor:
+    if gate_up.data_ptr() % 4 or down.data_ptr() % 4:  # Numba's kernel reads words of two
+        return kernels_triton.fused_moe(x, gate_up, down, ids, weights, pages=pages, backend="torch")
     check_chosen(set(ids.flatten().tolist()), pages, len(gate_up))
     chosen = ids if pages is None else pages[ids]
     experts = kernels_cpu.experts_in_place(gate_up, down)
