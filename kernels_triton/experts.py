@@ -9,6 +9,8 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch.nn import functional
 
+from .operators import asks_gradient, check_tensor
+
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _LARGEST = {torch.int8: 127.0, torch.uint8: 7.0, torch.float8_e4m3fn: 448.0}
 
@@ -79,13 +81,20 @@ def quantise(weight: torch.Tensor, kind: torch.dtype, group: int | None = None) 
     Raises
     ------
     ValueError
-        If there is no such kind, or the group does not divide C evenly (or, for 4 bits, into halves).
+        If there is no such kind, the group does not divide C evenly (or, for 4 bits, into halves), or the weights ask
+        for a gradient.
 
     Examples
     --------
     >>> quantise(torch.tensor([[[1.0, -2.0, 4.0, 7.0]]]), torch.uint8, 4).values.tolist()
     [[[201, 246]]]
     """
+    check_tensor("weight", weight)
+    if asks_gradient(weight):
+        raise ValueError(
+            "weight must ask for no gradient, which rounding does not give: pass weight.detach(), or call under "
+            "torch.no_grad()."
+        )
     size = group or weight.shape[2]
     if kind not in _LARGEST:
         raise ValueError(f"kind must be torch.int8, torch.uint8 (4 bits) or torch.float8_e4m3fn, not {kind}.")
@@ -112,6 +121,9 @@ def dequantise(weight: Weights, dtype: torch.dtype) -> torch.Tensor:
     tensor([[[ 1., -2.,  4.,  7.]]])
     """
     values, scales = parts(weight)
+    check_tensor("weight", values)
+    if scales is not None:
+        check_tensor("weight.scales", scales)
     if scales is None:
         return values.to(dtype)
     wide = values
@@ -152,6 +164,9 @@ def check_weights(name: str, weight: Weights, x: torch.Tensor, rows: str, column
         If shapes, groups, memory layout or devices do not.
     """
     values, scales = parts(weight)
+    check_tensor(name if scales is None else f"{name}.values", values)
+    if scales is not None:
+        check_tensor(f"{name}.scales", scales)
     if values.ndim != 3 or 0 in values.shape or weight.shape[2] != columns:
         raise ValueError(
             f"{name} must have shape (P, {rows}, {columns}), the columns of its input, not {tuple(values.shape)} "
@@ -196,6 +211,7 @@ def check_pages(pages: torch.Tensor | None, held: int, x: torch.Tensor) -> int:
     """
     if pages is None:
         return held
+    check_tensor("pages", pages)
     if pages.ndim != 1 or pages.dtype not in (torch.int32, torch.int64) or not pages.is_contiguous():
         raise ValueError(f"pages must be (E,) int32 or int64, contiguous, not {tuple(pages.shape)} {pages.dtype}.")
     if pages.device != x.device:
@@ -213,6 +229,9 @@ def check_routing(ids: torch.Tensor, weights: torch.Tensor | None, x: torch.Tens
     ValueError
         If shapes, memory layout or devices do not go together.
     """
+    check_tensor("ids", ids)
+    if weights is not None:
+        check_tensor("weights", weights)
     if ids.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"ids must be int32 or int64, not {ids.dtype}: convert them before the call.")
     if weights is not None and weights.dtype is not torch.float32:
