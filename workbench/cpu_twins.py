@@ -158,7 +158,7 @@ def _in_numba(backend: str | None, dtypes: tuple[torch.dtype, ...], x: torch.Ten
 
 def _takes_experts(x: torch.Tensor, gate_up: Weights, down: Weights) -> bool:
     """Whether x and the weights are of the type and layout that Numba's kernel takes."""
-    here = _VECTORS and x.device.type == "cpu" and x.dtype is torch.bfloat16
+    here = _VECTORS and isinstance(x, torch.Tensor) and x.device.type == "cpu" and x.dtype is torch.bfloat16
     return here and all(isinstance(m, torch.Tensor) and _fits(m) for m in (gate_up, down))
 
 
