@@ -187,7 +187,7 @@ def check_blocks(table: torch.Tensor, lengths: torch.Tensor, kv: torch.Tensor, w
     size, room = kv.shape[3], table.shape[1] * kv.shape[3]
     for s, length in enumerate(lengths.tolist()):
         if not 0 <= length <= room:
-            raise ValueError(f"length {length} of sequence {s} must be in [0, {room}]: widen the table.")
+            raise ValueError(f"lengths[{s}] must be in [0, {room}], not {length}: widen the table.")
         low = 0 if window is None else max(0, length + ahead - window)
         for column in range(low // size, -(-length // size)) if low < length else ():
             if not 0 <= table[s, column] < len(kv):

@@ -36,7 +36,8 @@ def choose_backend(backend: str | None, tensor: torch.Tensor, *others: torch.Ten
     if backend is None:
         return Backend.TRITON if tensor.is_cuda and not followed else Backend.TORCH
     if backend not in set(Backend):
-        raise ValueError(f"backend must be {', '.join(map(repr, map(str, Backend)))} or None, not {backend!r}.")
+        known = ", ".join(map(repr, map(str, Backend)))
+        raise ValueError(f"backend must be {known} or None, not {backend!r}: leave it out for the tensors' own.")
     chosen = Backend(backend)
     if chosen is Backend.TRITON and not tensor.is_cuda:
         raise ValueError(f"backend 'triton' needs GPU tensors, not {tensor.device}: move them, or leave backend out.")

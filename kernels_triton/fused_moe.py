@@ -86,7 +86,8 @@ def fused_moe(
     tensor([[3.5232]])
     """
     if activation not in set(Activation):
-        raise ValueError(f"activation must be {', '.join(map(repr, map(str, Activation)))}, not {activation!r}.")
+        known = ", ".join(map(repr, map(str, Activation)))
+        raise ValueError(f"activation must be {known}, not {activation!r}: leave it out for 'swiglu'.")
     check_moe(x, gate_up, down, ids, weights, gate_up_bias, down_bias, pages)
     operands = (x, *parts(gate_up), *parts(down), ids, weights, gate_up_bias, down_bias, pages)
     out: torch.Tensor = _fused(*operands, str(activation), str(choose_backend(backend, *operands)))

@@ -36,8 +36,8 @@ def scatter_kv(
     TypeError
         If an operand has another dtype.
     ValueError
-        If shapes, memory layout or devices disagree, (on the CPU) a slot is out of range, or an operand asks for a
-        gradient.
+        If shapes, memory layout or devices disagree, an operand overlaps the cache or asks for a gradient, or (on the
+        CPU) a slot is out of range or occurs twice.
 
     Examples
     --------
@@ -62,6 +62,9 @@ def scatter_kv(
 
 def _store(kv: torch.Tensor, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor, backend: str) -> None:
     _check_slots(kv, slots)
+    _check_apart(kv, slots=slots, k=k, v=v)
+    if kv.device.type == "cpu" and len(slots.unique()) != len(slots):
+        raise ValueError(f"slots must differ, not {slots.tolist()}: pass the last row of each slot alone.")
     if backend != Backend.TORCH:
         _launch(Backend(backend), kv, slots, k, v, out=False)
         return
@@ -133,6 +136,24 @@ def _check(kv: torch.Tensor, slots: torch.Tensor) -> None:
 def _check_slots(kv: torch.Tensor, slots: torch.Tensor) -> None:
     if kv.device.type == "cpu":
         check_range("slots", slots, len(kv) * kv.shape[3], "pass block * b + offset of allocated blocks")
+
+
+def _check_apart(kv: torch.Tensor, **read: torch.Tensor) -> None:
+    """Raise ValueError if the cache overlaps what is read while it is stored."""
+    low, high = _bounds(kv)
+    for name, tensor in read.items():
+        begin, end = _bounds(tensor)
+        if low < end and begin < high:
+            raise ValueError(f"kv must not overlap {name}, which is read while kv is stored: pass a copy of {name}.")
+
+
+def _bounds(tensor: torch.Tensor) -> tuple[int, int]:
+    """Addresses of a tensor's first byte and of the first behind it."""
+    begin = tensor.data_ptr()
+    if not tensor.numel():
+        return begin, begin
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return begin, begin + (last + 1) * tensor.element_size()
 
 
 def _launch(

@@ -192,7 +192,9 @@ def _check_values(
         if int(given[0]) or int(given[-1]) != rows or bool((given.diff() < 0).any()):
             raise ValueError(f"{name} must rise from 0 to {rows}, not be {given.tolist()}: sum up the lengths.")
     if bool((key_starts.diff() < starts.diff()).any()):
-        raise ValueError(f"key_starts must give each sequence as many keys as queries, not {key_starts.tolist()}.")
+        raise ValueError(
+            f"key_starts must give each sequence as many keys as queries, not {key_starts.tolist()}: sum lengths up."
+        )
     if prefix is not None:
         check_blocks(prefix.table, prefix.lengths, prefix.kv, window, ahead=1)
 

@@ -141,7 +141,7 @@ def with_shared(routing: Routing, experts: Sequence[int], weights: torch.Tensor 
     Raises
     ------
     ValueError
-        If there is not one weight per token.
+        If ids and weights do not go together, or there is not one weight per token.
 
     Examples
     --------
@@ -153,10 +153,22 @@ def with_shared(routing: Routing, experts: Sequence[int], weights: torch.Tensor 
         check_tensor(name, tensor)
     if weights is not None:
         check_tensor("weights", weights)
+    if routing.ids.ndim != 2 or routing.ids.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"routing.ids must be (T, k) int32 or int64, not {tuple(routing.ids.shape)} {routing.ids.dtype}: pass what "
+            "route returns."
+        )
+    if routing.weights.shape != routing.ids.shape or routing.weights.dtype is not torch.float32:
+        raise ValueError(
+            f"routing.weights must be {tuple(routing.ids.shape)} fp32 as its ids, not {tuple(routing.weights.shape)} "
+            f"{routing.weights.dtype}: pass what route returns."
+        )
     tokens, added = len(routing.ids), len(experts)
     ones = routing.weights.new_ones(tokens) if weights is None else weights
     if ones.shape != (tokens,) or ones.dtype is not torch.float32:
-        raise ValueError(f"weights must be ({tokens},) fp32, one per token, not {tuple(ones.shape)} {ones.dtype}.")
+        raise ValueError(
+            f"weights must be ({tokens},) fp32, one per token, not {tuple(ones.shape)} {ones.dtype}: convert them."
+        )
     ids = routing.ids.new_tensor(experts).expand(tokens, added)
     return Routing(torch.cat((routing.ids, ids), 1), torch.cat((routing.weights, ones[:, None].expand(-1, added)), 1))
 
@@ -168,7 +180,7 @@ def _check(
     if bias is not None:
         check_tensor("bias", bias)
     if scoring not in set(Scoring):
-        raise ValueError(f"scoring must be 'softmax' or 'sigmoid', not {scoring!r}.")
+        raise ValueError(f"scoring must be 'softmax' or 'sigmoid', not {scoring!r}: leave it out for 'softmax'.")
     if logits.ndim != 2 or logits.shape[1] == 0:
         raise ValueError(f"logits must have shape (T, E) with E >= 1, not {tuple(logits.shape)}: reshape them.")
     if logits.dtype not in (torch.float32, torch.float16, torch.bfloat16):
@@ -182,7 +194,8 @@ def _check(
             f"{kept_groups}: leave them out for no limit."
         )
     if not 1 <= k <= kept_groups * (experts // groups):
-        raise ValueError(f"k must be in [1, {kept_groups * (experts // groups)}], the experts in the choice, not {k}.")
+        most = kept_groups * (experts // groups)
+        raise ValueError(f"k must be in [1, {most}], the experts in the choice, not {k}: choose fewer.")
     if bias is not None and (bias.shape != (experts,) or bias.dtype is not torch.float32 or not bias.is_contiguous()):
         raise ValueError(
             f"bias must be ({experts},) fp32, contiguous, not {tuple(bias.shape)} {bias.dtype}: convert it."

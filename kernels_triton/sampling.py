@@ -56,7 +56,8 @@ def sample(logits: torch.Tensor, draws: Draws | None = None, *, backend: str | N
     TypeError
         If an operand has another dtype.
     ValueError
-        If shapes, memory layout or devices disagree, or the backend cannot compute here.
+        If shapes, memory layout or devices disagree, (on the CPU) a seed or position is negative, or the backend cannot
+        compute here.
 
     Examples
     --------
@@ -105,11 +106,18 @@ def _check(logits: torch.Tensor, draws: Draws | None) -> None:
         raise TypeError(f"logits must be fp32, not {logits.dtype}: convert them before the call.")
     wide = logits.ndim == 2 and 1 <= logits.shape[1] <= 1 << 20
     if not wide or (logits.stride(1) != 1 and logits.shape[1] > 1):
-        raise ValueError(f"logits must be (R, V) with contiguous columns, V <= 2^20, not {tuple(logits.shape)}.")
+        raise ValueError(
+            f"logits must be (R, V) with contiguous columns, V in 1 .. 2^20, not {tuple(logits.shape)}: copy or "
+            "reshape them."
+        )
     if draws is not None:
         kinds = (torch.float64, torch.float64, torch.int64, torch.int64)
         for name, tensor, kind in zip(Draws._fields, draws, kinds, strict=True):
             check_operand(f"draws.{name}", tensor, (len(logits),), (kind,), logits)
+        for name in ("seeds", "positions"):
+            counts = getattr(draws, name)
+            if logits.device.type == "cpu" and bool((counts < 0).any()):
+                raise ValueError(f"draws.{name} must be at least 0, not {counts.tolist()}: count from 0.")
 
 
 def _drawn(logits: torch.Tensor, draws: Draws) -> torch.Tensor:

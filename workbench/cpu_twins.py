@@ -205,7 +205,8 @@ def _compute_decode(
     """By `flash_decode`: the cache's blocks are the same."""
     attend = partial(kernels_cpu.flash_decode, scale=scale, window=window, sinks=sinks, softcap=softcap)
     queries, some = q.float().contiguous(), lengths != 0
-    if bool(some.all()):
+    fits = lengths.shape == table.shape[:1] == q.shape[:1]
+    if not fits or bool(some.all()):  # flash_decode tells what does not fit
         return attend(queries, kv, table, lengths).to(q.dtype)
     out = torch.zeros(q.shape, dtype=q.dtype)
     out[some] = attend(queries[some], kv, table[some], lengths[some]).to(q.dtype)
@@ -221,6 +222,8 @@ def _compute_experts(
     pages: torch.Tensor | None,
 ) -> torch.Tensor:
     """By `expert_mlp`: activations are fp32 between the products, and each token's sum is in the order given."""
+    if gate_up.data_ptr() % 4 or down.data_ptr() % 4:  # Numba's kernel reads words of two
+        return kernels_triton.fused_moe(x, gate_up, down, ids, weights, pages=pages, backend=_TORCH)
     check_chosen(set(ids.flatten().tolist()), pages, len(gate_up))
     chosen = ids if pages is None else pages[ids]
     experts = kernels_cpu.experts_in_place(gate_up, down)

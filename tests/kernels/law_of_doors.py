@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,15 +11,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten_with_path, tree_unflatten
 
 from tests.kernels.doors import Answer, Door, Operands
-from tests.kernels.layouts import ARRAYS, PLAIN, REPEATED, TENSORS, Place, overlapping, placed
+from tests.kernels.layouts import ARRAYS, PLAIN, REPEATED, TENSORS, Place, copied, overlapping, placed
 
 ROOT = Path(__file__).parents[2]
 OURS = tuple(str(ROOT / package) for package in ("kernels_cpu", "kernels_triton", "workbench"))
 FEW = 1.5
 """Slack of results of a few numbers, whose rounding errors do not average out."""
+SMALL = 1e-3
+"""Size of a number below which errors count as of one so large: what cancels has no relative error."""
 
 
 @dataclass(frozen=True)
@@ -53,17 +56,16 @@ class Call:
         return f"{self.kind}s {sorted(own)} {self.operands(lambda _: ...)}"
 
 
-def drawn(door: Door, random: Random, backends: tuple[str | None, ...] | None = None) -> Call:
-    """A call whose operands lie anywhere, in part over one another, and of which one may be wrong."""
+def drawn(door: Door, random: Random, backend: str | None = None, *, wrong: float = 0.15) -> Call:
+    """A call whose operands lie anywhere, in part over one another, and of which one is `wrong` as often as asked."""
     operands, kind = door.draw(random), random.choice(door.kinds)
-    chosen = door.backends if backends is None else backends
-    if chosen and (backend := random.choice(chosen)) is not None:
-        operands["backend"] = backend
-    spec = [tree_flatten(operand) for operand in operands.values()]
-    names = [name for name, (leaves, _) in zip(operands, spec, strict=True) for _ in leaves]
-    leaves, tree = tree_flatten(operands)
+    if door.backends and (chosen := backend or random.choice(door.backends)) is not None:
+        operands["backend"] = chosen
+    paths, tree = tree_flatten_with_path(operands)
+    names = [str(getattr(path[-1], "name", path[0].key)) for path, _ in paths]
+    leaves = [leaf for _, leaf in paths]
     tensors = [at for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    if tensors and random.random() < 0.15:
+    if tensors and random.random() < wrong:
         at = random.choice(tensors)
         leaves[at] = _spoiled(leaves[at], random)
     own = _laid_out(door, names, {at: leaves[at] for at in tensors}, kind, random)
@@ -149,7 +151,7 @@ def _tensors(found: Any, kind: str, want: Answer) -> Answer:
 def _as_tensor(part: Any, kind: str) -> torch.Tensor:
     if isinstance(part, np.ndarray):
         assert kind == "array"
-        own = torch.from_numpy(np.ascontiguousarray(part))
+        own = copied(part)
         return own.view(torch.bfloat16) if part.dtype == np.uint16 else own
     assert isinstance(part, int) or kind == "tensor"
     return torch.as_tensor(part)
@@ -162,7 +164,7 @@ def _check_answer(found: Answer, want: Answer, limit: float) -> None:
         own, exact = one.double(), other.double()
         assert own.isnan().equal(exact.isnan()), "NaN where there is none, or none where there is"
         own, exact = own.nan_to_num(), exact.nan_to_num()
-        error = float((own - exact).norm() / exact.norm().clamp(min=1e-30))
+        error = float((own - exact).norm() / (exact.norm() + SMALL * own.numel() ** 0.5).clamp(min=SMALL))
         slack = FEW if own.numel() < 64 else 1
         assert error <= slack * limit, f"error {error:.2g}, at most {limit:.2g}"
 
@@ -173,7 +175,8 @@ def _check_error(error: Exception, call: Call) -> None:
     ours = raised.filename.startswith(OURS) and (raised.line or "").startswith("raise ")
     assert ours, f"not an error of ours:\n{text}"
     assert isinstance(error, ValueError | TypeError), f"neither a value nor a type:\n{text}"
-    named = any(name in str(error) for name in (*call.names, call.door.call.__name__))
+    operands = {*call.names, *call.operands(lambda _: None), call.door.call.__name__}
+    named = re.search(rf"\b({'|'.join(operands)})\b", str(error))
     assert named, f"no operand is named:\n{text}"
     assert " must " in str(error) or " takes " in str(error), f"no expectation:\n{text}"
     assert ": " in str(error), f"no mend:\n{text}"

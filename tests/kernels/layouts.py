@@ -34,12 +34,18 @@ class Place:
 
     def value(self) -> torch.Tensor:
         """A copy of its numbers, as a contiguous tensor."""
-        own = np.array(self.array, dtype=self.array.dtype.newbyteorder("="), order="C")
-        return torch.from_numpy(own).view(self.dtype)
+        return copied(self.array).view(self.dtype)
 
     def given(self, kind: str) -> Any:
         """What is passed: an array, or a tensor of the same memory."""
         return self.array if kind == "array" else torch.from_numpy(self.array).view(self.dtype)
+
+
+def copied(array: NDArray[Any]) -> torch.Tensor:
+    """A contiguous tensor of the numbers of any array; `numpy.array` keeps odd strides where there are no numbers."""
+    own = np.empty(array.shape, array.dtype.newbyteorder("="))
+    own[...] = array
+    return torch.from_numpy(own)
 
 
 def raw(value: torch.Tensor) -> NDArray[Any]:

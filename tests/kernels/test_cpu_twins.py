@@ -117,6 +117,24 @@ def test_experts_that_numba_has_no_kernel_for_go_to_torch(monkeypatch):
     assert not called
 
 
+@pytest.mark.parametrize("tokens", [4, 40])
+@pytest.mark.parametrize("activation", ["swiglu", "geglu"])
+def test_experts_may_share_a_page(tokens, activation):
+    case = layer(tokens, 64, 32, 3, 2, BF16) | {"pages": torch.tensor([1, 1, 2]), "activation": activation}
+    want = fused_moe_reference(**case)
+    assert error(kernels.fused_moe(**case), want) <= LIMITS[BF16]
+    assert error(kernels.fused_moe(**case, backend="torch"), want) <= LIMITS[BF16]
+
+
+@pytest.mark.parametrize("name", ["gate_up", "down"])
+def test_weights_may_begin_at_an_odd_element(name, monkeypatch):
+    called, case = in_numba(monkeypatch), layer(4, 64, 32, 5, 2, BF16)
+    room = torch.zeros(case[name].numel() + 1, dtype=BF16)
+    case[name] = room[1:].view(case[name].shape).copy_(case[name])
+    assert error(kernels.fused_moe(**case), fused_moe_reference(**case)) <= LIMITS[BF16]
+    assert not called
+
+
 BAD = [
     ({"ids": lambda i: i + 4}, r"ids must be experts in \[0, 5\), not \d: correct"),
     ({"ids": lambda i: i - 9}, r"ids must be experts in \[0, 5\), not -\d: correct"),
