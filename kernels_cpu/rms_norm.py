@@ -60,7 +60,8 @@ def add_rms_norm(
     Parameters
     ----------
     x, residual : (T, M) fp32, torch.bfloat16, or uint16 that holds bfloat16 bits, the same
-    weight, eps, threads
+    weight : (M,) of the same type
+    eps, threads
         As of `rms_norm`.
 
     Returns

@@ -83,8 +83,11 @@ def gather_kv(
 
     Parameters
     ----------
-    kv, slots, backend
-        As of `scatter_kv`; a slot may occur twice.
+    kv : (P, K, 2, b, D) fp32, fp16 or bf16, contiguous
+    slots : (T,) int64
+        As of `scatter_kv`, but a slot may occur twice.
+    backend : "triton", "triton-interpret" or "torch", optional
+        Triton for GPU tensors unless given, torch for others and where an operand asks for a gradient.
 
     Returns
     -------

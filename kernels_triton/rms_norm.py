@@ -56,7 +56,8 @@ def add_rms_norm(
     Parameters
     ----------
     x, residual : Tensor (T, M) fp32, fp16 or bf16, the same
-    weight, eps, backend
+    weight : (M,) of the same type
+    eps, backend
         As of `rms_norm`.
 
     Returns

@@ -56,6 +56,7 @@ def answer(door: Door, operands: Operands) -> tuple[torch.Tensor, ...]:
     """What is returned and written."""
     found = door.call(**operands)
     several = () if found is None else found if isinstance(found, tuple) else (found,)
+    several = tuple(torch.as_tensor(part) for part in several)
     return (*several, *(operands[name] for name in sorted(door.written) if operands.get(name) is not None))
 
 
