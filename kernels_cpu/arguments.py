@@ -19,6 +19,8 @@ class TorchLike(Protocol):
     def dtype(self) -> Any: ...
     @property
     def device(self) -> Any: ...
+    @property
+    def requires_grad(self) -> bool: ...
     def detach(self) -> Any: ...
 
 
@@ -43,6 +45,15 @@ def host_array(name: str, operand: Operand) -> NDArray[Any]:
         )
     if operand.device.type != "cpu":
         raise ValueError(f"{name} must be in CPU memory, not on {operand.device}: pass {name}.cpu().")
+    if torch.compiler.is_compiling():
+        raise TypeError(
+            f"{name} must have numbers, which it lacks while torch.compile traces: call the op outside of it."
+        )
+    if (operand.requires_grad and torch.is_grad_enabled()) or _has_tangent(operand):
+        raise ValueError(
+            f"{name} must ask for no gradient, which Numba's kernels do not give: pass {name}.detach(), or call under "
+            "torch.no_grad()."
+        )
     tensor = operand.detach()
     try:
         bits = tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
@@ -52,6 +63,14 @@ def host_array(name: str, operand: Operand) -> NDArray[Any]:
             f"{name} must be a tensor that numpy can read, not {tensor.layout} of {tensor.dtype} ({error}): "
             "convert it before the call."
         ) from error
+
+
+def _has_tangent(tensor: TorchLike) -> bool:
+    """Whether forward differentiation follows a tensor of torch."""
+    try:
+        return sys.modules["torch"].autograd.forward_ad.unpack_dual(tensor).tangent is not None
+    except RuntimeError:  # of a tensor that vmap batches, and numpy cannot read
+        return False
 
 
 def float64(name: str, operand: Operand) -> NDArray[np.float64]:

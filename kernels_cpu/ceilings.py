@@ -87,7 +87,7 @@ def read_memory(memory: Operand, *, threads: int = 1) -> int:
 
     Parameters
     ----------
-    memory : ndarray or CPU tensor, C-contiguous
+    memory : (N,) or with more axes, ndarray or CPU tensor, C-contiguous
     threads : int
         Each takes pieces of 1 MiB in turn.
 

@@ -9,6 +9,8 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch.nn import functional
 
+from .operators import asks_gradient, check_tensor
+
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _LARGEST = {torch.int8: 127.0, torch.uint8: 7.0, torch.float8_e4m3fn: 448.0}
 
@@ -81,14 +83,20 @@ def quantise(weight: torch.Tensor, kind: torch.dtype, group: int | None = None) 
     TypeError
         If the weights have another dtype.
     ValueError
-        If they have another shape, there is no such kind, or the group does not divide C evenly (or, for 4 bits, into
-        halves).
+        If they have another shape or ask for a gradient, there is no such kind, or the group does not divide C evenly
+        (or, for 4 bits, into halves).
 
     Examples
     --------
     >>> quantise(torch.tensor([[[1.0, -2.0, 4.0, 7.0]]]), torch.uint8, 4).values.tolist()
     [[[201, 246]]]
     """
+    check_tensor("weight", weight)
+    if asks_gradient(weight):
+        raise ValueError(
+            "weight must ask for no gradient, which rounding does not give: pass weight.detach(), or call under "
+            "torch.no_grad()."
+        )
     if weight.dtype not in FLOATS:
         raise TypeError(f"weight must be fp32, fp16 or bf16, not {weight.dtype}: convert it before the call.")
     if weight.ndim != 3 or weight.shape[2] == 0:
@@ -131,6 +139,9 @@ def dequantise(weight: Weights, dtype: torch.dtype) -> torch.Tensor:
     tensor([[[ 1., -2.,  4.,  7.]]])
     """
     values, scales = parts(weight)
+    check_tensor("weight", values)
+    if scales is not None:
+        check_tensor("weight.scales", scales)
     if scales is None:
         return values.to(dtype)
     _check_scales("weight", values, scales)
@@ -172,6 +183,9 @@ def check_weights(name: str, weight: Weights, x: torch.Tensor, rows: str, column
         If shapes, groups, memory layout or devices do not.
     """
     values, scales = parts(weight)
+    check_tensor(name if scales is None else f"{name}.values", values)
+    if scales is not None:
+        check_tensor(f"{name}.scales", scales)
     if scales is not None:
         _check_scales(name, values, scales)
     if values.ndim != 3 or 0 in values.shape or weight.shape[2] != columns:
@@ -222,6 +236,7 @@ def check_pages(pages: torch.Tensor | None, held: int, x: torch.Tensor) -> int:
     """
     if pages is None:
         return held
+    check_tensor("pages", pages)
     if pages.ndim != 1 or pages.dtype not in (torch.int32, torch.int64) or not pages.is_contiguous():
         raise ValueError(
             f"pages must be (E,) int32 or int64, contiguous, not {tuple(pages.shape)} {pages.dtype}: pass one per "
@@ -242,6 +257,9 @@ def check_routing(ids: torch.Tensor, weights: torch.Tensor | None, x: torch.Tens
     ValueError
         If shapes, memory layout or devices do not go together.
     """
+    check_tensor("ids", ids)
+    if weights is not None:
+        check_tensor("weights", weights)
     if ids.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"ids must be int32 or int64, not {ids.dtype}: convert them before the call.")
     if weights is not None and weights.dtype is not torch.float32:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from .backend import Backend, choose_backend, enter_mode
+from .operators import check_tensor, operator
 
 _FLOOR = -1e38  # what NaN and -inf rank as: below every number, above what is out of the choice
 _TINY = 1e-20  # DeepSeek's: keeps a sum of underflown scores from dividing by zero
@@ -67,7 +68,7 @@ def route(
     scale : float
         Factor of all weights.
     backend : "triton", "triton-interpret" or "torch", optional
-        Triton for GPU tensors and torch for others unless given.
+        Triton for GPU tensors unless given, torch for others and where an operand asks for a gradient.
 
     Returns
     -------
@@ -88,11 +89,33 @@ def route(
     ([[1, 3]], [[0.5, 0.5]])
     """
     kind = _check(logits, k, scoring, bias, groups, kept_groups)
-    chosen = choose_backend(backend, logits)
-    compute = _torch if chosen is Backend.TORCH else _triton
-    if chosen is not Backend.TORCH:
-        enter_mode(chosen)
-    return compute(logits, k, kind, renormalise, bias, groups, kept_groups, scale)
+    options = (int(k), str(kind), bool(renormalise), bias, int(groups), int(kept_groups), float(scale))
+    return Routing(*_route(logits, *options, str(choose_backend(backend, logits, bias))))
+
+
+def _compute(
+    logits: torch.Tensor,
+    k: int,
+    scoring: str,
+    renormalise: bool,
+    bias: torch.Tensor | None,
+    groups: int,
+    kept_groups: int,
+    scale: float,
+    backend: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    compute = _torch if backend == Backend.TORCH else _triton
+    if backend != Backend.TORCH:
+        enter_mode(Backend(backend))
+    return compute(logits, k, Scoring(scoring), renormalise, bias, groups, kept_groups, scale)
+
+
+def _shaped(logits: torch.Tensor, k: int, *_rest: object) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = (len(logits), k)
+    return logits.new_empty(shape, dtype=torch.int32), logits.new_empty(shape, dtype=torch.float32)
+
+
+_route = operator("route", _compute, _shaped)
 
 
 def with_shared(routing: Routing, experts: Sequence[int], weights: torch.Tensor | None = None) -> Routing:
@@ -126,6 +149,10 @@ def with_shared(routing: Routing, experts: Sequence[int], weights: torch.Tensor 
     >>> ids.tolist(), weights.tolist()
     ([[1, 2, 3]], [[1.0, 1.0, 1.0]])
     """
+    for name, tensor in (("routing.ids", routing.ids), ("routing.weights", routing.weights)):
+        check_tensor(name, tensor)
+    if weights is not None:
+        check_tensor("weights", weights)
     if routing.ids.ndim != 2 or routing.ids.dtype not in (torch.int32, torch.int64):
         raise ValueError(
             f"routing.ids must be (T, k) int32 or int64, not {tuple(routing.ids.shape)} {routing.ids.dtype}: pass what "
@@ -149,6 +176,9 @@ def with_shared(routing: Routing, experts: Sequence[int], weights: torch.Tensor 
 def _check(
     logits: torch.Tensor, k: int, scoring: str, bias: torch.Tensor | None, groups: int, kept_groups: int
 ) -> Scoring:
+    check_tensor("logits", logits)
+    if bias is not None:
+        check_tensor("bias", bias)
     if scoring not in set(Scoring):
         raise ValueError(f"scoring must be 'softmax' or 'sigmoid', not {scoring!r}: leave it out for 'softmax'.")
     if logits.ndim != 2 or logits.shape[1] == 0:

@@ -50,20 +50,17 @@ CALLS = {
 def test_rows_go_to_numba_unless_a_backend_is_named(name, dtype, monkeypatch):
     operands = CALLS[name](X.to(dtype))
     torch.testing.assert_close(getattr(kernels, name)(*operands), getattr(kernels_triton, name)(*operands))
-    called = []
-    monkeypatch.setattr(kernels_cpu, name, lambda *_, **__: called.append("numba"))
+    called = in_numba(monkeypatch, name)
     getattr(kernels, name)(*operands)
     getattr(kernels, name)(*operands, backend="torch")
     assert called == ["numba"]
 
 
 def test_decodes_go_to_the_flash_decode_of_the_same_cache(monkeypatch):
-    called = []
-    monkeypatch.setattr(kernels_cpu, "flash_decode", lambda q, *_, **__: called.append(q.dtype) or q)
-    case = decodes([3, 2], 2, 1, 4, 16, BF16)
+    called, case = in_numba(monkeypatch, "flash_decode"), decodes([3, 2], 2, 1, 4, 16, BF16)
     kernels.decode_attention(**case)
     kernels.decode_attention(**case, backend="torch")
-    assert called == [FP32]
+    assert called == ["numba"]
 
 
 def test_what_numba_has_no_kernel_for_goes_to_torch():
@@ -79,10 +76,10 @@ def test_a_negative_length_is_refused():
         kernels.decode_attention(**case | {"lengths": torch.tensor([3, -1])})
 
 
-def in_numba(monkeypatch):
-    """Calls of Numba's experts from now on."""
-    called, compute = [], kernels_cpu.expert_mlp
-    monkeypatch.setattr(kernels_cpu, "expert_mlp", lambda *a, **k: called.append("numba") or compute(*a, **k))
+def in_numba(monkeypatch, name="expert_mlp"):
+    """Calls of Numba's op from now on."""
+    called, compute = [], getattr(kernels_cpu, name)
+    monkeypatch.setattr(kernels_cpu, name, lambda *a, **k: called.append("numba") or compute(*a, **k))
     return called
 
 

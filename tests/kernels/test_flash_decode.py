@@ -339,7 +339,7 @@ def test_torch_tensors_and_arrays_are_the_same_memory(dtype):
     case = problem([33, 16, 1], dtype=dtype)
     kv = torch.from_numpy(case.kv)
     tensors = Problem(
-        torch.from_numpy(case.q).requires_grad_(),
+        torch.from_numpy(case.q),
         kv.view(torch.bfloat16) if dtype == "bf16" else kv,
         torch.from_numpy(case.table),
         torch.from_numpy(case.lengths),
