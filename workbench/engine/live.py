@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from tqdm.auto import tqdm
 
+from workbench.engine.control import Control
 from workbench.engine.engine import Engine
 from workbench.engine.process import Occupation, occupy
 from workbench.engine.runnable import check_runnable
@@ -49,13 +50,17 @@ def run(scenario: Scenario, schedule: Schedule, *, alongside: bool = False) -> R
     prepared = prepare(scenario, schedule)
     check_runnable(prepared)
     with _occupy(prepared, alongside=alongside) as control:
-        engine = Engine(prepared, control)
-        try:
-            total = int(scenario.workload.output_len.sum())
-            with tqdm(total=total, unit="tok", desc="run", delay=1, mininterval=1) as bar:
-                return _measure(prepared, engine, lambda progress: bar.update(progress.emitted - bar.n))
-        finally:
-            engine.close()
+        return _run(prepared, control)
+
+
+def _run(prepared: Prepared, control: Control) -> Result:
+    engine = Engine(prepared, control)
+    try:
+        total = int(prepared.scenario.workload.output_len.sum())
+        with tqdm(total=total, unit="tok", desc="run", delay=1, mininterval=1) as bar:
+            return _measure(prepared, engine, lambda progress: bar.update(progress.emitted - bar.n))
+    finally:
+        engine.close()
 
 
 def _occupy(prepared: Prepared, *, alongside: bool) -> Occupation:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from workbench.engine.control import Control
-from workbench.errors import EngineError
+from workbench.errors import EngineError, StoppedError
 
 # A lane that wants the GIL waits at most this long for a thread that computes in Python. With a notebook's 30 ms of
 # Python per 200 ms beside it, a pass took 13 % longer at the default of 5 ms and 10 % at this (2 Zen 4 cores).
@@ -34,6 +34,8 @@ _OPENMP = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "2000"}
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _KEPT = {_MMAP_THRESHOLD: 1 << 26, _TRIM_THRESHOLD: 1 << 28}
 _USUAL = {_MMAP_THRESHOLD: 1 << 25, _TRIM_THRESHOLD: 1 << 26}
+_FAREWELL = 2.0
+"""Seconds for a thread to drop the tensors of its run, when Python ends; it may be a user's own, and go on for ever."""
 _USERS_CHOICE = "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"
 
 
@@ -60,6 +62,8 @@ class Occupation:
     control: Control
     began: float = field(default_factory=time.monotonic)
     ended: threading.Event = field(default_factory=threading.Event)
+    thread: threading.Thread | None = None
+    """That ended it."""
 
     def end(self) -> None:
         """It goes on no longer; to be called however it ended."""
@@ -81,7 +85,7 @@ class _Process:
 
     def _forget(self) -> None:
         self._users, self._switch_seconds, self._threads = 0, 0.0, 0
-        self._at_work: list[Occupation] = []
+        self._at_work, self._closed = list[Occupation](), False
 
     def take(self) -> None:
         """Set what lanes need."""
@@ -109,6 +113,8 @@ class _Process:
         """See `occupy`."""
         self._await_those_that_end()
         with self._lock:
+            if self._closed:
+                raise StoppedError("Python ends, and begins no live run any more.")
             if self._at_work and not alongside:
                 other = self._at_work[0]
                 raise EngineError(
@@ -127,6 +133,7 @@ class _Process:
         """Cross it off."""
         with self._lock:
             self._at_work.remove(occupation)
+        occupation.thread = threading.current_thread()
         occupation.ended.set()
 
     def _await_those_that_end(self) -> None:
@@ -136,9 +143,14 @@ class _Process:
 
     def _end_all(self) -> None:
         """A thread inside torch when Python ends would abort the process, so that all of them are ended before."""
-        for each in list(self._at_work):
+        with self._lock:
+            self._closed, going = True, list(self._at_work)
+        for each in going:
             each.control.stop()
-        self._await_those_that_end()
+        for each in going:
+            each.ended.wait()
+            if each.thread is not None:
+                each.thread.join(_FAREWELL)
 
     def _be_child(self) -> None:
         """A forked process has none of the threads."""
