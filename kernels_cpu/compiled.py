@@ -47,19 +47,19 @@ def _not_written() -> None:
     )
 
 
-class _Files(IndexDataCacheFile):  # type: ignore[misc]
+class _Files(IndexDataCacheFile):
     """Index and code of one function. Code stands behind its digest: damaged machine code would end the process."""
 
     def _load_index(self) -> dict[Any, str]:
         try:
-            found = super()._load_index()
+            found = super()._load_index()  # type: ignore[no-untyped-call]
         except Exception:  # whatever pickle makes of a damaged file
             _not_read(self._cache_path)
             found = {}
         return found if isinstance(found, dict) else {}
 
     def _load_data(self, name: str) -> Any:
-        raw = Path(self._data_path(name)).read_bytes()
+        raw = Path(self._data_path(name)).read_bytes()  # type: ignore[no-untyped-call]
         digest, code = raw[:32], raw[32:]
         if hashlib.sha256(code).digest() != digest:
             _not_read(self._cache_path)
@@ -67,8 +67,8 @@ class _Files(IndexDataCacheFile):  # type: ignore[misc]
         return pickle.loads(code)
 
     def _save_data(self, name: str, data: Any) -> None:
-        code = self._dump(data)
-        with self._open_for_write(self._data_path(name)) as file:
+        code = self._dump(data)  # type: ignore[no-untyped-call]
+        with self._open_for_write(self._data_path(name)) as file:  # type: ignore[no-untyped-call]
             file.write(hashlib.sha256(code).digest() + code)
 
 
@@ -78,7 +78,8 @@ class _PackageCache(FunctionCache):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)  # type: ignore[no-untyped-call]
         impl = self._impl
-        self._cache_file = _Files(self._cache_path, impl.filename_base, impl.locator.get_source_stamp())
+        stamp = impl.locator.get_source_stamp()
+        self._cache_file = _Files(self._cache_path, impl.filename_base, stamp)  # type: ignore[no-untyped-call]
 
     def _index_key(self, sig: Any, codegen: Any) -> tuple[Any, ...]:
         key: Any = super()._index_key(sig, codegen)  # type: ignore[no-untyped-call]
