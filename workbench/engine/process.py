@@ -119,7 +119,7 @@ class _Process:
                 other = self._at_work[0]
                 raise EngineError(
                     f"{other.what} goes on in this process, for {time.monotonic() - other.began:.0f} s now, and a "
-                    "second one would share its cores; wait for it, stop it, or give wb.run and wb.start alongside=True."
+                    "second would share its cores; wait for it, stop it, or give wb.run and wb.start alongside=True."
                 )
             self._at_work.append(mine := Occupation(what, Control()))
             if not self._hooked:
