@@ -51,7 +51,7 @@ def kept(
     except (FileNotFoundError, NotADirectoryError):
         pass
     except (OSError, WorkbenchError) as error:
-        problem = f"{path} could not be read and was written anew with {what}, measured again ({error})"
+        problem = f"{what} could not be read and was measured again ({error})"
     made = make()
     try:
         save(made, path)

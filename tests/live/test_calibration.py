@@ -171,7 +171,7 @@ def test_a_record_that_cannot_be_read_is_measured_again(damage, calibrated, tiny
     assert wb.calibrate(tiny) == wb.calibrate(tiny) == calibrated
     (record,) = (tmp_path / "cache").iterdir()
     JSON_DAMAGES[damage](record)
-    with pytest.warns(RuntimeWarning, match="the calibration for 'tiny'"):
+    with pytest.warns(RuntimeWarning, match=f"the calibration for {tiny.name!r}"):
         assert wb.calibrate(tiny) == calibrated
     assert wb.calibrate(tiny) == calibrated
     assert len(measured) == 2
