@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     tune.add_argument("--dry-run", action="store_true", help="list the candidates, compile none")
     tune.set_defaults(command=_tune)
     measure = commands.add_parser("measure", help="measure this computer's rates for Machine.local")
-    measure.add_argument("--out", type=_file, required=True, help="JSON file to write")
+    measure.add_argument("--out", type=_file, help="JSON file to write (default: print it)")
     measure.set_defaults(command=_measure)
     return parser
 
@@ -248,7 +248,8 @@ def _tune(options: argparse.Namespace) -> None:
 def _measure(options: argparse.Namespace) -> None:
     from workbench.engine.measure import measure_machine
 
-    print(measure_machine().save(options.out))
+    machine = measure_machine()
+    print(machine.save(options.out) if options.out else machine.to_json())
 
 
 if __name__ == "__main__":

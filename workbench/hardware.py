@@ -18,6 +18,7 @@ from typing import Any
 from workbench.catalogue import Catalogue, cache_path, source_of
 from workbench.display import html_table
 from workbench.errors import ScenarioError
+from workbench.kept import kept
 from workbench.profile import Cores, Profile
 from workbench.records import from_plain, to_plain
 from workbench.units import format_bytes, parse_bytes
@@ -303,15 +304,18 @@ class Machine:
         the link is a real copy.
         The record is measured again when `refresh` is set, or when Python or a library it depends on has changed.
         """
-        path = _record_path()
-        if refresh or not path.exists():
-            print("measuring this computer, once, in half a minute ...", file=sys.stderr, flush=True)
-            command = [sys.executable, "-P", "-m", "workbench", "measure", "--out", str(path)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-                raise ScenarioError(f"measuring this computer failed ({reason}); try: {' '.join(command)}.")
-        return cls.load(path)
+        what = "the rates of this computer"
+        return kept(_record_path(), cls._measured, load=cls.load, save=cls.save, what=what, refresh=refresh)
+
+    @classmethod
+    def _measured(cls) -> Machine:
+        print("measuring this computer, once, in half a minute ...", file=sys.stderr, flush=True)
+        command = [sys.executable, "-P", "-m", "workbench", "measure"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise ScenarioError(f"measuring this computer failed ({reason}); try: {' '.join(command)}.")
+        return cls._read(done.stdout, "what measuring printed")
 
     @classmethod
     def load(cls, path: str | Path) -> Machine:
@@ -322,19 +326,33 @@ class Machine:
         ScenarioError
             If the file is no such record.
         """
+        return cls._read(Path(path).read_bytes(), str(path))
+
+    @classmethod
+    def _read(cls, text: str | bytes, where: str) -> Machine:
         try:
-            machine: Machine = from_plain(cls, json.loads(Path(path).read_text(encoding="utf-8")))
+            machine: Machine = from_plain(cls, json.loads(text))
             return machine
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise ScenarioError(f"{path} is no machine record ({error!r}); measure again with refresh=True.") from error
+            raise ScenarioError(
+                f"{where} is no machine record ({error!r}); measure again with refresh=True."
+            ) from error
 
     def save(self, path: str | Path) -> Path:
         """Write this machine as JSON."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}.part")
-        unfinished.write_text(json.dumps(to_plain(self), indent=1), encoding="utf-8")
-        return unfinished.replace(path)
+        try:
+            unfinished.write_text(self.to_json(), encoding="utf-8")
+            return unfinished.replace(path)
+        except OSError:
+            unfinished.unlink(missing_ok=True)
+            raise
+
+    def to_json(self) -> str:
+        """The text of its record."""
+        return json.dumps(to_plain(self), indent=1)
 
     def __str__(self) -> str:
         gpu_rate = max(rate for _, rate in self.gpu.flops)

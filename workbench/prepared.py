@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from workbench.errors import ScenarioError
+from workbench.errors import ScenarioError, ScheduleError
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
 from workbench.plan_cost import PlanCost
@@ -15,6 +15,9 @@ from workbench.segments import layer_graph
 from workbench.stages import Device, Stage, decode_attention
 from workbench.task_cost import TaskCost
 from workbench.units import format_bytes, format_seconds
+
+FEW_PARTS = 16
+"""Parts that a batch may be split into however few requests there are: the default of every schedule is below."""
 
 
 @dataclass(frozen=True)
@@ -48,18 +51,29 @@ def price(scenario: Scenario, schedule: Schedule) -> Prepared:
     ScenarioError
         If these are no scenario and schedule.
     ScheduleError
-        If the schedule needs another shape of pipeline.
+        If the schedule needs another shape of pipeline, or has more micro-batches than there are requests.
     """
     if not isinstance(scenario, Scenario):
         raise ScenarioError(f"a reader takes a Scenario first, not {scenario!r}.")
     if not isinstance(schedule, Schedule):
         raise ScenarioError(f"a reader takes a schedule such as VSLPipe() after the scenario, not {schedule!r}.")
+    _check_parts(scenario, schedule)
     graph = layer_graph(scenario.layer)
     lowering = Lowering(schedule, graph, scenario.model.num_hidden_layers)
     cost = TaskCost(scenario, graph)
     budget = scenario.scheduler.token_budget or cost.token_budget()
     lowering.tasks(scenario.model.num_hidden_layers, Step.FIRST)
     return Prepared(scenario, lowering, cost, PlanCost(cost, scenario.machine), budget)
+
+
+def _check_parts(scenario: Scenario, schedule: Schedule) -> None:
+    """A request is in one part of a batch: parts that are always empty only make plans of endless length."""
+    requests = len(scenario.workload)
+    if schedule.parts > max(requests, FEW_PARTS):
+        raise ScheduleError(
+            f"{schedule.name} has {schedule.parts} micro-batches for {requests} requests, most of them always empty; "
+            f"give at most {max(requests, FEW_PARTS)}."
+        )
 
 
 def facts(scenario: Scenario, prepared: Prepared) -> dict[str, str]:

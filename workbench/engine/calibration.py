@@ -19,15 +19,18 @@ from workbench.catalogue import cache_path
 from workbench.cost import Rows, measured_seconds
 from workbench.engine.beside import BESIDE, Beside, beside
 from workbench.engine.card import card_rates
+from workbench.engine.control import Control
 from workbench.engine.engine import Engine
 from workbench.engine.forward import Forward
 from workbench.engine.lanes import Executor, Job, Transfer
 from workbench.engine.op_times import Seen, typical
 from workbench.engine.ops import Part
+from workbench.engine.process import occupy
 from workbench.engine.runnable import check_runnable
 from workbench.engine.sampler import choose_all
 from workbench.engine.seats import seats
 from workbench.hardware import Machine, usable_cores
+from workbench.kept import kept
 from workbench.memory import Memory
 from workbench.models import ModelConfig
 from workbench.pipeline import cpu, fetch, gpu, load, offload
@@ -106,16 +109,19 @@ def calibrate(
     machine = Machine.local(refresh=refresh)
     scenario = _scenario(machine, model, weights, kv)
     shape = profile_shape(model, scenario.precision)
-    path = _record_path(machine, shape)
-    if refresh or not path.exists():
+
+    def measure() -> Machine:
         prepared = prepare(scenario, Sequential())
         check_runnable(prepared)
-        bench = _Bench(prepared)
-        try:
-            bench.measure(machine, shape).save(path)
-        finally:
-            bench.close()
-    return Machine.load(path)
+        with occupy(f"a calibration for {model.name!r}") as control:
+            bench = _Bench(prepared, control)
+            try:
+                return bench.measure(machine, shape)
+            finally:
+                bench.close()
+
+    path, what = _record_path(machine, shape), f"the calibration for {model.name!r}"
+    return kept(path, measure, load=Machine.load, save=Machine.save, what=what, refresh=refresh)
 
 
 def _record_path(machine: Machine, shape: str) -> Path:
@@ -173,7 +179,7 @@ class _Hollow(Engine):
 class _Bench:
     """Times actions as tasks of one-task plans, on the engine's own lanes."""
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: Prepared, control: Control) -> None:
         scenario = prepared.scenario
         self._prepared, self._model = prepared, scenario.model
         self._cores = scenario.machine.cores or Cores.of(usable_cores())
@@ -185,9 +191,9 @@ class _Bench:
         self._calls: list[_Call] = []
         self._moves: list[float] = []
         self._fetches: list[float] = []
-        self._forward = Forward(prepared)
+        self._forward = Forward(prepared, control)
         self._forward.warm_up()
-        self._executor = Executor(self._rate, self._rate, throttled=True, packet_seconds=1e-3)
+        self._executor = Executor(self._rate, self._rate, throttled=True, packet_seconds=1e-3, control=control)
 
     def close(self) -> None:
         """End every thread."""

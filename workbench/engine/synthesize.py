@@ -65,7 +65,7 @@ def write_checkpoint(model: ModelConfig, folder: str | Path, *, seed: int = 0) -
     folder = Path(folder)
     stamp = json.dumps({"seed": seed, **hf_config(model)}, sort_keys=True)
     done = folder / "complete.json"
-    if done.is_file() and done.read_text(encoding="utf-8") == stamp:
+    if done.is_file() and done.read_bytes() == stamp.encode():
         return folder
     if (folder / "config.json").exists() and not done.is_file():
         raise CheckpointError(f"{folder} holds another model; give an empty folder.")

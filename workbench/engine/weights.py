@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from workbench.engine.checkpoint import TORCH_DTYPES, open_checkpoint
+from workbench.engine.control import Control
 from workbench.engine.lanes import Copy, Transfer
 from workbench.errors import EngineError
 from workbench.kernels import empty_in_huge_pages
@@ -192,15 +193,15 @@ def _between(copies: Sequence[Copy], begin: int, end: int) -> Iterator[Copy]:
 class Weights:
     """Where each stage finds its weights: resident, or in the buffer."""
 
-    def __init__(self, store: WeightStore, graph: LayerGraph, slot_bytes: float, slots: int) -> None:
+    def __init__(self, store: WeightStore, graph: LayerGraph, slot_bytes: float, slots: int, control: Control) -> None:
         self.buffer = WeightBuffer(store, graph, slot_bytes, slots) if graph.streamed else None
         self._streams = graph.pipeline.streams
-        self._resident = {
-            (layer, stage.op.name): store.resident(layer, stage.op.name)
-            for stage in graph.pipeline.stages
-            if stage.op.name in PACKS and not self._streams(stage)
-            for layer in range(store.model.num_hidden_layers)
-        }
+        self._resident: dict[tuple[int, str], Tensors] = {}
+        resident = [stage.op.name for stage in graph.pipeline.stages if not self._streams(stage)]
+        for layer in range(store.model.num_hidden_layers):
+            for op in filter(PACKS.__contains__, resident):
+                control.check()
+                self._resident[layer, op] = store.resident(layer, op)
 
         self.gpu_bytes = self.buffer.bytes if self.buffer is not None else 0
         on_gpu = {stage.op.name for stage in graph.pipeline.stages if stage.device is Device.GPU}

@@ -134,7 +134,7 @@ def models_offered(base: Scenario) -> Mapping[str, ModelConfig]:
         for file in sorted(folder.glob("*/config.json")):
             try:
                 model = checkpoint(file.parent)
-            except CheckpointError:
+            except (CheckpointError, OSError):
                 continue  # half written, or of an architecture that nothing here can run
             if model.path not in [known.path for known in found.values()]:
                 found.setdefault(model.name, model)
