@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from workbench.perfmodels.bound import ARRIVAL, SUMS
+from workbench.perfmodels.bound import ARRIVAL
+from workbench.perfmodels.loads import SUMS
 from workbench.quiet import Noise
 from workbench.result import Result, Source
 from workbench.units import format_seconds

@@ -149,7 +149,7 @@ def test_attention_and_streaming_share_the_hosts_memory(detail):
     )
     contended, free = (simulate(scenario, VSLPipe(), detail=detail) for scenario in (shared, own))
     moved = bound(shared, VSLPipe()).limits["DRAM bandwidth"]
-    assert contended.seconds >= moved > 1.2 * free.seconds
+    assert contended.seconds * (1 + 1e-12) >= moved > 1.2 * free.seconds
 
 
 @pytest.mark.parametrize("detail", Detail)

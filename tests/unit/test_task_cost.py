@@ -147,7 +147,7 @@ def attention_seconds(rates: dict[str, float], kv_dtype: str = "bf16") -> float:
     scenario = tiny_scenario(pipeline=layer, machine=machine).on(memory=Memory("1GB", weights="bf16", kv=kv_dtype))
     cost = prepare(scenario, Sequential()).cost
     stage = next(stage for stage in scenario.layer.stages if stage.op == decode_attention)
-    return cost.stage(stage, Rows(decode=100, context=1e9))
+    return cost.call(stage)(Rows(decode=100, context=1e9))[0]
 
 
 def test_a_gpu_without_an_fp32_rate_decodes_at_the_rate_of_the_cache():

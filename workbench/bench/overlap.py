@@ -18,7 +18,7 @@ from workbench.errors import WorkbenchError
 from workbench.hardware import Machine
 from workbench.memory import Memory
 from workbench.models import ModelConfig, checkpoint
-from workbench.perfmodels.bound import lane_limits
+from workbench.perfmodels.loads import Forced, Loads
 from workbench.pipeline import Pipeline, fetch
 from workbench.plan import COMPUTE, busy_seconds
 from workbench.prepared import Prepared
@@ -152,7 +152,8 @@ class Bench:
         prepared = prepare(self.scenario(self.context, self.rate, schedule), schedule)
         rows = self.batch(self.context + 1 + STEADY // 2).rows
         seconds = median(seconds for seconds, _ in self.passes(prepared, TaskClock(prepared)))
-        return Contender(schedule, max(lane_limits(prepared, rows, 1).values()), seconds)
+        alone = Loads(prepared, Forced(1, self._rows, rows.context / rows.decode))
+        return Contender(schedule, max(alone.limits(rows).values()), seconds)
 
     def measure(self, contender: Contender) -> None:
         """One round: each pass counts unless it was disturbed."""
