@@ -41,7 +41,7 @@ TASK_COLOURS = {
     "K": "#db2777",
 }
 _OTHER = "#6b7280"
-SCHEDULE_COLOURS = ("#d97706", "#2563eb", "#7c3aed", "#db2777")
+SCHEDULE_COLOURS = ("#d97706", "#059669", "#0891b2", "#7c3aed", "#2563eb", "#db2777")
 _SMALL = 7
 _LETTER = 0.9 * _SMALL
 """Points of idle time that a bubble's words need per letter; they are narrower, which leaves room on both sides."""

@@ -15,7 +15,7 @@ from workbench.schedules.sequential import Sequential
 from workbench.schedules.vslpipe import VSLPipe
 from workbench.segments import layer_graph
 
-_ALL = (
+ALL: tuple[Schedule, ...] = (
     Sequential(prefetch=True),
     LayerStreaming(),
     Fiddler(),
@@ -26,6 +26,7 @@ _ALL = (
     KTransformers(),
     VSLPipe(),
 )
+"""Every schedule by default, the simple ones first; that in which nothing overlaps stands for none of them."""
 _LAYERS = 4
 
 
@@ -52,7 +53,7 @@ def contenders(pipeline: Pipeline) -> tuple[Schedule, ...]:
     ['Sequential(prefetch=True)', 'FlexGenS4']
     """
     graph, found = layer_graph(pipeline), dict[object, Schedule]()
-    for schedule in _ALL:
+    for schedule in ALL:
         try:
             found.setdefault(schedule.tasks(graph, _LAYERS, Step.MIDDLE), schedule)
         except ScheduleError:
