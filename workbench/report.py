@@ -48,8 +48,8 @@ img { max-width: 100%; } pre { background: #f6f6f6; padding: 1em; overflow-x: au
 </style></head><body>
 <h1>One pipeline, read three ways</h1>
 <p><code>$pipeline</code></p>
-<p>The same description was bounded, simulated and, where there are weights, executed. On this computer $best generated the
-most, <b>$rate output tokens/s</b>: $gain. All schedules generated the same tokens.</p>
+<p>The same description was bounded, simulated and, where there are weights, executed. On this computer $best generated
+the most, <b>$rate output tokens/s</b>: $gain. All schedules generated the same tokens.</p>
 <h2>Predicted: $server_name</h2>
 <pre>$server</pre>
 <p>The workload's lengths are synthetic: drawn to the published mean and maximum.</p>
