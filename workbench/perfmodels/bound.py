@@ -6,7 +6,7 @@ import numpy as np
 
 from workbench.cost import Rows
 from workbench.models import ModelConfig
-from workbench.perfmodels.loads import Forced, Loads
+from workbench.perfmodels.loads import Counts, Forced, Loads, crowds
 from workbench.prepared import Prepared, facts
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
@@ -89,11 +89,22 @@ def least_iterations(workload: Workload, blocks: int, block: int) -> int:
 
 def least_forced(workload: Workload, model: ModelConfig, blocks: int, block: int) -> Forced:
     """What a workload's lengths and a KV cache of so many blocks force."""
-    fewest = np.sort(-(-workload.prompt_len // block))
+    prompt, output = workload.prompt_len, workload.output_len
+    fewest = np.sort(-(-prompt // block))
     together = int(fewest.cumsum().searchsorted(blocks, "right"))
-    several = workload.prompt_len[workload.output_len > 1]
+    several = prompt[output > 1]
     shortest = float(model.attended(several.min() + 1)) if len(several) else 1.0
-    return Forced(least_iterations(workload, blocks, block), together, shortest)
+    outputs = _held(prompt, output, block)
+    decodes = outputs - np.bincount(-(-prompt // block), minlength=len(outputs))
+    of_rows = crowds(together, outputs, decodes, blocks)
+    return Forced(least_iterations(workload, blocks, block), shortest, float(decodes.sum()), of_rows)
+
+
+def _held(prompt: Counts, output: Counts, block: int) -> Counts:
+    """Output tokens that are made while their sequence holds 0, 1, ... blocks."""
+    edges = block * np.arange(-(-int((prompt + output - 1).max()) // block) + 1)
+    up_to = [int(np.clip(edge - prompt + 1, 0, output).sum()) for edge in edges]
+    return np.diff(up_to, prepend=0)
 
 
 def _least_limits(prepared: Prepared, workload: Workload, forced: Forced) -> dict[str, float]:

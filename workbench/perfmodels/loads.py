@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from workbench.cost import Rows
 from workbench.prepared import Prepared
 from workbench.segments import EMBED, HEAD, Kind, Node
@@ -20,9 +23,28 @@ CORES = "cores that both lanes share"
 SUMS = {"gpu": "all-reduce", "cpu": "reduce-scatter"}
 """What a lane's limit is called that is part of its own: adding up what each of its GPUs or sockets has."""
 _PREFILL = Rows(prefill=1, pairs=1, emits=1)
-_EXACT = 64  # more rows than this are looked at in steps of 1/64
+_EXACT = 32  # more rows than this are looked at in steps of 1/32
+_TOKENS = ("decodes", "outputs")
 
 Seconds = Callable[[Rows], float]
+Counts = npt.NDArray[np.int64]
+
+
+class Crowd(NamedTuple):
+    """Calls with at least `least` and at most `most` rows, and what the KV cache says of calls with at most `most`.
+
+    Attributes
+    ----------
+    least, most : int
+    outputs, decodes : float
+        Over all output tokens, and over those of decodes, the sum of min(1, most h / B), each being made while its
+        sequence holds h of B blocks; or of most / R, if that is more, R being the sequences that can run together.
+    """
+
+    least: int
+    most: int
+    outputs: float
+    decodes: float
 
 
 class Forced(NamedTuple):
@@ -32,28 +54,44 @@ class Forced(NamedTuple):
     ----------
     iterations : int
         That the KV cache and the longest output ask for.
-    together : int
-        Sequences that the KV cache holds at most in one iteration.
     shortest : float
         KV entries that every decode reads at least.
+    decodes : float
+        Decodes if nothing is recomputed.
+    crowds : tuple of Crowd
+        Up to as many rows as sequences that the KV cache holds in one iteration.
     """
 
     iterations: int
-    together: int
     shortest: float
+    decodes: float
+    crowds: tuple[Crowd, ...]
+
+
+def crowds(together: int, outputs: Counts, decodes: Counts, blocks: int) -> tuple[Crowd, ...]:
+    """Calls of up to so many rows, `outputs[h]` and `decodes[h]` tokens being made while sequences hold h blocks."""
+    held, found, least = np.arange(len(outputs)), list[Crowd](), 1
+    while least <= together:
+        most = min(least + max(0, least // _EXACT - 1), together)
+        share = np.minimum(1.0, most * held / blocks)
+        tokens = (max(float(share @ each), most / together * float(each.sum())) for each in (outputs, decodes))
+        found.append(Crowd(least, most, *tokens))
+        least = most + 1
+    return tuple(found)
 
 
 class Loads:
     """Least seconds of each limit for any rows that a scenario has to serve.
 
-    Every stage c of a layer is called once for each part of each iteration. A call costs no less for the rows that it
-    has besides, so one with n decodes costs at least n times the least c(m) / m of m <= R decodes alone, R being the
-    sequences that the KV cache holds at most. So it is with output tokens: each is made by one row, a decode or the
-    last of a prefill, which passes every layer, and no call has more than R of those. A stage thus takes at least
+    Every stage c of a layer is called once for each part of each iteration, and a call costs no less for the rows
+    that it has besides. So one with n decodes costs at least min(n, m) times g(m), the least c(k) / k of k <= m decodes
+    alone, whatever m. Those decodes are at most R and hold no more than all B blocks, so that min(n, m) is at least
+    n m / R, and at least their sum of min(1, m h / B). So it is with output tokens: each is made by one row that passes
+    every layer, a decode or the last of a prefill. With s(m) the larger sum, over all iterations, a stage thus takes
 
-        max(c(all rows), iterations c(one row), decodes min c(m decodes) / m, outputs min c(m rows) / m),    m <= R
+        max(c(all rows), iterations c(one row), g(m) s(m) of the decodes, g(m) s(m) of the output tokens)
 
-    Where a lane may have one number of threads or another, each term is that of the faster one.
+    at least, for every m. Where a lane may have one number of threads or another, each term is that of the faster one.
     """
 
     def __init__(self, prepared: Prepared, forced: Forced) -> None:
@@ -129,15 +167,19 @@ class Loads:
         return lambda rows: price(rows)[1] / self._bandwidth
 
     def _add(self, limit: str, ways: Sequence[_Way], times: int) -> None:
-        forced, either = self._forced, (_PREFILL, self._decode)
-        one = min(way.call(rows) for way in ways for rows in either)
-        of_prefill, of_decode = (min(_per_row(way.call, rows, forced.together) for way in ways) for rows in either)
-        of_output = min(of_prefill, of_decode)
+        forced, calls = self._forced, [way.call for way in ways]
+        one = min(call(rows) for call in calls for rows in (self._decode, _PREFILL))
+        decode, prefill = (
+            np.minimum.accumulate([_cheapest(calls, rows, crowd) for crowd in forced.crowds])
+            for rows in (self._decode, _PREFILL)
+        )
+        decodes, outputs = (np.array([getattr(crowd, name) for crowd in forced.crowds]) for name in _TOKENS)
+        fixed = max(forced.iterations * one, float(max(np.minimum(decode, prefill) * outputs)))
 
         def seconds(total: Rows) -> float:
             whole = min(way.least(total) for way in ways)
-            each = max(of_decode * total.decode, of_output * total.emits)
-            return times * max(whole, forced.iterations * one, each)
+            recomputed = forced.decodes - total.decode
+            return times * max(whole, fixed, float((decode * (decodes - recomputed)).max()))
 
         self._parts[limit].append(seconds)
 
@@ -157,14 +199,7 @@ def _time(price: Pricer) -> Seconds:
     return lambda rows: price(rows)[0]
 
 
-def _per_row(call: Seconds, row: Rows, together: int) -> float:
-    """Least seconds per row of any call with at least one such row and at most so many.
-
-    Where rows are looked at in steps, a call stands for all up to the next one, which cost no less.
-    """
-    least, count = float("inf"), 1
-    while count <= together:
-        beyond = min(count + max(1, count // _EXACT), together + 1)
-        least = min(least, call(Rows(*(count * value for value in row))) / (beyond - 1))
-        count = beyond
-    return least
+def _cheapest(calls: Sequence[Seconds], row: Rows, crowd: Crowd) -> float:
+    """Least seconds per row of a call with as many such rows as a crowd has: those with more cost no less."""
+    rows = Rows(*(crowd.least * value for value in row))
+    return min(call(rows) for call in calls) / crowd.most
