@@ -60,11 +60,11 @@ def explain(results: Sequence[Result]) -> list[str]:
 def _rankings(results: Sequence[Result]) -> list[str]:
     """Which schedule gives most, and how many times the next one's and the first one's rate that is.
 
-    One sentence for each scenario and source with several schedules; a bound knows none.
+    One sentence for each scenario and source with several schedules, of which bounds and predictions know nothing.
     """
     groups = dict[tuple[str, ...], list[Result]]()
     for result in results:
-        if result.source is not Source.BOUND and not result.stopped:
+        if result.source in (Source.SIMULATED, *_MEASURED) and not result.stopped:
             key = (result.origin, result.model, result.machine, *(f"{k}: {v}" for k, v in result.facts.items()))
             groups.setdefault(key, []).append(result)
     return [_ranking(group) for group in groups.values() if len({result.schedule for result in group}) > 1]

@@ -136,7 +136,7 @@ def test_a_schedule_says_which_pipeline_it_needs(schedule, name):
         return
     with pytest.raises(ScheduleError) as error:
         schedule.lower(OTHERS[name], make_batch([3], [2]))
-    words = (type(schedule).__name__, needed, str(OTHERS[name]), "Sequential()")
+    words = (type(schedule).__name__, needed, str(OTHERS[name]), "Sequential(prefetch=True)")
     assert all(word in str(error.value) for word in words)
 
 

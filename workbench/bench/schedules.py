@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -142,7 +142,7 @@ def _stream(scenario: Scenario, pipeline: Pipeline, requests: int) -> Scenario:
     """So many requests in flight at a placement, with room on the GPU for the tokens of an iteration of them."""
     lengths = scenario.workload
     tokens = requests * (1 + float(lengths.prompt_len.mean()) / float(lengths.output_len.mean()))
-    scheduler = replace(scenario.scheduler, token_budget=max(1, int(tokens)))
+    scheduler = ResourceAware(token_budget=max(1, int(tokens)))
     return in_flight(scenario.on(pipeline=pipeline, scheduler=scheduler), requests)
 
 
