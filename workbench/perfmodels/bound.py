@@ -1,4 +1,4 @@
-"""What no schedule can beat: the load of each lane, and the iterations that the KV cache forces."""
+"""What no schedule can beat: the least load of each lane, with the iterations that the KV cache forces."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ def bound(scenario: Scenario, schedule: Schedule) -> Result:
     """Least time in which any order of tasks could serve the workload on this machine.
 
         n = max(ceil(sum of block-iterations / blocks), longest output)
-        T = max over lanes of (work that the requests need, work that n iterations need), the last arrival
+        T = max over lanes of (work that the requests need, work that n iterations need, work that output tokens need
+            when as many as the KV cache and the requests allow share each reading of weights), the last arrival
 
-    A scheduler may preempt and recompute: then one prefill of c tokens stands for a decode that would have read c KV
+    See `workbench.perfmodels.loads.Loads` for the work of a lane. A scheduler may preempt and recompute: then one prefill of c tokens stands for a decode that would have read c KV
     entries. T is the least over how much is recomputed, so that it holds for every scheduler.
 
     The schedule is checked against the pipeline and named in the result; the bound does not depend on it.

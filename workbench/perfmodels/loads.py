@@ -23,7 +23,7 @@ CORES = "cores that both lanes share"
 SUMS = {"gpu": "all-reduce", "cpu": "reduce-scatter"}
 """What a lane's limit is called that is part of its own: adding up what each of its GPUs or sockets has."""
 _PREFILL = Rows(prefill=1, pairs=1, emits=1)
-_EXACT = 32  # more rows than this are looked at in steps of 1/32
+_EXACT = 32  # from twice as many rows on, a call stands for those with up to 1/32 more
 _TOKENS = ("decodes", "outputs")
 
 Seconds = Callable[[Rows], float]
