@@ -53,9 +53,9 @@ the most, <b>$rate output tokens/s</b>: $gain. All schedules generated the same 
 <h2>Predicted: $server_name</h2>
 <pre>$server</pre>
 <p>This scenario was looked for: link, GPU and CPU have about equally much to do, so it is the order of tasks that
-decides. Mostly the link takes longer than all else, and $slow, which only fetches the next layer's weights ahead, is as good as
-any: <code>python -m workbench bench schedules</code> draws others. The workload's lengths are synthetic: drawn to the
-published mean and maximum.</p>
+decides. Mostly the link takes longer than all else, and $slow, which only fetches the next layer's weights ahead, is
+as good as any: <code>python -m workbench bench schedules</code> draws others. The workload's lengths are synthetic:
+drawn to the published mean and maximum.</p>
 $predicted_bars $predicted
 <h2>Measured: this computer</h2>
 <pre>$local</pre>
