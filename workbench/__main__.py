@@ -65,6 +65,11 @@ def _parser() -> argparse.ArgumentParser:
     sim.add_argument("--seed", type=_seed, default=0)
     sim.add_argument("--json", type=_file, help="file to write the record to")
     sim.set_defaults(command=_bench_sim)
+    order = benches.add_parser("schedules", help="drawn scenarios, simulated under every schedule: which is best where")
+    order.add_argument("--scenarios", type=_count, default=60, help="so many that fit (default: 60)")
+    order.add_argument("--seed", type=_seed, default=0)
+    order.add_argument("--json", type=_file, help="file to write the record to")
+    order.set_defaults(command=_bench_schedules)
     speed = benches.add_parser("simulator", help="how fast simulations are: a large job in both details, and a sweep")
     speed.add_argument("--repeats", type=_count, default=5, help="times that the large job is simulated (default: 5)")
     speed.add_argument("--json", type=_file, help="file to write the record to")
@@ -224,6 +229,12 @@ def _bench_sim(options: argparse.Namespace) -> None:
     from workbench.bench.sim import bench_sim
 
     bench_sim(options.model, settings=options.settings, repeats=options.repeats, seed=options.seed, json=options.json)
+
+
+def _bench_schedules(options: argparse.Namespace) -> None:
+    from workbench.bench.schedules import bench_schedules
+
+    bench_schedules(scenarios=options.scenarios, seed=options.seed, json=options.json)
 
 
 def _bench_simulator(options: argparse.Namespace) -> None:

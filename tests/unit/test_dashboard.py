@@ -16,7 +16,7 @@ from workbench.engine import RunState
 from workbench.errors import CapacityError, EngineError
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
-from workbench.schedules import Schedule, Sequential, VSLPipe
+from workbench.schedules import Schedule, Sequential, VSLPipe, contenders
 from workbench.serving import Progress
 from workbench.simulate import Detail, simulate
 from workbench.widgets import Dashboard, dashboard
@@ -178,7 +178,7 @@ def test_the_curves_are_what_simulate_says_of_the_last_value(board, scenario):
         step(board.controls.requests, 1)
     drawn(board)
     chosen = scenario_of(scenario, board.controls.settings, random_tokens)
-    for schedule in (Sequential(), VSLPipe()):
+    for schedule in contenders(scenario.layer):
         points = curve(board, f"{schedule.name}, simulated")
         assert len(points) > 8
         for capacity, rate in points:
@@ -202,14 +202,14 @@ def test_a_picture_on_a_copied_frame_is_the_one_drawn_anew(board):
     assert again._frame is frame
 
 
-def test_curves_that_are_not_whole_leave_the_earlier_ones_in_pale(board):
+def test_curves_that_are_not_whole_leave_the_earlier_ones_in_pale(board, scenario):
     drawn(board)
     pairs, capacity = board._whole, board._predictions.capacity(board.controls.settings)
-    picture = CurvePicture()
-    picture.png(pairs[:3], capacity, (capacity / 8, capacity * 8), before=pairs)
+    picture, lines = CurvePicture(), ["bound", *contenders(scenario.layer)]
+    picture.png(pairs[: len(lines)], capacity, (capacity / 8, capacity * 8), before=pairs)
     pale = [line for line in picture.ax.lines if line.get_alpha()]
-    assert len(pale) == 3
-    assert len(picture.ax.get_legend().get_texts()) == 3
+    assert len(pale) == len(lines)
+    assert len(picture.ax.get_legend().get_texts()) == len(lines)
     picture.png(pairs, capacity, (capacity / 8, capacity * 8))
     assert not [line for line in picture.ax.lines if line.get_alpha()]
 
@@ -276,7 +276,7 @@ def test_a_run_is_started_watched_paused_and_finished(board, runs):
     live = board.live
     live.start.click()
     (run,) = runs
-    assert run.schedule == Sequential()
+    assert run.schedule == Sequential(prefetch=True)
     assert (live.start.disabled, live.pause.disabled, live.stop.disabled) == (True, False, False)
     assert board.controls.requests.disabled
     run.serve(2, 20)

@@ -64,7 +64,8 @@ def shape(graph: LayerGraph) -> str:
 def wrong_shape(schedule: str, needed: str, graph: LayerGraph) -> ScheduleError:
     """The error that tells which pipeline a schedule needs."""
     return ScheduleError(
-        f"{schedule} needs a pipeline of the shape {needed}, not {graph.pipeline}. Wire it so, or use Sequential()."
+        f"{schedule} needs a pipeline of the shape {needed}, not {graph.pipeline}. Wire it so, or use "
+        "Sequential(prefetch=True)."
     )
 
 

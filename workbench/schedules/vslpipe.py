@@ -62,7 +62,7 @@ class VSLPipe(Schedule):
         if shape != _SHAPE or graph.enter or graph.leave:
             raise ScheduleError(
                 f"VSLPipe needs a pipeline of the shape gpu(...) >> offload >> cpu(...) >> load >> gpu(...), not "
-                f"{graph.pipeline}. Wire it so, or use Sequential()."
+                f"{graph.pipeline}. Wire it so, or use Sequential(prefetch=True)."
             )
         return _Phases(graph, layers, self.weight_slots, step).run()
 
