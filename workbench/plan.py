@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import enum
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
+from workbench.display import escaped
 from workbench.scheduler.batch import Batch
 from workbench.segments import Kind, LayerGraph, Node
 from workbench.timeline import ITERATION
@@ -144,7 +144,7 @@ class Plan:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        return f"<pre>{escaped(str(self))}</pre>"
 
 
 COMPUTE = ("gpu", "cpu")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from workbench.display import escaped
 from workbench.reproductions import ktransformers, layered_prefill, moe_cap, moe_lens, moe_lightning
 from workbench.reproductions.rows import Inputs, Outcome, Printed, Row, Tolerance, Value, printed
 
@@ -81,8 +81,8 @@ class Reproduction:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        notes = "".join(f"<li>{html.escape(remark)}</li>" for remark in self.remarks())
-        return f"<p>{html.escape(str(self))}</p>{self.style().to_html()}<ol>{notes}</ol>"
+        notes = "".join(f"<li>{escaped(remark)}</li>" for remark in self.remarks())
+        return f"<p>{escaped(str(self))}</p>{self.style().to_html()}<ol>{notes}</ol>"
 
 
 def reproduce(paper: str) -> Reproduction:
