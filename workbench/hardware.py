@@ -9,7 +9,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -20,8 +20,8 @@ from workbench.display import html_table
 from workbench.errors import ScenarioError
 from workbench.kept import kept
 from workbench.profile import Cores, Profile
-from workbench.records import from_plain, to_plain
-from workbench.units import format_bytes, parse_bytes
+from workbench.records import from_plain, read_json, reason, to_plain
+from workbench.units import format_bytes, is_number, is_whole, parse_bytes
 
 _RECORD = "record 2"
 """Names what a measured record contains; another one is measured anew."""
@@ -29,13 +29,13 @@ _RECORD = "record 2"
 
 def _check_positive(name: str, **values: float) -> None:
     for what, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        if not is_number(value) or not value > 0:
             raise ScenarioError(f"{name} has {what}={value!r}; give a positive number.")
 
 
 def _check_seconds(name: str, **values: float) -> None:
     for what, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        if not is_number(value) or not 0 <= value < math.inf:
             raise ScenarioError(f"{name} has {what}={value!r}; give seconds, at least 0.")
 
 
@@ -102,6 +102,8 @@ class Device:
         _check_positive(self.name, memory=self.memory, bandwidth=self.bandwidth)
         _check_positive(self.name, **{f"flops of {dtype}": rate for dtype, rate in self.flops})
         _check_seconds(self.name, overhead=self.overhead)
+        if not is_whole(self.count) or self.count < 1:
+            raise ScenarioError(f"{self.name} has count={self.count!r}; give a whole number from 1 on.")
         if not self.flops:
             raise ScenarioError(f"{self.name} has no FLOP rate; give at least one, such as flops=(('bf16', 1e14),).")
         if self.between is not None and self.count == 1:
@@ -136,7 +138,7 @@ class Device:
         -----
         As MoE-Lightning's section 4.3 counts: memory, bandwidth and rates grow, the link to the host does not.
         """
-        if type(count) is not int or count < 1:
+        if not is_whole(count) or count < 1:
             raise ScenarioError(f"{count!r} times {self.name} is no device; give a whole number from 1 on.")
         if count == 1:
             return self
@@ -315,7 +317,7 @@ class Machine:
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise ScenarioError(f"measuring this computer failed ({reason}); try: {' '.join(command)}.")
-        return cls._read(done.stdout, "what measuring printed")
+        return cls._read(lambda: json.loads(done.stdout), "what measuring printed")
 
     @classmethod
     def load(cls, path: str | Path) -> Machine:
@@ -326,16 +328,16 @@ class Machine:
         ScenarioError
             If the file is no such record.
         """
-        return cls._read(Path(path).read_bytes(), str(path))
+        return cls._read(lambda: read_json(path), str(path))
 
     @classmethod
-    def _read(cls, text: str | bytes, where: str) -> Machine:
+    def _read(cls, plain: Callable[[], Any], where: str) -> Machine:
         try:
-            machine: Machine = from_plain(cls, json.loads(text))
+            machine: Machine = from_plain(cls, plain())
             return machine
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise ScenarioError(
-                f"{where} is no machine record ({error!r}); measure again with refresh=True."
+                f"{where} is no machine record ({reason(error)}); measure again with refresh=True."
             ) from error
 
     def save(self, path: str | Path) -> Path:

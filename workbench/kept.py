@@ -46,10 +46,8 @@ def kept(
         return found
     problem = ""
     try:
-        if not refresh:
+        if not refresh and path.exists():
             return load(path)
-    except (FileNotFoundError, NotADirectoryError):
-        pass
     except (OSError, WorkbenchError) as error:
         problem = f"{what} could not be read and was measured again ({error})"
     made = make()

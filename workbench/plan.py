@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import enum
-import html
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
+from workbench.display import escaped
 from workbench.repeats import Run, find_runs
 from workbench.scheduler.batch import Batch
 from workbench.segments import Kind, LayerGraph, Node
@@ -146,7 +146,7 @@ class Plan:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        return f"<pre>{escaped(str(self))}</pre>"
 
 
 COMPUTE = ("gpu", "cpu")

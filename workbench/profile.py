@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from itertools import pairwise
+
+from workbench.errors import ScenarioError
+from workbench.units import is_number
+
+
+def _check_least(what: str, least: float, *values: float) -> None:
+    if not all(is_number(value) and least <= value < math.inf for value in values):
+        raise ScenarioError(f"{what} are {values}; give numbers from {least:g} on.")
 
 
 @dataclass(frozen=True)
@@ -35,6 +45,17 @@ class OpTime:
     per_context: float = 0.0
     decoding: float = 0.0
 
+    def __post_init__(self) -> None:
+        slopes = (self.per_prompt, self.per_pair, self.per_decode, self.per_context, self.decoding)
+        points = (self.tokens, self.seconds)
+        rising = all(low <= high for column in points for low, high in pairwise(column))
+        if not (len(self.tokens) == len(self.seconds) >= 2 and rising and self.tokens[0] > 0):
+            raise ScenarioError(
+                f"times of {self.op!r} are {self.seconds} s at {self.tokens} tokens; give both rising, one for one."
+            )
+        _check_least(f"times of {self.op!r}", 0.0, *self.seconds, *slopes)
+        _check_least(f"threads of {self.op!r}", 1, self.threads)
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -63,6 +84,12 @@ class Profile:
     move: float = 0.0
     fetch: float = 0.0
     spread: tuple[float, float] = (1.0, 1.0)
+
+    def __post_init__(self) -> None:
+        times = (self.iteration, self.request, self.hand_over, self.move, self.fetch)
+        _check_least(f"times of {self.shape!r}", 0.0, *times, *self.spread)
+        if not self.spread[0] <= self.spread[1]:
+            raise ScenarioError(f"{self.shape!r} has spread={self.spread}; give (lower, upper).")
 
     def find(self, op: str, threads: int) -> OpTime | None:
         """The times of an operation on so many threads, or None if it was not measured."""
@@ -101,6 +128,11 @@ class Cores:
     cpu_drag: float = 0.0
     gpu_team_drag: float = 0.0
     cpu_team_drag: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_least("cores of the lanes", 1, self.gpu, self.cpu, self.alone)
+        drags = (self.gpu_drag, self.cpu_drag, self.gpu_team_drag, self.cpu_team_drag)
+        _check_least("shares of cores", 0.0, self.spare, self.mover, *drags)
 
     @classmethod
     def of(cls, total: int) -> Cores:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import html
 import io
 import json
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ import matplotlib.pyplot as plt
 
 from workbench.catalogue import data_path
 from workbench.compare import Comparison, compare
+from workbench.display import escaped
 from workbench.engine import calibrate, run
 from workbench.errors import EngineError
 from workbench.exam import Exam, make_exam
@@ -164,18 +164,18 @@ def _page(server: Scenario, predicted: Comparison, local: Scenario, measured: Co
     slow, fast, best = runs[0], runs[-1], max(runs, key=lambda result: result.gen_tok_s)
     others = [result for result in runs if result is not best]
     return _PAGE.substitute(
-        pipeline=html.escape(str(server.pipeline)),
-        slow=html.escape(slow.schedule),
-        fast=html.escape(fast.schedule),
-        best=html.escape(best.schedule),
+        pipeline=escaped(str(server.pipeline)),
+        slow=escaped(slow.schedule),
+        fast=escaped(fast.schedule),
+        best=escaped(best.schedule),
         rate=f"{best.gen_tok_s:.3g}",
-        gain=html.escape(", ".join(f"{best.gen_tok_s / r.gen_tok_s:.2f} times {r.schedule}" for r in others)),
-        server=html.escape(str(server)),
-        server_name=html.escape(f"{server.model.name} on {server.machine.name}"),
+        gain=escaped(", ".join(f"{best.gen_tok_s / r.gen_tok_s:.2f} times {r.schedule}" for r in others)),
+        server=escaped(str(server)),
+        server_name=escaped(f"{server.model.name} on {server.machine.name}"),
         predicted_bars=_picture(lambda: plot_throughput(predicted.results)),
         predicted=predicted._repr_html_(),
-        local=html.escape(str(local)),
-        marks=html.escape(marks),
+        local=escaped(str(local)),
+        marks=escaped(marks),
         link=f"{local.machine.link.h2d / 1e9:.3g} GB/s",
         measured_bars=_picture(lambda: plot_throughput(measured.results)),
         measured=measured._repr_html_(),
@@ -183,7 +183,7 @@ def _page(server: Scenario, predicted: Comparison, local: Scenario, measured: Co
         lanes="".join(_lanes([r for r in measured.results if r.schedule == one.schedule]) for one in runs),
         slow_iterations=_picture(lambda: plot_iterations(slow)),
         fast_iterations=_picture(lambda: plot_iterations(fast)),
-        made_with=html.escape(json.dumps({**fast.versions, "machine": fast.machine, "date": fast.date}, indent=1)),
+        made_with=escaped(json.dumps({**fast.versions, "machine": fast.machine, "date": fast.date}, indent=1)),
     )
 
 

@@ -84,11 +84,12 @@ def host_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 class WeightStore:
-    """The model's weights on the host, in the precision asked for; mapped from the files where no conversion is due."""
+    """The model's weights on the host, in the precision asked for; each is held once, here or where it is resident."""
 
     def __init__(self, model: ModelConfig, dtype: str) -> None:
         self.model, self.dtype = model, TORCH_DTYPES[dtype]
-        self._tensors = {name: tensor.to(self.dtype) for name, tensor in open_checkpoint(model).items()}
+        found = open_checkpoint(model)
+        self._tensors = {name: found.pop(name).to(self.dtype) for name in list(found)}
 
     def table(self, name: str) -> torch.Tensor:
         """A tensor that belongs to no layer."""
@@ -102,8 +103,12 @@ class WeightStore:
         ]
 
     def resident(self, layer: int, op: str) -> Tensors:
-        """An operation's weights, to stay where it runs."""
-        return {key: torch.cat(parts) if len(parts) > 1 else parts[0] for key, parts in self.sources(layer, op)}
+        """An operation's weights, to stay where it runs: they leave the store."""
+        found = {key: torch.cat(parts) if len(parts) > 1 else parts[0] for key, parts in self.sources(layer, op)}
+        for packed in PACKS[op](self.model):
+            for name in packed.sources:
+                del self._tensors[f"model.layers.{layer}.{name}"]
+        return found
 
 
 class WeightBuffer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from workbench.display import escaped
 from workbench.reproductions import ktransformers, layered_prefill, moe_cap, moe_lens, moe_lightning
 from workbench.reproductions.rows import Evidence, Inputs, Outcome, Printed, Row, Tolerance, Value, printed
 
@@ -98,8 +98,8 @@ class Reproduction:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        notes = "".join(f"<li>{html.escape(remark)}</li>" for remark in self.remarks())
-        return f"<p>{html.escape(str(self))}</p>{self.style().to_html()}<ol>{notes}</ol>"
+        notes = "".join(f"<li>{escaped(remark)}</li>" for remark in self.remarks())
+        return f"<p>{escaped(str(self))}</p>{self.style().to_html()}<ol>{notes}</ol>"
 
 
 def reproduce(paper: str) -> Reproduction:
