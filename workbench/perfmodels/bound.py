@@ -26,8 +26,9 @@ def bound(scenario: Scenario, schedule: Schedule) -> Result:
         T = max over lanes of (work that the requests need, work that n iterations need, work that output tokens need
             when as many as the KV cache and the requests allow share each reading of weights), the last arrival
 
-    See `workbench.perfmodels.loads.Loads` for the work of a lane. A scheduler may preempt and recompute: then one prefill of c tokens stands for a decode that would have read c KV
-    entries. T is the least over how much is recomputed, so that it holds for every scheduler.
+    See `workbench.perfmodels.loads.Loads` for the work of a lane. A scheduler may preempt and recompute: then one
+    prefill of c tokens stands for a decode that would have read c KV entries. T is the least over how much is
+    recomputed, so that it holds for every scheduler.
 
     The schedule is checked against the pipeline and named in the result; the bound does not depend on it.
 
