@@ -176,7 +176,7 @@ def _workload_from(record: dict[str, Any]) -> Workload:
         requests,
         from_plain(bool, record["synthetic"]),
         from_plain(str, record["source"]),
-        np.array(record.get("arrival", []), dtype=np.float64),
+        np.array(from_plain(tuple[float, ...], record.get("arrival", [])), dtype=np.float64),
     )
 
 

@@ -340,7 +340,7 @@ def test_token_that_the_model_does_not_know(token: int, tiny: ModelConfig) -> No
     refused(lambda: wb.run(scenario(tiny, asked), VSLPipe()), EngineError, "request 3", str(token))
 
 
-@pytest.mark.parametrize("token", [1.0, "a", None, 1.5, -1, -97, 2**63, 10**400], ids=type)
+@pytest.mark.parametrize("token", [1.0, "a", None, 1.5, -1, -97, 2**63], ids=repr)
 def test_token_that_no_model_knows(token: Any) -> None:
     refused(lambda: Request((1, token, 2), 3), WorkloadError, "token ids", repr(token))
 
