@@ -140,7 +140,7 @@ def frame_sweep(ax: Axes, lines: Sequence[Line2D]) -> None:
     ax.spines[["top", "right"]].set_visible(False)
     if lines:
         tight = {"columnspacing": 1.0, "handlelength": 1.6, "handletextpad": 0.5}
-        ax.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.06), ncols=3, frameon=False, fontsize=8, **tight)
+        ax.legend(loc="lower left", bbox_to_anchor=(-0.08, 1.06), ncols=3, frameon=False, fontsize=8, **tight)
 
 
 def plot_timeline(timeline: Timeline, ax: Axes | None = None, *, title: str = "", seconds: float | None = None) -> Axes:
