@@ -201,11 +201,11 @@ def check_weights(name: str, weight: Weights, x: torch.Tensor, rows: str, column
         if tensor.device != x.device:
             raise ValueError(f"{name}{part} must be on {x.device} as its input, not on {tensor.device}: move it.")
     if isinstance(weight, Quantised):
-        (pages, rows, columns), group = weight.shape, weight.group
+        group = weight.group
         if group != columns and group % 32:
             raise ValueError(
-                f"{name}.scales must be ({pages}, {rows}, {columns} / G) with G a multiple of 32 or {columns}, not "
-                f"{tuple(weight.scales.shape)}: make them with quantise."
+                f"{name}.scales must be of groups of a multiple of 32 or {columns} columns, not of {group}: "
+                "make them with quantise."
             )
 
 

@@ -19,6 +19,7 @@ from kernels_cpu import CodePath, Format
 from kernels_triton import Draws, Linear, Prefix, Quantised, Routing, quantise
 from kernels_triton.grouped_gemm import grouped_gemm_reference
 from kernels_triton.sampling import uniform
+from tests.kernels.layouts import raw
 from workbench import kernels
 
 Operands: TypeAlias = dict[str, Any]
@@ -554,7 +555,7 @@ def _words(memory: torch.Tensor, threads: int = 1) -> Answer:
 
 def _sum_of_words(memory: torch.Tensor) -> int:
     """Of 32 bits, without a remainder below 1 KiB."""
-    read = memory.view(torch.uint8 if memory.dtype is torch.bfloat16 else memory.dtype).numpy().tobytes()
+    read = raw(memory).tobytes()
     return int(np.frombuffer(read[: len(read) // 1024 * 1024], np.int32).sum(dtype=np.int64))
 
 
