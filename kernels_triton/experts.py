@@ -140,10 +140,9 @@ def dequantise(weight: Weights, dtype: torch.dtype) -> torch.Tensor:
     """
     values, scales = parts(weight)
     check_tensor("weight", values)
-    if scales is not None:
-        check_tensor("weight.scales", scales)
     if scales is None:
         return values.to(dtype)
+    check_tensor("weight.scales", scales)
     _check_scales("weight", values, scales)
     wide = values
     if values.dtype is torch.uint8:
@@ -186,7 +185,6 @@ def check_weights(name: str, weight: Weights, x: torch.Tensor, rows: str, column
     check_tensor(name if scales is None else f"{name}.values", values)
     if scales is not None:
         check_tensor(f"{name}.scales", scales)
-    if scales is not None:
         _check_scales(name, values, scales)
     if values.ndim != 3 or 0 in values.shape or weight.shape[2] != columns:
         raise ValueError(

@@ -81,6 +81,7 @@ def _compute(
     draws = None
     if temperatures is not None and top_p is not None and seeds is not None and positions is not None:
         draws = Draws(temperatures, top_p, seeds, positions)
+        _check_counts(draws)
     if backend == Backend.TORCH:
         greedy = logits.argmax(dim=1)
         return greedy if draws is None else torch.where(draws.temperatures > 0, _drawn(logits, draws), greedy)
@@ -114,10 +115,12 @@ def _check(logits: torch.Tensor, draws: Draws | None) -> None:
         kinds = (torch.float64, torch.float64, torch.int64, torch.int64)
         for name, tensor, kind in zip(Draws._fields, draws, kinds, strict=True):
             check_operand(f"draws.{name}", tensor, (len(logits),), (kind,), logits)
-        for name in ("seeds", "positions"):
-            counts = getattr(draws, name)
-            if logits.device.type == "cpu" and bool((counts < 0).any()):
-                raise ValueError(f"draws.{name} must be at least 0, not {counts.tolist()}: count from 0.")
+
+
+def _check_counts(draws: Draws) -> None:
+    for name, counts in (("seeds", draws.seeds), ("positions", draws.positions)):
+        if counts.device.type == "cpu" and bool((counts < 0).any()):
+            raise ValueError(f"draws.{name} must be at least 0, not {counts.tolist()}: count from 0.")
 
 
 def _drawn(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
