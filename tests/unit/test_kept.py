@@ -83,10 +83,10 @@ def test_where_none_can_be_written_it_is_told_once(
 def test_what_cannot_be_opened_is_measured_again(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     local()
 
-    def fail(*_: object) -> bytes:
-        raise PermissionError("not yours")
+    def fail(*_: object) -> str:
+        raise PermissionError(errno.EACCES, "not yours")
 
-    monkeypatch.setattr(Path, "read_bytes", fail)
+    monkeypatch.setattr(Path, "read_text", fail)
     (said,) = local()
     assert "not yours" in said
     assert len(measurements) == 2
