@@ -54,7 +54,7 @@ def kept(
     try:
         save(made, path)
         made = load(path)  # as every later call has it
-    except OSError as error:
+    except (OSError, WorkbenchError) as error:
         _NOT_WRITTEN[path] = made
         problem = (
             f"{path} cannot be written ({error}), and {what} will be measured again in every process; mend the file or "

@@ -316,19 +316,26 @@ class _Lanes:
                 if ends[other] > start:
                     start = ends[other]
             if is_bulk:
-                over = min([free[each] for each in lanes], default=start)  # none but bulk transfers begin before
-                before = [transfer for transfer in bulk.get(lane, ()) if ends[transfer.index] > over]
-                start = max(start, ends[before[-1].index]) if before else start
-                bulk[lane] = [*before, _Bulk(index, start)]
-                starts[index], ends[index] = start, start + length
+                under_way = bulk.setdefault(lane, [])
+                over = free[lanes[0]] if lanes else start  # none but bulk transfers begin before
+                for each in lanes:
+                    if free[each] < over:
+                        over = free[each]
+                while under_way and ends[under_way[0].index] <= over:
+                    del under_way[0]
+                if under_way and ends[under_way[-1].index] > start:
+                    start = ends[under_way[-1].index]
+                under_way.append(_Bulk(index, start))
+                starts[index] = start
+                ends[index] = start + length
                 continue
             if lane in bulk and length:
                 start = _let_pass(bulk[lane], start, length, starts, ends, packet)
             end = start + length
             drag = drags[kind]
             if drag and length:
-                for transfers in bulk.values():
-                    end = _dragged(transfers, start, end, starts, ends, drag)
+                for each in bulk:
+                    end = _dragged(bulk[each], start, end, starts, ends, drag)
                 self.longer[lane] += end - start - length
             starts[index] = start
             ends[index] = free[lane] = end
@@ -392,8 +399,21 @@ def _let_pass(
 ) -> float:
     """Start of a small transfer that is ready at `start`: it delays the bulk transfer under way and those behind it."""
     for transfer in bulk:
-        if start < ends[transfer.index]:
-            start = transfer.let_pass(start, length, starts, ends, packet)
+        begin, end, since = starts[transfer.index], ends[transfer.index], transfer.since
+        if start >= end:
+            continue
+        if start <= begin:
+            transfer.delay(start + length - begin, starts, ends)
+            continue
+        packets = -(-(start - since) // packet)
+        if packets > 0:
+            start = since + packets * packet
+            start = start if start < end else end
+        elif start < since:
+            start = since
+        if start < end:
+            ends[transfer.index] += length
+            transfer.since = start + length
     for before, behind in pairwise(bulk):
         if ends[before.index] > starts[behind.index]:
             behind.delay(ends[before.index] - starts[behind.index], starts, ends)
@@ -406,18 +426,6 @@ class _Bulk:
 
     index: int
     since: float
-
-    def let_pass(self, start: float, length: float, starts: list[float], ends: list[float], packet: float) -> float:
-        """Start of a small transfer that is ready at `start`, for which this one waits between packets."""
-        if start <= starts[self.index]:
-            self.delay(start + length - starts[self.index], starts, ends)
-            return start
-        packets, end = -(-(start - self.since) // packet), ends[self.index]
-        start = min(self.since + packets * packet, end) if packets > 0 else max(start, self.since)
-        if start < end:
-            ends[self.index] += length
-            self.since = start + length
-        return start
 
     def delay(self, late: float, starts: list[float], ends: list[float]) -> None:
         """Begin so much later, if that is later at all."""

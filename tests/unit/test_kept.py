@@ -83,7 +83,7 @@ def test_where_none_can_be_written_it_is_told_once(
 def test_what_cannot_be_opened_is_measured_again(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     local()
 
-    def fail(*_: object) -> str:
+    def fail(*_: object, **__: object) -> str:
         raise PermissionError(errno.EACCES, "not yours")
 
     monkeypatch.setattr(Path, "read_text", fail)
