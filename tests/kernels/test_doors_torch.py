@@ -32,10 +32,19 @@ TRACED = GIVES | {"scatter_kv", "sample", "quantise"}
 """Doors that torch.compile, FakeTensor and vmap go through; every other one refuses."""
 
 
-def drawn(door: Door, random: Random) -> Operands:
-    """Operands of which at least one has a number."""
-    for _ in range(50):
+def together(door: Door, random: Random) -> Operands:
+    """Operands without a slot that occurs twice."""
+    while True:
         operands = door.draw(random)
+        slots = operands.get("slots", torch.empty(0))
+        if not door.written or len(slots.unique()) == len(slots):
+            return operands
+
+
+def drawn(door: Door, random: Random) -> Operands:
+    """Operands that go together and have numbers."""
+    for _ in range(50):
+        operands = together(door, random)
         if all(leaf.numel() for leaf in tree_flatten(operands)[0] if isinstance(leaf, torch.Tensor)):
             return operands | ({"dtype": torch.float32} if "dtype" in operands else {})
     raise AssertionError("no draw has a row")
@@ -109,7 +118,7 @@ def check_gradients(door: Door, name: str, operands: Operands, seed: int, call) 
         return
     least = 0.3 * max(float(part.norm()) for part in want)
     for one, other in zip(got, want, strict=True):
-        error = float((one.double() - other).norm()) / max(float(other.norm()), least, 1e-3)
+        error = float((one.double() - other).norm()) / max(float(other.norm()), least, 1e-2)
         assert error <= limit([leaves[at] for at in sources]), f"error {error:.2g} of {tuple(one.shape)}"
 
 
@@ -168,7 +177,7 @@ def test_compiled_calls_give_the_same_or_an_error_of_ours(name):
 @given(st.randoms(use_true_random=False))
 def test_fake_and_meta_tensors_have_the_shapes_of_true_ones_or_are_refused(name, random):
     door = DOORS[name]
-    operands = door.draw(random)
+    operands = together(door, random)
     want = answer(door, copied(operands)) if name in TRACED else ()
     with FakeTensorMode() as mode:
         fakes = with_leaves(operands, mode.from_tensor)
