@@ -209,10 +209,20 @@ class Turns(NamedTuple):
         return cls([(task.node.lane, task.after, task.bulk) for task in tasks], tuple(lanes))
 
 
+RESTS = (2e-3, 5e-3)
+"""Seconds without work from which on the gpu lane cools down, and after which it is all cold: others used its caches.
+
+Between the two halves of a layer it waits for attention: their operations are timed after such a wait.
+"""
+
+
 def play(
-    turns: Turns, seconds: Sequence[float], packet: float, drags: Sequence[float]
+    turns: Turns, seconds: Sequence[float], packet: float, drags: Sequence[float], cold: float = 0.0
 ) -> tuple[list[float], list[float], list[float]]:
-    """As `lay_out`, for the turns of a plan: starts, ends, and how long each task holds its lane [s]."""
+    """As `lay_out`, for the turns of a plan: starts, ends, and how long each task holds its lane [s].
+
+    A task with which the gpu lane begins after a rest takes `cold` seconds longer, after a short one less.
+    """
     order = turns.tasks
     starts, ends, busy = [0.0] * len(order), [0.0] * len(order), list(seconds)
     free = dict.fromkeys(LANES, 0.0)
@@ -229,6 +239,9 @@ def play(
             bulk[lane] = [*before, _Bulk(index, start)]
             starts[index], ends[index] = start, start + length
             continue
+        if cold and lane == "gpu" and length:
+            length += cold * min(1.0, max(0.0, (start - free[lane] - RESTS[0]) / (RESTS[1] - RESTS[0])))
+            busy[index] = length
         if lane in bulk and length:
             start = _let_pass(bulk[lane], start, length, starts, ends, packet)
         end = start + length

@@ -8,15 +8,16 @@ from typing import NamedTuple
 from workbench.cost import CutRows, PartRows, Rows
 from workbench.errors import ScenarioError
 from workbench.hardware import Machine
-from workbench.plan import COMPUTE, Carry, Task, Turns, busy_seconds, one_at_a_time, play
-from workbench.profile import Cores, Pace
-from workbench.scheduler.batch import Batch
+from workbench.plan import COMPUTE, Carry, Plan, Task, Turns, busy_seconds, one_at_a_time, play
+from workbench.profile import Contention, Cores, Pace
 from workbench.task_cost import Price, Pricer, TaskCost
+from workbench.timeline import overlap
 
 # Where the longest task of a plan is shorter, a team of threads gains nothing, and beside another program its members
 # wait for one another: regions of 1 ms then took up to 50 ms (2 Zen 4 cores).
 TEAM_SECONDS = 1e-3
 _MOST_STOLEN = 0.5  # share of a core that the movers take from a lane that wants it too
+_PACKET = 1e-3  # seconds of a transfer's packets where it only matters how far lanes overlap
 _NO_ROWS = Rows()
 
 
@@ -71,10 +72,12 @@ class PlanCost:
         self._cost, self._machine, self._profile = cost, machine, cost.profile
         self._kinds: dict[tuple[int, range | None, int, int], _Kinds] = {}
 
-    def between(self, parts: Sequence[Batch]) -> float:
-        """Seconds between a plan of these parts and the next [s]."""
+    def between(self, plan: Plan) -> float:
+        """Seconds between a plan and the next [s]."""
         profile = self._profile
-        return 0.0 if profile is None else profile.iteration + profile.request * sum(map(len, parts))
+        if profile is None:
+            return 0.0
+        return profile.iteration + profile.request * sum(map(len, plan.parts)) + profile.task * len(plan.tasks)
 
     def tasks(self, tasks: Sequence[Task], parts: Sequence[PartRows], pace: Pace | None = None) -> list[float]:
         """Seconds of every task of a plan whose parts have these rows; none for the rest of a carried transfer."""
@@ -96,9 +99,11 @@ class PlanCost:
         if pace is None:
             drags, dram = self._shared_dram(kinds, prices)
         else:
+            work = _contending(work, tasks, pace.contention)
             of_lane = {"gpu": pace.gpu_drag, "cpu": pace.cpu_drag}
             drags, dram = [of_lane.get(task.node.lane, 0.0) for task in tasks], [0.0] * len(tasks)
-        starts, ends, busy = play(kinds.order, work, packet, drags)
+        cold = 0.0 if pace is None or self._profile is None else self._profile.rest
+        starts, ends, busy = play(kinds.order, work, packet, drags, cold)
         awaited, runs_on, running_on = ends, 0.0, 0.0
         if kinds.on:
             awaited = ends.copy()
@@ -137,9 +142,10 @@ class PlanCost:
         link = self._machine.link.h2d
         stolen = 0.0 if cores.spare else min(cores.mover * link, _MOST_STOLEN)
         drags = (cores.gpu_drag, cores.cpu_drag, cores.gpu_team_drag, cores.cpu_team_drag)
-        gpu_drag, cpu_drag, *teams = (1 - 1 / (1 + drag * link) for drag in drags)
-        whole = Pace(cores.alone, cores.alone, "", *teams)
-        if one_at_a_time(tasks, crowded) and self._faster(tasks, parts, whole, crowded):
+        gpu_drag, cpu_drag, gpu_team_drag, cpu_team_drag = (1 - 1 / (1 + drag * link) for drag in drags)
+        whole = Pace(cores.alone, cores.alone, "", gpu_team_drag, cpu_team_drag)
+        alternate = one_at_a_time(tasks, crowded)
+        if alternate and self._faster(tasks, parts, whole, crowded):
             return whole
         busy = busy_seconds(tasks, crowded)
         beside = "gpu" if busy["gpu"] < busy["cpu"] else "cpu"
@@ -147,7 +153,23 @@ class PlanCost:
             gpu_drag = 1 - (1 - gpu_drag) * (1 - stolen)
         else:
             cpu_drag = 1 - (1 - cpu_drag) * (1 - stolen)
-        return Pace(cores.gpu, cores.cpu, "" if cores.spare else beside, gpu_drag, cpu_drag)
+        seats = cores.gpu, cores.cpu, "" if cores.spare else beside
+        return Pace(*seats, gpu_drag, cpu_drag, Contention() if alternate else self._contention(tasks, crowded))
+
+    def _contention(self, tasks: Sequence[Task], seconds: Sequence[float]) -> Contention:
+        """What the lanes do to one another in a plan, for the share of each one's time in which both work."""
+        found = None if self._profile is None else self._profile.contention
+        if found is None or found == Contention():
+            return Contention()
+        starts, ends, _ = play(Turns.of(tasks), seconds, _PACKET, [0.0] * len(tasks))
+        spans = {lane: list[tuple[float, float]]() for lane in COMPUTE}
+        for task, start, end in zip(tasks, starts, ends, strict=True):
+            if end > start and task.node.lane in spans:
+                spans[task.node.lane].append((start, end))
+        gpu, cpu = (sum(end - start for start, end in spans[lane]) for lane in COMPUTE)
+        both = overlap(*spans.values())
+        gpu, cpu = (both / busy if busy else 0.0 for busy in (gpu, cpu))
+        return Contention(gpu * found.gpu_task, cpu * found.cpu_task, gpu * found.gpu_share, cpu * found.cpu_share)
 
     def _faster(self, tasks: Sequence[Task], parts: Sequence[PartRows], whole: Pace, crowded: Sequence[float]) -> bool:
         """True if compute tasks that have every core end sooner than those with their lane's own."""
@@ -203,6 +225,20 @@ class PlanCost:
 def _prices(kinds: _Kinds, parts: Sequence[PartRows]) -> list[Price]:
     """The price of every kind."""
     return [price(_NO_ROWS if part is None else parts[part].at(place)) for part, place, price in kinds.kinds]
+
+
+def _contending(seconds: Sequence[float], tasks: Sequence[Task], contention: Contention) -> list[float]:
+    """Seconds of tasks whose lanes contend; one without work has none yet."""
+    lanes = {
+        "gpu": (contention.gpu_task, 1 + contention.gpu_share),
+        "cpu": (contention.cpu_task, 1 + contention.cpu_share),
+    }
+    slowed = list(seconds)
+    for index, task in enumerate(tasks):
+        if task.node.lane in lanes and slowed[index]:
+            longer, factor = lanes[task.node.lane]
+            slowed[index] = factor * slowed[index] + longer
+    return slowed
 
 
 def _compute(tasks: Sequence[Task], seconds: Sequence[float]) -> list[float]:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from workbench.errors import ScenarioError
+
+if TYPE_CHECKING:
+    from workbench.result import Result
+
+_PIECES = ("per_prompt", "per_pair", "per_decode", "per_context", "decoding")
 
 
 @dataclass(frozen=True)
@@ -23,6 +31,8 @@ class OpTime:
         Seconds per prompt, per query-key pair of prefill attention, per decode and per KV entry that decodes read.
     decoding : float
         Seconds per call with decodes.
+    resident : bool
+        True if its weights were where they stay; False if they had just come over the link, or it has none.
     """
 
     op: str
@@ -34,6 +44,30 @@ class OpTime:
     per_decode: float = 0.0
     per_context: float = 0.0
     decoding: float = 0.0
+    resident: bool = False
+
+    def times(self, factor: float) -> OpTime:
+        """So many times as long."""
+        pieces = {name: factor * getattr(self, name) for name in _PIECES}
+        return replace(self, seconds=tuple(factor * seconds for seconds in self.seconds), **pieces)
+
+
+@dataclass(frozen=True)
+class Contention:
+    """What one compute lane does to the tasks of the other while both work: they share the interpreter and DRAM.
+
+    Attributes
+    ----------
+    gpu_task, cpu_task : float
+        Seconds that a task of each lane takes longer.
+    gpu_share, cpu_share : float
+        Relative growth of its time.
+    """
+
+    gpu_task: float = 0.0
+    cpu_task: float = 0.0
+    gpu_share: float = 0.0
+    cpu_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -45,14 +79,23 @@ class Profile:
     shape : str
         `ModelConfig.shape` and the precision of weights and KV that the times hold for.
     ops : tuple of OpTime
-    iteration, request : float
-        Seconds between two plans, in which no lane works: fixed, and per request in the batch.
+    iteration, request, task : float
+        Seconds between two plans, in which no lane works: fixed, per request in the batch and per task of the plan.
     hand_over : float
-        Seconds from the end of a task to the start of one on another lane that waited for it.
+        Seconds from the end of a task to the start of one on another lane that waited for it, and what a task takes
+        beyond its operations.
     move, fetch : float
         Seconds that a transfer of activations, and one of weights, takes beyond its bytes.
+    rest : float
+        Seconds that a task takes longer with which the gpu lane begins after a rest.
+    contention : Contention
+        What the compute lanes do to one another.
     spread : tuple of (float, float)
-        5th and 95th percentile of the seconds that passes through the layers took, over those that `ops` say.
+        90 % interval of the seconds that passes through the layers took, over those that `ops` say.
+    others : float
+        Share of the cores that others took while it was measured: more than a little, and it was measured under load.
+    corrected : str
+        By which run, if `corrected_by` made it: it then is no calibration, for it has seen throughput.
     """
 
     shape: str
@@ -63,13 +106,50 @@ class Profile:
     move: float = 0.0
     fetch: float = 0.0
     spread: tuple[float, float] = (1.0, 1.0)
+    task: float = 0.0
+    rest: float = 0.0
+    contention: Contention = Contention()
+    others: float = 0.0
+    corrected: str = ""
 
-    def find(self, op: str, threads: int) -> OpTime | None:
-        """The times of an operation on so many threads, or None if it was not measured."""
+    def corrected_by(self, measured: Result, simulated: Result) -> Profile:
+        """The same profile with its operations as much slower or faster as the compute lanes of a run were.
+
+        It is marked, and so is what is simulated with it. `calibrate` and `bench sim` never make or take one.
+
+        Parameters
+        ----------
+        measured, simulated : Result
+            A run, and its simulation with this profile.
+
+        Raises
+        ------
+        ScenarioError
+            If these are no run and simulation of one scenario and schedule.
+        """
+        kinds = measured.source.value, simulated.source.value
+        if kinds != ("measured", "simulated") or not measured.same_question(simulated):
+            raise ScenarioError(
+                f"{measured.schedule} {kinds[0]} and {simulated.schedule} {kinds[1]} are no run and simulation of one "
+                "question; give run(scenario, schedule) and simulate(scenario, schedule)."
+            )
+        taken, said = (sum(result.busy.get(lane, 0.0) for lane in ("gpu", "cpu")) for result in (measured, simulated))
+        factor = taken / said
+        told = f"operations x {factor:.3g} by a run of {measured.schedule} on {measured.date[:10]}"
+        return replace(self, ops=tuple(time.times(factor) for time in self.ops), corrected=told)
+
+    def find(self, op: str, threads: int, *, resident: bool = False) -> OpTime | None:
+        """The times of an operation on so many threads, or None if it was not measured.
+
+        If it was not measured with its weights where they are, then those with weights elsewhere.
+        """
+        found = None
         for time in self.ops:
             if (time.op, time.threads) == (op, threads):
-                return time
-        return None
+                if time.resident == resident:
+                    return time
+                found = time
+        return found
 
 
 @dataclass(frozen=True)
@@ -115,6 +195,7 @@ class Pace:
     """How the lanes run during one plan: threads of the compute lanes, and the slow-down of each while weights stream.
 
     `beside` is the compute lane on whose cores the data movers work, "" if they have their own or all share all.
+    `contention` is what the other lane does to a lane's tasks, for the share of the time in which both work.
     """
 
     gpu: int
@@ -122,3 +203,4 @@ class Pace:
     beside: str
     gpu_drag: float
     cpu_drag: float
+    contention: Contention = Contention()

@@ -103,8 +103,8 @@ def write_checkpoint(model: ModelConfig, folder: str | Path, *, seed: int = 0) -
 
 def make_checkpoint(name: str, folder: str | Path | None = None, *, seed: int = 0) -> Path:
     """Make one of the recipes, in the user's cache unless a folder is given: "mix-s" (0.23 GB), "mix-m" (0.46 GB) or
-    "mix-b" (3.0 GB) of Mixtral's architecture, "qwen-s" (0.25 GB) of Qwen2-MoE's, which has shared experts; and the four
-    odd ones that `bench sim` draws from (0.2 to 0.6 GB each).
+    "mix-b" (3.0 GB) of Mixtral's architecture, "qwen-s" (0.25 GB) of Qwen2-MoE's, which has shared experts; and the
+    four odd ones that `bench sim` draws from (0.3 to 0.6 GB each).
 
     Raises
     ------

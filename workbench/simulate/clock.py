@@ -126,7 +126,7 @@ class TaskClock(_Clock):
         """See `Clock.execute`."""
         rows = [self._cost.part(part) for part in plan.parts]
         laid = self._plans.lay_out(plan.tasks, rows, self._packet, self._pace(plan, rows), self._carried)
-        seconds = max(sum(laid.dram), laid.seconds) + self._plans.between(plan.parts)
+        seconds = max(sum(laid.dram), laid.seconds) + self._plans.between(plan)
         afters = let_begin(plan.tasks, laid.starts, laid.ends)
         for task, start, end, after in zip(plan.tasks, laid.starts, laid.ends, afters, strict=True):
             if end > start:
@@ -197,7 +197,7 @@ class IterationClock(_Clock):
         busy = {lane: sum(map(repeated.__getitem__, places), 0.0) for lane, places in stack.lanes.items()}
         least = sum(map(mul, laid.dram, stack.repeats))
         awaited = {**busy, "h2d": busy["h2d"] - laid.running_on}
-        seconds = max(least, laid.seconds + others, *awaited.values()) + self._plans.between(plan.parts)
+        seconds = max(least, laid.seconds + others, *awaited.values()) + self._plans.between(plan)
         self.timeline.spans.append(Span("step", plan_label(plan), self.now, self.now + seconds, number))
         self._pass(seconds, plan)
         end = max(laid.runs_on + others, busy["h2d"]) if laid.running_on else 0.0
