@@ -169,7 +169,7 @@ class PlanCost:
         gpu, cpu = (sum(end - start for start, end in spans[lane]) for lane in COMPUTE)
         both = overlap(*spans.values())
         gpu, cpu = (both / busy if busy else 0.0 for busy in (gpu, cpu))
-        return Contention(gpu * found.gpu_task, cpu * found.cpu_task, gpu * found.gpu_share, cpu * found.cpu_share)
+        return Contention(gpu * found.gpu, cpu * found.cpu)
 
     def _faster(self, tasks: Sequence[Task], parts: Sequence[PartRows], whole: Pace, crowded: Sequence[float]) -> bool:
         """True if compute tasks that have every core end sooner than those with their lane's own."""
@@ -228,17 +228,9 @@ def _prices(kinds: _Kinds, parts: Sequence[PartRows]) -> list[Price]:
 
 
 def _contending(seconds: Sequence[float], tasks: Sequence[Task], contention: Contention) -> list[float]:
-    """Seconds of tasks whose lanes contend; one without work has none yet."""
-    lanes = {
-        "gpu": (contention.gpu_task, 1 + contention.gpu_share),
-        "cpu": (contention.cpu_task, 1 + contention.cpu_share),
-    }
-    slowed = list(seconds)
-    for index, task in enumerate(tasks):
-        if task.node.lane in lanes and slowed[index]:
-            longer, factor = lanes[task.node.lane]
-            slowed[index] = factor * slowed[index] + longer
-    return slowed
+    """Seconds of tasks whose lanes contend."""
+    factors = {"gpu": 1 + contention.gpu, "cpu": 1 + contention.cpu}
+    return [length * factors.get(task.node.lane, 1.0) for length, task in zip(seconds, tasks, strict=True)]
 
 
 def _compute(tasks: Sequence[Task], seconds: Sequence[float]) -> list[float]:

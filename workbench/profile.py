@@ -58,16 +58,12 @@ class Contention:
 
     Attributes
     ----------
-    gpu_task, cpu_task : float
-        Seconds that a task of each lane takes longer.
-    gpu_share, cpu_share : float
-        Relative growth of its time.
+    gpu, cpu : float
+        Relative growth of each lane's times.
     """
 
-    gpu_task: float = 0.0
-    cpu_task: float = 0.0
-    gpu_share: float = 0.0
-    cpu_share: float = 0.0
+    gpu: float = 0.0
+    cpu: float = 0.0
 
 
 @dataclass(frozen=True)

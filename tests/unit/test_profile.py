@@ -35,7 +35,7 @@ def test_times_with_weights_where_they_are_come_before_others_and_others_before_
 @pytest.mark.parametrize("detail", Detail)
 def test_lanes_that_work_at_once_slow_each_other_down_and_lanes_that_alternate_do_not(detail):
     scenario = tiny_scenario([8] * 12, [5] * 12, machine=small_machine(h2d=1e8))
-    losses = Contention(1e-5, 1e-5, 0.5, 0.5)
+    losses = Contention(0.5, 0.5)
     for schedule, together in ((Sequential(), False), (VSLPipe(), True), (CGOPipe(2), True), (FlexGenS3(2), False)):
         plain, contending = (
             simulate(timed(scenario, contention=found), schedule, detail=detail).seconds

@@ -77,10 +77,10 @@ BEYOND_CACHE = 96e6
 """Bytes of weights that no cache holds."""
 ROUNDS = 4
 """Undisturbed passes of each shape. They are far apart, because the computer's speed drifts within seconds."""
-SECONDS = 75.0
+SECONDS = 50.0
 """Another round is begun if it will probably end within this time."""
 LAYER_SECONDS = 5e-3
-"""A layer's weights take so long to arrive where lanes shall rest, or work while weights arrive."""
+"""A layer's weights take so long to arrive where lanes shall rest, or both work meanwhile."""
 LINKS = (0.2e9, 4e9)
 """Slowest and fastest link [B/s] with which they do; where nothing shall rest, it is the fastest."""
 LISTENED = 0.5
@@ -93,7 +93,7 @@ _STREAMED = fetch(weights) | gpu(qkv, prefill_attention) >> offload >> cpu(decod
 _RESIDENT = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine)
 _ALONE, _TOGETHER = ("streamed", "resident"), ("phases", "pages", "parts")
 _KINDS: dict[str, tuple[Pipeline, Schedule]] = {
-    "streamed": (_STREAMED, Sequential(prefetch=True)),
+    "streamed": (_STREAMED, Sequential()),
     "waiting": (_STREAMED, Sequential()),
     "resident": (_RESIDENT, Sequential()),
     "phases": (_STREAMED, VSLPipe()),
@@ -160,7 +160,7 @@ def _quiet() -> bool:
 
 def _record_path(machine: Machine, shape: str) -> Path:
     """Its name changes with the computer's own record, which changes with versions, and with the model's shape."""
-    key = f"calibration 9|{machine.host}|{machine.measured}|{shape}"
+    key = f"calibration 10|{machine.host}|{machine.measured}|{shape}"
     return cache_path(f"calibration-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json")
 
 

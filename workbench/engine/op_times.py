@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,8 @@ from workbench.cost import Rows, measured_seconds
 from workbench.engine.timed import Call, Pass
 from workbench.profile import Contention, Cores, OpTime
 
+TOLD = 0.25
+"""Share of a lane's time beside the other from which on the other's doing is seen."""
 LEAST_SPREAD = 0.045
 """Relative standard deviation below which no interval goes: plans minutes apart differ by 3 to 6 % (Zen 4)."""
 _OF_NORMAL = 1.4826
@@ -52,25 +55,25 @@ def own_seconds(call: Call) -> float:
 def contention(passes: Sequence[Pass], ops: Sequence[OpTime], cores: Cores, link: float) -> Contention:
     """What the compute lanes do to one another, from plans in which both work while weights stream.
 
-        t = s t_alone + f (a + b t_alone)
+        t = t_alone (s + f b)
 
-    per task, f being the share of the lane's time in which the other worked, and s the slow-down by the stream, which
-    is known.
+    f being the share of the lane's time in which the other worked, and s the slow-down by the stream, which is known.
+    b is the median of the plans in which f is large enough to tell it from the times' own errors.
     """
     times = _by_key(ops)
     slowed = {"gpu": cores.gpu_drag * link, "cpu": cores.cpu_drag * link + cores.mover * link}
-    found = dict[str, tuple[float, ...]]()
+    found = dict[str, float]()
     for lane, drag in slowed.items():
-        features, longer = list[tuple[float, float]](), list[float]()
+        growth = list[float]()
         for one in passes:
-            mine = [call for call in one.calls if call.lane == lane]
-            alone = sum(measured_seconds(times[_key(call)], call.rows) for call in mine)
-            share, streaming = one.beside_the_other(lane), min(1.0, one.busy("h2d") / one.seconds)
-            features.append((share * one.tasks(lane) / alone, share))
-            longer.append(max(0.0, sum(call.wall for call in mine) / alone - 1 - drag * streaming))
-        found[lane] = tuple(nnls(np.array(features), np.array(longer))[0].tolist())
-    (gpu_task, gpu_share), (cpu_task, cpu_share) = found["gpu"], found["cpu"]
-    return Contention(gpu_task, cpu_task, gpu_share, cpu_share)
+            share = one.beside_the_other(lane)
+            if share >= TOLD:
+                mine = [call for call in one.calls if call.lane == lane]
+                alone = sum(measured_seconds(times[_key(call)], call.rows) for call in mine)
+                streaming = min(1.0, one.busy("h2d") / one.seconds)
+                growth.append((sum(call.wall for call in mine) / alone - 1 - drag * streaming) / share)
+        found[lane] = max(0.0, median(growth)) if growth else 0.0
+    return Contention(found["gpu"], found["cpu"])
 
 
 def spread(passes: Sequence[Sequence[Pass]], ops: Sequence[OpTime]) -> tuple[float, float]:
