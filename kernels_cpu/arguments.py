@@ -6,6 +6,7 @@ import sys
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import DTypeLike, NDArray
 
 from .vector_ir import Kind
@@ -18,6 +19,8 @@ class TorchLike(Protocol):
     def dtype(self) -> Any: ...
     @property
     def device(self) -> Any: ...
+    @property
+    def requires_grad(self) -> bool: ...
     def detach(self) -> Any: ...
 
 
@@ -32,6 +35,8 @@ SameKind = TypeVar("SameKind", bound=Operand)
 def host_array(name: str, operand: Operand) -> NDArray[Any]:
     """The memory of `operand` as a numpy array; torch.bfloat16 becomes uint16 bits."""
     if isinstance(operand, np.ndarray):
+        if not operand.dtype.isnative:
+            raise TypeError(f"{name} must be in this computer's byte order, not {operand.dtype}: convert it first.")
         return operand
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(operand, torch.Tensor):
@@ -40,6 +45,15 @@ def host_array(name: str, operand: Operand) -> NDArray[Any]:
         )
     if operand.device.type != "cpu":
         raise ValueError(f"{name} must be in CPU memory, not on {operand.device}: pass {name}.cpu().")
+    if torch.compiler.is_compiling():
+        raise TypeError(
+            f"{name} must have numbers, which it lacks while torch.compile traces: call the op outside of it."
+        )
+    if (operand.requires_grad and torch.is_grad_enabled()) or _has_tangent(operand):
+        raise ValueError(
+            f"{name} must ask for no gradient, which Numba's kernels do not give: pass {name}.detach(), or call under "
+            "torch.no_grad()."
+        )
     tensor = operand.detach()
     try:
         bits = tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
@@ -49,6 +63,14 @@ def host_array(name: str, operand: Operand) -> NDArray[Any]:
             f"{name} must be a tensor that numpy can read, not {tensor.layout} of {tensor.dtype} ({error}): "
             "convert it before the call."
         ) from error
+
+
+def _has_tangent(tensor: TorchLike) -> bool:
+    """Whether forward differentiation follows a tensor of torch."""
+    try:
+        return sys.modules["torch"].autograd.forward_ad.unpack_dual(tensor).tangent is not None
+    except RuntimeError:  # of a tensor that vmap batches, and numpy cannot read
+        return False
 
 
 def float64(name: str, operand: Operand) -> NDArray[np.float64]:
@@ -93,8 +115,34 @@ def real(name: str, value: object) -> float:
 def contiguous(name: str, array: NDArray[Any]) -> NDArray[Any]:
     """`array` itself, which must be C-contiguous and aligned."""
     if not (array.flags.c_contiguous and array.flags.aligned):
-        raise ValueError(f"{name} must be C-contiguous and aligned: pass numpy.ascontiguousarray or .contiguous().")
+        raise ValueError(f"{name} must be C-contiguous and aligned: pass a copy (numpy.array or .clone()).")
     return array
+
+
+def in_rows(name: str, array: NDArray[Any]) -> tuple[NDArray[Any], tuple[int, ...]]:
+    """The memory of `array` from its first number to its last as a flat run, and the strides of its rows in numbers.
+
+    Compiled code finds vectors in a flat run, wherever the rows are. The numbers of a row must be neighbours, and all
+    numbers aligned, which those in a field of a structured array need not be.
+    """
+    strides = tuple([stride // array.itemsize for stride in array.strides[:-1]])
+    if array.flags.c_contiguous and array.flags.aligned:
+        return frozen(array.reshape(-1)), strides
+    together = array.strides[-1] == array.itemsize or array.shape[-1] <= 1
+    if min(array.strides) < 0 or not together or not array.flags.aligned:
+        raise ValueError(f"{name} must have rows of neighbouring numbers, aligned and in order in memory: pass a copy.")
+    last = sum((size - 1) * stride for size, stride in zip(array.shape, (*strides, 1), strict=True))
+    size = last + 1 if array.size else 0
+    return as_strided(array, (size,), (array.itemsize,), writeable=False), strides
+
+
+def check_apart(name: str, written: NDArray[Any], **read: NDArray[Any] | None) -> None:
+    """Raise ValueError if `written` overlaps an operand that is read while it is stored."""
+    for other, array in read.items():
+        if array is not None and np.may_share_memory(written, array):
+            raise ValueError(
+                f"{name} must not overlap {other}, which is read while {name} is stored: pass a copy of {other}."
+            )
 
 
 def writeable(name: str, array: NDArray[Any]) -> NDArray[Any]:
@@ -115,7 +163,9 @@ def scales_of(cache: NDArray[Any], scales: Operand | None) -> NDArray[np.float32
         raise ValueError(f"scales must be given for a cache of int8: pass fp32 of shape (P, K, 2, b) = {shape}.")
     array = contiguous("scales", checked("scales", scales, "P K 2 b", np.float32))
     if array.shape != shape:
-        raise ValueError(f"scales must have the shape (P, K, 2, b) = {shape} of kv's rows, not {array.shape}.")
+        raise ValueError(
+            f"scales must have the shape (P, K, 2, b) = {shape} of kv's rows, not {array.shape}: pass the cache's own."
+        )
     return array
 
 

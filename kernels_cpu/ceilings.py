@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 from numba import types
-from numpy.typing import NDArray
 
+from .arguments import Operand, checked, contiguous, host_array
 from .compiled import compiled, emitted, literal
+from .decode_operands import check_blocks
 from .decode_runs import split
 from .features import features
 from .task_counts import next_task, pull, take, task_done
-from .team import side_by_side
+from .team import side_by_side, team_size
 from .vector_ir import F64, I32, I64, Emitter
 
 _SUMS = 16
@@ -24,7 +25,7 @@ _PIECE = 1 << 20
 
 @emitted
 def _read(typing: Any, lanes: Any, address: Any, steps: Any) -> Any:
-    """The sum of the words of `steps` times 16 registers."""
+    """The sum of the words of `steps` times 16 registers, once at least."""
     width = literal(lanes)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -81,22 +82,30 @@ def _reader(lanes: int) -> Any:
     return read
 
 
-def read_memory(memory: NDArray[Any], *, threads: int = 1) -> int:
+def read_memory(memory: Operand, *, threads: int = 1) -> int:
     """Read an array in order, all of it but a remainder below 1 KiB; returns the sum of its 32-bit words.
 
     Parameters
     ----------
-    memory : ndarray, C-contiguous
+    memory : (N,) or with more axes, ndarray or CPU tensor, C-contiguous
     threads : int
         Each takes pieces of 1 MiB in turn.
+
+    Raises
+    ------
+    TypeError
+        If `memory` is neither array nor tensor.
+    ValueError
+        If it is not contiguous.
 
     Examples
     --------
     >>> read_memory(np.ones(1024, np.int32))
     1024
     """
-    size, reader = memory.nbytes // 1024 * 1024, _reader(_vector_lanes())
-    return _summed(reader, (memory.ctypes.data, size), -(-size // _PIECE), threads)
+    read = contiguous("memory", host_array("memory", memory))
+    size, reader = read.nbytes // 1024 * 1024, _reader(_vector_lanes())
+    return _summed(reader, (read.ctypes.data, size), -(-size // _PIECE), team_size(threads))
 
 
 def _summed(reader: Any, operands: tuple[Any, ...], tasks: int, threads: int) -> int:
@@ -120,8 +129,9 @@ def _block_reader(lanes: int) -> Any:
                 page = token // block
                 count = min((page + 1) * block, end) - token
                 place = base + (table[s, page] * halves * block + token - page * block) * row
-                for half in range(halves):
-                    whole += _read(lanes, place + half * block * row, count * row // step)
+                steps = count * row // step
+                for half in range(halves if steps else 0):
+                    whole += _read(lanes, place + half * block * row, steps)
                 token += count
             take(sums.ctypes.data, whole)
             task_done(counter)
@@ -130,7 +140,7 @@ def _block_reader(lanes: int) -> Any:
     return read
 
 
-def read_blocks(kv: NDArray[Any], table: NDArray[np.int32], lengths: NDArray[np.int64], *, threads: int = 1) -> int:
+def read_blocks(kv: Operand, table: Operand, lengths: Operand, *, threads: int = 1) -> int:
     """Read a paged cache in the order in which `flash_decode` does, and compute nothing; returns the sum of its words.
 
     Parameters
@@ -138,9 +148,14 @@ def read_blocks(kv: NDArray[Any], table: NDArray[np.int32], lengths: NDArray[np.
     kv : (P, K, 2, b, D), C-contiguous
     table : (B, W) int32
     lengths : (B,) int64
-        As of `flash_decode`, not checked. Of the rows of a block and head, a remainder below 1 KiB is not read.
+        As of `flash_decode`. Of the rows of a block and head, a remainder below 1 KiB is not read.
     threads : int
         Each takes runs of tokens in turn, the longest first.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `flash_decode`.
 
     Examples
     --------
@@ -148,10 +163,18 @@ def read_blocks(kv: NDArray[Any], table: NDArray[np.int32], lengths: NDArray[np.
     >>> read_blocks(kv, np.array([[1]], np.int32), np.array([16]))
     512
     """
-    tasks, _ = split(np.zeros_like(lengths), lengths)
-    _, kv_heads, halves, block, _ = kv.shape
-    operands = kv.ctypes.data, kv_heads * halves, block, kv.strides[3], table, tasks
-    return _summed(_block_reader(_vector_lanes()), operands, len(tasks), threads)
+    cache = contiguous("kv", host_array("kv", kv))
+    blocks = contiguous("table", checked("table", table, "B W", np.int32))
+    spans = checked("lengths", lengths, "B", np.int64)
+    if cache.ndim != 5 or 0 in cache.shape[1:]:
+        raise ValueError(f"kv must have shape (P, K, 2, b, D) with K, b and D >= 1, not {cache.shape}: reshape it.")
+    pages, kv_heads, halves, block, dim = cache.shape
+    if len(blocks) != len(spans):
+        raise ValueError(f"table must have one row per length, {len(spans)}, not {len(blocks)}: pass the same batch.")
+    check_blocks(blocks, spans, pages, block, window=None)
+    tasks, _ = split(np.zeros_like(spans), spans)
+    operands = cache.ctypes.data, kv_heads * halves, block, dim * cache.itemsize, blocks, tasks
+    return _summed(_block_reader(_vector_lanes()), operands, len(tasks), team_size(threads))
 
 
 @functools.cache

@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from .arguments import Operand, checked, contiguous, real, whole, writeable
+from .arguments import Operand, check_apart, checked, contiguous, real, whole, writeable
 from .features import CodePath, code_path
 from .team import team_size
 
@@ -60,6 +60,7 @@ def result_of(
     table: NDArray[Any],
     dim: int,
     scales: NDArray[Any] | None = None,
+    sinks: NDArray[Any] | None = None,
 ) -> NDArray[Any]:
     shape = (*q.shape[:2], dim)
     if out is None:
@@ -68,9 +69,7 @@ def result_of(
     if result.shape != shape:
         raise ValueError(f"out must have the shape {shape} of the result, not {result.shape}: leave it out.")
     is_q = result.ctypes.data == q.ctypes.data and dim == q.shape[2]  # a row of q is read before its out is stored
-    for name, array in (("q", q), ("kv", kv), ("table", table), ("scales", scales)):
-        if array is not None and np.may_share_memory(result, array) and not (name == "q" and is_q):
-            raise ValueError(f"out must not overlap {name}, which is read while out is stored: leave it out.")
+    check_apart("out", result, q=None if is_q else q, kv=kv, table=table, scales=scales, sinks=sinks)
     return result
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .arguments import Operand, SameKind, checked, contiguous, float64, host_array, same_kind, writeable
+from .arguments import Operand, SameKind, check_apart, checked, contiguous, float64, host_array, same_kind, writeable
 from .expert_activations import room
 from .expert_nodes import NodeExperts
 from .expert_tasks import FEW, MANY, PHASES, blocks_of, columns_of, parts_of, server
@@ -84,7 +84,7 @@ def expert_mlp(
     path : CodePath, optional
         Code path; this computer's own (`features`) unless given.
     out : (T, M) fp32, C-contiguous, optional
-        Where to store the result.
+        Where to store the result, apart from all that is read.
 
     Returns
     -------
@@ -97,7 +97,7 @@ def expert_mlp(
     TypeError
         If an operand is neither array nor tensor, or has another dtype, or `experts` are not packed.
     ValueError
-        If shapes disagree, or an expert is out of range.
+        If shapes disagree, an operand is not contiguous, `out` overlaps one, or an expert is out of range.
 
     Examples
     --------
@@ -118,6 +118,11 @@ def expert_mlp(
     result = np.empty_like(hidden) if out is None else writeable("out", checked("out", out, "T M", np.float32))
     if result.shape != hidden.shape:
         raise ValueError(f"out must have the shape {hidden.shape} of h, not {result.shape}: leave it out.")
+    if out is not None:
+        check_apart("out", result, h=hidden, weights=scales)
+        for part in slices:
+            check_apart("out", result, experts=part.gate_up.words)
+            check_apart("out", result, experts=part.down.words)
     pairs = _sorted(chosen, len(experts))
     call = partial(_call, hidden, pairs, scales, exact, taken)
     if isinstance(experts, PackedExperts):

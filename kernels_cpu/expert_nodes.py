@@ -82,8 +82,10 @@ def pack_by_node(
 
     Parameters
     ----------
-    gate_up, down, format, group
-        As of `pack_experts`.
+    gate_up : (E, 2 F, M), or E matrices (2 F, M)
+    down : (E, M, F), or E matrices (M, F)
+    format, group
+        These and the weights' types as of `pack_experts`.
     nodes : sequence of collections of CPUs, optional
         The nodes; those of this computer (`numa_nodes`) unless given.
 

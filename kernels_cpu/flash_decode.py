@@ -107,7 +107,7 @@ def flash_decode(
     options = options_of(queries, scale, window, sinks, softcap, threads, path)
     check_blocks(blocks, spans, cache.shape[0], cache.shape[3], options["window"])
     factors = scales_of(cache, scales)
-    result = result_of(out, queries, cache, blocks, queries.shape[2], factors)
+    result = result_of(out, queries, cache, blocks, queries.shape[2], factors, options["sinks"])
     kind, (_, kv_heads, _, block, dim) = KINDS[cache.dtype.type], cache.shape
     row = dim * kind.itemsize
     where = Cache(

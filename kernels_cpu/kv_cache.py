@@ -3,10 +3,21 @@
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from .arguments import CACHED, KINDS, Operand, checked, contiguous, frozen, host_array, scales_of, writeable
+from .arguments import (
+    CACHED,
+    KINDS,
+    Operand,
+    check_apart,
+    checked,
+    contiguous,
+    frozen,
+    host_array,
+    in_rows,
+    scales_of,
+    writeable,
+)
 from .compiled import compiled
 from .decode_portable import BF16, FP32, ROUND
 from .rounding import bfloat16
@@ -90,15 +101,10 @@ def _rows(name: str, operand: Operand, shape: tuple[int, int, int]) -> tuple[NDA
         raise ValueError(
             f"{name} must have shape (T, K, D) = {shape} of slots and kv, not {array.shape}: pass one batch."
         )
-    rows, width = shape[0], shape[1] * shape[2]
-    if rows == 0:
-        return frozen(np.empty(0, np.uint32)), 0
-    contiguous(f"each row of {name}", array[0])
-    stride, uneven = divmod(array.strides[0], array.itemsize) if rows > 1 else (0, 0)
-    if stride < 0 or uneven:
-        raise ValueError(f"{name} must have its rows in order in memory: pass numpy.ascontiguousarray({name}).")
-    flat = as_strided(array, ((rows - 1) * stride + width,), (array.itemsize,), writeable=False)
-    return flat.view(np.uint32), stride
+    for row in array[:1]:
+        contiguous(f"each row of {name}", row)
+    flat, strides = in_rows(name, array)
+    return flat.view(np.uint32), strides[0]
 
 
 def append_kv(kv: Operand, slots: Operand, k: Operand, v: Operand, *, scales: Operand | None = None) -> None:
@@ -127,7 +133,7 @@ def append_kv(kv: Operand, slots: Operand, k: Operand, v: Operand, *, scales: Op
     TypeError
         If an operand is neither array nor tensor, or has another dtype.
     ValueError
-        If shapes disagree, an operand is not contiguous, or a slot is out of range.
+        If shapes disagree, an operand is not contiguous or overlaps the cache, or a slot is out of range.
 
     Examples
     --------
@@ -153,7 +159,9 @@ def append_kv(kv: Operand, slots: Operand, k: Operand, v: Operand, *, scales: Op
     k_bits, k_stride = _rows("k", k, shape)
     v_bits, v_stride = _rows("v", v, shape)
     factors = scales_of(cache, scales)
+    check_apart("kv", cache, slots=where, k=k_bits, v=v_bits, scales=factors)
     if factors is not None:
+        check_apart("scales", factors, slots=where, k=k_bits, v=v_bits)
         _append_numbers(
             cache, writeable("scales", factors), frozen(where), k_bits, k_stride, v_bits, v_stride
         )  # fmt: skip

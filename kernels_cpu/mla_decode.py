@@ -34,13 +34,17 @@ def mla_decode(
         Absorbed queries: `value_dim` latent dims, then the rotated ones; D = 576 for DeepSeek-V2 and V3.
     kv : (P, b, D) fp32, fp16, torch.bfloat16, or uint16 that holds bfloat16 bits, C-contiguous
         The cache: b rows per block. Slots past a length are never read.
-    table, lengths, threads, path
-        As of `flash_decode`.
+    table : (B, W) int32, C-contiguous
+        Blocks of each sequence in order; entries past ceil(length / b) are never read.
+    lengths : (B,) int32 or int64
+        Tokens in each sequence [tokens], in 1 .. W * b.
     value_dim : int
         Leading dims of a row that are its value.
     scale : float
         Factor of the scores. There is no default: it belongs to the dims before absorption, 1 / sqrt(192) for
         DeepSeek-V2 and V3 without YaRN's factor.
+    threads, path
+        As of `flash_decode`.
     out : (B, H, value_dim) fp32, C-contiguous, optional
         Where to store the result.
 

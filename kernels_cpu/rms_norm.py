@@ -60,7 +60,8 @@ def add_rms_norm(
     Parameters
     ----------
     x, residual : (T, M) fp32, torch.bfloat16, or uint16 that holds bfloat16 bits, the same
-    weight, eps, threads
+    weight : (M,) of the same type
+    eps, threads
         As of `rms_norm`.
 
     Returns
@@ -75,8 +76,9 @@ def add_rms_norm(
     Examples
     --------
     >>> x, two = np.array([[1, 2]], np.float32), np.full((1, 2), 2, np.float32)
-    >>> [rows.round(4).tolist() for rows in add_rms_norm(x, two, np.ones(2, np.float32), eps=0.0)]
-    [[[0.8485000133514404, 1.131399989128113]], [[3.0, 4.0]]]
+    >>> out, total = add_rms_norm(x, two, np.ones(2, np.float32), eps=0.0)
+    >>> out.round(4), total
+    (array([[0.8485, 1.1314]], dtype=float32), array([[3., 4.]], dtype=float32))
     """
     array, rows = rows_of("x", x, "T M")
     _, others = rows_of("residual", residual, "T M", array)

@@ -9,10 +9,9 @@ from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from .arguments import Operand, SameKind, checked, contiguous, frozen
+from .arguments import Operand, SameKind, checked, contiguous, frozen, in_rows
 from .team import side_by_side, team_size
 
 FLOATS = (np.float32, np.uint16)
@@ -45,14 +44,7 @@ def rows_of(name: str, operand: Operand, letters: str, like: NDArray[Any] | None
         raise ValueError(f"{name} must be {like.shape} as x, not {array.shape}: pass one batch.")
     if 0 in array.shape[1:]:
         raise ValueError(f"{name} must have numbers in every row, not {array.shape}: leave the call out.")
-    strides = tuple([stride // array.itemsize for stride in array.strides[:-1]])
-    if array.flags.c_contiguous:
-        return array, Rows(frozen(array.reshape(-1)), strides)
-    if min(array.strides) < 0 or (array.strides[-1] != array.itemsize and array.shape[-1] > 1):
-        raise ValueError(f"{name} must have rows of neighbouring numbers: copy it.")
-    last = sum((size - 1) * stride for size, stride in zip(array.shape, (*strides, 1), strict=True))
-    size = last + 1 if array.size else 0
-    return array, Rows(as_strided(array, (size,), (array.itemsize,), writeable=False), strides)
+    return array, Rows(*in_rows(name, array))
 
 
 def vector_of(name: str, operand: Operand, x: NDArray[Any]) -> NDArray[Any]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .experts import FLOATS
+from .operators import check_tensor
 
 _LOG2E = 1 / math.log(2)
 _LEAST_DIM = 16  # of a matrix instruction
@@ -62,7 +63,13 @@ class Options:
             raise ValueError(f"softcap must be positive, not {softcap}: leave it out for scores as they are.")
         if sinks is not None:
             check_operand("sinks", sinks, (heads,), (torch.float32,), q)
-        return cls(factor, window, sinks, softcap)
+        whole = None if window is None else int(window)
+        return cls(factor, whole, sinks, None if softcap is None else float(softcap))
+
+    @property
+    def operands(self) -> tuple[float, int | None, torch.Tensor | None, float | None]:
+        """In the order of the fields, as an operator of torch takes them."""
+        return self.scale, self.window, self.sinks, self.softcap
 
     @property
     def factors(self) -> tuple[float, float]:
@@ -89,6 +96,7 @@ def check_operand(
     ValueError
         If shape, memory layout or device is another.
     """
+    check_tensor(name, tensor)
     if tensor.dtype not in dtypes:
         known = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise TypeError(f"{name} must be {known}, not {tensor.dtype}: convert it before the call.")
@@ -97,6 +105,30 @@ def check_operand(
             f"{name} must be {shape}, contiguous and on {beside.device}, not {tuple(tensor.shape)} on "
             f"{tensor.device}: reshape, copy or move it."
         )
+
+
+def check_indices(name: str, indices: torch.Tensor, dtypes: tuple[torch.dtype, ...], beside: torch.Tensor) -> None:
+    """`check_operand` of a vector of any length.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `check_operand`.
+    """
+    check_tensor(name, indices)
+    check_operand(name, indices, (indices.numel(),), dtypes, beside)
+
+
+def check_range(name: str, indices: torch.Tensor, end: int, mend: str) -> None:
+    """Raise unless all `indices` are in [0, end).
+
+    Raises
+    ------
+    ValueError
+        With the indices and the mend.
+    """
+    if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < end:
+        raise ValueError(f"{name} must be in [0, {end}), not {indices.tolist()}: {mend}.")
 
 
 def check_heads(name: str, rows: torch.Tensor) -> None:
@@ -109,6 +141,7 @@ def check_heads(name: str, rows: torch.Tensor) -> None:
     ValueError
         If shape or memory layout is another.
     """
+    check_tensor(name, rows)
     if rows.dtype not in FLOATS:
         raise TypeError(f"{name} must be fp32, fp16 or bf16, not {rows.dtype}: convert it before the call.")
     if rows.ndim != 3 or rows.shape[1] == 0 or rows.shape[2] < _LEAST_DIM:
@@ -129,6 +162,8 @@ def check_cache(kv: torch.Tensor, table: torch.Tensor, q: torch.Tensor, rows: in
     ValueError
         If shape, memory layout or device is another.
     """
+    check_tensor("kv", kv)
+    check_tensor("table", table)
     heads, dim = q.shape[1:]
     if kv.ndim != 5 or kv.shape[2] != 2 or 0 in kv.shape[1:] or kv.shape[4] != dim or heads % kv.shape[1]:
         raise ValueError(
@@ -152,7 +187,7 @@ def check_blocks(table: torch.Tensor, lengths: torch.Tensor, kv: torch.Tensor, w
     size, room = kv.shape[3], table.shape[1] * kv.shape[3]
     for s, length in enumerate(lengths.tolist()):
         if not 0 <= length <= room:
-            raise ValueError(f"length {length} of sequence {s} must be in [0, {room}]: widen the table.")
+            raise ValueError(f"lengths[{s}] must be in [0, {room}], not {length}: widen the table.")
         low = 0 if window is None else max(0, length + ahead - window)
         for column in range(low // size, -(-length // size)) if low < length else ():
             if not 0 <= table[s, column] < len(kv):
@@ -171,6 +206,11 @@ class AttentionTiles:
     warps: int
     stages: int
     chunk: int = 0
+
+    @property
+    def sizes(self) -> list[int]:
+        """In the order of the fields, as an operator of torch takes them."""
+        return list(astuple(self))
 
 
 @functools.cache

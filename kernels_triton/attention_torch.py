@@ -26,7 +26,7 @@ def prefill(
     options: Options,
 ) -> torch.Tensor:
     """`prefill_attention` of checked operands."""
-    out = torch.empty((*q.shape[:2], v.shape[2]), dtype=q.dtype, device=q.device)
+    out = q.new_empty(*q.shape[:2], v.shape[2])
     fused = options.softcap is None and options.sinks is None and q.shape[2] == v.shape[2]
     edges, key_edges = starts.tolist(), key_starts.tolist()
     for s, (low, high) in enumerate(pairwise(edges)):
@@ -49,7 +49,7 @@ def decode(
     q: torch.Tensor, kv: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor, options: Options
 ) -> torch.Tensor:
     """`decode_attention` of checked operands."""
-    out = torch.empty((*q.shape[:2], kv.shape[4]), dtype=q.dtype, device=q.device)
+    out = q.new_empty(*q.shape[:2], kv.shape[4])
     for s, length in enumerate(lengths.tolist()):
         low = max(0, length - options.window) if options.window else 0
         out[s] = attend(q[s : s + 1], *cached(kv, table[s], low, length, None), options)[0]

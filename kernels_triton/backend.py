@@ -8,6 +8,8 @@ import sys
 
 import torch
 
+from .operators import asks_gradient
+
 
 class Backend(enum.StrEnum):
     """TRITON is compiled, for GPU tensors; INTERPRET runs the same kernels slowly on the CPU; TORCH runs anywhere."""
@@ -17,28 +19,35 @@ class Backend(enum.StrEnum):
     TORCH = "torch"
 
 
-def choose_backend(backend: str | None, tensor: torch.Tensor) -> Backend:
-    """The backend named, or what the tensor's device asks for: Triton on a GPU, torch elsewhere.
+def choose_backend(backend: str | None, tensor: torch.Tensor, *others: torch.Tensor | None) -> Backend:
+    """The backend named, or Triton for a tensor on a GPU, and torch elsewhere and where an operand asks for a gradient.
 
     Raises
     ------
     ValueError
-        If there is no such backend, or it cannot compute on this device or in this process.
+        If there is no such backend, or it cannot compute on this device or gives no gradient that is asked for.
 
     Examples
     --------
     >>> choose_backend(None, torch.ones(1)).value
     'torch'
     """
+    followed = asks_gradient(tensor, *others)
     if backend is None:
-        return Backend.TRITON if tensor.is_cuda else Backend.TORCH
+        return Backend.TRITON if tensor.is_cuda and not followed else Backend.TORCH
     if backend not in set(Backend):
-        raise ValueError(f"backend must be {', '.join(map(repr, map(str, Backend)))} or None, not {backend!r}.")
+        known = ", ".join(map(repr, map(str, Backend)))
+        raise ValueError(f"backend must be {known} or None, not {backend!r}: leave it out for the tensors' own.")
     chosen = Backend(backend)
     if chosen is Backend.TRITON and not tensor.is_cuda:
         raise ValueError(f"backend 'triton' needs GPU tensors, not {tensor.device}: move them, or leave backend out.")
     if chosen is Backend.INTERPRET and tensor.is_cuda:
         raise ValueError(f"backend 'triton-interpret' needs CPU tensors, not {tensor.device}: pass backend='triton'.")
+    if followed and chosen is not Backend.TORCH:
+        raise ValueError(
+            f"backend must be 'torch' where an operand asks for a gradient, not {str(chosen)!r}: leave it out, or "
+            "call under torch.no_grad()."
+        )
     return chosen
 
 

@@ -19,6 +19,7 @@ from .attention import (
     reference_row,
 )
 from .backend import Backend, choose_backend, enter_mode
+from .operators import operator
 from .tiles import arch_of
 
 _PARTS = 16  # that a program of `merge` takes at once
@@ -67,7 +68,7 @@ def decode_attention(
     tiles : AttentionTiles, optional
         Sizes of the launch, for Triton; the table's unless given.
     backend : "triton", "triton-interpret" or "torch", optional
-        Triton for GPU tensors and torch for others unless given.
+        Triton for GPU tensors unless given, torch for others and where an operand asks for a gradient.
 
     Returns
     -------
@@ -96,14 +97,35 @@ def decode_attention(
     check_cache(kv, table, q, len(q))
     check_operand("lengths", lengths, (len(q),), INDEX, q)
     options = Options.checked(q, scale, window, sinks, softcap)
-    chosen = choose_backend(backend, q)
-    if not q.is_cuda:
+    chosen = choose_backend(backend, q, kv, sinks)
+    sizes = None if tiles is None else tiles.sizes
+    out: torch.Tensor = _decode(q, kv, table, lengths, *options.operands, sizes, str(chosen))
+    return out
+
+
+def _compute(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    table: torch.Tensor,
+    lengths: torch.Tensor,
+    scale: float,
+    window: int | None,
+    sinks: torch.Tensor | None,
+    softcap: float | None,
+    tiles: list[int] | None,
+    backend: str,
+) -> torch.Tensor:
+    options = Options(scale, window, sinks, softcap)
+    if q.device.type == "cpu":
         check_blocks(table, lengths, kv, window, ahead=0)
-    if chosen is Backend.TORCH:
+    if backend == Backend.TORCH:
         return attention_torch.decode(q, kv, table, lengths, options)
-    enter_mode(chosen)
-    chosen_tiles = tiles or attention_tiles("decode", arch_of(q.device), q.dtype, q.shape[2])
-    return _launch(q, kv, table, lengths, options, chosen_tiles)
+    enter_mode(Backend(backend))
+    chosen = AttentionTiles(*tiles) if tiles else attention_tiles("decode", arch_of(q.device), q.dtype, q.shape[2])
+    return _launch(q, kv, table, lengths, options, chosen)
+
+
+_decode = operator("decode_attention", _compute, lambda q, *_rest: q.new_empty(q.shape))
 
 
 def _launch(

@@ -9,6 +9,8 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch.nn import functional
 
+from .operators import asks_gradient, check_tensor
+
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _LARGEST = {torch.int8: 127.0, torch.uint8: 7.0, torch.float8_e4m3fn: 448.0}
 
@@ -78,19 +80,37 @@ def quantise(weight: torch.Tensor, kind: torch.dtype, group: int | None = None) 
 
     Raises
     ------
+    TypeError
+        If the weights have another dtype.
     ValueError
-        If there is no such kind, or the group does not divide C evenly (or, for 4 bits, into halves).
+        If they have another shape or ask for a gradient, there is no such kind, or the group does not divide C evenly
+        (or, for 4 bits, into halves).
 
     Examples
     --------
     >>> quantise(torch.tensor([[[1.0, -2.0, 4.0, 7.0]]]), torch.uint8, 4).values.tolist()
     [[[201, 246]]]
     """
+    check_tensor("weight", weight)
+    if asks_gradient(weight):
+        raise ValueError(
+            "weight must ask for no gradient, which rounding does not give: pass weight.detach(), or call under "
+            "torch.no_grad()."
+        )
+    if weight.dtype not in FLOATS:
+        raise TypeError(f"weight must be fp32, fp16 or bf16, not {weight.dtype}: convert it before the call.")
+    if weight.ndim != 3 or weight.shape[2] == 0:
+        raise ValueError(f"weight must be (P, R, C) with columns, not {tuple(weight.shape)}: reshape it.")
     size = group or weight.shape[2]
     if kind not in _LARGEST:
-        raise ValueError(f"kind must be torch.int8, torch.uint8 (4 bits) or torch.float8_e4m3fn, not {kind}.")
+        raise ValueError(
+            f"kind must be torch.int8, torch.uint8 or torch.float8_e4m3fn, not {kind}: pass torch.uint8 for 4 bits."
+        )
     if weight.shape[2] % size or (kind is torch.uint8 and size % 2):
-        raise ValueError(f"group must divide {weight.shape[2]} columns, for 4 bits into halves, not {size}.")
+        raise ValueError(
+            f"group must divide {weight.shape[2]} columns, for 4 bits into halves, not {size}: leave it out for one "
+            "scale per row."
+        )
     grouped = weight.float().unflatten(2, (-1, size))
     scales = grouped.abs().amax(dim=3).clamp(min=1e-12) / _LARGEST[kind]
     scaled = grouped / scales[..., None]
@@ -106,14 +126,24 @@ def quantise(weight: torch.Tensor, kind: torch.dtype, group: int | None = None) 
 def dequantise(weight: Weights, dtype: torch.dtype) -> torch.Tensor:
     """The weights (..., R, C) that `weight` stands for.
 
+    Raises
+    ------
+    TypeError
+        If values or scales are of a type that `quantise` does not make.
+    ValueError
+        If the scales do not go with the values.
+
     Examples
     --------
     >>> dequantise(quantise(torch.tensor([[[1.0, -2.0, 4.0, 7.0]]]), torch.uint8, 4), torch.float32)
     tensor([[[ 1., -2.,  4.,  7.]]])
     """
     values, scales = parts(weight)
+    check_tensor("weight", values)
     if scales is None:
         return values.to(dtype)
+    check_tensor("weight.scales", scales)
+    _check_scales("weight", values, scales)
     wide = values
     if values.dtype is torch.uint8:
         halves = values.unflatten(-1, (scales.shape[-1], -1))
@@ -152,6 +182,10 @@ def check_weights(name: str, weight: Weights, x: torch.Tensor, rows: str, column
         If shapes, groups, memory layout or devices do not.
     """
     values, scales = parts(weight)
+    check_tensor(name if scales is None else f"{name}.values", values)
+    if scales is not None:
+        check_tensor(f"{name}.scales", scales)
+        _check_scales(name, values, scales)
     if values.ndim != 3 or 0 in values.shape or weight.shape[2] != columns:
         raise ValueError(
             f"{name} must have shape (P, {rows}, {columns}), the columns of its input, not {tuple(values.shape)} "
@@ -167,22 +201,26 @@ def check_weights(name: str, weight: Weights, x: torch.Tensor, rows: str, column
         if tensor.device != x.device:
             raise ValueError(f"{name}{part} must be on {x.device} as its input, not on {tensor.device}: move it.")
     if isinstance(weight, Quantised):
-        _check_scales(name, weight)
+        group = weight.group
+        if group != columns and group % 32:
+            raise ValueError(
+                f"{name}.scales must be of groups of a multiple of 32 or {columns} columns, not of {group}: "
+                "make them with quantise."
+            )
 
 
-def _check_scales(name: str, weight: Quantised) -> None:
-    pages, rows, columns = weight.shape
-    if weight.values.dtype not in _LARGEST or weight.scales.dtype not in FLOATS:
+def _check_scales(name: str, values: torch.Tensor, scales: torch.Tensor) -> None:
+    """Raise unless (.., R, C) or, of 4 bits, (.., R, C / 2) values go with (.., R, C / G) scales."""
+    if values.dtype not in _LARGEST or scales.dtype not in FLOATS:
         raise TypeError(
             f"{name} must hold int8, uint8 or float8_e4m3fn and scales in fp32, fp16 or bf16, not "
-            f"{weight.values.dtype} and {weight.scales.dtype}: make it with quantise."
+            f"{values.dtype} and {scales.dtype}: make it with quantise."
         )
-    group = weight.group
-    fits = weight.scales.shape == (pages, rows, columns // group) and columns % group == 0
-    if not fits or (group != columns and group % 32):
+    alike = values.ndim == scales.ndim >= 2 and values.shape[:-1] == scales.shape[:-1]
+    if not alike or not 1 <= scales.shape[-1] <= values.shape[-1] or values.shape[-1] % scales.shape[-1]:
         raise ValueError(
-            f"{name}.scales must be ({pages}, {rows}, {columns} / G) with G a multiple of 32 or {columns}, not "
-            f"{tuple(weight.scales.shape)}: make them with quantise."
+            f"{name}.scales must be one per row and group of the values, {tuple(values.shape)}, not "
+            f"{tuple(scales.shape)}: make them with quantise."
         )
 
 
@@ -196,8 +234,12 @@ def check_pages(pages: torch.Tensor | None, held: int, x: torch.Tensor) -> int:
     """
     if pages is None:
         return held
+    check_tensor("pages", pages)
     if pages.ndim != 1 or pages.dtype not in (torch.int32, torch.int64) or not pages.is_contiguous():
-        raise ValueError(f"pages must be (E,) int32 or int64, contiguous, not {tuple(pages.shape)} {pages.dtype}.")
+        raise ValueError(
+            f"pages must be (E,) int32 or int64, contiguous, not {tuple(pages.shape)} {pages.dtype}: pass one per "
+            "expert, or a copy."
+        )
     if pages.device != x.device:
         raise ValueError(f"pages must be on {x.device} as its input, not on {pages.device}: move it.")
     return len(pages)
@@ -213,6 +255,9 @@ def check_routing(ids: torch.Tensor, weights: torch.Tensor | None, x: torch.Tens
     ValueError
         If shapes, memory layout or devices do not go together.
     """
+    check_tensor("ids", ids)
+    if weights is not None:
+        check_tensor("weights", weights)
     if ids.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"ids must be int32 or int64, not {ids.dtype}: convert them before the call.")
     if weights is not None and weights.dtype is not torch.float32:

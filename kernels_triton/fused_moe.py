@@ -16,6 +16,7 @@ from .experts import (
     whole,
 )
 from .grouped_gemm import check_bias, check_input, grouped_gemm_reference, launch
+from .operators import check_tensor, operator
 from .pairs import sort_pairs
 from .tiles import LayerTiles, arch_of, tiles_for
 
@@ -63,7 +64,7 @@ def fused_moe(
         Page of each expert in both weights and biases; expert e is on page e unless given. Pages of experts that nobody
         chose are never read: they may be on their way still.
     backend : "triton", "triton-interpret" or "torch", optional
-        Triton for GPU tensors and torch for others unless given.
+        Triton for GPU tensors unless given, torch for others and where an operand asks for a gradient.
 
     Returns
     -------
@@ -85,11 +86,11 @@ def fused_moe(
     tensor([[3.5232]])
     """
     if activation not in set(Activation):
-        raise ValueError(f"activation must be {', '.join(map(repr, map(str, Activation)))}, not {activation!r}.")
+        known = ", ".join(map(repr, map(str, Activation)))
+        raise ValueError(f"activation must be {known}, not {activation!r}: leave it out for 'swiglu'.")
     check_moe(x, gate_up, down, ids, weights, gate_up_bias, down_bias, pages)
-    chosen = choose_backend(backend, x)
     operands = (x, *parts(gate_up), *parts(down), ids, weights, gate_up_bias, down_bias, pages)
-    out: torch.Tensor = torch.ops.moe_workbench.fused_moe(*operands, str(activation), str(chosen))
+    out: torch.Tensor = _fused(*operands, str(activation), str(choose_backend(backend, *operands)))
     return out
 
 
@@ -112,6 +113,7 @@ def check_moe(
     ValueError
         If shapes, memory layout or devices do not.
     """
+    check_tensor("x", x)
     if x.ndim != 2:
         raise ValueError(f"x must have shape (T, M), not {tuple(x.shape)}: reshape it before the call.")
     check_input("x", x, 0)
@@ -131,15 +133,6 @@ def check_moe(
     check_pages(pages, held, x)
 
 
-# By schema, not by torch.library.custom_op, whose calls import triton before its mode is chosen.
-torch.library.define(
-    "moe_workbench::fused_moe",
-    "(Tensor x, Tensor gate_up, Tensor? gate_up_scales, Tensor down, Tensor? down_scales, Tensor ids, Tensor weights, "
-    "Tensor? gate_up_bias, Tensor? down_bias, Tensor? pages, str activation, str backend) -> Tensor",
-)
-
-
-@torch.library.impl("moe_workbench::fused_moe", "CompositeExplicitAutograd")
 def _compute(
     x: torch.Tensor,
     gate_up: torch.Tensor,
@@ -164,9 +157,7 @@ def _compute(
     return with_triton(x, first, second, ids, weights, turn, biases, pages, experts, Backend(backend), tiles)
 
 
-@torch.library.register_fake("moe_workbench::fused_moe")
-def _shaped(x: torch.Tensor, *_rest: object) -> torch.Tensor:
-    return x.new_empty(x.shape)
+_fused = operator("fused_moe", _compute, lambda x, *_rest: x.new_empty(x.shape))
 
 
 def with_triton(

@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from .backend import Backend, choose_backend, enter_mode
 from .experts import Activation
+from .operators import operator
 from .rows import check_rows
 
 _TILE = 1024
@@ -23,7 +24,7 @@ def gated(x: torch.Tensor, *, activation: str = "swiglu", backend: str | None = 
         Gates, then ups. Rows may be strided, columns not.
     activation : "swiglu" or "geglu"
     backend : "triton", "triton-interpret" or "torch", optional
-        Triton for GPU tensors and torch for others unless given.
+        Triton for GPU tensors unless given, torch for others and where an operand asks for a gradient.
 
     Returns
     -------
@@ -47,12 +48,16 @@ def gated(x: torch.Tensor, *, activation: str = "swiglu", backend: str | None = 
         raise ValueError(
             f"gated takes (T, 2 F) and 'swiglu' or 'geglu', not {tuple(x.shape)} and {activation!r}: pass both halves."
         )
-    chosen = choose_backend(backend, x)
-    if chosen is Backend.TORCH:
+    out: torch.Tensor = _gated(x, str(activation), str(choose_backend(backend, x)))
+    return out
+
+
+def _compute(x: torch.Tensor, activation: str, backend: str) -> torch.Tensor:
+    if backend == Backend.TORCH:
         gate, up = x.float().chunk(2, dim=1)
         gate = functional.silu(gate) if activation == Activation.SWIGLU else functional.gelu(gate)
         return (gate * up).to(x.dtype)
-    enter_mode(chosen)
+    enter_mode(Backend(backend))
     from .jit.grouped import gated as kernel
 
     rows, width = x.shape[0], x.shape[1] // 2
@@ -61,6 +66,9 @@ def gated(x: torch.Tensor, *, activation: str = "swiglu", backend: str | None = 
         turn = {"ACTIVATION": 1 if activation == Activation.SWIGLU else 2, "BLOCK": _TILE}
         kernel[(rows, -(-width // _TILE))](x, out, x.stride(0), width, **turn)
     return out
+
+
+_gated = operator("gated", _compute, lambda x, *_rest: x.new_empty(x.shape[0], x.shape[1] // 2), formula=_compute)
 
 
 def gated_work(rows: int, width: int, itemsize: int) -> tuple[int, int]:

@@ -18,7 +18,9 @@ from .experts import (
     check_weights,
     matrix_on,
     parts,
+    whole,
 )
+from .operators import check_tensor, operator
 from .pairs import Blocks, sort_pairs
 from .tiles import Tiles, arch_of, tiles_for
 
@@ -57,7 +59,7 @@ def grouped_gemm(
     pages : (E,) int32 or int64, optional
         Page of each expert; expert e is on page e unless given. Pages of experts that nobody chose are never read.
     backend : "triton", "triton-interpret" or "torch", optional
-        Triton for GPU tensors and torch for others unless given.
+        Triton for GPU tensors unless given, torch for others and where an operand asks for a gradient.
 
     Returns
     -------
@@ -78,20 +80,47 @@ def grouped_gemm(
     tensor([[[ 9., 13.],
              [ 1.,  5.]]])
     """
+    check_tensor("ids", ids)
     check_input("x", x, ids.shape[1] if ids.ndim == 2 else 0)
     check_routing(ids, weights, x)
     check_weights("matrices", matrices, x, "N", x.shape[-1])
     check_bias("bias", bias, matrices, x)
-    experts = check_pages(pages, matrices.shape[0], x)
-    chosen = choose_backend(backend, x)
+    check_pages(pages, matrices.shape[0], x)
+    values, scales = parts(matrices)
+    chosen = choose_backend(backend, x, values, scales, weights, bias)
+    out: torch.Tensor = _grouped(x, values, scales, ids, weights, bias, pages, str(chosen))
+    return out
+
+
+def _compute(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    scales: torch.Tensor | None,
+    ids: torch.Tensor,
+    weights: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    pages: torch.Tensor | None,
+    backend: str,
+) -> torch.Tensor:
+    matrices, chosen = whole(values, scales), Backend(backend)
     if chosen is Backend.TORCH:
         rows = moe_torch.multiply(x, matrices, bias, ids, weights, pages)
     else:
         enter_mode(chosen)
-        tiles = tiles_for(arch_of(x.device), parts(matrices)[0].dtype, ids.numel() / experts)
+        experts = len(values) if pages is None else len(pages)
+        tiles = tiles_for(arch_of(x.device), values.dtype, ids.numel() / experts)
         blocks = sort_pairs(ids, experts, tiles.m, backend=chosen)
         rows = launch(x, matrices, bias, ids, weights, pages, None, blocks, tiles.m, tiles.plain)
     return rows.view(*ids.shape, matrices.shape[1])
+
+
+def _shaped(
+    x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor | None, ids: torch.Tensor, *_rest: object
+) -> torch.Tensor:
+    return x.new_empty(*ids.shape, values.shape[1])
+
+
+_grouped = operator("grouped_gemm", _compute, _shaped)
 
 
 def check_input(name: str, x: torch.Tensor, chosen: int) -> None:
@@ -104,6 +133,7 @@ def check_input(name: str, x: torch.Tensor, chosen: int) -> None:
     ValueError
         If its shape or memory layout is another.
     """
+    check_tensor(name, x)
     if x.dtype not in FLOATS:
         raise TypeError(f"{name} must be fp32, fp16 or bf16, not {x.dtype}: convert it before the call.")
     shaped = x.ndim == 2 or (x.ndim == 3 and x.shape[1] == chosen)
@@ -123,6 +153,7 @@ def check_bias(name: str, bias: torch.Tensor | None, matrices: Weights, x: torch
     """
     if bias is None:
         return
+    check_tensor(name, bias)
     want = (matrices.shape[0], matrices.shape[1])
     if tuple(bias.shape) != want or bias.dtype is not x.dtype or not bias.is_contiguous() or bias.device != x.device:
         raise ValueError(

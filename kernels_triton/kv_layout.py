@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from .attention import check_operand
+from .attention import check_indices, check_operand, check_range
 from .backend import Backend, choose_backend, enter_mode
 from .experts import FLOATS
+from .operators import check_tensor, operator
 
 _TILE = 2048  # numbers of K, and of V, that a program moves
 
@@ -35,7 +36,8 @@ def scatter_kv(
     TypeError
         If an operand has another dtype.
     ValueError
-        If shapes, memory layout or devices disagree, or (on the CPU) a slot is out of range.
+        If shapes, memory layout or devices disagree, an operand overlaps the cache or asks for a gradient, or (on the
+        CPU) a slot is out of range or occurs twice.
 
     Examples
     --------
@@ -47,6 +49,7 @@ def scatter_kv(
     _check(kv, slots)
     shape = (len(slots), kv.shape[1], kv.shape[4])
     for name, rows in (("k", k), ("v", v)):
+        check_tensor(name, rows)
         if rows.dtype not in FLOATS or rows.dtype is not k.dtype:
             raise TypeError(f"{name} must be fp32, fp16 or bf16, k and v alike, not {rows.dtype}: convert it.")
         if tuple(rows.shape) != shape or rows.device != kv.device or not rows[:1].is_contiguous():
@@ -54,13 +57,23 @@ def scatter_kv(
                 f"{name} must be {shape} on {kv.device} with rows of contiguous numbers, not {tuple(rows.shape)} on "
                 f"{rows.device}: copy or move it."
             )
-    chosen = choose_backend(backend, kv)
-    if chosen is not Backend.TORCH:
-        _launch(chosen, kv, slots, k, v, out=False)
+    _scatter(kv, slots, k, v, str(choose_backend(backend, kv, k, v)))
+
+
+def _store(kv: torch.Tensor, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor, backend: str) -> None:
+    _check_slots(kv, slots)
+    _check_apart(kv, slots=slots, k=k, v=v)
+    if kv.device.type == "cpu" and len(slots.unique()) != len(slots):
+        raise ValueError(f"slots must differ, not {slots.tolist()}: pass the last row of each slot alone.")
+    if backend != Backend.TORCH:
+        _launch(Backend(backend), kv, slots, k, v, out=False)
         return
     page, offset = slots // kv.shape[3], slots % kv.shape[3]
     kv[page, :, 0, offset] = k.to(kv.dtype)
     kv[page, :, 1, offset] = v.to(kv.dtype)
+
+
+_scatter = operator("scatter_kv", _store, lambda *_: None, written=("kv",))
 
 
 def gather_kv(
@@ -70,8 +83,11 @@ def gather_kv(
 
     Parameters
     ----------
-    kv, slots, backend
-        As of `scatter_kv`; a slot may occur twice.
+    kv : (P, K, 2, b, D) fp32, fp16 or bf16, contiguous
+    slots : (T,) int64
+        As of `scatter_kv`, but a slot may occur twice.
+    backend : "triton", "triton-interpret" or "torch", optional
+        Triton for GPU tensors unless given, torch for others and where an operand asks for a gradient.
 
     Returns
     -------
@@ -89,25 +105,58 @@ def gather_kv(
     [[3.0, 0.0], [7.0, 4.0]]
     """
     _check(kv, slots)
-    chosen = choose_backend(backend, kv)
-    if chosen is Backend.TORCH:
+    rows: tuple[torch.Tensor, torch.Tensor] = _gather(kv, slots, str(choose_backend(backend, kv)))
+    return rows
+
+
+def _fetch(kv: torch.Tensor, slots: torch.Tensor, backend: str) -> tuple[torch.Tensor, torch.Tensor]:
+    _check_slots(kv, slots)
+    if backend == Backend.TORCH:
         page, offset = slots // kv.shape[3], slots % kv.shape[3]
-        return kv[page, :, 0, offset], kv[page, :, 1, offset]
-    k, v = (torch.empty((len(slots), kv.shape[1], kv.shape[4]), dtype=kv.dtype, device=kv.device) for _ in range(2))
-    _launch(chosen, kv, slots, k, v, out=True)
+        return kv[page, :, 0, offset].contiguous(), kv[page, :, 1, offset].contiguous()
+    k, v = _rows(kv, slots)
+    _launch(Backend(backend), kv, slots, k, v, out=True)
     return k, v
 
 
+def _rows(kv: torch.Tensor, slots: torch.Tensor, *_rest: object) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for keys and values of so many slots."""
+    shape = (len(slots), kv.shape[1], kv.shape[4])
+    return kv.new_empty(shape), kv.new_empty(shape)
+
+
+_gather = operator("gather_kv", _fetch, _rows)
+
+
 def _check(kv: torch.Tensor, slots: torch.Tensor) -> None:
+    check_tensor("kv", kv)
     if kv.ndim != 5 or kv.shape[2] != 2 or 0 in kv.shape[1:]:
         raise ValueError(f"kv must be (P, K, 2, b, D), not {tuple(kv.shape)}: reshape the cache.")
     check_operand("kv", kv, tuple(kv.shape), FLOATS, kv)
-    check_operand("slots", slots, (slots.numel(),), (torch.int64,), kv)
-    if not kv.is_cuda and slots.numel() and not 0 <= int(slots.min()) <= int(slots.max()) < len(kv) * kv.shape[3]:
-        raise ValueError(
-            f"slots must be in [0, {len(kv) * kv.shape[3]}), the slots of kv, not {slots.tolist()}: pass block * b + "
-            "offset of allocated blocks."
-        )
+    check_indices("slots", slots, (torch.int64,), kv)
+
+
+def _check_slots(kv: torch.Tensor, slots: torch.Tensor) -> None:
+    if kv.device.type == "cpu":
+        check_range("slots", slots, len(kv) * kv.shape[3], "pass block * b + offset of allocated blocks")
+
+
+def _check_apart(kv: torch.Tensor, **read: torch.Tensor) -> None:
+    """Raise ValueError if the cache overlaps what is read while it is stored."""
+    low, high = _bounds(kv)
+    for name, tensor in read.items():
+        begin, end = _bounds(tensor)
+        if low < end and begin < high:
+            raise ValueError(f"kv must not overlap {name}, which is read while kv is stored: pass a copy of {name}.")
+
+
+def _bounds(tensor: torch.Tensor) -> tuple[int, int]:
+    """Addresses of a tensor's first byte and of the first behind it."""
+    begin = tensor.data_ptr()
+    if not tensor.numel():
+        return begin, begin
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return begin, begin + (last + 1) * tensor.element_size()
 
 
 def _launch(

@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional
 
 from .backend import Backend, choose_backend, enter_mode
+from .operators import operator
 from .rows import check_rows, check_vector, launch_shape
 
 
@@ -28,7 +29,7 @@ def layer_norm(
     weight, bias : (M,) of the same type; no bias unless given
     eps : float
     backend : "triton", "triton-interpret" or "torch", optional
-        Triton for GPU tensors and torch for others unless given.
+        Triton for GPU tensors unless given, torch for others and where an operand asks for a gradient.
 
     Returns
     -------
@@ -51,10 +52,16 @@ def layer_norm(
     for name, vector in (("weight", weight), ("bias", bias)):
         if vector is not None:
             check_vector(name, vector, x)
-    chosen = choose_backend(backend, x)
-    if chosen is Backend.TORCH:
+    out: torch.Tensor = _norm(x, weight, bias, float(eps), str(choose_backend(backend, x, weight, bias)))
+    return out
+
+
+def _compute(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, backend: str
+) -> torch.Tensor:
+    if backend == Backend.TORCH:
         return functional.layer_norm(x, x.shape[1:], weight, bias, eps)
-    enter_mode(chosen)
+    enter_mode(Backend(backend))
     from .jit.norms import layer_norm as kernel
 
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -62,6 +69,9 @@ def layer_norm(
         constants = {"M": x.shape[1], "EPS": eps, "BIASED": bias is not None}
         kernel[(len(x),)](x, weight, bias, out, x.stride(0), **constants, **launch_shape(x.shape[1]))
     return out
+
+
+_norm = operator("layer_norm", _compute, lambda x, *_rest: x.new_empty(x.shape), formula=_compute)
 
 
 def layer_norm_work(rows: int, width: int, itemsize: int) -> tuple[int, int]:

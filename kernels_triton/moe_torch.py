@@ -90,7 +90,7 @@ def _grouped(rows: torch.Tensor, matrices: torch.Tensor, runs: list[Run]) -> tor
     first, last = runs[0].page, runs[-1].page
     counts = [0] * (last + 1 - first)
     for page, begin, end in runs:
-        counts[page - first] = end - begin
+        counts[page - first] += end - begin  # experts may share a page
     ends = torch.tensor(list(accumulate(counts)), dtype=torch.int32)
     product: torch.Tensor = functional.grouped_mm(rows, matrices[first : last + 1].mT, offs=ends)
     return product

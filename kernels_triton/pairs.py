@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from .backend import Backend, choose_backend, enter_mode
+from .operators import check_tensor
 
 # Beyond so many pairs a sort reads less than one pass per expert does. Not measured on a GPU yet.
 _MOST_BY_SCANNING = 1 << 16
@@ -55,6 +56,7 @@ def sort_pairs(ids: torch.Tensor, experts: int, block: int, *, backend: str | No
     >>> pairs[: int(rows)].tolist(), owners[: int(rows) // 2].tolist()
     ([1, 3, 0, 2], [0, 1])
     """
+    check_tensor("ids", ids)
     chosen = choose_backend(backend, ids)
     made = _allocate(ids, experts, block)
     if chosen is Backend.TORCH or (chosen is Backend.TRITON and ids.numel() > _MOST_BY_SCANNING):

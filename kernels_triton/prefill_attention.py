@@ -20,6 +20,7 @@ from .attention import (
     reference_row,
 )
 from .backend import Backend, choose_backend, enter_mode
+from .operators import check_tensor, operator
 from .tiles import arch_of
 
 
@@ -76,7 +77,7 @@ def prefill_attention(
     tiles : AttentionTiles, optional
         Sizes of the launch, for Triton; the table's unless given.
     backend : "triton", "triton-interpret" or "torch", optional
-        Triton for GPU tensors and torch for others unless given.
+        Triton for GPU tensors unless given, torch for others and where an operand asks for a gradient.
 
     Returns
     -------
@@ -103,14 +104,42 @@ def prefill_attention(
     ends = starts if key_starts is None else key_starts
     _check(q, k, v, starts, ends, prefix)
     options = Options.checked(q, scale, window, sinks, softcap)
-    chosen = choose_backend(backend, q)
-    if not q.is_cuda:
-        _check_values(q, k, starts, ends, prefix, options.window)
-    if chosen is Backend.TORCH:
-        return attention_torch.prefill(q, k, v, starts, ends, prefix, options)
-    enter_mode(chosen)
-    chosen_tiles = tiles or attention_tiles("prefill", arch_of(q.device), q.dtype, max(q.shape[2], v.shape[2]))
-    return _launch(q, k, v, starts, ends, prefix, options, chosen_tiles)
+    cached = (None,) * 3 if prefix is None else prefix
+    chosen = choose_backend(backend, q, k, v, cached[0], sinks)
+    sizes = None if tiles is None else tiles.sizes
+    out: torch.Tensor = _prefill(q, k, v, starts, ends, *cached, *options.operands, sizes, str(chosen))
+    return out
+
+
+def _compute(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    starts: torch.Tensor,
+    key_starts: torch.Tensor,
+    kv: torch.Tensor | None,
+    table: torch.Tensor | None,
+    lengths: torch.Tensor | None,
+    scale: float,
+    window: int | None,
+    sinks: torch.Tensor | None,
+    softcap: float | None,
+    tiles: list[int] | None,
+    backend: str,
+) -> torch.Tensor:
+    options = Options(scale, window, sinks, softcap)
+    prefix = None if kv is None or table is None or lengths is None else Prefix(kv, table, lengths)
+    if q.device.type == "cpu":
+        _check_values(q, k, starts, key_starts, prefix, window)
+    if backend == Backend.TORCH:
+        return attention_torch.prefill(q, k, v, starts, key_starts, prefix, options)
+    enter_mode(Backend(backend))
+    widest = max(q.shape[2], v.shape[2])
+    chosen = AttentionTiles(*tiles) if tiles else attention_tiles("prefill", arch_of(q.device), q.dtype, widest)
+    return _launch(q, k, v, starts, key_starts, prefix, options, chosen)
+
+
+_prefill = operator("prefill_attention", _compute, lambda q, k, v, *_rest: q.new_empty(*q.shape[:2], v.shape[2]))
 
 
 def _check(
@@ -132,12 +161,16 @@ def _check(
             f"k and v must be (S, K, {q.shape[2]}) and (S, K, Dv) with {q.shape[1]} a multiple of K, not "
             f"{tuple(k.shape)} and {tuple(v.shape)}: pass one model's."
         )
+    for name, given in (("starts", starts), ("key_starts", key_starts)):
+        check_tensor(name, given)
     if starts.ndim != 1 or not len(starts):
         raise ValueError(f"starts must be (B + 1,), not {tuple(starts.shape)}: put 0 first and T last.")
     check_operand("starts", starts, tuple(starts.shape), INDEX, q)
     check_operand("key_starts", key_starts, tuple(starts.shape), (starts.dtype,), q)
     if prefix is None:
         return
+    for name, given in zip(Prefix._fields, prefix, strict=True):
+        check_tensor(f"prefix.{name}", given)
     check_cache(prefix.kv, prefix.table, q, len(starts) - 1)
     check_operand("prefix.lengths", prefix.lengths, (len(starts) - 1,), INDEX, q)
     if prefix.kv.shape[1] != k.shape[1] or v.shape[2] != q.shape[2]:
@@ -159,7 +192,9 @@ def _check_values(
         if int(given[0]) or int(given[-1]) != rows or bool((given.diff() < 0).any()):
             raise ValueError(f"{name} must rise from 0 to {rows}, not be {given.tolist()}: sum up the lengths.")
     if bool((key_starts.diff() < starts.diff()).any()):
-        raise ValueError(f"key_starts must give each sequence as many keys as queries, not {key_starts.tolist()}.")
+        raise ValueError(
+            f"key_starts must give each sequence as many keys as queries, not {key_starts.tolist()}: sum lengths up."
+        )
     if prefix is not None:
         check_blocks(prefix.table, prefix.lengths, prefix.kv, window, ahead=1)
 

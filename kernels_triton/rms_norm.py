@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from .backend import Backend, choose_backend, enter_mode
+from .operators import operator
 from .rows import check_rows, check_vector, launch_shape
 
 
@@ -20,7 +21,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-5, backen
     weight : Tensor (M,) of the same type
     eps : float
     backend : "triton", "triton-interpret" or "torch", optional
-        Triton for GPU tensors and torch for others unless given.
+        Triton for GPU tensors unless given, torch for others and where an operand asks for a gradient.
 
     Returns
     -------
@@ -41,10 +42,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-5, backen
     """
     check_rows("x", x)
     check_vector("weight", weight, x)
-    chosen = choose_backend(backend, x)
-    if chosen is Backend.TORCH:
-        return _torch(x, weight, eps)
-    return _triton(chosen, x, None, weight, eps)[0]
+    out: torch.Tensor = _norm(x, weight, float(eps), str(choose_backend(backend, x, weight)))
+    return out
 
 
 def add_rms_norm(
@@ -57,7 +56,8 @@ def add_rms_norm(
     Parameters
     ----------
     x, residual : Tensor (T, M) fp32, fp16 or bf16, the same
-    weight, eps, backend
+    weight : (M,) of the same type
+    eps, backend
         As of `rms_norm`.
 
     Returns
@@ -78,11 +78,35 @@ def add_rms_norm(
     check_rows("x", x)
     check_rows("residual", residual, x)
     check_vector("weight", weight, x)
-    chosen = choose_backend(backend, x)
-    if chosen is Backend.TORCH:
+    both: tuple[torch.Tensor, torch.Tensor] = _added_norm(
+        x, residual, weight, float(eps), str(choose_backend(backend, x, residual, weight))
+    )
+    return both
+
+
+def _compute(x: torch.Tensor, weight: torch.Tensor, eps: float, backend: str) -> torch.Tensor:
+    if backend == Backend.TORCH:
+        return _torch(x, weight, eps)
+    return _triton(Backend(backend), x, None, weight, eps)[0]
+
+
+def _compute_added(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, backend: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if backend == Backend.TORCH:
         total = x + residual
         return _torch(total, weight, eps), total
-    return _triton(chosen, x, residual, weight, eps)
+    return _triton(Backend(backend), x, residual, weight, eps)
+
+
+def _shaped(x: torch.Tensor, *_rest: object) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+_norm = operator("rms_norm", _compute, _shaped, formula=_compute)
+_added_norm = operator(
+    "add_rms_norm", _compute_added, lambda x, *_rest: (_shaped(x), _shaped(x)), formula=_compute_added
+)
 
 
 def _torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from .attention import INDEX, check_operand
+from .attention import INDEX, check_operand, check_range
 from .backend import Backend, choose_backend, enter_mode
 from .experts import FLOATS
+from .operators import check_tensor, operator
 from .rows import check_vector
 
 _TILE = 4096  # numbers that a program holds
@@ -43,7 +44,7 @@ def rope(
     eps : float
         Of the norm.
     backend : "triton", "triton-interpret" or "torch", optional
-        Triton for GPU tensors and torch for others unless given.
+        Triton for GPU tensors unless given, torch for others and where an operand asks for a gradient.
 
     Returns
     -------
@@ -64,10 +65,25 @@ def rope(
     tensor([[[-4.,  3.,  5.]]])
     """
     _check(x, positions, table, weight)
-    chosen = choose_backend(backend, x)
-    if chosen is Backend.TORCH:
-        return _turned(x.float(), positions, table, interleaved, weight, eps).to(x.dtype)
-    enter_mode(chosen)
+    chosen = choose_backend(backend, x, table, weight)
+    out: torch.Tensor = _rope(x, positions, table, bool(interleaved), weight, float(eps), str(chosen))
+    return out
+
+
+def _compute(
+    x: torch.Tensor,
+    positions: torch.Tensor,
+    table: torch.Tensor,
+    interleaved: bool,
+    weight: torch.Tensor | None,
+    eps: float,
+    backend: str,
+) -> torch.Tensor:
+    if x.device.type == "cpu":
+        check_range("positions", positions, len(table), "make a longer table")
+    if backend == Backend.TORCH:
+        return _turned(x.float(), positions, table, interleaved, weight, eps).to(x.dtype).contiguous()
+    enter_mode(Backend(backend))
     from .jit.rope import rope as kernel
 
     (tokens, heads, dim), turned = x.shape, table.shape[1]
@@ -96,7 +112,12 @@ def rope(
     return out
 
 
+_rope = operator("rope", _compute, lambda x, *_rest: x.new_empty(x.shape))
+
+
 def _check(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, weight: torch.Tensor | None) -> None:
+    check_tensor("x", x)
+    check_tensor("table", table)
     if x.dtype not in FLOATS:
         raise TypeError(f"x must be fp32, fp16 or bf16, not {x.dtype}: convert it before the call.")
     if x.ndim != 3 or 0 in x.shape[1:] or (x.stride(2) != 1 and x.shape[2] > 1):
@@ -109,8 +130,6 @@ def _check(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, weight
     check_operand("positions", positions, (len(x),), INDEX, x)
     if weight is not None:
         check_vector("weight", weight, x)
-    if not x.is_cuda and len(x) and not 0 <= int(positions.min()) <= int(positions.max()) < len(table):
-        raise ValueError(f"positions must be in [0, {len(table)}), not {positions.tolist()}: make a longer table.")
 
 
 def _turned(

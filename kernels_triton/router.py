@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from .backend import Backend, choose_backend, enter_mode
+from .operators import check_tensor, operator
 
 _FLOOR = -1e38  # what NaN and -inf rank as: below every number, above what is out of the choice
 _TINY = 1e-20  # DeepSeek's: keeps a sum of underflown scores from dividing by zero
@@ -67,7 +68,7 @@ def route(
     scale : float
         Factor of all weights.
     backend : "triton", "triton-interpret" or "torch", optional
-        Triton for GPU tensors and torch for others unless given.
+        Triton for GPU tensors unless given, torch for others and where an operand asks for a gradient.
 
     Returns
     -------
@@ -88,11 +89,33 @@ def route(
     ([[1, 3]], [[0.5, 0.5]])
     """
     kind = _check(logits, k, scoring, bias, groups, kept_groups)
-    chosen = choose_backend(backend, logits)
-    compute = _torch if chosen is Backend.TORCH else _triton
-    if chosen is not Backend.TORCH:
-        enter_mode(chosen)
-    return compute(logits, k, kind, renormalise, bias, groups, kept_groups, scale)
+    options = (int(k), str(kind), bool(renormalise), bias, int(groups), int(kept_groups), float(scale))
+    return Routing(*_route(logits, *options, str(choose_backend(backend, logits, bias))))
+
+
+def _compute(
+    logits: torch.Tensor,
+    k: int,
+    scoring: str,
+    renormalise: bool,
+    bias: torch.Tensor | None,
+    groups: int,
+    kept_groups: int,
+    scale: float,
+    backend: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    compute = _torch if backend == Backend.TORCH else _triton
+    if backend != Backend.TORCH:
+        enter_mode(Backend(backend))
+    return compute(logits, k, Scoring(scoring), renormalise, bias, groups, kept_groups, scale)
+
+
+def _shaped(logits: torch.Tensor, k: int, *_rest: object) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = (len(logits), k)
+    return logits.new_empty(shape, dtype=torch.int32), logits.new_empty(shape, dtype=torch.float32)
+
+
+_route = operator("route", _compute, _shaped)
 
 
 def with_shared(routing: Routing, experts: Sequence[int], weights: torch.Tensor | None = None) -> Routing:
@@ -118,7 +141,7 @@ def with_shared(routing: Routing, experts: Sequence[int], weights: torch.Tensor 
     Raises
     ------
     ValueError
-        If there is not one weight per token.
+        If ids and weights do not go together, or there is not one weight per token.
 
     Examples
     --------
@@ -126,10 +149,26 @@ def with_shared(routing: Routing, experts: Sequence[int], weights: torch.Tensor 
     >>> ids.tolist(), weights.tolist()
     ([[1, 2, 3]], [[1.0, 1.0, 1.0]])
     """
+    for name, tensor in (("routing.ids", routing.ids), ("routing.weights", routing.weights)):
+        check_tensor(name, tensor)
+    if weights is not None:
+        check_tensor("weights", weights)
+    if routing.ids.ndim != 2 or routing.ids.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"routing.ids must be (T, k) int32 or int64, not {tuple(routing.ids.shape)} {routing.ids.dtype}: pass what "
+            "route returns."
+        )
+    if routing.weights.shape != routing.ids.shape or routing.weights.dtype is not torch.float32:
+        raise ValueError(
+            f"routing.weights must be {tuple(routing.ids.shape)} fp32 as its ids, not {tuple(routing.weights.shape)} "
+            f"{routing.weights.dtype}: pass what route returns."
+        )
     tokens, added = len(routing.ids), len(experts)
     ones = routing.weights.new_ones(tokens) if weights is None else weights
     if ones.shape != (tokens,) or ones.dtype is not torch.float32:
-        raise ValueError(f"weights must be ({tokens},) fp32, one per token, not {tuple(ones.shape)} {ones.dtype}.")
+        raise ValueError(
+            f"weights must be ({tokens},) fp32, one per token, not {tuple(ones.shape)} {ones.dtype}: convert them."
+        )
     ids = routing.ids.new_tensor(experts).expand(tokens, added)
     return Routing(torch.cat((routing.ids, ids), 1), torch.cat((routing.weights, ones[:, None].expand(-1, added)), 1))
 
@@ -137,8 +176,11 @@ def with_shared(routing: Routing, experts: Sequence[int], weights: torch.Tensor 
 def _check(
     logits: torch.Tensor, k: int, scoring: str, bias: torch.Tensor | None, groups: int, kept_groups: int
 ) -> Scoring:
+    check_tensor("logits", logits)
+    if bias is not None:
+        check_tensor("bias", bias)
     if scoring not in set(Scoring):
-        raise ValueError(f"scoring must be 'softmax' or 'sigmoid', not {scoring!r}.")
+        raise ValueError(f"scoring must be 'softmax' or 'sigmoid', not {scoring!r}: leave it out for 'softmax'.")
     if logits.ndim != 2 or logits.shape[1] == 0:
         raise ValueError(f"logits must have shape (T, E) with E >= 1, not {tuple(logits.shape)}: reshape them.")
     if logits.dtype not in (torch.float32, torch.float16, torch.bfloat16):
@@ -152,7 +194,8 @@ def _check(
             f"{kept_groups}: leave them out for no limit."
         )
     if not 1 <= k <= kept_groups * (experts // groups):
-        raise ValueError(f"k must be in [1, {kept_groups * (experts // groups)}], the experts in the choice, not {k}.")
+        most = kept_groups * (experts // groups)
+        raise ValueError(f"k must be in [1, {most}], the experts in the choice, not {k}: choose fewer.")
     if bias is not None and (bias.shape != (experts,) or bias.dtype is not torch.float32 or not bias.is_contiguous()):
         raise ValueError(
             f"bias must be ({experts},) fp32, contiguous, not {tuple(bias.shape)} {bias.dtype}: convert it."

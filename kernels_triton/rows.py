@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from .experts import FLOATS
+from .operators import check_tensor
 
 
 def check_rows(name: str, rows: torch.Tensor, like: torch.Tensor | None = None) -> None:
@@ -13,10 +14,11 @@ def check_rows(name: str, rows: torch.Tensor, like: torch.Tensor | None = None) 
     Raises
     ------
     TypeError
-        If the dtype is none of fp32, fp16 and bf16, or not that of `like`.
+        If it is no tensor, or the dtype is none of fp32, fp16 and bf16, or not that of `like`.
     ValueError
         If shape, memory layout or device is another.
     """
+    check_tensor(name, rows)
     if rows.dtype not in FLOATS or (like is not None and rows.dtype is not like.dtype):
         wanted = "fp32, fp16 or bf16" if like is None else f"{like.dtype} as x"
         raise TypeError(f"{name} must be {wanted}, not {rows.dtype}: convert it before the call.")
@@ -35,10 +37,11 @@ def check_vector(name: str, vector: torch.Tensor, x: torch.Tensor) -> None:
     Raises
     ------
     TypeError
-        If the dtype is another.
+        If it is no tensor, or the dtype is another.
     ValueError
         If shape, memory layout or device is another.
     """
+    check_tensor(name, vector)
     if vector.dtype is not x.dtype:
         raise TypeError(f"{name} must be {x.dtype} as x, not {vector.dtype}: convert it before the call.")
     if vector.shape != x.shape[-1:] or not vector.is_contiguous() or vector.device != x.device:

@@ -9,6 +9,7 @@ import torch
 
 from .attention import check_operand
 from .backend import Backend, choose_backend, enter_mode
+from .operators import check_tensor, operator
 
 _BLOCK = 4096
 _ONE = 2.0**32  # weight of the largest logit
@@ -55,7 +56,8 @@ def sample(logits: torch.Tensor, draws: Draws | None = None, *, backend: str | N
     TypeError
         If an operand has another dtype.
     ValueError
-        If shapes, memory layout or devices disagree, or the backend cannot compute here.
+        If shapes, memory layout or devices disagree, (on the CPU) a seed or position is negative, or the backend cannot
+        compute here.
 
     Examples
     --------
@@ -63,11 +65,27 @@ def sample(logits: torch.Tensor, draws: Draws | None = None, *, backend: str | N
     [1]
     """
     _check(logits, draws)
-    chosen = choose_backend(backend, logits)
-    if chosen is Backend.TORCH:
+    chosen = choose_backend(backend, logits.detach())  # whole numbers have no gradient
+    out: torch.Tensor = _sample(logits.detach(), *((None,) * 4 if draws is None else draws), str(chosen))
+    return out
+
+
+def _compute(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor | None,
+    top_p: torch.Tensor | None,
+    seeds: torch.Tensor | None,
+    positions: torch.Tensor | None,
+    backend: str,
+) -> torch.Tensor:
+    draws = None
+    if temperatures is not None and top_p is not None and seeds is not None and positions is not None:
+        draws = Draws(temperatures, top_p, seeds, positions)
+        _check_counts(draws)
+    if backend == Backend.TORCH:
         greedy = logits.argmax(dim=1)
         return greedy if draws is None else torch.where(draws.temperatures > 0, _drawn(logits, draws), greedy)
-    enter_mode(chosen)
+    enter_mode(Backend(backend))
     from .jit.sampling import sample as kernel
 
     rows, size = logits.shape
@@ -80,16 +98,29 @@ def sample(logits: torch.Tensor, draws: Draws | None = None, *, backend: str | N
     return out
 
 
+_sample = operator("sample", _compute, lambda logits, *_rest: logits.new_empty(len(logits), dtype=torch.int64))
+
+
 def _check(logits: torch.Tensor, draws: Draws | None) -> None:
+    check_tensor("logits", logits)
     if logits.dtype is not torch.float32:
         raise TypeError(f"logits must be fp32, not {logits.dtype}: convert them before the call.")
     wide = logits.ndim == 2 and 1 <= logits.shape[1] <= 1 << 20
     if not wide or (logits.stride(1) != 1 and logits.shape[1] > 1):
-        raise ValueError(f"logits must be (R, V) with contiguous columns, V <= 2^20, not {tuple(logits.shape)}.")
+        raise ValueError(
+            f"logits must be (R, V) with contiguous columns, V in 1 .. 2^20, not {tuple(logits.shape)}: copy or "
+            "reshape them."
+        )
     if draws is not None:
         kinds = (torch.float64, torch.float64, torch.int64, torch.int64)
         for name, tensor, kind in zip(Draws._fields, draws, kinds, strict=True):
             check_operand(f"draws.{name}", tensor, (len(logits),), (kind,), logits)
+
+
+def _check_counts(draws: Draws) -> None:
+    for name, counts in (("seeds", draws.seeds), ("positions", draws.positions)):
+        if counts.device.type == "cpu" and bool((counts < 0).any()):
+            raise ValueError(f"draws.{name} must be at least 0, not {counts.tolist()}: count from 0.")
 
 
 def _drawn(logits: torch.Tensor, draws: Draws) -> torch.Tensor:

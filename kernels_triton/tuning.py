@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple
 from datetime import UTC, datetime
@@ -134,15 +135,24 @@ def tune(
 
 
 class _Journal:
-    """Seconds by case and candidate, on this GPU with this triton; each is on disk before the next is measured."""
+    """Seconds by case and candidate, on this GPU with this triton; each is on disk before the next is measured.
+
+    A line that cannot be read is measured again, as are all where the file cannot be; where none can be written, an
+    interrupted run has to begin anew.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._known = path, dict[str, float | None]()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for line in path.read_text().splitlines() if path.exists() else ():
-            if line.endswith("}"):  # else the run ended in the middle of it
+        self._path, self._known, self._told = path, dict[str, float | None](), False
+        try:
+            lines = path.read_bytes().splitlines()
+        except OSError:  # note tells it, unless there is no file yet
+            lines = []
+        for line in lines:
+            try:
                 entry = json.loads(line)
-                self._known[entry["what"]] = entry["seconds"]
+                self._known[str(entry["what"])] = None if entry["seconds"] is None else float(entry["seconds"])
+            except (ValueError, TypeError, KeyError, RecursionError):  # also where a run ended in the middle of it
+                continue
 
     @staticmethod
     def _key(case: Case, candidate: Candidate) -> str:
@@ -154,8 +164,14 @@ class _Journal:
     def note(self, case: Case, candidate: Candidate, seconds: float | None) -> None:
         key = self._key(case, candidate)
         self._known[key] = seconds
-        with self._path.open("a") as file:
-            file.write("\n" + json.dumps({"what": key, "seconds": seconds}))
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a") as file:
+                file.write("\n" + json.dumps({"what": key, "seconds": seconds}))
+        except OSError as error:
+            if not self._told:
+                warnings.warn(f"{self._path} cannot be written ({error}); times are lost if this ends.", stacklevel=4)
+            self._told = True
 
     def seconds(self, case: Case, candidate: Candidate) -> float:
         found = self._known[self._key(case, candidate)]

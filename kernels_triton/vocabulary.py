@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from .attention import INDEX, check_operand
+from .attention import INDEX, check_indices, check_range
 from .backend import Backend, choose_backend, enter_mode
+from .operators import operator
 from .rows import check_rows
 from .tiles import arch_of, tiles_for
 
@@ -24,7 +25,7 @@ def embed(ids: torch.Tensor, table: torch.Tensor, *, backend: str | None = None)
         In 0 .. V - 1; on a GPU they are not looked at.
     table : (V, M) fp32, fp16 or bf16
     backend : "triton", "triton-interpret" or "torch", optional
-        Triton for GPU tensors and torch for others unless given.
+        Triton for GPU tensors unless given, torch for others and where an operand asks for a gradient.
 
     Returns
     -------
@@ -43,11 +44,17 @@ def embed(ids: torch.Tensor, table: torch.Tensor, *, backend: str | None = None)
     tensor([[2.]])
     """
     check_rows("table", table)
-    _check_places("ids", ids, table)
-    chosen = choose_backend(backend, table)
-    if chosen is Backend.TORCH:
+    check_indices("ids", ids, INDEX, table)
+    out: torch.Tensor = _embed(ids, table, str(choose_backend(backend, table)))
+    return out
+
+
+def _compute_rows(ids: torch.Tensor, table: torch.Tensor, backend: str) -> torch.Tensor:
+    if table.device.type == "cpu":
+        check_range("ids", ids, len(table), "correct them")
+    if backend == Backend.TORCH:
         return table[ids.long()]
-    enter_mode(chosen)
+    enter_mode(Backend(backend))
     from .jit.vocabulary import embed as kernel
 
     width = table.shape[1]
@@ -55,6 +62,9 @@ def embed(ids: torch.Tensor, table: torch.Tensor, *, backend: str | None = None)
     if len(ids):
         kernel[(len(ids), -(-width // _TILE))](ids, table, out, table.stride(0), width, BLOCK=_TILE)
     return out
+
+
+_embed = operator("embed", _compute_rows, lambda ids, table, _: table.new_empty(len(ids), table.shape[1]))
 
 
 def sampled_logits(
@@ -72,7 +82,7 @@ def sampled_logits(
         The last of each prompt, and every decode; on a GPU they are not looked at.
     head : (V, M) of x's type
     backend : "triton", "triton-interpret" or "torch", optional
-        Triton for GPU tensors and torch for others unless given.
+        Triton for GPU tensors unless given, torch for others and where an operand asks for a gradient.
 
     Returns
     -------
@@ -98,12 +108,18 @@ def sampled_logits(
             f"head must be (V, {x.shape[1]}) {x.dtype} on {x.device} as x, not {tuple(head.shape)} {head.dtype} on "
             f"{head.device}: pass one model's."
         )
-    _check_places("rows", rows, x)
-    chosen = choose_backend(backend, x)
-    if chosen is Backend.TORCH:
+    check_indices("rows", rows, INDEX, x)
+    out: torch.Tensor = _logits(x, rows, head, str(choose_backend(backend, x, head)))
+    return out
+
+
+def _compute_logits(x: torch.Tensor, rows: torch.Tensor, head: torch.Tensor, backend: str) -> torch.Tensor:
+    if x.device.type == "cpu":
+        check_range("rows", rows, len(x), "correct them")
+    if backend == Backend.TORCH:
         wide = x[rows.long()].float()
         return torch.cat([wide @ part.float().T for part in head.split(_HEAD_ROWS)], dim=1)
-    enter_mode(chosen)
+    enter_mode(Backend(backend))
     from .jit.vocabulary import logits as kernel
 
     tiles = tiles_for(arch_of(x.device), x.dtype, len(rows))
@@ -130,10 +146,11 @@ def sampled_logits(
     return out
 
 
-def _check_places(name: str, places: torch.Tensor, table: torch.Tensor) -> None:
-    check_operand(name, places, (places.numel(),), INDEX, table)
-    if not table.is_cuda and len(places) and not 0 <= int(places.min()) <= int(places.max()) < len(table):
-        raise ValueError(f"{name} must be in [0, {len(table)}), not {places.tolist()}: correct them.")
+_logits = operator(
+    "sampled_logits",
+    _compute_logits,
+    lambda x, rows, head, _: x.new_empty(len(rows), len(head), dtype=torch.float32),
+)
 
 
 def embed_work(tokens: int, width: int, itemsize: int) -> tuple[int, int]:

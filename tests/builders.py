@@ -40,6 +40,7 @@ from workbench.schedules import (
     WeightPlace,
 )
 from workbench.serving import prepare
+from workbench.simulate import simulate
 from workbench.stages import (
     Device as Place,
 )
@@ -299,7 +300,7 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
 PLACES = st.sampled_from(WeightPlace)
 OF_SHAPE: dict[str, st.SearchStrategy[Schedule]] = {
     "attention on the cpu": st.one_of(
-        st.builds(VSLPipe, st.sampled_from([1e-6, 1e-4, 5e-3]), st.integers(2, 4)),
+        st.builds(VSLPipe, st.sampled_from([1e-6, 1e-4, 5e-3]), st.integers(2, 5)),
         st.builds(CGOPipe, st.integers(2, 4)),
         st.builds(FastDecode, st.integers(2, 4)),
         st.builds(FlexGenS3, st.integers(1, 4), PLACES),
@@ -375,6 +376,34 @@ def scenarios(draw: st.DrawFn, *, layers: st.SearchStrategy[int] | None = None) 
     except ScenarioError:  # prompts in pieces, and the cache is not where their attention is
         scenario = scenario.on(scheduler=ContinuousBatching())
     return scenario, schedule
+
+
+@st.composite
+def arrivals_and_links(draw: st.DrawFn, scenario: Scenario, schedule: Schedule) -> Scenario:
+    """The scenario with a link on which a layer takes 0.1 to 10 times as long as all else, and requests that come late.
+
+    Some come late, or all at once, within twice the time that the whole would take.
+    """
+    link = replace(scenario.machine.link, h2d=1e12)
+    alone = simulate(scenario.on(machine=replace(scenario.machine, link=link)), schedule)
+    streamed = prepare(scenario, schedule).cost.weights_per_layer * scenario.model.num_hidden_layers
+    factor = draw(rates(0.1, 10) | rates(0.8, 1.25))
+    if streamed and alone.seconds:
+        link = replace(link, h2d=min(1e12, streamed * alone.iterations / (alone.seconds * factor)))
+        scenario = scenario.on(machine=replace(scenario.machine, link=link))
+    if draw(st.booleans()):
+        count = len(scenario.workload)
+        late = draw(st.lists(st.floats(0, 2), min_size=count, max_size=count))
+        at = [alone.seconds * max(1.0, factor) * share for share in sorted(late)]
+        scenario = scenario.on(workload=scenario.workload.arriving(at=at))
+    return scenario
+
+
+@st.composite
+def streaming(draw: st.DrawFn, *, layers: st.SearchStrategy[int]) -> tuple[Scenario, Schedule]:
+    """Scenarios whose link is about as fast as what it feeds, with requests that come late."""
+    scenario, schedule = draw(scenarios(layers=layers))
+    return draw(arrivals_and_links(scenario, schedule)), schedule
 
 
 @st.composite

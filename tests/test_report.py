@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from workbench.report import server_scenario
+from workbench.schedules import contenders
+
 
 @pytest.mark.slow
-def test_report_shows_three_readers_of_four_schedules(tmp_path: Path) -> None:
+def test_report_shows_three_readers_of_every_contender(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "workbench", "report", "--out", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"))
     found = {(result["model"].split("-")[0], result["schedule"], result["source"]) for result in results}
-    schedules = ("Sequential", "FlexGenS3", "CGOPipe", "VSLPipe")
+    schedules = [schedule.name for schedule in contenders(server_scenario().layer)]
     predicted = {("mixtral", schedule, source) for schedule in schedules for source in ("bound", "simulated")}
     live = {("tiny", schedule, source) for schedule in schedules for source in ("bound", "simulated", "measured")}
     assert found == predicted | live
@@ -27,7 +30,7 @@ def test_report_shows_three_readers_of_four_schedules(tmp_path: Path) -> None:
         assert result["versions"]["torch"]
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "held-out exercises were answered exactly" in page
-    assert page.count("data:image/png;base64,") == 8
+    assert page.count("data:image/png;base64,") == 4 + len(schedules)
     assert "http://" not in page
     assert "https://" not in page
     trace = json.loads(gzip.decompress((tmp_path / "out" / "timeline.json.gz").read_bytes()))["traceEvents"]

@@ -65,6 +65,11 @@ def _parser() -> argparse.ArgumentParser:
     sim.add_argument("--seed", type=_seed, default=0)
     sim.add_argument("--json", type=_file, help="file to write the record to")
     sim.set_defaults(command=_bench_sim)
+    order = benches.add_parser("schedules", help="drawn scenarios, simulated under every schedule: which is best where")
+    order.add_argument("--scenarios", type=_count, default=60, help="so many that fit (default: 60)")
+    order.add_argument("--seed", type=_seed, default=0)
+    order.add_argument("--json", type=_file, help="file to write the record to")
+    order.set_defaults(command=_bench_schedules)
     speed = benches.add_parser("simulator", help="how fast simulations are: a large job in both details, and a sweep")
     speed.add_argument("--repeats", type=_count, default=5, help="times that the large job is simulated (default: 5)")
     speed.add_argument("--json", type=_file, help="file to write the record to")
@@ -104,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     tune.add_argument("--dry-run", action="store_true", help="list the candidates, compile none")
     tune.set_defaults(command=_tune)
     measure = commands.add_parser("measure", help="measure this computer's rates for Machine.local")
-    measure.add_argument("--out", type=_file, required=True, help="JSON file to write")
+    measure.add_argument("--out", type=_file, help="JSON file to write (default: print it)")
     measure.set_defaults(command=_measure)
     return parser
 
@@ -232,6 +237,12 @@ def _bench_sim(options: argparse.Namespace) -> None:
     )
 
 
+def _bench_schedules(options: argparse.Namespace) -> None:
+    from workbench.bench.schedules import bench_schedules
+
+    bench_schedules(scenarios=options.scenarios, seed=options.seed, json=options.json)
+
+
 def _bench_simulator(options: argparse.Namespace) -> None:
     from workbench.bench.simulator import bench_simulator
 
@@ -254,7 +265,8 @@ def _tune(options: argparse.Namespace) -> None:
 def _measure(options: argparse.Namespace) -> None:
     from workbench.engine.measure import measure_machine
 
-    print(measure_machine().save(options.out))
+    machine = measure_machine()
+    print(machine.save(options.out) if options.out else machine.to_json())
 
 
 if __name__ == "__main__":

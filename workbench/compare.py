@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.display import html_table
+from workbench.display import escaped, html_table
 from workbench.explain import explain
 from workbench.result import Result, Source
 from workbench.timeline import write_perfetto
@@ -112,7 +111,7 @@ class Comparison:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        words = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self.explanations())
+        words = "".join(f"<p>{escaped(sentence)}</p>" for sentence in self.explanations())
         return html_table(self.rows(), _HEADINGS) + words
 
 

@@ -17,6 +17,11 @@ def short_name(configured: Any) -> str:
     return f"{type(configured).__name__}({changed})" if changed else type(configured).__name__
 
 
+def escaped(text: str) -> str:
+    """Text as HTML shows it, letter by letter, whatever tags it contains; the one way of text into HTML."""
+    return html.escape(text)
+
+
 def html_table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
     """A table of text; without a head the first column is one."""
     lines = [f"<tr>{''.join(_cell('th', text) for text in head)}</tr>"] if head else []
@@ -27,4 +32,4 @@ def html_table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
 
 
 def _cell(tag: str, text: str) -> str:
-    return f"<{tag} {_LEFT}>{html.escape(text)}</{tag}>"
+    return f"<{tag} {_LEFT}>{escaped(text)}</{tag}>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.catalogue import data_path
+from workbench.errors import ResultError
+from workbench.units import is_number
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,10 @@ class Energy:
 
     joules: float
     source: str
+
+    def __post_init__(self) -> None:
+        if not (is_number(self.joules) and 0 <= self.joules < math.inf):
+            raise ResultError(f"an energy has joules={self.joules!r}; give a number from 0 on.")
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,10 @@ class CatalogueError(WorkbenchError, KeyError):
         return str(self.args[0])
 
 
+class ResultError(WorkbenchError, ValueError):
+    """A result says what cannot be, or a file holds none."""
+
+
 class EngineError(WorkbenchError, RuntimeError):
     """The live engine cannot do, or did not do, what the plan says."""
 

@@ -10,6 +10,7 @@ from workbench.errors import WorkloadError
 from workbench.exercises import KINDS, Exercise, exercises
 from workbench.result import Result
 from workbench.tokenizer import Tokenizer
+from workbench.units import is_whole
 from workbench.workload import Request, Workload
 
 OUTPUT_LEN = 12  # tokens: the longest answer has 9, the end of its line included 10
@@ -100,12 +101,12 @@ def make_exam(
     >>> marks = exam.marks(wb.run(scenario.on(model=model, workload=exam.workload), VSLPipe()))   # doctest: +SKIP
     """
     chosen = [kinds] if isinstance(kinds, str) else list(kinds)
-    if count < 1:
-        raise WorkloadError(f"an exam needs at least one exercise, not {count}.")
+    if not is_whole(count) or count < 1:
+        raise WorkloadError(f"an exam needs at least one exercise, not {count!r}.")
     streams = [exercises(kind, seed=f"exam {seed} {kind}", held_out=True) for kind in chosen]
     solved = exercises(chosen, seed=f"solved {seed}")
     asked = tuple(next(streams[number % len(streams)]) for number in range(count))
-    least, most = (prompt_len, prompt_len) if isinstance(prompt_len, int) else prompt_len
+    least, most = prompt_len if isinstance(prompt_len, tuple) else (prompt_len, prompt_len)
     steps = max(1, -(-count // len(chosen)) - 1)
     requests = []
     for number, exercise in enumerate(asked):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from workbench.perfmodels.bound import ARRIVAL, SUMS
+from workbench.perfmodels.bound import ARRIVAL
+from workbench.perfmodels.loads import SUMS
 from workbench.quiet import Noise
 from workbench.result import Result, Source
 from workbench.units import format_seconds
@@ -35,9 +36,9 @@ def in_words(binding: str) -> str:
 def explain(results: Sequence[Result]) -> list[str]:
     """Sentences on the difference: simulations and measurements to their bound, measurements to their simulation.
 
-    A prediction gets one sentence on its distance to all of these.
+    A prediction gets one sentence on its distance to all of these. The first sentences rank the schedules.
     """
-    sentences = []
+    sentences = _rankings(results)
     for result in results:
         same = [other for other in results if other.same_question(result)]
         bounds = [other for other in same if other.source is Source.BOUND]
@@ -54,6 +55,29 @@ def explain(results: Sequence[Result]) -> list[str]:
             "can be higher than the bound's, output tok/s cannot."
         )
     return sentences
+
+
+def _rankings(results: Sequence[Result]) -> list[str]:
+    """Which schedule gives most, and how many times the next one's and the first one's rate that is.
+
+    One sentence for each scenario and source with several schedules, of which bounds and predictions know nothing.
+    """
+    groups = dict[tuple[str, ...], list[Result]]()
+    for result in results:
+        if result.source in (Source.SIMULATED, *_MEASURED) and not result.stopped:
+            key = (result.origin, result.model, result.machine, *(f"{k}: {v}" for k, v in result.facts.items()))
+            groups.setdefault(key, []).append(result)
+    return [_ranking(group) for group in groups.values() if len({result.schedule for result in group}) > 1]
+
+
+def _ranking(results: Sequence[Result]) -> str:
+    best, second, *_ = sorted(results, key=lambda result: -result.gen_tok_s)
+    told = f"{_capital(best.origin)}, {best.schedule} gives most, {best.gen_tok_s / second.gen_tok_s:.2f} times "
+    told += second.schedule
+    first = results[0]
+    if first is best or first is second:
+        return f"{told}, the next."
+    return f"{told}, the next, and {best.gen_tok_s / first.gen_tok_s:.2f} times {first.schedule}."
 
 
 def _bound_passed(results: Sequence[Result]) -> bool:

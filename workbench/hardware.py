@@ -9,7 +9,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -18,9 +18,10 @@ from typing import Any
 from workbench.catalogue import Catalogue, cache_path, source_of
 from workbench.display import html_table
 from workbench.errors import ScenarioError
+from workbench.kept import kept
 from workbench.profile import Cores, Profile
-from workbench.records import from_plain, to_plain
-from workbench.units import format_bytes, parse_bytes
+from workbench.records import from_plain, read_json, reason, to_plain
+from workbench.units import format_bytes, is_number, is_whole, parse_bytes
 
 _RECORD = "record 2"
 """Names what a measured record contains; another one is measured anew."""
@@ -28,13 +29,13 @@ _RECORD = "record 2"
 
 def _check_positive(name: str, **values: float) -> None:
     for what, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        if not is_number(value) or not value > 0:
             raise ScenarioError(f"{name} has {what}={value!r}; give a positive number.")
 
 
 def _check_seconds(name: str, **values: float) -> None:
     for what, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        if not is_number(value) or not 0 <= value < math.inf:
             raise ScenarioError(f"{name} has {what}={value!r}; give seconds, at least 0.")
 
 
@@ -101,6 +102,8 @@ class Device:
         _check_positive(self.name, memory=self.memory, bandwidth=self.bandwidth)
         _check_positive(self.name, **{f"flops of {dtype}": rate for dtype, rate in self.flops})
         _check_seconds(self.name, overhead=self.overhead)
+        if not is_whole(self.count) or self.count < 1:
+            raise ScenarioError(f"{self.name} has count={self.count!r}; give a whole number from 1 on.")
         if not self.flops:
             raise ScenarioError(f"{self.name} has no FLOP rate; give at least one, such as flops=(('bf16', 1e14),).")
         if self.between is not None and self.count == 1:
@@ -135,7 +138,7 @@ class Device:
         -----
         As MoE-Lightning's section 4.3 counts: memory, bandwidth and rates grow, the link to the host does not.
         """
-        if type(count) is not int or count < 1:
+        if not is_whole(count) or count < 1:
             raise ScenarioError(f"{count!r} times {self.name} is no device; give a whole number from 1 on.")
         if count == 1:
             return self
@@ -303,15 +306,18 @@ class Machine:
         the link is a real copy.
         The record is measured again when `refresh` is set, or when Python or a library it depends on has changed.
         """
-        path = _record_path()
-        if refresh or not path.exists():
-            print("measuring this computer, once, in half a minute ...", file=sys.stderr, flush=True)
-            command = [sys.executable, "-P", "-m", "workbench", "measure", "--out", str(path)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-                raise ScenarioError(f"measuring this computer failed ({reason}); try: {' '.join(command)}.")
-        return cls.load(path)
+        what = "the rates of this computer"
+        return kept(_record_path(), cls._measured, load=cls.load, save=cls.save, what=what, refresh=refresh)
+
+    @classmethod
+    def _measured(cls) -> Machine:
+        print("measuring this computer, once, in half a minute ...", file=sys.stderr, flush=True)
+        command = [sys.executable, "-P", "-m", "workbench", "measure"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise ScenarioError(f"measuring this computer failed ({reason}); try: {' '.join(command)}.")
+        return cls._read(lambda: json.loads(done.stdout), "what measuring printed")
 
     @classmethod
     def load(cls, path: str | Path) -> Machine:
@@ -322,19 +328,33 @@ class Machine:
         ScenarioError
             If the file is no such record.
         """
+        return cls._read(lambda: read_json(path), str(path))
+
+    @classmethod
+    def _read(cls, plain: Callable[[], Any], where: str) -> Machine:
         try:
-            machine: Machine = from_plain(cls, json.loads(Path(path).read_text(encoding="utf-8")))
+            machine: Machine = from_plain(cls, plain())
             return machine
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise ScenarioError(f"{path} is no machine record ({error!r}); measure again with refresh=True.") from error
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+            raise ScenarioError(
+                f"{where} is no machine record ({reason(error)}); measure again with refresh=True."
+            ) from error
 
     def save(self, path: str | Path) -> Path:
         """Write this machine as JSON."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}.part")
-        unfinished.write_text(json.dumps(to_plain(self), indent=1), encoding="utf-8")
-        return unfinished.replace(path)
+        try:
+            unfinished.write_text(self.to_json(), encoding="utf-8")
+            return unfinished.replace(path)
+        except OSError:
+            unfinished.unlink(missing_ok=True)
+            raise
+
+    def to_json(self) -> str:
+        """The text of its record."""
+        return json.dumps(to_plain(self), indent=1)
 
     def __str__(self) -> str:
         gpu_rate = max(rate for _, rate in self.gpu.flops)

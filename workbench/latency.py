@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 
 import numpy as np
 import numpy.typing as npt
+
+from workbench.errors import ResultError
 
 Seconds = npt.NDArray[np.float64]
 _PERCENTILES = (50, 90, 99)
@@ -45,6 +48,26 @@ def check_slo(slo: object) -> None:
         raise ValueError(f"slo must be an objective, not {slo!r}; give wb.Slo(ttft=..., tbt=...) in seconds.")
 
 
+def check_columns(what: str, columns: Mapping[str, tuple[float, ...]]) -> None:
+    """Refuse columns of unlike lengths, empty ones aside, and entries that are negative or no finite number.
+
+    Raises
+    ------
+    ResultError
+        If there are such.
+    """
+    lengths = {name: len(column) for name, column in columns.items() if len(column)}
+    if len(set(lengths.values())) > 1:
+        raise ResultError(f"the {what} of a result have columns of unlike lengths, {lengths}; give one entry for each.")
+    for name in lengths:
+        try:
+            entries = np.asarray(columns[name], dtype=np.float64)
+        except OverflowError:
+            entries = np.array([math.inf])
+        if not ((entries >= 0) & (entries < math.inf)).all():
+            raise ResultError(f"the {what} of a result have an entry in {name} that is negative or infinite; mend it.")
+
+
 @dataclass(frozen=True)
 class Latencies:
     """Columns with one entry per request that was served to its end, and the gaps between tokens of all of them.
@@ -68,6 +91,11 @@ class Latencies:
     worst_gap: tuple[float, ...] = ()
     gap: tuple[float, ...] = ()
     gap_count: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        gaps = ("gap", "gap_count")
+        check_columns("latencies", {name: column for name, column in vars(self).items() if name not in gaps})
+        check_columns("gaps", {name: getattr(self, name) for name in gaps})
 
     @property
     def ttft(self) -> Seconds:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.errors import WorkloadError
+from workbench.records import is_file
+from workbench.units import is_number, is_whole
 
 Lengths = npt.NDArray[np.int64]
 Counts = Mapping[int, float] | Mapping[tuple[int, int], float]
@@ -172,7 +173,7 @@ class Histogram:
             If the file does not exist, lacks a column or has a row that is no such thing; the line is named.
         """
         path = Path(path)
-        if not path.is_file():
+        if not is_file(path):
             raise WorkloadError(f"histogram {str(path)!r} does not exist; give the path of a CSV file.")
         try:
             with path.open(encoding="utf-8-sig", newline="") as file:
@@ -187,9 +188,9 @@ class Histogram:
         if len({len(row) for row in self.lengths}) > 1 or len(self.lengths[0]) not in (1, 2):
             raise WorkloadError("a histogram has either prompt lengths or (prompt, output) pairs; give one kind.")
         for row, count in zip(self.lengths, self.counts, strict=True):
-            if not all(isinstance(length, int | np.integer) and 1 <= length <= _LONGEST for length in row):
+            if not all(is_whole(length) and 1 <= length <= _LONGEST for length in row):
                 raise WorkloadError(f"a histogram has the length {row}; give whole numbers from 1 on, up to 2**40.")
-            if not (isinstance(count, int | float | np.number) and 0 <= count <= sys.float_info.max):
+            if not (is_number(count) and 0 <= count < math.inf):
                 raise WorkloadError(f"a histogram has {row} {count!r} times; give counts that are not negative.")
         if not max(self.counts) > 0:
             raise WorkloadError("a histogram counts nothing; give at least one positive count.")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from workbench.errors import CapacityError
 from workbench.stages import Device
-from workbench.units import DTYPE_BYTES, format_bytes, parse_bytes
+from workbench.units import DTYPE_BYTES, format_bytes, is_whole, parse_bytes
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,9 @@ class Memory:
                     parse_bytes(getattr(self, what), what=what)
         except ValueError as error:
             raise CapacityError(str(error)) from None
-        if type(self.kv_block) is not int or self.kv_block < 1:
+        if not is_whole(self.kv_block) or self.kv_block < 1:
             raise CapacityError(f"kv_block is a whole number of tokens, at least 1, not {self.kv_block!r}.")
+        object.__setattr__(self, "kv_block", int(self.kv_block))
         for what, dtype in (("weights", self.weights), ("kv", self.kv)):
             if dtype is not None and dtype not in tuple(DTYPE_BYTES):
                 raise CapacityError(f"Memory({what}={dtype!r}) is not supported; use 'fp32', 'bf16' or 'fp16'.")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from reprlib import repr as short
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,10 @@ import numpy.typing as npt
 from workbench.architectures import ARCHITECTURES, MIXTRAL, Architecture
 from workbench.display import html_table
 from workbench.errors import ScenarioError
-from workbench.units import DTYPE_BYTES, WEIGHT_BYTES
+from workbench.units import DTYPE_BYTES, WEIGHT_BYTES, is_number, is_whole
+
+LARGEST = 2**40
+"""Of any size: what follows from a few of them stays within floats."""
 
 
 @dataclass(frozen=True)
@@ -96,11 +100,17 @@ class ModelConfig:
         for field in fields(self):
             value, least = getattr(self, field.name), 0 if field.default == 0 else 1
             optional = field.default is None and value is None
-            if field.type.startswith("int") and not optional and (type(value) is not int or value < least):
-                raise ScenarioError(f"{self.name} has {field.name}={value!r}; give a whole number from {least} on.")
+            if field.type.startswith("int") and not optional:
+                if not is_whole(value) or not least <= value <= LARGEST:
+                    told = f"{self.name} has {field.name}={short(value)}"
+                    raise ScenarioError(f"{told}; give a whole number from {least} on, up to 2**40.")
+                object.__setattr__(self, field.name, int(value))
+            if field.type == "float" and not (is_number(value) and 0 < value < math.inf):
+                raise ScenarioError(f"{self.name} has {field.name}={short(value)}; give a positive number.")
         for name, most, what in (
             ("num_experts_per_tok", self.num_local_experts, "experts"),
             ("first_k_dense_replace", self.num_hidden_layers, "layers"),
+            ("windowed_layers", self.num_hidden_layers, "layers"),
         ):
             if getattr(self, name) > most:
                 raise ScenarioError(f"{self.name} has {name}={getattr(self, name)}; give at most its {most} {what}.")

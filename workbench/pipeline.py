@@ -7,10 +7,10 @@ A pipeline describes one decoder layer; embedding and head are implicit gpu stag
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from workbench.display import escaped
 from workbench.errors import PipelineError
 from workbench.stages import (
     Device,
@@ -29,6 +29,7 @@ from workbench.stages import (
     shared_experts,
     weights,
 )
+from workbench.units import is_whole
 
 
 @dataclass(frozen=True)
@@ -111,9 +112,9 @@ class Pipeline:
         for text in spelled(self.chain):
             colour = next(value for key, value in colours.items() if text.startswith(key))
             style = f"background:{colour};color:#111;border-radius:4px;padding:2px 6px;margin:2px;display:inline-block"
-            boxes.append(f'<span style="{style}">{html.escape(text)}</span>')
+            boxes.append(f'<span style="{style}">{escaped(text)}</span>')
         streamed = ", ".join(item.name for item in self.fetches)
-        note = f'<div style="font-size:85%">streamed to the GPU: {html.escape(streamed)}</div>' if streamed else ""
+        note = f'<div style="font-size:85%">streamed to the GPU: {escaped(streamed)}</div>' if streamed else ""
         return f"<div>{' &rarr; '.join(boxes)}{note}</div>"
 
 
@@ -151,9 +152,9 @@ def _place(device: Device, ops: tuple[OpTree, ...], defer: int, skip: int) -> Pi
                 f"{device.value}(...) takes operations, not {op!r}; use those of workbench.stages or Op."
             )
     for name, count in (("defer", defer), ("skip", skip)):
-        if count < 0 or (count and experts not in flat):
+        if not is_whole(count) or count < 0 or (count and experts not in flat):
             raise PipelineError(
-                f"{name}={count} needs the routed experts in the same {device.value}(...) and a number of at least 0."
+                f"{name}={count!r} needs the routed experts in the same {device.value}(...) and a number of at least 0."
             )
     placed = Pipeline(tuple(Stage(op, device, defer, skip) if op is experts else Stage(op, device) for op in flat))
     _Walk().follow(placed.chain, ())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import enum
-import html
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
+from workbench.display import escaped
+from workbench.repeats import Run, find_runs
 from workbench.scheduler.batch import Batch
 from workbench.segments import Kind, LayerGraph, Node
 from workbench.timeline import ITERATION
@@ -144,7 +146,7 @@ class Plan:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        return f"<pre>{escaped(str(self))}</pre>"
 
 
 COMPUTE = ("gpu", "cpu")
@@ -184,8 +186,8 @@ def lay_out(
     Packets with priority are VSLPipe's. Small transfers must stand in the plan in the order in which they become ready,
     as they do in the schedules here.
     """
-    starts, ends, _ = play(Turns.of(tasks), seconds, packet, drags or [0.0] * len(tasks))
-    return starts, ends
+    played = play(Turns.of(tasks, range(len(tasks))), seconds, packet, drags or [0.0] * len(tasks))
+    return played.starts, played.ends
 
 
 class Turns(NamedTuple):
@@ -193,20 +195,52 @@ class Turns(NamedTuple):
 
     Attributes
     ----------
-    tasks : list of (str, tuple of int, bool)
-        Of each its lane, what it waits for, and whether it is bulk.
+    tasks : list of (str, tuple of int, bool, int)
+        Of each its lane, what it waits for, whether it is bulk, and its kind; tasks of a kind take as long.
     lanes : tuple of str
         Those of the tasks that are not bulk.
+    kinds : list of (str, int)
+        Of each kind the lane, and how many tasks there are.
+    runs : list of (Run, lanes, int)
+        Where tasks repeat: the lanes of those that are not bulk, and how many tasks back of the end of a repetition
+        the later ones wait for.
     """
 
-    tasks: list[tuple[str, tuple[int, ...], bool]]
+    tasks: list[tuple[str, tuple[int, ...], bool, int]]
     lanes: tuple[str, ...]
+    kinds: list[tuple[str, int]]
+    runs: list[tuple[Run, tuple[str, ...], int]]
 
     @classmethod
-    def of(cls, tasks: Sequence[Task]) -> Turns:
-        """Those of a plan's tasks."""
-        lanes = dict.fromkeys(task.node.lane for task in tasks if not task.bulk)
-        return cls([(task.node.lane, task.after, task.bulk) for task in tasks], tuple(lanes))
+    def of(cls, tasks: Sequence[Task], kinds: Sequence[int]) -> Turns:
+        """Those of a plan's tasks of these kinds."""
+        turns = [(task.node.lane, task.after, task.bulk, kind) for task, kind in zip(tasks, kinds, strict=True)]
+        like = [(kind, bulk, tuple(place - i for i in after)) for place, (_, after, bulk, kind) in enumerate(turns)]
+        runs = [(run, _lanes(turns[run.first : run.stop]), _reach(turns, run)) for run in find_runs(like)]
+        lane_of, counts = {kind: lane for lane, _, _, kind in turns}, Counter(kinds)
+        return cls(turns, _lanes(turns), [(lane_of[kind], counts[kind]) for kind in sorted(counts)], runs)
+
+
+def _lanes(turns: Sequence[tuple[str, tuple[int, ...], bool, int]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(lane for lane, _, bulk, _ in turns if not bulk))
+
+
+def _reach(turns: Sequence[tuple[str, tuple[int, ...], bool, int]], run: Run) -> int:
+    """How far back of the end of any repetition tasks are that later ones wait for; one repetition at least."""
+    reach = run.length
+    for place in range(run.first + run.length, len(turns)):
+        for other in turns[place][1]:
+            if run.first <= other < run.stop:
+                reach = max(reach, min(place, run.stop) - other)
+    return reach
+
+
+class Played(NamedTuple):
+    """Starts and ends of tasks, 0 of those that were skipped, and how long each lane is held by all [s]."""
+
+    starts: list[float]
+    ends: list[float]
+    busy: dict[str, float]
 
 
 RESTS = (2e-3, 5e-3)
@@ -217,41 +251,155 @@ Between the two halves of a layer it waits for attention: their operations are t
 
 
 def play(
-    turns: Turns, seconds: Sequence[float], packet: float, drags: Sequence[float], cold: float = 0.0
-) -> tuple[list[float], list[float], list[float]]:
-    """As `lay_out`, for the turns of a plan: starts, ends, and how long each task holds its lane [s].
+    turns: Turns,
+    seconds: Sequence[float],
+    packet: float,
+    drags: Sequence[float],
+    *,
+    cold: float = 0.0,
+    skip: bool = False,
+) -> Played:
+    """As `lay_out`, for the turns of a plan, and the seconds and drags of its kinds.
 
     A task with which the gpu lane begins after a rest takes `cold` seconds longer, after a short one less.
+
+    With `skip` repetitions of a run that begin as the one before are left out: all are as long as that, because a task
+    begins so much later as all did that it has to do with.
     """
-    order = turns.tasks
-    starts, ends, busy = [0.0] * len(order), [0.0] * len(order), list(seconds)
-    free = dict.fromkeys(LANES, 0.0)
-    bulk: dict[str, list[_Bulk]] = {}
-    for index, ((lane, after, is_bulk), length, drag) in enumerate(zip(order, seconds, drags, strict=True)):
-        start = free[lane]
-        for other in after:
-            if ends[other] > start:
-                start = ends[other]
-        if is_bulk:
-            over = min([free[each] for each in turns.lanes], default=start)  # none but bulk transfers begin before
-            before = [transfer for transfer in bulk.get(lane, ()) if ends[transfer.index] > over]
-            start = max(start, ends[before[-1].index]) if before else start
-            bulk[lane] = [*before, _Bulk(index, start)]
-            starts[index], ends[index] = start, start + length
-            continue
-        if cold and lane == "gpu" and length:
-            length += cold * min(1.0, max(0.0, (start - free[lane] - RESTS[0]) / (RESTS[1] - RESTS[0])))
-            busy[index] = length
-        if lane in bulk and length:
-            start = _let_pass(bulk[lane], start, length, starts, ends, packet)
-        end = start + length
-        if drag and length:
-            for transfers in bulk.values():
-                end = _dragged(transfers, start, end, starts, ends, drag)
-            busy[index] = end - start
-        starts[index] = start
-        ends[index] = free[lane] = end
-    return starts, ends, busy
+    lanes = _Lanes(turns, seconds, packet, drags, cold)
+    for run, of_run, reach in turns.runs if skip else ():
+        lanes.pass_run(run, of_run, reach)
+    lanes.go_on(len(turns.tasks))
+    busy = lanes.longer
+    for (lane, count), length in zip(turns.kinds, seconds, strict=True):
+        busy[lane] += count * length
+    return Played(lanes.starts, lanes.ends, busy)
+
+
+class _Moving(NamedTuple):
+    """A bulk transfer under way: its lane, how many tasks ago it stood, and its times since the last end."""
+
+    lane: str
+    back: int
+    start: float
+    end: float
+    since: float
+
+
+class _State(NamedTuple):
+    """What decides about tasks to come at the end of a repetition.
+
+    `ends` are those of the last tasks, `last` the very last; bulk transfers that have ended are left out. `longer` is
+    by how much each lane has been held longer than its tasks take alone.
+    """
+
+    last: float
+    ends: list[float]
+    moving: list[_Moving]
+    longer: dict[str, float]
+
+    def like(self, before: _State, left: int) -> bool:
+        """True if so many more repetitions cannot lead to another state, but for a thousandth of one's length."""
+        if len(self.ends) != len(before.ends) or [each[:2] for each in self.moving] != [
+            each[:2] for each in before.moving
+        ]:
+            return False
+        shift = self.last - before.last
+        apart = [end - other - shift for end, other in zip(self.ends, before.ends, strict=True)]
+        for one, other in zip(self.moving, before.moving, strict=True):
+            apart += [one.start - other.start, one.end - other.end, one.since - other.since]
+        return max(map(abs, apart)) <= 1e-3 * shift / left
+
+
+class _Lanes:
+    """Lanes that run the tasks of a plan, up to the one numbered `at`."""
+
+    def __init__(
+        self, turns: Turns, seconds: Sequence[float], packet: float, drags: Sequence[float], cold: float
+    ) -> None:
+        self.starts, self.ends = [0.0] * len(turns.tasks), [0.0] * len(turns.tasks)
+        self.longer, self._free = dict.fromkeys(LANES, 0.0), dict.fromkeys(LANES, 0.0)
+        self._turns, self._seconds, self._packet, self._drags = turns, seconds, packet, drags
+        self._bulk, self._at, self._cold = dict[str, list[_Bulk]](), 0, cold
+
+    def go_on(self, stop: int) -> None:
+        """Run the tasks before `stop`."""
+        starts, ends, free, bulk = self.starts, self.ends, self._free, self._bulk
+        seconds, drags, lanes, packet = self._seconds, self._drags, self._turns.lanes, self._packet
+        cold = self._cold
+        for index, (lane, after, is_bulk, kind) in enumerate(self._turns.tasks[self._at : stop], self._at):
+            length = seconds[kind]
+            start = free[lane]
+            for other in after:
+                if ends[other] > start:
+                    start = ends[other]
+            if is_bulk:
+                under_way = bulk.setdefault(lane, [])
+                over = free[lanes[0]] if lanes else start  # none but bulk transfers begin before
+                for each in lanes:
+                    if free[each] < over:
+                        over = free[each]
+                while under_way and ends[under_way[0].index] <= over:
+                    del under_way[0]
+                if under_way and ends[under_way[-1].index] > start:
+                    start = ends[under_way[-1].index]
+                under_way.append(_Bulk(index, start))
+                starts[index] = start
+                ends[index] = start + length
+                continue
+            if cold and lane == "gpu" and length:
+                slower = cold * min(1.0, max(0.0, (start - free[lane] - RESTS[0]) / (RESTS[1] - RESTS[0])))
+                length += slower
+                self.longer[lane] += slower
+            if lane in bulk and length:
+                start = _let_pass(bulk[lane], start, length, starts, ends, packet)
+            end = start + length
+            drag = drags[kind]
+            if drag and length:
+                for each in bulk:
+                    end = _dragged(bulk[each], start, end, starts, ends, drag)
+                self.longer[lane] += end - start - length
+            starts[index] = start
+            ends[index] = free[lane] = end
+        self._at = stop
+
+    def pass_run(self, run: Run, lanes: Sequence[str], reach: int) -> None:
+        """Run the repetitions of a run until one begins as that before it began, and skip the others."""
+        self.go_on(run.first)
+        before = self._state(lanes, reach)
+        while (left := (run.stop - self._at) // run.length - 1) > 0:
+            self.go_on(self._at + run.length)
+            now = self._state(lanes, reach)
+            if now.like(before, left):
+                self._skip(run.length, left, now, before, lanes)
+                return
+            before = now
+
+    def _state(self, lanes: Sequence[str], reach: int) -> _State:
+        """How things stand behind the tasks that have run, of which later ones wait for the last `reach`."""
+        at, starts, ends = self._at, self.starts, self.ends
+        last, over = ends[at - 1] if at else 0.0, min([self._free[lane] for lane in lanes], default=0.0)
+        moving = [
+            _Moving(lane, each.index - at, starts[each.index] - last, ends[each.index] - last, each.since - last)
+            for lane, transfers in self._bulk.items()
+            for each in transfers
+            if ends[each.index] > over
+        ]
+        return _State(last, ends[max(0, at - reach) : at], moving, self.longer.copy())
+
+    def _skip(self, tasks: int, times: int, now: _State, before: _State, lanes: Sequence[str]) -> None:
+        """Stand where so many more repetitions of so many tasks lead to."""
+        shift = (now.last - before.last) * times
+        self._at += tasks * times
+        self.ends[self._at - len(now.ends) : self._at] = [end + shift for end in now.ends]
+        for lane in lanes:
+            self._free[lane] += shift
+            self.longer[lane] += (now.longer[lane] - before.longer[lane]) * times
+        self._bulk = {lane: [] for lane in self._bulk}
+        for lane, back, start, end, since in now.moving:
+            index, last = self._at + back, now.last + shift
+            self.starts[index], self.ends[index] = last + start, last + end
+            self._bulk[lane].append(_Bulk(index, last + since))
 
 
 def _dragged(
@@ -273,8 +421,21 @@ def _let_pass(
 ) -> float:
     """Start of a small transfer that is ready at `start`: it delays the bulk transfer under way and those behind it."""
     for transfer in bulk:
-        if start < ends[transfer.index]:
-            start = transfer.let_pass(start, length, starts, ends, packet)
+        begin, end, since = starts[transfer.index], ends[transfer.index], transfer.since
+        if start >= end:
+            continue
+        if start <= begin:
+            transfer.delay(start + length - begin, starts, ends)
+            continue
+        packets = -(-(start - since) // packet)
+        if packets > 0:
+            start = since + packets * packet
+            start = start if start < end else end
+        elif start < since:
+            start = since
+        if start < end:
+            ends[transfer.index] += length
+            transfer.since = start + length
     for before, behind in pairwise(bulk):
         if ends[before.index] > starts[behind.index]:
             behind.delay(ends[before.index] - starts[behind.index], starts, ends)
@@ -287,18 +448,6 @@ class _Bulk:
 
     index: int
     since: float
-
-    def let_pass(self, start: float, length: float, starts: list[float], ends: list[float], packet: float) -> float:
-        """Start of a small transfer that is ready at `start`, for which this one waits between packets."""
-        if start <= starts[self.index]:
-            self.delay(start + length - starts[self.index], starts, ends)
-            return start
-        packets, end = -(-(start - self.since) // packet), ends[self.index]
-        start = min(self.since + packets * packet, end) if packets > 0 else max(start, self.since)
-        if start < end:
-            ends[self.index] += length
-            self.since = start + length
-        return start
 
     def delay(self, late: float, starts: list[float], ends: list[float]) -> None:
         """Begin so much later, if that is later at all."""

@@ -22,19 +22,18 @@ _NO_ROWS = Rows()
 
 
 class LaidOut(NamedTuple):
-    """Tasks on their lanes, one value for each: start, end, time that it holds its lane, time of the host's memory [s].
+    """Tasks on their lanes: start and end of each, 0 where it was skipped, and how long each lane was held [s].
 
-    `seconds` is the end of the last task that the iteration waits for, `runs_on` that of the transfer that may outlast
-    it, and `running_on` how long that one takes, or 0.
+    `dram` is what all of them take of the host's memory. `seconds` is the end of the last task that the iteration
+    waits for, `runs_on` that of the transfer that may outlast it, or 0.
     """
 
     starts: list[float]
     ends: list[float]
-    busy: list[float]
-    dram: list[float]
+    busy: dict[str, float]
+    dram: float
     seconds: float
     runs_on: float
-    running_on: float
 
 
 class _Kind(NamedTuple):
@@ -42,27 +41,25 @@ class _Kind(NamedTuple):
 
     part: int | None
     place: int
+    lane: str
     price: Pricer
 
 
 class _Kinds(NamedTuple):
     """The tasks of a plan by what they cost: every kind, and which of them each task is. `tasks` are kept for their id.
 
-    `on_host` are the kinds that the CPU computes, `order` the tasks' turns.
-    `rest` and `on` are the places of the transfer that the iteration before let run on, and of the one that this does.
+    `counts` has how many tasks are of each kind, `on_host` the kinds that the CPU computes, `order` the tasks' turns.
+    `rest` are the kinds of the transfer that the iteration before let run on, `on` the places of that which this does.
     """
 
     kinds: list[_Kind]
     of_task: list[int]
+    counts: list[int]
     on_host: list[int]
     rest: list[int]
     on: list[int]
     order: Turns
     tasks: Sequence[Task]
-
-    def each(self, of_kind: list[float]) -> list[float]:
-        """A value for every task, given those of the kinds."""
-        return list(map(of_kind.__getitem__, self.of_task))
 
 
 class PlanCost:
@@ -82,50 +79,56 @@ class PlanCost:
     def tasks(self, tasks: Sequence[Task], parts: Sequence[PartRows], pace: Pace | None = None) -> list[float]:
         """Seconds of every task of a plan whose parts have these rows; none for the rest of a carried transfer."""
         kinds = self._sorted(tasks, parts, pace)
-        return kinds.each([seconds for seconds, _ in _prices(kinds, parts)])
+        seconds = [seconds for seconds, _ in _prices(kinds, parts)]
+        return [seconds[kind] for kind in kinds.of_task]
 
     def lay_out(
-        self, tasks: Sequence[Task], parts: Sequence[PartRows], packet: float, pace: Pace | None, carried: float
+        self,
+        tasks: Sequence[Task],
+        parts: Sequence[PartRows],
+        packet: float,
+        pace: Pace | None,
+        carried: float,
+        *,
+        skip: bool = False,
     ) -> LaidOut:
-        """Play tasks of a plan at its pace, or where devices share nothing but DRAM without one; see `plan.lay_out`.
+        """Play tasks of a plan at its pace, or where devices share nothing but DRAM without one; see `plan.play`.
 
         The transfer that the iteration before let run on takes `carried` seconds yet.
         """
         kinds = self._sorted(tasks, parts, pace)
         prices = _prices(kinds, parts)
-        work = kinds.each([seconds for seconds, _ in prices])
-        for place in kinds.rest:
-            work[place] = carried
+        work, drags, dram = [seconds for seconds, _ in prices], [0.0] * len(prices), 0.0
+        for kind in kinds.rest:
+            work[kind] = carried
         if pace is None:
-            drags, dram = self._shared_dram(kinds, prices)
+            bandwidth = self._machine.cpu.bandwidth
+            dram = sum([size * count for (_, size), count in zip(prices, kinds.counts, strict=True)]) / bandwidth
+            for kind in kinds.on_host:
+                drags[kind] = self._drag(*prices[kind])
         else:
-            work = _contending(work, tasks, pace.contention)
+            factors = {"gpu": 1 + pace.contention.gpu, "cpu": 1 + pace.contention.cpu}
+            work = [length * factors.get(kind.lane, 1.0) for length, kind in zip(work, kinds.kinds, strict=True)]
             of_lane = {"gpu": pace.gpu_drag, "cpu": pace.cpu_drag}
-            drags, dram = [of_lane.get(task.node.lane, 0.0) for task in tasks], [0.0] * len(tasks)
+            drags = [of_lane.get(kind.lane, 0.0) for kind in kinds.kinds]
         cold = 0.0 if pace is None or self._profile is None else self._profile.rest
-        starts, ends, busy = play(kinds.order, work, packet, drags, cold)
-        awaited, runs_on, running_on = ends, 0.0, 0.0
-        if kinds.on:
-            awaited = ends.copy()
-            for place in kinds.on:
-                awaited[place], runs_on, running_on = 0.0, max(runs_on, ends[place]), running_on + busy[place]
-        return LaidOut(starts, ends, busy, dram, max(awaited), runs_on, running_on)
+        starts, ends, busy = play(kinds.order, work, packet, drags, cold=cold, skip=skip)
+        if not kinds.on:
+            return LaidOut(starts, ends, busy, dram, max(ends), 0.0)
+        awaited = ends.copy()
+        for place in kinds.on:
+            awaited[place] = 0.0
+        return LaidOut(starts, ends, busy, dram, max(awaited), max(ends[place] for place in kinds.on))
 
-    def _shared_dram(self, kinds: _Kinds, prices: Sequence[Price]) -> tuple[list[float], list[float]]:
-        """What tasks do to one another in the host's memory: drag, and seconds of the bandwidth that each takes.
+    def _drag(self, seconds: float, size: float) -> float:
+        """The share of its progress that a task on the host loses while weights are read from the same DRAM.
 
-        A drag is the share of its progress that a task on the host loses while weights are read from the same DRAM.
         A task that needs the share u of the bandwidth runs at min(1, a / u), a being what the stream leaves, at least
         half: the two then share evenly.
         """
         bandwidth = self._machine.cpu.bandwidth
         left = max(1.0 - self._machine.link.h2d / bandwidth, 0.5)
-        dram = [size / bandwidth for _, size in prices]
-        drags = [0.0] * len(dram)
-        for kind in kinds.on_host:
-            if dram[kind]:
-                drags[kind] = max(0.0, 1.0 - left * prices[kind][0] / dram[kind])
-        return kinds.each(drags), kinds.each(dram)
+        return max(0.0, 1.0 - left * seconds * bandwidth / size) if size else 0.0
 
     # ------------------------------------------------------------------------------------------------- shared cores
 
@@ -154,14 +157,16 @@ class PlanCost:
         else:
             cpu_drag = 1 - (1 - cpu_drag) * (1 - stolen)
         seats = cores.gpu, cores.cpu, "" if cores.spare else beside
-        return Pace(*seats, gpu_drag, cpu_drag, Contention() if alternate else self._contention(tasks, crowded))
+        return Pace(*seats, gpu_drag, cpu_drag, Contention() if alternate else self._contention(tasks, parts, cores))
 
-    def _contention(self, tasks: Sequence[Task], seconds: Sequence[float]) -> Contention:
+    def _contention(self, tasks: Sequence[Task], parts: Sequence[PartRows], cores: Cores) -> Contention:
         """What the lanes do to one another in a plan, for the share of each one's time in which both work."""
         found = None if self._profile is None else self._profile.contention
         if found is None or found == Contention():
             return Contention()
-        starts, ends, _ = play(Turns.of(tasks), seconds, _PACKET, [0.0] * len(tasks))
+        kinds = self._sorted(tasks, parts, Pace(cores.gpu, cores.cpu, "", 0.0, 0.0))
+        seconds = [length for length, _ in _prices(kinds, parts)]
+        starts, ends, _ = play(kinds.order, seconds, _PACKET, [0.0] * len(seconds))
         spans = {lane: list[tuple[float, float]]() for lane in COMPUTE}
         for task, start, end in zip(tasks, starts, ends, strict=True):
             if end > start and task.node.lane in spans:
@@ -191,19 +196,22 @@ class PlanCost:
 
     def _sort(self, tasks: Sequence[Task], cut: CutRows | None, gpu: int, cpu: int) -> _Kinds:
         number: dict[tuple[object, ...], int] = {}
-        kinds, of_task, on_host = list[_Kind](), list[int](), list[int]()
+        kinds, of_task = list[_Kind](), list[int]()
         for task in tasks:
             place = 0 if cut is None else task.place(cut.stack)
             rows = None if cut is None or task.part is None else id(cut.at(place))
-            key = (task.pieces, task.carry, task.page, id(task.node), task.part, rows)
+            size = self._cost.weight_transfer(task) if task.part is None else None
+            key = (size, task.carry, id(task.node), task.part, rows)
             if key not in number:
                 number[key] = len(kinds)
-                if task.node.lane == "cpu":
-                    on_host.append(len(kinds))
-                kinds.append(_Kind(task.part, place, self._pricer(task, cpu if task.node.lane == "cpu" else gpu)))
+                lane = task.node.lane
+                kinds.append(_Kind(task.part, place, lane, self._pricer(task, cpu if lane == "cpu" else gpu)))
             of_task.append(number[key])
-        rest, on = ([i for i, task in enumerate(tasks) if task.carry is carry] for carry in (Carry.IN, Carry.OUT))
-        return _Kinds(kinds, of_task, on_host, rest, on, Turns.of(tasks), tasks)
+        counts = [of_task.count(kind) for kind in range(len(kinds))]
+        on_host = [number for number, kind in enumerate(kinds) if kind.lane == "cpu"]
+        rest = [kind for task, kind in zip(tasks, of_task, strict=True) if task.carry is Carry.IN]
+        on = [place for place, task in enumerate(tasks) if task.carry is Carry.OUT]
+        return _Kinds(kinds, of_task, counts, on_host, rest, on, Turns.of(tasks, of_task), tasks)
 
     def _pricer(self, task: Task, threads: int) -> Pricer:
         if task.part is None:
@@ -224,13 +232,7 @@ class PlanCost:
 
 def _prices(kinds: _Kinds, parts: Sequence[PartRows]) -> list[Price]:
     """The price of every kind."""
-    return [price(_NO_ROWS if part is None else parts[part].at(place)) for part, place, price in kinds.kinds]
-
-
-def _contending(seconds: Sequence[float], tasks: Sequence[Task], contention: Contention) -> list[float]:
-    """Seconds of tasks whose lanes contend."""
-    factors = {"gpu": 1 + contention.gpu, "cpu": 1 + contention.cpu}
-    return [length * factors.get(task.node.lane, 1.0) for length, task in zip(seconds, tasks, strict=True)]
+    return [price(_NO_ROWS if part is None else parts[part].at(place)) for part, place, _, price in kinds.kinds]
 
 
 def _compute(tasks: Sequence[Task], seconds: Sequence[float]) -> list[float]:

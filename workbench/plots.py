@@ -41,7 +41,7 @@ TASK_COLOURS = {
     "K": "#db2777",
 }
 _OTHER = "#6b7280"
-SCHEDULE_COLOURS = ("#d97706", "#2563eb", "#7c3aed", "#db2777")
+SCHEDULE_COLOURS = ("#d97706", "#059669", "#0891b2", "#7c3aed", "#2563eb", "#db2777")
 _SMALL = 7
 _LETTER = 0.9 * _SMALL
 """Points of idle time that a bubble's words need per letter; they are narrower, which leaves room on both sides."""
@@ -140,7 +140,7 @@ def frame_sweep(ax: Axes, lines: Sequence[Line2D]) -> None:
     ax.spines[["top", "right"]].set_visible(False)
     if lines:
         tight = {"columnspacing": 1.0, "handlelength": 1.6, "handletextpad": 0.5}
-        ax.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.06), ncols=4, frameon=False, fontsize=9, **tight)
+        ax.legend(loc="lower left", bbox_to_anchor=(-0.08, 1.06), ncols=3, frameon=False, fontsize=8, **tight)
 
 
 def plot_timeline(timeline: Timeline, ax: Axes | None = None, *, title: str = "", seconds: float | None = None) -> Axes:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from workbench.errors import ScenarioError
+from workbench.cost import Rows
+from workbench.errors import ScenarioError, ScheduleError
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
 from workbench.plan_cost import PlanCost
@@ -13,10 +14,14 @@ from workbench.profile import Profile
 from workbench.quiet import OTHERS, Noise
 from workbench.scenario import Scenario
 from workbench.schedules.base import Lowering, Schedule, Step
-from workbench.segments import layer_graph
-from workbench.stages import Device, Stage, decode_attention
+from workbench.segments import LayerGraph, layer_graph
+from workbench.stages import Device, RowClass, Stage, decode_attention, kv
 from workbench.task_cost import TaskCost
 from workbench.units import format_bytes, format_seconds
+
+FEW_PARTS = 16
+"""Parts that a batch may be split into however few requests there are: the default of every schedule is below."""
+_ONE_OF_EACH = Rows(prefill=1, decode=1, pairs=1, context=2, emits=2)
 
 
 @dataclass(frozen=True)
@@ -48,20 +53,60 @@ def price(scenario: Scenario, schedule: Schedule) -> Prepared:
     Raises
     ------
     ScenarioError
-        If these are no scenario and schedule.
+        If these are no scenario and schedule, a device has no rate for a precision, or the scheduler prefills prompts
+        in pieces where attention cannot read the KV of those before.
     ScheduleError
-        If the schedule needs another shape of pipeline.
+        If the schedule needs another shape of pipeline, or has more micro-batches than there are requests.
     """
     if not isinstance(scenario, Scenario):
         raise ScenarioError(f"a reader takes a Scenario first, not {scenario!r}.")
     if not isinstance(schedule, Schedule):
         raise ScenarioError(f"a reader takes a schedule such as VSLPipe() after the scenario, not {schedule!r}.")
+    _check_parts(scenario, schedule)
     graph = layer_graph(scenario.layer)
     lowering = Lowering(schedule, graph, scenario.model.num_hidden_layers)
     cost = TaskCost(scenario, graph)
+    _check_rates(cost, scenario, graph)
+    _check_pieces(scenario, graph)
     budget = scenario.scheduler.token_budget or cost.token_budget()
     lowering.tasks(scenario.model.num_hidden_layers, Step.FIRST)
     return Prepared(scenario, lowering, cost, PlanCost(cost, scenario.machine), budget)
+
+
+def _check_parts(scenario: Scenario, schedule: Schedule) -> None:
+    """A request is in one part of a batch: parts that are always empty only make plans of endless length."""
+    requests = len(scenario.workload)
+    if schedule.parts > max(requests, FEW_PARTS):
+        raise ScheduleError(
+            f"{schedule.name} has {schedule.parts} micro-batches for {requests} requests, most of them always empty; "
+            f"give at most {max(requests, FEW_PARTS)}."
+        )
+
+
+def _check_rates(cost: TaskCost, scenario: Scenario, graph: LayerGraph) -> None:
+    """Every operation that declares its work has a price: its device has a rate for its precision."""
+    cores = scenario.machine.cores
+    threads = {"gpu": cores.gpu, "cpu": cores.cpu} if cores is not None else {"gpu": 0, "cpu": 0}
+    for node in graph.all_nodes:
+        if node.lane in threads and all(stage.op.work is not None for stage in node.stages):
+            cost.node(node, _ONE_OF_EACH, threads[node.lane])
+
+
+def _check_pieces(scenario: Scenario, graph: LayerGraph) -> None:
+    """A piece of a prompt attends to the ones before it, so the KV cache must be where its attention is."""
+    workload, pipeline = scenario.workload, scenario.layer
+    longest = int((workload.prompt_len + workload.output_len).max())
+    if not scenario.scheduler.splits(longest, scenario.model.num_hidden_layers):
+        return
+    for node in graph.nodes:
+        for stage in node.stages:
+            fetched = kv in pipeline.fetches and any(other.op.keeps_kv for other in node.stages)
+            if stage.op.rows is RowClass.PREFILL and not fetched and stage.device is not pipeline.kv_device:
+                raise ScenarioError(
+                    f"{scenario.scheduler} prefills prompts in pieces, and {stage} reads the KV of earlier ones, which "
+                    f"is on the {pipeline.kv_device.value}. Put it beside decode_attention, stream the cache with "
+                    "fetch(kv), or use a scheduler that prefills whole prompts, such as ContinuousBatching()."
+                )
 
 
 def facts(scenario: Scenario, prepared: Prepared) -> dict[str, str]:

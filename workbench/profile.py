@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from workbench.errors import ScenarioError
+from workbench.units import is_number
 
 if TYPE_CHECKING:
     from workbench.result import Result
 
 _PIECES = ("per_prompt", "per_pair", "per_decode", "per_context", "decoding")
+
+
+def _check_least(what: str, least: float, *values: float) -> None:
+    if not all(is_number(value) and least <= value < math.inf for value in values):
+        raise ScenarioError(f"{what} are {values}; give numbers from {least:g} on.")
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,17 @@ class OpTime:
     per_context: float = 0.0
     decoding: float = 0.0
     resident: bool = False
+
+    def __post_init__(self) -> None:
+        slopes = (self.per_prompt, self.per_pair, self.per_decode, self.per_context, self.decoding)
+        points = (self.tokens, self.seconds)
+        rising = all(low <= high for column in points for low, high in pairwise(column))
+        if not (len(self.tokens) == len(self.seconds) >= 2 and rising and self.tokens[0] > 0):
+            raise ScenarioError(
+                f"times of {self.op!r} are {self.seconds} s at {self.tokens} tokens; give both rising, one for one."
+            )
+        _check_least(f"times of {self.op!r}", 0.0, *self.seconds, *slopes)
+        _check_least(f"threads of {self.op!r}", 1, self.threads)
 
     def times(self, factor: float) -> OpTime:
         """So many times as long."""
@@ -107,6 +126,13 @@ class Profile:
     contention: Contention = Contention()
     others: float = 0.0
     corrected: str = ""
+
+    def __post_init__(self) -> None:
+        times = (self.iteration, self.request, self.hand_over, self.move, self.fetch, self.task, self.rest)
+        losses = (self.contention.gpu, self.contention.cpu, self.others)
+        _check_least(f"times of {self.shape!r}", 0.0, *times, *losses, *self.spread)
+        if not self.spread[0] <= self.spread[1]:
+            raise ScenarioError(f"{self.shape!r} has spread={self.spread}; give (lower, upper).")
 
     def corrected_by(self, measured: Result, simulated: Result) -> Profile:
         """The same profile with its operations as much slower or faster as the compute lanes of a run were.
@@ -177,6 +203,11 @@ class Cores:
     cpu_drag: float = 0.0
     gpu_team_drag: float = 0.0
     cpu_team_drag: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_least("cores of the lanes", 1, self.gpu, self.cpu, self.alone)
+        drags = (self.gpu_drag, self.cpu_drag, self.gpu_team_drag, self.cpu_team_drag)
+        _check_least("shares of cores", 0.0, self.spare, self.mover, *drags)
 
     @classmethod
     def of(cls, total: int) -> Cores:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import product
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -10,8 +11,14 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from workbench.reproductions import Outcome, Reproduction, Row
+from workbench.reproductions.rows import UNFITTED
 
-_MARKS = {Outcome.MET: ("#059669", "o"), Outcome.MISSED: ("#dc2626", "D"), Outcome.MISPRINT: ("#d97706", "X")}
+_MARKS = {
+    Outcome.MET: ("#059669", "o"),
+    Outcome.MISSED: ("#dc2626", "D"),
+    Outcome.MISPRINT: ("#d97706", "X"),
+    Outcome.COMPARED: ("#2563eb", "s"),
+}
 _BAND = "#e5e7eb"
 _ENDS = 0.5, 2.0
 _LINE = 0.21
@@ -22,7 +29,8 @@ def plot_ratios(reproductions: Iterable[Reproduction], ax: Axes | None = None) -
     """Computed over published, one line per table or figure, the widest tolerance of the line as a grey band.
 
     Statements, words and values of zero have no ratio and are left out. What lies beyond half or twice the published
-    value stands at the edge with its ratio beside it.
+    value stands at the edge with its ratio beside it. A mark is hollow where something was fitted, or where how near
+    counts is our own choice.
     """
     lines = [line for one in reproductions for line in _lines(one)]
     ax = ax if ax is not None else plt.subplots(figsize=(8, 1.1 + _LINE * len(lines)), layout="constrained")[1]
@@ -30,13 +38,11 @@ def plot_ratios(reproductions: Iterable[Reproduction], ax: Axes | None = None) -
         width = max(row.printed.tolerance.allowed(_size(row)) / _size(row) for row in rows)
         label = "tolerance, the line's widest" if place == 0 else None
         ax.barh(place, 2 * width, left=1 - width, height=0.8, color=_BAND, zorder=1, label=label)
-    for outcome, (colour, marker) in _MARKS.items():
-        placed = ((place, row) for place, (_, _, rows) in enumerate(lines) for row in rows)
-        found = [(row.ratio, place) for place, row in placed if row.outcome is outcome]
+    for outcome, is_unfitted in product(_MARKS, (True, False)):
+        placed = ((place, row) for place, (_, _, rows) in enumerate(lines) for row in rows if row.outcome is outcome)
+        found = [(row.ratio, place) for place, row in placed if (row.printed.evidence in UNFITTED) is is_unfitted]
         if found:
-            x, y = np.array(found).T
-            x = np.clip(x, *_ENDS)
-            ax.plot(x, y, marker, markersize=5, color=colour, label=outcome.value, zorder=3, clip_on=False)
+            _mark(ax, found, outcome, is_unfitted)
             _beyond(ax, found)
     _papers(ax, [paper for paper, _, _ in lines])
     ax.axvline(1, color="#111827", linewidth=0.8, zorder=2)
@@ -49,6 +55,15 @@ def plot_ratios(reproductions: Iterable[Reproduction], ax: Axes | None = None) -
     ax.tick_params(axis="y", length=0)
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4, frameon=False, fontsize=8)
     return ax
+
+
+def _mark(ax: Axes, found: list[tuple[float, int]], outcome: Outcome, is_unfitted: bool) -> None:
+    """One mark per ratio, hollow unless nothing was fitted."""
+    colour, marker = _MARKS[outcome]
+    x, y = np.array(found).T
+    (marks,) = ax.plot(np.clip(x, *_ENDS), y, marker, markersize=5, color=colour, zorder=3, clip_on=False)
+    marks.set_fillstyle("full" if is_unfitted else "none")
+    marks.set_label(outcome.value if is_unfitted else f"{outcome.value}, fitted")
 
 
 def _lines(one: Reproduction) -> list[tuple[str, str, list[Row]]]:

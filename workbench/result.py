@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import html
 import json
 import math
 import platform
@@ -13,12 +12,16 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any, get_type_hints
 
+from workbench.display import escaped
 from workbench.energy import Energy
-from workbench.latency import Latencies, Slo
-from workbench.records import from_plain
+from workbench.errors import ResultError
+from workbench.latency import Latencies, Slo, check_columns
+from workbench.records import from_plain, read_json, reason
 from workbench.timeline import Span, Timeline
+from workbench.units import is_number, is_whole
 
 FORMAT = 1
 
@@ -57,6 +60,9 @@ class Iterations:
     used_blocks: tuple[int, ...] = ()
     expert_bytes: tuple[float, ...] = ()
 
+    def __post_init__(self) -> None:
+        check_columns("iterations", vars(self))
+
 
 @dataclass(frozen=True)
 class Result:
@@ -69,6 +75,8 @@ class Result:
         Time to serve the whole workload [s].
     generated, processed : int
         Output tokens, and prompt plus output tokens pushed through the model, recomputed ones included.
+    preemptions, recomputed : int
+        Sequences that lost their KV cache, and tokens that passed the model once more because of it.
     busy : mapping of lane to float
         Busy time per lane [s].
     limits : mapping of str to float
@@ -90,6 +98,11 @@ class Result:
         For a measurement: share of the cores that other programs, or other guests of the same host, took meanwhile.
     backend : str
         For a measurement: what computed each lane's work.
+
+    Raises
+    ------
+    ResultError
+        If a count or a time is negative, it took no time, or the interval's ends are the wrong way round.
     """
 
     source: Source
@@ -119,6 +132,23 @@ class Result:
     predictor: str = ""
     versions: Mapping[str, str] = field(default_factory=lambda: versions())
     date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+
+    def __post_init__(self) -> None:
+        for name in ("generated", "processed", "iterations", "preemptions", "recomputed"):
+            count = getattr(self, name)
+            if not is_whole(count) or not 0 <= count < 2**63:
+                raise ResultError(f"a result has {name}={short(count)}; give a whole number from 0 on, below 2**63.")
+            object.__setattr__(self, name, int(count))
+        if not (is_number(self.seconds) and 0 < self.seconds < math.inf):
+            raise ResultError(f"a result took seconds={self.seconds!r}; give a positive number.")
+        lanes = {f"{kind}[{name!r}]": v for kind in ("busy", "limits") for name, v in getattr(self, kind).items()}
+        unless_nan = {name: getattr(self, name) for name in ("ttft", "tbt") if not _is_nan(getattr(self, name))}
+        for name, value in {**lanes, **unless_nan, "others": self.others}.items():
+            if not (is_number(value) and 0 <= value < math.inf):
+                raise ResultError(f"a result has {name}={value!r}; give a number from 0 on.")
+        low, high = (0.0, 0.0) if self.interval is None else self.interval
+        if not (is_number(low) and is_number(high) and 0 <= low <= high < math.inf):
+            raise ResultError(f"a result has the interval {self.interval!r}; give (lower, upper) rates from 0 on.")
 
     @property
     def origin(self) -> str:
@@ -182,17 +212,17 @@ class Result:
 
         Raises
         ------
-        ValueError
-            If the file has another format version, or is no result.
+        ResultError
+            If the file is missing, has another format version, or is no result.
         """
         try:
-            values = json.loads(Path(path).read_text(encoding="utf-8"))
+            values = read_json(path)
             known = isinstance(values, dict) and values.pop("format", None) == FORMAT
             result = cls._from_values(values) if known else None
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{path} is no result ({error!r}); save it again.") from error
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+            raise ResultError(f"{path} is no result ({reason(error)}); save it again.") from error
         if result is None:
-            raise ValueError(f"{path} was written in another format; this version reads format {FORMAT}.")
+            raise ResultError(f"{path} was written in another format; this version reads format {FORMAT}.")
         return result
 
     @classmethod
@@ -200,17 +230,18 @@ class Result:
         """Inverse of `to_dict`, its format taken away."""
         for derived in ("gen_tok_s", "proc_tok_s", "utilisation"):
             values.pop(derived)
-        tokens = tuple(tuple(row) for row in values.pop("tokens"))
+        tokens = from_plain(tuple[tuple[int, ...], ...], values.pop("tokens"))
+        if any(not 0 <= token < 2**63 for row in tokens for token in row):
+            raise ValueError("a token id is no number of 63 bits")
+        labels = from_plain(Mapping[str, str], values.pop("labels"))
         absent = {"steps", "facts", "versions", "date"}.difference(values)  # defaults would be untrue
         if absent:
             raise KeyError(min(absent))
         source = Source(values.pop("source"))
-        timeline = Timeline([_span(*row) for row in values.pop("timeline")], dict(values.pop("labels")))
+        timeline = Timeline([_span(*row) for row in values.pop("timeline")], dict(labels))
         kinds = get_type_hints(cls)
         unread = {name: math.nan if values[name] is None else values[name] for name in ("ttft", "tbt")}
         found = {name: from_plain(kinds[name], value) for name, value in (values | unread).items()}
-        if not found["seconds"] > 0:
-            raise ValueError(f"it took {found['seconds']} s")
         recorded = Source.RECORDED if source is Source.MEASURED else source
         return cls(source=recorded, timeline=timeline, tokens=tokens, **found)
 
@@ -228,12 +259,19 @@ class Result:
         )
 
     def _repr_html_(self) -> str:
-        rate = f"<b>{html.escape(self.origin)}</b> {self.gen_tok_s:.4g} output tok/s"
-        return f"{rate} &middot; {html.escape(self.schedule)} &middot; {html.escape(self.machine)}"
+        rate = f"<b>{escaped(self.origin)}</b> {self.gen_tok_s:.4g} output tok/s"
+        return f"{rate} &middot; {escaped(self.schedule)} &middot; {escaped(self.machine)}"
+
+
+def _is_nan(value: object) -> bool:
+    return is_number(value) and math.isnan(value)
 
 
 def _span(lane: str, name: str, start: float, end: float, iteration: int, after: str = "") -> Span:
     """A row of the saved timeline; earlier versions knew no `after`."""
+    words = all(isinstance(word, str) for word in (lane, name, after))
+    if not (words and is_number(start) and is_number(end) and start <= end and is_whole(iteration)):
+        raise ValueError("the timeline has a row that is no lane, task, start, end, iteration and predecessor")
     return Span(lane, name, start, end, iteration, after=after)
 
 

@@ -14,6 +14,7 @@ from workbench.hardware import Machine
 from workbench.memory import Memory
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, resolve, with_shared_experts
+from workbench.records import read_json, reason
 from workbench.scenario_record import FORMAT, differences, parts_from, plain_parts
 from workbench.scheduler.base import Scheduler
 from workbench.units import format_bytes, parse_bytes
@@ -159,11 +160,11 @@ class Scenario:
             If the file has another format, or is no scenario.
         """
         try:
-            record = json.loads(Path(path).read_text(encoding="utf-8"))
+            record = read_json(path)
             found = record.pop("format", None)
             parts = parts_from(record) if found == FORMAT else {}
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise ScenarioError(f"{path} is no scenario ({error!r}); save it again.") from error
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+            raise ScenarioError(f"{path} is no scenario ({reason(error)}); save it again.") from error
         if not parts:
             raise ScenarioError(f"{path} was written in another format; this version reads {FORMAT!r}.")
         return cls(**parts)

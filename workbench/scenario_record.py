@@ -76,6 +76,7 @@ def parts_from(record: dict[str, Any]) -> dict[str, Any]:
     TypeError, ValueError, KeyError, AttributeError
         If the record is nothing of that kind.
     """
+    _refuse_others(record, "pipeline", "model", "machine", "memory", "workload", "scheduler")
     scheduler = dict(record["scheduler"])
     return {
         "pipeline": _pipeline_from(record["pipeline"]),
@@ -127,7 +128,15 @@ def _plain_element(element: Element) -> Any:
     return {"op": element.op.name, "device": element.device.value, "defer": element.defer, "skip": element.skip}
 
 
+def _refuse_others(record: dict[str, Any], *keys: str) -> None:
+    """What is not read must not be there: a key that was misspelt would be left out in silence."""
+    unknown = sorted(set(record).difference(keys))
+    if unknown:
+        raise KeyError(f"unknown {unknown[0]}")
+
+
 def _pipeline_from(record: dict[str, Any]) -> Pipeline:
+    _refuse_others(record, "chain", "fetches")
     return Pipeline(tuple(map(_element_from, record["chain"])), tuple(map(_streamed_from, record["fetches"])))
 
 
@@ -139,7 +148,9 @@ def _element_from(record: Any) -> Element:
     if isinstance(record, str):
         return _MOVES[record]
     if "arms" in record:
+        _refuse_others(record, "arms")
         return Fork(tuple(tuple(map(_element_from, arm)) for arm in record["arms"]))
+    _refuse_others(record, "op", "device", "defer", "skip")
     return Stage(_OPS[record["op"]], Device(record["device"]), record["defer"], record.get("skip", 0))
 
 
@@ -154,17 +165,18 @@ def _plain_workload(workload: Workload) -> dict[str, Any]:
 
 
 def _workload_from(record: dict[str, Any]) -> Workload:
+    _refuse_others(record, "name", "synthetic", "source", "arrival", "requests", "prompt_len", "output_len")
     requests = from_plain(tuple[Request, ...], record.get("requests", []))
     prompts = record.get("prompt_len", [len(request.prompt) for request in requests])
     outputs = record.get("output_len", [request.output_len for request in requests])
     return Workload(
-        record["name"],
+        from_plain(str, record["name"]),
         whole_lengths(prompts, "prompt"),
         whole_lengths(outputs, "output"),
         requests,
-        record["synthetic"],
-        record["source"],
-        np.array(record.get("arrival", []), dtype=np.float64),
+        from_plain(bool, record["synthetic"]),
+        from_plain(str, record["source"]),
+        np.array(from_plain(tuple[float, ...], record.get("arrival", [])), dtype=np.float64),
     )
 
 

@@ -21,7 +21,6 @@ from workbench.scheduler.base import Queue
 from workbench.scheduler.batch import Batch
 from workbench.scheduler.block_manager import BlockCounts, BlockManager
 from workbench.schedules.base import Schedule, Step
-from workbench.stages import RowClass, kv
 from workbench.timeline import Timeline
 
 
@@ -90,34 +89,15 @@ def prepare(scenario: Scenario, schedule: Schedule) -> Prepared:
     ScheduleError
         If the schedule needs another shape of pipeline.
     ScenarioError
-        If the scheduler prefills prompts in pieces where attention cannot read the KV of those before.
+        If something has no price, or prompts come in pieces that cannot be; see `price`.
     CapacityError
         If it does not fit the GPU's or the host's memory, by the ledger of `Scenario.fits`.
     """
     prepared = price(scenario, schedule)
-    _check_pieces(prepared)
     found = ledger(prepared)
     if not found:
         raise CapacityError(found.verdict)
     return prepared
-
-
-def _check_pieces(prepared: Prepared) -> None:
-    """A piece of a prompt attends to the ones before it, so the KV cache must be where its attention is."""
-    scenario, nodes = prepared.scenario, prepared.lowering.graph.nodes
-    workload, pipeline = scenario.workload, scenario.layer
-    longest = int((workload.prompt_len + workload.output_len).max())
-    if not scenario.scheduler.splits(longest, prepared.layers):
-        return
-    for node in nodes:
-        for stage in node.stages:
-            fetched = kv in pipeline.fetches and any(other.op.keeps_kv for other in node.stages)
-            if stage.op.rows is RowClass.PREFILL and not fetched and stage.device is not pipeline.kv_device:
-                raise ScenarioError(
-                    f"{scenario.scheduler} prefills prompts in pieces, and {stage} reads the KV of earlier ones, which "
-                    f"is on the {pipeline.kv_device.value}. Put it beside decode_attention, stream the cache with "
-                    "fetch(kv), or use a scheduler that prefills whole prompts, such as ContinuousBatching()."
-                )
 
 
 def serve(

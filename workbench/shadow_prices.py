@@ -12,7 +12,8 @@ from workbench.errors import ScenarioError
 from workbench.explain import in_words, lane_of
 from workbench.hardware import Device, Machine
 from workbench.perfmodels import bound
-from workbench.perfmodels.bound import DRAM, total_rows
+from workbench.perfmodels.bound import total_rows
+from workbench.perfmodels.loads import DRAM
 from workbench.prepared import price
 from workbench.result import Result
 from workbench.scenario import Scenario

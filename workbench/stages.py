@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from workbench.cost import Precision, Rows, Work
+from workbench.errors import PipelineError
 from workbench.models import ModelConfig
-from workbench.units import DTYPE_BYTES
+from workbench.units import DTYPE_BYTES, is_whole
 
 WorkFunction = Callable[[Rows, ModelConfig, Precision], Work]
 
@@ -114,6 +115,16 @@ class Stage:
     device: Device
     defer: int = 0
     skip: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("defer", "skip"):
+            count = getattr(self, name)
+            if not is_whole(count) or count < 0 or (count and self.op.name != "experts"):
+                raise PipelineError(
+                    f"{name}={count!r} of {self.device.value}({self.op.name}) must be a whole number from 0 on, and 0 "
+                    "where there are no routed experts."
+                )
+            object.__setattr__(self, name, int(count))
 
     def __str__(self) -> str:
         return f"{self.device.value}({self.op.name}{''.join(f', {option}' for option in self.options)})"

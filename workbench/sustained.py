@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from numbers import Integral
 
 from workbench.latency import Slo, capacity, check_slo
 from workbench.scenario import Scenario
 from workbench.schedules import Schedule
 from workbench.simulate import simulate
+from workbench.units import is_whole
 
 
 def sustained_rate(
@@ -46,7 +46,7 @@ def sustained_rate(
     """
     check_slo(slo)
     chosen = tuple(seeds) if isinstance(seeds, Iterable) else ()
-    if not chosen or not all(isinstance(seed, Integral) and seed >= 0 for seed in chosen):
+    if not chosen or not all(is_whole(seed) and seed >= 0 for seed in chosen):
         raise ValueError(f"seeds must be whole numbers from 0 on, at least one, not {seeds!r}; give such as range(3).")
 
     def attained(rate: float) -> float:

@@ -88,7 +88,7 @@ def sweep(
 
     Examples
     --------
-    >>> sweep(scenario, [Sequential(), VSLPipe()], kv_capacity=["10GB", "30GB", "70GB"]).plot()  # doctest: +SKIP
+    >>> sweep(scenario, contenders(scenario.layer), kv_capacity=["10GB", "30GB", "70GB"]).plot()  # doctest: +SKIP
     """
     wanted = _schedules(schedules)
     capacities = [kv_capacity] if isinstance(kv_capacity, str | float | int) else kv_capacity
@@ -99,7 +99,7 @@ def sweep(
 def _schedules(given: object) -> Sequence[Schedule]:
     found = tuple(given) if isinstance(given, Iterable) else (given,)
     if not found or not all(isinstance(schedule, Schedule) for schedule in found):
-        raise ScenarioError(f"a sweep needs schedules, such as [Sequential(), VSLPipe()], not {given!r}.")
+        raise ScenarioError(f"a sweep needs schedules, such as [Sequential(prefetch=True), VSLPipe()], not {given!r}.")
     return found
 
 

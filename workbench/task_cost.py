@@ -291,9 +291,18 @@ class TaskCost:
         """Seconds of a node other than weights for these rows in one layer [s]."""
         return self.pricer(node, threads)(rows)[0]
 
-    def stage(self, stage: Stage, rows: Rows, threads: int = 0) -> float:
-        """Seconds of one stage in one layer [s]."""
-        return self._stage(stage, threads)(rows)[0]
+    def call(self, stage: Stage, threads: int = 0) -> Pricer:
+        """What prices one call of a stage in one layer, experts that it defers included."""
+        price = self._stage(stage, threads)
+        if not stage.defer:
+            return price
+        late = self._late(stage, threads)
+
+        def both(rows: Rows) -> Price:
+            at_once, afterwards = price(rows), late(rows)
+            return at_once[0] + afterwards[0], at_once[1] + afterwards[1]
+
+        return both
 
     def least(self, stage: Stage, total: Rows, threads: int = 0) -> float:
         """Seconds of one stage in one layer for all of these rows, that no split into calls can beat [s]."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from workbench.errors import CheckpointError, WorkloadError
 from workbench.models import ModelConfig
+from workbench.records import is_file, is_folder, reason
 
 if TYPE_CHECKING:
     import tokenizers
@@ -55,9 +56,17 @@ class CheckpointTokenizer:
         Raises
         ------
         WorkloadError
-            If a part of the text is no token of this tokenizer.
+            If a part of the text is no token of this tokenizer, or the tokenizer is at odds with itself.
         """
-        found = self._tokenizer.encode(text, add_special_tokens=False)
+        try:
+            found = self._tokenizer.encode(text, add_special_tokens=False)
+        except UnicodeEncodeError:
+            raise
+        except Exception as error:  # the library raises nothing narrower
+            raise WorkloadError(
+                f"the tokenizer of {self._name!r} cannot encode {text[:40]!r} ({reason(error)}); "
+                "fetch its tokenizer.json again."
+            ) from error
         if self._unknown in found.ids:
             begin, end = found.offsets[found.ids.index(self._unknown)]
             raise WorkloadError(
@@ -67,7 +76,16 @@ class CheckpointTokenizer:
         return tuple(found.ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of token ids."""
+        """The text of token ids.
+
+        Raises
+        ------
+        WorkloadError
+            If one is no number of 32 bits.
+        """
+        strange = [token for token in tokens if not 0 <= token < 2**32]
+        if strange:
+            raise WorkloadError(f"the tokenizer of {self._name!r} has no token {strange[0]}; give ids below 2**32.")
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
 
 
@@ -87,14 +105,14 @@ def load_tokenizer(model: ModelConfig | str | Path) -> Tokenizer:
     folder = model.path if isinstance(model, ModelConfig) else Path(model)
     if folder is None:
         return BYTES
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise CheckpointError(f"checkpoint {str(folder)!r} is no folder; give the one that holds tokenizer.json.")
     file = folder / "tokenizer.json"
-    if not file.is_file():
+    if not is_file(file):
         return BYTES
     import tokenizers
 
     try:
         return CheckpointTokenizer(folder.name, tokenizers.Tokenizer.from_file(str(file)))
     except Exception as error:  # the library raises nothing narrower
-        raise CheckpointError(f"{file} is no valid tokenizer ({error}); fetch it again.") from error
+        raise CheckpointError(f"{file} is no valid tokenizer ({reason(error)}); fetch it again.") from error

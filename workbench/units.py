@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from numbers import Integral, Real
+from typing import TypeGuard
 
 _SCALE = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 _QUANTITY = re.compile(r"\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*((?:[KMGT]i?)?)B?(/s)?\s*", re.IGNORECASE)
@@ -11,6 +13,22 @@ _QUANTITY = re.compile(r"\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*((?:[KMGT]i?
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 WEIGHT_BYTES: dict[str, float] = {**DTYPE_BYTES, "fp8": 1.0, "int8": 1.0, "mxfp4": 4.25 / 8, "int4": 0.5}
 """Bytes per weight, MXFP4's 8-bit scale of 32 weights included; scales of larger blocks (0.02 %) are left out."""
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """True for whole numbers of Python and of numpy; a bool is none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """True for real numbers of Python and of numpy that a float can hold; NaN is one, a bool is none."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
 
 
 def parse_bytes(quantity: str | float, *, what: str = "size") -> float:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,9 @@ import numpy.typing as npt
 from workbench.catalogue import Catalogue
 from workbench.errors import WorkloadError
 from workbench.lengths import Counts, Gamma, Histogram, LengthDistribution, Lengths, LogNormal, whole_lengths
+from workbench.records import is_file
 from workbench.tokenizer import BYTES, Tokenizer
+from workbench.units import is_number, is_whole
 
 Times = npt.NDArray[np.float64]
 AT_ONCE: Times = np.empty(0)
@@ -32,12 +34,13 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.temperature, int | float) and 0 <= self.temperature <= sys.float_info.max):
+        if not (is_number(self.temperature) and 0 <= self.temperature < math.inf):
             raise WorkloadError(f"temperature must be 0 (greedy) or positive, not {self.temperature!r}.")
-        if not (isinstance(self.top_p, int | float) and 0 < self.top_p <= 1):
+        if not (is_number(self.top_p) and 0 < self.top_p <= 1):
             raise WorkloadError(f"top_p must lie in (0, 1], not {self.top_p!r}; 1 keeps every token.")
-        if not (isinstance(self.seed, int) and 0 <= self.seed < 2**64):
+        if not (is_whole(self.seed) and 0 <= self.seed < 2**64):
             raise WorkloadError(f"seed must be a number of 64 bits without a sign, not {self.seed!r}.")
+        object.__setattr__(self, "seed", int(self.seed))
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,8 @@ class Request:
     def __post_init__(self) -> None:
         if not (isinstance(self.prompt, Sequence) and self.prompt and all(map(_is_token, self.prompt))):
             raise WorkloadError(
-                f"a prompt must be token ids, at least one token, each id a non-negative integer, not {self.prompt!r}; "
+                "a prompt must be token ids, at least one token, each id a non-negative integer below 2**63, not "
+                f"{short(self.prompt)}; "
                 "encode text with a tokenizer, such as byte_tokens(text)."
             )
         if not isinstance(self.sampling, Sampling):
@@ -110,9 +114,12 @@ class Workload:
 
     def _check_arrival(self) -> None:
         try:
-            times = np.asarray(self.arrival, dtype=np.float64)
-        except (TypeError, ValueError):
-            raise WorkloadError(f"arrivals of workload {self.name!r} are no seconds: {self.arrival!r}.") from None
+            given = np.asarray(self.arrival)
+        except ValueError:  # rows of unlike length
+            given = np.empty(1, dtype=object)
+        if given.size and given.dtype.kind not in "iuf":
+            raise WorkloadError(f"arrivals of workload {self.name!r} are no seconds: {short(self.arrival)}.")
+        times = given.astype(np.float64)
         object.__setattr__(self, "arrival", times)
         if times.shape not in ((0,), self.prompt_len.shape):
             raise WorkloadError(f"workload {self.name!r} has {times.size} arrivals of {len(self)} requests; give all.")
@@ -152,7 +159,7 @@ class Workload:
         if (rate is None) == (at is None):
             raise WorkloadError("arriving takes either a rate of requests per second or the times, at=[...].")
         if rate is not None:
-            if not (isinstance(rate, int | float) and 0 < rate < math.inf):
+            if not (is_number(rate) and 0 < rate < math.inf):
                 raise WorkloadError(f"a rate must be a positive number of requests per second, not {rate!r}.")
             # A stream apart from the one that draws lengths, so that the same seed does not tie gaps to lengths.
             gaps = np.random.default_rng((seed, 1)).exponential(1 / rate, len(self))
@@ -171,7 +178,7 @@ class Workload:
                 raise WorkloadError(
                     f"request {number} is no Request but {request!r}; give Request(prompt, output_len)."
                 )
-            if type(request.output_len) is bool or not isinstance(request.output_len, int | np.integer):
+            if not is_whole(request.output_len):
                 raise WorkloadError(f"request {number} has output_len={request.output_len!r}; give a whole number.")
         return cls(
             name,
@@ -216,8 +223,8 @@ class Workload:
         path = Path(path)
         numbered = [(number, line) for number, line in enumerate(_lines(path), 1) if line.strip()]
         parsed = [_parse(f"{path.name}:{number}", line, output_len, tokenizer) for number, line in numbered]
-        times = [time for _, time in parsed if time is not None]
-        return replace(cls.of((request for request, _ in parsed), name=path.stem), arrival=np.array(times, dtype=float))
+        times: Any = [time for _, time in parsed if time is not None]
+        return replace(cls.of((request for request, _ in parsed), name=path.stem), arrival=times)
 
     @classmethod
     def from_text(
@@ -283,7 +290,7 @@ def byte_tokens(text: str) -> tuple[int, ...]:
 
 def _lines(path: Path) -> list[str]:
     """Lines of a UTF-8 file; only newlines end them, not the other separators that a prompt may contain."""
-    if not path.is_file():
+    if not is_file(path):
         raise WorkloadError(f"workload file {str(path)!r} does not exist; give the path of a text file.")
     try:
         return path.read_text(encoding="utf-8").split("\n")
@@ -338,16 +345,16 @@ def _sampling(entry: Mapping[str, Any], where: str) -> Sampling:
 def _typed(entry: Mapping[str, Any], key: str, kind: type | tuple[type, ...], where: str) -> Any:
     if not isinstance(entry[key], kind) or isinstance(entry[key], bool):
         names = kind.__name__ if isinstance(kind, type) else "number"
-        raise WorkloadError(f"{where} has {key}={entry[key]!r}; it must be of type {names}.")
+        raise WorkloadError(f"{where} has {key}={short(entry[key])}; it must be of type {names}.")
     return entry[key]
 
 
 def _is_token(token: object) -> bool:
-    return isinstance(token, int | np.integer) and not isinstance(token, bool) and bool(token >= 0)
+    return is_whole(token) and bool(0 <= token < 2**63)
 
 
 def _is_count(requests: object) -> bool:
-    return type(requests) is not bool and isinstance(requests, int | np.integer) and bool(requests >= 1)
+    return is_whole(requests) and bool(requests >= 1)
 
 
 def _positive(requests: int, name: str) -> int:

@@ -22,7 +22,7 @@ chosen = dashboard._predictions.scenario(settings)
 lines = {line.get_label(): line.get_xydata() for line in dashboard._picture.ax.lines}
 same = [
     wb.simulate(chosen.on(memory=replace(chosen.memory, kv_capacity=float(capacity))), schedule).gen_tok_s == rate
-    for schedule in (Sequential(), VSLPipe()) for capacity, rate in lines[schedule.name + ", simulated"]
+    for schedule in contenders(layer) for capacity, rate in lines[schedule.name + ", simulated"]
 ]
 said = settings.requests, all(same), len(same), sha256(dashboard.curves.value).hexdigest()
 """,

@@ -50,20 +50,17 @@ CALLS = {
 def test_rows_go_to_numba_unless_a_backend_is_named(name, dtype, monkeypatch):
     operands = CALLS[name](X.to(dtype))
     torch.testing.assert_close(getattr(kernels, name)(*operands), getattr(kernels_triton, name)(*operands))
-    called = []
-    monkeypatch.setattr(kernels_cpu, name, lambda *_, **__: called.append("numba"))
+    called = in_numba(monkeypatch, name)
     getattr(kernels, name)(*operands)
     getattr(kernels, name)(*operands, backend="torch")
     assert called == ["numba"]
 
 
 def test_decodes_go_to_the_flash_decode_of_the_same_cache(monkeypatch):
-    called = []
-    monkeypatch.setattr(kernels_cpu, "flash_decode", lambda q, *_, **__: called.append(q.dtype) or q)
-    case = decodes([3, 2], 2, 1, 4, 16, BF16)
+    called, case = in_numba(monkeypatch, "flash_decode"), decodes([3, 2], 2, 1, 4, 16, BF16)
     kernels.decode_attention(**case)
     kernels.decode_attention(**case, backend="torch")
-    assert called == [FP32]
+    assert called == ["numba"]
 
 
 def test_what_numba_has_no_kernel_for_goes_to_torch():
@@ -79,10 +76,10 @@ def test_a_negative_length_is_refused():
         kernels.decode_attention(**case | {"lengths": torch.tensor([3, -1])})
 
 
-def in_numba(monkeypatch):
-    """Calls of Numba's experts from now on."""
-    called, compute = [], kernels_cpu.expert_mlp
-    monkeypatch.setattr(kernels_cpu, "expert_mlp", lambda *a, **k: called.append("numba") or compute(*a, **k))
+def in_numba(monkeypatch, name="expert_mlp"):
+    """Calls of Numba's op from now on."""
+    called, compute = [], getattr(kernels_cpu, name)
+    monkeypatch.setattr(kernels_cpu, name, lambda *a, **k: called.append("numba") or compute(*a, **k))
     return called
 
 
@@ -117,6 +114,24 @@ def test_experts_that_numba_has_no_kernel_for_go_to_torch(monkeypatch):
     for other in others:
         want = fused_moe_reference(**{name: value for name, value in other.items() if name != "backend"})
         assert error(kernels.fused_moe(**other), want) <= 1.5 * LIMITS[other["x"].dtype]
+    assert not called
+
+
+@pytest.mark.parametrize("tokens", [4, 40])
+@pytest.mark.parametrize("activation", ["swiglu", "geglu"])
+def test_experts_may_share_a_page(tokens, activation):
+    case = layer(tokens, 64, 32, 3, 2, BF16) | {"pages": torch.tensor([1, 1, 2]), "activation": activation}
+    want = fused_moe_reference(**case)
+    assert error(kernels.fused_moe(**case), want) <= LIMITS[BF16]
+    assert error(kernels.fused_moe(**case, backend="torch"), want) <= LIMITS[BF16]
+
+
+@pytest.mark.parametrize("name", ["gate_up", "down"])
+def test_weights_may_begin_at_an_odd_element(name, monkeypatch):
+    called, case = in_numba(monkeypatch), layer(4, 64, 32, 5, 2, BF16)
+    room = torch.zeros(case[name].numel() + 1, dtype=BF16)
+    case[name] = room[1:].view(case[name].shape).copy_(case[name])
+    assert error(kernels.fused_moe(**case), fused_moe_reference(**case)) <= LIMITS[BF16]
     assert not called
 
 

@@ -5,8 +5,9 @@ import importlib
 
 import pytest
 
-CPU = ["ceilings", "expert_mlp", "expert_nodes", "expert_weights", "features", "flash_decode", "kv_cache"]
-TRITON = ["backend", "experts", "fused_moe", "grouped_gemm", "pairs", "router", "tiles", "tuning"]
+CPU = ["ceilings", "expert_mlp", "expert_nodes", "expert_weights", "features", "flash_decode", "gated", "kv_cache"]
+CPU += ["mla_decode", "rms_norm", "rope"]
+TRITON = ["backend", "experts", "fused_moe", "grouped_gemm", "operators", "pairs", "router", "tiles", "tuning"]
 TRITON += [
     "attention",
     "ceilings",
@@ -19,9 +20,10 @@ TRITON += [
     "rope",
 ]
 TRITON += ["rope_table", "rows", "sampling", "vocabulary"]
+MODULES = [f"kernels_cpu.{m}" for m in CPU] + [f"kernels_triton.{m}" for m in TRITON] + ["workbench.cpu_twins"]
 
 
-@pytest.mark.parametrize("module", [f"kernels_cpu.{m}" for m in CPU] + [f"kernels_triton.{m}" for m in TRITON])
+@pytest.mark.parametrize("module", MODULES)
 def test_examples(module: str) -> None:
     found = doctest.testmod(importlib.import_module(module))
     assert found.attempted

@@ -234,6 +234,11 @@ def test_scales_belong_to_a_cache_of_bytes(dtype, scales, message):
     assert not kv.any()
 
 
+def in_a_field(shape):
+    """Rows of a structured array, 1 byte apart."""
+    return np.zeros(shape[:1], [("own", np.float32, shape[1:]), ("odd", np.uint8)])["own"]
+
+
 def read_only(array):
     array.flags.writeable = False
     return array
@@ -259,7 +264,12 @@ def read_only(array):
         ({"k": np.zeros((2, 2, 8), np.float32)}, ValueError, r"k must have shape \(T, K, D\) = \(3, 2, 8\) .* not"),
         ({"v": np.zeros((3, 2, 9), np.float32)}, ValueError, r"v must have shape \(T, K, D\) = \(3, 2, 8\) .* not"),
         ({"v": np.zeros((3, 8, 2), np.float32).swapaxes(1, 2)}, ValueError, "each row of v must be C-contiguous"),
-        ({"v": np.zeros(ROWS, np.float32)[::-1]}, ValueError, "v must have its rows in order in memory: pass"),
+        (
+            {"v": np.zeros(ROWS, np.float32)[::-1]},
+            ValueError,
+            "v must have rows of neighbouring numbers, aligned and in order in memory: pass",
+        ),
+        ({"v": in_a_field(ROWS)}, ValueError, "v must have rows of neighbouring numbers, aligned"),
         ({"v": [1.0]}, TypeError, "v must be a numpy array or a torch tensor, not list: pass"),
     ],
 )
@@ -269,6 +279,14 @@ def test_a_bad_operand_is_named_with_its_mend_and_stores_nothing(change, error, 
     with pytest.raises(error, match=message):
         append_kv(**operands)
     assert not operands["kv"].any()
+
+
+def test_rows_of_the_same_cache_are_refused():
+    kv, slots = np.zeros((4, 1, 2, 1, 8), np.float32), np.array([2, 3])
+    rows = np.ones((2, 1, 8), np.float32)
+    for name, own in (("k", kv[:2, :, 0, 0]), ("v", kv[2:, :, 1, 0])):
+        with pytest.raises(ValueError, match=rf"kv must not overlap {name}, .*: pass a copy of {name}"):
+            append_kv(kv, slots, **{"k": rows, "v": rows} | {name: own})
 
 
 def test_declared_work():

@@ -112,6 +112,7 @@ def test_numpy_and_torch_give_the_same():
 
 
 X, P = np.ones((2, 4), np.float32), np.zeros(2, np.int64)
+FIELD = np.ones(2, [("own", np.float32, 4), ("odd", np.uint8)])["own"]  # rows 17 bytes apart
 TABLE = np.ones((2, 4), np.float32)
 BAD = [
     (lambda: rms_norm(X[0], X[0]), ValueError, r"x must have shape \(T, M\)"),
@@ -123,6 +124,10 @@ BAD = [
     (lambda: rms_norm(X[::-1], X[0]), ValueError, "x must have rows of neighbouring numbers"),
     (lambda: rms_norm(X[:, :0], X[0, :0]), ValueError, "x must have numbers in every row"),
     (lambda: rms_norm(X, X[0], threads=0), ValueError, "threads must be >= 1"),
+    (lambda: rms_norm(FIELD, X[0]), ValueError, "x must have rows of neighbouring numbers, aligned"),
+    (lambda: add_rms_norm(X, FIELD, X[0]), ValueError, "residual must have rows of neighbouring numbers, aligned"),
+    (lambda: gated(FIELD), ValueError, "x must have rows of neighbouring numbers, aligned"),
+    (lambda: rope(FIELD[:, None], P, TABLE), ValueError, "x must have rows of neighbouring numbers, aligned"),
     (lambda: add_rms_norm(X, X[:1], X[0]), ValueError, r"residual must be \(2, 4\) as x"),
     (lambda: gated(X[:, :3]), ValueError, "gated takes"),
     (lambda: gated(X, activation="relu"), ValueError, "'swiglu' or 'geglu'"),

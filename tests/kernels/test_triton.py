@@ -15,7 +15,9 @@ IN_ONE_ONLY = {"advance", "make_block_ptr", "aggregate_replace", "atomic_load", 
 IN_ONE_ONLY |= {"expect_zero", "squeeze", "to_tensor", "unsqueeze"}
 
 
-@pytest.mark.parametrize("file", ["interpreted.py", "interpreted_attention.py", "interpreted_rows.py"])
+@pytest.mark.parametrize(
+    "file", ["interpreted.py", "interpreted_attention.py", "interpreted_rows.py", "interpreted_doors.py"]
+)
 def test_interpreted_kernels_agree_with_float64(file):
     env = {**os.environ, "TRITON_INTERPRET": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(FOLDER / file)]

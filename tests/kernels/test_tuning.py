@@ -1,5 +1,6 @@
 """The tuner without a GPU: what it would time, what it keeps, and which tiles a layer then gets."""
 
+import contextlib
 import dataclasses
 import json
 
@@ -8,6 +9,7 @@ import torch
 
 from kernels_triton import tiles, tuning
 from kernels_triton.tuning import Candidate, Case, Layer, candidates, cases, tune
+from tests.damage import JSON_DAMAGES
 
 LAYER = Layer(4096, 14336, 8, 2)
 
@@ -80,3 +82,22 @@ def test_an_interrupted_run_goes_on_and_measures_nothing_twice(tmp_path):
     assert all(row in last for row in first)
     tune([LAYER], ["16-bit"], out=out, say=lambda _: None, arch=90, measure=until(len(seen)))
     assert sorted(map(json.dumps, tiles.read_table(out)["rows"])) == sorted(map(json.dumps, last))
+
+
+@pytest.mark.parametrize("damage", [damage for damage in JSON_DAMAGES if damage != "no folder"])
+def test_a_damaged_journal_costs_no_more_than_measuring_again(damage, tmp_path):
+    """Lines that can be read are still known; the table is the same."""
+    out, journal, seen = tmp_path / "t" / "tiles.json", tmp_path / "t" / "tiles.measured.jsonl", []
+
+    def measure(case, candidate):
+        seen.append(candidate)
+        return speed(case, candidate)
+
+    tune([LAYER], ["16-bit"], out=out, say=lambda _: None, arch=80, measure=measure)
+    whole, table = len(seen), sorted(map(json.dumps, tiles.read_table(out)["rows"]))
+    JSON_DAMAGES[damage](journal)
+    with pytest.warns(UserWarning, match="cannot be written") if damage == "a folder" else contextlib.nullcontext():
+        tune([LAYER], ["16-bit"], out=out, say=lambda _: None, arch=80, measure=measure)
+    again = len(seen) - whole
+    assert again == whole if damage != "truncated" else 0 < again < whole
+    assert sorted(map(json.dumps, tiles.read_table(out)["rows"])) == table

@@ -110,7 +110,8 @@ def test_every_request_gets_exactly_its_tokens_whatever_the_cache(case):
     assert result.generated == sum(clock.emitted.values())
     assert sum(result.steps.decode) == result.generated - clock.prefilled
     assert len(scenario.workload) <= clock.prefilled <= len(scenario.workload) + result.preemptions
-    assert sum(result.steps.prefill) == int(scenario.workload.prompt_len.sum()) + result.recomputed
+    least = scenario.workload.prompt_len + scenario.workload.output_len - 1
+    assert result.processed == int(least.sum()) + result.recomputed
     assert (clock.blocks.free, clock.blocks.used) == (scenario.kv_blocks, 0)
     clock.blocks.check()
 

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.builders import scenarios, small_machine, tiny_model, tiny_scenario
+from tests.builders import scenarios, small_machine, streaming, tiny_model, tiny_scenario
 from tests.systems import PIPELINES, VSL
 from workbench.hardware import machines
+from workbench.memory import Memory
 from workbench.models import models
 from workbench.perfmodels import bound
 from workbench.pipeline import Pipeline
@@ -61,7 +62,7 @@ def test_the_same_scenario_gives_the_identical_timeline_and_steps(case, detail):
 
 @settings(max_examples=50)
 @given(scenarios(layers=st.integers(4, 24)))
-def test_three_layers_tell_the_time_of_all_within_one_percent(case):
+def test_few_layers_tell_the_time_of_all_within_one_percent(case):
     scenario, schedule = case
     by_task, by_iteration = (simulate(scenario, schedule, detail=detail) for detail in (Detail.TASK, Detail.ITERATION))
     assert by_iteration.seconds == pytest.approx(by_task.seconds, rel=0.01)
@@ -76,6 +77,30 @@ def test_each_iteration_is_as_long_in_both_details(case):
     scenario, schedule = case
     by_task, by_iteration = (simulate(scenario, schedule, detail=detail) for detail in (Detail.TASK, Detail.ITERATION))
     assert by_iteration.steps.seconds == pytest.approx(by_task.steps.seconds, rel=0.01)
+
+
+def slowed_by_its_link(slots: int):
+    """Small transfers wait for whole weights, which are one packet."""
+    sizes = {"hidden_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 128}
+    scenario = tiny_scenario(49, 6, 6, model=tiny_model(24, num_experts_per_tok=3, **sizes), token_budget=64)
+    return scenario.on(machine=machines["moe-cap-a6000"], memory=Memory(kv_capacity="1GB")), VSLPipe(weight_slots=slots)
+
+
+def agree(scenario, schedule):
+    """Both details take as long in every iteration and overall, as the lanes do, and no less than the bound."""
+    by_task, by_iteration = (simulate(scenario, schedule, detail=detail) for detail in (Detail.TASK, Detail.ITERATION))
+    assert by_iteration.seconds == pytest.approx(by_task.seconds, rel=0.01)
+    assert by_iteration.steps.seconds == pytest.approx(by_task.steps.seconds, rel=0.01)
+    assert by_iteration.busy == pytest.approx(by_task.busy, rel=0.01)
+    assert bound(scenario, schedule).seconds <= min(by_task.seconds, by_iteration.seconds) * (1 + 1e-9)
+
+
+@settings(max_examples=60)
+@given(streaming(layers=st.integers(5, 40)))
+@example(slowed_by_its_link(2))
+@example(slowed_by_its_link(3))
+def test_deep_stacks_and_links_as_fast_as_what_they_feed_take_as_long_in_both_details(case):
+    agree(*case)
 
 
 @settings(max_examples=40)
@@ -107,7 +132,7 @@ def test_every_model_of_the_catalogue_is_bounded_and_simulated(name):
     )
 
 
-def test_a_deep_model_is_read_off_three_layers():
+def test_a_deep_model_is_read_off_few_layers():
     scenario = tiny_scenario([20] * 30, [6] * 30, model=tiny_model(80), blocks=60, machine=small_machine(h2d=1e9))
     by_task, by_iteration = (simulate(scenario, VSLPipe(1e-4), detail=detail) for detail in Detail)
     assert by_iteration.seconds == pytest.approx(by_task.seconds, rel=1e-3)

@@ -1,6 +1,7 @@
 """Bad input gives one clear error that names the object and the mend, before any lane has a thread."""
 
 import json
+import os
 import pickle
 import shutil
 import struct
@@ -15,9 +16,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import workbench as wb
-from tests.live.world import RUNNABLE, machine, requests, scenario
+from tests.live.world import RUNNABLE, files_in_use, machine, requests, scenario
 from workbench.engine import lanes
+from workbench.engine.checkpoint import open_checkpoint
 from workbench.engine.engine import Engine
+from workbench.engine.weights import WeightStore
 from workbench.errors import (
     CapacityError,
     CheckpointError,
@@ -151,6 +154,34 @@ def test_a_folder_with_the_name_of_a_file(folder: Path) -> None:
     refused(lambda: run(folder), CheckpointError, LAYER)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes in folders")
+def test_a_pipe_in_place_of_weights_is_not_waited_for(folder: Path) -> None:
+    (folder / LAYER).unlink()
+    os.mkfifo(folder / LAYER)
+    refused(lambda: run(folder), CheckpointError, LAYER)
+    (folder / INDEX).unlink()
+    refused(lambda: run(folder), CheckpointError, LAYER, "is no file")
+
+
+def test_files_that_are_cut_or_rewritten_later_change_nothing(folder: Path) -> None:
+    """A mapped file that is cut ends the process, one that is rewritten changes the answer; neither is mapped."""
+    held = open_checkpoint(wb.checkpoint(folder))
+    before = {name: tensor.clone() for name, tensor in held.items()}
+    for file in folder.glob("*.safetensors"):
+        os.truncate(file, 0)
+    assert not files_in_use(folder)
+    assert all(held[name].equal(tensor) for name, tensor in before.items())
+
+
+def test_weights_are_held_once(tiny: ModelConfig) -> None:
+    store = WeightStore(tiny, "fp32")
+    resident = store.resident(1, "experts")
+    assert len(resident) == 2 * tiny.num_local_experts
+    with pytest.raises(KeyError):
+        store.sources(1, "experts")
+    assert store.sources(0, "experts")
+
+
 def test_a_pickle_inside_a_safetensors_name_is_not_opened(folder: Path) -> None:
     class Bomb:
         def __reduce__(self) -> tuple[Any, ...]:
@@ -201,6 +232,8 @@ INDICES: dict[str, Any] = {
     "a number beside names": {"weight_map": {Q: 3, "a": LAYER}},
     "a list as file": {"weight_map": {Q: [LAYER]}},
     "null as file": {"weight_map": {Q: None, "a": LAYER}},
+    "a name longer than any": {"weight_map": {Q: "m" * 5000 + ".safetensors"}},
+    "a name with a zero byte": {"weight_map": {Q: "model\0.safetensors"}},
 }
 
 
@@ -210,7 +243,7 @@ def test_index(fault: str, folder: Path) -> None:
     refused(lambda: run(folder), CheckpointError, INDEX, "fetch")
 
 
-@pytest.mark.parametrize("raw", [b"", b"{", b"\xff\xfe\x00", b'{"weight_map": '], ids=repr)
+@pytest.mark.parametrize("raw", [b"", b"{", b"\xff\xfe\x00", b'{"weight_map": ', b"[" * 5000], ids=len)
 def test_index_that_is_no_json(raw: bytes, folder: Path) -> None:
     (folder / INDEX).write_bytes(raw)
     refused(lambda: run(folder), CheckpointError, INDEX, "fetch")
@@ -301,13 +334,13 @@ def test_odd_head_dim(make_model: Callable[..., ModelConfig]) -> None:
 # ------------------------------------------------------------------------------- requests, machine, memory, stages
 
 
-@pytest.mark.parametrize("token", [97, 98, 2**40])
+@pytest.mark.parametrize("token", [97, 98, 2**32, 2**40, 2**63 - 1])
 def test_token_that_the_model_does_not_know(token: int, tiny: ModelConfig) -> None:
     asked = (*ASKED, Request((1, token, 2), 3))
     refused(lambda: wb.run(scenario(tiny, asked), VSLPipe()), EngineError, "request 3", str(token))
 
 
-@pytest.mark.parametrize("token", [1.0, "a", None, 1.5, -1, -97], ids=repr)
+@pytest.mark.parametrize("token", [1.0, "a", None, 1.5, -1, -97, 2**63], ids=repr)
 def test_token_that_no_model_knows(token: Any) -> None:
     refused(lambda: Request((1, token, 2), 3), WorkloadError, "token ids", repr(token))
 

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import workbench as wb
+from tests.damage import JSON_DAMAGES
 from tests.live.world import QWEN2, TINY, WIRED, machine, requests, scenario
+from workbench import kept
 from workbench.cost import Precision, Rows
 from workbench.engine import calibration
 from workbench.engine.calibration import SHAPES, WARM
@@ -203,6 +205,22 @@ def test_refresh_measures_again(calibrated, tiny, folder, monkeypatch):
     monkeypatch.setattr(calibration._Bench, "measure", measure)
     with pytest.raises(MeasuredError):
         wb.calibrate(tiny, refresh=True)
+
+
+@pytest.mark.parametrize("damage", JSON_DAMAGES)
+def test_a_record_that_cannot_be_read_is_measured_again(damage, calibrated, tiny, tmp_path, monkeypatch):
+    """And where it cannot be written, the calibration still succeeds."""
+    measured = []
+    monkeypatch.setattr(calibration, "cache_path", lambda name: tmp_path / "cache" / name)
+    monkeypatch.setattr(calibration._Bench, "measure", lambda *_: (measured.append(1), calibrated)[1])
+    monkeypatch.setattr(kept, "_NOT_WRITTEN", {})
+    assert wb.calibrate(tiny) == wb.calibrate(tiny) == calibrated
+    (record,) = (tmp_path / "cache").iterdir()
+    JSON_DAMAGES[damage](record)
+    with pytest.warns(RuntimeWarning, match=f"the calibration for {tiny.name!r}"):
+        assert wb.calibrate(tiny) == calibrated
+    assert wb.calibrate(tiny) == calibrated
+    assert len(measured) == 2
 
 
 def test_it_sees_no_throughput(tiny, folder, monkeypatch):

@@ -78,7 +78,7 @@ def test_its_error_is_that_of_the_plan_that_waits_for_it(executor):
 
 def test_stopping_does_not_wait_for_it(executor):
     transfer(executor, slow)
-    executor.stop()
+    executor.control.stop()
     begin = time.perf_counter()
     with pytest.raises(StoppedError):
         executor.run(SECOND, [nothing] * 3)
@@ -98,7 +98,7 @@ def test_nothing_is_kept_alive_after_closing(executor):
 
 def test_closing_ends_it_even_while_it_is_held_at_the_gate(executor):
     _, out = transfer(executor, slow)
-    executor.gate.clear()
+    executor.control.gate.clear()
     executor.close()
     assert out.done
     assert out.end - out.start < SECONDS / 2

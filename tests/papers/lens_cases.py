@@ -14,9 +14,9 @@ from workbench.perfmodels.moe_lens import Eq12, IntensityForm, Life, PmeForm
 from workbench.reproductions.moe_lens import (
     MIXTRAL,
     accuracy,
+    mtbench,
     play,
     played_tok_s,
-    setting,
     settings,
 )
 from workbench.scheduler.resource_aware import Admission
@@ -111,12 +111,13 @@ def paced_accuracy(inputs: Inputs) -> float:
 def toy(inputs: Inputs) -> list[int]:
     lengths, sizes = (inputs["P"], inputs["G"]), {"blocks": inputs["N"], "block": inputs["b"]}
     result = simulate(tiny_scenario(*lengths, **sizes, token_budget=inputs["n_real"]), Sequential())
-    return [result.iterations, result.preemptions, result.processed, result.recomputed]
+    anew = result.recomputed + result.preemptions  # the reference counts the token that follows too
+    return [result.iterations, result.preemptions, result.processed, anew]
 
 
 def overlap_gain(inputs: Inputs) -> Any:
     """The real, greedy scheduler over batches that first prefill and then decode, with equal KV memory."""
-    s = setting("mixtral-8x7b", inputs["cap"], "mtbench", inputs["g"])
+    s = mtbench(inputs["cap"], inputs["g"], pass_tokens=inputs["n_it"])
     job = (s.prompt_len, s.output_len, s.requests, s.kv_blocks)
     sizes = {"block": s.block, "pass_seconds": s.pass_seconds, "pass_tokens": s.pass_tokens}
     return played_tok_s(s, Admission.GREEDY) / moe_lens.separated_tok_s(*job, **sizes)

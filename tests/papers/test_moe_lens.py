@@ -5,6 +5,7 @@ Numbers are those of the project's specification, section 1.5 (Stage 2, block 16
 """
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +15,7 @@ from workbench.hardware import machines
 from workbench.memory import Memory
 from workbench.models import models
 from workbench.perfmodels import bound, moe_lens
-from workbench.reproductions.moe_lens import accuracy, play_setting
+from workbench.reproductions.moe_lens import accuracy, gain_of_memory, gpu_share, mtbench, play_setting, preempted_share
 from workbench.result import Result
 from workbench.scenario import Scenario
 from workbench.scheduler.resource_aware import Admission, ResourceAware
@@ -39,8 +40,6 @@ def scenario(prompt: int, output: int, requests: int, kv: str, machine=None) -> 
 
 def roomy():
     """The A40 host with as much memory as any KV capacity needs."""
-    from dataclasses import replace
-
     a40 = machines["a40"]
     return replace(a40, cpu=replace(a40.cpu, memory=1e15))
 
@@ -145,7 +144,10 @@ def test_a_layers_weights_take_about_five_seconds_in_all():
 
 # ------------------------------------------------------------------------- Stage 2 for every setting of the evaluation
 
-# Output tokens per second as printed: MTBench with 32, 64, 128, 256 tokens, RAG, AIME.
+# Output tokens per second that Equations 8 to 14 as printed give for the tokens of a pass in PASS_TOKENS: MTBench with
+# 32, 64, 128, 256 tokens, RAG, AIME.
+PASS_TOKENS = {"mixtral-8x7b": 18_500, "mixtral-8x22b": 18_161, "dbrx": 18_475}
+AS_SIZED = [replace(s, pass_tokens=PASS_TOKENS[s.model]) for s in SETTINGS]
 STAGE2_AS_PRINTED = {
     ("mixtral-8x7b", 70e9): (754, 666, 561, 424, 91.8, 235),
     ("mixtral-8x7b", 210e9): (892, 1396, 1621, 1181, 276, 706),
@@ -165,13 +167,13 @@ GPU_BOUND = [
 
 @pytest.mark.parametrize(("model", "kv"), STAGE2_AS_PRINTED)
 def test_stage_2_as_printed_for_every_setting(model, kv):
-    found = [s.predict(eq12=moe_lens.Eq12.PAPER).gen_tok_s for s in SETTINGS if (s.model, s.kv_bytes) == (model, kv)]
+    found = [s.predict(eq12=moe_lens.Eq12.PAPER).gen_tok_s for s in AS_SIZED if (s.model, s.kv_bytes) == (model, kv)]
     assert found == [pytest.approx(value, rel=0.005) for value in STAGE2_AS_PRINTED[model, kv]]
 
 
 def test_mending_equation_12_moves_the_five_gpu_bound_settings_by_0_3_to_1_8_percent():
-    printed, mended = ([float(s.predict(eq12=eq12).gen_tok_s) for s in SETTINGS] for eq12 in moe_lens.Eq12)
-    moved = {(s.model, s.kv_bytes, s.output_len): 1 - m / p for s, p, m in zip(SETTINGS, printed, mended, strict=True)}
+    printed, mended = ([float(s.predict(eq12=eq12).gen_tok_s) for s in AS_SIZED] for eq12 in moe_lens.Eq12)
+    moved = {(s.model, s.kv_bytes, s.output_len): 1 - m / p for s, p, m in zip(AS_SIZED, printed, mended, strict=True)}
     assert [key for key, change in moved.items() if change] == GPU_BOUND
     assert all(0.002 < moved[key] < 0.019 for key in GPU_BOUND)
 
@@ -193,6 +195,63 @@ def test_stage_2_is_94_percent_accurate_about_greedy_admission_and_85_everywhere
 
 def test_paced_admission_preempts_next_to_nothing_in_the_evaluation():
     assert max(play_setting(s, Admission.PACED).preemptions / s.requests for s in SETTINGS) < 1e-3
+
+
+# ------------------------------------------------------------ the A40's rate follows from the statements of section 8.2
+
+
+def is_about_90(percent: float) -> bool:
+    return 85 <= round(percent) <= 95
+
+
+def statements(tokens: float) -> dict[str, bool]:
+    """Whether each of MoE-Lens' statements about MTBench on Mixtral-8x7B holds with so many tokens in a pass."""
+    rates = {
+        kv: {g: float(mtbench(kv, g, pass_tokens=tokens).predict().gen_tok_s) for g in (32, 64, 128, 256)}
+        for kv in (70, 210)
+    }
+    few = mtbench(70, 32, pass_tokens=tokens)
+    return {
+        "no sequence is preempted": preempted_share(few) < 0.5,
+        "the GPU is about 90 % busy": is_about_90(gpu_share(few)),
+        "210 GB bring no benefit": gain_of_memory(32, pass_tokens=tokens) < 2,
+        "throughput falls with the output length": list(rates[70].values()) == sorted(rates[70].values(), reverse=True),
+        "it peaks at 128 tokens with 210 GB": max(rates[210], key=rates[210].get) == 128,
+        "the GPU is about 90 % busy with 210 GB": all(
+            is_about_90(gpu_share(mtbench(210, g, pass_tokens=tokens))) for g in (32, 64)
+        ),
+    }
+
+
+def held(tokens: float) -> list[str]:
+    return [name for name, holds in statements(tokens).items() if holds]
+
+
+def contradicted(tokens: float) -> list[str]:
+    return [name for name, holds in statements(tokens).items() if not holds]
+
+
+def test_with_the_tokens_of_the_a40_all_six_statements_of_section_8_2_hold():
+    assert len(held(mtbench(70, 32).pass_tokens)) == 6
+    assert len(held(prepare(scenario(98, 32, 10, "70GB"), VSLPipe()).cost.token_budget())) == 6
+
+
+@pytest.mark.parametrize("tokens", [14_800, 17_300])
+def test_the_statements_hold_as_far_as_the_catalogue_says(tokens):
+    assert len(held(tokens)) == 6
+
+
+@pytest.mark.parametrize("tokens", [14_600, 17_600])
+def test_the_statements_hold_no_further(tokens):
+    assert contradicted(tokens)
+
+
+def test_with_the_tokens_of_the_sizing_example_three_statements_fail():
+    assert contradicted(18_500) == [
+        "no sequence is preempted",
+        "the GPU is about 90 % busy",
+        "210 GB bring no benefit",
+    ]
 
 
 # --------------------------------------------------------------------------------------------------- the fourth reader

@@ -1,5 +1,8 @@
 """The bound: lane loads and the iterations that the KV cache forces."""
 
+from itertools import combinations_with_replacement
+
+import numpy as np
 import pytest
 
 from tests.builders import small_machine, tiny_model, tiny_scenario
@@ -7,10 +10,14 @@ from tests.systems import PIPELINES
 from workbench.compare import compare
 from workbench.errors import CapacityError, ScheduleError
 from workbench.perfmodels import bound
-from workbench.perfmodels.bound import least_iterations, total_rows
+from workbench.perfmodels.bound import least_forced, least_iterations, total_rows
+from workbench.perfmodels.loads import Loads, crowds
+from workbench.pipeline import cpu, gpu, load, offload
 from workbench.result import Source
-from workbench.schedules import Sequential, VSLPipe
+from workbench.schedules import KTransformers, Sequential, VSLPipe
+from workbench.serving import prepare
 from workbench.simulate import simulate
+from workbench.stages import attention, combine, experts, out_proj, qkv, route
 from workbench.workload import Workload
 
 FAST = {"gpu": 1e15, "hbm": 1e15, "cpu": 1e15, "dram": 1e15, "h2d": 1e15, "d2h": 1e15}
@@ -84,6 +91,63 @@ def test_the_hosts_memory_carries_attention_and_both_directions_of_the_link():
 
 def test_resident_weights_do_not_cross_the_link():
     assert bound(tiny_scenario(pipeline=PIPELINES["all_gpu"]), Sequential()).limits["h2d link"] == 0
+
+
+def all_gpu(requests: int, *, blocks: int = 1000):
+    """Decodes whose time is that of reading the weights."""
+    machine = small_machine(**FAST | {"hbm": 1e6})
+    return tiny_scenario([1] * requests, [9] * requests, pipeline=PIPELINES["all_gpu"], machine=machine, blocks=blocks)
+
+
+@pytest.mark.parametrize("requests", [2, 8, 32])
+def test_sequences_that_decode_together_share_what_is_read(requests):
+    scenario = all_gpu(requests)
+    share = bound(scenario, Sequential()).seconds / simulate(scenario, Sequential()).seconds
+    assert 0.95 <= share <= 1
+
+
+def test_a_cache_for_fewer_sequences_asks_for_more_reading():
+    """12 requests of up to 9 tokens, 3 blocks: with 6 blocks half as many decode at once as with 12."""
+    least = {blocks: bound(all_gpu(12, blocks=blocks), Sequential()).seconds for blocks in (6, 12, 36)}
+    played = {blocks: simulate(all_gpu(12, blocks=blocks), Sequential()).seconds for blocks in least}
+    assert least[36] < least[12] < least[6]
+    assert all(0.7 * played[blocks] <= least[blocks] <= played[blocks] for blocks in least)
+
+
+def test_deferred_experts_are_read_in_calls_of_their_own():
+    """One chosen expert at once and one a layer later touch more than both together."""
+    machine, model = small_machine(**FAST | {"dram": 1e6}), tiny_model(num_local_experts=32)
+
+    def seconds(**options: int) -> float:
+        layer = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts, **options) >> load >> gpu(combine)
+        scenario = tiny_scenario([1] * 32, [9] * 32, pipeline=layer, model=model, machine=machine)
+        workload = scenario.workload
+        loads = Loads(prepare(scenario, KTransformers()), least_forced(workload, model, scenario.kv_blocks, 4))
+        return loads.limits(total_rows(workload, model))["cpu compute"]
+
+    share = seconds(defer=1) / seconds()
+    each, both = (1 - (1 - chosen / 32) ** 32 for chosen in (1, 2))
+    in_one = 8 / 9 * 2 * each / both  # 8 of 9 output tokens are decodes; the last of four layers defers nothing
+    assert share == pytest.approx(1 + 3 / 4 * (in_one - 1), rel=0.01)
+
+
+def test_outputs_are_counted_by_the_blocks_that_their_sequences_hold():
+    workload, model = Workload.lengths([4, 1], [4, 9]), tiny_model()
+    forced = least_forced(workload, model, blocks=100, block=4)
+    held = [-(-(p + j) // 4) for p, g in ((4, 4), (1, 9)) for j in range(g)]
+    last = forced.crowds[-1]
+    assert (last.most, last.outputs, last.decodes, forced.decodes) == (2, len(held), len(held) - 2, len(held) - 2)
+    assert forced.crowds[0].outputs == pytest.approx(max(sum(held) / 100, len(held) / 2))
+
+
+def test_no_call_counts_for_more_than_its_rows():
+    """However a call fills 6 blocks with at most 5 sequences, it counts for no more than min(rows, m) in each crowd."""
+    for rows in range(1, 6):
+        for held in combinations_with_replacement(range(1, 5), rows):
+            if sum(held) <= 6:
+                tokens = np.bincount(held, minlength=5)
+                for crowd in crowds(5, tokens, tokens, 6):
+                    assert crowd.outputs <= min(rows, crowd.most) + 1e-12
 
 
 def test_less_kv_memory_never_raises_the_bound():

@@ -40,6 +40,28 @@ def test_preemptions_are_told_of_runs_and_not_of_bounds():
     assert int(rows[1][7]) == RESULTS[1].preemptions > 0
 
 
+def test_schedules_are_ranked_against_the_next_best_and_the_first_one():
+    first, last = RESULTS[1], RESULTS[3]
+    middle = replace(last, schedule="Other", seconds=last.seconds * 1.5)
+    slow = replace(first, seconds=last.seconds * 3)
+    ranked = compare([slow, middle, last]).explanations()[0]
+    assert ranked == f"Simulated, VSLPipe gives most, 1.50 times Other, the next, and 3.00 times {first.schedule}."
+    assert compare([middle, last]).explanations()[0] == "Simulated, VSLPipe gives most, 1.50 times Other, the next."
+
+
+def test_schedules_are_ranked_within_one_question_and_source_only():
+    first, last = RESULTS[1], RESULTS[3]
+    strangers = [
+        replace(first, source=Source.MEASURED),
+        replace(first, machine="other"),
+        replace(first, facts={**first.facts, "kv": "another"}),
+        replace(first, stopped=True),
+        RESULTS[0],
+        replace(first, schedule=last.schedule),
+    ]
+    assert not any("gives most" in said for other in strangers for said in compare([last, other]).explanations())
+
+
 def test_a_simulation_is_explained_against_its_bound():
     sentence, _ = compare(RESULTS[2:]).explanations()
     assert f"simulated {RESULTS[3].gen_tok_s:.4g} of at most {RESULTS[2].gen_tok_s:.4g} output tok/s" in sentence
@@ -71,7 +93,7 @@ def test_results_of_different_schedules_or_machines_are_not_explained_by_one_ano
 
 def test_the_table_is_text_and_html():
     comparison = compare(RESULTS)
-    assert len(str(comparison).splitlines()) == 1 + 4 + 1 + 3
+    assert len(str(comparison).splitlines()) == 1 + 4 + 1 + 4
     assert comparison._repr_html_().count("<tr>") == 5
     assert str(comparison) == repr(comparison)
 

@@ -14,17 +14,28 @@ import pytest
 from tests.builders import small_machine, tiny_model, tiny_scenario
 from workbench.engine import RunState
 from workbench.errors import CapacityError, EngineError
+from workbench.hardware import machines
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
-from workbench.schedules import Schedule, Sequential, VSLPipe
+from workbench.schedules import Schedule, Sequential, VSLPipe, contenders
 from workbench.serving import Progress
 from workbench.simulate import Detail, simulate
 from workbench.widgets import Dashboard, dashboard
+from workbench.widgets.controls import Controls
 from workbench.widgets.curves import EMPTY, CurvePicture, top_of
 from workbench.widgets.monitor import CHANNELS, Monitor
 from workbench.widgets.newest import Newest
 from workbench.widgets.predictions import outward
-from workbench.widgets.settings import ladder, random_tokens, scenario_of, settings_of, whole_ladder, why_not_live
+from workbench.widgets.settings import (
+    full_link,
+    ladder,
+    random_tokens,
+    scenario_of,
+    settings_of,
+    suitable_kv,
+    whole_ladder,
+    why_not_live,
+)
 
 SECONDS = 20.0  # that a test waits for what takes a moment
 
@@ -146,6 +157,35 @@ def test_why_not_live_names_what_is_missing(scenario):
     assert why_not_live(ready.on(machine=small_machine())) == "small is not this computer"
 
 
+@pytest.mark.parametrize("machine", ["a40", "moe-lightning-s2", "ktransformers-a100"])
+def test_another_machine_comes_with_its_own_link_and_a_suitable_cache(scenario, machine):
+    """Of a scenario on a slow link with a small cache nothing is left where a server is chosen."""
+    slow = scenario.on(machine=scenario.machine.limit(link=1e6))
+    controls = Controls(slow, (VSLPipe(), Sequential()))
+    assert controls.settings == settings_of(slow, VSLPipe())
+    controls.model.value = dict(controls.model.options)["mixtral-8x7b"]
+    controls.machine.value = dict(controls.machine.options)[machine]
+    now = controls.settings
+    assert now.link == full_link(machines[machine])
+    assert now.kv_tokens >= now.requests * (now.prompt_len + now.output_len)
+    chosen = scenario_of(slow, now, random_tokens)
+    assert chosen.fits(VSLPipe())
+    best = max(
+        simulate(scenario_of(slow, replace(now, kv_tokens=step), random_tokens), VSLPipe()).gen_tok_s
+        for step in controls.kv_steps
+        if step <= now.kv_tokens
+    )
+    assert simulate(chosen, VSLPipe()).gen_tok_s >= 0.99 * best
+    controls.model.value = dict(controls.model.options)[scenario.model.name]
+    controls.machine.value = dict(controls.machine.options)[scenario.machine.name]
+    assert controls.settings == settings_of(slow, VSLPipe())
+
+
+def test_where_no_cache_fits_the_least_is_offered(scenario):
+    full = settings_of(scenario.on(machine=small_machine(gpu_memory=1.0)), VSLPipe())
+    assert suitable_kv(scenario, full, (64.0, 128.0)) == 64.0
+
+
 def test_ladders_pass_through_their_anchor_in_quarter_octaves():
     steps = ladder(13.0, 2.0, 100.0)
     assert 13.0 in steps
@@ -178,7 +218,7 @@ def test_the_curves_are_what_simulate_says_of_the_last_value(board, scenario):
         step(board.controls.requests, 1)
     drawn(board)
     chosen = scenario_of(scenario, board.controls.settings, random_tokens)
-    for schedule in (Sequential(), VSLPipe()):
+    for schedule in contenders(scenario.layer):
         points = curve(board, f"{schedule.name}, simulated")
         assert len(points) > 8
         for capacity, rate in points:
@@ -202,14 +242,14 @@ def test_a_picture_on_a_copied_frame_is_the_one_drawn_anew(board):
     assert again._frame is frame
 
 
-def test_curves_that_are_not_whole_leave_the_earlier_ones_in_pale(board):
+def test_curves_that_are_not_whole_leave_the_earlier_ones_in_pale(board, scenario):
     drawn(board)
     pairs, capacity = board._whole, board._predictions.capacity(board.controls.settings)
-    picture = CurvePicture()
-    picture.png(pairs[:3], capacity, (capacity / 8, capacity * 8), before=pairs)
+    picture, lines = CurvePicture(), ["bound", *contenders(scenario.layer)]
+    picture.png(pairs[: len(lines)], capacity, (capacity / 8, capacity * 8), before=pairs)
     pale = [line for line in picture.ax.lines if line.get_alpha()]
-    assert len(pale) == 3
-    assert len(picture.ax.get_legend().get_texts()) == 3
+    assert len(pale) == len(lines)
+    assert len(picture.ax.get_legend().get_texts()) == len(lines)
     picture.png(pairs, capacity, (capacity / 8, capacity * 8))
     assert not [line for line in picture.ax.lines if line.get_alpha()]
 
@@ -276,7 +316,7 @@ def test_a_run_is_started_watched_paused_and_finished(board, runs):
     live = board.live
     live.start.click()
     (run,) = runs
-    assert run.schedule == Sequential()
+    assert run.schedule == Sequential(prefetch=True)
     assert (live.start.disabled, live.pause.disabled, live.stop.disabled) == (True, False, False)
     assert board.controls.requests.disabled
     run.serve(2, 20)

@@ -18,7 +18,7 @@ def test_the_a40_host_is_the_papers():
     """MoE-Lens section 8."""
     a40 = machines["a40"]
     assert (a40.gpu.memory, a40.link.h2d, a40.cpu.bandwidth) == (48e9, 19.5e9, 150e9)
-    assert a40.gpu.flop_rate("bf16") == 97.9e12
+    assert a40.gpu.flop_rate("bf16") == 84.7e12
     assert a40.host is None
     assert not a40.is_local
 
@@ -105,7 +105,7 @@ def test_a_record_of_another_computer_is_not_local(tmp_path):
 
 
 def test_a_machine_tells_its_rates():
-    assert str(machines["a40"]) == "a40: gpu 48 GB, 97.9 TFLOP/s; cpu 375 GB, 150 GB/s; link 19.5 GB/s"
+    assert str(machines["a40"]) == "a40: gpu 48 GB, 84.7 TFLOP/s; cpu 375 GB, 150 GB/s; link 19.5 GB/s"
 
 
 def test_every_value_of_the_catalogue_says_where_it_comes_from():

@@ -4,8 +4,11 @@ import ast
 import contextlib
 import importlib.util
 import os
+import re
+import socket
 import subprocess
 import sys
+import threading
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
@@ -63,20 +66,25 @@ def root(tmp_path, monkeypatch):
     return tmp_path
 
 
+def outside(commands, free, driver=False, answers=False):
+    """All that a set-up asks of the computer and of the network."""
+    return {"run": commands, "free": lambda _: free, "driver": lambda: driver, "answers": lambda _: answers}
+
+
 def set_up(root, *extras, free=5 * GIB, **failure):
     """One start against recorded commands."""
     commands = Commands(**failure)
-    setup = lab.Setup(root, extras or ("lab",), run=commands, free=lambda _: free)
+    setup = lab.Setup(root, extras or ("lab",), **outside(commands, free))
     with contextlib.suppress(KeyboardInterrupt):
         setup.ensure()
     return commands.kinds()
 
 
-def start(root, *argv, monkeypatch, free=5 * GIB, **failure):
+def start(root, *argv, monkeypatch, free=5 * GIB, driver=False, **failure):
     """main() with everything outside of it replaced; gives its exit code."""
     commands = Commands(**failure)
     real = lab.Setup
-    monkeypatch.setattr(lab, "Setup", lambda _, extras: real(root, extras, run=commands, free=lambda _: free))
+    monkeypatch.setattr(lab, "Setup", lambda _, extras: real(root, extras, **outside(commands, free, driver)))
     monkeypatch.setattr(lab, "hand_over", lambda command: 0)
     monkeypatch.chdir(root)
     return lab.main(argv)
@@ -157,6 +165,81 @@ def test_set_up_makes_the_venv_then_torch_then_the_rest(root, capsys):
     assert set_up(root) == EVERYTHING
     headings = [line[:5] for line in capsys.readouterr().out.splitlines() if line.startswith("[")]
     assert headings == ["[1/3]", "[2/3]", "[3/3]"]
+
+
+@pytest.mark.parametrize("driver", [False, True])
+@pytest.mark.parametrize("answers", [False, True])
+@pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])
+def test_torchs_cpu_build_is_asked_for_where_there_is_no_driver(root, monkeypatch, platform, driver, answers):
+    """Only Linux has the CUDA build in pip's own index. An index that does not answer is left out: pip would wait."""
+    monkeypatch.setattr(lab.sys, "platform", platform)
+    commands = Commands()
+    lab.Setup(root, ("lab",), **outside(commands, 20 * GIB, driver, answers)).ensure()
+    (line,) = [line for line in commands.seen if "torch==" in line]
+    words = line.split("--no-input ")[1]
+    cpu = platform == "linux" and answers and not driver
+    assert words == ("--extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0" if cpu else "torch==2.13.0")
+    (rest,) = [line for line in commands.seen if ".[lab]" in line]
+    assert "index" not in rest
+
+
+def test_the_index_is_asked_only_where_it_matters():
+    def never(url):
+        raise AssertionError(url)
+
+    assert lab.torch_for("darwin", False, never) == lab.torch_for("linux", True, never) == ["torch==2.13.0"]
+
+
+class Silent(threading.Thread):
+    """A server that takes connections and says nothing, or a page."""
+
+    def __init__(self, page=b""):
+        super().__init__(daemon=True)
+        self.page, self.open = page, socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.open.getsockname()[1]}/torch/"
+
+    def run(self):
+        self.kept = []
+        with contextlib.suppress(OSError):
+            while True:
+                self.kept.append(self.open.accept()[0])
+                if self.page:
+                    self.kept[-1].recv(1000)
+                    self.kept[-1].sendall(self.page)
+                    self.kept[-1].close()
+
+
+@pytest.mark.parametrize(
+    "page, answer",
+    [
+        (b"HTTP/1.0 200 OK\r\n\r\n<html>", True),
+        (b"HTTP/1.0 403 Forbidden\r\n\r\n", False),
+        (b"what?\r\n", False),
+        (b"", False),
+    ],
+)
+def test_an_index_answers_or_is_given_up(page, answer, monkeypatch):
+    monkeypatch.setattr(lab, "PATIENCE", 0.5)
+    monkeypatch.setattr(lab.urllib.request, "getproxies", dict)
+    server = Silent(page)
+    server.start()
+    assert lab.answers(server.url) is answer
+    server.open.close()
+
+
+def test_nobody_there_is_no_answer(monkeypatch):
+    monkeypatch.setattr(lab, "PATIENCE", 0.5)
+    assert not lab.answers("http://127.0.0.1:9/")
+    assert not lab.answers("no address")
+
+
+def test_a_resolver_that_hangs_is_not_waited_for(monkeypatch):
+    """No timeout of a connection counts for it."""
+    hung = threading.Event()
+    monkeypatch.setattr(lab, "PATIENCE", 0.1)
+    monkeypatch.setattr(lab.urllib.request, "urlopen", lambda url, timeout: hung.wait())
+    assert not lab.answers("https://example.org")
+    hung.set()
 
 
 def test_second_start_runs_nothing(root):
@@ -286,10 +369,19 @@ def test_unusual_failure_of_pip_is_shown_whole(root, monkeypatch, capsys):
     assert shown.splitlines()[-1].startswith("lab: -m pip install failed")
 
 
-def test_too_little_disk_is_found_before_anything_is_made(root, monkeypatch, capsys):
-    assert start(root, monkeypatch=monkeypatch, free=4 * GIB - 1) == 2
-    assert "needs 4 GiB" in only_line(capsys)
+@pytest.mark.parametrize("driver, needed", [(False, 4 * GIB), (True, 10 * GIB)])
+def test_too_little_disk_is_found_before_anything_is_made(root, monkeypatch, capsys, driver, needed):
+    assert start(root, monkeypatch=monkeypatch, free=needed - 1, driver=driver) == 2
+    assert "needs 4 GiB, or 10 GiB where there is an NVIDIA driver" in only_line(capsys)
     assert not (root / ".venv").exists()
+
+
+def test_one_figure_of_disk_is_told_everywhere():
+    """In the script's own words and in the README's."""
+    figures = [str(size >> 30) for size in (lab.DISK_NEEDED, lab.DISK_NEEDED_FOR_CUDA)]
+    assert [re.findall(r"(\d+) GiB", text) for text in (lab.HELP, lab.DISK_FULL)] == [figures, figures]
+    readme = (LAB.parent / "README.md").read_text(encoding="utf-8")
+    assert all(f"{figure} GiB" in readme for figure in figures)
 
 
 def test_disk_that_fills_under_the_script_itself(root, monkeypatch, capsys):
@@ -337,7 +429,7 @@ def test_interruption(root, monkeypatch, capsys):
 def test_help_is_short():
     run = subprocess.run([sys.executable, LAB, "--help"], capture_output=True, text=True)
     assert run.returncode == 0
-    assert len(run.stdout.splitlines()) == 12
+    assert len(run.stdout.splitlines()) == 13
 
 
 def test_run_keeps_stderr_and_the_exit_code(tmp_path):

@@ -107,7 +107,7 @@ def test_names_of_other_families_are_translated():
     config = model(renamed | {"first_k_dense_replace": 1}, name="m")
     assert (config.num_local_experts, config.num_experts_per_tok) == (4, 2)
     assert (config.expert_params, config.shared_params, config.dense_params) == tuple(3 * 64 * w for w in (20, 60, 96))
-    assert model({"model_type": "whole", "text_config": renamed}) == replace(model(renamed), name="whole")
+    assert model({"_name_or_path": "whole", "text_config": renamed}) == replace(model(renamed), name="whole")
 
 
 def test_latent_attention_keeps_576_elements_and_computes_with_the_latent_twice():
@@ -166,6 +166,42 @@ def test_layers_that_are_not_understood_are_refused(change, words):
 def test_values_of_the_wrong_kind_are_named(change, words):
     with pytest.raises(CheckpointError, match=words):
         model({**MIXTRAL, **change})
+
+
+def test_keys_of_ours_in_a_config_of_theirs_are_not_taken():
+    """Names of fields that no config.json of Hugging Face's has, and nothing checks."""
+    foreign = {"coverage": [[1, 0.1]], "path": "/etc", "windowed_layers": 2, "expert_dtype": "int4", "name": "<img>"}
+    foreign |= {"architecture": "GPT2"}
+    assert model(MIXTRAL | foreign, name="m") == model(MIXTRAL, name="m")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": "jamba"}, "type 'jamba', whose layers are not understood; use one of deepseek_v2"),
+        ({"model_type": ["mixtral"]}, "whose layers are not understood"),
+        ({"mamba_d_state": 16}, "sets 'mamba_d_state', a key of layers that are not understood"),
+        ({"attn_layer_period": 8}, "attn_layer_period"),
+        ({"kv_channels": 128}, "kv_channels"),
+        ({"linear_num_key_heads": 16}, "linear_num_key_heads"),
+        ({"index_topk": 2048}, "index_topk"),
+        ({"mlp_layer_types": ["sparse", "dense"]}, "mlp_layer_types=.*; give 'dense' for each of the first"),
+        ({"mlp_layer_types": 3}, "mlp_layer_types=3"),
+        ({"num_hidden_layers": 10**400}, "positive integers for num_hidden_layers"),
+        ({"rope_theta": 10**400}, "positive numbers for rope_theta"),
+        ({"hidden_size": 2**41}, "positive integers for hidden_size"),
+        ({"decoder_sparse_step": [[[[[[[[3]]]]]]]] * 1000}, r"decoder_sparse_step=\[\[\[\[\[\[\[\.\.\."),
+    ],
+)
+def test_what_reveals_layers_that_are_not_priced_is_named_in_a_few_words(change, words):
+    with pytest.raises(CheckpointError, match=words) as error:
+        model(MIXTRAL | change, name="mine")
+    assert len(str(error.value)) < 500
+
+
+def test_dense_first_layers_are_counted_where_they_are_told_one_by_one():
+    told = {"mlp_layer_types": ["dense", "sparse"]}
+    assert model(MIXTRAL | told, name="m") == model(MIXTRAL | {"first_k_dense_replace": 1}, name="m")
 
 
 @pytest.mark.parametrize("config", [None, 3, b"folder", ["folder"]])
@@ -256,6 +292,15 @@ def test_what_a_config_of_qwens_leaves_out_is_what_transformers_takes_it_to_be(f
     third = model(QWEN | {"architectures": ["Qwen3MoeForCausalLM"], "norm_topk_prob": True}, name="m")
     assert (third.norm_topk_prob, third.shared_params, third.attention_vectors) == (True, 0, 2 * third.head_dim)
     assert len({second.shape, third.shape, replace(third, architecture=None).shape}) == 3
+
+
+def test_a_window_of_0_that_is_switched_off_loads(folder):
+    """As transformers saves a Qwen2-MoE."""
+    saved = QWEN | {"model_type": "qwen2_moe", "sliding_window": 0, "use_sliding_window": False}
+    (folder / "config.json").write_text(json.dumps(saved | {"layer_types": ["full_attention"] * 2}), encoding="utf-8")
+    assert (checkpoint(folder).sliding_window, checkpoint(folder).windowed_layers) == (0, 0)
+    with pytest.raises(CheckpointError, match="positive integers for sliding_window"):
+        model(MIXTRAL | {"sliding_window": 0}, name="m")
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_it_is_a_fourth_reader_in_a_comparison():
     assert [row[1] for row in rows] == ["bound", "predicted by MoE-Lens", "simulated"] * 2
     assert rows[1][4] == f"{results[1].gen_tok_s / results[0].gen_tok_s:.0%}"
     assert rows[1][7] == ""
-    assert len(compare(results).explanations()) == 5
+    assert len(compare(results).explanations()) == 6
     plt.close(compare(results).plot().figure)
 
 

@@ -119,25 +119,31 @@ def test_what_the_other_lane_costs_is_told_by_plans_in_which_both_work(growth):
     assert contention([], op_times(alone), Cores.of(2), 1e9) == Contention()
 
 
+def both(lane: str, factor: float = 1.0, *, resident: bool = False) -> list[Call]:
+    """Calls of 8 tokens and of 16, a millisecond per 8."""
+    few = calls(lane, 1, 1e-3 * factor, tokens=8, resident=resident)
+    return few + calls(lane, 1, 2e-3 * factor, tokens=16, resident=resident)
+
+
 def test_weights_that_stay_where_they_are_have_times_of_their_own():
-    times = op_times([*calls("gpu", 3, 2.0), *calls("cpu", 3, 1.0, resident=True)])
+    times = op_times([*both("gpu", 2.0), *both("cpu", 1.0, resident=True)])
     assert {(time.op, time.resident): time.seconds for time in times} == {
-        ("experts", False): (2.0,),
-        ("experts", True): (1.0,),
+        ("experts", False): pytest.approx((2e-3, 4e-3)),
+        ("experts", True): pytest.approx((1e-3, 2e-3)),
     }
 
 
 def test_the_interval_is_as_wide_as_rounds_drift_and_plans_are_off():
-    ops = op_times(calls("gpu", 4, 1e-3))
-    steady = [Pass(calls("gpu", 1, 1e-3), [], [])] * 4
+    ops = op_times(both("gpu"))
+    steady = [Pass(both("gpu"), [], [])] * 4
     least = np.exp(1.645 * LEAST_SPREAD)
     assert spread([steady, steady], ops) == pytest.approx((1 / least, least))
-    drifting = [Pass(calls("gpu", 1, 1e-3 * factor), [], []) for factor in (0.9, 1.1, 0.9, 1.1)]
+    drifting = [Pass(both("gpu", factor), [], []) for factor in (0.9, 1.1, 0.9, 1.1)]
     low, high = spread([drifting, drifting], ops)
     assert high == pytest.approx(np.exp(1.645 * np.std(np.log([0.9, 1.1]))))
     assert low == pytest.approx(1 / high)
-    plans = [[Pass(calls("gpu", 1, 1e-3 * factor), [], [])] * 4 for factor in (0.9, 1.0, 1.1, 1.0 / 0.9, 5.0)]
-    assert spread(plans, ops)[1] == pytest.approx(np.exp(1.645 * 1.4826 * (np.log(1.1))), rel=0.02)
+    plans = [[Pass(both("gpu", factor), [], [])] * 4 for factor in (0.9, 1.0, 1.1, 1.0 / 0.9, 5.0)]
+    assert spread(plans, ops)[1] == pytest.approx(np.exp(1.645 * 1.4826 * np.log(1.1)), rel=0.02)
 
 
 def test_a_rest_is_what_plans_that_wait_take_longer():

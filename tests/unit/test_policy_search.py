@@ -74,6 +74,36 @@ def test_search_is_never_beaten_by_any_pair_of_micro_batch_and_count(mode):
     assert found.estimate.gen_tok_s >= best * (1 - 1e-9)
 
 
+@settings(max_examples=15)
+@given(small_jobs, st.sampled_from([Mode.PAPER, Mode.FULL]))
+def test_search_tells_how_far_the_policies_reach_that_are_as_good(where, mode):
+    """All pairs up to 40 were among those tried: none within 1 % of the best lies outside."""
+    micro, count = (pairs.ravel() for pairs in np.meshgrid(np.arange(1.0, 41), np.arange(1.0, 41)))
+    policy = with_shares(where, Policy(micro * count, micro), mode)
+    fitting = fits(where, policy, mode)
+    assume(fitting.any())
+    found = search(where, mode)
+    near = fitting & (np.asarray(estimate(where, policy, mode).gen_tok_s) >= 0.99 * found.estimate.gen_tok_s)
+    for values, (least, most) in ((micro * count, found.batches), (micro, found.micro_batches)):
+        assert least <= values[near].min(initial=least)
+        assert most >= values[near].max(initial=most)
+    assert found.batches[0] <= found.policy.batch <= found.batches[1]
+    assert (
+        found.plateau
+        == ("plateau" in str(found))
+        == any(b >= 1.25 * a for a, b in (found.batches, found.micro_batches))
+    )
+
+
+def test_a_plateau_is_told_and_a_peak_is_not():
+    """Where the host's memory reads the KV cache all the time, more sequences bring nothing; a slow link wants more."""
+    slow_host = small_machine(260, 400, 1e11, 1e9)
+    assert search(Job(SMALL, slow_host, 200, 2)).plateau
+    narrow = search(Job(SMALL, small_machine(90, 400, 1e8, 2e11), 200, 2))
+    assert "plateau" not in str(narrow)
+    assert narrow.batches[0] > 0.8 * narrow.batches[1]
+
+
 def test_a_model_of_one_layer_needs_room_for_one():
     """Two slots for its weights would be more than the model has, and hide the policy that keeps it on the GPU."""
     single = Job(replace(SMALL, num_hidden_layers=1), small_machine(35, 400, 1e9, 1e10), 100, 100)

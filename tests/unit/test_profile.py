@@ -6,10 +6,11 @@ import pytest
 
 from tests.builders import small_machine, tiny_scenario
 from workbench.errors import ScenarioError
-from workbench.plan import RESTS, Turns, play
+from workbench.plan import RESTS, Task, Turns, play
 from workbench.profile import Contention, Cores, OpTime, Profile
 from workbench.result import Source
 from workbench.schedules import CGOPipe, FlexGenS3, Sequential, VSLPipe
+from workbench.segments import EMBED, Kind, Node
 from workbench.simulate import Detail, simulate
 from workbench.task_cost import profile_shape
 from workbench.timeline import overlap
@@ -24,7 +25,8 @@ def timed(scenario, **rest):
 
 
 def test_times_with_weights_where_they_are_come_before_others_and_others_before_none():
-    here, there = OpTime("experts", 1, (1.0,), (1.0,), resident=True), OpTime("experts", 1, (1.0,), (2.0,))
+    there = OpTime("experts", 1, (1.0, 2.0), (2.0, 3.0))
+    here = OpTime("experts", 1, (1.0, 2.0), (1.0, 2.0), resident=True)
     profile = Profile("", (there, here))
     assert profile.find("experts", 1, resident=True) == here
     assert profile.find("experts", 1) == there
@@ -46,12 +48,12 @@ def test_lanes_that_work_at_once_slow_each_other_down_and_lanes_that_alternate_d
 
 
 def test_a_task_after_a_rest_takes_longer_and_one_that_follows_at_once_does_not():
-    order = Turns(
-        [("gpu", (), False), ("cpu", (0,), False), ("gpu", (1,), False), ("gpu", (2,), False)], ("gpu", "cpu")
-    )
+    attention = Node(Kind.SEGMENT, "C", "cpu")
+    tasks = [Task(EMBED, 0, 0), Task(attention, 0, 0, (0,)), Task(EMBED, 0, 0, (1,)), Task(EMBED, 0, 0, (2,))]
+    order = Turns.of(tasks, range(4))
     for gap, longer in ((0.0, 0.0), (RESTS[0], 0.0), (sum(RESTS) / 2, 0.5), (RESTS[1], 1.0), (2.0, 1.0)):
         _, ends, busy = play(order, [1.0, gap, 1.0, 1.0], 1.0, [0.0] * 4, cold=1.0)
-        assert busy == pytest.approx([1.0, gap, 1.0 + longer, 1.0])
+        assert (busy["gpu"], busy["cpu"]) == pytest.approx((3.0 + longer, gap))
         assert ends == pytest.approx([1.0, 1.0 + gap, 2.0 + gap + longer, 3.0 + gap + longer])
 
 

@@ -1,7 +1,10 @@
 """The checkpoints that make-checkpoint makes have the sizes that are said of them."""
 
+from dataclasses import replace
+
 import pytest
 
+from workbench.engine import synthesize
 from workbench.engine.synthesize import RECIPES, write_checkpoint
 from workbench.errors import CheckpointError
 from workbench.models import checkpoint
@@ -20,8 +23,6 @@ def test_another_model_is_never_overwritten(tmp_path):
 
 
 def test_a_checkpoint_is_the_same_for_the_same_seed_and_made_once(tmp_path):
-    from dataclasses import replace
-
     tiny = replace(RECIPES["mix-s"], num_hidden_layers=1, hidden_size=32, intermediate_size=16, vocab_size=64)
     first, second = (write_checkpoint(tiny, tmp_path / folder, seed=3) for folder in "ab")
     other = write_checkpoint(tiny, tmp_path / "c", seed=4)
@@ -31,3 +32,30 @@ def test_a_checkpoint_is_the_same_for_the_same_seed_and_made_once(tmp_path):
     write_checkpoint(tiny, first, seed=3)
     assert (first / file).stat().st_mtime_ns == written
     assert checkpoint(first).params == tiny.params
+
+
+@pytest.mark.parametrize("files", [0, 1, 2, 3])
+def test_killed_over_another_seeds_files_it_leaves_no_checkpoint_and_the_next_call_mends_it(
+    files, tmp_path, monkeypatch
+):
+    """No mixture of two seeds' weights ever loads, whenever it was killed."""
+    tiny = replace(RECIPES["mix-s"], num_hidden_layers=3, hidden_size=32, intermediate_size=16, vocab_size=64)
+    folder = write_checkpoint(replace(tiny, num_hidden_layers=5), tmp_path / "a", seed=1)
+    written, save = [], synthesize.save_file
+
+    def save_some(tensors, file, metadata):
+        if len(written) == files:
+            raise KeyboardInterrupt
+        written.append(file)
+        save(tensors, file, metadata)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(synthesize, "save_file", save_some)
+        with pytest.raises(KeyboardInterrupt):
+            write_checkpoint(tiny, folder, seed=2)
+    with pytest.raises(CheckpointError, match=r"has no config\.json"):
+        checkpoint(folder)
+    fresh = write_checkpoint(tiny, tmp_path / "b", seed=2)
+    write_checkpoint(tiny, folder, seed=2)
+    found, expected = ({file.name: file.read_bytes() for file in place.iterdir()} for place in (folder, fresh))
+    assert found == expected

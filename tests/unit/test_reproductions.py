@@ -10,13 +10,35 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 from workbench.errors import CatalogueError
-from workbench.reproductions import Outcome, Reproduction, reproduce
-from workbench.reproductions.rows import Printed, Row, Tolerance
+from workbench.reproductions import Evidence, Outcome, Reproduction, reproduce
+from workbench.reproductions.rows import Printed, Row, Tolerance, _cells
 
 
-def row(value, computed, *, rel=0.0, absolute=0.0, expected=Outcome.MET, item="Table 1") -> Row:
+def row(
+    value,
+    computed,
+    *,
+    rel=0.0,
+    absolute=0.0,
+    expected=Outcome.MET,
+    item="Table 1",
+    evidence=Evidence.RECOMPUTED,
+) -> Row:
     one = Printed(
-        "A paper", "g", "g.1", item, "speed", "tok/s", value, Tolerance(rel, absolute), "paper", expected, "", {}
+        "A paper",
+        "g",
+        "g.1",
+        item,
+        "speed",
+        "tok/s",
+        value,
+        Tolerance(rel, absolute),
+        evidence,
+        expected,
+        "",
+        {},
+        {},
+        "Somebody, 2025",
     )
     return Row(one, computed)
 
@@ -41,6 +63,8 @@ def row(value, computed, *, rel=0.0, absolute=0.0, expected=Outcome.MET, item="T
         (row(3, math.nan, rel=0.5), Outcome.MISSED),
         (row(3, 4.0, expected=Outcome.MISPRINT), Outcome.MISPRINT),
         (row(3, 3.0, expected=Outcome.MISPRINT), Outcome.MET),
+        (row(3, 3.0, expected=Outcome.COMPARED), Outcome.COMPARED),
+        (row(3, 30.0, expected=Outcome.COMPARED), Outcome.COMPARED),
     ],
 )
 def test_a_row_is_held_to_its_tolerance(given, outcome):
@@ -53,6 +77,26 @@ def test_differences_and_ratios_are_from_the_nearer_end():
     assert row((1.0, 2.0), 3.0).ratio == 1.5
     assert math.isnan(row(True, False).ratio)
     assert math.isnan(row(0, 1.0).ratio)
+
+
+def test_a_factor_is_the_larger_over_the_smaller():
+    assert row(2, 3.0).factor == row(3, 2.0).factor == 1.5
+    assert math.isnan(row(True, True).factor)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "g of paper has no evidence; give one of recomputed, size,"),
+        ({"evidence": "size", "outcome": "not met"}, "g of paper is not met without a remark; say why"),
+        ({"evidence": "measurement"}, "g of paper is met with evidence measurement; these two exclude each other"),
+        ({"evidence": "size", "outcome": "not computed", "remark": "Theirs."}, "not computed with evidence size"),
+    ],
+)
+def test_an_entry_says_what_a_match_is_worth(changes, message):
+    group = {"id": "g", "item": "Table 1", "quantity": "speed", "published": 1, **changes}
+    with pytest.raises(CatalogueError, match=message):
+        list(_cells("paper", {"title": "A paper", "source": "Somebody, 2025"}, group))
 
 
 def test_an_unknown_paper_is_named_beside_those_there_are():
@@ -72,7 +116,7 @@ def test_the_table_shows_units_differences_and_why():
         "not met",
         "true",
         "20,000 tok/s",
-        "1 met, 1 not met, 0 misprint, 1 not computed",
+        "1 met (1 recomputed), 1 not met, 1 not computed",
     ):
         assert text in html
 

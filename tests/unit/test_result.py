@@ -7,6 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tests.builders import tiny_scenario
+from workbench.energy import Energy
+from workbench.errors import ResultError
+from workbench.latency import Latencies
 from workbench.perfmodels import bound
 from workbench.result import FORMAT, Iterations, Result, Source
 from workbench.schedules import VSLPipe
@@ -176,3 +179,43 @@ def test_a_file_from_before_spans_told_what_they_waited_for_is_read(result, tmp_
     path.write_text(json.dumps(values | {"timeline": [row[:5] for row in values["timeline"]]}), encoding="utf-8")
     assert [span[:5] for span in Result.load(path).timeline] == [span[:5] for span in result.timeline]
     assert {span.after for span in Result.load(path).timeline} == {""}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"generated": -1}, "generated=-1; give a whole number from 0 on"),
+        ({"preemptions": 1.5}, "preemptions=1.5"),
+        ({"recomputed": True}, "recomputed=True"),
+        ({"interval": (30.0, 20.0)}, r"interval \(30.0, 20.0\); give \(lower, upper\)"),
+        ({"interval": (math.nan, 20.0)}, "interval"),
+        ({"seconds": 0.0}, "seconds=0.0; give a positive number"),
+        ({"seconds": math.inf}, "seconds=inf"),
+        ({"busy": {"gpu": -1.0}}, r"busy\['gpu'\]=-1.0"),
+        ({"limits": {"gpu compute": math.nan}}, "limits"),
+        ({"ttft": -0.5}, "ttft=-0.5"),
+        ({"others": "much"}, "others='much'"),
+    ],
+)
+def test_a_result_that_cannot_be_is_refused_made_or_loaded(change, words, result, tmp_path):
+    with pytest.raises(ResultError, match=words):
+        replace(result, **change)
+    saved = json.loads(result.save(tmp_path / "r.json").read_text())
+    (tmp_path / "r.json").write_text(json.dumps({**saved, **change}))
+    with pytest.raises(ResultError, match=r"r\.json is no result"):
+        Result.load(tmp_path / "r.json")
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        (lambda: Iterations((1.0, 2.0), (3,)), "unlike lengths"),
+        (lambda: Iterations((1.0, -2.0)), "entry in seconds that is negative"),
+        (lambda: Latencies((0,), (0.0, 1.0)), "unlike lengths"),
+        (lambda: Latencies(gap=(1.0,), gap_count=(-1,)), "entry in gap_count that is negative"),
+        (lambda: Energy(-1.0, "NVML"), "joules=-1.0"),
+    ],
+)
+def test_columns_that_do_not_go_together_are_refused(steps, words):
+    with pytest.raises(ResultError, match=words):
+        steps()

@@ -94,7 +94,7 @@ BAD = {
         ScheduleError,
         "VSLPipe needs a pipeline of the shape gpu(...) >> offload >> cpu(...) >> load >> gpu(...), not "
         "gpu(qkv, prefill_attention, decode_attention, out_proj, route, experts, combine). "
-        "Wire it so, or use Sequential().",
+        "Wire it so, or use Sequential(prefetch=True).",
     ),
     "a gpu below two weight slots": (
         lambda: prepare(tiny_scenario(machine=small_machine(gpu_memory=EMBEDDING + SLOT)), Sequential()),

@@ -18,11 +18,15 @@ from workbench.schedules import (
     KTransformers,
     LayerStreaming,
     Lowering,
+    Schedule,
     Sequential,
     Step,
     VSLPipe,
     WeightPlace,
+    contenders,
 )
+from workbench.schedules.contenders import ALL
+from workbench.schedules.micro_batches import MicroBatched
 from workbench.segments import layer_graph
 from workbench.serving import prepare
 from workbench.stages import attention, combine, decode_attention, experts, moe, out_proj, prefill_attention, qkv, route
@@ -45,6 +49,23 @@ def run_of(iterations: int) -> list[Step]:
     steps[0] |= Step.FIRST
     steps[-1] |= Step.LAST
     return steps
+
+
+@pytest.mark.parametrize("name", sorted(PIPELINES))
+def test_contenders_begin_with_the_baseline_that_prefetches_and_take_the_pipeline(name):
+    found = contenders(PIPELINES[name])
+    assert found[0] == Sequential(prefetch=True)
+    graph = layer_graph(PIPELINES[name])
+    lowered = [schedule.tasks(graph, 3, Step.MIDDLE) for schedule in found]
+    assert len(set(lowered)) == len(lowered)
+
+
+def test_contenders_are_all_schedules_that_take_the_pipeline():
+    every = {schedule.__name__ for schedule in Schedule.__subclasses__() + MicroBatched.__subclasses__()}
+    named = {schedule.name.partition("(")[0] for schedule in ALL}
+    assert named == every - {"MicroBatched"}
+    assert [schedule.name for schedule in contenders(VSL)[1:]] == ["FlexGenS3", "FastDecode", "CGOPipe", "VSLPipe"]
+    assert [schedule.name for schedule in contenders(PIPELINES["flexgen_s4"])[1:]] == ["FlexGenS4"]
 
 
 @settings(max_examples=60)
@@ -88,7 +109,7 @@ def test_vslpipe_refuses_a_pipeline_of_another_shape(name):
         VSLPipe().lower(PIPELINES[name], make_batch([3]))
     assert "gpu(...) >> offload >> cpu(...) >> load >> gpu(...)" in str(error.value)
     assert str(PIPELINES[name]) in str(error.value)
-    assert "Sequential()" in str(error.value)
+    assert "Sequential(prefetch=True)" in str(error.value)
 
 
 ON_CPU = "gpu(...) >> offload >> cpu(...) >> load >> gpu(...)"
@@ -115,7 +136,7 @@ def test_a_schedule_says_which_pipeline_it_needs(schedule, name):
         return
     with pytest.raises(ScheduleError) as error:
         schedule.lower(OTHERS[name], make_batch([3], [2]))
-    words = (type(schedule).__name__, needed, str(OTHERS[name]), "Sequential()")
+    words = (type(schedule).__name__, needed, str(OTHERS[name]), "Sequential(prefetch=True)")
     assert all(word in str(error.value) for word in words)
 
 

@@ -71,7 +71,7 @@ def test_seconds_are_the_sum_of_the_iterations():
     result = simulate(tiny_scenario([8] * 6, [5] * 6, blocks=9), VSLPipe())
     assert result.preemptions > 0
     assert result.seconds == pytest.approx(sum(result.steps.seconds))
-    assert result.processed == 6 * 12 + result.recomputed - result.preemptions
+    assert result.processed == 6 * 12 + result.recomputed
 
 
 def test_blocks_in_use_are_recorded_per_iteration():
@@ -149,7 +149,7 @@ def test_attention_and_streaming_share_the_hosts_memory(detail):
     )
     contended, free = (simulate(scenario, VSLPipe(), detail=detail) for scenario in (shared, own))
     moved = bound(shared, VSLPipe()).limits["DRAM bandwidth"]
-    assert contended.seconds >= moved > 1.2 * free.seconds
+    assert contended.seconds * (1 + 1e-12) >= moved > 1.2 * free.seconds
 
 
 @pytest.mark.parametrize("detail", Detail)

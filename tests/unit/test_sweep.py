@@ -49,7 +49,7 @@ def test_a_capacity_that_cannot_serve_says_why_and_the_others_stand():
 def test_what_no_capacity_mends_is_raised():
     scenario = tiny_scenario(8, 4, 2)
     for wrong in (["VSLPipe"], [], VSLPipe, None):
-        with pytest.raises(ScenarioError, match=r"a sweep needs schedules, such as \[Sequential\(\), VSLPipe\(\)\]"):
+        with pytest.raises(ScenarioError, match=r"schedules, such as \[Sequential\(prefetch=True\), VSLPipe\(\)\]"):
             sweep(scenario, wrong, kv_capacity=["1MB"])
 
 

@@ -109,8 +109,8 @@ def test_the_streamed_layer_is_the_whole_layer():
 
 
 def test_the_token_budget_of_mixtral_on_the_a40_is_near_the_papers():
-    """SPEC 1.5 takes 18500 from MoE-Lens' sizing example; norms and activations cost a little of it."""
-    assert 18_200 < priced().token_budget() < 18_600
+    """Six statements of MoE-Lens section 8.2 allow 14800 to 17300 tokens in a pass."""
+    assert 15_700 < priced().token_budget() < 16_100
 
 
 def test_the_token_budget_balances_gpu_and_link():
@@ -147,7 +147,7 @@ def attention_seconds(rates: dict[str, float], kv_dtype: str = "bf16") -> float:
     scenario = tiny_scenario(pipeline=layer, machine=machine).on(memory=Memory("1GB", weights="bf16", kv=kv_dtype))
     cost = prepare(scenario, Sequential()).cost
     stage = next(stage for stage in scenario.layer.stages if stage.op == decode_attention)
-    return cost.stage(stage, Rows(decode=100, context=1e9))
+    return cost.call(stage)(Rows(decode=100, context=1e9))[0]
 
 
 def test_a_gpu_without_an_fp32_rate_decodes_at_the_rate_of_the_cache():

@@ -101,3 +101,10 @@ def test_a_line_that_cannot_be_encoded_is_named(tiny, tmp_path):
     path.write_text('{"prompt": "copy:abc="}\n{"prompt": "COPY"}\n')
     with pytest.raises(WorkloadError, match=r"prompts\.jsonl:2: text 'COPY' has 'C'"):
         Workload.from_jsonl(path, tokenizer=tiny)
+
+
+@pytest.mark.parametrize("token", [-1, 2**32, 2**64])
+def test_an_id_that_no_tokenizer_has_is_named(token):
+    tokenizer = load_tokenizer(data_path("models/tiny-moe"))
+    with pytest.raises(WorkloadError, match=f"has no token {token}; give ids below"):
+        tokenizer.decode([1, token])

@@ -69,7 +69,7 @@ class Attention:
     """
 
     peak = 0.85
-    """Share of the multiply-add peak that the bar asks for where arithmetic binds."""
+    """Share of the multiply-add peak that counts as the roof: softmax and the widening of bf16 take the rest."""
     kv_itemsize = 2
     """Bytes of a number in the cache."""
 

@@ -12,6 +12,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -134,10 +135,10 @@ class _Record:
     def __init__(self, path: Path, setting: Setting) -> None:
         self._path, self._setting = path, setting
         self.rows: dict[str, Row] = {}
-        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        stamp = (setting.card, versions())
-        if (found.get("machine"), found.get("versions")) == stamp:
-            self.rows = {row["step"]: row for row in found["rows"]}
+        with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):  # what cannot be read is done again
+            found = json.loads(path.read_bytes())
+            if (found["machine"], found["versions"]) == (setting.card, versions()):
+                self.rows = {row["step"]: row for row in found["rows"]}
 
     def done(self, name: str) -> bool:
         """Whether a step has an answer, or has ended the process so often that it gets no other turn."""

@@ -18,7 +18,7 @@ from workbench.errors import WorkbenchError
 from workbench.hardware import Machine
 from workbench.memory import Memory
 from workbench.models import ModelConfig, checkpoint
-from workbench.perfmodels.bound import lane_limits
+from workbench.perfmodels.loads import Forced, Loads, crowds
 from workbench.pipeline import Pipeline, fetch
 from workbench.plan import COMPUTE, busy_seconds
 from workbench.prepared import Prepared
@@ -152,7 +152,12 @@ class Bench:
         prepared = prepare(self.scenario(self.context, self.rate, schedule), schedule)
         rows = self.batch(self.context + 1 + STEADY // 2).rows
         seconds = median(seconds for seconds, _ in self.passes(prepared, TaskClock(prepared)))
-        return Contender(schedule, max(lane_limits(prepared, rows, 1).values()), seconds)
+        all_decode = np.array([0, self._rows])  # each holds as much of the cache as another
+        alone = Loads(
+            prepared,
+            Forced(1, rows.context / rows.decode, rows.decode, crowds(self._rows, all_decode, all_decode, self._rows)),
+        )
+        return Contender(schedule, max(alone.limits(rows).values()), seconds)
 
     def measure(self, contender: Contender) -> None:
         """One round: each pass counts unless it was disturbed."""

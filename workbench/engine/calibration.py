@@ -19,14 +19,17 @@ from tqdm.auto import tqdm
 from workbench.catalogue import cache_path
 from workbench.engine.beside import BESIDE, Beside, beside
 from workbench.engine.card import card_rates
+from workbench.engine.control import Control
 from workbench.engine.engine import Engine
 from workbench.engine.lanes import Job, Transfer
 from workbench.engine.op_times import contention, op_times, per_unit, rest, spread, typical
 from workbench.engine.ops import Part
+from workbench.engine.process import occupy
 from workbench.engine.runnable import check_runnable
 from workbench.engine.seats import seats
 from workbench.engine.timed import Pass, Shape, TimedEngine
 from workbench.hardware import Machine, usable_cores
+from workbench.kept import kept
 from workbench.memory import Memory
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
@@ -133,22 +136,28 @@ def calibrate(
     machine = Machine.local(refresh=refresh)
     scenario = _scenario(machine, model, weights, kv)
     shape = profile_shape(model, scenario.precision)
-    path = _record_path(machine, shape)
-    if not refresh and path.exists():
-        known = Machine.load(path)
-        if known.profiles[0].others <= OTHERS or not _quiet():
-            return known
-    check_runnable(prepare(scenario, Sequential()))
-    bench = _Bench(scenario, machine)
-    try:
-        found = bench.measure(shape)
-    finally:
-        bench.close()
-    if found.profiles[0].others > OTHERS:
-        told = Noise(found.profiles[0].others)
-        print(f"calibrated while {told}; the next call on a quiet computer measures again.", file=sys.stderr)
-    found.save(path)
-    return Machine.load(path)
+
+    made = list[Machine]()
+
+    def measure() -> Machine:
+        check_runnable(prepare(scenario, Sequential()))
+        with occupy(f"a calibration for {model.name!r}") as control:
+            bench = _Bench(scenario, machine, control)
+            try:
+                found = bench.measure(shape)
+            finally:
+                bench.close()
+        if found.profiles[0].others > OTHERS:
+            told = Noise(found.profiles[0].others)
+            print(f"calibrated while {told}; the next call on a quiet computer measures again.", file=sys.stderr)
+        made.append(found)
+        return found
+
+    path, what = _record_path(machine, shape), f"the calibration for {model.name!r}"
+    known = kept(path, measure, load=Machine.load, save=Machine.save, what=what, refresh=refresh)
+    if not made and known.profiles[0].others > OTHERS and _quiet():
+        return kept(path, measure, load=Machine.load, save=Machine.save, what=what, refresh=True)
+    return known
 
 
 def _quiet() -> bool:
@@ -227,8 +236,8 @@ class _Hollow(Engine):
 class _Bench:
     """Times operations in plans that engines execute."""
 
-    def __init__(self, scenario: Scenario, machine: Machine) -> None:
-        self._machine = machine
+    def __init__(self, scenario: Scenario, machine: Machine, control: Control) -> None:
+        self._machine, self._control = machine, control
         self._scenario, self._model = scenario, scenario.model
         self._cores = scenario.machine.cores or Cores.of(usable_cores())
         self._random = np.random.default_rng(0)
@@ -305,6 +314,7 @@ class _Bench:
             taken = time.perf_counter() - begin
 
     def _pass(self, kind: str, threads: int, shape: Shape) -> Pass:
+        self._control.check()
         engine = self._engines[kind]
         engine.pace = Pace(threads, threads, "cpu", 0.0, 0.0)
         return engine.make(shape)

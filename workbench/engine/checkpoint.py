@@ -1,16 +1,17 @@
-"""Opens a Hugging Face checkpoint: safetensors, memory-mapped, every tensor checked before any work."""
+"""Opens a Hugging Face checkpoint: safetensors alone, every tensor checked before any work."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
+from reprlib import repr as short
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from workbench.errors import CheckpointError
 from workbench.models import ModelConfig
+from workbench.records import is_file, read_json, reason
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -53,7 +54,9 @@ def _of_expert(model: ModelConfig, name: str, width: int) -> Iterator[tuple[str,
 
 
 def open_checkpoint(model: ModelConfig) -> dict[str, torch.Tensor]:
-    """Every tensor of the model by name, mapped from its files without reading them.
+    """Every tensor of the model by name, in memory of its own.
+
+    Nothing stays mapped: whoever cuts or rewrites a file later neither ends this process nor changes its answer.
 
     Raises
     ------
@@ -63,10 +66,11 @@ def open_checkpoint(model: ModelConfig) -> dict[str, torch.Tensor]:
     if model.path is None:
         raise CheckpointError(f"model {model.name!r} has no weights here; give wb.checkpoint(folder).")
     tensors: dict[str, torch.Tensor] = {}
+    expected = dict(expected_tensors(model))
     for file in _files(model.path):
-        tensors.update(_map(file))
+        tensors.update(_read(file, expected.keys()))
     wanted = TORCH_DTYPES[model.dtype]
-    for name, shape in expected_tensors(model):
+    for name, shape in expected.items():
         tensor = tensors.get(name)
         if tensor is None:
             raise CheckpointError(f"checkpoint {model.name!r} has no tensor {name}; fetch its files again.")
@@ -80,26 +84,29 @@ def open_checkpoint(model: ModelConfig) -> dict[str, torch.Tensor]:
 
 def _files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
-    if not index.is_file():
+    if not is_file(index):
         return sorted(folder.glob("*.safetensors"))
     try:
-        raw = json.loads(index.read_text(encoding="utf-8"))
+        raw = read_json(index)
     except ValueError as error:
-        raise CheckpointError(f"{index} is no valid JSON ({error}); fetch it again.") from error
+        raise CheckpointError(f"{error}; fetch it again.") from error
     found = raw.get("weight_map") if isinstance(raw, dict) else None
     if not isinstance(found, dict) or not found:
         raise CheckpointError(f"{index} has no weight_map from tensors to files; fetch it again.")
     for name in found.values():
-        if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
+        if not isinstance(name, str) or Path(name).name != name or not is_file(folder / name):
             raise CheckpointError(
-                f"{index.name} of {folder.name!r} names the file {name!r}, not there; fetch it again."
+                f"{index.name} of {folder.name!r} names the file {short(name)}, not there; fetch it again."
             )
     return [folder / name for name in sorted(set(found.values()))]
 
 
-def _map(file: Path) -> dict[str, torch.Tensor]:
+def _read(file: Path, expected: Set[str]) -> dict[str, torch.Tensor]:
+    if not is_file(file):  # to open a pipe would wait for a writer
+        raise CheckpointError(f"{file} is no file, so it holds no weights; fetch it again.")
     try:
         with safe_open(file, framework="pt") as opened:
-            return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
+            kept = expected & set(opened.keys())
+            return {name: opened.get_tensor(name).clone() for name in kept}
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file} is truncated or damaged ({error}); fetch it again.") from error
+        raise CheckpointError(f"{file} is truncated or damaged ({reason(error)}); fetch it again.") from error

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable
 
 from workbench.energy import Energy
+from workbench.engine.control import MOST_SLEPT, Control
 from workbench.engine.forward import Forward
 from workbench.engine.lanes import Executor, Job, Transfer
 from workbench.engine.meter import processors
@@ -14,7 +13,7 @@ from workbench.engine.ops import Part
 from workbench.engine.sampler import choose_all
 from workbench.engine.seats import seats
 from workbench.engine.stopwatch import Stopwatch
-from workbench.errors import EngineError, StoppedError
+from workbench.errors import EngineError
 from workbench.hardware import usable_cores
 from workbench.plan import LANES, Carry, Plan, Task, let_begin
 from workbench.prepared import Prepared
@@ -25,28 +24,22 @@ from workbench.schedules.base import Step
 from workbench.segments import Kind
 from workbench.timeline import Span, Timeline
 
-# A lane that wants the GIL waits at most this long for a thread that computes in Python. With a notebook's 30 ms of
-# Python per 200 ms beside it, a pass took 13 % longer at the default of 5 ms and 10 % at this (2 Zen 4 cores).
-SWITCH_SECONDS = 5e-4
-MOST_SLEPT = 0.05
-"""Seconds without a look at whether the run was stopped."""
-
 
 class Engine:
     """A `Clock` whose plans are executed.
 
-    Loading happens here, before the clock starts. `close` ends the threads, whatever happened.
+    Loading happens here, before the clock starts; `control` may end it. `close` ends the threads, whatever happened.
     """
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: Prepared, control: Control | None = None) -> None:
+        self.control = control or Control()
         self._prepared, scenario = prepared, prepared.scenario
         self._requests = scenario.workload.requests
         self._tokens = [list(request.prompt) for request in self._requests]
         self.timeline = Timeline(labels=prepared.lowering.graph.labels)
         self.watch = Stopwatch()
-        self.forward = Forward(prepared)
+        self.forward = Forward(prepared, self.control)
         self._cores = scenario.machine.cores or Cores.of(usable_cores())
-        self._switch_seconds = sys.getswitchinterval()
         try:
             self.forward.warm_up()
             link = scenario.machine.link
@@ -55,11 +48,11 @@ class Engine:
                 link.d2h,
                 throttled=scenario.machine.throttled,
                 packet_seconds=prepared.lowering.schedule.packet_seconds,
+                control=self.control,
             )
         except BaseException:
             self.forward.close()
             raise
-        sys.setswitchinterval(SWITCH_SECONDS)
 
     @property
     def generated(self) -> tuple[tuple[int, ...], ...]:
@@ -69,17 +62,13 @@ class Engine:
 
     def pause(self) -> None:
         """Let no task start and no time pass until `resume`; a task that is at work ends."""
-        self._executor.gate.clear()
+        self.control.gate.clear()
         self.watch.hold()
 
     def resume(self) -> None:
         """Go on after `pause`."""
         self.watch.go()
-        self._executor.gate.set()
-
-    def stop(self) -> None:
-        """End the running plan at its next task or packet; `execute` then raises `StoppedError`."""
-        self._executor.stop()
+        self.control.gate.set()
 
     def busy(self) -> dict[str, float]:
         """Seconds that each lane has worked so far, tasks under way included."""
@@ -87,7 +76,6 @@ class Engine:
 
     def close(self) -> None:
         """End every thread."""
-        sys.setswitchinterval(self._switch_seconds)
         self._executor.close()
         self.forward.close()
 
@@ -112,12 +100,11 @@ class Engine:
         Raises
         ------
         StoppedError
-            If `stop` was called meanwhile.
+            If the run was asked to end meanwhile.
         """
-        while (left := until - self.watch.now) > 0:
-            if self._executor.stopped:
-                raise StoppedError("the run was stopped.")
-            time.sleep(min(left, MOST_SLEPT))
+        while (left := until - self.watch.now) > 0:  # again where the run was held meanwhile
+            self.control.check()
+            self.control.sleep(min(left, MOST_SLEPT))
         self._now = self.watch.now
 
     def expert_bytes(self, plan: Plan) -> float:
@@ -196,7 +183,8 @@ class Engine:
         emitting = batch.emitting.tolist()
         asked, tokens = [self._requests[request] for request in emitting], [self._tokens[each] for each in emitting]
         made = [len(t) - len(request.prompt) for t, request in zip(tokens, asked, strict=True)]
-        chosen = choose_all(self.forward.logits(number, part), [request.sampling for request in asked], made)
+        logits = self.forward.logits(number, part)
+        chosen = choose_all(logits, [request.sampling for request in asked], made, self.control.check)
         for line, token in zip(tokens, chosen, strict=True):
             line.append(token)
 

@@ -12,6 +12,7 @@ import torch
 from workbench.capacity import ledger
 from workbench.cost import Precision
 from workbench.engine.checkpoint import TORCH_DTYPES
+from workbench.engine.control import Control
 from workbench.engine.kv_cache import FetchedKV, KVCache
 from workbench.engine.lanes import Copy, Transfer
 from workbench.engine.ops import BUILT_IN, Ops, Part
@@ -36,26 +37,28 @@ class Forward:
     `close` ends the threads with which attention is shared out.
     """
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: Prepared, control: Control | None = None) -> None:
         self._prepared, scenario = prepared, prepared.scenario
+        self._control = control or Control()
         self._model, self._graph = scenario.model, prepared.lowering.graph
         store = WeightStore(self._model, scenario.precision.weights)
         slots = prepared.lowering.schedule.weight_slots
-        self._weights = Weights(store, self._graph, prepared.slot_bytes, slots)
+        self._weights = Weights(store, self._graph, prepared.slot_bytes, slots, self._control)
         self._embedding = store.table("model.embed_tokens.weight")
         tied = self._model.tie_word_embeddings
         self._norm, self._head = (
             store.table("model.norm.weight"),
             self._embedding if tied else store.table("lm_head.weight"),
         )
-        self._ops = Ops(self._model)
+        self._ops = Ops(self._model, self._control)
         self._buffers: dict[Key, torch.Tensor] = {}
         self._fetched: dict[tuple[int, int], FetchedKV] = {}  # by layer and part
         self._hidden: dict[int, dict[Device, torch.Tensor]] = {}  # of prefills in flight, by request
         self._ran: set[tuple[str, Device]] = set()
         self._chosen = Counter[str]()  # experts that were computed for decodes
         self.decodes = 0
-        self._cache = KVCache(self._model, scenario.kv_blocks, scenario.memory.kv_block, scenario.precision.kv)
+        size = scenario.memory.kv_block
+        self._cache = KVCache(self._model, scenario.kv_blocks, size, scenario.precision.kv, self._control)
         self._ledger = ledger(prepared).gpu
         self._check_gpu_memory()
 
@@ -80,6 +83,7 @@ class Forward:
         if self._weights.buffer:
             for task in self._prepared.lowering.tasks(model.num_hidden_layers, Step.MIDDLE):
                 if task.pieces:
+                    self._control.check()
                     for target, source in self._weights.buffer.transfer(task.pieces, task.page).copies:
                         np.copyto(target, source)
 
@@ -129,7 +133,7 @@ class Forward:
     def logits(self, number: int, part: Part) -> torch.Tensor:
         """x of the rows that emit -> logits (requests, V) fp32."""
         x = self._buffers[Device.GPU, number, "x"][part.last_rows]
-        return torch.nn.functional.linear(self._ops.norm(x, self._norm), self._head).float()
+        return self._ops.linear(self._ops.norm(x, self._norm), self._head).float()
 
     def transfer_weights(self, pieces: Sequence[tuple[int, int]], page: Page = WHOLE) -> Transfer | None:
         """Weights of (layer, node) pieces, or a page of them, into the next slot."""

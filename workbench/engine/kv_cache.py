@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from workbench.engine.checkpoint import TORCH_DTYPES
+from workbench.engine.control import Control
 from workbench.engine.lanes import Copy, Transfer
 from workbench.engine.ops import Part
 from workbench.engine.seats import sit_elsewhere
@@ -19,6 +21,9 @@ from workbench.engine.weights import as_numpy, host_memory
 from workbench.hardware import usable_cores
 from workbench.kernels import append_kv, flash_decode
 from workbench.models import ModelConfig
+
+STEP_BYTES = 2e9
+"""Keys and values that attention reads before it looks whether its run was stopped: in about half a second."""
 
 
 class KVCache:
@@ -32,11 +37,15 @@ class KVCache:
         "fp32" or "bf16".
     """
 
-    def __init__(self, model: ModelConfig, blocks: int, block_size: int, dtype: str) -> None:
+    def __init__(
+        self, model: ModelConfig, blocks: int, block_size: int, dtype: str, control: Control | None = None
+    ) -> None:
         shape = (model.num_hidden_layers, blocks, model.num_key_value_heads, 2, block_size, model.head_dim)
         self.pool = host_memory(shape, TORCH_DTYPES[dtype])
-        self.pool.zero_()  # touches every page, so that no lane pays for mapping them
-        self._model = model
+        self._model, self._control = model, control or Control()
+        for layer in self.pool:
+            self._control.check()
+            layer.zero_()  # touches every page, so that no lane pays for mapping them
         self._team = ThreadPoolExecutor(max(1, usable_cores() - 1), "attention", initializer=sit_elsewhere)
 
     def close(self) -> None:
@@ -54,7 +63,7 @@ class KVCache:
 
     def attend(self, layer: int, part: Part, q: torch.Tensor) -> torch.Tensor:
         """Decode attention of q (B, H D) over the cached entries of its sequences, on as many threads as torch has."""
-        return _attend(self.pool[layer], self._model, part, q, self._team)
+        return _attend(self.pool[layer], self._model, part, q, self._team, self._control)
 
     def before(self, layer: int, part: Part) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values (T, K D) that earlier pieces of a part's prompts wrote, prompt after prompt."""
@@ -77,7 +86,7 @@ class KVCache:
         copies: list[Copy] = []
         for new, old, tokens in zip(*(column[used].tolist() for column in (table, old_table, filled)), strict=True):
             copies += self._block(there[new], self.pool[layer, old], tokens)
-        return FetchedKV(there, table, self._model, self._team), Transfer(copies)
+        return FetchedKV(there, table, self._model, self._team, self._control), Transfer(copies)
 
     def _block(self, target: torch.Tensor, source: torch.Tensor, tokens: int) -> list[Copy]:
         """Copies of the first tokens of a block (K, 2, b, D): one piece if it is full, else one per head."""
@@ -91,9 +100,14 @@ class FetchedKV:
     """Blocks of one layer and part that were copied to where attention runs."""
 
     def __init__(
-        self, pool: torch.Tensor, table: npt.NDArray[np.int32], model: ModelConfig, team: ThreadPoolExecutor
+        self,
+        pool: torch.Tensor,
+        table: npt.NDArray[np.int32],
+        model: ModelConfig,
+        team: ThreadPoolExecutor,
+        control: Control,
     ) -> None:
-        self.pool, self._table, self._model, self._team = pool, table, model, team
+        self.pool, self._table, self._model, self._team, self._control = pool, table, model, team, control
 
     def before(self, part: Part) -> tuple[torch.Tensor, torch.Tensor]:
         """As `KVCache.before`."""
@@ -106,7 +120,7 @@ class FetchedKV:
         last = part.lengths - 1
         slots = self._table[np.arange(len(last)), last // size].astype(np.int64) * size + last % size
         _append(self.pool, self._model, slots, k, v)
-        return _attend(self.pool, self._model, replace(part, table=self._table), q, self._team)
+        return _attend(self.pool, self._model, replace(part, table=self._table), q, self._team, self._control)
 
 
 def _read(part: Part) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
@@ -140,9 +154,10 @@ def _append(
 
 
 def _attend(
-    pool: torch.Tensor, model: ModelConfig, part: Part, q: torch.Tensor, team: ThreadPoolExecutor
+    pool: torch.Tensor, model: ModelConfig, part: Part, q: torch.Tensor, team: ThreadPoolExecutor, control: Control
 ) -> torch.Tensor:
     """Share the sequences out over the team and this thread, each with about as many KV entries as the others."""
+    steps = math.ceil(part.lengths.sum() * pool[0].nbytes / pool.shape[3] / STEP_BYTES)
     queries = q.float().view(len(q), model.num_attention_heads, model.head_dim)
     out = torch.empty_like(queries)
 
@@ -150,15 +165,22 @@ def _attend(
         mine = slice(low, high)
         flash_decode(queries[mine], pool, part.table[mine], part.lengths[mine], threads=1, out=out[mine])
 
-    threads = min(torch.get_num_threads(), len(q))
-    total = np.cumsum(part.lengths)
-    edges = np.searchsorted(total, total[-1] * np.arange(1, threads) / threads, side="right").tolist()
-    pieces = [(low, high) for low, high in pairwise([0, *edges, len(q)]) if low < high]
-    others = [team.submit(attend, *piece) for piece in pieces[1:]]
-    try:
-        attend(*pieces[0])
-    finally:
-        wait(others)
-    for other in others:
-        other.result()
+    for first, last in _shares(part.lengths, steps):
+        control.check()
+        shares = _shares(part.lengths[first:last], torch.get_num_threads())
+        (own, *rest) = [(first + low, first + high) for low, high in shares]
+        others = [team.submit(attend, *share) for share in rest]
+        try:
+            attend(*own)
+        finally:
+            wait(others)
+        for other in others:
+            other.result()
     return out.view(len(q), -1).to(q.dtype)
+
+
+def _shares(lengths: npt.NDArray[np.int64], count: int) -> list[tuple[int, int]]:
+    """At most so many runs of sequences, each with about as many KV entries as the others; none is empty."""
+    total = np.cumsum(lengths)
+    edges = np.searchsorted(total, total[-1] * np.arange(1, count) / count, side="right").tolist()
+    return [(low, high) for low, high in pairwise([0, *edges, len(lengths)]) if low < high]

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from workbench.engine.control import Control
+from workbench.engine.process import give_back, take
 from workbench.engine.seats import Seat, end_sleeps_on_time, name_thread, sit
 from workbench.errors import StoppedError
 from workbench.plan import Carry, Task
@@ -113,16 +115,16 @@ class Lane(threading.Thread):
             self._taken = self.seat
 
     def _perform(self, job: Job) -> None:
-        self._executor.gate.wait()
+        self._executor.control.gate.wait()
         self.since = job.start = time.perf_counter()
         cpu = time.thread_time()
         try:
-            if not self._executor.stopped:  # after an error or an interrupt the rest of the plan is drained, not run
+            if not self._executor.control.stopped:  # else the rest of the plan is drained, not run
                 self._sit()
                 self.work(job)
         except BaseException as error:
             job.error = error
-            self._executor.stopped = True
+            self._executor.control.drain()
         job.end, job.cpu = time.perf_counter(), time.thread_time() - cpu
         self.since, self.worked = float("nan"), self.worked + job.end - job.start
         self._executor.finished(job)
@@ -175,12 +177,12 @@ class Mover(Lane):
         self._pace(size)
         if job.task.bulk:
             self._let_small_pass(job)
-        self._executor.gate.wait()
-        return not self._executor.stopped
+        self._executor.control.gate.wait()
+        return not self._executor.control.stopped
 
     def _let_small_pass(self, job: Job) -> None:
         self._look()
-        while not self._executor.stopped and (small := self._first(self.small)) is not None:
+        while not self._executor.control.stopped and (small := self._first(self.small)) is not None:
             self._perform(small)
             job.pauses.append((small.start, small.end))
 
@@ -188,8 +190,7 @@ class Mover(Lane):
         if self._throttled:
             now = time.perf_counter()
             self._free_at = max(self._free_at + size / self._rate, now - self._burst)
-            if self._free_at > now:
-                time.sleep(self._free_at - now)
+            self._executor.control.sleep(self._free_at - now)
 
 
 class Executor:
@@ -203,13 +204,14 @@ class Executor:
         Pace the copies to these rates.
     packet_seconds : float
         Length of a packet in link time [s].
+    control : Control, optional
+        Whether to go on; one of its own if not given.
     """
 
-    def __init__(self, h2d: float, d2h: float, *, throttled: bool, packet_seconds: float) -> None:
-        self.stopped, self._asked_to_stop = False, False
-        self.gate = threading.Event()
-        self.gate.set()
-        self._callers_threads = torch.get_num_threads()
+    def __init__(
+        self, h2d: float, d2h: float, *, throttled: bool, packet_seconds: float, control: Control | None = None
+    ) -> None:
+        self.control = control or Control()
         self._lock, self._idle, self._open = threading.Lock(), threading.Event(), 0
         self._carried: Job | None = None
         self.lanes: dict[str, Lane] = {
@@ -218,8 +220,13 @@ class Executor:
             "d2h": Mover("d2h", self, d2h, throttled=throttled, packet_seconds=packet_seconds),
             "h2d": Mover("h2d", self, h2d, throttled=throttled, packet_seconds=packet_seconds),
         }
-        for lane in self.lanes.values():
-            lane.start()
+        take()
+        try:
+            for lane in self.lanes.values():
+                lane.start()
+        except BaseException:  # Python that ends starts no thread
+            self.close()
+            raise
 
     def seat(self, seats: Mapping[str, Seat]) -> None:
         """Give every lane its threads and cores, from its next task on."""
@@ -237,11 +244,11 @@ class Executor:
         Raises
         ------
         StoppedError
-            If `stop` was called; the rest of the plan was drained.
+            If the run was asked to end; the rest of the plan was drained.
         BaseException
             The error of the first task in the plan that failed, after the rest of the plan was drained.
         """
-        self.stopped = self._asked_to_stop
+        self.control.renew()
         jobs, fresh = self._jobs(tasks, actions)
         for job in fresh:
             lane = self.lanes[job.task.node.lane]
@@ -250,10 +257,9 @@ class Executor:
             self.lanes[job.task.node.lane].inbox.put(job)
         self._wait()
         for job in jobs:
-            if job.error is not None:
+            if job.error is not None and not isinstance(job.error, StoppedError):  # which only follows from another
                 raise job.error
-        if self._asked_to_stop:
-            raise StoppedError("the run was stopped.")
+        self.control.check()
         return jobs
 
     def _jobs(self, tasks: Sequence[Task], actions: Sequence[Callable[[], object]]) -> tuple[list[Job], list[Job]]:
@@ -276,18 +282,12 @@ class Executor:
             self._idle.clear()
         return jobs, fresh
 
-    def stop(self) -> None:
-        """Drain the running plan, also if it is held at the gate; `run` raises from now on."""
-        self._asked_to_stop = self.stopped = True
-        self.gate.set()
-
     def _wait(self) -> None:
         """Wait for the plan's end; an interrupt drains it first, so that every lane is idle afterwards."""
         try:
             self._idle.wait()
         except BaseException:
-            self.stopped = True
-            self.gate.set()
+            self.control.drain()
             self._idle.wait()
             raise
 
@@ -317,10 +317,11 @@ class Executor:
 
     def close(self) -> None:
         """End every thread, and a transfer that runs on with them."""
-        self.stop()
-        for lane in self.lanes.values():
+        self.control.stop()
+        begun = [lane for lane in self.lanes.values() if lane.is_alive()]
+        for lane in begun:
             lane.inbox.put(None)
-        for lane in self.lanes.values():
+        for lane in begun:
             lane.join()
         self._carried = None  # it keeps alive what it copies, for gigabytes
-        torch.set_num_threads(self._callers_threads)  # lanes changed what new threads inherit
+        give_back()

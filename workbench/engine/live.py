@@ -9,7 +9,9 @@ from dataclasses import replace
 
 from tqdm.auto import tqdm
 
+from workbench.engine.control import Control
 from workbench.engine.engine import Engine
+from workbench.engine.process import Occupation, occupy
 from workbench.engine.runnable import check_runnable
 from workbench.errors import EngineError, StoppedError
 from workbench.kernels import features
@@ -22,7 +24,7 @@ from workbench.serving import Progress, prepare, serve
 from workbench.timeline import Timeline
 
 
-def run(scenario: Scenario, schedule: Schedule) -> Result:
+def run(scenario: Scenario, schedule: Schedule, *, alongside: bool = False) -> Result:
     """Serve the workload on this computer, with the model's weights, and measure.
 
     Parameters
@@ -30,6 +32,8 @@ def run(scenario: Scenario, schedule: Schedule) -> Result:
     scenario : Scenario
         Its model comes from `wb.checkpoint`, its machine from `wb.Machine.local`, its requests have token ids.
     schedule : Schedule
+    alongside : bool
+        Run although another live run goes on in this process, and share its cores.
 
     Returns
     -------
@@ -39,18 +43,29 @@ def run(scenario: Scenario, schedule: Schedule) -> Result:
     Raises
     ------
     EngineError
-        If model, machine or workload cannot be run, or what ran is not what was asked for.
+        If model, machine or workload cannot be run, another live run goes on, or what ran is not what was asked for.
     WorkbenchError
         As `simulate` does.
     """
     prepared = prepare(scenario, schedule)
     check_runnable(prepared)
-    engine = Engine(prepared)
+    with _occupy(prepared, alongside=alongside) as control:
+        return _run(prepared, control)
+
+
+def _run(prepared: Prepared, control: Control) -> Result:
+    engine = Engine(prepared, control)
     try:
-        with tqdm(total=int(scenario.workload.output_len.sum()), unit="tok", desc="run", delay=1, mininterval=1) as bar:
+        total = int(prepared.scenario.workload.output_len.sum())
+        with tqdm(total=total, unit="tok", desc="run", delay=1, mininterval=1) as bar:
             return _measure(prepared, engine, lambda progress: bar.update(progress.emitted - bar.n))
     finally:
         engine.close()
+
+
+def _occupy(prepared: Prepared, *, alongside: bool) -> Occupation:
+    what = f"a live run of {prepared.lowering.schedule.name} on {prepared.scenario.model.name!r}"
+    return occupy(what, alongside=alongside)
 
 
 def _measure(prepared: Prepared, engine: Engine, watch: Callable[[Progress], object]) -> Result:
@@ -65,8 +80,8 @@ def _backend() -> str:
     return f"gpu lane by torch on the CPU, cpu lane by Numba ({features().path.name.lower()})"
 
 
-def start(scenario: Scenario, schedule: Schedule) -> LiveRun:
-    """`run` in the background: returns at once, to be watched, paused and stopped.
+def start(scenario: Scenario, schedule: Schedule, *, alongside: bool = False) -> LiveRun:
+    """`run` in the background: returns at once, to be watched, paused and stopped. It ends when Python does.
 
     Raises
     ------
@@ -75,7 +90,7 @@ def start(scenario: Scenario, schedule: Schedule) -> LiveRun:
     """
     prepared = prepare(scenario, schedule)
     check_runnable(prepared)
-    return LiveRun(prepared)
+    return LiveRun(prepared, _occupy(prepared, alongside=alongside))
 
 
 class RunState(enum.Enum):
@@ -103,20 +118,24 @@ class LiveRun:
         Why the run failed.
     """
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: Prepared, occupation: Occupation) -> None:
         scenario = prepared.scenario
         self.error: BaseException | None = None
         self._progress = Progress(total=int(scenario.workload.output_len.sum()), blocks=scenario.kv_blocks)
-        self._prepared = prepared
+        self._prepared, self._occupation = prepared, occupation
         self._engine: Engine | None = None
         self._result: Result | None = None
         self._lock, self._wanted = threading.RLock(), RunState.RUNNING
         self._thread = threading.Thread(target=self._serve, name="live-run", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            occupation.end()
+            raise
 
     def _serve(self) -> None:
         try:
-            engine = Engine(self._prepared)
+            engine = Engine(self._prepared, self._occupation.control)
             try:
                 with self._lock:
                     self._engine = engine
@@ -126,15 +145,18 @@ class LiveRun:
                 engine.close()
         except BaseException as error:  # shown by `state` and raised by `wait`: a thread must not die silently
             self.error = error
+        finally:
+            self._occupation.end()
 
     def _watch(self, progress: Progress) -> None:
         self._progress = progress
 
     def _obey(self) -> None:
         engine = self._engine
-        if engine is not None:
-            orders = {RunState.RUNNING: engine.resume, RunState.PAUSED: engine.pause, RunState.STOPPED: engine.stop}
-            orders[self._wanted]()
+        if self._wanted is RunState.STOPPED:
+            self._occupation.control.stop()
+        elif engine is not None:
+            (engine.pause if self._wanted is RunState.PAUSED else engine.resume)()
 
     def _want(self, state: RunState) -> None:
         with self._lock:
@@ -151,7 +173,7 @@ class LiveRun:
         self._want(RunState.RUNNING)
 
     def stop(self) -> None:
-        """End the run at the next task; what was served until then remains."""
+        """End the run within about a second, or behind a user's own operation; what was served until then remains."""
         self._want(RunState.STOPPED)
 
     @property

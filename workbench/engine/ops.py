@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.nn import functional
 
+from workbench.engine.control import Control
 from workbench.engine.weights import Tensors
 from workbench.models import ModelConfig
 from workbench.scheduler.batch import Batch
 from workbench.scheduler.block_manager import BlockManager
 from workbench.stages import RowClass
+
+STEP_FLOPS = 5e10
+"""Floating-point operations after which an operation looks whether its run was stopped: 0.3 to 1 s on a CPU. A layer of
+4096 x 28672 takes 212 rows in a step, of which reading the weights again is some percent."""
 
 
 class Pieces(NamedTuple):
@@ -124,8 +129,8 @@ class Ops:
     Shape letters: T rows, M model dim, H query heads, K key-value heads, D head dim, E experts, F expert dim.
     """
 
-    def __init__(self, model: ModelConfig) -> None:
-        self._model = model
+    def __init__(self, model: ModelConfig, control: Control | None = None) -> None:
+        self._model, self._control = model, control or Control()
         self.touched = 0  # distinct experts, summed over calls
         exponent = torch.arange(0, model.head_dim, 2, dtype=torch.int64).float() / model.head_dim
         self._frequencies = 1.0 / (model.rope_theta**exponent)
@@ -136,10 +141,21 @@ class Ops:
         scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._model.rms_norm_eps)
         return weight * scaled.to(x.dtype)
 
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """`functional.linear` of rows (T, M), in steps."""
+        step = max(1, int(STEP_FLOPS / (2 * weight.numel())))
+        if len(x) <= step:
+            return functional.linear(x, weight, bias)
+        out = x.new_empty(len(x), len(weight))
+        for low in range(0, len(x), step):
+            self._control.check()
+            out[low : low + step] = functional.linear(x[low : low + step], weight, bias)
+        return out
+
     def qkv(self, part: Part, read: Tensors, weights: Tensors) -> tuple[torch.Tensor, ...]:
         """x (T, M) -> q (T, H D), k and v (T, K D), rotated."""
         model = self._model
-        projected = functional.linear(self.norm(read["x"], weights["norm"]), weights["proj"], weights.get("bias"))
+        projected = self.linear(self.norm(read["x"], weights["norm"]), weights["proj"], weights.get("bias"))
         q, k, v = projected.split([model.q_size, model.kv_size, model.kv_size], dim=-1)
         if model.family.qk_norm:
             q, k = self._norm_heads(q, weights["q_norm"]), self._norm_heads(k, weights["k_norm"])
@@ -162,20 +178,34 @@ class Ops:
         """
         out, low, past = torch.empty_like(read["q"]), 0, 0
         for length, before in zip(part.prefill_len, part.before.tolist(), strict=True):
+            self._control.check()
             q, k, v = (read[name][low : low + length] for name in "qkv")
-            causal: dict[str, Any] = {"is_causal": True}
             if before:
                 k, v = (torch.cat((read[f"{n}_before"][past : past + before], new)) for n, new in (("k", k), ("v", v)))
-                causal = {"attn_mask": torch.ones(length, before + length, dtype=torch.bool).tril(before)}
             q, k, v = (rows.view(1, len(rows), -1, self._model.head_dim).transpose(1, 2) for rows in (q, k, v))
-            attended = functional.scaled_dot_product_attention(q, k, v, enable_gqa=True, **causal)
-            out[low : low + length] = attended.transpose(1, 2).reshape(length, -1)
+            out[low : low + length] = self._causal(q, k, v, before).transpose(1, 2).reshape(length, -1)
             low, past = low + length, past + before
         return out
 
+    def _causal(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, before: int) -> torch.Tensor:
+        """Attention of a prompt's queries (1, H, L, D), which stand behind so many keys (1, K, before + L, D)."""
+        attend = partial(functional.scaled_dot_product_attention, enable_gqa=True)
+        length, keys = q.shape[2], k.shape[2]
+        step = max(1, int(STEP_FLOPS / (4 * keys * q.shape[1] * q.shape[3])))
+        if length <= step and not before:
+            return attend(q, k, v, is_causal=True)
+        pieces = []
+        for low in range(0, length, step):
+            self._control.check()
+            high = min(low + step, length)
+            seen = before + high
+            mask = torch.ones(high - low, seen, dtype=torch.bool).tril(before + low)
+            pieces.append(attend(q[:, :, low:high], k[:, :, :seen], v[:, :, :seen], attn_mask=mask))
+        return torch.cat(pieces, dim=2)
+
     def out_proj(self, part: Part, read: Tensors, weights: Tensors) -> torch.Tensor:
         """attn (T, H D) and x (T, M) -> x."""
-        return read["x"] + functional.linear(read["attn"], weights["proj"])
+        return read["x"] + self.linear(read["attn"], weights["proj"])
 
     def route(self, part: Part, read: Tensors, weights: Tensors) -> tuple[torch.Tensor, ...]:
         """x (T, M) -> h (T, M), gates (T, 2 k) fp32: expert ids, then their weights."""
@@ -201,16 +231,17 @@ class Ops:
         out, low = torch.zeros_like(h), 0
         for expert, count in enumerate(counts):
             if count:
+                self._control.check()
                 mine = order[low : low + count]
                 rows = mine // chosen
-                answer = _gated(_filled(h[rows]), weights[f"gate_up.{expert}"], weights[f"down.{expert}"])
+                answer = self._gated(_filled(h[rows]), weights[f"gate_up.{expert}"], weights[f"down.{expert}"])
                 out.index_add_(0, rows, answer[:count] * scales[mine, None])
             low += count
         return out
 
     def shared_experts(self, part: Part, read: Tensors, weights: Tensors) -> torch.Tensor:
         """h (T, M) -> shared (T, M), times the sigmoid of its gate; with routed (T, M) their sum instead."""
-        out = _gated(read["h"], weights["gate_up"], weights["down"])
+        out = self._gated(read["h"], weights["gate_up"], weights["down"])
         out *= functional.linear(read["h"], weights["gate"]).sigmoid_()
         return out.add_(read["routed"]) if "routed" in read else out
 
@@ -220,11 +251,10 @@ class Ops:
             return (read["routed"] + read["shared"]).add_(read["x"])
         return read["x"] + read["routed"]
 
-
-def _gated(rows: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-    """down (silu(gate x) * (up x)) of rows (T, M)."""
-    gate, up = functional.linear(rows, gate_up).chunk(2, dim=-1)
-    return functional.linear(functional.silu(gate).mul_(up), down)
+    def _gated(self, rows: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        """down (silu(gate x) * (up x)) of rows (T, M)."""
+        gate, up = self.linear(rows, gate_up).chunk(2, dim=-1)
+        return self.linear(functional.silu(gate).mul_(up), down)
 
 
 def _filled(rows: torch.Tensor) -> torch.Tensor:

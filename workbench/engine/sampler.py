@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -11,12 +11,18 @@ from workbench.errors import EngineError
 from workbench.workload import Sampling
 
 
-def choose_all(logits: torch.Tensor, sampling: Sequence[Sampling], positions: Sequence[int]) -> list[int]:
-    """The next token of every row of logits (B, V); see `choose`."""
+def choose_all(
+    logits: torch.Tensor,
+    sampling: Sequence[Sampling],
+    positions: Sequence[int],
+    check: Callable[[], None] = lambda: None,
+) -> list[int]:
+    """The next token of every row of logits (B, V), `check` called before each that is drawn; see `choose`."""
     _check_finite(logits)
     chosen: list[int] = logits.argmax(dim=-1).tolist()
     for row, (how, position) in enumerate(zip(sampling, positions, strict=True)):
         if how.temperature:
+            check()
             chosen[row] = choose(logits[row], how, position)
     return chosen
 

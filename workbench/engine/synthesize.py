@@ -75,6 +75,7 @@ def write_checkpoint(model: ModelConfig, folder: str | Path, *, seed: int = 0) -
 
     Notes
     -----
+    Killed on the way, it leaves a folder without config.json, which nothing opens and the next call fills.
     Standard deviations: embedding 0.05; projections, experts and head 1/sqrt(fan in), the router four times that so
     that few top-2 choices are near ties, the head twice; biases 0.5. The small embedding makes position and attention
     matter.
@@ -82,12 +83,15 @@ def write_checkpoint(model: ModelConfig, folder: str | Path, *, seed: int = 0) -
     folder = Path(folder)
     stamp = json.dumps({"seed": seed, **hf_config(model)}, sort_keys=True)
     done = folder / "complete.json"
-    if done.is_file() and done.read_text(encoding="utf-8") == stamp:
+    if done.is_file() and done.read_bytes() == stamp.encode():
         return folder
     if (folder / "config.json").exists() and not done.is_file():
         raise CheckpointError(f"{folder} holds another model; give an empty folder.")
     folder.mkdir(parents=True, exist_ok=True)
     done.write_text("", encoding="utf-8")
+    (folder / "config.json").unlink(missing_ok=True)  # what is half written is no checkpoint: it comes back at the end
+    for stale in folder.glob("model-*.safetensors"):
+        stale.unlink()
     generator = torch.Generator().manual_seed(seed)
     groups = _by_file(model)
     for file, names in tqdm(groups.items(), desc=f"make {model.name}", unit="file", delay=1, mininterval=1):

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from workbench.engine.checkpoint import TORCH_DTYPES, open_checkpoint
+from workbench.engine.control import Control
 from workbench.engine.lanes import Copy, Transfer
 from workbench.errors import EngineError
 from workbench.kernels import empty_in_huge_pages
@@ -84,11 +85,12 @@ def host_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 class WeightStore:
-    """The model's weights on the host, in the precision asked for; mapped from the files where no conversion is due."""
+    """The model's weights on the host, in the precision asked for; each is held once, here or where it is resident."""
 
     def __init__(self, model: ModelConfig, dtype: str) -> None:
         self.model, self.dtype = model, TORCH_DTYPES[dtype]
-        self._tensors = {name: tensor.to(self.dtype) for name, tensor in open_checkpoint(model).items()}
+        found = open_checkpoint(model)
+        self._tensors = {name: found.pop(name).to(self.dtype) for name in list(found)}
 
     def table(self, name: str) -> torch.Tensor:
         """A tensor that belongs to no layer."""
@@ -102,8 +104,12 @@ class WeightStore:
         ]
 
     def resident(self, layer: int, op: str) -> Tensors:
-        """An operation's weights, to stay where it runs."""
-        return {key: torch.cat(parts) if len(parts) > 1 else parts[0] for key, parts in self.sources(layer, op)}
+        """An operation's weights, to stay where it runs: they leave the store."""
+        found = {key: torch.cat(parts) if len(parts) > 1 else parts[0] for key, parts in self.sources(layer, op)}
+        for packed in PACKS[op](self.model):
+            for name in packed.sources:
+                del self._tensors[f"model.layers.{layer}.{name}"]
+        return found
 
 
 class WeightBuffer:
@@ -205,15 +211,15 @@ def _between(copies: Sequence[Copy], begin: int, end: int) -> Iterator[Copy]:
 class Weights:
     """Where each stage finds its weights: resident, or in the buffer."""
 
-    def __init__(self, store: WeightStore, graph: LayerGraph, slot_bytes: float, slots: int) -> None:
+    def __init__(self, store: WeightStore, graph: LayerGraph, slot_bytes: float, slots: int, control: Control) -> None:
         self.buffer = WeightBuffer(store, graph, slot_bytes, slots) if graph.streamed else None
         self._streams = graph.pipeline.streams
-        self._resident = {
-            (layer, stage.op.name): store.resident(layer, stage.op.name)
-            for stage in graph.pipeline.stages
-            if stage.op.name in PACKS and not self._streams(stage)
-            for layer in range(store.model.num_hidden_layers)
-        }
+        self._resident: dict[tuple[int, str], Tensors] = {}
+        resident = [stage.op.name for stage in graph.pipeline.stages if not self._streams(stage)]
+        for layer in range(store.model.num_hidden_layers):
+            for op in filter(PACKS.__contains__, resident):
+                control.check()
+                self._resident[layer, op] = store.resident(layer, op)
 
         self.gpu_bytes = self.buffer.bytes if self.buffer is not None else 0
         on_gpu = {stage.op.name for stage in graph.pipeline.stages if stage.device is Device.GPU}

@@ -1,39 +1,34 @@
-"""What no schedule can beat: the load of each lane, and the iterations that the KV cache forces."""
+"""What no schedule can beat: the least load of each lane, with the iterations that the KV cache forces."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+import numpy as np
 
 from workbench.cost import Rows
 from workbench.models import ModelConfig
+from workbench.perfmodels.loads import Counts, Forced, Loads, crowds
 from workbench.prepared import Prepared, facts
-from workbench.profile import Cores
 from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.scheduler.block_manager import block_iterations
 from workbench.schedules.base import Schedule
-from workbench.segments import Kind
 from workbench.serving import prepare
 from workbench.workload import Workload
 
 ARRIVAL = "the last arrival"
 """Name of the limit that requests set which come late."""
-DRAM = "DRAM bandwidth"
-"""Name of the limit that the host's memory sets."""
-SUMS = {"gpu": "all-reduce", "cpu": "reduce-scatter"}
-"""What a lane's limit is called that is part of its own: adding up what each of its GPUs or sockets has."""
-_ONE_TOKEN = (Rows(prefill=1, pairs=1, emits=1), Rows(decode=1, context=1, emits=1))
 
 
 def bound(scenario: Scenario, schedule: Schedule) -> Result:
     """Least time in which any order of tasks could serve the workload on this machine.
 
         n = max(ceil(sum of block-iterations / blocks), longest output)
-        T = max over lanes of (work that the requests need, work that n iterations need), the last arrival
+        T = max over lanes of (work that the requests need, work that n iterations need, work that output tokens need
+            when as many as the KV cache and the requests allow share each reading of weights), the last arrival
 
-    A scheduler may preempt and recompute: then one prefill of c tokens stands for a decode that would have read c KV
-    entries. T is the least over how much is recomputed, so that it holds for every scheduler.
+    See `workbench.perfmodels.loads.Loads` for the work of a lane. A scheduler may preempt and recompute: then one
+    prefill of c tokens stands for a decode that would have read c KV entries. T is the least over how much is
+    recomputed, so that it holds for every scheduler.
 
     The schedule is checked against the pipeline and named in the result; the bound does not depend on it.
 
@@ -51,9 +46,9 @@ def bound(scenario: Scenario, schedule: Schedule) -> Result:
     are the limit.
     """
     prepared = prepare(scenario, schedule)
-    iterations = least_iterations(scenario.workload, scenario.kv_blocks, scenario.memory.kv_block)
     workload = scenario.workload
-    limits = _least_limits(prepared, workload, iterations)
+    forced = least_forced(workload, scenario.model, scenario.kv_blocks, scenario.memory.kv_block)
+    limits = _least_limits(prepared, workload, forced)
     if len(workload.arrival):
         limits[ARRIVAL] = float(workload.arrival[-1])
     return Result(
@@ -64,7 +59,7 @@ def bound(scenario: Scenario, schedule: Schedule) -> Result:
         seconds=max(limits.values()),
         generated=int(workload.output_len.sum()),
         processed=int((workload.prompt_len + workload.output_len - 1).sum()),
-        iterations=iterations,
+        iterations=forced.iterations,
         limits=limits,
         facts=facts(scenario, prepared),
     )
@@ -94,19 +89,35 @@ def least_iterations(workload: Workload, blocks: int, block: int) -> int:
     return max(-(-held // blocks), int(workload.output_len.max()))
 
 
-def _least_limits(prepared: Prepared, workload: Workload, iterations: int) -> dict[str, float]:
+def least_forced(workload: Workload, model: ModelConfig, blocks: int, block: int) -> Forced:
+    """What a workload's lengths and a KV cache of so many blocks force."""
+    prompt, output = workload.prompt_len, workload.output_len
+    fewest = np.sort(-(-prompt // block))
+    together = int(fewest.cumsum().searchsorted(blocks, "right"))
+    several = prompt[output > 1]
+    shortest = float(model.attended(several.min() + 1)) if len(several) else 1.0
+    outputs = _held(prompt, output, block)
+    decodes = outputs - np.bincount(-(-prompt // block), minlength=len(outputs))
+    of_rows = crowds(together, outputs, decodes, blocks)
+    return Forced(least_iterations(workload, blocks, block), shortest, float(decodes.sum()), of_rows)
+
+
+def _held(prompt: Counts, output: Counts, block: int) -> Counts:
+    """Output tokens that are made while their sequence holds 0, 1, ... blocks."""
+    edges = block * np.arange(-(-int((prompt + output - 1).max()) // block) + 1)
+    up_to = [int(np.clip(edge - prompt + 1, 0, output).sum()) for edge in edges]
+    return np.diff(up_to, prepend=0)
+
+
+def _least_limits(prepared: Prepared, workload: Workload, forced: Forced) -> dict[str, float]:
     """Limits of the lanes if nothing is recomputed, capped at what the best recomputing could make of the largest.
 
     The largest limit is unimodal in how much is recomputed: lanes of attention and its transfers gain, the others lose.
     """
-    model = prepared.scenario.model
-    total, several = total_rows(workload, model), workload.output_len > 1
-    if not several.any():
-        return lane_limits(prepared, total, iterations)
-    shortest = float(model.attended(workload.prompt_len[several].min() + 1))
+    total, loads = total_rows(workload, prepared.scenario.model), Loads(prepared, forced)
 
     def limits(context: float) -> dict[str, float]:
-        return lane_limits(prepared, recomputed(total, context, shortest), iterations)
+        return loads.limits(recomputed(total, context, forced.shortest))
 
     low, high = 0.0, total.context
     while high - low > 1e-6 * total.context:
@@ -117,58 +128,3 @@ def _least_limits(prepared: Prepared, workload: Workload, iterations: int) -> di
             low += third
     plain, least = limits(0.0), max(limits(low).values())
     return {name: min(value, least) for name, value in plain.items()}
-
-
-def lane_limits(prepared: Prepared, total: Rows, iterations: int) -> dict[str, float]:
-    """Least seconds of each lane for these rows in so many iterations: with every core it can have.
-
-    Where lanes share a computer's cores, those of all cores too; else those of the host's memory.
-    """
-    cost, layers, cores = prepared.cost, prepared.layers, prepared.scenario.machine.cores
-    limits = {"gpu compute": 0.0, "cpu compute": 0.0, "d2h link": 0.0, "h2d link": 0.0}
-    shared, sums = 0.0, {"gpu": 0.0, "cpu": 0.0}
-
-    def compute(lane: str, least: Callable[..., float], times: int) -> None:
-        nonlocal shared
-        seconds = {
-            threads: _least(partial(least, threads=threads), total, iterations) * times
-            for threads in _threads(cores, lane)
-        }
-        limits[f"{lane} compute"] += min(seconds.values())
-        shared += min(value * threads for threads, value in seconds.items())
-
-    for node in prepared.lowering.graph.undeferred:
-        if node.kind is Kind.SEGMENT:
-            for stage in node.stages:
-                compute(node.lane, partial(cost.least, stage), layers)
-                sums[node.lane] += _least(partial(cost.adding_up, stage), total, iterations) * layers
-        else:
-            limits[f"{node.lane} link"] += cost.node(node, total) * layers
-    for kind in (Kind.EMBED, Kind.HEAD):
-        compute("gpu", partial(cost.least_ends, kind), 1)
-    limits["h2d link"] += cost.fetch(cost.weights_per_layer) * layers * iterations
-    if cores is None:
-        limits[DRAM] = _host_bytes(prepared, total, iterations) / prepared.scenario.machine.cpu.bandwidth
-    else:
-        limits["cores that both lanes share"] = shared / max(cores.alone, cores.gpu + cores.cpu)
-    limits |= {f"{lane} {SUMS[lane]}": seconds for lane, seconds in sums.items() if seconds}
-    return limits
-
-
-def _host_bytes(prepared: Prepared, total: Rows, iterations: int) -> float:
-    """What the cpu lane and the link cannot but read from and write to the host's memory [B]."""
-    cost = prepared.cost
-    of_layer = cost.weights_per_layer * iterations
-    for node in prepared.lowering.graph.undeferred:
-        of_layer += _least(partial(cost.host_bytes, node), total, iterations)
-    return of_layer * prepared.layers
-
-
-def _threads(cores: Cores | None, lane: str) -> tuple[int, ...]:
-    """Numbers of threads that a lane may have; 0 where it has a device of its own."""
-    return (0,) if cores is None else (cores.gpu if lane == "gpu" else cores.cpu, cores.alone)
-
-
-def _least(least: Callable[[Rows], float], total: Rows, iterations: int) -> float:
-    """All rows at once, or the least that every iteration asks for."""
-    return max(least(total), iterations * min(map(least, _ONE_TOKEN)))

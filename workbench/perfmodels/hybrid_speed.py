@@ -50,8 +50,8 @@ def numa_bandwidth(numa: Numa, *, sockets: int, local: ArrayLike, remote: ArrayL
 
     Notes
     -----
-    KTransformers section 3.3 names the options; the formulas are this project's. OBLIVIOUS leaves out congestion of
-    the link between the sockets, so the gain of TENSORS over it is a lower bound; the sum of partial outputs is free.
+    KTransformers section 3.3 names the options; the formulas are this project's. OBLIVIOUS wants the
+    remote rate that is left while every socket reads across; the sum of partial outputs is free.
     """
     n = int(at_least("sockets", sockets, 1, mend="give the sockets of the host"))
     k = int(at_least("top_k", top_k, 1, mend="give the experts per token"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,17 +26,42 @@ _ARTIFACT_STEP = 32
 """The public optimiser tries mu = 1, 2, 3, 4 and then every 32nd."""
 
 
+_FLAT = 0.01
+"""Throughputs this near to the best are as good: the model's own error is far larger."""
+_WIDE = 1.25
+"""From this ratio of the largest to the smallest batch that are as good on, the best is a plateau."""
+
+
 @dataclass(frozen=True)
 class Found:
-    """The best policy, what the model expects of it, and how much of both memories it needs [B]."""
+    """The best policy, what the model expects of it, and how much of both memories it needs [B].
+
+    Attributes
+    ----------
+    batches, micro_batches : tuple of (float, float)
+        Smallest and largest N and mu of the policies tried whose throughput is within 1 % of the best.
+    """
 
     policy: Policy
     estimate: Estimate
     gpu_peak: float
     cpu_peak: float
+    batches: tuple[float, float]
+    micro_batches: tuple[float, float]
+
+    @property
+    def plateau(self) -> bool:
+        """True if quite other batches or micro-batches are as good, so that the best says little about either."""
+        return any(most >= _WIDE * least for least, most in (self.batches, self.micro_batches))
 
     def __str__(self) -> str:
         """``2,048 sequences in micro-batches of 128; ...``."""
+        flat = "The best is a plateau: within 1 % of it lie {:,.0f} to {:,.0f} sequences".format(*self.batches)
+        others = "in micro-batches of {:,.0f} to {:,.0f}".format(*self.micro_batches)
+        return f"{self._best}\n{flat} {others}." if self.plateau else self._best
+
+    @property
+    def _best(self) -> str:
         policy, layer = self.policy, self.estimate.layer
         attention, experts = ("GPU" if on_gpu else "CPU" for on_gpu in (policy.gpu_attention, policy.gpu_experts))
         return (
@@ -70,8 +96,8 @@ def search(job: Job, mode: Mode = Mode.FULL) -> Found:
     MoE-Lightning, section 4.2, which solves a mixed-integer program instead. mu and N/mu are tried 3 % apart beyond
     64, and every one around the best of these.
     """
-    found = _among(job, *_candidates(job, mode), mode)
-    if found is None:
+    tried = _among(job, *_candidates(job, mode), mode)
+    if not tried:
         least = Policy(1, 1)
         raise CapacityError(
             f"{job.model.name} needs {format_bytes(float(max(gpu_peaks(job, least, mode))))} of GPU memory and "
@@ -79,7 +105,8 @@ def search(job: Job, mode: Mode = Mode.FULL) -> Found:
             f"{format_bytes(gpu_room(job))} and {format_bytes(cpu_room(job))} of {job.machine.name}. "
             "Give it more memory, shorter prompts or more gpus."
         )
-    return found if mode is Mode.ARTIFACT else _among(job, *_around(found.policy), mode) or found
+    around = [] if mode is Mode.ARTIFACT else _among(job, *_around(_best(tried)), mode)
+    return _found(job, _best(around or tried), [*tried, *around], mode)
 
 
 def tensor_parallel(job: Job, degrees: Sequence[int], mode: Mode = Mode.PAPER) -> Array:
@@ -197,16 +224,35 @@ def _largest(job: Job, none: Policy, whole: Policy, mode: Mode) -> Array:
     return clipped
 
 
-def _among(job: Job, micro: Array, count: Array, mode: Mode) -> Found | None:
-    """The best of these pairs of mu and N/mu, on whichever device; None if none fits."""
-    found: list[Found] = []
+class _Tried(NamedTuple):
+    """Policies of one placement that fit, as arrays, and their throughputs [tok/s]."""
+
+    policies: Policy
+    rates: Array
+
+    def best(self) -> tuple[float, Policy]:
+        """The highest throughput, and the smallest batch that reaches it."""
+        equal = (self.rates >= self.rates.max() * (1 - _TIE)).nonzero()[0]
+        place = equal[np.argmin(np.asarray(self.policies.batch)[equal])]
+        return float(self.rates[place]), Policy(*(float(np.asarray(value)[place]) for value in self.policies))
+
+
+def _among(job: Job, micro: Array, count: Array, mode: Mode) -> list[_Tried]:
+    """Those of these pairs of mu and N/mu that fit, for every placement in which any does."""
+    tried: list[_Tried] = []
     for on_gpu, experts in [(0, 1)] if mode is Mode.ARTIFACT else product((0, 1), (0, 1)):
         for kv_whole in (False, True) if on_gpu else (False,):
             policy = with_shares(job, Policy(micro * count, micro, on_gpu, experts), mode, kv_whole=kv_whole)
             fitting = fits(job, policy, mode)
             if fitting.any():
-                found.append(_best(job, _take(policy, fitting.nonzero()[0]), mode))
-    return max(found, key=lambda one: float(one.estimate.gen_tok_s), default=None)
+                kept = _take(policy, fitting.nonzero()[0])
+                tried.append(_Tried(kept, np.asarray(estimate(job, kept, mode).gen_tok_s)))
+    return tried
+
+
+def _best(tried: Sequence[_Tried]) -> Policy:
+    """The policy with the highest throughput, on whichever device."""
+    return max((one.best() for one in tried), key=lambda best: best[0])[1]
 
 
 def _candidates(job: Job, mode: Mode) -> tuple[Array, Array]:
@@ -247,14 +293,20 @@ def _take(policy: Policy, places: npt.NDArray[np.intp]) -> Policy:
     return Policy(*(np.broadcast_to(np.asarray(value, dtype=np.float64), shape)[places] for value in policy))
 
 
-def _best(job: Job, policies: Policy, mode: Mode) -> Found:
-    """Best of policies that all fit."""
-    rates = np.asarray(estimate(job, policies, mode).gen_tok_s)
-    equal = (rates >= rates.max() * (1 - _TIE)).nonzero()[0]
-    place = equal[np.argmin(np.asarray(policies.batch)[equal])]
-    policy = Policy(*(float(np.asarray(value)[place]) for value in policies))
+def _found(job: Job, policy: Policy, tried: Sequence[_Tried], mode: Mode) -> Found:
+    """A policy, what it needs, and how far the policies as good as it reach."""
+    expected = estimate(job, policy, mode)
+    near = [(one.policies, one.rates >= float(expected.gen_tok_s) * (1 - _FLAT)) for one in tried]
+    batch, micro = (
+        np.concatenate([np.asarray(getattr(policies, size))[flat] for policies, flat in near])
+        for size in ("batch", "micro_batch")
+    )
     gpu = float(max(gpu_peaks(job, policy, mode)))
-    return Found(policy, estimate(job, policy, mode), gpu, float(cpu_peak(job, policy)))
+    return Found(policy, expected, gpu, float(cpu_peak(job, policy)), _ends(batch), _ends(micro))
+
+
+def _ends(values: Array) -> tuple[float, float]:
+    return float(values.min()), float(values.max())
 
 
 @dataclass(frozen=True, eq=False)

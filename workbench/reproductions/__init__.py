@@ -1,6 +1,6 @@
 """Every table of the five papers, and every figure whose values the text tells, recomputed beside the print."""
 
-from workbench.reproductions.reproduce import Reproduction, reproduce
-from workbench.reproductions.rows import Outcome, Row, papers
+from workbench.reproductions.reproduce import Reproduction, reproduce, summary
+from workbench.reproductions.rows import Evidence, Outcome, Row, papers
 
-__all__ = ["Outcome", "Reproduction", "Row", "papers", "reproduce"]
+__all__ = ["Evidence", "Outcome", "Reproduction", "Row", "papers", "reproduce", "summary"]

@@ -14,7 +14,6 @@ from workbench.perfmodels.hybrid_speed import (
     decode_speed,
     deferred_experts,
     numa_bandwidth,
-    prefill_speed,
 )
 from workbench.perfmodels.ktransformers import LayerTimes
 from workbench.processors import processors
@@ -38,6 +37,18 @@ def in_bytes(name: str, size: float) -> ModelConfig:
     return replace(models[name], expert_dtype=_FORMATS[size], other_dtype=_FORMATS[size])
 
 
+def remote_under_load() -> float:
+    """Bandwidth of the other socket's memory while both sockets read across [B/s].
+
+    Fiddler's layer takes so long on one socket and so long on both, where half of the reads are remote:
+    t_both / t_one = (1/2 + 1/2 B/B_remote) / 2. The printed rate across sockets was measured without that load.
+    """
+    text = published("ktransformers")
+    layer = text["numa_layer"]
+    share = float(layer["both_ms"] / layer["one_ms"])
+    return parse_bytes(text["host"]["local"]) / (4 * share - 1)
+
+
 def machine(gpu: str) -> HybridMachine:
     """The paper's host, calibrated to the one layer that it profiled: DeepSeek-V3 in BF16 on the A100."""
     text = published("ktransformers")
@@ -47,7 +58,7 @@ def machine(gpu: str) -> HybridMachine:
         gpu=processors[calibrated_on],
         sockets=host["sockets"],
         local=parse_bytes(host["local"]),
-        remote=parse_bytes(host["remote"]),
+        remote=remote_under_load(),
         tile_flops=host["tile_flops"],
         vector_flops=host["vector_flops"],
     )
@@ -106,10 +117,23 @@ def _kernel(given: Inputs) -> Value:
     return str(kt.choose_kernel(given["tokens"]).kernel.value)
 
 
+def _numa_layer(given: Inputs) -> Value:
+    """Time in which one layer's routed experts are read at the printed bandwidths, pages and threads anywhere [ms]."""
+    host = published("ktransformers")["host"]
+    model = in_bytes(given["model"], BF16_BYTES)
+    local, remote = parse_bytes(host["local"]), parse_bytes(host["remote"])
+    chosen = model.num_experts_per_tok
+    rate = numa_bandwidth(Numa.OBLIVIOUS, sockets=given["sockets"], local=local, remote=remote, top_k=chosen)
+    return 1e3 * float(chosen * model.expert_params * model.expert_bytes / rate)
+
+
 def _numa_gain(given: Inputs) -> Value:
     host = published("ktransformers")["host"]
-    sizes = {"sockets": host["sockets"], "local": parse_bytes(host["local"]), "remote": parse_bytes(host["remote"])}
-    aware, unaware = (numa_bandwidth(kind, **sizes, top_k=given["top_k"]) for kind in (Numa.TENSORS, Numa.OBLIVIOUS))
+    local, remote = parse_bytes(host["local"]), remote_under_load()
+    aware, unaware = (
+        numa_bandwidth(kind, sockets=host["sockets"], local=local, remote=remote, top_k=given["top_k"])
+        for kind in (Numa.TENSORS, Numa.OBLIVIOUS)
+    )
     return float(aware / unaware)
 
 
@@ -162,12 +186,6 @@ def _largest_gain(given: Inputs) -> Value:
     return 100 * float(max(gains))
 
 
-def _prefill_gain(given: Inputs) -> Value:
-    """Prefill of a long prompt over what the paper measured of Fiddler."""
-    speed = prefill_speed(in_bytes(given["model"], BF16_BYTES), machine(given["gpu"]), given["prompt"])
-    return float(speed / published("ktransformers")["speed"]["fiddler_prefill"])
-
-
 COMPUTE = {
     "kt.table1": _size,
     "kt.table2": _largest_change,
@@ -175,6 +193,7 @@ COMPUTE = {
     "kt.fig3.gain": _quotient,
     "kt.switch": _kernel,
     "kt.numa": _numa_gain,
+    "kt.numa.layer": _numa_layer,
     "kt.reduction": _reduction,
     "kt.busy": _busy,
     "kt.overlap": _both_busy,
@@ -184,5 +203,4 @@ COMPUTE = {
     "kt.deferred.quantised": _deferred,
     "kt.decode": _decode,
     "kt.gain": _largest_gain,
-    "kt.prefill": _prefill_gain,
 }

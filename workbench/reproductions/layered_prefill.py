@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
 from workbench.energy import EnergyModel, published_model
 from workbench.latency import Slo
-from workbench.models import models
+from workbench.models import ModelConfig, models
 from workbench.perfmodels import coverage, layered_prefill
 from workbench.perfmodels.prefill_queue import Arrivals, IterationTime, Served, serve
 from workbench.reproductions.rows import Inputs, Value, published
@@ -41,11 +40,15 @@ def arrivals(dataset: str, rate: float) -> tuple[Arrivals, ...]:
 
 
 @cache
-def served(dataset: str, rate: float, layered: bool, granularity: int = 512) -> tuple[Served, ...]:
-    """One run per seed of Qwen3-30B-A3B under the measured coverage."""
-    time, share = iteration_time(), coverage.measured_coverage
+def served(
+    dataset: str, rate: float, layered: bool, granularity: int = 512, model: ModelConfig = QWEN
+) -> tuple[Served, ...]:
+    """One run per seed, Qwen under the measured coverage and others under one as skewed."""
+    time = iteration_time()
+    skewed = partial(coverage.skewed_coverage, experts=model.num_local_experts, top_k=model.num_experts_per_tok)
+    share = coverage.measured_coverage if model == QWEN else skewed
     return tuple(
-        serve(draw, QWEN, time, share, layered=layered, granularity=granularity) for draw in arrivals(dataset, rate)
+        serve(draw, model, time, share, layered=layered, granularity=granularity) for draw in arrivals(dataset, rate)
     )
 
 
@@ -67,6 +70,12 @@ def _mean(figure: str, dataset: str, rate: float, layered: bool, granularity: in
 
 def _played(given: Inputs) -> Value:
     return _mean(given["figure"], given["dataset"], given["rate"], given["layered"], given.get("chunk", 512))
+
+
+def _played_latency(given: Inputs) -> Value:
+    """A latency of Table 8 [s]."""
+    runs = served("arxiv", given["rate"], given["layered"], model=models[given["model"]])
+    return float(np.mean([_FIGURES[given["figure"]](run) for run in runs]))
 
 
 def _played_change(given: Inputs) -> Value:
@@ -95,7 +104,7 @@ def _skewed(given: Inputs) -> Value:
 
 def _never_above_uniform(given: Inputs) -> Value:
     measured = np.asarray(coverage.measured_coverage(given["tokens"]))
-    even = coverage.uniform_coverage(given["tokens"], experts=QWEN.num_local_experts, top_k=QWEN.num_experts_per_tok)
+    even = coverage.uniform_coverage(given["tokens"], experts=QWEN.num_local_experts, top_k=given["top_k"])
     return bool(np.all(measured <= even))
 
 
@@ -164,22 +173,11 @@ def _floor_terabytes(given: Inputs) -> Value:
     return float(given["requests"] * chunks * one / 1e12)
 
 
-def _other_table(given: Inputs) -> Value:
-    """The same figure where the paper prints it once more."""
-    return float(published("layered_prefill")[given["table"]][given["row"]][given["column"]])
-
-
 def _power(given: Inputs) -> Value:
     """Power of both GPUs that an energy per token implies [W]."""
     lengths = published("layered_prefill")["lengths"]["arxiv"]
     tokens = lengths["prompt"]["mean"] + lengths["output"]["mean"]
     return float(layered_prefill.mean_power(given["joules"], given["rate"], tokens))
-
-
-def _decode_batch(given: Inputs) -> Value:
-    output = published("layered_prefill")["lengths"][given["dataset"]]["output"]["mean"]
-    gap = published("layered_prefill")["arxiv_at_1_3"]["chunked"]["tbt"]
-    return float(math.ceil(layered_prefill.mean_decode_batch(given["rate"], output, gap)))
 
 
 COMPUTE = {
@@ -188,7 +186,6 @@ COMPUTE = {
     "lp.per_expert": _tokens_per_expert,
     "lp.fig2": _prompt_gigabytes,
     **dict.fromkeys((f"lp.table2.{figure}" for figure in _FIGURES), _played),
-    "lp.table2.energy": _other_table,
     "lp.table3": _model,
     "lp.table3.kv": _model,
     "lp.table4": _drawn,
@@ -196,7 +193,6 @@ COMPUTE = {
     "lp.table6.chunked": _played,
     "lp.table6.layered": _played,
     "lp.fig3": _attained,
-    "lp.batch": _decode_batch,
     "lp.t7": _change,
     "lp.t7.played": _played_change,
     "lp.t7.floor": _floor_terabytes,
@@ -205,6 +201,7 @@ COMPUTE = {
     "lp.t8": _change,
     "lp.t8.rate": _rate_change,
     "lp.t8.played": _played,
+    "lp.t8.latency": _played_latency,
     "lp.t8.played.change": _played_change,
     "lp.t8.power": _power,
     "lp.G": _groups,

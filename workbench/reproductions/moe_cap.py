@@ -91,24 +91,12 @@ def _practical(given: Inputs) -> Value:
     return float(moe_cap.practical(given["theoretical"], given["smbu"]))
 
 
-def _misses(given: Inputs) -> Value:
-    """Whether the demand, made practical by the S-MBU that was measured, leaves the processor's box."""
-    text = published("moe_cap")["measured_tpot"]
-    model, box = models[given["model"]], processors[text["processor"]]
-    batch, seconds = given["batch"], text[f"batch_{given['batch']}"][text["models"].index(given["model"])]
-    share = coverage.uniform_coverage(batch, experts=model.num_local_experts, top_k=model.num_experts_per_tok)
-    read = moe_cap.activated_bytes(model, share), moe_cap.kv_read_bytes(model, batch, text["context"])
-    reached = moe_cap.smbu(*read, seconds, box.bandwidth)
-    needed = requirement(model, batch=batch, context=text["context"], tpot=text["target"], coverage=share)
-    return not bool(fits(needed.practical(smbu=reached, smfu=1.0), box).bandwidth)
-
-
 def _bandwidth_suffices(given: Inputs) -> Value:
     """Whether a perfect system would meet the target on bandwidth."""
     text = published("moe_cap")["measured_tpot"]
     model = models[given["model"]]
     share = coverage.uniform_coverage(given["batch"], experts=model.num_local_experts, top_k=model.num_experts_per_tok)
-    needed = requirement(model, batch=given["batch"], context=text["context"], tpot=text["target"], coverage=share)
+    needed = requirement(model, batch=given["batch"], context=text["context"], tpot=given["tpot"], coverage=share)
     return bool(fits(needed, processors[given["processor"]]).bandwidth)
 
 
@@ -116,7 +104,7 @@ def _operations_suffice(given: Inputs) -> Value:
     """Whether a perfect system would meet the target on operations."""
     text = published("moe_cap")["measured_tpot"]
     model = models[given["model"]]
-    needed = requirement(model, batch=given["batch"], context=text["context"], tpot=text["target"], coverage=1.0)
+    needed = requirement(model, batch=given["batch"], context=text["context"], tpot=given["tpot"], coverage=1.0)
     return bool(fits(needed, processors[given["processor"]]).ops)
 
 
@@ -136,7 +124,6 @@ COMPUTE = {
     "cap.fig5.fits": _stays_inside,
     "cap.fig5.leaves": _leaves_at,
     "cap.practical": _practical,
-    "cap.fig7": _misses,
     "cap.fig7.theory": _bandwidth_suffices,
     "cap.fig8": _operations_suffice,
 }

@@ -92,6 +92,32 @@ def accuracy(s: Setting, admission: Admission) -> float:
     return 1 - abs(float(s.predict().gen_tok_s) - played) / played
 
 
+# --------------------------------------------------------------- section 8.2, from which the tokens of a pass follow
+
+
+def mtbench(kv_gb: float, output: int, pass_tokens: float | None = None) -> Setting:
+    """Mixtral-8x7B on MTBench, with other tokens in a pass than the catalogue's if given."""
+    found = setting("mixtral-8x7b", kv_gb, "mtbench", output)
+    return found if pass_tokens is None else replace(found, pass_tokens=pass_tokens)
+
+
+def gpu_share(s: Setting) -> float:
+    """Processed tokens over what the GPU could process, by Stage 2 [%]."""
+    return 100 * float(s.predict().proc_tok_s * s.pass_seconds / s.pass_tokens)
+
+
+def preempted_share(s: Setting) -> float:
+    """Preemptions over requests, as the scheduler plays the setting [%]."""
+    return 100 * play_setting(s, Admission.GREEDY).preemptions / s.requests
+
+
+def gain_of_memory(output: int, pass_tokens: float | None = None) -> float:
+    """What 210 GB of KV cache add over 70 for the same requests, as the scheduler plays them [%]."""
+    few = mtbench(70, output, pass_tokens)
+    many = replace(mtbench(210, output, pass_tokens), requests=few.requests)
+    return 100 * (played_tok_s(many, Admission.GREEDY) / played_tok_s(few, Admission.GREEDY) - 1)
+
+
 # -------------------------------------------------------------------------------------------- values, by their groups
 
 
@@ -185,8 +211,11 @@ def _offloaded_mb(given: Inputs) -> Value:
     return float(prepared.cost.transfer(moved, Rows(decode=given["tokens"]))) / 1e6
 
 
+_OUTPUTS = 32, 64, 128, 256
+
+
 def _by_output_len(given: Inputs) -> list[float]:
-    places = ((given["model"], given["kv_gb"], "mtbench", g) for g in (32, 64, 128, 256))
+    places = ((given["model"], given["kv_gb"], "mtbench", g) for g in _OUTPUTS)
     return [float(setting(*place).predict().gen_tok_s) for place in places]
 
 
@@ -200,8 +229,21 @@ def _rises_then_drops(given: Inputs) -> Value:
 
 
 def _gpu_share(given: Inputs) -> Value:
-    s = setting("mixtral-8x7b", given["kv_gb"], "mtbench", given["g"])
-    return 100 * float(s.predict().proc_tok_s * s.pass_seconds / s.pass_tokens)
+    return gpu_share(mtbench(given["kv_gb"], given["g"]))
+
+
+def _preempted(given: Inputs) -> Value:
+    return preempted_share(mtbench(given["kv_gb"], given["g"], given.get("pass_tokens")))
+
+
+def _gain_of_memory(given: Inputs) -> Value:
+    return gain_of_memory(given["g"], given.get("pass_tokens"))
+
+
+def _best_output(given: Inputs) -> Value:
+    """Output length of the highest throughput [tokens]."""
+    rates = dict(zip(_OUTPUTS, _by_output_len(given), strict=True))
+    return float(max(rates, key=lambda length: rates[length]))
 
 
 def _accuracy(given: Inputs) -> Value:
@@ -242,6 +284,9 @@ COMPUTE = {
     "lens.trend.70": _falls,
     "lens.trend.210": _rises_then_drops,
     "lens.util": _gpu_share,
+    "lens.8_2.preempted": _preempted,
+    "lens.8_2.memory": _gain_of_memory,
+    "lens.8_2.peak": _best_output,
     "lens.accuracy": _accuracy,
     "lens.io_time": _transfer_seconds,
     "lens.stall": _stalled,

@@ -1,16 +1,17 @@
-"""A paper's rows: computed, counted, as a table and as text."""
+"""A paper's rows: computed, counted by class and outcome, as a table and as text."""
 
 from __future__ import annotations
 
-import html
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from workbench.display import escaped
 from workbench.reproductions import ktransformers, layered_prefill, moe_cap, moe_lens, moe_lightning
-from workbench.reproductions.rows import Inputs, Outcome, Printed, Row, Tolerance, Value, printed
+from workbench.reproductions.rows import Evidence, Inputs, Outcome, Printed, Row, Tolerance, Value, printed
 
 if TYPE_CHECKING:
     import pandas
@@ -22,10 +23,12 @@ _COMPUTE: dict[str, Callable[[Inputs], Value]] = {
     **moe_lens.COMPUTE,
     **moe_lightning.COMPUTE,
 }
+_UNCHANGED: Mapping[str, Any] = MappingProxyType({})
 _COLOURS = {
     Outcome.MET: "#059669",
     Outcome.MISSED: "#dc2626",
     Outcome.MISPRINT: "#d97706",
+    Outcome.COMPARED: "#2563eb",
     Outcome.OPEN: "#6b7280",
 }
 
@@ -41,6 +44,16 @@ class Reproduction:
         """Rows by outcome."""
         found = Counter(row.outcome for row in self.rows)
         return {outcome: found[outcome] for outcome in Outcome}
+
+    def classes(self, outcome: Outcome) -> dict[Evidence, int]:
+        """Rows of one outcome by their class, classes without any left out."""
+        found = Counter(row.printed.evidence for row in self.rows if row.outcome is outcome)
+        return {evidence: found[evidence] for evidence in Evidence if found[evidence]}
+
+    def factors(self, group: str) -> list[float]:
+        """Factor between computed and measured of each compared row whose group has this name or begins with it."""
+        compared = [row for row in self.rows if row.outcome is Outcome.COMPARED]
+        return [row.factor for row in compared if f"{row.printed.group}.".startswith(f"{group}.")]
 
     def remarks(self, *outcomes: Outcome) -> dict[str, Printed]:
         """Each reason once, with the first row of these outcomes that it explains; of all rows if none is named."""
@@ -76,13 +89,17 @@ class Reproduction:
         )
 
     def __str__(self) -> str:
-        return f"{self.paper}: " + ", ".join(f"{count} {outcome.value}" for outcome, count in self.count().items())
+        met = ", ".join(f"{count} {evidence.value}" for evidence, count in self.classes(Outcome.MET).items())
+        counts = {outcome: f"{count} {outcome.value}" for outcome, count in self.count().items() if count}
+        if met:
+            counts[Outcome.MET] += f" ({met})"
+        return f"{self.paper}: " + ", ".join(counts.values())
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        notes = "".join(f"<li>{html.escape(remark)}</li>" for remark in self.remarks())
-        return f"<p>{html.escape(str(self))}</p>{self.style().to_html()}<ol>{notes}</ol>"
+        notes = "".join(f"<li>{escaped(remark)}</li>" for remark in self.remarks())
+        return f"<p>{escaped(str(self))}</p>{self.style().to_html()}<ol>{notes}</ol>"
 
 
 def reproduce(paper: str) -> Reproduction:
@@ -98,12 +115,28 @@ def reproduce(paper: str) -> Reproduction:
     CatalogueError
         If there is no such paper.
     """
-    rows = tuple(Row(one, _computed(one)) for one in printed(paper))
+    rows = tuple(Row(one, compute(one)) for one in printed(paper))
     return Reproduction(rows[0].printed.paper, rows)
 
 
-def _computed(one: Printed) -> Value | None:
-    return None if one.expected is Outcome.OPEN else _COMPUTE[one.group](one.given)
+def summary(reproductions: Iterable[Reproduction]) -> pandas.DataFrame:
+    """Rows of these papers by class, one line each, and by outcome, one column each; the last line is their sum."""
+    import pandas
+
+    found = Counter((row.printed.evidence, row.outcome) for one in reproductions for row in one.rows)
+    counts = [[found[evidence, outcome] for outcome in Outcome] for evidence in Evidence]
+    table = pandas.DataFrame(
+        counts,
+        index=[evidence.value for evidence in Evidence],
+        columns=[outcome.value for outcome in Outcome],
+    )
+    table.loc["all"] = table.sum()
+    return table
+
+
+def compute(one: Printed, changes: Inputs = _UNCHANGED) -> Value | None:
+    """The value as the workbench computes it, with other inputs if given; None where nothing computes it."""
+    return None if one.expected is Outcome.OPEN else _COMPUTE[one.group]({**one.given, **changes})
 
 
 def _plain(row: Row) -> dict[str, Any]:
@@ -120,8 +153,9 @@ def _plain(row: Row) -> dict[str, Any]:
         "ratio": row.ratio,
         "rel": one.tolerance.rel,
         "abs": one.tolerance.abs,
+        "factor": row.factor,
         "outcome": row.outcome.value,
-        "evidence": one.evidence,
+        "evidence": one.evidence.value,
         "remark": one.remark,
     }
 
@@ -132,11 +166,20 @@ def _text(row: Row, notes: list[str]) -> dict[str, str]:
         "published": _value(one.value, one.unit),
         "computed": "" if row.computed is None else _value(row.computed, ""),
         "difference": "" if math.isnan(row.difference) else f"{row.difference:+.3g}",
-        "tolerance": "" if row.computed is None else _tolerance(one.tolerance, one.value),
+        "tolerance": _allowed(row),
         "outcome": row.outcome.value,
         "note": str(notes.index(one.remark) + 1) if one.remark else "",
-        "evidence": "" if row.computed is None else one.evidence,
+        "evidence": one.evidence.value,
     }
+
+
+def _allowed(row: Row) -> str:
+    """The tolerance, or of a compared row the factor."""
+    if row.computed is None:
+        return ""
+    if row.outcome is Outcome.COMPARED:
+        return f"factor {row.factor:.2f}"
+    return _tolerance(row.printed.tolerance, row.printed.value)
 
 
 def _value(value: Value, unit: str) -> str:

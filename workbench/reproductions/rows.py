@@ -18,7 +18,7 @@ Value = float | bool | str | tuple[float, float]
 """A number, a statement that holds or not, a word, or the two ends of a printed range."""
 
 Inputs = Mapping[str, Any]
-_OF_A_CELL = ("id", "published", "at", "outcome", "remark")
+_OF_A_CELL = ("id", "published", "at", "outcome", "remark", "evidence", "tolerance", "otherwise")
 
 
 class Outcome(enum.Enum):
@@ -27,7 +27,32 @@ class Outcome(enum.Enum):
     MET = "met"
     MISSED = "not met"
     MISPRINT = "misprint"
+    COMPARED = "compared"
     OPEN = "not computed"
+
+
+class Evidence(enum.Enum):
+    """What it says about a model that a row is met; each row has the weakest class that is true of it.
+
+    RECOMPUTED: a formula or the scheduler gives it from other values, and nothing was fitted. SIZE: a dimension of a
+    model, or a line of a data sheet. PRINT: arithmetic on the paper's own values. CALIBRATED: constants were fitted to
+    values of the same tables. REDRAWN: the value is one of those that a distribution or a curve was fitted to.
+    CONSTANT: a constant that the paper does not print was chosen so that this value comes out. OWN_BAND: nothing was
+    fitted, but how near counts is our choice, beyond what rounding explains. MEASURED: only their system gives it.
+    """
+
+    RECOMPUTED = "recomputed"
+    SIZE = "size"
+    PRINT = "print against print"
+    CALIBRATED = "calibrated"
+    REDRAWN = "redrawn fit"
+    CONSTANT = "fitted constant"
+    OWN_BAND = "own band"
+    MEASURED = "measurement"
+
+
+UNFITTED = frozenset({Evidence.RECOMPUTED, Evidence.SIZE, Evidence.PRINT})
+"""Classes of which a match is evidence: nothing was fitted or chosen for it."""
 
 
 class Tolerance(NamedTuple):
@@ -53,13 +78,15 @@ class Printed:
         Where it stands (Table 2, section 5.3), what it is, and in which unit.
     value : Value
     tolerance : Tolerance
-    evidence : str
-        paper: the print against its own formula or model sizes; derived: our formula; calibrated: fitted to the same
-        tables, no validation; simulated: our scheduler or server; own band: how near counts is our choice.
+    evidence : Evidence
     expected : Outcome
         MET, or the one that `remark` explains.
     given : mapping
         Inputs.
+    otherwise : mapping
+        Of a statement, a word or a zero: inputs with which the same computation says something else.
+    source : str
+        The paper and where it was published.
     """
 
     paper: str
@@ -70,10 +97,12 @@ class Printed:
     unit: str
     value: Value
     tolerance: Tolerance
-    evidence: str
+    evidence: Evidence
     expected: Outcome
     remark: str
     given: Inputs
+    otherwise: Inputs
+    source: str
 
 
 @dataclass(frozen=True)
@@ -103,10 +132,20 @@ class Row:
         return found / nearest if nearest else math.nan
 
     @property
+    def factor(self) -> float:
+        """Larger of computed and published over the other, nan where there is no ratio."""
+        return max(self.ratio, 1 / self.ratio) if self.ratio > 0 else math.nan
+
+    @property
     def outcome(self) -> Outcome:
-        """MET within the tolerance, OPEN where nothing was computed, else why not as the data says, or MISSED."""
+        """MET within the tolerance, OPEN where nothing was computed, else why not as the data says, or MISSED.
+
+        COMPARED is told in the data: a prediction beside a measurement has no tolerance, its `factor` is the answer.
+        """
         if self.computed is None:
             return Outcome.OPEN
+        if self.printed.expected is Outcome.COMPARED:
+            return Outcome.COMPARED
         if self._is_met():
             return Outcome.MET
         return Outcome.MISPRINT if self.printed.expected is Outcome.MISPRINT else Outcome.MISSED
@@ -162,7 +201,7 @@ def printed(paper: str) -> tuple[Printed, ...]:
     if not file.exists():
         raise CatalogueError(f"no reproduction of {paper!r}; there are {', '.join(papers())}.")
     tables = _read(f"catalogue/reproductions/{paper}.toml")
-    return tuple(one for group in tables["group"] for one in _cells(paper, tables["title"], group))
+    return tuple(one for group in tables["group"] for one in _cells(paper, tables, group))
 
 
 def papers() -> tuple[str, ...]:
@@ -170,29 +209,42 @@ def papers() -> tuple[str, ...]:
     return tuple(sorted(file.stem for file in data_path("catalogue/reproductions").glob("*.toml")))
 
 
-def _cells(paper: str, title: str, group: dict[str, Any]) -> Iterator[Printed]:
+def _cells(paper: str, tables: dict[str, Any], group: dict[str, Any]) -> Iterator[Printed]:
     cells = group.get("cells", [{}])
     for number, cell in enumerate(cells):
         given = {**group.get("given", {}), **{name: cell[name] for name in cell if name not in _OF_A_CELL}}
         merged = {**group, **cell}
         own = cell.get("id", str(number) if len(cells) > 1 else "")
-        outcome, remark = Outcome(merged.get("outcome", "met")), merged.get("remark", "")
-        if outcome is not Outcome.MET and not remark:
-            raise CatalogueError(f"{group['id']} of {paper} is {outcome.value} without a remark; say why.")
+        outcome, evidence, remark = _judgement(f"{group['id']} of {paper}", merged)
         yield Printed(
-            paper=title,
+            paper=tables["title"],
             group=group["id"],
             key=f"{group['id']}.{own}" if own else group["id"],
             item=group["item"],
             quantity=group["quantity"].format(**given),
             unit=group.get("unit", ""),
             value=_value(paper, merged),
-            tolerance=Tolerance(**group.get("tolerance", {})),
-            evidence=group.get("evidence", "paper"),
+            tolerance=Tolerance(**merged.get("tolerance", {})),
+            evidence=evidence,
             expected=outcome,
             remark=remark,
             given=MappingProxyType(given),
+            otherwise=MappingProxyType(merged.get("otherwise", {})),
+            source=tables["source"],
         )
+
+
+def _judgement(name: str, entry: dict[str, Any]) -> tuple[Outcome, Evidence, str]:
+    """What is expected of an entry, its class and its remark."""
+    outcome, remark = Outcome(entry.get("outcome", "met")), entry.get("remark", "")
+    if outcome is not Outcome.MET and not remark:
+        raise CatalogueError(f"{name} is {outcome.value} without a remark; say why.")
+    if "evidence" not in entry:
+        raise CatalogueError(f"{name} has no evidence; give one of {', '.join(one.value for one in Evidence)}.")
+    evidence = Evidence(entry["evidence"])
+    if (evidence is Evidence.MEASURED) is not (outcome is Outcome.OPEN):
+        raise CatalogueError(f"{name} is {outcome.value} with evidence {evidence.value}; these two exclude each other.")
+    return outcome, evidence, remark
 
 
 def _value(paper: str, entry: dict[str, Any]) -> Value:

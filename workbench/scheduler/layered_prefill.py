@@ -12,6 +12,7 @@ from workbench.errors import CapacityError
 from workbench.scheduler.batch import NONE, Batch, Cut, Ids
 from workbench.scheduler.block_manager import BlockCounts
 from workbench.scheduler.paged_queue import Flight, PagedQueue
+from workbench.units import is_whole
 from workbench.workload import Workload
 
 
@@ -37,7 +38,7 @@ class LayeredPrefill:
     granularity: int = 512
 
     def __post_init__(self) -> None:
-        if type(self.granularity) is not int or self.granularity < 1:
+        if not is_whole(self.granularity) or self.granularity < 1:
             raise CapacityError(f"granularity must be a whole number of tokens from 1 on, not {self.granularity!r}.")
 
     @property

@@ -96,7 +96,7 @@ class PagedQueue(ABC):
         self._emitted[victims] = self._output[victims] - (self._last[victims] - self._decoded)
         self._preempted.extendleft(reversed(victims.tolist()))
         self.preemptions += len(victims)
-        self.recomputed += int(self._lengths(victims).sum())
+        self.recomputed += int((self._lengths(victims) - 1).sum())  # the last token of each is new to the model
         self._blocks.release(victims)
         self._running = self._running[:keep]
 

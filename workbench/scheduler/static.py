@@ -13,6 +13,7 @@ from workbench.scheduler.batch import NONE, Batch, Hint, Ids
 from workbench.scheduler.block_manager import BlockCounts
 from workbench.scheduler.paged_queue import PagedQueue
 from workbench.scheduler.token_balance import balance
+from workbench.units import is_whole
 from workbench.workload import Workload
 
 
@@ -45,7 +46,7 @@ class StaticBatching:
 
     def __post_init__(self) -> None:
         for name, value in (("micro_batches", self.micro_batches), ("size", self.size)):
-            if value is not None and (type(value) is not int or value < 1):
+            if value is not None and (not is_whole(value) or value < 1):
                 raise CapacityError(f"{name} must be a whole number from 1 on, not {value!r}.")
         if self.token_budget is not None:
             check_budget("token_budget", self.token_budget)

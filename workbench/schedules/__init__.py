@@ -2,6 +2,7 @@
 
 from workbench.schedules.base import Lowering, Schedule, Step
 from workbench.schedules.cgopipe import CGOPipe
+from workbench.schedules.contenders import contenders
 from workbench.schedules.fastdecode import FastDecode
 from workbench.schedules.fiddler import Fiddler
 from workbench.schedules.flexgen import FlexGenS3, FlexGenS4
@@ -25,4 +26,5 @@ __all__ = [
     "Step",
     "VSLPipe",
     "WeightPlace",
+    "contenders",
 ]

@@ -11,6 +11,7 @@ from workbench.errors import ScheduleError
 from workbench.plan import Page, Task
 from workbench.schedules.base import Schedule, Step, TaskList
 from workbench.segments import EMBED, HEAD, WEIGHTS, Kind, LayerGraph
+from workbench.units import is_whole
 
 _A, _Q, _C, _H, _B = range(5)
 _ATTENTION_ON_CPU = "gpu segment, d2h move, cpu segment, h2d move, gpu segment"
@@ -44,9 +45,10 @@ class MicroBatched(Schedule):
     micro_batches: int = 4
 
     def __post_init__(self) -> None:
-        if type(self.micro_batches) is not int or self.micro_batches < self.least:
+        if not is_whole(self.micro_batches) or self.micro_batches < self.least:
             what = "one micro-batch" if self.least == 1 else f"{self.least} micro-batches"
             raise ScheduleError(f"{type(self).__name__} needs at least {what}, not {self.micro_batches!r}.")
+        object.__setattr__(self, "micro_batches", int(self.micro_batches))
 
     @property
     def parts(self) -> int:
@@ -64,7 +66,8 @@ def shape(graph: LayerGraph) -> str:
 def wrong_shape(schedule: str, needed: str, graph: LayerGraph) -> ScheduleError:
     """The error that tells which pipeline a schedule needs."""
     return ScheduleError(
-        f"{schedule} needs a pipeline of the shape {needed}, not {graph.pipeline}. Wire it so, or use Sequential()."
+        f"{schedule} needs a pipeline of the shape {needed}, not {graph.pipeline}. Wire it so, or use "
+        "Sequential(prefetch=True)."
     )
 
 

@@ -10,6 +10,7 @@ from workbench.errors import ScheduleError
 from workbench.plan import Carry, Task
 from workbench.schedules.base import Schedule, Step, TaskList
 from workbench.segments import EMBED, HEAD, WEIGHTS, Kind, LayerGraph
+from workbench.units import is_whole
 
 _A, _Q, _C, _H, _B = range(5)
 _SHAPE = ((Kind.SEGMENT, "gpu"), (Kind.MOVE, "d2h"), (Kind.SEGMENT, "cpu"), (Kind.MOVE, "h2d"), (Kind.SEGMENT, "gpu"))
@@ -45,11 +46,12 @@ class VSLPipe(Schedule):
     def __post_init__(self) -> None:
         if not self.packet_seconds > 0:
             raise ScheduleError(f"VSLPipe's packet_seconds must be positive, not {self.packet_seconds}.")
-        if type(self.weight_slots) is not int or self.weight_slots < 2:
+        if not is_whole(self.weight_slots) or self.weight_slots < 2:
             raise ScheduleError(
                 f"VSLPipe's weight_slots must be at least 2, not {self.weight_slots!r}: one stage's weights are used "
                 "while the next one's arrive."
             )
+        object.__setattr__(self, "weight_slots", int(self.weight_slots))
 
     @property
     def parts(self) -> int:
@@ -62,7 +64,7 @@ class VSLPipe(Schedule):
         if shape != _SHAPE or graph.enter or graph.leave:
             raise ScheduleError(
                 f"VSLPipe needs a pipeline of the shape gpu(...) >> offload >> cpu(...) >> load >> gpu(...), not "
-                f"{graph.pipeline}. Wire it so, or use Sequential()."
+                f"{graph.pipeline}. Wire it so, or use Sequential(prefetch=True)."
             )
         return _Phases(graph, layers, self.weight_slots, step).run()
 

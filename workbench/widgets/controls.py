@@ -18,6 +18,7 @@ from workbench.widgets.settings import (
     machines_offered,
     models_offered,
     settings_of,
+    suitable_kv,
     whole_ladder,
 )
 
@@ -41,8 +42,8 @@ class Controls(w.VBox):  # type: ignore[misc]
         self.output_len = _slider("Output tokens", _counts(whole_ladder(own.output_len, 2, 128)), own.output_len)
         self.kv_tokens = _slider("KV capacity", self._capacities(), own.kv_tokens)
         self.link = _slider("Link speed", self._rates(), own.link)
-        self.model.observe(lambda _: _relabel(self.kv_tokens, self._capacities()), "value")
-        self.machine.observe(lambda _: _relabel(self.link, self._rates()), "value")
+        self.model.observe(lambda _: self._offer_kv(), "value")
+        self.machine.observe(lambda _: self._offer_machine(), "value")
         super().__init__([*self._all()])
 
     def _all(self) -> tuple[Any, ...]:
@@ -79,6 +80,19 @@ class Controls(w.VBox):  # type: ignore[misc]
         held = self._base.workload.prompt_len + self._base.workload.output_len
         return ladder(self._own.kv_tokens, float(held.max()), 4 * max(float(held.sum()), self._own.kv_tokens))
 
+    def _offer_machine(self) -> None:
+        """Take the link of the machine that was chosen, and a KV capacity for it."""
+        own = self.machine.value == self._own.machine
+        _offer(self.link, self._rates(), self._own.link if own else full_link(self.machine.value))
+        self._offer_kv()
+
+    def _offer_kv(self) -> None:
+        """Take the scenario's own KV capacity for its own model and machine, for others one that suits them."""
+        now = self.settings
+        own = (now.model, now.machine) == (self._own.model, self._own.machine)
+        chosen = self._own.kv_tokens if own else suitable_kv(self._base, now, self.kv_steps)
+        _offer(self.kv_tokens, self._capacities(), chosen)
+
     def _capacities(self) -> list[tuple[str, float]]:
         per_token = kv_bytes_per_token(self._base, self.model.value)
         return [(format_bytes(tokens * per_token), tokens) for tokens in self.kv_steps]
@@ -102,8 +116,7 @@ def _slider(label: str, options: Sequence[tuple[str, Any]], value: Any) -> Any:
     return w.SelectionSlider(options=options, value=value, description=label, style=_STYLE, layout=w.Layout(**_WIDE))
 
 
-def _relabel(slider: Any, options: Sequence[tuple[str, float]]) -> None:
-    """Give a slider other options, and of these the one nearest to its value."""
-    nearest = min((value for _, value in options), key=lambda value: abs(value - slider.value))
+def _offer(slider: Any, options: Sequence[tuple[str, float]], value: float) -> None:
+    """Give a slider other options and one of their values."""
     slider.options = options
-    slider.value = nearest
+    slider.value = value

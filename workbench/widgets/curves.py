@@ -38,7 +38,7 @@ class CurvePicture:
 
     def __init__(self) -> None:
         self.figure = Figure(figsize=SIZE, dpi=DPI, facecolor="none")
-        self.figure.subplots_adjust(left=0.1, right=0.975, top=0.85, bottom=0.13)
+        self.figure.subplots_adjust(left=0.1, right=0.975, top=0.77, bottom=0.13)
         self.canvas = FigureCanvasAgg(self.figure)
         self.ax = self.figure.add_subplot()
         self._framed: object = None

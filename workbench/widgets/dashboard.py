@@ -19,7 +19,7 @@ from workbench.perfmodels import bound
 from workbench.plots import middle
 from workbench.result import Result
 from workbench.scenario import Scenario
-from workbench.schedules import Schedule, Sequential, VSLPipe
+from workbench.schedules import Schedule, contenders
 from workbench.simulate import Detail, simulate
 from workbench.sweep import SweepPoint
 from workbench.widgets.controls import Controls
@@ -51,7 +51,7 @@ class Dashboard(w.VBox):  # type: ignore[misc]
     scenario : Scenario
         Gives pipeline, scheduler and block size, and where the controls stand at first.
     schedules : sequence of Schedule
-        Those compared; the first is chosen to run live.
+        Those compared, the pipeline's `contenders` unless given; the first is chosen to run live.
     workload : callable
         ``(model, requests, prompt_len, output_len) -> Workload``; seeded random tokens unless given.
 
@@ -65,12 +65,13 @@ class Dashboard(w.VBox):  # type: ignore[misc]
     def __init__(
         self,
         scenario: Scenario,
-        schedules: Sequence[Schedule] = (Sequential(), VSLPipe()),
+        schedules: Sequence[Schedule] = (),
         *,
         workload: WorkloadOf = random_tokens,
     ) -> None:
         for older in list(Dashboard._opened):
             older.close()
+        schedules = schedules or contenders(scenario.layer)
         self._predictions = Predictions(scenario, schedules, workload)
         self._measured: list[tuple[Settings, Result]] = []
         self._picture = CurvePicture()

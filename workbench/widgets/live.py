@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import ipywidgets as w
 
+from workbench.display import escaped
 from workbench.engine import LiveRun, RunState
 from workbench.errors import WorkbenchError
 from workbench.serving import Progress
@@ -132,7 +133,7 @@ class LivePanel(w.VBox):  # type: ignore[misc]
 def status(state: RunState | None, run: LiveRun | None, obstacle: str) -> str:
     """One line on where the run stands, or why there is none."""
     if obstacle and (state is None or state.ended):
-        return f"Cannot run live: {obstacle}."
+        return escaped(f"Cannot run live: {obstacle}.")
     if run is None or state is None:
         return "No run yet: press Start."
     if state is RunState.FAILED and run.error is not None:

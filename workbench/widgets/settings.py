@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from workbench.catalogue import cache_path, data_path
-from workbench.errors import CheckpointError
+from workbench.errors import CheckpointError, WorkbenchError
 from workbench.hardware import Machine, machines
 from workbench.models import ModelConfig, checkpoint, models
 from workbench.scenario import Scenario
@@ -83,6 +83,29 @@ def settings_of(base: Scenario, schedule: Schedule) -> Settings:
     )
 
 
+def suitable_kv(base: Scenario, settings: Settings, steps: Sequence[float]) -> float:
+    """Of some KV capacities the least that holds all requests at once, or the largest that the memories have room for.
+
+    The least of all where none fits: what is wrong is then told of it.
+    """
+    wanted = settings.requests * (settings.prompt_len + settings.output_len)
+    enough = next((place for place, step in enumerate(steps) if step >= wanted), len(steps) - 1)
+    tried = (replace(settings, kv_tokens=step) for step in reversed(steps[: enough + 1]))
+    return next((one.kv_tokens for one in tried if _fits(base, one)), steps[0])
+
+
+def _fits(base: Scenario, settings: Settings) -> bool:
+    try:
+        return bool(scenario_of(base, settings, lengths_alone).fits(settings.schedule))
+    except WorkbenchError:
+        return False
+
+
+def lengths_alone(model: ModelConfig, requests: int, prompt_len: int, output_len: int) -> Workload:
+    """Requests of one length without token ids, for what is only predicted."""
+    return Workload.lengths(prompt_len, output_len, requests)
+
+
 def why_not_live(scenario: Scenario) -> str:
     """Why the live engine cannot take this scenario, in one line; empty if it can."""
     if scenario.model.path is None:
@@ -134,7 +157,7 @@ def models_offered(base: Scenario) -> Mapping[str, ModelConfig]:
         for file in sorted(folder.glob("*/config.json")):
             try:
                 model = checkpoint(file.parent)
-            except CheckpointError:
+            except (CheckpointError, OSError):
                 continue  # half written, or of an architecture that nothing here can run
             if model.path not in [known.path for known in found.values()]:
                 found.setdefault(model.name, model)

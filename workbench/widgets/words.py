@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable
 
+from workbench.display import escaped
 from workbench.errors import WorkbenchError
 from workbench.result import Source
 from workbench.sweep import SweepPoint
@@ -16,7 +16,7 @@ _RED = "color: var(--jp-error-color1, #b00020)"
 def alert(error: BaseException | str) -> str:
     """An error in one sentence; one that nobody raised on purpose is named by its class as well."""
     text = str(error) if isinstance(error, WorkbenchError | str) else f"{type(error).__name__}: {error}"
-    return f"<span role='alert' style='{_RED}'>{html.escape(text)}</span>" if text else ""
+    return f"<span role='alert' style='{_RED}'>{escaped(text)}</span>" if text else ""
 
 
 def digits(value: float) -> str:
@@ -30,9 +30,9 @@ def in_figures(point: SweepPoint) -> str:
         f"{'bound' if result.source is Source.BOUND else result.schedule} {digits(result.gen_tok_s)}"
         for result in point.results
     ]
-    return html.escape(f"At {format_bytes(point.kv_capacity)}: {', '.join(rates)} output tok/s.")
+    return escaped(f"At {format_bytes(point.kv_capacity)}: {', '.join(rates)} output tok/s.")
 
 
 def paragraphs(sentences: Iterable[str]) -> str:
     """One paragraph per sentence."""
-    return "".join(f"<p>{html.escape(sentence)}</p>" for sentence in sentences)
+    return "".join(f"<p>{escaped(sentence)}</p>" for sentence in sentences)

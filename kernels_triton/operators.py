@@ -1,0 +1,185 @@
+"""Computations as operators of torch, which torch.compile, FakeTensor, vmap and autograd then know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.forward_ad import unpack_dual
+
+_NAMESPACE = "moe_workbench"
+
+
+def operator(
+    name: str,
+    compute: Callable[..., Any],
+    shaped: Callable[..., Any],
+    *,
+    formula: Callable[..., Any] | None = None,
+    written: Sequence[str] = (),
+) -> Callable[..., Any]:
+    """Register the operator `torch.ops.moe_workbench.<name>` and return what calls it.
+
+    Where autograd follows an operand, the formula is called itself. vmap calls the operator once per entry.
+
+    Parameters
+    ----------
+    name : str
+    compute : function of tensors, numbers and strings, all by position and with annotations
+    shaped : function of the same operands
+        Empty results of the same shapes, dtypes and strides.
+    formula : function of the same operands, optional
+        The same in operations of torch that torch.compile can trace. Without one `compute` is differentiated, and in
+        compiled code an operator of its own computes the backward pass.
+    written : names of operands, optional
+        Those that `compute` stores into; it returns nothing then.
+
+    Raises
+    ------
+    ValueError
+        When it is called, if it stores into an operand and autograd follows one.
+
+    Examples
+    --------
+    >>> def halve(x: torch.Tensor) -> torch.Tensor:
+    ...     return x / 2
+    >>> operator("halve", halve, torch.empty_like)(torch.tensor([3.0], requires_grad=True))
+    tensor([1.5000], grad_fn=<DivBackward0>)
+    """
+    # By schema, not by torch.library.custom_op, whose calls import triton before its mode is chosen.
+    full, schema = f"{_NAMESPACE}::{name}", torch.library.infer_schema(compute, mutates_args=tuple(written))
+    torch.library.define(full, schema)
+    torch.library.impl(full, "CompositeExplicitAutograd", compute)
+    torch.library.register_fake(full, shaped)
+    registered = _overload(name)
+    if not written:
+        _register_backward(name, schema, formula or compute)
+
+    def call(*operands: Any) -> Any:
+        if not asks_gradient(*operands):
+            return registered(*operands)
+        if written:
+            raise ValueError(
+                f"{name} takes operands that ask for no gradient, since it stores into {' and '.join(written)}: detach "
+                "them, or call under torch.no_grad()."
+            )
+        if formula is not None:
+            return formula(*operands)
+        return registered(*operands) if _only_compiled(operands) else compute(*operands)
+
+    def entry_by_entry(batch: Any, dims: tuple[Any, ...], *operands: Any) -> Any:
+        results = [call(*_entry(operands, dims, at)) for at in range(batch.batch_size)]
+        if written:
+            return None, None
+        if isinstance(results[0], torch.Tensor):
+            return torch.stack(results), 0
+        return tuple(torch.stack(parts) for parts in zip(*results, strict=True)), (0,) * len(results[0])
+
+    torch.library.register_vmap(full, entry_by_entry)
+    return call
+
+
+def asks_gradient(*operands: object) -> bool:
+    """Whether autograd follows one of the operands, backwards or forwards.
+
+    Examples
+    --------
+    >>> asks_gradient(torch.ones(1), None), asks_gradient(torch.ones(1, requires_grad=True))
+    (False, True)
+    """
+    backwards = torch.is_grad_enabled()
+    for operand in operands:
+        if isinstance(operand, torch.Tensor) and ((backwards and operand.requires_grad) or _has_tangent(operand)):
+            return True
+    return False
+
+
+def check_tensor(name: str, operand: object) -> None:
+    """Raise unless `operand` is a tensor of torch.
+
+    Raises
+    ------
+    TypeError
+        If it is an array of numpy or anything else.
+
+    Examples
+    --------
+    >>> check_tensor("x", [1.0])
+    Traceback (most recent call last):
+    TypeError: x must be a torch tensor, not list: pass torch.as_tensor(x).
+    """
+    if not isinstance(operand, torch.Tensor):
+        raise TypeError(f"{name} must be a torch tensor, not {type(operand).__name__}: pass torch.as_tensor({name}).")
+
+
+def _has_tangent(tensor: torch.Tensor) -> bool:
+    try:
+        return unpack_dual(tensor).tangent is not None
+    except RuntimeError:  # of a tensor that vmap batches: its entries are asked
+        return False
+
+
+def _only_compiled(operands: Sequence[Any]) -> bool:
+    """Whether code is being compiled whose gradients go backwards only, as an operator's do."""
+    followed = [operand for operand in operands if isinstance(operand, torch.Tensor)]
+    return torch.compiler.is_compiling() and not any(_has_tangent(tensor) for tensor in followed)
+
+
+def _overload(name: str) -> Callable[..., Any]:
+    overload: Callable[..., Any] = getattr(getattr(torch.ops, _NAMESPACE), name).default
+    return overload
+
+
+def _entry(operands: Sequence[Any], dims: Sequence[Any], at: int) -> list[Any]:
+    """Operands of one entry of what vmap batches."""
+    own = []
+    for operand, dim in zip(operands, dims, strict=True):
+        batched = isinstance(operand, torch.Tensor) and dim is not None
+        own.append(operand.select(dim, at) if batched else operand)
+    return own
+
+
+def _register_backward(name: str, schema: str, formula: Callable[..., Any]) -> None:
+    """Give operator `name` a backward pass: an operator too, since a formula may look at values."""
+    inputs, backward = schema[1 : schema.rindex(") ->")], f"{_NAMESPACE}::{name}_backward"
+
+    def compute(grads: Sequence[torch.Tensor | None], *rest: Any) -> list[torch.Tensor]:
+        return _gradients(formula, grads, rest[:-1], rest[-1])
+
+    def shaped(_grads: Sequence[torch.Tensor | None], *rest: Any) -> list[torch.Tensor]:
+        return [torch.empty_like(rest[at], memory_format=torch.contiguous_format) for at in rest[-1]]
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.places = [at for at, operand in enumerate(inputs) if isinstance(operand, torch.Tensor)]
+        ctx.save_for_backward(*(inputs[at] for at in ctx.places))
+        ctx.others = [None if at in ctx.places else operand for at, operand in enumerate(inputs)]
+
+    def go_back(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        operands = list(ctx.others)
+        for at, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
+            operands[at] = tensor
+        wanted = [at for at in ctx.places if ctx.needs_input_grad[at]]
+        found = dict(zip(wanted, _overload(f"{name}_backward")(list(grads), *operands, wanted), strict=True))
+        return tuple(found.get(at) for at in range(len(operands)))
+
+    torch.library.define(backward, f"(Tensor?[] grads, {inputs}, int[] wanted) -> Tensor[]")
+    torch.library.impl(backward, "CompositeExplicitAutograd", compute)
+    torch.library.register_fake(backward, shaped)
+    torch.library.register_autograd(f"{_NAMESPACE}::{name}", go_back, setup_context=keep)
+
+
+def _gradients(
+    formula: Callable[..., Any], grads: Sequence[torch.Tensor | None], operands: Sequence[Any], wanted: Sequence[int]
+) -> list[torch.Tensor]:
+    """Of the formula's results with respect to the operands that are wanted, new and contiguous."""
+    own = [operand.detach() if isinstance(operand, torch.Tensor) else operand for operand in operands]
+    sources = [own[at].requires_grad_() for at in wanted]
+    with torch.enable_grad():
+        result = formula(*own)
+    results = (result,) if isinstance(result, torch.Tensor) else result
+    met = [(part, grad) for part, grad in zip(results, grads, strict=True) if grad is not None and part.requires_grad]
+    found = torch.autograd.grad(
+        [part for part, _ in met], sources, [grad for _, grad in met], allow_unused=True, materialize_grads=True
+    )
+    return [grad.clone(memory_format=torch.contiguous_format) for grad in found]

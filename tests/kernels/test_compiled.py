@@ -1,0 +1,120 @@
+"""Compiled kernels that are kept on disk may only help: whatever happens to the files, the kernels work."""
+
+import errno
+import os
+import subprocess
+import sys
+import types
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from numba.core import caching, config
+
+from kernels_cpu import compiled as module
+from tests.damage import DAMAGES
+
+SOURCE = "def kernel(x):\n    return 3 * x + 1\n"
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[int, list[str]]]:
+    """Decorate and call a kernel as a new process would; how often it was compiled, and what was said."""
+    file = tmp_path / "kernels_here.py"
+    file.write_text(SOURCE)
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path / "cache"))
+    found = types.ModuleType("kernels_here")
+    found.__file__ = str(file)
+    monkeypatch.setitem(sys.modules, "kernels_here", found)
+    exec(compile(SOURCE, str(file), "exec"), found.__dict__)
+
+    def fresh() -> tuple[int, list[str]]:
+        module._tell.cache_clear()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            kernel = module.compiled()(found.kernel)
+            assert kernel(2) == 7
+            assert kernel(5) == 16
+        return sum(kernel.stats.cache_misses.values()), [str(each.message) for each in said]
+
+    yield fresh
+    module._tell.cache_clear()
+
+
+def kept(tmp_path: Path, ending: str) -> Path:
+    (file,) = (tmp_path / "cache").rglob(f"*.{ending}")
+    return file
+
+
+def test_a_kernel_is_compiled_once(call) -> None:
+    assert call() == (1, [])
+    assert call() == (0, [])
+
+
+@pytest.mark.parametrize("ending", ["nbi", "nbc"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_made_anew(damage: str, ending: str, call, tmp_path: Path) -> None:
+    call()
+    DAMAGES[damage](kept(tmp_path, ending))
+    compiled, said = call()
+    assert compiled == 1
+    assert len(said) <= 2
+    assert all("compiled kernels" in each for each in said)
+    if damage != "a folder":
+        assert call() == (0, [])
+    else:
+        assert call()[0] == 1
+
+
+def test_every_byte_of_a_file_may_be_wrong(call, tmp_path: Path) -> None:
+    """At places all over both files; none ends the process, and each is mended."""
+    call()
+    for ending in ("nbi", "nbc"):
+        size = kept(tmp_path, ending).stat().st_size
+        for place in range(0, size, max(1, size // 25)):
+            file = kept(tmp_path, ending)
+            raw = bytearray(file.read_bytes())
+            raw[min(place, len(raw) - 1)] ^= 0xFF
+            file.write_bytes(raw)
+            call()
+            for stale in (tmp_path / "cache").rglob("*.nb*"):  # a wrong name in the index leads to a second file
+                stale.unlink()
+            call()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_full_disk_is_told_once(number: int, call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(caching.IndexDataCacheFile, "_open_for_write", fail)
+    compiled, (said,) = call()
+    assert compiled == 1
+    assert "set NUMBA_CACHE_DIR" in said
+
+
+NOWHERE = """
+import warnings
+from numba.core import caching
+
+def fail(self):
+    raise OSError(30, "Read-only file system")
+
+caching._CacheLocator.ensure_cache_path = fail
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    import numpy as np, torch
+    from workbench.kernels import rms_norm, append_kv
+    kv, row = np.zeros((1, 2, 2, 16, 8), np.float32), np.ones((1, 2, 8), np.float32)
+    append_kv(kv, np.zeros(1, np.int64), row, row)
+    assert kv.sum() == 32
+ours = [str(each.message) for each in said if "compiled kernels" in str(each.message)]
+assert len(ours) == 1, ours
+"""
+
+
+def test_the_kernels_work_where_no_folder_can_be_written() -> None:
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", NOWHERE], cwd=root, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr

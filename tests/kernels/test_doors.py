@@ -1,0 +1,29 @@
+"""One law for all doors, drawn from the table of doors: `law_of_doors.py` says it."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.kernels.doors import DOORS, WAYS_TO_PACK
+from tests.kernels.law_of_doors import check, drawn
+from workbench import kernels
+
+CALLS = 40
+"""Drawn calls per door."""
+MEASURES = {"copy_rate", "link_rates", "matmul_rate", "multiply_add", "timed", "side_by_side"}
+SAYS = {"features", "numa_nodes", "tuning", "empty_in_huge_pages"}
+
+
+@pytest.mark.parametrize("name", DOORS)
+@settings(max_examples=CALLS)
+@given(st.randoms(use_true_random=False))
+def test_any_call_gives_the_answer_of_float64_or_an_error_of_ours(name, random):
+    check(drawn(DOORS[name], random))
+
+
+def test_every_op_has_a_door_in_the_table():
+    others = MEASURES | SAYS | WAYS_TO_PACK
+    for name in kernels.__all__:
+        is_type = isinstance(getattr(kernels, name), type)
+        told = name.endswith(("_work", "_reference"))
+        assert name in DOORS or name in others or is_type or told

@@ -1,0 +1,64 @@
+"""Law 8 before any work: what `fits` says of a scenario is what the readers then do."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+
+from tests.builders import scenarios, schedulers, small_machine, tiny_scenario
+from workbench.errors import CapacityError, ScenarioError, WorkbenchError
+from workbench.perfmodels import bound
+from workbench.scheduler.continuous import ContinuousBatching
+from workbench.schedules import Sequential
+from workbench.simulate import simulate
+
+FORMATS = st.sampled_from([None, "fp32", "bf16", "fp16"])
+KNOWN = st.sets(st.sampled_from(["fp32", "bf16", "fp16"]), min_size=1)
+
+
+@st.composite
+def asked(draw):
+    """Any precisions on machines that lack some rates or memory, under any scheduler."""
+    scenario, schedule = draw(scenarios())
+    machine = scenario.machine
+    for lane, kept in (("gpu", draw(KNOWN)), ("cpu", draw(KNOWN | st.just({"fp32", "bf16", "fp16"})))):
+        device = getattr(machine, lane)
+        memory = device.memory * draw(st.sampled_from([1.0, 1.0, 1e-3]))
+        rates = tuple((dtype, 1e11) for dtype in sorted(kept))
+        machine = replace(machine, **{lane: replace(device, flops=rates, memory=memory)})
+    precisions = {"weights": draw(FORMATS), "kv": draw(FORMATS)}
+    try:
+        memory = replace(scenario.memory, kv_capacity=2 * float(scenario.memory.kv_capacity), **precisions)
+        return scenario.on(machine=machine, memory=memory, scheduler=draw(schedulers())), schedule
+    except WorkbenchError:
+        reject()
+
+
+@settings(max_examples=150)
+@given(asked())
+def test_fits_says_yes_exactly_where_the_readers_answer(case):
+    scenario, schedule = case
+    try:
+        fitting = bool(scenario.fits(schedule))
+    except WorkbenchError as error:
+        refusal = type(error), str(error)
+        for read in (bound, simulate):
+            with pytest.raises(WorkbenchError) as found:
+                read(scenario, schedule)
+            assert (type(found.value), str(found.value)) == refusal
+        return
+    for read in (bound, simulate):
+        if fitting:
+            assert read(scenario, schedule).generated == scenario.workload.output_len.sum()
+        else:
+            with pytest.raises(CapacityError):
+                read(scenario, schedule)
+
+
+def test_a_precision_without_a_rate_is_refused_by_fits_too():
+    machine = replace(small_machine(), gpu=replace(small_machine().gpu, flops=(("bf16", 1e11),)))
+    scenario = tiny_scenario(machine=machine, scheduler=ContinuousBatching(64))
+    half = scenario.on(memory=replace(scenario.memory, weights="fp16"))
+    with pytest.raises(ScenarioError, match="no known FLOP rate for fp16"):
+        half.fits(Sequential())

@@ -1,0 +1,102 @@
+"""Every decoder of transformers is either counted as transformers builds it, or refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from workbench.architectures import ARCHITECTURES
+from workbench.engine.checkpoint import open_checkpoint
+from workbench.errors import CheckpointError
+from workbench.models import _UNDERSTOOD, ModelConfig, checkpoint, model
+
+BAR = 0.005
+ABSENT = ("kimi_k2", "deepseek_v2")
+"""Kimi K2 is DeepSeek-V3 under a type of its own that transformers lacks; DeepSeek-V2 has no default for top-k."""
+SMALL: dict[str, Any] = {"num_hidden_layers": 6, "layer_types": None, "mlp_layer_types": None, "moe_layers": None}
+SMALL |= {"no_rope_layers": None, "num_experts_per_tok": 2}
+SMALL |= dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 8)
+"""So few layers and experts that what is left out of one shows."""
+
+
+def built(config: Any) -> int:
+    """Parameters of the model that transformers makes of a configuration, tied ones once."""
+    with torch.device("meta"):
+        made = transformers.AutoModelForCausalLM.from_config(config)
+    return sum(parameter.numel() for parameter in {id(p): p for p in made.parameters()}.values())
+
+
+def read(config: Any, name: str) -> ModelConfig | None:
+    """The reader's model, or None where it refuses the configuration by its name."""
+    try:
+        return model(config.to_dict(), name=name)
+    except CheckpointError as error:
+        if repr(name) not in str(error):
+            raise
+        return None
+
+
+@pytest.mark.parametrize("kind", sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - {"gemma4_assistant"}))
+def test_a_decoder_of_transformers_is_counted_right_or_refused_by_name(kind: str) -> None:
+    config = CONFIG_MAPPING[kind]()
+    found = read(config, kind)
+    if found is None:
+        assert config.to_dict()["model_type"] not in _UNDERSTOOD or kind in ABSENT
+    else:
+        assert found.params == pytest.approx(built(config), rel=BAR)
+
+
+def changes(config: Any) -> list[tuple[str, Any]]:
+    """Every number, flag and list of a configuration set to something else."""
+    given = config.to_dict()
+    found: list[tuple[str, Any]] = []
+    for key, value in given.items():
+        if isinstance(value, bool):
+            found.append((key, not value))
+        elif isinstance(value, int):
+            found += [(key, 2 * value or 2), (key, value // 2 or 1024)]
+        elif value is None:
+            found += [(key, True), (key, 2), (key, 1024)]
+    layers = given["num_hidden_layers"]
+    kinds = [["dense"] * 2 + ["sparse"] * (layers - 2), ["sparse", "dense"] * (layers // 2)]
+    return [*found, *(("mlp_layer_types", kind) for kind in kinds if "mlp_layer_types" in given)]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in _UNDERSTOOD if kind != "kimi_k2"])
+def test_a_family_is_counted_right_whatever_key_is_set(kind: str) -> None:
+    """Where transformers builds what it was given, the reader counts that, or refuses it."""
+    own = {key: value for key, value in SMALL.items() if key in CONFIG_MAPPING[kind]().to_dict()}
+    least = CONFIG_MAPPING[kind](**own)
+    wrong, counted = [], 0
+    for key, value in changes(least):
+        try:
+            config = CONFIG_MAPPING[kind](**{**own, key: value})
+            expected = built(config)
+        except Exception:
+            continue  # transformers itself refuses
+        found = read(config, kind)
+        counted += found is not None
+        if found is not None and abs(found.params / expected - 1) > BAR:
+            wrong.append((key, value, found.params / expected - 1))
+    assert not wrong
+    assert counted > 20
+
+
+@pytest.mark.parametrize("kind", [known.model_type for known in ARCHITECTURES.values()])
+def test_what_transformers_saves_of_a_family_that_runs_is_opened(kind: str, tmp_path: Path) -> None:
+    own = SMALL | {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 32, "moe_intermediate_size": 32}
+    own |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50, "head_dim": 16}
+    config = CONFIG_MAPPING[kind](
+        **{key: value for key, value in own.items() if key in CONFIG_MAPPING[kind]().to_dict()}
+    )
+    made = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    made.save_pretrained(tmp_path)
+    found = checkpoint(tmp_path)
+    assert open_checkpoint(found)["model.embed_tokens.weight"].equal(made.get_input_embeddings().weight)
+    assert found.params + found.num_hidden_layers * found.attention_vectors == made.num_parameters()

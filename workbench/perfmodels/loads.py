@@ -1,0 +1,205 @@
+"""Least seconds of each lane, of the host's memory and of shared cores, in however many calls the rows come."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from workbench.cost import Rows
+from workbench.prepared import Prepared
+from workbench.segments import EMBED, HEAD, Kind, Node
+from workbench.stages import Stage
+from workbench.task_cost import Pricer
+
+DRAM = "DRAM bandwidth"
+"""Name of the limit that the host's memory sets."""
+CORES = "cores that both lanes share"
+"""Name of the limit that a computer's cores set where they stand for both devices."""
+SUMS = {"gpu": "all-reduce", "cpu": "reduce-scatter"}
+"""What a lane's limit is called that is part of its own: adding up what each of its GPUs or sockets has."""
+_PREFILL = Rows(prefill=1, pairs=1, emits=1)
+_EXACT = 32  # from twice as many rows on, a call stands for those with up to 1/32 more
+_TOKENS = ("decodes", "outputs")
+
+Seconds = Callable[[Rows], float]
+Counts = npt.NDArray[np.int64]
+
+
+class Crowd(NamedTuple):
+    """Calls with at least `least` and at most `most` rows, and what the KV cache says of calls with at most `most`.
+
+    Attributes
+    ----------
+    least, most : int
+    outputs, decodes : float
+        Over all output tokens, and over those of decodes, the sum of min(1, most h / B), each being made while its
+        sequence holds h of B blocks; or of most / R, if that is more, R being the sequences that can run together.
+    """
+
+    least: int
+    most: int
+    outputs: float
+    decodes: float
+
+
+class Forced(NamedTuple):
+    """What no order of tasks and no scheduler can avoid.
+
+    Attributes
+    ----------
+    iterations : int
+        That the KV cache and the longest output ask for.
+    shortest : float
+        KV entries that every decode reads at least.
+    decodes : float
+        Decodes if nothing is recomputed.
+    crowds : tuple of Crowd
+        Up to as many rows as sequences that the KV cache holds in one iteration.
+    """
+
+    iterations: int
+    shortest: float
+    decodes: float
+    crowds: tuple[Crowd, ...]
+
+
+def crowds(together: int, outputs: Counts, decodes: Counts, blocks: int) -> tuple[Crowd, ...]:
+    """Calls of up to so many rows, `outputs[h]` and `decodes[h]` tokens being made while sequences hold h blocks."""
+    held, found, least = np.arange(len(outputs)), list[Crowd](), 1
+    while least <= together:
+        most = min(least + max(0, least // _EXACT - 1), together)
+        share = np.minimum(1.0, most * held / blocks)
+        tokens = (max(float(share @ each), most / together * float(each.sum())) for each in (outputs, decodes))
+        found.append(Crowd(least, most, *tokens))
+        least = most + 1
+    return tuple(found)
+
+
+class Loads:
+    """Least seconds of each limit for any rows that a scenario has to serve.
+
+    Every stage c of a layer is called once for each part of each iteration, and a call costs no less for the rows
+    that it has besides. So one with n decodes costs at least min(n, m) times g(m), the least c(k) / k of k <= m decodes
+    alone, whatever m. Those decodes are at most R and hold no more than all B blocks, so that min(n, m) is at least
+    n m / R, and at least their sum of min(1, m h / B). So it is with output tokens: each is made by one row that passes
+    every layer, a decode or the last of a prefill. With s(m) the larger sum, over all iterations, a stage thus takes
+
+        max(c(all rows), iterations c(one row), g(m) s(m) of the decodes, g(m) s(m) of the output tokens)
+
+    at least, for every m. Where a lane may have one number of threads or another, each term is that of the faster one.
+    """
+
+    def __init__(self, prepared: Prepared, forced: Forced) -> None:
+        self._forced, self._cost = forced, prepared.cost
+        self._decode = Rows(decode=1, context=forced.shortest, emits=1)
+        machine, graph, layers = prepared.scenario.machine, prepared.lowering.graph, prepared.layers
+        self._cores, self._bandwidth = machine.cores, machine.cpu.bandwidth
+        weights, streamed = self._cost.weights_per_layer, layers * forced.iterations
+        self._parts = defaultdict[str, list[Seconds]](list)
+        self._fixed = {"gpu compute": 0.0, "cpu compute": 0.0, "d2h link": 0.0}
+        self._fixed["h2d link"] = streamed * self._cost.fetch(weights)
+        self._fixed |= {DRAM: streamed * weights / self._bandwidth} if self._cores is None else {CORES: 0.0}
+        for node, last in zip(graph.nodes, graph.last, strict=True):
+            if last is None:  # deferred experts are counted with those that their stage computes at once
+                continue
+            if node.kind is not Kind.SEGMENT:
+                self._add_move(node, layers)
+            for stage, at_last in zip(node.stages, last.stages, strict=True):
+                for each, times in (Counter({stage: layers - 1}) + Counter([at_last])).items():
+                    self._add_stage(each, at_last, times)
+        for end in (EMBED, HEAD):
+            threads = self._threads("gpu")
+            self._add_compute(
+                "gpu",
+                [
+                    _Way(partial(self._cost.least_ends, end.kind, threads=n), _time(self._cost.pricer(end, n)))
+                    for n in threads
+                ],
+                1,
+            )
+
+    def limits(self, total: Rows) -> dict[str, float]:
+        """Seconds of each limit for these rows, over all iterations [s]."""
+        taken = {name: sum(part(total) for part in parts) for name, parts in self._parts.items()}
+        return self._fixed | {name: self._fixed.get(name, 0.0) + seconds for name, seconds in taken.items()}
+
+    def _add_stage(self, stage: Stage, at_once: Stage, times: int) -> None:
+        """A stage in so many layers; `at_once` is the same stage that defers nothing."""
+        cost, lane = self._cost, stage.device.value
+        self._add_compute(
+            lane,
+            [_Way(partial(cost.least, at_once, threads=n), _time(cost.call(stage, n))) for n in self._threads(lane)],
+            times,
+        )
+        if lane == "cpu" and self._cores is None:
+            self._add(DRAM, [_Way(*(self._reading(cost.call(each)) for each in (at_once, stage)))], times)
+        if cost.adding_up(stage, self._decode):
+            added = partial(cost.adding_up, stage)
+            self._add(f"{lane} {SUMS[lane]}", [_Way(added, added)], times)
+
+    def _add_move(self, node: Node, times: int) -> None:
+        """A transfer in so many layers, of which one end is the host's memory."""
+        price = self._cost.pricer(node)
+        self._add(f"{node.lane} link", [_Way(_time(price), _time(price))], times)
+        if self._cores is None:
+            self._add(DRAM, [_Way(self._reading(price), self._reading(price))], times)
+
+    def _add_compute(self, lane: str, ways: Sequence[_Way], times: int) -> None:
+        """What a lane computes, on each number of threads that it may have."""
+        self._add(f"{lane} compute", ways, times)
+        if self._cores is not None:
+            every = max(self._cores.alone, self._cores.gpu + self._cores.cpu)
+            shares = [count / every for count in self._threads(lane)]
+            self._add(CORES, [way.times(share) for way, share in zip(ways, shares, strict=True)], times)
+
+    def _threads(self, lane: str) -> tuple[int, ...]:
+        """Numbers of threads that a lane may have; 0 where it has a device of its own."""
+        cores = self._cores
+        return (0,) if cores is None else (cores.gpu if lane == "gpu" else cores.cpu, cores.alone)
+
+    def _reading(self, price: Pricer) -> Seconds:
+        """Seconds of the host's memory for what is priced."""
+        return lambda rows: price(rows)[1] / self._bandwidth
+
+    def _add(self, limit: str, ways: Sequence[_Way], times: int) -> None:
+        forced, calls = self._forced, [way.call for way in ways]
+        one = min(call(rows) for call in calls for rows in (self._decode, _PREFILL))
+        decode, prefill = (
+            np.minimum.accumulate([_cheapest(calls, rows, crowd) for crowd in forced.crowds])
+            for rows in (self._decode, _PREFILL)
+        )
+        decodes, outputs = (np.array([getattr(crowd, name) for crowd in forced.crowds]) for name in _TOKENS)
+        fixed = max(forced.iterations * one, float(max(np.minimum(decode, prefill) * outputs)))
+
+        def seconds(total: Rows) -> float:
+            whole = min(way.least(total) for way in ways)
+            recomputed = forced.decodes - total.decode
+            return times * max(whole, fixed, float((decode * (decodes - recomputed)).max()))
+
+        self._parts[limit].append(seconds)
+
+
+class _Way(NamedTuple):
+    """One of the ways to compute something: seconds that no split of rows beats, and those of one call."""
+
+    least: Seconds
+    call: Seconds
+
+    def times(self, share: float) -> _Way:
+        """The same, that share of it."""
+        return _Way(lambda rows: share * self.least(rows), lambda rows: share * self.call(rows))
+
+
+def _time(price: Pricer) -> Seconds:
+    return lambda rows: price(rows)[0]
+
+
+def _cheapest(calls: Sequence[Seconds], row: Rows, crowd: Crowd) -> float:
+    """Least seconds per row of a call with as many such rows as a crowd has: those with more cost no less."""
+    rows = Rows(*(crowd.least * value for value in row))
+    return min(call(rows) for call in calls) / crowd.most

@@ -1,0 +1,61 @@
+"""The schedules that a pipeline is compared under unless others are named."""
+
+from __future__ import annotations
+
+from workbench.errors import ScheduleError
+from workbench.pipeline import Pipeline
+from workbench.schedules.base import Schedule, Step
+from workbench.schedules.cgopipe import CGOPipe
+from workbench.schedules.fastdecode import FastDecode
+from workbench.schedules.fiddler import Fiddler
+from workbench.schedules.flexgen import FlexGenS3, FlexGenS4
+from workbench.schedules.ktransformers import KTransformers
+from workbench.schedules.layer_streaming import LayerStreaming
+from workbench.schedules.sequential import Sequential
+from workbench.schedules.vslpipe import VSLPipe
+from workbench.segments import layer_graph
+
+ALL: tuple[Schedule, ...] = (
+    Sequential(prefetch=True),
+    LayerStreaming(),
+    Fiddler(),
+    FlexGenS3(),
+    FlexGenS4(),
+    FastDecode(),
+    CGOPipe(),
+    KTransformers(),
+    VSLPipe(),
+)
+"""Every schedule by default, the simple ones first; that in which nothing overlaps stands for none of them."""
+_LAYERS = 4
+
+
+def contenders(pipeline: Pipeline) -> tuple[Schedule, ...]:
+    """Every schedule that takes a pipeline, as it stands by default.
+
+    The first is the baseline, which takes any pipeline: one task after the other, the next layer's weights meanwhile.
+    Schedules that give a pipeline the very tasks of one before them are left out.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+
+    Raises
+    ------
+    PipelineError
+        If the pipeline is no whole layer.
+
+    Examples
+    --------
+    >>> from workbench.pipeline import fetch, gpu
+    >>> from workbench.stages import attention, kv, moe, out_proj, qkv, weights
+    >>> [schedule.name for schedule in contenders(fetch(weights, kv) | gpu(qkv, attention, out_proj, moe))]
+    ['Sequential(prefetch=True)', 'FlexGenS4']
+    """
+    graph, found = layer_graph(pipeline), dict[object, Schedule]()
+    for schedule in ALL:
+        try:
+            found.setdefault(schedule.tasks(graph, _LAYERS, Step.MIDDLE), schedule)
+        except ScheduleError:
+            continue
+    return tuple(found.values())
