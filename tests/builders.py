@@ -16,7 +16,7 @@ from workbench.hardware import Device, Link, Machine
 from workbench.memory import Memory
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload, resolve
-from workbench.profile import Cores, OpTime, Profile
+from workbench.profile import Contention, Cores, OpTime, Profile
 from workbench.scenario import Scenario
 from workbench.scheduler.base import Scheduler
 from workbench.scheduler.batch import Batch
@@ -232,10 +232,17 @@ def calibrated(machine: Machine, model: ModelConfig) -> st.SearchStrategy[Machin
     @st.composite
     def draw_one(draw: st.DrawFn) -> Machine:
         cores = draw(shared_cores())
-        ops = [draw(op_times(op, n)) for n in sorted({cores.gpu, cores.cpu, cores.alone}) for op in OPERATIONS]
+        threads = sorted({cores.gpu, cores.cpu, cores.alone})
+        ops = [draw(op_times(op, n)) for n in threads for op in OPERATIONS]
+        if draw(st.booleans()):
+            ops += [replace(draw(op_times("experts", n)), resident=True) for n in threads]
         between = [draw(rates(1e-7, 1e-2) | st.just(0.0)) for _ in range(5)]
+        pieces = draw(rates(1e-7, 1e-4) | st.just(0.0))
+        losses = Contention(*(draw(rates(1e-6, 3.0) | st.just(0.0)) for _ in range(2)))
         precision = Precision(model.dtype, model.dtype, model.expert_dtype, model.other_dtype)
-        profile = Profile(profile_shape(model, precision), tuple(ops), *between)
+        shape = profile_shape(model, precision)
+        cold = draw(rates(1e-6, 1e-3) | st.just(0.0))
+        profile = Profile(shape, tuple(ops), *between, task=pieces, rest=cold, contention=losses)
         return replace(machine, cores=cores, profiles=draw(st.sampled_from([(), (profile,)])))
 
     return draw_one()

@@ -14,7 +14,7 @@ from workbench.catalogue import cache_path
 from workbench.errors import WorkbenchError
 from workbench.units import parse_bytes
 
-_RECIPES = "mix-s (0.23 GB), mix-m (0.46 GB), mix-b (3.0 GB) or qwen-s (0.25 GB, shared experts)"
+_RECIPES = "mix-s (0.23 GB), mix-m (0.46 GB), mix-b (3.0 GB), qwen-s (0.25 GB, shared experts) or odd-..."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,9 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="benchmarks: how well runs are predicted, what overlap gains")
     benches = bench.add_subparsers(required=True, metavar="which")
     sim = benches.add_parser("sim", help="random settings, simulated and run; the residual by cause")
-    sim.add_argument("--model", default="mix-m", help=f"{_RECIPES}; default: mix-m")
-    sim.add_argument("--settings", type=_count, default=24)
-    sim.add_argument("--repeats", type=_count, default=3)
+    sim.add_argument("--models", nargs="+", metavar="NAME", help=f"{_RECIPES}; default: the four odd ones")
+    sim.add_argument("--settings", type=_count, default=56)
+    sim.add_argument("--repeats", type=_count, default=1)
     sim.add_argument("--seed", type=_seed, default=0)
     sim.add_argument("--json", type=_file, help="file to write the record to")
     sim.set_defaults(command=_bench_sim)
@@ -226,9 +226,15 @@ def _bench_gpu(options: argparse.Namespace) -> None:
 
 
 def _bench_sim(options: argparse.Namespace) -> None:
-    from workbench.bench.sim import bench_sim
+    from workbench.bench.sim import MODELS, bench_sim
 
-    bench_sim(options.model, settings=options.settings, repeats=options.repeats, seed=options.seed, json=options.json)
+    bench_sim(
+        options.models or MODELS,
+        settings=options.settings,
+        repeats=options.repeats,
+        seed=options.seed,
+        json=options.json,
+    )
 
 
 def _bench_schedules(options: argparse.Namespace) -> None:

@@ -192,10 +192,11 @@ def _outside(measured: Result, simulated: Result) -> str:
     if low <= measured.gen_tok_s <= high:
         return ""
     when = simulated.facts.get("measured", "")[:10]
+    load = simulated.facts.get("calibrated", "")
     return (
-        f" That is outside the 90 % interval, {low:.4g} to {high:.4g}: the computer runs otherwise than when it was "
-        f"calibrated{f' ({when})' if when else ''}, or this first run warmed it up; run again, or calibrate with "
-        "refresh=True."
+        f" That is outside the 90 % interval, {low:.4g} to {high:.4g}: the model of its tasks misses something, or the "
+        f"computer runs otherwise than when it was calibrated{f' ({when})' if when else ''}"
+        f"{f' {load}' if load else ''}; run again, or calibrate with refresh=True."
     )
 
 

@@ -243,15 +243,30 @@ class Played(NamedTuple):
     busy: dict[str, float]
 
 
+RESTS = (2e-3, 5e-3)
+"""Seconds without work from which on the gpu lane cools down, and after which it is all cold: others used its caches.
+
+Between the two halves of a layer it waits for attention: their operations are timed after such a wait.
+"""
+
+
 def play(
-    turns: Turns, seconds: Sequence[float], packet: float, drags: Sequence[float], *, skip: bool = False
+    turns: Turns,
+    seconds: Sequence[float],
+    packet: float,
+    drags: Sequence[float],
+    *,
+    cold: float = 0.0,
+    skip: bool = False,
 ) -> Played:
     """As `lay_out`, for the turns of a plan, and the seconds and drags of its kinds.
+
+    A task with which the gpu lane begins after a rest takes `cold` seconds longer, after a short one less.
 
     With `skip` repetitions of a run that begin as the one before are left out: all are as long as that, because a task
     begins so much later as all did that it has to do with.
     """
-    lanes = _Lanes(turns, seconds, packet, drags)
+    lanes = _Lanes(turns, seconds, packet, drags, cold)
     for run, of_run, reach in turns.runs if skip else ():
         lanes.pass_run(run, of_run, reach)
     lanes.go_on(len(turns.tasks))
@@ -299,16 +314,19 @@ class _State(NamedTuple):
 class _Lanes:
     """Lanes that run the tasks of a plan, up to the one numbered `at`."""
 
-    def __init__(self, turns: Turns, seconds: Sequence[float], packet: float, drags: Sequence[float]) -> None:
+    def __init__(
+        self, turns: Turns, seconds: Sequence[float], packet: float, drags: Sequence[float], cold: float
+    ) -> None:
         self.starts, self.ends = [0.0] * len(turns.tasks), [0.0] * len(turns.tasks)
         self.longer, self._free = dict.fromkeys(LANES, 0.0), dict.fromkeys(LANES, 0.0)
         self._turns, self._seconds, self._packet, self._drags = turns, seconds, packet, drags
-        self._bulk, self._at = dict[str, list[_Bulk]](), 0
+        self._bulk, self._at, self._cold = dict[str, list[_Bulk]](), 0, cold
 
     def go_on(self, stop: int) -> None:
         """Run the tasks before `stop`."""
         starts, ends, free, bulk = self.starts, self.ends, self._free, self._bulk
         seconds, drags, lanes, packet = self._seconds, self._drags, self._turns.lanes, self._packet
+        cold = self._cold
         for index, (lane, after, is_bulk, kind) in enumerate(self._turns.tasks[self._at : stop], self._at):
             length = seconds[kind]
             start = free[lane]
@@ -329,6 +347,10 @@ class _Lanes:
                 starts[index] = start
                 ends[index] = start + length
                 continue
+            if cold and lane == "gpu" and length:
+                slower = cold * min(1.0, max(0.0, (start - free[lane] - RESTS[0]) / (RESTS[1] - RESTS[0])))
+                length += slower
+                self.longer[lane] += slower
             if lane in bulk and length:
                 start = _let_pass(bulk[lane], start, length, starts, ends, packet)
             end = start + length

@@ -8,15 +8,16 @@ from typing import NamedTuple
 from workbench.cost import CutRows, PartRows, Rows
 from workbench.errors import ScenarioError
 from workbench.hardware import Machine
-from workbench.plan import COMPUTE, Carry, Task, Turns, busy_seconds, one_at_a_time, play
-from workbench.profile import Cores, Pace
-from workbench.scheduler.batch import Batch
+from workbench.plan import COMPUTE, Carry, Plan, Task, Turns, busy_seconds, one_at_a_time, play
+from workbench.profile import Contention, Cores, Pace
 from workbench.task_cost import Price, Pricer, TaskCost
+from workbench.timeline import overlap
 
 # Where the longest task of a plan is shorter, a team of threads gains nothing, and beside another program its members
 # wait for one another: regions of 1 ms then took up to 50 ms (2 Zen 4 cores).
 TEAM_SECONDS = 1e-3
 _MOST_STOLEN = 0.5  # share of a core that the movers take from a lane that wants it too
+_PACKET = 1e-3  # seconds of a transfer's packets where it only matters how far lanes overlap
 _NO_ROWS = Rows()
 
 
@@ -68,10 +69,12 @@ class PlanCost:
         self._cost, self._machine, self._profile = cost, machine, cost.profile
         self._kinds: dict[tuple[int, range | None, int, int], _Kinds] = {}
 
-    def between(self, parts: Sequence[Batch]) -> float:
-        """Seconds between a plan of these parts and the next [s]."""
+    def between(self, plan: Plan) -> float:
+        """Seconds between a plan and the next [s]."""
         profile = self._profile
-        return 0.0 if profile is None else profile.iteration + profile.request * sum(map(len, parts))
+        if profile is None:
+            return 0.0
+        return profile.iteration + profile.request * sum(map(len, plan.parts)) + profile.task * len(plan.tasks)
 
     def tasks(self, tasks: Sequence[Task], parts: Sequence[PartRows], pace: Pace | None = None) -> list[float]:
         """Seconds of every task of a plan whose parts have these rows; none for the rest of a carried transfer."""
@@ -104,9 +107,12 @@ class PlanCost:
             for kind in kinds.on_host:
                 drags[kind] = self._drag(*prices[kind])
         else:
+            factors = {"gpu": 1 + pace.contention.gpu, "cpu": 1 + pace.contention.cpu}
+            work = [length * factors.get(kind.lane, 1.0) for length, kind in zip(work, kinds.kinds, strict=True)]
             of_lane = {"gpu": pace.gpu_drag, "cpu": pace.cpu_drag}
             drags = [of_lane.get(kind.lane, 0.0) for kind in kinds.kinds]
-        starts, ends, busy = play(kinds.order, work, packet, drags, skip=skip)
+        cold = 0.0 if pace is None or self._profile is None else self._profile.rest
+        starts, ends, busy = play(kinds.order, work, packet, drags, cold=cold, skip=skip)
         if not kinds.on:
             return LaidOut(starts, ends, busy, dram, max(ends), 0.0)
         awaited = ends.copy()
@@ -139,9 +145,10 @@ class PlanCost:
         link = self._machine.link.h2d
         stolen = 0.0 if cores.spare else min(cores.mover * link, _MOST_STOLEN)
         drags = (cores.gpu_drag, cores.cpu_drag, cores.gpu_team_drag, cores.cpu_team_drag)
-        gpu_drag, cpu_drag, *teams = (1 - 1 / (1 + drag * link) for drag in drags)
-        whole = Pace(cores.alone, cores.alone, "", *teams)
-        if one_at_a_time(tasks, crowded) and self._faster(tasks, parts, whole, crowded):
+        gpu_drag, cpu_drag, gpu_team_drag, cpu_team_drag = (1 - 1 / (1 + drag * link) for drag in drags)
+        whole = Pace(cores.alone, cores.alone, "", gpu_team_drag, cpu_team_drag)
+        alternate = one_at_a_time(tasks, crowded)
+        if alternate and self._faster(tasks, parts, whole, crowded):
             return whole
         busy = busy_seconds(tasks, crowded)
         beside = "gpu" if busy["gpu"] < busy["cpu"] else "cpu"
@@ -149,7 +156,25 @@ class PlanCost:
             gpu_drag = 1 - (1 - gpu_drag) * (1 - stolen)
         else:
             cpu_drag = 1 - (1 - cpu_drag) * (1 - stolen)
-        return Pace(cores.gpu, cores.cpu, "" if cores.spare else beside, gpu_drag, cpu_drag)
+        seats = cores.gpu, cores.cpu, "" if cores.spare else beside
+        return Pace(*seats, gpu_drag, cpu_drag, Contention() if alternate else self._contention(tasks, parts, cores))
+
+    def _contention(self, tasks: Sequence[Task], parts: Sequence[PartRows], cores: Cores) -> Contention:
+        """What the lanes do to one another in a plan, for the share of each one's time in which both work."""
+        found = None if self._profile is None else self._profile.contention
+        if found is None or found == Contention():
+            return Contention()
+        kinds = self._sorted(tasks, parts, Pace(cores.gpu, cores.cpu, "", 0.0, 0.0))
+        seconds = [length for length, _ in _prices(kinds, parts)]
+        starts, ends, _ = play(kinds.order, seconds, _PACKET, [0.0] * len(seconds))
+        spans = {lane: list[tuple[float, float]]() for lane in COMPUTE}
+        for task, start, end in zip(tasks, starts, ends, strict=True):
+            if end > start and task.node.lane in spans:
+                spans[task.node.lane].append((start, end))
+        gpu, cpu = (sum(end - start for start, end in spans[lane]) for lane in COMPUTE)
+        both = overlap(*spans.values())
+        gpu, cpu = (both / busy if busy else 0.0 for busy in (gpu, cpu))
+        return Contention(gpu * found.gpu, cpu * found.cpu)
 
     def _faster(self, tasks: Sequence[Task], parts: Sequence[PartRows], whole: Pace, crowded: Sequence[float]) -> bool:
         """True if compute tasks that have every core end sooner than those with their lane's own."""

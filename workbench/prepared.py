@@ -10,6 +10,8 @@ from workbench.errors import ScenarioError, ScheduleError
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
 from workbench.plan_cost import PlanCost
+from workbench.profile import Profile
+from workbench.quiet import OTHERS, Noise
 from workbench.scenario import Scenario
 from workbench.schedules.base import Lowering, Schedule, Step
 from workbench.segments import LayerGraph, layer_graph
@@ -119,6 +121,7 @@ def facts(scenario: Scenario, prepared: Prepared) -> dict[str, str]:
         "weights": f"{format_bytes(streamed)} streamed per iteration in {scenario.weight_formats}",
         "link": f"{format_bytes(scenario.machine.link.h2d)}/s",
         "measured": scenario.machine.measured or "catalogue",
+        **_blemishes(prepared.cost.profile),
         **_left_out(scenario),
         "question": _digest(scenario),
         **_unlike_layers(scenario.model),
@@ -177,3 +180,13 @@ def _digest(scenario: Scenario) -> str:
     for part in (workload.requests, scenario.model, scenario.machine, scenario.memory, scenario.scheduler):
         digest.update(repr(part).encode())
     return digest.hexdigest()[:12]
+
+
+def _blemishes(profile: Profile | None) -> dict[str, str]:
+    """What keeps a profile from being a calibration of the computer as it is when quiet."""
+    if profile is None:
+        return {}
+    told = {"corrected": profile.corrected} if profile.corrected else {}
+    if profile.others > OTHERS:
+        told["calibrated"] = f"under load: {Noise(profile.others)}"
+    return told

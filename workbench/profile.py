@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from workbench.errors import ScenarioError
 from workbench.units import is_number
+
+if TYPE_CHECKING:
+    from workbench.result import Result
+
+_PIECES = ("per_prompt", "per_pair", "per_decode", "per_context", "decoding")
 
 
 def _check_least(what: str, least: float, *values: float) -> None:
@@ -33,6 +39,8 @@ class OpTime:
         Seconds per prompt, per query-key pair of prefill attention, per decode and per KV entry that decodes read.
     decoding : float
         Seconds per call with decodes.
+    resident : bool
+        True if its weights were where they stay; False if they had just come over the link, or it has none.
     """
 
     op: str
@@ -44,6 +52,7 @@ class OpTime:
     per_decode: float = 0.0
     per_context: float = 0.0
     decoding: float = 0.0
+    resident: bool = False
 
     def __post_init__(self) -> None:
         slopes = (self.per_prompt, self.per_pair, self.per_decode, self.per_context, self.decoding)
@@ -56,6 +65,25 @@ class OpTime:
         _check_least(f"times of {self.op!r}", 0.0, *self.seconds, *slopes)
         _check_least(f"threads of {self.op!r}", 1, self.threads)
 
+    def times(self, factor: float) -> OpTime:
+        """So many times as long."""
+        pieces = {name: factor * getattr(self, name) for name in _PIECES}
+        return replace(self, seconds=tuple(factor * seconds for seconds in self.seconds), **pieces)
+
+
+@dataclass(frozen=True)
+class Contention:
+    """What one compute lane does to the tasks of the other while both work: they share the interpreter and DRAM.
+
+    Attributes
+    ----------
+    gpu, cpu : float
+        Relative growth of each lane's times.
+    """
+
+    gpu: float = 0.0
+    cpu: float = 0.0
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -66,14 +94,23 @@ class Profile:
     shape : str
         `ModelConfig.shape` and the precision of weights and KV that the times hold for.
     ops : tuple of OpTime
-    iteration, request : float
-        Seconds between two plans, in which no lane works: fixed, and per request in the batch.
+    iteration, request, task : float
+        Seconds between two plans, in which no lane works: fixed, per request in the batch and per task of the plan.
     hand_over : float
-        Seconds from the end of a task to the start of one on another lane that waited for it.
+        Seconds from the end of a task to the start of one on another lane that waited for it, and what a task takes
+        beyond its operations.
     move, fetch : float
         Seconds that a transfer of activations, and one of weights, takes beyond its bytes.
+    rest : float
+        Seconds that a task takes longer with which the gpu lane begins after a rest.
+    contention : Contention
+        What the compute lanes do to one another.
     spread : tuple of (float, float)
-        5th and 95th percentile of the seconds that passes through the layers took, over those that `ops` say.
+        90 % interval of the seconds that passes through the layers took, over those that `ops` say.
+    others : float
+        Share of the cores that others took while it was measured: more than a little, and it was measured under load.
+    corrected : str
+        By which run, if `corrected_by` made it: it then is no calibration, for it has seen throughput.
     """
 
     shape: str
@@ -84,19 +121,57 @@ class Profile:
     move: float = 0.0
     fetch: float = 0.0
     spread: tuple[float, float] = (1.0, 1.0)
+    task: float = 0.0
+    rest: float = 0.0
+    contention: Contention = Contention()
+    others: float = 0.0
+    corrected: str = ""
 
     def __post_init__(self) -> None:
-        times = (self.iteration, self.request, self.hand_over, self.move, self.fetch)
-        _check_least(f"times of {self.shape!r}", 0.0, *times, *self.spread)
+        times = (self.iteration, self.request, self.hand_over, self.move, self.fetch, self.task, self.rest)
+        losses = (self.contention.gpu, self.contention.cpu, self.others)
+        _check_least(f"times of {self.shape!r}", 0.0, *times, *losses, *self.spread)
         if not self.spread[0] <= self.spread[1]:
             raise ScenarioError(f"{self.shape!r} has spread={self.spread}; give (lower, upper).")
 
-    def find(self, op: str, threads: int) -> OpTime | None:
-        """The times of an operation on so many threads, or None if it was not measured."""
+    def corrected_by(self, measured: Result, simulated: Result) -> Profile:
+        """The same profile with its operations as much slower or faster as the compute lanes of a run were.
+
+        It is marked, and so is what is simulated with it. `calibrate` and `bench sim` never make or take one.
+
+        Parameters
+        ----------
+        measured, simulated : Result
+            A run, and its simulation with this profile.
+
+        Raises
+        ------
+        ScenarioError
+            If these are no run and simulation of one scenario and schedule.
+        """
+        kinds = measured.source.value, simulated.source.value
+        if kinds != ("measured", "simulated") or not measured.same_question(simulated):
+            raise ScenarioError(
+                f"{measured.schedule} {kinds[0]} and {simulated.schedule} {kinds[1]} are no run and simulation of one "
+                "question; give run(scenario, schedule) and simulate(scenario, schedule)."
+            )
+        taken, said = (sum(result.busy.get(lane, 0.0) for lane in ("gpu", "cpu")) for result in (measured, simulated))
+        factor = taken / said
+        told = f"operations x {factor:.3g} by a run of {measured.schedule} on {measured.date[:10]}"
+        return replace(self, ops=tuple(time.times(factor) for time in self.ops), corrected=told)
+
+    def find(self, op: str, threads: int, *, resident: bool = False) -> OpTime | None:
+        """The times of an operation on so many threads, or None if it was not measured.
+
+        If it was not measured with its weights where they are, then those with weights elsewhere.
+        """
+        found = None
         for time in self.ops:
             if (time.op, time.threads) == (op, threads):
-                return time
-        return None
+                if time.resident == resident:
+                    return time
+                found = time
+        return found
 
 
 @dataclass(frozen=True)
@@ -147,6 +222,7 @@ class Pace:
     """How the lanes run during one plan: threads of the compute lanes, and the slow-down of each while weights stream.
 
     `beside` is the compute lane on whose cores the data movers work, "" if they have their own or all share all.
+    `contention` is what the other lane does to a lane's tasks, for the share of the time in which both work.
     """
 
     gpu: int
@@ -154,3 +230,4 @@ class Pace:
     beside: str
     gpu_drag: float
     cpu_drag: float
+    contention: Contention = Contention()

@@ -15,7 +15,6 @@ from workbench.perfmodels import bound
 from workbench.perfmodels.bound import total_rows
 from workbench.perfmodels.loads import DRAM
 from workbench.prepared import price
-from workbench.profile import OpTime
 from workbench.result import Result
 from workbench.scenario import Scenario
 from workbench.schedules import Schedule
@@ -250,13 +249,6 @@ def _as_measured(machine: Machine, scenario: Scenario, place: Place, factor: flo
             "faster alone; give a machine that is not calibrated for this model."
         )
     there = names[place] | (set(_ENDS) if place is Place.GPU else set())
-    ops = tuple(_sooner(time, factor) if time.op in there else time for time in profile.ops)
+    ops = tuple(time.times(1 / factor) if time.op in there else time for time in profile.ops)
     others = tuple(one for one in machine.profiles if one.shape != shape)
     return replace(machine, profiles=(replace(profile, ops=ops), *others))
-
-
-def _sooner(time: OpTime, factor: float) -> OpTime:
-    """An operation whose every second is divided by the factor."""
-    parts = ("per_prompt", "per_pair", "per_decode", "per_context", "decoding")
-    shorter = {name: getattr(time, name) / factor for name in parts}
-    return replace(time, seconds=tuple(second / factor for second in time.seconds), **shorter)

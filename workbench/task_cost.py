@@ -187,7 +187,7 @@ class TaskCost:
 
     def _stage(self, stage: Stage, threads: int, measured: _Measured = measured_seconds) -> Pricer:
         """One stage in one layer: as measured on so many threads, or else by the roofline."""
-        time = self._time(stage.op.name, threads)
+        time = self._time(stage.op.name, threads, self._resident(stage))
         if time is None:
             return self._added_up(stage, self._roofline(self._work(stage), self._device(stage.device, threads)))
         share = 1 - (stage.defer + stage.skip) / self._model.num_experts_per_tok
@@ -195,7 +195,7 @@ class TaskCost:
 
     def _late(self, stage: Stage, threads: int) -> Pricer:
         """What one stage defers in one layer."""
-        time = self._time(stage.op.name, threads)
+        time = self._time(stage.op.name, threads, self._resident(stage))
         if time is None:
             late = self._added_up(stage, self._roofline(afterwards(stage), self._device(stage.device, threads)))
             return lambda rows: late(Rows(decode=rows.decode))
@@ -269,8 +269,12 @@ class TaskCost:
         """
         return None if "fp32" in dict(self._machine.gpu.flops) else self._precision.kv
 
-    def _time(self, op: str, threads: int) -> OpTime | None:
-        return self.profile.find(op, threads) if self.profile is not None and threads else None
+    def _time(self, op: str, threads: int, resident: bool = False) -> OpTime | None:
+        return self.profile.find(op, threads, resident=resident) if self.profile is not None and threads else None
+
+    def _resident(self, stage: Stage) -> bool:
+        """True if a stage has weights that no transfer brings."""
+        return stage.op.params is not None and not self._graph.pipeline.streams(stage)
 
     def _device(self, place: Place, threads: int) -> Device:
         """The device, its rates scaled to the threads if they are not those it was measured with."""

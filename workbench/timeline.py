@@ -90,6 +90,19 @@ class Timeline:
         return write_perfetto(path, [("run", self)])
 
 
+def overlap(ones: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]]) -> float:
+    """Seconds that two lanes were at work at once; the spans of each follow one another."""
+    both, left = 0.0, 0
+    for start, end in ones:
+        while left < len(others) and others[left][1] <= start:
+            left += 1
+        place = left
+        while place < len(others) and others[place][0] < end:
+            both += min(end, others[place][1]) - max(start, others[place][0])
+            place += 1
+    return both
+
+
 def write_perfetto(path: str | Path, tracks: Sequence[tuple[str, Timeline]]) -> Path:
     """Write several timelines into one trace, one process per timeline and one thread per lane.
 

@@ -17,9 +17,10 @@ MODEL = tiny_model(dtype="fp32", max_position_embeddings=4096)
 MACHINE = small_machine(gpu=2e9, hbm=2e9, cpu=2e9, dram=2e9, h2d=5e9, d2h=5e9)
 
 
-def setting(*speeds: float, schedule=None, machine=None) -> Setting:
+def setting(*speeds: float, schedule=None, machine=None, layer=None) -> Setting:
     """A setting whose runs were so many times as fast as simulated."""
     scenario, schedule = tiny_scenario(8, 4, 6, machine=machine or small_machine()), schedule or Sequential()
+    scenario = scenario if layer is None else scenario.on(pipeline=layer)
     simulated = simulate(scenario, schedule, detail=Detail.TASK)
     simulated = replace(simulated, interval=(0.85 * simulated.gen_tok_s, 1.1 * simulated.gen_tok_s))
     runs = [replace(simulated, source=Source.MEASURED, seconds=simulated.seconds / speed) for speed in speeds]
@@ -27,19 +28,32 @@ def setting(*speeds: float, schedule=None, machine=None) -> Setting:
 
 
 def test_the_same_seed_draws_the_same_settings_and_another_seed_others():
-    first, again, other = (draw(MODEL, MACHINE, 6, seed) for seed in (1, 1, 2))
+    first, again, other = (draw([(MODEL, MACHINE)], 6, seed) for seed in (1, 1, 2))
     assert [s.name for s in first] == [s.name for s in again]
     assert [s.simulated.seconds for s in first] == [s.simulated.seconds for s in again]
     assert not {s.name for s in first} & {s.name for s in other}
 
 
-def test_every_schedule_is_drawn_as_often_and_no_run_is_too_short_or_too_long():
-    drawn = draw(MODEL, MACHINE, 2 * len(sim.WAYS), 0)
-    assert [(s.scenario.layer, s.schedule) for s in drawn] == list(sim.WAYS) * 2
-    assert len({s.scenario.scheduler for s in drawn}) > 3
+def test_every_way_and_model_is_drawn_as_often_and_no_run_is_too_short_or_too_long():
+    other = replace(MODEL, name="other")
+    drawn = draw([(MODEL, MACHINE), (other, MACHINE)], 2 * len(sim.WAYS), 0)
+    for model in (MODEL, other):
+        mine = [(s.scenario.layer, s.schedule) for s in drawn if s.scenario.model == model]
+        assert sorted(mine, key=repr) == sorted(sim.WAYS, key=repr)
+    assert len({type(s.scenario.scheduler) for s in drawn}) > 3
     assert all(SECONDS[0] <= s.simulated.seconds <= SECONDS[1] for s in drawn)
     assert len({s.scenario.machine.link.h2d for s in drawn}) == len(drawn)
     assert all(s.scenario.machine.throttled for s in drawn)
+    online = [s for s in drawn if len(s.scenario.workload.arrival)]
+    assert 0 < len(online) < len(drawn)
+    held = [(s.scenario.workload.prompt_len + s.scenario.workload.output_len).sum() for s in drawn]
+    assert any(s.scenario.kv_blocks * sim.BLOCK < total for s, total in zip(drawn, held, strict=True))  # KV starves
+
+
+def test_ways_are_told_apart_by_name():
+    names = [setting(schedule=schedule, layer=layer).way for layer, schedule in sim.WAYS]
+    assert len(set(names)) == len(sim.WAYS) == 14
+    assert len({type(schedule) for _, schedule in sim.WAYS}) == 9
 
 
 def test_the_error_is_that_of_the_median_run():
@@ -63,8 +77,10 @@ def test_the_table_has_every_setting_its_causes_and_the_errors_of_all():
     text = "\n".join(lines)
     assert [error in text for error in ("-20.0%", "-10.0%", "+5.0%")] == [True] * 3
     assert text.count("waiting") == 3
-    assert "median 10.0%, mean 11.7%, largest 20.0%" in text
-    assert "within the simulation's 90 % interval: 2 of 3" in text
+    assert "median 10.0%, mean 11.7%, 90 % within 18.0%, 95 % within 19.0%, largest 20.0%" in text
+    assert "way Sequential: median absolute error 12.5%, median error -7.5%, of 2" in text
+    assert "way VSLPipe: median absolute error 10.0%, median error -10.0%, of 1" in text
+    assert "within the simulation's 90 % interval: 2 of 3; median width 25.0%" in text
 
 
 class Disturbed:
@@ -89,7 +105,7 @@ def test_settings_without_an_undisturbed_run_are_named_and_the_others_kept(monke
     Disturbed(monkeypatch, Sequential())
     lines: list[str] = []
     record = tmp_path / "record.json"
-    drawn = sim.bench_sim("any", settings=3, repeats=1, seed=0, json=record, say=lines.append)
+    drawn = sim.bench_sim(["any"], settings=3, repeats=1, seed=0, json=record, say=lines.append)
     assert [bool(s.runs) for s in drawn] == [False, True, True]
     assert f"no undisturbed run: {drawn[0].name}" in lines
     assert f"runs dropped as disturbed: {1 + sim.EXTRA}" in lines
@@ -108,7 +124,7 @@ def test_stopped_by_hand_it_tells_what_it_has(monkeypatch):
 
     monkeypatch.setattr(sim, "_repeat", third_time_stopped)
     lines: list[str] = []
-    drawn = sim.bench_sim("any", settings=3, repeats=2, seed=0, json=None, say=lines.append)
+    drawn = sim.bench_sim(["any"], settings=3, repeats=2, seed=0, json=None, say=lines.append)
     assert "stopped: what follows is what was measured until now" in lines
     assert any("absolute error" in line for line in lines)
     assert sum(len(s.runs) for s in drawn) in (1, 2)
@@ -117,7 +133,7 @@ def test_stopped_by_hand_it_tells_what_it_has(monkeypatch):
 def test_if_nothing_could_be_measured_that_is_an_error(monkeypatch):
     Disturbed(monkeypatch)
     with pytest.raises(WorkbenchError, match="no run succeeded undisturbed; close other programs"):
-        sim.bench_sim("any", settings=3, repeats=1, seed=0, json=None, say=lambda line: None)
+        sim.bench_sim(["any"], settings=3, repeats=1, seed=0, json=None, say=lambda line: None)
 
 
 def test_a_run_that_fails_is_told_and_loses_no_other(monkeypatch, tmp_path):
@@ -135,8 +151,8 @@ def test_a_run_that_fails_is_told_and_loses_no_other(monkeypatch, tmp_path):
         return next((s.simulated for s in drawn if of and s.scenario is of[0]), None)
 
     monkeypatch.setattr(sim, "run", run)
-    with pytest.raises(WorkbenchError, match=r"defect of the engine: Sequential.*slot 7"):
-        sim.bench_sim("any", settings=3, repeats=2, seed=0, json=record, say=lines.append)
+    with pytest.raises(WorkbenchError, match=r"defect of the engine: tiny, Sequential.*slot 7"):
+        sim.bench_sim(["any"], settings=3, repeats=2, seed=0, json=record, say=lines.append)
     assert [len(s.runs) for s in drawn] == [2, 0, 2]
     assert record.read_text().count('"setting"') == 2
 

@@ -1,10 +1,9 @@
 """`calibrate` measures operations and nothing else, keeps the record, and what it says can be used to predict."""
 
-import itertools
 import math
 import time
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
@@ -16,9 +15,10 @@ from tests.live.world import QWEN2, TINY, WIRED, machine, requests, scenario
 from workbench import kept
 from workbench.cost import Precision, Rows
 from workbench.engine import calibration
-from workbench.engine.calibration import SHAPES, Shape
+from workbench.engine.calibration import SHAPES, WARM
 from workbench.engine.card import ceilings
 from workbench.engine.forward import Forward
+from workbench.engine.timed import Shape
 from workbench.errors import EngineError
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
@@ -66,6 +66,9 @@ def test_every_operation_is_timed_with_each_number_of_threads_that_its_lane_may_
     cores = calibrated.cores
     threads = {cores.gpu, cores.cpu, cores.alone}
     assert {(op.op, op.threads) for op in profile.ops} == {(op, n) for op in OPERATIONS for n in threads}
+    stay = {op.op for op in profile.ops if op.resident}
+    assert stay == {"qkv", "out_proj", "route", "experts"}
+    assert {op.op for op in profile.ops if not op.resident} == OPERATIONS
     for op in profile.ops:
         assert op.seconds[-1] + op.per_prompt + op.per_pair > 0
         assert list(op.seconds) == sorted(op.seconds)
@@ -75,6 +78,9 @@ def test_overheads_and_rates_are_positive_and_small(calibrated):
     (profile,) = calibrated.profiles
     assert 0 < profile.hand_over < 5e-3
     assert 0 <= profile.iteration < 0.1
+    assert 0 <= profile.task < 1e-3
+    assert all(0 <= loss < 10 for loss in astuple(profile.contention))
+    assert 0 <= profile.others <= 1
     assert 0 < profile.fetch < 0.1
     assert 0 < profile.move < 0.1
     assert 0 < calibrated.cores.mover < 1e-8
@@ -99,24 +105,63 @@ def test_slow_operations_too_are_seen_beside_a_stream(tiny, quick, tmp_path, mon
     assert all(math.isfinite(rate) and rate > 0 for _, rate in found.rates)
 
 
+class Filled:
+    """Two plans, of which the computer's noise decides which repetitions count."""
+
+    def __init__(self, monkeypatch, *noises: float) -> None:
+        monkeypatch.setattr(calibration, "ROUNDS", 2)
+        left = iter(map(Noise, noises))
+        monkeypatch.setattr(calibration, "listening", lambda: nullcontext(next(left)))
+        self.bench = object.__new__(calibration._Bench)
+        self.bench._random, self.bench._noise, self.made = np.random.default_rng(0), [], list[tuple[str, int, Shape]]()
+        self.bench._pass = lambda *what: (self.made.append(what), len(self.made))[1]
+        whats = [("streamed", 1, Shape(1, 1)), ("streamed", 2, Shape(2, 2))]
+        self.passes = {what: calibration._Passes() for what in whats}
+
+
 def test_what_others_disturbed_is_made_again_and_left_out(monkeypatch):
-    monkeypatch.setattr(calibration, "ROUNDS", 2)
-    noises = iter([Noise(0.5), Noise(), Noise(0.5), Noise(), Noise(0.5), Noise(), Noise(), Noise(0.5)])
-    monkeypatch.setattr(calibration, "listening", lambda: nullcontext(next(noises)))
-    bench = object.__new__(calibration._Bench)
-    bench._random, bench._seat, made = np.random.default_rng(0), lambda count: None, itertools.count()
-    bench._pass = lambda shape, count: [next(made)]
-    first, second, counted = Shape(1, 1), Shape(2, 2), list[None]()
-    passes = {(1, first): calibration._Passes(), (2, second): calibration._Passes()}
-    bench._fill(passes, lambda: counted.append(None))
-    assert [len(seen.quiet) for seen in passes.values()] == [2, 2]
+    filled, counted = Filled(monkeypatch, 0.5, 0, 0.5, 0, 0.5, 0, 0, 0.5), list[None]()
+    filled.bench._fill(filled.passes, lambda: counted.append(None))
+    assert [len(seen.quiet) for seen in filled.passes.values()] == [2, 2]
     assert len(counted) == 4
-    assert sorted(call for seen in passes.values() for (call,) in seen.kept) == [1, 3, 5, 6]
+    warming = len(WARM) * 2
+    assert sorted(one - warming for seen in filled.passes.values() for one in seen.kept) == [2, 4, 6, 7]
+    assert filled.bench._others(filled.passes) == 0
 
 
-def test_where_all_is_disturbed_all_is_kept():
+def test_everything_is_warm_before_anything_is_timed(monkeypatch):
+    filled = Filled(monkeypatch, 0, 0, 0, 0)
+    filled.bench._fill(filled.passes, lambda: None)
+    assert filled.made[: 2 * len(WARM)] == [("streamed", n, shape) for n in (1, 2) for shape in WARM]
+
+
+def test_where_all_is_disturbed_all_is_kept_and_told(monkeypatch):
     passes = calibration._Passes(disturbed=[[]])
     assert passes.kept == [[]]
+    filled = Filled(monkeypatch)
+    filled.bench._noise += [Noise(0.5), Noise(0.1)]
+    assert filled.bench._others(filled.passes) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_what_was_calibrated_under_load_says_so_and_is_made_again_when_it_is_quiet(
+    quiet, calibrated, tiny, tmp_path, monkeypatch, capsys
+):
+    noises = [0.4, 0.0]
+    monkeypatch.setattr(calibration, "cache_path", lambda name: tmp_path / name)
+    monkeypatch.setattr(calibration, "_quiet", lambda: quiet)
+
+    def measure(self, shape):
+        (profile,) = calibrated.profiles
+        return replace(calibrated, profiles=(replace(profile, shape=shape, others=noises.pop(0)),))
+
+    monkeypatch.setattr(calibration._Bench, "measure", measure)
+    first = wb.calibrate(tiny)
+    assert first.profiles[0].others == 0.4
+    assert "calibrated while others took 40% of the cores" in capsys.readouterr().err
+    again = wb.calibrate(tiny)
+    assert again.profiles[0].others == (0.0 if quiet else 0.4)
+    assert wb.calibrate(tiny) == again
 
 
 def test_a_gpus_ceilings_are_told_only_where_there_is_one(calibrated):
@@ -144,6 +189,7 @@ def test_shared_experts_are_timed_and_predicted_wherever_they_are(make_model, qu
 
 def test_the_record_is_dated_kept_and_loads_elsewhere(calibrated, tiny, folder, tmp_path, monkeypatch):
     assert calibrated.measured
+    monkeypatch.setattr(calibration, "_quiet", lambda: False)  # however disturbed it was
     monkeypatch.setattr(calibration, "_Bench", None)  # would fail if anything were measured again
     assert wb.calibrate(tiny) == calibrated
     assert Machine.load(calibrated.save(tmp_path / "there.json")) == calibrated

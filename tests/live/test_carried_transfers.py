@@ -102,3 +102,20 @@ def test_closing_ends_it_even_while_it_is_held_at_the_gate(executor):
     executor.close()
     assert out.done
     assert out.end - out.start < SECONDS / 2
+
+
+@pytest.mark.parametrize(("size", "packets"), [(5_000, 4), (50_000, 4), (100_000, 8), (64, 1)])
+def test_small_tensors_share_a_packet_and_large_ones_are_cut(executor, monkeypatch, size, packets):
+    """Forty tensors at 50 kB a packet: the mover stops, and wants the interpreter, once for each packet."""
+    paced = list[int]()
+    lane = executor.lanes["h2d"]
+    monkeypatch.setattr(lane, "_pace", paced.append)
+    count = 40 if size < 50_000 else 4
+    sources = [np.full(size, number, np.uint8) for number in range(count)]
+    targets = [np.zeros_like(source) for source in sources]
+    copies = list(zip(targets, sources, strict=True))
+    lane._packet = 50_000
+    executor.run([Task(WEIGHTS, 1, None, bulk=True)], [lambda: Transfer(copies)])
+    assert len(paced) == packets
+    assert sum(paced) == size * count
+    assert all((target == source).all() for target, source in copies)

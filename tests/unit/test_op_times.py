@@ -6,7 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.cost import Rows, measured_seconds
-from workbench.engine.op_times import Seen, typical
+from workbench.engine.op_times import LEAST_SPREAD, Seen, contention, op_times, rest, spread, typical
+from workbench.engine.timed import Call, Pass
+from workbench.profile import Contention, Cores
+from workbench.timeline import Span
 
 PROMPTS = ((1, 1), (1, 16), (4, 8), (1, 64), (8, 8), (16, 16), (1, 256), (2, 256), (8, 128))
 DECODES = ((1, 256), (4, 64), (16, 16), (16, 512), (64, 16), (64, 256), (128, 128))
@@ -43,17 +46,17 @@ def test_calls_without_rows_tell_nothing():
     assert seen.time().tokens == (1.0, 2.0)
 
 
-@given(st.tuples(*[st.floats(1e-7, 1e-3)] * 3))
-def test_prefill_attention_is_taken_apart_into_prompts_tokens_and_pairs(truth):
-    prompt, token, pair = truth
+@given(st.tuples(*[st.floats(1e-7, 1e-3)] * 4))
+def test_prefill_attention_is_taken_apart_into_calls_prompts_tokens_and_pairs(truth):
+    call, prompt, token, pair = truth
     seen = Seen("prefill_attention", 1)
     for shape in PROMPTS:
         rows = prompts(*shape)
-        seen.note(rows, prompt * rows.emits + token * rows.prefill + pair * rows.pairs)
+        seen.note(rows, call + prompt * rows.emits + token * rows.prefill + pair * rows.pairs)
     time = seen.time()
     for shape in ((3, 40), (1, 700)):
         rows = prompts(*shape)
-        expected = prompt * rows.emits + token * rows.prefill + pair * rows.pairs
+        expected = call + prompt * rows.emits + token * rows.prefill + pair * rows.pairs
         assert measured_seconds(time, rows) == pytest.approx(expected, rel=1e-6)
 
 
@@ -83,3 +86,68 @@ def test_one_slow_call_in_ten_does_not_count_and_steady_ones_do():
     assert typical([1.0] * 9 + [50.0]) == 1.0
     assert typical([1.0, 3.0]) == 2.0
     assert typical(list(np.arange(20.0))) == pytest.approx(9.5)
+
+
+def calls(lane: str, count: int, wall: float, *, op: str = "experts", tokens: int = 8, resident: bool = False):
+    """Calls of one operation, each as long as the others."""
+    return [Call(op, lane, 1, resident, Rows(prefill=tokens), wall, wall) for _ in range(count)]
+
+
+def plan(gpu: float, cpu: float, *, tokens: int, count: int, share: float = 1.0) -> Pass:
+    """A plan in which each lane has so many tasks of these seconds; cpu's last for this share of gpu's."""
+    spans = [Span("gpu", f"A{n}", n * gpu, (n + 1) * gpu) for n in range(count)]
+    spans += [Span("cpu", f"C{n}", n * gpu, n * gpu + share * gpu) for n in range(count)]
+    seen = calls("gpu", count, gpu, tokens=tokens) + calls("cpu", count, cpu, op="combine", tokens=tokens)
+    return Pass(seen, spans, [])
+
+
+@given(st.floats(0, 2))
+def test_what_the_other_lane_costs_is_told_by_plans_in_which_both_work(growth):
+    sizes = (8, 16, 32, 64)
+    alone = [
+        call for n in sizes for op in ("experts", "combine") for call in calls("gpu", 2, 1e-3 * n, op=op, tokens=n)
+    ]
+    seen = []
+    for tokens in sizes:
+        for share in (0.01, 0.25, 1.0):
+            seconds = 1e-3 * tokens
+            longer = seconds * (3.0 if share < 0.25 else 1 + share * growth)  # what barely overlaps tells nothing
+            seen.append(plan(longer, seconds, tokens=tokens, count=4, share=share))
+    found = contention(seen, op_times(alone), Cores.of(2), 1e9)
+    assert found.gpu == pytest.approx(growth, abs=1e-6)
+    assert found.cpu == pytest.approx(0, abs=1e-9)
+    assert contention([], op_times(alone), Cores.of(2), 1e9) == Contention()
+
+
+def both(lane: str, factor: float = 1.0, *, resident: bool = False) -> list[Call]:
+    """Calls of 8 tokens and of 16, a millisecond per 8."""
+    few = calls(lane, 1, 1e-3 * factor, tokens=8, resident=resident)
+    return few + calls(lane, 1, 2e-3 * factor, tokens=16, resident=resident)
+
+
+def test_weights_that_stay_where_they_are_have_times_of_their_own():
+    times = op_times([*both("gpu", 2.0), *both("cpu", 1.0, resident=True)])
+    assert {(time.op, time.resident): time.seconds for time in times} == {
+        ("experts", False): pytest.approx((2e-3, 4e-3)),
+        ("experts", True): pytest.approx((1e-3, 2e-3)),
+    }
+
+
+def test_the_interval_is_as_wide_as_rounds_drift_and_plans_are_off():
+    ops = op_times(both("gpu"))
+    steady = [Pass(both("gpu"), [], [])] * 4
+    least = np.exp(1.645 * LEAST_SPREAD)
+    assert spread([steady, steady], ops) == pytest.approx((1 / least, least))
+    drifting = [Pass(both("gpu", factor), [], []) for factor in (0.9, 1.1, 0.9, 1.1)]
+    low, high = spread([drifting, drifting], ops)
+    assert high == pytest.approx(np.exp(1.645 * np.std(np.log([0.9, 1.1]))))
+    assert low == pytest.approx(1 / high)
+    plans = [[Pass(both("gpu", factor), [], [])] * 4 for factor in (0.9, 1.0, 1.1, 1.0 / 0.9, 5.0)]
+    assert spread(plans, ops)[1] == pytest.approx(np.exp(1.645 * 1.4826 * np.log(1.1)), rel=0.02)
+
+
+def test_a_rest_is_what_plans_that_wait_take_longer():
+    ops = op_times([call for n in (8, 16, 32) for call in calls("gpu", 4, 1e-3 * n, tokens=n)])
+    waited = [Pass(calls("gpu", 3, 1e-3 * n + 1e-4, tokens=n), [], []) for n in (8, 16, 32)]
+    assert rest(waited, ops) == pytest.approx(3e-4)
+    assert rest([Pass(calls("gpu", 3, 1e-4), [], [])], ops) == 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -57,18 +57,29 @@ from workbench.stages import (
 from workbench.workload import Request, Workload
 
 ON_GPU = gpu(qkv, attention, out_proj, moe)
-EXPERTS_ON_CPU = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine)
+EXPERTS_STREAMED = fetch(experts.weights) | Pipeline(LAYER.chain)
+"""MoE-Lightning keeps the attention's weights on the GPU: its first segment would wait for the last page of all."""
+
+
+def _experts_on_cpu(defer: int = 0) -> Pipeline:
+    return gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts, defer=defer) >> load >> gpu(combine)
+
+
 WAYS: tuple[tuple[Pipeline, Schedule], ...] = (
     (LAYER, Sequential()),
     (LAYER, Sequential(prefetch=True)),
     (LAYER, VSLPipe()),
+    (LAYER, VSLPipe(weight_slots=3)),
     (LAYER, FlexGenS3()),
     (LAYER, FastDecode()),
     (LAYER, CGOPipe()),
+    (EXPERTS_STREAMED, CGOPipe()),
     (fetch(weights) | ON_GPU, LayerStreaming()),
     (fetch(weights, kv) | ON_GPU, FlexGenS4()),
-    (EXPERTS_ON_CPU, KTransformers()),
-    (EXPERTS_ON_CPU, Fiddler()),
+    (ON_GPU, Sequential()),
+    (_experts_on_cpu(), KTransformers()),
+    (_experts_on_cpu(defer=1), KTransformers()),
+    (_experts_on_cpu(), Fiddler()),
 )
 """Every schedule, with a pipeline that it takes."""
 SCHEDULERS: tuple[Scheduler, ...] = (
@@ -81,6 +92,13 @@ SCHEDULERS: tuple[Scheduler, ...] = (
 )
 SECONDS = (1.5, 8.0)
 """How long a run may last by the simulation; other settings are drawn again."""
+LINKS = (0.1e9, 6e9)
+"""Slowest and fastest link [B/s]."""
+ONLINE = 0.25
+"""Share of the settings whose requests arrive one after the other, within about as long as a run lasts."""
+FEWEST, BLOCK = 4, 16
+MODELS = ("odd-mixtral", "odd-deep", "odd-qwen2", "odd-qwen3")
+"""Mixtral's, many thin layers in fp32, Qwen2-MoE's with shared experts, and Qwen3's with many small ones in fp32."""
 EXTRA = 5
 """Rounds beyond those asked for, in which what was disturbed is repeated."""
 BOTTLENECK = 1.5
@@ -107,7 +125,24 @@ class Setting:
         lengths = f"{workload.prompt_len.mean():.0f}+{workload.output_len.mean():.0f}"
         tokens = self.scenario.kv_blocks * self.scenario.memory.kv_block
         who = short_name(self.scenario.scheduler)
-        return f"{self.schedule.name}, {who}, {len(workload)} x {lengths}, KV {tokens}, {link / 1e9:.2f} GB/s"
+        online = " arriving" if len(workload.arrival) else ""
+        what = f"{self.scenario.model.name}, {self.way}, {who}, {len(workload)} x {lengths}{online}"
+        return f"{what}, KV {tokens}, {link / 1e9:.2f} GB/s"
+
+    @property
+    def way(self) -> str:
+        """The schedule, and what of the pipeline it does not tell."""
+        stages = self.scenario.pipeline.stages
+        told = [] if self.scenario.pipeline.fetches else ["resident"]
+        told += [f"defer {stage.defer}" for stage in stages if stage.defer]
+        told += ["experts streamed" for fetched in self.scenario.pipeline.fetches if fetched == experts.weights]
+        return " ".join([self.schedule.name, *told])
+
+    @property
+    def width(self) -> float:
+        """Width of the simulation's 90 % interval, of the simulated rate."""
+        low, high = self.simulated.interval or (0.0, 0.0)
+        return (high - low) / self.simulated.gen_tok_s
 
     @property
     def bottleneck(self) -> str | None:
@@ -140,6 +175,8 @@ class Setting:
         """For the record."""
         return {
             "setting": self.name,
+            "model": self.scenario.model.name,
+            "way": self.way,
             "bound": self.bound.gen_tok_s,
             "simulated": self.simulated.gen_tok_s,
             "interval": self.simulated.interval,
@@ -154,37 +191,74 @@ class Setting:
         }
 
 
-def draw(model: ModelConfig, machine: Machine, count: int, seed: int) -> list[Setting]:
-    """Settings at random, over schedule, scheduler, requests, lengths, KV capacity and link."""
+def draw(models: Sequence[tuple[ModelConfig, Machine]], count: int, seed: int) -> list[Setting]:
+    """Settings at random over models, each calibrated, and schedules in turn: as many of each.
+
+    Drawn are scheduler, requests, their lengths and arrivals, KV capacity and link.
+    """
     random, settings = np.random.default_rng(seed), list[Setting]()
     while len(settings) < count:
-        layer, schedule = WAYS[len(settings) % len(WAYS)]
-        scheduler = SCHEDULERS[random.integers(len(SCHEDULERS))]
-        requests = _spread(random, 16, 160)
-        prompt, output = _spread(random, 16, 256), _spread(random, 6, 64)
-        prompts = random.integers(max(1, prompt // 2), prompt * 3 // 2 + 1, requests)
-        outputs = random.integers(max(1, output // 2), output * 3 // 2 + 1, requests)
-        held = (prompts + outputs).astype(float)
-        tokens = max(held.max() + 16, held.sum() * random.uniform(0.2, 1.0))
-        asked = [
-            Request(tuple(random.integers(0, model.vocab_size, p).tolist()), int(g))
-            for p, g in zip(prompts, outputs, strict=True)
-        ]
-        scenario = Scenario(
-            layer,
-            model=model,
-            machine=machine.limit(link=float(np.exp(random.uniform(np.log(0.3e9), np.log(5e9))))),
-            memory=Memory(tokens * model.kv_bytes_per_token(model.dtype), 16),
-            workload=Workload.of(asked, name="random"),
-            scheduler=scheduler,
-        )
+        number, turn = len(settings) % len(models), len(settings) // len(models)
+        layer, schedule = WAYS[(turn + number * len(WAYS) // len(models)) % len(WAYS)]
+        setting = _shortened(_drawn(random, layer, *models[number]), schedule)
+        if setting is not None:
+            settings.append(setting)
+    return settings
+
+
+def _shortened(scenario: Scenario, schedule: Schedule) -> Setting | None:
+    """A setting with as many of the requests as a run has time for; None if there is no such number.
+
+    One with prompts in pieces, where the schedule's pipeline cannot have them, is none.
+    """
+    while len(scenario.workload) >= FEWEST:
         try:
             simulated = simulate(scenario, schedule, detail=Detail.TASK)
-        except ScenarioError:  # a prompt in pieces needs its KV beside its attention
-            continue
-        if SECONDS[0] <= simulated.seconds <= SECONDS[1]:
-            settings.append(Setting(scenario, schedule, simulated, bound(scenario, schedule)))
-    return settings
+        except ScenarioError:
+            return None
+        if simulated.seconds <= SECONDS[1]:
+            long_enough = simulated.seconds >= SECONDS[0]
+            return Setting(scenario, schedule, simulated, bound(scenario, schedule)) if long_enough else None
+        scenario = _halved(scenario)
+    return None
+
+
+def _halved(scenario: Scenario) -> Scenario:
+    """Every other request, and half of the KV capacity if one request still fits."""
+    workload = scenario.workload
+    half = Workload.of(workload.requests[::2], name=workload.name)
+    if len(workload.arrival):
+        half = half.arriving(at=workload.arrival[::2])
+    least = float((half.prompt_len + half.output_len).max() + BLOCK)
+    least *= scenario.model.kv_bytes_per_token(scenario.precision.kv)
+    capacity = scenario.kv_blocks * scenario.memory.kv_block * scenario.model.kv_bytes_per_token(scenario.precision.kv)
+    return scenario.on(workload=half, memory=replace(scenario.memory, kv_capacity=max(least, capacity / 2)))
+
+
+def _drawn(random: np.random.Generator, layer: Pipeline, model: ModelConfig, machine: Machine) -> Scenario:
+    requests = _spread(random, 8, 160)
+    prompt, output = _spread(random, 8, 200), _spread(random, 4, 48)
+    prompts = random.integers(max(1, prompt // 2), prompt * 3 // 2 + 1, requests)
+    outputs = random.integers(max(1, output // 2), output * 3 // 2 + 1, requests)
+    held = (prompts + outputs).astype(float)
+    tokens = max(held.max() + BLOCK, held.sum() * random.uniform(0.1, 1.0))
+    asked = [
+        Request(tuple(random.integers(0, model.vocab_size, p).tolist()), int(g))
+        for p, g in zip(prompts, outputs, strict=True)
+    ]
+    workload = Workload.of(asked, name="random")
+    if random.random() < ONLINE:
+        workload = workload.arriving(at=np.sort(random.uniform(0, random.uniform(*SECONDS), requests)))
+    low, high = np.log(LINKS)
+    link = min(float(np.exp(random.uniform(low, high))), machine.link.h2d, machine.link.d2h)
+    return Scenario(
+        layer,
+        model=model,
+        machine=machine.limit(link=link),
+        memory=Memory(tokens * model.kv_bytes_per_token(model.dtype), BLOCK),
+        workload=workload,
+        scheduler=SCHEDULERS[random.integers(len(SCHEDULERS))],
+    )
 
 
 def _spread(random: np.random.Generator, low: int, high: int) -> int:
@@ -192,7 +266,7 @@ def _spread(random: np.random.Generator, low: int, high: int) -> int:
 
 
 def bench_sim(
-    name: str,
+    names: Sequence[str],
     *,
     settings: int,
     repeats: int,
@@ -208,11 +282,16 @@ def bench_sim(
         If no setting had an undisturbed run (one that had none is listed and left out of the errors), and, after all
         else has been told and recorded, if a run failed.
     """
-    model = checkpoint(make_checkpoint(name))
-    run(*smallest(model))
-    machine = calibrate(model, refresh=True)
-    drawn = draw(model, machine, settings, seed)
-    say(f"{machine.name}, calibrated {machine.measured}, frozen before {settings} settings were drawn (seed {seed})")
+    models = [checkpoint(make_checkpoint(name)) for name in names]
+    calibrated = list[tuple[ModelConfig, Machine]]()
+    for model in models:
+        calibrated.append((model, calibrate(model, refresh=not calibrated)))
+        machine = calibrated[-1][1]
+        say(f"{model.name}: {machine.name}, calibrated {machine.measured}")
+    drawn = draw(calibrated, settings, seed)
+    say(f"frozen before {settings} settings were drawn (seed {seed})")
+    for model in models:
+        run(*smallest(model))
     try:
         _repeat_all(drawn, repeats, say)
     except KeyboardInterrupt:
@@ -280,10 +359,17 @@ def _print(settings: list[Setting], say: Callable[[str], None]) -> None:
             f"{setting.measured.gen_tok_s:8.1f}  {setting.error:+6.1%}  {len(setting.runs):4}  {causes}"
         )
     errors = [abs(setting.error) for setting in settings]
-    inside = [setting.foreseen for setting in settings if setting.simulated.interval]
-    if inside:
-        say(f"measured within the simulation's 90 % interval: {sum(inside)} of {len(inside)}")
-    say(f"absolute error: median {median(errors):.1%}, mean {np.mean(errors):.1%}, largest {max(errors):.1%}")
+    with_interval = [setting for setting in settings if setting.simulated.interval]
+    if with_interval:
+        inside, width = sum(s.foreseen for s in with_interval), median(s.width for s in with_interval)
+        say(
+            f"measured within the simulation's 90 % interval: {inside} of {len(with_interval)}; "
+            f"median width {width:.1%}"
+        )
+    most = ", ".join(f"{share} % within {np.percentile(errors, share):.1%}" for share in (90, 95))
+    say(f"absolute error: median {median(errors):.1%}, mean {np.mean(errors):.1%}, {most}, largest {max(errors):.1%}")
+    _print_by("model", [(setting.scenario.model.name, setting.error) for setting in settings], say)
+    _print_by("way", [(setting.way, setting.error) for setting in settings], say)
     busy = [setting.measured.utilisation[setting.bottleneck] for setting in settings if setting.bottleneck]
     if busy:
         say(
@@ -291,3 +377,11 @@ def _print(settings: list[Setting], say: Callable[[str], None]) -> None:
             f"{BOTTLENECK} times as long as any other; measured, it is busy {median(busy):.0%} (median), "
             f"{min(busy):.0%} at least"
         )
+
+
+def _print_by(what: str, errors: Sequence[tuple[str, float]], say: Callable[[str], None]) -> None:
+    """Median errors of all settings that have something in common."""
+    for name in dict.fromkeys(name for name, _ in errors):
+        mine = [error for other, error in errors if other == name]
+        absolute, signed = median(map(abs, mine)), median(mine)
+        say(f"{what} {name}: median absolute error {absolute:.1%}, median error {signed:+.1%}, of {len(mine)}")

@@ -17,7 +17,7 @@ from workbench.plan import Task
 from workbench.quiet import kept, listening
 from workbench.segments import EMBED, WEIGHTS
 
-BESIDE = 4e9
+BESIDE = 2e9
 """Rate of the stream [B/s]."""
 STRETCH = 3
 """So many times as long as the calls beside it take alone, a stream lasts."""

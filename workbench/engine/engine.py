@@ -17,7 +17,7 @@ from workbench.errors import EngineError
 from workbench.hardware import usable_cores
 from workbench.plan import LANES, Carry, Plan, Task, let_begin
 from workbench.prepared import Prepared
-from workbench.profile import Cores
+from workbench.profile import Cores, Pace
 from workbench.scheduler.batch import Batch
 from workbench.scheduler.block_manager import BlockCounts, BlockManager
 from workbench.schedules.base import Step
@@ -122,9 +122,7 @@ class Engine:
         self.forward.decodes += sum(len(part.lengths) for part in parts)
         for place, (part, batch) in enumerate(zip(parts, plan.parts, strict=True)):
             self.forward.resume(place, part, batch)
-        rows = [self._prepared.cost.part(batch) for batch in plan.parts]
-        pace = self._prepared.plans.pace(plan.tasks, rows, self._cores)
-        self._executor.seat(seats(pace, self._cores))
+        self._executor.seat(seats(self.paced(plan), self._cores))
         everything = self._executor.run(plan.tasks, [self._action(task, plan.parts, parts) for task in plan.tasks])
         afters = let_begin(plan.tasks, [job.start for job in everything], [job.end for job in everything])
         all_three = zip(plan.tasks, everything, afters, strict=True)
@@ -134,6 +132,11 @@ class Engine:
             self.forward.keep(place, part, batch)
         self._now = self.watch.now
         return self._record(ended, number)
+
+    def paced(self, plan: Plan) -> Pace:
+        """How the lanes share the cores while a plan is executed."""
+        rows = [self._prepared.cost.part(batch) for batch in plan.parts]
+        return self._prepared.plans.pace(plan.tasks, rows, self._cores)
 
     def _record(self, ended: list[tuple[Job, str]], number: int) -> dict[str, float]:
         busy, at = dict.fromkeys(LANES, 0.0), self.watch.at

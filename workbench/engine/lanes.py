@@ -156,19 +156,29 @@ class Mover(Lane):
             return
         job.bytes = transfer.bytes
         self._free_at = max(self._free_at, time.perf_counter())
+        unpaced = 0
         for target, source in transfer.copies:
             step = max(1, self._packet // target.itemsize)
             for low in range(0, target.size, step):
                 piece = target[low : low + step]
-                self._executor.control.gate.wait()
-                if self._executor.control.stopped:
-                    return
                 np.copyto(piece, source[low : low + step])  # releases the GIL; Tensor.copy_ would take every core
-                self._pace(piece.nbytes)
-                if job.task.bulk:
-                    self._let_small_pass(job)
+                unpaced += piece.nbytes
+                if unpaced >= self._packet:
+                    if not self._packet_ended(job, unpaced):
+                        return
+                    unpaced = 0
+        if unpaced and not self._packet_ended(job, unpaced):
+            return
         if transfer.arrived:
             transfer.arrived()
+
+    def _packet_ended(self, job: Job, size: int) -> bool:
+        """Wait until the link would have moved the packet, and let others pass; False if the plan is being drained."""
+        self._pace(size)
+        if job.task.bulk:
+            self._let_small_pass(job)
+        self._executor.control.gate.wait()
+        return not self._executor.control.stopped
 
     def _let_small_pass(self, job: Job) -> None:
         self._look()

@@ -42,7 +42,24 @@ RECIPES = {
         norm_topk_prob=False,
         architecture="Qwen2MoeForCausalLM",
     ),
+    "odd-mixtral": ModelConfig("odd-mixtral", 12, 768, 1536, 12, 4, 64, 6, 2, 16000, 4096),
+    "odd-deep": ModelConfig("odd-deep", 24, 320, 640, 10, 2, 32, 8, 2, 6000, 4096, dtype="fp32"),
+    "odd-qwen2": ModelConfig(
+        *("odd-qwen2", 10, 640, 1280, 10, 2, 64, 12, 4, 12000, 4096),
+        moe_intermediate_size=384,
+        shared_expert_intermediate_size=1280,
+        norm_topk_prob=False,
+        architecture="Qwen2MoeForCausalLM",
+    ),
+    "odd-qwen3": ModelConfig(
+        *("odd-qwen3", 8, 512, 1024, 16, 4, 48, 32, 8, 9000, 4096),
+        moe_intermediate_size=192,
+        norm_topk_prob=True,
+        architecture="Qwen3MoeForCausalLM",
+        dtype="fp32",
+    ),
 }
+"""Besides the usual shapes some that are not: many thin layers, many small experts, shared ones, single precision."""
 
 
 def write_checkpoint(model: ModelConfig, folder: str | Path, *, seed: int = 0) -> Path:
@@ -90,7 +107,8 @@ def write_checkpoint(model: ModelConfig, folder: str | Path, *, seed: int = 0) -
 
 def make_checkpoint(name: str, folder: str | Path | None = None, *, seed: int = 0) -> Path:
     """Make one of the recipes, in the user's cache unless a folder is given: "mix-s" (0.23 GB), "mix-m" (0.46 GB) or
-    "mix-b" (3.0 GB) of Mixtral's architecture, "qwen-s" (0.25 GB) of Qwen2-MoE's, which has shared experts.
+    "mix-b" (3.0 GB) of Mixtral's architecture, "qwen-s" (0.25 GB) of Qwen2-MoE's, which has shared experts; and the
+    four odd ones that `bench sim` draws from (0.3 to 0.6 GB each).
 
     Raises
     ------

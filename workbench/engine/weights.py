@@ -22,6 +22,7 @@ from workbench.segments import LayerGraph
 from workbench.stages import Device, Stage
 
 Tensors = dict[str, torch.Tensor]
+_Laid = tuple[list[Copy], dict[tuple[int, str], Tensors]]
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ class WeightBuffer:
         self._flat = [as_numpy(slot) for slot in self._slots]
         self._holds: list[dict[tuple[int, str], Tensors]] = [{} for _ in range(slots)]
         self._turn = 0
+        self._known: dict[tuple[int, tuple[tuple[int, int], ...], Page], _Laid] = {}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -146,19 +148,30 @@ class WeightBuffer:
         if not page.number:
             self._turn = (self._turn + 1) % len(self._slots)
             self._holds[self._turn] = {}
-        turn, copies = self._turn, list[Copy]()
-        held: dict[tuple[int, str], Tensors] = {}
-        place = 0
-        for layer, node in pieces:
-            for stage in self._graph.nodes[node].stages:
-                if self._graph.pipeline.streams(stage):
-                    held[layer, stage.op.name], place = self._lay(turn, layer, stage, place, copies)
+        turn = self._turn
+        copies, held = self._laid(turn, tuple(pieces), page)
 
         def arrived() -> None:
             self._holds[turn] = held
 
-        begin, end = (int(edge) // self.dtype.itemsize for edge in page.cut(place * self.dtype.itemsize))
-        return Transfer(list(_between(copies, begin, end)), arrived if page.number + 1 == page.pages else None)
+        return Transfer(copies, arrived if page.number + 1 == page.pages else None)
+
+    def _laid(self, turn: int, pieces: tuple[tuple[int, int], ...], page: Page) -> _Laid:
+        """What a transfer copies into a slot, and where the operations find it there; found out once.
+
+        The mover needs it at every transfer, and to find it out keeps the GIL from the lanes that compute: 0.75 ms for
+        31 tensors (Zen 4).
+        """
+        key = (turn, pieces, page)
+        if key not in self._known:
+            copies, held, place = list[Copy](), dict[tuple[int, str], Tensors](), 0
+            for layer, node in pieces:
+                for stage in self._graph.nodes[node].stages:
+                    if self._graph.pipeline.streams(stage):
+                        held[layer, stage.op.name], place = self._lay(turn, layer, stage, place, copies)
+            begin, end = (int(edge) // self.dtype.itemsize for edge in page.cut(place * self.dtype.itemsize))
+            self._known[key] = list(_between(copies, begin, end)), held
+        return self._known[key]
 
     def _lay(self, turn: int, layer: int, stage: Stage, place: int, copies: list[Copy]) -> tuple[Tensors, int]:
         views: Tensors = {}

@@ -107,7 +107,7 @@ class _Clock:
         rows = [self._cost.part(part) for part in plan.parts]
         pace = None if self._cores is None else self._plans.pace(plan.tasks, rows, self._cores)
         laid = self._plans.lay_out(plan.tasks, rows, self._packet, pace, self._carried, skip=self.skips)
-        seconds = max(laid.dram, laid.seconds) + self._plans.between(plan.parts)
+        seconds = max(laid.dram, laid.seconds) + self._plans.between(plan)
         self._draw(plan, number, laid, seconds)
         self.now += seconds
         for part in plan.parts:

@@ -1,0 +1,88 @@
+"""What was measured, where it is looked up, and what correcting it by a run leaves on it."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.builders import small_machine, tiny_scenario
+from workbench.errors import ScenarioError
+from workbench.plan import RESTS, Task, Turns, play
+from workbench.profile import Contention, Cores, OpTime, Profile
+from workbench.result import Source
+from workbench.schedules import CGOPipe, FlexGenS3, Sequential, VSLPipe
+from workbench.segments import EMBED, Kind, Node
+from workbench.simulate import Detail, simulate
+from workbench.task_cost import profile_shape
+from workbench.timeline import overlap
+
+
+def timed(scenario, **rest):
+    """The scenario on a computer whose operations were measured: 1 us per token, on one thread and two."""
+    names = ("embed", "head", *(str(stage.op) for stage in scenario.pipeline.stages))
+    ops = tuple(OpTime(op, n, (1.0, 100.0), (1e-5, 1e-3)) for op in names for n in (1, 2))
+    profile = Profile(profile_shape(scenario.model, scenario.precision), ops, **rest)
+    return scenario.on(machine=replace(scenario.machine, cores=Cores.of(2), profiles=(profile,)))
+
+
+def test_times_with_weights_where_they_are_come_before_others_and_others_before_none():
+    there = OpTime("experts", 1, (1.0, 2.0), (2.0, 3.0))
+    here = OpTime("experts", 1, (1.0, 2.0), (1.0, 2.0), resident=True)
+    profile = Profile("", (there, here))
+    assert profile.find("experts", 1, resident=True) == here
+    assert profile.find("experts", 1) == there
+    assert Profile("", (here,)).find("experts", 1) == here
+    assert profile.find("experts", 2) is None
+
+
+@pytest.mark.parametrize("detail", Detail)
+def test_lanes_that_work_at_once_slow_each_other_down_and_lanes_that_alternate_do_not(detail):
+    scenario = tiny_scenario([8] * 12, [5] * 12, machine=small_machine(h2d=1e8))
+    losses = Contention(0.5, 0.5)
+    for schedule, together in ((Sequential(), False), (VSLPipe(), True), (CGOPipe(2), True), (FlexGenS3(2), False)):
+        plain, contending = (
+            simulate(timed(scenario, contention=found), schedule, detail=detail).seconds
+            for found in (Contention(), losses)
+        )
+        assert (contending > 1.01 * plain) == together, schedule
+        assert contending < 3 * plain
+
+
+def test_a_task_after_a_rest_takes_longer_and_one_that_follows_at_once_does_not():
+    attention = Node(Kind.SEGMENT, "C", "cpu")
+    tasks = [Task(EMBED, 0, 0), Task(attention, 0, 0, (0,)), Task(EMBED, 0, 0, (1,)), Task(EMBED, 0, 0, (2,))]
+    order = Turns.of(tasks, range(4))
+    for gap, longer in ((0.0, 0.0), (RESTS[0], 0.0), (sum(RESTS) / 2, 0.5), (RESTS[1], 1.0), (2.0, 1.0)):
+        _, ends, busy = play(order, [1.0, gap, 1.0, 1.0], 1.0, [0.0] * 4, cold=1.0)
+        assert (busy["gpu"], busy["cpu"]) == pytest.approx((3.0 + longer, gap))
+        assert ends == pytest.approx([1.0, 1.0 + gap, 2.0 + gap + longer, 3.0 + gap + longer])
+
+
+def test_overlap_counts_every_second_in_which_both_work():
+    assert overlap([(0, 2), (3, 5)], [(1, 4), (4.5, 9)]) == pytest.approx(1 + 1 + 0.5)
+    assert overlap([(0, 1)], [(1, 2)]) == 0
+    assert overlap([], [(1, 2)]) == 0
+
+
+def test_a_profile_corrected_by_a_run_is_as_fast_as_it_and_says_so():
+    scenario = timed(tiny_scenario(6))
+    (profile,) = scenario.machine.profiles
+    simulated = simulate(scenario, VSLPipe())
+    slower = {lane: 1.2 * seconds for lane, seconds in simulated.busy.items()}
+    measured = replace(simulated, source=Source.MEASURED, busy=slower)
+    corrected = profile.corrected_by(measured, simulated)
+    assert corrected.find("experts", 1).seconds == pytest.approx((1.2e-5, 1.2e-3))
+    again = simulate(scenario.on(machine=replace(scenario.machine, profiles=(corrected,))), VSLPipe())
+    assert sum(again.busy[lane] for lane in ("gpu", "cpu")) == pytest.approx(
+        sum(slower[lane] for lane in ("gpu", "cpu"))
+    )
+    assert "operations x 1.2 by a run of VSLPipe" in again.facts["corrected"]
+    assert "corrected" not in simulated.facts
+    for wrong in ((simulated, simulated), (measured, measured), (measured, simulate(scenario, Sequential()))):
+        with pytest.raises(ScenarioError, match="no run and simulation of one question"):
+            profile.corrected_by(*wrong)
+
+
+def test_what_was_calibrated_under_load_is_told_with_what_it_predicts():
+    assert "calibrated" not in simulate(timed(tiny_scenario(6), others=0.01), VSLPipe()).facts
+    facts = simulate(timed(tiny_scenario(6), others=0.4), VSLPipe()).facts
+    assert facts["calibrated"] == "under load: others took 40% of the cores"
