@@ -159,9 +159,9 @@ def append_kv(kv: Operand, slots: Operand, k: Operand, v: Operand, *, scales: Op
     k_bits, k_stride = _rows("k", k, shape)
     v_bits, v_stride = _rows("v", v, shape)
     factors = scales_of(cache, scales)
-    check_apart("kv", cache, slots=where, k=k_bits, v=v_bits, scales=factors)
+    check_apart("kv", cache, slots=where, k=k_bits, v=v_bits)
     if factors is not None:
-        check_apart("scales", factors, slots=where, k=k_bits, v=v_bits)
+        check_apart("scales", factors, kv=cache, slots=where, k=k_bits, v=v_bits)
         _append_numbers(
             cache, writeable("scales", factors), frozen(where), k_bits, k_stride, v_bits, v_stride
         )  # fmt: skip

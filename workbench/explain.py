@@ -60,21 +60,23 @@ def explain(results: Sequence[Result]) -> list[str]:
 def _rankings(results: Sequence[Result]) -> list[str]:
     """Which schedule gives most, and how many times the next one's and the first one's rate that is.
 
-    One sentence for each scenario and source with several schedules, of which bounds and predictions know nothing.
+    One sentence for each scenario and source with several schedules. Bounds and predictions are not ranked.
     """
     groups = dict[tuple[str, ...], list[Result]]()
     for result in results:
         if result.source in (Source.SIMULATED, *_MEASURED) and not result.stopped:
             key = (result.origin, result.model, result.machine, *(f"{k}: {v}" for k, v in result.facts.items()))
             groups.setdefault(key, []).append(result)
-    return [_ranking(group) for group in groups.values() if len({result.schedule for result in group}) > 1]
+    several = [group for group in groups.values() if len({result.schedule for result in group}) > 1]
+    return [_ranking(group) for group in several if all(result.generated for result in group)]
 
 
 def _ranking(results: Sequence[Result]) -> str:
-    best, second, *_ = sorted(results, key=lambda result: -result.gen_tok_s)
+    best_of = {result.schedule: result for result in sorted(results, key=lambda result: result.gen_tok_s)}
+    best, second, *_ = sorted(best_of.values(), key=lambda result: -result.gen_tok_s)
     told = f"{_capital(best.origin)}, {best.schedule} gives most, {best.gen_tok_s / second.gen_tok_s:.2f} times "
     told += second.schedule
-    first = results[0]
+    first = best_of[results[0].schedule]
     if first is best or first is second:
         return f"{told}, the next."
     return f"{told}, the next, and {best.gen_tok_s / first.gen_tok_s:.2f} times {first.schedule}."

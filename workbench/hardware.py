@@ -315,8 +315,8 @@ class Machine:
         command = [sys.executable, "-P", "-m", "workbench", "measure"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise ScenarioError(f"measuring this computer failed ({reason}); try: {' '.join(command)}.")
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise ScenarioError(f"measuring this computer failed ({last}); try: {' '.join(command)}.")
         return cls._read(lambda: json.loads(done.stdout), "what measuring printed")
 
     @classmethod

@@ -12,7 +12,7 @@ from workbench.errors import WorkbenchError
 T = TypeVar("T")
 
 _NOT_WRITTEN: dict[Path, Any] = {}
-"""What no file would take: it is known until this process ends, because measuring again would take a minute."""
+"""What no file would take, until this process ends: the one state of this module, because measuring takes a minute."""
 
 
 def kept(
@@ -24,7 +24,7 @@ def kept(
     what: str,
     refresh: bool = False,
 ) -> T:
-    """What a file keeps; else it is made and kept there, and so it is where `refresh` is set.
+    """Read what the file keeps. If there is none, or `refresh` is set, it is made and kept there.
 
     A file that cannot be read is written anew. One that cannot be written is done without. Both are told in a warning.
 
@@ -54,6 +54,7 @@ def kept(
     try:
         save(made, path)
         made = load(path)  # as every later call has it
+        _NOT_WRITTEN.pop(path, None)
     except (OSError, WorkbenchError) as error:
         _NOT_WRITTEN[path] = made
         problem = (

@@ -62,10 +62,12 @@ def check_columns(what: str, columns: Mapping[str, tuple[float, ...]]) -> None:
     for name in lengths:
         try:
             entries = np.asarray(columns[name], dtype=np.float64)
-        except OverflowError:
+        except (OverflowError, TypeError, ValueError):
             entries = np.array([math.inf])
         if not ((entries >= 0) & (entries < math.inf)).all():
-            raise ResultError(f"the {what} of a result have an entry in {name} that is negative or infinite; mend it.")
+            raise ResultError(
+                f"the {what} of a result have an entry in {name} that is no finite number from 0 on; mend it."
+            )
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,7 @@ def _translate(config: Mapping[str, Any], name: str) -> ModelConfig:
     if raw.get("use_sliding_window") is False:
         raw["sliding_window"] = None
     if raw.get("mlp_layer_types") is not None:
-        raw["first_k_dense_replace"] = _leading_dense(raw["mlp_layer_types"], name)
+        raw["first_k_dense_replace"] = _leading_dense(raw["mlp_layer_types"], raw.get("num_hidden_layers"), name)
     if not raw.get("first_k_dense_replace") and raw.get("intermediate_size") is None:
         raw["intermediate_size"] = raw.get("moe_intermediate_size")
     _check_sizes(raw, name)
@@ -195,7 +195,7 @@ def _check_kind(raw: Mapping[str, Any], name: str) -> None:
             f"config.json of {name!r} is of the type {short(kind)}, whose layers are not understood; use one of "
             f"{', '.join(_UNDERSTOOD)}, or give its sizes without model_type if they tell all of its layers."
         )
-    unpriced = [key for key, value in raw.items() if value is not None and str(key).startswith(_UNPRICED)]
+    unpriced = [key for key, value in raw.items() if value and str(key).startswith(_UNPRICED)]
     if unpriced:
         raise CheckpointError(
             f"config.json of {name!r} sets {short(unpriced[0])}, a key of layers that are not understood; "
@@ -203,7 +203,7 @@ def _check_kind(raw: Mapping[str, Any], name: str) -> None:
         )
 
 
-def _leading_dense(kinds: object, name: str) -> int:
+def _leading_dense(kinds: object, layers: object, name: str) -> int:
     """Layers before the first with experts, where ``mlp_layer_types`` tells one by one."""
     found = kinds if isinstance(kinds, list | tuple) else ()
     dense = next((place for place, kind in enumerate(found) if kind != "dense"), len(found))
@@ -211,6 +211,10 @@ def _leading_dense(kinds: object, name: str) -> int:
         raise CheckpointError(
             f"config.json of {name!r} sets mlp_layer_types={short(kinds)}, which is not understood; give 'dense' for "
             "each of the first layers and 'sparse' for each of the others."
+        )
+    if len(found) != layers:
+        raise CheckpointError(
+            f"config.json of {name!r} gives {len(found)} mlp_layer_types for {short(layers)} layers; give one for each."
         )
     return dense
 

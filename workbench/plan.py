@@ -263,8 +263,8 @@ def play(
 
     A task with which the gpu lane begins after a rest takes `cold` seconds longer, after a short one less.
 
-    With `skip` repetitions of a run that begin as the one before are left out: all are as long as that, because a task
-    begins so much later as all did that it has to do with.
+    With `skip`, once a repetition of a run begins as the one before it did, all later ones are left out: each only
+    shifts by the same time.
     """
     lanes = _Lanes(turns, seconds, packet, drags, cold)
     for run, of_run, reach in turns.runs if skip else ():
@@ -299,7 +299,7 @@ class _State(NamedTuple):
     longer: dict[str, float]
 
     def like(self, before: _State, left: int) -> bool:
-        """True if so many more repetitions cannot lead to another state, but for a thousandth of one's length."""
+        """True if so many more repetitions, at this drift, stay within a thousandth of one's length."""
         if len(self.ends) != len(before.ends) or [each[:2] for each in self.moving] != [
             each[:2] for each in before.moving
         ]:

@@ -20,7 +20,7 @@ from workbench.task_cost import TaskCost
 from workbench.units import format_bytes, format_seconds
 
 FEW_PARTS = 16
-"""Parts that a batch may be split into however few requests there are: the default of every schedule is below."""
+"""Parts that are allowed even where there are fewer requests: the default of every schedule is below it."""
 _ONE_OF_EACH = Rows(prefill=1, decode=1, pairs=1, context=2, emits=2)
 
 
@@ -78,8 +78,8 @@ def _check_parts(scenario: Scenario, schedule: Schedule) -> None:
     requests = len(scenario.workload)
     if schedule.parts > max(requests, FEW_PARTS):
         raise ScheduleError(
-            f"{schedule.name} has {schedule.parts} micro-batches for {requests} requests, most of them always empty; "
-            f"give at most {max(requests, FEW_PARTS)}."
+            f"{schedule.name} has {schedule.parts} micro-batches for {requests} requests, so that at least "
+            f"{schedule.parts - requests} are always empty; give at most {max(requests, FEW_PARTS)}."
         )
 
 

@@ -163,7 +163,7 @@ class Profile:
     def find(self, op: str, threads: int, *, resident: bool = False) -> OpTime | None:
         """The times of an operation on so many threads, or None if it was not measured.
 
-        If it was not measured with its weights where they are, then those with weights elsewhere.
+        Where it was measured only with its weights in the other place, those times.
         """
         found = None
         for time in self.ops:

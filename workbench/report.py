@@ -176,22 +176,23 @@ def write_report(out: Path, say: Callable[[str], None] = print) -> Path:
     live = [Live.of(local, schedule) for schedule in schedules]
     measured = compare(result for one in live for result in (bound(local, one.schedule), one.simulated, one.median))
     say("\n".join((str(measured), *map(str, live), "[4/4] write")))
-    _check_tokens(measured)
+    runs = [result for one in live for result in one.runs]
+    _check_tokens(runs)
     page = _page(server, predicted, local, measured, marks(exam, measured), live)
     (out / "report.html").write_text(page, encoding="utf-8")
-    repeated = [result for one in live for result in one.runs if result is not one.median]
-    results = [result.to_dict(timeline=False) for result in (*predicted.results, *measured.results, *repeated)]
+    foreseen = [result for result in measured.results if result.source is not Source.MEASURED]
+    results = [result.to_dict(timeline=False) for result in (*predicted.results, *foreseen, *runs)]
     (out / "results.json").write_text(json.dumps(results, indent=1), encoding="utf-8")
     measured.to_perfetto(out / "timeline.json.gz")
     say(f"wrote {out / 'report.html'}, results.json and timeline.json.gz (open it in ui.perfetto.dev)")
     return out / "report.html"
 
 
-def _check_tokens(comparison: Comparison) -> None:
-    answers = {r.schedule: r.tokens for r in comparison.results if r.source is Source.MEASURED}
-    if len(set(answers.values())) != 1:
+def _check_tokens(runs: Sequence[Result]) -> None:
+    if len({result.tokens for result in runs}) != 1:
+        schedules = dict.fromkeys(result.schedule for result in runs)
         raise EngineError(
-            f"{' and '.join(answers)} generated different tokens; a schedule must never change the answer."
+            f"{' and '.join(schedules)} generated different tokens; a schedule must never change the answer."
         )
 
 

@@ -146,7 +146,8 @@ class Result:
         for name, value in {**lanes, **unless_nan, "others": self.others}.items():
             if not (is_number(value) and 0 <= value < math.inf):
                 raise ResultError(f"a result has {name}={value!r}; give a number from 0 on.")
-        low, high = (0.0, 0.0) if self.interval is None else self.interval
+        pair = (0.0, 0.0) if self.interval is None else tuple(self.interval)
+        low, high = pair if len(pair) == 2 else (math.nan, math.nan)
         if not (is_number(low) and is_number(high) and 0 <= low <= high < math.inf):
             raise ResultError(f"a result has the interval {self.interval!r}; give (lower, upper) rates from 0 on.")
 

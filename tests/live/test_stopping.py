@@ -170,3 +170,13 @@ def test_an_error_in_one_lane_ends_long_work_in_another(tiny: ModelConfig, monke
     with pytest.raises(ZeroDivisionError):
         wb.run(scenario(tiny, requests((5, 9, 3), 3)), VSLPipe())
     assert ended.is_set()
+
+
+@pytest.mark.parametrize("end", [Control.stop, Control.drain])
+def test_what_ends_is_not_held(end: Callable[[Control], None]):
+    control = Control()
+    control.hold()
+    assert not control.gate.is_set()
+    end(control)
+    control.hold()
+    assert control.gate.is_set()

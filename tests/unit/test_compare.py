@@ -49,6 +49,14 @@ def test_schedules_are_ranked_against_the_next_best_and_the_first_one():
     assert compare([middle, last]).explanations()[0] == "Simulated, VSLPipe gives most, 1.50 times Other, the next."
 
 
+def test_a_schedule_that_ran_again_is_ranked_once_and_one_that_generated_nothing_not_at_all():
+    first, last = RESULTS[1], RESULTS[3]
+    again = replace(last, seconds=last.seconds * 1.1)
+    ranked = compare([replace(first, seconds=last.seconds * 2), again, last]).explanations()[0]
+    assert ranked == f"Simulated, VSLPipe gives most, 2.00 times {first.schedule}, the next."
+    assert not any("gives most" in said for said in compare([replace(first, generated=0), last]).explanations())
+
+
 def test_schedules_are_ranked_within_one_question_and_source_only():
     first, last = RESULTS[1], RESULTS[3]
     strangers = [

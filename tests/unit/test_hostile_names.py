@@ -107,7 +107,8 @@ def test_every_picture_of_itself_in_html(scenario: Scenario, results: list[Resul
 
 def test_the_report(scenario: Scenario, results: list[Result], name: str) -> None:
     both = compare([*results, *(replace(result, schedule="other") for result in results)])
-    page = report._page(scenario, both, scenario, both, name)
+    live = [report.Live(VSLPipe(), result, (result,)) for result in results]
+    page = report._page(scenario, both, scenario, both, name, live)
     assert harmless(page, *Tags(report._PAGE.template).elements, "img")
     assert page.count("<img") == page.count("<img alt='' src='data:image/png;base64,")
 

@@ -80,6 +80,19 @@ def test_where_none_can_be_written_it_is_told_once(
     assert not list(record.parent.glob("*"))
 
 
+def test_what_is_measured_again_and_written_replaces_what_could_not_be(
+    record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "struck")
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "replace", fail)
+        local()
+    assert local(refresh=True) == []
+    assert record not in kept._NOT_WRITTEN
+
+
 def test_what_cannot_be_opened_is_measured_again(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     local()
 

@@ -187,6 +187,7 @@ def test_keys_of_ours_in_a_config_of_theirs_are_not_taken():
         ({"index_topk": 2048}, "index_topk"),
         ({"mlp_layer_types": ["sparse", "dense"]}, "mlp_layer_types=.*; give 'dense' for each of the first"),
         ({"mlp_layer_types": 3}, "mlp_layer_types=3"),
+        ({"mlp_layer_types": ["dense"] * 3}, "gives 3 mlp_layer_types for"),
         ({"num_hidden_layers": 10**400}, "positive integers for num_hidden_layers"),
         ({"rope_theta": 10**400}, "positive numbers for rope_theta"),
         ({"hidden_size": 2**41}, "positive integers for hidden_size"),

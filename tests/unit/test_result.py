@@ -189,6 +189,8 @@ def test_a_file_from_before_spans_told_what_they_waited_for_is_read(result, tmp_
         ({"recomputed": True}, "recomputed=True"),
         ({"interval": (30.0, 20.0)}, r"interval \(30.0, 20.0\); give \(lower, upper\)"),
         ({"interval": (math.nan, 20.0)}, "interval"),
+        ({"interval": (20.0,)}, "interval"),
+        ({"interval": (10.0, 20.0, 30.0)}, "interval"),
         ({"seconds": 0.0}, "seconds=0.0; give a positive number"),
         ({"seconds": math.inf}, "seconds=inf"),
         ({"busy": {"gpu": -1.0}}, r"busy\['gpu'\]=-1.0"),
@@ -210,9 +212,9 @@ def test_a_result_that_cannot_be_is_refused_made_or_loaded(change, words, result
     ("steps", "words"),
     [
         (lambda: Iterations((1.0, 2.0), (3,)), "unlike lengths"),
-        (lambda: Iterations((1.0, -2.0)), "entry in seconds that is negative"),
+        (lambda: Iterations((1.0, -2.0)), "entry in seconds that is no finite number"),
         (lambda: Latencies((0,), (0.0, 1.0)), "unlike lengths"),
-        (lambda: Latencies(gap=(1.0,), gap_count=(-1,)), "entry in gap_count that is negative"),
+        (lambda: Latencies(gap=(1.0,), gap_count=(-1,)), "entry in gap_count that is no finite number"),
         (lambda: Energy(-1.0, "NVML"), "joules=-1.0"),
     ],
 )

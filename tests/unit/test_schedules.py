@@ -61,7 +61,8 @@ def test_contenders_begin_with_the_baseline_that_prefetches_and_take_the_pipelin
 
 
 def test_contenders_are_all_schedules_that_take_the_pipeline():
-    every = {schedule.__name__ for schedule in Schedule.__subclasses__() + MicroBatched.__subclasses__()}
+    known = Schedule.__subclasses__() + MicroBatched.__subclasses__()
+    every = {schedule.__name__ for schedule in known if schedule.__module__.startswith("workbench.")}
     named = {schedule.name.partition("(")[0] for schedule in ALL}
     assert named == every - {"MicroBatched"}
     assert [schedule.name for schedule in contenders(VSL)[1:]] == ["FlexGenS3", "FastDecode", "CGOPipe", "VSLPipe"]

@@ -24,12 +24,12 @@ def ratio(values: Sequence[float]) -> dict[str, float]:
 
 
 def write(
-    path: Path, machine: Machine, ratios: Mapping[str, Mapping[str, float]], rows: Sequence[Mapping[str, Any]]
+    path: Path, machine: Machine | str, ratios: Mapping[str, Mapping[str, float]], rows: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Write the record as JSON."""
+    """Write the record as JSON; where nothing ran on one machine, `machine` says so in words."""
     record = {
-        "machine": machine.name,
-        "calibrated": machine.measured,
+        "machine": machine if isinstance(machine, str) else machine.name,
+        "calibrated": None if isinstance(machine, str) else machine.measured,
         "versions": versions(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "ratios": ratios,

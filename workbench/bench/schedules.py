@@ -12,7 +12,6 @@ import numpy as np
 
 from workbench.bench import record
 from workbench.errors import WorkbenchError
-from workbench.hardware import machines
 from workbench.memory import Memory
 from workbench.models import models
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
@@ -163,11 +162,13 @@ def _rate(scenario: Scenario, schedule: Schedule) -> float:
 def _most(scenario: Scenario, pipeline: Pipeline, schedule: Schedule) -> float:
     """The rate of another placement, with as many of the requests in flight as fit its memory; 0 if none does."""
     requests = len(scenario.workload)
-    one, all_of_them = (_stream(scenario, pipeline, count).fits(schedule).gpu for count in (1, requests))
-    room = all_of_them.capacity - one.total
-    grown = all_of_them.total - one.total
-    fitting = requests if room >= grown else 1 + int((requests - 1) * room / grown)
     try:
+        one, all_of_them = (_stream(scenario, pipeline, count).fits(schedule).gpu for count in (1, requests))
+        room = all_of_them.capacity - one.total
+        grown = all_of_them.total - one.total
+        if room < 0:
+            return 0.0
+        fitting = requests if room >= grown else 1 + int((requests - 1) * room / grown)
         return _rate(_stream(scenario, pipeline, fitting), schedule)
     except WorkbenchError:
         return 0.0
@@ -199,7 +200,7 @@ def bench_schedules(
     ratios = {f"{name} over the best other": record.ratio([each.over_others(name) for each in found]) for name in names}
     if json is not None:
         rows = [{"setting": str(each.scenario), "rates": each.rates, "elsewhere": each.elsewhere} for each in found]
-        record.write(json, machines["a40"], ratios, rows)
+        record.write(json, "drawn from the catalogue", ratios, rows)
     return ratios
 
 

@@ -32,6 +32,16 @@ class Control:
         """True while work that is left shall not be done."""
         return self.ending or self._drained
 
+    def hold(self) -> None:
+        """Let no task start until `go`; what ends is not held."""
+        self.gate.clear()
+        if self.stopped:  # `stop` and `drain` say so before they open the gate
+            self.gate.set()
+
+    def go(self) -> None:
+        """Go on after `hold`."""
+        self.gate.set()
+
     def stop(self) -> None:
         """End the run, also if it is held."""
         self.ending = True

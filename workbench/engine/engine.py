@@ -62,13 +62,13 @@ class Engine:
 
     def pause(self) -> None:
         """Let no task start and no time pass until `resume`; a task that is at work ends."""
-        self.control.gate.clear()
+        self.control.hold()
         self.watch.hold()
 
     def resume(self) -> None:
         """Go on after `pause`."""
         self.watch.go()
-        self.control.gate.set()
+        self.control.go()
 
     def busy(self) -> dict[str, float]:
         """Seconds that each lane has worked so far, tasks under way included."""
@@ -76,8 +76,10 @@ class Engine:
 
     def close(self) -> None:
         """End every thread."""
-        self._executor.close()
-        self.forward.close()
+        try:
+            self._executor.close()
+        finally:
+            self.forward.close()
 
     # ------------------------------------------------------------------------------------------------- the clock
 
@@ -103,7 +105,7 @@ class Engine:
             If the run was asked to end meanwhile.
         """
         while (left := until - self.watch.now) > 0:  # again where the run was held meanwhile
-            self.control.check()
+            self._executor.check()
             self.control.sleep(min(left, MOST_SLEPT))
         self._now = self.watch.now
 

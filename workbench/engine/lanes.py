@@ -248,6 +248,7 @@ class Executor:
         BaseException
             The error of the first task in the plan that failed, after the rest of the plan was drained.
         """
+        self._check_carried()
         self.control.renew()
         jobs, fresh = self._jobs(tasks, actions)
         for job in fresh:
@@ -257,10 +258,28 @@ class Executor:
             self.lanes[job.task.node.lane].inbox.put(job)
         self._wait()
         for job in jobs:
-            if job.error is not None and not isinstance(job.error, StoppedError):  # which only follows from another
+            if job.error is not None and not isinstance(job.error, StoppedError):  # which only follows from another's
                 raise job.error
-        self.control.check()
+        self.check()
         return jobs
+
+    def check(self) -> None:
+        """Called between two plans and while none is at work.
+
+        Raises
+        ------
+        StoppedError
+            If the run was asked to end.
+        BaseException
+            The error of the transfer that runs on, if it failed.
+        """
+        self._check_carried()
+        self.control.check()
+
+    def _check_carried(self) -> None:
+        carried = self._carried
+        if carried is not None and carried.error is not None:
+            raise carried.error
 
     def _jobs(self, tasks: Sequence[Task], actions: Sequence[Callable[[], object]]) -> tuple[list[Job], list[Job]]:
         """A job for each task, and those of them that no lane has yet: all but the one that was carried over."""
@@ -319,9 +338,11 @@ class Executor:
         """End every thread, and a transfer that runs on with them."""
         self.control.stop()
         begun = [lane for lane in self.lanes.values() if lane.is_alive()]
-        for lane in begun:
-            lane.inbox.put(None)
-        for lane in begun:
-            lane.join()
-        self._carried = None  # it keeps alive what it copies, for gigabytes
-        give_back()
+        try:
+            for lane in begun:
+                lane.inbox.put(None)
+            for lane in begun:
+                lane.join()
+        finally:
+            self._carried = None  # it keeps alive what it copies, for gigabytes
+            give_back()

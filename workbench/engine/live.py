@@ -130,7 +130,9 @@ class LiveRun:
         try:
             self._thread.start()
         except BaseException:
-            occupation.end()
+            occupation.control.stop()
+            if not self._thread.is_alive():  # else it ends by itself
+                occupation.end()
             raise
 
     def _serve(self) -> None:

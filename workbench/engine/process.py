@@ -29,19 +29,19 @@ SWITCH_SECONDS = 5e-4
 _OPENMP = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "2000"}
 
 # Freed memory stays with the process, up to 256 MB: else every buffer of an iteration is mapped and cleared anew
-# (1,024 rows 512 wide, queries, keys and values: 10.8 ms so, 6.0 ms when kept; Zen 4). Afterwards glibc's thresholds
-# are where its own adjustment ends once a large buffer was freed; nothing can be read back of them.
+# (1,024 rows 512 wide, queries, keys and values: 10.8 ms so, 6.0 ms when kept; Zen 4). glibc's thresholds cannot
+# be read back; afterwards they are set to where its own adjustment ends once a large buffer was freed.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _KEPT = {_MMAP_THRESHOLD: 1 << 26, _TRIM_THRESHOLD: 1 << 28}
 _USUAL = {_MMAP_THRESHOLD: 1 << 25, _TRIM_THRESHOLD: 1 << 26}
 _FAREWELL = 2.0
-"""Seconds for a thread to drop the tensors of its run, when Python ends; it may be a user's own, and go on for ever."""
+"""Seconds that Python's end waits for the thread of an ended run to drop its tensors; a user's may never end."""
 _USERS_CHOICE = "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"
 
 
 @contextmanager
 def sleepy_openmp() -> Iterator[None]:
-    """Where torch is imported first: its pool threads soon sleep. The environment is as before afterwards.
+    """Import torch within this: its idle pool threads then sleep soon. Afterwards the environment is as before.
 
     libgomp reads these variables once, when torch loads it, and programs that are started later shall not inherit them.
     """
@@ -56,14 +56,14 @@ def sleepy_openmp() -> Iterator[None]:
 
 @dataclass(eq=False)
 class Occupation:
-    """Work that a process does one at a time, by the words that tell it from other work, until `end`."""
+    """Work of which a process does one at a time, until `end`; `what` names it in messages."""
 
     what: str
     control: Control
     began: float = field(default_factory=time.monotonic)
     ended: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
-    """That ended it."""
+    """The thread that called `end`."""
 
     def end(self) -> None:
         """It goes on no longer; to be called however it ended."""
@@ -111,7 +111,8 @@ class _Process:
 
     def enter(self, what: str, alongside: bool) -> Occupation:
         """See `occupy`."""
-        self._await_those_that_end()
+        if not alongside:
+            self._await_those_that_end()
         with self._lock:
             if self._closed:
                 raise StoppedError("Python ends, and begins no live run any more.")
@@ -119,7 +120,7 @@ class _Process:
                 other = self._at_work[0]
                 raise EngineError(
                     f"{other.what} goes on in this process, for {time.monotonic() - other.began:.0f} s now, and a "
-                    "second would share its cores; wait for it, stop it, or give wb.run and wb.start alongside=True."
+                    "second would share its cores; wait for it, or stop it (wb.run and wb.start take alongside=True)."
                 )
             self._at_work.append(mine := Occupation(what, Control()))
             if not self._hooked:
@@ -132,7 +133,8 @@ class _Process:
     def leave(self, occupation: Occupation) -> None:
         """Cross it off."""
         with self._lock:
-            self._at_work.remove(occupation)
+            if occupation in self._at_work:
+                self._at_work.remove(occupation)
         occupation.thread = threading.current_thread()
         occupation.ended.set()
 
@@ -142,7 +144,7 @@ class _Process:
                 other.ended.wait()
 
     def _end_all(self) -> None:
-        """A thread inside torch when Python ends would abort the process, so that all of them are ended before."""
+        """End every run first: a thread that is inside torch when Python ends aborts the process."""
         with self._lock:
             self._closed, going = True, list(self._at_work)
         for each in going:
@@ -171,7 +173,7 @@ take, give_back = _PROCESS.take, _PROCESS.give_back
 
 
 def occupy(what: str, *, alongside: bool = False) -> Occupation:
-    """Begin work that a process does one at a time; what was asked to stop is waited for, and Python's end stops it.
+    """Begin such work. What was already asked to stop is waited for; Python's end stops what goes on.
 
     Raises
     ------

@@ -103,10 +103,10 @@ class WeightStore:
             for p in PACKS[op](self.model)
         ]
 
-    def resident(self, layer: int, op: str) -> Tensors:
-        """An operation's weights, to stay where it runs: they leave the store."""
+    def resident(self, layer: int, op: str, *, keep: bool = False) -> Tensors:
+        """An operation's weights, to stay where it runs: they leave the store, unless it is to keep them too."""
         found = {key: torch.cat(parts) if len(parts) > 1 else parts[0] for key, parts in self.sources(layer, op)}
-        for packed in PACKS[op](self.model):
+        for packed in () if keep else PACKS[op](self.model):
             for name in packed.sources:
                 del self._tensors[f"model.layers.{layer}.{name}"]
         return found
@@ -215,11 +215,13 @@ class Weights:
         self.buffer = WeightBuffer(store, graph, slot_bytes, slots) if graph.streamed else None
         self._streams = graph.pipeline.streams
         self._resident: dict[tuple[int, str], Tensors] = {}
-        resident = [stage.op.name for stage in graph.pipeline.stages if not self._streams(stage)]
+        stages = graph.pipeline.stages
+        resident = dict.fromkeys(stage.op.name for stage in stages if not self._streams(stage))
+        streamed = {stage.op.name for stage in stages if self._streams(stage)}
         for layer in range(store.model.num_hidden_layers):
             for op in filter(PACKS.__contains__, resident):
                 control.check()
-                self._resident[layer, op] = store.resident(layer, op)
+                self._resident[layer, op] = store.resident(layer, op, keep=op in streamed)
 
         self.gpu_bytes = self.buffer.bytes if self.buffer is not None else 0
         on_gpu = {stage.op.name for stage in graph.pipeline.stages if stage.device is Device.GPU}

@@ -112,7 +112,7 @@ def _held(prompt: Counts, output: Counts, block: int) -> Counts:
 def _least_limits(prepared: Prepared, workload: Workload, forced: Forced) -> dict[str, float]:
     """Limits of the lanes if nothing is recomputed, capped at what the best recomputing could make of the largest.
 
-    The largest limit is unimodal in how much is recomputed: lanes of attention and its transfers gain, the others lose.
+    The largest limit is taken to be unimodal in how much is recomputed: terms of decodes fall, those of prefills rise.
     """
     total, loads = total_rows(workload, prepared.scenario.model), Loads(prepared, forced)
 

@@ -24,8 +24,6 @@ _TIE = 1e-9
 """Throughputs this near to the best are equal; of equal policies on the same devices the smallest batch wins."""
 _ARTIFACT_STEP = 32
 """The public optimiser tries mu = 1, 2, 3, 4 and then every 32nd."""
-
-
 _FLAT = 0.01
 """Throughputs this near to the best are as good: the model's own error is far larger."""
 _WIDE = 1.25

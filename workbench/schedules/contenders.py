@@ -26,7 +26,7 @@ ALL: tuple[Schedule, ...] = (
     KTransformers(),
     VSLPipe(),
 )
-"""Every schedule by default, the simple ones first; that in which nothing overlaps stands for none of them."""
+"""Every schedule with its default settings, the simple ones first, but `Sequential()`, in which nothing overlaps."""
 _LAYERS = 4
 
 
