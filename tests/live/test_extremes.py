@@ -120,7 +120,8 @@ def test_two_runs_at_once(tiny: ModelConfig, right: Any) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(2) as pool:
-        runs = [pool.submit(wb.run, scenario(tiny, ASKED), schedule) for schedule in (VSLPipe(), Sequential(2))]
+        schedules = (VSLPipe(), Sequential(2))
+        runs = [pool.submit(wb.run, scenario(tiny, ASKED), schedule, alongside=True) for schedule in schedules]
         assert [run.result().tokens for run in runs] == [right, right]
 
 

@@ -165,7 +165,7 @@ def of(tiny: ModelConfig) -> Iterator[wb.Scenario]:
 def test_other_kv_capacity_raises(of: wb.Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
     original = kv_cache.KVCache.__init__
     monkeypatch.setattr(
-        kv_cache.KVCache, "__init__", lambda self, m, blocks, size, t: original(self, m, blocks + 1, size, t)
+        kv_cache.KVCache, "__init__", lambda self, m, blocks, *rest: original(self, m, blocks + 1, *rest)
     )
     with pytest.raises(EngineError, match="KV blocks"):
         wb.run(of, VSLPipe())
@@ -174,7 +174,9 @@ def test_other_kv_capacity_raises(of: wb.Scenario, monkeypatch: pytest.MonkeyPat
 def test_other_kv_precision_raises(of: wb.Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
     original = kv_cache.KVCache.__init__
     monkeypatch.setattr(
-        kv_cache.KVCache, "__init__", lambda self, m, blocks, size, t: original(self, m, blocks, size, "bf16")
+        kv_cache.KVCache,
+        "__init__",
+        lambda self, m, blocks, size, _, control: original(self, m, blocks, size, "bf16", control),
     )
     with pytest.raises(EngineError, match="precision"):
         wb.run(of, VSLPipe())
