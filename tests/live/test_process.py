@@ -173,7 +173,7 @@ def test_a_forked_process_ends_although_its_parent_runs_live(tiny: ModelConfig) 
 def test_a_second_run_is_refused_while_one_goes_on(read, tiny: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wb.Machine, "local", classmethod(lambda cls, refresh=False: scenario(tiny, ASKED).machine))
     first = wb.start(scenario(tiny, LASTING), VSLPipe())
-    words = f"a live run of VSLPipe on {tiny.name!r} goes on .* wait for it, stop it, or give .* alongside=True"
+    words = f"a live run of VSLPipe on {tiny.name!r} goes on .* wait for it, or stop it .* alongside=True"
     with pytest.raises(EngineError, match=words):
         read(scenario(tiny, ASKED), Sequential())
     assert not first.state.ended
