@@ -86,7 +86,7 @@ class _PackageCache(FunctionCache):
         return (*key, _SOURCES)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """What is kept for a signature, or None."""
+        """Load what is kept for a signature, or None."""
         try:
             return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
         except Exception:

@@ -58,7 +58,7 @@ def explain(results: Sequence[Result]) -> list[str]:
 
 
 def _rankings(results: Sequence[Result]) -> list[str]:
-    """Which schedule gives most, and how many times the next one's and the first one's rate that is.
+    """Tell which schedule gives most, and how many times the next one's and the first one's rate that is.
 
     One sentence for each scenario and source with several schedules. Bounds and predictions are not ranked.
     """

@@ -213,7 +213,7 @@ class Turns(NamedTuple):
 
     @classmethod
     def of(cls, tasks: Sequence[Task], kinds: Sequence[int]) -> Turns:
-        """Those of a plan's tasks of these kinds."""
+        """Make the turns of a plan's tasks, which are of these kinds."""
         turns = [(task.node.lane, task.after, task.bulk, kind) for task, kind in zip(tasks, kinds, strict=True)]
         like = [(kind, bulk, tuple(place - i for i in after)) for place, (_, after, bulk, kind) in enumerate(turns)]
         runs = [(run, _lanes(turns[run.first : run.stop]), _reach(turns, run)) for run in find_runs(like)]
@@ -226,7 +226,7 @@ def _lanes(turns: Sequence[tuple[str, tuple[int, ...], bool, int]]) -> tuple[str
 
 
 def _reach(turns: Sequence[tuple[str, tuple[int, ...], bool, int]], run: Run) -> int:
-    """How far back of the end of any repetition tasks are that later ones wait for; one repetition at least."""
+    """Tasks between a repetition's end and the earliest one that later tasks wait for; one repetition at least."""
     reach = run.length
     for place in range(run.first + run.length, len(turns)):
         for other in turns[place][1]:
@@ -287,7 +287,7 @@ class _Moving(NamedTuple):
 
 
 class _State(NamedTuple):
-    """What decides about tasks to come at the end of a repetition.
+    """The state at the end of a repetition that decides when later tasks run.
 
     `ends` are those of the last tasks, `last` the very last; bulk transfers that have ended are left out. `longer` is
     by how much each lane has been held longer than its tasks take alone.
@@ -376,7 +376,7 @@ class _Lanes:
             before = now
 
     def _state(self, lanes: Sequence[str], reach: int) -> _State:
-        """How things stand behind the tasks that have run, of which later ones wait for the last `reach`."""
+        """The state after the tasks that have run; later tasks wait for the last `reach` of them at most."""
         at, starts, ends = self._at, self.starts, self.ends
         last, over = ends[at - 1] if at else 0.0, min([self._free[lane] for lane in lanes], default=0.0)
         moving = [

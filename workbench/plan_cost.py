@@ -48,13 +48,12 @@ class _Kind(NamedTuple):
 class _Kinds(NamedTuple):
     """The tasks of a plan by what they cost: every kind, and which of them each task is. `tasks` are kept for their id.
 
-    `counts` has how many tasks are of each kind, `on_host` the kinds that the CPU computes, `order` the tasks' turns.
+    `on_host` has the kinds that the CPU computes, `order` the tasks' turns.
     `rest` are the kinds of the transfer that the iteration before let run on, `on` the places of that which this does.
     """
 
     kinds: list[_Kind]
     of_task: list[int]
-    counts: list[int]
     on_host: list[int]
     rest: list[int]
     on: list[int]
@@ -103,7 +102,9 @@ class PlanCost:
             work[kind] = carried
         if pace is None:
             bandwidth = self._machine.cpu.bandwidth
-            dram = sum([size * count for (_, size), count in zip(prices, kinds.counts, strict=True)]) / bandwidth
+            dram = (
+                sum([size * count for (_, size), (_, count) in zip(prices, kinds.order.kinds, strict=True)]) / bandwidth
+            )
             for kind in kinds.on_host:
                 drags[kind] = self._drag(*prices[kind])
         else:
@@ -160,7 +161,7 @@ class PlanCost:
         return Pace(*seats, gpu_drag, cpu_drag, Contention() if alternate else self._contention(tasks, parts, cores))
 
     def _contention(self, tasks: Sequence[Task], parts: Sequence[PartRows], cores: Cores) -> Contention:
-        """What the lanes do to one another in a plan, for the share of each one's time in which both work."""
+        """Slowdown of each lane by the other in a plan, for the share of each one's time in which both work."""
         found = None if self._profile is None else self._profile.contention
         if found is None or found == Contention():
             return Contention()
@@ -207,11 +208,10 @@ class PlanCost:
                 lane = task.node.lane
                 kinds.append(_Kind(task.part, place, lane, self._pricer(task, cpu if lane == "cpu" else gpu)))
             of_task.append(number[key])
-        counts = [of_task.count(kind) for kind in range(len(kinds))]
         on_host = [number for number, kind in enumerate(kinds) if kind.lane == "cpu"]
         rest = [kind for task, kind in zip(tasks, of_task, strict=True) if task.carry is Carry.IN]
         on = [place for place, task in enumerate(tasks) if task.carry is Carry.OUT]
-        return _Kinds(kinds, of_task, counts, on_host, rest, on, Turns.of(tasks, of_task), tasks)
+        return _Kinds(kinds, of_task, on_host, rest, on, Turns.of(tasks, of_task), tasks)
 
     def _pricer(self, task: Task, threads: int) -> Pricer:
         if task.part is None:

@@ -34,7 +34,7 @@ def is_folder(path: Path) -> bool:
 
 
 def reason(error: Exception) -> str:
-    """What an error of a reader says, in one line of at most 200 characters; one not of ours is named."""
+    """Tell what an error of a reader says, in one line of at most 200 characters; one not of ours is named."""
     told = str(error) if isinstance(error, WorkbenchError) else f"{type(error).__name__}: {error}"
     line = " ".join(told.split())
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."

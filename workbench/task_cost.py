@@ -292,7 +292,7 @@ class TaskCost:
         return self.pricer(node, threads)(rows)[0]
 
     def call(self, stage: Stage, threads: int = 0) -> Pricer:
-        """What prices one call of a stage in one layer, experts that it defers included."""
+        """Return the price of one call of a stage in one layer, experts that it defers included."""
         price = self._stage(stage, threads)
         if not stage.defer:
             return price

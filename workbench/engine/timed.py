@@ -216,7 +216,7 @@ class TimedEngine(Engine):
 
 
 def part_rows(part: Part) -> Rows:
-    """What a part of whole prompts and decodes puts on the stages."""
+    """Rows that a part of whole prompts and decodes puts on the stages."""
     lengths = part.prefill_len
     pairs = sum(length * (length + 1) / 2 for length in lengths)
     return Rows(sum(lengths), len(part.lengths), pairs, float(part.lengths.sum()), len(lengths) + len(part.lengths))

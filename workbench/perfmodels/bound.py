@@ -90,7 +90,7 @@ def least_iterations(workload: Workload, blocks: int, block: int) -> int:
 
 
 def least_forced(workload: Workload, model: ModelConfig, blocks: int, block: int) -> Forced:
-    """What a workload's lengths and a KV cache of so many blocks force."""
+    """Find what a workload's lengths and a KV cache of so many blocks force."""
     prompt, output = workload.prompt_len, workload.output_len
     fewest = np.sort(-(-prompt // block))
     together = int(fewest.cumsum().searchsorted(blocks, "right"))

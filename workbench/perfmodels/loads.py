@@ -48,7 +48,7 @@ class Crowd(NamedTuple):
 
 
 class Forced(NamedTuple):
-    """What no order of tasks and no scheduler can avoid.
+    """The work that no order of tasks and no scheduler can avoid.
 
     Attributes
     ----------
@@ -150,7 +150,7 @@ class Loads:
             self._add(DRAM, [_Way(self._reading(price), self._reading(price))], times)
 
     def _add_compute(self, lane: str, ways: Sequence[_Way], times: int) -> None:
-        """What a lane computes, on each number of threads that it may have."""
+        """Add what a lane computes, on each number of threads that it may have."""
         self._add(f"{lane} compute", ways, times)
         if self._cores is not None:
             every = max(self._cores.alone, self._cores.gpu + self._cores.cpu)

@@ -236,7 +236,7 @@ class _Tried(NamedTuple):
 
 
 def _among(job: Job, micro: Array, count: Array, mode: Mode) -> list[_Tried]:
-    """Those of these pairs of mu and N/mu that fit, for every placement in which any does."""
+    """Keep the pairs of mu and N/mu that fit, for every placement in which any does."""
     tried: list[_Tried] = []
     for on_gpu, experts in [(0, 1)] if mode is Mode.ARTIFACT else product((0, 1), (0, 1)):
         for kv_whole in (False, True) if on_gpu else (False,):

@@ -32,7 +32,7 @@ class Outcome(enum.Enum):
 
 
 class Evidence(enum.Enum):
-    """What it says about a model that a row is met; each row has the weakest class that is true of it.
+    """The weight of a row that is met as evidence for a model; each row has the weakest class that is true of it.
 
     RECOMPUTED: a formula or the scheduler gives it from other values, and nothing was fitted. SIZE: a dimension of a
     model, or a line of a data sheet. PRINT: arithmetic on the paper's own values. CALIBRATED: constants were fitted to
