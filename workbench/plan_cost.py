@@ -17,6 +17,8 @@ from workbench.timeline import overlap
 # wait for one another: regions of 1 ms then took up to 50 ms (2 Zen 4 cores).
 TEAM_SECONDS = 1e-3
 _MOST_STOLEN = 0.5  # share of a core that the movers take from a lane that wants it too
+_ROUNDS = 2
+"""So often the lanes' overlap is worked out: lanes that slow one another down overlap longer."""
 _PACKET = 1e-3  # seconds of a transfer's packets where it only matters how far lanes overlap
 _NO_ROWS = Rows()
 
@@ -59,6 +61,11 @@ class _Kinds(NamedTuple):
     on: list[int]
     order: Turns
     tasks: Sequence[Task]
+
+    @property
+    def lanes(self) -> list[str]:
+        """The lane of every kind."""
+        return [kind.lane for kind in self.kinds]
 
 
 class PlanCost:
@@ -108,8 +115,7 @@ class PlanCost:
             for kind in kinds.on_host:
                 drags[kind] = self._drag(*prices[kind])
         else:
-            factors = {"gpu": 1 + pace.contention.gpu, "cpu": 1 + pace.contention.cpu}
-            work = [length * factors.get(kind.lane, 1.0) for length, kind in zip(work, kinds.kinds, strict=True)]
+            work = pace.contention.stretch(work, kinds.lanes)
             of_lane = {"gpu": pace.gpu_drag, "cpu": pace.cpu_drag}
             drags = [of_lane.get(kind.lane, 0.0) for kind in kinds.kinds]
         cold = 0.0 if pace is None or self._profile is None else self._profile.rest
@@ -166,16 +172,12 @@ class PlanCost:
         if found is None or found == Contention():
             return Contention()
         kinds = self._sorted(tasks, parts, Pace(cores.gpu, cores.cpu, "", 0.0, 0.0))
-        seconds = [length for length, _ in _prices(kinds, parts)]
-        starts, ends, _ = play(kinds.order, seconds, _PACKET, [0.0] * len(seconds))
-        spans = {lane: list[tuple[float, float]]() for lane in COMPUTE}
-        for task, start, end in zip(tasks, starts, ends, strict=True):
-            if end > start and task.node.lane in spans:
-                spans[task.node.lane].append((start, end))
-        gpu, cpu = (sum(end - start for start, end in spans[lane]) for lane in COMPUTE)
-        both = overlap(*spans.values())
-        gpu, cpu = (both / busy if busy else 0.0 for busy in (gpu, cpu))
-        return Contention(gpu * found.gpu, cpu * found.cpu)
+        alone = [length for length, _ in _prices(kinds, parts)]
+        slower = Contention()
+        for _ in range(_ROUNDS):
+            gpu, cpu = _beside(tasks, kinds, slower.stretch(alone, kinds.lanes))
+            slower = Contention(gpu * found.gpu, cpu * found.cpu)
+        return slower
 
     def _faster(self, tasks: Sequence[Task], parts: Sequence[PartRows], whole: Pace, crowded: Sequence[float]) -> bool:
         """True if compute tasks that have every core end sooner than those with their lane's own."""
@@ -233,6 +235,18 @@ class PlanCost:
 def _prices(kinds: _Kinds, parts: Sequence[PartRows]) -> list[Price]:
     """The price of every kind."""
     return [price(_NO_ROWS if part is None else parts[part].at(place)) for part, place, _, price in kinds.kinds]
+
+
+def _beside(tasks: Sequence[Task], kinds: _Kinds, seconds: Sequence[float]) -> tuple[float, float]:
+    """Share of the gpu lane's working time, and of the cpu lane's, in which the other one works too."""
+    starts, ends, _ = play(kinds.order, seconds, _PACKET, [0.0] * len(seconds))
+    spans = {lane: list[tuple[float, float]]() for lane in COMPUTE}
+    for task, start, end in zip(tasks, starts, ends, strict=True):
+        if end > start and task.node.lane in spans:
+            spans[task.node.lane].append((start, end))
+    both = overlap(*spans.values())
+    gpu, cpu = (sum(end - start for start, end in spans[lane]) for lane in COMPUTE)
+    return both / gpu if gpu else 0.0, both / cpu if cpu else 0.0
 
 
 def _compute(tasks: Sequence[Task], seconds: Sequence[float]) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -83,6 +84,11 @@ class Contention:
 
     gpu: float = 0.0
     cpu: float = 0.0
+
+    def stretch(self, seconds: Sequence[float], lanes: Sequence[str]) -> list[float]:
+        """Seconds of tasks on these lanes, grown; those of transfers stay."""
+        factors = {"gpu": 1 + self.gpu, "cpu": 1 + self.cpu}
+        return [length * factors.get(lane, 1.0) for length, lane in zip(seconds, lanes, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workbench.cost import Rows, measured_seconds
-from workbench.engine.op_times import LEAST_SPREAD, Seen, contention, op_times, rest, spread, typical
+from workbench.engine.op_times import LEAST_SPREAD, Seen, contention, op_times, per_unit, rest, spread, typical
 from workbench.engine.timed import Call, Pass
 from workbench.profile import Contention, Cores
 from workbench.timeline import Span
@@ -80,6 +80,13 @@ def test_no_coefficient_is_negative():
         seen.note(prompts(*shape), 1e-3 / (1 + number))
     time = seen.time()
     assert min(time.per_prompt, time.per_pair, *time.seconds) >= 0
+
+
+def test_repetitions_that_scatter_do_not_pull_the_times_down():
+    random = np.random.default_rng(0)
+    features = [[1.0, float(rows)] for rows in (1, 10, 100) for _ in range(200)]
+    seconds = [(2.0 + 0.1 * rows) * random.uniform(0.5, 1.5) for _, rows in features]
+    assert per_unit(features, seconds) == pytest.approx((2.0, 0.1), rel=0.05)
 
 
 def test_one_slow_call_in_ten_does_not_count_and_steady_ones_do():

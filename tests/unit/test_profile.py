@@ -5,12 +5,15 @@ from dataclasses import replace
 import pytest
 
 from tests.builders import small_machine, tiny_scenario
+from workbench.cost import Rows
 from workbench.errors import ScenarioError
 from workbench.plan import RESTS, Task, Turns, play
 from workbench.profile import Contention, Cores, OpTime, Profile
 from workbench.result import Source
 from workbench.schedules import CGOPipe, FlexGenS3, Sequential, VSLPipe
+from workbench.schedules.base import Step
 from workbench.segments import EMBED, Kind, Node
+from workbench.serving import prepare
 from workbench.simulate import Detail, simulate
 from workbench.task_cost import profile_shape
 from workbench.timeline import overlap
@@ -45,6 +48,20 @@ def test_lanes_that_work_at_once_slow_each_other_down_and_lanes_that_alternate_d
         )
         assert (contending > 1.01 * plain) == together, schedule
         assert contending < 3 * plain
+
+
+def test_lanes_that_slow_one_another_down_overlap_longer():
+    """The gpu lane's tasks are beside the cpu lane's twice as long once these take twice as long."""
+    scenario = tiny_scenario([8] * 4, [5] * 4, machine=small_machine(h2d=1e8))
+    alone = timed(scenario, contention=Contention(gpu=1.0))
+    beside = timed(scenario, contention=Contention(gpu=1.0, cpu=1.0))
+    found = {}
+    for name, each in (("alone", alone), ("beside", beside)):
+        prepared = prepare(each, VSLPipe())
+        parts = [Rows(decode=40, context=40, emits=40), Rows(decode=2, context=2, emits=2)]
+        tasks = prepared.lowering.tasks(prepared.layers, Step.MIDDLE)
+        found[name] = prepared.plans.pace(tasks, parts, each.machine.cores).contention
+    assert 0 < found["alone"].gpu < found["beside"].gpu
 
 
 def test_a_task_after_a_rest_takes_longer_and_one_that_follows_at_once_does_not():

@@ -62,7 +62,10 @@ from workbench.workload import Request, Sampling, Workload
 # Odd numbers, because prompts and batches have them: attention of prompts whose lengths are powers of two took 0.6 to
 # 0.8 of what it takes in runs (Zen 4).
 PROMPTS = ((1, 1), (1, 5), (1, 17), (4, 9), (1, 61), (7, 11), (2, 67), (15, 17), (1, 250), (2, 253), (61, 17), (8, 131))
-DECODES = ((1, 251), (4, 67), (15, 19), (15, 507), (31, 131), (61, 17), (63, 253), (125, 131), (251, 67), (251, 190))
+DECODES = (
+    *((1, 251), (4, 67), (15, 19), (15, 507), (21, 2039), (31, 131)),
+    *((61, 17), (63, 253), (125, 131), (251, 67), (251, 190)),
+)
 SHAPES = (*(Shape(*prompts) for prompts in PROMPTS), *(Shape(0, 0, *decodes) for decodes in DECODES))
 TOGETHER = (
     Shape(0, 0, 8, 64),
@@ -78,10 +81,9 @@ LAYERS = 4
 """Layers of a pass at least; with many small ones more, as many as no cache holds; the others are left out."""
 BEYOND_CACHE = 96e6
 """Bytes of weights that no cache holds."""
-ROUNDS = 4
-"""Undisturbed passes of each shape. They are far apart, because the computer's speed drifts within seconds."""
 SECONDS = 50.0
-"""Another round is begun if it will probably end within this time."""
+"""Rounds over all passes go on for so long: the computer's speed drifts by a tenth within seconds (Zen 4), so a time is
+the mean of repetitions far apart."""
 LAYER_SECONDS = 5e-3
 """A layer's weights take so long to arrive where lanes shall rest, or both work meanwhile."""
 LINKS = (0.2e9, 4e9)
@@ -115,7 +117,7 @@ def calibrate(
     just arrived over the link, or that stay where they are; lanes that wait for weights; and both compute lanes and
     the link at once. Every operation is timed in its place there, with each number of threads that its lane
     may have; so are transfers, hand-overs, the data mover beside computation, Python between two iterations and, for
-    the record, what a GPU and its link can do. What others disturbed is made again while there is time. No workload is
+    the record, what a GPU and its link can do. What others disturbed counts only where nothing else is. No workload is
     served and no throughput seen. The record is dated and kept for the next call; `save` it to load it elsewhere with
     `Machine.load`. One that was made under load says so, and is made again by the next call on a quiet computer.
 
@@ -169,7 +171,7 @@ def _quiet() -> bool:
 
 def _record_path(machine: Machine, shape: str) -> Path:
     """Its name changes with the computer's own record, which changes with versions, and with the model's shape."""
-    key = f"calibration 10|{machine.host}|{machine.measured}|{shape}"
+    key = f"calibration 11|{machine.host}|{machine.measured}|{shape}"
     return cache_path(f"calibration-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json")
 
 
@@ -262,12 +264,9 @@ class _Bench:
         wanted += [("resident", count, each) for count in threads for each in SHAPES[1::2]]
         wanted += [(kind, cores.gpu, each) for kind in ("waiting", *_TOGETHER) for each in TOGETHER]
         passes = {what: _Passes() for what in wanted}
-        with tqdm(total=ROUNDS * len(passes) + 2, desc="calibrate", delay=1) as bar:
-            self._fill(passes, bar.update)
-            cores, rates = self._streaming()
-            bar.update()
-            outside = self._outside()
-            bar.update()
+        self._fill(passes)
+        cores, rates = self._streaming()
+        outside = self._outside()
         alone = [seen.kept for (kind, *_), seen in passes.items() if kind in _ALONE]
         of_kind = {
             name: [one for (kind, *_), seen in passes.items() if kind == name for one in seen.kept] for name in _KINDS
@@ -295,23 +294,23 @@ class _Bench:
         today = datetime.now(UTC).isoformat(timespec="seconds")
         return replace(self._machine, cores=cores, profiles=(profile,), rates=(*rates, *card_rates()), measured=today)
 
-    def _fill(self, passes: dict[_What, _Passes], counted: Callable[[], object]) -> None:
-        """Rounds over what lacks undisturbed passes, until nothing does or the time is over."""
+    def _fill(self, passes: dict[_What, _Passes]) -> None:
+        """Rounds over all passes, each in an order of its own, for as long as another will probably end in time."""
         for kind, count in dict.fromkeys((kind, count) for kind, count, _ in passes):
             for shape in WARM:
                 self._pass(kind, count, shape)
-        missing, taken, until = list(passes), 0.0, time.perf_counter() + SECONDS
-        while missing and (begin := time.perf_counter()) + taken < until:
-            for number in self._random.permutation(len(missing)).tolist():
-                what = missing[number]
-                with listening() as noise:
-                    seen = self._pass(*what)
-                self._noise.append(noise)
-                (passes[what].quiet if noise.quiet else passes[what].disturbed).append(seen)
-                if noise.quiet:
-                    counted()
-            missing = [what for what, seen in passes.items() if len(seen.quiet) < ROUNDS]
-            taken = time.perf_counter() - begin
+        every, taken, until = list(passes), 0.0, time.perf_counter() + SECONDS
+        with tqdm(desc="calibrate", delay=1) as bar:
+            while not taken or time.perf_counter() + taken <= until:
+                begin, bar.total = time.perf_counter(), bar.n + len(every)
+                for number in self._random.permutation(len(every)).tolist():
+                    what = every[number]
+                    with listening() as noise:
+                        seen = self._pass(*what)
+                    self._noise.append(noise)
+                    (passes[what].quiet if noise.quiet else passes[what].disturbed).append(seen)
+                    bar.update()
+                taken = time.perf_counter() - begin
 
     def _pass(self, kind: str, threads: int, shape: Shape) -> Pass:
         self._control.check()
@@ -335,7 +334,7 @@ class _Bench:
         fetches = [move.seconds - move.size / rate for one in waiting for move in one.moves if move.weights]
         linked = typical([wait for one in streamed for wait in one.waits(("h2d", "d2h"))])
         handed = typical([wait for one in streamed for wait in one.waits(("gpu", "cpu"))])
-        beyond = typical([one.beyond_operations for one in streamed])
+        beyond = median(one.beyond_operations for one in streamed)  # lanes also move where a pass has other threads
         return handed + beyond, max(0.0, typical(moves) + linked), max(0.0, typical(fetches))
 
     # ----------------------------------------------------------------------------------------------- the lanes

@@ -159,9 +159,15 @@ def typical(seconds: Sequence[float]) -> float:
 
 
 def per_unit(features: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[float, ...]:
-    """Coefficients of least relative squares, none negative: seconds per unit of each feature."""
-    wide: npt.NDArray[np.float64] = np.array(features, dtype=float)
-    target = np.array(seconds)
+    """Coefficients of least relative squares, none negative: seconds per unit of each feature.
+
+    Repetitions count by their typical time: relative squares of single ones would follow the fastest.
+    """
+    repeated = defaultdict[tuple[float, ...], list[float]](list)
+    for each, took in zip(features, seconds, strict=True):
+        repeated[tuple(each)].append(took)
+    wide: npt.NDArray[np.float64] = np.array(list(repeated), dtype=float)
+    target = np.array([typical(took) for took in repeated.values()])
     weight = 1 / np.maximum(target, target.max() * 1e-3 or 1.0)
     scale = wide.max(axis=0) + (wide.max(axis=0) == 0)
     found, _ = nnls(wide / scale * weight[:, None], target * weight)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from workbench.scheduler.batch import NONE, Batch, Ids
 from workbench.scheduler.block_manager import BlockManager
 from workbench.schedules.base import Step
 from workbench.segments import Kind
+from workbench.stages import Stage
 from workbench.task_cost import rows_of
 from workbench.timeline import Span, overlap
 
@@ -143,13 +145,22 @@ class Pass:
         return (sum(map(self.busy, COMPUTE)) - operations) / self.tasks(*COMPUTE)
 
 
+class _Noted(NamedTuple):
+    """An operation that was timed; `rows` counts what it was given."""
+
+    op: str
+    lane: str
+    resident: bool
+    rows: Callable[[], Rows]
+
+
 class TimedEngine(Engine):
     """An engine whose plans all have the threads that they are given, and that notes every operation."""
 
     def __init__(self, prepared: Prepared) -> None:
         super().__init__(prepared)
         self.pace = Pace(1, 1, "cpu", 0.0, 0.0)
-        self._calls, self._moves = list[Call](), list[Move]()
+        self._noted, self._moves = list[tuple[_Noted, float, float]](), list[Move]()
         self._streams = prepared.lowering.graph.pipeline.streams
         self._lowering, self._layers = prepared.lowering, prepared.layers
         self._step, self._number = Step.FIRST, 0
@@ -166,14 +177,14 @@ class TimedEngine(Engine):
             blocks.append(everyone)  # in turn, so that each sequence's blocks lie apart
         if not self._number:
             self.begin(blocks)
-        self._blocks, self._calls, self._moves, before = blocks, [], [], len(self.timeline)
+        self._blocks, self._noted, self._moves, before = blocks, [], [], len(self.timeline)
         plan, begin = self._lowering.plan(batch, self._step), self.watch.now
         self.execute(plan, self._number, self._step)
         passed, spans = self.watch.now - begin, self.timeline.spans[before:]
         self._step, self._number = Step.MIDDLE, self._number + 1
         first = min(max(span.start, begin) for span in spans)
         around = passed - (max(span.end for span in spans) - first)
-        return Pass(self._calls, spans, self._moves, shape.requests, around)
+        return Pass(self._calls(), spans, self._moves, shape.requests, around)
 
     def part(self, shape: Shape) -> Part:
         """A shape as the operations of the last plan, which had it, saw it."""
@@ -192,27 +203,39 @@ class TimedEngine(Engine):
         return self.pace
 
     def _compute(self, task: Task, part: Part) -> None:
-        rows = part_rows(part)
         for stage in task.node.stages:
-            work = lambda stage=stage: self.forward.compute(stage, task.layer, task.part or 0, part)  # noqa: E731
+            work = partial(self.forward.compute, stage, task.layer, task.part or 0, part)
             resident = stage.op.params is not None and not self._streams(stage)
-            self._note(stage.op.name, task.node.lane, resident, rows_of(stage, rows), work)
+            rows = partial(_stage_rows, stage, part)
+            self._note(_Noted(stage.op.name, task.node.lane, resident, rows), work)
 
     def _embed(self, number: int, batch: Batch) -> None:
-        embed = super()._embed
-        self._note("embed", "gpu", False, Rows(prefill=batch.rows.tokens), lambda: embed(number, batch))
+        rows = partial(Rows, prefill=batch.rows.tokens)
+        self._note(_Noted("embed", "gpu", False, rows), partial(super()._embed, number, batch))
 
     def _emit(self, number: int, batch: Batch, part: Part) -> None:
-        emit = super()._emit
-        self._note("head", "gpu", False, Rows(prefill=batch.rows.emits), lambda: emit(number, batch, part))
+        rows = partial(Rows, prefill=batch.rows.emits)
+        self._note(_Noted("head", "gpu", False, rows), partial(super()._emit, number, batch, part))
 
-    def _note(self, op: str, lane: str, resident: bool, rows: Rows, work: Callable[[], object]) -> None:
+    def _note(self, noted: _Noted, work: Callable[[], object]) -> None:
         wall, cpu = time.perf_counter(), time.thread_time()
         work()
         wall, cpu = time.perf_counter() - wall, time.thread_time() - cpu
-        threads = self.pace.cpu if lane == "cpu" else self.pace.gpu
-        if rows.tokens:
-            self._calls.append(Call(op, lane, threads, resident, rows, wall, cpu))
+        self._noted.append((noted, wall, cpu))
+
+    def _calls(self) -> list[Call]:
+        """The operations of the last plan. Their rows are counted here, after it: a run does not count them either."""
+        calls = list[Call]()
+        for (op, lane, resident, count), wall, cpu in self._noted:
+            rows = count()
+            threads = self.pace.cpu if lane == "cpu" else self.pace.gpu
+            if rows.tokens:
+                calls.append(Call(op, lane, threads, resident, rows, wall, cpu))
+        return calls
+
+
+def _stage_rows(stage: Stage, part: Part) -> Rows:
+    return rows_of(stage, part_rows(part))
 
 
 def part_rows(part: Part) -> Rows:
