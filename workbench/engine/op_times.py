@@ -17,8 +17,9 @@ from workbench.profile import Contention, Cores, OpTime
 
 TOLD = 0.25
 """Share of a lane's time beside the other from which on the other's doing is seen."""
-LEAST_SPREAD = 0.045
-"""Relative standard deviation below which no interval goes: plans minutes apart differ by 3 to 6 % (Zen 4)."""
+LEAST_SPREAD = 0.08
+"""Relative standard deviation below which no interval goes. Runs of one setting minutes apart differ by 6 %, and of 48
+predictions for four models half were off by less than 6 % (two cores of a Zen 4, `data/measured/sim-odd.json`)."""
 _OF_NORMAL = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
 _SIDE = 1.645
