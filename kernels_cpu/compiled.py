@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
-from numba import njit
+from numba import config, njit
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.extending import intrinsic
 
@@ -78,12 +78,10 @@ class _PackageCache(FunctionCache):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)  # type: ignore[no-untyped-call]
         impl = self._impl
-        stamp = impl.locator.get_source_stamp()
-        self._cache_file = _Files(self._cache_path, impl.filename_base, stamp)  # type: ignore[no-untyped-call]
-
-    def _index_key(self, sig: Any, codegen: Any) -> tuple[Any, ...]:
-        key: Any = super()._index_key(sig, codegen)  # type: ignore[no-untyped-call]
-        return (*key, _SOURCES)
+        chosen = Path(config.CACHE_DIR)
+        if config.CACHE_DIR and Path(self._cache_path).parent == chosen:  # one for all copies of the same sources
+            self._cache_path = impl.locator._cache_path = str(chosen / f"kernels_cpu_{_SOURCES[:16]}")
+        self._cache_file = _Files(self._cache_path, impl.filename_base, _SOURCES)  # type: ignore[no-untyped-call]
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Load what is kept for a signature, or None."""

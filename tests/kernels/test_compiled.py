@@ -21,15 +21,16 @@ SOURCE = "def kernel(x):\n    return 3 * x + 1\n"
 @pytest.fixture
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[int, list[str]]]:
     """Decorate and call a kernel as a new process would; how often it was compiled, and what was said."""
-    file = tmp_path / "kernels_here.py"
-    file.write_text(SOURCE)
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path / "cache"))
     found = types.ModuleType("kernels_here")
-    found.__file__ = str(file)
     monkeypatch.setitem(sys.modules, "kernels_here", found)
-    exec(compile(SOURCE, str(file), "exec"), found.__dict__)
 
-    def fresh() -> tuple[int, list[str]]:
+    def fresh(place: str = ".") -> tuple[int, list[str]]:
+        file = tmp_path / place / "kernels_here.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(SOURCE)
+        found.__file__ = str(file)
+        exec(compile(SOURCE, str(file), "exec"), found.__dict__)
         module._tell.cache_clear()
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
@@ -49,6 +50,21 @@ def kept(tmp_path: Path, ending: str) -> Path:
 
 def test_a_kernel_is_compiled_once(call) -> None:
     assert call() == (1, [])
+    assert call() == (0, [])
+
+
+def test_what_one_copy_of_the_sources_compiled_another_loads(call) -> None:
+    assert call("here") == (1, [])
+    assert call("there") == (0, [])
+
+
+def test_other_sources_are_compiled_beside_what_is_kept(call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two copies that differ in any file do not take each other's place."""
+    own = module._SOURCES
+    call()
+    monkeypatch.setattr(module, "_SOURCES", "0" * 64)
+    assert call() == (1, [])
+    monkeypatch.setattr(module, "_SOURCES", own)
     assert call() == (0, [])
 
 

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
 import kernels_cpu
 import kernels_triton
 from kernels_triton import decode_attention_reference, fused_moe_reference, rms_norm_reference, rope_table
+from tests.examples import examples
 from tests.kernels.attention_at_hand import decodes
 from tests.kernels.experts_at_hand import LIMITS, error, layer, paged, quantised, with_biases
 from workbench import cpu_twins, kernels
@@ -21,7 +22,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     st.lists(st.integers(0, 19), max_size=4),
     OPTIONS,
@@ -83,7 +84,7 @@ def in_numba(monkeypatch, name="expert_mlp"):
     return called
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(0, 20), st.integers(1, 9), st.data(), st.booleans(), st.integers(0, 99))
 def test_experts_agree_with_float64_and_are_the_same_every_time(tokens, experts, data, pages, seed):
     M, F = data.draw(st.sampled_from([(64, 32), (128, 96)]))

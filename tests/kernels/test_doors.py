@@ -1,9 +1,10 @@
 """One law for all doors, drawn from the table of doors: `law_of_doors.py` says it."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.kernels.doors import DOORS, WAYS_TO_PACK
 from tests.kernels.law_of_doors import check, drawn
 from workbench import kernels
@@ -15,7 +16,7 @@ SAYS = {"features", "numa_nodes", "tuning", "empty_in_huge_pages"}
 
 
 @pytest.mark.parametrize("name", DOORS)
-@settings(max_examples=CALLS)
+@examples(CALLS)
 @given(st.randoms(use_true_random=False))
 def test_any_call_gives_the_answer_of_float64_or_an_error_of_ours(name, random):
     check(drawn(DOORS[name], random))

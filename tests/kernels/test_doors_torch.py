@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import kernels_cpu
+from tests.examples import examples
 from tests.kernels.doors import BF16, DOORS, FLOATS, FP16, WAYS_TO_PACK, Door, Operands
 from tests.kernels.law_of_doors import OURS
 from workbench import kernels
@@ -123,7 +124,7 @@ def check_gradients(door: Door, name: str, operands: Operands, seed: int, call) 
 
 
 @pytest.mark.parametrize("name", TENSORS)
-@settings(max_examples=DRAWS)
+@examples(DRAWS)
 @given(st.integers(0, 2**32))
 def test_gradients_are_those_of_float64_or_refused(name, seed):
     door = DOORS[name]
@@ -173,7 +174,7 @@ def test_compiled_calls_give_the_same_or_an_error_of_ours(name):
 
 
 @pytest.mark.parametrize("name", TENSORS)
-@settings(max_examples=DRAWS)
+@examples(DRAWS)
 @given(st.randoms(use_true_random=False))
 def test_fake_and_meta_tensors_have_the_shapes_of_true_ones_or_are_refused(name, random):
     door = DOORS[name]
@@ -191,7 +192,7 @@ def test_fake_and_meta_tensors_have_the_shapes_of_true_ones_or_are_refused(name,
 
 
 @pytest.mark.parametrize("name", TENSORS)
-@settings(max_examples=DRAWS)
+@examples(DRAWS)
 @given(st.integers(0, 2**32))
 def test_vmap_gives_what_a_call_per_entry_gives_or_an_error_of_ours(name, seed):
     """Of all operands, or of the first one with numbers alone."""
@@ -227,7 +228,7 @@ def as_array(leaf: torch.Tensor) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", TENSORS)
-@settings(max_examples=DRAWS)
+@examples(DRAWS)
 @given(st.integers(0, 2**32))
 def test_arrays_are_taken_or_refused_by_name(name, seed):
     """One operand after the other, among tensors."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels_cpu import (
@@ -24,6 +24,7 @@ from kernels_cpu import (
 from kernels_cpu.expert_tasks import columns_of, parts_of
 from kernels_cpu.expert_weights import unpacked
 from kernels_cpu.features import features
+from tests.examples import examples
 
 # (M, F): whole groups and blocks, what fills neither, and fewer than one of each
 SHAPES = [(256, 128), (136, 200), (20, 13)]
@@ -78,7 +79,7 @@ def oracle(h: Any, packed: PackedExperts, ids: Any, weights: Any) -> Any:
     return out
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(
     st.integers(0, 16), st.integers(1, 5), st.data(), st.sampled_from(SHAPES), st.sampled_from(NAMES),
     st.sampled_from(CodePath),

@@ -16,7 +16,7 @@ import numba
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import kernels_cpu
@@ -35,6 +35,7 @@ from kernels_cpu import (
 from kernels_cpu.decode_matrix_tasks import fits_matrices
 from kernels_cpu.features import is_zen
 from kernels_cpu.vector_ir import Kind
+from tests.examples import examples
 
 GARBAGE = np.int32(2**31 - 1)
 DTYPES = ("fp32", "bf16", "fp16", "int8")
@@ -119,7 +120,7 @@ def problems(draw: st.DrawFn, path: CodePath) -> Problem:
     )
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.data(), st.sampled_from(CodePath))
 def test_equals_float64_whatever_the_unused_memory_holds(data, path):
     case = data.draw(problems(path))
@@ -134,7 +135,7 @@ with_matrices = pytest.mark.skipif(not kernels_cpu.features().matrices, reason="
 
 
 @with_matrices
-@settings(max_examples=30)
+@examples(30)
 @given(st.sampled_from([(6, 128), (8, 192), (9, 96), (16, 256)]), st.lists(st.integers(1, 300), min_size=1, max_size=3))
 def test_vectors_equal_float64_where_matrices_would_be_taken(shape, lengths):
     case = problem(lengths, 2, *shape, block=16, dtype="bf16")
@@ -144,7 +145,7 @@ def test_vectors_equal_float64_where_matrices_would_be_taken(shape, lengths):
 
 
 @with_matrices
-@settings(max_examples=150)
+@examples(150)
 @given(st.data())
 def test_matrices_equal_float64_whatever_the_unused_memory_holds(data):
     group, dim = data.draw(st.sampled_from([(6, 128), (7, 64), (8, 128), (9, 96), (12, 160), (16, 256), (20, 32)]))
@@ -531,7 +532,7 @@ def test_out_that_overlaps_what_is_still_read_is_refused():
         case.decode(out=case.scales.reshape(-1)[: case.q.size].reshape(case.q.shape))
 
 
-@settings(max_examples=2000)
+@examples(2000)
 @given(st.integers(0, 2**32 - 1))
 def test_operands_at_random_give_one_clear_error_or_the_right_result(seed):
     """Tables, lengths, blocks, shapes and types are broken one by one; nothing is read that is not there."""

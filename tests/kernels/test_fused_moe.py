@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
@@ -19,13 +19,14 @@ from kernels_triton import (
     route,
     with_shared,
 )
+from tests.examples import examples
 from tests.kernels.experts_at_hand import LIMITS, check, error, layer, paged, quantised, with_biases
 
 DTYPES = sorted(LIMITS, key=str)
 KINDS = [torch.int8, torch.uint8, torch.float8_e4m3fn]
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.integers(0, 20), st.integers(1, 9), st.data(), st.sampled_from(DTYPES), st.integers(0, 99))
 def test_agrees_with_float64(tokens, experts, data, dtype, seed):
     M, F = data.draw(st.sampled_from([(64, 32), (33, 17), (40, 5)]))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels_cpu import append_kv, flash_decode
@@ -14,6 +14,7 @@ from kernels_triton import (
     prefill_attention_work,
     scatter_kv,
 )
+from tests.examples import examples
 from tests.kernels.attention_at_hand import check_decode, check_prefill, decodes, prompts, with_prefix
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -32,7 +33,7 @@ def options(heads):
     )
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(LENGTHS, options(4), st.sampled_from(DTYPES), st.data())
 def test_prefill_agrees_with_float64(lengths, given, dtype, data):
     case = prompts(lengths, 4, 2, 16, dtype) | given
@@ -41,7 +42,7 @@ def test_prefill_agrees_with_float64(lengths, given, dtype, data):
     check_prefill(case, "torch")
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(LENGTHS, options(6), st.sampled_from(DTYPES), st.sampled_from(DTYPES))
 def test_decode_agrees_with_float64(lengths, given, dtype, kv_dtype):
     case = decodes(lengths, 6, 2, 4, 16, dtype, kv_dtype, given.get("window"))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels_triton import (
@@ -34,6 +34,7 @@ from kernels_triton import (
     sampled_logits_work,
 )
 from kernels_triton.rope_table import frequencies
+from tests.examples import examples
 from tests.kernels.experts_at_hand import error
 from workbench.engine.sampler import choose
 from workbench.workload import Sampling
@@ -42,7 +43,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 LIMITS = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(0, 5), st.sampled_from([1, 7, 64]), st.sampled_from(DTYPES), st.integers(0, 99))
 def test_rows_agree_with_float64(T, M, dtype, seed):
     torch.manual_seed(seed)
@@ -60,7 +61,7 @@ def test_rows_agree_with_float64(T, M, dtype, seed):
         assert error(found, want) <= LIMITS[dtype] * (1.5 if T * M < 8 else 1)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(0, 5), st.sampled_from([(8, 8), (10, 4), (64, 64)]), st.sampled_from(DTYPES), st.booleans())
 def test_rope_agrees_with_float64(T, dims, dtype, interleaved):
     torch.manual_seed(T)

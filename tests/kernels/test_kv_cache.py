@@ -5,11 +5,12 @@ import threading
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from kernels_cpu import append_kv, append_kv_reference, append_kv_work, flash_decode, warm_up
+from tests.examples import examples
 
 EDGES = np.array(
     [0, 0x8000, 0x7FFF, 0x18000, 0x8001, 1, 0x7F7FFFFF, 0x7F7F8000, 0x7F7F7FFF, 0x7F800000, 0x3F808000, 0x3F818000],
@@ -47,7 +48,7 @@ def test_rounds_ties_extremes_and_subnormals_as_torch_does():
     np.testing.assert_array_equal(rounded(values), torch_rounded(values))
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(arrays(np.uint32, st.integers(1, 70)))
 def test_rounds_any_bits_as_torch_does(bits):
     values = bits.view(np.float32)
@@ -74,7 +75,7 @@ def test_every_fp16_and_all_between_two_neighbours_round_as_numpy_does():
     np.testing.assert_array_equal(rounded(values, np.float16).view(np.uint16), numpy_halves(values))
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(arrays(np.uint32, st.integers(1, 70)))
 def test_rounds_any_bits_to_fp16_as_numpy_does(bits):
     values = bits.view(np.float32)
@@ -105,7 +106,7 @@ def empty_cache(blocks, kv_heads, block, dim, dtype):
     return np.full((blocks, kv_heads, 2, block, dim), 7, dtype)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.integers(0, 20),
     st.integers(1, 4),
@@ -168,7 +169,7 @@ def in_bytes(rows):
         return np.nan_to_num(np.rint(rows / scales[..., None])).astype(np.int8), scales
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(1, 20), st.sampled_from((1, 5, 16)), st.sampled_from((1, 8, 80)), st.integers(0, 2**32 - 1))
 def test_bytes_and_scales_of_each_row_go_to_its_slot(count, block, dim, seed):
     rng = np.random.default_rng(seed)

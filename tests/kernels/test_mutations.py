@@ -1,13 +1,18 @@
 """Faults put into the kernels on purpose: the tests in the interpreter turn red at each."""
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+
+from tests.proofs import Proofs, proved
 
 pytest.importorskip("triton")
 ROOT = Path(__file__).parents[2]
@@ -116,20 +121,58 @@ FAULTS = {
 }
 
 
+PROOFS = Proofs(
+    "planted_faults",
+    tuple(f"tests/kernels/{name}" for name in ("test_mutations.py", "planted.py", "interpreted.py", ATTENTION, ROWS)),
+    ("kernels_triton/**/*.json",),
+    ("triton", "torch"),
+)
+
+
+@pytest.fixture(scope="module")
+def planted() -> Iterator[Callable[..., dict[str, Any]]]:
+    """One process that has imported what takes long and forks for every fault; it starts with the first."""
+    children: list[subprocess.Popen[str]] = []
+
+    def noticed(**fault: str) -> dict[str, Any]:
+        if not children:
+            env = {**os.environ, "TRITON_INTERPRET": "1"}
+            command = [sys.executable, str(Path(__file__).with_name("planted.py"))]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            children.append(subprocess.Popen(command, env=env, **pipes))
+        print(json.dumps(fault), file=children[0].stdin, flush=True)
+        return json.loads(children[0].stdout.readline())
+
+    yield noticed
+    for child in children:
+        child.stdin.close()
+        assert child.wait(30) == 0
+        child.stdout.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_turns_a_test_red(name, tmp_path):
+@proved(PROOFS)
+def test_a_fault_turns_a_test_red(name, planted, tmp_path):
     fault = FAULTS[name]
     shutil.copytree(ROOT / "kernels_triton", tmp_path / "kernels_triton")
-    shutil.copytree(ROOT / "tests/kernels", tmp_path / "tests/kernels")
+    (tmp_path / "tests").mkdir()
+    for part in ("examples.py", "kernels"):
+        copy = shutil.copytree if part == "kernels" else shutil.copy
+        copy(ROOT / "tests" / part, tmp_path / "tests" / part)
     module = tmp_path / f"kernels_triton/jit/{fault.module}.py"
     source = module.read_text()
     assert source.count(fault.right) == 1
     module.write_text(source.replace(fault.right, fault.wrong))
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", fault.tests]
-    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(tmp_path)}
-    run = subprocess.run(
-        [*command, f"tests/kernels/{fault.file}"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
-    )
-    failed = run.returncode == 1 and "1 failed" in run.stdout
-    assert failed or run.returncode < 0, run.stdout + run.stderr  # below zero: it read memory that is not its own
+    run = planted(root=str(tmp_path), file=f"tests/kernels/{fault.file}", tests=fault.tests)
+    red = re.search(r"^FAILED \S+::(\S+)", run["output"], re.MULTILINE)
+    assert (run["code"] == 1 and "1 failed" in run["output"]) or run["code"] < 0, run["output"]
+    return red[1] if red else "read memory that is not its own"
+
+
+@pytest.mark.slow
+@proved(PROOFS)
+def test_without_a_fault_no_test_is_red(planted):
+    """The way in which faults are planted breaks nothing by itself."""
+    run = planted(root=str(ROOT), file="tests/kernels/interpreted.py", tests="sort_pairs")
+    assert run["code"] == 0, run["output"]

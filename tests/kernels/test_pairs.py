@@ -1,13 +1,14 @@
 """`sort_pairs` in torch: every pair once, in the block of its expert, in order."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels_triton import sort_pairs
+from tests.examples import examples
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.integers(0, 40), st.integers(1, 8), st.integers(1, 12), st.sampled_from([1, 4, 16]), st.integers(0, 99))
 def test_each_pair_has_one_row_in_a_block_of_its_expert(tokens, k, experts, block, seed):
     torch.manual_seed(seed)

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels_triton import route, route_reference, route_work
+from tests.examples import examples
 
 
 @st.composite
@@ -26,7 +27,7 @@ def routings(draw):
     return logits, k, options | {"groups": groups, "kept_groups": kept}
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(routings())
 def test_agrees_with_float64(case):
     logits, k, options = case

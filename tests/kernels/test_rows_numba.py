@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels_cpu import add_rms_norm, gated, rms_norm, rope, rows
 from kernels_triton import gated_reference, rms_norm_reference, rope_reference, rope_table
+from tests.examples import examples
 from tests.kernels.experts_at_hand import error
 
 FP32, BF16 = DTYPES = torch.float32, torch.bfloat16
@@ -21,7 +22,7 @@ def numbers(T, M, dtype, apart=0):
     return torch.cat((torch.randn(T, M) * 3, torch.full((T, apart), torch.nan)), dim=1).to(dtype)[:, :M]
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(0, 5), SIZES, st.sampled_from(DTYPES), st.integers(0, 3), st.integers(0, 99))
 def test_norms_agree_with_float64(T, M, dtype, apart, seed):
     torch.manual_seed(seed)
@@ -35,7 +36,7 @@ def test_norms_agree_with_float64(T, M, dtype, apart, seed):
     assert error(out, rms_norm_reference(total, weight)) <= TWICE[dtype] * few
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(0, 5), SIZES, st.sampled_from(DTYPES), st.integers(0, 3), st.sampled_from(["swiglu", "geglu"]))
 def test_activations_agree_with_float64(T, F, dtype, apart, activation):
     torch.manual_seed(F)
@@ -57,7 +58,7 @@ def test_activations_of_large_gates():
     torch.testing.assert_close(gated(x, activation="geglu"), want, rtol=2e-5, atol=1e-30)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.integers(0, 5),
     st.sampled_from([(1, 2, 2), (3, 80, 80), (2, 24, 12), (4, 64, 64), (1, 128, 32), (5, 17, 8)]),

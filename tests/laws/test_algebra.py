@@ -2,9 +2,10 @@
 
 import copy
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from tests.systems import MIXED
 from workbench.errors import PipelineError
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload, resolve
@@ -42,13 +43,13 @@ def wired(build) -> Pipeline | None:
         return None
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(pieces, pieces, pieces)
 def test_feeding_is_associative(a, b, c):
     assert wired(lambda: (a >> b) >> c) == wired(lambda: a >> (b >> c))
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.lists(pieces, min_size=2, max_size=8), st.data())
 def test_feeding_in_any_grouping_accepts_and_gives_the_same(parts, data):
     def grouped(chain):
@@ -68,13 +69,13 @@ def _fold(parts):
     return joined
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(pieces, pieces, pieces)
 def test_forking_is_associative(a, b, c):
     assert (a | b) | c == a | (b | c)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(pieces, pieces, st.booleans())
 def test_wiring_leaves_its_operands_as_they_were(a, b, forking):
     before = copy.deepcopy((str(a), a.fetches, str(b), b.fetches)), hash(a), hash(b)
@@ -92,7 +93,7 @@ def test_running_a_cell_twice_gives_an_equal_pipeline_and_plan():
     assert Sequential().lower(cell(), MIXED) == Sequential().lower(cell(), MIXED)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.integers(1, 4), st.integers(1, 3))
 def test_equal_stages_at_several_positions_stay_apart(times, trips):
     """The same operation `times` on the GPU, then `trips` times there and back, each a stage and a task of its own."""

@@ -4,10 +4,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import scenarios, tiny_scenario
+from tests.examples import examples
 from tests.systems import ids
 from workbench.errors import CapacityError
 from workbench.result import Source
@@ -27,7 +28,7 @@ operations = st.lists(
 )
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.sampled_from([BlockCounts, BlockManager]), st.integers(1, 12), st.integers(1, 5), operations)
 def test_blocks_are_conserved_after_any_sequence_of_operations(account, total, size, todo):
     """And those that are only counted are refused where those with tables are."""
@@ -98,7 +99,7 @@ class Counting:
         return None
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(scenarios())
 def test_every_request_gets_exactly_its_tokens_whatever_the_cache(case):
     scenario, schedule = case
@@ -116,7 +117,7 @@ def test_every_request_gets_exactly_its_tokens_whatever_the_cache(case):
     clock.blocks.check()
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(scenarios(), st.integers(0, 20))
 def test_blocks_come_back_when_the_clock_raises(case, fail_at):
     scenario, schedule = case
@@ -145,7 +146,7 @@ def test_a_block_lost_on_the_way_is_noticed_at_the_end():
         serve(prepare(tiny_scenario([5], [1]), Sequential()), Losing(), Source.SIMULATED)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(scenarios())
 def test_the_first_and_only_the_first_iteration_is_the_first_and_so_for_the_last(case):
     from workbench.schedules import Step

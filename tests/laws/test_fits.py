@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from tests.builders import scenarios, schedulers, small_machine, tiny_scenario
+from tests.examples import examples
 from workbench.errors import CapacityError, ScenarioError, WorkbenchError
 from workbench.perfmodels import bound
 from workbench.scheduler.continuous import ContinuousBatching
@@ -35,7 +36,7 @@ def asked(draw):
         reject()
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(asked())
 def test_fits_says_yes_exactly_where_the_readers_answer(case):
     scenario, schedule = case

@@ -13,10 +13,11 @@ from itertools import count, product
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import batches, make_batch, wirings
+from tests.examples import examples
 from tests.systems import PIPELINES
 from workbench.pipeline import Element, Fork, Piece, Pipeline, cpu, fetch, gpu, load, offload
 from workbench.plan import Carry, Plan, Task
@@ -272,7 +273,7 @@ def check_weights(graph: LayerGraph, run: list[tuple[Task, ...]], slots: int) ->
     assert used == {(n, piece) for n, load in enumerate(loads) for piece in load.pieces}, "a transfer serves nobody"
 
 
-@settings(max_examples=120)
+@examples(120)
 @given(wirings(), st.integers(1, 5), st.sampled_from([Step.FIRST, Step.MIDDLE, Step.LAST]), st.data())
 def test_every_plan_computes_each_token_of_each_layer_once_in_an_order_that_respects_the_data(
     wiring, layers, step, data
@@ -284,7 +285,7 @@ def test_every_plan_computes_each_token_of_each_layer_once_in_an_order_that_resp
     check_data(plan)
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(wirings(), st.integers(2, 6), st.integers(1, 4))
 def test_weights_arrive_before_they_are_needed_and_stay_until_their_last_reader(wiring, layers, iterations):
     pipeline, schedule = wiring

@@ -4,10 +4,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.builders import scenarios, small_machine, streaming, tiny_model, tiny_scenario
+from tests.examples import examples
 from tests.systems import PIPELINES, VSL
 from workbench.hardware import machines
 from workbench.memory import Memory
@@ -33,7 +34,7 @@ def tiny_prefills(name: str):
     return tiny_scenario([1] * 3, [1] * 3, blocks=1, block=1, pipeline=PIPELINES[name], machine=machine), Sequential()
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(scenarios(), st.sampled_from(Detail))
 @example(tiny_prefills("all_gpu"), Detail.TASK)
 @example(tiny_prefills("all_cpu"), Detail.TASK)
@@ -50,7 +51,7 @@ def test_no_simulation_beats_the_bound(case, detail):
     assert least.gen_tok_s * (1 + 1e-9) >= simulated.gen_tok_s
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(scenarios(), st.sampled_from(Detail))
 def test_the_same_scenario_gives_the_identical_timeline_and_steps(case, detail):
     scenario, schedule = case
@@ -60,7 +61,7 @@ def test_the_same_scenario_gives_the_identical_timeline_and_steps(case, detail):
     assert (once.seconds, once.busy, once.ttft) == (again.seconds, again.busy, again.ttft)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(scenarios(layers=st.integers(4, 24)))
 def test_few_layers_tell_the_time_of_all_within_one_percent(case):
     scenario, schedule = case
@@ -71,7 +72,7 @@ def test_few_layers_tell_the_time_of_all_within_one_percent(case):
         assert by_iteration.busy[lane] == pytest.approx(busy, rel=0.01)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(scenarios(layers=st.integers(4, 12)))
 def test_each_iteration_is_as_long_in_both_details(case):
     scenario, schedule = case
@@ -95,7 +96,7 @@ def agree(scenario, schedule):
     assert bound(scenario, schedule).seconds <= min(by_task.seconds, by_iteration.seconds) * (1 + 1e-9)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(streaming(layers=st.integers(5, 40)))
 @example(slowed_by_its_link(2))
 @example(slowed_by_its_link(3))
@@ -103,7 +104,7 @@ def test_deep_stacks_and_links_as_fast_as_what_they_feed_take_as_long_in_both_de
     agree(*case)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(scenarios())
 def test_a_lane_is_never_busier_than_the_run_is_long(case):
     scenario, schedule = case

@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 import workbench as wb
+from tests.examples import examples
 from tests.live.world import (
     OF_SYSTEMS,
     QWEN2,
@@ -286,19 +287,12 @@ def no_knob_changes_a_token(
     return result
 
 
-CHECKS = settings(derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+CHECKS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-@settings(CHECKS, max_examples=8)
+@examples(80, CHECKS)
 @given(**KNOBS)
 def test_no_knob_changes_a_token(tiny: ModelConfig, right: Any, **knobs: Any) -> None:
-    no_knob_changes_a_token(tiny, right, **knobs)
-
-
-@pytest.mark.slow
-@settings(CHECKS, max_examples=80)
-@given(**KNOBS)
-def test_no_knob_changes_a_token_long(tiny: ModelConfig, right: Any, **knobs: Any) -> None:
     no_knob_changes_a_token(tiny, right, **knobs)
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 import workbench as wb
+from tests.examples import examples
 from tests.live.test_law8 import CHECKS, live_and_virtual
 from tests.live.world import RUNNABLE, longest, machine, requests, scenario
 from workbench.engine import ops
@@ -74,21 +75,13 @@ KNOBS = {
 }
 
 
-def no_knob_changes_a_token(
+@examples(80, CHECKS)
+@given(**KNOBS)
+def test_no_knob_of_any_scheduler_changes_a_token(
     deep: ModelConfig, right: Any, scheduler: Any, pipeline: str, schedule: Schedule, block: int, spare: int
 ) -> None:
     result = wb.run(asked_of(deep, scheduler, pipeline, spare=spare, block=block), schedule)
     assert result.tokens == right
-
-
-@pytest.mark.parametrize("examples", [8, pytest.param(80, marks=pytest.mark.slow)])
-def test_no_knob_of_any_scheduler_changes_a_token(examples: int, deep: ModelConfig, right: Any) -> None:
-    @settings(CHECKS, max_examples=examples)
-    @given(**KNOBS)
-    def check(**knobs: Any) -> None:
-        no_knob_changes_a_token(deep, right, **knobs)
-
-    check()
 
 
 def test_a_prefill_in_flight_is_preempted_live_and_nothing_changes(deep: ModelConfig, right: Any) -> None:

@@ -4,9 +4,10 @@ import tomllib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from workbench.catalogue import data_path
 from workbench.energy import EnergyModel
 from workbench.latency import Slo, attainment, capacity
@@ -186,7 +187,7 @@ def test_arrivals_may_be_lists_and_the_granularity_a_whole_float(layered):
     assert (ours.iterations, ours.kv_bytes) == (theirs.iterations, theirs.kv_bytes)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.integers(0, 1000), st.floats(0.2, 3), st.booleans())
 def test_every_request_is_served_in_full_and_time_adds_up(seed, rate, layered):
     draw = arrivals(rate, 20, seed=seed)

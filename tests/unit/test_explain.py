@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import scenarios, tiny_scenario
+from tests.examples import examples
 from workbench.explain import beyond_bound, explain, in_words, lane_of, residual
 from workbench.perfmodels import bound
 from workbench.result import Source
@@ -45,7 +46,7 @@ def test_each_cause_gets_its_seconds():
     }
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(scenarios(), st.floats(0.5, 2.0), st.floats(0.0, 1.0))
 def test_the_causes_add_up_to_the_whole_difference(case, stretch, own):
     scenario, schedule = case
@@ -62,7 +63,7 @@ def test_the_causes_add_up_to_the_whole_difference(case, stretch, own):
     assert sum(residual(simulated, simulated).values()) == pytest.approx(0.0, abs=1e-12)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(scenarios())
 def test_what_lies_beyond_the_bound_is_work_and_waiting_of_the_lane_that_sets_it(case):
     scenario, schedule = case

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import enough_experts, rates, scenarios, small_machine, tiny_model_of, tiny_scenario
+from tests.examples import examples
 from tests.systems import PIPELINES
 from workbench.compare import compare
 from workbench.cost import Rows, reduce_scatter_seconds
@@ -80,7 +81,7 @@ def test_one_sum_does_for_routed_and_shared_experts():
     assert {experts.name, shared_experts.name} <= {stage.op.name for stage in scenario.layer.stages}
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     scenarios(),
     st.sampled_from(Detail),

@@ -134,8 +134,9 @@ def test_jupyterlab_listens_here_only_and_keeps_its_token():
     [
         (["test"], ["-m", "pytest"]),
         (["test", "-k", "law"], ["-m", "pytest", "-k", "law"]),
-        (["test", "--all"], ["-m", "pytest", "-m", ""]),
-        (["test", "tests/laws", "--all", "-x"], ["-m", "pytest", "-m", "", "tests/laws", "-x"]),
+        (["test", "--all"], ["tests/every.py"]),
+        (["test", "tests/laws", "--all", "-x"], ["tests/every.py", "tests/laws", "-x"]),
+        (["test", "--deep", "-x"], ["tests/every.py", "--deep", "-x"]),
         (["--setup-only"], []),
     ],
 )
@@ -147,7 +148,14 @@ def test_arguments(argv, arguments):
 
 
 @pytest.mark.parametrize(
-    "argv, extras", [(["--headless"], ()), ([], ("lab",)), (["--setup-only"], ("lab",)), (["test", "-x"], ("test",))]
+    "argv, extras",
+    [
+        (["--headless"], ()),
+        ([], ("lab",)),
+        (["--setup-only"], ("lab",)),
+        (["test", "-x"], ("test",)),
+        (["test", "--all"], ("test",)),
+    ],
 )
 def test_each_command_installs_what_it_needs(argv, extras):
     assert lab.extras_for(lab.arguments_for(argv, place())) == extras
@@ -429,7 +437,7 @@ def test_interruption(root, monkeypatch, capsys):
 def test_help_is_short():
     run = subprocess.run([sys.executable, LAB, "--help"], capture_output=True, text=True)
     assert run.returncode == 0
-    assert len(run.stdout.splitlines()) == 13
+    assert len(run.stdout.splitlines()) == 15
 
 
 def test_run_keeps_stderr_and_the_exit_code(tmp_path):

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.builders import KINDS, enough_experts, scenarios, small_machine, tiny_model, tiny_model_of, tiny_scenario
+from tests.examples import examples
 from tests.systems import PIPELINES
 from workbench.capacity import WORKING, embedding_bytes, held_buffers, largest_batch, ledger, roomy
 from workbench.cost import Precision
@@ -195,7 +196,7 @@ def test_it_is_told_line_by_line():
 # -------------------------------------------------------------------------------------------- no iteration exceeds it
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(scenarios())
 def test_no_iteration_has_more_tokens_requests_or_blocks_than_the_largest_batch(case):
     scenario, schedule = case
@@ -287,7 +288,7 @@ SHARES = st.one_of(
 )
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(scenarios(), SHARES)
 def test_a_change_makes_it_fit_and_a_smaller_one_does_not(case, shares):
     scenario, schedule = case
@@ -378,7 +379,7 @@ def test_nothing_single_helps_where_both_memories_are_short():
     assert "of host memory are needed" in found.verdict
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(scenarios(), st.floats(0.2, 0.99))
 def test_the_capacity_that_is_printed_fits_when_pasted(case, share):
     scenario, schedule = case

@@ -4,9 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from workbench.errors import WorkloadError
 from workbench.lengths import Gamma, Histogram, LogNormal
 
@@ -17,7 +18,7 @@ def generator() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.floats(20, 5000), st.floats(1.05, 8))
 def test_a_log_normal_has_its_mean_and_reaches_its_maximum_only(mean, ratio):
     """Its deviation is at most 0.83 of the mean here, so that 20 000 draws tell the mean to 2 %."""
@@ -27,7 +28,7 @@ def test_a_log_normal_has_its_mean_and_reaches_its_maximum_only(mean, ratio):
     assert drawn.max() <= round(mean * ratio)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.floats(50, 10_000), st.floats(0.1, 1))
 def test_a_gamma_has_its_mean_and_deviation(mean, spread):
     drawn = Gamma(mean, spread * mean).draw(generator(), MANY)

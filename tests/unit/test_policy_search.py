@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tests.examples import examples
 from workbench.errors import CapacityError
 from workbench.hardware import Device, Link, Machine
 from workbench.perfmodels.moe_lightning import Job, Mode, Policy, estimate, layer_time
@@ -51,7 +52,7 @@ def brute_force(where: Job, mode: Mode) -> float:
     return best
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(small_jobs, st.sampled_from([Mode.PAPER, Mode.FULL]))
 def test_search_fits_and_is_never_beaten_by_brute_force(where, mode):
     best = brute_force(where, mode)
@@ -74,7 +75,7 @@ def test_search_is_never_beaten_by_any_pair_of_micro_batch_and_count(mode):
     assert found.estimate.gen_tok_s >= best * (1 - 1e-9)
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(small_jobs, st.sampled_from([Mode.PAPER, Mode.FULL]))
 def test_search_tells_how_far_the_policies_reach_that_are_as_good(where, mode):
     """All pairs up to 40 were among those tried: none within 1 % of the best lies outside."""

@@ -3,9 +3,10 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.builders import batches, make_batch, tiny_scenario
+from tests.examples import examples
 from tests.systems import PIPELINES, STREAMED, VSL
 from workbench.errors import ScheduleError
 from workbench.pipeline import cpu, fetch, gpu, load, offload
@@ -69,7 +70,7 @@ def test_contenders_are_all_schedules_that_take_the_pipeline():
     assert [schedule.name for schedule in contenders(PIPELINES["flexgen_s4"])[1:]] == ["FlexGenS4"]
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(batches())
 def test_splitting_parts_a_batch_without_loss_or_repetition(batch):
     for schedule in SCHEDULES:
@@ -78,7 +79,7 @@ def test_splitting_parts_a_batch_without_loss_or_repetition(batch):
         assert Counter(rectangle for part in parts for rectangle in part) == Counter(batch)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(batches())
 def test_parts_are_balanced_in_decode_and_in_prefill_tokens(batch):
     a, b = VSLPipe().split(batch)

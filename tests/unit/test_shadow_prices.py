@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import matplotlib.pyplot as plt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import workbench as wb
 from tests.builders import OPERATIONS, scenarios, small_machine, tiny_model_of, tiny_scenario
+from tests.examples import examples
 from tests.systems import PIPELINES, VSL
 from workbench.errors import CapacityError, ScenarioError
 from workbench.hardware import Link
@@ -68,7 +69,7 @@ def test_what_binds_next_is_named():
     assert prices.title.endswith("output tok/s, the link to the GPU (h2d) binds")
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(scenarios(), st.floats(1.1, 8))
 def test_more_of_a_resource_never_lowers_the_bound(case, factor):
     for price in shadow_prices(*case, factor=factor).prices:
@@ -76,7 +77,7 @@ def test_more_of_a_resource_never_lowers_the_bound(case, factor):
         assert 1 - 1e-5 <= price.gain <= most * (1 + 1e-5), price.resource
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(scenarios(), st.floats(1.1, 8))
 def test_more_of_everything_is_as_much_more(case, factor):
     """With the cache as it is, the resources that have seconds explain them all, save fixed times."""
