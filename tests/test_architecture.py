@@ -41,6 +41,7 @@ def test_imports_keep_the_contracts():
     assert run.returncode == 0, run.stdout + run.stderr
 
 
+@pytest.mark.alone
 def test_importing_the_workbench_is_quick_and_light():
     runs = [import_workbench() for _ in range(3)]
     assert runs[0][1].isdisjoint(HEAVY)

@@ -1,4 +1,4 @@
-"""Proofs: made by a test that passes, valid until any byte of what they rest on changes, and not made by one that fails."""
+"""A proof holds while nothing that it rests on changes by a byte, and what fails leaves none."""
 
 import json
 from pathlib import Path

@@ -11,6 +11,8 @@ import pytest
 from workbench.report import server_scenario
 from workbench.schedules import contenders
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.mark.slow
 def test_report_shows_three_readers_of_every_contender(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ from workbench.hardware import usable_cores
 from workbench.kernels import features
 from workbench.quiet import Noise
 
+pytestmark = pytest.mark.alone
+
 LENGTHS = np.array([100, 64, 3, 5000])
 QUERIES_AND_RESULTS = 2 * len(LENGTHS) * 4 * 8 * 128 * 4  # bytes
 

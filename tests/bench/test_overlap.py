@@ -14,6 +14,8 @@ from workbench.serving import prepare
 from workbench.simulate.clock import TaskClock
 from workbench.units import DTYPE_BYTES
 
+pytestmark = pytest.mark.alone
+
 MODEL = tiny_model(8)
 MACHINE = replace(
     small_machine(gpu=3e9, hbm=1e10, cpu=4e8, dram=1e10, h2d=1e9, d2h=1e9, host_memory=1e11), host=platform.node()

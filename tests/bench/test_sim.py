@@ -13,6 +13,8 @@ from workbench.result import Source
 from workbench.schedules import Sequential, VSLPipe
 from workbench.simulate import Detail, simulate
 
+pytestmark = pytest.mark.alone
+
 MODEL = tiny_model(dtype="fp32", max_position_embeddings=4096)
 MACHINE = small_machine(gpu=2e9, hbm=2e9, cpu=2e9, dram=2e9, h2d=5e9, d2h=5e9)
 

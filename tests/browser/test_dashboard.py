@@ -15,7 +15,7 @@ import pytest
 
 from tests.browser.lab import Server, Session, open_notebook
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.alone, pytest.mark.browser, pytest.mark.timeout(240)]
 
 MOVED = ("Requests", "Prompt tokens", "Link speed")
 MOVES = 5  # of each

@@ -9,7 +9,7 @@ import pytest
 
 from tests.browser.lab import Session, browsing, open_notebook, run_all, serving
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.alone, pytest.mark.browser, pytest.mark.timeout(240)]
 
 CELL = """
 from workbench import machines, perf_plots_hrm

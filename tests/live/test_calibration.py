@@ -27,6 +27,8 @@ from workbench.quiet import Noise
 from workbench.schedules import Fiddler, KTransformers, Sequential, VSLPipe
 from workbench.task_cost import profile_shape
 
+pytestmark = pytest.mark.alone
+
 OPERATIONS = {
     "embed",
     "qkv",

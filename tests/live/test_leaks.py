@@ -20,6 +20,8 @@ from workbench.pipeline import Pipeline
 from workbench.scheduler.block_manager import BlockCounts
 from workbench.schedules import Schedule, Sequential, VSLPipe
 
+pytestmark = pytest.mark.alone
+
 ASKED = requests((5, 1, 19, 3, 7, 2), 6, seed=5)
 TOKENS, BLOCK = 24, 4
 

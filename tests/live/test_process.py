@@ -15,6 +15,8 @@ from workbench.errors import EngineError
 from workbench.models import ModelConfig
 from workbench.schedules import Sequential, VSLPipe
 
+pytestmark = pytest.mark.alone
+
 ROOT = Path(__file__).parents[2]
 LASTING = requests((5, 9, 3, 12), 200)
 

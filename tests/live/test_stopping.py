@@ -25,6 +25,8 @@ from workbench.serving import prepare
 from workbench.stages import Stage, decode_attention, experts
 from workbench.workload import Sampling
 
+pytestmark = pytest.mark.alone
+
 STEPS = 20
 FP32 = Precision("fp32", "fp32")
 
