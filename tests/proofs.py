@@ -137,7 +137,11 @@ def _with_imports(root: Path, starts: list[Path]) -> set[Path]:
 
 def _imported(path: Path) -> Iterator[str]:
     """Names of modules, and what may be modules, that a file imports anywhere in it; relative ones begin with dots."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except SyntaxError:  # it counts as it is, and whoever imports it will tell
+        return
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
