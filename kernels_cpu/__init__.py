@@ -6,19 +6,19 @@ bit-exact reference; norms, rotations and gates are twins of those in Triton, wh
 never measured.
 """
 
+from .attention.flash_decode import flash_decode, flash_decode_reference, flash_decode_work, warm_up
+from .attention.kv_cache import append_kv, append_kv_reference, append_kv_work
+from .attention.mla_decode import mla_decode, mla_decode_reference
 from .ceilings import multiply_add, read_blocks, read_memory
-from .expert_mlp import expert_mlp, expert_mlp_reference, expert_mlp_work
-from .expert_nodes import NodeExperts, numa_nodes, pack_by_node
-from .expert_weights import Format, PackedExperts, experts_in_place, pack_experts
-from .features import CodePath, Features, features
-from .flash_decode import flash_decode, flash_decode_reference, flash_decode_work, warm_up
-from .gated import gated
-from .huge_pages import empty_in_huge_pages
-from .kv_cache import append_kv, append_kv_reference, append_kv_work
-from .mla_decode import mla_decode, mla_decode_reference
-from .rms_norm import add_rms_norm, rms_norm
-from .rope import rope
-from .team import side_by_side
+from .experts.expert_mlp import expert_mlp, expert_mlp_reference, expert_mlp_work
+from .experts.nodes import NodeExperts, numa_nodes, pack_by_node
+from .experts.weights import Format, PackedExperts, experts_in_place, pack_experts
+from .machine.features import CodePath, Features, features
+from .machine.huge_pages import empty_in_huge_pages
+from .rows.gated import gated
+from .rows.rms_norm import add_rms_norm, rms_norm
+from .rows.rope import rope
+from .threads.team import side_by_side
 
 __all__ = [
     "CodePath",

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import DTypeLike, NDArray
 
-from .vector_ir import Kind
+from .codegen.vector_ir import Kind
 
 
 class TorchLike(Protocol):

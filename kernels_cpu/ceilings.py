@@ -9,13 +9,13 @@ import numpy as np
 from numba import types
 
 from .arguments import Operand, checked, contiguous, host_array
-from .compiled import compiled, emitted, literal
-from .decode_operands import check_blocks
-from .decode_runs import split
-from .features import features
-from .task_counts import next_task, pull, take, task_done
-from .team import side_by_side, team_size
-from .vector_ir import F64, I32, I64, Emitter
+from .attention.operands import check_blocks
+from .codegen.compiled import compiled, emitted, literal
+from .codegen.vector_ir import F64, I32, I64, Emitter
+from .machine.features import features
+from .threads.runs import split
+from .threads.task_counts import next_task, pull, take, task_done
+from .threads.team import side_by_side, team_size
 
 _SUMS = 16
 """Running sums: enough to hide the latency of loads and of multiply-adds."""

@@ -5,30 +5,25 @@ implementation in torch, which is what CPU tensors get. Triton is imported when 
 reads TRITON_INTERPRET then: set it before, or pass backend="triton-interpret", to run the kernels on the CPU for tests.
 """
 
-from . import tuning
-from .attention import AttentionTiles
-from .backend import Backend
-from .ceilings import copy_rate, link_rates, matmul_rate, timed
-from .decode_attention import decode_attention, decode_attention_reference, decode_attention_work
-from .experts import Activation, Quantised, dequantise, quantise
-from .fused_moe import fused_moe, fused_moe_reference, fused_moe_work
-from .gated import gated, gated_reference, gated_work
-from .grouped_gemm import grouped_gemm, grouped_gemm_reference, grouped_gemm_work
-from .kv_layout import gather_kv, gather_kv_work, scatter_kv
-from .layer_norm import layer_norm, layer_norm_reference, layer_norm_work
-from .pairs import Blocks, sort_pairs
-from .prefill_attention import (
-    Prefix,
-    prefill_attention,
-    prefill_attention_reference,
-    prefill_attention_work,
-)
-from .rms_norm import add_rms_norm, add_rms_norm_work, rms_norm, rms_norm_reference, rms_norm_work
-from .rope import rope, rope_reference, rope_work
-from .rope_table import Linear, Llama3, Yarn, rope_table
-from .router import Routing, route, route_reference, route_work, with_shared
-from .sampling import Draws, sample, sample_work
-from .vocabulary import embed, embed_work, sampled_logits, sampled_logits_work
+from .attention.decode import decode_attention, decode_attention_reference, decode_attention_work
+from .attention.kv_layout import gather_kv, gather_kv_work, scatter_kv
+from .attention.options import AttentionTiles, Prefix
+from .attention.prefill import prefill_attention, prefill_attention_reference, prefill_attention_work
+from .backend.backend import Backend
+from .backend.ceilings import copy_rate, link_rates, matmul_rate, timed
+from .moe import tuning
+from .moe.experts import Activation, Quantised, dequantise, quantise
+from .moe.fused_moe import fused_moe, fused_moe_reference, fused_moe_work
+from .moe.grouped_gemm import grouped_gemm, grouped_gemm_reference, grouped_gemm_work
+from .moe.pairs import Blocks, sort_pairs
+from .moe.router import Routing, route, route_reference, route_work, with_shared
+from .rows.gated import gated, gated_reference, gated_work
+from .rows.layer_norm import layer_norm, layer_norm_reference, layer_norm_work
+from .rows.rms_norm import add_rms_norm, add_rms_norm_work, rms_norm, rms_norm_reference, rms_norm_work
+from .rows.rope import rope, rope_reference, rope_work
+from .rows.rope_table import Linear, Llama3, Yarn, rope_table
+from .vocabulary.sampling import Draws, sample, sample_work
+from .vocabulary.vocabulary import embed, embed_work, sampled_logits, sampled_logits_work
 
 __all__ = [
     "Activation",

@@ -10,14 +10,12 @@ from hypothesis import reject
 from hypothesis import strategies as st
 
 from tests.systems import LIGHTNING, PIPELINES, STREAMED, VSL, ids
-from workbench.cost import Precision, Rows, Work
-from workbench.errors import PipelineError, ScenarioError
+from workbench.core.errors import PipelineError, ScenarioError
 from workbench.hardware import Device, Link, Machine
-from workbench.memory import Memory
+from workbench.hardware.profile import Contention, Cores, OpTime, Profile
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload, resolve
-from workbench.profile import Contention, Cores, OpTime, Profile
-from workbench.scenario import Scenario
+from workbench.scenario import Memory, Scenario
 from workbench.scheduler.base import Scheduler
 from workbench.scheduler.batch import Batch
 from workbench.scheduler.block_manager import BlockManager
@@ -40,12 +38,14 @@ from workbench.schedules import (
     WeightPlace,
 )
 from workbench.serving import prepare
+from workbench.serving.task_cost import profile_shape
 from workbench.simulate import simulate
-from workbench.stages import (
-    Device as Place,
-)
+from workbench.stages import Device as Place
 from workbench.stages import (
     Op,
+    Precision,
+    Rows,
+    Work,
     combine,
     decode_attention,
     experts,
@@ -56,7 +56,6 @@ from workbench.stages import (
     route,
     weights,
 )
-from workbench.task_cost import profile_shape
 from workbench.workload import Workload
 
 OPERATIONS = (

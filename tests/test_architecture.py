@@ -4,6 +4,7 @@ import ast
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,35 @@ PACKAGES = ("workbench", "kernels_cpu", "kernels_triton")
 HEAVY = ("torch", "triton", "numba", "matplotlib", "pandas")
 SAYS_NOTHING = {"utils", "util", "common", "helpers", "helper", "handlers", "handler", "manager", "misc"}
 IMPORT_SECONDS = 1.0
+MOST_ENTRIES, MOST_LEVELS, MOST_LAYERS = 12, 3, 11
+ALIKE = {
+    "workbench": "the list of packages, bounded by the layers of the contract",
+    "workbench/models/families": "one file per family",
+    "workbench/reproductions": "one file per paper",
+    "workbench/schedules": "one file per schedule",
+}
+"""Folders of alike entries, which may be many, and what an entry is."""
 
 
 def sources() -> list[Path]:
     return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+def folders() -> list[Path]:
+    """Packages of the library, at any depth."""
+    return sorted({path.parent for path in sources()})
+
+
+def entries(folder: Path) -> list[str]:
+    """Modules and packages in a folder; neither `__init__`, `__main__` nor data."""
+    inside = {path.relative_to(folder).parts[0] for path in sources() if path.is_relative_to(folder)}
+    return sorted(inside - {"__init__.py", "__main__.py"})
+
+
+def contract(name: str) -> dict[str, object]:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (found,) = (each for each in settings["contracts"] if each["id"] == name)
+    return found
 
 
 def in_root(*command: str) -> subprocess.CompletedProcess[str]:
@@ -49,9 +75,31 @@ def test_importing_the_workbench_is_quick_and_light():
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_packages_nest_two_levels_at_most(package):
-    deep = [path for path in sources() if path.is_relative_to(ROOT / package) and len(path.relative_to(ROOT).parts) > 3]
-    assert deep == []
+def test_packages_nest_three_levels_at_most(package):
+    levels = {path: len(path.relative_to(ROOT).parts) for path in folders() if path.is_relative_to(ROOT / package)}
+    assert [path for path, level in levels.items() if level > MOST_LEVELS] == []
+
+
+def test_a_package_has_twelve_entries_at_most_unless_they_are_alike():
+    found = {path.relative_to(ROOT).as_posix(): entries(path) for path in folders()}
+    assert {name: each for name, each in found.items() if len(each) > MOST_ENTRIES and name not in ALIKE} == {}
+
+
+def test_workbench_lists_its_packages_and_nothing_else():
+    files = {path.name for path in (ROOT / "workbench").iterdir() if path.is_file()}
+    assert files <= {"__init__.py", "__main__.py", "py.typed"}
+
+
+def test_every_package_says_what_it_is_for():
+    silent = [path for path in folders() if not ast.get_docstring(ast.parse((path / "__init__.py").read_text()))]
+    assert silent == []
+
+
+def test_the_layers_are_few_and_without_exceptions():
+    layers = contract("layers")
+    assert len(layers["layers"]) <= MOST_LAYERS
+    assert layers["exhaustive"]
+    assert "ignore_imports" not in layers
 
 
 def test_names_say_what_is_inside():

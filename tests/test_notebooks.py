@@ -8,8 +8,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from workbench.analysis.report import server_scenario
 from workbench.pipeline import fetch, gpu
-from workbench.report import server_scenario
 from workbench.schedules import CGOPipe, FastDecode, FlexGenS3, Sequential, WeightPlace, contenders
 from workbench.simulate import simulate
 from workbench.stages import attention, kv, moe, out_proj, qkv, weights

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.report import server_scenario
+from workbench.analysis.report import server_scenario
 from workbench.schedules import contenders
 
 pytestmark = pytest.mark.alone

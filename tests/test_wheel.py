@@ -64,9 +64,9 @@ def test_wheel_holds_the_packages_and_the_catalogue(wheel):
     for file in ("config.json", "model.safetensors", "tokenizer.json", "training.json"):
         assert f"workbench/data/models/tiny-moe/{file}" in names
     assert any(name.startswith("workbench/data/catalogue/") for name in names)
-    for file in ("dashboard.css", "gantt.css", "gantt.js", "strip.css", "strip.js"):
+    for file in ("dashboard/dashboard.css", *(f"parts/{name}" for name in ("gantt.css", "gantt.js", "strip.css"))):
         assert f"workbench/widgets/{file}" in names
-    assert {"workbench/bench/c_twin.c", "kernels_triton/tiles.json"} <= set(names)
+    assert {"workbench/bench/cpu/c_twin.c", "kernels_triton/moe/tiles.json"} <= set(names)
 
 
 def test_wheel_holds_nothing_else(wheel):

@@ -3,28 +3,28 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from workbench.catalogue import data_path
-from workbench.compare import Comparison, compare
-from workbench.exam import make_exam
+from workbench.analysis.compare import Comparison, compare
+from workbench.analysis.shadow_prices import ShadowPrices, shadow_prices
+from workbench.analysis.sustained import sustained_rate
+from workbench.analysis.sweep import Sweep, sweep
+from workbench.core.catalogue import data_path
+from workbench.core.latency import Slo
+from workbench.core.result import Result, Source
 from workbench.hardware import Interconnect, Machine, machines
-from workbench.latency import Slo
-from workbench.memory import Memory
+from workbench.hardware.processors import Efficiency, Processor, efficiencies, links, machine, processors
 from workbench.models import ModelConfig, checkpoint, model, models
 from workbench.perfmodels import bound
-from workbench.processors import Efficiency, Processor, efficiencies, links, machine, processors
-from workbench.result import Result, Source
-from workbench.scenario import Scenario
+from workbench.scenario import Memory, Scenario
 from workbench.scheduler.chunked_prefill import ChunkedPrefill
 from workbench.scheduler.continuous import ContinuousBatching
 from workbench.scheduler.layered_prefill import LayeredPrefill
 from workbench.scheduler.resource_aware import Admission, ResourceAware
 from workbench.scheduler.static import StaticBatching
-from workbench.shadow_prices import ShadowPrices, shadow_prices
+from workbench.serving import fits
 from workbench.simulate import Detail, simulate
-from workbench.sustained import sustained_rate
-from workbench.sweep import Sweep, sweep
-from workbench.tokenizer import load_tokenizer
 from workbench.workload import Request, Sampling, Workload, workloads
+from workbench.workload.exam import make_exam
+from workbench.workload.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from workbench.engine import RunState, calibrate, make_checkpoint, run, start
@@ -62,6 +62,7 @@ __all__ = [
     "compare",
     "data_path",
     "efficiencies",
+    "fits",
     "links",
     "load_tokenizer",
     "machine",

@@ -10,9 +10,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from workbench.catalogue import cache_path
-from workbench.errors import WorkbenchError
-from workbench.units import parse_bytes
+from workbench.core.catalogue import cache_path
+from workbench.core.errors import WorkbenchError
+from workbench.core.units import parse_bytes
 
 _RECIPES = "mix-s (0.23 GB), mix-m (0.46 GB), mix-b (3.0 GB), qwen-s (0.25 GB, shared experts) or odd-..."
 
@@ -105,7 +105,9 @@ def _parser() -> argparse.ArgumentParser:
     overlap.set_defaults(command=_bench_overlap)
     tune = commands.add_parser("tune", help="time the Triton kernels' tiles on the GPU and write the fastest down")
     tune.add_argument("--weights", nargs="+", choices=("16-bit", "8-bit", "4-bit"), help="default: all")
-    tune.add_argument("--out", type=Path, help="table to write (default: the kernels' own, kernels_triton/tiles.json)")
+    tune.add_argument(
+        "--out", type=Path, help="table to write (default: the kernels' own, kernels_triton/moe/tiles.json)"
+    )
     tune.add_argument("--dry-run", action="store_true", help="list the candidates, compile none")
     tune.set_defaults(command=_tune)
     measure = commands.add_parser("measure", help="measure this computer's rates for Machine.local")
@@ -175,7 +177,7 @@ def _picture(text: str) -> Path:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from workbench.report import write_report
+    from workbench.analysis.report import write_report
 
     write_report(options.out)
 
@@ -187,33 +189,33 @@ def _make_checkpoint(options: argparse.Namespace) -> None:
 
 
 def _train_tiny(options: argparse.Namespace) -> None:
-    from workbench.engine.tiny import train_tiny
-    from workbench.engine.training import Settings
+    from workbench.engine.tiny_model.tiny import train_tiny
+    from workbench.engine.tiny_model.training import Settings
 
     given = {"seed": options.seed} | ({"steps": options.steps} if options.steps is not None else {})
     print(train_tiny(options.out or cache_path("models/tiny-moe"), Settings(**given)))
 
 
 def _bench_cpu(options: argparse.Namespace) -> None:
-    from workbench.bench.cpu import bench_cpu
+    from workbench.bench.cpu.bench import bench_cpu
 
     bench_cpu(seconds=options.seconds, shapes=options.shapes, json=options.json, picture=options.picture)
 
 
 def _bench_experts(options: argparse.Namespace) -> None:
-    from workbench.bench.experts import bench_experts
+    from workbench.bench.experts.bench import bench_experts
 
     bench_experts(seconds=options.seconds, json=options.json)
 
 
 def _bench_moe(options: argparse.Namespace) -> None:
-    from workbench.bench.moe import bench_moe
+    from workbench.bench.moe.bench import bench_moe
 
     bench_moe(seconds=options.seconds, json=options.json)
 
 
 def _bench_gpu(options: argparse.Namespace) -> None:
-    from workbench.bench.gpu import CardLostError, bench_gpu
+    from workbench.bench.gpu.bench import CardLostError, bench_gpu
 
     begin = time.monotonic()
     try:
@@ -226,7 +228,7 @@ def _bench_gpu(options: argparse.Namespace) -> None:
 
 
 def _bench_sim(options: argparse.Namespace) -> None:
-    from workbench.bench.sim import MODELS, bench_sim
+    from workbench.bench.live.sim import MODELS, bench_sim
 
     bench_sim(
         options.models or MODELS,
@@ -250,20 +252,20 @@ def _bench_simulator(options: argparse.Namespace) -> None:
 
 
 def _bench_overlap(options: argparse.Namespace) -> None:
-    from workbench.bench.overlap import bench_overlap
+    from workbench.bench.live.overlap import bench_overlap
 
     given = {key: getattr(options, key) for key in ("rows", "context", "repeats", "json")}
     bench_overlap(options.model, rate=options.link, **given)
 
 
 def _tune(options: argparse.Namespace) -> None:
-    from workbench.bench.tune import tune
+    from workbench.bench.gpu.moe_tiles import tune
 
     tune(weights=options.weights, out=options.out, dry_run=options.dry_run)
 
 
 def _measure(options: argparse.Namespace) -> None:
-    from workbench.engine.measure import measure_machine
+    from workbench.engine.calibration.measure import measure_machine
 
     machine = measure_machine()
     print(machine.save(options.out) if options.out else machine.to_json())

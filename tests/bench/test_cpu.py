@@ -10,18 +10,20 @@ import numpy as np
 import pytest
 
 from kernels_cpu import flash_decode_reference
-from workbench.bench import c_twin, cpu, cpu_report
-from workbench.bench.c_twin import Twin
-from workbench.bench.cpu_attention import BLOCK, POOL_DIM, Attention, Case, Int8Attention, other_shapes
-from workbench.bench.cpu_beside import Beside
-from workbench.bench.cpu_rounds import Round, by_state, play
-from workbench.bench.cpu_start import first_calls
-from workbench.bench.cpu_threads import attended, thread_counts, thread_rounds
-from workbench.bench.cpu_work import Experts, Layer, Work, random_pool
-from workbench.errors import WorkbenchError
+from workbench.bench.cpu import bench as cpu
+from workbench.bench.cpu import c_twin
+from workbench.bench.cpu import report as cpu_report
+from workbench.bench.cpu.attention import BLOCK, POOL_DIM, Attention, Case, Int8Attention, other_shapes
+from workbench.bench.cpu.beside import Beside
+from workbench.bench.cpu.c_twin import Twin
+from workbench.bench.cpu.rounds import Round, by_state, play
+from workbench.bench.cpu.start import first_calls
+from workbench.bench.cpu.threads import attended, thread_counts, thread_rounds
+from workbench.bench.cpu.work import Experts, Layer, Work, random_pool
+from workbench.core.errors import WorkbenchError
+from workbench.core.quiet import Noise
 from workbench.hardware import usable_cores
 from workbench.kernels import features
-from workbench.quiet import Noise
 
 pytestmark = pytest.mark.alone
 

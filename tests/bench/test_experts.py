@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from workbench.bench import experts
-from workbench.bench.experts import EXACT, INT4, INT8, ROUNDED, TORCH, Call, ExpertWeights, measure_experts
-from workbench.expert_speeds import Run
+from workbench.bench.experts import bench as experts
+from workbench.bench.experts.bench import EXACT, INT4, INT8, ROUNDED, TORCH, Call, ExpertWeights, measure_experts
+from workbench.bench.experts.speeds import Run
 from workbench.kernels import Format, expert_mlp, expert_mlp_work
 
 

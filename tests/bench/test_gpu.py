@@ -10,9 +10,10 @@ import torch
 
 import kernels_triton
 from workbench import kernels
-from workbench.bench import gpu, gpu_report
-from workbench.bench.gpu import CardLostError, Setting, bench_gpu
-from workbench.bench.gpu_cases import CASES, Call, Case, Size
+from workbench.bench.gpu import bench as gpu
+from workbench.bench.gpu import report as gpu_report
+from workbench.bench.gpu.bench import CardLostError, Setting, bench_gpu
+from workbench.bench.gpu.cases import CASES, Call, Case, Size
 from workbench.hardware import Machine
 
 ROOT = Path(__file__).parents[2]

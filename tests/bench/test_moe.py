@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from workbench.bench import moe
-from workbench.bench.moe import GROUPED, LOOP, OURS, PAIRS
-from workbench.errors import EngineError
+from workbench.bench.moe import bench as moe
+from workbench.bench.moe.bench import GROUPED, LOOP, OURS, PAIRS
+from workbench.bench.moe.speeds import MoeRun, MoeShape, MoeSpeeds, recorded_speeds
+from workbench.core.errors import EngineError
 from workbench.kernels import fused_moe_work
 from workbench.models import models
-from workbench.moe_speeds import MoeRun, MoeShape, MoeSpeeds, recorded_speeds
 
 TINY = MoeShape("tiny", 64, 48, experts=8, chosen=3)
 

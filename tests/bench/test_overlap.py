@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from tests.builders import small_machine, tiny_model
-from workbench.bench import overlap
-from workbench.bench.overlap import STEADY, Bench
+from workbench.bench.live import overlap
+from workbench.bench.live.overlap import STEADY, Bench
+from workbench.core.units import DTYPE_BYTES
 from workbench.schedules import Sequential, VSLPipe
 from workbench.serving import prepare
 from workbench.simulate.clock import TaskClock
-from workbench.units import DTYPE_BYTES
 
 pytestmark = pytest.mark.alone
 

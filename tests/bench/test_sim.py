@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from tests.builders import small_machine, tiny_model, tiny_scenario
-from workbench.bench import sim
-from workbench.bench.sim import SECONDS, Setting, draw
-from workbench.errors import WorkbenchError
+from workbench.bench.live import sim
+from workbench.bench.live.sim import SECONDS, Setting, draw
+from workbench.core.errors import WorkbenchError
+from workbench.core.result import Source
 from workbench.perfmodels import bound
-from workbench.result import Source
 from workbench.schedules import Sequential, VSLPipe
 from workbench.simulate import Detail, simulate
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from workbench.__main__ import main
-from workbench.bench import tune as command
-from workbench.errors import EngineError
+from workbench.bench.gpu import moe_tiles as command
+from workbench.core.errors import EngineError
 from workbench.kernels import tuning
 
 

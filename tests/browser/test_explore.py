@@ -12,12 +12,13 @@ from tests.browser.lab import Session, browsing, open_notebook, run_all, serving
 pytestmark = [pytest.mark.alone, pytest.mark.browser, pytest.mark.timeout(240)]
 
 CELL = """
-from workbench import machines, perf_plots_hrm
+from workbench import machines
+from workbench.perfmodels.moe_lightning import plots
 from workbench.widgets import Explore
 
 t4 = machines["moe-lightning-s1"]
 Explore(
-    lambda ax, intensity=32, rate="fp16": perf_plots_hrm.plot_roofline(t4, intensity, rate, ax),
+    lambda ax, intensity=32, rate="fp16": plots.plot_roofline(t4, intensity, rate, ax),
     intensity=[-8, 16, 32, 64],
     rate=["fp16", "bf16"],
 )

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from kernels_triton.jit.grouped import combine, grouped
-from kernels_triton.jit.mode import triton
-from kernels_triton.jit.pairs import count_pairs, place_pairs
-from kernels_triton.jit.router import route
-from kernels_triton.tiles import KINDS, SHARED_KIB, LayerTiles, Tiles, table, tiles_for
+from kernels_triton.backend.mode import triton
+from kernels_triton.moe.jit_grouped import combine, grouped
+from kernels_triton.moe.jit_pairs import count_pairs, place_pairs
+from kernels_triton.moe.jit_router import route
+from kernels_triton.moe.tiles import KINDS, SHARED_KIB, LayerTiles, Tiles, table, tiles_for
 
 BINARIES = Path(triton.__file__).parent / "backends/nvidia/bin"
 TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from ahead_of_time import TYPES, built, described
 
-from kernels_triton.attention import attention_tiles, head_blocks, power
-from kernels_triton.jit.attention import decode, merge, prefill
-from kernels_triton.jit.grouped import gated
-from kernels_triton.jit.kv_layout import move_kv
-from kernels_triton.jit.norms import layer_norm, rms_norm
-from kernels_triton.jit.rope import rope
-from kernels_triton.jit.sampling import sample
-from kernels_triton.jit.vocabulary import embed, logits
-from kernels_triton.rows import launch_shape
-from kernels_triton.tiles import tiles_for
+from kernels_triton.attention.jit_attention import decode, merge, prefill
+from kernels_triton.attention.jit_kv_layout import move_kv
+from kernels_triton.attention.options import attention_tiles, head_blocks, power
+from kernels_triton.moe.jit_grouped import gated
+from kernels_triton.moe.tiles import tiles_for
+from kernels_triton.rows.jit_norms import layer_norm, rms_norm
+from kernels_triton.rows.jit_rope import rope
+from kernels_triton.rows.rows import launch_shape
+from kernels_triton.vocabulary.jit_sampling import sample
+from kernels_triton.vocabulary.jit_vocabulary import embed, logits
 
 PAGE, GROUP = 16, 8
 STRIDES = ("q_row", "q_head", "k_row", "k_head", "v_row", "v_head", "page_stride", "table_row")

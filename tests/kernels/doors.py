@@ -17,8 +17,8 @@ import torch
 import kernels_cpu
 from kernels_cpu import CodePath, Format
 from kernels_triton import Draws, Linear, Prefix, Quantised, Routing, quantise
-from kernels_triton.grouped_gemm import grouped_gemm_reference
-from kernels_triton.sampling import uniform
+from kernels_triton.moe.grouped_gemm import grouped_gemm_reference
+from kernels_triton.vocabulary.sampling import uniform
 from tests.kernels.layouts import raw
 from workbench import kernels
 

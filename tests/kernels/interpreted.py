@@ -12,11 +12,11 @@ from kernels_triton import (
     route_reference,
     sort_pairs,
 )
-from kernels_triton.backend import Backend
-from kernels_triton.experts import Activation
-from kernels_triton.fused_moe import with_triton
-from kernels_triton.jit.grouped import combine
-from kernels_triton.tiles import LayerTiles, Tiles
+from kernels_triton.backend.backend import Backend
+from kernels_triton.moe.experts import Activation
+from kernels_triton.moe.fused_moe import with_triton
+from kernels_triton.moe.jit_grouped import combine
+from kernels_triton.moe.tiles import LayerTiles, Tiles
 from tests.kernels.experts_at_hand import LIMITS, check, error, layer, paged, quantised, with_biases
 
 INTERPRET = "triton-interpret"

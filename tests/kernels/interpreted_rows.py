@@ -114,6 +114,6 @@ def test_sample_gives_the_same_tokens_as_torch(R, V):
 
 def test_sample_of_an_odd_block(monkeypatch):
     """Ranks and sums run on over several blocks."""
-    monkeypatch.setattr("kernels_triton.sampling._BLOCK", 16)
+    monkeypatch.setattr("kernels_triton.vocabulary.sampling._BLOCK", 16)
     logits, how = torch.randn(8, 45).mul(4).round(), draws(8, seed=3)
     assert sample(logits, how, backend=INTERPRET).equal(sample(logits, how))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels_triton.bf16_mend import rounded, widened
+from kernels_triton.backend.bf16_mend import rounded, widened
 
 pytest.importorskip("triton")
 
@@ -46,7 +46,7 @@ def computed(imports: str, folder: Path) -> list[str]:
 
 
 def test_products_rounding_and_arithmetic_are_right_with_the_mend(tmp_path):
-    assert computed("from kernels_triton.jit.mode import tl, triton", tmp_path) == ["True"] * 3
+    assert computed("from kernels_triton.backend.mode import tl, triton", tmp_path) == ["True"] * 3
 
 
 def test_the_mend_is_still_needed(tmp_path):

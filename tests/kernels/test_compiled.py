@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from numba.core import caching, config
 
-from kernels_cpu import compiled as module
+from kernels_cpu.codegen import compiled as module
 from tests.damage import DAMAGES
 
 SOURCE = "def kernel(x):\n    return 3 * x + 1\n"

@@ -12,7 +12,8 @@ from kernels_triton import decode_attention_reference, fused_moe_reference, rms_
 from tests.examples import examples
 from tests.kernels.attention_at_hand import decodes
 from tests.kernels.experts_at_hand import LIMITS, error, layer, paged, quantised, with_biases
-from workbench import cpu_twins, kernels
+from workbench import kernels
+from workbench.kernels import cpu_twins
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 SINKS = torch.linspace(-2, 2, 6)

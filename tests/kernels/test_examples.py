@@ -5,22 +5,42 @@ import importlib
 
 import pytest
 
-CPU = ["ceilings", "expert_mlp", "expert_nodes", "expert_weights", "features", "flash_decode", "gated", "kv_cache"]
-CPU += ["mla_decode", "rms_norm", "rope"]
-TRITON = ["backend", "experts", "fused_moe", "grouped_gemm", "operators", "pairs", "router", "tiles", "tuning"]
-TRITON += [
-    "attention",
-    "ceilings",
-    "decode_attention",
-    "gated",
-    "kv_layout",
-    "layer_norm",
-    "prefill_attention",
-    "rms_norm",
-    "rope",
+MODULES = [
+    "kernels_cpu.attention.flash_decode",
+    "kernels_cpu.attention.kv_cache",
+    "kernels_cpu.attention.mla_decode",
+    "kernels_cpu.ceilings",
+    "kernels_cpu.experts.expert_mlp",
+    "kernels_cpu.experts.nodes",
+    "kernels_cpu.experts.weights",
+    "kernels_cpu.machine.features",
+    "kernels_cpu.rows.gated",
+    "kernels_cpu.rows.rms_norm",
+    "kernels_cpu.rows.rope",
+    "kernels_triton.attention.decode",
+    "kernels_triton.attention.kv_layout",
+    "kernels_triton.attention.options",
+    "kernels_triton.attention.prefill",
+    "kernels_triton.backend.backend",
+    "kernels_triton.backend.ceilings",
+    "kernels_triton.backend.operators",
+    "kernels_triton.moe.experts",
+    "kernels_triton.moe.fused_moe",
+    "kernels_triton.moe.grouped_gemm",
+    "kernels_triton.moe.pairs",
+    "kernels_triton.moe.router",
+    "kernels_triton.moe.tiles",
+    "kernels_triton.moe.tuning",
+    "kernels_triton.rows.gated",
+    "kernels_triton.rows.layer_norm",
+    "kernels_triton.rows.rms_norm",
+    "kernels_triton.rows.rope",
+    "kernels_triton.rows.rope_table",
+    "kernels_triton.rows.rows",
+    "kernels_triton.vocabulary.sampling",
+    "kernels_triton.vocabulary.vocabulary",
+    "workbench.kernels.cpu_twins",
 ]
-TRITON += ["rope_table", "rows", "sampling", "vocabulary"]
-MODULES = [f"kernels_cpu.{m}" for m in CPU] + [f"kernels_triton.{m}" for m in TRITON] + ["workbench.cpu_twins"]
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -17,13 +17,13 @@ from kernels_cpu import (
     expert_mlp,
     expert_mlp_reference,
     expert_mlp_work,
-    expert_tasks,
     experts_in_place,
     pack_experts,
 )
-from kernels_cpu.expert_tasks import columns_of, parts_of
-from kernels_cpu.expert_weights import unpacked
-from kernels_cpu.features import features
+from kernels_cpu.experts import tasks as expert_tasks
+from kernels_cpu.experts.tasks import columns_of, parts_of
+from kernels_cpu.experts.weights import unpacked
+from kernels_cpu.machine.features import features
 from tests.examples import examples
 
 # (M, F): whole groups and blocks, what fills neither, and fewer than one of each
@@ -118,7 +118,9 @@ def test_matrix_registers_multiply_exactly_up_to_many_tokens_or_as_asked(tokens,
     assert parts_of(packed, CodePath.AVX512, exact=False) == (3 if fits else 0)
     assert np.array_equal(found, asked) == (not fits or tokens - tokens // 8 <= 32)
     assert error(found, want) < 5e-3
-    monkeypatch.setattr(importlib.import_module("kernels_cpu.expert_mlp"), "_WORTH", 1)  # else one thread serves
+    monkeypatch.setattr(
+        importlib.import_module("kernels_cpu.experts.expert_mlp"), "_WORTH", 1
+    )  # else one thread serves
     for kept in (1, 1 << 16):  # blocks of a task: one, or two with one left over
         monkeypatch.setattr(expert_tasks, "_KEPT", kept)
         np.testing.assert_array_equal(expert_mlp(h, packed, ids, weights, exact=True, threads=2), asked)
@@ -133,10 +135,12 @@ def test_matrix_registers_multiply_bytes_as_vectors_do(tokens, group, columns, f
     h, ids, weights = batch(tokens, 2, 1, 256, seed=tokens)
     ids[:5] = 1
     h[-1, 3] = np.inf
-    monkeypatch.setattr(importlib.import_module("kernels_cpu.expert_mlp"), "_WORTH", 1)  # else one thread serves
+    monkeypatch.setattr(
+        importlib.import_module("kernels_cpu.experts.expert_mlp"), "_WORTH", 1
+    )  # else one thread serves
     found = expert_mlp(h, packed, ids, weights, threads=2)
     assert [columns_of(packed, path) for path in (CodePath.AVX512, CodePath.AVX2)] == [columns, 0]
-    monkeypatch.setattr(importlib.import_module("kernels_cpu.expert_mlp"), "columns_of", lambda *_: 0)
+    monkeypatch.setattr(importlib.import_module("kernels_cpu.experts.expert_mlp"), "columns_of", lambda *_: 0)
     np.testing.assert_array_equal(found, expert_mlp(h, packed, ids, weights, threads=2))
     assert np.isfinite(found[:-1]).all()
     assert error(found[:-1], oracle(h[:-1], packed, ids[:-1], weights[:-1])) < 1e-2

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kernels_cpu import expert_mlp, expert_mlp_reference, numa_nodes, pack_by_node, pack_experts
-from kernels_cpu.team import on_node, usable_cpus
+from kernels_cpu.threads.team import on_node, usable_cpus
 
 CPUS = sorted(usable_cpus())
 NODES = [{CPUS[0]}, {CPUS[-1]}]

@@ -23,18 +23,17 @@ import kernels_cpu
 from kernels_cpu import (
     CodePath,
     append_kv,
-    decode_tasks,
     flash_decode,
     flash_decode_reference,
     flash_decode_work,
     mla_decode,
     mla_decode_reference,
-    task_counts,
-    team,
 )
-from kernels_cpu.decode_matrix_tasks import fits_matrices
-from kernels_cpu.features import is_zen
-from kernels_cpu.vector_ir import Kind
+from kernels_cpu.attention import tasks as decode_tasks
+from kernels_cpu.attention.matrix_tasks import fits_matrices
+from kernels_cpu.codegen.vector_ir import Kind
+from kernels_cpu.machine.features import is_zen
+from kernels_cpu.threads import task_counts, team
 from tests.examples import examples
 
 GARBAGE = np.int32(2**31 - 1)
@@ -680,13 +679,13 @@ def test_an_edit_anywhere_in_the_package_is_seen_by_the_next_process(tmp_path):
         return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
     assert said() == said() == 1.0
-    assert list((tmp_path / "kernels_cpu").glob("__pycache__/*.nbi"))
-    edited = tmp_path / "kernels_cpu" / "decode_parts.py"
+    assert list((tmp_path / "kernels_cpu").rglob("*.nbi"))
+    edited = tmp_path / "kernels_cpu/attention/parts.py"
     text = edited.read_text()
     assert "np.float32(1) / whole" in text
     edited.write_text(text.replace("np.float32(1) / whole", "np.float32(2) / whole"))
     assert said() == 2.0
-    emitted = tmp_path / "kernels_cpu" / "vector_ir.py"
+    emitted = tmp_path / "kernels_cpu/codegen/vector_ir.py"
     text = emitted.read_text()
     assert "return self.b.call(function, [a, b, c])" in text
     emitted.write_text(text.replace("return self.b.call(function, [a, b, c])", "return c"))

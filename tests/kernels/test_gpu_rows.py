@@ -33,10 +33,10 @@ from kernels_triton import (
     sampled_logits,
     sampled_logits_work,
 )
-from kernels_triton.rope_table import frequencies
+from kernels_triton.rows.rope_table import frequencies
 from tests.examples import examples
 from tests.kernels.experts_at_hand import error
-from workbench.engine.sampler import choose
+from workbench.engine.model.sampler import choose
 from workbench.workload import Sampling
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels_cpu import add_rms_norm, gated, rms_norm, rope, rows
+from kernels_cpu import add_rms_norm, gated, rms_norm, rope
+from kernels_cpu.rows import rows
 from kernels_triton import gated_reference, rms_norm_reference, rope_reference, rope_table
 from tests.examples import examples
 from tests.kernels.experts_at_hand import error

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("triton")
 FOLDER = Path(__file__).parent
+PACKAGE = FOLDER.parents[1] / "kernels_triton"
 # What triton 3.6 or 3.9 lacks of the language's names; between them every test in the interpreter passed on both.
 IN_ONE_ONLY = {"advance", "make_block_ptr", "aggregate_replace", "atomic_load", "atomic_poll", "atomic_store"}
 IN_ONE_ONLY |= {"expect_zero", "squeeze", "to_tensor", "unsqueeze"}
@@ -35,7 +36,7 @@ def test_compiled_triton_refuses_to_interpret():
 
 
 @pytest.mark.parametrize(
-    "module", sorted((FOLDER.parents[1] / "kernels_triton/jit").glob("*.py")), ids=lambda p: p.stem
+    "module", [PACKAGE / "backend/mode.py", *sorted(PACKAGE.glob("*/jit_*.py"))], ids=lambda p: p.stem
 )
 def test_kernels_use_what_triton_has_from_3_6_to_3_9(module):
     assert not IN_ONE_ONLY & set(re.findall(r"\btl\.(\w+)", module.read_text()))

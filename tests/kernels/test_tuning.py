@@ -7,8 +7,9 @@ import json
 import pytest
 import torch
 
-from kernels_triton import tiles, tuning
-from kernels_triton.tuning import Candidate, Case, Layer, candidates, cases, tune
+from kernels_triton import tuning
+from kernels_triton.moe import tiles
+from kernels_triton.moe.tuning import Candidate, Case, Layer, candidates, cases, tune
 from tests.damage import JSON_DAMAGES
 
 LAYER = Layer(4096, 14336, 8, 2)

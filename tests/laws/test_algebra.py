@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from tests.examples import examples
 from tests.systems import MIXED
-from workbench.errors import PipelineError
+from workbench.core.errors import PipelineError
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload, resolve
+from workbench.pipeline.layer_graph import Kind, layer_graph
 from workbench.schedules import Sequential
-from workbench.segments import Kind, layer_graph
 from workbench.stages import (
     Op,
     attention,

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from tests.builders import scenarios, tiny_scenario
 from tests.examples import examples
 from tests.systems import ids
-from workbench.errors import CapacityError
-from workbench.result import Source
+from workbench.core.errors import CapacityError
+from workbench.core.result import Source
+from workbench.core.timeline import Timeline
 from workbench.scheduler.block_manager import BlockCounts, BlockManager
 from workbench.schedules import Sequential, VSLPipe
 from workbench.serving import prepare, serve
 from workbench.simulate import simulate
-from workbench.timeline import Timeline
 
 SEQUENCES = 6
 some = st.lists(st.integers(0, SEQUENCES - 1), unique=True, max_size=SEQUENCES)

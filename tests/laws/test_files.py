@@ -16,21 +16,21 @@ import pytest
 
 from tests.builders import small_machine, tiny_model, tiny_scenario
 from tests.systems import VSL
-from workbench.catalogue import data_path
-from workbench.engine.checkpoint import open_checkpoint
-from workbench.engine.synthesize import hf_config, write_checkpoint
-from workbench.errors import WorkbenchError, WorkloadError
+from workbench.core.catalogue import data_path
+from workbench.core.errors import WorkbenchError, WorkloadError
+from workbench.core.records import to_plain
+from workbench.core.result import Result
+from workbench.engine.model.checkpoint import open_checkpoint
+from workbench.engine.tiny_model.synthesize import hf_config, write_checkpoint
 from workbench.hardware import Machine
+from workbench.hardware.profile import Cores, OpTime, Profile
 from workbench.models import ModelConfig, checkpoint, model
 from workbench.perfmodels import bound
-from workbench.profile import Cores, OpTime, Profile
-from workbench.records import to_plain
-from workbench.result import Result
 from workbench.scenario import Scenario
 from workbench.schedules import VSLPipe
 from workbench.simulate import Detail, simulate
-from workbench.tokenizer import load_tokenizer
 from workbench.workload import Request, Sampling, Workload
+from workbench.workload.tokenizer import load_tokenizer
 
 DRAWS = 24
 """Mutations of each kind of file; 400 of each were tried by hand."""

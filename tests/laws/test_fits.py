@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from tests.builders import scenarios, schedulers, small_machine, tiny_scenario
 from tests.examples import examples
-from workbench.errors import CapacityError, ScenarioError, WorkbenchError
+from workbench.core.errors import CapacityError, ScenarioError, WorkbenchError
 from workbench.perfmodels import bound
 from workbench.scheduler.continuous import ContinuousBatching
 from workbench.schedules import Sequential
+from workbench.serving import fits
 from workbench.simulate import simulate
 
 FORMATS = st.sampled_from([None, "fp32", "bf16", "fp16"])
@@ -41,7 +42,7 @@ def asked(draw):
 def test_fits_says_yes_exactly_where_the_readers_answer(case):
     scenario, schedule = case
     try:
-        fitting = bool(scenario.fits(schedule))
+        fitting = bool(fits(scenario, schedule))
     except WorkbenchError as error:
         refusal = type(error), str(error)
         for read in (bound, simulate):
@@ -62,4 +63,4 @@ def test_a_precision_without_a_rate_is_refused_by_fits_too():
     scenario = tiny_scenario(machine=machine, scheduler=ContinuousBatching(64))
     half = scenario.on(memory=replace(scenario.memory, weights="fp16"))
     with pytest.raises(ScenarioError, match="no known FLOP rate for fp16"):
-        half.fits(Sequential())
+        fits(half, Sequential())

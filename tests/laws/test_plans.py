@@ -20,10 +20,10 @@ from tests.builders import batches, make_batch, wirings
 from tests.examples import examples
 from tests.systems import PIPELINES
 from workbench.pipeline import Element, Fork, Piece, Pipeline, cpu, fetch, gpu, load, offload
-from workbench.plan import Carry, Plan, Task
+from workbench.pipeline.layer_graph import EMBED, HEAD, Kind, LayerGraph, Node, layer_graph
 from workbench.scheduler.batch import Batch
 from workbench.schedules import KTransformers, Schedule, Sequential, Step, VSLPipe
-from workbench.segments import EMBED, HEAD, Kind, LayerGraph, Node, layer_graph
+from workbench.schedules.plan import Carry, Plan, Task
 from workbench.stages import Device, Op, RowClass, Stage, attention, moe, out_proj, qkv, weights
 
 X = tuple(("x", rows) for rows in RowClass.ALL.parts)

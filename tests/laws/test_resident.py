@@ -5,17 +5,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workbench.capacity import roomy
 from workbench.hardware import machines
-from workbench.memory import Memory
 from workbench.models import ModelConfig, models
 from workbench.perfmodels import bound
 from workbench.pipeline import Pipeline, cpu, gpu, load, offload
-from workbench.scenario import Scenario
+from workbench.scenario import Memory, Scenario
 from workbench.scheduler.chunked_prefill import ChunkedPrefill
 from workbench.scheduler.continuous import ContinuousBatching
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.schedules import Fiddler, KTransformers, Schedule, Sequential
+from workbench.serving import fits
+from workbench.serving.capacity import roomy
 from workbench.simulate import Detail, simulate
 from workbench.stages import attention, combine, experts, moe, out_proj, qkv, route, shared_experts
 from workbench.workload import Workload
@@ -70,7 +70,7 @@ def shares(seed: int, draws: int, *, requests: tuple[int, int] = (2, 128), kv: f
             workload=Workload.lengths(prompts, [output] * count),
             scheduler=SCHEDULERS[random.integers(3)],
         )
-        scenario = scenario.on(machine=roomy(machine, scenario.fits(schedule)))
+        scenario = scenario.on(machine=roomy(machine, fits(scenario, schedule)))
         most, played = bound(scenario, schedule), simulate(scenario, schedule, detail=Detail.TASK)
         setting = f"{model.name} on {machine.name}, {schedule.name}, defer {defer}, {count} x {prompt}/{output}, "
         yield Share(played.gen_tok_s / most.gen_tok_s, f"{setting}{scenario.scheduler}, {most.binding}")

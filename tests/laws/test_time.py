@@ -11,10 +11,10 @@ from tests.builders import scenarios, small_machine, streaming, tiny_model, tiny
 from tests.examples import examples
 from tests.systems import PIPELINES, VSL
 from workbench.hardware import machines
-from workbench.memory import Memory
 from workbench.models import models
 from workbench.perfmodels import bound
 from workbench.pipeline import Pipeline
+from workbench.scenario import Memory
 from workbench.schedules import Sequential, VSLPipe
 from workbench.simulate import Detail, simulate
 

@@ -6,16 +6,19 @@ from hypothesis import strategies as st
 
 from tests.builders import KINDS, enough_experts, small_machine, tiny_model, tiny_model_of, tiny_scenario
 from tests.systems import PIPELINES
-from workbench.capacity import embedding_bytes
-from workbench.cost import Precision, Rows
+from workbench.core.units import WEIGHT_BYTES
 from workbench.models import ModelConfig, models
 from workbench.perfmodels.bound import total_rows
-from workbench.prepared import facts
 from workbench.schedules import Sequential
 from workbench.serving import prepare
+from workbench.serving.capacity import embedding_bytes
+from workbench.serving.prepared import facts
+from workbench.serving.task_cost import TaskCost
 from workbench.simulate import Detail, simulate
 from workbench.stages import (
     Device,
+    Precision,
+    Rows,
     Stage,
     afterwards,
     at_once,
@@ -25,8 +28,6 @@ from workbench.stages import (
     head_work,
     prefill_attention,
 )
-from workbench.task_cost import TaskCost
-from workbench.units import WEIGHT_BYTES
 
 EVERY: dict[str, ModelConfig] = {**models, **{kind: tiny_model_of(kind) for kind in KINDS}}
 ATTENTION = (prefill_attention, decode_attention)
@@ -117,6 +118,6 @@ def test_the_bound_counts_the_rows_that_a_simulation_pushes(kind, data):
             return original(batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("workbench.prepared.TaskCost", Counted)
+        patch.setattr("workbench.serving.prepared.TaskCost", Counted)
         simulate(scenario, Sequential(), detail=Detail.TASK)
     assert tuple(pushed) == pytest.approx(tuple(total_rows(scenario.workload, scenario.model)))

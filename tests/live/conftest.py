@@ -11,7 +11,7 @@ import torch
 
 import workbench as wb
 from tests.live.world import TINY, lane_threads
-from workbench.engine.synthesize import write_checkpoint as make_checkpoint
+from workbench.engine.tiny_model.synthesize import write_checkpoint as make_checkpoint
 from workbench.models import ModelConfig
 from workbench.workload import Request
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 import workbench as wb
 from tests.live.world import OF_SYSTEMS, QWEN2, QWEN3, RUNNABLE, WIRED, longest, requests, scenario
-from workbench.engine import forward, ops
-from workbench.errors import CheckpointError, EngineError
+from workbench.core.errors import CheckpointError, EngineError
+from workbench.engine.model import forward, ops
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
 from workbench.schedules import Fiddler, KTransformers, LayerStreaming, Schedule, Sequential, VSLPipe

@@ -17,11 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import workbench as wb
 from tests.live.world import RUNNABLE, files_in_use, machine, requests, scenario
-from workbench.engine import lanes
-from workbench.engine.checkpoint import open_checkpoint
-from workbench.engine.engine import Engine
-from workbench.engine.weights import WeightStore
-from workbench.errors import (
+from workbench.core.errors import (
     CapacityError,
     CheckpointError,
     EngineError,
@@ -30,10 +26,15 @@ from workbench.errors import (
     WorkbenchError,
     WorkloadError,
 )
+from workbench.engine.engine import Engine
+from workbench.engine.lanes import lanes
+from workbench.engine.model.checkpoint import open_checkpoint
+from workbench.engine.model.weights import WeightStore
 from workbench.models import ModelConfig
 from workbench.pipeline import cpu, gpu, load, offload
 from workbench.scheduler.block_manager import BlockCounts
 from workbench.schedules import Sequential, VSLPipe
+from workbench.serving import fits
 from workbench.stages import attention, combine, experts, out_proj, qkv, route, shared_experts
 from workbench.workload import Request, Workload
 
@@ -379,13 +380,13 @@ def test_a_precision_that_only_the_models_know(what: str, tiny: ModelConfig) -> 
 @pytest.mark.parametrize("schedule", [Sequential(), VSLPipe()], ids=str)
 def test_gpu_memory_below_the_ledger(schedule: Any, tiny: ModelConfig) -> None:
     of = scenario(tiny, ASKED)
-    less = of.on(machine=machine().limit(gpu_memory=of.fits(schedule).gpu.total - 1))
+    less = of.on(machine=machine().limit(gpu_memory=fits(of, schedule).gpu.total - 1))
     refused(lambda: wb.run(less, schedule), CapacityError, "weight slots", "here", "token_budget")
 
 
 def test_gpu_memory_of_just_the_ledger_is_enough(tiny: ModelConfig, started: list[str]) -> None:
     of = scenario(tiny, ASKED)
-    just = of.on(machine=machine().limit(gpu_memory=of.fits(VSLPipe()).gpu.total))
+    just = of.on(machine=machine().limit(gpu_memory=fits(of, VSLPipe()).gpu.total))
     assert wb.run(just, VSLPipe()).tokens == wb.run(of, VSLPipe()).tokens
     started.clear()
 

@@ -13,19 +13,19 @@ import torch
 import workbench as wb
 from tests.damage import JSON_DAMAGES
 from tests.live.world import QWEN2, TINY, WIRED, machine, requests, scenario
-from workbench import kept
-from workbench.cost import Precision, Rows
-from workbench.engine import calibration
-from workbench.engine.calibration import SHAPES, WARM
-from workbench.engine.card import ceilings
-from workbench.engine.forward import Forward
-from workbench.engine.timed import Shape
-from workbench.errors import EngineError
+from workbench.core import kept
+from workbench.core.errors import EngineError
+from workbench.core.quiet import Noise
+from workbench.engine.calibration import calibrate as calibration
+from workbench.engine.calibration.calibrate import SHAPES, WARM
+from workbench.engine.calibration.card import ceilings
+from workbench.engine.calibration.timed import Shape
+from workbench.engine.model.forward import Forward
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
-from workbench.quiet import Noise
 from workbench.schedules import Fiddler, KTransformers, Sequential, VSLPipe
-from workbench.task_cost import profile_shape
+from workbench.serving.task_cost import profile_shape
+from workbench.stages import Precision, Rows
 
 pytestmark = pytest.mark.alone
 

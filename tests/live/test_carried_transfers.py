@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from workbench.engine.lanes import Executor, Transfer
-from workbench.errors import StoppedError
-from workbench.plan import Carry, Task
-from workbench.segments import EMBED, HEAD, WEIGHTS
+from workbench.core.errors import StoppedError
+from workbench.engine.lanes.lanes import Executor, Transfer
+from workbench.pipeline.layer_graph import EMBED, HEAD, WEIGHTS
+from workbench.schedules.plan import Carry, Task
 
 OUT = Task(WEIGHTS, 1, None, (0,), ((1, 0),), bulk=True, carry=Carry.OUT)
 REST = Task(WEIGHTS, 1, None, (), bulk=True, carry=Carry.IN)

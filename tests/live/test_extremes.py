@@ -8,7 +8,7 @@ import pytest
 
 import workbench as wb
 from tests.live.world import RUNNABLE, SCHEDULES, TINY, longest, machine, requests, scenario
-from workbench.errors import CapacityError
+from workbench.core.errors import CapacityError
 from workbench.models import ModelConfig
 from workbench.schedules import Schedule, Sequential, VSLPipe
 

@@ -10,7 +10,7 @@ import torch
 
 import workbench as wb
 from tests.live.world import differing, requests, scenario
-from workbench.engine import kv_cache, ops, weights
+from workbench.engine.model import kv_cache, ops, weights
 from workbench.models import ModelConfig
 from workbench.schedules import VSLPipe
 

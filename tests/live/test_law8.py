@@ -24,17 +24,18 @@ from tests.live.world import (
     scenario,
     ways,
 )
-from workbench.engine import engine, forward, kv_cache, runnable, weights
-from workbench.engine.lanes import Transfer
-from workbench.errors import CapacityError, EngineError
+from workbench.core.errors import CapacityError, EngineError
+from workbench.core.result import Result, Source
+from workbench.core.timeline import ITERATION
+from workbench.engine import engine, runnable
+from workbench.engine.lanes.lanes import Transfer
+from workbench.engine.model import forward, kv_cache, weights
 from workbench.models import ModelConfig
-from workbench.plan import Plan
-from workbench.result import Result, Source
 from workbench.scheduler.block_manager import BlockManager
 from workbench.schedules import KTransformers, Schedule, Sequential, Step, VSLPipe
-from workbench.serving import prepare, serve
+from workbench.schedules.plan import Plan
+from workbench.serving import fits, prepare, serve
 from workbench.simulate.clock import IterationClock, TaskClock
-from workbench.timeline import ITERATION
 
 ASKED = requests((5, 1, 19, 3, 7, 2, 4, 6, 1, 11), (14, 9, 3, 14, 1, 14, 8, 14, 14, 5), seed=5)
 
@@ -243,7 +244,7 @@ def test_run_asks_for_everything_it_needs(of: wb.Scenario) -> None:
 def test_fetched_kv_counts_against_the_gpu_limit(tiny: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """`limit(gpu_memory=...)` is enforced: what `fetch(kv)` brings is in the ledger, or it is refused."""
     of = scenario(tiny, requests([120] * 12, 4), RUNNABLE["flexgen_s4"], budget=2000)
-    found = of.fits(Sequential()).gpu
+    found = fits(of, Sequential()).gpu
     with pytest.raises(CapacityError, match="fetched KV"):
         wb.run(of.on(machine=machine().limit(gpu_memory=found.total - 1)), Sequential())
     brought: list[int] = []

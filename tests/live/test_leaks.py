@@ -14,7 +14,9 @@ import pytest
 
 import workbench as wb
 from tests.live.world import RUNNABLE, Countdown, files_in_use, lane_threads, machine, requests, scenario
-from workbench.engine import engine, forward, kv_cache, lanes, live, ops, weights
+from workbench.engine import engine, live
+from workbench.engine.lanes import lanes
+from workbench.engine.model import forward, kv_cache, ops, weights
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline
 from workbench.scheduler.block_manager import BlockCounts

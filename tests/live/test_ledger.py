@@ -13,12 +13,13 @@ from torch.utils._pytree import tree_leaves
 
 import workbench as wb
 from tests.live.world import OF_SYSTEMS, QWEN2, QWEN3, RUNNABLE, TINY, WIRED, requests, scenario, ways
-from workbench.engine.forward import Forward
-from workbench.engine.kv_cache import KVCache
-from workbench.engine.synthesize import write_checkpoint
-from workbench.engine.weights import PACKS, WeightStore
+from workbench.engine.model.forward import Forward
+from workbench.engine.model.kv_cache import KVCache
+from workbench.engine.model.weights import PACKS, WeightStore
+from workbench.engine.tiny_model.synthesize import write_checkpoint
 from workbench.models import ModelConfig, checkpoint
 from workbench.schedules import KTransformers, Schedule, Sequential
+from workbench.serving import fits
 from workbench.stages import Device
 
 
@@ -79,7 +80,7 @@ def test_what_is_allocated_is_what_the_ledger_says(
 
 def check_allocated(name: str, schedule: Schedule, model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     of = asked_of(model, name)
-    found, held, worked = of.fits(schedule), defaultdict(int), defaultdict(int)
+    found, held, worked = fits(of, schedule), defaultdict(int), defaultdict(int)
     compute, logits = Forward.compute, Forward.logits
 
     def computing(self: Any, stage: Any, *rest: Any) -> None:
@@ -122,7 +123,7 @@ def test_shared_experts_too_are_in_the_ledger(
     model = checkpoint(write_checkpoint(kind, tmp_path))
     check_allocated(name, schedule, model, monkeypatch)
     if width == 1600:
-        assert "shared_experts" in str(asked_of(model, name).fits(schedule))
+        assert "shared_experts" in str(fits(asked_of(model, name), schedule))
 
 
 @pytest.mark.parametrize(("heads", "dim"), [(4, 96), (2, 160)])
@@ -133,13 +134,13 @@ def test_normed_heads_too_are_in_the_ledger(
     kind = replace(QWEN3, dtype=dtype, num_key_value_heads=heads, head_dim=dim)
     model = checkpoint(write_checkpoint(kind, tmp_path))
     check_allocated("vslpipe", Sequential(), model, monkeypatch)
-    assert "qkv" in str(asked_of(model, "vslpipe").fits(Sequential()))
+    assert "qkv" in str(fits(asked_of(model, "vslpipe"), Sequential()))
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_weights_and_cache_on_the_host_are_to_the_byte(name: str, model: ModelConfig) -> None:
     of = asked_of(model, name)
-    found, store = of.fits(Sequential()), WeightStore(model, model.dtype)
+    found, store = fits(of, Sequential()), WeightStore(model, model.dtype)
     weights = sum(
         tensor.nbytes
         for stage in of.layer.stages

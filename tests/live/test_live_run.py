@@ -9,11 +9,11 @@ import pytest
 
 import workbench as wb
 from tests.live.world import machine, requests, scenario
+from workbench.core.errors import EngineError
+from workbench.core.quiet import Noise
 from workbench.engine import RunState, engine, live
-from workbench.errors import EngineError
 from workbench.kernels import features
 from workbench.models import ModelConfig
-from workbench.quiet import Noise
 from workbench.schedules import Sequential, VSLPipe
 
 ASKED = requests((5, 9, 3, 12), 12)

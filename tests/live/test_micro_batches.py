@@ -8,11 +8,11 @@ import pytest
 import workbench as wb
 from tests.builders import tiny_scenario
 from tests.live.world import WIRED, requests, scenario
-from workbench.errors import ScheduleError
+from workbench.core.errors import ScheduleError
 from workbench.models import ModelConfig
-from workbench.prepared import FEW_PARTS
 from workbench.schedules import FlexGenS4, Schedule, Sequential, WeightPlace
 from workbench.schedules.micro_batches import MicroBatched
+from workbench.serving.prepared import FEW_PARTS
 
 ASKED = requests((5, 9, 3, 12), 3)
 

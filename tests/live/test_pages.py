@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from tests.systems import LIGHTNING
-from workbench.engine.weights import WeightBuffer, WeightStore
-from workbench.errors import EngineError
+from workbench.core.errors import EngineError
+from workbench.engine.model.weights import WeightBuffer, WeightStore
 from workbench.models import ModelConfig
-from workbench.plan import Page
-from workbench.segments import layer_graph
+from workbench.pipeline.layer_graph import layer_graph
+from workbench.schedules.plan import Page
 
 
 @pytest.mark.parametrize("pages", [1, 2, 3, 7, 1000])

@@ -10,8 +10,8 @@ import pytest
 import workbench as wb
 from tests.live.test_live_run import ASKED, slow, until
 from tests.live.world import requests, scenario
+from workbench.core.errors import EngineError
 from workbench.engine import RunState
-from workbench.errors import EngineError
 from workbench.models import ModelConfig
 from workbench.schedules import Sequential, VSLPipe
 
@@ -74,7 +74,7 @@ OVERLAPPING = """
 import torch
 import workbench as wb
 from tests.live.world import requests, scenario
-from workbench.errors import EngineError
+from workbench.core.errors import EngineError
 from workbench.schedules import Sequential, VSLPipe
 
 torch.set_num_threads(3)

@@ -6,8 +6,8 @@ import torch
 
 import workbench as wb
 from tests.live.world import differing, longest, requests, scenario
-from workbench.engine.sampler import choose
-from workbench.errors import EngineError, WorkloadError
+from workbench.core.errors import EngineError, WorkloadError
+from workbench.engine.model.sampler import choose
 from workbench.models import ModelConfig
 from workbench.schedules import Schedule, Sequential, VSLPipe
 from workbench.workload import Request, Sampling

@@ -12,9 +12,9 @@ import workbench as wb
 from tests.examples import examples
 from tests.live.test_law8 import CHECKS, live_and_virtual
 from tests.live.world import RUNNABLE, longest, machine, requests, scenario
-from workbench.engine import ops
-from workbench.engine.meter import Meter, processors
-from workbench.errors import EngineError, ScenarioError
+from workbench.core.errors import EngineError, ScenarioError
+from workbench.engine.lanes.meter import Meter, processors
+from workbench.engine.model import ops
 from workbench.models import ModelConfig
 from workbench.schedules import Schedule, Sequential, VSLPipe
 

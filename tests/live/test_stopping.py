@@ -11,18 +11,17 @@ import torch
 import workbench as wb
 from tests.live.test_live_run import until
 from tests.live.world import QWEN2, QWEN3, RUNNABLE, TINY, machine, requests, scenario
-from workbench.cost import Precision, Rows
-from workbench.engine import kv_cache, ops
-from workbench.engine.control import Control
-from workbench.engine.forward import Forward
-from workbench.engine.ops import Part, Pieces
-from workbench.engine.sampler import choose_all
-from workbench.errors import EngineError, StoppedError
+from workbench.core.errors import EngineError, StoppedError
+from workbench.engine.lanes.control import Control
+from workbench.engine.model import kv_cache, ops
+from workbench.engine.model.forward import Forward
+from workbench.engine.model.ops import Part, Pieces
+from workbench.engine.model.sampler import choose_all
 from workbench.models import ModelConfig
 from workbench.scheduler.base import Scheduler
 from workbench.schedules import Schedule, Sequential, VSLPipe
 from workbench.serving import prepare
-from workbench.stages import Stage, decode_attention, experts
+from workbench.stages import Precision, Rows, Stage, decode_attention, experts
 from workbench.workload import Sampling
 
 pytestmark = pytest.mark.alone

@@ -8,17 +8,17 @@ import torch
 
 import workbench as wb
 from tests.live.world import OF_SYSTEMS, RUNNABLE, WIRED, longest, machine, scenario
-from workbench.engine import ops
-from workbench.engine.checkpoint import open_checkpoint
-from workbench.engine.tiny import EXAM_PER_KIND, greedy_marks, make_tokenizer
-from workbench.engine.trainable import trained_tensors
-from workbench.engine.training import Settings
-from workbench.exam import Exam, Mark, make_exam
-from workbench.exercises import KINDS, chance
+from workbench.engine.model import ops
+from workbench.engine.model.checkpoint import open_checkpoint
+from workbench.engine.tiny_model.tiny import EXAM_PER_KIND, greedy_marks, make_tokenizer
+from workbench.engine.tiny_model.trainable import trained_tensors
+from workbench.engine.tiny_model.training import Settings
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline
 from workbench.schedules import Schedule, Sequential, VSLPipe
-from workbench.tokenizer import load_tokenizer
+from workbench.workload.exam import Exam, Mark, make_exam
+from workbench.workload.exercises import KINDS, chance
+from workbench.workload.tokenizer import load_tokenizer
 
 FOLDER = wb.data_path("models/tiny-moe")
 RECORD = json.loads((FOLDER / "training.json").read_text(encoding="utf-8"))["held_out"]

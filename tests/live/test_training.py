@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from workbench.__main__ import main
-from workbench.engine import tiny, training
-from workbench.engine.checkpoint import open_checkpoint
-from workbench.engine.trainable import Trainable, checkpoint_tensors, draw, trained_tensors
-from workbench.engine.training import Settings, Training, lesson, train
-from workbench.errors import CheckpointError, EngineError
-from workbench.exercises import Exercise, exercises
+from workbench.core.errors import CheckpointError, EngineError
+from workbench.engine.model.checkpoint import open_checkpoint
+from workbench.engine.tiny_model import tiny, training
+from workbench.engine.tiny_model.trainable import Trainable, checkpoint_tensors, draw, trained_tensors
+from workbench.engine.tiny_model.training import Settings, Training, lesson, train
 from workbench.models import ModelConfig, checkpoint
-from workbench.tokenizer import CheckpointTokenizer, load_tokenizer
+from workbench.workload.exercises import Exercise, exercises
+from workbench.workload.tokenizer import CheckpointTokenizer, load_tokenizer
 
 TOY = ModelConfig("toy", 2, 32, 24, 4, 2, 8, 4, 2, 64, 128, rope_theta=1e4, dtype="bf16")
 SHORT = Settings(steps=12, tokens=512, contexts=(32, 64), warm_up=3)

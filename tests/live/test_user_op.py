@@ -9,15 +9,17 @@ import torch
 
 import workbench as wb
 from tests.live.world import differing, lane_threads, requests, scenario
-from workbench.cost import Precision, Rows, Work
-from workbench.errors import EngineError, PipelineError, ScenarioError, WorkbenchError
+from workbench.core.errors import EngineError, PipelineError, ScenarioError, WorkbenchError
+from workbench.core.result import Source
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
-from workbench.result import Source
 from workbench.schedules import Schedule, Sequential, VSLPipe
 from workbench.stages import (
     Op,
+    Precision,
     RowClass,
+    Rows,
+    Work,
     attention,
     combine,
     decode_attention,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.latency import Slo, attainment
+from workbench.core.latency import Slo, attainment
 from workbench.models import model as model_of
 from workbench.models import models
 from workbench.perfmodels import coverage, ktransformers, layered_prefill, moe_cap

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from workbench.perfmodels.hrm import attention_intensity, balance_point, experts_intensity
 from workbench.perfmodels.moe_lightning import Job, Mode, Policy, estimate
-from workbench.perfmodels.policy_memory import gpu_peaks
-from workbench.perfmodels.policy_search import with_shares
+from workbench.perfmodels.moe_lightning.hrm import attention_intensity, balance_point, experts_intensity
+from workbench.perfmodels.moe_lightning.policy_memory import gpu_peaks
+from workbench.perfmodels.moe_lightning.policy_search import with_shares
 from workbench.reproductions.moe_lightning import FP16, job
 from workbench.reproductions.rows import published
 from workbench.scheduler.token_balance import balance

@@ -11,14 +11,7 @@ from tests.builders import tiny_scenario
 from workbench.models import models
 from workbench.perfmodels import moe_lens
 from workbench.perfmodels.moe_lens import Eq12, IntensityForm, Life, PmeForm
-from workbench.reproductions.moe_lens import (
-    MIXTRAL,
-    accuracy,
-    mtbench,
-    play,
-    played_tok_s,
-    settings,
-)
+from workbench.reproductions.moe_lens import MIXTRAL, accuracy, mtbench, play, played_tok_s, settings
 from workbench.scheduler.resource_aware import Admission
 from workbench.schedules import Sequential
 from workbench.simulate import simulate

@@ -10,18 +10,9 @@ from typing import Any
 
 from tests.systems import LIGHTNING, VSL
 from workbench.pipeline import Pipeline, fetch, gpu
-from workbench.plan import Task, lay_out
-from workbench.schedules import (
-    CGOPipe,
-    FastDecode,
-    FlexGenS3,
-    FlexGenS4,
-    Schedule,
-    Step,
-    VSLPipe,
-    WeightPlace,
-)
-from workbench.segments import layer_graph
+from workbench.pipeline.layer_graph import layer_graph
+from workbench.schedules import CGOPipe, FastDecode, FlexGenS3, FlexGenS4, Schedule, Step, VSLPipe, WeightPlace
+from workbench.schedules.plan import Task, lay_out
 from workbench.stages import attention, experts, kv, moe, out_proj, qkv
 
 Times = dict[str, float]

@@ -4,17 +4,16 @@ import pytest
 
 from tests.papers.test_ktransformers import PROFILE
 from workbench.hardware import machines
-from workbench.memory import Memory
 from workbench.perfmodels import ktransformers as kt
-from workbench.perfmodels.hybrid_speed import decode_speed, deferred_experts
+from workbench.perfmodels.ktransformers.hybrid_speed import decode_speed, deferred_experts
 from workbench.pipeline import Pipeline, cpu, gpu, load, offload
-from workbench.plan import Task, lay_out
+from workbench.pipeline.layer_graph import Kind, Node, layer_graph
 from workbench.reproductions.ktransformers import in_bytes, machine, played_machine
 from workbench.reproductions.rows import published
-from workbench.scenario import Scenario
+from workbench.scenario import Memory, Scenario
 from workbench.scheduler.continuous import ContinuousBatching
 from workbench.schedules import Fiddler, KTransformers, Schedule, Step
-from workbench.segments import Kind, Node, layer_graph
+from workbench.schedules.plan import Task, lay_out
 from workbench.simulate import simulate
 from workbench.stages import attention, combine, experts, out_proj, qkv, route, shared_experts
 from workbench.workload import Workload

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workbench.hardware.processors import Kind, Processor
 from workbench.models import models
 from workbench.perfmodels import ktransformers as kt
-from workbench.perfmodels.hybrid_speed import (
+from workbench.perfmodels.ktransformers import Kernel, LayerTimes
+from workbench.perfmodels.ktransformers.hybrid_speed import (
     Numa,
     decode_layer,
     decode_speed,
     numa_bandwidth,
     prefill_speed,
 )
-from workbench.perfmodels.ktransformers import Kernel, LayerTimes
-from workbench.processors import Kind, Processor
 from workbench.reproductions.ktransformers import in_bytes, machine, profile
 from workbench.reproductions.rows import published
 

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from workbench.catalogue import data_path
-from workbench.energy import EnergyModel
-from workbench.latency import Slo, attainment, capacity
+from workbench.core.catalogue import data_path
+from workbench.core.energy import EnergyModel
+from workbench.core.latency import Slo, attainment, capacity
 from workbench.models import models
 from workbench.perfmodels import layered_prefill as lp
 from workbench.perfmodels.coverage import measured_coverage, skewed, uniform
-from workbench.perfmodels.prefill_queue import Arrivals, IterationTime, serve
+from workbench.perfmodels.layered_prefill.queue import Arrivals, IterationTime, serve
 from workbench.scheduler.layered_prefill import group_bounds
 
 QWEN = models["qwen3-30b-a3b"]

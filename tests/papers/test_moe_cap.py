@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.catalogue import data_path
+from workbench.core.catalogue import data_path
 from workbench.hardware import machines
+from workbench.hardware.processors import Kind, processors
 from workbench.models import models
 from workbench.perfmodels import coverage, moe_cap
-from workbench.perfmodels.cap_diagram import fits, requirement
 from workbench.perfmodels.moe_cap import Placement, Resources
-from workbench.perfmodels.processor_cost import cost_per_token, energy_rate, offloaded_bandwidth, purchase_rate
-from workbench.processors import Kind, processors
+from workbench.perfmodels.moe_cap.diagram import fits, requirement
+from workbench.perfmodels.moe_cap.processor_cost import cost_per_token, energy_rate, offloaded_bandwidth, purchase_rate
 
 MIXTRAL = models["mixtral-8x7b"]
 PUBLISHED = tomllib.loads(data_path("catalogue/published/moe_cap.toml").read_text(encoding="utf-8"))

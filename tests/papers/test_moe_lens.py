@@ -12,13 +12,12 @@ import pytest
 from tests.papers.lens_cases import SETTINGS
 from tests.proofs import Proofs, proved
 from tests.systems import VSL
+from workbench.core.result import Result
 from workbench.hardware import machines
-from workbench.memory import Memory
 from workbench.models import models
 from workbench.perfmodels import bound, moe_lens
 from workbench.reproductions.moe_lens import accuracy, gain_of_memory, gpu_share, mtbench, play_setting, preempted_share
-from workbench.result import Result
-from workbench.scenario import Scenario
+from workbench.scenario import Memory, Scenario
 from workbench.scheduler.resource_aware import Admission, ResourceAware
 from workbench.schedules import VSLPipe
 from workbench.serving import prepare

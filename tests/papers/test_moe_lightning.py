@@ -8,11 +8,17 @@ import numpy as np
 import pytest
 
 from workbench.hardware import Link, Machine, machines
-from workbench.perf_plots_hrm import plot_policy_map
 from workbench.perfmodels.moe_lightning import Job, Mode, Policy, estimate, layer_time
-from workbench.perfmodels.moe_lightning_evaluation import two_a100s
-from workbench.perfmodels.policy_memory import cpu_peak, cpu_room
-from workbench.perfmodels.policy_search import least_weights, policy_map, search, tensor_parallel, with_shares
+from workbench.perfmodels.moe_lightning.evaluation import two_a100s
+from workbench.perfmodels.moe_lightning.plots import plot_policy_map
+from workbench.perfmodels.moe_lightning.policy_memory import cpu_peak, cpu_room
+from workbench.perfmodels.moe_lightning.policy_search import (
+    least_weights,
+    policy_map,
+    search,
+    tensor_parallel,
+    with_shares,
+)
 from workbench.reproductions.moe_lightning import MODEL, job
 from workbench.reproductions.rows import published
 

@@ -9,15 +9,14 @@ import pytest
 from tests.papers.lens_cases import overlap_gain
 from tests.papers.sched_cases import CASES, Times, best_s4, layer_time, steady_cgopipe
 from tests.systems import LIGHTNING, VSL
-from workbench.cost import Rows
 from workbench.hardware import machines
-from workbench.memory import Memory
 from workbench.models import models
 from workbench.pipeline import Pipeline
-from workbench.prepared import price
-from workbench.scenario import Scenario
+from workbench.scenario import Memory, Scenario
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.schedules import CGOPipe, FastDecode, FlexGenS3, FlexGenS4, Schedule, Step, VSLPipe, WeightPlace
+from workbench.serving.prepared import price
+from workbench.stages import Rows
 from workbench.workload import Workload
 
 DRAWS = 400

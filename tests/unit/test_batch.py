@@ -5,9 +5,9 @@ import pytest
 
 from tests.builders import make_batch
 from tests.systems import MIXED, ids
-from workbench.cost import Rows
 from workbench.scheduler.batch import NONE, Batch, Cut, Hint
 from workbench.schedules.base import balanced
+from workbench.stages import Rows
 
 
 def test_a_batch_is_its_rectangles():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.systems import ids
-from workbench.errors import CapacityError
+from workbench.core.errors import CapacityError
 from workbench.scheduler.block_manager import BlockManager
 
 

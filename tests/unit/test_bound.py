@@ -7,13 +7,13 @@ import pytest
 
 from tests.builders import small_machine, tiny_model, tiny_scenario
 from tests.systems import PIPELINES
-from workbench.compare import compare
-from workbench.errors import CapacityError, ScheduleError
+from workbench.analysis.compare import compare
+from workbench.core.errors import CapacityError, ScheduleError
+from workbench.core.result import Source
 from workbench.perfmodels import bound
 from workbench.perfmodels.bound import least_forced, least_iterations, total_rows
 from workbench.perfmodels.loads import Loads, crowds
 from workbench.pipeline import cpu, gpu, load, offload
-from workbench.result import Source
 from workbench.schedules import KTransformers, Sequential, VSLPipe
 from workbench.serving import prepare
 from workbench.simulate import simulate

@@ -6,9 +6,9 @@ import matplotlib.pyplot as plt
 import pytest
 
 from tests.builders import tiny_scenario
-from workbench.compare import compare
+from workbench.analysis.compare import compare
+from workbench.core.result import Source
 from workbench.perfmodels import bound
-from workbench.result import Source
 from workbench.schedules import Sequential, VSLPipe
 from workbench.simulate import Detail, simulate
 

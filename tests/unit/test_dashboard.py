@@ -12,21 +12,20 @@ from pathlib import Path
 import pytest
 
 from tests.builders import small_machine, tiny_model, tiny_scenario
+from workbench.core.errors import CapacityError, EngineError
+from workbench.core.result import Result, Source
 from workbench.engine import RunState
-from workbench.errors import CapacityError, EngineError
 from workbench.hardware import machines
-from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.schedules import Schedule, Sequential, VSLPipe, contenders
-from workbench.serving import Progress
+from workbench.serving import Progress, fits
 from workbench.simulate import Detail, simulate
-from workbench.widgets import Dashboard, dashboard
-from workbench.widgets.controls import Controls
-from workbench.widgets.curves import EMPTY, CurvePicture, top_of
-from workbench.widgets.monitor import CHANNELS, Monitor
-from workbench.widgets.newest import Newest
-from workbench.widgets.predictions import outward
-from workbench.widgets.settings import (
+from workbench.widgets import Dashboard
+from workbench.widgets.dashboard import dashboard
+from workbench.widgets.dashboard.controls import Controls
+from workbench.widgets.dashboard.curves import EMPTY, CurvePicture, top_of
+from workbench.widgets.dashboard.predictions import outward
+from workbench.widgets.dashboard.settings import (
     full_link,
     ladder,
     random_tokens,
@@ -36,6 +35,8 @@ from workbench.widgets.settings import (
     whole_ladder,
     why_not_live,
 )
+from workbench.widgets.parts.monitor import CHANNELS, Monitor
+from workbench.widgets.parts.newest import Newest
 
 SECONDS = 20.0  # that a test waits for what takes a moment
 
@@ -169,7 +170,7 @@ def test_another_machine_comes_with_its_own_link_and_a_suitable_cache(scenario, 
     assert now.link == full_link(machines[machine])
     assert now.kv_tokens >= now.requests * (now.prompt_len + now.output_len)
     chosen = scenario_of(slow, now, random_tokens)
-    assert chosen.fits(VSLPipe())
+    assert fits(chosen, VSLPipe())
     best = max(
         simulate(scenario_of(slow, replace(now, kv_tokens=step), random_tokens), VSLPipe()).gen_tok_s
         for step in controls.kv_steps

@@ -4,10 +4,10 @@ from itertools import islice
 
 import pytest
 
-from workbench.errors import WorkloadError
-from workbench.exam import OUTPUT_LEN, Mark, make_exam
-from workbench.exercises import KINDS, exercises
-from workbench.tokenizer import BYTES
+from workbench.core.errors import WorkloadError
+from workbench.workload.exam import OUTPUT_LEN, Mark, make_exam
+from workbench.workload.exercises import KINDS, exercises
+from workbench.workload.tokenizer import BYTES
 
 
 def perfect(exam, tail="\nadd:1"):

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.errors import WorkloadError
-from workbench.exercises import KINDS, LETTERS, Exercise, chance, exercises
+from workbench.core.errors import WorkloadError
+from workbench.workload.exercises import KINDS, LETTERS, Exercise, chance, exercises
 
 
 def pairs(text: str) -> dict[str, str]:

@@ -9,8 +9,8 @@ mpl.use("Agg")
 
 import matplotlib.pyplot as plt
 
-from workbench.expert_plots import plot_expert_speeds, plot_memory_share
-from workbench.expert_speeds import ExpertSpeeds, Run
+from workbench.bench.experts.plots import plot_expert_speeds, plot_memory_share
+from workbench.bench.experts.speeds import ExpertSpeeds, Run
 
 READ = 10e9
 BYTES = {"exact": 6_000_000, "small": 1_500_000, "dense": 6_000_000}

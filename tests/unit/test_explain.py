@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from tests.builders import scenarios, tiny_scenario
 from tests.examples import examples
-from workbench.explain import beyond_bound, explain, in_words, lane_of, residual
+from workbench.analysis.explain import beyond_bound, explain, in_words, lane_of, residual
+from workbench.core.result import Source
+from workbench.core.timeline import Span, Timeline
 from workbench.perfmodels import bound
-from workbench.result import Source
 from workbench.schedules import Sequential
 from workbench.simulate import Detail, simulate
-from workbench.timeline import Span, Timeline
 
 SIMULATED = simulate(tiny_scenario(8, 1, 1), Sequential(), detail=Detail.TASK)
 

@@ -11,10 +11,11 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from workbench.architectures import ARCHITECTURES
-from workbench.engine.checkpoint import open_checkpoint
-from workbench.errors import CheckpointError
-from workbench.models import _UNDERSTOOD, ModelConfig, checkpoint, model
+from workbench.core.errors import CheckpointError
+from workbench.engine.model.checkpoint import open_checkpoint
+from workbench.models import ModelConfig, checkpoint, model
+from workbench.models.families import ARCHITECTURES
+from workbench.models.huggingface import _UNDERSTOOD
 
 BAR = 0.005
 ABSENT = ("kimi_k2", "deepseek_v2")

@@ -9,17 +9,16 @@ from hypothesis import strategies as st
 from tests.builders import enough_experts, rates, scenarios, small_machine, tiny_model_of, tiny_scenario
 from tests.examples import examples
 from tests.systems import PIPELINES
-from workbench.compare import compare
-from workbench.cost import Rows, reduce_scatter_seconds
-from workbench.errors import ScenarioError
+from workbench.analysis.compare import compare
+from workbench.core.errors import ScenarioError
 from workbench.hardware import Interconnect, Machine, machines, value_names
 from workbench.perfmodels import bound
-from workbench.perfmodels.hybrid_speed import Numa, numa_bandwidth
+from workbench.perfmodels.ktransformers.hybrid_speed import Numa, numa_bandwidth
 from workbench.scenario import Scenario
 from workbench.schedules import Schedule, Sequential
 from workbench.serving import prepare
 from workbench.simulate import Detail, simulate
-from workbench.stages import combine, experts, out_proj, shared_experts
+from workbench.stages import Rows, combine, experts, out_proj, reduce_scatter_seconds, shared_experts
 
 OVER = Interconnect(1e7, 1e-5)
 WIDTH = 64 * 2  # bytes of a row of the tiny model

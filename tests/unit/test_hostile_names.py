@@ -10,22 +10,23 @@ from typing import Any
 import ipywidgets as w
 import pytest
 
+import workbench
 from tests.builders import make_batch, small_machine, tiny_model, tiny_scenario
-from workbench import report
-from workbench.compare import compare
+from workbench.analysis import report
+from workbench.analysis.compare import compare
+from workbench.analysis.shadow_prices import shadow_prices
+from workbench.core.errors import EngineError
+from workbench.core.result import Result, Source
 from workbench.engine import RunState
-from workbench.errors import EngineError
 from workbench.perfmodels import bound
-from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.schedules import Sequential, VSLPipe
 from workbench.schedules.base import Step
-from workbench.serving import Progress, prepare
-from workbench.shadow_prices import shadow_prices
+from workbench.serving import Progress, fits, prepare
 from workbench.simulate import Detail, simulate
 from workbench.widgets import Dashboard
-from workbench.widgets.live import status
-from workbench.widgets.words import alert, paragraphs
+from workbench.widgets.dashboard.live import status
+from workbench.widgets.parts.words import alert, paragraphs
 
 HOSTILE = (
     "<img src=x onerror=alert(1)>",
@@ -93,8 +94,8 @@ def shown(scenario: Scenario, results: list[Result]) -> Iterator[tuple[str, Any]
     yield "pipeline", scenario.pipeline
     yield "machine", scenario.machine
     yield "model", scenario.model
-    yield "ledger", scenario.fits(VSLPipe())
-    yield "ledger that does not fit", scenario.on(machine=small_machine(gpu_memory=1e5)).fits(VSLPipe())
+    yield "ledger", fits(scenario, VSLPipe())
+    yield "ledger that does not fit", fits(scenario.on(machine=small_machine(gpu_memory=1e5)), VSLPipe())
     yield "plan", prepare(scenario, VSLPipe()).lowering.plan(make_batch([3], [5], layers=4), Step.FIRST)
     yield "shadow prices", shadow_prices(scenario, VSLPipe())
 
@@ -136,7 +137,7 @@ def shows_html(widget: Any) -> Iterator[Any]:
 
 
 def test_every_widget_of_the_dashboard(scenario: Scenario, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.widgets.settings.Machine.local", small_machine)
+    monkeypatch.setattr("workbench.widgets.dashboard.settings.Machine.local", small_machine)
     board = Dashboard(scenario, (Sequential(), VSLPipe()))
     try:
         assert board._painter.wait(20)
@@ -161,6 +162,6 @@ def test_an_error_of_a_sweep(name: str) -> None:
 
 def test_html_is_escaped_in_one_place() -> None:
     """Whoever writes tags takes `escaped`; what a package of its own writes into HTML is met above."""
-    package = Path(report.__file__).parent
+    package = Path(workbench.__file__).parent
     own = [file.name for file in package.rglob("*.py") if "import html\n" in file.read_text(encoding="utf-8")]
     assert own == ["display.py"]

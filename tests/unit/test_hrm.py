@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.papers.hrm_cases import PUBLISHED
-from workbench.perfmodels.hrm import (
+from workbench.perfmodels.moe_lightning.hrm import (
     balance_point,
     first_turning_point,
     local_performance,

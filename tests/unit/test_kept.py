@@ -8,9 +8,10 @@ import pytest
 
 from tests.builders import small_machine
 from tests.damage import JSON_DAMAGES
-from workbench import hardware, kept
-from workbench.errors import ScenarioError
+from workbench.core import kept
+from workbench.core.errors import ScenarioError
 from workbench.hardware import Machine
+from workbench.hardware import machine as hardware
 
 HERE = small_machine()
 

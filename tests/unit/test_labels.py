@@ -8,7 +8,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.text import Text
 
-from workbench.labels import Label, place_labels
+from workbench.plots.labels import Label, place_labels
 
 
 def drawn(points, names=None):

@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from workbench.latency_plots import layer_tokens, plot_attainment, plot_passes, plot_shares
+from workbench.plots.latency import layer_tokens, plot_attainment, plot_passes, plot_shares
 from workbench.scheduler.chunked_prefill import ChunkedPrefill
 from workbench.scheduler.continuous import ContinuousBatching
 from workbench.scheduler.layered_prefill import LayeredPrefill

@@ -10,21 +10,22 @@ from hypothesis import strategies as st
 from tests.builders import KINDS, enough_experts, scenarios, small_machine, tiny_model, tiny_model_of, tiny_scenario
 from tests.examples import examples
 from tests.systems import PIPELINES
-from workbench.capacity import WORKING, embedding_bytes, held_buffers, largest_batch, ledger, roomy
-from workbench.cost import Precision
-from workbench.errors import CapacityError
+from workbench.core.errors import CapacityError
+from workbench.core.units import parse_bytes
 from workbench.hardware import machines
-from workbench.memory import Memory
 from workbench.perfmodels import bound
 from workbench.pipeline import fetch, gpu
-from workbench.prepared import price
+from workbench.scenario import Memory
 from workbench.scheduler.block_manager import BlockManager
 from workbench.schedules import Sequential, VSLPipe
 from workbench.schedules.base import Step
-from workbench.serving import prepare
+from workbench.serving import fits, prepare
+from workbench.serving.capacity import WORKING, embedding_bytes, held_buffers, largest_batch, ledger, roomy
+from workbench.serving.prepared import price
 from workbench.simulate import simulate
 from workbench.stages import (
     Device,
+    Precision,
     RowClass,
     attention,
     buffer_bytes,
@@ -35,7 +36,6 @@ from workbench.stages import (
     route,
     shared_experts,
 )
-from workbench.units import parse_bytes
 
 MODEL = tiny_model()
 M, Q, KV, F, V = 64, 64, 32, 96, 128
@@ -58,12 +58,12 @@ HAND = {  # tokens of the batch times what each has on the GPU, and on the host
 @pytest.mark.parametrize("name", HAND)
 def test_activations_are_the_buffers_of_the_largest_batch(name):
     """One request of 8 + 4 tokens: no iteration has more than its prompt."""
-    found = tiny_scenario(8, 4, 1, pipeline=PIPELINES[name]).fits(Sequential())
+    found = fits(tiny_scenario(8, 4, 1, pipeline=PIPELINES[name]), Sequential())
     assert (found.gpu["activations"], found.host["activations"]) == HAND[name]
 
 
 def test_a_ledger_by_hand():
-    found = tiny_scenario(8, 4, 1).fits(VSLPipe())
+    found = fits(tiny_scenario(8, 4, 1), VSLPipe())
     assert found
     gpu, host = found.gpu, found.host
     assert (gpu["weights"], gpu["weight slots"], gpu["KV cache"]) == (EMBEDDING, 2 * SLOT, 0)
@@ -78,7 +78,7 @@ def test_a_ledger_by_hand():
 def test_each_gpu_of_a_node_holds_the_activations():
     scenario = tiny_scenario(8, 4, 1)
     node = scenario.on(machine=replace(scenario.machine, gpu=scenario.machine.gpu.times(4)))
-    found = node.fits(VSLPipe()).gpu
+    found = fits(node, VSLPipe()).gpu
     assert (found["activations"], found.capacity) == (4 * HAND["vslpipe"][0], 4e9)
     assert found["weights"] == EMBEDDING
 
@@ -89,7 +89,7 @@ def test_a_tied_head_is_one_table():
 
 
 def test_resident_weights_and_cache_count_where_they_live():
-    found = tiny_scenario(pipeline=PIPELINES["all_gpu"]).fits(Sequential())
+    found = fits(tiny_scenario(pipeline=PIPELINES["all_gpu"]), Sequential())
     assert found.gpu["weights"] == EMBEDDING + 4 * LAYER
     assert found.gpu["KV cache"] == CACHE
     assert (found.gpu["weight slots"], found.host.total) == (0, 0)
@@ -97,7 +97,7 @@ def test_resident_weights_and_cache_count_where_they_live():
 
 def test_many_requests_that_emit_make_the_head_the_largest_operation():
     wide = replace(MODEL, vocab_size=100_000)
-    found = tiny_scenario(1, 4, 50, model=wide).fits(Sequential())
+    found = fits(tiny_scenario(1, 4, 50, model=wide), Sequential())
     assert found.gpu["largest operation"] == 50 * (6 * 100_000 + 12 * M)
 
 
@@ -109,7 +109,7 @@ def test_weights_slots_and_cache_of_every_kind_of_model_are_the_models_own(kind,
     if isinstance(schedule, VSLPipe) and name != "vslpipe":
         return
     model = enough_experts(tiny_model_of(kind), PIPELINES[name])
-    found = tiny_scenario(model=model, pipeline=PIPELINES[name]).fits(schedule)
+    found = fits(tiny_scenario(model=model, pipeline=PIPELINES[name]), schedule)
     norms = 2 * model.num_hidden_layers * M * model.other_bytes + 2 * M
     assert found.gpu["weights"] + found.host["weights"] == pytest.approx(model.weight_bytes + norms)
     assert found.gpu["KV cache"] + found.host["KV cache"] == 4 * 1000 * 4 * model.kv_elements * 2
@@ -129,7 +129,7 @@ def test_a_slot_for_what_layers_without_experts_have_most_of():
     pipeline = fetch(shared_experts.weights) | gpu(qkv, attention, out_proj, route, experts, shared_experts, combine)
     slot = 3 * M * F * 2
     assert 3 * M * model.shared_expert_intermediate_size * 2 < slot
-    found = tiny_scenario(model=model, pipeline=pipeline).fits(Sequential())
+    found = fits(tiny_scenario(model=model, pipeline=pipeline), Sequential())
     assert found.gpu["weight slots"] == 2 * slot
     assert found.host["weights"] == slot + 3 * (3 * M * 24 * 2)
 
@@ -140,51 +140,51 @@ def test_latent_attention_holds_expanded_rows_of_prompts_and_absorbed_ones_of_de
     heads, latent, rope, value = 4, 16, 4, 8
     prompt = M + heads * 16 + latent + rope + heads * value + M + M  # x, q, k and v, attn, h, routed
     decode = prompt + heads * (latent + rope - 16) + heads * (latent - value)
-    found = tiny_scenario(8, 4, 1, model=model, pipeline=PIPELINES["all_gpu"]).fits(Sequential())
+    found = fits(tiny_scenario(8, 4, 1, model=model, pipeline=PIPELINES["all_gpu"]), Sequential())
     assert found.gpu["activations"] == 8 * (2 * prompt + 16) + 2 * (decode - prompt)
     assert found.gpu["KV cache"] == 1000 * 4 * 4 * (latent + rope) * 2
 
 
 def test_the_largest_operation_can_be_the_network_that_every_token_passes():
-    found = tiny_scenario(8, 4, 1, model=replace(tiny_model_of("dense"), intermediate_size=9600)).fits(Sequential())
+    found = fits(tiny_scenario(8, 4, 1, model=replace(tiny_model_of("dense"), intermediate_size=9600)), Sequential())
     assert found.gpu["largest operation"] == 8 * (2 * M + 3 * 2 * 9600)
     wide = replace(tiny_model_of("shared"), shared_expert_intermediate_size=9600)
-    assert tiny_scenario(8, 4, 1, model=wide).fits(Sequential()).gpu["largest operation"] == 8 * (2 * M + 3 * 2 * 9600)
+    assert fits(tiny_scenario(8, 4, 1, model=wide), Sequential()).gpu["largest operation"] == 8 * (2 * M + 3 * 2 * 9600)
 
 
 def test_fetched_kv_is_that_of_one_part():
     """8 requests hold 3 blocks each in the end: all of them in one part, or two of them in one of four."""
     few = tiny_scenario(9, 4, 8, pipeline=PIPELINES["flexgen_s4"])
     block = 4 * MODEL.kv_bytes_per_token("bf16") // 4  # of one layer
-    assert few.fits(Sequential()).gpu["fetched KV"] == 24 * block
-    assert few.fits(Sequential(micro_batches=4)).gpu["fetched KV"] == 6 * block
+    assert fits(few, Sequential()).gpu["fetched KV"] == 24 * block
+    assert fits(few, Sequential(micro_batches=4)).gpu["fetched KV"] == 6 * block
 
 
 def test_the_reserve_is_kept_free():
     scenario = tiny_scenario(8, 4, 1)
-    total = scenario.fits(VSLPipe()).gpu.total
+    total = fits(scenario, VSLPipe()).gpu.total
     just = scenario.on(machine=small_machine(gpu_memory=total))
-    assert just.fits(VSLPipe())
+    assert fits(just, VSLPipe())
     kept = just.on(memory=replace(just.memory, gpu_reserve="1kB"))
-    assert kept.fits(VSLPipe()).gpu["reserve"] == 1000
-    assert kept.fits(VSLPipe()).gpu.left == -1000
-    assert just.on(memory=replace(just.memory, host_reserve="1kB")).fits(VSLPipe())
+    assert fits(kept, VSLPipe()).gpu["reserve"] == 1000
+    assert fits(kept, VSLPipe()).gpu.left == -1000
+    assert fits(just.on(memory=replace(just.memory, host_reserve="1kB")), VSLPipe())
     with pytest.raises(CapacityError, match="gpu_reserve"):
         Memory("1GB", gpu_reserve=-1)
 
 
 @pytest.mark.parametrize("read", [bound, simulate, prepare])
 def test_one_byte_less_is_refused_by_every_reader_with_the_ledgers_words(read):
-    total = tiny_scenario().fits(VSLPipe()).gpu.total
+    total = fits(tiny_scenario(), VSLPipe()).gpu.total
     assert read(tiny_scenario(machine=small_machine(gpu_memory=total)), VSLPipe())
     short = tiny_scenario(machine=small_machine(gpu_memory=total - 1))
     with pytest.raises(CapacityError) as error:
         read(short, VSLPipe())
-    assert str(error.value) == short.fits(VSLPipe()).verdict
+    assert str(error.value) == fits(short, VSLPipe()).verdict
 
 
 def test_it_is_told_line_by_line():
-    found = tiny_scenario().fits(VSLPipe())
+    found = fits(tiny_scenario(), VSLPipe())
     text = str(found)
     assert "weight slots" in text
     assert "2 of 189 kB" in text
@@ -206,7 +206,7 @@ def test_no_iteration_has_more_tokens_requests_or_blocks_than_the_largest_batch(
     block = scenario.memory.kv_block
     blocks = BlockManager(scenario.kv_blocks, block, len(workload), longest)
     queue = scenario.scheduler.open(workload, blocks, prepared.token_budget, prepared.layers)
-    found = scenario.fits(schedule)
+    found = fits(scenario, schedule)
     accounts = {Device.GPU: found.gpu, Device.CPU: found.host}
     while (batch := queue.next()) is not None:
         parts = prepared.lowering.plan(batch, Step.MIDDLE).parts
@@ -292,15 +292,15 @@ SHARES = st.one_of(
 @given(scenarios(), SHARES)
 def test_a_change_makes_it_fit_and_a_smaller_one_does_not(case, shares):
     scenario, schedule = case
-    ample = scenario.fits(schedule)
+    ample = fits(scenario, schedule)
     tight = with_memory(scenario, shares[0] * ample.gpu.total, shares[1] * ample.host.total)
-    found = tight.fits(schedule)
+    found = fits(tight, schedule)
     assert bool(found) == (found.gpu.left >= 0 and found.host.left >= 0)
     assert not (found and found.changes)
     assert [change.factor for change in found.changes] == sorted(change.factor for change in found.changes)
     assume(not found)
     for change in found.changes:
-        assert change.scenario.fits(change.schedule), change
+        assert fits(change.scenario, change.schedule), change
         assert not ledger(price(*one_step_less(change, tight, schedule))), change
 
 
@@ -308,9 +308,9 @@ def test_a_change_makes_it_fit_and_a_smaller_one_does_not(case, shares):
 def test_the_cache_proposed_is_the_largest_that_fits(blocks):
     """What the host has beside 1000 blocks for those of so many: less than one block too little is one block fewer."""
     scenario = tiny_scenario(8, 4, 1)
-    total, one = scenario.fits(VSLPipe()).host.total, CACHE / 1000
+    total, one = fits(scenario, VSLPipe()).host.total, CACHE / 1000
     tight = with_memory(scenario, 1e9, total - (1000 - blocks) * one + 0.5 * one)
-    (cache,) = (change for change in tight.fits(VSLPipe()).changes if "kv_capacity" in change.text)
+    (cache,) = (change for change in fits(tight, VSLPipe()).changes if "kv_capacity" in change.text)
     assert cache.scenario.kv_blocks == blocks
     assert cache.factor == 1000 / blocks
 
@@ -322,7 +322,7 @@ def test_the_budget_proposed_is_the_largest_that_fits(tokens):
     per_token = HAND["vslpipe"][0] / 8 + EXPERTS
     fixed = EMBEDDING + 2 * LAYER
     tight = with_memory(scenario, fixed + (tokens + 0.5) * per_token, 1e10)
-    (budget,) = (change for change in tight.fits(Sequential()).changes if "token_budget" in change.text)
+    (budget,) = (change for change in fits(tight, Sequential()).changes if "token_budget" in change.text)
     assert budget.scenario.scheduler.token_budget == tokens
     assert budget.text == f"token_budget={tokens} (now up to 160 tokens per iteration)"
 
@@ -339,13 +339,13 @@ def test_the_budget_proposed_is_the_largest_that_fits(tokens):
 )
 def test_each_kind_of_change_is_proposed_where_it_helps(memory, schedule, named):
     scenario = tiny_scenario([8] * 20, [4] * 20, machine=small_machine(**memory))
-    assert any(named in change.text for change in scenario.fits(schedule).changes)
+    assert any(named in change.text for change in fits(scenario, schedule).changes)
 
 
 def test_a_smaller_type_is_proposed_where_weights_do_not_fit():
     model = tiny_model(dtype="fp32")
-    total = tiny_scenario(model=model).fits(VSLPipe()).gpu.total
-    found = tiny_scenario(model=model, machine=small_machine(gpu_memory=0.6 * total)).fits(VSLPipe())
+    total = fits(tiny_scenario(model=model), VSLPipe()).gpu.total
+    found = fits(tiny_scenario(model=model, machine=small_machine(gpu_memory=0.6 * total)), VSLPipe())
     (change,) = (change for change in found.changes if "weights=" in change.text)
     assert change.text == "weights='bf16' (now fp32)"
     assert change.scenario.precision == Precision("bf16", "fp32")
@@ -354,16 +354,16 @@ def test_a_smaller_type_is_proposed_where_weights_do_not_fit():
 def test_no_type_is_proposed_that_would_make_the_smallest_weights_larger():
     """With bf16 the wide embedding would fit, but 4-bit experts would be four times as large: not a smaller type."""
     model = replace(tiny_model_of("quantised", dtype="fp32"), vocab_size=100_000)
-    total = tiny_scenario(model=model).fits(VSLPipe()).gpu.total
-    found = tiny_scenario(model=model, machine=small_machine(gpu_memory=0.9 * total)).fits(VSLPipe())
-    assert tiny_scenario(model=model).on(memory=Memory("1MB", weights="bf16")).fits(VSLPipe()).gpu.total < 0.9 * total
+    total = fits(tiny_scenario(model=model), VSLPipe()).gpu.total
+    found = fits(tiny_scenario(model=model, machine=small_machine(gpu_memory=0.9 * total)), VSLPipe())
+    assert fits(tiny_scenario(model=model).on(memory=Memory("1MB", weights="bf16")), VSLPipe()).gpu.total < 0.9 * total
     assert found.changes
     assert not any("weights=" in change.text for change in found.changes)
 
 
 def test_memory_that_is_more_than_the_catalogues_says_so():
     a40 = machines["a40"]
-    needed = tiny_scenario(machine=small_machine(gpu_memory=1e3)).fits(VSLPipe())
+    needed = fits(tiny_scenario(machine=small_machine(gpu_memory=1e3)), VSLPipe())
     tight = replace(a40, gpu=replace(a40.gpu, memory=1e3))
     raised = roomy(tight, needed)
     assert raised.gpu.memory == needed.gpu.total
@@ -372,7 +372,7 @@ def test_memory_that_is_more_than_the_catalogues_says_so():
 
 
 def test_nothing_single_helps_where_both_memories_are_short():
-    found = tiny_scenario(machine=small_machine(gpu_memory=1e3, host_memory=1e3)).fits(VSLPipe())
+    found = fits(tiny_scenario(machine=small_machine(gpu_memory=1e3, host_memory=1e3)), VSLPipe())
     assert not found.changes
     assert "No single change" in found.verdict
     assert "of GPU memory are needed" in found.verdict
@@ -383,13 +383,13 @@ def test_nothing_single_helps_where_both_memories_are_short():
 @given(scenarios(), st.floats(0.2, 0.99))
 def test_the_capacity_that_is_printed_fits_when_pasted(case, share):
     scenario, schedule = case
-    total = scenario.fits(schedule).host.total
+    total = fits(scenario, schedule).host.total
     assume(total)
     tight = scenario.on(machine=replace(scenario.machine, cpu=replace(scenario.machine.cpu, memory=share * total)))
-    for change in tight.fits(schedule).changes:
+    for change in fits(tight, schedule).changes:
         if change.text.startswith("kv_capacity="):
             pasted = parse_bytes(change.text.split("'")[1])
-            assert tight.on(memory=replace(tight.memory, kv_capacity=pasted)).fits(schedule)
+            assert fits(tight.on(memory=replace(tight.memory, kv_capacity=pasted)), schedule)
 
 
 def test_everything_the_pipelines_compute_has_its_working_space():

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from workbench.errors import WorkloadError
-from workbench.lengths import Gamma, Histogram, LogNormal
+from workbench.core.errors import WorkloadError
+from workbench.workload.lengths import Gamma, Histogram, LogNormal
 
 MANY = 20_000
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from workbench.errors import CapacityError
-from workbench.memory import Memory
+from workbench.core.errors import CapacityError
+from workbench.scenario import Memory
 
 
 def test_capacity_is_cut_into_whole_blocks():

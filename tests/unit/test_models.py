@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from workbench.catalogue import Catalogue, data_path
-from workbench.errors import CatalogueError, CheckpointError, ScenarioError
+from workbench.core.catalogue import Catalogue, data_path
+from workbench.core.errors import CatalogueError, CheckpointError, ScenarioError
 from workbench.models import checkpoint, model, models
 
 ENTRIES = tomllib.loads(data_path("catalogue/models.toml").read_text(encoding="utf-8"))
@@ -79,7 +79,7 @@ def test_an_unknown_model_is_answered_with_the_known_ones():
 
 def test_a_catalogue_reads_its_file_once(monkeypatch):
     read = []
-    monkeypatch.setattr("workbench.catalogue.tomllib.loads", lambda text: read.append(text) or {"a": {}, "b": {}})
+    monkeypatch.setattr("workbench.core.catalogue.tomllib.loads", lambda text: read.append(text) or {"a": {}, "b": {}})
     catalogue = Catalogue("models.toml", lambda name, table: name.upper())
     assert (dict(catalogue), len(catalogue), len(read)) == ({"a": "A", "b": "B"}, 2, 1)
 

@@ -8,12 +8,12 @@ import pytest
 
 from tests.builders import small_machine, tiny_model, tiny_scenario
 from tests.systems import PIPELINES
-from workbench.compare import compare
-from workbench.errors import ScenarioError, ScheduleError
-from workbench.perf_plots import plot_utilisation_curves, plot_utilisation_map
+from workbench.analysis.compare import compare
+from workbench.core.errors import ScenarioError, ScheduleError
+from workbench.core.result import Result, Source
 from workbench.perfmodels import bound, moe_lens
+from workbench.perfmodels.moe_lens.plots import plot_utilisation_curves, plot_utilisation_map
 from workbench.pipeline import cpu, fetch, gpu, load, offload
-from workbench.result import Result, Source
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.schedules import Sequential, VSLPipe
 from workbench.serving import prepare

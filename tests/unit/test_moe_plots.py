@@ -7,8 +7,8 @@ mpl.use("Agg")
 
 import matplotlib.pyplot as plt
 
-from workbench.moe_plots import plot_moe_speeds, plot_ridges
-from workbench.moe_speeds import MoeRun, MoeShape, MoeSpeeds
+from workbench.bench.moe.plots import plot_moe_speeds, plot_ridges
+from workbench.bench.moe.speeds import MoeRun, MoeShape, MoeSpeeds
 
 SHAPE = MoeShape("dense enough", 100, 100, experts=8, chosen=2)
 SPEEDS = MoeSpeeds(

@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 
 from tests.builders import small_machine, tiny_model, tiny_scenario
-from workbench.exam import make_exam
+from workbench.core.latency import Slo
+from workbench.core.records import to_plain
+from workbench.core.result import Result, Source
 from workbench.hardware import Interconnect, Link
-from workbench.latency import Slo
-from workbench.memory import Memory
 from workbench.models import model, models
 from workbench.pipeline import cpu, gpu, load
-from workbench.records import to_plain
-from workbench.result import Result, Source
-from workbench.scenario import Scenario
+from workbench.scenario import Memory, Scenario
 from workbench.scheduler.chunked_prefill import ChunkedPrefill
 from workbench.scheduler.continuous import ContinuousBatching
 from workbench.scheduler.layered_prefill import LayeredPrefill
@@ -26,8 +24,9 @@ from workbench.scheduler.static import StaticBatching
 from workbench.schedules import CGOPipe, FastDecode, FlexGenS3, FlexGenS4, Sequential, VSLPipe
 from workbench.simulate import simulate
 from workbench.stages import combine, experts
-from workbench.tokenizer import BYTES
 from workbench.workload import Request, Sampling, Workload, workloads
+from workbench.workload.exam import make_exam
+from workbench.workload.tokenizer import BYTES
 
 CONFIG = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
 CONFIG |= {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "vocab_size": 100}

@@ -8,11 +8,12 @@ import pytest
 
 from tests.builders import open_queue, small_machine, tiny_model, tiny_scenario
 from tests.systems import PIPELINES
-from workbench.errors import WorkloadError
-from workbench.latency import Latencies, Slo, attainment
+from workbench.analysis.sustained import sustained_rate
+from workbench.core.errors import WorkloadError
+from workbench.core.latency import Latencies, Slo, attainment
+from workbench.core.result import Result
 from workbench.perfmodels import bound
 from workbench.perfmodels.coverage import measured_coverage, routed, skewed, uniform
-from workbench.result import Result
 from workbench.scheduler.chunked_prefill import ChunkedPrefill
 from workbench.scheduler.continuous import ContinuousBatching
 from workbench.scheduler.layered_prefill import LayeredPrefill
@@ -20,7 +21,6 @@ from workbench.scheduler.resource_aware import ResourceAware
 from workbench.scheduler.static import StaticBatching
 from workbench.schedules import Sequential
 from workbench.simulate import Detail, simulate
-from workbench.sustained import sustained_rate
 from workbench.workload import Workload
 
 ALL = [ResourceAware(token_budget=50), StaticBatching(), ContinuousBatching(50), ChunkedPrefill(9), LayeredPrefill(9)]
@@ -206,7 +206,7 @@ def test_the_share_that_meets_no_objective_is_refused(slo):
 def test_a_search_for_the_sustained_rate_that_cannot_be_is_refused_before_anything_is_simulated(
     monkeypatch, given, words
 ):
-    monkeypatch.setattr("workbench.sustained.simulate", lambda *_: pytest.fail("simulated"))
+    monkeypatch.setattr("workbench.analysis.sustained.simulate", lambda *_: pytest.fail("simulated"))
     options = {"slo": Slo(1, 1), "low": 1, "high": 2} | given
     with pytest.raises(ValueError, match=words):
         sustained_rate(tiny_scenario([4], [3]), Sequential(), **options)

@@ -5,11 +5,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.cost import Rows, measured_seconds
-from workbench.engine.op_times import LEAST_SPREAD, Seen, contention, op_times, per_unit, rest, spread, typical
-from workbench.engine.timed import Call, Pass
-from workbench.profile import Contention, Cores
-from workbench.timeline import Span
+from workbench.core.timeline import Span
+from workbench.engine.calibration.op_times import (
+    LEAST_SPREAD,
+    Seen,
+    contention,
+    op_times,
+    per_unit,
+    rest,
+    spread,
+    typical,
+)
+from workbench.engine.calibration.timed import Call, Pass
+from workbench.hardware.profile import Contention, Cores
+from workbench.stages import Rows, measured_seconds
 
 PROMPTS = ((1, 1), (1, 16), (4, 8), (1, 64), (8, 8), (16, 16), (1, 256), (2, 256), (8, 128))
 DECODES = ((1, 256), (4, 64), (16, 16), (16, 512), (64, 16), (64, 256), (128, 128))

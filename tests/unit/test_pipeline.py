@@ -3,7 +3,7 @@
 import pytest
 
 from tests.systems import PIPELINES, VSL
-from workbench.errors import PipelineError
+from workbench.core.errors import PipelineError
 from workbench.pipeline import Fork, Pipeline, cpu, fetch, gpu, load, offload, resolve
 from workbench.stages import (
     Device,

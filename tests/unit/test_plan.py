@@ -7,10 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.systems import MIXED, PIPELINES, VSL
-from workbench.plan import Page, Plan, Task, Turns, busy_seconds, lay_out, let_begin, one_at_a_time, part_name, play
+from workbench.core.timeline import ITERATION
+from workbench.pipeline.layer_graph import WEIGHTS, Kind, Node, layer_graph
 from workbench.schedules import Sequential, Step, VSLPipe
-from workbench.segments import WEIGHTS, Kind, Node, layer_graph
-from workbench.timeline import ITERATION
+from workbench.schedules.plan import (
+    Page,
+    Plan,
+    Task,
+    Turns,
+    busy_seconds,
+    lay_out,
+    let_begin,
+    one_at_a_time,
+    part_name,
+    play,
+)
 
 GPU, CPU = Node(Kind.SEGMENT, "A", "gpu"), Node(Kind.SEGMENT, "C", "cpu")
 OUT, IN = Node(Kind.MOVE, "Q", "d2h"), Node(Kind.MOVE, "H", "h2d")

@@ -13,11 +13,17 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from workbench.errors import CapacityError
+from workbench.core.errors import CapacityError
 from workbench.hardware import Device, Link, Machine
 from workbench.perfmodels.moe_lightning import Job, Mode, Policy, estimate, layer_time
-from workbench.perfmodels.policy_memory import cpu_peak, fits, gpu_peaks
-from workbench.perfmodels.policy_search import least_weights, policy_map, search, tensor_parallel, with_shares
+from workbench.perfmodels.moe_lightning.policy_memory import cpu_peak, fits, gpu_peaks
+from workbench.perfmodels.moe_lightning.policy_search import (
+    least_weights,
+    policy_map,
+    search,
+    tensor_parallel,
+    with_shares,
+)
 from workbench.reproductions.moe_lightning import MODEL, job
 
 SMALL = replace(
@@ -321,6 +327,7 @@ def test_a_job_is_of_a_model_and_a_machine_not_of_their_names(part, kind, given)
 
 
 def test_the_models_need_neither_torch_nor_matplotlib():
-    code = "import sys, workbench.perfmodels.policy_search; print({'torch', 'numba', 'matplotlib'} & set(sys.modules))"
+    heavy = {"torch", "numba", "matplotlib"}
+    code = f"import sys, workbench.perfmodels.moe_lightning.policy_search; print({heavy} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert run.stdout.strip() == "set()", run.stderr

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import tiny_scenario
-from workbench.errors import CatalogueError, ScenarioError
+from workbench.core.errors import CatalogueError, ScenarioError
 from workbench.hardware import Machine, value_names
+from workbench.hardware.processors import Efficiency, Kind, Processor, efficiencies, links, machine, processors
 from workbench.perfmodels import bound
-from workbench.processors import Efficiency, Kind, Processor, efficiencies, links, machine, processors
 from workbench.schedules import Sequential
 
 GPUS = {

@@ -5,18 +5,18 @@ from dataclasses import replace
 import pytest
 
 from tests.builders import small_machine, tiny_scenario
-from workbench.cost import Rows
-from workbench.errors import ScenarioError
-from workbench.plan import RESTS, Task, Turns, play
-from workbench.profile import Contention, Cores, OpTime, Profile
-from workbench.result import Source
+from workbench.core.errors import ScenarioError
+from workbench.core.result import Source
+from workbench.core.timeline import overlap
+from workbench.hardware.profile import Contention, Cores, OpTime, Profile
+from workbench.pipeline.layer_graph import EMBED, Kind, Node
 from workbench.schedules import CGOPipe, FlexGenS3, Sequential, VSLPipe
 from workbench.schedules.base import Step
-from workbench.segments import EMBED, Kind, Node
+from workbench.schedules.plan import RESTS, Task, Turns, play
 from workbench.serving import prepare
+from workbench.serving.task_cost import profile_shape
 from workbench.simulate import Detail, simulate
-from workbench.task_cost import profile_shape
-from workbench.timeline import overlap
+from workbench.stages import Rows
 
 
 def timed(scenario, **rest):

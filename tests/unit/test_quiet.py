@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from workbench import quiet
-from workbench.quiet import Noise, kept, listening
+from workbench.core import quiet
+from workbench.core.quiet import Noise, kept, listening
 
 
 @pytest.mark.parametrize(("others", "still"), [(0.0, True), (0.02, True), (0.021, False), (0.5, False)])

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from workbench.engine import synthesize
-from workbench.engine.synthesize import RECIPES, write_checkpoint
-from workbench.errors import CheckpointError
+from workbench.core.errors import CheckpointError
+from workbench.engine.tiny_model import synthesize
+from workbench.engine.tiny_model.synthesize import RECIPES, write_checkpoint
 from workbench.models import checkpoint
 
 

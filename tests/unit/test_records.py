@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.records import from_plain, to_plain
+from workbench.core.records import from_plain, to_plain
 
 
 class Colour(enum.Enum):

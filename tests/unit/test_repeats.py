@@ -3,8 +3,8 @@
 import pytest
 
 from tests.builders import small_machine, tiny_model, tiny_scenario
+from workbench.core.repeats import Run, find_runs
 from workbench.perfmodels import bound
-from workbench.repeats import Run, find_runs
 from workbench.schedules import VSLPipe
 from workbench.simulate import Detail, simulate
 

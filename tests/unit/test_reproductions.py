@@ -9,7 +9,7 @@ mpl.use("Agg")
 
 import matplotlib.pyplot as plt
 
-from workbench.errors import CatalogueError
+from workbench.core.errors import CatalogueError
 from workbench.reproductions import Evidence, Outcome, Reproduction, reproduce
 from workbench.reproductions.rows import Printed, Row, Tolerance, _cells
 
@@ -122,7 +122,7 @@ def test_the_table_shows_units_differences_and_why():
 
 
 def test_the_picture_has_one_line_per_item_and_leaves_out_what_has_no_ratio():
-    from workbench.reproduction_plots import plot_ratios
+    from workbench.reproductions.plots import plot_ratios
 
     rows = (row(1, 1.0), row(2, 3.0, item="Fig. 2"), row(True, True, item="Fig. 3"), row(1, 495.0, item="Fig. 4"))
     ax = plot_ratios([Reproduction("A paper", rows)])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.builders import open_queue, tiny_scenario
 from tests.systems import ids
-from workbench.errors import CapacityError, ScenarioError
+from workbench.core.errors import CapacityError, ScenarioError
 from workbench.scheduler.resource_aware import Admission, ResourceAware, steady_pace
 from workbench.schedules import Sequential
 from workbench.simulate import simulate

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from tests.builders import tiny_scenario
-from workbench.energy import Energy
-from workbench.errors import ResultError
-from workbench.latency import Latencies
+from workbench.core.energy import Energy
+from workbench.core.errors import ResultError
+from workbench.core.latency import Latencies
+from workbench.core.result import FORMAT, Iterations, Result, Source
+from workbench.core.timeline import Span, Timeline
 from workbench.perfmodels import bound
-from workbench.result import FORMAT, Iterations, Result, Source
 from workbench.schedules import VSLPipe
 from workbench.simulate import Detail, simulate
-from workbench.timeline import Span, Timeline
 
 
 @pytest.fixture

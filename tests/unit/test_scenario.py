@@ -6,17 +6,24 @@ import pytest
 
 from tests.builders import enough_experts, small_machine, tiny_model, tiny_model_of, tiny_scenario
 from tests.systems import PIPELINES, VSL
-from workbench.cost import Precision
-from workbench.errors import CapacityError, PipelineError, ScenarioError, ScheduleError, WorkbenchError, WorkloadError
+from workbench.core.errors import (
+    CapacityError,
+    PipelineError,
+    ScenarioError,
+    ScheduleError,
+    WorkbenchError,
+    WorkloadError,
+)
 from workbench.hardware import machines
-from workbench.memory import Memory
 from workbench.perfmodels import bound
 from workbench.pipeline import cpu, fetch, gpu, load, offload
+from workbench.pipeline.layer_graph import layer_graph
+from workbench.scenario import Memory
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.schedules import Sequential, VSLPipe
-from workbench.segments import layer_graph
 from workbench.serving import prepare
 from workbench.stages import (
+    Precision,
     attention,
     combine,
     decode_attention,

@@ -9,20 +9,18 @@ from hypothesis import strategies as st
 
 from tests.builders import OWN, scenarios, small_machine, tiny_scenario
 from tests.systems import PIPELINES
-from workbench.catalogue import data_path
-from workbench.cost import Work
-from workbench.errors import ScenarioError
+from workbench.core.catalogue import data_path
+from workbench.core.errors import ScenarioError
+from workbench.core.result import Result
 from workbench.hardware import machines
-from workbench.memory import Memory
 from workbench.models import checkpoint
 from workbench.perfmodels import bound
 from workbench.pipeline import fetch, gpu
-from workbench.result import Result
-from workbench.scenario import Scenario
-from workbench.scenario_record import FORMAT
+from workbench.scenario import Memory, Scenario
+from workbench.scenario.record import FORMAT
 from workbench.scheduler.resource_aware import Admission, ResourceAware
 from workbench.schedules import Sequential, VSLPipe
-from workbench.stages import Op, attention, experts, moe, out_proj, qkv
+from workbench.stages import Op, Work, attention, experts, moe, out_proj, qkv
 from workbench.workload import Request, Sampling, Workload, workloads
 
 requests = st.builds(

@@ -4,8 +4,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from workbench.result import Result, Source
-from workbench.schedule_plots import (
+from workbench.core.result import Result, Source
+from workbench.core.timeline import Span, Timeline
+from workbench.plots.schedules import (
     against_best,
     middle_layers,
     needed,
@@ -15,7 +16,6 @@ from workbench.schedule_plots import (
     plot_needed,
     plot_rates,
 )
-from workbench.timeline import Span, Timeline
 
 RATES = {"simple": {1: 10.0, 2: 9.9, 8: 5.0}, "other": {1: 5.0, 2: 10.0, 8: 50.0}, "small": {1: 2.5}}
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.builders import open_queue, schedulers, tiny_scenario
 from tests.systems import PIPELINES, VSL
-from workbench.errors import CapacityError, ScenarioError
+from workbench.core.errors import CapacityError, ScenarioError
 from workbench.perfmodels.layered_prefill import layer_groups
 from workbench.pipeline import fetch, gpu
 from workbench.scenario import Scenario

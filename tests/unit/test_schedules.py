@@ -8,8 +8,9 @@ from hypothesis import given
 from tests.builders import batches, make_batch, tiny_scenario
 from tests.examples import examples
 from tests.systems import PIPELINES, STREAMED, VSL
-from workbench.errors import ScheduleError
+from workbench.core.errors import ScheduleError
 from workbench.pipeline import cpu, fetch, gpu, load, offload
+from workbench.pipeline.layer_graph import layer_graph
 from workbench.schedules import (
     CGOPipe,
     FastDecode,
@@ -28,7 +29,6 @@ from workbench.schedules import (
 )
 from workbench.schedules.contenders import ALL
 from workbench.schedules.micro_batches import MicroBatched
-from workbench.segments import layer_graph
 from workbench.serving import prepare
 from workbench.stages import attention, combine, decode_attention, experts, moe, out_proj, prefill_attention, qkv, route
 

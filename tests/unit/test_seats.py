@@ -7,9 +7,9 @@ import threading
 import pytest
 import torch
 
-from workbench.engine import seats as seats_module
-from workbench.engine.seats import Seat, name_thread, seats, sit, sit_elsewhere
-from workbench.profile import Cores, Pace
+from workbench.engine.lanes import seats as seats_module
+from workbench.engine.lanes.seats import Seat, name_thread, seats, sit, sit_elsewhere
+from workbench.hardware.profile import Cores, Pace
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="cores are chosen on Linux only")
 

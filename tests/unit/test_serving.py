@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.builders import tiny_scenario
-from workbench.compare import compare
-from workbench.errors import CapacityError, ScenarioError
+from workbench.analysis.compare import compare
+from workbench.core.errors import CapacityError, ScenarioError
 from workbench.perfmodels import bound
 from workbench.scheduler.batch import Batch, Ids
 from workbench.scheduler.resource_aware import ResourceAware

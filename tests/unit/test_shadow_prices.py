@@ -11,14 +11,15 @@ import workbench as wb
 from tests.builders import OPERATIONS, scenarios, small_machine, tiny_model_of, tiny_scenario
 from tests.examples import examples
 from tests.systems import PIPELINES, VSL
-from workbench.errors import CapacityError, ScenarioError
+from workbench.analysis.shadow_prices import RESOURCES, shadow_prices
+from workbench.core.errors import CapacityError, ScenarioError
 from workbench.hardware import Link
+from workbench.hardware.profile import Cores, OpTime, Profile
 from workbench.perfmodels import bound, moe_lens
-from workbench.profile import Cores, OpTime, Profile
 from workbench.schedules import Sequential, VSLPipe
-from workbench.shadow_prices import RESOURCES, shadow_prices
+from workbench.serving import fits
+from workbench.serving.task_cost import profile_shape
 from workbench.simulate import simulate
-from workbench.task_cost import profile_shape
 
 FAST = {"gpu": 1e15, "hbm": 1e15, "cpu": 1e15, "dram": 1e15, "h2d": 1e15, "d2h": 1e15}
 
@@ -146,9 +147,8 @@ def test_fixed_times_stay():
 
 
 def test_an_operation_measured_once_on_two_devices_is_refused():
-    from workbench.cost import Work
     from workbench.pipeline import cpu, gpu, load, offload
-    from workbench.stages import Op, attention, moe, out_proj, qkv
+    from workbench.stages import Op, Work, attention, moe, out_proj, qkv
 
     work = {"work": lambda rows, model, precision: Work()}
     again = Op("out_proj", ("x",), ("x",), **work)
@@ -179,7 +179,7 @@ def test_a_machine_with_more_of_a_resource_says_so_beside_its_sources(resource, 
 
 def test_a_resource_that_needs_more_memory_is_read_with_it_and_says_so():
     scenario = tiny_scenario([8] * 40, [4] * 40, blocks=12)
-    just = scenario.on(machine=small_machine(host_memory=scenario.fits(VSLPipe()).host.total))
+    just = scenario.on(machine=small_machine(host_memory=fits(scenario, VSLPipe()).host.total))
     price = shadow_prices(just, VSLPipe())["KV capacity"]
     assert price.result.gen_tok_s == shadow_prices(scenario, VSLPipe())["KV capacity"].result.gen_tok_s
     assert price.note.startswith("needs ")

@@ -7,20 +7,20 @@ import pytest
 
 from tests.builders import small_machine, tiny_model, tiny_scenario
 from tests.systems import PIPELINES, VSL
-from workbench.errors import CapacityError, ScenarioError, ScheduleError
+from workbench.core.errors import CapacityError, ScenarioError, ScheduleError
+from workbench.core.result import Source
+from workbench.core.timeline import ITERATION
+from workbench.hardware.profile import Cores, OpTime, Profile
 from workbench.perfmodels import bound
 from workbench.pipeline import fetch, gpu
-from workbench.plan import busy_seconds
-from workbench.profile import Cores, OpTime, Profile
-from workbench.result import Source
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.schedules import CGOPipe, Sequential, Step, VSLPipe
+from workbench.schedules.plan import busy_seconds
 from workbench.serving import prepare
+from workbench.serving.task_cost import profile_shape
 from workbench.simulate import Detail, late_bar, simulate
 from workbench.simulate.clock import IterationClock
 from workbench.stages import Op, attention, moe, out_proj, qkv, weights
-from workbench.task_cost import profile_shape
-from workbench.timeline import ITERATION
 
 
 def test_a_simulation_says_so():
@@ -170,7 +170,7 @@ def test_fewer_layers_than_the_iteration_detail_looks_at_are_exact():
 
 
 def test_a_users_operation_is_priced_by_its_own_work():
-    from workbench.cost import Work
+    from workbench.stages import Work
 
     probe = Op("probe", ("x",), ("x",), work=lambda rows, model, precision: Work(1e9 * rows.tokens, 0))
     plain = fetch(weights) | gpu(qkv, attention, out_proj, moe)

@@ -7,7 +7,7 @@ import pytest
 
 import workbench as wb
 from tests.systems import GOLDEN, STREAMED, VSL
-from workbench.errors import CapacityError, ScenarioError
+from workbench.core.errors import CapacityError, ScenarioError
 from workbench.pipeline import cpu, fetch, gpu, load, offload
 from workbench.schedules import CGOPipe, KTransformers, LayerStreaming, Schedule, Sequential, VSLPipe
 from workbench.simulate import Detail, in_flight, steady, steady_rates

@@ -2,8 +2,8 @@
 
 import pytest
 
-from workbench.engine import stopwatch as module
-from workbench.engine.stopwatch import Stopwatch
+from workbench.engine.lanes import stopwatch as module
+from workbench.engine.lanes.stopwatch import Stopwatch
 
 
 @pytest.fixture

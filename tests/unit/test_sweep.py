@@ -5,14 +5,14 @@ import sys
 import pytest
 
 from tests.builders import tiny_scenario
-from workbench.errors import ScenarioError
+from workbench.analysis.sweep import sweep
+from workbench.core.errors import ScenarioError
+from workbench.core.result import Source
+from workbench.core.timeline import Span, Timeline
 from workbench.perfmodels import bound
 from workbench.plots import middle, plot_lanes
-from workbench.result import Source
 from workbench.schedules import Sequential, VSLPipe
 from workbench.simulate import Detail, simulate
-from workbench.sweep import sweep
-from workbench.timeline import Span, Timeline
 
 SCHEDULES = (Sequential(), VSLPipe())
 
@@ -61,7 +61,7 @@ def test_one_schedule_and_one_capacity_make_a_sweep_too():
 
 
 def test_every_capacity_is_read_before_the_first_simulation(monkeypatch):
-    monkeypatch.setattr(sys.modules["workbench.sweep"], "simulate", None)
+    monkeypatch.setattr(sys.modules["workbench.analysis.sweep"], "simulate", None)
     with pytest.raises(ValueError, match="kv_capacity"):
         sweep(tiny_scenario(8, 4, 2), VSLPipe(), kv_capacity=["1MB", "-3"])
 

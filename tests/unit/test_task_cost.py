@@ -10,21 +10,22 @@ from hypothesis import strategies as st
 from kernels_cpu import append_kv_work, flash_decode_work
 from tests.builders import small_machine, tiny_model, tiny_scenario
 from tests.systems import PIPELINES, VSL
-from workbench.cost import Precision, Rows, seconds
-from workbench.errors import ScenarioError
+from workbench.core.errors import ScenarioError
 from workbench.hardware import Link, machines
-from workbench.memory import Memory
+from workbench.hardware.profile import Cores, Pace
 from workbench.models import models
 from workbench.perfmodels import bound
 from workbench.pipeline import Pipeline, fetch, gpu
-from workbench.profile import Cores, Pace
-from workbench.scenario import Scenario
+from workbench.pipeline.layer_graph import layer_graph
+from workbench.scenario import Memory, Scenario
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.schedules import Schedule, Sequential, Step, VSLPipe
-from workbench.segments import layer_graph
 from workbench.serving import prepare
+from workbench.serving.task_cost import TaskCost
 from workbench.stages import (
     Op,
+    Precision,
+    Rows,
     attention,
     buffer_bytes,
     combine,
@@ -38,9 +39,9 @@ from workbench.stages import (
     prefill_attention,
     qkv,
     route,
+    seconds,
     weights,
 )
-from workbench.task_cost import TaskCost
 from workbench.workload import Workload
 
 MIXTRAL = models["mixtral-8x7b"]

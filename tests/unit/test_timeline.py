@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 
 from tests.builders import tiny_scenario
-from workbench.compare import compare
-from workbench.lane_bars import bars
+from workbench.analysis.compare import compare
+from workbench.core.timeline import ITERATION, Bubble, Span, Timeline
 from workbench.perfmodels import bound
 from workbench.plots import TASK_COLOURS, plot_timeline
+from workbench.plots.lane_bars import bars
 from workbench.schedules import VSLPipe
 from workbench.simulate import Detail, simulate
-from workbench.timeline import ITERATION, Bubble, Span, Timeline
 
 ROUND = Timeline(
     [

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.errors import WorkloadError
+from workbench.core.errors import WorkloadError
 from workbench.scheduler.token_balance import balance
 
 lengths = st.lists(st.integers(1, 100), max_size=40)

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.catalogue import data_path
-from workbench.errors import CheckpointError, WorkloadError
-from workbench.exercises import KINDS, exercises
+from workbench.core.catalogue import data_path
+from workbench.core.errors import CheckpointError, WorkloadError
 from workbench.models import checkpoint, models
-from workbench.tokenizer import BYTES, load_tokenizer
 from workbench.workload import Workload
+from workbench.workload.exercises import KINDS, exercises
+from workbench.workload.tokenizer import BYTES, load_tokenizer
 
 TINY = data_path("models/tiny-moe")
 SOLVED = [exercise.line for exercise in islice(exercises(), 300)]

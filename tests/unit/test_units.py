@@ -2,7 +2,7 @@
 
 import pytest
 
-from workbench.units import format_bytes, format_seconds, parse_bytes
+from workbench.core.units import format_bytes, format_seconds, parse_bytes
 
 
 @pytest.mark.parametrize(

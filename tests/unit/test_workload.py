@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from workbench.errors import CatalogueError, WorkloadError
+from workbench.core.errors import CatalogueError, WorkloadError
 from workbench.workload import Request, Sampling, Workload, byte_tokens, workloads
 
 # Mean and maximum of prompts, and output lengths: MoE-Lens, Table 3, and MoE-Lightning, Table 3.

@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from workbench.core.result import versions
 from workbench.hardware import Machine
-from workbench.result import versions
 
 
 def say(line: str) -> None:

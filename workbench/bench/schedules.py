@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from workbench.bench import record
-from workbench.errors import WorkbenchError
-from workbench.memory import Memory
+from workbench.core.errors import WorkbenchError
+from workbench.hardware.processors import Kind, machine, processors
 from workbench.models import models
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
-from workbench.processors import Kind, machine, processors
-from workbench.scenario import Scenario
+from workbench.scenario import Memory, Scenario
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.schedules import FlexGenS4, KTransformers, LayerStreaming, Schedule, Sequential, VSLPipe, contenders
+from workbench.serving import fits
 from workbench.simulate import in_flight, steady
 from workbench.stages import (
     attention,
@@ -109,7 +109,7 @@ def draw(random: np.random.Generator) -> Scenario | None:
             return None
         scheduler, memory = ResourceAware(token_budget=1), Memory(kv_capacity=_ROOM)
         empty = Scenario(ATTENTION_ON_CPU, model, there, memory, workload, scheduler)
-        room = empty.fits(VSLPipe()).host.left + _ROOM
+        room = fits(empty, VSLPipe()).host.left + _ROOM
         held = float((workload.prompt_len + workload.output_len).mean())
         requests = int(share * room / (held * model.kv_bytes_per_token(empty.precision.kv)))
         return _stream(empty, ATTENTION_ON_CPU, requests) if requests >= _FEWEST else None
@@ -163,7 +163,7 @@ def _most(scenario: Scenario, pipeline: Pipeline, schedule: Schedule) -> float:
     """The rate of another placement, with as many of the requests in flight as fit its memory; 0 if none does."""
     requests = len(scenario.workload)
     try:
-        one, all_of_them = (_stream(scenario, pipeline, count).fits(schedule).gpu for count in (1, requests))
+        one, all_of_them = (fits(_stream(scenario, pipeline, count), schedule).gpu for count in (1, requests))
         room = all_of_them.capacity - one.total
         grown = all_of_them.total - one.total
         if room < 0:

@@ -9,10 +9,9 @@ from statistics import median
 
 from workbench.bench import record
 from workbench.hardware import machines
-from workbench.memory import Memory
 from workbench.models import models
 from workbench.reproductions.moe_lens import VSL
-from workbench.scenario import Scenario
+from workbench.scenario import Memory, Scenario
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.schedules import Schedule, Sequential, VSLPipe
 from workbench.simulate import Detail, simulate

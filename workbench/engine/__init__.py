@@ -3,13 +3,13 @@
 A GPU is not used yet: the gpu lane is torch on the CPU with threads of its own, the link a real copy by the data mover.
 """
 
-from workbench.engine.process import sleepy_openmp
+from workbench.engine.lanes.process import sleepy_openmp
 
 with sleepy_openmp():
     import torch as _torch  # noqa: F401
 
-from workbench.engine.calibration import calibrate
+from workbench.engine.calibration.calibrate import calibrate
 from workbench.engine.live import LiveRun, RunState, run, start
-from workbench.engine.synthesize import make_checkpoint
+from workbench.engine.tiny_model.synthesize import make_checkpoint
 
 __all__ = ["LiveRun", "RunState", "calibrate", "make_checkpoint", "run", "start"]

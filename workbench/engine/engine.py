@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from workbench.energy import Energy
-from workbench.engine.control import MOST_SLEPT, Control
-from workbench.engine.forward import Forward
-from workbench.engine.lanes import Executor, Job, Transfer
-from workbench.engine.meter import processors
-from workbench.engine.ops import Part
-from workbench.engine.sampler import choose_all
-from workbench.engine.seats import seats
-from workbench.engine.stopwatch import Stopwatch
-from workbench.errors import EngineError
+from workbench.core.energy import Energy
+from workbench.core.errors import EngineError
+from workbench.core.timeline import Span, Timeline
+from workbench.engine.lanes.control import MOST_SLEPT, Control
+from workbench.engine.lanes.lanes import Executor, Job, Transfer
+from workbench.engine.lanes.meter import processors
+from workbench.engine.lanes.seats import seats
+from workbench.engine.lanes.stopwatch import Stopwatch
+from workbench.engine.model.forward import Forward
+from workbench.engine.model.ops import Part
+from workbench.engine.model.sampler import choose_all
 from workbench.hardware import usable_cores
-from workbench.plan import LANES, Carry, Plan, Task, let_begin
-from workbench.prepared import Prepared
-from workbench.profile import Cores, Pace
+from workbench.hardware.profile import Cores, Pace
+from workbench.pipeline.layer_graph import Kind
 from workbench.scheduler.batch import Batch
 from workbench.scheduler.block_manager import BlockCounts, BlockManager
 from workbench.schedules.base import Step
-from workbench.segments import Kind
-from workbench.timeline import Span, Timeline
+from workbench.schedules.plan import LANES, Carry, Plan, Task, let_begin
+from workbench.serving.prepared import Prepared
 
 
 class Engine:

@@ -9,19 +9,19 @@ from dataclasses import replace
 
 from tqdm.auto import tqdm
 
-from workbench.engine.control import Control
+from workbench.core.errors import EngineError, StoppedError
+from workbench.core.quiet import listening
+from workbench.core.result import Result, Source
+from workbench.core.timeline import Timeline
 from workbench.engine.engine import Engine
-from workbench.engine.process import Occupation, occupy
+from workbench.engine.lanes.control import Control
+from workbench.engine.lanes.process import Occupation, occupy
 from workbench.engine.runnable import check_runnable
-from workbench.errors import EngineError, StoppedError
 from workbench.kernels import features
-from workbench.prepared import Prepared
-from workbench.quiet import listening
-from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.schedules.base import Schedule
 from workbench.serving import Progress, prepare, serve
-from workbench.timeline import Timeline
+from workbench.serving.prepared import Prepared
 
 
 def run(scenario: Scenario, schedule: Schedule, *, alongside: bool = False) -> Result:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from workbench.architectures import ARCHITECTURES
-from workbench.engine.checkpoint import TORCH_DTYPES
-from workbench.errors import EngineError
+from workbench.core.errors import EngineError
+from workbench.engine.model.checkpoint import TORCH_DTYPES
 from workbench.models import ModelConfig
+from workbench.models.families import ARCHITECTURES
 from workbench.pipeline import Pipeline
-from workbench.prepared import Prepared
+from workbench.serving.prepared import Prepared
 from workbench.stages import (
     Stage,
     add_shared,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from workbench.cost import Rows
+from workbench.core.result import Result, Source
 from workbench.models import ModelConfig
 from workbench.perfmodels.loads import Counts, Forced, Loads, crowds
-from workbench.prepared import Prepared, facts
-from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.scheduler.block_manager import block_iterations
 from workbench.schedules.base import Schedule
 from workbench.serving import prepare
+from workbench.serving.prepared import Prepared, facts
+from workbench.stages import Rows
 from workbench.workload import Workload
 
 ARRIVAL = "the last arrival"

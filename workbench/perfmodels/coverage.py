@@ -11,10 +11,10 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike
 
-from workbench.catalogue import data_path
-from workbench.cost import touched_share
+from workbench.core.catalogue import data_path
 from workbench.models import ModelConfig
 from workbench.perfmodels.domain import Array, Number, at_least, within
+from workbench.stages import touched_share
 
 Coverage = Callable[[ArrayLike], Number]
 """Expected share of a layer's experts, 0 to 1, as a function of the tokens in the batch."""

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from workbench.errors import ScenarioError
+from workbench.core.errors import ScenarioError
 from workbench.workload import Workload
 
 Array: TypeAlias = NDArray[np.float64]

@@ -10,11 +10,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from workbench.cost import Rows
-from workbench.prepared import Prepared
-from workbench.segments import EMBED, HEAD, Kind, Node
-from workbench.stages import Stage
-from workbench.task_cost import Pricer
+from workbench.pipeline.layer_graph import EMBED, HEAD, Kind, Node
+from workbench.serving.prepared import Prepared
+from workbench.serving.task_cost import Pricer
+from workbench.stages import Rows, Stage
 
 DRAM = "DRAM bandwidth"
 """Name of the limit that the host's memory sets."""

@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import chain
 
+from workbench.core.units import parse_bytes
 from workbench.hardware import Machine, machines
+from workbench.hardware.processors import processors
 from workbench.models import ModelConfig, models
 from workbench.perfmodels import ktransformers as kt
-from workbench.perfmodels.hybrid_speed import (
+from workbench.perfmodels.ktransformers import LayerTimes
+from workbench.perfmodels.ktransformers.hybrid_speed import (
     HybridMachine,
     Numa,
     decode_speed,
     deferred_experts,
     numa_bandwidth,
 )
-from workbench.perfmodels.ktransformers import LayerTimes
-from workbench.processors import processors
 from workbench.reproductions.rows import Inputs, Value, published
-from workbench.units import parse_bytes
 
 BF16_BYTES = 2.0
 _FORMATS = {2.0: "bf16", 1.0: "int8", 0.5: "int4"}

@@ -7,11 +7,11 @@ from functools import cache, partial
 
 import numpy as np
 
-from workbench.energy import EnergyModel, published_model
-from workbench.latency import Slo
+from workbench.core.energy import EnergyModel, published_model
+from workbench.core.latency import Slo
 from workbench.models import ModelConfig, models
 from workbench.perfmodels import coverage, layered_prefill
-from workbench.perfmodels.prefill_queue import Arrivals, IterationTime, Served, serve
+from workbench.perfmodels.layered_prefill.queue import Arrivals, IterationTime, Served, serve
 from workbench.reproductions.rows import Inputs, Value, published
 
 SEEDS, REQUESTS = range(6), 400

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from workbench.core.latency import Slo
+from workbench.core.result import Result
 from workbench.hardware import Machine, machines
-from workbench.latency import Slo
-from workbench.memory import Memory
 from workbench.models import models
 from workbench.perfmodels.coverage import measured_coverage, routed
 from workbench.pipeline import gpu
 from workbench.reproductions.rows import published
-from workbench.result import Result
-from workbench.scenario import Scenario
+from workbench.scenario import Memory, Scenario
 from workbench.scheduler.base import Scheduler
 from workbench.schedules import Sequential
 from workbench.simulate import simulate

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from workbench.hardware.processors import processors
 from workbench.models import models
 from workbench.perfmodels import coverage, moe_cap
-from workbench.perfmodels.cap_diagram import Requirement, fits, requirement
-from workbench.processors import processors
+from workbench.perfmodels.moe_cap.diagram import Requirement, fits, requirement
 from workbench.reproductions.rows import Inputs, Value, published
 
 

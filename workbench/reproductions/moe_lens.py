@@ -6,23 +6,21 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 
-from workbench.cost import Rows
 from workbench.hardware import machines
-from workbench.memory import Memory
 from workbench.models import models
 from workbench.perfmodels import moe_lens
 from workbench.perfmodels.moe_lens import Eq12, IntensityForm, Life, PmeForm, Setting, Units
 from workbench.perfmodels.moe_lightning import Job, Mode
-from workbench.perfmodels.policy_search import search
+from workbench.perfmodels.moe_lightning.policy_search import search
 from workbench.pipeline import cpu, fetch, gpu, load, offload
 from workbench.reproductions.drawn import drawn
 from workbench.reproductions.rows import Inputs, Value
-from workbench.scenario import Scenario
+from workbench.scenario import Memory, Scenario
 from workbench.scheduler.block_manager import BlockManager
 from workbench.scheduler.resource_aware import Admission, ResourceAware
 from workbench.schedules import VSLPipe
 from workbench.serving import prepare
-from workbench.stages import decode_attention, moe, out_proj, prefill_attention, qkv, weights
+from workbench.stages import Rows, decode_attention, moe, out_proj, prefill_attention, qkv, weights
 from workbench.workload import Workload
 
 MIXTRAL = models["mixtral-8x7b"]

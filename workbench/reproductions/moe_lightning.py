@@ -8,14 +8,14 @@ from typing import Any
 
 from workbench.hardware import machines
 from workbench.models import models
-from workbench.perfmodels.hrm import (
+from workbench.perfmodels.moe_lightning import Job, Mode, Policy, estimate
+from workbench.perfmodels.moe_lightning.hrm import (
     attention_intensity,
     experts_intensity,
     first_turning_point,
     local_performance,
 )
-from workbench.perfmodels.moe_lightning import Job, Mode, Policy, estimate
-from workbench.perfmodels.policy_search import Found, search, with_shares
+from workbench.perfmodels.moe_lightning.policy_search import Found, search, with_shares
 from workbench.reproductions.drawn import drawn
 from workbench.reproductions.rows import Inputs, Value, published
 

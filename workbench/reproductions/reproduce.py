@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from workbench.display import escaped
+from workbench.core.display import escaped
 from workbench.reproductions import ktransformers, layered_prefill, moe_cap, moe_lens, moe_lightning
 from workbench.reproductions.rows import Evidence, Inputs, Outcome, Printed, Row, Tolerance, Value, printed
 

@@ -11,8 +11,8 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from workbench.catalogue import data_path
-from workbench.errors import CatalogueError
+from workbench.core.catalogue import data_path
+from workbench.core.errors import CatalogueError
 
 Value = float | bool | str | tuple[float, float]
 """A number, a statement that holds or not, a word, or the two ends of a printed range."""

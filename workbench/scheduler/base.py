@@ -6,7 +6,7 @@ import math
 from numbers import Real
 from typing import Protocol
 
-from workbench.errors import CapacityError
+from workbench.core.errors import CapacityError
 from workbench.scheduler.batch import Batch, Ids
 from workbench.scheduler.block_manager import BlockCounts
 from workbench.workload import Workload

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from workbench.cost import Rows
+from workbench.stages import Rows
 
 Ids = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

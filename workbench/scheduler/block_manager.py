@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from workbench.errors import CapacityError
+from workbench.core.errors import CapacityError
 from workbench.scheduler.batch import Ids
 
 Lengths = TypeVar("Lengths", npt.NDArray[np.int64], npt.NDArray[np.float64])

@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from workbench.errors import CapacityError
+from workbench.core.errors import CapacityError
+from workbench.core.units import is_whole
 from workbench.scheduler.batch import NONE, Batch, Cut, Ids
 from workbench.scheduler.block_manager import BlockCounts
 from workbench.scheduler.paged_queue import Flight, PagedQueue
-from workbench.units import is_whole
 from workbench.workload import Workload
 
 

@@ -6,7 +6,7 @@ import enum
 import math
 from dataclasses import dataclass
 
-from workbench.errors import ScenarioError
+from workbench.core.errors import ScenarioError
 from workbench.scheduler.base import check_budget
 from workbench.scheduler.batch import NONE, Batch, Ids
 from workbench.scheduler.block_manager import BlockCounts, block_iterations

@@ -7,13 +7,13 @@ from itertools import chain, zip_longest
 
 import numpy as np
 
-from workbench.errors import CapacityError
+from workbench.core.errors import CapacityError
+from workbench.core.units import is_whole
 from workbench.scheduler.base import check_budget
 from workbench.scheduler.batch import NONE, Batch, Hint, Ids
 from workbench.scheduler.block_manager import BlockCounts
 from workbench.scheduler.paged_queue import PagedQueue
 from workbench.scheduler.token_balance import balance
-from workbench.units import is_whole
 from workbench.workload import Workload
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from workbench.errors import WorkloadError
+from workbench.core.errors import WorkloadError
 
 
 class Partition(NamedTuple):

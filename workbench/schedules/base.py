@@ -8,11 +8,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from workbench.display import short_name
+from workbench.core.display import short_name
 from workbench.pipeline import Pipeline
-from workbench.plan import WHOLE, Carry, Page, Plan, Task
+from workbench.pipeline.layer_graph import LayerGraph, Node, layer_graph
 from workbench.scheduler.batch import NONE, Batch, Ids
-from workbench.segments import LayerGraph, Node, layer_graph
+from workbench.schedules.plan import WHOLE, Carry, Page, Plan, Task
 
 
 class Step(enum.Flag):

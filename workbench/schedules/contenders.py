@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from workbench.errors import ScheduleError
+from workbench.core.errors import ScheduleError
 from workbench.pipeline import Pipeline
+from workbench.pipeline.layer_graph import layer_graph
 from workbench.schedules.base import Schedule, Step
 from workbench.schedules.cgopipe import CGOPipe
 from workbench.schedules.fastdecode import FastDecode
@@ -13,7 +14,6 @@ from workbench.schedules.ktransformers import KTransformers
 from workbench.schedules.layer_streaming import LayerStreaming
 from workbench.schedules.sequential import Sequential
 from workbench.schedules.vslpipe import VSLPipe
-from workbench.segments import layer_graph
 
 ALL: tuple[Schedule, ...] = (
     Sequential(prefetch=True),

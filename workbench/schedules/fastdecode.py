@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workbench.plan import Task
+from workbench.pipeline.layer_graph import LayerGraph
 from workbench.schedules.base import Step
-from workbench.schedules.micro_batches import (
-    MicroBatched,
-    WeightPlace,
-    attention_on_cpu,
-    check_attention_on_cpu,
-)
-from workbench.segments import LayerGraph
+from workbench.schedules.micro_batches import MicroBatched, WeightPlace, attention_on_cpu, check_attention_on_cpu
+from workbench.schedules.plan import Task
 
 
 @dataclass(frozen=True)

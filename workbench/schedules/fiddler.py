@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workbench.plan import Task
+from workbench.pipeline.layer_graph import LayerGraph
 from workbench.schedules.base import Schedule, Step
 from workbench.schedules.ktransformers import check_experts_on_cpu
+from workbench.schedules.plan import Task
 from workbench.schedules.sequential import Sequential
-from workbench.segments import LayerGraph
 
 
 @dataclass(frozen=True)

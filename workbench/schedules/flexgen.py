@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workbench.plan import Task
+from workbench.pipeline.layer_graph import LayerGraph
 from workbench.schedules.base import Step
 from workbench.schedules.micro_batches import (
     Dataflow,
@@ -15,7 +15,7 @@ from workbench.schedules.micro_batches import (
     shape,
     wrong_shape,
 )
-from workbench.segments import LayerGraph
+from workbench.schedules.plan import Task
 
 _A, _K, _G, _S, _B = range(5)
 _KV_TO_GPU = "gpu segment, h2d kv in, gpu segment, d2h kv out, gpu segment"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workbench.plan import Task
+from workbench.pipeline.layer_graph import Kind, LayerGraph
 from workbench.schedules.base import Schedule, Step
 from workbench.schedules.micro_batches import Dataflow, wrong_shape
-from workbench.segments import Kind, LayerGraph
+from workbench.schedules.plan import Task
 from workbench.stages import Device, decode_attention, experts
 
 NEEDED = "gpu(..., route) >> (gpu(shared_experts) | offload >> cpu(experts) >> load) >> gpu(combine)"

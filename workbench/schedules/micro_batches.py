@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from workbench.errors import ScheduleError
-from workbench.plan import Page, Task
+from workbench.core.errors import ScheduleError
+from workbench.core.units import is_whole
+from workbench.pipeline.layer_graph import EMBED, HEAD, WEIGHTS, Kind, LayerGraph
 from workbench.schedules.base import Schedule, Step, TaskList
-from workbench.segments import EMBED, HEAD, WEIGHTS, Kind, LayerGraph
-from workbench.units import is_whole
+from workbench.schedules.plan import Page, Task
 
 _A, _Q, _C, _H, _B = range(5)
 _ATTENTION_ON_CPU = "gpu segment, d2h move, cpu segment, h2d move, gpu segment"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workbench.plan import Task
+from workbench.pipeline.layer_graph import EMBED, HEAD, WEIGHTS, LayerGraph, Node
 from workbench.schedules.base import Step, TaskList
 from workbench.schedules.micro_batches import MicroBatched
-from workbench.segments import EMBED, HEAD, WEIGHTS, LayerGraph, Node
+from workbench.schedules.plan import Task
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from workbench.errors import ScheduleError
-from workbench.plan import Carry, Task
+from workbench.core.errors import ScheduleError
+from workbench.core.units import is_whole
+from workbench.pipeline.layer_graph import EMBED, HEAD, WEIGHTS, Kind, LayerGraph
 from workbench.schedules.base import Schedule, Step, TaskList
-from workbench.segments import EMBED, HEAD, WEIGHTS, Kind, LayerGraph
-from workbench.units import is_whole
+from workbench.schedules.plan import Carry, Task
 
 _A, _Q, _C, _H, _B = range(5)
 _SHAPE = ((Kind.SEGMENT, "gpu"), (Kind.MOVE, "d2h"), (Kind.SEGMENT, "cpu"), (Kind.MOVE, "h2d"), (Kind.SEGMENT, "gpu"))

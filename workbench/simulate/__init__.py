@@ -1,4 +1,7 @@
-"""HOW FAST, in virtual time."""
+"""HOW FAST, in virtual time: the clock that plays plans by their prices.
+
+It turns the serving loop of `workbench.serving` and gives a `Result`, as `bound` and `run` do.
+"""
 
 from workbench.simulate.clock import Detail, simulate
 from workbench.simulate.steady import in_flight, steady, steady_rates

@@ -9,18 +9,18 @@ import enum
 from dataclasses import replace
 from typing import ClassVar
 
-from workbench.errors import ScenarioError
-from workbench.plan import Plan, let_begin
-from workbench.plan_cost import LaidOut
-from workbench.prepared import Prepared
-from workbench.profile import Profile
-from workbench.result import Result, Source
+from workbench.core.errors import ScenarioError
+from workbench.core.result import Result, Source
+from workbench.core.timeline import Span, Timeline
+from workbench.hardware.profile import Profile
 from workbench.scenario import Scenario
 from workbench.scheduler.block_manager import BlockCounts
 from workbench.schedules.base import Schedule, Step
+from workbench.schedules.plan import Plan, let_begin
 from workbench.serving import prepare, serve
+from workbench.serving.plan_cost import LaidOut
+from workbench.serving.prepared import Prepared
 from workbench.simulate.late_bar import LateBar
-from workbench.timeline import Span, Timeline
 
 
 class Detail(enum.Enum):

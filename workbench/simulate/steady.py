@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from workbench.errors import CapacityError, ScenarioError
+from workbench.core.errors import CapacityError, ScenarioError
+from workbench.core.result import Result, Source
+from workbench.core.timeline import Timeline
 from workbench.pipeline import Pipeline
-from workbench.prepared import facts
-from workbench.result import Result, Source
 from workbench.scenario import Scenario
 from workbench.scheduler.batch import Batch, Ids
 from workbench.schedules.base import Schedule, Step
 from workbench.serving import prepare
+from workbench.serving.prepared import facts
 from workbench.simulate.clock import Detail, IterationClock, TaskClock
-from workbench.timeline import Timeline
 from workbench.workload import Workload
 
 

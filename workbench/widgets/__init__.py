@@ -1,8 +1,8 @@
 """What notebooks show: the dashboard, the strip and lane charts that it is made of, and sliders over any picture."""
 
-from workbench.widgets.dashboard import Dashboard
+from workbench.widgets.dashboard.dashboard import Dashboard
 from workbench.widgets.explore import Explore
-from workbench.widgets.gantt import Gantt
-from workbench.widgets.strip import Strip
+from workbench.widgets.parts.gantt import Gantt
+from workbench.widgets.parts.strip import Strip
 
 __all__ = ["Dashboard", "Explore", "Gantt", "Strip"]

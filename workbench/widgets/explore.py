@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from workbench.widgets.words import alert
+from workbench.widgets.parts.words import alert
 
 DPI = 100
 _WIDE = {"width": "420px"}

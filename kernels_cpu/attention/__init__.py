@@ -1,0 +1,1 @@
+"""Decode attention on a paged KV cache, latent attention too, and the append that feeds it."""

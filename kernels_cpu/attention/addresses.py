@@ -1,0 +1,40 @@
+"""Where the rows of a tile's tokens lie in the cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..codegen.compiled import compiled
+from .vectors import in_streams
+
+
+@compiled()
+def address_rows(table: Any, token: int, end: int, geometry: Any, rows: Any) -> None:
+    """Addresses of the rows of a tile's tokens in head 0; past the end they repeat the last one."""
+    base, block, block_bytes, row_bytes = geometry[0], geometry[1], geometry[2], geometry[3]
+    at, count = 0, min(len(rows), end - token)
+    while at < count:
+        page = (token + at) // block
+        offset = token + at - page * block
+        address = base + table[page] * block_bytes + offset * row_bytes
+        several = min(count - at, block - offset)
+        for x in range(several):
+            rows[at + x] = address + x * row_bytes
+        at += several
+    for x in range(count, len(rows)):
+        rows[x] = rows[count - 1]
+
+
+@compiled()
+def rows_and_order(table: Any, token: int, end: int, geometry: Any, rows: Any) -> None:
+    """Addresses of the rows of a tile's tokens in head 0, and once more in the order in which they are asked for."""
+    tokens = len(rows) // 2
+    address_rows(table, token, end, geometry, rows[:tokens])
+    in_streams(rows[:tokens], min(tokens, end - token), rows[tokens:])
+
+
+@compiled()
+def rows_of_task(table: Any, tasks: Any, index: int, geometry: Any, rows: Any) -> None:
+    """As `rows_and_order` for a task's first tile, if there is such a task."""
+    if index < len(tasks):
+        rows_and_order(table[tasks[index, 0]], tasks[index, 1], tasks[index, 2], geometry, rows)

@@ -1,0 +1,213 @@
+"""Append new keys and values to the paged KV cache that `flash_decode` reads."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..arguments import (
+    CACHED,
+    KINDS,
+    Operand,
+    check_apart,
+    checked,
+    contiguous,
+    frozen,
+    host_array,
+    in_rows,
+    scales_of,
+    writeable,
+)
+from ..codegen.compiled import compiled
+from ..codegen.numerics import ROUND
+from ..codegen.rounding import bfloat16
+from .portable import BF16, FP32
+
+
+@compiled()
+def _float16(bits: Any) -> Any:
+    """Bits of the fp16 nearest to fp32 bits, ties to even; NaN becomes a quiet NaN.
+
+    Below fp16's normal numbers, adding 1/2 in fp32 rounds: there its last bit is worth what fp16's smallest number is.
+    """
+    size = np.uint32(bits & 0x7FFFFFFF)
+    small = np.uint32(np.float32(size.view(np.float32) + np.float32(0.5)).view(np.uint32) - np.uint32(0x3F000000))
+    normal = (size + 0xFFF + ((size >> 13) & 1) - 0x38000000) >> 13
+    finite = small if size < 0x38800000 else normal
+    special = 0x7E00 | (size >> 13) & 0x3FF if size > 0x7F800000 else 0x7C00
+    return (finite if size < 0x47800000 else special) | (bits >> 16) & 0x8000
+
+
+@compiled()
+def _store(form: int, source: Any, target: Any) -> None:
+    """Copy fp32 bits, or round them to the 16 of the cache's format."""
+    if form == FP32:
+        for x in range(source.size):
+            target[x] = source[x]
+    elif form == BF16:
+        for x in range(source.size):
+            target[x] = bfloat16(source[x])
+    else:
+        for x in range(source.size):
+            target[x] = _float16(source[x])
+
+
+@compiled()
+def _store_numbers(source: Any, target: Any) -> Any:
+    """Whole numbers of -127 to 127, and what they are to be multiplied by; a row that is not finite becomes NaN."""
+    values, most = source.view(np.float32), np.float32(0)
+    for x in range(values.size):
+        size = abs(values[x])
+        most = size if size > most or size != size else most
+    scale = np.float32(most / np.float32(127))
+    if 0 < scale < np.inf:
+        for x in range(values.size):
+            number = np.float32(np.float32(values[x] / scale + ROUND) - ROUND)
+            target[x] = np.int8(min(max(number, np.float32(-127)), np.float32(127)))
+    else:
+        target[:] = 0
+    return scale
+
+
+@compiled()
+def _append_numbers(kv: Any, scales: Any, slots: Any, k: Any, k_stride: int, v: Any, v_stride: int) -> None:
+    kv_heads, block, dim = kv.shape[1], kv.shape[3], kv.shape[4]
+    for t in range(slots.size):
+        page = slots[t] // block
+        offset = slots[t] - page * block
+        for h in range(kv_heads):
+            key, value = k[t * k_stride + h * dim :], v[t * v_stride + h * dim :]
+            scales[page, h, 0, offset] = _store_numbers(key[:dim], kv[page, h, 0, offset])
+            scales[page, h, 1, offset] = _store_numbers(value[:dim], kv[page, h, 1, offset])
+
+
+@compiled()
+def _append(form: int, kv: Any, slots: Any, k: Any, k_stride: int, v: Any, v_stride: int) -> None:
+    kv_heads, block, dim = kv.shape[1], kv.shape[3], kv.shape[4]
+    for t in range(slots.size):
+        page = slots[t] // block
+        offset = slots[t] - page * block
+        for h in range(kv_heads):
+            _store(form, k[t * k_stride + h * dim : t * k_stride + (h + 1) * dim], kv[page, h, 0, offset])
+            _store(form, v[t * v_stride + h * dim : t * v_stride + (h + 1) * dim], kv[page, h, 1, offset])
+
+
+def _rows(name: str, operand: Operand, shape: tuple[int, int, int]) -> tuple[NDArray[np.uint32], int]:
+    """The bits of `operand` as one flat run and the distance between its rows, both in elements.
+
+    A slice of a fused qkv projection has rows apart; a flat run with a stride compiles once and still vectorises.
+    """
+    array = checked(name, operand, "T K D", np.float32)
+    if array.shape != shape:
+        raise ValueError(
+            f"{name} must have shape (T, K, D) = {shape} of slots and kv, not {array.shape}: pass one batch."
+        )
+    for row in array[:1]:
+        contiguous(f"each row of {name}", row)
+    flat, strides = in_rows(name, array)
+    return flat.view(np.uint32), strides[0]
+
+
+def append_kv(kv: Operand, slots: Operand, k: Operand, v: Operand, *, scales: Operand | None = None) -> None:
+    """Store one K row and one V row per new token into the slots of a paged cache, in place.
+
+        kv[slot // b, h, 0, slot % b] = k[t, h];  kv[slot // b, h, 1, slot % b] = v[t, h];  slot = slots[t]
+
+    One thread, with the GIL released. A cache of 16 bits rounds to nearest, ties to even; NaN stays NaN, and what fp16
+    cannot hold becomes infinite. A cache of int8 holds each row of D in units of 1/127 of its largest number, the row's
+    scale, at most half a unit away; a row that is not finite becomes NaN. Where a slot occurs twice, the last row wins.
+    Nothing is stored if any slot is out of range.
+
+    Parameters
+    ----------
+    kv : (P, K, 2, b, D) fp32, fp16, torch.bfloat16, uint16 that holds bfloat16 bits, or int8, C-contiguous
+        The cache, written in place.
+    slots : (T,) int64, C-contiguous
+        block * b + offset of each row, in 0 .. P * b - 1.
+    k, v : (T, K, D) fp32
+        New rows; each row (K, D) is contiguous, the rows may lie apart as in a slice of a fused qkv.
+    scales : (P, K, 2, b) fp32, C-contiguous
+        Of a cache of int8, and of no other: the rows' scales, written in place.
+
+    Raises
+    ------
+    TypeError
+        If an operand is neither array nor tensor, or has another dtype.
+    ValueError
+        If shapes disagree, an operand is not contiguous or overlaps the cache, or a slot is out of range.
+
+    Examples
+    --------
+    >>> kv = np.zeros((2, 1, 2, 4, 1), np.float32)
+    >>> append_kv(kv, np.array([5]), np.full((1, 1, 1), 3, np.float32), np.full((1, 1, 1), 7, np.float32))
+    >>> kv[1, 0, :, 1, 0]
+    array([3., 7.], dtype=float32)
+    """
+    cache = writeable("kv", checked("kv", kv, "P K 2 b D", *CACHED, np.int8))
+    where = contiguous("slots", checked("slots", slots, "T", np.int64))
+    blocks, kv_heads, halves, block, dim = cache.shape
+    if halves != 2 or 0 in cache.shape[1:]:
+        raise ValueError(
+            f"kv must have shape (P, K, 2, b, D) with K, b and D >= 1, not {cache.shape}: reshape the cache."
+        )
+    bad = np.flatnonzero((where < 0) | (where >= blocks * block))
+    if bad.size:
+        raise ValueError(
+            f"slots[{bad[0]}] must be in [0, {blocks * block}), the slots of kv, not {where[bad[0]]}: "
+            "pass block * b + offset of an allocated block."
+        )
+    shape = (where.size, kv_heads, dim)
+    k_bits, k_stride = _rows("k", k, shape)
+    v_bits, v_stride = _rows("v", v, shape)
+    factors = scales_of(cache, scales)
+    check_apart("kv", cache, slots=where, k=k_bits, v=v_bits)
+    if factors is not None:
+        check_apart("scales", factors, kv=cache, slots=where, k=k_bits, v=v_bits)
+        _append_numbers(
+            cache, writeable("scales", factors), frozen(where), k_bits, k_stride, v_bits, v_stride
+        )  # fmt: skip
+        return
+    cells = cache.view(np.uint32 if cache.itemsize == 4 else np.uint16)
+    _append(int(KINDS[cache.dtype.type]), cells, frozen(where), k_bits, k_stride, v_bits, v_stride)
+
+
+def append_kv_work(kv_heads: int, head_dim: int, rows: int, kv_itemsize: int) -> tuple[int, int]:
+    """Work that one call declares: (flops [flop], bytes [byte]); rows are read in fp32 and stored once.
+
+        flops = 0,  bytes = 2 K (4 D + D kv_itemsize + s) rows
+
+    where s is 4, a row's scale, for int8 and 0 for any other cache.
+
+    Examples
+    --------
+    >>> append_kv_work(kv_heads=8, head_dim=128, rows=2, kv_itemsize=2)
+    (0, 24576)
+    """
+    return 0, 2 * kv_heads * (4 * head_dim + row_bytes(head_dim, kv_itemsize)) * rows
+
+
+def row_bytes(head_dim: int, kv_itemsize: int) -> int:
+    """Bytes of a row of K or of V in the cache, with its scale if it is of int8."""
+    return head_dim * kv_itemsize + (4 if kv_itemsize == 1 else 0)
+
+
+def append_kv_reference(kv: Operand, slots: Operand, k: Operand, v: Operand) -> NDArray[Any]:
+    """`append_kv` into fp32 or 16 bits in plain numpy, the oracle of its tests, -> a new cache; `kv` is left alone.
+
+    Examples
+    --------
+    >>> row = np.ones((1, 1, 1), np.float32)
+    >>> append_kv_reference(np.zeros((1, 1, 2, 1, 1), np.uint16), np.array([0]), row, 2 * row).ravel()
+    array([16256, 16384], dtype=uint16)
+    """
+    cache = host_array("kv", kv).copy()
+    for half, operand in enumerate((k, v)):
+        rows = host_array("kv row", operand)
+        if cache.dtype == np.uint16:
+            bits = np.ascontiguousarray(rows).view(np.uint32).astype(np.uint64)
+            even = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+            rows = np.where(np.isnan(rows), bits >> 16 | 0x40, even).astype(np.uint16)
+        rows = rows.astype(cache.dtype)
+        for slot, row in zip(host_array("slots", slots), rows, strict=True):
+            cache[slot // cache.shape[3], :, half, slot % cache.shape[3]] = row
+    return cache

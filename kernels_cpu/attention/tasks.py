@@ -1,0 +1,252 @@
+"""What one thread does of a decode: takes runs of tokens, walks them tile by tile, merges the parts of a sequence."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..codegen.compiled import compiled
+from ..codegen.numerics import LOG2_E, aligned_floats
+from ..codegen.vector_ir import Kind
+from ..machine.features import CodePath
+from ..threads.runs import split
+from ..threads.task_counts import next_task, pull, task_done
+from .addresses import address_rows, rows_and_order, rows_of_task
+from .matrix_tasks import fits_matrices, matrix_decoder
+from .parts import clear, conclude, pack, per_head
+from .portable import INT8, cap_scores, read_scales, walk_tile
+from .vectors import Ahead, scores, slots, softmax, tile_tokens, weighted
+
+_COPIED = 64
+"""Tokens that the portable path copies out of the cache at a time."""
+
+MOST_HEADS = {16: 8, 8: 4}
+"""Query heads that share the rows in registers, by lanes: more would leave no second token to hide latency with."""
+
+
+@compiled()
+def _apply(scale: Any, count: int, room: int, tile: Any) -> None:
+    """Each token's scores, or weights, times its scale."""
+    for t in range(count):
+        for x in range(t * room, (t + 1) * room):
+            tile[x] *= scale[t]
+
+
+@functools.cache
+def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped: bool) -> Any:
+    """The loop of one thread over tasks, compiled for a shape; `group` query heads share a KV head.
+
+    Only numbers are closed over, so that Numba's disk cache knows the result again in another process.
+    """
+    form, chunks = int(kind), -(-group // MOST_HEADS[lanes])
+    size = -(-group // chunks)
+    room, rest = slots(size), group - (chunks - 1) * size
+    heads = size if chunks > 1 else 0  # no code for chunks that do not occur
+    ahead, scaled, tokens = int(Ahead.of(group)), kind is Kind.INT8, tile_tokens(dim * kind.itemsize)
+
+    @compiled()
+    def serve(
+        counter: int, q: Any, geometry: Any, scale_geometry: Any, table: Any, tasks: Any, first: Any, left: Any,
+        scale: Any, cap: Any, sinks: Any, tops: Any, totals: Any, parts: Any, out: Any,
+    ) -> None:  # fmt: skip
+        head_bytes, value_bytes, kv_heads = geometry[4], geometry[5], geometry[6]
+        all_heads, registers = q.shape[1], geometry[6] * chunks * lanes
+        tile, top, total = aligned_floats(tokens * room), aligned_floats(registers), aligned_floats(registers)
+        packed, sums = aligned_floats(all_heads * dim), aligned_floats(all_heads * value_dim)
+        top_of, total_of = np.empty(all_heads, np.float32), np.empty(all_heads, np.float32)
+        rows, coming = np.empty(2 * tokens, np.int64), np.empty(2 * tokens, np.int64)
+        places = np.empty(tokens, np.int64)
+        key_scale, value_scale = np.empty(tokens, np.float32), np.empty(tokens, np.float32)
+        index = next_task(counter)
+        rows_of_task(table, tasks, index, geometry, rows)
+        while index < len(tasks):
+            following = next_task(counter)
+            s, token, end, place = tasks[index, 0], tasks[index, 1], tasks[index, 2], tasks[index, 3]
+            pack(lanes, form, dim, q[s], scale, packed)
+            clear(top, total, sums)
+            while token < end:
+                count = min(tokens, end - token)
+                if token + tokens < end:
+                    rows_and_order(table[s], token + tokens, end, geometry, coming)
+                else:
+                    rows_of_task(table, tasks, following, geometry, coming)
+                if scaled:
+                    address_rows(table[s], token, end, scale_geometry, places)
+                for h in range(kv_heads):
+                    if scaled:
+                        read_scales(places, h * scale_geometry[4], count, key_scale)
+                        read_scales(places, h * scale_geometry[4] + scale_geometry[5], count, value_scale)
+                    here, tile_at, offset = rows.ctypes.data, tile.ctypes.data, h * head_bytes
+                    there = (rows if h + 1 < kv_heads else coming).ctypes.data + 8 * tokens
+                    soon = offset + head_bytes if h + 1 < kv_heads else 0
+                    for c in range(chunks):
+                        head, register = h * group + c * size, 4 * lanes * (h * chunks + c)
+                        q_at, sums_at = packed.ctypes.data + 4 * dim * head, sums.ctypes.data + 4 * value_dim * head
+                        if c + 1 < chunks:
+                            scores(lanes, form, dim, heads, room, 0, q_at, here, offset, count, tile_at, there, soon)
+                        else:
+                            scores(lanes, form, dim, rest, room, ahead, q_at, here, offset, count, tile_at, there, soon)
+                        if scaled:
+                            _apply(key_scale, count, room, tile)
+                        if capped:
+                            cap_scores(tile, count * room, cap)
+                        for x in range(count * room, tokens * room):
+                            tile[x] = -np.inf
+                        top_at, total_at = top.ctypes.data + register, total.ctypes.data + register
+                        value, later = offset + value_bytes, soon + value_bytes
+                        if c + 1 < chunks:
+                            softmax(
+                                lanes, form, value_dim, heads, room, 0, tokens, tile_at, top_at, total_at, sums_at,
+                                there, later,
+                            )  # fmt: skip
+                            if scaled:
+                                _apply(value_scale, count, room, tile)
+                            weighted(
+                                lanes, form, value_dim, heads, room, 0, tokens, tile_at, here, value, count, sums_at,
+                                there, later,
+                            )  # fmt: skip
+                        else:
+                            softmax(
+                                lanes, form, value_dim, rest, room, ahead, tokens, tile_at, top_at, total_at, sums_at,
+                                there, later,
+                            )  # fmt: skip
+                            if scaled:
+                                _apply(value_scale, count, room, tile)
+                            weighted(
+                                lanes, form, value_dim, rest, room, ahead, tokens, tile_at, here, value, count, sums_at,
+                                there, later,
+                            )  # fmt: skip
+                token += tokens
+                rows, coming = coming, rows
+            per_head(top, total, group, size, room, lanes, top_of, total_of)
+            conclude(
+                lanes, form, value_dim, s, place, top_of, total_of, sums, first, left, tops, totals, parts, sinks, out
+            )  # fmt: skip
+            index = following
+            task_done(counter)
+
+    return serve
+
+
+@compiled()
+def serve_portably(
+    counter: int, q: Any, geometry: Any, scale_geometry: Any, table: Any, tasks: Any, first: Any, left: Any,
+    scale: Any, cap: Any, sinks: Any, tops: Any, totals: Any, parts: Any, out: Any,
+) -> None:  # fmt: skip
+    """As `decoder`'s loop, for any shape and CPU."""
+    kv_heads, form = geometry[6], geometry[7]
+    heads, dim = q.shape[1], q.shape[2]
+    value_dim, group = out.shape[2], heads // kv_heads
+    packed, sums = np.empty(heads * dim, np.float32), np.empty(heads * value_dim, np.float32)
+    top, total = np.empty(heads, np.float32), np.empty(heads, np.float32)
+    tile, scores_ = np.empty((_COPIED, dim), np.uint32), np.empty((group, _COPIED), np.float32)
+    rows, places, row_scale = np.empty(_COPIED, np.int64), np.empty(_COPIED, np.int64), np.empty(_COPIED, np.float32)
+    shape = (kv_heads, group)
+    while True:
+        index = next_task(counter)
+        if index >= len(tasks):
+            return
+        s, token, end, place = tasks[index, 0], tasks[index, 1], tasks[index, 2], tasks[index, 3]
+        pack(0, 0, 0, q[s], scale, packed)
+        clear(top, total, sums)
+        while token < end:
+            address_rows(table[s], token, end, geometry, rows)
+            if form == INT8:
+                address_rows(table[s], token, end, scale_geometry, places)
+            walk_tile(
+                form, cap, rows, geometry, places, scale_geometry, min(_COPIED, end - token),
+                packed.reshape((kv_heads, group, dim)), top.reshape(shape), total.reshape(shape),
+                sums.reshape((kv_heads, group, value_dim)), tile, scores_, row_scale,
+            )  # fmt: skip
+            token += _COPIED
+        conclude(0, 0, 0, s, place, top, total, sums, first, left, tops, totals, parts, sinks, out)
+        task_done(counter)
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Where the rows of a paged cache lie.
+
+    Attributes
+    ----------
+    address : int
+    kind : Kind
+    block : int
+        Tokens per block.
+    block_bytes, row_bytes, head_bytes, value_bytes : int
+        From one block, row and KV head to the next, and from a key to its value [B].
+    kv_heads : int
+    scales : int
+        Address of the scales (P, K, 2, b) of INT8.
+    """
+
+    address: int
+    kind: Kind
+    block: int
+    block_bytes: int
+    row_bytes: int
+    head_bytes: int
+    value_bytes: int
+    kv_heads: int
+    scales: int = 0
+
+    @property
+    def geometry(self) -> NDArray[np.int64]:
+        """What the threads read."""
+        return np.array(
+            [self.address, self.block, self.block_bytes, self.row_bytes, self.head_bytes, self.value_bytes,
+             self.kv_heads, self.kind],
+            np.int64,
+        )  # fmt: skip
+
+    @property
+    def of_scales(self) -> Cache:
+        """Where the scales lie, as rows of one fp32."""
+        half = 4 * self.block
+        return Cache(self.scales, Kind.FP32, self.block, self.kv_heads * 2 * half, 4, 2 * half, half, self.kv_heads)
+
+
+def decode(
+    q: NDArray[np.float32],
+    cache: Cache,
+    table: NDArray[np.int32],
+    lengths: NDArray[np.int64],
+    out: NDArray[np.float32],
+    *,
+    scale: float,
+    window: int | None,
+    cap: float | None,
+    sinks: NDArray[np.float32] | None,
+    threads: int,
+    path: CodePath,
+) -> None:
+    """Attention of q (B, H, D) over checked operands into out (B, H, D of V)."""
+    begins = np.zeros_like(lengths) if window is None else np.maximum(lengths - window, 0)
+    tasks, first = split(begins, lengths)
+    (heads, dim), value_dim = q.shape[1:], out.shape[2]
+    lanes = even_lanes(path, dim, value_dim)
+    several = len(tasks) if len(tasks) > len(lengths) else 0
+    arguments = (
+        q, cache.geometry, cache.of_scales.geometry, table, tasks, first, np.diff(first),
+        np.float32(scale * LOG2_E), np.float32(cap or 0),
+        np.empty(0, np.float32) if sinks is None else sinks * np.float32(LOG2_E),
+        np.empty((several, heads), np.float32), np.empty((several, heads), np.float32),
+        np.empty((several, heads * value_dim), np.float32), out,
+    )  # fmt: skip
+    if fits_matrices(path, cache.kind, heads // cache.kv_heads, dim, value_dim):
+        serve = matrix_decoder(heads // cache.kv_heads, dim, value_dim, cap is not None)
+    elif lanes:
+        serve = decoder(lanes, cache.kind, heads // cache.kv_heads, dim, value_dim, cap is not None)
+    else:
+        serve = serve_portably
+    pull(lambda counter: serve(counter, *arguments), len(tasks), min(threads, len(tasks)))
+
+
+def even_lanes(path: CodePath, *dims: int) -> int:
+    """The widest registers of the path that rows of these lengths fill evenly, or 0."""
+    fitting = [lanes for lanes in (16, 8) if lanes <= path.value and not any(dim % lanes for dim in dims)]
+    return fitting[0] if fitting else 0

@@ -1,0 +1,125 @@
+"""The Numba settings of this package: the GIL released, kept on disk until any file of the package changes.
+
+What is kept on disk may only help: files that cannot be read are made anew, and where none can be written each process
+compiles for itself.
+"""
+
+import functools
+import hashlib
+import pickle
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, cast
+
+from numba import config, njit
+from numba.core.caching import FunctionCache, IndexDataCacheFile
+from numba.extending import intrinsic
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _digest() -> str:
+    """Of every file in every folder of `kernels_cpu`."""
+    found, package = hashlib.sha256(), Path(__file__).parents[1]
+    for file in sorted(package.rglob("*.py")):
+        found.update(file.relative_to(package).as_posix().encode() + file.read_bytes())
+    return found.hexdigest()
+
+
+_SOURCES = _digest()
+
+
+@functools.cache
+def _tell(problem: str) -> None:
+    """Say it once in a process."""
+    warnings.warn(problem, RuntimeWarning, stacklevel=2)
+
+
+def _not_read(folder: object) -> None:
+    _tell(f"compiled kernels kept in {folder} are damaged and compiled again, which takes up to half a minute.")
+
+
+def _not_written() -> None:
+    _tell(
+        "compiled kernels cannot be kept on disk, and each process compiles them again, for up to half a minute; make "
+        "room in ~/.cache and let it be written, or set NUMBA_CACHE_DIR to another folder."
+    )
+
+
+class _Files(IndexDataCacheFile):
+    """Index and code of one function. Code stands behind its digest: damaged machine code would end the process."""
+
+    def _load_index(self) -> dict[Any, str]:
+        try:
+            found = super()._load_index()  # type: ignore[no-untyped-call]
+        except Exception:  # whatever pickle makes of a damaged file
+            _not_read(self._cache_path)
+            found = {}
+        return found if isinstance(found, dict) else {}
+
+    def _load_data(self, name: str) -> Any:
+        raw = Path(self._data_path(name)).read_bytes()  # type: ignore[no-untyped-call]
+        digest, code = raw[:32], raw[32:]
+        if hashlib.sha256(code).digest() != digest:
+            _not_read(self._cache_path)
+            return None
+        return pickle.loads(code)
+
+    def _save_data(self, name: str, data: Any) -> None:
+        code = self._dump(data)  # type: ignore[no-untyped-call]
+        with self._open_for_write(self._data_path(name)) as file:  # type: ignore[no-untyped-call]
+            file.write(hashlib.sha256(code).digest() + code)
+
+
+class _PackageCache(FunctionCache):
+    """Numba's disk cache looks only at the file of the function itself: here an edit of what it calls counts too."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)  # type: ignore[no-untyped-call]
+        impl = self._impl
+        chosen = Path(config.CACHE_DIR)
+        if config.CACHE_DIR and Path(self._cache_path).parent == chosen:  # one for all copies of the same sources
+            folder = Path(function.__code__.co_filename).parent.name  # names of files and functions differ within it
+            self._cache_path = impl.locator._cache_path = str(chosen / f"kernels_cpu_{_SOURCES[:16]}_{folder}")
+        self._cache_file = _Files(self._cache_path, impl.filename_base, _SOURCES)  # type: ignore[no-untyped-call]
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Load what is kept for a signature, or None."""
+        try:
+            return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+        except Exception:
+            _not_read(self._cache_path)
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep what was compiled, where that is possible."""
+        try:
+            super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+        except OSError:
+            _not_written()
+
+
+def compiled(*fastmath: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Compile with these LLVM fast-math flags; never nnan or ninf, so that NaN in live data stays NaN."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        dispatcher: Any = njit(nogil=True, error_model="numpy", fastmath=set(fastmath))(function)
+        try:
+            dispatcher._cache = _PackageCache(function)
+        except (RuntimeError, OSError):  # no folder for it can be written
+            _not_written()
+        return cast(Callable[P, R], dispatcher)
+
+    return decorate
+
+
+def emitted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An intrinsic of Numba: what it returns emits LLVM instructions; literal arguments arrive as such."""
+    return cast(Callable[..., Any], intrinsic(prefer_literal=True)(function))
+
+
+def literal(value: Any) -> int:
+    """An argument of an intrinsic that was given as a literal."""
+    return int(value.literal_value)

@@ -1,0 +1,1 @@
+"""Routed experts: packed weights, the products' inner loops, and the tasks that threads take."""

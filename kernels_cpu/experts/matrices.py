@@ -1,0 +1,199 @@
+"""The experts' inner loops with matrix registers: a block of 64 rows of packed weights times up to 16 tokens.
+
+Packed words already lie as the right operand of a product: row s of it holds word s of every row of the block. With
+BF16 tokens are cut into three bf16 each, so that products are exact as in `vectors`; but an infinity gives NaN,
+and denormal parts count as zero. With INT8 all is whole numbers until a group's sums are scaled, and INT4 is unpacked
+to bytes before, so that results are those of `vectors` to the bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import types
+
+from ..codegen.compiled import emitted, literal
+from ..codegen.matrix_ir import PARTS, ROWS, Matrices
+from ..codegen.vector_ir import I64, LINE, Emitter
+from .vectors import ahead, nibbles
+from .weights import ROWS as BLOCK
+from .weights import Format
+
+COLUMNS = 2 * ROWS
+"""Columns that are multiplied together, of which rows must have a multiple."""
+TOGETHER = ROWS
+"""Most tokens that one reading of a block serves."""
+_SUMS, _TOKENS, _WEIGHTS = range(4), range(4, 4 + PARTS), 7
+
+
+@emitted
+def shape(typing: Any, parts: Any, tokens: Any) -> Any:
+    """Shape the registers for blocks of so many tokens; nothing without `PARTS` parts."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if literal(parts) == PARTS:
+            Matrices(builder).shape([(arguments[1], ROWS)] * (len(_SUMS) + PARTS) + [(ROWS, ROWS)])
+        return context.get_dummy_value()
+
+    return types.void(parts, types.int64), emit
+
+
+@emitted
+def matrix_block(
+    typing: Any, parts: Any, whole: Any, block: Any, x: Any, stride: Any, part: Any, steps: Any, out: Any, apart: Any
+) -> Any:
+    """out[t, r] = row[r] . x[t] for the tokens of `shape`, whose rows lie `stride` bytes apart and their parts `part`.
+
+    Nothing without `PARTS` parts.
+    """
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if literal(parts) != PARTS:
+            return context.get_dummy_value()
+        e, m = Emitter(builder, ROWS), Matrices(builder)
+        block_, x_, stride_, part_, steps_, out_, apart_ = arguments[2:]
+        used = _TOKENS[: PARTS if literal(whole) else 1]
+        for total in _SUMS:
+            m.clear(total)
+
+        def step(index: Any, _: list[Any]) -> list[Any]:
+            here = e.at(block_, builder.mul(index, I64(4 * BLOCK * ROWS)))
+            at = e.at(x_, builder.mul(index, I64(LINE)))
+            for tokens in used:
+                m.load(tokens, at, stride_)
+                at = e.at(at, part_)
+            for x, total in enumerate(_SUMS):
+                m.load(_WEIGHTS, e.at(here, LINE * x), I64(4 * BLOCK))
+                for y, tokens in enumerate(used):
+                    m.multiply(total, tokens, _WEIGHTS)
+                    for line in range(ROWS * y // len(used), ROWS * (y + 1) // len(used)):
+                        ahead(e, e.at(here, LINE * (ROWS * x + line)))
+            return []
+
+        e.loop(builder.sdiv(steps_, I64(ROWS)), [], step)
+        for x, total in enumerate(_SUMS):
+            m.store(total, e.at(out_, LINE * x), apart_)
+        return context.get_dummy_value()
+
+    return types.void(parts, whole, *[types.int64] * 7), emit
+
+
+_BYTES, _NUMBERS = 4, 5
+"""Registers of tokens and weights in bytes; the sums are those of `matrix_block`."""
+
+
+def columns_together(group: int) -> int:
+    """Columns of INT8 or INT4 that are multiplied together, of which a group has a multiple; 0 if it has none."""
+    return next((columns for columns in (64, 32) if group % columns == 0), 0)
+
+
+@emitted
+def shape_bytes(typing: Any, columns: Any) -> Any:
+    """Shape the registers for so many columns of 16 tokens and 64 rows; nothing without columns."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        words = literal(columns) // 4
+        if words:
+            Matrices(builder).shape([(ROWS, ROWS)] * len(_SUMS) + [(ROWS, words), (words, ROWS)])
+        return context.get_dummy_value()
+
+    return types.void(columns), emit
+
+
+@emitted
+def unpack(typing: Any, words: Any, steps: Any, target: Any) -> Any:
+    """INT4 words (steps, 64) as INT8 words (2 steps, 64)."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        e = Emitter(builder, ROWS)
+        words_, steps_, target_ = arguments
+
+        def step(index: Any, _: list[Any]) -> list[Any]:
+            here = e.at(words_, builder.mul(index, I64(4 * BLOCK)))
+            to = e.at(target_, builder.mul(index, I64(8 * BLOCK)))
+            for place in range(0, 4 * BLOCK, LINE):
+                ahead(e, e.at(here, place))
+                both = e.load(e.at(here, place), e.i32s, LINE)
+                for part in range(2):
+                    e.store(nibbles(e, both, part), e.at(to, 4 * BLOCK * part + place), LINE)
+            return []
+
+        e.loop(steps_, [], step)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), emit
+
+
+@emitted
+def scaled_matrix_block(
+    typing: Any, columns: Any, form: Any,
+    numbers: Any, scales: Any, x: Any, stride: Any, left: Any, products: Any, x_scales: Any, offsets: Any, apart: Any,
+    tile: Any, sums: Any,
+) -> Any:  # fmt: skip
+    """sums[t, r] += scale[r] x_scale[t] (offset[t] + row[r] . x[t]) over the columns of one group.
+
+    `numbers` are the group's words, of INT4 `unpack`ed; 16 tokens, of which `left` count, lie `stride` bytes apart,
+    their scales and offsets `apart`; `tile` (16, 64) int32 is scratch. Nothing without columns.
+    """
+    words, from_memory = literal(columns) // 4, Format(literal(form)) is Format.INT8
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if not words:
+            return context.get_dummy_value()
+        e, m = Emitter(builder, ROWS), Matrices(builder)
+        numbers_, scales_, x_, stride_, left_, products_, x_scales_, offsets_, apart_, tile_, sums_ = arguments[2:]
+        for total in _SUMS:
+            m.clear(total)
+
+        def product(index: Any, _: list[Any]) -> list[Any]:
+            here = e.at(numbers_, builder.mul(index, I64(4 * BLOCK * words)))
+            m.load(_BYTES, e.at(x_, builder.mul(index, I64(4 * words))), stride_)
+            for x, total in enumerate(_SUMS):
+                m.load(_NUMBERS, e.at(here, LINE * x), I64(4 * BLOCK))
+                m.multiply_bytes(total, _BYTES, _NUMBERS)
+                for line in range(words if from_memory else 0):
+                    ahead(e, e.at(here, LINE * (words * x + line)))
+            return []
+
+        e.loop(products_, [], product)
+        for x, total in enumerate(_SUMS):
+            m.store(total, e.at(tile_, LINE * x), I64(4 * BLOCK))
+        places = range(0, 4 * BLOCK, LINE)
+        own = [e.load_f32(scales_, place) for place in places]
+
+        def token(index: Any, _: list[Any]) -> list[Any]:
+            behind = builder.mul(index, apart_)
+            start, factor = e.spread_i32(e.at(offsets_, behind)), e.spread_f32(e.at(x_scales_, behind))
+            row = builder.mul(index, I64(4 * BLOCK))
+            here, to = e.at(tile_, row), e.at(sums_, row)
+            for place, scale in zip(places, own, strict=True):
+                total = builder.sitofp(builder.add(e.load(e.at(here, place), e.i32s, LINE), start), e.f32s)
+                e.store_f32(e.fma(total, builder.fmul(scale, factor), e.load_f32(to, place)), to, place)
+            return []
+
+        e.loop(left_, [], token)
+        return context.get_dummy_value()
+
+    return types.void(columns, form, *[types.int64] * 11), emit
+
+
+@emitted
+def store_rows(typing: Any, columns: Any, sums: Any, count: Any, out: Any, apart: Any) -> Any:
+    """Rows of 64 fp32, one behind the other, to so many bytes apart; nothing without columns."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if not literal(columns):
+            return context.get_dummy_value()
+        e = Emitter(builder, ROWS)
+        sums_, count_, out_, apart_ = arguments[1:]
+
+        def row(index: Any, _: list[Any]) -> list[Any]:
+            here, to = e.at(sums_, builder.mul(index, I64(4 * BLOCK))), e.at(out_, builder.mul(index, apart_))
+            for place in range(0, 4 * BLOCK, LINE):
+                e.store_f32(e.load_f32(here, place), to, place)
+            return []
+
+        e.loop(count_, [], row)
+        return context.get_dummy_value()
+
+    return types.void(columns, *[types.int64] * 4), emit

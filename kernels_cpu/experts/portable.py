@@ -1,0 +1,50 @@
+"""The portable form of the experts' inner loops: rows of a block are neighbours, so the compiler finds vectors."""
+
+from typing import Any
+
+import numpy as np
+
+from ..codegen.compiled import compiled
+from .weights import ROWS
+
+
+@compiled("contract")
+def fp32_rows(words: Any, x: Any, out: Any) -> None:
+    """out[r] = row[r] . x, of words (steps, 64) of FP32."""
+    out[:] = 0
+    for s in range(len(words)):
+        for r in range(ROWS):
+            out[r] += np.uint32(words[s, r]).view(np.float32) * x[s]
+
+
+@compiled("contract")
+def bf16_rows(words: Any, x: Any, out: Any) -> None:
+    """As `fp32_rows`, of BF16."""
+    out[:] = 0
+    for s in range(len(words)):
+        for r in range(ROWS):
+            low = np.uint32(words[s, r] << np.uint32(16)).view(np.float32)
+            high = np.uint32(words[s, r] & np.uint32(0xFFFF0000)).view(np.float32)
+            out[r] += low * x[2 * s] + high * x[2 * s + 1]
+
+
+@compiled("contract")
+def scaled_rows(
+    words: Any, per_word: int, scales: Any, x: Any, x_scales: Any, offsets: Any, sums: Any, out: Any
+) -> None:  # fmt: skip
+    """As `scaled_block` for one token, of INT8 (4 per word) or INT4 (8); `sums` (64,) int32 is scratch."""
+    groups = len(scales)
+    steps, bits = len(words) // groups, np.uint32(32 // per_word)
+    mask = np.uint32((1 << (32 // per_word)) - 1)
+    out[:] = 0
+    for g in range(groups):
+        sums[:] = offsets[g]
+        for s in range(g * steps, (g + 1) * steps):
+            for j in range(per_word):
+                # INT4: the low halves of the four bytes, then the high ones
+                shift = np.uint32(8 * (j % 4) + (4 if j >= 4 else 0)) if per_word == 8 else np.uint32(bits * j)
+                number = np.int32(x[s * per_word + j])
+                for r in range(ROWS):
+                    sums[r] += np.int32(np.uint32(words[s, r] >> shift) & mask) * number
+        for r in range(ROWS):
+            out[r] += np.float32(sums[r]) * (scales[g, r] * x_scales[g])

@@ -1,0 +1,75 @@
+"""The experts' inner loop on weights as they lie, row behind row: a few rows times a few tokens, in registers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import types
+
+from ..codegen.compiled import emitted, literal
+from ..codegen.vector_ir import I64, Emitter, Kind, Piece
+from .vectors import SUMS, ahead, rows_of
+from .weights import ROWS
+
+TOKENS = 4
+"""Most tokens that one reading of a row serves."""
+
+
+def _together(lanes: int, tokens: int) -> int:
+    """Rows that are read side by side: so many streams come in faster than one, and share the tokens' loads."""
+    return 4 if 4 * tokens <= SUMS[lanes] else 2
+
+
+@emitted
+def row_block(
+    typing: Any, lanes: Any, tokens: Any,
+    block: Any, x: Any, stride: Any, left: Any, steps: Any, out: Any, apart: Any,
+) -> Any:  # fmt: skip
+    """out[t, r] = row[r] . x[t] in fp32 over 64 rows of bf16, `steps` registers each.
+
+    Tokens in fp32, in `split` order, `stride` bytes apart; code for `tokens`, of which `left` are there.
+    """
+    width, count = literal(lanes), literal(tokens)
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if not width:
+            return context.get_dummy_value()
+        e, line = Emitter(builder, width), 4 * width
+        block_, x_, stride_, left_, steps_, out_, apart_ = arguments[2:]
+        token, result = rows_of(e, x_, stride_, count, left_), rows_of(e, out_, apart_, count, left_)
+        row_bytes, several = builder.mul(steps_, I64(line)), _together(width, count)
+        halves = 2 if 2 * several * count <= SUMS[width] else 1  # even and odd columns apart: none waits for the other
+
+        def step(index: Any, sums: list[Any], rows: list[Any]) -> list[Any]:
+            place = builder.mul(index, I64(line))
+            weights = []
+            for row in rows:
+                here = e.at(row, place)
+                ahead(e, here)
+                weights.append(e.widen(Piece(0, 2), here, Kind.BF16))
+            for t in range(count):
+                at = e.at(token[t], builder.mul(index, I64(2 * line)))
+                for half in range(2):
+                    number = e.load_f32(at, half * line)
+                    for r in range(several):
+                        own = (r * count + t) * halves + half % halves
+                        sums[own] = e.fma(weights[r][half], number, sums[own])
+            return sums
+
+        def group(number: Any, _: list[Any]) -> list[Any]:
+            first = builder.mul(number, I64(several))
+            rows = [e.at(block_, builder.mul(builder.add(first, I64(r)), row_bytes)) for r in range(several)]
+            start = [e.zero] * (several * count * halves)
+            sums = e.loop(steps_, start, lambda index, carried: step(index, list(carried), rows))
+            for r in range(several):
+                for t in range(count):
+                    own = sums[(r * count + t) * halves : (r * count + t + 1) * halves]
+                    total = e.across(own[0] if halves == 1 else builder.fadd(*own), builder.fadd)
+                    place = builder.mul(builder.add(first, I64(r)), I64(4))
+                    e.store(builder.extract_element(total, I64(0)), e.at(result[t], place), 4)
+            return []
+
+        e.loop(I64(ROWS // several), [], group)
+        return context.get_dummy_value()
+
+    return types.void(lanes, tokens, *[types.int64] * 7), emit

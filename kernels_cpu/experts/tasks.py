@@ -1,0 +1,337 @@
+"""What threads do for the experts: five phases, each a queue of tasks that whoever is free takes the next of.
+
+Form the rows of the tokens; gate and up, block of 64 rows after block; SwiGLU; down; and the weighted sums. A phase
+begins when all tasks of the one before are done, so a call needs its threads only once, and one that comes late, or
+not at all, holds up nobody.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+from numba import literally  # type: ignore[attr-defined]
+
+from ..codegen.compiled import compiled
+from ..codegen.matrix_ir import PARTS, release
+from ..codegen.numerics import aligned_floats
+from ..machine.features import CodePath, has, has_matrices, is_zen
+from ..threads.task_counts import next_task, task_done, tasks_done
+from .activations import fill, fill_swiglu
+from .matrices import (
+    COLUMNS,
+    TOGETHER,
+    columns_together,
+    matrix_block,
+    scaled_matrix_block,
+    shape,
+    shape_bytes,
+    store_rows,
+    unpack,
+)
+from .portable import bf16_rows, fp32_rows, scaled_rows
+from .rows import TOKENS, row_block
+from .vectors import exact_block, rounded_block, scaled_block
+from .weights import ROWS, STREAMS, Format, Matrices, PackedExperts
+
+FEW = 4
+"""Most tokens of an expert that vectors multiply, those of BF16 weights in fp32, where the CPU multiplies bf16 or
+matrices too: so few wait for memory anyway.
+
+Rounded against exact on two Zen 4 cores, at 1, 4, 5 and 8 tokens: 0.92, 0.96, 1.02 and 1.16 times as fast. Matrix
+registers against vectors on a core of a Xeon with AMX, both exact, at 5, 8, 16, 32 and 512: 1.1, 1.2, 1.7, 2.0 and 2.7;
+with INT8 1.1, 1.2, 1.4, 1.6 and 1.8, with INT4 1.1, 1.2, 1.7, 1.9 and 2.3.
+"""
+MANY = 32
+"""Most tokens of an expert that matrix registers multiply exactly: above, what is multiplied is the nearest bf16.
+
+Exact and rounded in GFLOP/s on a core of a Xeon with AMX, and torch, which rounds, at 16, 32, 64, 128 and 512 tokens:
+160, 176, 113; 227, 259, 189; 263, 351, 257; 316, 439, 387; 411, 597, 579.
+"""
+_STREAMS = 1 if is_zen() else STREAMS
+"""In how many streams a block is read for the first tokens; then it is in a cache, where one is up to 1.4 times faster.
+
+Shares of sequential reading, itself one stream, on two cores of an Ice Lake Xeon at 1 and 4 tokens of an expert: 1
+stream 0.93 and 0.87, 2 streams 1.00 and 0.97, 4 streams 1.07 to 1.10 and 0.97 to 0.99.
+"""
+_FP32, _BF16, _INT4 = int(Format.FP32), int(Format.BF16), int(Format.INT4)
+PHASES = 5
+_KEPT = 1 << 20
+"""Bytes of blocks, or of rows, that stay in L2 while they are read again and again."""
+_RUN = 64
+"""Tokens whose sums stay in L1 from one group of INT8 or INT4 to the next; 32 to 256 are within a tenth."""
+
+
+def parts_of(experts: PackedExperts, path: CodePath, exact: bool) -> int:
+    """How many bf16 stand for a number of an expert's many tokens: 0 for fp32, 1 rounded, 3 that make it up.
+
+    Rounded for products of pairs is for Zen: on a Xeon with AMX those are 0.97 to 0.7 times as fast as exact ones.
+    """
+    both = experts.gate_up, experts.down
+    if experts.format is not Format.BF16 or path is not CodePath.AVX512 or experts.gate_up.in_place:
+        return 0
+    if has_matrices() and not any(matrices.width % COLUMNS for matrices in both):
+        return PARTS
+    return 1 if is_zen() and has("avx512bf16") and not exact else 0
+
+
+def columns_of(experts: PackedExperts, path: CodePath) -> int:
+    """Columns of INT8 or INT4 that matrix registers multiply together for an expert's many tokens, or 0."""
+    if not experts.format.scaled or path is not CodePath.AVX512 or not has_matrices():
+        return 0
+    return columns_together(math.gcd(experts.gate_up.group, experts.down.group))
+
+
+def blocks_of(matrices: Matrices, parts: int, most: int) -> int:
+    """Blocks of a task: several where the rows of so many tokens would leave L2 from block to block."""
+    fits = 2 * parts * matrices.width * most <= _KEPT
+    return 1 if parts < PARTS or fits else max(1, _KEPT // (2 * ROWS * matrices.width))
+
+
+@compiled()
+def _floats(
+    lanes: int, form: int, parts: int, block: int, steps: int, begin: int, end: int, x: Any, out: Any, number: int
+) -> None:
+    """A block of FP32 or BF16 times the rows begin .. end - 1."""
+    literally(lanes), literally(form), literally(parts)
+    stride, apart = 4 * x.exact.shape[1], 4 * out.shape[1]
+    base, result = x.exact.ctypes.data, out.ctypes.data + 4 * ROWS * number
+    if parts == 1 and end - begin > FEW:
+        stride, base = 4 * x.pairs.shape[1], x.pairs.ctypes.data
+        for t in range(begin, end, 6):
+            at, to, left = base + t * stride, result + t * apart, end - t
+            if left > 4 and t > begin:
+                rounded_block(lanes, form, 6, 1, block, at, stride, left, steps, to, apart)
+            elif left > 4:
+                rounded_block(lanes, form, 6, _STREAMS, block, at, stride, left, steps, to, apart)
+            elif left > 2:
+                rounded_block(lanes, form, 4, _STREAMS, block, at, stride, left, steps, to, apart)
+            else:
+                rounded_block(lanes, form, 2, _STREAMS, block, at, stride, left, steps, to, apart)
+        return
+    for t in range(begin, end, 4):
+        at, to, left = base + t * stride, result + t * apart, end - t
+        if left > 2 and t > begin:
+            exact_block(lanes, form, 4, 1, block, at, stride, left, steps, to, apart)
+        elif left > 2:
+            exact_block(lanes, form, 4, _STREAMS, block, at, stride, left, steps, to, apart)
+        elif left == 2:
+            exact_block(lanes, form, 2, _STREAMS, block, at, stride, left, steps, to, apart)
+        else:
+            exact_block(lanes, form, 1, _STREAMS, block, at, stride, left, steps, to, apart)
+
+
+@compiled()
+def _matrices(
+    parts: int, whole: bool, block: int, steps: int, blocks: int, begin: int, end: int, x: Any, out: Any, number: int
+) -> None:  # fmt: skip
+    """Some blocks of BF16 times the rows begin .. end - 1; a few rows stay in a cache from block to block."""
+    literally(parts)
+    stride, apart = 4 * x.pairs.shape[1], 4 * out.shape[1]
+    base, result = x.pairs.ctypes.data, out.ctypes.data + 4 * ROWS * number
+    for t in range(begin, end, TOGETHER):
+        if t == begin or end - t < TOGETHER:
+            shape(parts, min(TOGETHER, end - t))
+        for b in range(blocks):
+            at, to = block + 4 * ROWS * steps * b, result + t * apart + 4 * ROWS * b
+            if whole:
+                matrix_block(parts, 1, at, base + t * stride, stride, 4 * steps, steps, to, apart)
+            else:
+                matrix_block(parts, 0, at, base + t * stride, stride, 4 * steps, steps, to, apart)
+    release()
+
+
+@compiled()
+def _in_place(lanes: int, block: int, steps: int, begin: int, end: int, x: Any, out: Any, number: int) -> None:
+    """A block of BF16 rows as they lie times the rows begin .. end - 1."""
+    literally(lanes)
+    stride, apart = 4 * x.exact.shape[1], 4 * out.shape[1]
+    base, result = x.exact.ctypes.data, out.ctypes.data + 4 * ROWS * number
+    for t in range(begin, end, TOKENS):
+        at, to, left = base + t * stride, result + t * apart, end - t
+        if left > 2:
+            row_block(lanes, 4, block, at, stride, left, steps, to, apart)
+        elif left == 2:
+            row_block(lanes, 2, block, at, stride, left, steps, to, apart)
+        else:
+            row_block(lanes, 1, block, at, stride, left, steps, to, apart)
+
+
+@compiled()
+def _scaled(
+    lanes: int, form: int, block: int, steps: int, scales: int, groups: int, begin: int, end: int, x: Any, out: Any,
+    number: int,
+) -> None:  # fmt: skip
+    """A block of INT8 or INT4 times the rows begin .. end - 1.
+
+    Four first: of the code for six, which multiplies faster, the hardware often does not foresee the block's reading
+    (0.4 of the rate on Zen 4), so it takes over when the block is in a cache.
+    """
+    literally(lanes), literally(form)
+    stride, apart, each = x.numbers.shape[1], 4 * out.shape[1], steps // groups
+    base, result, t = x.numbers.ctypes.data, out.ctypes.data + 4 * ROWS * number, begin
+    while t < end:
+        at, to, left = base + t * stride, result + t * apart, end - t
+        own, start = x.scales.ctypes.data + 4 * groups * t, x.offsets.ctypes.data + 4 * groups * t
+        if left > 4 and t > begin:
+            scaled_block(lanes, form, 6, block, scales, at, stride, left, own, start, groups, each, to, apart)
+            t += 6
+        elif left > 2:
+            scaled_block(lanes, form, 4, block, scales, at, stride, left, own, start, groups, each, to, apart)
+            t += 4
+        elif left == 2:
+            scaled_block(lanes, form, 2, block, scales, at, stride, left, own, start, groups, each, to, apart)
+            t += 2
+        else:
+            scaled_block(lanes, form, 1, block, scales, at, stride, left, own, start, groups, each, to, apart)
+            t += 1
+
+
+@compiled()
+def _scaled_matrices(
+    form: int, columns: int, block: int, steps: int, scales: int, groups: int, begin: int, end: int, x: Any, out: Any,
+    number: int,
+) -> None:  # fmt: skip
+    """A block of INT8 or INT4 times the rows begin .. end - 1, group after group, by matrix registers."""
+    literally(form), literally(columns)
+    stride, apart, each = x.numbers.shape[1], 4 * groups, steps // groups
+    sums, tile = aligned_floats(_RUN * ROWS), aligned_floats(TOGETHER * ROWS)
+    unpacked = aligned_floats(2 * each * ROWS if form == _INT4 else 0)
+    shape_bytes(columns)
+    for first in range(begin, end, _RUN):
+        past = min(first + _RUN, end)
+        sums[: (past - first) * ROWS] = 0
+        for g in range(groups):
+            numbers: Any = block + 4 * ROWS * each * g
+            if form == _INT4:
+                unpack(numbers, each, unpacked.ctypes.data)
+                numbers = np.int64(unpacked.ctypes.data)  # of int64 and uint64 Numba makes float64
+            for t in range(first, past, TOGETHER):
+                scaled_matrix_block(
+                    columns, form, numbers, scales + 4 * ROWS * g, x.numbers.ctypes.data + t * stride + each * form * g,
+                    stride, min(TOGETHER, past - t), each * form // columns, x.scales.ctypes.data + t * apart + 4 * g,
+                    x.offsets.ctypes.data + t * apart + 4 * g, apart, tile.ctypes.data,
+                    sums.ctypes.data + 4 * ROWS * (t - first),
+                )  # fmt: skip
+        to = out.ctypes.data + 4 * (out.shape[1] * first + ROWS * number)
+        store_rows(columns, sums.ctypes.data, past - first, to, 4 * out.shape[1])
+    release()
+
+
+@compiled()
+def _portable(form: int, words: Any, scales: Any, begin: int, end: int, x: Any, out: Any, number: int) -> None:
+    """A block of any format times the rows begin .. end - 1, on any CPU."""
+    sums = np.empty(ROWS, np.int32)
+    for t in range(begin, end):
+        to = out[t, ROWS * number : ROWS * (number + 1)]
+        if form == _FP32:
+            fp32_rows(words, x.exact[t], to)
+        elif form == _BF16:
+            bf16_rows(words, x.exact[t], to)
+        else:
+            scaled_rows(words, form, scales, x.numbers[t], x.scales[t], x.offsets[t], sums, to)
+
+
+@compiled()
+def _multiply(
+    lanes: int, form: int, in_place: bool, parts: int, columns: int, words: Any, scales: Any, first: Any, expert: int,
+    number: int, past: int, many: int, x: Any, out: Any,
+) -> None:  # fmt: skip
+    """Blocks number .. past - 1 of an expert's matrix times the rows of those who chose it."""
+    literally(lanes), literally(form), literally(parts), literally(columns)
+    begin, end, steps, groups = first[expert], first[expert + 1], words.shape[2], scales.shape[2]
+    size = 4 * ROWS * steps
+    block = words.ctypes.data + (expert * words.shape[1] + number) * size
+    if parts == PARTS and end - begin > FEW:
+        _matrices(parts, end - begin <= many, block, steps, past - number, begin, end, x, out, number)
+        return
+    for b in range(number, past):
+        if lanes == 0:
+            _portable(form, words[expert, b], scales[expert, b], begin, end, x, out, b)
+        elif in_place:
+            _in_place(lanes, block, steps // lanes, begin, end, x, out, b)
+        elif groups:
+            factors = scales.ctypes.data + 4 * ROWS * groups * (expert * words.shape[1] + b)
+            if columns and end - begin > FEW:
+                _scaled_matrices(form, columns, block, steps, factors, groups, begin, end, x, out, b)
+            else:
+                _scaled(lanes, form, block, steps, factors, groups, begin, end, x, out, b)
+        else:
+            _floats(lanes, form, parts, block, steps, begin, end, x, out, b)
+        block += size
+
+
+@compiled("contract")
+def _weighted_sum(answers: Any, places: Any, weights: Any, out: Any) -> None:
+    """out = sum over j of weights[j] answers[places[j]], in the order of j."""
+    out[:] = 0
+    for j in range(len(weights)):
+        answer, weight = answers[places[j]], weights[j]
+        for m in range(len(out)):
+            out[m] += weight * answer[m]
+
+
+@compiled()
+def _next(counter: int, phase: int, tasks: int) -> Any:
+    """The next task of a phase to do, or -1; there, wait until those that others have taken are done."""
+    index = next_task(counter, phase)
+    if index < tasks:
+        return index
+    while tasks_done(counter, phase) < tasks:
+        pass
+    return -1
+
+
+@functools.cache
+def server(lanes: int, form: int, in_place: bool, parts: int, columns: int) -> Any:
+    """What one thread does, compiled for registers and words; only numbers are closed over, for the disk cache."""
+
+    @compiled()
+    def serve(
+        counter: int, h: Any, tokens: Any, first: Any, zero: int, many: int,
+        touched: Any, up_words: Any, up_scales: Any, up_blocks: int, x: Any, both: Any, dim: int,
+        down_words: Any, down_scales: Any, down_blocks: int, inner: Any, answers: Any,
+        places: Any, weights: Any, out: Any,
+    ) -> None:  # fmt: skip
+        i = _next(counter, 0, len(tokens))
+        while i >= 0:
+            fill(h[tokens[i]], i, x, zero)
+            task_done(counter, 0)
+            i = _next(counter, 0, len(tokens))
+        blocks = up_words.shape[1]
+        runs = -(-blocks // up_blocks)
+        i = _next(counter, 1, len(touched) * runs)
+        while i >= 0:
+            expert, number = touched[i // runs], i % runs * up_blocks
+            past = min(blocks, number + up_blocks)
+            _multiply(
+                lanes, form, in_place, parts, columns, up_words, up_scales, first, expert, number, past, many, x, both
+            )
+            task_done(counter, 1)
+            i = _next(counter, 1, len(touched) * runs)
+        i = _next(counter, 2, len(tokens))
+        while i >= 0:
+            fill_swiglu(both, dim, i, inner, zero)
+            task_done(counter, 2)
+            i = _next(counter, 2, len(tokens))
+        blocks = down_words.shape[1]
+        runs = -(-blocks // down_blocks)
+        i = _next(counter, 3, len(touched) * runs)
+        while i >= 0:
+            expert, number = touched[i // runs], i % runs * down_blocks
+            past = min(blocks, number + down_blocks)
+            _multiply(
+                lanes, form, in_place, parts, columns, down_words, down_scales, first, expert, number, past, many,
+                inner, answers,
+            )  # fmt: skip
+            task_done(counter, 3)
+            i = _next(counter, 3, len(touched) * runs)
+        i = _next(counter, 4, len(out))
+        while i >= 0:
+            _weighted_sum(answers, places[i], weights[i], out[i])
+            task_done(counter, 4)
+            i = _next(counter, 4, len(out))
+
+    return serve

@@ -1,0 +1,244 @@
+"""Attention of one new token per sequence over the paged cache, whose blocks are those of the CPU's kernels."""
+
+from __future__ import annotations
+
+import torch
+
+from ..backend.backend import Backend, choose_backend, enter_mode
+from ..backend.operands import INDEX, check_operand
+from ..backend.operators import operator
+from ..moe.tiles import arch_of
+from . import torch_path
+from .options import (
+    AttentionTiles,
+    Options,
+    attention_tiles,
+    check_blocks,
+    check_cache,
+    check_heads,
+    head_blocks,
+    power,
+    reference_row,
+)
+
+_PARTS = 16  # that a program of `merge` takes at once
+
+
+def decode_attention(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    table: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,
+    softcap: float | None = None,
+    tiles: AttentionTiles | None = None,
+    backend: str | None = None,
+) -> torch.Tensor:
+    """Attention of one new token per sequence over its paged KV cache.
+
+        out[s, h] = softmax(scale * q[s, h] . K[s, h // G]) V[s, h // G],  G = H / K
+
+    On a GPU two kernels: chunks of a sequence in parallel, then their sum. Chunks begin at fixed tokens and are summed
+    in order, so the answer of a sequence is always the same, whatever else is in the batch. Sums are in fp32; cached
+    rows and weights are rounded to q's type where they have another.
+
+    Parameters
+    ----------
+    q : (B, H, D) fp32, fp16 or bf16, D >= 16
+        Query heads of the new tokens; rows and heads may lie apart.
+    kv : (P, K, 2, b, D) fp32, fp16 or bf16, contiguous
+        The cache: per block and KV head, b rows of K and then b rows of V. Slots past a length are never read.
+    table : (B, W) int32, contiguous
+        Blocks of each sequence in order; entries past ceil(length / b), or before the window, are never read.
+    lengths : (B,) int32 or int64
+        Tokens in each sequence, in 0 .. W b; the output is zero where there are none. On a GPU neither table nor
+        lengths are looked at.
+    scale : float, optional
+        Factor of the scores; 1 / sqrt(D) unless given.
+    window : int, optional
+        Attend to the last so many tokens only (sliding window).
+    sinks : (H,) fp32, optional
+        A score per head that joins the softmax without a value (GPT-OSS).
+    softcap : float, optional
+        Scores become softcap * tanh(score / softcap).
+    tiles : AttentionTiles, optional
+        Sizes of the launch, for Triton; the table's unless given.
+    backend : "triton", "triton-interpret" or "torch", optional
+        Triton for GPU tensors unless given, torch for others and where an operand asks for a gradient.
+
+    Returns
+    -------
+    (B, H, D) of q's type
+        Relative Frobenius error against float64: 8e-3 in bf16, 1e-3 in fp16, 1e-5 in fp32.
+
+    Raises
+    ------
+    TypeError
+        If an operand has another dtype.
+    ValueError
+        If shapes, memory layout or devices disagree, an option or (on the CPU) a length or block is out of range, or
+        the backend cannot compute here.
+
+    Examples
+    --------
+    A sequence of one token returns that token's value.
+
+    >>> kv = torch.zeros(1, 1, 2, 4, 16)
+    >>> kv[0, 0, 1, 0] = 3
+    >>> table, lengths = torch.zeros(1, 1, dtype=torch.int32), torch.tensor([1])
+    >>> decode_attention(torch.ones(1, 1, 16), kv, table, lengths)[0, 0, 0].item()
+    3.0
+    """
+    check_heads("q", q)
+    check_cache(kv, table, q, len(q))
+    check_operand("lengths", lengths, (len(q),), INDEX, q)
+    options = Options.checked(q, scale, window, sinks, softcap)
+    chosen = choose_backend(backend, q, kv, sinks)
+    sizes = None if tiles is None else tiles.sizes
+    out: torch.Tensor = _decode(q, kv, table, lengths, *options.operands, sizes, str(chosen))
+    return out
+
+
+def _compute(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    table: torch.Tensor,
+    lengths: torch.Tensor,
+    scale: float,
+    window: int | None,
+    sinks: torch.Tensor | None,
+    softcap: float | None,
+    tiles: list[int] | None,
+    backend: str,
+) -> torch.Tensor:
+    options = Options(scale, window, sinks, softcap)
+    if q.device.type == "cpu":
+        check_blocks(table, lengths, kv, window, ahead=0)
+    if backend == Backend.TORCH:
+        return torch_path.decode(q, kv, table, lengths, options)
+    enter_mode(Backend(backend))
+    chosen = AttentionTiles(*tiles) if tiles else attention_tiles("decode", arch_of(q.device), q.dtype, q.shape[2])
+    return _launch(q, kv, table, lengths, options, chosen)
+
+
+_decode = operator("decode_attention", _compute, lambda q, *_rest: q.new_empty(q.shape))
+
+
+def _launch(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    table: torch.Tensor,
+    lengths: torch.Tensor,
+    options: Options,
+    tiles: AttentionTiles,
+) -> torch.Tensor:
+    from .jit_attention import decode, merge
+
+    (rows, heads, dim), (_, kv_heads, _, size, _) = q.shape, kv.shape
+    parts, members = -(-table.shape[1] * size // tiles.chunk), min(tiles.m, power(heads // kv_heads))
+    sums = torch.empty((rows, heads, parts, dim), dtype=torch.float32, device=q.device)
+    masses, highs = (sums.new_empty(rows, heads, parts) for _ in range(2))
+    out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
+    if not rows:
+        return out
+    cut, constants = head_blocks(dim, dim), options.constants
+    if parts:
+        decode[(rows, kv_heads * -(-heads // kv_heads // members), parts)](
+            q,
+            kv,
+            sums,
+            masses,
+            highs,
+            table,
+            lengths,
+            *options.factors,
+            *q.stride()[:2],
+            *kv.stride()[:3],
+            table.stride(0),
+            KV_HEADS=kv_heads,
+            GROUP=heads // kv_heads,
+            **cut,
+            PAGE=size,
+            **constants,
+            CHUNK=tiles.chunk,
+            BLOCK_G=members,
+            BLOCK_N=tiles.n,
+            num_warps=tiles.warps,
+            num_stages=tiles.stages,
+        )
+    merge[(rows, heads)](
+        sums,
+        masses,
+        highs,
+        options.sinks,
+        lengths,
+        out,
+        parts,
+        DV=cut["DV"],
+        BLOCK_DV=cut["BLOCK_DV"],
+        WINDOW=constants["WINDOW"],
+        SINKS=options.sinks is not None,
+        CHUNK=tiles.chunk,
+        BLOCK=_PARTS,
+    )
+    return out
+
+
+def decode_attention_work(
+    heads: int, kv_heads: int, head_dim: int, context: int, rows: int, kv_itemsize: int, itemsize: int
+) -> tuple[int, int]:
+    """Work that one call declares: (flops [flop], bytes [byte]).
+
+        flops = 4 H D context,  bytes = 2 K D kv_itemsize context + 2 itemsize H D rows
+
+    Parameters
+    ----------
+    heads, kv_heads, head_dim : int
+        H, K and D.
+    context : int
+        Sum of the lengths [tokens].
+    rows : int
+        B, the sequences; q is read and out written once each.
+    kv_itemsize, itemsize : int
+        Bytes of a number of the cache, and of q [byte].
+
+    Examples
+    --------
+    >>> decode_attention_work(32, 8, 128, context=1000, rows=2, kv_itemsize=2, itemsize=4)
+    (16384000, 4161536)
+    """
+    flops = 4 * heads * head_dim * context
+    return flops, 2 * kv_heads * head_dim * kv_itemsize * context + 2 * itemsize * heads * head_dim * rows
+
+
+def decode_attention_reference(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    table: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """`decode_attention` in float64, token by token, the oracle of its tests: same operands, -> (B, H, D) float64.
+
+    Examples
+    --------
+    >>> kv, one = torch.ones(1, 1, 2, 1, 16), torch.tensor([1])
+    >>> decode_attention_reference(torch.ones(1, 1, 16), kv, torch.zeros(1, 1).int(), one)[0, 0, 0].item()
+    1.0
+    """
+    options, size = Options.checked(q, scale, window, sinks, softcap), kv.shape[3]
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    for s, length in enumerate(lengths.tolist()):
+        seen = range(max(0, length - window) if window else 0, length)
+        cells = [kv[int(table[s, t // size]), :, :, t % size].double() for t in seen]
+        if cells:
+            rows = torch.stack(cells)
+            out[s] = reference_row(q[s], rows[:, :, 0], rows[:, :, 1], options)
+    return out

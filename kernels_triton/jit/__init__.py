@@ -1,1 +1,0 @@
-"""What triton compiles or interprets. Its modules import triton, so wrappers import them when called."""

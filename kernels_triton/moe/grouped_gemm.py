@@ -1,0 +1,292 @@
+"""Grouped GEMM: each token with the matrices of the experts that it chose, one row per pair."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from ..backend.backend import Backend, choose_backend, enter_mode
+from ..backend.operands import FLOATS
+from ..backend.operators import check_tensor, operator
+from . import torch_path
+from .experts import Activation, Quantised, Weights, check_pages, check_routing, check_weights, matrix_on, parts, whole
+from .pairs import Blocks, sort_pairs
+from .tiles import Tiles, arch_of, tiles_for
+
+_UNQUANTISED = 1 << 30  # columns that share one step: all there can be
+_ACTIVATIONS = {Activation.SWIGLU: 1, Activation.GEGLU: 2, Activation.CLAMPED: 3}
+
+
+def grouped_gemm(
+    x: torch.Tensor,
+    matrices: Weights,
+    ids: torch.Tensor,
+    weights: torch.Tensor | None = None,
+    *,
+    bias: torch.Tensor | None = None,
+    pages: torch.Tensor | None = None,
+    backend: str | None = None,
+) -> torch.Tensor:
+    """Multiply each token with the matrices of its experts.
+
+        out[t, j] = weights[t, j] * (matrices[p] x[t] + bias[p]),  p = pages[ids[t, j]],  x[t, j] where x has three axes
+
+    Sums are in fp32 and rounded once. Offsets are 64 bits wide.
+
+    Parameters
+    ----------
+    x : (T, K) or (T, k, K) fp32, fp16 or bf16, contiguous columns
+        One row per token, or one per pair.
+    matrices : (P, N, K) of x's type, or Quantised
+        One page per expert.
+    ids : (T, k) int32 or int64, contiguous
+        Experts of each token. On a GPU nobody waits to look at them: one out of range, or whose page is, makes its
+        pair's row NaN and nothing else.
+    weights : (T, k) fp32, contiguous, optional
+        Factors; none unless given.
+    bias : (P, N) of x's type, optional
+    pages : (E,) int32 or int64, optional
+        Page of each expert; expert e is on page e unless given. Pages of experts that nobody chose are never read.
+    backend : "triton", "triton-interpret" or "torch", optional
+        Triton for GPU tensors unless given, torch for others and where an operand asks for a gradient.
+
+    Returns
+    -------
+    (T, k, N) of x's type
+        Relative Frobenius error against float64: 8e-3 in bf16, 1e-3 in fp16, 1e-5 in fp32.
+
+    Raises
+    ------
+    TypeError
+        If dtypes do not go together.
+    ValueError
+        If shapes, memory layout or devices do not, an id or its page is out of range (torch), or the backend cannot
+        compute here.
+
+    Examples
+    --------
+    >>> grouped_gemm(torch.ones(1, 2), torch.arange(8.0).reshape(2, 2, 2), torch.tensor([[1, 0]]))
+    tensor([[[ 9., 13.],
+             [ 1.,  5.]]])
+    """
+    check_tensor("ids", ids)
+    check_input("x", x, ids.shape[1] if ids.ndim == 2 else 0)
+    check_routing(ids, weights, x)
+    check_weights("matrices", matrices, x, "N", x.shape[-1])
+    check_bias("bias", bias, matrices, x)
+    check_pages(pages, matrices.shape[0], x)
+    values, scales = parts(matrices)
+    chosen = choose_backend(backend, x, values, scales, weights, bias)
+    out: torch.Tensor = _grouped(x, values, scales, ids, weights, bias, pages, str(chosen))
+    return out
+
+
+def _compute(
+    x: torch.Tensor,
+    values: torch.Tensor,
+    scales: torch.Tensor | None,
+    ids: torch.Tensor,
+    weights: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    pages: torch.Tensor | None,
+    backend: str,
+) -> torch.Tensor:
+    matrices, chosen = whole(values, scales), Backend(backend)
+    if chosen is Backend.TORCH:
+        rows = torch_path.multiply(x, matrices, bias, ids, weights, pages)
+    else:
+        enter_mode(chosen)
+        experts = len(values) if pages is None else len(pages)
+        tiles = tiles_for(arch_of(x.device), values.dtype, ids.numel() / experts)
+        blocks = sort_pairs(ids, experts, tiles.m, backend=chosen)
+        rows = launch(x, matrices, bias, ids, weights, pages, None, blocks, tiles.m, tiles.plain)
+    return rows.view(*ids.shape, matrices.shape[1])
+
+
+def _shaped(
+    x: torch.Tensor, values: torch.Tensor, scales: torch.Tensor | None, ids: torch.Tensor, *_rest: object
+) -> torch.Tensor:
+    return x.new_empty(*ids.shape, values.shape[1])
+
+
+_grouped = operator("grouped_gemm", _compute, _shaped)
+
+
+def check_input(name: str, x: torch.Tensor, chosen: int) -> None:
+    """Raise unless x has rows of numbers that lie together, one per token or one per pair of `chosen`.
+
+    Raises
+    ------
+    TypeError
+        If x has another dtype.
+    ValueError
+        If its shape or memory layout is another.
+    """
+    check_tensor(name, x)
+    if x.dtype not in FLOATS:
+        raise TypeError(f"{name} must be fp32, fp16 or bf16, not {x.dtype}: convert it before the call.")
+    shaped = x.ndim == 2 or (x.ndim == 3 and x.shape[1] == chosen)
+    if not shaped or x.shape[-1] == 0:
+        raise ValueError(f"{name} must be (T, K) or (T, {chosen}, K), not {tuple(x.shape)}: reshape it.")
+    if (x.stride(-1) != 1 and x.shape[-1] > 1) or (x.ndim == 3 and not x.is_contiguous()):
+        raise ValueError(f"{name} must have contiguous columns, and lie together where it has three axes: copy it.")
+
+
+def check_bias(name: str, bias: torch.Tensor | None, matrices: Weights, x: torch.Tensor) -> None:
+    """Raise unless there is one bias per row of `matrices`, or none at all.
+
+    Raises
+    ------
+    ValueError
+        If shape, dtype, memory layout or device is another.
+    """
+    if bias is None:
+        return
+    check_tensor(name, bias)
+    want = (matrices.shape[0], matrices.shape[1])
+    if tuple(bias.shape) != want or bias.dtype is not x.dtype or not bias.is_contiguous() or bias.device != x.device:
+        raise ValueError(
+            f"{name} must be {want} {x.dtype}, contiguous and on {x.device}, not {tuple(bias.shape)} {bias.dtype} on "
+            f"{bias.device}: convert it."
+        )
+
+
+def launch(
+    x: torch.Tensor,
+    matrices: Weights,
+    bias: torch.Tensor | None,
+    ids: torch.Tensor,
+    weights: torch.Tensor | None,
+    pages: torch.Tensor | None,
+    activation: Activation | None,
+    blocks: Blocks,
+    block: int,
+    tiles: Tiles,
+) -> torch.Tensor:
+    """Run the Triton kernel over sorted pairs; -> (T k, N), with an activation N being half the matrices' rows."""
+    from ..backend.mode import TensorDescriptor, triton
+    from .jit_grouped import grouped
+
+    values, scales = parts(matrices)
+    rows, columns = matrices.shape[1] // (2 if activation else 1), matrices.shape[2]
+    out = torch.empty((ids.numel(), rows), dtype=x.dtype, device=x.device)
+    bits, group, step = _steps(matrices, tiles.k)
+    if not ids.numel():
+        return out
+    tiles_in_all = len(blocks.experts) * triton.cdiv(rows, tiles.n)
+    grid = min(tiles_in_all, tiles.per_sm * _processors(x.device)) if tiles.per_sm else tiles_in_all
+    stored = step // 2 if bits == 4 else step
+    tma = tiles.tma and activation is not Activation.CLAMPED and _has_descriptor(values)
+    grouped[(grid,)](
+        x,
+        TensorDescriptor(values, values.shape, values.stride(), [1, tiles.n, stored]) if tma else values,
+        values if scales is None else scales,
+        bias,
+        weights,
+        out,
+        *blocks,
+        pages,
+        ids.numel(),
+        rows,
+        columns,
+        matrices.shape[0] if pages is None else len(pages),
+        matrices.shape[0],
+        x.stride(-2),
+        *values.stride()[:2],
+        *((0, 0) if scales is None else scales.stride()[:2]),
+        0 if bias is None else bias.stride(0),
+        out.stride(0),
+        SHARE=ids.shape[1] if x.ndim == 2 else 1,
+        ACTIVATION=_ACTIVATIONS[activation] if activation else 0,
+        BITS=bits,
+        GROUP=group,
+        PAGED=pages is not None,
+        BIASED=bias is not None,
+        WEIGHTED=weights is not None,
+        EVEN_K=columns % step == 0,
+        BLOCK_M=block,
+        BLOCK_N=tiles.n,
+        BLOCK_K=step,
+        GROUP_M=tiles.group,
+        TMA=tma,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
+    return out
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; the interpreter has two."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+def _has_descriptor(values: torch.Tensor) -> bool:
+    """Whether the copy engine takes these pages: they and their rows begin at multiples of 16 bytes."""
+    itemsize = values.element_size()
+    return not any(place % 16 for place in (values.data_ptr(), *(itemsize * s for s in values.stride()[:2])))
+
+
+def _steps(matrices: Weights, most: int) -> tuple[int, int, int]:
+    """(bits, group, columns per step): 0 bits where nothing is quantised; a step never leaves a group of several."""
+    if not isinstance(matrices, Quantised):
+        return 0, _UNQUANTISED, most
+    bits = 4 if matrices.values.dtype is torch.uint8 else 8
+    group, columns, step = matrices.group, matrices.shape[2], most
+    while group != columns and group % step:
+        step //= 2
+    return bits, group, step
+
+
+def grouped_gemm_work(
+    rows: int, columns: int, tokens: int, chosen: int, touched: int, weight_bytes: float, itemsize: int
+) -> tuple[int, int]:
+    """Work that one call declares: (flops [flop], bytes [byte]).
+
+        flops = 2 N K T k,  bytes = weight_bytes N K E_touched + itemsize (K T + N T k)
+
+    Parameters
+    ----------
+    rows, columns : int
+        N and K.
+    tokens, chosen, touched : int
+        T, k, and how many different experts they chose.
+    weight_bytes : float
+        Bytes of one weight with its share of a scale: 0.625 for 4 bits in groups of 32 with fp32 scales [byte].
+    itemsize : int
+        Bytes of a number of x [byte].
+
+    Examples
+    --------
+    >>> grouped_gemm_work(rows=4, columns=2, tokens=1, chosen=2, touched=2, weight_bytes=2, itemsize=2)
+    (32, 52)
+    """
+    moved = weight_bytes * rows * columns * touched + itemsize * tokens * (columns + rows * chosen)
+    return 2 * rows * columns * tokens * chosen, round(moved)
+
+
+def grouped_gemm_reference(
+    x: torch.Tensor,
+    matrices: Weights,
+    ids: torch.Tensor,
+    weights: torch.Tensor | None = None,
+    *,
+    bias: torch.Tensor | None = None,
+    pages: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`grouped_gemm` in float64, pair by pair, the oracle of its tests: same operands, -> (T, k, N) float64.
+
+    Examples
+    --------
+    >>> grouped_gemm_reference(torch.ones(1, 2), torch.ones(1, 1, 2), torch.zeros(1, 1).long()).item()
+    2.0
+    """
+    out = torch.zeros(*ids.shape, matrices.shape[1], dtype=torch.float64)
+    for t, j in ((t, j) for t in range(ids.shape[0]) for j in range(ids.shape[1])):
+        page = int(ids[t, j]) if pages is None else int(pages[ids[t, j].long()])
+        matrix = matrix_on(matrices, page, torch.float64)
+        row = x[t].double() if x.ndim == 2 else x[t, j].double()
+        out[t, j] = matrix @ row + (0 if bias is None else bias[page].double())
+        out[t, j] *= 1 if weights is None else weights[t, j].double()
+    return out

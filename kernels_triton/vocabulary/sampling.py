@@ -1,0 +1,160 @@
+"""Greedy and nucleus sampling; a request's tokens depend on its own seed and position, never on batch or device."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ..backend.backend import Backend, choose_backend, enter_mode
+from ..backend.operands import check_operand
+from ..backend.operators import check_tensor, operator
+
+_BLOCK = 4096
+_ONE = 2.0**32  # weight of the largest logit
+
+
+class Draws(NamedTuple):
+    """How each row is drawn.
+
+    temperatures (R,) fp64: 0 takes the largest logit; top_p (R,) fp64: tokens are drawn from the smallest set whose
+    probability reaches it; seeds (R,) int64, at least 0; positions (R,) int64: how many tokens the request has
+    generated, which with the seed fixes the draw.
+    """
+
+    temperatures: torch.Tensor
+    top_p: torch.Tensor
+    seeds: torch.Tensor
+    positions: torch.Tensor
+
+
+def sample(logits: torch.Tensor, draws: Draws | None = None, *, backend: str | None = None) -> torch.Tensor:
+    """The next token of every row.
+
+        w[i] = floor(2^32 exp((l[i] - max l) / temperature))
+
+    Tokens are ranked by logit, equal ones by index. The nucleus is the shortest beginning of the ranking with
+    sum w >= top_p sum w over all, and the token is where the running sum passes u times the nucleus' sum. u is the
+    first number of numpy's Philox with the seed as key and the position as counter. Weights are whole numbers, so that
+    every backend and block size gives the same token; one within 2^-32 of a boundary may differ where exp does.
+
+    Parameters
+    ----------
+    logits : (R, V) fp32, contiguous columns, finite, V <= 2^20
+    draws : Draws, optional
+        The largest logit of every row unless given; of equal ones the first.
+    backend : "triton", "triton-interpret" or "torch", optional
+        Triton for GPU tensors and torch for others unless given.
+
+    Returns
+    -------
+    (R,) int64
+
+    Raises
+    ------
+    TypeError
+        If an operand has another dtype.
+    ValueError
+        If shapes, memory layout or devices disagree, (on the CPU) a seed or position is negative, or the backend cannot
+        compute here.
+
+    Examples
+    --------
+    >>> sample(torch.tensor([[0.0, 2.0, 2.0]])).tolist()
+    [1]
+    """
+    _check(logits, draws)
+    chosen = choose_backend(backend, logits.detach())  # whole numbers have no gradient
+    out: torch.Tensor = _sample(logits.detach(), *((None,) * 4 if draws is None else draws), str(chosen))
+    return out
+
+
+def _compute(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor | None,
+    top_p: torch.Tensor | None,
+    seeds: torch.Tensor | None,
+    positions: torch.Tensor | None,
+    backend: str,
+) -> torch.Tensor:
+    draws = None
+    if temperatures is not None and top_p is not None and seeds is not None and positions is not None:
+        draws = Draws(temperatures, top_p, seeds, positions)
+        _check_counts(draws)
+    if backend == Backend.TORCH:
+        greedy = logits.argmax(dim=1)
+        return greedy if draws is None else torch.where(draws.temperatures > 0, _drawn(logits, draws), greedy)
+    enter_mode(Backend(backend))
+    from .jit_sampling import sample as kernel
+
+    rows, size = logits.shape
+    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    block = min(_BLOCK, 1 << (size - 1).bit_length())
+    if rows:
+        operands = (None,) * 4 if draws is None else tuple(draws)
+        drawn = {"DRAWN": draws is not None, "BLOCK": block, "num_warps": 8}
+        kernel[(rows,)](logits, *operands, out, logits.stride(0), size, **drawn)
+    return out
+
+
+_sample = operator("sample", _compute, lambda logits, *_rest: logits.new_empty(len(logits), dtype=torch.int64))
+
+
+def _check(logits: torch.Tensor, draws: Draws | None) -> None:
+    check_tensor("logits", logits)
+    if logits.dtype is not torch.float32:
+        raise TypeError(f"logits must be fp32, not {logits.dtype}: convert them before the call.")
+    wide = logits.ndim == 2 and 1 <= logits.shape[1] <= 1 << 20
+    if not wide or (logits.stride(1) != 1 and logits.shape[1] > 1):
+        raise ValueError(
+            f"logits must be (R, V) with contiguous columns, V in 1 .. 2^20, not {tuple(logits.shape)}: copy or "
+            "reshape them."
+        )
+    if draws is not None:
+        kinds = (torch.float64, torch.float64, torch.int64, torch.int64)
+        for name, tensor, kind in zip(Draws._fields, draws, kinds, strict=True):
+            check_operand(f"draws.{name}", tensor, (len(logits),), (kind,), logits)
+
+
+def _check_counts(draws: Draws) -> None:
+    for name, counts in (("seeds", draws.seeds), ("positions", draws.positions)):
+        if counts.device.type == "cpu" and bool((counts < 0).any()):
+            raise ValueError(f"draws.{name} must be at least 0, not {counts.tolist()}: count from 0.")
+
+
+def _drawn(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+    """By sorting."""
+    ranked, order = (logits + 0.0).sort(dim=1, descending=True, stable=True)
+    heat = torch.where(draws.temperatures > 0, draws.temperatures, 1.0)[:, None]
+    total = (((ranked - ranked[:, :1]).double() / heat).exp() * _ONE).long().cumsum(dim=1)
+    need = (draws.top_p[:, None] * total[:, -1:].double()).ceil().long().clamp(min=1)
+    last = torch.searchsorted(total, need).clamp(max=logits.shape[1] - 1)
+    kept = total.gather(1, last)
+    seeds, positions = draws.seeds.tolist(), draws.positions.tolist()
+    numbers = [uniform(seed, position) for seed, position in zip(seeds, positions, strict=True)]
+    draw = torch.tensor(numbers, dtype=torch.float64, device=logits.device)[:, None]
+    target = torch.minimum((draw * kept.double()).long(), kept - 1)
+    return order.gather(1, torch.searchsorted(total, target, right=True))[:, 0]
+
+
+def uniform(seed: int, position: int) -> float:
+    """The number in [0, 1) with which the token at `position` of a request is drawn.
+
+    Examples
+    --------
+    >>> uniform(0, 0) == uniform(0, 0) != uniform(0, 1)
+    True
+    """
+    return float(np.random.Generator(np.random.Philox(key=seed, counter=position)).random())
+
+
+def sample_work(rows: int, vocabulary: int) -> tuple[int, int]:
+    """Work that one call declares: (flops [flop], bytes [byte]) = (0, 4 R V + 8 R); logits are read once from memory.
+
+    Examples
+    --------
+    >>> sample_work(rows=2, vocabulary=10)
+    (0, 96)
+    """
+    return 0, 4 * rows * vocabulary + 8 * rows

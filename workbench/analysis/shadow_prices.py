@@ -1,0 +1,255 @@
+"""What twice of each resource would give: the link, the GPU, the CPU with its DRAM, and the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from workbench.analysis.explain import in_words, lane_of
+from workbench.core.display import html_table
+from workbench.core.errors import ScenarioError
+from workbench.core.result import Result
+from workbench.core.units import format_bytes, parse_bytes
+from workbench.hardware import Device, Machine
+from workbench.perfmodels import bound
+from workbench.perfmodels.bound import total_rows
+from workbench.perfmodels.loads import DRAM
+from workbench.pipeline.layer_graph import Kind
+from workbench.scenario import Scenario
+from workbench.schedules import Schedule
+from workbench.serving import fits
+from workbench.serving.capacity import roomy
+from workbench.serving.prepared import price
+from workbench.serving.task_cost import profile_shape
+from workbench.stages import Device as Place
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
+
+_ENDS = ("embed", "head")
+_RATES = ("bandwidth", "flops", "h2d", "d2h")
+
+
+@dataclass(frozen=True)
+class Price:
+    """What more of one resource gives.
+
+    Attributes
+    ----------
+    resource : str
+        "link", "GPU", "CPU" or "KV capacity".
+    gain : float
+        Output tokens/s over those without it.
+    result : Result
+        As read with it.
+    heaviest : str
+        What takes most of the lane that then binds; empty where the reader names no lane.
+    note : str
+        What else it would take.
+    """
+
+    resource: str
+    gain: float
+    result: Result
+    heaviest: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class ShadowPrices:
+    """What `factor` times of each resource gives, one at a time."""
+
+    base: Result
+    factor: float
+    prices: tuple[Price, ...]
+
+    def __getitem__(self, resource: str) -> Price:
+        """The price of a resource."""
+        return next(price for price in self.prices if price.resource == resource)
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Resource, gain, and what then binds."""
+        return [(f"{self.factor:g}x {p.resource}", f"{p.gain:.2f}x", self._then(p)) for p in self.prices]
+
+    def _then(self, price: Price) -> str:
+        words = in_words(price.result.binding)
+        binds = f"{words} still binds" if price.result.binding == self.base.binding else f"then {words} binds"
+        of = f", most of it {price.heaviest}" if price.heaviest else ""
+        note = f"; {price.note}" if price.note else ""
+        return f"{binds}{of}{note}"
+
+    @property
+    def title(self) -> str:
+        """What is read, and what binds as it is."""
+        base = self.base
+        return f"{base.schedule}, {base.origin}: {base.gen_tok_s:.4g} output tok/s, {in_words(base.binding)} binds"
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per resource."""
+        import pandas
+
+        keys = ("resource", "gain", "heaviest", "note")
+        rows = [{key: getattr(p, key) for key in keys} | {"binding": p.result.binding} for p in self.prices]
+        return pandas.DataFrame(rows)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """One bar per resource."""
+        from workbench.plots import plot_gains
+
+        return plot_gains([(name, price.gain) for (name, *_), price in zip(self.rows(), self.prices, strict=True)], ax)
+
+    def __str__(self) -> str:
+        wide = max(len(row[0]) for row in self.rows())
+        return "\n".join([self.title, *(f"{name:{wide}}  {gain:>6}  {then}" for name, gain, then in self.rows())])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return html_table(self.rows(), ("resource", "gain", self.title))
+
+
+def shadow_prices(
+    scenario: Scenario,
+    schedule: Schedule,
+    reader: Callable[[Scenario, Schedule], Result] = bound,
+    *,
+    factor: float = 2.0,
+) -> ShadowPrices:
+    """What `factor` times the link, the GPU, the CPU and the KV cache would each give, the others left as they are.
+
+    A device is faster in all it does: rates and memory bandwidth; where the machine was calibrated for this model, the
+    measured times of the operations that the pipeline places there. Fixed times of launches, transfers and between
+    iterations stay, and a scheduler without a budget of its own adapts. Where a resource needs more memory than there
+    is, it is read with that memory, and the note says so.
+
+    Parameters
+    ----------
+    scenario, schedule
+        As every reader takes them.
+    reader : callable
+        `bound`, in closed form, or `simulate` or a paper's `predict`.
+    factor : float
+        How many times as much of each.
+
+    Raises
+    ------
+    ValueError
+        If the factor is not above one.
+    WorkbenchError
+        As the reader does.
+
+    Examples
+    --------
+    >>> shadow_prices(scenario, VSLPipe())  # doctest: +SKIP
+    """
+    if not 1 < factor < float("inf"):
+        raise ValueError(f"factor={factor} gives no more of a resource; give a number above 1.")
+    base = reader(scenario, schedule)
+    prices = (_price(name, more(scenario, factor), schedule, reader, base) for name, more in RESOURCES.items())
+    return ShadowPrices(base, factor, tuple(prices))
+
+
+def _price(
+    resource: str,
+    richer: Scenario,
+    schedule: Schedule,
+    reader: Callable[[Scenario, Schedule], Result],
+    base: Result,
+) -> Price:
+    ledger, note = fits(richer, schedule), ""
+    if not ledger:
+        note = " and ".join(
+            f"needs {format_bytes(account.total)} of {account.name} memory, there are {format_bytes(account.capacity)}"
+            for account in (ledger.gpu, ledger.host)
+            if account.left < 0
+        )
+        richer = richer.on(machine=roomy(richer.machine, ledger))
+    result = reader(richer, schedule)
+    return Price(resource, result.gen_tok_s / base.gen_tok_s, result, _heaviest(richer, schedule, result), note)
+
+
+def _heaviest(scenario: Scenario, schedule: Schedule, result: Result) -> str:
+    """What takes most of what binds, all requests together: an operation, a move, or the weights.
+
+    Seconds of a lane; bytes where the host's memory binds, which all on the host and both directions of the link share.
+    """
+    prepared, total = price(scenario, schedule), total_rows(scenario.workload, scenario.model)
+    cost, lane, cores = prepared.cost, lane_of(result.binding), scenario.machine.cores
+    of_dram = result.binding == DRAM
+    taken = dict[str, float]()
+    for node in prepared.lowering.graph.undeferred:
+        if of_dram:
+            taken[node.describe()] = cost.host_bytes(node, total)
+        elif node.lane == lane and node.kind is Kind.SEGMENT:
+            threads = 0 if cores is None else cores.gpu if lane == "gpu" else cores.cpu
+            taken |= {stage.op.name: cost.least(stage, total, threads) for stage in node.stages}
+        elif node.lane == lane:
+            taken[node.describe()] = cost.node(node, total)
+    if of_dram or lane == "h2d":
+        weights = cost.weights_per_layer
+        taken["weights"] = (weights if of_dram else cost.fetch(weights)) * result.iterations
+    return max(taken, key=lambda name: taken[name], default="")
+
+
+def _more_link(scenario: Scenario, factor: float) -> Scenario:
+    machine, link = scenario.machine, scenario.machine.link
+    faster = replace(link, h2d=link.h2d * factor, d2h=link.d2h * factor)
+    return scenario.on(machine=replace(machine, link=faster, sources=_sources(machine, "link.", factor)))
+
+
+def _more_gpu(scenario: Scenario, factor: float) -> Scenario:
+    machine = scenario.machine
+    more = replace(machine, gpu=_faster(machine.gpu, factor), sources=_sources(machine, "gpu.", factor))
+    return scenario.on(machine=_as_measured(more, scenario, Place.GPU, factor))
+
+
+def _more_cpu(scenario: Scenario, factor: float) -> Scenario:
+    machine = scenario.machine
+    more = replace(machine, cpu=_faster(machine.cpu, factor), sources=_sources(machine, "cpu.", factor))
+    return scenario.on(machine=_as_measured(more, scenario, Place.CPU, factor))
+
+
+def _more_kv(scenario: Scenario, factor: float) -> Scenario:
+    memory = scenario.memory
+    return scenario.on(memory=replace(memory, kv_capacity=parse_bytes(memory.kv_capacity) * factor))
+
+
+RESOURCES: dict[str, Callable[[Scenario, float], Scenario]] = {
+    "link": _more_link,
+    "GPU": _more_gpu,
+    "CPU": _more_cpu,
+    "KV capacity": _more_kv,
+}
+"""Every resource that has a price, and how a scenario gets so many times as much of it."""
+
+
+def _sources(machine: Machine, resource: str, factor: float) -> dict[str, str]:
+    """Sources that say which rates are now more than theirs."""
+    rates = [name for name in machine.sources if name.startswith(resource) and name.split(".")[1] in _RATES]
+    return machine.sources_with(dict.fromkeys(rates, f"{factor:g} times"))
+
+
+def _faster(device: Device, factor: float) -> Device:
+    rates = tuple((dtype, rate * factor) for dtype, rate in device.flops)
+    return replace(device, flops=rates, bandwidth=device.bandwidth * factor)
+
+
+def _as_measured(machine: Machine, scenario: Scenario, place: Place, factor: float) -> Machine:
+    """The machine, with the measured times of what the pipeline places on a device divided by the factor."""
+    shape = profile_shape(scenario.model, scenario.precision)
+    profile = machine.profile(shape)
+    if profile is None:
+        return machine
+    names = {side: {s.op.name for s in scenario.layer.stages if s.device is side} for side in Place}
+    both = names[Place.GPU] & names[Place.CPU]
+    if both:
+        raise ScenarioError(
+            f"{' and '.join(sorted(both))} was measured once and runs on both devices, so that neither can be made "
+            "faster alone; give a machine that is not calibrated for this model."
+        )
+    there = names[place] | (set(_ENDS) if place is Place.GPU else set())
+    ops = tuple(time.times(1 / factor) if time.op in there else time for time in profile.ops)
+    others = tuple(one for one in machine.profiles if one.shape != shape)
+    return replace(machine, profiles=(replace(profile, ops=ops), *others))

@@ -1,0 +1,119 @@
+"""Predictions over a range of KV capacities: what more cache would bring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from workbench.core.errors import CapacityError, ScenarioError
+from workbench.core.result import Result
+from workbench.core.units import parse_bytes
+from workbench.perfmodels import bound
+from workbench.scenario import Scenario
+from workbench.schedules import Schedule
+from workbench.simulate import simulate
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """What is predicted for one KV capacity [B]: the bound, then one simulation per schedule.
+
+    Where that capacity cannot serve the workload there are no results and `problem` says why.
+    """
+
+    kv_capacity: float
+    results: tuple[Result, ...]
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Predictions over KV capacities."""
+
+    points: tuple[SweepPoint, ...]
+
+    def pairs(self) -> list[tuple[float, Result]]:
+        """Every result with its KV capacity [B]."""
+        return [(point.kv_capacity, result) for point in self.points for result in point.results]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per capacity and result, in plain units."""
+        import pandas
+
+        keys = ("schedule", "gen_tok_s", "proc_tok_s", "seconds", "iterations", "preemptions")
+        rows = [
+            {"kv_capacity": capacity, "source": result.source.value, **{key: getattr(result, key) for key in keys}}
+            for capacity, result in self.pairs()
+        ]
+        return pandas.DataFrame(rows)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Output tokens per second over KV capacity: the bound dashed, one line per schedule."""
+        from workbench.plots import plot_sweep
+
+        return plot_sweep(self.pairs(), ax)
+
+
+def sweep(
+    scenario: Scenario,
+    schedules: Schedule | Iterable[Schedule],
+    *,
+    kv_capacity: str | float | Iterable[str | float],
+) -> Sweep:
+    """Bound and simulate a scenario at several KV capacities.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        Its own KV capacity is not used.
+    schedules : Schedule or iterable of Schedule
+        The bound is that of the first; no schedule changes it.
+    kv_capacity : str or float, or iterable of them
+        Capacities such as ``["10GB", "20GB"]`` [B].
+
+    Returns
+    -------
+    Sweep
+        Capacities that cannot serve the workload have no results and say why.
+
+    Raises
+    ------
+    WorkbenchError
+        If scenario and schedules do not go together, whatever the capacity.
+
+    Examples
+    --------
+    >>> sweep(scenario, contenders(scenario.layer), kv_capacity=["10GB", "30GB", "70GB"]).plot()  # doctest: +SKIP
+    """
+    wanted = _schedules(schedules)
+    capacities = [kv_capacity] if isinstance(kv_capacity, str | float | int) else kv_capacity
+    sizes = [parse_bytes(capacity, what="kv_capacity") for capacity in capacities]
+    return Sweep(tuple(predict(scenario, wanted, size) for size in sizes))
+
+
+def _schedules(given: object) -> Sequence[Schedule]:
+    found = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not found or not all(isinstance(schedule, Schedule) for schedule in found):
+        raise ScenarioError(f"a sweep needs schedules, such as [Sequential(prefetch=True), VSLPipe()], not {given!r}.")
+    return found
+
+
+def predict(scenario: Scenario, schedules: Sequence[Schedule], kv_capacity: str | float) -> SweepPoint:
+    """One point of a sweep.
+
+    Raises
+    ------
+    WorkbenchError
+        As `sweep` does.
+    """
+    size = parse_bytes(kv_capacity, what="kv_capacity")
+    try:
+        at = scenario.on(memory=replace(scenario.memory, kv_capacity=size))
+        return SweepPoint(size, (bound(at, schedules[0]), *(simulate(at, schedule) for schedule in schedules)))
+    except CapacityError as error:
+        return SweepPoint(size, (), str(error))

@@ -1,0 +1,1 @@
+"""The CPU kernels against memory, arithmetic and what a user would take instead."""

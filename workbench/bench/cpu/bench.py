@@ -1,0 +1,100 @@
+"""The CPU kernels against what these cores can read and multiply, and against what a user would take instead."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from workbench.bench import record
+from workbench.bench.cpu import attention, report
+from workbench.bench.cpu.attention import BLOCK, DIM, HEADS, IN_INT8, Attention, Int8Attention
+from workbench.bench.cpu.beside import say_overlap
+from workbench.bench.cpu.plots import save_rooflines
+from workbench.bench.cpu.rounds import Round, play
+from workbench.bench.cpu.start import say_start
+from workbench.bench.cpu.work import INNER, MODEL, Experts, Layer, Work, random_pool
+from workbench.core.errors import WorkbenchError
+from workbench.core.quiet import listening
+from workbench.hardware import Machine, usable_cores
+from workbench.kernels import features
+
+_PATIENCE = 300
+"""Seconds to wait for three quiet rounds at least."""
+
+
+def bench_cpu(
+    *,
+    seconds: float = 60,
+    shapes: bool = False,
+    json: Path | None = None,
+    picture: Path | None = None,
+    say: Callable[[str], None] = record.say,
+) -> list[Round]:
+    """Time every contender on every work in shuffled rounds, on one thread and on all; print shares of the roof.
+
+    Parameters
+    ----------
+    seconds : float
+        How long to go on [s]; at least three rounds are made.
+    shapes : bool
+        Time other head dims and groups, our kernel alone, instead of the usual works.
+    json, picture : Path, optional
+        Where to write the record and the roofline.
+    say : callable
+        Takes each line of the report.
+    """
+    pool, works = other_works() if shapes else every_work()
+    say(f"{features()}; attention: K {HEADS}, D {DIM}, blocks of {BLOCK}; experts: M {MODEL}, F {INNER}; bf16")
+    for name, why in {missing: why for work in works for missing, why in work.missing.items()}.items():
+        say(f"left out: {name}, because {why}")
+    rounds, dropped = _rounds(pool, works, seconds)
+    ratios = report.report(rounds, say)
+    say(f"rounds kept {len(rounds) // len(works)}, dropped as disturbed {dropped}")
+    if not shapes:
+        four_heads = works[1]
+        ratios |= say_start(say) | say_overlap(four_heads, say)
+    if json is not None:
+        record.write(json, Machine.local(), ratios, [{"dropped": dropped}, *report.rows(rounds)])
+    if picture is not None:
+        save_rooflines(report.rooflines(rounds), picture)
+    return rounds
+
+
+def _rounds(pool: npt.NDArray[Any], works: Sequence[Work], seconds: float) -> tuple[list[Round], int]:
+    """Rounds of all works until the time is over, and how many of them others disturbed."""
+    counts, rng = sorted({1, usable_cores()}), np.random.default_rng(1)
+    for threads in counts:
+        for work in works:
+            play(work, pool, threads, rng)
+    rounds, dropped, begin = list[Round](), 0, time.perf_counter()
+    while (passed := time.perf_counter() - begin) < seconds or len(rounds) < 3 * len(counts) * len(works):
+        if passed > max(_PATIENCE, 3 * seconds):
+            raise WorkbenchError(f"other programs disturbed {dropped} rounds; close them and try again.")
+        for threads in counts:
+            with listening() as noise:
+                seen = [play(work, pool, threads, rng) for work in works]
+            dropped += not noise.quiet
+            rounds += seen if noise.quiet else []
+    return rounds, dropped
+
+
+def every_work() -> tuple[npt.NDArray[np.uint16], list[Work]]:
+    """The pool of random weights and caches, and everything that is computed from it."""
+    cases = attention.attention_cases()
+    pool = random_pool(max(attention.pool_elements(cases), 6 * MODEL * INNER))
+    attentions: list[Work] = [Attention(case, pool) for case in cases]
+    attentions += [Int8Attention(case, pool) for case in cases if case.name in IN_INT8]
+    layer = Layer(pool)
+    return pool, [*attentions, *(Experts(tokens, layer) for tokens in (1, 4))]
+
+
+def other_works() -> tuple[npt.NDArray[np.uint16], list[Work]]:
+    """The same of other head dims and groups, our kernel alone."""
+    cases = attention.other_shapes()
+    pool = random_pool(attention.pool_elements(cases))
+    return pool, [Attention(case, pool, peers=()) for case in cases]

@@ -1,0 +1,94 @@
+"""Attention beside a matrix product of torch in another thread: how much of the shorter one is hidden."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from workbench.bench import record
+from workbench.bench.cpu.work import Contender, Work
+from workbench.hardware import usable_cores
+
+_SECONDS, _ROUNDS = 0.2, 9
+"""How long each of the two goes on, and how often all is repeated."""
+
+Job = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Seconds of two jobs alone and of both at once, begun together."""
+
+    one: float
+    other: float
+    both: float
+
+    @property
+    def hidden(self) -> float:
+        """Share of the shorter job that cost no time: 1 if both ran as if alone, 0 as if one after the other."""
+        return (self.one + self.other - self.both) / min(self.one, self.other)
+
+
+def say_overlap(work: Work, say: Callable[[str], None]) -> dict[str, dict[str, float]]:
+    """Say and return how our kernel and torch share the cores, each with half of them."""
+    half = usable_cores() // 2
+    if not half:
+        say("left out: attention beside a matrix product, because there is one core")
+        return {}
+    jobs = [_lasting(partial(job, half)) for job in (work.contenders["ours"], _product())]
+    rounds = [beside(*jobs) for _ in range(_ROUNDS)]
+    found = {
+        "both / sum of the two": record.ratio([one.both / (one.one + one.other) for one in rounds]),
+        "both / the longer one": record.ratio([one.both / max(one.one, one.other) for one in rounds]),
+        "hidden of the shorter one": record.ratio([one.hidden for one in rounds]),
+    }
+    told = ", ".join(f"{name} {value['median']:.2f}" for name, value in found.items())
+    say(f"{work.name} beside a bf16 product of torch, {half} threads each: {told}")
+    return {f"attention beside a matrix product: {name}": value for name, value in found.items()}
+
+
+def beside(one: Job, other: Job) -> Beside:
+    """Time two jobs apart and together."""
+    first, second = _seconds(one), _seconds(other)
+    begin = time.perf_counter()
+    thread = threading.Thread(target=other)
+    thread.start()
+    one()
+    thread.join()
+    return Beside(first, second, time.perf_counter() - begin)
+
+
+def _seconds(job: Job) -> float:
+    """In a thread of its own, as beside: torch keeps its number of threads by thread."""
+    begin = time.perf_counter()
+    thread = threading.Thread(target=job)
+    thread.start()
+    thread.join()
+    return time.perf_counter() - begin
+
+
+def _product() -> Contender:
+    left, right = torch.randn(256, 4096).bfloat16(), torch.randn(4096, 4096).bfloat16()
+
+    def multiply(threads: int) -> None:
+        torch.set_num_threads(threads)
+        torch.mm(left, right)
+
+    return multiply
+
+
+def _lasting(job: Job) -> Job:
+    """The job, repeated until it lasts long enough."""
+    _seconds(job)
+    times = max(1, round(_SECONDS / _seconds(job)))
+
+    def repeated() -> None:
+        for _ in range(times):
+            job()
+
+    return repeated

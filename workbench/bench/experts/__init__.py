@@ -1,0 +1,1 @@
+"""Routed experts on the CPU by tokens per expert, in each number format."""

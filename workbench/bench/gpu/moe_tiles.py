@@ -1,0 +1,66 @@
+"""Which tiles the GPU at hand wants: times all candidates for the layers of `bench moe` and writes the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from workbench.bench import record
+from workbench.bench.moe.bench import MIXTRAL, QWEN3
+from workbench.core.errors import EngineError
+from workbench.kernels import tuning
+
+_UNSEEN = (9, 0)
+"""Compute capability whose candidates are listed where there is no GPU."""
+
+
+def tune(
+    *,
+    weights: Sequence[str] | None = None,
+    out: Path | None = None,
+    dry_run: bool = False,
+    say: Callable[[str], None] = record.say,
+) -> None:
+    """Write the fastest tiles into the table of the kernels, or only tell what would be timed.
+
+    Parameters
+    ----------
+    weights : sequence of "16-bit", "8-bit" and "4-bit", optional
+        Kinds of weights; all of them unless given.
+    out : Path, optional
+        Another table. A journal beside it keeps every time, from which an interrupted run goes on.
+    dry_run : bool
+        List the candidates; nothing is compiled and no GPU needed.
+    say : callable
+        Takes each line.
+
+    Raises
+    ------
+    EngineError
+        If there is no GPU.
+    """
+    layers = [tuning.Layer(s.model_dim, s.expert_dim, s.experts, s.chosen) for s in (MIXTRAL, QWEN3)]
+    kinds, there = tuple(weights or tuning.STORED), torch.cuda.is_available()
+    if dry_run:
+        major, minor = torch.cuda.get_device_capability() if there else _UNSEEN
+        _list(tuning.cases(10 * major + minor, layers, kinds), say)
+        return
+    if not there:
+        raise EngineError(
+            "tune times kernels on a GPU, and there is none: run it where there is one, or add --dry-run."
+        )
+    tuning.tune(layers, kinds, out=out, say=say)
+
+
+def _list(cases: Sequence[tuning.Case], say: Callable[[str], None]) -> None:
+    total = 0
+    for case in cases:
+        own = list(tuning.candidates(case))
+        total += len(own)
+        rows = "more" if case.most_rows is None else f"up to {case.most_rows}"
+        say(f"sm_{case.arch}, {case.weights}, {case.layer}, {rows} pairs per expert: {len(own)} candidates")
+        for m, gated, tiles in own:
+            say(f"  {'gated' if gated else 'plain'}, {m} rows, {tiles}")
+    say(f"{total} candidates in {len(cases)} cases")

@@ -1,0 +1,311 @@
+"""The routed experts of a layer in bf16: `fused_moe` against torch's grouped_mm, a loop of mm and, on a GPU, Liger."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import workbench.engine  # noqa: F401  # first of all: it sets how idle threads wait, which torch reads once
+
+# isort: split
+import numpy as np
+import torch
+from torch.nn import functional
+
+from workbench.bench import record
+from workbench.bench.experts.bench import torch_threads
+from workbench.bench.moe.speeds import MoeRun, MoeShape, MoeSpeeds
+from workbench.core.errors import EngineError
+from workbench.core.quiet import LEAST, kept, listening
+from workbench.core.records import to_plain
+from workbench.hardware import Machine, usable_cores
+from workbench.kernels import fused_moe, multiply_add, read_memory, route
+
+OURS, GROUPED, LOOP, LIGER, PAIRS = "fused_moe", "grouped_mm", "loop of mm", "liger-kernel", "pair by pair"
+MIXTRAL = MoeShape("Mixtral-like", 4096, 14336, experts=8, chosen=2)
+NARROW = MoeShape("Mixtral-like, half as wide", 2048, 7168, experts=8, chosen=2)
+"""For CPUs: a round of all contenders takes seconds and not a minute."""
+QWEN3 = MoeShape("Qwen3-like", 2048, 768, experts=128, chosen=8)
+TOKENS = (1, 4, 16, 64, 256, 1024, 4096)
+MANY = (8192, 16384, 32768)
+"""Tokens beyond those, on a GPU."""
+_SHORT = 0.02
+"""Seconds of calls that make one repetition on a GPU, where a call alone is shorter than what starts it."""
+_DISAGREE = 2e-2
+"""Relative Frobenius distance of two answers in bf16 that is no rounding any more."""
+_POOL = 1 << 28
+_OFTEN = 5
+"""Repetitions of up to _FEW tokens in each round, which are short."""
+_FEW = 64
+
+Contender = Callable[["Layer", "Tokens"], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Random weights: gate_up (E, 2 F, M) and down (E, M, F) in bf16."""
+
+    shape: MoeShape
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Their hidden states x (T, M) in bf16, and the experts and weights that a router gave them, (T, k) each."""
+
+    x: torch.Tensor
+    ids: torch.Tensor
+    weights: torch.Tensor
+
+
+def random_layer(shape: MoeShape, device: str = "cpu") -> Layer:
+    """Weights that keep activations near one."""
+    torch.manual_seed(0)
+    M, F, E = shape.model_dim, shape.expert_dim, shape.experts
+    empty = partial(torch.empty, dtype=torch.bfloat16, device=device)
+    return Layer(shape, empty(E, 2 * F, M).normal_(0, M**-0.5), empty(E, M, F).normal_(0, F**-0.5))
+
+
+def random_tokens(shape: MoeShape, tokens: int, device: str = "cpu") -> Tokens:
+    """Routed evenly, as far as chance goes."""
+    torch.manual_seed(tokens)
+    routing = route(torch.randn(tokens, shape.experts), shape.chosen, renormalise=True)
+    x = torch.randn(tokens, shape.model_dim).bfloat16()
+    return Tokens(x.to(device), routing.ids.long().to(device), routing.weights.to(device))
+
+
+def _ours(layer: Layer, of: Tokens) -> torch.Tensor:
+    return fused_moe(of.x, layer.gate_up, layer.down, of.ids, of.weights)
+
+
+def _grouped(layer: Layer, of: Tokens) -> torch.Tensor:
+    """Sorted by expert, two grouped products, and back."""
+    flat = of.ids.reshape(-1)
+    order = flat.argsort(stable=True)
+    ends = flat.bincount(minlength=layer.shape.experts).cumsum(0).int()
+    rows = of.x.index_select(0, order // of.ids.shape[1])
+    gate, up = functional.grouped_mm(rows, layer.gate_up.mT, offs=ends).chunk(2, -1)
+    answers = functional.grouped_mm(functional.silu(gate) * up, layer.down.mT, offs=ends)
+    answers = answers * of.weights.reshape(-1, 1).index_select(0, order).to(answers.dtype)
+    return torch.empty_like(answers).index_copy_(0, order, answers).view(*of.ids.shape, -1).sum(1)
+
+
+def _loop(layer: Layer, of: Tokens) -> torch.Tensor:
+    """Sorted by expert, and two products per expert, as in Hugging Face's models."""
+    flat = of.ids.reshape(-1)
+    order = flat.argsort(stable=True)
+    tokens, factors = order // of.ids.shape[1], of.weights.reshape(-1, 1).index_select(0, order).to(of.x.dtype)
+    out, begin = torch.zeros_like(of.x), 0
+    for expert, count in enumerate(flat.bincount(minlength=layer.shape.experts).tolist()):
+        if count:
+            own = tokens[begin : begin + count]
+            gate, up = (of.x.index_select(0, own) @ layer.gate_up[expert].T).chunk(2, -1)
+            answers = (functional.silu(gate) * up) @ layer.down[expert].T
+            out.index_add_(0, own, answers * factors[begin : begin + count])
+            begin += count
+    return out
+
+
+def _pairs(layer: Layer, of: Tokens) -> torch.Tensor:
+    """Token by token and expert by expert: the definition, nothing sorted."""
+    out = torch.zeros_like(of.x)
+    for row, x, chosen, weights in zip(out, of.x, of.ids.tolist(), of.weights.tolist(), strict=True):
+        for expert, weight in zip(chosen, weights, strict=True):
+            gate, up = (layer.gate_up[expert] @ x).chunk(2)
+            row += weight * (layer.down[expert] @ (functional.silu(gate) * up))
+    return out
+
+
+def _liger(layer: Layer, of: Tokens) -> torch.Tensor:
+    from liger_kernel.ops.fused_moe import LigerFusedMoEFunction
+
+    answer: torch.Tensor = LigerFusedMoEFunction.apply(of.x, layer.gate_up, layer.down, of.ids.int(), of.weights)
+    return answer
+
+
+_CONTENDERS: Mapping[str, Contender] = {OURS: _ours, GROUPED: _grouped, LOOP: _loop, LIGER: _liger, PAIRS: _pairs}
+
+
+def rivals(device: str) -> tuple[str, ...]:
+    """Against whom `fused_moe` is timed: torch's two ways, and Liger's on a GPU where it is installed."""
+    there = device != "cpu" and importlib.util.find_spec("liger_kernel") is not None
+    return (GROUPED, LOOP, LIGER) if there else (GROUPED, LOOP)
+
+
+def measure_moe(
+    shape: MoeShape,
+    *,
+    device: str = "cpu",
+    threads: int | None = None,
+    tokens: Sequence[int] = TOKENS,
+    contenders: Sequence[str] | None = None,
+    seconds: float = 10.0,
+) -> MoeSpeeds:
+    """Time every contender at every number of tokens, in random order; those at the same tokens follow one another.
+
+    Repetitions that other programs disturbed are dropped if three others remain.
+
+    Parameters
+    ----------
+    shape : MoeShape
+    device : "cpu" or "cuda"
+    threads : int, optional
+        That compute on the CPU; the cores that this process may use unless given.
+    tokens : sequence of int
+    contenders : sequence of str, optional
+        Ours and `rivals` unless given.
+    seconds : float
+        How long to go on [s]; at least three repetitions are made.
+
+    Raises
+    ------
+    EngineError
+        If two contenders do not compute the same.
+
+    Examples
+    --------
+    >>> measure_moe(MoeShape("tiny", 64, 32, experts=4, chosen=2), tokens=(1, 8), seconds=0).contenders
+    ('fused_moe', 'grouped_mm', 'loop of mm')
+    """
+    size, rng = threads or usable_cores(), np.random.default_rng(0)
+    layer, given = random_layer(shape, device), {count: random_tokens(shape, count, device) for count in tokens}
+    names = tuple(contenders or (OURS, *rivals(device)))
+    with torch_threads(size), torch.no_grad():
+        for of in given.values():
+            _agree({name: _CONTENDERS[name](layer, of) for name in names})
+        read, multiply = _rates(device, size)
+        quiet: dict[int, list[_Visit]] = {count: [] for count in tokens}
+        disturbed: dict[int, list[_Visit]] = {count: [] for count in tokens}
+        begin, made = time.perf_counter(), 0
+        while time.perf_counter() - begin < seconds or made < LEAST:
+            for count in rng.permutation([n for n in given for _ in range(_OFTEN if n <= _FEW else 1)]).tolist():
+                with listening() as noise:
+                    seen = {
+                        name: _seconds(partial(_CONTENDERS[name], layer, given[count]), device)
+                        for name in rng.permutation(names).tolist()
+                    }
+                (quiet if noise.quiet else disturbed)[count].append(seen)
+            made += 1
+    counted = {count: kept(quiet[count], disturbed[count]) for count in tokens}
+    runs = tuple(
+        MoeRun(name, count, len(given[count].ids.unique()), tuple(visit[name] for visit in counted[count]))
+        for name in names
+        for count in tokens
+    )
+    noisy = sum(len(disturbed[count]) for count in tokens if counted[count] is not quiet[count])
+    where = f"{size} thread{'s' if size > 1 else ''}" if device == "cpu" else torch.cuda.get_device_name()
+    dropped = sum(map(len, disturbed.values())) - noisy
+    return MoeSpeeds(shape, where, read, multiply, runs, dropped, noisy)
+
+
+_Visit = dict[str, float]
+
+
+def _agree(answers: Mapping[str, torch.Tensor]) -> None:
+    (first, own), *others = ((name, answer.float()) for name, answer in answers.items())
+    for name, answer in others:
+        apart = float((answer - own).norm() / own.norm())
+        if not apart < _DISAGREE:
+            raise EngineError(
+                f"{first} and {name} are {apart:.2g} of the answer apart, at most {_DISAGREE} being rounding: "
+                f"run the kernels' tests on this machine."
+            )
+
+
+def _seconds(call: Callable[[], object], device: str) -> float:
+    """Time of one call; on a GPU the mean of as many as last long enough to be told from starting them [s]."""
+    if device == "cpu":
+        begin = time.perf_counter()
+        call()
+        return time.perf_counter() - begin
+    first = _on_gpu(call, 1)
+    return _on_gpu(call, max(1, round(_SHORT / first)))
+
+
+def _on_gpu(call: Callable[[], object], count: int) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(count):
+        call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3 / count
+
+
+def _rates(device: str, threads: int) -> tuple[float, float]:
+    """Memory [B/s], read on a CPU, read and written on a GPU; and arithmetic [FLOP/s].
+
+    That of a large product in bf16, or a CPU's units for fp32 where they are faster.
+    """
+    side = 1024 if device == "cpu" else 8192
+    one = torch.randn(side, side, device=device).bfloat16()
+    multiply = 2 * side**3 / min(_seconds(lambda: one @ one, device) for _ in range(5))
+    if device == "cpu":
+        pool = np.ones(_POOL, np.int8)
+        flops = multiply_add(threads=threads)
+        alone = flops / min(_seconds(lambda: multiply_add(threads=threads), device) for _ in range(3))
+        multiply = max(multiply, alone)
+        return _POOL / min(_seconds(lambda: read_memory(pool, threads=threads), device) for _ in range(9)), multiply
+    source = torch.ones(4 * _POOL, dtype=torch.int8, device=device)
+    target = torch.empty_like(source)
+    return 2 * len(source) / min(_seconds(lambda: target.copy_(source), device) for _ in range(9)), multiply
+
+
+def bench_moe(
+    *, seconds: float = 120, json: Path | None = None, say: Callable[[str], None] = record.say
+) -> list[MoeSpeeds]:
+    """Measure on the GPU if there is one, else on all cores; print times, ratios to the rivals, shares of the roof.
+
+    Parameters
+    ----------
+    seconds : float
+        How long to measure in all [s].
+    json : Path, optional
+        Where to write the record.
+    say : callable
+        Takes each line of the report.
+    """
+    there = torch.cuda.is_available()
+    device, shapes = ("cuda", (MIXTRAL, QWEN3)) if there else ("cpu", (NARROW, QWEN3))
+    tokens = (*TOKENS, *MANY) if there else TOKENS
+    found = []
+    for shape in shapes:
+        found.append(measure_moe(shape, device=device, tokens=tokens, seconds=seconds / len(shapes)))
+        _report(found[-1], say)
+    if json is not None:
+        ratios = {key: value for speeds in found for key, value in _ratios(speeds).items()}
+        record.write(json, Machine.local(), ratios, [to_plain(speeds) for speeds in found])
+    return found
+
+
+def _report(speeds: MoeSpeeds, say: Callable[[str], None]) -> None:
+    others = speeds.contenders[1:]
+    say(
+        f"{speeds}, {speeds.dropped} dropped: memory {speeds.read / 1e9:.1f} GB/s, arithmetic "
+        f"{speeds.multiply / 1e9:,.0f} GFLOP/s"
+    )
+    say("  ".join([f"{'tokens':>6}", *(f"{name + ' [ms]':>17}" for name in speeds.contenders), "faster", "of roof"]))
+    for tokens in speeds.tokens:
+        times = (f"{speeds.seconds(name, tokens) * 1e3:17.3f}" for name in speeds.contenders)
+        faster = record.ratio(speeds.faster(OURS, tokens, others))["median"]
+        share = speeds.flop_rate(OURS, tokens) / speeds.roof(tokens)
+        say("  ".join([f"{tokens:6}", *times, f"{faster:6.3f}", f"{share:7.0%}"]))
+    say(f"faster: {OURS} against the best of {', '.join(others)}")
+
+
+def _ratios(speeds: MoeSpeeds) -> dict[str, dict[str, float]]:
+    """Times as fast as each rival and as the best of torch's, repetition by repetition."""
+    sets = {"the better of torch's": (GROUPED, LOOP)} | {name: (name,) for name in speeds.contenders[1:]}
+    return {
+        f"{speeds.shape.name}, {tokens} tokens, {speeds.where}: times as fast as {said}": record.ratio(
+            speeds.faster(OURS, tokens, names)
+        )
+        for tokens in speeds.tokens
+        for said, names in sets.items()
+    }

@@ -1,0 +1,82 @@
+"""Where the data that ships with the project lies, and read-only mappings over its TOML catalogues."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from workbench.core.errors import CatalogueError
+
+T = TypeVar("T")
+
+
+def data_path(name: str) -> Path:
+    """Path of a shipped data file: inside the installed package, or in the source tree's ``data/``."""
+    package = Path(__file__).parents[1]
+    installed = package / "data" / name
+    return installed if installed.exists() else package.parent / "data" / name
+
+
+def cache_path(name: str) -> Path:
+    """Path for what this computer measured or made once: under XDG_CACHE_HOME, else ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moe-workbench" / name
+
+
+def source_of(sources: Mapping[str, str], value: str) -> str:
+    """Source of a value such as ``"gpu.flops.bf16"``: its own, or that of the nearest group it lies in, or ``all``.
+
+    Raises
+    ------
+    CatalogueError
+        If none of them is stated.
+    """
+    parts = value.split(".")
+    groups = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+    for key in (*groups, "all"):
+        if key in sources:
+            return sources[key]
+    raise CatalogueError(f"the value {value} has no source; add one to the source table of its entry.")
+
+
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    """Ask for the name most like the one given, in any case; those that begin with it are close however long."""
+    given, names = name.casefold(), {each.casefold(): each for each in known}
+    longer = [each for each in names if each.startswith(given)]
+    close = get_close_matches(given, longer or names, n=1, cutoff=0.0 if longer else 0.6)
+    return f" (did you mean {names[close[0]]!r}?)" if close else ""
+
+
+class Catalogue(Mapping[str, T], Generic[T]):
+    """Named entries of one TOML file, built on first use.
+
+    Every table of the file is an entry; its values carry their sources in a ``source`` sub-table. An entry that is
+    ``same_as`` another one is that under a second name.
+    """
+
+    def __init__(self, file: str, build: Callable[[str, dict[str, Any]], T]) -> None:
+        self._file, self._build = file, build
+
+    @cached_property
+    def _tables(self) -> dict[str, dict[str, Any]]:
+        return tomllib.loads(data_path(f"catalogue/{self._file}").read_text(encoding="utf-8"))
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._tables:
+            asked = f"{name!r}{_suggestion(str(name), self._tables)}"
+            raise CatalogueError(f"{self._file} has no entry {asked}; it has {', '.join(sorted(self._tables))}.")
+        table = self._tables[name]
+        return self._build(name, self._tables[table["same_as"]] if "same_as" in table else table)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tables)
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    def __repr__(self) -> str:
+        return f"Catalogue({', '.join(self)})"

@@ -1,0 +1,66 @@
+"""Records that were measured once and are kept in a file, which may only help."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from workbench.core.errors import WorkbenchError
+
+T = TypeVar("T")
+
+_NOT_WRITTEN: dict[Path, Any] = {}
+"""What no file would take, until this process ends: the one state of this module, because measuring takes a minute."""
+
+
+def kept(
+    path: Path,
+    make: Callable[[], T],
+    *,
+    load: Callable[[Path], T],
+    save: Callable[[T, Path], object],
+    what: str,
+    refresh: bool = False,
+) -> T:
+    """Read what the file keeps. If there is none, or `refresh` is set, it is made and kept there.
+
+    A file that cannot be read is written anew. One that cannot be written is done without. Both are told in a warning.
+
+    Parameters
+    ----------
+    path : Path
+    make : callable
+        Makes it.
+    load : callable
+        Reads it from a file, or raises an `OSError` or a `WorkbenchError`.
+    save : callable
+        Writes it, or raises an `OSError`.
+    what : str
+        What it is, for the warning.
+    refresh : bool
+    """
+    if not refresh and path in _NOT_WRITTEN:
+        found: T = _NOT_WRITTEN[path]
+        return found
+    problem = ""
+    try:
+        if not refresh and path.exists():
+            return load(path)
+    except (OSError, WorkbenchError) as error:
+        problem = f"{what} could not be read and was measured again ({error})"
+    made = make()
+    try:
+        save(made, path)
+        made = load(path)  # as every later call has it
+        _NOT_WRITTEN.pop(path, None)
+    except (OSError, WorkbenchError) as error:
+        _NOT_WRITTEN[path] = made
+        problem = (
+            f"{path} cannot be written ({error}), and {what} will be measured again in every process; mend the file or "
+            "its folder, or set XDG_CACHE_HOME to another one"
+        )
+    if problem:
+        warnings.warn(f"{problem}.", RuntimeWarning, stacklevel=3)
+    return made

@@ -1,0 +1,192 @@
+"""How long requests wait: first tokens, gaps between tokens, and which share of them meets an objective."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from numbers import Real
+
+import numpy as np
+import numpy.typing as npt
+
+from workbench.core.errors import ResultError
+
+Seconds = npt.NDArray[np.float64]
+_PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True)
+class Slo:
+    """Latest first token, and longest gap between two tokens, inf where any will do [s].
+
+    Raises
+    ------
+    ValueError
+        If one is no positive number.
+    """
+
+    ttft: float
+    tbt: float
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            number = isinstance(value, Real) and not isinstance(value, bool)
+            if not (number and value > 0):
+                raise ValueError(f"{name} of an Slo must be positive, not {value!r}; give seconds, or inf for any.")
+
+
+def check_slo(slo: object) -> None:
+    """Refuse what is no objective, such as a pair of numbers.
+
+    Raises
+    ------
+    ValueError
+        If it is no Slo.
+    """
+    if not isinstance(slo, Slo):
+        raise ValueError(f"slo must be an objective, not {slo!r}; give wb.Slo(ttft=..., tbt=...) in seconds.")
+
+
+def check_columns(what: str, columns: Mapping[str, tuple[float, ...]]) -> None:
+    """Refuse columns of unlike lengths, empty ones aside, and entries that are negative or no finite number.
+
+    Raises
+    ------
+    ResultError
+        If there are such.
+    """
+    lengths = {name: len(column) for name, column in columns.items() if len(column)}
+    if len(set(lengths.values())) > 1:
+        raise ResultError(f"the {what} of a result have columns of unlike lengths, {lengths}; give one entry for each.")
+    for name in lengths:
+        try:
+            entries = np.asarray(columns[name], dtype=np.float64)
+        except (OverflowError, TypeError, ValueError):
+            entries = np.array([math.inf])
+        if not ((entries >= 0) & (entries < math.inf)).all():
+            raise ResultError(
+                f"the {what} of a result have an entry in {name} that is no finite number from 0 on; mend it."
+            )
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """Columns with one entry per request that was served to its end, and the gaps between tokens of all of them.
+
+    Attributes
+    ----------
+    request : tuple of int
+        Its number in the workload.
+    arrival, first, last : tuple of float
+        When it arrived, and when its first and last token came [s].
+    worst_gap : tuple of float
+        Longest time between two of its tokens, 0 where there is one token only [s].
+    gap, gap_count : tuple of float, tuple of int
+        Lengths of the times between two tokens of one request [s], and how often each occurred.
+    """
+
+    request: tuple[int, ...] = ()
+    arrival: tuple[float, ...] = ()
+    first: tuple[float, ...] = ()
+    last: tuple[float, ...] = ()
+    worst_gap: tuple[float, ...] = ()
+    gap: tuple[float, ...] = ()
+    gap_count: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        gaps = ("gap", "gap_count")
+        check_columns("latencies", {name: column for name, column in vars(self).items() if name not in gaps})
+        check_columns("gaps", {name: getattr(self, name) for name in gaps})
+
+    @property
+    def ttft(self) -> Seconds:
+        """From arrival to the first token, queueing included [s]."""
+        return np.subtract(self.first, self.arrival)
+
+    @property
+    def end_to_end(self) -> Seconds:
+        """From arrival to the last token [s]."""
+        return np.subtract(self.last, self.arrival)
+
+    @property
+    def tbt(self) -> Seconds:
+        """Every gap between two tokens of one request, in ascending order [s]."""
+        order = np.argsort(self.gap)
+        return np.repeat(np.array(self.gap)[order], np.array(self.gap_count, dtype=np.int64)[order])
+
+    def summary(self) -> dict[str, dict[str, float]]:
+        """Mean, p50, p90 and p99 of ttft, tbt and end_to_end [s]; those without an entry are left out."""
+        found = {"ttft": self.ttft, "tbt": self.tbt, "end_to_end": self.end_to_end}
+        return {
+            name: {"mean": float(times.mean())}
+            | {f"p{share}": float(np.percentile(times, share)) for share in _PERCENTILES}
+            for name, times in found.items()
+            if len(times)
+        }
+
+    def attainment(self, slo: Slo) -> float:
+        """Share of the requests that met the objective; see `attainment`."""
+        return attainment(self.ttft, self.worst_gap, slo)
+
+
+def attainment(ttft: npt.ArrayLike, worst_gap: npt.ArrayLike, slo: Slo) -> float:
+    """Share of requests whose first token and EVERY gap came in time [1].
+
+    Parameters
+    ----------
+    ttft, worst_gap : array_like, shape (requests,)
+        Arrival to first token, queueing included; longest gap [s].
+    slo : Slo
+
+    Raises
+    ------
+    ValueError
+        If the objective is no Slo, a time is negative or there is no request.
+
+    Notes
+    -----
+    Layered Prefill section 5.1.
+    """
+    check_slo(slo)
+    first, gap = np.asarray(ttft, dtype=np.float64), np.asarray(worst_gap, dtype=np.float64)
+    if not first.size:
+        raise ValueError("ttft must hold at least one request, not none; serve some first.")
+    for name, times in (("ttft", first), ("worst_gap", gap)):
+        if not (times >= 0).all():
+            raise ValueError(f"{name} must be at least 0, not {times.min()}; give seconds.")
+    return float(np.mean((first <= slo.ttft) & (gap <= slo.tbt)))
+
+
+def capacity(attained: Callable[[float], float], *, target: float, low: float, high: float) -> float:
+    """Highest request rate whose attainment reaches a target, by bisection to 1 % of the range [requests/s].
+
+    Parameters
+    ----------
+    attained : callable
+        Attainment at a rate, falling with it; a mean over several seeds, since near saturation one run says little.
+    target : float
+        Share of the requests, 0.9 in the paper.
+    low, high : float
+        Rates to search between.
+
+    Raises
+    ------
+    ValueError
+        If the target is no share, or `low` is not below `high`, misses the target, or `high` reaches it.
+
+    Notes
+    -----
+    Layered Prefill section 5.2.
+    """
+    if not 0 <= target <= 1:
+        raise ValueError(f"target must be between 0 and 1, not {target}; give a share of the requests.")
+    if not low < high:
+        raise ValueError(f"low must be below high, not {low} and {high}; give rates to search between.")
+    if not attained(low) >= target > attained(high):
+        raise ValueError(f"rates {low} to {high} do not bracket the attainment of {target}; widen the range.")
+    tolerance = (high - low) / 100
+    while high - low > tolerance:
+        middle = (low + high) / 2
+        low, high = (middle, high) if attained(middle) >= target else (low, middle)
+    return low

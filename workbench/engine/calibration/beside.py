@@ -1,0 +1,97 @@
+"""How much slower an operation is while weights stream beside it, and what that costs the one who copies them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+
+from workbench.core.errors import EngineError
+from workbench.core.quiet import kept, listening
+from workbench.engine.calibration.op_times import typical
+from workbench.engine.lanes.lanes import Copy, Executor, Job, Transfer
+from workbench.engine.lanes.seats import Seat
+from workbench.pipeline.layer_graph import EMBED, WEIGHTS
+from workbench.schedules.plan import Task
+
+BESIDE = 2e9
+"""Rate of the stream [B/s]."""
+STRETCH = 3
+"""So many times as long as the calls beside it take alone, a stream lasts."""
+ROUNDS = 6
+"""Undisturbed rounds; three times as many are made at most."""
+_LONG = 0.05  # seconds that the calls of a round shall take
+
+
+class Beside(NamedTuple):
+    """Seconds of an operation alone and beside a stream; core-seconds per byte of the stream."""
+
+    alone: float
+    beside: float
+    mover: float
+
+
+class _Round(NamedTuple):
+    """The same of single calls, and the longest of those alone, by the clock."""
+
+    alone: list[float]
+    beside: list[float]
+    mover: float
+    longest: float
+
+
+def beside(
+    name: str, action: Callable[[], object], seats: Mapping[str, Seat], seconds: Callable[[Job], float]
+) -> Beside:
+    """Time an action of the gpu lane alone and beside a stream, interleaved.
+
+    Parameters
+    ----------
+    name : str
+        What to call the action in an error.
+    action : callable
+    seats : mapping of str to Seat
+        Of the four lanes.
+    seconds : callable
+        What of a job's time counts.
+
+    Raises
+    ------
+    EngineError
+        If no call ended before the stream did.
+    """
+    source = np.ones(1 << 28, np.int8)
+    stream = (np.ones_like(source), source)
+    quiet, disturbed, longest = list[_Round](), list[_Round](), _LONG
+    executor = Executor(BESIDE, BESIDE, throttled=True, packet_seconds=5e-3)
+    executor.seat(seats)
+    try:
+        while len(quiet) < ROUNDS and len(quiet) + len(disturbed) < 3 * ROUNDS:
+            with listening() as noise:
+                seen = _round(executor, action, max(2, int(_LONG / longest)), stream, seconds)
+            (quiet if noise.quiet else disturbed).append(seen)
+            longest = seen.longest
+    finally:
+        executor.close()
+    counted = kept(quiet, disturbed)
+    alone, together = [s for seen in counted for s in seen.alone], [s for seen in counted for s in seen.beside]
+    if not together:
+        raise EngineError(f"no call of {name} ended beside a stream; other programs hold the cores, close them.")
+    return Beside(typical(alone), typical(together), median(seen.mover for seen in counted))
+
+
+def _round(
+    executor: Executor, action: Callable[[], object], calls: int, stream: Copy, seconds: Callable[[Job], float]
+) -> _Round:
+    tasks = [Task(EMBED, 0, 0, after=(i - 1,) if i else ()) for i in range(calls)]
+    alone = executor.run(tasks, [action] * calls)
+    longest = max(job.end - job.start for job in alone)
+    copies = [stream] * math.ceil(STRETCH * calls * longest * BESIDE / stream[0].nbytes)
+    tasks = [Task(EMBED, 0, 0, after=(i - 1,) if i > 1 else ()) for i in range(1, calls + 1)]
+    tasks = [Task(WEIGHTS, 0, None, bulk=True), *tasks]
+    moved, *jobs = executor.run(tasks, [lambda: Transfer(copies), *[action] * calls])
+    during = [seconds(job) for job in jobs if job.end <= moved.end]
+    return _Round([seconds(job) for job in alone], during, moved.cpu / moved.bytes, longest)

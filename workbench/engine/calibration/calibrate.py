@@ -1,0 +1,404 @@
+"""Measures a model's operations on this computer, in their places: what `simulate` needs to predict `run` (law 10)."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+from workbench.core.catalogue import cache_path
+from workbench.core.kept import kept
+from workbench.core.quiet import OTHERS, Noise, listening
+from workbench.core.result import Source
+from workbench.engine.calibration.beside import BESIDE, Beside, beside
+from workbench.engine.calibration.card import card_rates
+from workbench.engine.calibration.op_times import contention, op_times, per_unit, rest, spread, typical
+from workbench.engine.calibration.timed import Pass, Shape, TimedEngine
+from workbench.engine.engine import Engine
+from workbench.engine.lanes.control import Control
+from workbench.engine.lanes.lanes import Job, Transfer
+from workbench.engine.lanes.process import occupy
+from workbench.engine.lanes.seats import seats
+from workbench.engine.model.ops import Part
+from workbench.engine.runnable import check_runnable
+from workbench.hardware import Machine, usable_cores
+from workbench.hardware.profile import Cores, Pace, Profile
+from workbench.models import ModelConfig
+from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
+from workbench.scenario import Memory, Scenario
+from workbench.scheduler.batch import Batch
+from workbench.scheduler.resource_aware import ResourceAware
+from workbench.schedules import CGOPipe, FlexGenS3, Schedule, Sequential, VSLPipe
+from workbench.schedules.base import Step
+from workbench.schedules.plan import Plan, Task
+from workbench.serving import prepare, serve
+from workbench.serving.prepared import Prepared, price
+from workbench.serving.task_cost import profile_shape
+from workbench.stages import (
+    attention,
+    combine,
+    decode_attention,
+    experts,
+    moe,
+    out_proj,
+    prefill_attention,
+    qkv,
+    route,
+    weights,
+)
+from workbench.workload import Request, Sampling, Workload
+
+# Odd numbers, because prompts and batches have them: attention of prompts whose lengths are powers of two took 0.6 to
+# 0.8 of what it takes in runs (Zen 4).
+PROMPTS = ((1, 1), (1, 5), (1, 17), (4, 9), (1, 61), (7, 11), (2, 67), (15, 17), (1, 250), (2, 253), (61, 17), (8, 131))
+DECODES = (
+    *((1, 251), (4, 67), (15, 19), (15, 507), (21, 2039), (31, 131)),
+    *((61, 17), (63, 253), (125, 131), (251, 67), (251, 190)),
+)
+SHAPES = (*(Shape(*prompts) for prompts in PROMPTS), *(Shape(0, 0, *decodes) for decodes in DECODES))
+TOGETHER = (
+    Shape(0, 0, 8, 64),
+    Shape(0, 0, 32, 128),
+    Shape(0, 0, 128, 128),
+    Shape(8, 32, 32, 64),
+    Shape(0, 0, 128, 256),
+)
+"""What passes under a schedule in which both compute lanes work at the same time."""
+WARM = (Shape(8, 8), Shape(0, 0, 64, 256), Shape(8, 128))
+"""What passes before anything is timed."""
+LAYERS = 4
+"""Layers of a pass at least; with many small ones more, as many as no cache holds; the others are left out."""
+BEYOND_CACHE = 96e6
+"""Bytes of weights that no cache holds."""
+SECONDS = 50.0
+"""Rounds over all passes go on for so long: the computer's speed drifts by a tenth within seconds (Zen 4), so a time is
+the mean of repetitions far apart."""
+LAYER_SECONDS = 5e-3
+"""A layer's weights take so long to arrive where lanes shall rest, or both work meanwhile."""
+LINKS = (0.2e9, 4e9)
+"""Slowest and fastest link [B/s] with which they do; where nothing shall rest, it is the fastest."""
+LISTENED = 0.5
+"""Seconds for which a computer must be quiet before what was measured under load is measured again."""
+_BLOCK = 16
+
+_STREAMED = fetch(weights) | gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load >> gpu(
+    out_proj, moe
+)
+_RESIDENT = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine)
+_ALONE, _TOGETHER = ("streamed", "resident"), ("phases", "pages", "parts")
+_KINDS: dict[str, tuple[Pipeline, Schedule]] = {
+    "streamed": (_STREAMED, Sequential()),
+    "waiting": (_STREAMED, Sequential()),
+    "resident": (_RESIDENT, Sequential()),
+    "phases": (_STREAMED, VSLPipe()),
+    "pages": (_STREAMED, CGOPipe()),
+    "parts": (_STREAMED, FlexGenS3()),
+}
+"""Kinds of plans: lanes that work in turn without a rest, that rest while weights arrive, and that work at once."""
+
+
+def calibrate(
+    model: ModelConfig, *, weights: str | None = None, kv: str | None = None, refresh: bool = False
+) -> Machine:
+    """This computer with the times of a model's operations: what `simulate` needs to predict `run` closely.
+
+    Plans are executed as a run executes them, with batches of several sizes: one task at a time with weights that have
+    just arrived over the link, or that stay where they are; lanes that wait for weights; and both compute lanes and
+    the link at once. Every operation is timed in its place there, with each number of threads that its lane
+    may have; so are transfers, hand-overs, the data mover beside computation, Python between two iterations and, for
+    the record, what a GPU and its link can do. What others disturbed counts only where nothing else is. No workload is
+    served and no throughput seen. The record is dated and kept for the next call; `save` it to load it elsewhere with
+    `Machine.load`. One that was made under load says so, and is made again by the next call on a quiet computer.
+
+    Parameters
+    ----------
+    model : ModelConfig
+        From `wb.checkpoint`.
+    weights, kv : str, optional
+        Precision of weights and KV cache; the model's own if not given.
+    refresh : bool
+        Measure again.
+
+    Raises
+    ------
+    EngineError
+        If the model has no weights here.
+    """
+    machine = Machine.local(refresh=refresh)
+    scenario = _scenario(machine, model, weights, kv)
+    shape = profile_shape(model, scenario.precision)
+
+    made = list[Machine]()
+
+    def measure() -> Machine:
+        check_runnable(prepare(scenario, Sequential()))
+        with occupy(f"a calibration for {model.name!r}") as control:
+            bench = _Bench(scenario, machine, control)
+            try:
+                found = bench.measure(shape)
+            finally:
+                bench.close()
+        if found.profiles[0].others > OTHERS:
+            told = Noise(found.profiles[0].others)
+            print(f"calibrated while {told}; the next call on a quiet computer measures again.", file=sys.stderr)
+        made.append(found)
+        return found
+
+    path, what = _record_path(machine, shape), f"the calibration for {model.name!r}"
+    known = kept(path, measure, load=Machine.load, save=Machine.save, what=what, refresh=refresh)
+    if not made and known.profiles[0].others > OTHERS and _quiet():
+        return kept(path, measure, load=Machine.load, save=Machine.save, what=what, refresh=True)
+    return known
+
+
+def _quiet() -> bool:
+    """Whether others leave this computer's cores alone now."""
+    with listening() as noise:
+        time.sleep(LISTENED)
+    return noise.quiet
+
+
+def _record_path(machine: Machine, shape: str) -> Path:
+    """Its name changes with the computer's own record, which changes with versions, and with the model's shape."""
+    key = f"calibration 11|{machine.host}|{machine.measured}|{shape}"
+    return cache_path(f"calibration-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json")
+
+
+def _scenario(machine: Machine, model: ModelConfig, weights_in: str | None, kv_in: str | None) -> Scenario:
+    """Some layers of the model, which cross the link one after the other; room for the largest shape."""
+    shapes = (*SHAPES, *TOGETHER, *WARM)
+    tokens = max(shape.tokens + shape.requests * _BLOCK for shape in shapes)
+    longest = max(shape.length for shape in shapes)
+    random = np.random.default_rng(0)
+    prompts = random.integers(0, model.vocab_size, (max(shape.requests for shape in shapes), longest)).tolist()
+    whole = Scenario(
+        _STREAMED,
+        model=model,
+        machine=machine,
+        memory=Memory(float(tokens * model.kv_bytes_per_token(kv_in or model.dtype)), _BLOCK, weights_in, kv_in),
+        workload=Workload.of([Request(tuple(prompt), 8, Sampling()) for prompt in prompts]),
+        scheduler=ResourceAware(),
+    )
+    size = price(whole, Sequential()).cost.weights_per_layer
+    few = replace(model, num_hidden_layers=min(model.num_hidden_layers, max(LAYERS, math.ceil(BEYOND_CACHE / size))))
+    kept = float(tokens * few.kv_bytes_per_token(kv_in or model.dtype))
+    rate = min(max(size / LAYER_SECONDS, LINKS[0]), LINKS[1], machine.link.h2d, machine.link.d2h)
+    return whole.on(model=few, machine=machine.limit(link=rate), memory=replace(whole.memory, kv_capacity=kept))
+
+
+@dataclass
+class _Passes:
+    """Passes of one shape on one number of threads: those that counted, and those that others disturbed."""
+
+    quiet: list[Pass] = field(default_factory=list)
+    disturbed: list[Pass] = field(default_factory=list)
+
+    @property
+    def kept(self) -> list[Pass]:
+        """What times are taken from."""
+        return self.quiet or self.disturbed
+
+
+_What = tuple[str, int, Shape]
+"""Kind of plan, threads and shape."""
+
+
+class _Hollow(Engine):
+    """An engine whose tasks do nothing, and that notes how long each plan was in its hands."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        super().__init__(prepared)
+        self.executing: list[float] = []
+
+    def execute(self, plan: Plan, number: int, step: Step) -> dict[str, float]:
+        """See `Clock.execute`."""
+        begin = self.watch.now
+        busy = super().execute(plan, number, step)
+        self.executing.append(self.watch.now - begin)
+        return busy
+
+    def _action(self, task: Task, batches: tuple[Batch, ...], parts: list[Part]) -> Callable[[], Transfer | None]:
+        return lambda: None
+
+    def _check_bytes(self, jobs: list[Job], plan: Plan) -> None:
+        pass
+
+
+class _Bench:
+    """Times operations in plans that engines execute."""
+
+    def __init__(self, scenario: Scenario, machine: Machine, control: Control) -> None:
+        self._machine, self._control = machine, control
+        self._scenario, self._model = scenario, scenario.model
+        self._cores = scenario.machine.cores or Cores.of(usable_cores())
+        self._random = np.random.default_rng(0)
+        self._noise: list[Noise] = []
+        self._engines: dict[str, TimedEngine] = {}
+        fastest = min(LINKS[1], machine.link.h2d, machine.link.d2h)
+        for kind, (pipeline, schedule) in _KINDS.items():
+            link = fastest if kind == "streamed" else scenario.machine.link.h2d
+            here = scenario.on(pipeline=pipeline, machine=machine.limit(link=link))
+            self._engines[kind] = TimedEngine(prepare(here, schedule))
+
+    def close(self) -> None:
+        """End every thread."""
+        for engine in self._engines.values():
+            engine.close()
+
+    def measure(self, shape: str) -> Machine:
+        """The machine with a profile of this model."""
+        cores = self._cores
+        threads = sorted({cores.gpu, cores.cpu, cores.alone})
+        wanted: list[_What] = [("streamed", count, each) for count in threads for each in SHAPES]
+        wanted += [("resident", count, each) for count in threads for each in SHAPES[1::2]]
+        wanted += [(kind, cores.gpu, each) for kind in ("waiting", *_TOGETHER) for each in TOGETHER]
+        passes = {what: _Passes() for what in wanted}
+        self._fill(passes)
+        cores, rates = self._streaming()
+        outside = self._outside()
+        alone = [seen.kept for (kind, *_), seen in passes.items() if kind in _ALONE]
+        of_kind = {
+            name: [one for (kind, *_), seen in passes.items() if kind == name for one in seen.kept] for name in _KINDS
+        }
+        waiting = of_kind["waiting"]
+        ops = op_times([call for kept in alone for one in kept for call in one.calls])
+        whole = [one for kind in ("waiting", "pages", "parts") for one in of_kind[kind]]  # no transfer outlasts them
+        iteration, request, task = self._between(outside, whole)
+        hand_over, move, fetched = self._overheads(of_kind["streamed"], waiting)
+        together = [one for kind in _TOGETHER for one in of_kind[kind]]
+        profile = Profile(
+            shape,
+            ops,
+            iteration=iteration,
+            request=request,
+            task=task,
+            hand_over=hand_over,
+            move=move,
+            fetch=fetched,
+            rest=rest(waiting, ops) / self._model.num_hidden_layers,
+            contention=contention(together, ops, cores, self._scenario.machine.link.h2d),
+            spread=spread(alone, ops),
+            others=self._others(passes),
+        )
+        today = datetime.now(UTC).isoformat(timespec="seconds")
+        return replace(self._machine, cores=cores, profiles=(profile,), rates=(*rates, *card_rates()), measured=today)
+
+    def _fill(self, passes: dict[_What, _Passes]) -> None:
+        """Rounds over all passes, each in an order of its own, for as long as another will probably end in time."""
+        for kind, count in dict.fromkeys((kind, count) for kind, count, _ in passes):
+            for shape in WARM:
+                self._pass(kind, count, shape)
+        every, taken, until = list(passes), 0.0, time.perf_counter() + SECONDS
+        with tqdm(desc="calibrate", delay=1) as bar:
+            while not taken or time.perf_counter() + taken <= until:
+                begin, bar.total = time.perf_counter(), bar.n + len(every)
+                for number in self._random.permutation(len(every)).tolist():
+                    what = every[number]
+                    with listening() as noise:
+                        seen = self._pass(*what)
+                    self._noise.append(noise)
+                    (passes[what].quiet if noise.quiet else passes[what].disturbed).append(seen)
+                    bar.update()
+                taken = time.perf_counter() - begin
+
+    def _pass(self, kind: str, threads: int, shape: Shape) -> Pass:
+        self._control.check()
+        engine = self._engines[kind]
+        engine.pace = Pace(threads, threads, "cpu", 0.0, 0.0)
+        return engine.make(shape)
+
+    def _others(self, passes: dict[_What, _Passes]) -> float:
+        """Share of the cores that others took, if they disturbed what the times had to be taken from."""
+        if all(seen.quiet for seen in passes.values()):
+            return 0.0
+        return float(np.mean([noise.others for noise in self._noise]))
+
+    def _overheads(self, streamed: Sequence[Pass], waiting: Sequence[Pass]) -> tuple[float, float, float]:
+        """Seconds of a hand-over, and of transfers of activations and of weights beyond their bytes.
+
+        As they were in plans whose tasks follow one another.
+        """
+        rate = self._scenario.machine.link.h2d
+        moves = [move.seconds - move.size / rate for one in waiting for move in one.moves if not move.weights]
+        fetches = [move.seconds - move.size / rate for one in waiting for move in one.moves if move.weights]
+        linked = typical([wait for one in streamed for wait in one.waits(("h2d", "d2h"))])
+        handed = typical([wait for one in streamed for wait in one.waits(("gpu", "cpu"))])
+        beyond = median(one.beyond_operations for one in streamed)  # lanes also move where a pass has other threads
+        return handed + beyond, max(0.0, typical(moves) + linked), max(0.0, typical(fetches))
+
+    # ----------------------------------------------------------------------------------------------- the lanes
+
+    def _streaming(self) -> tuple[Cores, tuple[tuple[str, float], ...]]:
+        """Core time of the mover, and how much slower experts and attention are while it streams beside them."""
+        prompts, decodes, cores = Shape(4, 64), Shape(0, 0, 64, 256), self._cores
+        (gpu, cpu), teams = (
+            [self._beside(op, shape, threads) for op, shape in (("experts", prompts), ("decode_attention", decodes))]
+            for threads in (cores.gpu, cores.alone)
+        )
+        drags = [max(0.0, found.beside / found.alone - 1) / BESIDE for found in (gpu, cpu, *teams)]
+        kv = decodes.rows.context * self._model.kv_bytes_per_token(self._scenario.precision.kv)
+        kv /= self._model.num_hidden_layers
+        stream = f"beside a stream of {BESIDE / 1e9:g} GB/s"
+        rates = (
+            ("mover, core-seconds per GB", gpu.mover * 1e9),
+            (f"experts {stream} on another core, relative time", gpu.beside / gpu.alone),
+            (f"attention {stream} on another core, relative time", cpu.beside / cpu.alone),
+            (f"experts on all cores {stream}, relative time", teams[0].beside / teams[0].alone),
+            (f"attention on all cores {stream}, relative time", teams[1].beside / teams[1].alone),
+            ("attention alone, KV GB/s", kv / cpu.alone / 1e9),
+            (f"attention {stream}, KV GB/s", kv / cpu.beside / 1e9),
+            ("DRAM sequential read on one core, GB/s", self._sequential_read() / 1e9),
+        )
+        shared = replace(cores, mover=gpu.mover, gpu_drag=drags[0], cpu_drag=drags[1])
+        return replace(shared, gpu_team_drag=drags[2], cpu_team_drag=drags[3]), rates
+
+    def _beside(self, op: str, shape: Shape, threads: int) -> Beside:
+        """One operation of the last layer of a pass, again and again, alone and beside a stream."""
+        engine = self._engines["streamed"]
+        self._pass("streamed", threads, shape)
+        stage = next(stage for stage in self._scenario.pipeline.stages if stage.op.name == op)
+        part, layer = engine.part(shape), self._model.num_hidden_layers - 1
+        action = lambda: engine.forward.compute(stage, layer, 0, part)  # noqa: E731
+        own_seconds = lambda job: job.cpu if threads == 1 else job.end - job.start  # noqa: E731
+        return beside(op, action, seats(Pace(threads, threads, "cpu", 0.0, 0.0), self._cores), own_seconds)
+
+    def _sequential_read(self) -> float:
+        numbers = torch.ones(1 << 26)
+        seen = []
+        for _ in range(5):
+            begin = time.thread_time()
+            torch.dot(numbers, numbers)
+            seen.append(time.thread_time() - begin)
+        return numbers.nbytes / median(seen)
+
+    def _between(self, outside: tuple[float, float], passes: Sequence[Pass]) -> tuple[float, float, float]:
+        """Seconds between two plans, fixed, per request and per task: in the engine, and outside of it."""
+        features = [(1.0, one.requests, len(one.spans)) for one in passes]
+        iteration, request, task = per_unit(features, [one.around for one in passes])
+        return iteration + outside[0], request + outside[1], task
+
+    def _outside(self) -> tuple[float, float]:
+        """Seconds of an iteration outside of the engine, fixed and per request; of plans whose tasks do nothing."""
+        few, many = self._hollow(4), self._hollow(64)
+        request = max(0.0, (many - few) / 60)
+        return max(0.0, few - 4 * request), request
+
+    def _hollow(self, requests: int) -> float:
+        workload = Workload.of([Request((1,) * 8, 8, Sampling())] * requests)
+        prepared = prepare(self._scenario.on(workload=workload), Sequential())
+        engine = _Hollow(prepared)
+        try:
+            result = serve(prepared, engine, Source.MEASURED)
+        finally:
+            engine.close()
+        return median(whole - inside for whole, inside in zip(result.steps.seconds, engine.executing, strict=True))

@@ -1,0 +1,136 @@
+"""Measures this computer's rates for `Machine.local`: kernels alone, never a whole model (that is law 10)."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import psutil
+import torch
+from torch.nn import functional
+
+from workbench.engine.lanes.lanes import Executor
+from workbench.engine.model.kv_cache import KVCache
+from workbench.engine.model.ops import BUILT_IN, Ops, Part
+from workbench.engine.model.weights import Tensors
+from workbench.hardware import Device, Link, Machine, usable_cores
+from workbench.hardware.profile import Cores
+from workbench.models import ModelConfig
+from workbench.pipeline.layer_graph import Kind, Node
+from workbench.schedules.plan import Task
+
+_ROWS, _WIDE, _INNER = 256, 1024, 3584
+_TINY = ModelConfig("tiny", 1, 64, 64, 4, 2, 16, 4, 2, 64, 64, dtype="fp32")
+
+
+def measure_machine() -> Machine:
+    """Rates of this computer, each the median of several runs.
+
+    gpu lane: torch GEMM at 256 rows and weight reading at one row, with the lane's own threads; a quarter of the
+    memory. cpu lane: the decode-attention kernel's KV rate times its threads, and torch GEMM. link: copies of 32 MB
+    by one thread, which take a core for as long. Fixed times per operation and per hand-over come from tiny
+    operations and empty tasks.
+    """
+    cores = Cores.of(usable_cores())
+    memory = float(psutil.virtual_memory().total)
+    per_op = _operation_overhead()
+    gpu = Device(f"torch on {cores.gpu} core(s)", memory / 4, _weight_rate(cores.gpu), _gemm_rates(cores.gpu), per_op)
+    attention = _attention_rate() * cores.cpu
+    cpu = Device(f"Numba and torch on {cores.cpu} core(s)", memory * 3 / 4, attention, _gemm_rates(cores.cpu), per_op)
+    rate, hop = _copy_rate(), _hand_over()
+    today = datetime.now(UTC).isoformat(timespec="seconds")
+    cores = replace(cores, mover=1 / rate)
+    return Machine(
+        f"local: {_cpu_name()}", gpu, cpu, Link(rate, rate, hop), host=platform.node(), measured=today, cores=cores
+    )
+
+
+def _seconds(work: Callable[[], object], repeats: int = 7) -> float:
+    for _ in range(2):
+        work()
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begin)
+    return median(times)
+
+
+def _gemm_rates(threads: int) -> tuple[tuple[str, float], ...]:
+    torch.set_num_threads(threads)
+    rates = []
+    for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
+        x, weight = torch.randn(_ROWS, _WIDE, dtype=dtype), torch.randn(_INNER, _WIDE, dtype=dtype)
+        taken = _seconds(lambda x=x, weight=weight: functional.linear(x, weight))  # type: ignore[misc]
+        rates.append((name, 2.0 * _ROWS * _WIDE * _INNER / taken))
+    return tuple(rates)
+
+
+def _weight_rate(threads: int) -> float:
+    """Bytes per second at which one row meets 16 weight matrices that no cache holds."""
+    torch.set_num_threads(threads)
+    matrices = [torch.randn(_INNER, _WIDE).bfloat16() for _ in range(16)]
+    row = torch.randn(1, _WIDE).bfloat16()
+    taken = _seconds(lambda: [functional.linear(row, matrix) for matrix in matrices])
+    return sum(matrix.nbytes for matrix in matrices) / taken
+
+
+def _attention_rate() -> float:
+    """Bytes of KV per second of the decode-attention kernel: 32 sequences of 512 tokens, group size 4, bf16."""
+    model = ModelConfig("attention", 1, 1024, 64, 16, 4, 64, 2, 1, 64, 512)
+    cache = KVCache(model, 1024, 16, "bf16")
+    table = np.random.default_rng(0).permutation(1024).reshape(32, 32).astype(np.int32)
+    part = Part([], torch.zeros(32, dtype=torch.int64), np.zeros(32, np.int64), table, np.full(32, 512, np.int64))
+    q = torch.randn(32, model.q_size)
+    return 32 * 512 * model.kv_bytes_per_token("bf16") / _seconds(lambda: cache.attend(0, part, q))
+
+
+def _copy_rate() -> float:
+    source, target = np.ones(1 << 25, np.int8), np.ones(1 << 25, np.int8)
+    return source.nbytes / _seconds(lambda: np.copyto(target, source), repeats=15)
+
+
+def _operation_overhead() -> float:
+    """Mean time of the built-in operations on four rows of a model so small that arithmetic is nothing."""
+    torch.set_num_threads(1)
+    ops, part = Ops(_TINY), Part([], torch.arange(4), np.arange(4), np.zeros((4, 1), np.int32), np.ones(4, np.int64))
+    rows = {"x": torch.randn(4, 64), "attn": torch.randn(4, 64), "h": torch.randn(4, 64), "routed": torch.randn(4, 64)}
+    rows["gates"] = torch.tensor([[0.0, 1.0, 0.5, 0.5]] * 4)
+    square = torch.randn(64, 64)
+    experts = {
+        f"{kind}.{e}": torch.randn(rows, 64) for e in range(4) for kind, rows in (("gate_up", 128), ("down", 64))
+    }
+    weights: dict[str, Tensors] = {
+        "qkv": {"norm": torch.ones(64), "proj": torch.randn(128, 64)},
+        "out_proj": {"proj": square},
+        "route": {"norm": torch.ones(64), "gate": torch.randn(4, 64)},
+        "experts": experts,
+        "combine": {},
+    }
+    return _seconds(lambda: [BUILT_IN[op](ops, part, rows, weights[op]) for op in weights], repeats=31) / len(weights)
+
+
+def _hand_over() -> float:
+    """Mean time from the end of a task to the start of the next on another lane."""
+    lanes = [Node(Kind.SEGMENT, "A", "gpu"), Node(Kind.MOVE, "H", "h2d")]
+    tasks = [Task(lanes[i % 2], 0, 0, (i - 1,) if i else ()) for i in range(100)]
+    executor = Executor(1e9, 1e9, throttled=False, packet_seconds=1e-3)
+    try:
+        return _seconds(lambda: executor.run(tasks, [lambda: None] * len(tasks)), repeats=9) / len(tasks)
+    finally:
+        executor.close()
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return f"{line.split(':', 1)[1].strip()}, {usable_cores()} cores"
+    return f"{platform.processor() or platform.machine()}, {usable_cores()} cores"

@@ -1,0 +1,175 @@
+"""From the seconds of operations, seen in passes through the layers, to the times that `simulate` takes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import isotonic_regression, nnls
+
+from workbench.engine.calibration.timed import Call, Pass
+from workbench.hardware.profile import Contention, Cores, OpTime
+from workbench.stages import Rows, measured_seconds
+
+TOLD = 0.25
+"""Share of a lane's time beside the other from which on the other's doing is seen."""
+LEAST_SPREAD = 0.08
+"""Relative standard deviation below which no interval goes. Runs of one setting minutes apart differ by 6 %, and of 48
+predictions for four models half were off by less than 6 % (two cores of a Zen 4, `data/measured/sim-odd.json`)."""
+_OF_NORMAL = 1.4826
+"""Standard deviation of a normal distribution over its median absolute deviation."""
+_SIDE = 1.645
+"""Standard deviations to either side of the middle that hold 90 % of a normal distribution."""
+
+
+def op_times(calls: Sequence[Call]) -> tuple[OpTime, ...]:
+    """The times of every operation, from calls while no other lane worked."""
+    found: dict[tuple[str, int, bool], Seen] = {}
+    for call in calls:
+        key = _key(call)
+        found.setdefault(key, Seen(*key)).note(call.rows, own_seconds(call))
+    return tuple(seen.time() for seen in found.values())
+
+
+def rest(passes: Sequence[Pass], ops: Sequence[OpTime]) -> float:
+    """Seconds that plans take longer whose lanes wait for weights: caches are cold when these have come."""
+    times = _by_key(ops)
+    longer = [
+        sum(own_seconds(call) - measured_seconds(times[_key(call)], call.rows) for call in one.calls) for one in passes
+    ]
+    return max(0.0, typical(longer))
+
+
+def _by_key(ops: Sequence[OpTime]) -> dict[tuple[str, int, bool], OpTime]:
+    return {(time.op, time.threads, time.resident): time for time in ops}
+
+
+def own_seconds(call: Call) -> float:
+    """A thread's own seconds where there is one, since nobody can steal those."""
+    return call.cpu if call.threads == 1 else call.wall
+
+
+def contention(passes: Sequence[Pass], ops: Sequence[OpTime], cores: Cores, link: float) -> Contention:
+    """What the compute lanes do to one another, from plans in which both work while weights stream.
+
+        t = t_alone (s + f b)
+
+    f being the share of the lane's time in which the other worked, and s the slow-down by the stream, which is known.
+    b is the median of the plans in which f is large enough to tell it from the times' own errors.
+    """
+    times = _by_key(ops)
+    slowed = {"gpu": cores.gpu_drag * link, "cpu": cores.cpu_drag * link + cores.mover * link}
+    found = dict[str, float]()
+    for lane, drag in slowed.items():
+        growth = list[float]()
+        for one in passes:
+            share = one.beside_the_other(lane)
+            if share >= TOLD:
+                mine = [call for call in one.calls if call.lane == lane]
+                alone = sum(measured_seconds(times[_key(call)], call.rows) for call in mine)
+                streaming = min(1.0, one.busy("h2d") / one.seconds)
+                growth.append((sum(call.wall for call in mine) / alone - 1 - drag * streaming) / share)
+        found[lane] = max(0.0, median(growth)) if growth else 0.0
+    return Contention(found["gpu"], found["cpu"])
+
+
+def spread(passes: Sequence[Sequence[Pass]], ops: Sequence[OpTime]) -> tuple[float, float]:
+    """90 % interval of a run's computing over what the operations' times say, from repetitions of several plans.
+
+    The times' own error is how far the mean of a plan's repetitions is off, by the median of all plans; the computer's
+    drift, how far the repetitions of one round, all plans together, are.
+    """
+    times = _by_key(ops)
+    off = [[_ratio(one, times) for one in repeated] for repeated in passes]
+    means = np.array([np.mean(ratios) for ratios in off])
+    error = _OF_NORMAL * float(np.median(np.abs(means - np.median(means))))
+    rounds = [np.mean([ratios[number] for ratios in off if number < len(ratios)]) for number in range(len(off[0]))]
+    deviation = max(LEAST_SPREAD, float(np.hypot(error, np.std(rounds))))
+    return float(np.exp(-_SIDE * deviation)), float(np.exp(_SIDE * deviation))
+
+
+def _ratio(one: Pass, times: Mapping[tuple[str, int, bool], OpTime]) -> float:
+    """Logarithm of the seconds of a plan's operations over what their times say."""
+    said = sum(measured_seconds(times[_key(call)], call.rows) for call in one.calls)
+    return float(np.log(sum(map(own_seconds, one.calls)) / said))
+
+
+def _key(call: Call) -> tuple[str, int, bool]:
+    return call.op, call.threads, call.resident
+
+
+class Seen:
+    """Seconds of one operation on one number of threads, with the rows that it was given."""
+
+    def __init__(self, op: str, threads: int, resident: bool = False) -> None:
+        self.op, self.threads, self._resident = op, threads, resident
+        self._rows: list[Rows] = []
+        self._seconds: list[float] = []
+
+    def note(self, rows: Rows, seconds: float) -> None:
+        """One call."""
+        if rows.tokens:
+            self._rows.append(rows)
+            self._seconds.append(seconds)
+
+    def time(self) -> OpTime:
+        """What was seen, as a function of the rows."""
+        if self.op == "prefill_attention":
+            return self._prefill()
+        if self.op == "decode_attention":
+            return self._decode()
+        return replace(self._by_tokens([True] * len(self._rows)), resident=self._resident)
+
+    def _by_tokens(self, counts: Sequence[bool]) -> OpTime:
+        """Time against tokens, from those calls that count; it never falls."""
+        groups = defaultdict[float, list[float]](list)
+        for rows, seconds, count in zip(self._rows, self._seconds, counts, strict=True):
+            if count:
+                groups[rows.tokens].append(seconds)
+        tokens = sorted(groups)
+        rising = isotonic_regression([typical(groups[number]) for number in tokens]).x
+        return OpTime(self.op, self.threads, tuple(map(float, tokens)), tuple(rising.tolist()))
+
+    def _prefill(self) -> OpTime:
+        """Per call, per prompt, per token and per query-key pair."""
+        features = [[1.0, rows.emits, rows.prefill, rows.pairs] for rows in self._rows]
+        call, prompt, token, pair = per_unit(features, self._seconds)
+        most = max(rows.prefill for rows in self._rows)
+        line = ((1.0, most), (call + token, call + token * most))
+        return OpTime(self.op, self.threads, *line, per_prompt=prompt, per_pair=pair)
+
+    def _decode(self) -> OpTime:
+        """Appending new rows, as seen without decodes; then per call, per decode and per KV entry."""
+        append = self._by_tokens([not rows.decode for rows in self._rows])
+        decodes = [(rows, s) for rows, s in zip(self._rows, self._seconds, strict=True) if rows.decode]
+        features = [[1.0, rows.decode, rows.context] for rows, _ in decodes]
+        rest = [max(0.0, s - measured_seconds(append, Rows(prefill=rows.tokens))) for rows, s in decodes]
+        call, decode, entry = per_unit(features, rest)
+        times = (append.tokens, append.seconds)
+        return OpTime(self.op, self.threads, *times, decoding=call, per_decode=decode, per_context=entry)
+
+
+def typical(seconds: Sequence[float]) -> float:
+    """Mean without the fastest and the slowest tenth: a run adds calls up, so the mean is what it sees."""
+    cut = len(seconds) // 10
+    return float(np.mean(sorted(seconds)[cut : len(seconds) - cut]))
+
+
+def per_unit(features: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[float, ...]:
+    """Coefficients of least relative squares, none negative: seconds per unit of each feature.
+
+    Repetitions count by their typical time: relative squares of single ones would follow the fastest.
+    """
+    repeated = defaultdict[tuple[float, ...], list[float]](list)
+    for each, took in zip(features, seconds, strict=True):
+        repeated[tuple(each)].append(took)
+    wide: npt.NDArray[np.float64] = np.array(list(repeated), dtype=float)
+    target = np.array([typical(took) for took in repeated.values()])
+    weight = 1 / np.maximum(target, target.max() * 1e-3 or 1.0)
+    scale = wide.max(axis=0) + (wide.max(axis=0) == 0)
+    found, _ = nnls(wide / scale * weight[:, None], target * weight)
+    return tuple((found / scale).tolist())

@@ -1,0 +1,244 @@
+"""Executes plans of the schedules as a run does, and notes how long every operation of theirs takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from workbench.core.timeline import Span, overlap
+from workbench.engine.engine import Engine
+from workbench.engine.lanes.lanes import Job
+from workbench.engine.model.ops import Part
+from workbench.hardware.profile import Pace
+from workbench.pipeline.layer_graph import Kind
+from workbench.scheduler.batch import NONE, Batch, Ids
+from workbench.scheduler.block_manager import BlockManager
+from workbench.schedules.base import Step
+from workbench.schedules.plan import COMPUTE, Plan, Task
+from workbench.serving.prepared import Prepared
+from workbench.serving.task_cost import rows_of
+from workbench.stages import Rows, Stage
+
+
+class Shape(NamedTuple):
+    """What passes through the layers: prompts of one length, or decodes that read so many KV entries each."""
+
+    prompts: int = 0
+    length: int = 0
+    decodes: int = 0
+    held: int = 0
+
+    @property
+    def rows(self) -> Rows:
+        """What it puts on the stages."""
+        pairs = self.prompts * self.length * (self.length + 1) / 2
+        return Rows(
+            self.prompts * self.length, self.decodes, pairs, self.decodes * self.held, self.prompts + self.decodes
+        )
+
+    @property
+    def tokens(self) -> int:
+        """KV entries that it needs room for."""
+        return self.prompts * self.length + self.decodes * self.held
+
+    @property
+    def requests(self) -> int:
+        """Sequences of both kinds."""
+        return self.prompts + self.decodes
+
+    def batch(self, layers: int) -> Batch:
+        """The first requests of a workload: prompts, then decodes."""
+        prompts: Ids = np.arange(self.prompts)
+        decodes: Ids = np.arange(self.prompts, self.requests)
+        return Batch(
+            prompts if self.prompts else NONE,
+            np.full(self.prompts, self.length),
+            decodes,
+            np.full(self.decodes, self.held - 1),
+            layers,
+        )
+
+
+class Call(NamedTuple):
+    """An operation as it was timed: by the clock, and by its thread's own. `resident` are weights that did not arrive
+    just before."""
+
+    op: str
+    lane: str
+    threads: int
+    resident: bool
+    rows: Rows
+    wall: float
+    cpu: float
+
+
+class Move(NamedTuple):
+    """A transfer, of weights or of activations: seconds that it held the link, and bytes."""
+
+    weights: bool
+    seconds: float
+    size: int
+
+
+@dataclass
+class Pass:
+    """One plan as it was executed.
+
+    Attributes
+    ----------
+    calls : list of Call
+    spans : list of Span
+        Of its tasks.
+    moves : list of Move
+    requests : int
+    around : float
+        Seconds before the first task and after the last.
+    """
+
+    calls: list[Call]
+    spans: list[Span]
+    moves: list[Move]
+    requests: int = 0
+    around: float = 0.0
+
+    def busy(self, lane: str) -> float:
+        """Seconds that a lane was at work."""
+        return sum(span.end - span.start for span in self.spans if span.lane == lane)
+
+    def tasks(self, *lanes: str) -> int:
+        """Tasks of lanes."""
+        return sum(span.lane in lanes for span in self.spans)
+
+    @property
+    def seconds(self) -> float:
+        """From the first start to the last end."""
+        return max(span.end for span in self.spans) - min(span.start for span in self.spans)
+
+    def beside_the_other(self, lane: str) -> float:
+        """Share of a compute lane's time in which the other one worked too."""
+        mine = [span for span in self.spans if span.lane == lane]
+        others = [span for span in self.spans if span.lane in COMPUTE and span.lane != lane]
+        lanes = (
+            [(span.start, span.end) for span in sorted(spans, key=lambda span: span.start)] for spans in (mine, others)
+        )
+        return overlap(*lanes) / self.busy(lane) if mine else 0.0
+
+    def waits(self, lanes: tuple[str, ...]) -> list[float]:
+        """Seconds between the end of the task that let one on these lanes begin, and its beginning."""
+        ends = {f"{span.lane} {span.name}": span.end for span in self.spans}
+        return [
+            max(0.0, span.start - ends[span.after])
+            for span in self.spans
+            if span.lane in lanes and span.after in ends and not span.name.startswith("W")
+        ]
+
+    @property
+    def beyond_operations(self) -> float:
+        """Seconds that a compute task takes beyond its operations, the mean of all."""
+        operations = sum(call.wall for call in self.calls)
+        return (sum(map(self.busy, COMPUTE)) - operations) / self.tasks(*COMPUTE)
+
+
+class _Noted(NamedTuple):
+    """An operation that was timed; `rows` counts what it was given."""
+
+    op: str
+    lane: str
+    resident: bool
+    rows: Callable[[], Rows]
+
+
+class TimedEngine(Engine):
+    """An engine whose plans all have the threads that they are given, and that notes every operation."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        super().__init__(prepared)
+        self.pace = Pace(1, 1, "cpu", 0.0, 0.0)
+        self._noted, self._moves = list[tuple[_Noted, float, float]](), list[Move]()
+        self._streams = prepared.lowering.graph.pipeline.streams
+        self._lowering, self._layers = prepared.lowering, prepared.layers
+        self._step, self._number = Step.FIRST, 0
+
+    def make(self, shape: Shape) -> Pass:
+        """Execute one plan, and tell how it went. Plans follow one another as the iterations of a run do."""
+        scenario = self._prepared.scenario
+        batch, size = shape.batch(self._layers), scenario.memory.kv_block
+        longest = max(shape.length, shape.held)
+        blocks = BlockManager(scenario.kv_blocks, size, max(1, shape.requests), longest)
+        everyone = np.arange(shape.requests)
+        blocks.allocate(everyone, np.full(shape.requests, min(size, longest)))
+        for _ in range(-(-longest // size) - 1):
+            blocks.append(everyone)  # in turn, so that each sequence's blocks lie apart
+        if not self._number:
+            self.begin(blocks)
+        self._blocks, self._noted, self._moves, before = blocks, [], [], len(self.timeline)
+        plan, begin = self._lowering.plan(batch, self._step), self.watch.now
+        self.execute(plan, self._number, self._step)
+        passed, spans = self.watch.now - begin, self.timeline.spans[before:]
+        self._step, self._number = Step.MIDDLE, self._number + 1
+        first = min(max(span.start, begin) for span in spans)
+        around = passed - (max(span.end for span in spans) - first)
+        return Pass(self._calls(), spans, self._moves, shape.requests, around)
+
+    def part(self, shape: Shape) -> Part:
+        """A shape as the operations of the last plan, which had it, saw it."""
+        return Part.of(shape.batch(self._layers), self._blocks)
+
+    def _record(self, ended: list[tuple[Job, str]], number: int) -> dict[str, float]:
+        for job, _ in ended:
+            if job.bytes:
+                weights = job.task.node.kind is Kind.WEIGHTS
+                self._moves.append(Move(weights, sum(end - start for start, end in job.spans), job.bytes))
+        return super()._record(ended, number)
+
+    def paced(self, plan: Plan) -> Pace:
+        """See `Engine.paced`; what a run finds out is found out here too, for it takes time."""
+        super().paced(plan)
+        return self.pace
+
+    def _compute(self, task: Task, part: Part) -> None:
+        for stage in task.node.stages:
+            work = partial(self.forward.compute, stage, task.layer, task.part or 0, part)
+            resident = stage.op.params is not None and not self._streams(stage)
+            rows = partial(_stage_rows, stage, part)
+            self._note(_Noted(stage.op.name, task.node.lane, resident, rows), work)
+
+    def _embed(self, number: int, batch: Batch) -> None:
+        rows = partial(Rows, prefill=batch.rows.tokens)
+        self._note(_Noted("embed", "gpu", False, rows), partial(super()._embed, number, batch))
+
+    def _emit(self, number: int, batch: Batch, part: Part) -> None:
+        rows = partial(Rows, prefill=batch.rows.emits)
+        self._note(_Noted("head", "gpu", False, rows), partial(super()._emit, number, batch, part))
+
+    def _note(self, noted: _Noted, work: Callable[[], object]) -> None:
+        wall, cpu = time.perf_counter(), time.thread_time()
+        work()
+        wall, cpu = time.perf_counter() - wall, time.thread_time() - cpu
+        self._noted.append((noted, wall, cpu))
+
+    def _calls(self) -> list[Call]:
+        """The operations of the last plan. Their rows are counted here, after it: a run does not count them either."""
+        calls = list[Call]()
+        for (op, lane, resident, count), wall, cpu in self._noted:
+            rows = count()
+            threads = self.pace.cpu if lane == "cpu" else self.pace.gpu
+            if rows.tokens:
+                calls.append(Call(op, lane, threads, resident, rows, wall, cpu))
+        return calls
+
+
+def _stage_rows(stage: Stage, part: Part) -> Rows:
+    return rows_of(stage, part_rows(part))
+
+
+def part_rows(part: Part) -> Rows:
+    """Rows that a part of whole prompts and decodes puts on the stages."""
+    lengths = part.prefill_len
+    pairs = sum(length * (length + 1) / 2 for length in lengths)
+    return Rows(sum(lengths), len(part.lengths), pairs, float(part.lengths.sum()), len(lengths) + len(part.lengths))

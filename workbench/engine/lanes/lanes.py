@@ -1,0 +1,348 @@
+"""One thread per lane. A plan's task goes to its lane when the last task it waits for has ended."""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from workbench.core.errors import StoppedError
+from workbench.engine.lanes.control import Control
+from workbench.engine.lanes.process import give_back, take
+from workbench.engine.lanes.seats import Seat, end_sleeps_on_time, name_thread, sit
+from workbench.schedules.plan import Carry, Task
+
+Copy = tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]
+"""Destination and source: one-dimensional, of one type and length."""
+
+
+@dataclass
+class Transfer:
+    """Copies to make over the link, and what to do when they have arrived."""
+
+    copies: Sequence[Copy]
+    arrived: Callable[[], None] | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes moved."""
+        return sum(target.nbytes for target, _ in self.copies)
+
+
+@dataclass(eq=False)
+class Job:
+    """A task of the running plan: its action and how it went. Times are readings of `time.perf_counter`.
+
+    On a link lane the action returns the `Transfer` to make.
+
+    `pauses` are when a bulk transfer let small ones pass. A plan does not end before the jobs that it awaits are done.
+    """
+
+    task: Task
+    action: Callable[[], object]
+    awaited: bool
+    missing: int = 0
+    done: bool = False
+    followers: list[Job] = field(default_factory=list)
+    start: float = 0.0
+    end: float = 0.0
+    cpu: float = 0.0
+    bytes: int = 0
+    pauses: list[tuple[float, float]] = field(default_factory=list)
+    error: BaseException | None = None
+
+    @property
+    def spans(self) -> list[tuple[float, float]]:
+        """When it was at work."""
+        edges = [self.start, *(edge for pause in self.pauses for edge in pause), self.end]
+        return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+class Lane(threading.Thread):
+    """Runs its jobs one at a time in issue order; a first job that is not ready blocks the others."""
+
+    def __init__(self, name: str, executor: Executor) -> None:
+        super().__init__(name=f"lane-{name}", daemon=True)
+        self.inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.small: deque[Job] = deque()
+        self.bulk: deque[Job] = deque()
+        self.seat = self._taken = Seat(1, ())
+        self.since, self.worked = float("nan"), 0.0
+        self._ready: set[Job] = set()
+        self._executor = executor
+
+    def run(self) -> None:
+        """Serve the inbox until None arrives."""
+        name_thread(self.name)
+        torch.get_num_threads()  # a thread's first use copies the process-wide value and would undo the next line
+        torch.set_num_threads(self._taken.threads)
+        torch.set_grad_enabled(False)
+        while (job := self.inbox.get()) is not None:
+            self._ready.add(job)
+            while (first := self._first(self.small, self.bulk)) is not None:
+                self._perform(first)
+                self._look()
+
+    def _look(self) -> None:
+        """Take in what became ready meanwhile."""
+        while not self.inbox.empty():
+            job = self.inbox.get()
+            if job is None:
+                self.inbox.put(None)
+                return
+            self._ready.add(job)
+
+    def _first(self, *lines: deque[Job]) -> Job | None:
+        """Take the first job of the first of these lines whose first job is ready."""
+        for line in lines:
+            if line and line[0] in self._ready:
+                self._ready.discard(line[0])
+                return line.popleft()
+        return None
+
+    def _sit(self) -> None:
+        """Take the seat that the plan gives this lane."""
+        if self._taken != self.seat:
+            sit(self.seat)
+            self._taken = self.seat
+
+    def _perform(self, job: Job) -> None:
+        self._executor.control.gate.wait()
+        self.since = job.start = time.perf_counter()
+        cpu = time.thread_time()
+        try:
+            if not self._executor.control.stopped:  # else the rest of the plan is drained, not run
+                self._sit()
+                self.work(job)
+        except BaseException as error:
+            job.error = error
+            self._executor.control.drain()
+        job.end, job.cpu = time.perf_counter(), time.thread_time() - cpu
+        self.since, self.worked = float("nan"), self.worked + job.end - job.start
+        self._executor.finished(job)
+
+    def work(self, job: Job) -> None:
+        """Do what the job asks."""
+        job.action()
+
+
+class Mover(Lane):
+    """A link direction: copies in packets, at no more than `rate` B/s if throttled; small jobs pass between packets."""
+
+    def __init__(self, name: str, executor: Executor, rate: float, *, throttled: bool, packet_seconds: float) -> None:
+        super().__init__(name, executor)
+        self._rate, self._throttled = rate, throttled
+        # A burst of two packets is made good after a late wake-up, never after idleness.
+        self._packet = int(min(max(rate * packet_seconds, 1 << 16), 1 << 26))
+        self._burst, self._free_at = 2 * self._packet / rate, 0.0
+
+    def run(self) -> None:
+        """See `Lane.run`."""
+        end_sleeps_on_time()
+        super().run()
+
+    def work(self, job: Job) -> None:
+        """Make the copies in packets."""
+        transfer = job.action()
+        if not isinstance(transfer, Transfer):
+            return
+        job.bytes = transfer.bytes
+        self._free_at = max(self._free_at, time.perf_counter())
+        unpaced = 0
+        for target, source in transfer.copies:
+            step = max(1, self._packet // target.itemsize)
+            for low in range(0, target.size, step):
+                piece = target[low : low + step]
+                np.copyto(piece, source[low : low + step])  # releases the GIL; Tensor.copy_ would take every core
+                unpaced += piece.nbytes
+                if unpaced >= self._packet:
+                    if not self._packet_ended(job, unpaced):
+                        return
+                    unpaced = 0
+        if unpaced and not self._packet_ended(job, unpaced):
+            return
+        if transfer.arrived:
+            transfer.arrived()
+
+    def _packet_ended(self, job: Job, size: int) -> bool:
+        """Wait until the link would have moved the packet, and let others pass; False if the plan is being drained."""
+        self._pace(size)
+        if job.task.bulk:
+            self._let_small_pass(job)
+        self._executor.control.gate.wait()
+        return not self._executor.control.stopped
+
+    def _let_small_pass(self, job: Job) -> None:
+        self._look()
+        while not self._executor.control.stopped and (small := self._first(self.small)) is not None:
+            self._perform(small)
+            job.pauses.append((small.start, small.end))
+
+    def _pace(self, size: int) -> None:
+        if self._throttled:
+            now = time.perf_counter()
+            self._free_at = max(self._free_at + size / self._rate, now - self._burst)
+            self._executor.control.sleep(self._free_at - now)
+
+
+class Executor:
+    """Four lanes that execute one plan after the other.
+
+    Parameters
+    ----------
+    h2d, d2h : float
+        Link rates [B/s].
+    throttled : bool
+        Pace the copies to these rates.
+    packet_seconds : float
+        Length of a packet in link time [s].
+    control : Control, optional
+        Whether to go on; one of its own if not given.
+    """
+
+    def __init__(
+        self, h2d: float, d2h: float, *, throttled: bool, packet_seconds: float, control: Control | None = None
+    ) -> None:
+        self.control = control or Control()
+        self._lock, self._idle, self._open = threading.Lock(), threading.Event(), 0
+        self._carried: Job | None = None
+        self.lanes: dict[str, Lane] = {
+            "gpu": Lane("gpu", self),
+            "cpu": Lane("cpu", self),
+            "d2h": Mover("d2h", self, d2h, throttled=throttled, packet_seconds=packet_seconds),
+            "h2d": Mover("h2d", self, h2d, throttled=throttled, packet_seconds=packet_seconds),
+        }
+        take()
+        try:
+            for lane in self.lanes.values():
+                lane.start()
+        except BaseException:  # Python that ends starts no thread
+            self.close()
+            raise
+
+    def seat(self, seats: Mapping[str, Seat]) -> None:
+        """Give every lane its threads and cores, from its next task on."""
+        for name, seat in seats.items():
+            self.lanes[name].seat = seat
+
+    def run(self, tasks: Sequence[Task], actions: Sequence[Callable[[], object]]) -> list[Job]:
+        """Execute a plan and wait for its end, though not for that of a transfer that runs on.
+
+        Returns
+        -------
+        list of Job
+            One for each task; for the rest of a carried transfer the job that the plan before began.
+
+        Raises
+        ------
+        StoppedError
+            If the run was asked to end; the rest of the plan was drained.
+        BaseException
+            The error of the first task in the plan that failed, after the rest of the plan was drained.
+        """
+        self._check_carried()
+        self.control.renew()
+        jobs, fresh = self._jobs(tasks, actions)
+        for job in fresh:
+            lane = self.lanes[job.task.node.lane]
+            (lane.bulk if job.task.bulk else lane.small).append(job)
+        for job in [job for job in fresh if not job.missing]:  # collected first: lanes start at once
+            self.lanes[job.task.node.lane].inbox.put(job)
+        self._wait()
+        for job in jobs:
+            if job.error is not None and not isinstance(job.error, StoppedError):  # which only follows from another's
+                raise job.error
+        self.check()
+        return jobs
+
+    def check(self) -> None:
+        """Called between two plans and while none is at work.
+
+        Raises
+        ------
+        StoppedError
+            If the run was asked to end.
+        BaseException
+            The error of the transfer that runs on, if it failed.
+        """
+        self._check_carried()
+        self.control.check()
+
+    def _check_carried(self) -> None:
+        carried = self._carried
+        if carried is not None and carried.error is not None:
+            raise carried.error
+
+    def _jobs(self, tasks: Sequence[Task], actions: Sequence[Callable[[], object]]) -> tuple[list[Job], list[Job]]:
+        """A job for each task, and those of them that no lane has yet: all but the one that was carried over."""
+        jobs: list[Job] = []
+        with self._lock:  # the carried transfer may end at any moment
+            for task, action in zip(tasks, actions, strict=True):
+                if task.carry is Carry.IN and self._carried is not None:
+                    jobs.append(self._carried)
+                    self._carried.awaited = True
+                else:
+                    jobs.append(Job(task, action, awaited=task.carry is not Carry.OUT))
+                for earlier in (jobs[index] for index in task.after):
+                    if not earlier.done:
+                        earlier.followers.append(jobs[-1])
+                        jobs[-1].missing += 1
+            fresh = [job for job in jobs if job is not self._carried]
+            self._carried = next((job for job in fresh if not job.awaited), None)
+            self._open = sum(job.awaited and not job.done for job in jobs)
+            self._idle.clear()
+        return jobs, fresh
+
+    def _wait(self) -> None:
+        """Wait for the plan's end; an interrupt drains it first, so that every lane is idle afterwards."""
+        try:
+            self._idle.wait()
+        except BaseException:
+            self.control.drain()
+            self._idle.wait()
+            raise
+
+    def busy(self) -> dict[str, float]:
+        """Seconds that each lane has worked since the start, tasks under way included."""
+        now = time.perf_counter()
+        return {
+            name: lane.worked + (0.0 if math.isnan(since := lane.since) else now - since)
+            for name, lane in self.lanes.items()
+        }
+
+    def finished(self, job: Job) -> None:
+        """Called by lanes: hand every follower that now waits for nothing to its lane."""
+        with self._lock:
+            ready = []
+            for follower in job.followers:
+                follower.missing -= 1
+                if not follower.missing:
+                    ready.append(follower)
+            job.done = True
+            self._open -= job.awaited
+            last = job.awaited and not self._open
+        for follower in ready:
+            self.lanes[follower.task.node.lane].inbox.put(follower)
+        if last:
+            self._idle.set()
+
+    def close(self) -> None:
+        """End every thread, and a transfer that runs on with them."""
+        self.control.stop()
+        begun = [lane for lane in self.lanes.values() if lane.is_alive()]
+        try:
+            for lane in begun:
+                lane.inbox.put(None)
+            for lane in begun:
+                lane.join()
+        finally:
+            self._carried = None  # it keeps alive what it copies, for gigabytes
+            give_back()

@@ -1,0 +1,84 @@
+"""Joules that the hardware itself counts: a GPU's through NVML, the processors' through RAPL."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+
+from workbench.core.energy import Energy
+
+RAPL = Path("/sys/class/powercap")
+Counter = Callable[[], float]
+"""Joules since some moment."""
+
+
+class Meter:
+    """Counts from `start` on; `read` often enough that no counter passes its end twice in between.
+
+    Parameters
+    ----------
+    source : str
+    counters : list of (Counter, float)
+        Each with the joules after which it begins again at zero.
+    """
+
+    def __init__(self, source: str, counters: list[tuple[Counter, float]]) -> None:
+        self._source, self._counters = source, counters
+        self.start()
+
+    def start(self) -> None:
+        """Begin at zero."""
+        self._joules, self._seen = 0.0, [count() for count, _ in self._counters]
+
+    def read(self) -> Energy:
+        """What was counted since `start`."""
+        now = [count() for count, _ in self._counters]
+        for before, after, (_, most) in zip(self._seen, now, self._counters, strict=True):
+            self._joules += after - before + (most if after < before else 0.0)
+        self._seen = now
+        return Energy(self._joules, self._source)
+
+
+def processors(root: Path = RAPL) -> Meter | None:
+    """The processors' packages; None where RAPL is absent or not readable for this user."""
+    try:
+        packages = [
+            (_file(folder / "energy_uj"), _file(folder / "max_energy_range_uj")())
+            for folder in sorted(root.glob("intel-rapl:?"))
+        ]
+        return Meter("RAPL, all programs on these processors", packages) if packages else None
+    except (OSError, ValueError):
+        return None
+
+
+def _file(path: Path) -> Counter:
+    """Microjoules in a file."""
+    return lambda: int(path.read_text()) / 1e6
+
+
+def gpus() -> Meter | None:
+    """All GPUs that NVML knows; None without its library, or where a GPU does not count."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        count = ctypes.c_uint()
+        if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) or not count.value:
+            return None
+        counters = [(_gpu(nvml, index), float("inf")) for index in range(count.value)]
+        return Meter("NVML, all programs on these GPUs", counters)
+    except (OSError, ValueError):
+        return None
+
+
+def _gpu(nvml: ctypes.CDLL, index: int) -> Counter:
+    device = ctypes.c_void_p()
+    if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)):
+        raise OSError(f"NVML does not give GPU {index}.")
+
+    def joules() -> float:
+        total = ctypes.c_ulonglong()
+        if nvml.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(total)):
+            raise OSError(f"GPU {index} does not count its energy.")
+        return total.value / 1e3
+
+    return joules

@@ -1,0 +1,183 @@
+"""The one owner of what the engine changes in the process as a whole: settings while lanes work, and live runs.
+
+Importing the engine changes nothing; the first user of lanes saves and sets, the last one restores.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from workbench.core.errors import EngineError, StoppedError
+from workbench.engine.lanes.control import Control
+
+# A lane that wants the GIL waits at most this long for a thread that computes in Python. With a notebook's 30 ms of
+# Python per 200 ms beside it, a pass took 13 % longer at the default of 5 ms and 10 % at this (2 Zen 4 cores).
+SWITCH_SECONDS = 5e-4
+
+# Idle pool threads must not spin on a core that another lane needs, but an expert is a dozen short regions in a row:
+# a bf16 linear (16 x 1024 x 4096, two threads) took 1.28 ms if they sleep at once, 0.97 ms after 1,000 turns, 0.95 ms
+# after 100,000 (Zen 4).
+_OPENMP = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "2000"}
+
+# Freed memory stays with the process, up to 256 MB: else every buffer of an iteration is mapped and cleared anew
+# (1,024 rows 512 wide, queries, keys and values: 10.8 ms so, 6.0 ms when kept; Zen 4). glibc's thresholds cannot
+# be read back; afterwards they are set to where its own adjustment ends once a large buffer was freed.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_KEPT = {_MMAP_THRESHOLD: 1 << 26, _TRIM_THRESHOLD: 1 << 28}
+_USUAL = {_MMAP_THRESHOLD: 1 << 25, _TRIM_THRESHOLD: 1 << 26}
+_FAREWELL = 2.0
+"""Seconds that Python's end waits for the thread of an ended run to drop its tensors; a user's may never end."""
+_USERS_CHOICE = "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"
+
+
+@contextmanager
+def sleepy_openmp() -> Iterator[None]:
+    """Import torch within this: its idle pool threads then sleep soon. Afterwards the environment is as before.
+
+    libgomp reads these variables once, when torch loads it, and programs that are started later shall not inherit them.
+    """
+    missing = [name for name in _OPENMP if name not in os.environ]
+    os.environ.update({name: _OPENMP[name] for name in missing})
+    try:
+        yield
+    finally:
+        for name in missing:
+            os.environ.pop(name, None)
+
+
+@dataclass(eq=False)
+class Occupation:
+    """Work of which a process does one at a time, until `end`; `what` names it in messages."""
+
+    what: str
+    control: Control
+    began: float = field(default_factory=time.monotonic)
+    ended: threading.Event = field(default_factory=threading.Event)
+    thread: threading.Thread | None = None
+    """The thread that called `end`."""
+
+    def end(self) -> None:
+        """It goes on no longer; to be called however it ended."""
+        _PROCESS.leave(self)
+
+    def __enter__(self) -> Control:
+        return self.control
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
+class _Process:
+    """Counts the users of lanes and knows the live runs of this process."""
+
+    def __init__(self) -> None:
+        self._lock, self._hooked = threading.Lock(), False
+        self._forget()
+
+    def _forget(self) -> None:
+        self._users, self._switch_seconds, self._threads = 0, 0.0, 0
+        self._at_work, self._closed = list[Occupation](), False
+
+    def take(self) -> None:
+        """Set what lanes need."""
+        import torch
+
+        with self._lock:
+            if not self._users:
+                self._switch_seconds, self._threads = sys.getswitchinterval(), torch.get_num_threads()
+                sys.setswitchinterval(SWITCH_SECONDS)
+                _malloc(_KEPT)
+            self._users += 1
+
+    def give_back(self) -> None:
+        """Restore it, if nobody else needs it: lanes that have ended changed the threads that new threads inherit."""
+        import torch
+
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                sys.setswitchinterval(self._switch_seconds)
+                torch.set_num_threads(self._threads)
+                _malloc(_USUAL)
+
+    def enter(self, what: str, alongside: bool) -> Occupation:
+        """See `occupy`."""
+        if not alongside:
+            self._await_those_that_end()
+        with self._lock:
+            if self._closed:
+                raise StoppedError("Python ends, and begins no live run any more.")
+            if self._at_work and not alongside:
+                other = self._at_work[0]
+                raise EngineError(
+                    f"{other.what} goes on in this process, for {time.monotonic() - other.began:.0f} s now, and a "
+                    "second would share its cores; wait for it, or stop it (wb.run and wb.start take alongside=True)."
+                )
+            self._at_work.append(mine := Occupation(what, Control()))
+            if not self._hooked:
+                self._hooked = True
+                atexit.register(self._end_all)
+                if hasattr(os, "register_at_fork"):
+                    os.register_at_fork(after_in_child=self._be_child)
+        return mine
+
+    def leave(self, occupation: Occupation) -> None:
+        """Cross it off."""
+        with self._lock:
+            if occupation in self._at_work:
+                self._at_work.remove(occupation)
+        occupation.thread = threading.current_thread()
+        occupation.ended.set()
+
+    def _await_those_that_end(self) -> None:
+        for other in list(self._at_work):
+            if other.control.ending:
+                other.ended.wait()
+
+    def _end_all(self) -> None:
+        """End every run first: a thread that is inside torch when Python ends aborts the process."""
+        with self._lock:
+            self._closed, going = True, list(self._at_work)
+        for each in going:
+            each.control.stop()
+        for each in going:
+            each.ended.wait()
+            if each.thread is not None:
+                each.thread.join(_FAREWELL)
+
+    def _be_child(self) -> None:
+        """A forked process has none of the threads."""
+        if self._users:
+            sys.setswitchinterval(self._switch_seconds)
+        self._lock = threading.Lock()
+        self._forget()
+
+
+def _malloc(thresholds: dict[int, int]) -> None:
+    if platform.libc_ver()[0] == "glibc" and not any(name in os.environ for name in _USERS_CHOICE):
+        for parameter, size in thresholds.items():
+            ctypes.CDLL(None).mallopt(parameter, size)
+
+
+_PROCESS = _Process()
+take, give_back = _PROCESS.take, _PROCESS.give_back
+
+
+def occupy(what: str, *, alongside: bool = False) -> Occupation:
+    """Begin such work. What was already asked to stop is waited for; Python's end stops what goes on.
+
+    Raises
+    ------
+    EngineError
+        If other such work goes on, and this is not asked to be done alongside.
+    """
+    return _PROCESS.enter(what, alongside)

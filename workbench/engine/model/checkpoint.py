@@ -1,0 +1,112 @@
+"""Opens a Hugging Face checkpoint: safetensors alone, every tensor checked before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from pathlib import Path
+from reprlib import repr as short
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from workbench.core.errors import CheckpointError
+from workbench.core.records import is_file, read_json, reason
+from workbench.models import ModelConfig
+
+TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def expected_tensors(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of every tensor of a model's checkpoint."""
+    hidden = model.hidden_size
+    yield "model.embed_tokens.weight", (model.vocab_size, hidden)
+    for layer in range(model.num_hidden_layers):
+        yield from ((f"model.layers.{layer}.{name}", shape) for name, shape in _of_layer(model))
+    yield "model.norm.weight", (hidden,)
+    if not model.tie_word_embeddings:
+        yield "lm_head.weight", (model.vocab_size, hidden)
+
+
+def _of_layer(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    family, hidden = model.family, model.hidden_size
+    yield "input_layernorm.weight", (hidden,)
+    yield "post_attention_layernorm.weight", (hidden,)
+    widths = {"q": model.q_size, "k": model.kv_size, "v": model.kv_size}
+    for letter, width in widths.items():
+        yield f"self_attn.{letter}_proj.weight", (width, hidden)
+    if family.qkv_bias:
+        yield from ((f"self_attn.{letter}_proj.bias", (width,)) for letter, width in widths.items())
+    if family.qk_norm:
+        yield from ((f"self_attn.{letter}_norm.weight", (model.head_dim,)) for letter in "qk")
+    yield "self_attn.o_proj.weight", (hidden, model.q_size)
+    yield f"{family.mixture}.gate.weight", (model.num_local_experts, hidden)
+    for expert in range(model.num_local_experts):
+        yield from _of_expert(model, family.expert(expert), model.expert_width)
+    if model.shared_params:
+        yield from _of_expert(model, family.shared_expert, model.shared_expert_intermediate_size)
+        yield f"{family.shared_expert}_gate.weight", (1, hidden)
+
+
+def _of_expert(model: ModelConfig, name: str, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    family, hidden = model.family, model.hidden_size
+    shapes = {family.gate: (width, hidden), family.down: (hidden, width), family.up: (width, hidden)}
+    yield from ((f"{name}.{projection}.weight", shape) for projection, shape in shapes.items())
+
+
+def open_checkpoint(model: ModelConfig) -> dict[str, torch.Tensor]:
+    """Every tensor of the model by name, in memory of its own.
+
+    Nothing stays mapped: whoever cuts or rewrites a file later neither ends this process nor changes its answer.
+
+    Raises
+    ------
+    CheckpointError
+        If a file is truncated or damaged, or a tensor is missing, misshapen or of another type than its config says.
+    """
+    if model.path is None:
+        raise CheckpointError(f"model {model.name!r} has no weights here; give wb.checkpoint(folder).")
+    tensors: dict[str, torch.Tensor] = {}
+    expected = dict(expected_tensors(model))
+    for file in _files(model.path):
+        tensors.update(_read(file, expected.keys()))
+    wanted = TORCH_DTYPES[model.dtype]
+    for name, shape in expected.items():
+        tensor = tensors.get(name)
+        if tensor is None:
+            raise CheckpointError(f"checkpoint {model.name!r} has no tensor {name}; fetch its files again.")
+        if tuple(tensor.shape) != shape or tensor.dtype is not wanted:
+            raise CheckpointError(
+                f"tensor {name} of {model.name!r} is {tuple(tensor.shape)} {tensor.dtype}, its config.json asks for "
+                f"{shape} {wanted}; the two do not belong together."
+            )
+    return tensors
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if not is_file(index):
+        return sorted(folder.glob("*.safetensors"))
+    try:
+        raw = read_json(index)
+    except ValueError as error:
+        raise CheckpointError(f"{error}; fetch it again.") from error
+    found = raw.get("weight_map") if isinstance(raw, dict) else None
+    if not isinstance(found, dict) or not found:
+        raise CheckpointError(f"{index} has no weight_map from tensors to files; fetch it again.")
+    for name in found.values():
+        if not isinstance(name, str) or Path(name).name != name or not is_file(folder / name):
+            raise CheckpointError(
+                f"{index.name} of {folder.name!r} names the file {short(name)}, not there; fetch it again."
+            )
+    return [folder / name for name in sorted(set(found.values()))]
+
+
+def _read(file: Path, expected: Set[str]) -> dict[str, torch.Tensor]:
+    if not is_file(file):  # to open a pipe would wait for a writer
+        raise CheckpointError(f"{file} is no file, so it holds no weights; fetch it again.")
+    try:
+        with safe_open(file, framework="pt") as opened:
+            kept = expected & set(opened.keys())
+            return {name: opened.get_tensor(name).clone() for name in kept}
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file} is truncated or damaged ({reason(error)}); fetch it again.") from error

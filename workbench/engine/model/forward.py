@@ -1,0 +1,322 @@
+"""The model in memory, and what each node of a plan does to the buffers of a batch's parts."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from workbench.core.errors import EngineError
+from workbench.engine.lanes.control import Control
+from workbench.engine.lanes.lanes import Copy, Transfer
+from workbench.engine.model.checkpoint import TORCH_DTYPES
+from workbench.engine.model.kv_cache import FetchedKV, KVCache
+from workbench.engine.model.ops import BUILT_IN, Ops, Part
+from workbench.engine.model.weights import Tensors, Weights, WeightStore, as_numpy
+from workbench.pipeline.layer_graph import Node
+from workbench.scheduler.batch import Batch
+from workbench.schedules.base import Step
+from workbench.schedules.plan import WHOLE, Page
+from workbench.serving.capacity import ledger
+from workbench.serving.prepared import Prepared
+from workbench.stages import Device, Precision, RowClass, Stage, buffer_row, experts
+
+Key = tuple[Device, int, str]
+"""Device, part and buffer."""
+
+
+class Forward:
+    """Weights, KV cache and buffers of one scenario. Every method works on one layer and part; none starts a thread.
+
+    `decodes` counts the decode tokens of all plans so far.
+
+    `close` ends the threads with which attention is shared out.
+    """
+
+    def __init__(self, prepared: Prepared, control: Control | None = None) -> None:
+        self._prepared, scenario = prepared, prepared.scenario
+        self._control = control or Control()
+        self._model, self._graph = scenario.model, prepared.lowering.graph
+        store = WeightStore(self._model, scenario.precision.weights)
+        slots = prepared.lowering.schedule.weight_slots
+        self._weights = Weights(store, self._graph, prepared.slot_bytes, slots, self._control)
+        self._embedding = store.table("model.embed_tokens.weight")
+        tied = self._model.tie_word_embeddings
+        self._norm, self._head = (
+            store.table("model.norm.weight"),
+            self._embedding if tied else store.table("lm_head.weight"),
+        )
+        self._ops = Ops(self._model, self._control)
+        self._buffers: dict[Key, torch.Tensor] = {}
+        self._fetched: dict[tuple[int, int], FetchedKV] = {}  # by layer and part
+        self._hidden: dict[int, dict[Device, torch.Tensor]] = {}  # of prefills in flight, by request
+        self._ran: set[tuple[str, Device]] = set()
+        self._chosen = Counter[str]()  # experts that were computed for decodes
+        self.decodes = 0
+        size = scenario.memory.kv_block
+        self._cache = KVCache(self._model, scenario.kv_blocks, size, scenario.precision.kv, self._control)
+        self._ledger = ledger(prepared).gpu
+        self._check_gpu_memory()
+
+    def _check_gpu_memory(self) -> None:
+        """What was allocated for weights and KV is what the ledger says, which was checked against the limit."""
+        taken = self._weights.gpu_bytes + self._norm.nbytes
+        taken += self._cache.pool.nbytes if self._graph.pipeline.kv_device is Device.GPU else 0
+        taken += self._embedding.nbytes + (0 if self._head is self._embedding else self._head.nbytes)
+        asked = sum(self._ledger[name] for name in ("weights", "weight slots", "KV cache"))
+        if taken != asked:
+            raise EngineError(
+                f"{taken} bytes were allocated on the GPU for weights and KV where the ledger says {asked:.0f}; "
+                "this is a bug."
+            )
+
+    def warm_up(self) -> None:
+        """Compile, and read every streamed weight once, so that neither is charged to a lane."""
+        model, one = self._model, Part.smallest()
+        rows = torch.zeros(1, model.kv_size)
+        self._cache.append(0, np.zeros(1, dtype=np.int64), rows, rows)
+        self._cache.attend(0, one, torch.zeros(1, model.q_size))
+        if self._weights.buffer:
+            for task in self._prepared.lowering.tasks(model.num_hidden_layers, Step.MIDDLE):
+                if task.pieces:
+                    self._control.check()
+                    for target, source in self._weights.buffer.transfer(task.pieces, task.page).copies:
+                        np.copyto(target, source)
+
+    def close(self) -> None:
+        """End the threads among which attention is shared out."""
+        self._cache.close()
+
+    def clear(self) -> None:
+        """Forget the buffers of the last iteration."""
+        self._buffers.clear()
+
+    def embed(self, number: int, ids: Sequence[int]) -> None:
+        """Token ids -> x (T, M) of a part; below the rows of prefills in flight, if there are any."""
+        rows, x = self._embedding[torch.tensor(ids)], self._buffers.get((Device.GPU, number, "x"))
+        if x is None:
+            self._buffers[Device.GPU, number, "x"] = rows
+        else:
+            x[len(x) - len(ids) :] = rows
+
+    def resume(self, number: int, part: Part, batch: Batch) -> None:
+        """Put the rows of prefills in flight where they were when the last iteration ended."""
+        if batch.prefill_layers.start == 0:
+            for request in batch.prefills.tolist():  # whatever is left of it was preempted
+                self._hidden.pop(request, None)
+            return
+        hidden = [self._hidden.pop(request) for request in batch.prefills.tolist()]
+        for device in {device for one in hidden for device in one}:
+            rows = torch.cat([one[device] for one in hidden])
+            self._place((device, number, "x"), part, rows)[: part.prefill] = rows
+
+    def keep(self, number: int, part: Part, batch: Batch) -> None:
+        """Keep the rows of prefills that have not passed the last layer."""
+        if not len(batch.prefills) or batch.prefill_layers.stop == batch.layers:
+            return
+        for device in Device:
+            x = self._buffers.get((device, number, "x"))
+            if x is not None:
+                pieces = zip(batch.prefills.tolist(), x[: part.prefill].split(part.prefill_len), strict=True)
+                for request, rows in pieces:
+                    self._hidden.setdefault(request, {})[device] = rows.clone()
+
+    def experts_read(self) -> float:
+        """Bytes of the experts that rows were routed to since the last call, each once per layer and part."""
+        touched, self._ops.touched = self._ops.touched, 0
+        return touched * self._model.expert_params * self._prepared.scenario.precision.expert_bytes
+
+    def logits(self, number: int, part: Part) -> torch.Tensor:
+        """x of the rows that emit -> logits (requests, V) fp32."""
+        x = self._buffers[Device.GPU, number, "x"][part.last_rows]
+        return self._ops.linear(self._ops.norm(x, self._norm), self._head).float()
+
+    def transfer_weights(self, pieces: Sequence[tuple[int, int]], page: Page = WHOLE) -> Transfer | None:
+        """Weights of (layer, node) pieces, or a page of them, into the next slot."""
+        return self._weights.buffer.transfer(pieces, page) if self._weights.buffer else None
+
+    def compute(self, stage: Stage, layer: int, number: int, part: Part) -> None:
+        """One stage on the buffers of part `number`, on the device whose lane calls."""
+        self._ran.add((stage.op.name, _lane(stage)))
+        if stage.op.keeps_kv:
+            self._attend(stage, layer, number, part)
+        elif part.rows_of(stage.op.rows).stop > part.rows_of(stage.op.rows).start:
+            self._operate(stage, layer, number, part)
+
+    def _operate(self, stage: Stage, layer: int, number: int, part: Part) -> None:
+        device, rows = stage.device, part.rows_of(stage.op.rows)
+        read = {buffer: self._buffers[device, number, buffer][rows] for buffer in stage.op.reads}
+        if stage.op.rows is RowClass.PREFILL and part.before.any():
+            read |= self._before(layer, number, part, read["k"].dtype)
+        if stage.op.run is not None:
+            written = self._own(stage, stage.op.run(**read), rows.stop - rows.start)
+        elif stage.op is experts:
+            written = (self._experts(stage, layer, number, part, read),)
+        else:
+            written = self._built_in(stage, layer, part, read)
+        for buffer, tensor in zip(stage.op.writes, written, strict=True):
+            if stage.op.rows is RowClass.ALL and not part.skipped:
+                self._buffers[device, number, buffer] = tensor
+            else:
+                self._place((device, number, buffer), part, tensor)[rows] = tensor
+
+    def _before(self, layer: int, number: int, part: Part, dtype: torch.dtype) -> Tensors:
+        """Keys and values of earlier pieces of the prompts, from the cache or from what was fetched of it."""
+        fetched = self._fetched.get((layer, number))
+        k, v = self._cache.before(layer, part) if fetched is None else fetched.before(part)
+        return {"k_before": k.to(dtype), "v_before": v.to(dtype)}
+
+    def _built_in(self, stage: Stage, layer: int, part: Part, read: Tensors) -> tuple[torch.Tensor, ...]:
+        answer = BUILT_IN[stage.op.name](self._ops, part, read, self._weights.get(layer, stage))
+        return answer if isinstance(answer, tuple) else (answer,)
+
+    def _experts(self, stage: Stage, layer: int, number: int, part: Part, read: Tensors) -> torch.Tensor:
+        """What the routed experts give at once, and for decodes what those of the layer before give late."""
+        device, decodes, chosen = stage.device, slice(part.prefill, part.rows), self._model.num_experts_per_tok
+        now = chosen - stage.defer - stage.skip
+        wanted = torch.ones(part.rows, chosen, dtype=torch.bool)
+        wanted[decodes, now:] = False
+        (out,) = self._built_in(stage, layer, part, read | {"wanted": wanted} if now < chosen else read)
+        late = self._buffers.pop((device, number, "pending"), None)
+        if late is not None:
+            out[decodes] += late
+        if stage.defer:
+            for buffer in ("h", "gates"):  # the next layer's may arrive before the late experts are computed
+                self._buffers[device, number, f"late_{buffer}"] = read[buffer][decodes].clone()
+        self._chosen["at once"] += int(wanted[decodes].sum())
+        return out
+
+    def compute_late(self, stage: Stage, layer: int, number: int, part: Part) -> None:
+        """The lowest-scored experts that a stage deferred, to be added one layer later."""
+        device, last = stage.device, self._model.num_experts_per_tok - stage.skip
+        read = {buffer: self._buffers.pop((device, number, f"late_{buffer}")) for buffer in ("h", "gates")}
+        wanted = torch.zeros(len(read["h"]), self._model.num_experts_per_tok, dtype=torch.bool)
+        wanted[:, last - stage.defer : last] = True
+        (late,) = self._built_in(stage, layer, part, read | {"wanted": wanted})
+        self._buffers[device, number, "pending"] = late
+        self._chosen["late"] += int(wanted.sum())
+
+    def _own(self, stage: Stage, answer: object, rows: int) -> tuple[torch.Tensor, ...]:
+        """What a user's operation wrote, checked, and copied: it may have returned what it read."""
+        answers = answer if isinstance(answer, tuple) else (answer,)
+        if len(answers) != len(stage.op.writes):
+            raise EngineError(
+                f"{stage} returned {len(answers)} results and writes {len(stage.op.writes)} buffers "
+                f"({', '.join(stage.op.writes)}); return one tensor for each."
+            )
+        for buffer, tensor in zip(stage.op.writes, answers, strict=True):
+            width, precision = buffer_row(buffer, self._model, self._prepared.scenario.precision)
+            dtype = TORCH_DTYPES[precision]
+            found = (tuple(tensor.shape), tensor.dtype) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            if found != ((rows, width), dtype):
+                raise EngineError(
+                    f"{stage} wrote {buffer} as {found}; return a tensor of shape {(rows, width)}, {dtype}."
+                )
+        return tuple(tensor.clone(memory_format=torch.contiguous_format) for tensor in answers)
+
+    def _place(self, key: Key, part: Part, like: torch.Tensor) -> torch.Tensor:
+        """A buffer for all rows of a part, of which some are about to be written."""
+        shape = (part.skipped + part.rows, *like.shape[1:])
+        if key not in self._buffers or self._buffers[key].shape != shape:
+            self._buffers[key] = torch.empty(shape, dtype=like.dtype)
+        return self._buffers[key]
+
+    def _attend(self, stage: Stage, layer: int, number: int, part: Part) -> None:
+        decodes, rows = part.rows_of(RowClass.DECODE), part.rows_of(RowClass.ALL)
+        q, k, v = (self._buffers.get((stage.device, number, buffer)) for buffer in "qkv")
+        fetched = self._fetched.pop((layer, number), None)
+        if k is None or v is None:
+            raise EngineError(f"{stage} found no keys and values on the {stage.device.value}; the plan is wrong.")
+        if fetched is None:
+            self._cache.append(layer, part.slots, k[rows], v[rows])
+        if q is None or not len(part.lengths):
+            return
+        if fetched is None:
+            out = self._cache.attend(layer, part, q[decodes])
+        else:
+            out = fetched.attend(part, q[decodes], k[decodes], v[decodes])
+        self._place((stage.device, number, "attn"), part, out)[decodes] = out
+
+    def move(self, node: Node, number: int, part: Part) -> Transfer:
+        """Buffers that a transfer carries to the other device."""
+        target = Device.CPU if node.lane == "d2h" else Device.GPU
+        copies: list[Copy] = []
+        for buffer, row_class in node.carries:
+            rows = part.rows_of(row_class)
+            if rows.stop > rows.start:
+                source = self._buffers[target.other, number, buffer]
+                there = self._place((target, number, buffer), part, source)
+                copies.append((as_numpy(there[rows]), as_numpy(source[rows])))
+        return Transfer(copies)
+
+    def fetch_kv(self, layer: int, number: int, part: Part) -> Transfer | None:
+        """The KV that a part reads, to the GPU.
+
+        Raises
+        ------
+        EngineError
+            If it is more than the ledger says.
+        """
+        if not len(part.lengths) and not part.before.any():
+            return None
+        held = list(self._fetched.values())  # a copy, because the gpu lane drops what it has read meanwhile
+        wanted = self._cache.fetched_bytes(part) + sum(fetched.pool.nbytes for fetched in held)
+        if wanted > self._ledger["fetched KV"]:
+            raise EngineError(
+                f"the KV of {len(part.lengths)} decodes brings {wanted} bytes to the GPU where the ledger says at most "
+                f"{self._ledger['fetched KV']:.0f}; this is a bug."
+            )
+        self._fetched[layer, number], transfer = self._cache.fetch(layer, part)
+        return transfer
+
+    def store_kv(self, layer: int, number: int, part: Part) -> Transfer:
+        """A part's new keys and values to the cache on the host."""
+        new = [self._buffers[Device.GPU, number, buffer][part.rows_of(RowClass.ALL)] for buffer in "kv"]
+        there = [torch.empty_like(tensor) for tensor in new]
+        copies = [(as_numpy(a), as_numpy(b)) for a, b in zip(there, new, strict=True)]
+        return Transfer(copies, lambda: self._cache.append(layer, part.slots, *there))
+
+    def read_back(self) -> None:
+        """Compare placement, precision and KV capacity that ran with those asked for.
+
+        Raises
+        ------
+        EngineError
+            If they differ.
+        """
+        scenario = self._prepared.scenario
+        precision = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+        asked = {
+            "placement": {(stage.op.name, stage.device) for stage in scenario.layer.stages},
+            "KV blocks and tokens per block": (scenario.kv_blocks, scenario.memory.kv_block),
+            "precision of weights and KV": scenario.precision,
+            "experts of decodes": self._choices(),
+        }
+        ran = {
+            "placement": self._ran,
+            "KV blocks and tokens per block": (self._cache.pool.shape[1], self._cache.block_size),
+            "precision of weights and KV": Precision(precision[self._weights.dtype], precision[self._cache.pool.dtype]),
+            "experts of decodes": +self._chosen,
+        }
+        for what, wanted in asked.items():
+            if ran[what] != wanted:
+                raise EngineError(f"{what}: {wanted} was asked for, {ran[what]} ran; this is a bug.")
+
+    def _choices(self) -> Counter[str]:
+        """How many experts decodes should have had computed, at once and one layer late; the last layer defers none."""
+        layers, found = self._model.num_hidden_layers, Counter[str]()
+        for stage in self._graph.pipeline.stages:
+            if stage.op is experts:
+                late = self.decodes * stage.defer * (layers - 1)
+                whole = self.decodes * (self._model.num_experts_per_tok - stage.skip) * layers
+                found.update({"at once": whole - late, "late": late})
+        return +found
+
+
+def _lane(stage: Stage) -> Device:
+    """The device whose lane is at work; a caller outside of the lanes works for the stage's own."""
+    name = threading.current_thread().name
+    return Device(name.removeprefix("lane-")) if name.startswith("lane-") else stage.device

@@ -1,0 +1,244 @@
+"""Weights on the host, weights that stay where they are used, and the slots that streamed ones arrive in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from workbench.core.errors import EngineError
+from workbench.engine.lanes.control import Control
+from workbench.engine.lanes.lanes import Copy, Transfer
+from workbench.engine.model.checkpoint import TORCH_DTYPES, open_checkpoint
+from workbench.kernels import empty_in_huge_pages
+from workbench.models import ModelConfig
+from workbench.pipeline.layer_graph import LayerGraph
+from workbench.schedules.plan import WHOLE, Page
+from workbench.stages import Device, Stage
+
+Tensors = dict[str, torch.Tensor]
+_Laid = tuple[list[Copy], dict[tuple[int, str], Tensors]]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """One tensor as an operation wants it: checkpoint tensors of one layer, stacked along their first dimension."""
+
+    key: str
+    sources: tuple[str, ...]
+
+
+def _qkv_pack(model: ModelConfig) -> list[Packed]:
+    packs = [Packed("norm", ("input_layernorm.weight",))]
+    packs.append(Packed("proj", tuple(f"self_attn.{letter}_proj.weight" for letter in "qkv")))
+    if model.family.qkv_bias:
+        packs.append(Packed("bias", tuple(f"self_attn.{letter}_proj.bias" for letter in "qkv")))
+    if model.family.qk_norm:
+        packs += (Packed(f"{letter}_norm", (f"self_attn.{letter}_norm.weight",)) for letter in "qk")
+    return packs
+
+
+def _expert_pack(model: ModelConfig, name: str, key: str = "") -> list[Packed]:
+    gate, up, down = (f"{name}.{part}.weight" for part in (model.family.gate, model.family.up, model.family.down))
+    return [Packed(f"gate_up{key}", (gate, up)), Packed(f"down{key}", (down,))]
+
+
+def _routed_pack(model: ModelConfig) -> list[Packed]:
+    each = (_expert_pack(model, model.family.expert(n), f".{n}") for n in range(model.num_local_experts))
+    return [packed for packs in each for packed in packs]
+
+
+def _shared_pack(model: ModelConfig) -> list[Packed]:
+    name = model.family.shared_expert
+    return [*_expert_pack(model, name), Packed("gate", (f"{name}_gate.weight",))]
+
+
+PACKS: dict[str, Callable[[ModelConfig], list[Packed]]] = {
+    "qkv": _qkv_pack,
+    "out_proj": lambda m: [Packed("proj", ("self_attn.o_proj.weight",))],
+    "route": lambda m: [
+        Packed("norm", ("post_attention_layernorm.weight",)),
+        Packed("gate", (f"{m.family.mixture}.gate.weight",)),
+    ],
+    "experts": _routed_pack,
+    "shared_experts": _shared_pack,
+}
+
+
+def as_numpy(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
+    """A flat numpy view that shares the tensor's memory; bf16 appears as its 16 bits."""
+    flat = tensor.reshape(-1)
+    if flat.dtype is torch.bfloat16:
+        flat = flat.view(torch.int16)
+    return cast("npt.NDArray[np.generic]", flat.numpy())
+
+
+def host_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros for what the lanes read over and over, in huge pages where the system grants them."""
+    raw = empty_in_huge_pages(math.prod(shape) * dtype.itemsize, np.int8)
+    return torch.from_numpy(raw).view(dtype).view(shape)
+
+
+class WeightStore:
+    """The model's weights on the host, in the precision asked for; each is held once, here or where it is resident."""
+
+    def __init__(self, model: ModelConfig, dtype: str) -> None:
+        self.model, self.dtype = model, TORCH_DTYPES[dtype]
+        found = open_checkpoint(model)
+        self._tensors = {name: found.pop(name).to(self.dtype) for name in list(found)}
+
+    def table(self, name: str) -> torch.Tensor:
+        """A tensor that belongs to no layer."""
+        return self._tensors[name]
+
+    def sources(self, layer: int, op: str) -> list[tuple[str, list[torch.Tensor]]]:
+        """Every packed tensor of an operation with the checkpoint tensors it is stacked from."""
+        return [
+            (p.key, [self._tensors[f"model.layers.{layer}.{name}"] for name in p.sources])
+            for p in PACKS[op](self.model)
+        ]
+
+    def resident(self, layer: int, op: str, *, keep: bool = False) -> Tensors:
+        """An operation's weights, to stay where it runs: they leave the store, unless it is to keep them too."""
+        found = {key: torch.cat(parts) if len(parts) > 1 else parts[0] for key, parts in self.sources(layer, op)}
+        for packed in () if keep else PACKS[op](self.model):
+            for name in packed.sources:
+                del self._tensors[f"model.layers.{layer}.{name}"]
+        return found
+
+
+class WeightBuffer:
+    """Two slots for streamed weights. A transfer takes the slot that was filled longer ago, its pages the same one.
+
+    Parameters
+    ----------
+    slot_bytes : float
+        Size of the largest transfer [B].
+    """
+
+    def __init__(self, store: WeightStore, graph: LayerGraph, slot_bytes: float, slots: int) -> None:
+        self._store, self._graph = store, graph
+        elements = round(slot_bytes / store.dtype.itemsize)
+        self._slots = [host_memory((elements,), store.dtype) for _ in range(slots)]
+        self._flat = [as_numpy(slot) for slot in self._slots]
+        self._holds: list[dict[tuple[int, str], Tensors]] = [{} for _ in range(slots)]
+        self._turn = 0
+        self._known: dict[tuple[int, tuple[tuple[int, int], ...], Page], _Laid] = {}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of the slots."""
+        return self._slots[0].dtype
+
+    @property
+    def bytes(self) -> int:
+        """GPU memory taken."""
+        return sum(slot.nbytes for slot in self._slots)
+
+    def transfer(self, pieces: Sequence[tuple[int, int]], page: Page = WHOLE) -> Transfer:
+        """Bring the weights of these (layer, node) pieces, or a page of them, into the next slot.
+
+        They have arrived with the last page.
+        """
+        if not page.number:
+            self._turn = (self._turn + 1) % len(self._slots)
+            self._holds[self._turn] = {}
+        turn = self._turn
+        copies, held = self._laid(turn, tuple(pieces), page)
+
+        def arrived() -> None:
+            self._holds[turn] = held
+
+        return Transfer(copies, arrived if page.number + 1 == page.pages else None)
+
+    def _laid(self, turn: int, pieces: tuple[tuple[int, int], ...], page: Page) -> _Laid:
+        """What a transfer copies into a slot, and where the operations find it there; found out once.
+
+        The mover needs it at every transfer, and to find it out keeps the GIL from the lanes that compute: 0.75 ms for
+        31 tensors (Zen 4).
+        """
+        key = (turn, pieces, page)
+        if key not in self._known:
+            copies, held, place = list[Copy](), dict[tuple[int, str], Tensors](), 0
+            for layer, node in pieces:
+                for stage in self._graph.nodes[node].stages:
+                    if self._graph.pipeline.streams(stage):
+                        held[layer, stage.op.name], place = self._lay(turn, layer, stage, place, copies)
+            begin, end = (int(edge) // self.dtype.itemsize for edge in page.cut(place * self.dtype.itemsize))
+            self._known[key] = list(_between(copies, begin, end)), held
+        return self._known[key]
+
+    def _lay(self, turn: int, layer: int, stage: Stage, place: int, copies: list[Copy]) -> tuple[Tensors, int]:
+        views: Tensors = {}
+        for key, parts in self._store.sources(layer, stage.op.name):
+            begin = place
+            for part in parts:
+                copies.append((self._flat[turn][place : place + part.numel()], as_numpy(part)))
+                place += part.numel()
+            rows = sum(part.shape[0] for part in parts)
+            views[key] = self._slots[turn][begin:place].view(rows, *parts[0].shape[1:])
+        return views, place
+
+    def get(self, layer: int, op: str) -> Tensors:
+        """The weights of an operation, which must have arrived.
+
+        Raises
+        ------
+        EngineError
+            If they are in no slot: the plan did not wait for them, or overwrote them.
+        """
+        for held in self._holds:
+            if (layer, op) in held:
+                return held[layer, op]
+        raise EngineError(f"the weights of {op} of layer {layer} are in no slot; the schedule's plan is wrong.")
+
+
+def _between(copies: Sequence[Copy], begin: int, end: int) -> Iterator[Copy]:
+    """Of copies that fill a slot one behind the other: what lies between two of its elements."""
+    place = 0
+    for target, source in copies:
+        low, high = max(begin - place, 0), min(end - place, target.size)
+        if low < high:
+            yield target[low:high], source[low:high]
+        place += target.size
+
+
+class Weights:
+    """Where each stage finds its weights: resident, or in the buffer."""
+
+    def __init__(self, store: WeightStore, graph: LayerGraph, slot_bytes: float, slots: int, control: Control) -> None:
+        self.buffer = WeightBuffer(store, graph, slot_bytes, slots) if graph.streamed else None
+        self._streams = graph.pipeline.streams
+        self._resident: dict[tuple[int, str], Tensors] = {}
+        stages = graph.pipeline.stages
+        resident = dict.fromkeys(stage.op.name for stage in stages if not self._streams(stage))
+        streamed = {stage.op.name for stage in stages if self._streams(stage)}
+        for layer in range(store.model.num_hidden_layers):
+            for op in filter(PACKS.__contains__, resident):
+                control.check()
+                self._resident[layer, op] = store.resident(layer, op, keep=op in streamed)
+
+        self.gpu_bytes = self.buffer.bytes if self.buffer is not None else 0
+        on_gpu = {stage.op.name for stage in graph.pipeline.stages if stage.device is Device.GPU}
+        for (_, op), tensors in self._resident.items():
+            self.gpu_bytes += sum(tensor.nbytes for tensor in tensors.values()) if op in on_gpu else 0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of what the operations compute with."""
+        held = [tensor for tensors in self._resident.values() for tensor in tensors.values()]
+        found = {tensor.dtype for tensor in held} | ({self.buffer.dtype} if self.buffer is not None else set())
+        if len(found) != 1:
+            raise EngineError(f"weights are held in {found or 'no precision'}, not in one; this is a bug.")
+        return found.pop()
+
+    def get(self, layer: int, stage: Stage) -> Tensors:
+        """The weights of a stage in one layer; none for an operation without any."""
+        if self.buffer is not None and self._streams(stage):
+            return self.buffer.get(layer, stage.op.name)
+        return self._resident.get((layer, stage.op.name), {})

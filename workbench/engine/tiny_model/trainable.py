@@ -1,0 +1,158 @@
+"""Mixtral's arithmetic as `engine/model/ops.py` does it, on whole batches and differentiable, for training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.nn import functional
+
+from workbench.engine.model.weights import Tensors
+from workbench.models import ModelConfig
+
+
+def shapes(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of every trained tensor: one layer's experts together, and Q, K and V."""
+    hidden, inner, experts = model.hidden_size, model.intermediate_size, model.num_local_experts
+    yield "embed", (model.vocab_size, hidden)
+    for layer in range(model.num_hidden_layers):
+        yield f"{layer}.attention_norm", (hidden,)
+        yield f"{layer}.qkv", (model.q_size + 2 * model.kv_size, hidden)
+        yield f"{layer}.out", (hidden, model.q_size)
+        yield f"{layer}.moe_norm", (hidden,)
+        yield f"{layer}.router", (experts, hidden)
+        yield f"{layer}.gate_up", (experts, 2 * inner, hidden)
+        yield f"{layer}.down", (experts, hidden, inner)
+    yield "norm", (hidden,)
+    yield "head", (model.vocab_size, hidden)
+
+
+def draw(model: ModelConfig, seed: int) -> Tensors:
+    """Weights to start from: norms 1, the rest normal; what adds to the stream of hidden rows is smaller with depth."""
+    generator = torch.Generator().manual_seed(seed)
+    weights: Tensors = {}
+    for name, shape in shapes(model):
+        if len(shape) == 1:
+            weights[name] = torch.ones(shape)
+            continue
+        spread = 0.5 if name == "embed" else shape[-1] ** -0.5
+        if name.endswith((".out", ".down")):
+            spread *= (2 * model.num_hidden_layers) ** -0.5
+        weights[name] = spread * torch.randn(shape, generator=generator)
+    return weights
+
+
+def checkpoint_tensors(weights: Tensors, model: ModelConfig) -> Tensors:
+    """The same weights under the names of a Hugging Face checkpoint."""
+    made = {"model.embed_tokens.weight": weights["embed"], "model.norm.weight": weights["norm"]}
+    made["lm_head.weight"] = weights["head"]
+    for layer in range(model.num_hidden_layers):
+        into = f"model.layers.{layer}"
+        made[f"{into}.input_layernorm.weight"] = weights[f"{layer}.attention_norm"]
+        made[f"{into}.post_attention_layernorm.weight"] = weights[f"{layer}.moe_norm"]
+        made[f"{into}.self_attn.o_proj.weight"] = weights[f"{layer}.out"]
+        parts = weights[f"{layer}.qkv"].split([model.q_size, model.kv_size, model.kv_size])
+        for letter, part in zip("qkv", parts, strict=True):
+            made[f"{into}.self_attn.{letter}_proj.weight"] = part
+        made[f"{into}.block_sparse_moe.gate.weight"] = weights[f"{layer}.router"]
+        for expert in range(model.num_local_experts):
+            gate, up = weights[f"{layer}.gate_up"][expert].chunk(2)
+            for key, part in (("w1", gate), ("w2", weights[f"{layer}.down"][expert]), ("w3", up)):
+                made[f"{into}.block_sparse_moe.experts.{expert}.{key}.weight"] = part
+    return {name: tensor.clone() for name, tensor in made.items()}
+
+
+def trained_tensors(tensors: Tensors, model: ModelConfig) -> Tensors:
+    """The inverse of `checkpoint_tensors`."""
+    made = {"embed": tensors["model.embed_tokens.weight"], "norm": tensors["model.norm.weight"]}
+    made["head"] = tensors["lm_head.weight"]
+    for layer in range(model.num_hidden_layers):
+        of = {key.removeprefix(f"model.layers.{layer}."): tensor for key, tensor in tensors.items()}
+        made[f"{layer}.attention_norm"] = of["input_layernorm.weight"]
+        made[f"{layer}.moe_norm"] = of["post_attention_layernorm.weight"]
+        made[f"{layer}.out"] = of["self_attn.o_proj.weight"]
+        made[f"{layer}.qkv"] = torch.cat([of[f"self_attn.{letter}_proj.weight"] for letter in "qkv"])
+        made[f"{layer}.router"] = of["block_sparse_moe.gate.weight"]
+        parts = [f"block_sparse_moe.experts.{expert}" for expert in range(model.num_local_experts)]
+        gate_up = [torch.cat((of[f"{part}.w1.weight"], of[f"{part}.w3.weight"])) for part in parts]
+        made[f"{layer}.gate_up"] = torch.stack(gate_up)
+        made[f"{layer}.down"] = torch.stack([of[f"{part}.w2.weight"] for part in parts])
+    return made
+
+
+class Trainable:
+    """The forward pass of one model.
+
+    Shape letters: B sequences, S context, T = B S rows, M model dim, H query heads, K key-value heads, D head dim,
+    E experts, F expert dim, V vocabulary.
+    """
+
+    def __init__(self, model: ModelConfig) -> None:
+        self._model = model
+        exponent = torch.arange(0, model.head_dim, 2, dtype=torch.int64).float() / model.head_dim
+        angles = torch.arange(model.max_position_embeddings)[:, None] / model.rope_theta**exponent
+        self._cos, self._sin = (torch.cat((f, f), dim=-1) for f in (angles.cos(), angles.sin()))
+
+    def forward(self, weights: Tensors, tokens: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits of some rows, and how unevenly the experts are used.
+
+        Parameters
+        ----------
+        weights : dict of Tensor
+            As `shapes` names them.
+        tokens : Tensor (B, S) int64
+        rows : Tensor (R,) int64
+            Which of the B S rows to give the logits of.
+
+        Returns
+        -------
+        logits : Tensor (R, V)
+        imbalance : Tensor ()
+            Mean over the layers of E sum(share of rows, mean router probability): 1 where all experts are used alike.
+        """
+        x = functional.embedding(tokens.reshape(-1), weights["embed"])
+        imbalance = torch.zeros(())
+        for layer in range(self._model.num_hidden_layers):
+            own = {key.partition(".")[2]: w for key, w in weights.items() if key.startswith(f"{layer}.")}
+            x = x + self._attention(self._norm(x, own["attention_norm"]), own, tokens.shape)
+            routed, uneven = self._moe(self._norm(x, own["moe_norm"]), own)
+            x, imbalance = x + routed, imbalance + uneven
+        last = self._norm(x[rows], weights["norm"])
+        return functional.linear(last, weights["head"]), imbalance / self._model.num_hidden_layers
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(x, weight.shape, weight, self._model.rms_norm_eps)
+
+    def _attention(self, h: torch.Tensor, weights: Tensors, shape: torch.Size) -> torch.Tensor:
+        model = self._model
+        projected = functional.linear(h, weights["qkv"]).view(*shape, -1, model.head_dim).transpose(1, 2)
+        groups = model.num_key_value_heads
+        q, k, v = projected.split([model.num_attention_heads, groups, groups], dim=1)
+        q, k = self._rotate(q, shape[1]), self._rotate(k, shape[1])
+        repeats = model.num_attention_heads // groups
+        k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return functional.linear(attended.transpose(1, 2).reshape(len(h), -1), weights["out"])
+
+    def _rotate(self, x: torch.Tensor, length: int) -> torch.Tensor:
+        low, high = x.chunk(2, dim=-1)
+        return x * self._cos[:length] + torch.cat((-high, low), dim=-1) * self._sin[:length]
+
+    def _moe(self, h: torch.Tensor, weights: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+        """h (T, M) -> routed (T, M): each expert computes its rows at once."""
+        chosen, experts = self._model.num_experts_per_tok, self._model.num_local_experts
+        scores = functional.linear(h, weights["router"]).softmax(dim=-1)
+        top, ids = scores.topk(chosen, dim=-1)
+        scales = (top / top.sum(dim=-1, keepdim=True)).reshape(-1)
+        order = ids.reshape(-1).argsort(stable=True)
+        counts = torch.bincount(ids.reshape(-1), minlength=experts)
+        rows = order // chosen
+        answers = []
+        for mine, gate_up, down in zip(
+            h[rows].split(counts.tolist()), weights["gate_up"].unbind(), weights["down"].unbind(), strict=True
+        ):
+            gate, up = functional.linear(mine, gate_up).chunk(2, dim=-1)
+            answers.append(functional.linear(functional.silu(gate) * up, down))
+        routed = torch.zeros_like(h).index_add(0, rows, torch.cat(answers) * scales[order, None])
+        uneven = experts * (counts / len(rows) * scores.mean(dim=0)).sum()
+        return routed, uneven

@@ -1,0 +1,8 @@
+"""One machine: devices and links, the catalogue of parts, and the profile that calibration measured.
+
+Prices of stages are made of these rates.
+"""
+
+from workbench.hardware.machine import Device, Interconnect, Link, Machine, machines, usable_cores, value_names
+
+__all__ = ["Device", "Interconnect", "Link", "Machine", "machines", "usable_cores", "value_names"]

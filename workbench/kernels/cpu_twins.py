@@ -1,0 +1,281 @@
+"""Doors of the gpu lane that lead CPU tensors to Numba: decodes' attention, experts, norms, rotations, activations.
+
+Where no backend is named, no operand asks for a gradient, and the tensors are in CPU memory and of a type that Numba's
+kernel takes; everything else goes to `kernels_triton`. Each way to Numba is an operator of torch, for torch.compile,
+FakeTensor and vmap. On one AVX-512 core torch took 5 to 23 times as long for decodes of 512 to 1024 tokens; for rows of
+4096 numbers 1.6 to 3 times at 64 rows of bf16 and 1 to 3 of fp32 (GeGLU the least), at 2048 rows 7 to 18 and 2 to 8.
+What torch has a kernel of its own for stays there: LayerNorm, embedding, attention of prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+import kernels_cpu
+import kernels_triton
+from kernels_cpu import CodePath
+from kernels_cpu.experts.weights import COLUMNS, ROWS
+from kernels_cpu.machine.features import has
+from kernels_triton import AttentionTiles
+from kernels_triton.backend.operators import check_tensor, operator
+from kernels_triton.moe.experts import Activation, Weights, check_chosen
+from kernels_triton.moe.fused_moe import check_moe
+
+_TORCH = "torch"
+_ROWS = torch.float32, torch.bfloat16
+_HEADS = *_ROWS, torch.float16
+_VECTORS = kernels_cpu.features().path is not CodePath.PORTABLE
+_MOST = 6 if has("amx-bf16") else 8 if has("avx512bf16") else float("inf")
+"""Pairs per expert up to which Numba is faster where the CPU itself multiplies bf16; elsewhere it always is.
+
+Exact products of packed weights against torch on two Zen 4 cores: 2.5 times as fast with 1 token per expert, 1.6 to
+1.9 with 8, 1.2 to 1.4 with 16, 0.9 with 32. On an Ice Lake Xeon, which has no such products, `fused_moe` is 1.2 to 3
+times as fast as torch with 1 to 64 per expert and twice as fast with 1024. On a Xeon with AMX, 1 and 2 threads: with
+4, 6 and 8 per expert 1.0, 0.9 and 0.8 times as fast as torch where 8 experts have 2048 x 7168, and 1.2 to 1.4, 1.0 to
+1.3 and 0.9 to 1.1 where 128 have 2048 x 768.
+"""
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-5, backend: str | None = None) -> torch.Tensor:
+    if not _in_numba(backend, _ROWS, x, weight=weight):
+        return kernels_triton.rms_norm(x, weight, eps=eps, backend=backend)
+    out: torch.Tensor = _norm(x, weight, float(eps))
+    return out
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-5, backend: str | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if not _in_numba(backend, _ROWS, x, residual=residual, weight=weight):
+        return kernels_triton.add_rms_norm(x, residual, weight, eps=eps, backend=backend)
+    both: tuple[torch.Tensor, torch.Tensor] = _added_norm(x, residual, weight, float(eps))
+    return both
+
+
+def gated(x: torch.Tensor, *, activation: str = "swiglu", backend: str | None = None) -> torch.Tensor:
+    if not _in_numba(backend, _ROWS, x):
+        return kernels_triton.gated(x, activation=activation, backend=backend)
+    out: torch.Tensor = _gated(x, str(activation))
+    return out
+
+
+def rope(
+    x: torch.Tensor,
+    positions: torch.Tensor,
+    table: torch.Tensor,
+    *,
+    interleaved: bool = False,
+    weight: torch.Tensor | None = None,
+    eps: float = 1e-6,
+    backend: str | None = None,
+) -> torch.Tensor:
+    normed = {} if weight is None else {"weight": weight}
+    if not _in_numba(backend, _ROWS, x, positions=positions, table=table, **normed):
+        return kernels_triton.rope(
+            x, positions, table, interleaved=interleaved, weight=weight, eps=eps, backend=backend
+        )
+    out: torch.Tensor = _rope(x, positions, table, bool(interleaved), weight, float(eps))
+    return out
+
+
+def decode_attention(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    table: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,
+    softcap: float | None = None,
+    tiles: AttentionTiles | None = None,
+    backend: str | None = None,
+) -> torch.Tensor:
+    own = {} if sinks is None else {"sinks": sinks}
+    here = _in_numba(backend, _HEADS, q, kv=kv, table=table, lengths=lengths, **own)
+    if not here or kv.dtype not in _HEADS:
+        return kernels_triton.decode_attention(
+            q,
+            kv,
+            table,
+            lengths,
+            scale=scale,
+            window=window,
+            sinks=sinks,
+            softcap=softcap,
+            tiles=tiles,
+            backend=backend,
+        )
+    out: torch.Tensor = _decode(q, kv, table, lengths, scale, window, sinks, softcap)
+    return out
+
+
+def fused_moe(
+    x: torch.Tensor,
+    gate_up: Weights,
+    down: Weights,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    *,
+    activation: str = "swiglu",
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    pages: torch.Tensor | None = None,
+    backend: str | None = None,
+) -> torch.Tensor:
+    biased = gate_up_bias is not None or down_bias is not None
+    if backend is None and activation == Activation.SWIGLU and not biased and _takes_experts(x, gate_up, down):
+        check_moe(x, gate_up, down, ids, weights, None, None, pages)
+        if ids.numel() <= _MOST * (len(gate_up) if pages is None else len(pages)):
+            out: torch.Tensor = _experts(x, gate_up, down, ids, weights, pages)
+            return out
+    return kernels_triton.fused_moe(
+        x,
+        gate_up,
+        down,
+        ids,
+        weights,
+        activation=activation,
+        gate_up_bias=gate_up_bias,
+        down_bias=down_bias,
+        pages=pages,
+        backend=backend,
+    )
+
+
+def _in_numba(backend: str | None, dtypes: tuple[torch.dtype, ...], x: torch.Tensor, **others: torch.Tensor) -> bool:
+    """Whether Numba's kernel takes x; the others must be tensors then."""
+    if backend is not None or not isinstance(x, torch.Tensor) or x.device.type != "cpu" or x.dtype not in dtypes:
+        return False
+    for name, other in others.items():
+        check_tensor(name, other)
+    return True
+
+
+def _takes_experts(x: torch.Tensor, gate_up: Weights, down: Weights) -> bool:
+    """Whether x and the weights are of the type and layout that Numba's kernel takes."""
+    here = _VECTORS and isinstance(x, torch.Tensor) and x.device.type == "cpu" and x.dtype is torch.bfloat16
+    return here and all(isinstance(m, torch.Tensor) and _fits(m) for m in (gate_up, down))
+
+
+def _fits(matrices: torch.Tensor) -> bool:
+    whole = matrices.ndim == 3 and matrices.shape[1] % ROWS == 0 and matrices.shape[2] % COLUMNS == 0
+    return whole and matrices.dtype is torch.bfloat16 and matrices.is_contiguous()
+
+
+def _compute_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return kernels_cpu.rms_norm(x, weight, eps=eps)
+
+
+def _compute_added_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return kernels_cpu.add_rms_norm(x, residual, weight, eps=eps)
+
+
+def _compute_gated(x: torch.Tensor, activation: str) -> torch.Tensor:
+    return kernels_cpu.gated(x, activation=activation)
+
+
+def _compute_rope(
+    x: torch.Tensor,
+    positions: torch.Tensor,
+    table: torch.Tensor,
+    interleaved: bool,
+    weight: torch.Tensor | None,
+    eps: float,
+) -> torch.Tensor:
+    return kernels_cpu.rope(x, positions, table, interleaved=interleaved, weight=weight, eps=eps)
+
+
+def _compute_decode(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    table: torch.Tensor,
+    lengths: torch.Tensor,
+    scale: float | None,
+    window: int | None,
+    sinks: torch.Tensor | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    """By `flash_decode`: the cache's blocks are the same."""
+    attend = partial(kernels_cpu.flash_decode, scale=scale, window=window, sinks=sinks, softcap=softcap)
+    queries, some = q.float().contiguous(), lengths != 0
+    fits = lengths.shape == table.shape[:1] == q.shape[:1]
+    if not fits or bool(some.all()):  # flash_decode tells what does not fit
+        return attend(queries, kv, table, lengths).to(q.dtype)
+    out = torch.zeros(q.shape, dtype=q.dtype)
+    out[some] = attend(queries[some], kv, table[some], lengths[some]).to(q.dtype)
+    return out
+
+
+def _compute_experts(
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    pages: torch.Tensor | None,
+) -> torch.Tensor:
+    """By `expert_mlp`: activations are fp32 between the products, and each token's sum is in the order given."""
+    if gate_up.data_ptr() % 4 or down.data_ptr() % 4:  # Numba's kernel reads words of two
+        return kernels_triton.fused_moe(x, gate_up, down, ids, weights, pages=pages, backend=_TORCH)
+    check_chosen(set(ids.flatten().tolist()), pages, len(gate_up))
+    chosen = ids if pages is None else pages[ids]
+    experts = kernels_cpu.experts_in_place(gate_up, down)
+    return kernels_cpu.expert_mlp(x.float(), experts, chosen, weights, threads=torch.get_num_threads()).to(x.dtype)
+
+
+def _registered(
+    name: str,
+    compute: Callable[..., Any],
+    formula: Callable[..., Any],
+    shaped: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
+    """The operator of `compute`: its gradients, and its shapes unless given, are those of the formula."""
+    return operator(f"{name}_in_numba", compute, shaped or formula, formula=formula)
+
+
+_norm = _registered(
+    "rms_norm", _compute_norm, lambda x, weight, eps: kernels_triton.rms_norm(x, weight, eps=eps, backend=_TORCH)
+)
+_added_norm = _registered(
+    "add_rms_norm",
+    _compute_added_norm,
+    lambda x, residual, weight, eps: kernels_triton.add_rms_norm(x, residual, weight, eps=eps, backend=_TORCH),
+)
+_gated = _registered(
+    "gated", _compute_gated, lambda x, activation: kernels_triton.gated(x, activation=activation, backend=_TORCH)
+)
+_rope = _registered(
+    "rope",
+    _compute_rope,
+    lambda x, positions, table, interleaved, weight, eps: kernels_triton.rope(
+        x, positions, table, interleaved=interleaved, weight=weight, eps=eps, backend=_TORCH
+    ),
+)
+_decode = _registered(
+    "decode_attention",
+    _compute_decode,
+    lambda q, kv, table, lengths, scale, window, sinks, softcap: kernels_triton.decode_attention(
+        q, kv, table, lengths, scale=scale, window=window, sinks=sinks, softcap=softcap, backend=_TORCH
+    ),
+    lambda q, *_rest: q.new_empty(q.shape),
+)
+_experts = _registered(
+    "fused_moe",
+    _compute_experts,
+    lambda x, gate_up, down, ids, weights, pages: kernels_triton.fused_moe(
+        x, gate_up, down, ids, weights, pages=pages, backend=_TORCH
+    ),
+)
+
+
+for _twin in (rms_norm, add_rms_norm, gated, rope, decode_attention, fused_moe):
+    _twin.__doc__ = str(getattr(kernels_triton, _twin.__name__).__doc__).replace(
+        "torch for others", "Numba for CPU tensors of types and shapes that it takes,\n        torch for others"
+    )

@@ -1,0 +1,9 @@
+"""One model: its sizes, the families that are understood, and where descriptions come from.
+
+Scenarios, stages and formulas take a `ModelConfig` and ask nothing else of a model.
+"""
+
+from workbench.models.config import ModelConfig
+from workbench.models.huggingface import checkpoint, model, models
+
+__all__ = ["ModelConfig", "checkpoint", "model", "models"]

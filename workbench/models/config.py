@@ -1,0 +1,409 @@
+"""One description of a model: its sizes under Hugging Face's names, and everything that follows from them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from reprlib import repr as short
+
+import numpy as np
+import numpy.typing as npt
+
+from workbench.core.display import html_table
+from workbench.core.errors import ScenarioError
+from workbench.core.units import DTYPE_BYTES, WEIGHT_BYTES, is_number, is_whole
+from workbench.models.families import ARCHITECTURES, MIXTRAL, Architecture
+
+LARGEST = 2**40
+"""Of any size: what follows from a few of them stays within floats."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A decoder whose layers are attention followed by a mixture of experts.
+
+    Field names are those of Hugging Face's ``config.json``. Sizes of parts count the parameters of matrices; norms are
+    in `layer_params` and `params`; biases and the norms of heads are in `attention_vectors` alone (below 0.1 % of the
+    total).
+
+    Attributes
+    ----------
+    name : str
+    intermediate_size, moe_intermediate_size : int, int or None
+        Inner width of the feed-forward network of a dense layer, and of one routed expert; an expert's is
+        `intermediate_size` where the other is None.
+    shared_expert_intermediate_size : int
+        Inner width of all shared experts of a layer together: every token passes them.
+    first_k_dense_replace : int
+        Layers that have an ordinary feed-forward network instead of experts.
+    q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim : int or None
+        Latent attention (DeepSeek's MLA), if `kv_lora_rank` is given; `head_dim` is then the sum of the two qk widths.
+    sliding_window, windowed_layers : int
+        Tokens that a sliding-window layer attends to, and how many layers have one.
+    dtype : str
+        Precision of activations and of all weights that have no other: "fp32", "bf16" or "fp16".
+    expert_dtype, other_dtype : str or None
+        Format of the routed experts, and of the layers' other weights, where it is not `dtype` (see
+        `workbench.core.units.WEIGHT_BYTES`). Embedding and head stay in `dtype`.
+    coverage : tuple of (float, float)
+        Share of a layer's experts that a number of tokens touches, for rising numbers of tokens; empty for uniform
+        independent routing, which touches most (see `workbench.perfmodels.coverage.routed`).
+    norm_topk_prob : bool
+        True if the weights of a token's chosen experts are scaled to a sum of 1.
+    architecture : str or None
+        Hugging Face's name of it where `run` knows it (see `workbench.models.families`).
+    path : Path or None
+        Folder of the weights, or None where only the sizes are known.
+
+    Raises
+    ------
+    ScenarioError
+        If a size is no whole number or too small, more is asked for than there is, or a format is unknown.
+    """
+
+    name: str
+    num_hidden_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    num_local_experts: int
+    num_experts_per_tok: int
+    vocab_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 1e6
+    tie_word_embeddings: bool = False
+    moe_intermediate_size: int | None = None
+    shared_expert_intermediate_size: int = 0
+    first_k_dense_replace: int = 0
+    q_lora_rank: int | None = None
+    kv_lora_rank: int | None = None
+    qk_nope_head_dim: int | None = None
+    qk_rope_head_dim: int | None = None
+    v_head_dim: int | None = None
+    sliding_window: int = 0
+    windowed_layers: int = 0
+    dtype: str = "bf16"
+    expert_dtype: str | None = None
+    other_dtype: str | None = None
+    coverage: tuple[tuple[float, float], ...] = ()
+    norm_topk_prob: bool = True
+    architecture: str | None = None
+    path: Path | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, least = getattr(self, field.name), 0 if field.default == 0 else 1
+            optional = field.default is None and value is None
+            if field.type.startswith("int") and not optional:
+                if not is_whole(value) or not least <= value <= LARGEST:
+                    told = f"{self.name} has {field.name}={short(value)}"
+                    raise ScenarioError(f"{told}; give a whole number from {least} on, up to 2**40.")
+                object.__setattr__(self, field.name, int(value))
+            if field.type == "float" and not (is_number(value) and 0 < value < math.inf):
+                raise ScenarioError(f"{self.name} has {field.name}={short(value)}; give a positive number.")
+        for name, most, what in (
+            ("num_experts_per_tok", self.num_local_experts, "experts"),
+            ("first_k_dense_replace", self.num_hidden_layers, "layers"),
+            ("windowed_layers", self.num_hidden_layers, "layers"),
+        ):
+            if getattr(self, name) > most:
+                raise ScenarioError(f"{self.name} has {name}={getattr(self, name)}; give at most its {most} {what}.")
+        for name, known in (("dtype", DTYPE_BYTES), ("expert_dtype", WEIGHT_BYTES), ("other_dtype", WEIGHT_BYTES)):
+            value = getattr(self, name)
+            if value not in (*known, *((None,) if name != "dtype" else ())):
+                raise ScenarioError(f"{self.name} has {name}={value!r}; give one of {', '.join(known)}.")
+
+        if self.architecture not in (None, *ARCHITECTURES):
+            raise ScenarioError(
+                f"{self.name} has architecture={self.architecture!r}; give one of {', '.join(ARCHITECTURES)}."
+            )
+        tokens, shares = zip(*self.coverage, strict=True) if self.coverage else ((1,), (1,))
+        if not (tokens[0] >= 1 and all(a < b for a, b in pairwise(tokens)) and min(shares) > 0 and max(shares) <= 1):
+            raise ScenarioError(f"{self.name} has coverage={self.coverage}; give shares of 0 to 1 for rising tokens.")
+
+    @property
+    def family(self) -> Architecture:
+        """What its layers have and its tensors are called: Mixtral's where no architecture is named."""
+        return ARCHITECTURES[self.architecture] if self.architecture else MIXTRAL
+
+    # Sizes that every priced operation asks for are kept once computed: a simulation prices millions.
+
+    # ------------------------------------------------------------------------------------------------- attention
+
+    @cached_property
+    def q_size(self) -> int:
+        """Elements of all query heads of one token (H D)."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Elements of all keys (or all values) of one token and layer (K D), with grouped queries."""
+        return self.num_key_value_heads * self.head_dim
+
+    @cached_property
+    def attn_size(self) -> int:
+        """Elements of the attention output of one token."""
+        return self.num_attention_heads * (self.v_head_dim or self.head_dim)
+
+    @property
+    def _latent(self) -> tuple[int, int]:
+        """Widths of what latent attention caches per token and layer: the latent, and the key that RoPE turned."""
+        return self.kv_lora_rank or 0, self.qk_rope_head_dim or 0
+
+    @cached_property
+    def kv_elements(self) -> int:
+        """KV-cache elements of one token and layer: 2 K D, or d_c + d_r for latent attention."""
+        return sum(self._latent) if self.kv_lora_rank else 2 * self.kv_size
+
+    @cached_property
+    def absorbed_q_size(self) -> int:
+        """Query elements of one token in the form that meets the cache: H D, or H (d_c + d_r)."""
+        return self.num_attention_heads * sum(self._latent) if self.kv_lora_rank else self.q_size
+
+    @cached_property
+    def absorbed_attn_size(self) -> int:
+        """Attention output of one token before a latent is expanded: H D, or H d_c."""
+        return self.num_attention_heads * self._latent[0] if self.kv_lora_rank else self.attn_size
+
+    @cached_property
+    def pair_macs(self) -> int:
+        """Multiply-adds per query token and key of a prefill, keys and values expanded: H (D + D_v)."""
+        return self.q_size + self.attn_size
+
+    @cached_property
+    def entry_macs(self) -> int:
+        """Multiply-adds per query token and cache entry of a decode, latent absorbed: 2 H D, or H (2 d_c + d_r)."""
+        return self.absorbed_q_size + self.absorbed_attn_size
+
+    @property
+    def query_group(self) -> float:
+        """Multiply-adds per KV element and query token: H / K, or H (2 d_c + d_r) / (d_c + d_r)."""
+        return self.entry_macs / self.kv_elements
+
+    @cached_property
+    def attention_in_params(self) -> int:
+        """Parameters of one layer before its attention: Q, K and V, or down to the latent and the absorbed half of up.
+
+        The expansion of latent keys counts here, that of values in `attention_out_params`: absorbed into queries and
+        outputs, or applied to keys and values, either costs the same per token.
+        """
+        hidden, heads = self.hidden_size, self.num_attention_heads
+        if not self.kv_lora_rank:
+            return hidden * (self.q_size + 2 * self.kv_size)
+        query = self.q_lora_rank * (hidden + self.q_size) if self.q_lora_rank else hidden * self.q_size
+        return query + hidden * self.kv_elements + self.kv_lora_rank * heads * (self.qk_nope_head_dim or 0)
+
+    @cached_property
+    def attention_out_params(self) -> int:
+        """Parameters of one layer behind its attention: the O projection, and the expansion of latent values."""
+        return self.attn_size * (self.hidden_size + self._latent[0])
+
+    @property
+    def attention_params(self) -> int:
+        """Parameters of one layer's attention: all projections."""
+        return self.attention_in_params + self.attention_out_params
+
+    @cached_property
+    def attention_vectors(self) -> int:
+        """Elements of one layer's biases of queries, keys and values, and of the norms of their heads."""
+        biases = self.q_size + 2 * self.kv_size if self.family.qkv_bias else 0
+        return biases + (2 * self.head_dim if self.family.qk_norm else 0)
+
+    # ---------------------------------------------------------------------------------------------- feed-forward
+
+    @property
+    def dense_layers(self) -> int:
+        """Layers without experts."""
+        return self.first_k_dense_replace
+
+    @property
+    def moe_layers(self) -> int:
+        """Layers with routed experts."""
+        return self.num_hidden_layers - self.first_k_dense_replace
+
+    @cached_property
+    def moe_share(self) -> float:
+        """Share of the layers that have routed experts."""
+        return self.moe_layers / self.num_hidden_layers
+
+    @property
+    def expert_width(self) -> int:
+        """Inner width of one routed expert."""
+        return self.moe_intermediate_size or self.intermediate_size
+
+    @cached_property
+    def expert_params(self) -> int:
+        """Parameters of one expert: gate, up and down projection."""
+        return 3 * self.hidden_size * self.expert_width
+
+    @cached_property
+    def shared_params(self) -> int:
+        """Parameters of all shared experts of one MoE layer, and of their gate."""
+        gate = self.hidden_size if self.family.shared and self.shared_expert_intermediate_size else 0
+        return 3 * self.hidden_size * self.shared_expert_intermediate_size + gate
+
+    @property
+    def dense_params(self) -> int:
+        """Parameters of the feed-forward network of one dense layer, 0 if there is none."""
+        return 3 * self.hidden_size * self.intermediate_size if self.dense_layers else 0
+
+    @cached_property
+    def unrouted_params(self) -> float:
+        """Parameters that every token passes besides attention and router, mean over the layers: shared or dense."""
+        return (self.moe_layers * self.shared_params + self.dense_layers * self.dense_params) / self.num_hidden_layers
+
+    @cached_property
+    def router_params(self) -> int:
+        """Parameters of the router of one MoE layer."""
+        return self.num_local_experts * self.hidden_size
+
+    # ----------------------------------------------------------------------------------------------- whole model
+
+    @property
+    def layer_params(self) -> int:
+        """Parameters of one MoE layer, its two norms included."""
+        routed = self.num_local_experts * self.expert_params
+        return self.attention_params + self.router_params + self.shared_params + routed + 2 * self.hidden_size
+
+    @cached_property
+    def head_params(self) -> int:
+        """Parameters of the LM head."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def embedding_params(self) -> int:
+        """Parameters of the input embedding, 0 where it is the head."""
+        return 0 if self.tie_word_embeddings else self.head_params
+
+    @property
+    def routed_params(self) -> int:
+        """Parameters of all routed experts of all layers."""
+        return self.moe_layers * self.num_local_experts * self.expert_params
+
+    @property
+    def always_params(self) -> int:
+        """Parameters that every pass reads whatever the router says: attention, routers, shared and dense, head."""
+        moe = self.moe_layers * (self.router_params + self.shared_params)
+        dense = self.dense_layers * self.dense_params
+        return self.num_hidden_layers * self.attention_params + moe + dense + self.head_params
+
+    @property
+    def active_params(self) -> int:
+        """Parameters that one token is multiplied with; the embedding, a look-up, is not among them."""
+        return self.always_params + self.moe_layers * self.num_experts_per_tok * self.expert_params
+
+    @property
+    def params(self) -> int:
+        """Parameters of the whole model."""
+        norms = (2 * self.num_hidden_layers + 1) * self.hidden_size
+        return self.always_params + self.routed_params + self.embedding_params + norms
+
+    # ------------------------------------------------------------------------------------------ bytes and FLOP
+
+    @property
+    def expert_bytes(self) -> float:
+        """Bytes per parameter of the routed experts."""
+        return WEIGHT_BYTES[self.expert_dtype or self.dtype]
+
+    @property
+    def other_bytes(self) -> float:
+        """Bytes per parameter of the layers' other weights."""
+        return WEIGHT_BYTES[self.other_dtype or self.dtype]
+
+    @property
+    def head_bytes(self) -> float:
+        """The LM head [B]."""
+        return float(self.head_params * DTYPE_BYTES[self.dtype])
+
+    @property
+    def routed_bytes(self) -> float:
+        """All routed experts of all layers [B]."""
+        return self.routed_params * self.expert_bytes
+
+    @property
+    def always_bytes(self) -> float:
+        """What every pass reads whatever the router says [B]."""
+        return (self.always_params - self.head_params) * self.other_bytes + self.head_bytes
+
+    @property
+    def weight_bytes(self) -> float:
+        """The whole model, without norms [B]."""
+        return self.routed_bytes + self.always_bytes + self.embedding_params * DTYPE_BYTES[self.dtype]
+
+    def kv_bytes_per_token(self, dtype: str) -> int:
+        """KV cache of one token over all layers [B]; layers with a sliding window keep all tokens too."""
+        return self.num_hidden_layers * self.kv_elements * DTYPE_BYTES[dtype]
+
+    def attended(self, context: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Cached tokens that one query token attends to, mean over the layers: sliding windows cap it."""
+        tokens = np.asarray(context, dtype=np.float64)
+        if not self.windowed_layers:
+            return tokens
+        share = self.windowed_layers / self.num_hidden_layers
+        near: npt.NDArray[np.float64] = (1 - share) * tokens + share * np.minimum(tokens, self.sliding_window)
+        return near
+
+    def attended_below(self, context: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Sum of `attended` over contexts of 1 up to `context` tokens."""
+        tokens = np.asarray(context, dtype=np.float64)
+        every = tokens * (tokens + 1) / 2
+        if not self.windowed_layers:
+            return every
+        share = self.windowed_layers / self.num_hidden_layers
+        inside = np.minimum(tokens, self.sliding_window)
+        near = inside * (inside + 1) / 2 + (tokens - inside) * self.sliding_window
+        total: npt.NDArray[np.float64] = (1 - share) * every + share * near
+        return total
+
+    def touched_experts(self, tokens: float, each: int | None = None) -> float:
+        """Distinct experts of a layer that so many tokens are routed to, expected; `each` of a token's count, or all.
+
+        Interpolated in log2 of the tokens, proportional to them below the first entry, constant above the last.
+        """
+        every, each = self.num_local_experts, self.num_experts_per_tok if each is None else each
+        if not self.coverage:
+            missed: float = (1.0 - each / every) ** tokens
+            return every * (1.0 - missed)
+        tokens *= each / self.num_experts_per_tok
+        points, shares = self._coverage_columns
+        low = math.log2(max(tokens, self.coverage[0][0]))
+        return every * min(tokens / self.coverage[0][0], 1.0) * float(np.interp(low, points, shares))
+
+    @cached_property
+    def _coverage_columns(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        tokens, shares = np.array(self.coverage).T
+        return np.log2(tokens), shares
+
+    def flops_per_token(self) -> float:
+        """GEMM FLOP to push one token through the model, head included."""
+        return 2.0 * self.active_params
+
+    # --------------------------------------------------------------------------------------------------- in words
+
+    @property
+    def shape(self) -> str:
+        """Everything that decides how long one layer's operations take, and the head's."""
+        heads = f"{self.num_attention_heads}/{self.num_key_value_heads}x{self.head_dim}"
+        if self.kv_lora_rank:
+            heads = f"{self.num_attention_heads}x{self.head_dim} latent {self.kv_elements}"
+        experts = f"{self.num_experts_per_tok}/{self.num_local_experts}x{self.expert_width}"
+        rest = f", unrouted {self.unrouted_params:.0f}" if self.unrouted_params else ""
+        rest += f", vectors {self.attention_vectors}" if self.attention_vectors else ""
+        return f"hidden {self.hidden_size}, heads {heads}, experts {experts}{rest}, vocabulary {self.vocab_size}"
+
+    def __str__(self) -> str:
+        billions = self.params / 1e9
+        return (
+            f"{self.name}: {self.num_hidden_layers} layers, {self.hidden_size} wide, {self.num_experts_per_tok} of "
+            f"{self.num_local_experts} experts, {billions:{'.3g' if billions < 1000 else '.0f'}} B parameters"
+        )
+
+    def _repr_html_(self) -> str:
+        known = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return html_table((name, str(value)) for name, value in known if value is not None)

@@ -1,0 +1,380 @@
+"""Where descriptions of models come from: the catalogue, a Hugging Face ``config.json``, a checkpoint with weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from reprlib import repr as short
+from typing import Any
+
+from workbench.core.catalogue import Catalogue
+from workbench.core.errors import CheckpointError
+from workbench.core.records import is_file, is_folder, read_json
+from workbench.core.units import is_number, is_whole
+from workbench.models.config import LARGEST, ModelConfig
+from workbench.models.families import ARCHITECTURES, Architecture, architecture_of
+
+__all__ = ["ModelConfig", "checkpoint", "model", "models"]
+
+_SIZES = (
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "num_local_experts",
+    "num_experts_per_tok",
+    "vocab_size",
+    "max_position_embeddings",
+)
+_LATENT = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_OPTIONAL = ("head_dim", "moe_intermediate_size", "q_lora_rank", "sliding_window")
+_COUNTS = ("first_k_dense_replace", "n_shared_experts", "shared_expert_intermediate_size")
+_NUMBERS = ("rms_norm_eps", "rope_theta")
+_FLAGS = ("tie_word_embeddings", "norm_topk_prob")
+_TAKEN = (*_SIZES, *_LATENT, *_OPTIONAL, "first_k_dense_replace", "rms_norm_eps", *_FLAGS)
+"""Keys that become the field of the same name as they are; every other field follows from several keys."""
+_ALSO_CALLED = {
+    "num_local_experts": ("n_routed_experts", "num_experts"),
+    "num_experts_per_tok": ("num_experts_per_token", "moe_topk"),
+    "n_shared_experts": ("num_shared_experts",),
+    "shared_expert_intermediate_size": ("shared_intermediate_size",),
+}
+_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_FORMATS: dict[str | None, tuple[str | None, str | None]] = {
+    None: (None, None),
+    "fp8": ("fp8", "fp8"),
+    "mxfp4": ("mxfp4", None),
+}
+"""Formats of the experts and of the other weights by quantisation method."""
+_UNDERSTOOD = (
+    *("deepseek_v2", "deepseek_v3", "exaone_moe", "flex_olmo", "glm4_moe", "glm4_moe_lite", "gpt_oss", "granitemoe"),
+    *("granitemoeshared", "kimi_k2", "llama4_text", "minimax_m2", "mixtral", "olmoe", "phimoe", "qwen2_moe"),
+    *("qwen3_moe", "solar_open"),
+)
+"""Types of models of whose layers nothing is left out: parameters are within 0.5 % of what transformers builds."""
+_UNPRICED = ("attn_layer_", "expert_layer_", "index_", "kv_channels", "linear_", "mamba_", "ssm_")
+"""Beginnings of keys that only layers have which a `ModelConfig` cannot tell: state spaces, linear or sparse attention,
+mixtures of attention heads."""
+_ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
+_UNIFORM = {
+    "mlp_only_layers": ([],),
+    "decoder_sparse_step": (1,),
+    "moe_layer_freq": (1,),
+    "interleave_moe_layer_step": (1,),
+    "full_attention_interval": (1,),
+    "attn_type_list": (),
+    **dict.fromkeys(_FLAGS, (True, False)),
+}
+"""Values with which a config's layers are of the kinds that a `ModelConfig` can tell; other ones are refused."""
+
+
+def model(config: Mapping[str, Any] | str | Path, *, name: str | None = None) -> ModelConfig:
+    """The sizes in a Hugging Face ``config.json``, to predict with; `run` needs a `checkpoint`.
+
+    Grouped-query and latent attention (DeepSeek's MLA), shared experts, dense first layers, sliding windows, fp8 and
+    MXFP4 weights are understood; a type of model whose layers have other parts is refused by its name. Layers that
+    only predict further tokens are not counted; Llama 4's attention in chunks counts as full.
+
+    Parameters
+    ----------
+    config : mapping, str or Path
+        Its dict, its path or the folder that holds it.
+    name : str, optional
+        What to call it; the folder's name or the config's own unless given.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is missing or damaged, a size is missing or impossible, or the layers or the weights' format are of
+        a kind that is not understood.
+    """
+    if isinstance(config, Mapping):
+        return _translate(config, name or str(config.get("_name_or_path") or config.get("model_type") or "model"))
+    if not isinstance(config, str | Path):
+        raise CheckpointError(f"config is neither dict nor path but {short(config)}; give a Hugging Face config.json.")
+    path = Path(config)
+    file = path / "config.json" if is_folder(path) else path
+    if not is_file(file):
+        raise CheckpointError(f"{str(file)!r} does not exist; give a Hugging Face config.json, its folder or its dict.")
+    return _translate(_read(file), name or file.parent.name)
+
+
+def checkpoint(path: str | Path) -> ModelConfig:
+    """The configuration of a checkpoint folder in Hugging Face format; its weights are opened by `run`.
+
+    Parameters
+    ----------
+    path : str or Path
+        Folder with ``config.json`` and ``*.safetensors``.
+
+    Raises
+    ------
+    CheckpointError
+        If the folder, its configuration or its weights are missing or pickled, or ask for what `run` cannot do.
+    """
+    folder = Path(path)
+    file = folder / "config.json"
+    if not is_file(file):
+        raise CheckpointError(
+            f"checkpoint {str(folder)!r} has no config.json; give the folder of a Hugging Face model."
+        )
+    raw = _read(file)
+    _check_weight_files(folder)
+    _check_executable(raw, folder.name)
+    return replace(_translate(raw, folder.name), path=folder)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        raw = read_json(file)
+    except ValueError as error:
+        raise CheckpointError(f"{error}; restore it from where the model came.") from error
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{file} is no JSON object; restore it from where the model came.")
+    return raw
+
+
+def _check_weight_files(folder: Path) -> None:
+    if any(folder.glob("*.safetensors")):
+        return
+    pickled = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for file in folder.glob(pattern))
+    if pickled:
+        raise CheckpointError(
+            f"checkpoint {folder.name!r} has only pickled weights ({pickled[0]}), which can run code when opened; "
+            "convert them with save_pretrained(..., safe_serialization=True)."
+        )
+    raise CheckpointError(f"checkpoint {folder.name!r} has no *.safetensors file; copy the weights beside config.json.")
+
+
+# ------------------------------------------------------------------------------------------- what can be predicted
+
+
+def _translate(config: Mapping[str, Any], name: str) -> ModelConfig:
+    text = config.get("text_config")
+    raw = {**config, **text} if isinstance(text, Mapping) else dict(config)
+    _check_kind(raw, name)
+    architecture = architecture_of(raw)
+    if architecture is not None:
+        raw = {**architecture.defaults, **{key: value for key, value in raw.items() if value is not None}}
+    for key, others in _ALSO_CALLED.items():
+        raw[key] = next((raw[other] for other in (key, *others) if raw.get(other) is not None), None)
+    if raw.get("kv_lora_rank") is not None:
+        raw["num_key_value_heads"] = raw.get("num_attention_heads")
+    if raw.get("use_sliding_window") is False:
+        raw["sliding_window"] = None
+    if raw.get("mlp_layer_types") is not None:
+        raw["first_k_dense_replace"] = _leading_dense(raw["mlp_layer_types"], raw.get("num_hidden_layers"), name)
+    if not raw.get("first_k_dense_replace") and raw.get("intermediate_size") is None:
+        raw["intermediate_size"] = raw.get("moe_intermediate_size")
+    _check_sizes(raw, name)
+    _check_layers(raw, name)
+    given = {key: raw[key] for key in _TAKEN if raw.get(key) is not None}
+    expert, other = _formats(raw, name)
+    given |= {
+        "name": name,
+        "head_dim": _head_dim(raw),
+        "dtype": _DTYPES[_dtype(raw)],
+        "expert_dtype": expert,
+        "other_dtype": other,
+        "shared_expert_intermediate_size": _shared_width(raw),
+        "windowed_layers": _windowed_layers(raw, name),
+        "rope_theta": _rope_theta(raw, architecture),
+        "architecture": architecture.name if architecture is not None else None,
+    }
+    return ModelConfig(**given)
+
+
+def _check_kind(raw: Mapping[str, Any], name: str) -> None:
+    """Refuse a model whose layers have parts that would be left out."""
+    kind = raw.get("model_type")
+    if kind not in (None, *_UNDERSTOOD):
+        raise CheckpointError(
+            f"config.json of {name!r} is of the type {short(kind)}, whose layers are not understood; use one of "
+            f"{', '.join(_UNDERSTOOD)}, or give its sizes without model_type if they tell all of its layers."
+        )
+    unpriced = [key for key, value in raw.items() if value and str(key).startswith(_UNPRICED)]
+    if unpriced:
+        raise CheckpointError(
+            f"config.json of {name!r} sets {short(unpriced[0])}, a key of layers that are not understood; "
+            "use a model without."
+        )
+
+
+def _leading_dense(kinds: object, layers: object, name: str) -> int:
+    """Layers before the first with experts, where ``mlp_layer_types`` tells one by one."""
+    found = kinds if isinstance(kinds, list | tuple) else ()
+    dense = next((place for place, kind in enumerate(found) if kind != "dense"), len(found))
+    if not found or any(kind != "sparse" for kind in found[dense:]):
+        raise CheckpointError(
+            f"config.json of {name!r} sets mlp_layer_types={short(kinds)}, which is not understood; give 'dense' for "
+            "each of the first layers and 'sparse' for each of the others."
+        )
+    if len(found) != layers:
+        raise CheckpointError(
+            f"config.json of {name!r} gives {len(found)} mlp_layer_types for {short(layers)} layers; give one for each."
+        )
+    return dense
+
+
+def _rope(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = raw.get("rope_parameters")
+    return found if isinstance(found, Mapping) else {}
+
+
+def _rope_theta(raw: Mapping[str, Any], architecture: Architecture | None) -> float:
+    default = ModelConfig.rope_theta if architecture is None else architecture.rope_theta
+    return float(raw.get("rope_theta") or _rope(raw).get("rope_theta", default))
+
+
+def _head_dim(raw: Mapping[str, Any]) -> int:
+    if raw.get("kv_lora_rank") is not None:
+        return int(raw["qk_nope_head_dim"] + raw["qk_rope_head_dim"])
+    return int(raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"])
+
+
+def _dtype(raw: Mapping[str, Any]) -> Any:
+    return raw.get("dtype") or raw.get("torch_dtype") or "float32"
+
+
+def _check_sizes(raw: Mapping[str, Any], name: str) -> None:
+    latent = raw.get("kv_lora_rank") is not None
+    optional = [key for key in (*_OPTIONAL, *_LATENT) if raw.get(key) is not None]
+    sizes = (*_SIZES, *(_LATENT if latent else ()), *optional)
+    _refuse(sizes, lambda key: _is_whole(raw.get(key), 1), name, "positive integers")
+    counts = [key for key in _COUNTS if raw.get(key) is not None]
+    _refuse(counts, lambda key: _is_whole(raw[key], 0), name, "whole numbers")
+    numbers = {key: raw[key] for key in _NUMBERS if raw.get(key) is not None}
+    if "rope_theta" in _rope(raw):
+        numbers["rope_theta in rope_parameters"] = _rope(raw)["rope_theta"]
+    _refuse(numbers, lambda key: _is_positive(numbers[key]), name, "positive numbers")
+    heads, groups = raw["num_attention_heads"], raw["num_key_value_heads"]
+    if heads % groups:
+        raise CheckpointError(
+            f"config.json of {name!r} has {heads} query heads, no multiple of its {groups} key-value heads; "
+            "correct one of them."
+        )
+    if _head_dim(raw) < 2 or _head_dim(raw) % 2:
+        raise CheckpointError(f"config.json of {name!r} has head_dim {_head_dim(raw)}; RoPE turns pairs, make it even.")
+    if raw["num_experts_per_tok"] > raw["num_local_experts"]:
+        raise CheckpointError(f"config.json of {name!r} asks for more experts per token than it has; correct it.")
+    if (raw.get("first_k_dense_replace") or 0) >= raw["num_hidden_layers"]:
+        raise CheckpointError(f"config.json of {name!r} leaves no layer with experts; correct first_k_dense_replace.")
+
+
+def _refuse(keys: Iterable[str], good: Callable[[str], bool], name: str, what: str) -> None:
+    wrong = list(dict.fromkeys(key for key in keys if not good(key)))
+    if wrong:
+        raise CheckpointError(f"config.json of {name!r} needs {what} for {', '.join(wrong)}; correct them.")
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return is_whole(value) and least <= value <= LARGEST
+
+
+def _is_positive(value: object) -> bool:
+    return is_number(value) and 0 < value < math.inf
+
+
+def _check_layers(raw: Mapping[str, Any], name: str) -> None:
+    for key, values in _UNIFORM.items():
+        if raw.get(key) is not None and raw[key] not in values:
+            raise CheckpointError(
+                f"config.json of {name!r} sets {key}={short(raw[key])}, which is not understood; use a model without."
+            )
+
+
+def _shared_width(raw: Mapping[str, Any]) -> int:
+    width = raw.get("moe_intermediate_size") or raw["intermediate_size"]
+    if raw.get("model_type") == "llama4_text":  # its one shared expert stands in the code alone
+        return int(width)
+    return int(raw.get("shared_expert_intermediate_size") or (raw.get("n_shared_experts") or 0) * width)
+
+
+def _windowed_layers(raw: Mapping[str, Any], name: str) -> int:
+    kinds = raw.get("layer_types")
+    if kinds is not None and not isinstance(kinds, list | tuple):
+        raise CheckpointError(
+            f"config.json of {name!r} sets layer_types={short(kinds)}, no list; give one for each layer."
+        )
+    if kinds is not None:
+        unknown = [kind for kind in kinds if kind not in _ATTENTION]
+        if unknown or len(kinds) != raw["num_hidden_layers"]:
+            raise CheckpointError(
+                f"config.json of {name!r} has {len(kinds)} layer_types, of unknown kinds {short(unknown)}; give one "
+                f"for each layer, of {', '.join(_ATTENTION)}."
+            )
+    if raw.get("sliding_window") is None or raw.get("use_sliding_window") is False:
+        return 0
+    if kinds is None and raw.get("use_sliding_window"):
+        raise CheckpointError(f"config.json of {name!r} does not tell which layers have its window; add layer_types.")
+    return raw["num_hidden_layers"] if kinds is None else sum(kind == "sliding_attention" for kind in kinds)
+
+
+def _formats(raw: Mapping[str, Any], name: str) -> tuple[str | None, str | None]:
+    found = raw.get("quantization_config") or {}
+    method = found.get("quant_method") if isinstance(found, Mapping) else found
+    if _dtype(raw) not in tuple(_DTYPES) or method not in tuple(_FORMATS):
+        raise CheckpointError(
+            f"config.json of {name!r} has weights of {short(_dtype(raw))} quantised by {short(method)}; known are "
+            f"{', '.join(_DTYPES)}, fp8 and mxfp4. Remove quantization_config and set expert_dtype and other_dtype "
+            "with dataclasses.replace."
+        )
+    return _FORMATS[method]
+
+
+# ------------------------------------------------------------------------------------------- what can be executed
+
+
+def _check_executable(raw: Mapping[str, Any], name: str) -> None:
+    """Refuse whatever a config asks for that the engine would not do."""
+    architecture = architecture_of(raw)
+    if architecture is None:
+        found = short(raw.get("architectures") or [raw.get("model_type")])
+        raise CheckpointError(
+            f"checkpoint {name!r} has the architecture {found}; run supports "
+            f"{', '.join(ARCHITECTURES)}. To predict only, give wb.model(folder)."
+        )
+    supported: dict[str, tuple[Any, ...]] = {
+        "hidden_act": ("silu",),
+        "quantization_config": (),
+        "dtype": ("float32", "bfloat16"),
+        "torch_dtype": ("float32", "bfloat16"),
+        **dict.fromkeys((*_LATENT, "q_lora_rank", "text_config"), ()),
+        **dict.fromkeys(("first_k_dense_replace", "n_shared_experts"), (0,)),
+        **architecture.only,
+    }
+    for key, values in supported.items():
+        if raw.get(key) is not None and raw[key] not in values:
+            raise CheckpointError(
+                f"checkpoint {name!r} sets {key}={short(raw[key])}, which is unsupported; use a model without."
+            )
+    kinds = raw.get("layer_types")
+    if isinstance(kinds, list) and "sliding_attention" in kinds:
+        raise CheckpointError(
+            f"checkpoint {name!r} has sliding_attention in layer_types, which is unsupported; use a model without."
+        )
+    _check_rope(raw, name)
+
+
+def _check_rope(raw: Mapping[str, Any], name: str) -> None:
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = raw.get(key) or {}
+        if not isinstance(rope, Mapping):
+            raise CheckpointError(f"checkpoint {name!r} sets {key}={short(rope)}; it must be an object. Correct it.")
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        unread = set(rope) - {"rope_type", "type", "rope_theta"}
+        if kind != "default" or unread:
+            raise CheckpointError(
+                f"checkpoint {name!r} sets rope_type={short(kind)} in {key}={short(rope)}, which is unsupported; "
+                "use a model with plain RoPE."
+            )
+
+
+def _from_catalogue(name: str, table: dict[str, Any]) -> ModelConfig:
+    return model({key: value for key, value in table.items() if key not in ("source", "parameters")}, name=name)
+
+
+models: Catalogue[ModelConfig] = Catalogue("models.toml", _from_catalogue)

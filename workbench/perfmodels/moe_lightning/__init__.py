@@ -1,0 +1,45 @@
+"""MoE-Lightning: a reader that predicts with its hierarchical roofline, and the door to its model and policy search."""
+
+from workbench.perfmodels.moe_lightning.model import (
+    Estimate,
+    Job,
+    LayerTime,
+    Mode,
+    Policy,
+    estimate,
+    layer_time,
+    prefill_time,
+)
+from workbench.perfmodels.moe_lightning.policy_memory import cpu_peak, fits, gpu_peaks
+from workbench.perfmodels.moe_lightning.policy_search import (
+    Found,
+    PolicyMap,
+    least_weights,
+    policy_map,
+    search,
+    tensor_parallel,
+    with_shares,
+)
+from workbench.perfmodels.moe_lightning.predict import predict
+
+__all__ = [
+    "Estimate",
+    "Found",
+    "Job",
+    "LayerTime",
+    "Mode",
+    "Policy",
+    "PolicyMap",
+    "cpu_peak",
+    "estimate",
+    "fits",
+    "gpu_peaks",
+    "layer_time",
+    "least_weights",
+    "policy_map",
+    "predict",
+    "prefill_time",
+    "search",
+    "tensor_parallel",
+    "with_shares",
+]

@@ -1,0 +1,103 @@
+"""MoE-Lightning's model as a reader: what it predicts for a scenario that `bound`, `simulate` and `run` also read."""
+
+from __future__ import annotations
+
+import math
+
+from workbench.core.errors import ScenarioError
+from workbench.core.result import Result, Source
+from workbench.perfmodels.domain import all_at_once
+from workbench.perfmodels.moe_lightning.model import Job, Mode, Policy, estimate
+from workbench.scenario import Scenario
+from workbench.schedules.base import Schedule
+from workbench.serving import prepare
+from workbench.serving.prepared import facts
+from workbench.stages import Device, Stage, add_shared, attention, combine_shared, moe, out_proj, qkv, shared_experts
+
+
+def predict(scenario: Scenario, schedule: Schedule) -> Result:
+    """Throughput that MoE-Lightning's model, in FULL mode, predicts for this pipeline and memory.
+
+    The policy is read off: A_g and F_g from where decode attention and experts sit, r_w and r_c from what is streamed,
+    N from the KV cache (at most all requests), mu from the schedule's micro-batches.
+
+    Returns
+    -------
+    Result
+        With source PREDICTED; `busy` has the seconds of decode by lane.
+
+    Raises
+    ------
+    ScenarioError
+        If requests arrive one after the other, weights and KV are kept in different precisions, outputs have one
+        token, or the pipeline has operations that the model does not know, defers experts or has none.
+
+    Notes
+    -----
+    MoE-Lightning, Eqs 12 to 14 and what FULL adds. Batches of N equal requests of mean lengths follow one another
+    without overlap: the continuous admission of the other readers is no part of this model, nor is streaming of the
+    attention's weights. The schedule counts through its number of micro-batches only: overlap is taken to be perfect.
+    """
+    prepared = prepare(scenario, schedule)
+    workload, precision = scenario.workload, scenario.precision
+    all_at_once("moe_lightning.predict", workload)
+    prompt, output = float(workload.prompt_len.mean()), float(workload.output_len.mean())
+    if len({precision.weights, precision.kv, precision.experts, precision.others} - {None}) > 1:
+        raise ScenarioError(
+            f"moe_lightning.predict has one precision, not weights in {scenario.weight_formats} and KV in "
+            f"{precision.kv}; give Memory(weights=..., kv=...) the same."
+        )
+    if output < 2:
+        raise ScenarioError("moe_lightning.predict is about decode, but outputs have one token; give longer outputs.")
+    held = scenario.kv_blocks * scenario.memory.kv_block
+    policy = _policy(scenario, min(len(workload.prompt_len), int(held // (prompt + output))), schedule.parts)
+    found = estimate(Job(scenario.model, scenario.machine, prompt, output, precision.weights), policy, Mode.FULL)
+    generated = int(workload.output_len.sum())
+    rounds = len(workload.prompt_len) / float(policy.batch)
+    layers_decoded = rounds * (output - 1) * scenario.model.num_hidden_layers
+    lanes = zip(("h2d", "gpu", "cpu", "d2h"), found.layer, strict=True)
+    return Result(
+        source=Source.PREDICTED,
+        schedule=schedule.name,
+        model=scenario.model.name,
+        machine=scenario.machine.name,
+        seconds=generated / float(found.gen_tok_s),
+        generated=generated,
+        processed=int((workload.prompt_len + workload.output_len - 1).sum()),
+        iterations=math.ceil(rounds * output),
+        busy={lane: float(seconds) * layers_decoded for lane, seconds in lanes},
+        facts=facts(scenario, prepared),
+        predictor="MoE-Lightning",
+    )
+
+
+def _policy(scenario: Scenario, batch: int, parts: int) -> Policy:
+    pipeline = scenario.layer
+    keeper = next(stage for stage in pipeline.stages if stage.op.keeps_kv)
+    experts = next((stage for stage in pipeline.stages if stage.op.name == "experts"), None)
+    strange = [stage for stage in pipeline.stages if not _is_modelled(stage)]
+    if strange:
+        raise ScenarioError(
+            "moe_lightning.predict models attention, routed experts and shared ones on the gpu, "
+            f"not {strange[0]}; use bound or simulate."
+        )
+    if experts is None:
+        raise ScenarioError(
+            f"moe_lightning.predict needs a stage that computes the experts, and {pipeline} has none; add moe."
+        )
+    on_gpu, experts_on_gpu = keeper.device is Device.GPU, experts.device is Device.GPU
+    return Policy(
+        batch=max(batch, 1),
+        micro_batch=math.ceil(max(batch, 1) / parts),
+        gpu_attention=int(on_gpu),
+        gpu_experts=int(experts_on_gpu),
+        weights_on_gpu=float(experts_on_gpu and not pipeline.streams(experts)),
+        kv_on_gpu=float(on_gpu and pipeline.kv_device is Device.GPU),
+    )
+
+
+def _is_modelled(stage: Stage) -> bool:
+    """True if the model has a term for it: shared experts and dense layers are GPU weights that every token passes."""
+    if stage.op in (shared_experts, add_shared):
+        return stage.device is Device.GPU
+    return stage.op in (qkv, *attention, out_proj, *moe, combine_shared) and not stage.options

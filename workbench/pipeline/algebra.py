@@ -1,0 +1,427 @@
+"""The algebra that wires stages: ``>>`` feeds the next stage, ``|`` forks, `offload` and `load` cross the link.
+
+layer = fetch(weights) | gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load >> gpu(out_proj, moe)
+
+A pipeline describes one decoder layer; embedding and head are implicit gpu stages around the stack of layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from workbench.core.display import escaped
+from workbench.core.errors import PipelineError
+from workbench.core.units import is_whole
+from workbench.stages import (
+    Device,
+    Move,
+    Op,
+    OpTree,
+    RowClass,
+    Stage,
+    Streamed,
+    add_shared,
+    combine,
+    combine_shared,
+    experts,
+    flatten,
+    kv,
+    shared_experts,
+    weights,
+)
+
+
+@dataclass(frozen=True)
+class Fork:
+    """Arms that run side by side and join."""
+
+    arms: tuple[tuple[Element, ...], ...]
+
+    def __str__(self) -> str:
+        return f"({' | '.join(' >> '.join(spelled(arm)) for arm in self.arms)})"
+
+
+Element = Stage | Move | Fork
+
+
+def spelled(chain: tuple[Element, ...]) -> list[str]:
+    """A chain as its user would write it: neighbours on one device share their brackets."""
+    words: list[str] = []
+    device = None
+    for element in chain:
+        if isinstance(element, Stage) and element.device is device and not element.options:
+            words[-1] = f"{words[-1][:-1]}, {element.op.name})"
+        else:
+            words.append(str(element))
+        device = element.device if isinstance(element, Stage) and not element.options else None
+    return words
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """One layer's stages and transfers, and what is streamed to the GPU. Immutable; both operators are associative."""
+
+    chain: tuple[Element, ...] = ()
+    fetches: tuple[Streamed, ...] = ()
+
+    def __rshift__(self, other: Pipeline) -> Pipeline:
+        if not isinstance(other, Pipeline):
+            raise PipelineError(
+                f">> needs a pipeline on its right, not {other!r}; place it first: gpu(...) or cpu(...)."
+            )
+        joined = Pipeline(self.chain + other.chain, _union(self.fetches, other.fetches))
+        _Walk().follow(joined.chain, ())
+        return joined
+
+    def __or__(self, other: Pipeline) -> Pipeline:
+        if not isinstance(other, Pipeline):
+            raise PipelineError(
+                f"| needs a pipeline on its right, not {other!r}; place it first: gpu(...) or cpu(...)."
+            )
+        fetches = _union(self.fetches, other.fetches)
+        if not (self.chain and other.chain):
+            return Pipeline(self.chain or other.chain, fetches)
+        return Pipeline((Fork(_arms(self.chain) + _arms(other.chain)),), fetches)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Its stages in order, arms of a fork one after the other."""
+        return tuple(_stages(self.chain))
+
+    @property
+    def kv_device(self) -> Device:
+        """Where the KV cache lives: with the decode attention, or on the host if `fetch(kv)` streams it."""
+        return Device.CPU if kv in self.fetches else next(s.device for s in self.stages if s.op.keeps_kv)
+
+    def streams(self, stage: Stage) -> bool:
+        """True if the weights of this stage are streamed to the GPU and not resident."""
+        if stage.device is not Device.GPU or stage.op.params is None:
+            return False
+        return any(fetched is weights or fetched.op == stage.op.name for fetched in self.fetches)
+
+    def __str__(self) -> str:
+        fetched = f"fetch({', '.join(item.name for item in self.fetches)}) | " if self.fetches else ""
+        return fetched + " >> ".join(spelled(self.chain))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        colours = {"gpu": "#dbeafe", "cpu": "#dcfce7", "offload": "#fef3c7", "load": "#fef3c7", "(": "#f3f4f6"}
+        boxes = []
+        for text in spelled(self.chain):
+            colour = next(value for key, value in colours.items() if text.startswith(key))
+            style = f"background:{colour};color:#111;border-radius:4px;padding:2px 6px;margin:2px;display:inline-block"
+            boxes.append(f'<span style="{style}">{escaped(text)}</span>')
+        streamed = ", ".join(item.name for item in self.fetches)
+        note = f'<div style="font-size:85%">streamed to the GPU: {escaped(streamed)}</div>' if streamed else ""
+        return f"<div>{' &rarr; '.join(boxes)}{note}</div>"
+
+
+def gpu(*ops: OpTree, skip: int = 0) -> Pipeline:
+    """Place operations on the GPU, one after the other; decodes do without their `skip` lowest-scored experts."""
+    return _place(Device.GPU, ops, 0, skip)
+
+
+def cpu(*ops: OpTree, defer: int = 0, skip: int = 0) -> Pipeline:
+    """Place operations on the CPU, one after the other.
+
+    Of the routed experts that a decode token chose, the `defer` lowest-scored are added one layer later, as
+    KTransformers does it, or the `skip` lowest-scored never. Both change the model's answer.
+    """
+    return _place(Device.CPU, ops, defer, skip)
+
+
+def fetch(*what: Streamed) -> Pipeline:
+    """Declare what is streamed to the GPU: `weights`, ``experts.weights`` or `kv`."""
+    for item in what:
+        if not isinstance(item, Streamed):
+            raise PipelineError(f"fetch takes weights, kv or an operation's .weights, not {item!r}.")
+    return Pipeline((), _union((), what))
+
+
+offload = Pipeline((Move(Device.CPU),))
+load = Pipeline((Move(Device.GPU),))
+
+
+def _place(device: Device, ops: tuple[OpTree, ...], defer: int, skip: int) -> Pipeline:
+    flat = list(flatten(ops))
+    for op in flat:
+        if not isinstance(op, Op):
+            raise PipelineError(
+                f"{device.value}(...) takes operations, not {op!r}; use those of workbench.stages or Op."
+            )
+    for name, count in (("defer", defer), ("skip", skip)):
+        if not is_whole(count) or count < 0 or (count and experts not in flat):
+            raise PipelineError(
+                f"{name}={count!r} needs the routed experts in the same {device.value}(...) and a number of at least 0."
+            )
+    placed = Pipeline(tuple(Stage(op, device, defer, skip) if op is experts else Stage(op, device) for op in flat))
+    _Walk().follow(placed.chain, ())
+    return placed
+
+
+def _union(a: tuple[Streamed, ...], b: tuple[Streamed, ...]) -> tuple[Streamed, ...]:
+    return tuple(sorted({*a, *b}, key=lambda item: (item is kv, item.name)))
+
+
+def _arms(chain: tuple[Element, ...]) -> tuple[tuple[Element, ...], ...]:
+    return chain[0].arms if len(chain) == 1 and isinstance(chain[0], Fork) else (chain,)
+
+
+def _stages(chain: tuple[Element, ...]) -> Iterator[Stage]:
+    for element in chain:
+        if isinstance(element, Stage):
+            yield element
+        elif isinstance(element, Fork):
+            for arm in element.arms:
+                yield from _stages(arm)
+
+
+def with_shared_experts(pipeline: Pipeline) -> Pipeline:
+    """The same layer with the shared experts right behind the routed ones, on their device, unless it places them.
+
+    Their output is added where it is computed: by `combine`, or else to the routed experts', behind which they must
+    stand then.
+
+    Raises
+    ------
+    PipelineError
+        If it places them on a device with neither the routed experts nor `combine`, or more than once.
+    """
+    placed = [stage for stage in pipeline.stages if stage.op is shared_experts]
+    if not placed:
+        pipeline = Pipeline(_beside_experts(pipeline.chain), pipeline.fetches)
+    adders = {stage.device for stage in pipeline.stages if stage.op in (experts, combine)}
+    if len(placed) > 1 or not adders.issuperset(stage.device for stage in placed):
+        raise PipelineError(
+            f"shared_experts must stand once, on the device of experts or combine, not as "
+            f"{', '.join(map(str, placed))}; leave them out and they follow experts."
+        )
+    return Pipeline(_added(pipeline.chain, _adders(pipeline)), pipeline.fetches)
+
+
+def _adders(pipeline: Pipeline) -> dict[Op, Op]:
+    """The operation that takes the shared experts' output, in the form that does."""
+    of = {stage.op: stage.device for stage in pipeline.stages if stage.op in (shared_experts, combine)}
+    if len(of) < 2:
+        return {}
+    return {combine: combine_shared} if of[combine] is of[shared_experts] else {shared_experts: add_shared}
+
+
+def _added(chain: tuple[Element, ...], forms: dict[Op, Op]) -> tuple[Element, ...]:
+    found: list[Element] = []
+    for element in chain:
+        if isinstance(element, Fork):
+            found.append(Fork(tuple(_added(arm, forms) for arm in element.arms)))
+        elif isinstance(element, Stage):
+            found.append(replace(element, op=forms.get(element.op, element.op)))
+        else:
+            found.append(element)
+    return tuple(found)
+
+
+def _beside_experts(chain: tuple[Element, ...]) -> tuple[Element, ...]:
+    found: list[Element] = []
+    for element in chain:
+        if isinstance(element, Fork):
+            found.append(Fork(tuple(_beside_experts(arm) for arm in element.arms)))
+        else:
+            found.append(element)
+        if isinstance(element, Stage) and element.op is experts:
+            found.append(Stage(shared_experts, element.device))
+    return tuple(found)
+
+
+# ------------------------------------------------------------------------------------------ where the buffers are
+
+Piece = tuple[str, RowClass]
+"""A buffer's prefill or decode rows."""
+
+Path = tuple[int, ...]
+"""Position of an element: index in the chain, then arm and index within each fork."""
+
+
+class _Walk:
+    """Follows the buffers through a chain: where each piece is, who wrote it, and what each move carries."""
+
+    def __init__(self, *, closed: bool = False) -> None:
+        self.at: dict[Piece, frozenset[Device]] = {}
+        self.writer: dict[Piece, tuple[int, str]] = {}  # told apart by position: equal stages are not the same
+        self.entered = 0
+        self.carries: dict[Path, tuple[Piece, ...]] = {}
+        self.closed = closed
+
+    def follow(self, chain: tuple[Element, ...], after: tuple[Element, ...], path: Path = ()) -> None:
+        for index, element in enumerate(chain):
+            rest = chain[index + 1 :] + after
+            if isinstance(element, Stage):
+                self._enter(element)
+            elif isinstance(element, Move):
+                self._carry(element, rest, (*path, index))
+            else:
+                self._fork(element, rest, (*path, index))
+
+    def _enter(self, stage: Stage) -> None:
+        for piece in stage.op.needs:
+            if piece in self.at:
+                if stage.device not in self.at[piece]:
+                    raise self._forgotten(stage)
+            elif self.closed:
+                raise PipelineError(
+                    f"{stage} reads {_name(piece)}, which no earlier stage of the layer writes. "
+                    "Put the operation that writes it before."
+                )
+        self.entered += 1
+        for piece in _written(stage):
+            self.at[piece], self.writer[piece] = frozenset({stage.device}), (self.entered, str(stage))
+
+    def _forgotten(self, stage: Stage) -> PipelineError:
+        absent = [p for p in stage.op.needs if p in self.at and stage.device not in self.at[p]]
+        _, writer = self.writer[absent[0]]
+        buffers = ", ".join(dict.fromkeys(buffer for buffer, _ in absent))
+        move = "offload" if stage.device is Device.CPU else "load"
+        return PipelineError(
+            f"{stage} reads {buffers} on the {stage.device.value}, but {writer} leaves it on the "
+            f"{stage.device.other.value}. Put {move} between them: {writer} >> {move} >> {stage}."
+        )
+
+    def _carry(self, move: Move, rest: tuple[Element, ...], path: Path) -> None:
+        wanted, _ = _reads_there(rest, move.target, frozenset())
+        carried = tuple(p for p in wanted if p in self.at and move.target not in self.at[p])
+        for piece in carried:
+            self.at[piece] = self.at[piece] | {move.target}
+        self.carries[path] = carried
+        if self.closed and not carried:
+            raise PipelineError(
+                f"{move} at place {path[0] + 1} of the layer moves nothing: no later {move.target.value} stage reads "
+                f"anything that is only on the {move.target.other.value}. Remove it."
+            )
+
+    def _fork(self, fork: Fork, rest: tuple[Element, ...], path: Path) -> None:
+        _check_arms(fork)
+        before, written = dict(self.at), dict(self.writer)
+        merged, authors = dict(self.at), dict(self.writer)
+        for number, arm in enumerate(fork.arms):
+            self.at, self.writer = dict(before), dict(written)
+            self.follow(arm, rest, (*path, number))
+            for piece, where in self.at.items():
+                rewritten = self.writer[piece] != written.get(piece)
+                if rewritten:
+                    merged[piece], authors[piece] = where, self.writer[piece]
+                elif authors.get(piece) == written.get(piece):
+                    merged[piece] = merged.get(piece, where) | where
+        self.at, self.writer = merged, authors
+
+
+def _name(piece: Piece) -> str:
+    return f"{piece[0]} of {piece[1].value} rows"
+
+
+def _written(stage: Stage) -> tuple[Piece, ...]:
+    return tuple((buffer, rows) for buffer in stage.op.writes for rows in stage.op.rows.parts)
+
+
+def _check_arms(fork: Fork) -> None:
+    """Arms run side by side: none may write what another one writes or reads."""
+    uses = [
+        ({p: s for s in _stages(arm) for p in _written(s)}, {p: s for s in _stages(arm) for p in s.op.needs})
+        for arm in fork.arms
+    ]
+    for number, (writes, _) in enumerate(uses):
+        for other, (also_writes, reads) in enumerate(uses):
+            if other == number:
+                continue
+            for piece in writes:
+                if piece in also_writes:
+                    raise PipelineError(
+                        f"two arms of a fork write {_name(piece)} ({writes[piece]} and {also_writes[piece]}); "
+                        "give one of them another buffer."
+                    )
+                if piece in reads:
+                    raise PipelineError(
+                        f"one arm of a fork writes {_name(piece)} ({writes[piece]}), which another reads "
+                        f"({reads[piece]}); put them one after the other with >>."
+                    )
+
+
+def _reads_there(rest: tuple[Element, ...], device: Device, made: frozenset[Piece]) -> tuple[tuple[Piece, ...], bool]:
+    """Pieces that stages on `device` read before the next move back, and whether the chain ran through without one."""
+    found: dict[Piece, None] = {}
+    for element in rest:
+        if isinstance(element, Stage):
+            if element.device is device:
+                found.update((p, None) for p in element.op.needs if p not in made)
+            made |= set(_written(element))
+        elif isinstance(element, Move):
+            if element.target is not device:
+                return tuple(found), False
+        else:
+            through = False
+            for arm in element.arms:
+                wanted, ran_through = _reads_there(arm, device, made)
+                found.update((p, None) for p in wanted)
+                through |= ran_through
+            if not through:
+                return tuple(found), False
+    return tuple(found), True
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A closed layer: what each move carries, and where the residual stream must be before it and is after it."""
+
+    pipeline: Pipeline
+    carries: tuple[tuple[Path, tuple[Piece, ...]], ...]
+    enters: frozenset[Device]
+    leaves: frozenset[Device]
+
+
+def resolve(pipeline: Pipeline) -> Resolved:
+    """Close a pipeline into a layer that can be stacked, and resolve its moves over the whole chain.
+
+    Raises
+    ------
+    PipelineError
+        If a transfer is forgotten or useless, a buffer is never written, nothing keeps the KV cache, `fetch` would
+        stream nothing, or the layer leaves the residual stream where the next layer does not read it.
+    """
+    _check_kv(pipeline)
+    _check_fetches(pipeline)
+    reader = next((s.device for s in pipeline.stages if "x" in s.op.reads), Device.GPU)
+    walk = _start(frozenset({reader}), (0, "the previous layer"))
+    walk.follow(pipeline.chain, pipeline.chain)
+    leaves = walk.at["x", RowClass.DECODE] & walk.at["x", RowClass.PREFILL]
+    again = _start(leaves, walk.writer["x", RowClass.DECODE])
+    again.follow(pipeline.chain, pipeline.chain)
+    enters = frozenset({reader}) if again.carries == walk.carries else leaves
+    return Resolved(pipeline, tuple(again.carries.items()), enters, leaves)
+
+
+def _start(where: frozenset[Device], writer: tuple[int, str]) -> _Walk:
+    walk = _Walk(closed=True)
+    for rows in RowClass.ALL.parts:
+        walk.at["x", rows], walk.writer["x", rows] = where, writer
+    return walk
+
+
+def _check_kv(pipeline: Pipeline) -> None:
+    keepers = [stage for stage in pipeline.stages if stage.op.keeps_kv]
+    if len(keepers) != 1:
+        raise PipelineError(
+            f"a layer needs exactly one stage that keeps the KV cache, this one has {len(keepers)}; "
+            "place decode_attention once."
+        )
+    if kv in pipeline.fetches and keepers[0].device is Device.CPU:
+        raise PipelineError(f"fetch(kv) streams the cache to the GPU, but {keepers[0]} reads it on the cpu. Remove kv.")
+
+
+def _check_fetches(pipeline: Pipeline) -> None:
+    for item in pipeline.fetches:
+        if item is kv:
+            continue
+        readers = [
+            s for s in pipeline.stages if s.device is Device.GPU and s.op.params and item.op in (None, s.op.name)
+        ]
+        if not readers:
+            raise PipelineError(f"fetch({item.name}) streams nothing: no gpu stage reads such weights. Remove it.")

@@ -1,0 +1,220 @@
+"""One layer as a graph: maximal runs on one device merged into segments, moves resolved, KV transfers added."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from workbench.core.errors import PipelineError
+from workbench.pipeline.algebra import Element, Fork, Path, Piece, Pipeline, Resolved, resolve
+from workbench.stages import Device, Move, RowClass, Stage, kv
+
+
+class Kind(enum.Enum):
+    """What a task does."""
+
+    EMBED = "embed"
+    SEGMENT = "segment"
+    DEFERRED = "deferred"
+    MOVE = "move"
+    WEIGHTS = "weights"
+    KV_IN = "kv in"
+    KV_OUT = "kv out"
+    HEAD = "head"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A segment or a transfer of one layer, for one micro-batch.
+
+    Attributes
+    ----------
+    code : str
+        Letter that names its tasks in a printed plan.
+    lane : str
+        "gpu", "cpu", "d2h" or "h2d".
+    stages : tuple of Stage
+        What a segment computes.
+    carries : tuple of (buffer, RowClass)
+        What a transfer moves.
+    after : tuple of int
+        Nodes of the same layer that it waits for; the first ones wait for the previous layer.
+    streamed : bool
+        True if weights of its stages are streamed.
+    """
+
+    kind: Kind
+    code: str
+    lane: str
+    stages: tuple[Stage, ...] = ()
+    carries: tuple[Piece, ...] = ()
+    after: tuple[int, ...] = ()
+    streamed: bool = False
+
+    def describe(self) -> str:
+        """Operations of a segment, or buffers of a transfer (``q@decode k v``)."""
+        if self.kind is Kind.SEGMENT:
+            return " ".join(f"{s.op.name}{f'({chr(44).join(s.options)})' if s.options else ''}" for s in self.stages)
+        if self.kind is Kind.DEFERRED:
+            return " ".join(f"{s.op.name}, {s.defer} of each token" for s in self.stages)
+        rows: dict[str, set[RowClass]] = {}
+        for buffer, part in self.carries:
+            rows.setdefault(buffer, set()).add(part)
+        whole = set(RowClass.ALL.parts)
+        carried = " ".join(b if part == whole else f"{b}@{next(iter(part)).value}" for b, part in rows.items())
+        return carried or self.kind.value
+
+
+EMBED = Node(Kind.EMBED, "E", "gpu")
+HEAD = Node(Kind.HEAD, "Z", "gpu")
+WEIGHTS = Node(Kind.WEIGHTS, "W", "h2d")
+_X = tuple(("x", rows) for rows in RowClass.ALL.parts)
+_LETTERS = {"gpu": "ABFGIJ", "cpu": "CDMNOP", "d2h": "QRTUVY", "h2d": "HLXabc"}
+
+
+@dataclass(frozen=True)
+class LayerGraph:
+    """What a schedule orders: the nodes of one layer and micro-batch, repeated over layers and micro-batches.
+
+    Attributes
+    ----------
+    nodes : tuple of Node
+        In an order that respects `Node.after`.
+    sinks : tuple of int
+        Nodes that the next layer's first nodes wait for.
+    enter, leave : Node or None
+        Transfer of the residual stream after the embedding and before the head, where a layer begins or ends on the
+        CPU.
+    last : tuple of Node or None
+        The nodes as the last layer has them: it defers nothing, so what others compute afterwards it computes at once.
+    """
+
+    pipeline: Pipeline
+    nodes: tuple[Node, ...]
+    sinks: tuple[int, ...]
+    enter: Node | None
+    leave: Node | None
+    last: tuple[Node | None, ...]
+
+    @property
+    def streamed(self) -> tuple[int, ...]:
+        """Nodes whose weights are streamed."""
+        return tuple(index for index, node in enumerate(self.nodes) if node.streamed)
+
+    def at(self, layer: int, layers: int) -> tuple[Node | None, ...]:
+        """The nodes of one of so many layers, each in its place; None where it has none."""
+        return self.last if layer + 1 == layers else self.nodes
+
+    @property
+    def undeferred(self) -> tuple[Node, ...]:
+        """The nodes of a layer that computes everything at once, as the last one does."""
+        return tuple(node for node in self.last if node is not None)
+
+    @property
+    def all_nodes(self) -> tuple[Node, ...]:
+        """Every node that can occur in a plan, the implicit ones included."""
+        implicit = (EMBED, self.enter, *self.nodes, WEIGHTS if self.streamed else None, self.leave, HEAD)
+        return tuple(node for node in implicit if node is not None)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What each node code stands for."""
+        return {node.code: node.describe() for node in self.all_nodes}
+
+
+def layer_graph(pipeline: Pipeline) -> LayerGraph:
+    """Merge a pipeline into segments and resolve its transfers.
+
+    Raises
+    ------
+    PipelineError
+        If the pipeline cannot be a layer; see `workbench.pipeline.resolve`.
+    """
+    resolved = resolve(pipeline)
+    builder = _Builder(resolved)
+    sinks = builder.add(pipeline.chain, ())
+    sinks += tuple(index for index, node in enumerate(builder.nodes) if node.kind is Kind.KV_OUT)
+    enter = Node(Kind.MOVE, "R", "d2h", carries=_X) if Device.CPU in resolved.enters else None
+    leave = None if Device.GPU in resolved.leaves else Node(Kind.MOVE, "L", "h2d", carries=_X)
+    return LayerGraph(
+        pipeline, tuple(builder.nodes), sinks, enter, leave, tuple(map(_deferring_nothing, builder.nodes))
+    )
+
+
+def _deferring_nothing(node: Node) -> Node | None:
+    """The node as it is in the last layer."""
+    if node.kind is Kind.DEFERRED:
+        return None
+    stages = tuple(replace(stage, defer=0) if stage.defer else stage for stage in node.stages)
+    return replace(node, stages=stages) if stages != node.stages else node
+
+
+class _Builder:
+    """Collects the nodes of a chain."""
+
+    def __init__(self, resolved: Resolved) -> None:
+        self.nodes: list[Node] = []
+        self._pipeline, self._carries = resolved.pipeline, dict(resolved.carries)
+        self._codes: dict[str, Iterator[str]] = {lane: iter(letters) for lane, letters in _LETTERS.items()}
+
+    def add(self, chain: tuple[Element, ...], after: tuple[int, ...], path: Path = ()) -> tuple[int, ...]:
+        """Append a chain's nodes; the last ones' indices."""
+        run: list[Stage] = []
+        for index, element in enumerate(chain):
+            if run and not (isinstance(element, Stage) and element.device is run[0].device):
+                after = self._segment(run, after)
+                run = []
+            if isinstance(element, Stage):
+                run.append(element)
+            elif isinstance(element, Move):
+                after = self._move(element, (*path, index), after)
+            else:
+                after = self._fork(element, (*path, index), after)
+        return self._segment(run, after) if run else after
+
+    def _segment(self, run: list[Stage], after: tuple[int, ...]) -> tuple[int, ...]:
+        """A run of stages. Where KV is streamed, attention stands apart: what is before and behind need not wait.
+
+        That of prefills too reads the cache, for earlier pieces of a prompt.
+        """
+        keeper = next((place for place, stage in enumerate(run) if stage.op.keeps_kv), None)
+        if keeper is None or kv not in self._pipeline.fetches:
+            return self._computed(run, after)
+        first = next(place for place, stage in enumerate(run) if stage.op.keeps_kv or stage.op.rows is RowClass.PREFILL)
+        after = self._computed(run[:first], after)
+        reader = self._computed(run[first : keeper + 1], (*after, *self._append(Node(Kind.KV_IN, "K", "h2d"))))
+        new_kv = tuple((buffer, rows) for buffer in ("k", "v") for rows in RowClass.ALL.parts)
+        self._append(Node(Kind.KV_OUT, "S", "d2h", carries=new_kv, after=reader))
+        return self._computed(run[keeper + 1 :], reader)
+
+    def _computed(self, run: list[Stage], after: tuple[int, ...]) -> tuple[int, ...]:
+        if not run:
+            return after
+        lane = run[0].device.value
+        streamed = any(self._pipeline.streams(stage) for stage in run)
+        index = self._append(Node(Kind.SEGMENT, self._code(lane), lane, tuple(run), after=after, streamed=streamed))
+        late = tuple(stage for stage in run if stage.defer)
+        if late:  # nothing in this layer waits for it, and the next layer's experts follow it on their lane
+            self._append(Node(Kind.DEFERRED, self._code(lane), lane, late, after=index))
+        return index
+
+    def _move(self, move: Move, path: Path, after: tuple[int, ...]) -> tuple[int, ...]:
+        lane = "d2h" if move.target is Device.CPU else "h2d"
+        order = {buffer: number for number, (buffer, _) in reversed(list(enumerate(self._carries[path])))}
+        carries = tuple(sorted(self._carries[path], key=lambda piece: (order[piece[0]], piece[1].value != "prefill")))
+        return self._append(Node(Kind.MOVE, self._code(lane), lane, carries=carries, after=after))
+
+    def _fork(self, fork: Fork, path: Path, after: tuple[int, ...]) -> tuple[int, ...]:
+        ends = [self.add(arm, after, (*path, number)) for number, arm in enumerate(fork.arms)]
+        return tuple(index for end in ends for index in end)
+
+    def _append(self, node: Node) -> tuple[int]:
+        self.nodes.append(node)
+        return (len(self.nodes) - 1,)
+
+    def _code(self, lane: str) -> str:
+        code = next(self._codes[lane], None)
+        if code is None:
+            raise PipelineError(f"a layer can have at most {len(_LETTERS[lane])} separate {lane} tasks; merge some.")
+        return code

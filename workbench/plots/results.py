@@ -1,0 +1,247 @@
+"""Pictures: throughput bars and curves, lane charts, KV and batch over time. Each takes an `ax` and returns it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import cycle
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_rgb
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from workbench.core.result import Result, Source
+from workbench.core.timeline import ITERATION, Timeline
+from workbench.core.units import format_bytes
+from workbench.plots.lane_bars import bars
+
+COLOURS = {
+    Source.BOUND: "#9ca3af",
+    Source.PREDICTED: "#a78bfa",
+    Source.SIMULATED: "#60a5fa",
+    Source.MEASURED: "#059669",
+    Source.RECORDED: "#34d399",
+    Source.PUBLISHED: "#f59e0b",
+}
+PREDICTORS = (COLOURS[Source.PREDICTED], "#7c3aed", "#ddd6fe")
+"""Of the models that predict, in turn."""
+TASK_COLOURS = {
+    "A": "#1d4ed8",
+    "B": "#60a5fa",
+    "F": "#93c5fd",
+    "C": "#059669",
+    "D": "#34d399",
+    "Q": "#f59e0b",
+    "H": "#dc2626",
+    "W": "#a78bfa",
+    "K": "#db2777",
+}
+_OTHER = "#6b7280"
+SCHEDULE_COLOURS = ("#d97706", "#059669", "#0891b2", "#7c3aed", "#2563eb", "#db2777")
+_SMALL = 7
+_LETTER = 0.9 * _SMALL
+"""Points of idle time that a bubble's words need per letter; they are narrower, which leaves room on both sides."""
+_DARKER = 0.7
+_LINES = {Source.BOUND: "--", Source.PREDICTED: ":", Source.SIMULATED: "o-"}
+
+
+def plot_throughput(results: Sequence[Result], ax: Axes | None = None) -> Axes:
+    """Output tokens per second of every result, grouped by schedule; colours tell the source."""
+    schedules = list(dict.fromkeys(result.schedule for result in results))
+    ax = (
+        ax
+        if ax is not None
+        else plt.subplots(figsize=(7, max(3.2, 1 + 0.45 * len(schedules))), layout="constrained")[1]
+    )
+    kinds = {result.origin: result for result in sorted(results, key=lambda r: list(Source).index(r.source))}
+    colours = _colours(list(kinds.values()))
+    height = 0.8 / len(kinds)
+    labels = set[str]()
+    for row, schedule in enumerate(schedules):
+        for place, origin in enumerate(kinds):
+            found = [r for r in results if r.schedule == schedule and r.origin == origin]
+            if found:
+                y, rate = row + (place - (len(kinds) - 1) / 2) * height, found[0].gen_tok_s
+                label = None if origin in labels else origin
+                ax.barh(y, rate, height * 0.92, color=colours[origin], label=label)
+                ax.annotate(f" {rate:.3g}", (rate, y), va="center", fontsize=9)
+                labels.add(origin)
+    ax.set_yticks(range(len(schedules)), schedules)
+    ax.invert_yaxis()
+    ax.set_xlabel("output tokens per second")
+    ax.margins(x=0.12)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=3, frameon=False)
+    return ax
+
+
+def _colours(kinds: Sequence[Result]) -> dict[str, str]:
+    """A colour for each origin: its source's, and shades for several models that predict."""
+    models = cycle(PREDICTORS)
+    return {r.origin: next(models) if r.source is Source.PREDICTED else COLOURS[r.source] for r in kinds}
+
+
+def plot_gains(gains: Sequence[tuple[str, float]], ax: Axes | None = None) -> Axes:
+    """What more of each resource gives, as a factor of the throughput without it: one bar each, from one on."""
+    ax = ax if ax is not None else plt.subplots(figsize=(7, 0.6 + 0.45 * len(gains)), layout="constrained")[1]
+    names, factors = zip(*gains, strict=True)
+    ax.barh(names, [factor - 1 for factor in factors], left=1, height=0.7, color=COLOURS[Source.SIMULATED])
+    for row, factor in enumerate(factors):
+        ax.annotate(f" {factor:.2f}x", (max(factor, 1.0), row), va="center", fontsize=9)
+    ax.invert_yaxis()
+    ax.axvline(1, color=_OTHER, linewidth=0.8)
+    ax.set_xlabel("output tokens per second, as a factor")
+    ax.margins(x=0.12)
+    ax.spines[["top", "right"]].set_visible(False)
+    return ax
+
+
+def plot_sweep(pairs: Sequence[tuple[float, Result]], ax: Axes | None = None) -> Axes:
+    """Output tokens per second over KV capacity [B]: bounds dashed, simulations as lines, measurements as points."""
+    ax = ax if ax is not None else plt.subplots(figsize=(7, 3.6), layout="constrained")[1]
+    frame_sweep(ax, sweep_lines(pairs, ax))
+    ax.set_ylim(bottom=0)
+    return ax
+
+
+def sweep_lines(pairs: Sequence[tuple[float, Result]], ax: Axes) -> list[Line2D]:
+    """Only the lines of `plot_sweep`, for axes that are framed already."""
+    played = [result.schedule for _, result in pairs if result.source is not Source.BOUND]
+    colours = dict(zip(dict.fromkeys(played), cycle(SCHEDULE_COLOURS), strict=False))
+    curves: dict[tuple[Source, str, str], list[tuple[float, float]]] = {}
+    for capacity, result in pairs:
+        curves.setdefault((result.source, result.origin, result.schedule), []).append((capacity, result.gen_tok_s))
+    lines: list[Line2D] = []
+    for (source, origin, schedule), points in curves.items():
+        colour = colours.get(schedule, _OTHER) if source is not Source.BOUND else _OTHER
+        x, y = zip(*sorted(points), strict=True)
+        if source in _LINES:
+            label = "bound" if source is Source.BOUND else f"{schedule}, {origin}"
+            lines += ax.plot(x, y, _LINES[source], color=colour, label=label, markersize=4)
+        else:
+            lines += ax.plot(x, y, "D", color=colour, markersize=7, markeredgecolor="white")
+    for source in dict.fromkeys(source for source, *_ in curves if source not in _LINES):
+        lines += ax.plot([], [], "D", color=_OTHER, markersize=7, markeredgecolor="white", label=source.value)
+    return lines
+
+
+def frame_sweep(ax: Axes, lines: Sequence[Line2D]) -> None:
+    """Scales, labels and legend of `plot_sweep`."""
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value)))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_xlabel("KV capacity (logarithmic)")
+    ax.set_ylabel("output tokens per second")
+    ax.spines[["top", "right"]].set_visible(False)
+    if lines:
+        tight = {"columnspacing": 1.0, "handlelength": 1.6, "handletextpad": 0.5}
+        ax.legend(loc="lower left", bbox_to_anchor=(-0.08, 1.06), ncols=3, frameon=False, fontsize=8, **tight)
+
+
+def plot_timeline(timeline: Timeline, ax: Axes | None = None, *, title: str = "", seconds: float | None = None) -> Axes:
+    """Lane chart: one row per lane, one bar per task; where a lane is idle, the task that its next one waited for.
+
+    Tasks narrower than a pixel are drawn together, as high as the share of the pixel in which they kept the lane busy.
+
+    Parameters
+    ----------
+    timeline : Timeline
+    title : str
+    seconds : float, optional
+        Length of the time axis; the timeline's own unless given [s].
+    """
+    ax = ax if ax is not None else plt.subplots(figsize=(10, 2.2), layout="constrained")[1]
+    until = seconds or max(timeline.seconds, 1e-9)
+    pixel = until / ax.get_window_extent().width
+    columns, single = bars(timeline, pixel)
+    codes = [*columns.codes, *single.codes]
+    chart = PolyCollection(
+        np.concatenate([columns.corners, single.corners]),  # type: ignore[arg-type]
+        facecolors=[TASK_COLOURS.get(code, _OTHER) for code in codes],
+        edgecolors="white",
+        linewidths=[0.0] * len(columns.codes) + [0.3] * len(single.codes),
+        antialiaseds=[False] * len(columns.codes) + [True] * len(single.codes),  # no gaps between columns
+    )
+    ax.add_collection(chart, autolim=False)
+    ax.set_yticks(range(len(timeline.lanes)), timeline.lanes)
+    ax.set_ylim(len(timeline.lanes) - 0.5, -0.5)
+    ax.set_xlim(0, until)
+    ax.set_xlabel("seconds")
+    ax.set_title(title, loc="left", fontsize=10)
+    ax.spines[["top", "right"]].set_visible(False)
+    keys = {code: f"{code}  {timeline.labels.get(code, '')}" for code in sorted(set(codes))}
+    patches = [Patch(color=TASK_COLOURS.get(code, _OTHER), label=label) for code, label in keys.items()]
+    ax.legend(handles=patches, loc="upper left", bbox_to_anchor=(1.0, 1.05), frameon=False, fontsize=8)
+    _label_bubbles(timeline, ax, pixel)
+    return ax
+
+
+def _label_bubbles(timeline: Timeline, ax: Axes, pixel: float) -> None:
+    """Name what ended idle time, in a darker shade of that task's colour, where there is room for the words."""
+    letter = _LETTER * ax.figure.dpi / 72 * pixel
+    for bubble in timeline.bubbles():
+        lane, _, name = bubble.after.partition(" ")
+        wordings = (f"waits for {name}", f"({name})") if name else ("next iteration",) if lane == ITERATION else ()
+        fitting = [words for words in wordings if len(words) * letter < bubble.end - bubble.start]
+        if fitting and lane != bubble.lane:  # a lane that waited for itself was only late
+            middle, row = (bubble.start + bubble.end) / 2 - timeline.begin, timeline.lanes.index(bubble.lane)
+            shade = [_DARKER * part for part in to_rgb(TASK_COLOURS.get(name[:1], _OTHER))]
+            ax.text(middle, row, fitting[0], color=shade, fontsize=_SMALL, ha="center", va="center", clip_on=True)
+
+
+def plot_lanes(results: Sequence[Result], iterations: tuple[int, int] | None = None) -> list[Axes]:
+    """Lane charts one above the other on one time axis, such as simulated and measured.
+
+    Parameters
+    ----------
+    results : sequence of Result
+        With timelines of tasks, as `run` and ``simulate(..., detail=Detail.TASK)`` give them.
+    iterations : (int, int), optional
+        First one shown, and the one after the last; two in the middle of the first result unless given.
+    """
+    first, last = iterations or middle(results[0].timeline)
+    windows = [result.timeline.window(first, last) for result in results]
+    _, grid = plt.subplots(
+        len(results), figsize=(10, 2 * len(results)), layout="constrained", sharex=True, squeeze=False
+    )
+    axes: list[Axes] = list(grid[:, 0])
+    longest = max(window.seconds for window in windows)
+    for ax, result, window in zip(axes, results, windows, strict=True):
+        title = f"{result.source.value}: {result.schedule}, iterations {first} to {last - 1}"
+        plot_timeline(window, ax, title=title, seconds=longest)
+    return axes
+
+
+def middle(timeline: Timeline, count: int = 2) -> tuple[int, int]:
+    """The `count` iterations in the middle: the first of them, and the one after the last."""
+    seen = 1 + max((span.iteration for span in timeline), default=0)
+    first = max(0, (seen - count) // 2)
+    return first, min(seen, first + count)
+
+
+def plot_iterations(result: Result, ax: Axes | None = None, *, title: str = "") -> Axes:
+    """Prefill and decode tokens of every iteration, and the KV blocks in use, over time."""
+    ax = ax if ax is not None else plt.subplots(figsize=(10, 2.4), layout="constrained")[1]
+    edges = np.concatenate(([0.0], np.cumsum(result.steps.seconds)))
+    decode, prefill = np.array(result.steps.decode), np.array(result.steps.prefill)
+    ax.stairs(decode, edges, fill=True, color="#059669", label="decode tokens")
+    ax.stairs(decode + prefill, edges, baseline=decode, fill=True, color="#60a5fa", label="prefill tokens")
+    ax.set_xlabel("seconds")
+    ax.set_ylabel("tokens per iteration")
+    blocks = ax.twinx()
+    blocks.stairs(result.steps.used_blocks, edges, baseline=None, color="#111827", label="KV blocks in use")
+    blocks.set_ylabel("KV blocks")
+    blocks.set_ylim(bottom=0)
+    handles = [pair for axis in (ax, blocks) for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
+    ax.legend(
+        *zip(*handles, strict=True), loc="upper left", bbox_to_anchor=(0, 1.2), ncols=3, frameon=False, fontsize=8
+    )
+    ax.set_xlim(0, edges[-1])
+    ax.set_ylim(bottom=0)
+    ax.set_title(title, loc="right", fontsize=10)
+    return ax

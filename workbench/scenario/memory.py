@@ -1,0 +1,75 @@
+"""How much memory the policy gives to the KV cache, and in which precision things are kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workbench.core.errors import CapacityError
+from workbench.core.units import DTYPE_BYTES, format_bytes, is_whole, parse_bytes
+from workbench.stages import Device
+
+
+@dataclass(frozen=True)
+class Memory:
+    """KV capacity and precisions of a policy.
+
+    Parameters
+    ----------
+    kv_capacity : str or float
+        KV cache over all layers [B], such as ``"70GB"``.
+    kv_block : int
+        Tokens per KV block.
+    weights, kv : str, optional
+        "fp32", "bf16" or "fp16"; the model's own precision if not given. `run` knows the first two.
+    gpu_reserve, host_reserve : str or float
+        Memory that is kept free for what is not counted: driver, allocator, other programs [B].
+
+    Raises
+    ------
+    CapacityError
+        If the capacity is not positive, a reserve is negative, the block has no token or a precision is unknown.
+    """
+
+    kv_capacity: str | float
+    kv_block: int = 16
+    weights: str | None = None
+    kv: str | None = None
+    gpu_reserve: str | float = 0.0
+    host_reserve: str | float = 0.0
+
+    def __post_init__(self) -> None:
+        try:
+            parse_bytes(self.kv_capacity, what="kv_capacity")
+            for what in ("gpu_reserve", "host_reserve"):
+                if getattr(self, what) != 0:
+                    parse_bytes(getattr(self, what), what=what)
+        except ValueError as error:
+            raise CapacityError(str(error)) from None
+        if not is_whole(self.kv_block) or self.kv_block < 1:
+            raise CapacityError(f"kv_block is a whole number of tokens, at least 1, not {self.kv_block!r}.")
+        object.__setattr__(self, "kv_block", int(self.kv_block))
+        for what, dtype in (("weights", self.weights), ("kv", self.kv)):
+            if dtype is not None and dtype not in tuple(DTYPE_BYTES):
+                raise CapacityError(f"Memory({what}={dtype!r}) is not supported; use 'fp32', 'bf16' or 'fp16'.")
+
+    def reserve(self, device: Device) -> float:
+        """What is kept free of the memory of a device [B]."""
+        size = self.gpu_reserve if device is Device.GPU else self.host_reserve
+        return parse_bytes(size) if size != 0 else 0.0
+
+    def blocks(self, bytes_per_token: float) -> int:
+        """Number of whole KV blocks that fit.
+
+        Raises
+        ------
+        CapacityError
+            If not even one does.
+        """
+        capacity = parse_bytes(self.kv_capacity)
+        count = int(capacity // (self.kv_block * bytes_per_token))
+        if not count:
+            raise CapacityError(
+                f"kv_capacity={self.kv_capacity!r} is smaller than one block of {self.kv_block} tokens "
+                f"({format_bytes(self.kv_block * bytes_per_token)}). Give more, or a smaller kv_block."
+            )
+        return count

@@ -1,0 +1,188 @@
+"""A scenario's parts as plain values that JSON holds, and back; and where two such records differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from workbench.core.errors import ScenarioError
+from workbench.core.records import from_plain, to_plain
+from workbench.hardware import Machine
+from workbench.models import ModelConfig
+from workbench.pipeline import Element, Fork, Pipeline
+from workbench.scenario.memory import Memory
+from workbench.scheduler.chunked_prefill import ChunkedPrefill
+from workbench.scheduler.continuous import ContinuousBatching
+from workbench.scheduler.layered_prefill import LayeredPrefill
+from workbench.scheduler.resource_aware import ResourceAware
+from workbench.scheduler.static import StaticBatching
+from workbench.stages import (
+    Device,
+    Move,
+    Stage,
+    Streamed,
+    combine,
+    decode_attention,
+    experts,
+    kv,
+    out_proj,
+    prefill_attention,
+    qkv,
+    route,
+    shared_experts,
+    weights,
+)
+from workbench.workload import Request, Workload
+from workbench.workload.lengths import whole_lengths
+
+FORMAT = "scenario 1"
+
+_OPS = {
+    op.name: op for op in (qkv, prefill_attention, decode_attention, out_proj, route, experts, shared_experts, combine)
+}
+_MOVES = {str(move): move for move in (Move(Device.CPU), Move(Device.GPU))}
+_STREAMED = {item.name: item for item in (weights, kv, *(op.weights for op in _OPS.values()))}
+_SCHEDULERS: dict[str, type] = {
+    kind.__name__: kind for kind in (ResourceAware, StaticBatching, ContinuousBatching, ChunkedPrefill, LayeredPrefill)
+}
+
+
+def plain_parts(
+    pipeline: Pipeline, model: ModelConfig, machine: Machine, memory: Memory, workload: Workload, scheduler: object
+) -> dict[str, Any]:
+    """The fields of a scenario as JSON holds them.
+
+    Raises
+    ------
+    ScenarioError
+        If an operation, what is streamed or the scheduler is of the user's own: functions are not kept in files.
+    """
+    return {
+        "pipeline": _plain_pipeline(pipeline),
+        "model": to_plain(model),
+        "machine": to_plain(machine),
+        "memory": to_plain(memory),
+        "workload": _plain_workload(workload),
+        "scheduler": _plain_scheduler(scheduler),
+    }
+
+
+def parts_from(record: dict[str, Any]) -> dict[str, Any]:
+    """Inverse of `plain_parts`: arguments of a scenario.
+
+    Raises
+    ------
+    TypeError, ValueError, KeyError, AttributeError
+        If the record is nothing of that kind.
+    """
+    _refuse_others(record, "pipeline", "model", "machine", "memory", "workload", "scheduler")
+    scheduler = dict(record["scheduler"])
+    return {
+        "pipeline": _pipeline_from(record["pipeline"]),
+        "model": from_plain(ModelConfig, record["model"]),
+        "machine": from_plain(Machine, record["machine"]),
+        "memory": from_plain(Memory, record["memory"]),
+        "workload": _workload_from(record["workload"]),
+        "scheduler": from_plain(_SCHEDULERS[scheduler.pop("kind")], scheduler),
+    }
+
+
+def differences(mine: Any, theirs: Any, name: str = "") -> dict[str, tuple[Any, Any]]:
+    """Values in which two records differ, by dotted name; of lists of one length the first only.
+
+    Where values come from (`sources`, `source`) is no difference.
+    """
+    if mine == theirs or name.endswith((".sources", ".source")):
+        return {}
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        prefix = f"{name}." if name else ""
+        pairs = {f"{prefix}{key}": (mine.get(key), theirs.get(key)) for key in {**mine, **theirs}}
+        return {inner: pair for key, (a, b) in pairs.items() for inner, pair in differences(a, b, key).items()}
+    if isinstance(mine, list) and isinstance(theirs, list):
+        if len(mine) != len(theirs):
+            return {name: (f"{len(mine)} entries", f"{len(theirs)} entries")}
+        first = next(index for index, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a != b)
+        return differences(mine[first], theirs[first], f"{name}[{first}]")
+    return {name: (mine, theirs)}
+
+
+def _plain_pipeline(pipeline: Pipeline) -> dict[str, Any]:
+    unknown = [item.name for item in pipeline.fetches if _STREAMED.get(item.name) != item]
+    if unknown:
+        raise ScenarioError(f"fetch({unknown[0]}) is not built in and cannot be saved; keep the cell that makes it.")
+    chain = [_plain_element(element) for element in pipeline.chain]
+    return {"chain": chain, "fetches": [item.name for item in pipeline.fetches]}
+
+
+def _plain_element(element: Element) -> Any:
+    if isinstance(element, Move):
+        return str(element)
+    if isinstance(element, Fork):
+        return {"arms": [[_plain_element(inner) for inner in arm] for arm in element.arms]}
+    if _OPS.get(element.op.name) != element.op:
+        raise ScenarioError(
+            f"{element} is an operation of your own, whose functions a file cannot hold; keep the cell that makes it, "
+            "and save scenarios of built-in operations only."
+        )
+    return {"op": element.op.name, "device": element.device.value, "defer": element.defer, "skip": element.skip}
+
+
+def _refuse_others(record: dict[str, Any], *keys: str) -> None:
+    """What is not read must not be there: a key that was misspelt would be left out in silence."""
+    unknown = sorted(set(record).difference(keys))
+    if unknown:
+        raise KeyError(f"unknown {unknown[0]}")
+
+
+def _pipeline_from(record: dict[str, Any]) -> Pipeline:
+    _refuse_others(record, "chain", "fetches")
+    return Pipeline(tuple(map(_element_from, record["chain"])), tuple(map(_streamed_from, record["fetches"])))
+
+
+def _streamed_from(name: str) -> Streamed:
+    return _STREAMED[name]
+
+
+def _element_from(record: Any) -> Element:
+    if isinstance(record, str):
+        return _MOVES[record]
+    if "arms" in record:
+        _refuse_others(record, "arms")
+        return Fork(tuple(tuple(map(_element_from, arm)) for arm in record["arms"]))
+    _refuse_others(record, "op", "device", "defer", "skip")
+    return Stage(_OPS[record["op"]], Device(record["device"]), record["defer"], record.get("skip", 0))
+
+
+def _plain_workload(workload: Workload) -> dict[str, Any]:
+    """Lengths, or the requests that they follow from."""
+    marks: dict[str, Any] = {"name": workload.name, "synthetic": workload.synthetic, "source": workload.source}
+    if len(workload.arrival):
+        marks["arrival"] = workload.arrival.tolist()
+    if workload.requests:
+        return {**marks, "requests": to_plain(workload.requests)}
+    return {**marks, "prompt_len": workload.prompt_len.tolist(), "output_len": workload.output_len.tolist()}
+
+
+def _workload_from(record: dict[str, Any]) -> Workload:
+    _refuse_others(record, "name", "synthetic", "source", "arrival", "requests", "prompt_len", "output_len")
+    requests = from_plain(tuple[Request, ...], record.get("requests", []))
+    prompts = record.get("prompt_len", [len(request.prompt) for request in requests])
+    outputs = record.get("output_len", [request.output_len for request in requests])
+    return Workload(
+        from_plain(str, record["name"]),
+        whole_lengths(prompts, "prompt"),
+        whole_lengths(outputs, "output"),
+        requests,
+        from_plain(bool, record["synthetic"]),
+        from_plain(str, record["source"]),
+        np.array(from_plain(tuple[float, ...], record.get("arrival", [])), dtype=np.float64),
+    )
+
+
+def _plain_scheduler(scheduler: object) -> dict[str, Any]:
+    kind = type(scheduler)
+    if _SCHEDULERS.get(kind.__name__) is not kind:
+        known = ", ".join(_SCHEDULERS)
+        raise ScenarioError(f"the scheduler {scheduler!r} is not built in and cannot be saved; use {known}.")
+    return {"kind": kind.__name__, **to_plain(scheduler)}

@@ -1,0 +1,175 @@
+"""WHAT, FOR WHOM and ON WHAT, in one immutable description that every reader takes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from workbench.core.display import html_table
+from workbench.core.errors import CapacityError, ScenarioError
+from workbench.core.records import read_json, reason
+from workbench.core.units import format_bytes, parse_bytes
+from workbench.hardware import Machine
+from workbench.models import ModelConfig
+from workbench.pipeline import Pipeline, resolve, with_shared_experts
+from workbench.scenario.memory import Memory
+from workbench.scenario.record import FORMAT, differences, parts_from, plain_parts
+from workbench.scheduler.base import Scheduler
+from workbench.stages import Precision
+from workbench.workload import Workload
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A pipeline with the model, machine, memory, workload and scheduler it is read for.
+
+    Raises
+    ------
+    PipelineError
+        If a transfer is forgotten or useless, or the pipeline is no whole layer.
+    ScenarioError
+        If a sequence would be longer than the model's positions.
+    CapacityError
+        If the longest sequence does not fit the KV cache.
+    """
+
+    pipeline: Pipeline
+    model: ModelConfig
+    machine: Machine
+    memory: Memory
+    workload: Workload
+    scheduler: Scheduler
+
+    def __post_init__(self) -> None:
+        expected = {
+            "pipeline": Pipeline,
+            "model": ModelConfig,
+            "machine": Machine,
+            "memory": Memory,
+            "workload": Workload,
+        }
+        for field, kind in expected.items():
+            if not isinstance(getattr(self, field), kind):
+                raise ScenarioError(f"Scenario({field}=...) must be a {kind.__name__}, not {getattr(self, field)!r}.")
+        if isinstance(self.scheduler, type) or not callable(getattr(self.scheduler, "open", None)):
+            raise ScenarioError(
+                f"Scenario(scheduler=...) must be a scheduler such as ResourceAware(), not {self.scheduler!r}."
+            )
+        resolve(self.layer)
+        self._check_choices()
+        self._check_lengths()
+
+    def _check_choices(self) -> None:
+        chosen = self.model.num_experts_per_tok
+        for stage in self.pipeline.stages:
+            if stage.defer + stage.skip >= chosen:
+                raise ScenarioError(
+                    f"{stage} leaves none of the {chosen} experts that a token of {self.model.name} chooses; give at "
+                    f"most {chosen - 1} in all."
+                )
+
+    def _check_lengths(self) -> None:
+        held = self.workload.prompt_len + self.workload.output_len - 1
+        worst = int(held.argmax())
+        blocks = self.kv_blocks
+        if -(-int(held[worst]) // self.memory.kv_block) > blocks:
+            raise CapacityError(
+                f"request {worst} of {self.workload.name!r} needs {held[worst]} tokens of KV (prompt "
+                f"{self.workload.prompt_len[worst]}, output {self.workload.output_len[worst]}), the cache holds "
+                f"{blocks * self.memory.kv_block}. Give more kv_capacity or a shorter request."
+            )
+        if held[worst] > self.model.max_position_embeddings:
+            raise ScenarioError(
+                f"request {worst} of {self.workload.name!r} is {held[worst]} tokens long, {self.model.name} takes "
+                f"{self.model.max_position_embeddings}. Shorten it."
+            )
+
+    @property
+    def precision(self) -> Precision:
+        """Number formats of weights and KV cache: the memory's, or else the model's own."""
+        kv = self.memory.kv or self.model.dtype
+        if self.memory.weights:
+            return Precision(self.memory.weights, kv)
+        return Precision(self.model.dtype, kv, self.model.expert_dtype, self.model.other_dtype)
+
+    @property
+    def weight_formats(self) -> str:
+        """Formats of the weights in words: ``bf16``, or ``mxfp4 (experts) and bf16``."""
+        precision = self.precision
+        experts, others = precision.experts or precision.weights, precision.others or precision.weights
+        return experts if experts == others else f"{experts} (experts) and {others}"
+
+    @property
+    def layer(self) -> Pipeline:
+        """The pipeline as this model needs it: shared experts, if it has any, beside the routed ones unless placed."""
+        return with_shared_experts(self.pipeline) if self.model.unrouted_params else self.pipeline
+
+    @property
+    def kv_blocks(self) -> int:
+        """Blocks of the KV cache."""
+        return self.memory.blocks(self.model.kv_bytes_per_token(self.precision.kv))
+
+    def on(self, **changes: Any) -> Scenario:
+        """The same scenario with other fields, such as ``scenario.on(model=..., machine=...)``."""
+        return replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values.
+
+        Raises
+        ------
+        ScenarioError
+            If an operation or the scheduler is of the user's own: functions are not kept in files.
+        """
+        return {"format": FORMAT, **plain_parts(**{field.name: getattr(self, field.name) for field in fields(self)})}
+
+    def save(self, path: str | Path) -> Path:
+        """Write as versioned JSON."""
+        path = Path(path)
+        path.write_text(json.dumps(self.to_dict(), indent=1), encoding="utf-8")
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Scenario:
+        """A scenario written by `save`.
+
+        Raises
+        ------
+        ScenarioError
+            If the file has another format, or is no scenario.
+        """
+        try:
+            record = read_json(path)
+            found = record.pop("format", None)
+            parts = parts_from(record) if found == FORMAT else {}
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+            raise ScenarioError(f"{path} is no scenario ({reason(error)}); save it again.") from error
+        if not parts:
+            raise ScenarioError(f"{path} was written in another format; this version reads {FORMAT!r}.")
+        return cls(**parts)
+
+    def diff(self, other: Scenario) -> dict[str, tuple[Any, Any]]:
+        """Values in which two scenarios differ, by dotted names such as ``machine.link.h2d``."""
+        mine, theirs = self.to_dict(), other.to_dict()
+        if mine["pipeline"] != theirs["pipeline"]:
+            mine["pipeline"], theirs["pipeline"] = str(self.pipeline), str(other.pipeline)
+        return differences(mine, theirs)
+
+    def __str__(self) -> str:
+        capacity = format_bytes(parse_bytes(self.memory.kv_capacity))
+        return "\n".join(
+            [
+                f"pipeline   {self.pipeline}",
+                f"model      {self.model}",
+                f"machine    {self.machine}",
+                f"memory     KV {capacity} = {self.kv_blocks} blocks of {self.memory.kv_block} tokens "
+                f"in {self.precision.kv}; weights in {self.weight_formats}",
+                f"workload   {self.workload}",
+                f"scheduler  {self.scheduler}",
+            ]
+        )
+
+    def _repr_html_(self) -> str:
+        return html_table(line.split(maxsplit=1) for line in str(self).splitlines())

@@ -1,0 +1,346 @@
+"""Does it fit? What a scenario and schedule need of each memory, and the nearest changes where they do not fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from workbench.core.errors import CapacityError, WorkbenchError
+from workbench.core.units import DTYPE_BYTES, format_bytes, parse_bytes
+from workbench.hardware import Machine
+from workbench.models import ModelConfig
+from workbench.pipeline.layer_graph import Kind, LayerGraph
+from workbench.scenario import Scenario
+from workbench.scheduler.layered_prefill import LayeredPrefill
+from workbench.scheduler.resource_aware import ResourceAware
+from workbench.scheduler.static import StaticBatching
+from workbench.schedules import Schedule
+from workbench.schedules.micro_batches import MicroBatched
+from workbench.serving.ledger import Account, Change, Entry, Ledger
+from workbench.serving.prepared import Prepared, price
+from workbench.stages import DEFERRED_BUFFERS, Device, RowClass, buffer_bytes, kv
+
+
+def fits(scenario: Scenario, schedule: Schedule) -> Ledger:
+    """The ledger of both memories: true if everything fits, else why not and what would; nothing is allocated.
+
+    The check that `bound`, `simulate` and `run` make before any work.
+
+    Raises
+    ------
+    WorkbenchError
+        If scenario and schedule do not go together.
+    """
+    return ledger(price(scenario, schedule))
+
+
+def prepare(scenario: Scenario, schedule: Schedule) -> Prepared:
+    """Lower and price, and check everything that can be known before any work: the same for every reader.
+
+    Raises
+    ------
+    ScheduleError
+        If the schedule needs another shape of pipeline.
+    ScenarioError
+        If something has no price, or prompts come in pieces that cannot be; see `price`.
+    CapacityError
+        If it does not fit the GPU's or the host's memory, by the ledger of `fits`.
+    """
+    prepared = price(scenario, schedule)
+    found = ledger(prepared)
+    if not found:
+        raise CapacityError(found.verdict)
+    return prepared
+
+
+def _qkv_working(model: ModelConfig, size: int) -> float:
+    """Normed heads stand beside the projections that they were until all are rotated."""
+    q, kv = model.q_size, model.kv_size
+    needed = max((8 + size) * model.hidden_size, size * (3 * q + model.kv_elements))
+    if not model.family.qk_norm:
+        return needed
+    return max(needed + size * (q + kv), (8 + 2 * size) * q, (8 + 2 * size) * kv + size * q)
+
+
+WORKING: dict[str, Callable[[ModelConfig, int], float]] = {
+    "qkv": _qkv_working,
+    "prefill_attention": lambda m, size: (
+        size * (m.attn_size + (m.pair_macs if m.kv_lora_rank else 0)) + 4 * m.num_attention_heads
+    ),
+    "decode_attention": lambda m, size: 4 * (m.entry_macs + m.kv_elements),
+    "out_proj": lambda m, size: size * (m.hidden_size + (m.attn_size if m.kv_lora_rank else 0)),
+    "route": lambda m, size: (8 + size) * m.hidden_size,
+    "experts": lambda m, size: size * max(2, m.num_experts_per_tok) * (3 * m.expert_width + 2 * m.hidden_size),
+    "shared_experts": lambda m, size: (
+        3 * size * max(m.shared_expert_intermediate_size, m.intermediate_size if m.dense_layers else 0)
+    ),
+    "head": lambda m, size: (4 + size) * m.vocab_size + (8 + 2 * size) * m.hidden_size,
+}
+"""Bytes per row that an operation needs while it runs beyond what it reads and writes, weights of `size` bytes each:
+norms in fp32, normed heads, rotated halves, attention's rows in fp32, logits in both precisions. For the experts it is
+what a fused kernel keeps of every choice (gate, up, their product, rows in and out), which is also what a loop over
+experts needs where all rows choose the same two. Latent attention expands keys and values of prompts, and outputs of
+decodes."""
+
+
+class Largest(NamedTuple):
+    """The most that one iteration may hold: tokens, requests, tokens of one part, and KV blocks that one part reads."""
+
+    tokens: int
+    requests: int
+    part: int
+    part_blocks: float
+
+    def held(self, prefill: float, decode: float) -> float:
+        """Bytes of its tokens, of so many for each that prefills and each that decodes: one of a request at most."""
+        return prefill * self.tokens + max(0.0, decode - prefill) * self.requests
+
+
+def largest_batch(scenario: Scenario, schedule: Schedule, budget: float) -> Largest:
+    """What no iteration exceeds, in whatever order the requests come.
+
+    The scheduler's budget limits the tokens, or the longest prompt where that is longer; so do the KV cache, which
+    holds them all, and the workload. Layered prefill has as many decodes beside the longest prompt. Preempted requests
+    prefill their output anew. A static batch comes split by its scheduler, however unevenly; else, with m parts, dealt
+    evenly by their number, sequences of at most u and at least v blocks put at most u / (u + (m - 1) v) of B blocks,
+    and one sequence, into one part; one more where prompts come in pieces, which are dealt apart from the decodes.
+    """
+    prompt, block, parts = scenario.workload.prompt_len, scenario.memory.kv_block, schedule.parts
+    held = prompt + scenario.workload.output_len - 1
+    widest, blocks = -(-int(held.max()) // block), scenario.kv_blocks
+    alone = prompt if (-(-held // block)).sum() <= blocks else held  # without preemption no output is prefilled
+    longest = alone.max() + (budget if isinstance(scenario.scheduler, LayeredPrefill) else 0)
+    tokens = int(min(max(budget, longest), blocks * block, int(alone.sum())))
+    fit = int(np.count_nonzero(np.cumsum(np.sort(-(-prompt // block))) <= blocks))
+    requests = min(fit, tokens)
+    part = min(tokens, -(-tokens // parts) + int(alone.max())) if parts > 1 else tokens
+    part = tokens if isinstance(scenario.scheduler, StaticBatching) else part
+    share = widest / (widest + (parts - 1) * -(-(int(prompt.min()) + 1) // block))
+    dealt = 2 if scenario.scheduler.splits(int(held.max()), scenario.model.num_hidden_layers) else 1
+    over = dealt * widest
+    read = min(blocks, over + max(0, blocks - over) * share, (-(-requests // parts) + dealt - 1) * widest)
+    return Largest(tokens, requests, part, blocks if isinstance(scenario.scheduler, StaticBatching) else read)
+
+
+def embedding_bytes(scenario: Scenario) -> float:
+    """Embedding, head and final norm, which always stay on the GPU [B]."""
+    model = scenario.model
+    tables = 1 if model.tie_word_embeddings else 2
+    return (tables * model.vocab_size + 1) * model.hidden_size * DTYPE_BYTES[scenario.precision.weights]
+
+
+def ledger(prepared: Prepared) -> Ledger:
+    """What is needed of both memories, and the changes that would make it fit where it does not."""
+    needs = _Needs(prepared)
+    gpu, host = needs.accounts(prepared.scenario, prepared.lowering.schedule, prepared.token_budget)
+    found = Ledger(prepared.scenario.machine.name, gpu, host)
+    return (
+        found
+        if found
+        else replace(found, changes=tuple(sorted(_changes(prepared, found, needs), key=lambda change: change.factor)))
+    )
+
+
+class _Needs:
+    """What a scenario's pipeline needs of each memory, for any KV capacity, budget and number of parts."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._slot, self._graph = prepared.slot_bytes, prepared.lowering.graph
+        scenario, layers = prepared.scenario, prepared.layers
+        pipeline, precision = scenario.layer, scenario.precision
+        self._weights = {Device.GPU: embedding_bytes(scenario), Device.CPU: 0.0}
+        for stage in pipeline.stages:
+            home = Device.CPU if pipeline.streams(stage) else stage.device
+            self._weights[home] += stage.op.weight_bytes(scenario.model, precision) * layers
+        self._rows = {
+            device: [
+                sum(buffer_bytes(buffer, scenario.model, precision, rows) for buffer in buffers)
+                for rows in RowClass.ALL.parts
+            ]
+            for device, buffers in held_buffers(self._graph).items()
+        }
+
+    def accounts(self, scenario: Scenario, schedule: Schedule, budget: float) -> tuple[Account, Account]:
+        """The accounts of the GPU and of the host."""
+        batch, machine = largest_batch(scenario, schedule, budget), scenario.machine
+        gpu, host = (self._entries(device, scenario, schedule, batch) for device in (Device.GPU, Device.CPU))
+        return Account("GPU", gpu, machine.gpu.memory), Account("host", host, machine.cpu.memory)
+
+    def _entries(self, device: Device, scenario: Scenario, schedule: Schedule, batch: Largest) -> tuple[Entry, ...]:
+        memory, pipeline = scenario.memory, scenario.layer
+        per_block = memory.kv_block * scenario.model.kv_bytes_per_token(scenario.precision.kv)
+        cache = scenario.kv_blocks * per_block if pipeline.kv_device is device else 0.0
+        also = "embedding and head too" if device is Device.GPU else "originals of what is streamed too"
+        entries = [
+            Entry("weights", self._weights[device], also if self._weights[device] else ""),
+            Entry("KV cache", cache, f"{scenario.kv_blocks} blocks of {memory.kv_block} tokens" if cache else ""),
+        ]
+        if device is Device.GPU:
+            slots = schedule.weight_slots
+            entries.insert(1, Entry("weight slots", slots * self._slot, f"{slots} of {format_bytes(self._slot)}"))
+            if kv in pipeline.fetches:
+                slots = schedule.kv_slots  # more than there are parts hold one part's KV of several layers
+                count = min(batch.part_blocks * slots, scenario.kv_blocks * -(-slots // schedule.parts))
+                size = count * per_block / scenario.model.num_hidden_layers
+                entries.append(Entry("fetched KV", size, f"{count:.0f} blocks of one layer"))
+        copies = scenario.machine.gpu.count if device is Device.GPU else 1  # each GPU of a node holds them whole
+        size = copies * batch.held(*self._rows[device])
+        tokens = f"{batch.tokens} tokens{f' on each of {copies} GPUs' if copies > 1 else ''}" if size else ""
+        entries.append(Entry("activations", size, tokens))
+        entries.append(_largest_operation(device, scenario, batch))
+        entries.append(Entry("reserve", memory.reserve(device)))
+        return tuple(entries)
+
+
+def held_buffers(graph: LayerGraph) -> dict[Device, set[str]]:
+    """The buffers that a batch has on each device: what is written there and what transfers bring."""
+    held: dict[Device, set[str]] = {Device.GPU: {"x"}, Device.CPU: set()}
+    for node in graph.all_nodes:
+        there = held[Device.GPU if node.lane in ("gpu", "h2d") else Device.CPU]
+        there.update(buffer for buffer, _ in node.carries)
+        there.update(buffer for stage in node.stages for buffer in stage.op.writes)
+        there.update(DEFERRED_BUFFERS if node.kind is Kind.DEFERRED else ())
+    return held
+
+
+def _largest_operation(device: Device, scenario: Scenario, batch: Largest) -> Entry:
+    """A lane computes one operation of one part at a time: the one that needs most beyond the buffers held."""
+    model, precision = scenario.model, scenario.precision
+    size, needs = DTYPE_BYTES[precision.weights], dict[str, float]()
+    for op in (stage.op for stage in scenario.layer.stages if stage.device is device):
+        written = max(  # beside the last layer's
+            sum(buffer_bytes(buffer, model, precision, rows) for buffer in op.writes) for rows in op.rows.parts
+        )
+        needs[op.name] = (written + (WORKING[op.name](model, size) if op.name in WORKING else 0.0)) * batch.part
+    if device is Device.GPU:
+        needs["head"] = WORKING["head"](model, size) * min(batch.requests, batch.part)
+    name = max(needs, key=lambda one: needs[one], default="")
+    return Entry("largest operation", needs.get(name, 0.0), f"{name}, {batch.part} tokens" if name else "")
+
+
+# ------------------------------------------------------------------------------------------- what would make it fit
+
+
+def _changes(prepared: Prepared, now: Ledger, needs: _Needs) -> Iterator[Change]:
+    """Every single change with which it fits."""
+    yield from _less_cache(prepared, needs)
+    yield from _fewer_tokens(prepared, needs)
+    yield from _more_parts(prepared, needs)
+    yield from _smaller_weights(prepared)
+    yield from _more_memory(prepared, now)
+
+
+def _fits(accounts: tuple[Account, ...]) -> bool:
+    return all(account.left >= 0 for account in accounts)
+
+
+def _least(low: int, high: int, fits: Callable[[int], bool]) -> int | None:
+    """The least whole number from `low` to `high` that fits, where all above one that fits do; None if none does."""
+    if low > high or not fits(high):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle + 1, high)
+    return low
+
+
+def _less_cache(prepared: Prepared, needs: _Needs) -> Iterator[Change]:
+    scenario, schedule = prepared.scenario, prepared.lowering.schedule
+    memory, blocks = scenario.memory, scenario.kv_blocks
+    per_block = memory.kv_block * scenario.model.kv_bytes_per_token(scenario.precision.kv)
+    longest = int((scenario.workload.prompt_len + scenario.workload.output_len - 1).max())
+
+    def smaller(gone: int) -> Scenario:
+        return scenario.on(memory=replace(memory, kv_capacity=(blocks - gone) * per_block))
+
+    least = -(-longest // memory.kv_block)
+    gone = _least(1, blocks - least, lambda n: _fits(needs.accounts(smaller(n), schedule, prepared.token_budget)))
+    if gone is not None:
+        found = smaller(gone)
+        size = _down(found.kv_blocks * per_block, max(least, 0.99 * found.kv_blocks) * per_block)
+        text = f"kv_capacity={size!r} (now {format_bytes(blocks * per_block)})"
+        yield Change(text, blocks / found.kv_blocks, found, schedule)
+
+
+def _fewer_tokens(prepared: Prepared, needs: _Needs) -> Iterator[Change]:
+    scenario, schedule = prepared.scenario, prepared.lowering.schedule
+    if not isinstance(scenario.scheduler, ResourceAware):
+        return
+    tokens = largest_batch(scenario, schedule, prepared.token_budget).tokens
+    gone = _least(1, tokens - 1, lambda n: _fits(needs.accounts(scenario, schedule, tokens - n)))
+    if gone is not None:
+        budget = tokens - gone
+        scheduler = replace(scenario.scheduler, token_budget=budget)
+        text = f"token_budget={budget} (now up to {tokens} tokens per iteration)"
+        yield Change(text, tokens / budget, scenario.on(scheduler=scheduler), schedule)
+
+
+def _more_parts(prepared: Prepared, needs: _Needs) -> Iterator[Change]:
+    scenario, schedule = prepared.scenario, prepared.lowering.schedule
+    if not isinstance(schedule, MicroBatched):
+        return
+    now = schedule.micro_batches
+    requests = largest_batch(scenario, schedule, prepared.token_budget).requests
+
+    def split(parts: int) -> Schedule:
+        return replace(schedule, micro_batches=parts)
+
+    parts = _least(now + 1, requests, lambda n: _fits(needs.accounts(scenario, split(n), prepared.token_budget)))
+    if parts is not None:
+        yield Change(f"micro_batches={parts} (now {now})", parts / now, scenario, split(parts))
+
+
+def _smaller_weights(prepared: Prepared) -> Iterator[Change]:
+    scenario, schedule = prepared.scenario, prepared.lowering.schedule
+    precision = scenario.precision
+    now = min(DTYPE_BYTES[precision.weights], precision.expert_bytes, precision.other_bytes)
+    for dtype in sorted(DTYPE_BYTES, key=lambda name: -DTYPE_BYTES[name]):
+        if DTYPE_BYTES[dtype] < now:
+            try:
+                other = price(scenario.on(memory=replace(scenario.memory, weights=dtype)), schedule)
+            except WorkbenchError:  # the engine or the machine has no such numbers
+                continue
+            if _fits(_Needs(other).accounts(other.scenario, schedule, other.token_budget)):
+                text = f"weights={dtype!r} (now {scenario.weight_formats})"
+                yield Change(text, now / DTYPE_BYTES[dtype], other.scenario, schedule)
+                return
+
+
+def _more_memory(prepared: Prepared, now: Ledger) -> Iterator[Change]:
+    scenario, schedule = prepared.scenario, prepared.lowering.schedule
+    if now.gpu.left >= 0 or now.host.left >= 0:
+        short = now.gpu if now.gpu.left < 0 else now.host
+        text = f"{_up(short.total)} of {short.name} memory (now {format_bytes(short.capacity)})"
+        larger = scenario.on(machine=roomy(scenario.machine, now))
+        yield Change(text, short.total / short.capacity, larger, schedule)
+
+
+def roomy(machine: Machine, needed: Ledger) -> Machine:
+    """The machine with as much memory as a ledger asks for."""
+    gpu, cpu = (
+        replace(device, memory=max(device.memory, account.total))
+        for device, account in ((machine.gpu, needed.gpu), (machine.cpu, needed.host))
+    )
+    raised = {
+        f"{lane}.memory": f"raised to what is needed, from {format_bytes(before.memory)}"
+        for lane, before, after in (("gpu", machine.gpu, gpu), ("cpu", machine.cpu, cpu))
+        if after.memory > before.memory
+    }
+    return replace(machine, gpu=gpu, cpu=cpu, sources=machine.sources_with(raised))
+
+
+def _down(size: float, least: float) -> str:
+    """A size in few digits, rounded down but not below the least."""
+    unit, scale = next((u, s) for u, s in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0)) if size >= s)
+    shown = (f"{math.floor(size / scale * 10**digits) / 10**digits:.15g}{unit}" for digits in range(1, 15))
+    return next((text for text in shown if parse_bytes(text) >= least), f"{size:.0f}B")
+
+
+def _up(size: float) -> str:
+    """A size in three digits, rounded up."""
+    unit = 10.0 ** (math.floor(math.log10(size)) - 2)
+    return format_bytes(math.ceil(size / unit) * unit)

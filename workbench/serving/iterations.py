@@ -1,0 +1,148 @@
+"""What the serving loop writes down of every iteration and of every request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from workbench.core.latency import Latencies, Seconds
+from workbench.core.result import Iterations
+from workbench.scheduler.batch import NONE, Batch, Ids
+from workbench.schedules.plan import LANES
+from workbench.workload import Workload
+
+_NEVER = -2
+"""Iteration of the latest token of who has none; not the one before any iteration."""
+
+
+@dataclass
+class Record:
+    """Grows with the iterations of one served workload."""
+
+    workload: Workload
+    seconds: list[float] = field(default_factory=list)
+    prefill: list[int] = field(default_factory=list)
+    decode: list[int] = field(default_factory=list)
+    used: list[int] = field(default_factory=list)
+    expert_bytes: list[float] = field(default_factory=list)
+    busy: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LANES, 0.0))
+    emitted: int = 0
+    context: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.last: Seconds = np.full(len(self.workload), np.nan)
+        self.tokens = _Tokens(len(self.workload))
+
+    def add(
+        self, batch: Batch, begin: float, end: float, used: int, busy: dict[str, float], expert_bytes: float
+    ) -> None:
+        """An iteration that ran from `begin` to `end`."""
+        self.seconds.append(end - begin)
+        self.prefill.append(batch.leaving)
+        self.decode.append(len(batch.decodes))
+        self.used.append(used)
+        self.expert_bytes.append(expert_bytes)
+        self.emitted += int(batch.rows.emits)
+        self.context += batch.rows.context
+        for lane in busy:
+            self.busy[lane] += busy[lane]
+        self.tokens.add(batch.prefills[batch.emits] if batch.cut else batch.prefills, batch.decodes, end)
+
+    def finish(self, requests: Ids, now: float) -> None:
+        """These have all their tokens."""
+        self.last[requests] = now
+
+    @property
+    def steps(self) -> Iterations:
+        """Its columns."""
+        columns = (self.seconds, self.prefill, self.decode, self.used, self.expert_bytes)
+        return Iterations(*map(tuple, columns))  # type: ignore[arg-type]
+
+    @property
+    def latencies(self) -> Latencies:
+        """Of the requests that were served to their end."""
+        served = np.flatnonzero(~np.isnan(self.last))
+        arrival = self.workload.arrival if len(self.workload.arrival) else np.zeros(len(self.workload))
+        worst, *gaps = self.tokens.gaps()
+        columns = (tuple(column[served].tolist()) for column in (arrival, self.tokens.first, self.last, worst))
+        return Latencies(tuple(served.tolist()), *columns, *gaps)
+
+    @property
+    def mean_ttft(self) -> float:
+        """From arrival to first token, of those that have one [s]."""
+        first = self.tokens.first
+        return float(np.nanmean(first - self.workload.arrival if len(self.workload.arrival) else first))
+
+    @property
+    def mean_gap(self) -> float:
+        """Between the tokens of a request, mean over the requests that have several [s]."""
+        outputs = self.workload.output_len
+        several = (outputs > 1) & ~np.isnan(self.last)
+        gaps = (self.last[several] - self.tokens.first[several]) / (outputs[several] - 1)
+        return float(gaps.mean()) if several.any() else float("nan")
+
+
+class _Tokens:
+    """When every request got its tokens, told by its stretches: iterations in a row in which it got one in each.
+
+    A stretch begins with a prefill that samples a token, or where a request decodes that did not in the iteration
+    before. Only that is written down, so that an iteration costs little; what follows from it is found at the end.
+
+    Attributes
+    ----------
+    first : ndarray
+        When the first token of each request came, nan if none has [s].
+    """
+
+    def __init__(self, requests: int) -> None:
+        self.first: Seconds = np.full(requests, np.nan)
+        self._ends, self._on_time = list[float](), list[int]()  # of each iteration; tokens in it that go on a stretch
+        self._latest: Ids = np.full(requests, _NEVER)  # iteration of each request's latest token
+        self._begun = [(NONE, NONE, NONE)]  # stretches: requests, iterations, and those of the tokens before
+
+    def add(self, prefilled: Ids, decodes: Ids, end: float) -> None:
+        """These got a token from an iteration that ended then."""
+        number = len(self._ends)
+        self._ends.append(end)
+        if len(prefilled):
+            self._begin(prefilled)
+        late = self._latest.take(decodes) != number - 1
+        count = int(np.count_nonzero(late))
+        if count:
+            self._begin(decodes[late])
+        self._on_time.append(len(decodes) - count)
+        self._latest[decodes] = number
+
+    def _begin(self, requests: Ids) -> None:
+        """Stretches of these begin with the present iteration."""
+        number, before = len(self._ends) - 1, self._latest.take(requests)
+        self._begun.append((requests, np.full(len(requests), number), before))
+        self._latest[requests] = number
+        self.first[requests[before == _NEVER]] = self._ends[-1]
+
+    def gaps(self) -> tuple[Seconds, tuple[float, ...], tuple[int, ...]]:
+        """Times between two tokens of a request: each one's longest, or 0; all that occurred; and how often [s]."""
+        request, first, before = map(np.concatenate, zip(*self._begun, strict=True))
+        again, ends = before != _NEVER, np.array(self._ends)
+        between, pauses = np.diff(ends, prepend=0.0), ends[first[again]] - ends[before[again]]
+        worst = self._longest(request, first, before, between)
+        np.maximum.at(worst, request[again], pauses)
+        counts = np.concatenate((self._on_time, np.ones(len(pauses), dtype=np.int64)))
+        found, place = np.unique(np.concatenate((between, pauses))[counts > 0], return_inverse=True)
+        often = np.bincount(place, counts[counts > 0]).astype(int)
+        return worst, tuple(found.tolist()), tuple(often.tolist())
+
+    def _longest(self, request: Ids, first: Ids, before: Ids, between: Seconds) -> Seconds:
+        """Of each request, the longest of the times `between` an iteration and the one before, in its stretches."""
+        order = np.argsort(request, kind="stable")  # the stretches of one request stay in their order
+        request, first, before = request[order], first[order], before[order]
+        last = self._latest[request]
+        goes_on = request[1:] == request[:-1]
+        last[:-1][goes_on] = before[1:][goes_on]
+        several = last > first
+        edges = np.stack((first[several] + 1, last[several] + 1), axis=1).ravel()
+        longest: Seconds = np.zeros(len(self._latest))
+        if len(edges):
+            np.maximum.at(longest, request[several], np.maximum.reduceat(np.append(between, 0.0), edges)[::2])
+        return longest

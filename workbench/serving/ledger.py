@@ -1,0 +1,136 @@
+"""The ledger of both memories: what goes into each, what is left, and what change would make it fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from workbench.core.display import html_table
+from workbench.core.units import format_bytes
+from workbench.scenario import Scenario
+from workbench.schedules.base import Schedule
+
+
+class Entry(NamedTuple):
+    """What one thing takes of a memory [B], and where the figure comes from."""
+
+    name: str
+    bytes: float
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Account:
+    """What one memory has to hold.
+
+    Attributes
+    ----------
+    name : str
+        "GPU" or "host".
+    entries : tuple of Entry
+    capacity : float
+        What there is [B].
+    """
+
+    name: str
+    entries: tuple[Entry, ...]
+    capacity: float
+
+    @property
+    def total(self) -> float:
+        """What is needed [B]."""
+        return sum(entry.bytes for entry in self.entries)
+
+    @property
+    def left(self) -> float:
+        """What is free; negative if it does not fit [B]."""
+        return self.capacity - self.total
+
+    def __getitem__(self, name: str) -> float:
+        """Bytes under a name."""
+        return next(entry.bytes for entry in self.entries if entry.name == name)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing given another value, the nearest to its own with which everything fits.
+
+    Attributes
+    ----------
+    text : str
+        Such as ``kv_capacity='61.9GB' (now 70 GB)``.
+    factor : float
+        How many times as much or as little it is.
+    scenario, schedule
+        With the change made.
+    """
+
+    text: str
+    factor: float
+    scenario: Scenario = field(repr=False)
+    schedule: Schedule = field(repr=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Whether a scenario fits its machine's memories under a schedule, line by line; true if it does.
+
+    Attributes
+    ----------
+    machine : str
+    gpu, host : Account
+    changes : tuple of Change
+        Single changes each of which makes it fit, the nearest first; none if it fits as it is.
+    """
+
+    machine: str
+    gpu: Account
+    host: Account
+    changes: tuple[Change, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.gpu.left >= 0 and self.host.left >= 0
+
+    @property
+    def verdict(self) -> str:
+        """Whether it fits; if not, why, and what would mend it."""
+        if self:
+            rest = " and ".join(f"{format_bytes(a.left)} of {a.name} memory" for a in (self.gpu, self.host))
+            return f"It fits {self.machine!r}: {rest} are left."
+        reasons = " ".join(self._reason(account) for account in (self.gpu, self.host) if account.left < 0)
+        if not self.changes:
+            return f"{reasons} No single change of capacity, batch, weights' precision or one memory makes it fit."
+        others = "".join(f", or {change}" for change in self.changes[1:3])
+        return f"{reasons} Nearest change that fits: {self.changes[0]}{others}."
+
+    def _reason(self, account: Account) -> str:
+        largest = sorted((entry for entry in account.entries if entry.bytes), key=lambda entry: -entry.bytes)
+        items = ", ".join(f"{entry.name} {format_bytes(entry.bytes)}" for entry in largest)
+        return (
+            f"{format_bytes(account.total)} of {account.name} memory are needed and {self.machine!r} has "
+            f"{format_bytes(account.capacity)}: {items}."
+        )
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """Name, device, size and note of every entry, and the sums of each device."""
+        lines = []
+        for account in (self.gpu, self.host):
+            sums = [Entry("total", account.total), Entry("capacity", account.capacity), Entry("left", account.left)]
+            lines += [(account.name, e.name, format_bytes(e.bytes), e.note) for e in (*account.entries, *sums)]
+        return lines
+
+    def __str__(self) -> str:
+        rows = self.rows()
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        lines = [
+            f"{row[0]:{widths[0]}}  {row[1]:{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]}".rstrip() for row in rows
+        ]
+        return "\n".join([*lines, "", self.verdict])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return html_table([*self.rows(), ("", "", "", self.verdict)], ("memory", "what", "size", ""))

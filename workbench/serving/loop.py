@@ -1,0 +1,195 @@
+"""The one serving loop. The virtual clock of `simulate` and the wall clock of `run` both turn it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from workbench.core.energy import Energy, published_model
+from workbench.core.errors import CapacityError, ScenarioError, StoppedError
+from workbench.core.result import Result, Source
+from workbench.core.timeline import Timeline
+from workbench.scenario import Scenario
+from workbench.scheduler.base import Queue
+from workbench.scheduler.batch import Batch
+from workbench.scheduler.block_manager import BlockCounts, BlockManager
+from workbench.schedules.base import Step
+from workbench.schedules.plan import Plan
+from workbench.serving.iterations import Record
+from workbench.serving.prepared import Prepared, facts
+
+
+class Clock(Protocol):
+    """What makes time pass: it executes plans, virtually or for real."""
+
+    timeline: Timeline
+
+    @property
+    def now(self) -> float:
+        """Seconds since `begin`."""
+
+    def begin(self, blocks: BlockCounts) -> None:
+        """Called once before the first plan, with the KV blocks that plans refer to."""
+
+    def execute(self, plan: Plan, number: int, step: Step) -> dict[str, float]:
+        """Run one iteration and move `now` to its end; busy seconds per lane."""
+
+    def wait(self, until: float) -> None:
+        """Let time pass without work, at least until `until`."""
+
+    def expert_bytes(self, plan: Plan) -> float:
+        """Routed experts that the plan just executed read: expected, or counted [B]."""
+
+    def energy(self) -> Energy | None:
+        """What a meter has counted since `begin`; None where there is no meter."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a workload has been served.
+
+    Attributes
+    ----------
+    seconds : float
+        Time since the start [s].
+    iterations : int
+    prefill, decode : int
+        Tokens of each class pushed through the model.
+    emitted, total : int
+        Output tokens generated, and to generate in all.
+    used_blocks, blocks : int
+        KV blocks in use during the last iteration, and in all.
+    preemptions : int
+    busy : mapping of lane to float
+        Busy time per lane [s].
+    """
+
+    seconds: float = 0.0
+    iterations: int = 0
+    prefill: int = 0
+    decode: int = 0
+    emitted: int = 0
+    total: int = 0
+    used_blocks: int = 0
+    blocks: int = 0
+    preemptions: int = 0
+    busy: Mapping[str, float] = field(default_factory=dict)
+
+
+def serve(
+    prepared: Prepared,
+    clock: Clock,
+    source: Source,
+    watch: Callable[[Progress], object] | None = None,
+    *,
+    account: type[BlockCounts] = BlockManager,
+) -> Result:
+    """Serve the scenario's workload to its end, one plan per iteration; `watch` is told after each.
+
+    `account` is how KV blocks are kept account of: plans that are executed need to know which they are.
+
+    A clock that raises `StoppedError` ends it early: the result then is that of the iterations made, and says so.
+    """
+    scenario = prepared.scenario
+    workload = scenario.workload
+    longest = int((workload.prompt_len + workload.output_len).max())
+    blocks = account(scenario.kv_blocks, scenario.memory.kv_block, len(workload), longest)
+    queue = scenario.scheduler.open(workload, blocks, prepared.token_budget, prepared.layers)
+    record = Record(workload)
+    clock.begin(blocks)
+    step, stopped = Step.FIRST, False
+    try:
+        while (batch := _next(queue, clock, workload.arrival)) is not None:
+            if queue.ends_with(batch):
+                step |= Step.LAST
+            begin, used = clock.now, blocks.total - blocks.free
+            plan = prepared.lowering.plan(batch, step)
+            busy = clock.execute(plan, len(record.seconds), step)
+            record.add(batch, begin, clock.now, used, busy, clock.expert_bytes(plan))
+            record.finish(queue.complete(batch), clock.now)
+            step = Step.MIDDLE
+            if watch is not None:
+                watch(_progress(record, clock.now, blocks.total, queue.preemptions))
+    except StoppedError:
+        if not record.seconds:
+            raise
+        stopped = True
+    finally:
+        queue.close()
+        blocks.check()
+    if not stopped:
+        _check_served(scenario, record, blocks)
+    return Result(
+        source=source,
+        schedule=prepared.lowering.schedule.name,
+        model=scenario.model.name,
+        machine=scenario.machine.name,
+        seconds=clock.now,
+        generated=record.emitted,
+        processed=sum(record.prefill) + sum(record.decode),
+        iterations=len(record.seconds),
+        preemptions=queue.preemptions,
+        recomputed=queue.recomputed,
+        busy=record.busy,
+        ttft=record.mean_ttft,
+        tbt=record.mean_gap,
+        steps=record.steps,
+        latencies=record.latencies,
+        energy=clock.energy() or _modelled(prepared, record, clock.now),
+        timeline=clock.timeline,
+        facts=facts(scenario, prepared),
+        stopped=stopped,
+    )
+
+
+def _progress(record: Record, now: float, blocks: int, preemptions: int) -> Progress:
+    return Progress(
+        seconds=now,
+        iterations=len(record.seconds),
+        prefill=sum(record.prefill),
+        decode=sum(record.decode),
+        emitted=record.emitted,
+        total=int(record.workload.output_len.sum()),
+        used_blocks=record.used[-1],
+        blocks=blocks,
+        preemptions=preemptions,
+        busy=dict(record.busy),
+    )
+
+
+def _next(queue: Queue, clock: Clock, arrival: npt.NDArray[np.float64]) -> Batch | None:
+    """The next batch, waited for if nobody is there yet; None when all have been served."""
+    while (batch := queue.next(clock.now)) is None:
+        coming = arrival[arrival.searchsorted(clock.now, "right") :]
+        if not len(coming):
+            return None
+        clock.wait(float(coming[0]))
+    return batch
+
+
+def _modelled(prepared: Prepared, record: Record, seconds: float) -> Energy:
+    """Everything but experts and KV is read once per iteration."""
+    scenario, iterations = prepared.scenario, len(record.seconds)
+    kv = record.context * scenario.model.kv_bytes_per_token(scenario.precision.kv)
+    read = sum(record.expert_bytes) + kv + iterations * scenario.model.always_bytes
+    model, source = published_model()
+    flops = 2.0 * scenario.model.active_params * (sum(record.prefill) + sum(record.decode))
+    return Energy(float(model.joules(seconds, read, flops)), source)
+
+
+def _check_served(scenario: Scenario, record: Record, blocks: BlockCounts) -> None:
+    """A scheduler that stops early or keeps blocks must not pass for one that served everything."""
+    open_requests = int(np.isnan(record.last).sum())
+    if open_requests or record.emitted != scenario.workload.output_len.sum():
+        raise ScenarioError(
+            f"{scenario.scheduler} stopped with {open_requests} requests unfinished and {record.emitted} tokens "
+            "emitted; its next() must hand out every request until it has emitted output_len tokens."
+        )
+    if blocks.used:
+        raise CapacityError(
+            f"{scenario.scheduler} kept {blocks.used} KV blocks after its last batch; its close() must not."
+        )

@@ -1,0 +1,191 @@
+"""A scenario and a schedule brought together: lowered, priced, and what was asked for told in words."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from workbench.core.errors import ScenarioError, ScheduleError
+from workbench.core.quiet import OTHERS, Noise
+from workbench.core.units import format_bytes, format_seconds
+from workbench.hardware import Machine
+from workbench.hardware.profile import Profile
+from workbench.models import ModelConfig
+from workbench.pipeline.layer_graph import LayerGraph, layer_graph
+from workbench.scenario import Scenario
+from workbench.schedules.base import Lowering, Schedule, Step
+from workbench.serving.plan_cost import PlanCost
+from workbench.serving.task_cost import TaskCost
+from workbench.stages import Device, RowClass, Rows, Stage, decode_attention, kv
+
+FEW_PARTS = 16
+"""Parts that are allowed even where there are fewer requests: the default of every schedule is below it."""
+_ONE_OF_EACH = Rows(prefill=1, decode=1, pairs=1, context=2, emits=2)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A scenario and schedule that go together, lowered and priced."""
+
+    scenario: Scenario
+    lowering: Lowering
+    cost: TaskCost
+    plans: PlanCost
+    token_budget: float
+
+    @property
+    def layers(self) -> int:
+        """Layers of the model."""
+        return self.scenario.model.num_hidden_layers
+
+    @property
+    def slot_bytes(self) -> float:
+        """Size of one weight slot: the largest weight transfer of any iteration [B]."""
+        steps = (Step.FIRST, Step.MIDDLE, Step.LAST)
+        tasks = [task for step in steps for task in self.lowering.tasks(self.layers, step)]
+        return max((self.cost.exact_transfer(task.pieces) for task in tasks if task.pieces), default=0.0)
+
+
+def price(scenario: Scenario, schedule: Schedule) -> Prepared:
+    """Lower and price, whether it fits the memories or not.
+
+    Raises
+    ------
+    ScenarioError
+        If these are no scenario and schedule, a device has no rate for a precision, or the scheduler prefills prompts
+        in pieces where attention cannot read the KV of those before.
+    ScheduleError
+        If the schedule needs another shape of pipeline, or has more micro-batches than there are requests.
+    """
+    if not isinstance(scenario, Scenario):
+        raise ScenarioError(f"a reader takes a Scenario first, not {scenario!r}.")
+    if not isinstance(schedule, Schedule):
+        raise ScenarioError(f"a reader takes a schedule such as VSLPipe() after the scenario, not {schedule!r}.")
+    _check_parts(scenario, schedule)
+    graph = layer_graph(scenario.layer)
+    lowering = Lowering(schedule, graph, scenario.model.num_hidden_layers)
+    cost = TaskCost(scenario, graph)
+    _check_rates(cost, scenario, graph)
+    _check_pieces(scenario, graph)
+    budget = scenario.scheduler.token_budget or cost.token_budget()
+    lowering.tasks(scenario.model.num_hidden_layers, Step.FIRST)
+    return Prepared(scenario, lowering, cost, PlanCost(cost, scenario.machine), budget)
+
+
+def _check_parts(scenario: Scenario, schedule: Schedule) -> None:
+    """A request is in one part of a batch: parts that are always empty only make plans of endless length."""
+    requests = len(scenario.workload)
+    if schedule.parts > max(requests, FEW_PARTS):
+        raise ScheduleError(
+            f"{schedule.name} has {schedule.parts} micro-batches for {requests} requests, so that at least "
+            f"{schedule.parts - requests} are always empty; give at most {max(requests, FEW_PARTS)}."
+        )
+
+
+def _check_rates(cost: TaskCost, scenario: Scenario, graph: LayerGraph) -> None:
+    """Every operation that declares its work has a price: its device has a rate for its precision."""
+    cores = scenario.machine.cores
+    threads = {"gpu": cores.gpu, "cpu": cores.cpu} if cores is not None else {"gpu": 0, "cpu": 0}
+    for node in graph.all_nodes:
+        if node.lane in threads and all(stage.op.work is not None for stage in node.stages):
+            cost.node(node, _ONE_OF_EACH, threads[node.lane])
+
+
+def _check_pieces(scenario: Scenario, graph: LayerGraph) -> None:
+    """A piece of a prompt attends to the ones before it, so the KV cache must be where its attention is."""
+    workload, pipeline = scenario.workload, scenario.layer
+    longest = int((workload.prompt_len + workload.output_len).max())
+    if not scenario.scheduler.splits(longest, scenario.model.num_hidden_layers):
+        return
+    for node in graph.nodes:
+        for stage in node.stages:
+            fetched = kv in pipeline.fetches and any(other.op.keeps_kv for other in node.stages)
+            if stage.op.rows is RowClass.PREFILL and not fetched and stage.device is not pipeline.kv_device:
+                raise ScenarioError(
+                    f"{scenario.scheduler} prefills prompts in pieces, and {stage} reads the KV of earlier ones, which "
+                    f"is on the {pipeline.kv_device.value}. Put it beside decode_attention, stream the cache with "
+                    "fetch(kv), or use a scheduler that prefills whole prompts, such as ContinuousBatching()."
+                )
+
+
+def facts(scenario: Scenario, prepared: Prepared) -> dict[str, str]:
+    """What was asked for, to be told beside every number."""
+    streamed = prepared.cost.weights_per_layer * prepared.layers
+    return {
+        "pipeline": str(scenario.layer),
+        "workload": f"{scenario.workload.name}{' (synthetic)' if scenario.workload.synthetic else ''}",
+        "requests": str(len(scenario.workload)),
+        "scheduler": str(scenario.scheduler),
+        "kv": f"{scenario.kv_blocks} blocks of {scenario.memory.kv_block} tokens in {scenario.precision.kv}",
+        "weights": f"{format_bytes(streamed)} streamed per iteration in {scenario.weight_formats}",
+        "link": f"{format_bytes(scenario.machine.link.h2d)}/s",
+        "measured": scenario.machine.measured or "catalogue",
+        **_blemishes(prepared.cost.profile),
+        **_left_out(scenario),
+        "question": _digest(scenario),
+        **_unlike_layers(scenario.model),
+        **_decodes(scenario, prepared.cost.decodes_at),
+        **_joined(scenario.machine),
+    }
+
+
+def _decodes(scenario: Scenario, rate: str | None) -> dict[str, str]:
+    """At which rate a GPU's decodes are priced where it is not what the operation declares; else nothing."""
+    on_gpu = Stage(decode_attention, Device.GPU) in scenario.layer.stages
+    return {"attention": f"decodes on the GPU at its {rate} rate; it has none for fp32"} if rate and on_gpu else {}
+
+
+def _joined(machine: Machine) -> dict[str, str]:
+    """What several GPUs or sockets add their results up over; nothing where that takes no time."""
+    told = {}
+    for what, device in (("GPUs", machine.gpu), ("sockets", machine.cpu)):
+        if (over := device.between) is not None:
+            told[what] = (
+                f"{device.count}, joined by {format_bytes(over.rate)}/s and {format_seconds(over.latency)} a message"
+            )
+    return told
+
+
+def _left_out(scenario: Scenario) -> dict[str, str]:
+    """Experts that decodes get late or never, which changes the model's answer; nothing if there are none."""
+    of = f"of {scenario.model.num_experts_per_tok} per decode token"
+    told = {}
+    for stage in scenario.layer.stages:
+        if stage.defer:
+            told["deferred"] = f"{stage.defer} {of} one layer later"
+        if stage.skip:
+            told["skipped"] = f"{stage.skip} {of}"
+    return told
+
+
+def _unlike_layers(model: ModelConfig) -> dict[str, str]:
+    """How a model whose layers differ is priced; nothing if they are all alike."""
+    told = {}
+    if model.dense_layers:
+        told["layers"] = f"each priced as the mean of {model.moe_layers} with experts and {model.dense_layers} without"
+    if model.windowed_layers:
+        told["windows"] = (
+            f"{model.windowed_layers} of {model.num_hidden_layers} layers attend to the last {model.sliding_window} "
+            "tokens; their KV is kept whole"
+        )
+    return told
+
+
+def _digest(scenario: Scenario) -> str:
+    """Tells two scenarios apart in everything that changes a number: lengths, tokens, sizes and rates."""
+    workload = scenario.workload
+    digest = hashlib.sha256(workload.prompt_len.tobytes() + workload.output_len.tobytes())
+    digest.update(workload.arrival.tobytes())
+    for part in (workload.requests, scenario.model, scenario.machine, scenario.memory, scenario.scheduler):
+        digest.update(repr(part).encode())
+    return digest.hexdigest()[:12]
+
+
+def _blemishes(profile: Profile | None) -> dict[str, str]:
+    """What keeps a profile from being a calibration of the computer as it is when quiet."""
+    if profile is None:
+        return {}
+    told = {"corrected": profile.corrected} if profile.corrected else {}
+    if profile.others > OTHERS:
+        told["calibrated"] = f"under load: {Noise(profile.others)}"
+    return told

@@ -1,0 +1,382 @@
+"""Seconds and bytes of operations and transfers, from their declared work; shared by every reader that predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from workbench.core.errors import ScenarioError
+from workbench.core.units import DTYPE_BYTES
+from workbench.hardware import Device
+from workbench.hardware.profile import OpTime
+from workbench.models import ModelConfig
+from workbench.pipeline.layer_graph import Kind, LayerGraph, Node
+from workbench.scenario import Scenario
+from workbench.scheduler.batch import Batch
+from workbench.schedules.plan import WHOLE, Task
+from workbench.stages import (
+    CutRows,
+    PartRows,
+    Precision,
+    RowClass,
+    Rows,
+    Stage,
+    WorkFunction,
+    add_shared,
+    afterwards,
+    at_once,
+    buffer_bytes,
+    combine,
+    combine_shared,
+    copy_seconds,
+    decode_attention,
+    embed_work,
+    experts,
+    head_work,
+    least_seconds,
+    measured_seconds,
+    out_proj,
+    reduce_scatter_seconds,
+    seconds,
+    shared_experts,
+)
+from workbench.stages import Device as Place
+
+Price = tuple[float, float]
+"""Time [s], and what is read from and written to the host's memory meanwhile [B].
+
+Where lanes share cores, what they do to one another is measured, and no bytes are counted.
+"""
+Pricer = Callable[[Rows], Price]
+_Measured = Callable[[OpTime, Rows], float]
+ENDLESS = 1e12
+"""Tokens of an iteration that no computer will see."""
+_PARTIAL = (out_proj, experts, shared_experts, add_shared)
+"""What leaves partial sums, its matrix being cut by rows."""
+_ENDS: dict[Kind, tuple[str, WorkFunction]] = {Kind.EMBED: ("embed", embed_work), Kind.HEAD: ("head", head_work)}
+
+
+class TaskCost:
+    """Prices the tasks of one scenario."""
+
+    def __init__(self, scenario: Scenario, graph: LayerGraph) -> None:
+        self._model, self._machine, self._precision = scenario.model, scenario.machine, scenario.precision
+        self._graph = graph
+        self.profile = scenario.machine.profile(profile_shape(scenario.model, scenario.precision))
+        self._summed = set[tuple[str, Place]]() if self.profile else _summed(graph.pipeline.stages, self._model)
+        self._kv_in = self._model.kv_elements * DTYPE_BYTES[self._precision.kv]
+        self._carried = {id(node): self._carried_bytes(node) for node in graph.all_nodes}
+        self._weights = self._streamed_weights(self._model)
+        self._with_experts, self._without = (
+            self._streamed_weights(replace(self._model, first_k_dense_replace=dense))
+            for dense in (0, self._model.num_hidden_layers)
+        )
+
+    def _streamed_weights(self, model: ModelConfig) -> dict[int, float]:
+        """Bytes of each streamed node in one layer of a model."""
+        streams = self._graph.pipeline.streams
+        return {
+            index: sum(s.op.weight_bytes(model, self._precision) for s in self._graph.nodes[index].stages if streams(s))
+            for index in self._graph.streamed
+        }
+
+    def _carried_bytes(self, node: Node) -> tuple[int, int]:
+        """Bytes that a transfer moves per prefill row and per decode row."""
+        sizes = [(buffer_bytes(buffer, self._model, self._precision, rows), rows) for buffer, rows in node.carries]
+        return (
+            sum(size for size, rows in sizes if rows is RowClass.PREFILL),
+            sum(size for size, rows in sizes if rows is RowClass.DECODE),
+        )
+
+    # --------------------------------------------------------------------------------------------- rows of a batch
+
+    def rows(self, batch: Batch) -> Rows:
+        """What a batch puts on the stages of a mean layer; sliding windows cap pairs and context in some layers."""
+        model = self._model
+        if not model.windowed_layers:
+            return batch.rows
+        pairs = model.attended_below(batch.starts + batch.prefill_len).sum() - model.attended_below(batch.starts).sum()
+        context, before = model.attended(batch.context + 1).sum(), model.attended(batch.starts).sum()
+        return batch.rows._replace(pairs=float(pairs), context=float(context), before=float(before))
+
+    def part(self, batch: Batch) -> PartRows:
+        """What a part of a batch puts on the stages, place by place."""
+        rows = self.rows(batch)
+        if batch.cut is None:
+            return rows
+        others, passing = self.rows(batch.decodes_alone), rows._replace(emits=len(batch))
+        head = rows if batch.at(batch.layers) is batch else others
+        return CutRows(passing, others, head, batch.prefill_layers, batch.layers)
+
+    # -------------------------------------------------------------------------------------------------------- bytes
+
+    @property
+    def weights_per_layer(self) -> float:
+        """Bytes streamed per layer and iteration."""
+        return sum(self._weights.values())
+
+    def weight_transfer(self, task: Task) -> float:
+        """Bytes that one weight transfer moves, for a mean layer: all its pieces, or its page of them."""
+        size = sum(self._weights[node] for _, node in task.pieces)
+        if task.page is WHOLE:
+            return size
+        begin, end = task.page.cut(size)
+        return end - begin
+
+    def exact_transfer(self, pieces: Sequence[tuple[int, int]]) -> float:
+        """Bytes of all pieces of one weight transfer, each layer as it is: with experts, or without."""
+        dense = self._model.dense_layers
+        return sum((self._without if layer < dense else self._with_experts)[node] for layer, node in pieces)
+
+    def transfer(self, node: Node, rows: Rows) -> float:
+        """Bytes that a transfer of activations or KV moves for these rows in one layer."""
+        if node.kind is Kind.KV_IN:
+            return (rows.context - rows.decode + rows.before) * self._kv_in
+        per_prefill, per_decode = self._carried[id(node)]
+        return per_prefill * rows.prefill + per_decode * rows.decode
+
+    def host_bytes(self, node: Node, rows: Rows) -> float:
+        """Bytes that a node other than weights reads from or writes to the host's memory in one layer."""
+        return self.pricer(node)(rows)[1]
+
+    def expert_bytes(self, parts: Sequence[Batch]) -> float:
+        """Routed experts that an iteration reads, each chosen one once per layer and part, expected [B]."""
+        model = self._model
+        touched = 0.0
+        for part in parts:
+            passed = len(part.prefill_layers)
+            touched += passed * model.touched_experts(len(part.decodes) + int(part.rows.prefill))
+            if passed < model.num_hidden_layers:
+                touched += (model.num_hidden_layers - passed) * model.touched_experts(len(part.decodes))
+        return touched * model.moe_share * model.expert_params * self._precision.expert_bytes
+
+    # ------------------------------------------------------------------------------------------------------ seconds
+
+    def pricer(self, node: Node, threads: int = 0) -> Pricer:
+        """What prices a node other than weights for any rows of one layer, on so many threads.
+
+        Raises
+        ------
+        ScenarioError
+            If an operation declares no work and was not measured.
+        """
+        if node.lane in ("h2d", "d2h"):
+            return lambda rows: self._move(node, rows)
+        if node.kind in _ENDS:
+            return self._end(node.kind, threads)
+        stage = self._late if node.kind is Kind.DEFERRED else self._stage
+        stages, on_host = [stage(each, threads) for each in node.stages], node.lane == "cpu"
+
+        def price(rows: Rows) -> Price:
+            total = size = 0.0
+            for stage in stages:
+                length, moved = stage(rows)
+                total += length
+                size += moved
+            return total, size if on_host else 0.0
+
+        return price
+
+    def _move(self, node: Node, rows: Rows) -> Price:
+        """A transfer of activations or KV in one layer."""
+        link, size = self._machine.link, self.transfer(node, rows)
+        overhead = link.overhead if self.profile is None else self.profile.move
+        return copy_seconds(size, link.h2d if node.lane == "h2d" else link.d2h, overhead), size
+
+    def _stage(self, stage: Stage, threads: int, measured: _Measured = measured_seconds) -> Pricer:
+        """One stage in one layer: as measured on so many threads, or else by the roofline."""
+        time = self._time(stage.op.name, threads, self._resident(stage))
+        if time is None:
+            return self._added_up(stage, self._roofline(self._work(stage), self._device(stage.device, threads)))
+        share = 1 - (stage.defer + stage.skip) / self._model.num_experts_per_tok
+        return lambda rows: (measured(time, _decoding(rows_of(stage, rows), share)), 0.0)
+
+    def _late(self, stage: Stage, threads: int) -> Pricer:
+        """What one stage defers in one layer."""
+        time = self._time(stage.op.name, threads, self._resident(stage))
+        if time is None:
+            late = self._added_up(stage, self._roofline(afterwards(stage), self._device(stage.device, threads)))
+            return lambda rows: late(Rows(decode=rows.decode))
+        share = stage.defer / self._model.num_experts_per_tok
+        return lambda rows: (
+            measured_seconds(time, _decoding(Rows(decode=rows.decode, emits=rows.decode), share)),
+            0.0,
+        )
+
+    def _end(self, kind: Kind, threads: int, measured: _Measured = measured_seconds) -> Pricer:
+        """The embedding or the head."""
+        name, work = _ENDS[kind]
+        time = self._time(name, threads)
+        if time is not None:
+            head = kind is Kind.HEAD
+            return lambda rows: (measured(time, Rows(prefill=rows.emits if head else rows.tokens)), 0.0)
+        price = self._roofline(work, self._device(Place.GPU, threads))
+        return lambda rows: (price(rows)[0], 0.0)
+
+    def _roofline(self, work: WorkFunction, device: Device) -> Pricer:
+        model, precision = self._model, self._precision
+
+        def price(rows: Rows) -> Price:
+            done = work(rows, model, precision)
+            return seconds(done, device), done.bytes
+
+        return price
+
+    def _added_up(self, stage: Stage, price: Pricer) -> Pricer:
+        """The same, and what each GPU or socket has of the result added up."""
+        if not self.adding_up(stage, Rows(decode=1)):
+            return price
+
+        def with_sum(rows: Rows) -> Price:
+            length, size = price(rows)
+            return length + self.adding_up(stage, rows), size
+
+        return with_sum
+
+    def adding_up(self, stage: Stage, rows: Rows) -> float:
+        """Seconds in which the GPUs or sockets of a device add up what each has of a stage's result in one layer [s].
+
+        Every GPU gets the whole sum, which it computes on; a socket keeps its share, which all can read. Nothing
+        where operations were measured: it is in their times.
+        """
+        on_gpu = stage.device is Place.GPU
+        device = self._machine.gpu if on_gpu else self._machine.cpu
+        if device.between is None or (stage.op.name, stage.device) not in self._summed:
+            return 0.0
+        size = rows.tokens * self._model.hidden_size * DTYPE_BYTES[self._precision.weights]
+        return (2 if on_gpu else 1) * reduce_scatter_seconds(size, device.count, device.between)
+
+    def _work(self, stage: Stage) -> WorkFunction:
+        """What a stage does when its layer runs; decode attention on a GPU at the rate that prices it there."""
+        work = at_once(stage)
+        if work is None:
+            raise ScenarioError(
+                f"op {stage.op.name!r} declares no work, so it cannot be priced; give Op(..., work=...)."
+            )
+        dtype = self.decodes_at
+        if dtype is None or stage.device is not Place.GPU or stage.op != decode_attention:
+            return work
+        return lambda *given: work(*given)._replace(dtype=dtype)
+
+    @property
+    def decodes_at(self) -> str | None:
+        """Precision whose rate prices decode attention on a GPU that has no fp32 rate: that of the KV cache.
+
+        Matrix units take 16-bit keys and values and sum in fp32, as MoE-Lightning's model has it too; the fp32 rate
+        that the operation declares is that of the kernel for CPUs.
+        """
+        return None if "fp32" in dict(self._machine.gpu.flops) else self._precision.kv
+
+    def _time(self, op: str, threads: int, resident: bool = False) -> OpTime | None:
+        return self.profile.find(op, threads, resident=resident) if self.profile is not None and threads else None
+
+    def _resident(self, stage: Stage) -> bool:
+        """True if a stage has weights that no transfer brings."""
+        return stage.op.params is not None and not self._graph.pipeline.streams(stage)
+
+    def _device(self, place: Place, threads: int) -> Device:
+        """The device, its rates scaled to the threads if they are not those it was measured with."""
+        device, cores = self._machine.gpu if place is Place.GPU else self._machine.cpu, self._machine.cores
+        if cores is None or not threads:
+            return device
+        own = cores.gpu if place is Place.GPU else cores.cpu
+        if threads == own:
+            return device
+        rates = tuple((dtype, rate * threads / own) for dtype, rate in device.flops)
+        return replace(device, flops=rates, bandwidth=device.bandwidth * threads / own)
+
+    def node(self, node: Node, rows: Rows, threads: int = 0) -> float:
+        """Seconds of a node other than weights for these rows in one layer [s]."""
+        return self.pricer(node, threads)(rows)[0]
+
+    def call(self, stage: Stage, threads: int = 0) -> Pricer:
+        """Return the price of one call of a stage in one layer, experts that it defers included."""
+        price = self._stage(stage, threads)
+        if not stage.defer:
+            return price
+        late = self._late(stage, threads)
+
+        def both(rows: Rows) -> Price:
+            at_once, afterwards = price(rows), late(rows)
+            return at_once[0] + afterwards[0], at_once[1] + afterwards[1]
+
+        return both
+
+    def least(self, stage: Stage, total: Rows, threads: int = 0) -> float:
+        """Seconds of one stage in one layer for all of these rows, that no split into calls can beat [s]."""
+        return self._stage(stage, threads, least_seconds)(total)[0]
+
+    def least_ends(self, kind: Kind, total: Rows, threads: int = 0) -> float:
+        """As `least`, of the embedding or the head [s]."""
+        return self._end(kind, threads, least_seconds)(total)[0]
+
+    def fetch(self, size: float) -> float:
+        """Seconds of one transfer of weights [s]."""
+        link = self._machine.link
+        return copy_seconds(size, link.h2d, link.overhead if self.profile is None else self.profile.fetch)
+
+    def token_budget(self) -> float:
+        """Tokens whose GPU work takes as long as one layer's weights take to stream; infinite if none do.
+
+            n = (t_transfer - a) / c,    t_gpu(n) = a + c n    (MoE-Lens' pipeline profiler)
+
+        Where a fast link leaves room for few tokens or none, it is as many as keep what the GPU does beside them, its
+        reading of weights and its fixed time, below a tenth: the link is hidden anyway, and smaller batches only
+        repeat that work.
+        """
+        transfer = self.fetch(self.weights_per_layer)
+        if not transfer or self.gpu_seconds(ENDLESS) < transfer:
+            return float("inf")
+        first = 1.0
+        while self.gpu_seconds(first) < transfer:
+            first *= 2
+        slope = (self.gpu_seconds(2 * first) - self.gpu_seconds(first)) / first
+        balanced = (transfer - self.gpu_seconds(first)) / slope + first if slope else first
+        return max(1.0, balanced, self._amortising_tokens())
+
+    def _amortising_tokens(self) -> float:
+        """Tokens from which nine tenths of the GPU's time grow with them, to a thousandth."""
+        per_token = self.gpu_seconds(ENDLESS) / ENDLESS
+        few, enough = 0.0, 1.0
+        while 0.9 * self.gpu_seconds(enough) > per_token * enough:
+            few, enough = enough, 2 * enough
+        while enough - few > 1e-3 * enough:
+            middle = (few + enough) / 2
+            few, enough = (middle, enough) if 0.9 * self.gpu_seconds(middle) > per_token * middle else (few, middle)
+        return enough
+
+    def gpu_seconds(self, tokens: float) -> float:
+        """Seconds of one layer on the gpu lane, for prompts' tokens without their attention to one another [s]."""
+        segments = [node for node in self._graph.nodes if node.kind is Kind.SEGMENT and node.lane == "gpu"]
+        threads = 0 if self._machine.cores is None else self._machine.cores.gpu
+        return sum(self.node(node, Rows(prefill=tokens), threads) for node in segments)
+
+
+def _summed(stages: Sequence[Stage], model: ModelConfig) -> set[tuple[str, Place]]:
+    """Stages behind which the parts of a device add up what each has, where every matrix is cut over them.
+
+    What routed and shared experts leave waits for `combine`, if that is on their device: one sum does for both.
+    """
+    partial = [s for s in stages if s.op in _PARTIAL and (s.op != shared_experts or model.unrouted_params)]
+    met = {stage.device for stage in stages if stage.op in (combine, combine_shared)}
+    return {((combine if s.op != out_proj and s.device in met else s.op).name, s.device) for s in partial}
+
+
+def profile_shape(model: ModelConfig, precision: Precision) -> str:
+    """What a profile's times hold for: the shapes of a model's layers, and the precision."""
+    kept = [precision.weights, *dict.fromkeys(dtype for dtype in (precision.experts, precision.others) if dtype)]
+    return f"{model.shape}; weights {' '.join(kept)}, KV {precision.kv}"
+
+
+def _decoding(rows: Rows, share: float) -> Rows:
+    """Rows of which each decode has only a share of its experts computed, priced as so many fewer."""
+    return rows if share == 1 else rows._replace(decode=share * rows.decode)
+
+
+def rows_of(stage: Stage, rows: Rows) -> Rows:
+    """The rows that a stage's operation takes; one that keeps the KV cache appends those of all."""
+    if stage.op.rows is RowClass.ALL or stage.op.keeps_kv:
+        return rows._replace(pairs=0.0) if stage.op.keeps_kv else rows
+    if stage.op.rows is RowClass.PREFILL:
+        return rows._replace(decode=0, context=0, emits=rows.emits - rows.decode)
+    return Rows(decode=rows.decode, context=rows.context, emits=rows.decode)

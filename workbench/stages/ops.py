@@ -1,0 +1,354 @@
+"""WHAT is computed: operations with declared buffers, weights and work, and their placement on devices.
+
+The built-in operations are the decoder layer of a mixture of experts. They name what they compute; `workbench.engine`
+knows how, for the architectures of `workbench.models.families`. Where the layers of a model are not all alike (dense
+ones before those with experts, sliding windows in some), an operation's weights and work are the mean over the layers,
+so that their sums over the model are exact; time is then that of a mean layer.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from workbench.core.errors import PipelineError
+from workbench.core.units import DTYPE_BYTES, is_whole
+from workbench.models import ModelConfig
+from workbench.stages.work import Precision, Rows, Work
+
+WorkFunction = Callable[[Rows, ModelConfig, Precision], Work]
+
+
+class RowClass(enum.Enum):
+    """Which rows of a batch an operation takes."""
+
+    ALL = "all"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+    @property
+    def parts(self) -> tuple[RowClass, ...]:
+        """The classes that buffers are tracked in: prefill, decode, or both."""
+        return (RowClass.PREFILL, RowClass.DECODE) if self is RowClass.ALL else (self,)
+
+
+class Device(enum.Enum):
+    """Where a stage sits."""
+
+    GPU = "gpu"
+    CPU = "cpu"
+
+    @property
+    def other(self) -> Device:
+        """The other side of the link."""
+        return Device.CPU if self is Device.GPU else Device.GPU
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation of a decoder layer.
+
+    Parameters
+    ----------
+    name : str
+    reads, writes : tuple of str
+        Buffers of the rows it takes. A buffer that is not built in (see `BUFFER_WIDTHS`) is as wide as the model.
+    rows : RowClass
+        The rows it takes.
+    work : callable (Rows, ModelConfig, Precision) -> Work, optional
+        What it costs; `bound` and `simulate` need it.
+    run : callable, optional
+        Called by `run` with the read buffers as keyword arguments, tensors of shape (rows, width); returns the
+        written one, or a tuple of them. Built-in operations have theirs in the engine.
+    params : callable (ModelConfig) -> float, optional
+        Weights it reads per layer [elements].
+    routed : bool
+        True for the routed experts, whose weights may have a number format of their own.
+    keeps_kv : bool
+        True for the operation that reads the KV cache: the cache lives on its device, and the keys and values of
+        all new rows are appended there.
+    """
+
+    name: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    rows: RowClass = RowClass.ALL
+    work: WorkFunction | None = None
+    run: Callable[..., Any] | None = None
+    params: Callable[[ModelConfig], float] | None = None
+    routed: bool = False
+    keeps_kv: bool = False
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def weights(self) -> Streamed:
+        """This operation's weights, for `fetch(experts.weights)`."""
+        return Streamed(f"{self.name}.weights", self.name)
+
+    @property
+    def needs(self) -> tuple[tuple[str, RowClass], ...]:
+        """Every (buffer, row class) that must be on its device when it runs."""
+        read = [(buffer, rows) for buffer in self.reads for rows in self.rows.parts]
+        if self.keeps_kv:
+            read += [(buffer, rows) for buffer in ("k", "v") for rows in RowClass.ALL.parts]
+        return tuple(dict.fromkeys(read))
+
+    def weight_bytes(self, model: ModelConfig, precision: Precision) -> float:
+        """Bytes of its weights in one layer, mean over the layers."""
+        size = precision.expert_bytes if self.routed else precision.other_bytes
+        return self.params(model) * size if self.params else 0.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One operation placed on one device.
+
+    Of the experts that a decode token chose, the `defer` lowest-scored are added one layer later (KTransformers), or
+    the `skip` lowest-scored never. Prefills have all of theirs at once, and so have decodes in the last layer.
+    """
+
+    op: Op
+    device: Device
+    defer: int = 0
+    skip: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("defer", "skip"):
+            count = getattr(self, name)
+            if not is_whole(count) or count < 0 or (count and self.op.name != "experts"):
+                raise PipelineError(
+                    f"{name}={count!r} of {self.device.value}({self.op.name}) must be a whole number from 0 on, and 0 "
+                    "where there are no routed experts."
+                )
+            object.__setattr__(self, name, int(count))
+
+    def __str__(self) -> str:
+        return f"{self.device.value}({self.op.name}{''.join(f', {option}' for option in self.options)})"
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What it leaves out, as its user writes it: ``defer=3``."""
+        return tuple(f"{name}={getattr(self, name)}" for name in ("defer", "skip") if getattr(self, name))
+
+
+@dataclass(frozen=True)
+class Move:
+    """A transfer to `target`; what it moves follows from what later stages read there."""
+
+    target: Device
+
+    def __str__(self) -> str:
+        return "offload" if self.target is Device.CPU else "load"
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """Something that `fetch` streams to the GPU: all weights, one operation's weights, or the KV cache."""
+
+    name: str
+    op: str | None = None
+
+
+weights = Streamed("weights")
+kv = Streamed("kv")
+
+BUFFER_WIDTHS: dict[str, Callable[[ModelConfig], int]] = {
+    "x": lambda m: m.hidden_size,
+    "q": lambda m: m.absorbed_q_size,
+    "k": lambda m: m.qk_rope_head_dim or m.kv_size,
+    "v": lambda m: m.kv_lora_rank or m.kv_size,
+    "attn": lambda m: m.absorbed_attn_size,
+    "h": lambda m: m.hidden_size,
+    "gates": lambda m: 2 * m.num_experts_per_tok,
+    "routed": lambda m: m.hidden_size,
+    "shared": lambda m: m.hidden_size,
+    "late_h": lambda m: m.hidden_size,
+    "late_gates": lambda m: 2 * m.num_experts_per_tok,
+    "pending": lambda m: m.hidden_size,
+}
+"""Elements per token of the built-in buffers: the residual stream x, queries, keys, values, attention output, the
+normed MoE input h, the routing (expert id and weight per choice), and the outputs of routed and shared experts. With
+latent attention k and v are what the cache holds, the key that RoPE turned and the latent; queries and outputs of
+decodes have the latent absorbed, those of prefills are `_EXPANDED`."""
+
+_EXPANDED: dict[str, Callable[[ModelConfig], int]] = {"q": lambda m: m.q_size, "attn": lambda m: m.attn_size}
+DEFERRED_BUFFERS = ("late_h", "late_gates", "pending")
+"""What deferral keeps of every decode row from one layer to the next: inputs of the late experts, then their output."""
+
+
+def buffer_row(
+    buffer: str, model: ModelConfig, precision: Precision, rows: RowClass = RowClass.DECODE
+) -> tuple[int, str]:
+    """Elements of one row of a buffer, and their type: the routing is fp32, all else in the weights' precision."""
+    if rows is RowClass.PREFILL and buffer in DEFERRED_BUFFERS:
+        return 0, precision.weights
+    widths = BUFFER_WIDTHS | _EXPANDED if rows is RowClass.PREFILL else BUFFER_WIDTHS
+    return widths.get(buffer, widths["x"])(model), "fp32" if buffer.endswith("gates") else precision.weights
+
+
+def buffer_bytes(buffer: str, model: ModelConfig, precision: Precision, rows: RowClass = RowClass.DECODE) -> int:
+    """Bytes of one row of a buffer."""
+    width, dtype = buffer_row(buffer, model, precision, rows)
+    return width * DTYPE_BYTES[dtype]
+
+
+def _gemm(params: float, read: float, each: float, moved: float, tokens: float, precision: Precision) -> Work:
+    """A matrix product of `params` per token: `read` weights of `each` bytes and `moved` elements of activations."""
+    if not tokens:
+        return Work(dtype=precision.weights)
+    size = DTYPE_BYTES[precision.weights]
+    return Work(2.0 * params * tokens, each * read + size * moved, precision.weights)
+
+
+def _times(share: float, work: Work) -> Work:
+    """Work of an operation that only this share of the layers has."""
+    return Work(share * work.flops, share * work.bytes, work.dtype)
+
+
+def _qkv_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
+    moved = (m.hidden_size + m.absorbed_q_size + m.kv_elements) * rows.tokens
+    moved += (m.q_size - m.absorbed_q_size) * rows.prefill
+    return _gemm(m.attention_in_params, m.attention_in_params, precision.other_bytes, moved, rows.tokens, precision)
+
+
+def _prefill_attention_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
+    """With latent attention keys and values are expanded first, which `qkv` and `out_proj` account for."""
+    keys_and_values = m.pair_macs if m.kv_lora_rank else m.kv_elements
+    moved = rows.prefill * (m.pair_macs + keys_and_values) * DTYPE_BYTES[precision.weights]
+    moved += rows.before * m.kv_elements * DTYPE_BYTES[precision.kv]
+    return Work(2.0 * m.pair_macs * rows.pairs, moved, precision.weights)
+
+
+def _decode_attention_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
+    """What `flash_decode` and `append_kv` declare together; with latent attention the absorbed form of the same."""
+    kv_bytes = m.kv_elements * DTYPE_BYTES[precision.kv]
+    append = rows.tokens * (kv_bytes + m.kv_elements * DTYPE_BYTES["fp32"])
+    rows_in_out = m.entry_macs * DTYPE_BYTES["fp32"] * rows.decode
+    return Work(2.0 * m.entry_macs * rows.context, kv_bytes * rows.context + rows_in_out + append, "fp32")
+
+
+def _out_proj_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
+    moved = (m.absorbed_attn_size + 2 * m.hidden_size) * rows.tokens
+    moved += (m.attn_size - m.absorbed_attn_size) * rows.prefill
+    return _gemm(m.attention_out_params, m.attention_out_params, precision.other_bytes, moved, rows.tokens, precision)
+
+
+def _route_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
+    moved = 2 * m.hidden_size * rows.tokens
+    work = _gemm(m.router_params, m.router_params, precision.other_bytes, moved, rows.tokens, precision)
+    return _times(m.moe_share, work)
+
+
+def _experts_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
+    pairs, touched = m.num_experts_per_tok * rows.tokens, m.touched_experts(rows.tokens)
+    return _mixed_work(pairs, touched, rows.tokens, m, precision)
+
+
+def _choices_work(rows: Rows, m: ModelConfig, precision: Precision, *, of_decodes: int) -> Work:
+    """Routed experts where a decode token has so many computed, a prefill token all that it chose."""
+    prefill = m.touched_experts(rows.prefill)
+    decode = m.touched_experts(rows.decode, of_decodes)
+    touched = prefill + decode - prefill * decode / m.num_local_experts
+    pairs = m.num_experts_per_tok * rows.prefill + of_decodes * rows.decode
+    return _mixed_work(pairs, touched, rows.tokens, m, precision)
+
+
+def _mixed_work(pairs: float, touched: float, tokens: float, m: ModelConfig, precision: Precision) -> Work:
+    """So many pairs of a token and an expert, of so many tokens and experts."""
+    moved, read = 2 * m.hidden_size * tokens, touched * m.expert_params
+    return _times(m.moe_share, _gemm(m.expert_params, read, precision.expert_bytes, moved, pairs, precision))
+
+
+def at_once(stage: Stage) -> WorkFunction | None:
+    """What a stage computes when its layer runs: all but what it defers or skips; None if its op declares no work."""
+    left_out = stage.defer + stage.skip
+    if not left_out:
+        return stage.op.work
+    return lambda rows, m, precision: _choices_work(rows, m, precision, of_decodes=m.num_experts_per_tok - left_out)
+
+
+def afterwards(stage: Stage) -> WorkFunction:
+    """What a stage computes of its layer once the next one may begin."""
+    return lambda rows, m, precision: _choices_work(Rows(decode=rows.decode), m, precision, of_decodes=stage.defer)
+
+
+def _combine_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
+    size = DTYPE_BYTES[precision.weights]
+    return Work(m.hidden_size * rows.tokens, 3 * m.hidden_size * size * rows.tokens, precision.weights)
+
+
+def _shared_experts_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
+    """What every token passes: shared experts, and in layers without experts the dense network; nothing if neither."""
+    if not m.unrouted_params:
+        return Work(dtype=precision.weights)
+    passes = 1.0 if m.shared_params else 1.0 - m.moe_share
+    moved = passes * 2 * m.hidden_size * rows.tokens
+    return _gemm(m.unrouted_params, m.unrouted_params, precision.other_bytes, moved, rows.tokens, precision)
+
+
+qkv = Op(
+    "qkv",
+    ("x",),
+    ("q", "k", "v"),
+    work=_qkv_work,
+    params=lambda m: m.attention_in_params + m.attention_vectors + m.hidden_size,
+)
+prefill_attention = Op(
+    "prefill_attention", ("q", "k", "v"), ("attn",), rows=RowClass.PREFILL, work=_prefill_attention_work
+)
+decode_attention = Op(
+    "decode_attention", ("q", "k", "v"), ("attn",), rows=RowClass.DECODE, work=_decode_attention_work, keeps_kv=True
+)
+attention = (prefill_attention, decode_attention)
+out_proj = Op("out_proj", ("attn", "x"), ("x",), work=_out_proj_work, params=lambda m: m.attention_out_params)
+route = Op(
+    "route",
+    ("x",),
+    ("h", "gates"),
+    work=_route_work,
+    params=lambda m: m.moe_share * m.router_params + m.hidden_size,
+)
+experts = Op(
+    "experts",
+    ("h", "gates"),
+    ("routed",),
+    work=_experts_work,
+    params=lambda m: m.moe_share * m.num_local_experts * m.expert_params,
+    routed=True,
+)
+shared_experts = Op(
+    "shared_experts", ("h",), ("shared",), work=_shared_experts_work, params=lambda m: m.unrouted_params
+)
+combine = Op("combine", ("x", "routed"), ("x",), work=_combine_work)
+moe = (route, experts, combine)
+combine_shared = replace(combine, reads=("x", "routed", "shared"))
+"""`combine` where the shared experts' output is on its device."""
+add_shared = replace(shared_experts, reads=("h", "routed"), writes=("routed",))
+"""`shared_experts` where it is not: they add theirs to the routed ones' output before that leaves."""
+
+
+def embed_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
+    """The implicit first stage: one row of the embedding per token."""
+    return Work(0.0, 2.0 * rows.tokens * m.hidden_size * DTYPE_BYTES[precision.weights], precision.weights)
+
+
+def head_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
+    """The implicit last stage: final norm and head, only for the rows that sample a token."""
+    each, moved = DTYPE_BYTES[precision.weights], (m.hidden_size + m.vocab_size) * rows.emits
+    return _gemm(m.head_params, m.head_params, each, moved, rows.emits, precision)
+
+
+OpTree = Op | tuple["OpTree", ...]
+
+
+def flatten(ops: tuple[OpTree, ...]) -> Iterator[Op]:
+    """The operations of nested tuples, in order."""
+    for op in ops:
+        if isinstance(op, tuple):
+            yield from flatten(op)
+        else:
+            yield op

@@ -1,0 +1,182 @@
+"""What work costs: the only place where a task's seconds are computed."""
+
+from __future__ import annotations
+
+from bisect import bisect
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from workbench.core.units import WEIGHT_BYTES
+from workbench.hardware import Device, Interconnect
+from workbench.hardware.profile import OpTime
+
+Numbers = TypeVar("Numbers", float, npt.NDArray[np.float64])
+
+
+class Rows(NamedTuple):
+    """What a batch, or a part of one, puts on a stage; the counts of disjoint parts add up.
+
+    Attributes
+    ----------
+    prefill, decode : float
+        Tokens of each class.
+    pairs : float
+        Query-key pairs of the causal prefill attention; with sliding windows the mean over the layers.
+    context : float
+        KV entries that the decode tokens read, the new ones included; with sliding windows the mean over the layers.
+    emits : float
+        Tokens that the head samples; beside a layer's operations, the sequences that pass it.
+    before : float
+        KV entries that prefills read of the pieces of their prompts that went before.
+    """
+
+    prefill: float = 0
+    decode: float = 0
+    pairs: float = 0
+    context: float = 0
+    emits: float = 0
+    before: float = 0
+
+    @property
+    def tokens(self) -> float:
+        """All tokens, prefill and decode."""
+        return self.prefill + self.decode
+
+    def plus(self, other: Rows) -> Rows:
+        """Component-wise sum."""
+        return Rows(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def at(self, place: int) -> Rows:
+        """Rows at a layer, at the embedding (-1) or at the head: of whole prompts the same everywhere."""
+        return self
+
+
+class CutRows(NamedTuple):
+    """Rows of a batch whose prefills are pieces: of a layer that they pass, of any other, and of the head.
+
+    Attributes
+    ----------
+    passed, others, head : Rows
+    layers : range
+        Layers that the prefills pass.
+    stack : int
+        Layers of the model.
+    """
+
+    passed: Rows
+    others: Rows
+    head: Rows
+    layers: range
+    stack: int
+
+    def at(self, place: int) -> Rows:
+        """See `Rows.at`."""
+        if place >= self.stack:
+            return self.head
+        return self.passed if max(place, 0) in self.layers else self.others
+
+
+PartRows = Rows | CutRows
+"""What a part of a batch puts on the stages, place by place."""
+
+
+class Precision(NamedTuple):
+    """Number formats in use.
+
+    Attributes
+    ----------
+    weights, kv : str
+        Of the weights and activations, and of the KV cache ("fp32", "bf16" or "fp16").
+    experts, others : str or None
+        Of the routed experts and of the layers' other weights where they are kept in less than they compute in.
+    """
+
+    weights: str
+    kv: str
+    experts: str | None = None
+    others: str | None = None
+
+    @property
+    def expert_bytes(self) -> float:
+        """Bytes per weight of the routed experts."""
+        return WEIGHT_BYTES[self.experts or self.weights]
+
+    @property
+    def other_bytes(self) -> float:
+        """Bytes per weight of the layers' other weights."""
+        return WEIGHT_BYTES[self.others or self.weights]
+
+
+class Work(NamedTuple):
+    """What one operation does: FLOP in `dtype`, and bytes between the device's memory and its cores."""
+
+    flops: float = 0.0
+    bytes: float = 0.0
+    dtype: str = "bf16"
+
+
+def seconds(work: Work, device: Device) -> float:
+    """Roofline time of an operation [s]: max(FLOP/rate, bytes/bandwidth), and the device's fixed time per operation.
+
+    One without work costs nothing.
+    """
+    flops, size, dtype = work
+    if not (flops or size):
+        return 0.0
+    computing, moving = flops / device.flop_rate(dtype), size / device.bandwidth
+    return (computing if computing > moving else moving) + device.overhead
+
+
+def measured_seconds(time: OpTime, rows: Rows) -> float:
+    """Time of one call of an operation that was measured on this computer, for rows of its class [s]."""
+    tokens, points, prompts = rows.tokens, time.tokens, rows.emits - rows.decode
+    if not tokens:
+        return 0.0
+    place = min(bisect(points, tokens), len(points) - 1)
+    if place == 0:
+        base = time.seconds[0]
+    else:
+        low, high = points[place - 1], points[place]
+        share = (tokens - low) / (high - low)
+        base = time.seconds[place - 1] + share * (time.seconds[place] - time.seconds[place - 1])
+    return base + _beyond_tokens(time, rows, prompts) + (time.decoding if rows.decode else 0.0)
+
+
+def least_seconds(time: OpTime, rows: Rows) -> float:
+    """What no split of these rows into calls can beat: every token at the best rate of any call."""
+    steepest_gain = (time.seconds[-1] - time.seconds[-2]) / (time.tokens[-1] - time.tokens[-2])
+    per_token = min(steepest_gain, *(s / t for s, t in zip(time.seconds, time.tokens, strict=True)))
+    return per_token * rows.tokens + _beyond_tokens(time, rows, rows.emits - rows.decode)
+
+
+def _beyond_tokens(time: OpTime, rows: Rows, prompts: float) -> float:
+    of_prefill = time.per_prompt * prompts + time.per_pair * rows.pairs
+    return of_prefill + time.per_decode * rows.decode + time.per_context * rows.context
+
+
+def copy_seconds(size: float, rate: float, overhead: float = 0.0) -> float:
+    """Time of one copy of `size` bytes over a link of `rate` B/s [s]."""
+    return size / rate + overhead if size else 0.0
+
+
+def reduce_scatter_seconds(size: float, count: int, between: Interconnect) -> float:
+    """Time in which so many GPUs or sockets add up results of `size` bytes, each keeping its share [s].
+
+        t = (n - 1) (size / (n rate) + latency)
+
+    Notes
+    -----
+    Around a ring. An all-reduce takes twice that: the shares then go round too, until each has the whole sum.
+    """
+    return (count - 1) * (size / (count * between.rate) + between.latency) if size else 0.0
+
+
+def touched_share(experts: Numbers, chosen: Numbers, tokens: Numbers) -> Numbers:
+    """Share of the experts that `tokens` tokens touch under uniform independent routing: 1 - (1 - k/E)^T.
+
+    Numbers or arrays. Exact for independent uniform tokens; an upper bound for real, skewed routing (MoE-CAP).
+    """
+    share: Numbers = 1.0 - (1.0 - chosen / experts) ** tokens
+    return share

@@ -1,0 +1,79 @@
+"""From snapshots of a live run to what its gauges show."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from workbench.serving import Progress
+from workbench.widgets.parts.words import digits
+
+LANES = ("gpu", "cpu", "d2h", "h2d")
+WINDOW = 3.0  # seconds over which rates are taken: several iterations of a small model
+_SHARE = 1.0  # the top of a scale of shares
+
+
+class Channel(NamedTuple):
+    """One gauge: its label, and the top of its scale where that is fixed."""
+
+    label: str
+    top: float | None = None
+
+
+class Reading(NamedTuple):
+    """One gauge at one time: the value that is drawn, and two texts beside it."""
+
+    value: float
+    text: str
+    note: str = ""
+
+
+CHANNELS = (
+    Channel("output tok/s"),
+    Channel("prompt tok/s"),
+    Channel("KV blocks in use", _SHARE),
+    Channel("preemptions"),
+    *(Channel(f"{lane} lane busy", _SHARE) for lane in LANES),
+)
+
+
+class Monitor:
+    """Readings of CHANNELS from one snapshot after the other.
+
+    Tokens are counted when an iteration ends, so their rates are taken between ends of iterations; lanes are read now.
+    """
+
+    def __init__(self, window: float = WINDOW) -> None:
+        self._window = window
+        self._ends: deque[Progress] = deque([Progress()])
+        self._seen: deque[Progress] = deque([Progress()])
+
+    def read(self, now: Progress) -> list[Reading]:
+        """What the gauges show at this snapshot."""
+        if now.iterations > self._ends[-1].iterations:
+            self._ends.append(now)
+        self._seen.append(now)
+        for kept in (self._ends, self._seen):
+            while len(kept) > 2 and now.seconds - kept[1].seconds > self._window:
+                kept.popleft()
+        first, last, since = self._ends[0], self._ends[-1], self._seen[0]
+        output = _rate(last.emitted - first.emitted, last.seconds - first.seconds)
+        prompt = _rate(last.prefill - first.prefill, last.seconds - first.seconds)
+        used = now.used_blocks / now.blocks if now.blocks else 0.0
+        return [
+            Reading(output, digits(output), f"{digits(_rate(now.emitted, last.seconds))} overall"),
+            Reading(prompt, digits(prompt), f"{digits(_rate(now.prefill, last.seconds))} overall"),
+            Reading(used, f"{now.used_blocks}", f"of {now.blocks}"),
+            Reading(now.preemptions, f"{now.preemptions}"),
+            *(_lane(now, since, lane) for lane in LANES),
+        ]
+
+
+def _lane(now: Progress, since: Progress, lane: str) -> Reading:
+    share = _rate(now.busy.get(lane, 0.0) - since.busy.get(lane, 0.0), now.seconds - since.seconds)
+    overall = _rate(now.busy.get(lane, 0.0), now.seconds)
+    return Reading(min(share, _SHARE), f"{min(share, _SHARE):.0%}", f"{overall:.0%} overall")
+
+
+def _rate(count: float, seconds: float) -> float:
+    return count / seconds if seconds > 0 else 0.0

@@ -1,0 +1,118 @@
+"""Text to token ids and back: a checkpoint's own tokenizer.json, or bytes where it has none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from workbench.core.errors import CheckpointError, WorkloadError
+from workbench.core.records import is_file, is_folder, reason
+from workbench.models import ModelConfig
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+class Tokenizer(Protocol):
+    """Translates between text and token ids."""
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of token ids."""
+        ...
+
+
+class ByteTokenizer:
+    """A text's UTF-8 bytes are its token ids, 0 to 255."""
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text."""
+        return tuple(text.encode("utf-8"))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of token ids; what is no UTF-8, or no byte, becomes the replacement character."""
+        known = bytes(token if 0 <= token < 256 else 0xFF for token in tokens)
+        return known.decode("utf-8", errors="replace")
+
+
+BYTES = ByteTokenizer()
+
+
+class CheckpointTokenizer:
+    """The tokenizer.json of a checkpoint, without special tokens added around a text."""
+
+    def __init__(self, name: str, tokenizer: tokenizers.Tokenizer) -> None:
+        self._name, self._tokenizer = name, tokenizer
+        named = getattr(tokenizer.model, "unk_token", None)
+        self._unknown = tokenizer.token_to_id(named) if named else None
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text.
+
+        Raises
+        ------
+        WorkloadError
+            If a part of the text is no token of this tokenizer, or the tokenizer is at odds with itself.
+        """
+        try:
+            found = self._tokenizer.encode(text, add_special_tokens=False)
+        except UnicodeEncodeError:
+            raise
+        except Exception as error:  # the library raises nothing narrower
+            raise WorkloadError(
+                f"the tokenizer of {self._name!r} cannot encode {text[:40]!r} ({reason(error)}); "
+                "fetch its tokenizer.json again."
+            ) from error
+        if self._unknown in found.ids:
+            begin, end = found.offsets[found.ids.index(self._unknown)]
+            raise WorkloadError(
+                f"text {text[:40]!r} has {text[begin:end]!r}, the tokenizer of {self._name!r} has no token for it; "
+                "remove it, or give token ids."
+            )
+        return tuple(found.ids)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of token ids.
+
+        Raises
+        ------
+        WorkloadError
+            If one is no number of 32 bits.
+        """
+        strange = [token for token in tokens if not 0 <= token < 2**32]
+        if strange:
+            raise WorkloadError(f"the tokenizer of {self._name!r} has no token {strange[0]}; give ids below 2**32.")
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+
+def load_tokenizer(model: ModelConfig | str | Path) -> Tokenizer:
+    """The tokenizer of a checkpoint: its tokenizer.json, or bytes where it has none.
+
+    Parameters
+    ----------
+    model : ModelConfig or str or Path
+        A checkpoint, or its folder.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is damaged, or the folder does not exist.
+    """
+    folder = model.path if isinstance(model, ModelConfig) else Path(model)
+    if folder is None:
+        return BYTES
+    if not is_folder(folder):
+        raise CheckpointError(f"checkpoint {str(folder)!r} is no folder; give the one that holds tokenizer.json.")
+    file = folder / "tokenizer.json"
+    if not is_file(file):
+        return BYTES
+    import tokenizers
+
+    try:
+        return CheckpointTokenizer(folder.name, tokenizers.Tokenizer.from_file(str(file)))
+    except Exception as error:  # the library raises nothing narrower
+        raise CheckpointError(f"{file} is no valid tokenizer ({reason(error)}); fetch it again.") from error

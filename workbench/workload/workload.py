@@ -1,0 +1,439 @@
+"""Requests to serve: prompt and output lengths, and token ids where a model is to run them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from reprlib import repr as short
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from workbench.core.catalogue import Catalogue
+from workbench.core.errors import WorkloadError
+from workbench.core.records import is_file
+from workbench.core.units import is_number, is_whole
+from workbench.workload.lengths import Counts, Gamma, Histogram, LengthDistribution, Lengths, LogNormal, whole_lengths
+from workbench.workload.tokenizer import BYTES, Tokenizer
+
+Times = npt.NDArray[np.float64]
+AT_ONCE: Times = np.empty(0)
+AT_ONCE.flags.writeable = False
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a request's tokens are chosen; temperature 0 is greedy. The same seed gives the same tokens in any batch."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (is_number(self.temperature) and 0 <= self.temperature < math.inf):
+            raise WorkloadError(f"temperature must be 0 (greedy) or positive, not {self.temperature!r}.")
+        if not (is_number(self.top_p) and 0 < self.top_p <= 1):
+            raise WorkloadError(f"top_p must lie in (0, 1], not {self.top_p!r}; 1 keeps every token.")
+        if not (is_whole(self.seed) and 0 <= self.seed < 2**64):
+            raise WorkloadError(f"seed must be a number of 64 bits without a sign, not {self.seed!r}.")
+        object.__setattr__(self, "seed", int(self.seed))
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt, given as token ids, and the exact number of tokens to generate for it."""
+
+    prompt: tuple[int, ...]
+    output_len: int
+    sampling: Sampling = field(default_factory=Sampling)
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.prompt, Sequence) and self.prompt and all(map(_is_token, self.prompt))):
+            raise WorkloadError(
+                "a prompt must be token ids, at least one token, each id a non-negative integer below 2**63, not "
+                f"{short(self.prompt)}; "
+                "encode text with a tokenizer, such as byte_tokens(text)."
+            )
+        if not isinstance(self.sampling, Sampling):
+            raise WorkloadError(
+                f"sampling must be a Sampling, such as Sampling(temperature=0.7), not {self.sampling!r}."
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """Requests that are served in this order: a pile, or as they arrive.
+
+    Attributes
+    ----------
+    name : str
+    prompt_len, output_len : ndarray (requests,) int64
+    requests : tuple of Request
+        Empty where only the lengths are known; `run` needs the token ids.
+    synthetic : bool
+        True where the lengths were drawn from a distribution and not recorded.
+    source : str
+        Where the distribution comes from, and what it was drawn as.
+    arrival : ndarray (requests,) float64
+        Seconds after the start at which each comes, none before the one above it; empty if all are there at once.
+    """
+
+    name: str
+    prompt_len: Lengths
+    output_len: Lengths
+    requests: tuple[Request, ...] = ()
+    synthetic: bool = False
+    source: str = ""
+    arrival: Times = field(default_factory=lambda: AT_ONCE)
+
+    def __post_init__(self) -> None:
+        shapes = np.shape(self.prompt_len), np.shape(self.output_len)
+        if len(shapes[0]) != 1 or shapes[0] != shapes[1]:
+            counts = " and ".join(
+                f"{np.size(x)} {w}" for x, w in ((self.prompt_len, "prompts"), (self.output_len, "outputs"))
+            )
+            raise WorkloadError(f"workload {self.name!r} has {counts}; give one of each per request.")
+        if not len(self.prompt_len):
+            raise WorkloadError(f"workload {self.name!r} has no requests; give at least one.")
+        for what in ("prompt", "output"):
+            lengths = whole_lengths(getattr(self, f"{what}_len"), what)
+            object.__setattr__(self, f"{what}_len", lengths)
+            if lengths.min() < 1:
+                worst = int(lengths.argmin())
+                raise WorkloadError(
+                    f"request {worst} of workload {self.name!r} has {what} length {lengths[worst]}; the least is 1."
+                )
+        lengths_of = [len(request.prompt) for request in self.requests]
+        if self.requests and not np.array_equal(lengths_of, self.prompt_len):
+            raise WorkloadError(f"requests of workload {self.name!r} have other lengths; use Workload.of(requests).")
+        self._check_arrival()
+
+    def _check_arrival(self) -> None:
+        try:
+            given = np.asarray(self.arrival)
+        except ValueError:  # rows of unlike length
+            given = np.empty(1, dtype=object)
+        if given.size and given.dtype.kind not in "iuf":
+            raise WorkloadError(f"arrivals of workload {self.name!r} are no seconds: {short(self.arrival)}.")
+        times = given.astype(np.float64)
+        object.__setattr__(self, "arrival", times)
+        if times.shape not in ((0,), self.prompt_len.shape):
+            raise WorkloadError(f"workload {self.name!r} has {times.size} arrivals of {len(self)} requests; give all.")
+        if not np.isfinite(times).all() or times.min(initial=0) < 0 or (np.diff(times) < 0).any():
+            raise WorkloadError(
+                f"arrivals of workload {self.name!r} must be seconds from 0 on in ascending order; sort the requests."
+            )
+
+    def __len__(self) -> int:
+        return len(self.prompt_len)
+
+    def __str__(self) -> str:
+        drawn = " (synthetic)" if self.synthetic else ""
+        means = f"mean prompt {self.prompt_len.mean():.4g}, mean output {self.output_len.mean():.4g}"
+        online = f", arriving within {self.arrival[-1]:.4g} s" if len(self.arrival) else ""
+        return f"{self.name}: {len(self)} requests, {means}{online}{drawn}"
+
+    __repr__ = __str__
+
+    def arriving(
+        self, *, rate: float | None = None, at: Sequence[float] | Times | None = None, seed: int = 0
+    ) -> Workload:
+        """The same requests, arriving one after the other.
+
+        Parameters
+        ----------
+        rate : float, optional
+            Requests per second of a Poisson process that is drawn with `seed`.
+        at : sequence of float, optional
+            Seconds after the start at which each request arrives, as a trace has them.
+
+        Raises
+        ------
+        WorkloadError
+            If not exactly one of `rate` and `at` is given, the rate is not positive, or the times are not in order.
+        """
+        if (rate is None) == (at is None):
+            raise WorkloadError("arriving takes either a rate of requests per second or the times, at=[...].")
+        if rate is not None:
+            if not (is_number(rate) and 0 < rate < math.inf):
+                raise WorkloadError(f"a rate must be a positive number of requests per second, not {rate!r}.")
+            # A stream apart from the one that draws lengths, so that the same seed does not tie gaps to lengths.
+            gaps = np.random.default_rng((seed, 1)).exponential(1 / rate, len(self))
+            return replace(self, arrival=np.cumsum(gaps))
+        times: Any = at
+        if not np.size(times):
+            raise WorkloadError(f"workload {self.name!r} has {len(self)} requests and no arrivals; give all.")
+        return replace(self, arrival=times)
+
+    @classmethod
+    def of(cls, requests: Iterable[Request], *, name: str = "requests") -> Workload:
+        """A workload of requests with token ids."""
+        requests = tuple(requests)
+        for number, request in enumerate(requests):
+            if not isinstance(request, Request):
+                raise WorkloadError(
+                    f"request {number} is no Request but {request!r}; give Request(prompt, output_len)."
+                )
+            if not is_whole(request.output_len):
+                raise WorkloadError(f"request {number} has output_len={request.output_len!r}; give a whole number.")
+        return cls(
+            name,
+            np.array([len(request.prompt) for request in requests], dtype=np.int64),
+            whole_lengths([request.output_len for request in requests], "output"),
+            requests,
+        )
+
+    @classmethod
+    def lengths(cls, prompt: int | Sequence[int], output: int | Sequence[int], requests: int | None = None) -> Workload:
+        """A workload of lengths only, for `bound` and `simulate`.
+
+        Parameters
+        ----------
+        prompt, output : int or sequence of int
+            Length of every request, or of each [tokens].
+        requests : int, optional
+            Their number, where both lengths are single numbers.
+        """
+        prompts, outputs = whole_lengths(prompt, "prompt"), whole_lengths(output, "output")
+        given = {lengths.size for lengths in (prompts, outputs) if lengths.ndim}
+        counts = given | ({_positive(requests, "lengths")} if requests is not None else set()) or {1}
+        if len(counts) > 1 or min(counts) < 1:
+            found = " and ".join(map(str, sorted(counts)))
+            raise WorkloadError(f"a workload needs at least one request, not {found}; give lengths of one number.")
+        size = counts.pop()
+        return cls("lengths", np.broadcast_to(prompts, size).copy(), np.broadcast_to(outputs, size).copy())
+
+    @classmethod
+    def from_jsonl(cls, path: str | Path, *, output_len: int = 32, tokenizer: Tokenizer = BYTES) -> Workload:
+        """Requests from a file with one JSON object per line.
+
+        Keys: ``prompt`` (text, encoded by the tokenizer: its UTF-8 bytes unless a checkpoint's is given) or ``tokens``
+        (ids); optional ``output_len`` (else the argument), ``temperature``, ``top_p``, ``seed``, and in every line or
+        in none ``arrival`` (seconds after the start).
+
+        Raises
+        ------
+        WorkloadError
+            If the file or one of its lines is malformed, or has text without a token; the line number is named.
+        """
+        path = Path(path)
+        numbered = [(number, line) for number, line in enumerate(_lines(path), 1) if line.strip()]
+        parsed = [_parse(f"{path.name}:{number}", line, output_len, tokenizer) for number, line in numbered]
+        times: Any = [time for _, time in parsed if time is not None]
+        return replace(cls.of((request for request, _ in parsed), name=path.stem), arrival=times)
+
+    @classmethod
+    def from_text(
+        cls,
+        path: str | Path,
+        *,
+        requests: int,
+        output_len: int,
+        tokenizer: Tokenizer = BYTES,
+    ) -> Workload:
+        """The first `requests` non-empty lines of a text file as prompts, repeated from the top if there are fewer."""
+        path = Path(path)
+        prompts = [line for line in _lines(path) if line.strip()]
+        if not prompts or not _is_count(requests):
+            raise WorkloadError(f"{path.name} with requests={requests} gives no prompt; both must be at least one.")
+        chosen = (prompts[index % len(prompts)] for index in range(requests))
+        return cls.of((Request(tokenizer.encode(text), output_len) for text in chosen), name=path.stem)
+
+    @classmethod
+    def from_histogram(
+        cls,
+        histogram: str | Path | Counts,
+        *,
+        requests: int,
+        output_len: int | None = None,
+        seed: int = 0,
+    ) -> Workload:
+        """Requests whose lengths are drawn from counts of one's own.
+
+        Parameters
+        ----------
+        histogram : str, Path or mapping
+            Counts by prompt length, such as ``{98: 20, 450: 1}``, or by (prompt, output); or a CSV file whose first
+            line is ``prompt,count`` or ``prompt,output,count``.
+        requests : int
+            How many to draw, each length as likely as it is frequent.
+        output_len : int, optional
+            Of every request; needed where the histogram has none, and then only.
+        seed : int
+
+        Raises
+        ------
+        WorkloadError
+            If the histogram is malformed, output lengths are missing or given twice, or there are no requests.
+        """
+        if isinstance(histogram, Mapping):
+            name, table = "histogram", Histogram.of(histogram)
+        else:
+            name, table = Path(histogram).stem, Histogram.read(histogram)
+        if table.knows_outputs == (output_len is not None):
+            known = "has output lengths" if table.knows_outputs else "has no output lengths"
+            raise WorkloadError(f"{name!r} {known} and output_len is {output_len}; give exactly one of them.")
+        drawn = table.draw(np.random.default_rng(seed), _positive(requests, name))
+        outputs = drawn[:, 1] if output_len is None else np.full(requests, whole_lengths(output_len, "output"))
+        source = f"drawn from a histogram of {len(table.lengths)} rows, seed {seed}"
+        return cls(name, drawn[:, 0], outputs, synthetic=True, source=source)
+
+
+def byte_tokens(text: str) -> tuple[int, ...]:
+    """Token ids of a text under the byte tokenizer: its UTF-8 bytes, 0 to 255."""
+    return BYTES.encode(text)
+
+
+def _lines(path: Path) -> list[str]:
+    """Lines of a UTF-8 file; only newlines end them, not the other separators that a prompt may contain."""
+    if not is_file(path):
+        raise WorkloadError(f"workload file {str(path)!r} does not exist; give the path of a text file.")
+    try:
+        return path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise WorkloadError(f"workload file {path.name} is not UTF-8 text ({error.reason}); convert it.") from error
+
+
+def _parse(where: str, line: str, output_len: int, tokenizer: Tokenizer) -> tuple[Request, float | None]:
+    """The request of a line, and when it arrives if the line says so."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise WorkloadError(f"{where} is not valid JSON ({error}); write one object per line.") from error
+    if not isinstance(entry, Mapping) or ("prompt" in entry) == ("tokens" in entry):
+        raise WorkloadError(f"{where} must be an object with either 'prompt' (text) or 'tokens' (a list of ids).")
+    unknown = set(entry).difference(("prompt", "tokens", "output_len", "temperature", "top_p", "seed", "arrival"))
+    if unknown:
+        raise WorkloadError(f"{where} has the unknown key {sorted(unknown)[0]!r}; remove it.")
+    if "prompt" in entry:
+        prompt = _encode(_typed(entry, "prompt", str, where), tokenizer, where)
+    else:
+        prompt = tuple(_typed(entry, "tokens", list, where))
+    if "output_len" in entry:
+        output_len = _typed(entry, "output_len", int, where)
+    arrival = _typed(entry, "arrival", (int, float), where) if "arrival" in entry else None
+    sampling = _sampling(entry, where)
+    try:
+        return Request(prompt, output_len, sampling), arrival
+    except WorkloadError as error:
+        raise WorkloadError(f"{where}: {error}") from None
+
+
+def _encode(text: str, tokenizer: Tokenizer, where: str) -> tuple[int, ...]:
+    try:
+        return tokenizer.encode(text)
+    except UnicodeEncodeError as error:
+        raise WorkloadError(f"{where} has a prompt that is no UTF-8 ({error.reason}); correct it.") from None
+    except WorkloadError as error:
+        raise WorkloadError(f"{where}: {error}") from None
+
+
+def _sampling(entry: Mapping[str, Any], where: str) -> Sampling:
+    given = {key: entry[key] for key in ("temperature", "top_p", "seed") if key in entry}
+    for key in given:
+        _typed(entry, key, int if key == "seed" else (int, float), where)
+    try:
+        return Sampling(**given)
+    except WorkloadError as error:
+        raise WorkloadError(f"{where}: {error}") from None
+
+
+def _typed(entry: Mapping[str, Any], key: str, kind: type | tuple[type, ...], where: str) -> Any:
+    if not isinstance(entry[key], kind) or isinstance(entry[key], bool):
+        names = kind.__name__ if isinstance(kind, type) else "number"
+        raise WorkloadError(f"{where} has {key}={short(entry[key])}; it must be of type {names}.")
+    return entry[key]
+
+
+def _is_token(token: object) -> bool:
+    return is_whole(token) and bool(0 <= token < 2**63)
+
+
+def _is_count(requests: object) -> bool:
+    return is_whole(requests) and bool(requests >= 1)
+
+
+def _positive(requests: int, name: str) -> int:
+    if not _is_count(requests):
+        raise WorkloadError(f"{name} needs at least one request, not {requests!r}; give a whole number.")
+    return requests
+
+
+@dataclass(frozen=True)
+class PublishedWorkload:
+    """A data set of which only statistics are published: what is drawn from them is synthetic, and marked so.
+
+    Attributes
+    ----------
+    name : str
+    prompt : LengthDistribution
+    output : LengthDistribution or tuple of int
+        What output lengths are drawn from, or the fixed ones that were asked for in the publication.
+    source : str
+    """
+
+    name: str
+    prompt: LengthDistribution
+    output: LengthDistribution | tuple[int, ...]
+    source: str
+
+    def sample(self, requests: int, output_len: int | None = None, *, seed: int = 0) -> Workload:
+        """Draw lengths; the same seed draws the same ones.
+
+        Parameters
+        ----------
+        requests : int
+        output_len : int, optional
+            Of every request; by default drawn too, or the only length that the publication has.
+        seed : int
+
+        Raises
+        ------
+        WorkloadError
+            If there are no requests, or several output lengths were published and none is given.
+        """
+        generator = np.random.default_rng(seed)
+        prompts = self.prompt.draw(generator, _positive(requests, self.name))
+        if output_len is None and not isinstance(self.output, tuple):
+            outputs, how = self.output.draw(generator, requests), f"; outputs: {self.output}"
+        else:
+            outputs, how = np.full(requests, whole_lengths(self._fixed(output_len), "output")), ""
+        source = f"{self.source}; prompts: {self.prompt}{how}; seed {seed}"
+        return Workload(self.name, prompts, outputs, synthetic=True, source=source)
+
+    def _fixed(self, output_len: int | None) -> int:
+        if output_len is not None:
+            return output_len
+        published = self.output if isinstance(self.output, tuple) else ()
+        if len(published) != 1:
+            raise WorkloadError(
+                f"{self.name} was published with output lengths {', '.join(map(str, published))}; "
+                "say which with output_len=..."
+            )
+        return published[0]
+
+    def __str__(self) -> str:
+        if isinstance(self.output, tuple):
+            outputs = f"{' or '.join(map(str, self.output))} tokens"
+        else:
+            outputs = str(self.output)
+        return f"{self.name}: prompts {self.prompt}; outputs {outputs}"
+
+
+def _fitted(table: Mapping[str, float]) -> LengthDistribution:
+    """What the catalogue's statistics make."""
+    if "std" in table:
+        return Gamma(table["mean"], table["std"], table.get("max", math.inf))
+    return LogNormal(table["mean"], table["max"])
+
+
+def _from_catalogue(name: str, table: dict[str, Any]) -> PublishedWorkload:
+    output = _fitted(table["output"]) if "output" in table else tuple(table["outputs"])
+    return PublishedWorkload(name, _fitted(table["prompt"]), output, table["source"]["all"])
+
+
+workloads: Catalogue[PublishedWorkload] = Catalogue("workloads.toml", _from_catalogue)
