@@ -62,6 +62,7 @@ def touch(path):
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     (tmp_path / "pyproject.toml").write_text("[project]\n")
+    (tmp_path / "constraints.txt").write_text("numpy==2.4.6\n")
     monkeypatch.setattr(lab.os, "name", "posix")
     return tmp_path
 
@@ -184,7 +185,7 @@ def test_torchs_cpu_build_is_asked_for_where_there_is_no_driver(root, monkeypatc
     commands = Commands()
     lab.Setup(root, ("lab",), **outside(commands, 20 * GIB, driver, answers)).ensure()
     (line,) = [line for line in commands.seen if "torch==" in line]
-    words = line.split("--no-input ")[1]
+    words = line.split("-c constraints.txt ")[1]
     cpu = platform == "linux" and answers and not driver
     assert words == ("--extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0" if cpu else "torch==2.13.0")
     (rest,) = [line for line in commands.seen if ".[lab]" in line]
@@ -255,15 +256,25 @@ def test_second_start_runs_nothing(root):
     assert set_up(root) == []
 
 
-def test_pyproject_and_recipe_are_in_the_stamp(root, monkeypatch):
+def test_pyproject_lock_and_recipe_are_in_the_stamp(root, monkeypatch):
     digests = {lab.Setup(root, ()).digest()}
+    (root / "constraints.txt").write_text("numpy==2.4.5\n")
+    digests.add(lab.Setup(root, ()).digest())
     (root / "pyproject.toml").write_text("[project]\nname = 'other'\n")
     digests.add(lab.Setup(root, ()).digest())
     monkeypatch.setattr(lab, "TORCH", ["torch==2.12.0"])
     digests.add(lab.Setup(root, ()).digest())
     monkeypatch.setattr(lab.platform, "python_version", lambda: "3.12.1")
     digests.add(lab.Setup(root, ()).digest())
-    assert len(digests) == 4
+    assert len(digests) == 5
+
+
+def test_everything_is_installed_by_the_lock(root):
+    commands = Commands()
+    lab.Setup(root, ("lab",), **outside(commands, 5 * GIB)).ensure()
+    installs = [line for line in commands.seen if "pip install" in line]
+    assert len(installs) == 2
+    assert all("-c constraints.txt" in line for line in installs)
 
 
 def test_changed_pyproject_installs_into_the_venv_there_is(root):
@@ -305,6 +316,7 @@ def test_venv_without_its_python_is_made_anew(root):
 def test_moved_checkout_is_set_up_anew(root):
     (root / "here").mkdir()
     (root / "here/pyproject.toml").touch()
+    (root / "here/constraints.txt").touch()
     set_up(root / "here")
     (root / "here").rename(root / "there")
     assert set_up(root / "there") == EVERYTHING

@@ -1,0 +1,51 @@
+"""Writes constraints.txt, which ./lab installs: the newest versions that pyproject.toml allows and that work together.
+
+    python lock.py      then run ./lab test --all, and commit the file if nothing fails
+
+A fresh virtual environment is made for it in a temporary folder, with the `test` extra, which has all others.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Iterable
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+ROOT = Path(__file__).parent
+LOCK = ROOT / "constraints.txt"
+TORCH = "torch==2.13.0"
+"""As in ./lab."""
+WITH_TORCH = ("triton", "nvidia-", "cuda-")
+"""Not locked: torch's CUDA build asks for versions of its own, its CPU build for none."""
+
+
+def locked(frozen: Iterable[str]) -> list[str]:
+    """Lines of a lock from those of `pip freeze`, without what torch decides and without local versions (+cpu)."""
+    pins = [line.partition("+")[0] for line in frozen if "==" in line]
+    return sorted(pin for pin in pins if not pin.startswith(WITH_TORCH))
+
+
+def written(pins: Iterable[str], day: date) -> str:
+    """The file."""
+    head = f"# Versions that work together, found on {day} by: python lock.py\n"
+    return head + "".join(f"{pin}\n" for pin in pins)
+
+
+def main() -> None:
+    """Install the newest versions and write down which these are."""
+    with tempfile.TemporaryDirectory() as folder:
+        venv.create(folder, with_pip=True)
+        python = str(Path(folder) / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python"))
+        for wanted in (TORCH, f"{ROOT}[test]"):
+            subprocess.run([python, "-m", "pip", "install", "--disable-pip-version-check", wanted], check=True)
+        frozen = subprocess.run([python, "-m", "pip", "freeze"], check=True, capture_output=True, text=True).stdout
+    LOCK.write_text(written(locked(frozen.splitlines()), datetime.now(UTC).date()), encoding="utf-8")
+    print(f"wrote {LOCK}")
+
+
+if __name__ == "__main__":
+    main()
