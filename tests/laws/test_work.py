@@ -23,9 +23,9 @@ from workbench.stages import (
     afterwards,
     at_once,
     decode_attention,
-    embed_work,
+    embed,
     experts,
-    head_work,
+    head,
     prefill_attention,
 )
 
@@ -52,8 +52,8 @@ def test_tokens_cost_as_many_gemm_flops_as_the_model_has_active_parameters(pipel
     scenario = tiny_scenario(model=model, pipeline=PIPELINES[pipeline])
     gemms = [s.op for s in scenario.layer.stages if s.op not in ATTENTION and s.op.name != "combine"]
     flops = model.num_hidden_layers * sum(op.work(rows, model, scenario.precision).flops for op in gemms)
-    assert flops + head_work(rows, model, scenario.precision).flops == pytest.approx(5 * model.flops_per_token())
-    assert embed_work(rows, model, scenario.precision).flops == 0
+    assert flops + head.work(rows, model, scenario.precision).flops == pytest.approx(5 * model.flops_per_token())
+    assert embed.work(rows, model, scenario.precision).flops == 0
 
 
 @pytest.mark.parametrize("defer", [1, 3])

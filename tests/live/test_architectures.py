@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import workbench as wb
-from tests.live.world import OF_SYSTEMS, QWEN2, QWEN3, RUNNABLE, WIRED, longest, requests, scenario
+from tests.live.world import OF_SYSTEMS, QWEN2, QWEN3, RUNNABLE, WIRED, computed_by, longest, requests, scenario
 from workbench.core.errors import CheckpointError, EngineError
 from workbench.engine.model import forward, ops
 from workbench.models import ModelConfig
@@ -182,7 +182,7 @@ def test_what_is_left_out_changes_tokens(
     name: str, op: str, broken: Any, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, tokens = case(name)
-    monkeypatch.setitem(ops.BUILT_IN, op, broken)
+    computed_by(monkeypatch, op, broken)
     assert run(model, RUNNABLE["all_gpu"], Sequential()).tokens != tokens
 
 

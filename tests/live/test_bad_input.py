@@ -176,11 +176,11 @@ def test_files_that_are_cut_or_rewritten_later_change_nothing(folder: Path) -> N
 
 def test_weights_are_held_once(tiny: ModelConfig) -> None:
     store = WeightStore(tiny, "fp32")
-    resident = store.resident(1, "experts")
+    resident = store.resident(1, experts)
     assert len(resident) == 2 * tiny.num_local_experts
     with pytest.raises(KeyError):
-        store.sources(1, "experts")
-    assert store.sources(0, "experts")
+        store.sources(1, experts)
+    assert store.sources(0, experts)
 
 
 def test_a_pickle_inside_a_safetensors_name_is_not_opened(folder: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import workbench as wb
-from tests.live.world import differing, requests, scenario
+from tests.live.world import computed_by, differing, requests, scenario
 from workbench.engine.model import kv_cache, ops, weights
 from workbench.models import ModelConfig
 from workbench.schedules import VSLPipe
@@ -35,8 +35,8 @@ def right(model: ModelConfig) -> tuple[tuple[int, ...], ...]:
 
 def built_in(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[..., Any]) -> None:
     """Wrap a built-in operation: `change(original, operations, part, read, weights)`."""
-    original = ops.BUILT_IN[name]
-    monkeypatch.setitem(ops.BUILT_IN, name, lambda *args: change(original, *args))
+    original = getattr(ops.Ops, name)
+    computed_by(monkeypatch, name, lambda *args: change(original, *args))
 
 
 def gates(change: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ import workbench as wb
 from tests.live.world import OF_SYSTEMS, QWEN2, QWEN3, RUNNABLE, TINY, WIRED, requests, scenario, ways
 from workbench.engine.model.forward import Forward
 from workbench.engine.model.kv_cache import KVCache
-from workbench.engine.model.weights import PACKS, WeightStore
+from workbench.engine.model.weights import WeightStore
 from workbench.engine.tiny_model.synthesize import write_checkpoint
 from workbench.models import ModelConfig, checkpoint
 from workbench.schedules import KTransformers, Schedule, Sequential
@@ -144,9 +144,9 @@ def test_weights_and_cache_on_the_host_are_to_the_byte(name: str, model: ModelCo
     weights = sum(
         tensor.nbytes
         for stage in of.layer.stages
-        if stage.op.name in PACKS and (stage.device is Device.CPU or of.layer.streams(stage))
+        if stage.op.has_weights and (stage.device is Device.CPU or of.layer.streams(stage))
         for layer in range(model.num_hidden_layers)
-        for _, parts in store.sources(layer, stage.op.name)
+        for _, parts in store.sources(layer, stage.op)
         for tensor in parts
     )
     cache = KVCache(model, of.kv_blocks, of.memory.kv_block, model.dtype)

@@ -9,27 +9,28 @@ from workbench.engine.model.weights import WeightBuffer, WeightStore
 from workbench.models import ModelConfig
 from workbench.pipeline.layer_graph import layer_graph
 from workbench.schedules.plan import Page
+from workbench.stages import experts
 
 
 @pytest.mark.parametrize("pages", [1, 2, 3, 7, 1000])
 def test_pages_bring_what_the_whole_transfer_brings(pages: int, tiny: ModelConfig) -> None:
     graph, store = layer_graph(LIGHTNING), WeightStore(tiny, "fp32")
     (node,) = graph.streamed
-    size = sum(t.nbytes for _, parts in store.sources(0, "experts") for t in parts)
+    size = sum(t.nbytes for _, parts in store.sources(0, experts) for t in parts)
     paged, whole = (WeightBuffer(store, graph, size, 2) for _ in range(2))
     arrive(whole.transfer([(1, node)]))
     moved = 0
     for number in range(pages):
         with pytest.raises(EngineError, match="in no slot"):
-            paged.get(1, "experts")
+            paged.get(1, experts)
         transfer = paged.transfer([(1, node)], Page(number, pages))
         begin, end = Page(number, pages).cut(size)
         assert transfer.bytes == end - begin
         moved += transfer.bytes
         arrive(transfer)
     assert moved == size
-    for key, tensor in whole.get(1, "experts").items():
-        assert np.array_equal(tensor, paged.get(1, "experts")[key])
+    for key, tensor in whole.get(1, experts).items():
+        assert np.array_equal(tensor, paged.get(1, experts)[key])
 
 
 def arrive(transfer) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 import workbench as wb
 from tests.examples import examples
 from tests.live.test_law8 import CHECKS, live_and_virtual
-from tests.live.world import RUNNABLE, longest, machine, requests, scenario
+from tests.live.world import RUNNABLE, computed_by, longest, machine, requests, scenario
 from workbench.core.errors import EngineError, ScenarioError
 from workbench.engine.lanes.meter import Meter, processors
 from workbench.engine.model import ops
@@ -122,7 +122,7 @@ def test_experts_are_counted_as_rows_were_routed(deep: ModelConfig, monkeypatch:
         seen.append(len(set(gates[:, : deep.num_experts_per_tok].flatten().tolist())))
         return h, gates
 
-    monkeypatch.setitem(ops.BUILT_IN, "route", route)
+    computed_by(monkeypatch, "route", route)
     chunked = wb.run(asked_of(deep, wb.ChunkedPrefill(9), "all_gpu", spare=300), Sequential())
     assert chunked.expert_bytes == sum(seen) * deep.expert_params * 4
     layered = wb.run(asked_of(deep, wb.LayeredPrefill(9), "all_gpu", spare=300), Sequential())

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import workbench as wb
-from tests.live.world import OF_SYSTEMS, RUNNABLE, WIRED, longest, machine, scenario
+from tests.live.world import OF_SYSTEMS, RUNNABLE, WIRED, computed_by, longest, machine, scenario
 from workbench.engine.model import ops
 from workbench.engine.model.checkpoint import open_checkpoint
 from workbench.engine.tiny_model.tiny import EXAM_PER_KIND, greedy_marks, make_tokenizer
@@ -128,11 +128,11 @@ def test_the_exam_bites(exam: Exam, model: ModelConfig, monkeypatch: pytest.Monk
         gates[:, :chosen] = (gates[:, :chosen] + 1) % model.num_local_experts
         return h, gates
 
-    for where, name, broken in (
-        (monkeypatch.setattr, (ops.Ops, "_rotate"), lambda self, x, cos, sin: x.contiguous()),
-        (monkeypatch.setitem, (ops.BUILT_IN, "route"), wrong),
+    for break_it in (
+        lambda: monkeypatch.setattr(ops.Ops, "_rotate", lambda self, x, cos, sin: x.contiguous()),
+        lambda: computed_by(monkeypatch, "route", wrong),
     ):
-        where(*name, broken)
+        break_it()
         assert total(dict(exam.marks(sit(exam, model, VSLPipe())))).accuracy < 0.5
         monkeypatch.undo()
 
@@ -165,7 +165,7 @@ def test_all_experts_are_used(exam: Exam, model: ModelConfig, monkeypatch: pytes
         used.extend(gates[:, : model.num_experts_per_tok].flatten().int().tolist())
         return h, gates
 
-    monkeypatch.setitem(ops.BUILT_IN, "route", watched)
+    computed_by(monkeypatch, "route", watched)
     wb.run(scenario(model, exam.workload.requests, budget=600, on=machine()), Sequential())
     counts = torch.bincount(torch.tensor(used), minlength=model.num_local_experts)
     assert counts.min() > 0.3 * counts.float().mean()

@@ -1,16 +1,25 @@
 """A user's own operation works in all three readers, on either device, and a wrong one is told in a clear sentence."""
 
+import importlib
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import workbench as wb
-from tests.live.world import differing, lane_threads, requests, scenario
-from workbench.core.errors import EngineError, PipelineError, ScenarioError, WorkbenchError
+from tests.live.world import TINY, differing, lane_threads, requests, scenario
+from workbench.core.errors import CheckpointError, EngineError, PipelineError, ScenarioError, WorkbenchError
 from workbench.core.result import Source
+from workbench.engine.model.checkpoint import open_checkpoint
+from workbench.engine.tiny_model.synthesize import write_checkpoint
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
 from workbench.schedules import Schedule, Sequential, VSLPipe
@@ -191,6 +200,126 @@ def test_an_op_without_work_runs(tiny: ModelConfig, plain: Any) -> None:
         assert wb.run(of, Sequential()).tokens == plain
 
 
+# -------------------------------------------------------------------------------------------------------------- weights
+
+
+def mix(x: torch.Tensor, weights: dict[str, torch.Tensor]) -> torch.Tensor:
+    return x + torch.tanh(x @ weights["mix.weight"].T) * weights["mix.gain"]
+
+
+mixed = Op(
+    "mixed",
+    ("x",),
+    ("x",),
+    work=some_work,
+    run=mix,
+    working=lambda model, size: 1000.0 * size * model.hidden_size,
+    tensors=lambda model: {"mix.weight": (model.hidden_size, model.hidden_size), "mix.gain": (model.hidden_size,)},
+)
+SQUARE = TINY.hidden_size * TINY.hidden_size + TINY.hidden_size
+
+
+@pytest.fixture(scope="module")
+def weighted(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    """A checkpoint with tensors of `mixed` in every layer."""
+    folder, random = write_checkpoint(TINY, tmp_path_factory.mktemp("weighted")), torch.Generator().manual_seed(3)
+    tensors = {
+        f"model.layers.{layer}.{name}": torch.randn(shape, generator=random)
+        for layer in range(TINY.num_hidden_layers)
+        for name, shape in mixed.shapes(TINY).items()
+    }
+    save_file(tensors, folder / "mixed.safetensors")
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        known = json.loads(index.read_text())
+        known["weight_map"] |= dict.fromkeys(tensors, "mixed.safetensors")
+        index.write_text(json.dumps(known))
+    return wb.checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    "pipeline",
+    [
+        PLAIN >> gpu(mixed),
+        fetch(mixed.weights) | gpu(qkv, attention, out_proj, moe, mixed),
+        gpu(qkv, attention, out_proj, moe, mixed),
+        gpu(qkv, attention, out_proj, moe) >> offload >> cpu(mixed) >> load,
+    ],
+    ids=["all streamed", "alone streamed", "resident", "on the cpu"],
+)
+def test_weights_are_given_wherever_they_lie(pipeline: Pipeline, weighted: ModelConfig) -> None:
+    """The same tokens by hand, weights kept inside the function and read per layer."""
+    held = open_checkpoint(weighted, [mixed])
+    layers = iter([n for _ in range(10**6) for n in range(TINY.num_hidden_layers)])
+
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        layer = next(layers)
+        return mix(x, {name: held[f"model.layers.{layer}.{name}"] for name in mixed.shapes(TINY)})
+
+    bare = op("bare", "x", "x", inside)
+    want = wb.run(scenario(weighted, ASKED, gpu(qkv, attention, out_proj, moe, bare)), Sequential()).tokens
+    assert differing(want, wb.run(scenario(weighted, ASKED), Sequential()).tokens) > 0.5
+    for schedule in (Sequential(2), Sequential(2, prefetch=True)):
+        of = scenario(weighted, ASKED, pipeline, tokens=28, block=2, budget=30)
+        bound, simulated, measured = (read(of, schedule) for read in (wb.bound, wb.simulate, wb.run))
+        assert bound.seconds <= simulated.seconds
+        assert measured.tokens == want
+
+
+def test_weights_and_working_memory_are_in_the_ledger(weighted: ModelConfig) -> None:
+    without = wb.fits(scenario(weighted, ASKED, gpu(qkv, attention, out_proj, moe)), Sequential()).gpu
+    resident = wb.fits(scenario(weighted, ASKED, gpu(qkv, attention, out_proj, moe, mixed)), Sequential()).gpu
+    assert resident["weights"] - without["weights"] == 4 * SQUARE * TINY.num_hidden_layers
+    alone = fetch(mixed.weights) | gpu(qkv, attention, out_proj, moe, mixed)
+    streamed = wb.fits(scenario(weighted, ASKED, alone), Sequential())
+    assert streamed.gpu["weights"] == without["weights"]
+    assert streamed.gpu["weight slots"] == 2 * 4 * SQUARE
+    assert streamed.host["weights"] == 4 * SQUARE * TINY.num_hidden_layers
+    tokens = 37  # of all prompts
+    assert resident["largest operation"] == (1000 + 1) * 4 * TINY.hidden_size * tokens
+    assert without["largest operation"] < resident["largest operation"]
+
+
+MODULE = """
+from workbench.stages import Op, Work
+
+def work(rows, model, precision):
+    return Work(rows.tokens * model.hidden_size, 8.0 * rows.tokens * model.hidden_size, precision.weights)
+
+def run(x, weights):
+    return x * weights["mix.gain"]
+
+gained = Op("gained", ("x",), ("x",), work=work, run=run, tensors=lambda model: {"mix.gain": (model.hidden_size,)})
+"""
+ELSEWHERE = """
+import sys
+import workbench as wb
+from workbench.schedules import Sequential
+print(wb.run(wb.Scenario.load(sys.argv[1]), Sequential()).tokens)
+"""
+
+
+def test_it_is_saved_loaded_and_run_elsewhere(
+    weighted: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gained_by_a_user.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    gained = importlib.import_module("gained_by_a_user").gained
+    of = scenario(weighted, ASKED, fetch(gained.weights) | gpu(qkv, attention, out_proj, moe, gained))
+    path = of.save(tmp_path / "s.json")
+    assert json.loads(path.read_text())["pipeline"]["chain"][-1]["op"] == "gained_by_a_user:gained"
+    back = wb.Scenario.load(path)
+    assert back.pipeline.stages[-1].op is gained
+    assert back.diff(of) == {}
+    tokens = wb.run(back, Sequential()).tokens
+    assert tokens == wb.run(of, Sequential()).tokens
+    paths = os.pathsep.join([str(tmp_path), str(Path(wb.__file__).parents[1])])
+    told = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, path], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True
+    )
+    assert told.stdout.strip() == str(tokens), told.stderr
+
+
 # ------------------------------------------------------------------------------------------------------------- mistakes
 
 
@@ -267,10 +396,33 @@ def test_an_error_inside_an_own_op_surfaces(tiny: ModelConfig) -> None:
         wb.run(scenario(tiny, ASKED, PLAIN >> gpu(op("broken", "x", "x", broken))), VSLPipe())
 
 
-def test_an_own_op_with_weights_is_told(tiny: ModelConfig) -> None:
-    """`params` makes `fetch(weights)` stream weights that no checkpoint has: refuse before any work."""
+def test_an_own_op_with_params_alone_is_told(tiny: ModelConfig) -> None:
+    """`params` makes `fetch(weights)` stream weights of which no tensor is known: refuse before any work."""
     heavy = replace(scale, params=lambda model: 10)
-    refused(PLAIN >> gpu(heavy), tiny, "scale")
+    assert "tensors" in refused(PLAIN >> gpu(heavy), tiny, "scale")
+
+
+def test_a_tensor_that_another_stage_reads_is_told(weighted: ModelConfig) -> None:
+    refused(PLAIN >> gpu(mixed, mixed), weighted, r"gpu\(mixed\) reads the tensor 'mix.gain', as another stage does")
+    greedy = replace(mixed, tensors=lambda model: {"self_attn.o_proj.weight": (model.hidden_size, model.q_size)})
+    refused(PLAIN >> gpu(greedy), weighted, "self_attn.o_proj.weight")
+
+
+def test_a_checkpoint_without_the_tensors_or_with_others_is_told(tiny: ModelConfig, weighted: ModelConfig) -> None:
+    refused(PLAIN >> gpu(mixed), tiny, "no tensor model.layers.0.mix.weight", CheckpointError)
+    larger = replace(mixed, tensors=lambda model: {"mix.weight": (model.hidden_size, 3)})
+    refused(PLAIN >> gpu(larger), weighted, r"an operation asks for \(32, 3\)", CheckpointError)
+
+
+@pytest.mark.parametrize("shape", [(), (0, 2), (2.0,), 4, (-1,), None], ids=str)
+def test_a_shape_of_no_tensor_is_told(shape: Any, weighted: ModelConfig) -> None:
+    odd = replace(mixed, tensors=lambda model: {"mix.weight": shape})
+    refused(PLAIN >> gpu(odd), weighted, "'mix.weight' of Op.'mixed'", PipelineError)
+
+
+def test_params_beside_tensors_are_told() -> None:
+    with pytest.raises(PipelineError, match=r"Op\('mixed'\) has params and tensors"):
+        replace(mixed, params=lambda model: 10)
 
 
 def test_an_own_op_that_keeps_the_cache_is_not_ignored(tiny: ModelConfig) -> None:

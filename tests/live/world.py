@@ -3,15 +3,18 @@
 import gc
 import platform
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
+import pytest
 
 import workbench as wb
 from tests.systems import LIGHTNING, PIPELINES, STREAMED, VSL
+from workbench.engine.model.operations import OPERATIONS
 from workbench.hardware import Device, Link, Machine
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, cpu, gpu, load, offload
@@ -132,6 +135,13 @@ def differing(left: Sequence[Sequence[int]], right: Sequence[Sequence[int]]) -> 
 def lane_threads() -> list[str]:
     """Threads of the engine that live."""
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("lane-")]
+
+
+def computed_by(patch: pytest.MonkeyPatch, name: str, run: Callable[..., Any]) -> None:
+    """Let the engine compute the built-in operations of a name by another function."""
+    for op, found in OPERATIONS.items():
+        if op.name == name:
+            patch.setitem(OPERATIONS, op, replace(found, run=run))
 
 
 def files_in_use(folder: Path) -> list[str]:

@@ -20,7 +20,7 @@ from workbench.scheduler.block_manager import BlockManager
 from workbench.schedules import Sequential, VSLPipe
 from workbench.schedules.base import Step
 from workbench.serving import fits, prepare
-from workbench.serving.capacity import WORKING, embedding_bytes, held_buffers, largest_batch, ledger, roomy
+from workbench.serving.capacity import embedding_bytes, held_buffers, largest_batch, ledger, roomy
 from workbench.serving.prepared import price
 from workbench.simulate import simulate
 from workbench.stages import (
@@ -31,6 +31,7 @@ from workbench.stages import (
     buffer_bytes,
     combine,
     experts,
+    head,
     out_proj,
     qkv,
     route,
@@ -393,6 +394,6 @@ def test_the_capacity_that_is_printed_fits_when_pasted(case, share):
 
 
 def test_everything_the_pipelines_compute_has_its_working_space():
-    names = {stage.op.name for pipeline in PIPELINES.values() for stage in pipeline.stages}
-    assert names - set(WORKING) == {"combine"}  # elementwise
-    assert np.isfinite([rows(MODEL, 2) for rows in WORKING.values()]).all()
+    ops = {stage.op for pipeline in PIPELINES.values() for stage in pipeline.stages} | {shared_experts, head}
+    assert {op.name for op in ops if op.working is None} == {"combine"}  # elementwise
+    assert np.isfinite([op.working_bytes(MODEL, Precision("bf16", "bf16")) for op in ops]).all()

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import OWN, scenarios, small_machine, tiny_scenario
@@ -17,10 +17,10 @@ from workbench.models import checkpoint
 from workbench.perfmodels import bound
 from workbench.pipeline import fetch, gpu
 from workbench.scenario import Memory, Scenario
-from workbench.scenario.record import FORMAT
+from workbench.scenario.record import FORMAT, import_path, plain_parts
 from workbench.scheduler.resource_aware import Admission, ResourceAware
 from workbench.schedules import Sequential, VSLPipe
-from workbench.stages import Op, Work, attention, experts, moe, out_proj, qkv
+from workbench.stages import Op, Streamed, Work, attention, experts, moe, out_proj, qkv
 from workbench.workload import Request, Sampling, Workload, workloads
 
 requests = st.builds(
@@ -43,7 +43,6 @@ def folder(tmp_path_factory):
 @given(scenarios())
 def test_a_loaded_scenario_has_the_same_bound(folder, drawn):
     scenario, schedule = drawn
-    assume(OWN not in [stage.op for stage in scenario.pipeline.stages])
     back = again(scenario, folder)
     assert back.diff(scenario) == {}
     assert bound(back, schedule).diff(bound(scenario, schedule)) == {}
@@ -94,6 +93,45 @@ def test_catalogue_entries_keep_their_sources_and_marks(tmp_path):
     assert (back.workload.synthetic, back.workload.source) == (True, scenario.workload.source)
 
 
+# -------------------------------------------------------------------------------------------------- operations of users
+
+
+def test_a_users_operation_is_saved_by_its_import_path(tmp_path):
+    assert import_path(OWN) == "tests.builders:OWN"
+    pipeline = fetch(OWN.weights) | gpu(qkv, attention, out_proj, OWN, moe)
+    back = again(tiny_scenario(pipeline=pipeline), tmp_path).pipeline
+    assert back == pipeline
+    assert [stage.op for stage in back.stages if back.streams(stage)] == [OWN]
+
+
+def test_an_operation_that_only_equals_an_importable_one_has_no_path():
+    assert import_path(replace(OWN)) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("tests.builders:tiny_model", "tests.builders:tiny_model is no operation"),
+        ("tests.builders:absent", "tests.builders:absent is no operation"),
+        ("nowhere_at_all:OWN", "cannot be imported: ModuleNotFoundError"),
+        ("mine_that_exits:OWN", "cannot be imported: SystemExit"),
+        ("mine_that_breaks:OWN", "cannot be imported: ZeroDivisionError"),
+        ("tests/builders.py:OWN", "neither a built-in operation nor module:name"),
+        ("..builders:OWN", "neither a built-in operation nor module:name"),
+        ("tests.builders:OWN.run", "neither a built-in operation nor module:name"),
+        ("qkv_", "neither a built-in operation nor module:name"),
+    ],
+)
+def test_a_file_with_an_operation_that_is_not_there_is_refused(path, why, tmp_path, monkeypatch):
+    (tmp_path / "mine_that_exits.py").write_text("raise SystemExit(3)")
+    (tmp_path / "mine_that_breaks.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    saved = tiny_scenario(pipeline=gpu(qkv, attention, out_proj, OWN, moe)).save(tmp_path / "s.json")
+    saved.write_text(saved.read_text(encoding="utf-8").replace("tests.builders:OWN", path), encoding="utf-8")
+    with pytest.raises(ScenarioError, match=rf"s\.json is no scenario \(.*{why}"):
+        Scenario.load(saved)
+
+
 # ------------------------------------------------------------------------------------------------------ differences
 
 
@@ -134,7 +172,7 @@ def test_where_values_come_from_is_no_difference():
 def test_an_operation_of_ones_own_cannot_be_saved(tmp_path):
     own = Op("scale", ("x",), ("x",), work=lambda rows, model, precision: Work())
     scenario = tiny_scenario(pipeline=gpu(qkv, attention, out_proj, own, moe))
-    with pytest.raises(ScenarioError, match=r"gpu\(scale\) is an operation of your own, .* built-in operations only"):
+    with pytest.raises(ScenarioError, match=r"gpu\(scale\) is an operation of your own, .* at the top of a module"):
         scenario.save(tmp_path / "s.json")
     assert not (tmp_path / "s.json").exists()
 
@@ -148,8 +186,15 @@ def test_an_operation_that_only_has_a_built_in_name_cannot_be_saved(tmp_path):
 def test_the_weights_of_an_operation_of_ones_own_cannot_be_saved(tmp_path):
     own = Op("scale", ("x",), ("x",), work=lambda rows, model, precision: Work(), params=lambda model: 1)
     scenario = tiny_scenario(pipeline=fetch(own.weights) | gpu(qkv, attention, out_proj, own, moe))
-    with pytest.raises(ScenarioError, match=r"fetch\(scale\.weights\) is not built in and cannot be saved"):
+    with pytest.raises(ScenarioError, match=r"gpu\(scale\) is an operation of your own"):
         scenario.save(tmp_path / "s.json")
+
+
+def test_the_weights_of_an_operation_elsewhere_cannot_be_saved(tmp_path):
+    scenario = tiny_scenario()
+    strange = replace(scenario.pipeline, fetches=(Streamed("scale.weights", "scale"),))
+    with pytest.raises(ScenarioError, match=r"fetch\(scale\.weights\) is not built in and cannot be saved"):
+        plain_parts(**{**vars(scenario), "pipeline": strange})
 
 
 def test_a_scheduler_of_ones_own_cannot_be_saved(tmp_path):

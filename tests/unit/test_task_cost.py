@@ -30,9 +30,9 @@ from workbench.stages import (
     buffer_bytes,
     combine,
     decode_attention,
-    embed_work,
+    embed,
     experts,
-    head_work,
+    head,
     kv,
     moe,
     out_proj,
@@ -99,6 +99,7 @@ def test_streamed_kv_travels_without_the_new_entries_and_those_return():
 def test_routing_is_moved_in_fp32_and_own_buffers_are_as_wide_as_the_model():
     assert buffer_bytes("gates", MIXTRAL, BF16) == 2 * 2 * 4
     assert buffer_bytes("mine", MIXTRAL, BF16) == 4096 * 2
+    assert buffer_bytes("my_gates", MIXTRAL, BF16) == 4096 * 2
     assert buffer_bytes("k", MIXTRAL, FP32) == 1024 * 4
 
 
@@ -213,7 +214,7 @@ def test_gemm_work_adds_up_to_the_models_flops_per_token(tokens):
     m = tiny_model(3)
     rows = Rows(prefill=tokens, emits=tokens)
     layer = sum(op.work(rows, m, BF16).flops for op in (qkv, out_proj, route, experts))
-    assert 3 * layer + head_work(rows, m, BF16).flops == pytest.approx(tokens * m.flops_per_token())
+    assert 3 * layer + head.work(rows, m, BF16).flops == pytest.approx(tokens * m.flops_per_token())
 
 
 def test_prefill_attention_counts_causal_pairs():
@@ -233,8 +234,8 @@ def test_few_tokens_read_few_experts_and_many_read_all():
 
 def test_embedding_and_combine_only_move_rows():
     m = tiny_model()
-    assert embed_work(Rows(prefill=5), m, BF16).flops == 0
-    assert embed_work(Rows(prefill=5), m, BF16).bytes == 2 * 5 * m.hidden_size * 2
+    assert embed.work(Rows(prefill=5), m, BF16).flops == 0
+    assert embed.work(Rows(prefill=5), m, BF16).bytes == 2 * 5 * m.hidden_size * 2
     assert combine.work(Rows(decode=5), m, BF16).bytes == 3 * 5 * m.hidden_size * 2
 
 

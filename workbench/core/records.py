@@ -33,7 +33,7 @@ def is_folder(path: Path) -> bool:
         return False
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """Tell what an error of a reader says, in one line of at most 200 characters; one not of ours is named."""
     told = str(error) if isinstance(error, WorkbenchError) else f"{type(error).__name__}: {error}"
     line = " ".join(told.split())

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from workbench.core.errors import EngineError
 from workbench.engine.model.checkpoint import TORCH_DTYPES
+from workbench.engine.model.operations import OPERATIONS, packs
 from workbench.models import ModelConfig
 from workbench.models.families import ARCHITECTURES
 from workbench.pipeline import Pipeline
 from workbench.serving.prepared import Prepared
-from workbench.stages import (
-    Stage,
-    add_shared,
-    combine,
-    combine_shared,
-    decode_attention,
-    experts,
-    out_proj,
-    prefill_attention,
-    qkv,
-    route,
-    shared_experts,
-)
-
-_BUILT_IN = (
-    *(qkv, prefill_attention, decode_attention, out_proj, route, experts),
-    *(shared_experts, add_shared, combine, combine_shared),
-)
+from workbench.stages import Stage, add_shared, decode_attention, shared_experts
 
 
 def check_runnable(prepared: Prepared) -> None:
@@ -65,8 +51,9 @@ def check_runnable(prepared: Prepared) -> None:
                     f"request {number} has the token id {token!r}, {model.name!r} knows 0 to {model.vocab_size - 1}; "
                     "use the model's own tokenizer."
                 )
-    for stage in scenario.layer.stages:
-        if problem := _problem(stage, model):
+    for number, stage in enumerate(scenario.layer.stages):
+        others = scenario.layer.stages[:number] + scenario.layer.stages[number + 1 :]
+        if problem := _problem(stage, model) or _shared_tensor(stage, others, model):
             raise EngineError(f"{stage} {problem}.")
 
 
@@ -94,10 +81,20 @@ def _check_shared(layer: Pipeline, model: ModelConfig) -> None:
 def _problem(stage: Stage, model: ModelConfig) -> str:
     """What keeps `run` from executing a stage; empty if nothing does."""
     op = stage.op
-    if op.name == "shared_experts" and not model.shared_params:
+    if op in (shared_experts, add_shared) and not model.shared_params:
         return f"has no such experts in {model.name!r}; remove the stage"
     if op.run is None:
-        return "" if op in _BUILT_IN else "has no run function; give Op(..., run=...)"
+        built_in = op in OPERATIONS or op == decode_attention
+        return "" if built_in else "has no run function; give Op(..., run=...)"
     if op.keeps_kv:
         return "keeps the KV cache, which run leaves to the built-in decode_attention; use that one"
-    return "has params, but no checkpoint has weights for it; keep them inside its run function" if op.params else ""
+    return (
+        "has params, which no checkpoint is said to hold; give Op(..., tensors=...) in their place" if op.params else ""
+    )
+
+
+def _shared_tensor(stage: Stage, others: Sequence[Stage], model: ModelConfig) -> str:
+    """A tensor of a user's operation that another stage reads too, which the ledger counts twice; empty if none."""
+    theirs = {name for other in others for packed in packs(other.op, model) for name in packed.sources}
+    shared = sorted(theirs.intersection(stage.op.shapes(model)))
+    return f"reads the tensor {shared[0]!r}, as another stage does; give each stage its own" if shared else ""

@@ -96,7 +96,7 @@ class Pipeline:
 
     def streams(self, stage: Stage) -> bool:
         """True if the weights of this stage are streamed to the GPU and not resident."""
-        if stage.device is not Device.GPU or stage.op.params is None:
+        if stage.device is not Device.GPU or not stage.op.has_weights:
             return False
         return any(fetched is weights or fetched.op == stage.op.name for fetched in self.fetches)
 
@@ -421,7 +421,7 @@ def _check_fetches(pipeline: Pipeline) -> None:
         if item is kv:
             continue
         readers = [
-            s for s in pipeline.stages if s.device is Device.GPU and s.op.params and item.op in (None, s.op.name)
+            s for s in pipeline.stages if s.device is Device.GPU and s.op.has_weights and item.op in (None, s.op.name)
         ]
         if not readers:
             raise PipelineError(f"fetch({item.name}) streams nothing: no gpu stage reads such weights. Remove it.")

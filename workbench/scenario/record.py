@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from reprlib import repr as short
 from typing import Any
 
 import numpy as np
 
 from workbench.core.errors import ScenarioError
-from workbench.core.records import from_plain, to_plain
+from workbench.core.records import from_plain, reason, to_plain
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
 from workbench.pipeline import Element, Fork, Pipeline
@@ -17,32 +22,13 @@ from workbench.scheduler.continuous import ContinuousBatching
 from workbench.scheduler.layered_prefill import LayeredPrefill
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.scheduler.static import StaticBatching
-from workbench.stages import (
-    Device,
-    Move,
-    Stage,
-    Streamed,
-    combine,
-    decode_attention,
-    experts,
-    kv,
-    out_proj,
-    prefill_attention,
-    qkv,
-    route,
-    shared_experts,
-    weights,
-)
+from workbench.stages import BUILT_IN, Device, Move, Op, Stage, Streamed, kv, weights
 from workbench.workload import Request, Workload
 from workbench.workload.lengths import whole_lengths
 
 FORMAT = "scenario 1"
 
-_OPS = {
-    op.name: op for op in (qkv, prefill_attention, decode_attention, out_proj, route, experts, shared_experts, combine)
-}
 _MOVES = {str(move): move for move in (Move(Device.CPU), Move(Device.GPU))}
-_STREAMED = {item.name: item for item in (weights, kv, *(op.weights for op in _OPS.values()))}
 _SCHEDULERS: dict[str, type] = {
     kind.__name__: kind for kind in (ResourceAware, StaticBatching, ContinuousBatching, ChunkedPrefill, LayeredPrefill)
 }
@@ -56,7 +42,8 @@ def plain_parts(
     Raises
     ------
     ScenarioError
-        If an operation, what is streamed or the scheduler is of the user's own: functions are not kept in files.
+        If an operation cannot be imported (see `import_path`), what is streamed is of no operation, or the scheduler is
+        of the user's own: functions are not kept in files.
     """
     return {
         "pipeline": _plain_pipeline(pipeline),
@@ -71,10 +58,12 @@ def plain_parts(
 def parts_from(record: dict[str, Any]) -> dict[str, Any]:
     """Inverse of `plain_parts`: arguments of a scenario.
 
+    A user's operation is imported, which runs the module that the record names: load files of those you trust.
+
     Raises
     ------
     TypeError, ValueError, KeyError, AttributeError
-        If the record is nothing of that kind.
+        If the record is nothing of that kind, or names an operation that cannot be imported.
     """
     _refuse_others(record, "pipeline", "model", "machine", "memory", "workload", "scheduler")
     scheduler = dict(record["scheduler"])
@@ -107,8 +96,48 @@ def differences(mine: Any, theirs: Any, name: str = "") -> dict[str, tuple[Any, 
     return {name: (mine, theirs)}
 
 
+def import_path(op: Op) -> str | None:
+    """Where a user's operation is imported from, ``module:name``; None if nowhere.
+
+    It is looked for at the top of the modules that its functions were written in.
+    """
+    made = (op.run, op.work, op.tensors, op.params, op.working)
+    for module in dict.fromkeys(getattr(function, "__module__", None) for function in made):
+        if module in sys.modules and module != "__main__":
+            for name, value in vars(sys.modules[module]).items():
+                if value is op:
+                    return f"{module}:{name}"
+    return None
+
+
+def _imported(path: str) -> Op:
+    """The operation at an import path; nothing but an `Op` is taken from a module, and no file by its path.
+
+    Raises
+    ------
+    ValueError
+        If it is not there.
+    """
+    module, _, name = path.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), name)):
+        raise ValueError(f"{short(path)} is neither a built-in operation nor module:name")
+    try:
+        found = vars(importlib.import_module(module)).get(name)
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"the operation {path} cannot be imported: {reason(error)}") from error
+    if not isinstance(found, Op):
+        raise ValueError(f"{path} is no operation")
+    return found
+
+
+def _streamed(ops: Iterable[Op]) -> dict[str, Streamed]:
+    """What a pipeline of these operations may stream, by name; shared experts may be left out of it."""
+    return {item.name: item for item in (weights, kv, *(op.weights for op in (*BUILT_IN.values(), *ops)))}
+
+
 def _plain_pipeline(pipeline: Pipeline) -> dict[str, Any]:
-    unknown = [item.name for item in pipeline.fetches if _STREAMED.get(item.name) != item]
+    known = _streamed(stage.op for stage in pipeline.stages)
+    unknown = [item.name for item in pipeline.fetches if known.get(item.name) != item]
     if unknown:
         raise ScenarioError(f"fetch({unknown[0]}) is not built in and cannot be saved; keep the cell that makes it.")
     chain = [_plain_element(element) for element in pipeline.chain]
@@ -120,12 +149,14 @@ def _plain_element(element: Element) -> Any:
         return str(element)
     if isinstance(element, Fork):
         return {"arms": [[_plain_element(inner) for inner in arm] for arm in element.arms]}
-    if _OPS.get(element.op.name) != element.op:
+    built_in = BUILT_IN.get(element.op.name) == element.op
+    saved = element.op.name if built_in else import_path(element.op)
+    if saved is None:
         raise ScenarioError(
-            f"{element} is an operation of your own, whose functions a file cannot hold; keep the cell that makes it, "
-            "and save scenarios of built-in operations only."
+            f"{element} is an operation of your own, whose functions a file cannot hold; define it at the top of a "
+            "module, with its functions, and import it from there."
         )
-    return {"op": element.op.name, "device": element.device.value, "defer": element.defer, "skip": element.skip}
+    return {"op": saved, "device": element.device.value, "defer": element.defer, "skip": element.skip}
 
 
 def _refuse_others(record: dict[str, Any], *keys: str) -> None:
@@ -137,11 +168,9 @@ def _refuse_others(record: dict[str, Any], *keys: str) -> None:
 
 def _pipeline_from(record: dict[str, Any]) -> Pipeline:
     _refuse_others(record, "chain", "fetches")
-    return Pipeline(tuple(map(_element_from, record["chain"])), tuple(map(_streamed_from, record["fetches"])))
-
-
-def _streamed_from(name: str) -> Streamed:
-    return _STREAMED[name]
+    chain = Pipeline(tuple(map(_element_from, record["chain"])))
+    known = _streamed(stage.op for stage in chain.stages)
+    return replace(chain, fetches=tuple(known[name] for name in record["fetches"]))
 
 
 def _element_from(record: Any) -> Element:
@@ -151,7 +180,8 @@ def _element_from(record: Any) -> Element:
         _refuse_others(record, "arms")
         return Fork(tuple(tuple(map(_element_from, arm)) for arm in record["arms"]))
     _refuse_others(record, "op", "device", "defer", "skip")
-    return Stage(_OPS[record["op"]], Device(record["device"]), record["defer"], record.get("skip", 0))
+    op = BUILT_IN[record["op"]] if record["op"] in BUILT_IN else _imported(record["op"])
+    return Stage(op, Device(record["device"]), record["defer"], record.get("skip", 0))
 
 
 def _plain_workload(workload: Workload) -> dict[str, Any]:

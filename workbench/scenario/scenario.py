@@ -121,7 +121,8 @@ class Scenario:
         Raises
         ------
         ScenarioError
-            If an operation or the scheduler is of the user's own: functions are not kept in files.
+            If an operation of the user's own cannot be imported, or the scheduler is of the user's own: functions are
+            not kept in files.
         """
         return {"format": FORMAT, **plain_parts(**{field.name: getattr(self, field.name) for field in fields(self)})}
 
@@ -133,12 +134,12 @@ class Scenario:
 
     @classmethod
     def load(cls, path: str | Path) -> Scenario:
-        """A scenario written by `save`.
+        """A scenario written by `save`; the modules that its users' operations are in are imported.
 
         Raises
         ------
         ScenarioError
-            If the file has another format, or is no scenario.
+            If the file has another format, or is no scenario, or an operation cannot be imported.
         """
         try:
             record = read_json(path)

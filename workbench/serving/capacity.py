@@ -12,7 +12,6 @@ import numpy as np
 from workbench.core.errors import CapacityError, WorkbenchError
 from workbench.core.units import DTYPE_BYTES, format_bytes, parse_bytes
 from workbench.hardware import Machine
-from workbench.models import ModelConfig
 from workbench.pipeline.layer_graph import Kind, LayerGraph
 from workbench.scenario import Scenario
 from workbench.scheduler.layered_prefill import LayeredPrefill
@@ -22,7 +21,7 @@ from workbench.schedules import Schedule
 from workbench.schedules.micro_batches import MicroBatched
 from workbench.serving.ledger import Account, Change, Entry, Ledger
 from workbench.serving.prepared import Prepared, price
-from workbench.stages import DEFERRED_BUFFERS, Device, RowClass, buffer_bytes, kv
+from workbench.stages import DEFERRED_BUFFERS, Device, RowClass, buffer_bytes, head, kv
 
 
 def fits(scenario: Scenario, schedule: Schedule) -> Ledger:
@@ -55,36 +54,6 @@ def prepare(scenario: Scenario, schedule: Schedule) -> Prepared:
     if not found:
         raise CapacityError(found.verdict)
     return prepared
-
-
-def _qkv_working(model: ModelConfig, size: int) -> float:
-    """Normed heads stand beside the projections that they were until all are rotated."""
-    q, kv = model.q_size, model.kv_size
-    needed = max((8 + size) * model.hidden_size, size * (3 * q + model.kv_elements))
-    if not model.family.qk_norm:
-        return needed
-    return max(needed + size * (q + kv), (8 + 2 * size) * q, (8 + 2 * size) * kv + size * q)
-
-
-WORKING: dict[str, Callable[[ModelConfig, int], float]] = {
-    "qkv": _qkv_working,
-    "prefill_attention": lambda m, size: (
-        size * (m.attn_size + (m.pair_macs if m.kv_lora_rank else 0)) + 4 * m.num_attention_heads
-    ),
-    "decode_attention": lambda m, size: 4 * (m.entry_macs + m.kv_elements),
-    "out_proj": lambda m, size: size * (m.hidden_size + (m.attn_size if m.kv_lora_rank else 0)),
-    "route": lambda m, size: (8 + size) * m.hidden_size,
-    "experts": lambda m, size: size * max(2, m.num_experts_per_tok) * (3 * m.expert_width + 2 * m.hidden_size),
-    "shared_experts": lambda m, size: (
-        3 * size * max(m.shared_expert_intermediate_size, m.intermediate_size if m.dense_layers else 0)
-    ),
-    "head": lambda m, size: (4 + size) * m.vocab_size + (8 + 2 * size) * m.hidden_size,
-}
-"""Bytes per row that an operation needs while it runs beyond what it reads and writes, weights of `size` bytes each:
-norms in fp32, normed heads, rotated halves, attention's rows in fp32, logits in both precisions. For the experts it is
-what a fused kernel keeps of every choice (gate, up, their product, rows in and out), which is also what a loop over
-experts needs where all rows choose the same two. Latent attention expands keys and values of prompts, and outputs of
-decodes."""
 
 
 class Largest(NamedTuple):
@@ -210,14 +179,14 @@ def held_buffers(graph: LayerGraph) -> dict[Device, set[str]]:
 def _largest_operation(device: Device, scenario: Scenario, batch: Largest) -> Entry:
     """A lane computes one operation of one part at a time: the one that needs most beyond the buffers held."""
     model, precision = scenario.model, scenario.precision
-    size, needs = DTYPE_BYTES[precision.weights], dict[str, float]()
+    needs = dict[str, float]()
     for op in (stage.op for stage in scenario.layer.stages if stage.device is device):
         written = max(  # beside the last layer's
             sum(buffer_bytes(buffer, model, precision, rows) for buffer in op.writes) for rows in op.rows.parts
         )
-        needs[op.name] = (written + (WORKING[op.name](model, size) if op.name in WORKING else 0.0)) * batch.part
+        needs[op.name] = (written + op.working_bytes(model, precision)) * batch.part
     if device is Device.GPU:
-        needs["head"] = WORKING["head"](model, size) * min(batch.requests, batch.part)
+        needs[head.name] = head.working_bytes(model, precision) * min(batch.requests, batch.part)
     name = max(needs, key=lambda one: needs[one], default="")
     return Entry("largest operation", needs.get(name, 0.0), f"{name}, {batch.part} tokens" if name else "")
 

@@ -22,23 +22,17 @@ from workbench.stages import (
     Rows,
     Stage,
     WorkFunction,
-    add_shared,
     afterwards,
     at_once,
     buffer_bytes,
-    combine,
-    combine_shared,
     copy_seconds,
     decode_attention,
-    embed_work,
-    experts,
-    head_work,
+    embed,
+    head,
     least_seconds,
     measured_seconds,
-    out_proj,
     reduce_scatter_seconds,
     seconds,
-    shared_experts,
 )
 from workbench.stages import Device as Place
 
@@ -51,9 +45,7 @@ Pricer = Callable[[Rows], Price]
 _Measured = Callable[[OpTime, Rows], float]
 ENDLESS = 1e12
 """Tokens of an iteration that no computer will see."""
-_PARTIAL = (out_proj, experts, shared_experts, add_shared)
-"""What leaves partial sums, its matrix being cut by rows."""
-_ENDS: dict[Kind, tuple[str, WorkFunction]] = {Kind.EMBED: ("embed", embed_work), Kind.HEAD: ("head", head_work)}
+_ENDS = {Kind.EMBED: Stage(embed, Place.GPU), Kind.HEAD: Stage(head, Place.GPU)}
 
 
 class TaskCost:
@@ -205,12 +197,12 @@ class TaskCost:
 
     def _end(self, kind: Kind, threads: int, measured: _Measured = measured_seconds) -> Pricer:
         """The embedding or the head."""
-        name, work = _ENDS[kind]
-        time = self._time(name, threads)
+        stage = _ENDS[kind]
+        time = self._time(stage.op.name, threads)
         if time is not None:
-            head = kind is Kind.HEAD
-            return lambda rows: (measured(time, Rows(prefill=rows.emits if head else rows.tokens)), 0.0)
-        price = self._roofline(work, self._device(Place.GPU, threads))
+            last = kind is Kind.HEAD
+            return lambda rows: (measured(time, Rows(prefill=rows.emits if last else rows.tokens)), 0.0)
+        price = self._roofline(self._work(stage), self._device(stage.device, threads))
         return lambda rows: (price(rows)[0], 0.0)
 
     def _roofline(self, work: WorkFunction, device: Device) -> Pricer:
@@ -272,7 +264,7 @@ class TaskCost:
 
     def _resident(self, stage: Stage) -> bool:
         """True if a stage has weights that no transfer brings."""
-        return stage.op.params is not None and not self._graph.pipeline.streams(stage)
+        return stage.op.has_weights and not self._graph.pipeline.streams(stage)
 
     def _device(self, place: Place, threads: int) -> Device:
         """The device, its rates scaled to the threads if they are not those it was measured with."""
@@ -355,11 +347,16 @@ class TaskCost:
 def _summed(stages: Sequence[Stage], model: ModelConfig) -> set[tuple[str, Place]]:
     """Stages behind which the parts of a device add up what each has, where every matrix is cut over them.
 
-    What routed and shared experts leave waits for `combine`, if that is on their device: one sum does for both.
+    What routed and shared experts leave waits for `combine`, if that is on their device: one sum does for both. The
+    residual stream waits for none.
     """
-    partial = [s for s in stages if s.op in _PARTIAL and (s.op != shared_experts or model.unrouted_params)]
-    met = {stage.device for stage in stages if stage.op in (combine, combine_shared)}
-    return {((combine if s.op != out_proj and s.device in met else s.op).name, s.device) for s in partial}
+
+    def adder(partial: Stage) -> Stage:
+        left = set(partial.op.writes) - {"x"}
+        there = (s for s in stages if s.device is partial.device and not s.op.in_parts and left & set(s.op.reads))
+        return next(there, partial)
+
+    return {(adder(s).op.name, s.device) for s in stages if s.op.in_parts and s.op.elements(model)}
 
 
 def profile_shape(model: ModelConfig, precision: Precision) -> str:

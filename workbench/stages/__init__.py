@@ -4,8 +4,10 @@ Pipelines wire stages together; task prices are made of their work.
 """
 
 from workbench.stages.ops import (
-    BUFFER_WIDTHS,
+    BUFFERS,
+    BUILT_IN,
     DEFERRED_BUFFERS,
+    Buffer,
     Device,
     Move,
     Op,
@@ -23,10 +25,10 @@ from workbench.stages.ops import (
     combine,
     combine_shared,
     decode_attention,
-    embed_work,
+    embed,
     experts,
     flatten,
-    head_work,
+    head,
     kv,
     moe,
     out_proj,
@@ -52,8 +54,10 @@ from workbench.stages.work import (
 )
 
 __all__ = [
-    "BUFFER_WIDTHS",
+    "BUFFERS",
+    "BUILT_IN",
     "DEFERRED_BUFFERS",
+    "Buffer",
     "CutRows",
     "Device",
     "Move",
@@ -78,10 +82,10 @@ __all__ = [
     "combine_shared",
     "copy_seconds",
     "decode_attention",
-    "embed_work",
+    "embed",
     "experts",
     "flatten",
-    "head_work",
+    "head",
     "kv",
     "least_seconds",
     "measured_seconds",

@@ -1,15 +1,17 @@
 """WHAT is computed: operations with declared buffers, weights and work, and their placement on devices.
 
-The built-in operations are the decoder layer of a mixture of experts. They name what they compute; `workbench.engine`
-knows how, for the architectures of `workbench.models.families`. Where the layers of a model are not all alike (dense
-ones before those with experts, sliding windows in some), an operation's weights and work are the mean over the layers,
-so that their sums over the model are exact; time is then that of a mean layer.
+The built-in operations are the decoder layer of a mixture of experts, one record each: all that every reader has to
+know of it. They name what they compute; `workbench.engine` knows how, for the architectures of
+`workbench.models.families`. Where the layers of a model are not all alike (dense ones before those with experts,
+sliding windows in some), an operation's weights and work are the mean over the layers, so that their sums over the
+model are exact; time is then that of a mean layer.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +21,8 @@ from workbench.models import ModelConfig
 from workbench.stages.work import Precision, Rows, Work
 
 WorkFunction = Callable[[Rows, ModelConfig, Precision], Work]
+Shapes = Mapping[str, tuple[int, ...]]
+"""Of tensors, by name."""
 
 
 class RowClass(enum.Enum):
@@ -54,21 +58,37 @@ class Op:
     ----------
     name : str
     reads, writes : tuple of str
-        Buffers of the rows it takes. A buffer that is not built in (see `BUFFER_WIDTHS`) is as wide as the model.
+        Buffers of the rows it takes. A buffer that is not built in (see `BUFFERS`) is as wide as the model.
     rows : RowClass
         The rows it takes.
     work : callable (Rows, ModelConfig, Precision) -> Work, optional
         What it costs; `bound` and `simulate` need it.
     run : callable, optional
-        Called by `run` with the read buffers as keyword arguments, tensors of shape (rows, width); returns the
-        written one, or a tuple of them. Built-in operations have theirs in the engine.
+        Called by `run` with the read buffers as keyword arguments, tensors of shape (rows, width), and with `weights`,
+        its tensors by name, where it has any; returns the written buffer, or a tuple of them. Built-in operations have
+        theirs in the engine.
     params : callable (ModelConfig) -> float, optional
-        Weights it reads per layer [elements].
+        Weights it reads per layer [elements], where `tensors` does not tell.
     routed : bool
         True for the routed experts, whose weights may have a number format of their own.
     keeps_kv : bool
         True for the operation that reads the KV cache: the cache lives on its device, and the keys and values of
         all new rows are appended there.
+    working : callable (ModelConfig, int) -> float, optional
+        Bytes per row that it needs while it runs beyond what it reads and writes, weights of so many bytes each.
+    tensors : callable (ModelConfig) -> {name: shape}, optional
+        Its weights in the checkpoint, each named as behind ``model.layers.0.``; they are resident or streamed like
+        those of built-in operations.
+    reads_past : bool
+        True for attention among prompts' tokens, which reads `k`: where a prompt comes in pieces, it also takes
+        `k_before` and `v_before`, the keys and values of all earlier pieces in turn.
+    in_parts : bool
+        True if every GPU or socket of a device that shares out its weights has a part of each sum, which they add up.
+
+    Raises
+    ------
+    PipelineError
+        If it has both `params` and `tensors`.
     """
 
     name: str
@@ -80,6 +100,14 @@ class Op:
     params: Callable[[ModelConfig], float] | None = None
     routed: bool = False
     keeps_kv: bool = False
+    working: Callable[[ModelConfig, int], float] | None = None
+    tensors: Callable[[ModelConfig], Shapes] | None = None
+    reads_past: bool = False
+    in_parts: bool = False
+
+    def __post_init__(self) -> None:
+        if self.params is not None and self.tensors is not None:
+            raise PipelineError(f"Op({self.name!r}) has params and tensors; give tensors alone, which tell how many.")
 
     def __repr__(self) -> str:
         return self.name
@@ -97,10 +125,38 @@ class Op:
             read += [(buffer, rows) for buffer in ("k", "v") for rows in RowClass.ALL.parts]
         return tuple(dict.fromkeys(read))
 
+    @property
+    def has_weights(self) -> bool:
+        """True if it reads weights, which can be streamed."""
+        return self.params is not None or self.tensors is not None
+
+    def elements(self, model: ModelConfig) -> float:
+        """Weights in one layer, mean over the layers."""
+        return self.params(model) if self.params else sum(math.prod(shape) for shape in self.shapes(model).values())
+
+    def shapes(self, model: ModelConfig) -> Shapes:
+        """Tensors of a user's operation by name; none of a built-in one, whose the engine knows.
+
+        Raises
+        ------
+        PipelineError
+            If a shape is nothing that a tensor can have.
+        """
+        found = self.tensors(model) if self.tensors else {}
+        for name, shape in found.items():
+            if not isinstance(shape, tuple) or not shape or not all(is_whole(size) and size > 0 for size in shape):
+                raise PipelineError(
+                    f"tensor {name!r} of Op({self.name!r}) has the shape {shape!r}; give a tuple of sizes from 1 on."
+                )
+        return found
+
     def weight_bytes(self, model: ModelConfig, precision: Precision) -> float:
         """Bytes of its weights in one layer, mean over the layers."""
-        size = precision.expert_bytes if self.routed else precision.other_bytes
-        return self.params(model) * size if self.params else 0.0
+        return self.elements(model) * (precision.expert_bytes if self.routed else precision.other_bytes)
+
+    def working_bytes(self, model: ModelConfig, precision: Precision) -> float:
+        """Bytes per row that it needs while it runs beyond what it reads and writes."""
+        return self.working(model, DTYPE_BYTES[precision.weights]) if self.working else 0.0
 
 
 @dataclass(frozen=True)
@@ -119,7 +175,7 @@ class Stage:
     def __post_init__(self) -> None:
         for name in ("defer", "skip"):
             count = getattr(self, name)
-            if not is_whole(count) or count < 0 or (count and self.op.name != "experts"):
+            if not is_whole(count) or count < 0 or (count and not self.op.routed):
                 raise PipelineError(
                     f"{name}={count!r} of {self.device.value}({self.op.name}) must be a whole number from 0 on, and 0 "
                     "where there are no routed experts."
@@ -156,26 +212,55 @@ class Streamed:
 weights = Streamed("weights")
 kv = Streamed("kv")
 
-BUFFER_WIDTHS: dict[str, Callable[[ModelConfig], int]] = {
-    "x": lambda m: m.hidden_size,
-    "q": lambda m: m.absorbed_q_size,
-    "k": lambda m: m.qk_rope_head_dim or m.kv_size,
-    "v": lambda m: m.kv_lora_rank or m.kv_size,
-    "attn": lambda m: m.absorbed_attn_size,
-    "h": lambda m: m.hidden_size,
-    "gates": lambda m: 2 * m.num_experts_per_tok,
-    "routed": lambda m: m.hidden_size,
-    "shared": lambda m: m.hidden_size,
-    "late_h": lambda m: m.hidden_size,
-    "late_gates": lambda m: 2 * m.num_experts_per_tok,
-    "pending": lambda m: m.hidden_size,
-}
-"""Elements per token of the built-in buffers: the residual stream x, queries, keys, values, attention output, the
-normed MoE input h, the routing (expert id and weight per choice), and the outputs of routed and shared experts. With
-latent attention k and v are what the cache holds, the key that RoPE turned and the latent; queries and outputs of
-decodes have the latent absorbed, those of prefills are `_EXPANDED`."""
 
-_EXPANDED: dict[str, Callable[[ModelConfig], int]] = {"q": lambda m: m.q_size, "attn": lambda m: m.attn_size}
+@dataclass(frozen=True)
+class Buffer:
+    """Elements of one row of a buffer, and their type.
+
+    Parameters
+    ----------
+    width : callable (ModelConfig) -> int
+    prefill : callable (ModelConfig) -> int, optional
+        The width of prefill rows, where it is another.
+    dtype : str, optional
+        Where it is not the weights' precision.
+    """
+
+    width: Callable[[ModelConfig], int]
+    prefill: Callable[[ModelConfig], int] | None = None
+    dtype: str | None = None
+
+
+def _hidden(model: ModelConfig) -> int:
+    return model.hidden_size
+
+
+def _routing(model: ModelConfig) -> int:
+    return 2 * model.num_experts_per_tok
+
+
+def _nothing(model: ModelConfig) -> int:
+    return 0
+
+
+BUFFERS = {
+    "x": Buffer(_hidden),
+    "q": Buffer(lambda m: m.absorbed_q_size, prefill=lambda m: m.q_size),
+    "k": Buffer(lambda m: m.qk_rope_head_dim or m.kv_size),
+    "v": Buffer(lambda m: m.kv_lora_rank or m.kv_size),
+    "attn": Buffer(lambda m: m.absorbed_attn_size, prefill=lambda m: m.attn_size),
+    "h": Buffer(_hidden),
+    "gates": Buffer(_routing, dtype="fp32"),
+    "routed": Buffer(_hidden),
+    "shared": Buffer(_hidden),
+    "late_h": Buffer(_hidden, prefill=_nothing),
+    "late_gates": Buffer(_routing, prefill=_nothing, dtype="fp32"),
+    "pending": Buffer(_hidden, prefill=_nothing),
+}
+"""The built-in buffers: the residual stream x, queries, keys, values, attention output, the normed MoE input h, the
+routing (expert id and weight per choice), the outputs of routed and shared experts, and `DEFERRED_BUFFERS`. With latent
+attention k and v are what the cache holds, the key that RoPE turned and the latent; queries and outputs of decodes have
+the latent absorbed, those of prefills are expanded."""
 DEFERRED_BUFFERS = ("late_h", "late_gates", "pending")
 """What deferral keeps of every decode row from one layer to the next: inputs of the late experts, then their output."""
 
@@ -183,11 +268,10 @@ DEFERRED_BUFFERS = ("late_h", "late_gates", "pending")
 def buffer_row(
     buffer: str, model: ModelConfig, precision: Precision, rows: RowClass = RowClass.DECODE
 ) -> tuple[int, str]:
-    """Elements of one row of a buffer, and their type: the routing is fp32, all else in the weights' precision."""
-    if rows is RowClass.PREFILL and buffer in DEFERRED_BUFFERS:
-        return 0, precision.weights
-    widths = BUFFER_WIDTHS | _EXPANDED if rows is RowClass.PREFILL else BUFFER_WIDTHS
-    return widths.get(buffer, widths["x"])(model), "fp32" if buffer.endswith("gates") else precision.weights
+    """Elements of one row of a buffer, and their type."""
+    found = BUFFERS.get(buffer, BUFFERS["x"])
+    width = found.prefill if rows is RowClass.PREFILL and found.prefill else found.width
+    return width(model), found.dtype or precision.weights
 
 
 def buffer_bytes(buffer: str, model: ModelConfig, precision: Precision, rows: RowClass = RowClass.DECODE) -> int:
@@ -290,27 +374,92 @@ def _shared_experts_work(rows: Rows, m: ModelConfig, precision: Precision) -> Wo
     return _gemm(m.unrouted_params, m.unrouted_params, precision.other_bytes, moved, rows.tokens, precision)
 
 
+def _embed_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
+    return Work(0.0, 2.0 * rows.tokens * m.hidden_size * DTYPE_BYTES[precision.weights], precision.weights)
+
+
+def _head_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
+    """Final norm and head, only for the rows that sample a token."""
+    each, moved = DTYPE_BYTES[precision.weights], (m.hidden_size + m.vocab_size) * rows.emits
+    return _gemm(m.head_params, m.head_params, each, moved, rows.emits, precision)
+
+
+def _qkv_working(m: ModelConfig, size: int) -> float:
+    """Normed heads stand beside the projections that they were until all are rotated."""
+    q, kv = m.q_size, m.kv_size
+    needed = max((8 + size) * m.hidden_size, size * (3 * q + m.kv_elements))
+    if not m.family.qk_norm:
+        return needed
+    return max(needed + size * (q + kv), (8 + 2 * size) * q, (8 + 2 * size) * kv + size * q)
+
+
+def _prefill_attention_working(m: ModelConfig, size: int) -> float:
+    """With latent attention the expanded keys and values too."""
+    return size * (m.attn_size + (m.pair_macs if m.kv_lora_rank else 0)) + 4 * m.num_attention_heads
+
+
+def _out_proj_working(m: ModelConfig, size: int) -> float:
+    """With latent attention the expanded outputs of decodes too."""
+    return size * (m.hidden_size + (m.attn_size if m.kv_lora_rank else 0))
+
+
+def _experts_working(m: ModelConfig, size: int) -> float:
+    """What a fused kernel keeps of every choice: gate, up, their product, rows in and out.
+
+    A loop over experts needs as much where all rows choose the same two.
+    """
+    return size * max(2, m.num_experts_per_tok) * (3 * m.expert_width + 2 * m.hidden_size)
+
+
+def _shared_experts_working(m: ModelConfig, size: int) -> float:
+    return 3 * size * max(m.shared_expert_intermediate_size, m.intermediate_size if m.dense_layers else 0)
+
+
+embed = Op("embed", (), ("x",), work=_embed_work)
+"""The implicit first stage, on the GPU: one row of the embedding per token."""
 qkv = Op(
     "qkv",
     ("x",),
     ("q", "k", "v"),
     work=_qkv_work,
     params=lambda m: m.attention_in_params + m.attention_vectors + m.hidden_size,
+    working=_qkv_working,
 )
 prefill_attention = Op(
-    "prefill_attention", ("q", "k", "v"), ("attn",), rows=RowClass.PREFILL, work=_prefill_attention_work
+    "prefill_attention",
+    ("q", "k", "v"),
+    ("attn",),
+    rows=RowClass.PREFILL,
+    work=_prefill_attention_work,
+    working=_prefill_attention_working,
+    reads_past=True,
 )
 decode_attention = Op(
-    "decode_attention", ("q", "k", "v"), ("attn",), rows=RowClass.DECODE, work=_decode_attention_work, keeps_kv=True
+    "decode_attention",
+    ("q", "k", "v"),
+    ("attn",),
+    rows=RowClass.DECODE,
+    work=_decode_attention_work,
+    keeps_kv=True,
+    working=lambda m, size: 4 * (m.entry_macs + m.kv_elements),
 )
 attention = (prefill_attention, decode_attention)
-out_proj = Op("out_proj", ("attn", "x"), ("x",), work=_out_proj_work, params=lambda m: m.attention_out_params)
+out_proj = Op(
+    "out_proj",
+    ("attn", "x"),
+    ("x",),
+    work=_out_proj_work,
+    params=lambda m: m.attention_out_params,
+    working=_out_proj_working,
+    in_parts=True,
+)
 route = Op(
     "route",
     ("x",),
     ("h", "gates"),
     work=_route_work,
     params=lambda m: m.moe_share * m.router_params + m.hidden_size,
+    working=lambda m, size: (8 + size) * m.hidden_size,
 )
 experts = Op(
     "experts",
@@ -319,9 +468,17 @@ experts = Op(
     work=_experts_work,
     params=lambda m: m.moe_share * m.num_local_experts * m.expert_params,
     routed=True,
+    working=_experts_working,
+    in_parts=True,
 )
 shared_experts = Op(
-    "shared_experts", ("h",), ("shared",), work=_shared_experts_work, params=lambda m: m.unrouted_params
+    "shared_experts",
+    ("h",),
+    ("shared",),
+    work=_shared_experts_work,
+    params=lambda m: m.unrouted_params,
+    working=_shared_experts_working,
+    in_parts=True,
 )
 combine = Op("combine", ("x", "routed"), ("x",), work=_combine_work)
 moe = (route, experts, combine)
@@ -329,17 +486,16 @@ combine_shared = replace(combine, reads=("x", "routed", "shared"))
 """`combine` where the shared experts' output is on its device."""
 add_shared = replace(shared_experts, reads=("h", "routed"), writes=("routed",))
 """`shared_experts` where it is not: they add theirs to the routed ones' output before that leaves."""
-
-
-def embed_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
-    """The implicit first stage: one row of the embedding per token."""
-    return Work(0.0, 2.0 * rows.tokens * m.hidden_size * DTYPE_BYTES[precision.weights], precision.weights)
-
-
-def head_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
-    """The implicit last stage: final norm and head, only for the rows that sample a token."""
-    each, moved = DTYPE_BYTES[precision.weights], (m.hidden_size + m.vocab_size) * rows.emits
-    return _gemm(m.head_params, m.head_params, each, moved, rows.emits, precision)
+head = Op(
+    "head",
+    ("x",),
+    ("logits",),
+    work=_head_work,
+    working=lambda m, size: (4 + size) * m.vocab_size + (8 + 2 * size) * m.hidden_size,
+)
+"""The implicit last stage, on the GPU; its logits stand in fp32 beside those in the weights' precision."""
+BUILT_IN = {op.name: op for op in (qkv, *attention, out_proj, *moe, shared_experts)}
+"""The operations that a pipeline places, by name."""
 
 
 OpTree = Op | tuple["OpTree", ...]

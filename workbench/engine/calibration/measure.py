@@ -17,13 +17,14 @@ from torch.nn import functional
 
 from workbench.engine.lanes.lanes import Executor
 from workbench.engine.model.kv_cache import KVCache
-from workbench.engine.model.ops import BUILT_IN, Ops, Part
-from workbench.engine.model.weights import Tensors
+from workbench.engine.model.operations import OPERATIONS
+from workbench.engine.model.ops import Ops, Part, Tensors
 from workbench.hardware import Device, Link, Machine, usable_cores
 from workbench.hardware.profile import Cores
 from workbench.models import ModelConfig
 from workbench.pipeline.layer_graph import Kind, Node
 from workbench.schedules.plan import Task
+from workbench.stages import Op, combine, experts, out_proj, qkv, route
 
 _ROWS, _WIDE, _INNER = 256, 1024, 3584
 _TINY = ModelConfig("tiny", 1, 64, 64, 4, 2, 16, 4, 2, 64, 64, dtype="fp32")
@@ -103,17 +104,16 @@ def _operation_overhead() -> float:
     rows = {"x": torch.randn(4, 64), "attn": torch.randn(4, 64), "h": torch.randn(4, 64), "routed": torch.randn(4, 64)}
     rows["gates"] = torch.tensor([[0.0, 1.0, 0.5, 0.5]] * 4)
     square = torch.randn(64, 64)
-    experts = {
-        f"{kind}.{e}": torch.randn(rows, 64) for e in range(4) for kind, rows in (("gate_up", 128), ("down", 64))
+    pairs = {f"{kind}.{e}": torch.randn(rows, 64) for e in range(4) for kind, rows in (("gate_up", 128), ("down", 64))}
+    weights: dict[Op, Tensors] = {
+        qkv: {"norm": torch.ones(64), "proj": torch.randn(128, 64)},
+        out_proj: {"proj": square},
+        route: {"norm": torch.ones(64), "gate": torch.randn(4, 64)},
+        experts: pairs,
+        combine: {},
     }
-    weights: dict[str, Tensors] = {
-        "qkv": {"norm": torch.ones(64), "proj": torch.randn(128, 64)},
-        "out_proj": {"proj": square},
-        "route": {"norm": torch.ones(64), "gate": torch.randn(4, 64)},
-        "experts": experts,
-        "combine": {},
-    }
-    return _seconds(lambda: [BUILT_IN[op](ops, part, rows, weights[op]) for op in weights], repeats=31) / len(weights)
+    run = {OPERATIONS[op].run: held for op, held in weights.items()}
+    return _seconds(lambda: [each(ops, part, rows, held) for each, held in run.items()], repeats=31) / len(run)
 
 
 def _hand_over() -> float:

@@ -13,7 +13,7 @@ from scipy.optimize import isotonic_regression, nnls
 
 from workbench.engine.calibration.timed import Call, Pass
 from workbench.hardware.profile import Contention, Cores, OpTime
-from workbench.stages import Rows, measured_seconds
+from workbench.stages import BUILT_IN, Rows, measured_seconds
 
 TOLD = 0.25
 """Share of a lane's time beside the other from which on the other's doing is seen."""
@@ -118,9 +118,10 @@ class Seen:
 
     def time(self) -> OpTime:
         """What was seen, as a function of the rows."""
-        if self.op == "prefill_attention":
+        op = BUILT_IN.get(self.op)
+        if op is not None and op.reads_past:
             return self._prefill()
-        if self.op == "decode_attention":
+        if op is not None and op.keeps_kv:
             return self._decode()
         return replace(self._by_tokens([True] * len(self._rows)), resident=self._resident)
 

@@ -204,7 +204,7 @@ class TimedEngine(Engine):
     def _compute(self, task: Task, part: Part) -> None:
         for stage in task.node.stages:
             work = partial(self.forward.compute, stage, task.layer, task.part or 0, part)
-            resident = stage.op.params is not None and not self._streams(stage)
+            resident = stage.op.has_weights and not self._streams(stage)
             rows = partial(_stage_rows, stage, part)
             self._note(_Noted(stage.op.name, task.node.lane, resident, rows), work)
 

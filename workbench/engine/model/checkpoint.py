@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 from reprlib import repr as short
 
@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from workbench.core.errors import CheckpointError
 from workbench.core.records import is_file, read_json, reason
 from workbench.models import ModelConfig
+from workbench.stages import Op
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -53,20 +54,29 @@ def _of_expert(model: ModelConfig, name: str, width: int) -> Iterator[tuple[str,
     yield from ((f"{name}.{projection}.weight", shape) for projection, shape in shapes.items())
 
 
-def open_checkpoint(model: ModelConfig) -> dict[str, torch.Tensor]:
-    """Every tensor of the model by name, in memory of its own.
+def tensors_of(ops: Iterable[Op], model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of users' operations in a model's checkpoint."""
+    layers = range(model.num_hidden_layers)
+    shapes = [(name, shape) for op in ops for name, shape in op.shapes(model).items()]
+    return {f"model.layers.{layer}.{name}": shape for layer in layers for name, shape in shapes}
+
+
+def open_checkpoint(model: ModelConfig, ops: Iterable[Op] = ()) -> dict[str, torch.Tensor]:
+    """Every tensor of the model and of users' operations by name, in memory of its own.
 
     Nothing stays mapped: whoever cuts or rewrites a file later neither ends this process nor changes its answer.
 
     Raises
     ------
     CheckpointError
-        If a file is truncated or damaged, or a tensor is missing, misshapen or of another type than its config says.
+        If a file is truncated or damaged, or a tensor is missing, misshapen or of another type than its config or an
+        operation says.
     """
     if model.path is None:
         raise CheckpointError(f"model {model.name!r} has no weights here; give wb.checkpoint(folder).")
     tensors: dict[str, torch.Tensor] = {}
-    expected = dict(expected_tensors(model))
+    added = tensors_of(ops, model)
+    expected = dict(expected_tensors(model)) | added
     for file in _files(model.path):
         tensors.update(_read(file, expected.keys()))
     wanted = TORCH_DTYPES[model.dtype]
@@ -76,8 +86,9 @@ def open_checkpoint(model: ModelConfig) -> dict[str, torch.Tensor]:
             raise CheckpointError(f"checkpoint {model.name!r} has no tensor {name}; fetch its files again.")
         if tuple(tensor.shape) != shape or tensor.dtype is not wanted:
             raise CheckpointError(
-                f"tensor {name} of {model.name!r} is {tuple(tensor.shape)} {tensor.dtype}, its config.json asks for "
-                f"{shape} {wanted}; the two do not belong together."
+                f"tensor {name} of {model.name!r} is {tuple(tensor.shape)} {tensor.dtype}, "
+                f"{'an operation' if name in added else 'its config.json'} asks for {shape} {wanted}; the two do not "
+                "belong together."
             )
     return tensors
 

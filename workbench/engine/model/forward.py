@@ -14,8 +14,9 @@ from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.lanes import Copy, Transfer
 from workbench.engine.model.checkpoint import TORCH_DTYPES
 from workbench.engine.model.kv_cache import FetchedKV, KVCache
-from workbench.engine.model.ops import BUILT_IN, Ops, Part
-from workbench.engine.model.weights import Tensors, Weights, WeightStore, as_numpy
+from workbench.engine.model.operations import OPERATIONS
+from workbench.engine.model.ops import Ops, Part, Tensors
+from workbench.engine.model.weights import Weights, WeightStore, as_numpy
 from workbench.pipeline.layer_graph import Node
 from workbench.scheduler.batch import Batch
 from workbench.schedules.base import Step
@@ -40,7 +41,8 @@ class Forward:
         self._prepared, scenario = prepared, prepared.scenario
         self._control = control or Control()
         self._model, self._graph = scenario.model, prepared.lowering.graph
-        store = WeightStore(self._model, scenario.precision.weights)
+        ops = (stage.op for stage in self._graph.pipeline.stages)
+        store = WeightStore(self._model, scenario.precision.weights, ops)
         slots = prepared.lowering.schedule.weight_slots
         self._weights = Weights(store, self._graph, prepared.slot_bytes, slots, self._control)
         self._embedding = store.table("model.embed_tokens.weight")
@@ -149,10 +151,11 @@ class Forward:
     def _operate(self, stage: Stage, layer: int, number: int, part: Part) -> None:
         device, rows = stage.device, part.rows_of(stage.op.rows)
         read = {buffer: self._buffers[device, number, buffer][rows] for buffer in stage.op.reads}
-        if stage.op.rows is RowClass.PREFILL and part.before.any():
+        if stage.op.reads_past and part.before.any():
             read |= self._before(layer, number, part, read["k"].dtype)
         if stage.op.run is not None:
-            written = self._own(stage, stage.op.run(**read), rows.stop - rows.start)
+            given = {"weights": self._weights.get(layer, stage)} if stage.op.tensors else {}
+            written = self._own(stage, stage.op.run(**read, **given), rows.stop - rows.start)
         elif stage.op is experts:
             written = (self._experts(stage, layer, number, part, read),)
         else:
@@ -170,7 +173,7 @@ class Forward:
         return {"k_before": k.to(dtype), "v_before": v.to(dtype)}
 
     def _built_in(self, stage: Stage, layer: int, part: Part, read: Tensors) -> tuple[torch.Tensor, ...]:
-        answer = BUILT_IN[stage.op.name](self._ops, part, read, self._weights.get(layer, stage))
+        answer = OPERATIONS[stage.op].run(self._ops, part, read, self._weights.get(layer, stage))
         return answer if isinstance(answer, tuple) else (answer,)
 
     def _experts(self, stage: Stage, layer: int, number: int, part: Part, read: Tensors) -> torch.Tensor:

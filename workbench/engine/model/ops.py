@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -13,11 +12,12 @@ import torch
 from torch.nn import functional
 
 from workbench.engine.lanes.control import Control
-from workbench.engine.model.weights import Tensors
 from workbench.models import ModelConfig
 from workbench.scheduler.batch import Batch
 from workbench.scheduler.block_manager import BlockManager
 from workbench.stages import RowClass
+
+Tensors = dict[str, torch.Tensor]
 
 STEP_FLOPS = 5e10
 """Floating-point operations after which an operation looks whether its run was stopped: 0.3 to 1 s on a CPU. A layer of
@@ -117,9 +117,6 @@ class Part:
     def before(self) -> npt.NDArray[np.int64]:
         """KV entries of each prefill that earlier pieces of its prompt wrote."""
         return np.zeros(len(self.prefill_len), np.int64) if self.pieces is None else self.pieces.start
-
-
-Operation = Callable[["Ops", Part, Tensors, Tensors], torch.Tensor | tuple[torch.Tensor, ...]]
 
 
 class Ops:
@@ -265,15 +262,3 @@ def _filled(rows: torch.Tensor) -> torch.Tensor:
     """
     missing = -len(rows) % 8
     return functional.pad(rows, (0, 0, 0, missing)) if missing and rows.dtype is torch.bfloat16 else rows
-
-
-BUILT_IN: dict[str, Operation] = {
-    "qkv": Ops.qkv,
-    "prefill_attention": Ops.prefill_attention,
-    "out_proj": Ops.out_proj,
-    "route": Ops.route,
-    "experts": Ops.experts,
-    "shared_experts": Ops.shared_experts,
-    "combine": Ops.combine,
-}
-"""By name; `decode_attention` works on the KV cache and lives with it."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
 import numpy as np
@@ -15,59 +14,17 @@ from workbench.core.errors import EngineError
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.lanes import Copy, Transfer
 from workbench.engine.model.checkpoint import TORCH_DTYPES, open_checkpoint
+from workbench.engine.model.operations import packs
+from workbench.engine.model.ops import Tensors
 from workbench.kernels import empty_in_huge_pages
 from workbench.models import ModelConfig
 from workbench.pipeline.layer_graph import LayerGraph
 from workbench.schedules.plan import WHOLE, Page
-from workbench.stages import Device, Stage
+from workbench.stages import Device, Op, Stage
 
-Tensors = dict[str, torch.Tensor]
-_Laid = tuple[list[Copy], dict[tuple[int, str], Tensors]]
-
-
-@dataclass(frozen=True)
-class Packed:
-    """One tensor as an operation wants it: checkpoint tensors of one layer, stacked along their first dimension."""
-
-    key: str
-    sources: tuple[str, ...]
-
-
-def _qkv_pack(model: ModelConfig) -> list[Packed]:
-    packs = [Packed("norm", ("input_layernorm.weight",))]
-    packs.append(Packed("proj", tuple(f"self_attn.{letter}_proj.weight" for letter in "qkv")))
-    if model.family.qkv_bias:
-        packs.append(Packed("bias", tuple(f"self_attn.{letter}_proj.bias" for letter in "qkv")))
-    if model.family.qk_norm:
-        packs += (Packed(f"{letter}_norm", (f"self_attn.{letter}_norm.weight",)) for letter in "qk")
-    return packs
-
-
-def _expert_pack(model: ModelConfig, name: str, key: str = "") -> list[Packed]:
-    gate, up, down = (f"{name}.{part}.weight" for part in (model.family.gate, model.family.up, model.family.down))
-    return [Packed(f"gate_up{key}", (gate, up)), Packed(f"down{key}", (down,))]
-
-
-def _routed_pack(model: ModelConfig) -> list[Packed]:
-    each = (_expert_pack(model, model.family.expert(n), f".{n}") for n in range(model.num_local_experts))
-    return [packed for packs in each for packed in packs]
-
-
-def _shared_pack(model: ModelConfig) -> list[Packed]:
-    name = model.family.shared_expert
-    return [*_expert_pack(model, name), Packed("gate", (f"{name}_gate.weight",))]
-
-
-PACKS: dict[str, Callable[[ModelConfig], list[Packed]]] = {
-    "qkv": _qkv_pack,
-    "out_proj": lambda m: [Packed("proj", ("self_attn.o_proj.weight",))],
-    "route": lambda m: [
-        Packed("norm", ("post_attention_layernorm.weight",)),
-        Packed("gate", (f"{m.family.mixture}.gate.weight",)),
-    ],
-    "experts": _routed_pack,
-    "shared_experts": _shared_pack,
-}
+_Held = dict[tuple[int, Op], Tensors]
+"""Tensors by layer and operation."""
+_Laid = tuple[list[Copy], _Held]
 
 
 def as_numpy(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
@@ -85,28 +42,31 @@ def host_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 class WeightStore:
-    """The model's weights on the host, in the precision asked for; each is held once, here or where it is resident."""
+    """The model's weights on the host, in the precision asked for; each is held once, here or where it is resident.
 
-    def __init__(self, model: ModelConfig, dtype: str) -> None:
+    Those of users' operations among `ops` are in the checkpoint beside the model's own.
+    """
+
+    def __init__(self, model: ModelConfig, dtype: str, ops: Iterable[Op] = ()) -> None:
         self.model, self.dtype = model, TORCH_DTYPES[dtype]
-        found = open_checkpoint(model)
+        found = open_checkpoint(model, ops)
         self._tensors = {name: found.pop(name).to(self.dtype) for name in list(found)}
 
     def table(self, name: str) -> torch.Tensor:
         """A tensor that belongs to no layer."""
         return self._tensors[name]
 
-    def sources(self, layer: int, op: str) -> list[tuple[str, list[torch.Tensor]]]:
+    def sources(self, layer: int, op: Op) -> list[tuple[str, list[torch.Tensor]]]:
         """Every packed tensor of an operation with the checkpoint tensors it is stacked from."""
         return [
             (p.key, [self._tensors[f"model.layers.{layer}.{name}"] for name in p.sources])
-            for p in PACKS[op](self.model)
+            for p in packs(op, self.model)
         ]
 
-    def resident(self, layer: int, op: str, *, keep: bool = False) -> Tensors:
+    def resident(self, layer: int, op: Op, *, keep: bool = False) -> Tensors:
         """An operation's weights, to stay where it runs: they leave the store, unless it is to keep them too."""
         found = {key: torch.cat(parts) if len(parts) > 1 else parts[0] for key, parts in self.sources(layer, op)}
-        for packed in () if keep else PACKS[op](self.model):
+        for packed in () if keep else packs(op, self.model):
             for name in packed.sources:
                 del self._tensors[f"model.layers.{layer}.{name}"]
         return found
@@ -126,7 +86,7 @@ class WeightBuffer:
         elements = round(slot_bytes / store.dtype.itemsize)
         self._slots = [host_memory((elements,), store.dtype) for _ in range(slots)]
         self._flat = [as_numpy(slot) for slot in self._slots]
-        self._holds: list[dict[tuple[int, str], Tensors]] = [{} for _ in range(slots)]
+        self._holds: list[_Held] = [{} for _ in range(slots)]
         self._turn = 0
         self._known: dict[tuple[int, tuple[tuple[int, int], ...], Page], _Laid] = {}
 
@@ -164,18 +124,18 @@ class WeightBuffer:
         """
         key = (turn, pieces, page)
         if key not in self._known:
-            copies, held, place = list[Copy](), dict[tuple[int, str], Tensors](), 0
+            copies, held, place = list[Copy](), _Held(), 0
             for layer, node in pieces:
                 for stage in self._graph.nodes[node].stages:
                     if self._graph.pipeline.streams(stage):
-                        held[layer, stage.op.name], place = self._lay(turn, layer, stage, place, copies)
+                        held[layer, stage.op], place = self._lay(turn, layer, stage, place, copies)
             begin, end = (int(edge) // self.dtype.itemsize for edge in page.cut(place * self.dtype.itemsize))
             self._known[key] = list(_between(copies, begin, end)), held
         return self._known[key]
 
     def _lay(self, turn: int, layer: int, stage: Stage, place: int, copies: list[Copy]) -> tuple[Tensors, int]:
         views: Tensors = {}
-        for key, parts in self._store.sources(layer, stage.op.name):
+        for key, parts in self._store.sources(layer, stage.op):
             begin = place
             for part in parts:
                 copies.append((self._flat[turn][place : place + part.numel()], as_numpy(part)))
@@ -184,7 +144,7 @@ class WeightBuffer:
             views[key] = self._slots[turn][begin:place].view(rows, *parts[0].shape[1:])
         return views, place
 
-    def get(self, layer: int, op: str) -> Tensors:
+    def get(self, layer: int, op: Op) -> Tensors:
         """The weights of an operation, which must have arrived.
 
         Raises
@@ -214,17 +174,17 @@ class Weights:
     def __init__(self, store: WeightStore, graph: LayerGraph, slot_bytes: float, slots: int, control: Control) -> None:
         self.buffer = WeightBuffer(store, graph, slot_bytes, slots) if graph.streamed else None
         self._streams = graph.pipeline.streams
-        self._resident: dict[tuple[int, str], Tensors] = {}
+        self._resident: _Held = {}
         stages = graph.pipeline.stages
-        resident = dict.fromkeys(stage.op.name for stage in stages if not self._streams(stage))
-        streamed = {stage.op.name for stage in stages if self._streams(stage)}
+        streamed = {stage.op for stage in stages if self._streams(stage)}
+        resident = dict.fromkeys(stage.op for stage in stages if stage.op.has_weights and not self._streams(stage))
         for layer in range(store.model.num_hidden_layers):
-            for op in filter(PACKS.__contains__, resident):
+            for op in resident:
                 control.check()
                 self._resident[layer, op] = store.resident(layer, op, keep=op in streamed)
 
         self.gpu_bytes = self.buffer.bytes if self.buffer is not None else 0
-        on_gpu = {stage.op.name for stage in graph.pipeline.stages if stage.device is Device.GPU}
+        on_gpu = {stage.op for stage in stages if stage.device is Device.GPU}
         for (_, op), tensors in self._resident.items():
             self.gpu_bytes += sum(tensor.nbytes for tensor in tensors.values()) if op in on_gpu else 0
 
@@ -240,5 +200,5 @@ class Weights:
     def get(self, layer: int, stage: Stage) -> Tensors:
         """The weights of a stage in one layer; none for an operation without any."""
         if self.buffer is not None and self._streams(stage):
-            return self.buffer.get(layer, stage.op.name)
-        return self._resident.get((layer, stage.op.name), {})
+            return self.buffer.get(layer, stage.op)
+        return self._resident.get((layer, stage.op), {})

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch.nn import functional
 
-from workbench.engine.model.weights import Tensors
+from workbench.engine.model.ops import Tensors
 from workbench.models import ModelConfig
 
 

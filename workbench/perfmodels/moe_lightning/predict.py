@@ -74,7 +74,7 @@ def predict(scenario: Scenario, schedule: Schedule) -> Result:
 def _policy(scenario: Scenario, batch: int, parts: int) -> Policy:
     pipeline = scenario.layer
     keeper = next(stage for stage in pipeline.stages if stage.op.keeps_kv)
-    experts = next((stage for stage in pipeline.stages if stage.op.name == "experts"), None)
+    experts = next((stage for stage in pipeline.stages if stage.op.routed), None)
     strange = [stage for stage in pipeline.stages if not _is_modelled(stage)]
     if strange:
         raise ScenarioError(
