@@ -13,6 +13,7 @@ from .attention.operands import check_blocks
 from .codegen.compiled import compiled, emitted, literal
 from .codegen.vector_ir import F64, I32, I64, Emitter
 from .machine.features import features
+from .operations import public
 from .threads.runs import split
 from .threads.task_counts import next_task, pull, take, task_done
 from .threads.team import side_by_side, team_size
@@ -82,6 +83,7 @@ def _reader(lanes: int) -> Any:
     return read
 
 
+@public
 def read_memory(memory: Operand, *, threads: int = 1) -> int:
     """Read an array in order, all of it but a remainder below 1 KiB; returns the sum of its 32-bit words.
 
@@ -109,7 +111,7 @@ def read_memory(memory: Operand, *, threads: int = 1) -> int:
 
 
 def _summed(reader: Any, operands: tuple[Any, ...], tasks: int, threads: int) -> int:
-    """The sum over all tasks of a reader, whose threads are waited for as those of `flash_decode` are."""
+    """The sum over all tasks of a reader, whose threads are waited for as those of `decode_attention` are."""
     sums = np.zeros(1, np.int64)
     pull(lambda counter: reader(counter, *operands, sums), tasks, threads)
     return int(sums[0])
@@ -140,22 +142,23 @@ def _block_reader(lanes: int) -> Any:
     return read
 
 
+@public
 def read_blocks(kv: Operand, table: Operand, lengths: Operand, *, threads: int = 1) -> int:
-    """Read a paged cache in the order in which `flash_decode` does, and compute nothing; returns the sum of its words.
+    """Read a paged cache in the order in which `decode_attention` does, and compute nothing; returns the sum of its words.
 
     Parameters
     ----------
     kv : (P, K, 2, b, D), C-contiguous
     table : (B, W) int32
     lengths : (B,) int64
-        As of `flash_decode`. Of the rows of a block and head, a remainder below 1 KiB is not read.
+        As of `decode_attention`. Of the rows of a block and head, a remainder below 1 KiB is not read.
     threads : int
         Each takes runs of tokens in turn, the longest first.
 
     Raises
     ------
     TypeError, ValueError
-        As `flash_decode`.
+        As `decode_attention`.
 
     Examples
     --------
@@ -187,6 +190,7 @@ def _multiplier(lanes: int) -> Any:
     return multiply
 
 
+@public
 def multiply_add(steps: int = 2_000_000, *, threads: int = 1) -> float:
     """Keep the fp32 units of `threads` cores busy and nothing else; returns the FLOP done.
 

@@ -1,22 +1,23 @@
 """What the gpu lane computes: attention, experts and their router, norms, rotations, the vocabulary's two ends.
 
 Each op is a wrapper that validates, a Triton kernel, declared work, a float64 reference or an exact one, and an
-implementation in torch, which is what CPU tensors get. Triton is imported when a kernel is first launched. It
-reads TRITON_INTERPRET then: set it before, or pass backend="triton-interpret", to run the kernels on the CPU for tests.
+implementation in torch, which is what CPU tensors get. Decorators of
+`operations.py` declare them where they stand. Triton is imported when a kernel is first launched. It reads
+TRITON_INTERPRET then: set it before, or pass backend="triton-interpret", to run the kernels on the CPU for tests.
 """
 
 from .attention.decode import decode_attention, decode_attention_reference, decode_attention_work
-from .attention.kv_layout import gather_kv, gather_kv_work, scatter_kv
+from .attention.kv_layout import append_kv, gather_kv, gather_kv_work
 from .attention.options import AttentionTiles, Prefix
 from .attention.prefill import prefill_attention, prefill_attention_reference, prefill_attention_work
 from .backend.backend import Backend
-from .backend.ceilings import copy_rate, link_rates, matmul_rate, timed
-from .moe import tuning
+from .backend.ceilings import copy_rate, link_rates, matmul_rate
 from .moe.experts import Activation, Quantised, dequantise, quantise
 from .moe.fused_moe import fused_moe, fused_moe_reference, fused_moe_work
 from .moe.grouped_gemm import grouped_gemm, grouped_gemm_reference, grouped_gemm_work
 from .moe.pairs import Blocks, sort_pairs
 from .moe.router import Routing, route, route_reference, route_work, with_shared
+from .operations import operations, public_names
 from .rows.gated import gated, gated_reference, gated_work
 from .rows.layer_norm import layer_norm, layer_norm_reference, layer_norm_work
 from .rows.rms_norm import add_rms_norm, add_rms_norm_work, rms_norm, rms_norm_reference, rms_norm_work
@@ -24,65 +25,3 @@ from .rows.rope import rope, rope_reference, rope_work
 from .rows.rope_table import Linear, Llama3, Yarn, rope_table
 from .vocabulary.sampling import Draws, sample, sample_work
 from .vocabulary.vocabulary import embed, embed_work, sampled_logits, sampled_logits_work
-
-__all__ = [
-    "Activation",
-    "AttentionTiles",
-    "Backend",
-    "Blocks",
-    "Draws",
-    "Linear",
-    "Llama3",
-    "Prefix",
-    "Quantised",
-    "Routing",
-    "Yarn",
-    "add_rms_norm",
-    "add_rms_norm_work",
-    "copy_rate",
-    "decode_attention",
-    "decode_attention_reference",
-    "decode_attention_work",
-    "dequantise",
-    "embed",
-    "embed_work",
-    "fused_moe",
-    "fused_moe_reference",
-    "fused_moe_work",
-    "gated",
-    "gated_reference",
-    "gated_work",
-    "gather_kv",
-    "gather_kv_work",
-    "grouped_gemm",
-    "grouped_gemm_reference",
-    "grouped_gemm_work",
-    "layer_norm",
-    "layer_norm_reference",
-    "layer_norm_work",
-    "link_rates",
-    "matmul_rate",
-    "prefill_attention",
-    "prefill_attention_reference",
-    "prefill_attention_work",
-    "quantise",
-    "rms_norm",
-    "rms_norm_reference",
-    "rms_norm_work",
-    "rope",
-    "rope_reference",
-    "rope_table",
-    "rope_work",
-    "route",
-    "route_reference",
-    "route_work",
-    "sample",
-    "sample_work",
-    "sampled_logits",
-    "sampled_logits_work",
-    "scatter_kv",
-    "sort_pairs",
-    "timed",
-    "tuning",
-    "with_shared",
-]

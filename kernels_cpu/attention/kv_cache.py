@@ -1,4 +1,4 @@
-"""Append new keys and values to the paged KV cache that `flash_decode` reads."""
+"""Append new keys and values to the paged KV cache that `decode_attention` reads."""
 
 from typing import Any
 
@@ -21,6 +21,7 @@ from ..arguments import (
 from ..codegen.compiled import compiled
 from ..codegen.numerics import ROUND
 from ..codegen.rounding import bfloat16
+from ..operations import operation, reference_of, work_of
 from .portable import BF16, FP32
 
 
@@ -108,6 +109,7 @@ def _rows(name: str, operand: Operand, shape: tuple[int, int, int]) -> tuple[NDA
     return flat.view(np.uint32), strides[0]
 
 
+@operation()
 def append_kv(kv: Operand, slots: Operand, k: Operand, v: Operand, *, scales: Operand | None = None) -> None:
     """Store one K row and one V row per new token into the slots of a paged cache, in place.
 
@@ -171,10 +173,11 @@ def append_kv(kv: Operand, slots: Operand, k: Operand, v: Operand, *, scales: Op
     _append(int(KINDS[cache.dtype.type]), cells, frozen(where), k_bits, k_stride, v_bits, v_stride)
 
 
-def append_kv_work(kv_heads: int, head_dim: int, rows: int, kv_itemsize: int) -> tuple[int, int]:
-    """Work that one call declares: (flops [flop], bytes [byte]); rows are read in fp32 and stored once.
+@work_of(append_kv)
+def append_kv_work(kv_heads: int, head_dim: int, rows: int, kv_itemsize: int, itemsize: int = 4) -> tuple[int, int]:
+    """Work that one call declares: (flops [flop], bytes [byte]); rows are read and stored once.
 
-        flops = 0,  bytes = 2 K (4 D + D kv_itemsize + s) rows
+        flops = 0,  bytes = 2 K (itemsize D + kv_itemsize D + s) rows
 
     where s is 4, a row's scale, for int8 and 0 for any other cache.
 
@@ -183,7 +186,7 @@ def append_kv_work(kv_heads: int, head_dim: int, rows: int, kv_itemsize: int) ->
     >>> append_kv_work(kv_heads=8, head_dim=128, rows=2, kv_itemsize=2)
     (0, 24576)
     """
-    return 0, 2 * kv_heads * (4 * head_dim + row_bytes(head_dim, kv_itemsize)) * rows
+    return 0, 2 * kv_heads * (itemsize * head_dim + row_bytes(head_dim, kv_itemsize)) * rows
 
 
 def row_bytes(head_dim: int, kv_itemsize: int) -> int:
@@ -191,6 +194,7 @@ def row_bytes(head_dim: int, kv_itemsize: int) -> int:
     return head_dim * kv_itemsize + (4 if kv_itemsize == 1 else 0)
 
 
+@reference_of(append_kv)
 def append_kv_reference(kv: Operand, slots: Operand, k: Operand, v: Operand) -> NDArray[Any]:
     """`append_kv` into fp32 or 16 bits in plain numpy, the oracle of its tests, -> a new cache; `kv` is left alone.
 

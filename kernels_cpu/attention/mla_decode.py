@@ -17,11 +17,13 @@ from ..arguments import (
     whole,
 )
 from ..machine.features import CodePath
-from .flash_decode import flash_decode_reference
+from ..operations import operation, reference_of
+from .decode import decode_attention_reference
 from .operands import check_blocks, check_shapes, options_of, result_of
 from .tasks import Cache, decode
 
 
+@operation()
 def mla_decode(
     q: SameKind,
     kv: Operand,
@@ -56,7 +58,7 @@ def mla_decode(
         Factor of the scores. There is no default: it belongs to the dims before absorption, 1 / sqrt(192) for
         DeepSeek-V2 and V3 without YaRN's factor.
     threads, path
-        As of `flash_decode`.
+        As of `decode_attention`.
     out : (B, H, value_dim) fp32, C-contiguous, optional
         Where to store the result.
 
@@ -69,7 +71,7 @@ def mla_decode(
     Raises
     ------
     TypeError, ValueError
-        As `flash_decode`.
+        As `decode_attention`.
 
     Examples
     --------
@@ -99,6 +101,7 @@ def mla_decode(
     return same_kind(q, result) if out is None else out
 
 
+@reference_of(mla_decode)
 def mla_decode_reference(
     q: Operand, kv: Operand, table: Operand, lengths: Operand, *, value_dim: int = 512, scale: float
 ) -> NDArray[np.float64]:
@@ -111,4 +114,4 @@ def mla_decode_reference(
     array([[[0., 1.]]])
     """
     both = host_array("kv", kv)[:, None, None].repeat(2, axis=2)
-    return flash_decode_reference(q, both, table, lengths, scale=scale)[..., :value_dim]
+    return decode_attention_reference(q, both, table, lengths, scale=scale)[..., :value_dim]

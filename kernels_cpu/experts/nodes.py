@@ -16,12 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arguments import Operand
+from ..operations import public
 from ..threads.team import on_node, usable_cpus
 from .weights import GROUP, Format, PackedExperts, checked_layer, pack_experts
 
 _SYSTEM = Path("/sys/devices/system/node")
 
 
+@public
 @dataclass(frozen=True)
 class NodeExperts:
     """The routed experts of one layer in slices, one per node, packed by `pack_by_node`.
@@ -46,6 +48,7 @@ class NodeExperts:
         return len(self.slices[0])
 
 
+@public
 def numa_nodes(system: Path = _SYSTEM) -> tuple[frozenset[int], ...]:
     """CPUs that this process may use, by NUMA node; one node where the system tells of none.
 
@@ -70,6 +73,7 @@ def _listed(text: str) -> list[int]:
     return found
 
 
+@public
 def pack_by_node(
     gate_up: Operand | Sequence[Operand],
     down: Operand | Sequence[Operand],
@@ -92,7 +96,7 @@ def pack_by_node(
     Returns
     -------
     NodeExperts
-        For `expert_mlp`.
+        For `fused_moe`.
 
     Raises
     ------

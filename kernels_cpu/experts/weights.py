@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ..arguments import Operand, checked, float64, whole
 from ..codegen.rounding import bfloat16_pairs
+from ..operations import public
 
 ROWS = 64
 """Rows of a block."""
@@ -31,6 +32,7 @@ GROUP = 128
 """Columns that share a scale, unless chosen."""
 
 
+@public
 class Format(enum.IntEnum):
     """Number formats of packed weights: elements per word of 32 bits; an int, because Numba passes it as a literal."""
 
@@ -48,6 +50,10 @@ class Format(enum.IntEnum):
     def scaled(self) -> bool:
         """Whether groups of columns have scales."""
         return self in (Format.INT8, Format.INT4)
+
+    def weight_bytes(self, group: int = 128) -> float:
+        """Bytes of one weight with its share of the scale of `group` columns [byte]."""
+        return self.bits / 8 + (4 / group if self.scaled else 0)
 
     @property
     def zero(self) -> int:
@@ -95,6 +101,7 @@ class Matrices:
         return self.words.nbytes + self.scales.nbytes
 
 
+@public
 @dataclass(frozen=True)
 class PackedExperts:
     """The routed experts of one layer, packed by `pack_experts` or left where they are by `experts_in_place`.
@@ -122,6 +129,7 @@ class PackedExperts:
         return len(self.gate_up.words)
 
 
+@public
 def pack_experts(
     gate_up: Operand | Sequence[Operand],
     down: Operand | Sequence[Operand],
@@ -129,7 +137,7 @@ def pack_experts(
     format: Format | str | None = None,
     group: int = GROUP,
 ) -> PackedExperts:
-    """Copy the weights of a layer's experts into the layout that `expert_mlp` reads.
+    """Copy the weights of a layer's experts into the layout that `fused_moe` reads.
 
     Parameters
     ----------
@@ -167,10 +175,11 @@ def pack_experts(
     return PackedExperts(_packed("gate_up", first, chosen, group), _packed("down", second, chosen, group))
 
 
+@public
 def experts_in_place(gate_up: Operand, down: Operand) -> PackedExperts:
-    """The weights of a layer's experts for `expert_mlp`, read where they lie: nothing is copied.
+    """The weights of a layer's experts for `fused_moe`, read where they lie: nothing is copied.
 
-    As fast as what `pack_experts` makes, or faster, where activations stay fp32 (see `expert_mlp`) and no matrix
+    As fast as what `pack_experts` makes, or faster, where activations stay fp32 (see `fused_moe`) and no matrix
     registers serve.
 
     Parameters

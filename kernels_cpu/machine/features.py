@@ -12,7 +12,10 @@ from dataclasses import dataclass
 import llvmlite.binding as llvm
 from numba.core import config
 
+from ..operations import public
 
+
+@public
 class CodePath(enum.Enum):
     """Code paths, by the fp32 lanes of a register; PORTABLE leaves vectors to the compiler."""
 
@@ -21,6 +24,7 @@ class CodePath(enum.Enum):
     PORTABLE = 0
 
 
+@public
 @dataclass(frozen=True)
 class Features:
     """The code path that the kernels take on this computer.
@@ -80,6 +84,7 @@ def is_zen() -> bool:
     return bool(llvm.get_host_cpu_name().startswith("znver"))
 
 
+@public
 @functools.cache
 def features() -> Features:
     """The code path of this computer.

@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..operations import public
+
 _HUGE = 1 << 21
 
 
+@public
 def empty_in_huge_pages(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """An array for a KV pool or weights, on a boundary of 2 MiB and in huge pages where the system grants them.
 

@@ -10,6 +10,7 @@ from ..arguments import SameKind
 from ..codegen.compiled import compiled
 from ..codegen.numerics import LOG2_E, exp2
 from ..codegen.rounding import narrowed, widened
+from ..operations import operation
 from .rows import by_rows, rows_of, same_type
 
 _LOG2_E = np.float32(LOG2_E)
@@ -19,6 +20,7 @@ _E0, _E1, _E2, _E3, _E4 = map(np.float32, (-1.26551223, 1.00002368, 0.37409196, 
 _E5, _E6, _E7, _E8, _E9 = map(np.float32, (0.27886807, -1.13520398, 1.48851587, -0.82215223, 0.17087277))
 
 
+@operation()
 def gated(x: SameKind, *, activation: str = "swiglu", threads: int | None = None) -> SameKind:
     """Join each row's gates and ups.
 

@@ -9,9 +9,11 @@ import numpy as np
 from ..arguments import Operand, SameKind
 from ..codegen.compiled import compiled
 from ..codegen.rounding import narrowed, widened
+from ..operations import operation
 from .rows import by_rows, rows_of, same_type, vector_of
 
 
+@operation()
 def rms_norm(x: SameKind, weight: Operand, *, eps: float = 1e-5, threads: int | None = None) -> SameKind:
     """Normalise each row to unit mean square and scale it.
 
@@ -50,6 +52,7 @@ def rms_norm(x: SameKind, weight: Operand, *, eps: float = 1e-5, threads: int | 
     return same_type(x, out)
 
 
+@operation()
 def add_rms_norm(
     x: SameKind, residual: Operand, weight: Operand, *, eps: float = 1e-5, threads: int | None = None
 ) -> tuple[SameKind, SameKind]:

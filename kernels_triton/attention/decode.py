@@ -8,6 +8,7 @@ from ..backend.backend import Backend, choose_backend, enter_mode
 from ..backend.operands import INDEX, check_operand
 from ..backend.operators import operator
 from ..moe.tiles import arch_of
+from ..operations import operation, reference_of, work_of
 from . import torch_path
 from .options import (
     AttentionTiles,
@@ -24,6 +25,7 @@ from .options import (
 _PARTS = 16  # that a program of `merge` takes at once
 
 
+@operation()
 def decode_attention(
     q: torch.Tensor,
     kv: torch.Tensor,
@@ -187,6 +189,7 @@ def _launch(
     return out
 
 
+@work_of(decode_attention)
 def decode_attention_work(
     heads: int, kv_heads: int, head_dim: int, context: int, rows: int, kv_itemsize: int, itemsize: int
 ) -> tuple[int, int]:
@@ -214,6 +217,7 @@ def decode_attention_work(
     return flops, 2 * kv_heads * head_dim * kv_itemsize * context + 2 * itemsize * heads * head_dim * rows
 
 
+@reference_of(decode_attention)
 def decode_attention_reference(
     q: torch.Tensor,
     kv: torch.Tensor,

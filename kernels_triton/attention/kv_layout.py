@@ -7,11 +7,13 @@ import torch
 from ..backend.backend import Backend, choose_backend, enter_mode
 from ..backend.operands import FLOATS, check_indices, check_operand, check_range
 from ..backend.operators import check_tensor, operator
+from ..operations import operation, work_of
 
 _TILE = 2048  # numbers of K, and of V, that a program moves
 
 
-def scatter_kv(
+@operation()
+def append_kv(
     kv: torch.Tensor, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, backend: str | None = None
 ) -> None:
     """Store one K row and one V row per token into slots of a paged cache, in place.
@@ -41,7 +43,7 @@ def scatter_kv(
     Examples
     --------
     >>> kv = torch.zeros(2, 1, 2, 4, 1)
-    >>> scatter_kv(kv, torch.tensor([5]), torch.full((1, 1, 1), 3.0), torch.full((1, 1, 1), 7.0))
+    >>> append_kv(kv, torch.tensor([5]), torch.full((1, 1, 1), 3.0), torch.full((1, 1, 1), 7.0))
     >>> kv[1, 0, :, 1, 0].tolist()
     [3.0, 7.0]
     """
@@ -72,19 +74,20 @@ def _store(kv: torch.Tensor, slots: torch.Tensor, k: torch.Tensor, v: torch.Tens
     kv[page, :, 1, offset] = v.to(kv.dtype)
 
 
-_scatter = operator("scatter_kv", _store, lambda *_: None, written=("kv",))
+_scatter = operator("append_kv", _store, lambda *_: None, written=("kv",))
 
 
+@operation()
 def gather_kv(
     kv: torch.Tensor, slots: torch.Tensor, *, backend: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of slots of a paged cache, one row after the other: what `scatter_kv` stored there.
+    """Keys and values of slots of a paged cache, one row after the other: what `append_kv` stored there.
 
     Parameters
     ----------
     kv : (P, K, 2, b, D) fp32, fp16 or bf16, contiguous
     slots : (T,) int64
-        As of `scatter_kv`, but a slot may occur twice.
+        As of `append_kv`, but a slot may occur twice.
     backend : "triton", "triton-interpret" or "torch", optional
         Triton for GPU tensors unless given, torch for others and where an operand asks for a gradient.
 
@@ -95,7 +98,7 @@ def gather_kv(
     Raises
     ------
     TypeError, ValueError
-        As `scatter_kv`.
+        As `append_kv`.
 
     Examples
     --------
@@ -183,6 +186,7 @@ def _launch(
         )
 
 
+@work_of(gather_kv)
 def gather_kv_work(kv_heads: int, head_dim: int, rows: int, kv_itemsize: int, itemsize: int) -> tuple[int, int]:
     """Work that one call of either declares: (flops [flop], bytes [byte]).
 

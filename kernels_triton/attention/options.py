@@ -13,11 +13,13 @@ import torch
 
 from ..backend.operands import FLOATS, check_operand
 from ..backend.operators import check_tensor
+from ..operations import public
 
 _LOG2E = 1 / math.log(2)
 _LEAST_DIM = 16  # of a matrix instruction
 
 
+@public
 class Prefix(NamedTuple):
     """What sequences have in the cache before their first query.
 
@@ -161,6 +163,7 @@ def check_blocks(table: torch.Tensor, lengths: torch.Tensor, kv: torch.Tensor, w
                 )
 
 
+@public
 @dataclass(frozen=True)
 class AttentionTiles:
     """Sizes of a launch: queries and keys per tile, warps, stages, and cached tokens per program of a decode."""

@@ -8,6 +8,7 @@ from ..backend.backend import Backend, choose_backend, enter_mode
 from ..backend.operands import INDEX, check_operand
 from ..backend.operators import check_tensor, operator
 from ..moe.tiles import arch_of
+from ..operations import operation, reference_of, work_of
 from . import torch_path
 from .options import (
     AttentionTiles,
@@ -22,6 +23,7 @@ from .options import (
 )
 
 
+@operation()
 def prefill_attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -234,6 +236,7 @@ def _launch(
     return out
 
 
+@work_of(prefill_attention)
 def prefill_attention_work(
     heads: int, kv_heads: int, head_dim: int, value_dim: int, pairs: int, queries: int, keys: int, itemsize: int
 ) -> tuple[int, int]:
@@ -261,6 +264,7 @@ def prefill_attention_work(
     return 2 * heads * width * pairs, itemsize * width * (heads * queries + kv_heads * keys)
 
 
+@reference_of(prefill_attention)
 def prefill_attention_reference(
     q: torch.Tensor,
     k: torch.Tensor,

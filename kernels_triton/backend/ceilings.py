@@ -8,6 +8,8 @@ from statistics import median
 
 import torch
 
+from ..operations import public
+
 
 def timed(work: Callable[[], object], device: torch.device, *, seconds: float = 0.3, least: int = 3) -> list[float]:
     """Seconds of each of several runs, after one that does not count; by CUDA events where there is a GPU.
@@ -42,6 +44,7 @@ def _wall(work: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
+@public
 def copy_rate(device: torch.device, size: int = 1 << 31) -> float:
     """Bytes per second read and written by a copy of `size` bytes within the device's memory.
 
@@ -55,6 +58,7 @@ def copy_rate(device: torch.device, size: int = 1 << 31) -> float:
     return 2 * size / median(timed(lambda: target.copy_(source), device))
 
 
+@public
 def matmul_rate(device: torch.device, dtype: torch.dtype = torch.bfloat16, size: int = 8192) -> float:
     """Flops per second of torch's product of two square matrices.
 
@@ -67,6 +71,7 @@ def matmul_rate(device: torch.device, dtype: torch.dtype = torch.bfloat16, size:
     return 2 * size**3 / median(timed(lambda: a @ b, device))
 
 
+@public
 def link_rates(device: torch.device, size: int = 1 << 29) -> dict[str, float]:
     """Bytes per second between host and device, by direction and kind of host memory; `both` is each way at once.
 

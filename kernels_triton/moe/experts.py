@@ -11,10 +11,12 @@ from torch.nn import functional
 
 from ..backend.operands import FLOATS
 from ..backend.operators import asks_gradient, check_tensor
+from ..operations import operation, public
 
 _LARGEST = {torch.int8: 127.0, torch.uint8: 7.0, torch.float8_e4m3fn: 448.0}
 
 
+@public
 class Activation(enum.StrEnum):
     """What becomes of the gate g and the up projection u.
 
@@ -27,6 +29,7 @@ class Activation(enum.StrEnum):
     CLAMPED = "swiglu-clamped"
 
 
+@public
 class Quantised(NamedTuple):
     """Weights w = value * scale with one scale per row and group of neighbours.
 
@@ -68,6 +71,7 @@ def whole(values: torch.Tensor, scales: torch.Tensor | None) -> Weights:
     return values if scales is None else Quantised(values, scales)
 
 
+@operation()
 def quantise(weight: torch.Tensor, kind: torch.dtype, group: int | None = None) -> Quantised:
     """Round weights symmetrically, each group to steps of its largest magnitude.
 
@@ -123,6 +127,7 @@ def quantise(weight: torch.Tensor, kind: torch.dtype, group: int | None = None) 
     return Quantised((low | high << 4).flatten(2), scales)
 
 
+@operation()
 def dequantise(weight: Weights, dtype: torch.dtype) -> torch.Tensor:
     """The weights (..., R, C) that `weight` stands for.
 

@@ -6,6 +6,7 @@ import torch
 
 from ..backend.backend import Backend, choose_backend, enter_mode
 from ..backend.operators import check_tensor, operator
+from ..operations import operation, reference_of, work_of
 from . import torch_path
 from .experts import Activation, Weights, check_pages, check_routing, check_weights, parts, whole
 from .grouped_gemm import check_bias, check_input, grouped_gemm_reference, launch
@@ -15,6 +16,7 @@ from .tiles import LayerTiles, arch_of, tiles_for
 _COLUMNS = 1024  # that a program of `combine` adds up
 
 
+@operation()
 def fused_moe(
     x: torch.Tensor,
     gate_up: Weights,
@@ -185,6 +187,7 @@ def _combined(rows: torch.Tensor, chosen: int) -> torch.Tensor:
     return out
 
 
+@work_of(fused_moe)
 def fused_moe_work(
     model_dim: int, expert_dim: int, tokens: int, chosen: int, touched: int, weight_bytes: float, itemsize: int
 ) -> tuple[int, int]:
@@ -212,6 +215,7 @@ def fused_moe_work(
     return 6 * model_dim * expert_dim * tokens * chosen, round(moved)
 
 
+@reference_of(fused_moe)
 def fused_moe_reference(
     x: torch.Tensor,
     gate_up: Weights,

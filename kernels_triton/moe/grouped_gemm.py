@@ -9,6 +9,7 @@ import torch
 from ..backend.backend import Backend, choose_backend, enter_mode
 from ..backend.operands import FLOATS
 from ..backend.operators import check_tensor, operator
+from ..operations import operation, reference_of, work_of
 from . import torch_path
 from .experts import Activation, Quantised, Weights, check_pages, check_routing, check_weights, matrix_on, parts, whole
 from .pairs import Blocks, sort_pairs
@@ -18,6 +19,7 @@ _UNQUANTISED = 1 << 30  # columns that share one step: all there can be
 _ACTIVATIONS = {Activation.SWIGLU: 1, Activation.GEGLU: 2, Activation.CLAMPED: 3}
 
 
+@operation()
 def grouped_gemm(
     x: torch.Tensor,
     matrices: Weights,
@@ -239,6 +241,7 @@ def _steps(matrices: Weights, most: int) -> tuple[int, int, int]:
     return bits, group, step
 
 
+@work_of(grouped_gemm)
 def grouped_gemm_work(
     rows: int, columns: int, tokens: int, chosen: int, touched: int, weight_bytes: float, itemsize: int
 ) -> tuple[int, int]:
@@ -266,6 +269,7 @@ def grouped_gemm_work(
     return 2 * rows * columns * tokens * chosen, round(moved)
 
 
+@reference_of(grouped_gemm)
 def grouped_gemm_reference(
     x: torch.Tensor,
     matrices: Weights,

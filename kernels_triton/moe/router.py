@@ -10,6 +10,7 @@ import torch
 
 from ..backend.backend import Backend, choose_backend, enter_mode
 from ..backend.operators import check_tensor, operator
+from ..operations import operation, public, reference_of, work_of
 
 _FLOOR = -1e38  # what NaN and -inf rank as: below every number, above what is out of the choice
 _TINY = 1e-20  # DeepSeek's: keeps a sum of underflown scores from dividing by zero
@@ -22,6 +23,7 @@ class Scoring(enum.StrEnum):
     SIGMOID = "sigmoid"
 
 
+@public
 class Routing(NamedTuple):
     """Per token the experts, best first, and their weights: ids (T, k) int32, weights (T, k) fp32."""
 
@@ -29,6 +31,7 @@ class Routing(NamedTuple):
     weights: torch.Tensor
 
 
+@operation()
 def route(
     logits: torch.Tensor,
     k: int,
@@ -118,6 +121,7 @@ def _shaped(logits: torch.Tensor, k: int, *_rest: object) -> tuple[torch.Tensor,
 _route = operator("route", _compute, _shaped)
 
 
+@operation()
 def with_shared(routing: Routing, experts: Sequence[int], weights: torch.Tensor | None = None) -> Routing:
     """Add experts that every token has to those that were chosen, so that one call of `fused_moe` computes all.
 
@@ -284,6 +288,7 @@ def _best(rank: torch.Tensor, k: int) -> torch.Tensor:
     return ids[:, :k]
 
 
+@work_of(route)
 def route_work(tokens: int, experts: int, chosen: int, logit_itemsize: int) -> tuple[int, int]:
     """Work that one call declares: (flops [flop], bytes [byte]); comparisons are not counted.
 
@@ -304,6 +309,7 @@ def route_work(tokens: int, experts: int, chosen: int, logit_itemsize: int) -> t
     return 4 * tokens * experts, logit_itemsize * tokens * experts + 8 * tokens * chosen
 
 
+@reference_of(route)
 def route_reference(
     logits: torch.Tensor,
     k: int,

@@ -8,11 +8,13 @@ from torch.nn import functional
 from ..backend.backend import Backend, choose_backend, enter_mode
 from ..backend.operators import operator
 from ..moe.experts import Activation
+from ..operations import operation, reference_of, work_of
 from .rows import check_rows
 
 _TILE = 1024
 
 
+@operation()
 def gated(x: torch.Tensor, *, activation: str = "swiglu", backend: str | None = None) -> torch.Tensor:
     """Join each row's gates and ups.
 
@@ -71,6 +73,7 @@ def _compute(x: torch.Tensor, activation: str, backend: str) -> torch.Tensor:
 _gated = operator("gated", _compute, lambda x, *_rest: x.new_empty(x.shape[0], x.shape[1] // 2), formula=_compute)
 
 
+@work_of(gated)
 def gated_work(rows: int, width: int, itemsize: int) -> tuple[int, int]:
     """Work that one call declares: (flops [flop], bytes [byte]) = (5 T F, 3 itemsize T F).
 
@@ -82,6 +85,7 @@ def gated_work(rows: int, width: int, itemsize: int) -> tuple[int, int]:
     return 5 * rows * width, 3 * itemsize * rows * width
 
 
+@reference_of(gated)
 def gated_reference(x: torch.Tensor, *, activation: str = "swiglu") -> torch.Tensor:
     """`gated` in float64, the oracle of its tests.
 

@@ -7,9 +7,11 @@ from torch.nn import functional
 
 from ..backend.backend import Backend, choose_backend, enter_mode
 from ..backend.operators import operator
+from ..operations import operation, reference_of, work_of
 from .rows import check_rows, check_vector, launch_shape
 
 
+@operation()
 def layer_norm(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -74,6 +76,7 @@ def _compute(
 _norm = operator("layer_norm", _compute, lambda x, *_rest: x.new_empty(x.shape), formula=_compute)
 
 
+@work_of(layer_norm)
 def layer_norm_work(rows: int, width: int, itemsize: int) -> tuple[int, int]:
     """Work that one call declares: (flops [flop], bytes [byte]) = (7 T M, itemsize (2 T M + 2 M)).
 
@@ -85,6 +88,7 @@ def layer_norm_work(rows: int, width: int, itemsize: int) -> tuple[int, int]:
     return 7 * rows * width, itemsize * (2 * rows * width + 2 * width)
 
 
+@reference_of(layer_norm)
 def layer_norm_reference(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, eps: float = 1e-5
 ) -> torch.Tensor:

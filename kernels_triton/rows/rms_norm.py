@@ -6,9 +6,11 @@ import torch
 
 from ..backend.backend import Backend, choose_backend, enter_mode
 from ..backend.operators import operator
+from ..operations import operation, reference_of, work_of
 from .rows import check_rows, check_vector, launch_shape
 
 
+@operation()
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-5, backend: str | None = None) -> torch.Tensor:
     """Normalise each row to unit mean square and scale it.
 
@@ -46,6 +48,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-5, backen
     return out
 
 
+@operation()
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-5, backend: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -140,6 +143,7 @@ def _triton(
     return out, total
 
 
+@work_of(rms_norm)
 def rms_norm_work(rows: int, width: int, itemsize: int) -> tuple[int, int]:
     """Work that one call declares: (flops [flop], bytes [byte]) = (4 T M, itemsize (2 T M + M)).
 
@@ -151,6 +155,7 @@ def rms_norm_work(rows: int, width: int, itemsize: int) -> tuple[int, int]:
     return 4 * rows * width, itemsize * (2 * rows * width + width)
 
 
+@work_of(add_rms_norm)
 def add_rms_norm_work(rows: int, width: int, itemsize: int) -> tuple[int, int]:
     """Work that one call declares: (flops [flop], bytes [byte]) = (5 T M, itemsize (4 T M + M)).
 
@@ -162,6 +167,7 @@ def add_rms_norm_work(rows: int, width: int, itemsize: int) -> tuple[int, int]:
     return 5 * rows * width, itemsize * (4 * rows * width + width)
 
 
+@reference_of(rms_norm)
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-5) -> torch.Tensor:
     """The same in float64, without the rounding in between.
 

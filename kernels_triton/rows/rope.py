@@ -7,11 +7,13 @@ import torch
 from ..backend.backend import Backend, choose_backend, enter_mode
 from ..backend.operands import FLOATS, INDEX, check_operand, check_range
 from ..backend.operators import check_tensor, operator
+from ..operations import operation, reference_of, work_of
 from .rows import check_vector
 
 _TILE = 4096  # numbers that a program holds
 
 
+@operation()
 def rope(
     x: torch.Tensor,
     positions: torch.Tensor,
@@ -150,6 +152,7 @@ def _turned(
     return torch.cat((both, wide[..., turned:]), dim=2)
 
 
+@work_of(rope)
 def rope_work(tokens: int, heads: int, head_dim: int, turned: int, itemsize: int) -> tuple[int, int]:
     """Work that one call without a norm declares: (flops [flop], bytes [byte]).
 
@@ -163,6 +166,7 @@ def rope_work(tokens: int, heads: int, head_dim: int, turned: int, itemsize: int
     return 3 * tokens * heads * turned, 2 * itemsize * tokens * heads * head_dim + 4 * tokens * turned
 
 
+@reference_of(rope)
 def rope_reference(
     x: torch.Tensor,
     positions: torch.Tensor,

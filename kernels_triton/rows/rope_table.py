@@ -8,7 +8,10 @@ from typing import TypeAlias
 
 import torch
 
+from ..operations import operation, public
 
+
+@public
 @dataclass(frozen=True)
 class Linear:
     """Positions are divided by `factor`."""
@@ -16,6 +19,7 @@ class Linear:
     factor: float
 
 
+@public
 @dataclass(frozen=True)
 class Yarn:
     """Slow pairs are divided by `factor`, fast ones are not, those between in part; cos and sin grow with its log.
@@ -32,6 +36,7 @@ class Yarn:
     truncate: bool = True
 
 
+@public
 @dataclass(frozen=True)
 class Llama3:
     """Pairs with waves longer than trained / low are divided by `factor`, shorter than trained / high left alone."""
@@ -45,6 +50,7 @@ class Llama3:
 Scaling: TypeAlias = Linear | Yarn | Llama3
 
 
+@operation()
 def rope_table(
     dims: int, positions: int, *, theta: float = 10000.0, scaling: Scaling | None = None, device: str = "cpu"
 ) -> torch.Tensor:

@@ -10,11 +10,13 @@ import torch
 from ..backend.backend import Backend, choose_backend, enter_mode
 from ..backend.operands import check_operand
 from ..backend.operators import check_tensor, operator
+from ..operations import operation, public, work_of
 
 _BLOCK = 4096
 _ONE = 2.0**32  # weight of the largest logit
 
 
+@public
 class Draws(NamedTuple):
     """How each row is drawn.
 
@@ -29,6 +31,7 @@ class Draws(NamedTuple):
     positions: torch.Tensor
 
 
+@operation()
 def sample(logits: torch.Tensor, draws: Draws | None = None, *, backend: str | None = None) -> torch.Tensor:
     """The next token of every row.
 
@@ -149,6 +152,7 @@ def uniform(seed: int, position: int) -> float:
     return float(np.random.Generator(np.random.Philox(key=seed, counter=position)).random())
 
 
+@work_of(sample)
 def sample_work(rows: int, vocabulary: int) -> tuple[int, int]:
     """Work that one call declares: (flops [flop], bytes [byte]) = (0, 4 R V + 8 R); logits are read once from memory.
 

@@ -8,12 +8,14 @@ from ..backend.backend import Backend, choose_backend, enter_mode
 from ..backend.operands import INDEX, check_indices, check_range
 from ..backend.operators import operator
 from ..moe.tiles import arch_of, tiles_for
+from ..operations import operation, work_of
 from ..rows.rows import check_rows
 
 _TILE = 1024
 _HEAD_ROWS = 8192  # that are widened at once
 
 
+@operation()
 def embed(ids: torch.Tensor, table: torch.Tensor, *, backend: str | None = None) -> torch.Tensor:
     """Rows of the embedding.
 
@@ -67,6 +69,7 @@ def _compute_rows(ids: torch.Tensor, table: torch.Tensor, backend: str) -> torch
 _embed = operator("embed", _compute_rows, lambda ids, table, _: table.new_empty(len(ids), table.shape[1]))
 
 
+@operation()
 def sampled_logits(
     x: torch.Tensor, rows: torch.Tensor, head: torch.Tensor, *, backend: str | None = None
 ) -> torch.Tensor:
@@ -153,6 +156,7 @@ _logits = operator(
 )
 
 
+@work_of(embed)
 def embed_work(tokens: int, width: int, itemsize: int) -> tuple[int, int]:
     """Work that one call declares: (flops [flop], bytes [byte]) = (0, 2 itemsize T M).
 
@@ -164,6 +168,7 @@ def embed_work(tokens: int, width: int, itemsize: int) -> tuple[int, int]:
     return 0, 2 * itemsize * tokens * width
 
 
+@work_of(sampled_logits)
 def sampled_logits_work(rows: int, width: int, vocabulary: int, itemsize: int) -> tuple[int, int]:
     """Work that one call declares: (flops [flop], bytes [byte]).
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..arguments import Operand, SameKind, check_apart, checked, contiguous, float64, host_array, same_kind, writeable
 from ..machine.features import CodePath, code_path
+from ..operations import operation, reference_of, work_of
 from ..threads.task_counts import counters
 from ..threads.team import helped, on_node, team_size
 from .activations import room
@@ -22,15 +23,15 @@ _WORTH = 1 << 20
 """Bytes of weights per thread below which waking it takes longer than it helps."""
 
 
-def _check(h: NDArray[Any], experts: PackedExperts, ids: NDArray[Any], weights: NDArray[Any]) -> None:
-    tokens, width = h.shape
+def _check(x: NDArray[Any], experts: PackedExperts, ids: NDArray[Any], weights: NDArray[Any]) -> None:
+    tokens, width = x.shape
     if experts.gate_up.dim != width:
         raise ValueError(
-            f"h must have the {experts.gate_up.dim} columns of the experts, not {width}: pass one layer's."
+            f"x must have the {experts.gate_up.dim} columns of the experts, not {width}: pass one layer's."
         )
     if len(ids) != tokens or weights.shape != ids.shape:
         raise ValueError(
-            f"weights must have the shape of ids and both one row per row of h, {tokens}, not {weights.shape} and "
+            f"weights must have the shape of ids and both one row per row of x, {tokens}, not {weights.shape} and "
             f"{ids.shape}: pass one batch."
         )
     if ids.size and not 0 <= ids.min() <= ids.max() < len(experts):
@@ -40,8 +41,9 @@ def _check(h: NDArray[Any], experts: PackedExperts, ids: NDArray[Any], weights: 
         )
 
 
-def expert_mlp(
-    h: SameKind,
+@operation()
+def fused_moe(
+    x: SameKind,
     experts: PackedExperts | NodeExperts,
     ids: Operand,
     weights: Operand,
@@ -53,7 +55,7 @@ def expert_mlp(
 ) -> SameKind:
     """The routed experts of one layer, each read once for all tokens that chose it.
 
-        out[t] = sum over j of weights[t, j] * down[e] (silu(gate[e] h[t]) * up[e] h[t]),  e = ids[t, j]
+        out[t] = sum over j of weights[t, j] * down[e] (silu(gate[e] x[t]) * up[e] x[t]),  e = ids[t, j]
 
     Threads pull blocks of 64 rows from one queue, the blocks of an expert one after the other. Sums are in fp32, and
     in the order given over j, so the result does not depend on the number of threads. The GIL is released. Numpy
@@ -67,7 +69,7 @@ def expert_mlp(
 
     Parameters
     ----------
-    h : (T, M) fp32
+    x : (T, M) fp32
         Normed hidden states.
     experts : PackedExperts or NodeExperts
         The layer's experts from `pack_experts` or `experts_in_place`, or from `pack_by_node`: then the cores of each
@@ -89,7 +91,7 @@ def expert_mlp(
     Returns
     -------
     (T, M) fp32
-        `out` if given, else new and of the kind of `h`. Relative Frobenius error against float64 with the packed
+        `out` if given, else new and of the kind of `x`. Relative Frobenius error against float64 with the packed
         weights: 1e-6; 5e-3 where activations are rounded to bf16, 2e-2 with INT8 and INT4, 3e-2 in rows of a few.
 
     Raises
@@ -103,23 +105,23 @@ def expert_mlp(
     --------
     >>> from kernels_cpu import pack_experts
     >>> experts = pack_experts(np.ones((1, 2, 1), np.float32), np.ones((1, 1, 1), np.float32))
-    >>> h, weights = np.full((1, 1), 2, np.float32), np.ones((1, 1), np.float32)
-    >>> expert_mlp(h, experts, np.zeros((1, 1), np.int64), weights).round(4)
+    >>> x, weights = np.full((1, 1), 2, np.float32), np.ones((1, 1), np.float32)
+    >>> fused_moe(x, experts, np.zeros((1, 1), np.int64), weights).round(4)
     array([[3.5232]], dtype=float32)
     """
     if not isinstance(experts, PackedExperts | NodeExperts):
         raise TypeError(f"experts must be PackedExperts, not {type(experts).__name__}: pass what pack_experts returns.")
     slices = experts.slices if isinstance(experts, NodeExperts) else (experts,)
-    hidden = contiguous("h", checked("h", h, "T M", np.float32))
+    hidden = contiguous("x", checked("x", x, "T M", np.float32))
     chosen = checked("ids", ids, "T k", np.int32, np.int64)
     scales = contiguous("weights", checked("weights", weights, "T k", np.float32))
     _check(hidden, slices[0], chosen, scales)
     size, taken = team_size(threads), code_path(path)
     result = np.empty_like(hidden) if out is None else writeable("out", checked("out", out, "T M", np.float32))
     if result.shape != hidden.shape:
-        raise ValueError(f"out must have the shape {hidden.shape} of h, not {result.shape}: leave it out.")
+        raise ValueError(f"out must have the shape {hidden.shape} of x, not {result.shape}: leave it out.")
     if out is not None:
-        check_apart("out", result, h=hidden, weights=scales)
+        check_apart("out", result, x=hidden, weights=scales)
         for part in slices:
             check_apart("out", result, experts=part.gate_up.words)
             check_apart("out", result, experts=part.down.words)
@@ -129,7 +131,7 @@ def expert_mlp(
         helped(call(experts, result), min(size, _worth(experts, pairs)))
     else:
         _by_node(call, experts, size, result)
-    return same_kind(h, result) if out is None else out
+    return same_kind(x, result) if out is None else out
 
 
 class _Pairs(NamedTuple):
@@ -178,7 +180,7 @@ def _by_node(
 
 
 def _call(
-    h: NDArray[np.float32],
+    x: NDArray[np.float32],
     pairs: _Pairs,
     weights: NDArray[np.float32],
     exact: bool,
@@ -194,7 +196,7 @@ def _call(
     counter = counters(PHASES)
     serve = partial(
         server(lanes, int(experts.format), up.in_place, parts, columns_of(experts, path)),
-        *(counter.ctypes.data, h, pairs.tokens, pairs.first, experts.format.zero, count if exact else MANY),
+        *(counter.ctypes.data, x, pairs.tokens, pairs.first, experts.format.zero, count if exact else MANY),
         *(pairs.touched, up.words, up.scales, blocks_of(up, parts, pairs.most), room(count, up, parts, lanes), both),
         *(down.dim, down.words, down.scales, blocks_of(down, parts, pairs.most), room(count, down, parts, lanes)),
         answers,
@@ -203,49 +205,53 @@ def _call(
     return lambda: (serve(), counter)  # which the counter, of whom it knows the address, outlives
 
 
-def expert_mlp_work(
-    model_dim: int, expert_dim: int, tokens: int, chosen: int, touched: int, format: Format, group: int = 128
+@work_of(fused_moe)
+def fused_moe_work(
+    model_dim: int,
+    expert_dim: int,
+    tokens: int,
+    chosen: int,
+    touched: int,
+    weight_bytes: float,
+    itemsize: int = 4,
 ) -> tuple[int, int]:
     """Work that one call declares: (flops [flop], bytes [byte]).
 
-        flops = 6 M F T k,  bytes = 3 M F b E_touched + 2 * 4 M T
-
-    where b is 4, 2, 1 or 1/2 bytes, and 4 / group more for the scales of INT8 and INT4.
+        flops = 6 M F T k,  bytes = 3 M F weight_bytes E_touched + 2 itemsize M T
 
     Parameters
     ----------
     model_dim, expert_dim : int
         M and F.
-    tokens, chosen : int
-        T and k.
-    touched : int
-        Distinct experts that the tokens chose.
-    format : Format
-        Of the packed weights.
-    group : int
-        Columns that share a scale.
+    tokens, chosen, touched : int
+        T, k, and how many different experts they chose.
+    weight_bytes : float
+        Bytes of one weight with its share of a scale, as `Format.weight_bytes` tells: 0.625 for 4 bits in groups of 32
+        with fp32 scales [byte].
+    itemsize : int
+        Bytes of a number of x [byte].
 
     Examples
     --------
-    >>> expert_mlp_work(model_dim=4096, expert_dim=14336, tokens=1, chosen=2, touched=2, format=Format.BF16)
+    >>> fused_moe_work(model_dim=4096, expert_dim=14336, tokens=1, chosen=2, touched=2, weight_bytes=2)
     (704643072, 704675840)
     """
-    weights = 3 * model_dim * expert_dim
-    size = weights * format.bits // 8 + (4 * weights // group if format.scaled else 0)
-    return 6 * model_dim * expert_dim * tokens * chosen, size * touched + 2 * 4 * model_dim * tokens
+    moved = 3 * model_dim * expert_dim * weight_bytes * touched + 2 * itemsize * model_dim * tokens
+    return 6 * model_dim * expert_dim * tokens * chosen, round(moved)
 
 
-def expert_mlp_reference(h: Operand, experts: PackedExperts, ids: Operand, weights: Operand) -> NDArray[np.float64]:
-    """`expert_mlp` in float64 numpy with the weights as packed, the oracle of its tests -> (T, M) float64.
+@reference_of(fused_moe)
+def fused_moe_reference(x: Operand, experts: PackedExperts, ids: Operand, weights: Operand) -> NDArray[np.float64]:
+    """`fused_moe` in float64 numpy with the weights as packed, the oracle of its tests -> (T, M) float64.
 
     Examples
     --------
     >>> from kernels_cpu import pack_experts
     >>> experts = pack_experts(np.ones((1, 2, 1), np.float32), np.ones((1, 1, 1), np.float32))
-    >>> expert_mlp_reference(np.full((1, 1), 2.0), experts, np.zeros((1, 1), int), np.ones((1, 1))).round(4)
+    >>> fused_moe_reference(np.full((1, 1), 2.0), experts, np.zeros((1, 1), int), np.ones((1, 1))).round(4)
     array([[3.5232]])
     """
-    rows, chosen, scales = float64("h", h), host_array("ids", ids), float64("weights", weights)
+    rows, chosen, scales = float64("x", x), host_array("ids", ids), float64("weights", weights)
     gate_up, down = (unpacked(matrices, range(len(experts))) for matrices in (experts.gate_up, experts.down))
     out = np.zeros(rows.shape)
     for t, row in enumerate(rows):

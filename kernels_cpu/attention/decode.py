@@ -19,12 +19,14 @@ from ..arguments import (
     scales_of,
 )
 from ..machine.features import CodePath
+from ..operations import operation, reference_of, work_of
 from .kv_cache import append_kv, row_bytes
 from .operands import check_blocks, check_shapes, options_of, result_of
 from .tasks import Cache, decode
 
 
-def flash_decode(
+@operation()
+def decode_attention(
     q: SameKind,
     kv: Operand,
     table: Operand,
@@ -96,7 +98,7 @@ def flash_decode(
 
     >>> kv = np.zeros((1, 1, 2, 4, 2), np.float32)
     >>> kv[0, 0, 1, 0] = [3, 5]
-    >>> flash_decode(np.ones((1, 1, 2), np.float32), kv, np.zeros((1, 1), np.int32), np.ones(1, np.int64))
+    >>> decode_attention(np.ones((1, 1, 2), np.float32), kv, np.zeros((1, 1), np.int32), np.ones(1, np.int64))
     array([[[3., 5.]]], dtype=float32)
     """
     queries = contiguous("q", checked("q", q, "B H D", np.float32))
@@ -118,12 +120,13 @@ def flash_decode(
     return same_kind(q, result) if out is None else out
 
 
-def flash_decode_work(
-    heads: int, kv_heads: int, head_dim: int, context: int, rows: int, kv_itemsize: int
+@work_of(decode_attention)
+def decode_attention_work(
+    heads: int, kv_heads: int, head_dim: int, context: int, rows: int, kv_itemsize: int, itemsize: int = 4
 ) -> tuple[int, int]:
     """Work that one call declares: (flops [flop], bytes [byte]).
 
-        flops = 4 H D context,  bytes = 2 K (D kv_itemsize + s) context + 2 * 4 H D rows
+        flops = 4 H D context,  bytes = 2 K (D kv_itemsize + s) context + 2 itemsize H D rows
 
     where s is 4, a row's scale, for int8 and 0 for any other cache.
 
@@ -134,21 +137,24 @@ def flash_decode_work(
     context : int
         Sum of the lengths [tokens].
     rows : int
-        B, the sequences; q is read and out written once each in fp32.
+        B, the sequences; q is read and out written once each.
     kv_itemsize : int
         4 for fp32, 2 for bfloat16 and fp16, 1 for int8 [byte].
+    itemsize : int
+        Bytes of a number of q [byte].
 
     Examples
     --------
-    >>> flash_decode_work(heads=32, kv_heads=8, head_dim=128, context=1000, rows=2, kv_itemsize=2)
+    >>> decode_attention_work(heads=32, kv_heads=8, head_dim=128, context=1000, rows=2, kv_itemsize=2)
     (16384000, 4161536)
     """
     flops = 4 * heads * head_dim * context
     row = row_bytes(head_dim, kv_itemsize)
-    return flops, 2 * kv_heads * row * context + 2 * 4 * heads * head_dim * rows
+    return flops, 2 * kv_heads * row * context + 2 * itemsize * heads * head_dim * rows
 
 
-def flash_decode_reference(
+@reference_of(decode_attention)
+def decode_attention_reference(
     q: Operand,
     kv: Operand,
     table: Operand,
@@ -160,13 +166,13 @@ def flash_decode_reference(
     sinks: Operand | None = None,
     softcap: float | None = None,
 ) -> NDArray[np.float64]:
-    """`flash_decode` in float64 numpy, the oracle of its tests: same operands, -> (B, H, D) float64.
+    """`decode_attention` in float64 numpy, the oracle of its tests: same operands, -> (B, H, D) float64.
 
     Examples
     --------
     >>> kv = np.zeros((1, 1, 2, 4, 2), np.float32)
     >>> kv[0, 0, 1, :2] = [[3, 5], [5, 7]]
-    >>> flash_decode_reference(np.ones((1, 1, 2)), kv, np.zeros((1, 1), np.int32), np.array([2]))
+    >>> decode_attention_reference(np.ones((1, 1, 2)), kv, np.zeros((1, 1), np.int32), np.array([2]))
     array([[[4., 6.]]])
     """
     queries, cache = float64("q", q), host_array("kv", kv)
@@ -198,7 +204,7 @@ def _softmax_reference(scores: NDArray[Any], values: NDArray[Any], sinks: Operan
 
 
 def warm_up(group: int = 1, head_dim: int = 1) -> None:
-    """Compile append_kv and flash_decode for fp32 and bfloat16 caches; a shape with vector code has code of its own.
+    """Compile append_kv and decode_attention for fp32 and bfloat16 caches; a shape with vector code has code of its own.
 
     Parameters
     ----------
@@ -213,4 +219,4 @@ def warm_up(group: int = 1, head_dim: int = 1) -> None:
     for dtype in (np.float32, np.uint16):
         kv = np.zeros((1, 1, 2, 1, head_dim), dtype)
         append_kv(kv, np.zeros(1, np.int64), row, row)
-        flash_decode(queries, kv, np.zeros((1, 1), np.int32), np.ones(1, np.int64))
+        decode_attention(queries, kv, np.zeros((1, 1), np.int32), np.ones(1, np.int64))
