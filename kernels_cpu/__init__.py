@@ -15,7 +15,7 @@ from .experts.nodes import NodeExperts, numa_nodes, pack_by_node
 from .experts.weights import Format, PackedExperts, experts_in_place, pack_experts
 from .machine.features import CodePath, Features, features
 from .machine.huge_pages import empty_in_huge_pages
-from .operations import operations, public_names
+from .operations import Operation, operations, public_names
 from .rows.gated import gated
 from .rows.rms_norm import add_rms_norm, rms_norm
 from .rows.rope import rope

@@ -144,7 +144,7 @@ def _block_reader(lanes: int) -> Any:
 
 @public
 def read_blocks(kv: Operand, table: Operand, lengths: Operand, *, threads: int = 1) -> int:
-    """Read a paged cache in the order in which `decode_attention` does, and compute nothing; returns the sum of its words.
+    """Read a paged cache in the order of `decode_attention`, and compute nothing; returns the sum of its words.
 
     Parameters
     ----------

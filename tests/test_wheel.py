@@ -25,11 +25,11 @@ sys.meta_path.insert(0, NoJupyter())
 USE = """
 from pathlib import Path
 import workbench
-from workbench.kernels import flash_decode
+from workbench.kernels import decode_attention
 
 home = Path(sys.argv[1])
 assert Path(workbench.__file__).is_relative_to(home), workbench.__file__
-assert callable(flash_decode)
+assert callable(decode_attention)
 print(workbench.machines["a40"])
 """
 

@@ -204,7 +204,7 @@ def _softmax_reference(scores: NDArray[Any], values: NDArray[Any], sinks: Operan
 
 
 def warm_up(group: int = 1, head_dim: int = 1) -> None:
-    """Compile append_kv and decode_attention for fp32 and bfloat16 caches; a shape with vector code has code of its own.
+    """Compile append_kv and decode_attention for fp32 and bfloat16 caches; each shape with vectors has code of its own.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ from ..threads.team import helped, on_node, team_size
 from .activations import room
 from .nodes import NodeExperts
 from .tasks import FEW, MANY, PHASES, blocks_of, columns_of, parts_of, server
-from .weights import ROWS, Format, PackedExperts, aligned, unpacked
+from .weights import ROWS, PackedExperts, aligned, unpacked
 
 _WORTH = 1 << 20
 """Bytes of weights per thread below which waking it takes longer than it helps."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernels_cpu import flash_decode_reference
+from kernels_cpu import decode_attention_reference
 from workbench.bench.cpu import bench as cpu
 from workbench.bench.cpu import c_twin
 from workbench.bench.cpu import report as cpu_report
@@ -43,7 +43,7 @@ def experts() -> Experts:
 
 
 def test_attention_is_the_same_by_everybody(attention):
-    want = flash_decode_reference(*attention.operands)
+    want = decode_attention_reference(*attention.operands)
     for name, compute in attention.contenders.items():
         for threads in (1, 2):
             attention.out[:] = np.nan
@@ -78,7 +78,7 @@ def test_the_c_twin_matches_float64_with_either_width_of_registers(group, lanes,
     compiled = c_twin._compiled
     monkeypatch.setattr(c_twin, "_compiled", lambda gcc, shape: compiled(gcc, shape | {"LANES": lanes}))
     case = Attention(Case("twin", LENGTHS, group, 64), random_pool(90 * POOL_DIM * 64), peers=())
-    want = flash_decode_reference(*case.operands)
+    want = decode_attention_reference(*case.operands)
     for threads in (1, 3):
         out = np.full_like(want, np.nan, np.float32)
         Twin(group, 64, BLOCK)(*case.operands, out, threads)
@@ -115,7 +115,7 @@ def test_attention_on_int8_counts_its_own_bytes_and_stands_beside_bf16():
         compute(2)
         seen[name] = work.out.copy()
     bf16 = Attention(Case("small", LENGTHS, 4), random_pool(90 * POOL_DIM * 128), peers=())
-    np.testing.assert_allclose(seen["BF16 KV"], flash_decode_reference(*bf16.operands), rtol=0, atol=2e-6)
+    np.testing.assert_allclose(seen["BF16 KV"], decode_attention_reference(*bf16.operands), rtol=0, atol=2e-6)
     assert np.isfinite(seen["ours"]).all()
     assert np.abs(seen["ours"] - seen["BF16 KV"]).max() > 1e-2  # other numbers, so each read its own cache
 

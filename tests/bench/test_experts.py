@@ -9,7 +9,7 @@ import torch
 from workbench.bench.experts import bench as experts
 from workbench.bench.experts.bench import EXACT, INT4, INT8, ROUNDED, TORCH, Call, ExpertWeights, measure_experts
 from workbench.bench.experts.speeds import Run
-from workbench.kernels import Format, expert_mlp, expert_mlp_work
+from workbench.kernels import Format, fused_moe, fused_moe_work
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def test_rounding_is_a_contender_where_it_differs(weights):
     many = Call.of(weights, 5)
     ids = np.repeat(np.arange(many.experts), 5)[:, None]
     sums = np.ones(ids.shape, np.float32)
-    own, exact = (expert_mlp(many.h, weights.packed["bf16"], ids, sums, exact=exact) for exact in (False, True))
+    own, exact = (fused_moe(many.h, weights.packed["bf16"], ids, sums, exact=exact) for exact in (False, True))
     assert (ROUNDED in many.contenders()) == (not np.array_equal(own, exact))
     np.testing.assert_array_equal(many.compute(EXACT, 1), exact)
     np.testing.assert_array_equal(many.compute(ROUNDED, 1), own)
@@ -55,7 +55,7 @@ def test_what_is_measured_is_what_was_asked_for(weights):
     assert speeds.contenders[0] == EXACT
     assert {len(runs) for runs in speeds.runs.values()} == {3}
     assert all(run.seconds > 0 and run.read > 1e8 for runs in speeds.runs.values() for run in runs)
-    flops, _ = expert_mlp_work(128, 96, 8, 1, 1, Format.BF16)
+    flops, _ = fused_moe_work(128, 96, 8, 1, 1, Format.BF16.weight_bytes())
     assert speeds.flops(8) == flops
     for name, format in ((EXACT, "bf16"), (TORCH, "bf16"), (INT8, "int8"), (INT4, "int4")):
         assert speeds.tokens(name) == (1, 8)

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from kernels_triton.moe import tuning
 from workbench.__main__ import main
 from workbench.bench.gpu import moe_tiles as command
 from workbench.core.errors import EngineError
-from workbench.kernels import tuning
 
 
 @pytest.fixture(autouse=True)

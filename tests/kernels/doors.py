@@ -187,7 +187,7 @@ def _window_begins(options: Operands, lengths: list[int], ahead: int = 0) -> lis
     return [0 if window is None else max(0, length + ahead - window) for length in lengths]
 
 
-def _flash_decode(random: Random) -> Operands:
+def _numba_decode(random: Random) -> Operands:
     H, K, b, D = _sizes(random)
     options = _options(random, H)
     lengths = [random.choice((1, 2, 7, 20)) for _ in range(random.choice((0, 1, 2, 3)))]
@@ -275,7 +275,7 @@ def _slots(random: Random, P: int, b: int, T: int, *, repeated: bool) -> torch.T
     return torch.tensor(random.choices(room, k=T) if repeated else random.sample(room, T), dtype=torch.int64)
 
 
-def _append_kv(random: Random) -> Operands:
+def _numba_append(random: Random) -> Operands:
     P, K, b, D = random.choice(((3, 2, 4, 8), (2, 1, 3, 5), (4, 1, 8, 1)))
     dtype, T = random.choice((*FLOATS, torch.int8)), random.choice((0, 1, 2, 6))
     rows = {name: numbers(random, FP32, T, K, D) for name in ("k", "v")}
@@ -298,7 +298,7 @@ def _appended(
     return (after,) if factors is None else (after, factors)
 
 
-def _scatter_kv(random: Random) -> Operands:
+def _append_kv(random: Random) -> Operands:
     P, K, b, D = random.choice(((3, 2, 4, 8), (2, 1, 3, 5), (4, 1, 8, 1)))
     dtype, T = random.choice(FLOATS), random.choice((0, 1, 2, 6))
     rows = {name: numbers(random, dtype, T, K, D) for name in ("k", "v")}
@@ -373,7 +373,7 @@ def _grouped_gemm(random: Random) -> Operands:
 WAYS_TO_PACK = {"pack_experts", "experts_in_place", "pack_by_node"}
 
 
-def _expert_mlp(random: Random) -> Operands:
+def _packed_experts(random: Random) -> Operands:
     """`packed` tells how the weights get to the op, in which format."""
     packed = random.choice(("pack_experts", "experts_in_place", "experts_in_place", "pack_by_node"))
     T, E = random.choice((0, 1, 3, 20)), random.choice((1, 3))
@@ -384,7 +384,7 @@ def _expert_mlp(random: Random) -> Operands:
         dtype, form = random.choice(FLOATS), random.choice((None, *Format))
     ids, weights = _routing(random, T, E)
     operands = {
-        "h": numbers(random, FP32, T, M),
+        "x": numbers(random, FP32, T, M),
         "gate_up": numbers(random, dtype, E, 2 * F, M, scale=M**-0.5),
         "down": numbers(random, dtype, E, M, F, scale=F**-0.5),
         "ids": ids,
@@ -398,6 +398,14 @@ def _expert_mlp(random: Random) -> Operands:
     return operands | maybe(random, "exact", lambda: True) | _threads(random)
 
 
+def _call_layer(gate_up: Any, down: Any, **operands: Any) -> Any:
+    return kernels.fused_moe(experts=(gate_up, down), **operands)
+
+
+def _layer_reference(gate_up: Any, down: Any, **operands: Any) -> Any:
+    return kernels.fused_moe_reference(experts=(gate_up, down), **operands)
+
+
 def _experts(packed: str, gate_up: Any, down: Any, form: Format | None) -> Any:
     if packed == "experts_in_place":
         return kernels.experts_in_place(gate_up, down)
@@ -407,19 +415,19 @@ def _experts(packed: str, gate_up: Any, down: Any, form: Format | None) -> Any:
 
 
 def _call_experts(packed: str, format: Format | None, gate_up: Any, down: Any, **operands: Any) -> Any:
-    return kernels.expert_mlp(experts=_experts(packed, gate_up, down, format), **operands)
+    return kernels.fused_moe(experts=_experts(packed, gate_up, down, format), **operands)
 
 
 def _expert_sums(
-    h: torch.Tensor, gate_up: Any, down: Any, ids: torch.Tensor, weights: torch.Tensor, format: Format | None, **_: Any
+    x: torch.Tensor, gate_up: Any, down: Any, ids: torch.Tensor, weights: torch.Tensor, format: Format | None, **_: Any
 ) -> Answer:
     first, second = (m if isinstance(m, torch.Tensor) else torch.stack(m) for m in (gate_up, down))
     form = format or (Format.BF16 if first.dtype is BF16 else Format.FP32)
     if form.scaled:  # what rounding to so few bits loses is another test's
         experts = kernels.pack_experts(first, second, format=form)
-        return (torch.from_numpy(kernels.expert_mlp_reference(h, experts, ids, weights)),)
+        return (torch.from_numpy(kernels.fused_moe_reference(x, experts, ids, weights)),)
     first, second = ((m.bfloat16() if form is Format.BF16 else m).float() for m in (first, second))
-    return (kernels.fused_moe_reference(h, first, second, ids, weights),)
+    return (kernels.fused_moe_reference(x, (first, second), ids, weights),)
 
 
 # The router and the two ends of a model
@@ -591,7 +599,7 @@ def _by(name: str, limits: dict[torch.dtype, float]) -> Callable[[Operands], flo
 
 
 def _of_experts(operands: Operands) -> float:
-    """As the docstring of `expert_mlp` says."""
+    """As the docstring of `fused_moe` says of packed experts."""
     form = operands["format"]
     if form is not None and form.scaled:
         return 3e-2
@@ -611,50 +619,61 @@ def _of_appended(operands: Operands) -> float:
 NORMS = _without(kernels.rms_norm_reference)
 GATES = _without(kernels.gated_reference)
 TURNS = _without(kernels.rope_reference)
-DECODES = _into_out(_without(kernels_cpu.flash_decode_reference, "threads", "path", "out"))
+DECODES = _into_out(_without(kernels_cpu.decode_attention_reference, "threads", "path", "out"))
 LATENT_DECODES = _into_out(_without(kernels_cpu.mla_decode_reference, "threads", "path", "out"))
 PAGED_DECODES = _without(kernels.decode_attention_reference)
 PROMPTS = _without(kernels.prefill_attention_reference)
-LAYERS = _without(kernels.fused_moe_reference)
+LAYERS = _without(_layer_reference)
 PRODUCTS = _without(grouped_gemm_reference)
 OUT = frozenset({"out"})
 TWICE_X, ONCE_X, TWICE_Q = _by("x", TWICE), _by("x", ONCE), _by("q", TWICE)
 NEAR, SAME = at_most(1e-5), at_most(0.0)
 
 DOORS = {
-    "rms_norm": Door(_norm(FLOATS), kernels.rms_norm, NORMS, TWICE_X, backends=TORCH),
-    "add_rms_norm": Door(_norm(FLOATS, "residual"), kernels.add_rms_norm, _added, TWICE_X, backends=TORCH),
+    "rms_norm": Door(_norm(FLOATS), kernels.rms_norm, NORMS, TWICE_X, kinds=BOTH, backends=TORCH),
+    "add_rms_norm": Door(_norm(FLOATS, "residual"), kernels.add_rms_norm, _added, TWICE_X, kinds=BOTH, backends=TORCH),
     "layer_norm": Door(
-        _layer_norm, kernels.layer_norm, _without(kernels.layer_norm_reference), TWICE_X, backends=TORCH
+        _layer_norm, kernels.layer_norm, _without(kernels.layer_norm_reference), TWICE_X, kinds=BOTH, backends=TORCH
     ),
-    "gated": Door(_gated(FLOATS), kernels.gated, GATES, ONCE_X, backends=TORCH),
-    "rope": Door(_rope(FLOATS), kernels.rope, TURNS, ONCE_X, backends=TORCH),
+    "gated": Door(_gated(FLOATS), kernels.gated, GATES, ONCE_X, kinds=BOTH, backends=TORCH),
+    "rope": Door(_rope(FLOATS), kernels.rope, TURNS, ONCE_X, kinds=BOTH, backends=TORCH),
     "rope_table": Door(_draw_table, kernels.rope_table, _table, NEAR),
     "kernels_cpu.rms_norm": Door(_norm(ROWS), kernels_cpu.rms_norm, NORMS, TWICE_X, kinds=BOTH),
     "kernels_cpu.add_rms_norm": Door(_norm(ROWS, "residual"), kernels_cpu.add_rms_norm, _added, TWICE_X, kinds=BOTH),
     "kernels_cpu.gated": Door(_gated(ROWS), kernels_cpu.gated, GATES, ONCE_X, kinds=BOTH),
     "kernels_cpu.rope": Door(_rope(ROWS), kernels_cpu.rope, TURNS, ONCE_X, kinds=BOTH),
-    "flash_decode": Door(_flash_decode, kernels.flash_decode, DECODES, at_most(3e-6), OUT, BOTH),
+    "kernels_cpu.decode_attention": Door(
+        _numba_decode, kernels_cpu.decode_attention, DECODES, at_most(3e-6), OUT, BOTH
+    ),
     "mla_decode": Door(_mla_decode, kernels.mla_decode, LATENT_DECODES, at_most(3e-6), OUT, BOTH),
-    "decode_attention": Door(_decode_attention, kernels.decode_attention, PAGED_DECODES, TWICE_Q, backends=TORCH),
-    "prefill_attention": Door(_prefill_attention, kernels.prefill_attention, PROMPTS, TWICE_Q, backends=TORCH),
-    "append_kv": Door(_append_kv, kernels.append_kv, _appended, _of_appended, frozenset({"kv", "scales"}), BOTH),
-    "scatter_kv": Door(_scatter_kv, kernels.scatter_kv, _appended, SAME, frozenset({"kv"}), backends=TORCH),
-    "gather_kv": Door(_gather_kv, kernels.gather_kv, _gathered, SAME, backends=TORCH),
-    "fused_moe": Door(_fused_moe, kernels.fused_moe, LAYERS, _of_layers, backends=TORCH),
-    "grouped_gemm": Door(_grouped_gemm, kernels.grouped_gemm, PRODUCTS, _of_layers, backends=TORCH),
-    "expert_mlp": Door(_expert_mlp, _call_experts, _into_out(_expert_sums), _of_experts, OUT, BOTH),
-    "route": Door(_route, kernels.route, _routed, NEAR, backends=TORCH),
-    "with_shared": Door(_with_shared, kernels.with_shared, _shared, SAME),
-    "embed": Door(_embed, kernels.embed, lambda ids, table: (wide(table)[ids.long()],), SAME, backends=TORCH),
+    "decode_attention": Door(
+        _decode_attention, kernels.decode_attention, PAGED_DECODES, TWICE_Q, kinds=BOTH, backends=TORCH
+    ),
+    "prefill_attention": Door(
+        _prefill_attention, kernels.prefill_attention, PROMPTS, TWICE_Q, kinds=BOTH, backends=TORCH
+    ),
+    "kernels_cpu.append_kv": Door(
+        _numba_append, kernels_cpu.append_kv, _appended, _of_appended, frozenset({"kv", "scales"}), BOTH
+    ),
+    "append_kv": Door(_append_kv, kernels.append_kv, _appended, SAME, frozenset({"kv"}), BOTH, TORCH),
+    "gather_kv": Door(_gather_kv, kernels.gather_kv, _gathered, SAME, kinds=BOTH, backends=TORCH),
+    "fused_moe": Door(_fused_moe, _call_layer, LAYERS, _of_layers, kinds=BOTH, backends=TORCH),
+    "grouped_gemm": Door(_grouped_gemm, kernels.grouped_gemm, PRODUCTS, _of_layers, kinds=BOTH, backends=TORCH),
+    "kernels_cpu.fused_moe": Door(_packed_experts, _call_experts, _into_out(_expert_sums), _of_experts, OUT, BOTH),
+    "route": Door(_route, kernels.route, _routed, NEAR, kinds=BOTH, backends=TORCH),
+    "with_shared": Door(_with_shared, kernels.with_shared, _shared, SAME, kinds=BOTH),
+    "embed": Door(
+        _embed, kernels.embed, lambda ids, table: (wide(table)[ids.long()],), SAME, kinds=BOTH, backends=TORCH
+    ),
     "sampled_logits": Door(
         _sampled_logits,
         kernels.sampled_logits,
         lambda x, rows, head: (wide(x)[rows.long()] @ wide(head).T,),
         NEAR,
+        kinds=BOTH,
         backends=TORCH,
     ),
-    "sample": Door(_sample, kernels.sample, _sampled, SAME, backends=TORCH),
+    "sample": Door(_sample, kernels.sample, _sampled, SAME, kinds=BOTH, backends=TORCH),
     "quantise": Door(_quantise, _quantised_and_back, _weights, at_most(0.2)),
     "dequantise": Door(_steps, kernels.dequantise, _dequantised, lambda operands: TWICE[operands["dtype"]]),
     "read_memory": Door(_memory, _modulo(kernels.read_memory), _words, SAME, kinds=BOTH),

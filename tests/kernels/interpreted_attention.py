@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels_triton import AttentionTiles, decode_attention, gather_kv, prefill_attention, scatter_kv
+from kernels_triton import AttentionTiles, append_kv, decode_attention, gather_kv, prefill_attention
 from tests.kernels.attention_at_hand import check_decode, check_prefill, decodes, prompts, with_prefix
 
 INTERPRET = "triton-interpret"
@@ -67,7 +67,7 @@ def test_a_chunked_prompt_is_the_prompt():
             backend=INTERPRET,
         )  # fmt: skip
         torch.testing.assert_close(found, whole[low:high], rtol=1e-5, atol=1e-6)
-        scatter_kv(kv, slots[low:high], part["k"], part["v"], backend=INTERPRET)
+        append_kv(kv, slots[low:high], part["k"], part["v"], backend=INTERPRET)
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -106,9 +106,9 @@ def test_rows_into_the_cache_and_back(kv_dtype, dtype):
     kv = torch.zeros(5, 3, 2, 4, 20, dtype=kv_dtype)
     slots = torch.tensor([19, 0, 7, 8])
     k, v = torch.randn(4, 2, 3, 20).to(dtype).unbind(1)
-    scatter_kv(kv, slots, k, v, backend=INTERPRET)
+    append_kv(kv, slots, k, v, backend=INTERPRET)
     want = torch.zeros_like(kv)
-    scatter_kv(want, slots, k, v)
+    append_kv(want, slots, k, v)
     assert kv.equal(want)
     for back, rows in zip(gather_kv(kv, slots, backend=INTERPRET), (k, v), strict=True):
         assert back.equal(rows.to(kv_dtype))

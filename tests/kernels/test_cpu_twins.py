@@ -58,8 +58,8 @@ def test_rows_go_to_numba_unless_a_backend_is_named(name, dtype, monkeypatch):
     assert called == ["numba"]
 
 
-def test_decodes_go_to_the_flash_decode_of_the_same_cache(monkeypatch):
-    called, case = in_numba(monkeypatch, "flash_decode"), decodes([3, 2], 2, 1, 4, 16, BF16)
+def test_decodes_go_to_numba_and_the_same_cache(monkeypatch):
+    called, case = in_numba(monkeypatch, "decode_attention"), decodes([3, 2], 2, 1, 4, 16, BF16)
     kernels.decode_attention(**case)
     kernels.decode_attention(**case, backend="torch")
     assert called == ["numba"]
@@ -78,7 +78,12 @@ def test_a_negative_length_is_refused():
         kernels.decode_attention(**case | {"lengths": torch.tensor([3, -1])})
 
 
-def in_numba(monkeypatch, name="expert_mlp"):
+def moe(gate_up, down, **case):
+    """`fused_moe` of a pair of matrices."""
+    return kernels.fused_moe(experts=(gate_up, down), **case)
+
+
+def in_numba(monkeypatch, name="fused_moe"):
     """Calls of Numba's op from now on."""
     called, compute = [], getattr(kernels_cpu, name)
     monkeypatch.setattr(kernels_cpu, name, lambda *a, **k: called.append("numba") or compute(*a, **k))
@@ -91,10 +96,10 @@ def test_experts_agree_with_float64_and_are_the_same_every_time(tokens, experts,
     M, F = data.draw(st.sampled_from([(64, 32), (128, 96)]))
     case = layer(tokens, M, F, experts, data.draw(st.integers(1, experts)), BF16, seed)
     case = paged(case) if pages else case
-    found = kernels.fused_moe(**case)
+    found = moe(**case)
     assert found.dtype is BF16
     assert error(found, fused_moe_reference(**case)) <= LIMITS[BF16]
-    assert found.equal(kernels.fused_moe(**case))
+    assert found.equal(moe(**case))
 
 
 def test_experts_go_to_numba_for_as_many_tokens_as_it_is_faster_for(monkeypatch):
@@ -103,7 +108,7 @@ def test_experts_go_to_numba_for_as_many_tokens_as_it_is_faster_for(monkeypatch)
         monkeypatch.setattr(cpu_twins, "_MOST", most)
         called.clear()
         for case in (few, many):
-            kernels.fused_moe(**case)
+            moe(**case)
         assert len(called) == times
 
 
@@ -115,7 +120,7 @@ def test_experts_that_numba_has_no_kernel_for_go_to_torch(monkeypatch):
     others += [case | {"gate_up": torch.cat((case["gate_up"],) * 2, 2)[..., :64]}]
     for other in others:
         want = fused_moe_reference(**{name: value for name, value in other.items() if name != "backend"})
-        assert error(kernels.fused_moe(**other), want) <= 1.5 * LIMITS[other["x"].dtype]
+        assert error(moe(**other), want) <= 1.5 * LIMITS[other["x"].dtype]
     assert not called
 
 
@@ -124,8 +129,8 @@ def test_experts_that_numba_has_no_kernel_for_go_to_torch(monkeypatch):
 def test_experts_may_share_a_page(tokens, activation):
     case = layer(tokens, 64, 32, 3, 2, BF16) | {"pages": torch.tensor([1, 1, 2]), "activation": activation}
     want = fused_moe_reference(**case)
-    assert error(kernels.fused_moe(**case), want) <= LIMITS[BF16]
-    assert error(kernels.fused_moe(**case, backend="torch"), want) <= LIMITS[BF16]
+    assert error(moe(**case), want) <= LIMITS[BF16]
+    assert error(moe(**case, backend="torch"), want) <= LIMITS[BF16]
 
 
 @pytest.mark.parametrize("name", ["gate_up", "down"])
@@ -133,7 +138,7 @@ def test_weights_may_begin_at_an_odd_element(name, monkeypatch):
     called, case = in_numba(monkeypatch), layer(4, 64, 32, 5, 2, BF16)
     room = torch.zeros(case[name].numel() + 1, dtype=BF16)
     case[name] = room[1:].view(case[name].shape).copy_(case[name])
-    assert error(kernels.fused_moe(**case), fused_moe_reference(**case)) <= LIMITS[BF16]
+    assert error(moe(**case), fused_moe_reference(**case)) <= LIMITS[BF16]
     assert not called
 
 
@@ -152,17 +157,17 @@ def test_bad_operands_of_the_experts_are_named_as_on_a_gpu(change, message):
     for name, make in change.items():
         case[name] = make(case.get(name))
     with pytest.raises(ValueError, match=message):
-        kernels.fused_moe(**case)
+        moe(**case)
 
 
 def test_torch_sees_the_experts_in_numba_as_one_operation():
     case = layer(4, 64, 96, 5, 2, BF16)
     operands = tuple(case[name] for name in ("x", "gate_up", "down", "ids", "weights"))
     torch.library.opcheck(torch.ops.moe_workbench.fused_moe_in_numba.default, (*operands, None))
-    compiled = torch.compile(lambda x: 2 * kernels.fused_moe(**case | {"x": x}), backend="eager", fullgraph=True)
-    assert compiled(case["x"]).equal(2 * kernels.fused_moe(**case))
+    compiled = torch.compile(lambda x: 2 * moe(**case | {"x": x}), backend="eager", fullgraph=True)
+    assert compiled(case["x"]).equal(2 * moe(**case))
     with FakeTensorMode() as mode:
-        fake = kernels.fused_moe(**{name: mode.from_tensor(value) for name, value in case.items()})
+        fake = moe(**{name: mode.from_tensor(value) for name, value in case.items()})
     assert (fake.shape, fake.dtype) == (case["x"].shape, BF16)
 
 

@@ -6,11 +6,11 @@ import importlib
 import pytest
 
 MODULES = [
-    "kernels_cpu.attention.flash_decode",
+    "kernels_cpu.attention.decode",
     "kernels_cpu.attention.kv_cache",
     "kernels_cpu.attention.mla_decode",
     "kernels_cpu.ceilings",
-    "kernels_cpu.experts.expert_mlp",
+    "kernels_cpu.experts.fused_moe",
     "kernels_cpu.experts.nodes",
     "kernels_cpu.experts.weights",
     "kernels_cpu.machine.features",
@@ -39,7 +39,9 @@ MODULES = [
     "kernels_triton.rows.rows",
     "kernels_triton.vocabulary.sampling",
     "kernels_triton.vocabulary.vocabulary",
-    "workbench.kernels.cpu_twins",
+    "workbench.kernels.attention",
+    "workbench.kernels.moe",
+    "workbench.kernels.rows",
 ]
 
 

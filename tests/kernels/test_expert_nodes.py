@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from kernels_cpu import expert_mlp, expert_mlp_reference, numa_nodes, pack_by_node, pack_experts
+from kernels_cpu import fused_moe, fused_moe_reference, numa_nodes, pack_by_node, pack_experts
 from kernels_cpu.threads.team import on_node, usable_cpus
 
 CPUS = sorted(usable_cpus())
@@ -31,10 +31,10 @@ def test_slices_give_what_the_whole_gives(form, nodes):
     sliced, whole = pack_by_node(gate_up, down, format=form, nodes=nodes), pack_experts(gate_up, down, format=form)
     assert sum(part.down.dim for part in sliced.slices) == 400
     h, ids, weights = batch()
-    want = expert_mlp_reference(h, whole, ids, weights)
-    found = expert_mlp(h, sliced, ids, weights, out=np.empty_like(h))
+    want = fused_moe_reference(h, whole, ids, weights)
+    found = fused_moe(h, sliced, ids, weights, out=np.empty_like(h))
     assert np.linalg.norm(found - want) / np.linalg.norm(want) < (1e-6 if form == "fp32" else 2e-2)
-    np.testing.assert_array_equal(expert_mlp(h, sliced, ids, weights, threads=1), found)
+    np.testing.assert_array_equal(fused_moe(h, sliced, ids, weights, threads=1), found)
 
 
 def test_a_node_s_threads_stay_on_its_cpus():

@@ -5,14 +5,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels_cpu import append_kv, flash_decode
+import kernels_cpu
 from kernels_triton import (
+    append_kv,
     decode_attention,
     decode_attention_work,
     gather_kv,
     prefill_attention,
     prefill_attention_work,
-    scatter_kv,
 )
 from tests.examples import examples
 from tests.kernels.attention_at_hand import check_decode, check_prefill, decodes, prompts, with_prefix
@@ -54,13 +54,14 @@ def test_the_cpus_kernels_share_the_cache():
     kv, table = torch.zeros(7, 2, 2, 4, 16, dtype=torch.bfloat16), torch.tensor([[5, 2], [0, 6]], dtype=torch.int32)
     slots = torch.cat([table[:, 0].long().repeat_interleave(4) * 4 + torch.arange(8) % 4, table[:, 1].long() * 4])
     k, v = torch.randn(2, 10, 2, 16)
-    append_kv(kv, slots, k, v)
+    kernels_cpu.append_kv(kv, slots, k, v)
     other = torch.zeros_like(kv)
-    scatter_kv(other, slots, k, v)
+    append_kv(other, slots, k, v)
     assert kv.equal(other)
     assert gather_kv(kv, slots)[0].equal(k.bfloat16())
     q, lengths = torch.randn(2, 4, 16), torch.tensor([5, 5])
-    torch.testing.assert_close(decode_attention(q, kv, table, lengths), flash_decode(q, kv, table, lengths))
+    want = kernels_cpu.decode_attention(q, kv, table, lengths)
+    torch.testing.assert_close(decode_attention(q, kv, table, lengths), want)
 
 
 BAD_PREFILL = [
@@ -111,15 +112,15 @@ def test_decode_names_a_bad_operand_and_its_mend(change, kind, message):
 def test_slots_that_do_not_exist_are_refused():
     kv, rows = torch.zeros(2, 1, 2, 4, 16), torch.zeros(1, 1, 16)
     with pytest.raises(ValueError, match=r"slots must be in \[0, 8\)"):
-        scatter_kv(kv, torch.tensor([8]), rows, rows)
+        append_kv(kv, torch.tensor([8]), rows, rows)
 
 
 def test_rows_of_the_same_cache_and_slots_that_occur_twice_are_refused():
     kv, slots = torch.zeros(2, 1, 2, 4, 16), torch.tensor([1, 1])
     with pytest.raises(ValueError, match=r"slots must differ, not \[1, 1\]: pass"):
-        scatter_kv(kv, slots, torch.zeros(2, 1, 16), torch.zeros(2, 1, 16))
+        append_kv(kv, slots, torch.zeros(2, 1, 16), torch.zeros(2, 1, 16))
     with pytest.raises(ValueError, match=r"kv must not overlap v, .*: pass a copy of v"):
-        scatter_kv(kv, slots[:1], torch.zeros(1, 1, 16), kv[:1, :, 1, 0])
+        append_kv(kv, slots[:1], torch.zeros(1, 1, 16), kv[:1, :, 1, 0])
 
 
 def test_declared_work():

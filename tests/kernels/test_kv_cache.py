@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from kernels_cpu import append_kv, append_kv_reference, append_kv_work, flash_decode, warm_up
+from kernels_cpu import append_kv, append_kv_reference, append_kv_work, decode_attention, warm_up
 from tests.examples import examples
 
 EDGES = np.array(
@@ -231,7 +231,7 @@ def test_scales_belong_to_a_cache_of_bytes(dtype, scales, message):
         append_kv(kv, np.array(SLOTS), rows, rows, scales=scales)
     queries, table, lengths = np.ones((1, 2, 8), np.float32), np.zeros((1, 1), np.int32), np.array([4])
     with pytest.raises(ValueError, match=message):
-        flash_decode(queries, kv, table, lengths, scales=scales)
+        decode_attention(queries, kv, table, lengths, scales=scales)
     assert not kv.any()
 
 

@@ -7,8 +7,7 @@ import json
 import pytest
 import torch
 
-from kernels_triton import tuning
-from kernels_triton.moe import tiles
+from kernels_triton.moe import tiles, tuning
 from kernels_triton.moe.tuning import Candidate, Case, Layer, candidates, cases, tune
 from tests.damage import JSON_DAMAGES
 

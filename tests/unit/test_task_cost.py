@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels_cpu import append_kv_work, flash_decode_work
+from kernels_cpu import append_kv_work, decode_attention_work
 from tests.builders import small_machine, tiny_model, tiny_scenario
 from tests.systems import PIPELINES, VSL
 from workbench.core.errors import ScenarioError
@@ -203,7 +203,7 @@ def test_decode_attention_declares_what_the_kernels_declare(prefill, decode, con
     m, size = MIXTRAL, {"bf16": 2, "fp32": 4}[dtype]
     rows = Rows(prefill=prefill, decode=decode, context=context)
     shape = (m.num_attention_heads, m.num_key_value_heads, m.head_dim)
-    attend = flash_decode_work(*shape, context=context, rows=decode, kv_itemsize=size)
+    attend = decode_attention_work(*shape, context=context, rows=decode, kv_itemsize=size)
     append = append_kv_work(*shape[1:], rows=prefill + decode, kv_itemsize=size)
     work = decode_attention.work(rows, m, Precision("bf16", dtype))
     assert (work.flops, work.bytes) == (attend[0] + append[0], attend[1] + append[1])

@@ -1,176 +1,28 @@
 """The public door to the kernels: usable in anybody's code, without Jupyter.
 
-The CPU kernels are there at once; what also runs on the GPU is imported, and torch with it, when it is first asked
-for, and triton when it is first launched. CPU tensors go to Numba or torch, whichever is faster.
+It is made of what `kernels_cpu` and `kernels_triton` declare (`collected.py`): nobody keeps a list of names. Each
+operation has one name, for numpy arrays, CPU tensors and GPU tensors. Numba's kernels are imported when one is first
+asked for, torch with the first call or name that needs it, and triton when it is first launched.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from kernels_cpu import (
-    CodePath,
-    Format,
-    NodeExperts,
-    PackedExperts,
-    append_kv,
-    append_kv_work,
-    empty_in_huge_pages,
-    expert_mlp,
-    expert_mlp_reference,
-    expert_mlp_work,
-    experts_in_place,
-    features,
-    flash_decode,
-    flash_decode_work,
-    mla_decode,
-    multiply_add,
-    numa_nodes,
-    pack_by_node,
-    pack_experts,
-    read_blocks,
-    read_memory,
-    side_by_side,
-)
-
-if TYPE_CHECKING:
-    from kernels_triton import (
-        AttentionTiles,
-        Draws,
-        Linear,
-        Llama3,
-        Prefix,
-        Quantised,
-        Routing,
-        Yarn,
-        add_rms_norm_work,
-        copy_rate,
-        decode_attention_reference,
-        decode_attention_work,
-        dequantise,
-        embed,
-        embed_work,
-        fused_moe_reference,
-        fused_moe_work,
-        gated_reference,
-        gated_work,
-        gather_kv,
-        gather_kv_work,
-        grouped_gemm,
-        grouped_gemm_work,
-        layer_norm,
-        layer_norm_reference,
-        layer_norm_work,
-        link_rates,
-        matmul_rate,
-        prefill_attention,
-        prefill_attention_reference,
-        prefill_attention_work,
-        quantise,
-        rms_norm_reference,
-        rms_norm_work,
-        rope_reference,
-        rope_table,
-        rope_work,
-        route,
-        route_reference,
-        route_work,
-        sample,
-        sample_work,
-        sampled_logits,
-        sampled_logits_work,
-        scatter_kv,
-        timed,
-        tuning,
-        with_shared,
-    )
-    from workbench.kernels.cpu_twins import add_rms_norm, decode_attention, fused_moe, gated, rms_norm, rope
-
-__all__ = [
-    "AttentionTiles",
-    "CodePath",
-    "Draws",
-    "Format",
-    "Linear",
-    "Llama3",
-    "NodeExperts",
-    "PackedExperts",
-    "Prefix",
-    "Quantised",
-    "Routing",
-    "Yarn",
-    "add_rms_norm",
-    "add_rms_norm_work",
-    "append_kv",
-    "append_kv_work",
-    "copy_rate",
-    "decode_attention",
-    "decode_attention_reference",
-    "decode_attention_work",
-    "dequantise",
-    "embed",
-    "embed_work",
-    "empty_in_huge_pages",
-    "expert_mlp",
-    "expert_mlp_reference",
-    "expert_mlp_work",
-    "experts_in_place",
-    "features",
-    "flash_decode",
-    "flash_decode_work",
-    "fused_moe",
-    "fused_moe_reference",
-    "fused_moe_work",
-    "gated",
-    "gated_reference",
-    "gated_work",
-    "gather_kv",
-    "gather_kv_work",
-    "grouped_gemm",
-    "grouped_gemm_work",
-    "layer_norm",
-    "layer_norm_reference",
-    "layer_norm_work",
-    "link_rates",
-    "matmul_rate",
-    "mla_decode",
-    "multiply_add",
-    "numa_nodes",
-    "pack_by_node",
-    "pack_experts",
-    "prefill_attention",
-    "prefill_attention_reference",
-    "prefill_attention_work",
-    "quantise",
-    "read_blocks",
-    "read_memory",
-    "rms_norm",
-    "rms_norm_reference",
-    "rms_norm_work",
-    "rope",
-    "rope_reference",
-    "rope_table",
-    "rope_work",
-    "route",
-    "route_reference",
-    "route_work",
-    "sample",
-    "sample_work",
-    "sampled_logits",
-    "sampled_logits_work",
-    "scatter_kv",
-    "side_by_side",
-    "timed",
-    "tuning",
-    "with_shared",
-]
-
-
-_TWINS = {"add_rms_norm", "decode_attention", "fused_moe", "gated", "rms_norm", "rope"}
+if TYPE_CHECKING:  # the first of two functions of one name counts
+    from kernels_cpu import *  # noqa: F403
+    from kernels_triton import *  # type: ignore[assignment]  # noqa: F403
+    from workbench.kernels.attention import *  # noqa: F403
+    from workbench.kernels.moe import *  # noqa: F403
+    from workbench.kernels.rows import *  # noqa: F403
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(
-            importlib.import_module("workbench.kernels.cpu_twins" if name in _TWINS else "kernels_triton"), name
-        )
-    raise AttributeError(f"module 'workbench.kernels' has no attribute {name!r}")
+    if name.startswith("_") and name != "__all__":
+        raise AttributeError(f"module 'workbench.kernels' has no attribute {name!r}")
+    collected = importlib.import_module("workbench.kernels.collected")
+    return collected.names() if name == "__all__" else collected.public(name)
+
+
+def __dir__() -> list[str]:
+    names: list[str] = importlib.import_module("workbench.kernels.collected").names()
+    return names

@@ -1,4 +1,4 @@
-"""Doors of the gpu lane that lead CPU tensors to Numba: decodes' attention, experts, norms, rotations, activations.
+"""Where tensors go: those on the CPU to Numba, where it has the operation; else to torch or Triton.
 
 Where no backend is named, no operand asks for a gradient, and the tensors are in CPU memory and of a type that Numba's
 kernel takes; everything else goes to `kernels_triton`. Each way to Numba is an operator of torch, for torch.compile,
@@ -41,6 +41,7 @@ times as fast as torch with 1 to 64 per expert and twice as fast with 1024. On a
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-5, backend: str | None = None) -> torch.Tensor:
+    """Normalise rows."""
     if not _in_numba(backend, _ROWS, x, weight=weight):
         return kernels_triton.rms_norm(x, weight, eps=eps, backend=backend)
     out: torch.Tensor = _norm(x, weight, float(eps))
@@ -50,6 +51,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-5, backen
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-5, backend: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add two rows and normalise the sum."""
     if not _in_numba(backend, _ROWS, x, residual=residual, weight=weight):
         return kernels_triton.add_rms_norm(x, residual, weight, eps=eps, backend=backend)
     both: tuple[torch.Tensor, torch.Tensor] = _added_norm(x, residual, weight, float(eps))
@@ -57,6 +59,7 @@ def add_rms_norm(
 
 
 def gated(x: torch.Tensor, *, activation: str = "swiglu", backend: str | None = None) -> torch.Tensor:
+    """Join gates and ups."""
     if not _in_numba(backend, _ROWS, x):
         return kernels_triton.gated(x, activation=activation, backend=backend)
     out: torch.Tensor = _gated(x, str(activation))
@@ -73,6 +76,7 @@ def rope(
     eps: float = 1e-6,
     backend: str | None = None,
 ) -> torch.Tensor:
+    """Turn pairs of numbers."""
     normed = {} if weight is None else {"weight": weight}
     if not _in_numba(backend, _ROWS, x, positions=positions, table=table, **normed):
         return kernels_triton.rope(
@@ -95,6 +99,7 @@ def decode_attention(
     tiles: AttentionTiles | None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
+    """Attend to the cache."""
     own = {} if sinks is None else {"sinks": sinks}
     here = _in_numba(backend, _HEADS, q, kv=kv, table=table, lengths=lengths, **own)
     if not here or kv.dtype not in _HEADS:
@@ -127,6 +132,7 @@ def fused_moe(
     pages: torch.Tensor | None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
+    """Compute a layer's experts."""
     biased = gate_up_bias is not None or down_bias is not None
     if backend is None and activation == Activation.SWIGLU and not biased and _takes_experts(x, gate_up, down):
         check_moe(x, gate_up, down, ids, weights, None, None, pages)
@@ -145,6 +151,17 @@ def fused_moe(
         pages=pages,
         backend=backend,
     )
+
+
+def append_kv(
+    kv: torch.Tensor, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, backend: str | None = None
+) -> None:
+    """Store rows into the cache: fp32 ones on the CPU by Numba."""
+    here = _in_numba(backend, (*_HEADS, torch.int8), kv, slots=slots, k=k, v=v)
+    if here and (kv.dtype is torch.int8 or k.dtype is v.dtype is torch.float32):
+        _append(kv, slots, k, v)
+    else:
+        kernels_triton.append_kv(kv, slots, k, v, backend=backend)
 
 
 def _in_numba(backend: str | None, dtypes: tuple[torch.dtype, ...], x: torch.Tensor, **others: torch.Tensor) -> bool:
@@ -202,11 +219,11 @@ def _compute_decode(
     sinks: torch.Tensor | None,
     softcap: float | None,
 ) -> torch.Tensor:
-    """By `flash_decode`: the cache's blocks are the same."""
-    attend = partial(kernels_cpu.flash_decode, scale=scale, window=window, sinks=sinks, softcap=softcap)
+    """By Numba's own: the cache's blocks are the same."""
+    attend = partial(kernels_cpu.decode_attention, scale=scale, window=window, sinks=sinks, softcap=softcap)
     queries, some = q.float().contiguous(), lengths != 0
     fits = lengths.shape == table.shape[:1] == q.shape[:1]
-    if not fits or bool(some.all()):  # flash_decode tells what does not fit
+    if not fits or bool(some.all()):  # Numba's wrapper tells what does not fit
         return attend(queries, kv, table, lengths).to(q.dtype)
     out = torch.zeros(q.shape, dtype=q.dtype)
     out[some] = attend(queries[some], kv, table[some], lengths[some]).to(q.dtype)
@@ -221,13 +238,17 @@ def _compute_experts(
     weights: torch.Tensor,
     pages: torch.Tensor | None,
 ) -> torch.Tensor:
-    """By `expert_mlp`: activations are fp32 between the products, and each token's sum is in the order given."""
+    """By Numba's own: activations are fp32 between the products, and each token's sum is in the order given."""
     if gate_up.data_ptr() % 4 or down.data_ptr() % 4:  # Numba's kernel reads words of two
         return kernels_triton.fused_moe(x, gate_up, down, ids, weights, pages=pages, backend=_TORCH)
     check_chosen(set(ids.flatten().tolist()), pages, len(gate_up))
     chosen = ids if pages is None else pages[ids]
     experts = kernels_cpu.experts_in_place(gate_up, down)
-    return kernels_cpu.expert_mlp(x.float(), experts, chosen, weights, threads=torch.get_num_threads()).to(x.dtype)
+    return kernels_cpu.fused_moe(x.float(), experts, chosen, weights, threads=torch.get_num_threads()).to(x.dtype)
+
+
+def _compute_append(kv: torch.Tensor, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    kernels_cpu.append_kv(kv, slots, k, v)
 
 
 def _registered(
@@ -273,9 +294,4 @@ _experts = _registered(
         x, gate_up, down, ids, weights, pages=pages, backend=_TORCH
     ),
 )
-
-
-for _twin in (rms_norm, add_rms_norm, gated, rope, decode_attention, fused_moe):
-    _twin.__doc__ = str(getattr(kernels_triton, _twin.__name__).__doc__).replace(
-        "torch for others", "Numba for CPU tensors of types and shapes that it takes,\n        torch for others"
-    )
+_append = operator("append_kv_in_numba", _compute_append, lambda *_: None, written=("kv",))

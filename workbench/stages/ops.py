@@ -308,7 +308,7 @@ def _prefill_attention_work(rows: Rows, m: ModelConfig, precision: Precision) ->
 
 
 def _decode_attention_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
-    """What `flash_decode` and `append_kv` declare together; with latent attention the absorbed form of the same."""
+    """What `decode_attention` and `append_kv` declare together; with latent attention the absorbed form of the same."""
     kv_bytes = m.kv_elements * DTYPE_BYTES[precision.kv]
     append = rows.tokens * (kv_bytes + m.kv_elements * DTYPE_BYTES["fp32"])
     rows_in_out = m.entry_macs * DTYPE_BYTES["fp32"] * rows.decode

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from workbench.bench.cpu import peers as cpu_peers
 from workbench.bench.cpu.c_twin import Twin
 from workbench.bench.cpu.work import PEERS, Contender
-from workbench.kernels import CodePath, flash_decode, flash_decode_work, read_blocks
+from workbench.kernels import CodePath, decode_attention, decode_attention_work, read_blocks
 
 HEADS, DIM, BLOCK = 8, 128, 64
 """KV heads, head dim and tokens per block."""
@@ -82,7 +82,9 @@ class Attention:
         self.out = np.empty_like(self._q)
         self.operands = self._q, self._kv, self._table, case.lengths
         heads = HEADS * case.group
-        self.flops, self.bytes = flash_decode_work(heads, HEADS, case.dim, self.context, len(count), self.kv_itemsize)
+        self.flops, self.bytes = decode_attention_work(
+            heads, HEADS, case.dim, self.context, len(count), self.kv_itemsize
+        )
         self.ceilings: dict[str, Contender] = {"paged": self._read}
         self.missing: dict[str, str] = {}
         self.contenders: dict[str, Contender] = {"ours": self._decode}
@@ -112,7 +114,7 @@ class Attention:
         return cpu_peers.gathered(*self.operands[1:])
 
     def _decode(self, threads: int, path: CodePath | None = None) -> None:
-        flash_decode(*self.operands, out=self.out, threads=threads, path=path)
+        decode_attention(*self.operands, out=self.out, threads=threads, path=path)
 
     def _read(self, threads: int) -> None:
         read_blocks(*self.operands[1:], threads=threads)
@@ -132,7 +134,7 @@ class Int8Attention(Attention):
 
     def _decode_numbers(self, threads: int) -> None:
         rest = self._table, self.case.lengths
-        flash_decode(self._q, self._numbers, *rest, scales=self._scales, out=self.out, threads=threads)
+        decode_attention(self._q, self._numbers, *rest, scales=self._scales, out=self.out, threads=threads)
 
     def _read(self, threads: int) -> None:
         read_blocks(self._numbers, self._table, self.case.lengths, threads=threads)

@@ -1,4 +1,4 @@
-/* flash_decode's algorithm in C intrinsics, as a peer to measure against: bf16 KV in blocks (P, K, 2, BLOCK, DIM), one
+/* decode_attention's algorithm in C intrinsics, as a peer to measure against: bf16 KV in blocks (P, K, 2, BLOCK, DIM), one
  * task per run of tokens of all heads, tiles of BLOCK tokens, online softmax in base 2, the parts of a sequence merged.
  * GROUP, DIM, BLOCK and LANES (16 for AVX-512, 8 for AVX2) are given on the command line. */
 #include <immintrin.h>

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from workbench.kernels import features, side_by_side
+from kernels_cpu.threads.team import side_by_side
+from workbench.kernels import features
 
 RUN, PART = 4096, 1024
 """Tokens of a sequence up to which it is one task, and of each task of a longer one."""
@@ -48,7 +49,7 @@ class Twin:
         out: npt.NDArray[np.float32],
         threads: int,
     ) -> None:
-        """As `flash_decode`; nothing is checked."""
+        """As `decode_attention`; nothing is checked."""
         tasks, first = _tasks(lengths)
         heads, dim = q.shape[1:]
         parts = first[-1]

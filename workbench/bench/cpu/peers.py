@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 from numba import njit
 
+from kernels_cpu.threads.team import side_by_side
 from workbench.bench.cpu.work import Contender
-from workbench.kernels import side_by_side
 
 Gathered = Sequence[tuple[torch.Tensor, torch.Tensor]]
 """K and V (K, S, D) of each sequence, side by side in memory, which torch needs."""

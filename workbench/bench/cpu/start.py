@@ -14,12 +14,12 @@ from workbench.bench import record
 _FIRST_CALLS = """
 import json, time
 import numpy as np
-from workbench.kernels import append_kv, flash_decode
+from workbench.kernels import append_kv, decode_attention
 kv, row, seconds = np.zeros((1, 8, 2, 64, 128), np.uint16), np.ones((1, 8, 128), np.float32), []
 for group in (4, 1, 8):
     begin = time.perf_counter()
     append_kv(kv, np.zeros(1, np.int64), row, row)
-    flash_decode(np.ones((1, 8 * group, 128), np.float32), kv, np.zeros((1, 1), np.int32), np.ones(1, np.int64))
+    decode_attention(np.ones((1, 8 * group, 128), np.float32), kv, np.zeros((1, 1), np.int32), np.ones(1, np.int64))
     seconds.append(time.perf_counter() - begin)
 print(json.dumps(seconds))
 """

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
-from workbench.kernels import CodePath, Format, empty_in_huge_pages, expert_mlp, expert_mlp_work, pack_experts
+from workbench.kernels import CodePath, Format, empty_in_huge_pages, fused_moe, fused_moe_work, pack_experts
 
 MODEL, INNER = 4096, 14336
 """Model and expert dim of the experts: Mixtral-8x7B's."""
@@ -63,7 +63,7 @@ class Experts:
         self._h = rng.standard_normal((tokens, layer.model), dtype=np.float32)
         self._ids, self._weights = np.zeros((tokens, 1), np.int64), np.ones((tokens, 1), np.float32)
         self.out = np.empty_like(self._h)
-        self.flops, self.bytes = expert_mlp_work(layer.model, layer.inner, tokens, 1, 1, Format.BF16)
+        self.flops, self.bytes = fused_moe_work(layer.model, layer.inner, tokens, 1, 1, Format.BF16.weight_bytes())
         portable = partial(self._compute, path=CodePath.PORTABLE)
         self.contenders: dict[str, Contender] = {
             "ours": self._compute,
@@ -75,7 +75,7 @@ class Experts:
 
     def _compute(self, threads: int, path: CodePath | None = None) -> None:
         self._ids ^= 1
-        expert_mlp(self._h, self._layer.packed, self._ids, self._weights, out=self.out, threads=threads, path=path)
+        fused_moe(self._h, self._layer.packed, self._ids, self._weights, out=self.out, threads=threads, path=path)
 
     def _eager(self, threads: int) -> None:
         torch.set_num_threads(threads)

@@ -22,7 +22,7 @@ from workbench.bench.cpu.work import eager_expert
 from workbench.bench.experts.speeds import ExpertSpeeds, Run
 from workbench.core.quiet import LEAST, kept, listening
 from workbench.hardware import Machine, usable_cores
-from workbench.kernels import PackedExperts, expert_mlp, expert_mlp_reference, multiply_add, pack_experts, read_memory
+from workbench.kernels import PackedExperts, fused_moe, fused_moe_reference, multiply_add, pack_experts, read_memory
 
 TOKENS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64, 128, 256, 512)
 """Tokens per expert, close together where the kernels change over."""
@@ -98,7 +98,7 @@ class Call:
             return self._torch()
         ids = np.repeat(np.arange(self.experts), self.tokens)[:, None]
         own, ones = self.weights.packed[_OURS[contender]], np.ones(ids.shape, np.float32)
-        return expert_mlp(self.h, own, ids, ones, exact=contender == EXACT, threads=threads)
+        return fused_moe(self.h, own, ids, ones, exact=contender == EXACT, threads=threads)
 
     def _torch(self) -> npt.NDArray[np.float32]:
         """Expert by expert."""
@@ -218,7 +218,7 @@ def expert_errors(weights: ExpertWeights, *, tokens: int = 32) -> dict[str, dict
     packed = {name: pack_experts(one.gate_up, one.down, format=name) for name in weights.packed}
     call = Call.of(ExpertWeights(one.gate_up, one.down, packed), tokens)
     ids, ones = np.zeros((tokens, 1), np.int64), np.ones((tokens, 1), np.float32)
-    true = {name: expert_mlp_reference(call.h, own, ids, ones) for name, own in packed.items()}
+    true = {name: fused_moe_reference(call.h, own, ids, ones) for name, own in packed.items()}
     return {
         name: {
             "computing": _error(answer, true[_OURS.get(name, "bf16")]),

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from kernels_triton.backend.ceilings import timed
 from workbench.bench import record
 from workbench.bench.gpu import report
 from workbench.bench.gpu.attention_tiles import tune_attention
@@ -31,7 +32,7 @@ from workbench.bench.gpu.cases import CASES, Case, Size
 from workbench.core.errors import WorkbenchError
 from workbench.core.result import versions
 from workbench.hardware import Device, Link, Machine, usable_cores
-from workbench.kernels import copy_rate, link_rates, matmul_rate, multiply_add, read_memory, timed
+from workbench.kernels import copy_rate, link_rates, matmul_rate, multiply_add, read_memory
 
 Row = dict[str, Any]
 

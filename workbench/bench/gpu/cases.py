@@ -169,14 +169,14 @@ def _move(size: Size, device: torch.device, *, out: bool) -> Call:
     def ours(backend: str | None) -> torch.Tensor:
         if out:
             return torch.stack(kernels.gather_kv(kv, slots, backend=backend))
-        kernels.scatter_kv(kv, slots, k, v, backend=backend)
+        kernels.append_kv(kv, slots, k, v, backend=backend)
         return kv
 
     def exact() -> torch.Tensor:
         cache, places, keys, values = _host(kv, slots, k, v)
         if out:
             return torch.stack(kernels.gather_kv(cache, places, backend="torch")).double()
-        kernels.scatter_kv(cache, places, keys, values, backend="torch")
+        kernels.append_kv(cache, places, keys, values, backend="torch")
         return cache.double()
 
     return Call(ours, exact, *kernels.gather_kv_work(K, D, T, 2, 2), EXACT)
@@ -204,10 +204,10 @@ def _moe(
     touched = len(ids.unique())
 
     def exact() -> torch.Tensor:
-        return kernels.fused_moe_reference(x.cpu(), _there(first), _there(second), *_host(ids, weights))
+        return kernels.fused_moe_reference(x.cpu(), (_there(first), _there(second)), *_host(ids, weights))
 
     return Call(
-        lambda backend: kernels.fused_moe(x, first, second, ids, weights, backend=backend),
+        lambda backend: kernels.fused_moe(x, (first, second), ids, weights, backend=backend),
         exact,
         *kernels.fused_moe_work(M, F, T, k, touched, stored, 2),
         TWICE,

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
+from kernels_triton.moe import tuning
 from workbench.bench import record
 from workbench.bench.moe.bench import MIXTRAL, QWEN3
 from workbench.core.errors import EngineError
-from workbench.kernels import tuning
 
 _UNSEEN = (9, 0)
 """Compute capability whose candidates are listed where there is no GPU."""

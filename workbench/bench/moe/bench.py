@@ -80,7 +80,7 @@ def random_tokens(shape: MoeShape, tokens: int, device: str = "cpu") -> Tokens:
 
 
 def _ours(layer: Layer, of: Tokens) -> torch.Tensor:
-    return fused_moe(of.x, layer.gate_up, layer.down, of.ids, of.weights)
+    return fused_moe(of.x, (layer.gate_up, layer.down), of.ids, of.weights)
 
 
 def _grouped(layer: Layer, of: Tokens) -> torch.Tensor:

@@ -19,7 +19,7 @@ from workbench.engine.model.checkpoint import TORCH_DTYPES
 from workbench.engine.model.ops import Part
 from workbench.engine.model.weights import as_numpy, host_memory
 from workbench.hardware import usable_cores
-from workbench.kernels import append_kv, flash_decode
+from workbench.kernels import append_kv, decode_attention
 from workbench.models import ModelConfig
 
 STEP_BYTES = 2e9
@@ -163,7 +163,7 @@ def _attend(
 
     def attend(low: int, high: int) -> None:
         mine = slice(low, high)
-        flash_decode(queries[mine], pool, part.table[mine], part.lengths[mine], threads=1, out=out[mine])
+        decode_attention(queries[mine], pool, part.table[mine], part.lengths[mine], threads=1, out=out[mine])
 
     for first, last in _shares(part.lengths, steps):
         control.check()

@@ -1,4 +1,4 @@
-"""`expert_mlp` against its float64 oracle, on every code path and in every format."""
+"""`fused_moe` against its float64 oracle, on every code path and in every format."""
 
 import importlib
 import threading
@@ -14,10 +14,10 @@ from kernels_cpu import (
     CodePath,
     Format,
     PackedExperts,
-    expert_mlp,
-    expert_mlp_reference,
-    expert_mlp_work,
     experts_in_place,
+    fused_moe,
+    fused_moe_reference,
+    fused_moe_work,
     pack_experts,
 )
 from kernels_cpu.experts import tasks as expert_tasks
@@ -69,7 +69,7 @@ def in_bytes(x: Any, group: int) -> Any:
 def oracle(h: Any, packed: PackedExperts, ids: Any, weights: Any) -> Any:
     """The reference, with activations rounded to bytes where the format asks for it."""
     if not packed.format.scaled:
-        return expert_mlp_reference(h, packed, ids, weights)
+        return fused_moe_reference(h, packed, ids, weights)
     gate_ups, downs = (unpacked(part, range(len(packed))) for part in (packed.gate_up, packed.down))
     out = np.zeros(h.shape)
     for t, j in np.ndindex(*ids.shape):
@@ -87,7 +87,7 @@ def oracle(h: Any, packed: PackedExperts, ids: Any, weights: Any) -> Any:
 def test_equals_float64_with_any_tokens_per_expert(tokens, experts, data, shape, form, path):
     packed = pack_experts(*layer(experts, shape), format=form)
     h, ids, weights = batch(tokens, experts, data.draw(st.integers(1, experts)), shape[0], data.draw(st.integers(0, 9)))
-    found = expert_mlp(h, packed, ids, weights, path=path, threads=data.draw(st.integers(1, 3)))
+    found = fused_moe(h, packed, ids, weights, path=path, threads=data.draw(st.integers(1, 3)))
     # half of what rounding alone may cost: a number of the inner row can still be rounded to its other neighbour
     limit = 1e-2 if packed.format.scaled else bound(packed, path, ids)
     assert error(found, oracle(h, packed, ids, weights)) < limit
@@ -99,8 +99,8 @@ def test_equals_float64_with_any_tokens_per_expert(tokens, experts, data, shape,
 def test_every_number_of_tokens_has_its_code(path, form, tokens):
     packed = pack_experts(*layer(2, SHAPES[0]), format=form)
     h, ids, weights = batch(tokens, 1, 1, SHAPES[0][0])
-    found = expert_mlp(h, packed, ids + 1, weights, path=path)
-    assert error(found, expert_mlp_reference(h, packed, ids + 1, weights)) < bound(packed, path, ids)
+    found = fused_moe(h, packed, ids + 1, weights, path=path)
+    assert error(found, fused_moe_reference(h, packed, ids + 1, weights)) < bound(packed, path, ids)
 
 
 @pytest.mark.skipif(not features().matrices, reason="a CPU without matrix registers")
@@ -110,20 +110,18 @@ def test_matrix_registers_multiply_exactly_up_to_many_tokens_or_as_asked(tokens,
     packed = pack_experts(*layer(3, shape), format="bf16")
     h, ids, weights = batch(tokens, 1, 1, shape[0], seed=tokens)
     ids[: tokens // 8] = 1  # another expert with fewer
-    want = expert_mlp_reference(h, packed, ids, weights)
-    asked = expert_mlp(h, packed, ids, weights, exact=True)
+    want = fused_moe_reference(h, packed, ids, weights)
+    asked = fused_moe(h, packed, ids, weights, exact=True)
     assert error(asked, want) < 1e-6
-    found = expert_mlp(h, packed, ids, weights)
+    found = fused_moe(h, packed, ids, weights)
     fits = shape[1] % 32 == 0  # 200 columns of down do not
     assert parts_of(packed, CodePath.AVX512, exact=False) == (3 if fits else 0)
     assert np.array_equal(found, asked) == (not fits or tokens - tokens // 8 <= 32)
     assert error(found, want) < 5e-3
-    monkeypatch.setattr(
-        importlib.import_module("kernels_cpu.experts.expert_mlp"), "_WORTH", 1
-    )  # else one thread serves
+    monkeypatch.setattr(importlib.import_module("kernels_cpu.experts.fused_moe"), "_WORTH", 1)  # else one thread serves
     for kept in (1, 1 << 16):  # blocks of a task: one, or two with one left over
         monkeypatch.setattr(expert_tasks, "_KEPT", kept)
-        np.testing.assert_array_equal(expert_mlp(h, packed, ids, weights, exact=True, threads=2), asked)
+        np.testing.assert_array_equal(fused_moe(h, packed, ids, weights, exact=True, threads=2), asked)
 
 
 @pytest.mark.skipif(not features().matrices, reason="a CPU without matrix registers")
@@ -135,13 +133,11 @@ def test_matrix_registers_multiply_bytes_as_vectors_do(tokens, group, columns, f
     h, ids, weights = batch(tokens, 2, 1, 256, seed=tokens)
     ids[:5] = 1
     h[-1, 3] = np.inf
-    monkeypatch.setattr(
-        importlib.import_module("kernels_cpu.experts.expert_mlp"), "_WORTH", 1
-    )  # else one thread serves
-    found = expert_mlp(h, packed, ids, weights, threads=2)
+    monkeypatch.setattr(importlib.import_module("kernels_cpu.experts.fused_moe"), "_WORTH", 1)  # else one thread serves
+    found = fused_moe(h, packed, ids, weights, threads=2)
     assert [columns_of(packed, path) for path in (CodePath.AVX512, CodePath.AVX2)] == [columns, 0]
-    monkeypatch.setattr(importlib.import_module("kernels_cpu.experts.expert_mlp"), "columns_of", lambda *_: 0)
-    np.testing.assert_array_equal(found, expert_mlp(h, packed, ids, weights, threads=2))
+    monkeypatch.setattr(importlib.import_module("kernels_cpu.experts.fused_moe"), "columns_of", lambda *_: 0)
+    np.testing.assert_array_equal(found, fused_moe(h, packed, ids, weights, threads=2))
     assert np.isfinite(found[:-1]).all()
     assert error(found[:-1], oracle(h[:-1], packed, ids[:-1], weights[:-1])) < 1e-2
 
@@ -160,17 +156,17 @@ def test_weights_in_place_give_what_packed_ones_give(path, tokens, shape):
     for whole, part in ((here.gate_up, packed.gate_up), (here.down, packed.down)):
         np.testing.assert_array_equal(whole.words, part.words)
     h, ids, scales = batch(tokens, 3, 2, shape[0])
-    found = expert_mlp(h, here, ids, scales, path=path, threads=2)
-    assert error(found, expert_mlp_reference(h, packed, ids, scales)) < 1e-6
-    np.testing.assert_array_equal(found, expert_mlp(h, here, ids, scales, path=path, threads=1))
+    found = fused_moe(h, here, ids, scales, path=path, threads=2)
+    assert error(found, fused_moe_reference(h, packed, ids, scales)) < 1e-6
+    np.testing.assert_array_equal(found, fused_moe(h, here, ids, scales, path=path, threads=1))
 
 
 def test_weights_in_place_may_change_later():
     gate_up, down = plain(2, SHAPES[0])
     experts, (h, ids, weights) = experts_in_place(gate_up, down), batch(3, 2, 1, SHAPES[0][0])
-    before = expert_mlp(h, experts, ids, weights)
+    before = fused_moe(h, experts, ids, weights)
     down *= 2
-    np.testing.assert_array_equal(expert_mlp(h, experts, ids, weights), 2 * before)
+    np.testing.assert_array_equal(fused_moe(h, experts, ids, weights), 2 * before)
 
 
 ELSEWHERE: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -197,9 +193,9 @@ def test_the_answer_depends_on_nobody_else_and_not_on_threads(form):
     packed = pack_experts(*layer(3, SHAPES[1]), format=form)
     h, _, weights = batch(7, 3, 1, SHAPES[1][0])
     ids = np.arange(7)[:, None] % 3  # few per expert: with more, activations would be rounded to bf16
-    whole = expert_mlp(h, packed, ids, weights, threads=1)
-    np.testing.assert_array_equal(expert_mlp(h, packed, ids, weights, threads=4), whole)
-    alone = [expert_mlp(h[t : t + 1], packed, ids[t : t + 1], weights[t : t + 1]) for t in range(7)]
+    whole = fused_moe(h, packed, ids, weights, threads=1)
+    np.testing.assert_array_equal(fused_moe(h, packed, ids, weights, threads=4), whole)
+    alone = [fused_moe(h[t : t + 1], packed, ids[t : t + 1], weights[t : t + 1]) for t in range(7)]
     np.testing.assert_allclose(np.concatenate(alone), whole, rtol=0, atol=1e-5 * np.abs(whole).max())
 
 
@@ -208,10 +204,10 @@ def test_the_answer_depends_on_nobody_else_and_not_on_threads(form):
 def test_exact_results_do_not_depend_on_the_batch(form, shape):
     packed = pack_experts(*layer(2, shape), format=form)
     h, ids, weights = batch(40, 1, 1, shape[0])
-    whole = expert_mlp(h, packed, ids, weights, exact=True)
-    assert error(whole, expert_mlp_reference(h, packed, ids, weights)) < 1e-6
+    whole = fused_moe(h, packed, ids, weights, exact=True)
+    assert error(whole, fused_moe_reference(h, packed, ids, weights)) < 1e-6
     for count in (4, 8):
-        few = expert_mlp(h[:count], packed, ids[:count], weights[:count], exact=True)
+        few = fused_moe(h[:count], packed, ids[:count], weights[:count], exact=True)
         assert error(few, whole[:count]) < 1e-6
 
 
@@ -221,18 +217,18 @@ def test_the_largest_numbers_are_as_finite_with_many_tokens_as_with_one(form):
     h, ids, weights = batch(6, 1, 1, SHAPES[0][0])
     packed.gate_up.words[:] = 0
     h[:, 3] = np.finfo(np.float32).max
-    np.testing.assert_array_equal(expert_mlp(h, packed, ids, weights, exact=True), np.zeros_like(h))
+    np.testing.assert_array_equal(fused_moe(h, packed, ids, weights, exact=True), np.zeros_like(h))
 
 
 def test_threads_of_python_may_call_at_once():
     packed = pack_experts(*layer(4, SHAPES[0]))
     case = batch(9, 4, 2, SHAPES[0][0])
-    want = expert_mlp(case[0], packed, *case[1:])
+    want = fused_moe(case[0], packed, *case[1:])
     wrong: list[int] = []
 
     def call() -> None:
         for _ in range(30):
-            wrong.extend([1] * (not np.array_equal(expert_mlp(case[0], packed, *case[1:], threads=3), want)))
+            wrong.extend([1] * (not np.array_equal(fused_moe(case[0], packed, *case[1:], threads=3), want)))
 
     callers = [threading.Thread(target=call) for _ in range(6)]
     for caller in callers:
@@ -247,8 +243,8 @@ def test_large_gates_neither_overflow_nor_vanish():
     packed = pack_experts(*layer(2, SHAPES[1]), format="fp32")
     h, ids, weights = batch(3, 2, 1, SHAPES[1][0])
     for scale in (1e3, 1e15):
-        found = expert_mlp(np.float32(scale) * h, packed, ids, weights)
-        assert error(found, expert_mlp_reference(np.float32(scale) * h, packed, ids, weights)) < 1e-6
+        found = fused_moe(np.float32(scale) * h, packed, ids, weights)
+        assert error(found, fused_moe_reference(np.float32(scale) * h, packed, ids, weights)) < 1e-6
 
 
 @pytest.mark.parametrize("form", ["fp32", "bf16"])
@@ -257,7 +253,7 @@ def test_nan_in_an_expert_reaches_those_who_chose_it_only(form):
     gate_up[1, 5, 7] = np.nan
     h, _, weights = batch(6, 4, 1, SHAPES[1][0])
     ids = np.array([[0], [1], [2], [3], [1], [0]])
-    found = np.isnan(expert_mlp(h, pack_experts(gate_up, down, format=form), ids, weights)).any(axis=1)
+    found = np.isnan(fused_moe(h, pack_experts(gate_up, down, format=form), ids, weights)).any(axis=1)
     assert found.tolist() == [False, True, False, False, True, False]
 
 
@@ -268,7 +264,7 @@ def test_a_token_that_is_not_finite_spoils_itself_only(path, form, bad):
     packed = pack_experts(*layer(2, SHAPES[0]), format=form)
     h, ids, weights = batch(6, 2, 1, SHAPES[0][0])
     h[2, 5] = bad
-    found = np.isfinite(expert_mlp(h, packed, np.zeros_like(ids), weights, path=path)).all(axis=1)
+    found = np.isfinite(fused_moe(h, packed, np.zeros_like(ids), weights, path=path)).all(axis=1)
     assert found.tolist() == [True, True, False, True, True, True]
 
 
@@ -278,8 +274,8 @@ def test_tensors_are_read_in_place_and_lists_packed_one_by_one():
     assert packed.format is Format.BF16
     h, ids, weights = batch(4, 3, 2, SHAPES[0][0])
     out = torch.empty(h.shape)
-    assert expert_mlp(torch.from_numpy(h), packed, torch.from_numpy(ids), torch.from_numpy(weights), out=out) is out
-    np.testing.assert_array_equal(out.numpy(), expert_mlp(h, pack_experts(gate_up, down), ids, weights))
+    assert fused_moe(torch.from_numpy(h), packed, torch.from_numpy(ids), torch.from_numpy(weights), out=out) is out
+    np.testing.assert_array_equal(out.numpy(), fused_moe(h, pack_experts(gate_up, down), ids, weights))
 
 
 @pytest.mark.parametrize("source", ["fp32", "fp16", "bf16"])
@@ -330,9 +326,9 @@ def test_weights_that_cannot_be_packed_are_named_with_their_mend(change, kind, m
 
 
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"h": lambda h: h.astype(np.float64)}, TypeError, "h must be float32"),
-    ({"h": lambda h: h[:, ::2]}, ValueError, "h must be C-contiguous"),
-    ({"h": lambda h: h[:, :64].copy()}, ValueError, "h must have the 256 columns of the experts, not 64"),
+    ({"x": lambda h: h.astype(np.float64)}, TypeError, "x must be float32"),
+    ({"x": lambda h: h[:, ::2]}, ValueError, "x must be C-contiguous"),
+    ({"x": lambda h: h[:, :64].copy()}, ValueError, "x must have the 256 columns of the experts, not 64"),
     ({"experts": lambda _: np.zeros((3, 2, 2))}, TypeError, "experts must be PackedExperts, not ndarray"),
     ({"ids": lambda i: i + 2}, ValueError, r"ids\[\d, \d\] must be an expert in \[0, 3\), not \d: correct"),
     ({"ids": lambda i: i - 1}, ValueError, r"ids\[\d, \d\] must be an expert in \[0, 3\), not -1: correct"),
@@ -344,18 +340,18 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
 @pytest.mark.parametrize("change, kind, message", WRONG)
 def test_a_bad_operand_is_named_with_its_mend(change, kind, message):
     h, ids, weights = batch(4, 3, 2, SHAPES[0][0])
-    case = {"h": h, "experts": pack_experts(*layer(3, SHAPES[0])), "ids": ids, "weights": weights}
+    case = {"x": h, "experts": pack_experts(*layer(3, SHAPES[0])), "ids": ids, "weights": weights}
     for name, make in change.items():
         case[name] = make(case[name])
     with pytest.raises(kind, match=message):
-        expert_mlp(**case)
+        fused_moe(**case)
 
 
 @pytest.mark.parametrize("option", [{"threads": 0}, {"out": np.empty((3, 256), np.float32)}])
 def test_a_bad_option_is_named_with_its_mend(option):
     h, ids, weights = batch(4, 3, 2, SHAPES[0][0])
     with pytest.raises(ValueError, match=r"must .*: leave"):
-        expert_mlp(h, pack_experts(*layer(3, SHAPES[0])), ids, weights, **option)
+        fused_moe(h, pack_experts(*layer(3, SHAPES[0])), ids, weights, **option)
 
 
 def test_out_that_overlaps_what_is_read_is_refused():
@@ -365,14 +361,14 @@ def test_out_that_overlaps_what_is_read_is_refused():
     case = {"experts": experts_in_place(gate_up, down), "ids": np.zeros((4, 2), np.int64), "weights": weights}
     over_gates = gate_up.reshape(-1)[: 2 * h.size].view(np.float32).reshape(h.shape)
     over_downs = down.reshape(-1)[: 2 * h.size].view(np.float32).reshape(h.shape)
-    for name, out in (("experts", over_gates), ("experts", over_downs), ("h", h), ("weights", shared)):
+    for name, out in (("experts", over_gates), ("experts", over_downs), ("x", h), ("weights", shared)):
         with pytest.raises(ValueError, match=rf"out must not overlap {name}, .*: pass a copy of {name}"):
-            expert_mlp(h, **case, out=out)
+            fused_moe(h, **case, out=out)
 
 
 def test_declared_work():
-    flops, moved = expert_mlp_work(
-        model_dim=8, expert_dim=16, tokens=5, chosen=2, touched=3, format=Format.INT8, group=32
+    flops, moved = fused_moe_work(
+        model_dim=8, expert_dim=16, tokens=5, chosen=2, touched=3, weight_bytes=Format.INT8.weight_bytes(32)
     )
     assert flops == 5 * 2 * 3 * 2 * 8 * 16  # three products, multiply and add
     assert moved == 3 * 3 * 8 * 16 * (1 + 4 / 32) + 2 * 5 * 8 * 4

@@ -1,4 +1,4 @@
-"""`flash_decode` against its float64 oracle, on caches whose unused memory is poisoned."""
+"""`decode_attention` against its float64 oracle, on caches whose unused memory is poisoned."""
 
 import itertools
 import os
@@ -23,9 +23,9 @@ import kernels_cpu
 from kernels_cpu import (
     CodePath,
     append_kv,
-    flash_decode,
-    flash_decode_reference,
-    flash_decode_work,
+    decode_attention,
+    decode_attention_reference,
+    decode_attention_work,
     mla_decode,
     mla_decode_reference,
 )
@@ -61,10 +61,10 @@ class Problem:
     scales: Any = None
 
     def decode(self, **options: Any) -> Any:
-        return flash_decode(self.q, self.kv, self.table, self.lengths, scales=self.scales, **options)
+        return decode_attention(self.q, self.kv, self.table, self.lengths, scales=self.scales, **options)
 
     def reference(self, **options: Any) -> Any:
-        return flash_decode_reference(self.q, self.kv, self.table, self.lengths, scales=self.scales, **options)
+        return decode_attention_reference(self.q, self.kv, self.table, self.lengths, scales=self.scales, **options)
 
 
 def stored(kv: Any, dtype: str) -> Any:
@@ -189,14 +189,14 @@ def test_matrices_keep_every_bit_of_queries_and_weights(group):
 def test_scratch_outlives_its_last_use_by_name():
     """Numba frees an array while its address is in use; with one arena for all threads, another one gets it."""
     code = (
-        "import numpy as np; from kernels_cpu import flash_decode\n"
+        "import numpy as np; from kernels_cpu import decode_attention\n"
         "draw = np.random.default_rng(0)\n"
         "kv = draw.standard_normal((256, 2, 2, 64, 128), np.float32)\n"
         "kv = (kv.view(np.uint32) >> 16).astype(np.uint16)\n"
         "table, lengths = draw.permutation(256).astype(np.int32).reshape(64, 4), np.full(64, 200)\n"
         "for heads in (4, 16, 32, 64):\n"
         "    q = draw.standard_normal((64, heads, 128), np.float32)\n"
-        "    alone, *others = (flash_decode(q, kv, table, lengths, threads=t) for t in [1] + 20 * [4])\n"
+        "    alone, *others = (decode_attention(q, kv, table, lengths, threads=t) for t in [1] + 20 * [4])\n"
         "    print(heads, sum(not np.array_equal(alone, other) for other in others))\n"
     )
     one = {**os.environ, "MALLOC_ARENA_MAX": "1"}
@@ -373,7 +373,7 @@ def test_decodes_what_append_stored():
     scores = np.einsum("hd,thd->ht", q[0].astype(np.float64), k) / np.sqrt(8)
     weights = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
     want = np.einsum("ht,thd->hd", weights, v)
-    np.testing.assert_allclose(flash_decode(q, kv, table, np.array([9]))[0], want, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(decode_attention(q, kv, table, np.array([9]))[0], want, rtol=0, atol=2e-6)
 
 
 def bad(**change):
@@ -514,7 +514,7 @@ def test_a_window_wider_than_any_sequence_hides_nothing():
 def test_out_may_be_q_itself():
     case = problem([700, 3, 512])
     want, q = case.decode(), case.q.copy()
-    assert flash_decode(q, case.kv, case.table, case.lengths, out=q) is q
+    assert decode_attention(q, case.kv, case.table, case.lengths, out=q) is q
     np.testing.assert_array_equal(q, want)
 
 
@@ -523,7 +523,7 @@ def test_out_that_overlaps_what_is_still_read_is_refused():
     shared = np.zeros(case.q.size + 128, np.float32)
     q, out = (shared[start : start + case.q.size].reshape(case.q.shape) for start in (0, 128))
     with pytest.raises(ValueError, match=r"out must not overlap q, .*: pass a copy of q"):
-        flash_decode(q, case.kv, case.table, case.lengths, out=out)
+        decode_attention(q, case.kv, case.table, case.lengths, out=out)
     with pytest.raises(ValueError, match="out must not overlap kv"):
         case.decode(out=case.kv.reshape(-1)[: case.q.size].reshape(case.q.shape))
     case = problem([33, 16], kv_heads=1, group=1, dtype="int8")
@@ -565,7 +565,7 @@ def test_operands_at_random_give_one_clear_error_or_the_right_result(seed):
 
 
 def test_declared_work():
-    flops, moved = flash_decode_work(heads=8, kv_heads=2, head_dim=16, context=49, rows=2, kv_itemsize=2)
+    flops, moved = decode_attention_work(heads=8, kv_heads=2, head_dim=16, context=49, rows=2, kv_itemsize=2)
     assert flops == 2 * 2 * 8 * 16 * 49  # two products, multiply and add
     assert moved == 49 * 2 * 2 * 16 * 2 + 2 * (2 * 8 * 16) * 4
 
@@ -669,8 +669,8 @@ def test_an_edit_anywhere_in_the_package_is_seen_by_the_next_process(tmp_path):
         Path(kernels_cpu.__file__).parent, tmp_path / "kernels_cpu", ignore=shutil.ignore_patterns("__pycache__")
     )
     code = (
-        "import numpy as np; from kernels_cpu import flash_decode; "
-        "print(flash_decode(np.ones((1, 1, 16), np.float32), np.ones((1, 1, 2, 2, 16), np.float32), "
+        "import numpy as np; from kernels_cpu import decode_attention; "
+        "print(decode_attention(np.ones((1, 1, 16), np.float32), np.ones((1, 1, 2, 2, 16), np.float32), "
         "np.zeros((1, 1), np.int32), np.array([2]))[0, 0, 0])"
     )
 
@@ -695,9 +695,9 @@ def test_an_edit_anywhere_in_the_package_is_seen_by_the_next_process(tmp_path):
 def test_what_numba_does_not_compile_for_is_not_used():
     """LLVM stops the process at an instruction of another CPU than it was asked for."""
     code = (
-        "import numpy as np; from kernels_cpu import features, flash_decode; "
+        "import numpy as np; from kernels_cpu import features, decode_attention; "
         "q, kv = np.ones((1, 8, 64), np.float32), np.zeros((1, 1, 2, 4, 64), np.uint16); "
-        "print(flash_decode(q, kv, np.zeros((1, 1), np.int32), np.ones(1, int)).sum(), "
+        "print(decode_attention(q, kv, np.zeros((1, 1), np.int32), np.ones(1, int)).sum(), "
         "features().path.name, features().matrices)"
     )
     generic = {**os.environ, "NUMBA_CPU_NAME": "generic"}

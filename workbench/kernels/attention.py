@@ -1,0 +1,213 @@
+"""Decode attention over the paged cache and the append that feeds it, by Numba, torch or Triton."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import kernels_cpu
+from kernels_cpu.arguments import writeable
+from workbench.kernels.arrays import directly, for_tensors, through_tensors
+
+if TYPE_CHECKING:
+    from kernels_cpu import CodePath
+    from kernels_cpu.arguments import Operand, SameKind
+    from kernels_triton import AttentionTiles
+
+__all__ = ["append_kv", "decode_attention", "decode_attention_reference"]
+
+
+def decode_attention(
+    q: SameKind,
+    kv: Operand,
+    table: Operand,
+    lengths: Operand,
+    *,
+    scales: Operand | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+    sinks: Operand | None = None,
+    softcap: float | None = None,
+    threads: int | None = None,
+    path: CodePath | None = None,
+    out: SameKind | None = None,
+    tiles: AttentionTiles | None = None,
+    backend: str | None = None,
+) -> SameKind:
+    """Attention of one new token per sequence over its paged KV cache.
+
+        out[s, h] = softmax(scale * q[s, h] . K[s, h // G]) V[s, h // G],  G = H / K
+
+    On the CPU one pass over KV per KV head by Numba, shared by its G query heads, whose result does not depend on the
+    number of threads; the GIL is released. On a GPU two kernels: chunks of a sequence in parallel, which begin at fixed
+    tokens, then their sum in order. Sums are in fp32. A sequence's answer is the same whatever else is in the batch.
+
+    Parameters
+    ----------
+    q : (B, H, D) fp32, fp16 or bf16; fp32 where `scales`, `threads`, `path` or `out` is given
+        Query heads of the new tokens: a numpy array, of which uint16 holds bfloat16 bits, or a tensor on any device. On
+        a GPU D >= 16.
+    kv : (P, K, 2, b, D) fp32, fp16, bf16 (uint16 that holds its bits in arrays), or on the CPU int8; contiguous
+        The cache: per block and KV head, b rows of K and then b rows of V. Slots past a length are never read.
+    table : (B, W) int32, contiguous
+        Blocks of each sequence in order; entries past ceil(length / b), or before the window, are never read.
+    lengths : (B,) int32 or int64
+        Tokens in each sequence [tokens], in 0 .. W * b, with zeros for 0; from 1 where `scales`, `threads`, `path` or
+        `out` is given. On a GPU neither table nor lengths are looked at.
+    scales : (P, K, 2, b) fp32, contiguous
+        Of a cache of int8, and of no other: what each of its rows is to be multiplied by, as `append_kv` stored it.
+    scale : float, optional
+        Factor of the scores; 1 / sqrt(D) unless given.
+    window : int, optional
+        Attend to the last so many tokens only (sliding window).
+    sinks : (H,) fp32, optional
+        A score per head that joins the softmax without a value (GPT-OSS).
+    softcap : float, optional
+        Scores become softcap * tanh(score / softcap).
+    threads : int, optional
+        Threads that share the work, on the CPU; the cores that this process may use unless given.
+    path : CodePath, optional
+        Code path, on the CPU; this computer's own (`features`) unless given.
+    out : (B, H, D) fp32, contiguous, optional
+        Where to store the result, on the CPU; may be q itself.
+    tiles : AttentionTiles, optional
+        Sizes of the launch, for Triton; the table's unless given.
+    backend : "triton", "triton-interpret" or "torch", optional
+        For tensors. Triton on a GPU unless given, Numba on the CPU, torch where an operand asks for a gradient.
+
+    Returns
+    -------
+    (B, H, D) of q's kind and type
+        `out` if given. Max abs error 2e-6 against float64 for fp32 on the CPU and operands of unit variance; relative
+        Frobenius error 8e-3 in bf16, 1e-3 in fp16, 1e-5 in fp32 elsewhere. What int8 lost comes on top.
+
+    Raises
+    ------
+    TypeError
+        If an operand is neither array nor tensor, or has another dtype.
+    ValueError
+        If shapes, memory layout or devices disagree, an option or (on the CPU) a length or a used block is out of
+        range, or an argument is given that the kernel for these operands does not take.
+
+    Examples
+    --------
+    A sequence of one token returns that token's value.
+
+    >>> kv = np.zeros((1, 1, 2, 4, 2), np.float32)
+    >>> kv[0, 0, 1, 0] = [3, 5]
+    >>> decode_attention(np.ones((1, 1, 2), np.float32), kv, np.zeros((1, 1), np.int32), np.ones(1, np.int64))
+    array([[[3., 5.]]], dtype=float32)
+    """
+    how: dict[str, Any] = {"scale": scale, "window": window, "sinks": sinks, "softcap": softcap}
+    numba = {"scales": scales, "threads": threads, "path": path, "out": out}
+    others = {"tiles": tiles, "backend": backend}
+    found: SameKind
+    if _half(q) or _has_empty(q, lengths):
+        if all(value is None for value in (numba | others).values()):
+            found = through_tensors(for_tensors("decode_attention"), q, kv, table, lengths, **how)
+            return found
+    if directly(q, numba, others, kv, table, lengths, sinks):
+        return kernels_cpu.decode_attention(
+            q, kv, table, lengths, **how, scales=scales, threads=threads, path=path, out=out
+        )
+    found = for_tensors("decode_attention")(q, kv, table, lengths, **how, tiles=tiles, backend=backend)
+    return found
+
+
+def decode_attention_reference(
+    q: Operand,
+    kv: Operand,
+    table: Operand,
+    lengths: Operand,
+    *,
+    scales: Operand | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+    sinks: Operand | None = None,
+    softcap: float | None = None,
+) -> Any:
+    """`decode_attention` in float64, the oracle of its tests: same operands, -> (B, H, D) float64 of q's kind.
+
+    An array where `scales` are given.
+
+    Examples
+    --------
+    >>> kv = np.zeros((1, 1, 2, 4, 2), np.float32)
+    >>> kv[0, 0, 1, :2] = [[3, 5], [5, 7]]
+    >>> decode_attention_reference(np.ones((1, 1, 2)), kv, np.zeros((1, 1), np.int32), np.array([2]))
+    array([[[4., 6.]]])
+    """
+    how: dict[str, Any] = {"scale": scale, "window": window, "sinks": sinks, "softcap": softcap}
+    if scales is not None or isinstance(q, np.ndarray):
+        return kernels_cpu.decode_attention_reference(q, kv, table, lengths, scales=scales, **how)
+    import kernels_triton
+
+    return kernels_triton.decode_attention_reference(q, kv, table, lengths, **how)  # type: ignore[arg-type]
+
+
+def append_kv(
+    kv: Operand,
+    slots: Operand,
+    k: Operand,
+    v: Operand,
+    *,
+    scales: Operand | None = None,
+    backend: str | None = None,
+) -> None:
+    """Store one K row and one V row per new token into the slots of a paged cache, in place.
+
+        kv[slot // b, h, 0, slot % b] = k[t, h];  kv[slot // b, h, 1, slot % b] = v[t, h];  slot = slots[t]
+
+    A cache of 16 bits rounds to nearest, ties to even; what fp16 cannot hold becomes infinite. A cache of int8 holds
+    each row of D in units of 1/127 of its largest number, the row's scale, at most half a unit away; a row that is not
+    finite becomes NaN. Nothing is stored if any slot is out of range (on the CPU; on a GPU they are not looked at).
+
+    Parameters
+    ----------
+    kv : (P, K, 2, b, D) fp32, fp16, bf16 (uint16 that holds its bits in arrays), or on the CPU int8; contiguous
+        The cache as of `decode_attention`, an array or a tensor on any device; written in place.
+    slots : (T,) int64, contiguous
+        block * b + offset of each row, in 0 .. P * b - 1. None may occur twice, but of fp32 rows that Numba stores,
+        where the last one wins.
+    k, v : (T, K, D) fp32, fp16 or bf16, both the same; fp32 for a cache of int8
+        New rows; each row (K, D) is contiguous, the rows may lie apart as in a slice of a fused qkv.
+    scales : (P, K, 2, b) fp32, contiguous
+        Of a cache of int8, and of no other: the rows' scales, written in place.
+    backend : "triton", "triton-interpret" or "torch", optional
+        For tensors. Triton on a GPU unless given, on the CPU Numba for fp32 rows and torch for others.
+
+    Raises
+    ------
+    TypeError
+        If an operand is neither array nor tensor, or has another dtype.
+    ValueError
+        If shapes, memory layout or devices disagree, an operand overlaps the cache or asks for a gradient, a slot is
+        out of range, or an argument is given that the kernel for these operands does not take.
+
+    Examples
+    --------
+    >>> kv = np.zeros((2, 1, 2, 4, 1), np.float32)
+    >>> append_kv(kv, np.array([5]), np.full((1, 1, 1), 3, np.float32), np.full((1, 1, 1), 7, np.float32))
+    >>> kv[1, 0, :, 1, 0]
+    array([3., 7.], dtype=float32)
+    """
+    if _half(k) and isinstance(kv, np.ndarray) and scales is None and backend is None:
+        writeable("kv", kv)
+        through_tensors(for_tensors("append_kv"), kv, slots, k, v)
+        return
+    if directly(kv, {"scales": scales}, {"backend": backend}, slots, k, v):
+        kernels_cpu.append_kv(kv, slots, k, v, scales=scales)
+        return
+    for_tensors("append_kv")(kv, slots, k, v, backend=backend)
+
+
+def _half(operand: object) -> bool:
+    """Whether it is an array of 16 bits, which Numba's wrappers take for the cache alone."""
+    return isinstance(operand, np.ndarray) and operand.dtype in (np.float16, np.uint16)
+
+
+def _has_empty(q: object, lengths: object) -> bool:
+    """Whether arrays have a sequence of no token, which Numba's wrapper leaves out."""
+    arrays = isinstance(q, np.ndarray) and isinstance(lengths, np.ndarray)
+    return arrays and lengths.dtype.kind == "i" and not lengths.all()
