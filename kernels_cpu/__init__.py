@@ -2,7 +2,7 @@
 
 Each op is a wrapper that validates, a kernel that computes (GIL released), the work it declares, and a float64 or
 bit-exact reference; norms, rotations and gates are twins of those in Triton, which declare and check them. Decorators
-of `operations.py` declare them where they stand. `features()` tells the code path of this computer, `warm_up()`
+of `declarations.py` declare them where they stand. `features()` tells the code path of this computer, `warm_up()`
 compiles, so that compile time is never measured.
 """
 
@@ -10,12 +10,12 @@ from .attention.decode import decode_attention, decode_attention_reference, deco
 from .attention.kv_cache import append_kv, append_kv_reference, append_kv_work
 from .attention.mla_decode import mla_decode, mla_decode_reference
 from .ceilings import multiply_add, read_blocks, read_memory
+from .declarations import Operation, operations, public_names
 from .experts.fused_moe import fused_moe, fused_moe_reference, fused_moe_work
 from .experts.nodes import NodeExperts, numa_nodes, pack_by_node
 from .experts.weights import Format, PackedExperts, experts_in_place, pack_experts
 from .machine.features import CodePath, Features, features
 from .machine.huge_pages import empty_in_huge_pages
-from .operations import Operation, operations, public_names
 from .rows.gated import gated
 from .rows.rms_norm import add_rms_norm, rms_norm
 from .rows.rope import rope

@@ -12,8 +12,8 @@ from .arguments import Operand, checked, contiguous, host_array
 from .attention.operands import check_blocks
 from .codegen.compiled import compiled, emitted, literal
 from .codegen.vector_ir import F64, I32, I64, Emitter
+from .declarations import public
 from .machine.features import features
-from .operations import public
 from .threads.runs import split
 from .threads.task_counts import next_task, pull, take, task_done
 from .threads.team import side_by_side, team_size

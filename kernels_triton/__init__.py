@@ -2,7 +2,7 @@
 
 Each op is a wrapper that validates, a Triton kernel, declared work, a float64 reference or an exact one, and an
 implementation in torch, which is what CPU tensors get. Decorators of
-`operations.py` declare them where they stand. Triton is imported when a kernel is first launched. It reads
+`declarations.py` declare them where they stand. Triton is imported when a kernel is first launched. It reads
 TRITON_INTERPRET then: set it before, or pass backend="triton-interpret", to run the kernels on the CPU for tests.
 """
 
@@ -12,12 +12,12 @@ from .attention.options import AttentionTiles, Prefix
 from .attention.prefill import prefill_attention, prefill_attention_reference, prefill_attention_work
 from .backend.backend import Backend
 from .backend.ceilings import copy_rate, link_rates, matmul_rate
+from .declarations import Operation, operations, public_names
 from .moe.experts import Activation, Quantised, dequantise, quantise
 from .moe.fused_moe import fused_moe, fused_moe_reference, fused_moe_work
 from .moe.grouped_gemm import grouped_gemm, grouped_gemm_reference, grouped_gemm_work
 from .moe.pairs import Blocks, sort_pairs
 from .moe.router import Routing, route, route_reference, route_work, with_shared
-from .operations import Operation, operations, public_names
 from .rows.gated import gated, gated_reference, gated_work
 from .rows.layer_norm import layer_norm, layer_norm_reference, layer_norm_work
 from .rows.rms_norm import add_rms_norm, add_rms_norm_work, rms_norm, rms_norm_reference, rms_norm_work

@@ -18,8 +18,8 @@ from ..arguments import (
     same_kind,
     scales_of,
 )
+from ..declarations import operation, reference_of, work_of
 from ..machine.features import CodePath
-from ..operations import operation, reference_of, work_of
 from .kv_cache import append_kv, row_bytes
 from .operands import check_blocks, check_shapes, options_of, result_of
 from .tasks import Cache, decode

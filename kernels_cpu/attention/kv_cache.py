@@ -21,7 +21,7 @@ from ..arguments import (
 from ..codegen.compiled import compiled
 from ..codegen.numerics import ROUND
 from ..codegen.rounding import bfloat16
-from ..operations import operation, reference_of, work_of
+from ..declarations import operation, reference_of, work_of
 from .portable import BF16, FP32
 
 

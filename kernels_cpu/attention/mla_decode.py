@@ -16,8 +16,8 @@ from ..arguments import (
     same_kind,
     whole,
 )
+from ..declarations import operation, reference_of
 from ..machine.features import CodePath
-from ..operations import operation, reference_of
 from .decode import decode_attention_reference
 from .operands import check_blocks, check_shapes, options_of, result_of
 from .tasks import Cache, decode

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arguments import Operand, SameKind, check_apart, checked, contiguous, float64, host_array, same_kind, writeable
+from ..declarations import operation, reference_of, work_of
 from ..machine.features import CodePath, code_path
-from ..operations import operation, reference_of, work_of
 from ..threads.task_counts import counters
 from ..threads.team import helped, on_node, team_size
 from .activations import room

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arguments import Operand
-from ..operations import public
+from ..declarations import public
 from ..threads.team import on_node, usable_cpus
 from .weights import GROUP, Format, PackedExperts, checked_layer, pack_experts
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ..arguments import Operand, checked, float64, whole
 from ..codegen.rounding import bfloat16_pairs
-from ..operations import public
+from ..declarations import public
 
 ROWS = 64
 """Rows of a block."""

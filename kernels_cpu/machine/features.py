@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import llvmlite.binding as llvm
 from numba.core import config
 
-from ..operations import public
+from ..declarations import public
 
 
 @public

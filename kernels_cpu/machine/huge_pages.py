@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..operations import public
+from ..declarations import public
 
 _HUGE = 1 << 21
 

@@ -10,7 +10,7 @@ from ..arguments import SameKind
 from ..codegen.compiled import compiled
 from ..codegen.numerics import LOG2_E, exp2
 from ..codegen.rounding import narrowed, widened
-from ..operations import operation
+from ..declarations import operation
 from .rows import by_rows, rows_of, same_type
 
 _LOG2_E = np.float32(LOG2_E)

@@ -9,7 +9,7 @@ import numpy as np
 from ..arguments import Operand, SameKind
 from ..codegen.compiled import compiled
 from ..codegen.rounding import narrowed, widened
-from ..operations import operation
+from ..declarations import operation
 from .rows import by_rows, rows_of, same_type, vector_of
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ..arguments import Operand, SameKind, checked, contiguous, frozen
 from ..codegen.compiled import compiled
 from ..codegen.rounding import narrowed, widened
-from ..operations import operation
+from ..declarations import operation
 from .rms_norm import inverse_root
 from .rows import by_rows, rows_of, same_type, vector_of
 

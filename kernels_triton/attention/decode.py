@@ -7,8 +7,8 @@ import torch
 from ..backend.backend import Backend, choose_backend, enter_mode
 from ..backend.operands import INDEX, check_operand
 from ..backend.operators import operator
+from ..declarations import operation, reference_of, work_of
 from ..moe.tiles import arch_of
-from ..operations import operation, reference_of, work_of
 from . import torch_path
 from .options import (
     AttentionTiles,

@@ -7,7 +7,7 @@ import torch
 from ..backend.backend import Backend, choose_backend, enter_mode
 from ..backend.operands import FLOATS, check_indices, check_operand, check_range
 from ..backend.operators import check_tensor, operator
-from ..operations import operation, work_of
+from ..declarations import operation, work_of
 
 _TILE = 2048  # numbers of K, and of V, that a program moves
 

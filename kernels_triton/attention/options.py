@@ -13,7 +13,7 @@ import torch
 
 from ..backend.operands import FLOATS, check_operand
 from ..backend.operators import check_tensor
-from ..operations import public
+from ..declarations import public
 
 _LOG2E = 1 / math.log(2)
 _LEAST_DIM = 16  # of a matrix instruction

@@ -8,7 +8,7 @@ from statistics import median
 
 import torch
 
-from ..operations import public
+from ..declarations import public
 
 
 def timed(work: Callable[[], object], device: torch.device, *, seconds: float = 0.3, least: int = 3) -> list[float]:

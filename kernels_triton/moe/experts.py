@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from ..backend.operands import FLOATS
 from ..backend.operators import asks_gradient, check_tensor
-from ..operations import operation, public
+from ..declarations import operation, public
 
 _LARGEST = {torch.int8: 127.0, torch.uint8: 7.0, torch.float8_e4m3fn: 448.0}
 

@@ -6,7 +6,7 @@ import torch
 
 from ..backend.backend import Backend, choose_backend, enter_mode
 from ..backend.operators import check_tensor, operator
-from ..operations import operation, reference_of, work_of
+from ..declarations import operation, reference_of, work_of
 from . import torch_path
 from .experts import Activation, Weights, check_pages, check_routing, check_weights, parts, whole
 from .grouped_gemm import check_bias, check_input, grouped_gemm_reference, launch

@@ -9,7 +9,7 @@ import torch
 from ..backend.backend import Backend, choose_backend, enter_mode
 from ..backend.operands import FLOATS
 from ..backend.operators import check_tensor, operator
-from ..operations import operation, reference_of, work_of
+from ..declarations import operation, reference_of, work_of
 from . import torch_path
 from .experts import Activation, Quantised, Weights, check_pages, check_routing, check_weights, matrix_on, parts, whole
 from .pairs import Blocks, sort_pairs

@@ -10,7 +10,7 @@ import torch
 
 from ..backend.backend import Backend, choose_backend, enter_mode
 from ..backend.operators import check_tensor, operator
-from ..operations import operation, public, reference_of, work_of
+from ..declarations import operation, public, reference_of, work_of
 
 _FLOOR = -1e38  # what NaN and -inf rank as: below every number, above what is out of the choice
 _TINY = 1e-20  # DeepSeek's: keeps a sum of underflown scores from dividing by zero

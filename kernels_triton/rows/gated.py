@@ -7,8 +7,8 @@ from torch.nn import functional
 
 from ..backend.backend import Backend, choose_backend, enter_mode
 from ..backend.operators import operator
+from ..declarations import operation, reference_of, work_of
 from ..moe.experts import Activation
-from ..operations import operation, reference_of, work_of
 from .rows import check_rows
 
 _TILE = 1024

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from ..backend.backend import Backend, choose_backend, enter_mode
 from ..backend.operators import operator
-from ..operations import operation, reference_of, work_of
+from ..declarations import operation, reference_of, work_of
 from .rows import check_rows, check_vector, launch_shape
 
 

@@ -7,7 +7,7 @@ import torch
 from ..backend.backend import Backend, choose_backend, enter_mode
 from ..backend.operands import FLOATS, INDEX, check_operand, check_range
 from ..backend.operators import check_tensor, operator
-from ..operations import operation, reference_of, work_of
+from ..declarations import operation, reference_of, work_of
 from .rows import check_vector
 
 _TILE = 4096  # numbers that a program holds

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import torch
 
-from ..operations import operation, public
+from ..declarations import operation, public
 
 
 @public

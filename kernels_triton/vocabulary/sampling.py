@@ -10,7 +10,7 @@ import torch
 from ..backend.backend import Backend, choose_backend, enter_mode
 from ..backend.operands import check_operand
 from ..backend.operators import check_tensor, operator
-from ..operations import operation, public, work_of
+from ..declarations import operation, public, work_of
 
 _BLOCK = 4096
 _ONE = 2.0**32  # weight of the largest logit

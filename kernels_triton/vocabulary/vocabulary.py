@@ -7,8 +7,8 @@ import torch
 from ..backend.backend import Backend, choose_backend, enter_mode
 from ..backend.operands import INDEX, check_indices, check_range
 from ..backend.operators import operator
+from ..declarations import operation, work_of
 from ..moe.tiles import arch_of, tiles_for
-from ..operations import operation, work_of
 from ..rows.rows import check_rows
 
 _TILE = 1024

@@ -21,6 +21,7 @@ from kernels_triton.moe.grouped_gemm import grouped_gemm_reference
 from kernels_triton.vocabulary.sampling import uniform
 from tests.kernels.layouts import raw
 from workbench import kernels
+from workbench.kernels import collected
 
 Operands: TypeAlias = dict[str, Any]
 Answer: TypeAlias = tuple[torch.Tensor, ...]
@@ -679,3 +680,13 @@ DOORS = {
     "read_memory": Door(_memory, _modulo(kernels.read_memory), _words, SAME, kinds=BOTH),
     "read_blocks": Door(_blocks, _modulo(kernels.read_blocks), _block_words, SAME, kinds=BOTH),
 }
+
+
+def without_a_door() -> list[str]:
+    """Operations that a kernel package declares and the table lacks: no law would meet them."""
+    return [
+        f"{package}.{name}"
+        for name, declared in collected.doors().items()
+        for package, own in (("kernels_cpu", declared.on_cpu), ("kernels_triton", declared.on_gpu))
+        if own is not None and name not in DOORS
+    ]

@@ -8,12 +8,14 @@ asked for, torch with the first call or name that needs it, and triton when it i
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # the first of two functions of one name counts
-    from kernels_cpu import *  # noqa: F403
-    from kernels_triton import *  # type: ignore[assignment]  # noqa: F403
+if TYPE_CHECKING:  # of two functions of one name the first counts
     from workbench.kernels.attention import *  # noqa: F403
     from workbench.kernels.moe import *  # noqa: F403
     from workbench.kernels.rows import *  # noqa: F403
+
+    # isort: split
+    from kernels_cpu import *  # type: ignore[assignment]  # noqa: F403
+    from kernels_triton import *  # type: ignore[assignment]  # noqa: F403
 
 
 def __getattr__(name: str) -> Any:

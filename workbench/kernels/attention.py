@@ -103,10 +103,10 @@ def decode_attention(
     numba = {"scales": scales, "threads": threads, "path": path, "out": out}
     others = {"tiles": tiles, "backend": backend}
     found: SameKind
-    if _half(q) or _has_empty(q, lengths):
-        if all(value is None for value in (numba | others).values()):
-            found = through_tensors(for_tensors("decode_attention"), q, kv, table, lengths, **how)
-            return found
+    plain = all(value is None for value in (numba | others).values())
+    if plain and (_half(q) or _has_empty(q, lengths)):
+        found = through_tensors(for_tensors("decode_attention"), q, kv, table, lengths, **how)
+        return found
     if directly(q, numba, others, kv, table, lengths, sinks):
         return kernels_cpu.decode_attention(
             q, kv, table, lengths, **how, scales=scales, threads=threads, path=path, out=out
@@ -209,5 +209,6 @@ def _half(operand: object) -> bool:
 
 def _has_empty(q: object, lengths: object) -> bool:
     """Whether arrays have a sequence of no token, which Numba's wrapper leaves out."""
-    arrays = isinstance(q, np.ndarray) and isinstance(lengths, np.ndarray)
-    return arrays and lengths.dtype.kind == "i" and not lengths.all()
+    if not isinstance(q, np.ndarray) or not isinstance(lengths, np.ndarray):
+        return False
+    return lengths.dtype.kind == "i" and not lengths.all()

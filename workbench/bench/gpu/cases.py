@@ -204,7 +204,9 @@ def _moe(
     touched = len(ids.unique())
 
     def exact() -> torch.Tensor:
-        return kernels.fused_moe_reference(x.cpu(), (_there(first), _there(second)), *_host(ids, weights))
+        there = _there(first), _there(second)
+        want: torch.Tensor = kernels.fused_moe_reference(x.cpu(), there, *_host(ids, weights))
+        return want
 
     return Call(
         lambda backend: kernels.fused_moe(x, (first, second), ids, weights, backend=backend),
@@ -240,9 +242,12 @@ def _rms_norm(size: Size, device: torch.device, *, added: bool) -> Call:
     work = (kernels.add_rms_norm_work if added else kernels.rms_norm_work)(T, M, 2)
 
     def ours(backend: str | None) -> torch.Tensor:
+        out: torch.Tensor
         if added:
-            return kernels.add_rms_norm(x, residual, weight, backend=backend)[0]
-        return kernels.rms_norm(x, weight, backend=backend)
+            out, _ = kernels.add_rms_norm(x, residual, weight, backend=backend)
+        else:
+            out = kernels.rms_norm(x, weight, backend=backend)
+        return out
 
     def exact() -> torch.Tensor:
         rows, other, gain = _host(x, residual, weight)
