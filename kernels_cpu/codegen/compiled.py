@@ -79,10 +79,10 @@ class _PackageCache(FunctionCache):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)  # type: ignore[no-untyped-call]
         impl = self._impl
-        chosen = Path(config.CACHE_DIR)
-        if config.CACHE_DIR and Path(self._cache_path).parent == chosen:  # one for all copies of the same sources
+        chosen: str = config.CACHE_DIR  # type: ignore[attr-defined]
+        if chosen and Path(self._cache_path).parent == Path(chosen):  # one for all copies of the same sources
             folder = Path(function.__code__.co_filename).parent.name  # names of files and functions differ within it
-            self._cache_path = impl.locator._cache_path = str(chosen / f"kernels_cpu_{_SOURCES[:16]}_{folder}")
+            self._cache_path = impl.locator._cache_path = str(Path(chosen, f"kernels_cpu_{_SOURCES[:16]}_{folder}"))
         self._cache_file = _Files(self._cache_path, impl.filename_base, _SOURCES)  # type: ignore[no-untyped-call]
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
