@@ -81,8 +81,8 @@ class _PackageCache(FunctionCache):
         impl = self._impl
         chosen: str = config.CACHE_DIR  # type: ignore[attr-defined]
         if chosen and Path(self._cache_path).parent == Path(chosen):  # one for all copies of the same sources
-            folder = Path(function.__code__.co_filename).parent.name  # names of files and functions differ within it
-            self._cache_path = impl.locator._cache_path = str(Path(chosen, f"kernels_cpu_{_SOURCES[:16]}_{folder}"))
+            package = function.__module__.rpartition(".")[0]  # names of files and functions differ within it
+            self._cache_path = impl.locator._cache_path = str(Path(chosen, f"{package}-{_SOURCES[:16]}"))
         self._cache_file = _Files(self._cache_path, impl.filename_base, _SOURCES)  # type: ignore[no-untyped-call]
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:

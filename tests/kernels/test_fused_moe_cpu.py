@@ -332,7 +332,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"experts": lambda _: np.zeros((3, 2, 2))}, TypeError, "experts must be PackedExperts, not ndarray"),
     ({"ids": lambda i: i + 2}, ValueError, r"ids\[\d, \d\] must be an expert in \[0, 3\), not \d: correct"),
     ({"ids": lambda i: i - 1}, ValueError, r"ids\[\d, \d\] must be an expert in \[0, 3\), not -1: correct"),
-    ({"ids": lambda i: i[:-1]}, ValueError, "weights must have the shape of ids and both one row per row of h"),
+    ({"ids": lambda i: i[:-1]}, ValueError, "weights must have the shape of ids and both one row per row of x"),
     ({"weights": lambda w: w[:, :1].copy()}, ValueError, "weights must have the shape of ids"),
 ]
 
