@@ -33,6 +33,7 @@ from workbench.stages import (
     combine,
     decode_attention,
     experts,
+    kv,
     moe,
     out_proj,
     prefill_attention,
@@ -198,6 +199,65 @@ def test_an_op_without_work_runs(tiny: ModelConfig, plain: Any) -> None:
             with pytest.raises(ScenarioError, match=r"'same'.*work"):
                 read(of, Sequential())
         assert wb.run(of, Sequential()).tokens == plain
+
+
+# -------------------------------------------------------------------------------------------------- pieces of prompts
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **before: torch.Tensor) -> torch.Tensor:
+    """Causal attention of one prompt's piece, as a user would write it."""
+    past = len(before["k_before"]) if before else 0
+    keys, values = (torch.cat((before[f"{n}_before"], new)) if past else new for n, new in (("k", k), ("v", v)))
+    group, dim = TINY.num_attention_heads // TINY.num_key_value_heads, TINY.head_dim
+    queries = q.view(len(q), -1, dim).transpose(0, 1)
+    keys, values = (
+        rows.view(len(rows), -1, dim).transpose(0, 1).repeat_interleave(group, dim=0) for rows in (keys, values)
+    )
+    scores = queries @ keys.transpose(1, 2) / dim**0.5
+    seen = torch.ones(scores.shape[1:], dtype=torch.bool).tril(past)
+    return (scores.masked_fill(~seen, -torch.inf).softmax(dim=-1) @ values).transpose(0, 1).reshape(len(q), -1)
+
+
+attending = op("attending", "q k v", "attn", attend, rows=RowClass.PREFILL, reads_past=True)
+
+
+def in_pieces(model: ModelConfig, pipeline: Pipeline) -> wb.Scenario:
+    """One request, so that rows of a batch are of one prompt."""
+    return scenario(model, requests((19,), (8,), seed=6), pipeline).on(scheduler=wb.ChunkedPrefill(5))
+
+
+@pytest.mark.parametrize(
+    "wired",
+    [
+        lambda own: gpu(qkv, own, decode_attention, out_proj, moe),
+        lambda own: fetch(kv) | gpu(qkv, own, decode_attention, out_proj, moe),
+    ],
+    ids=["resident", "fetched"],
+)
+def test_own_attention_takes_the_earlier_pieces_of_a_prompt(wired: Callable[..., Pipeline], tiny: ModelConfig) -> None:
+    want = wb.run(in_pieces(tiny, gpu(qkv, attention, out_proj, moe)), Sequential()).tokens
+    assert wb.run(in_pieces(tiny, wired(attending)), Sequential()).tokens == want
+    forgetful = replace(attending, run=lambda q, k, v, **before: attend(q, k, v))
+    assert wb.run(in_pieces(tiny, wired(forgetful)), Sequential()).tokens != want
+
+
+def test_own_attention_to_its_own_piece_alone_is_refused_where_prompts_come_in_pieces(tiny: ModelConfig) -> None:
+    alone = gpu(qkv, replace(attending, reads_past=False), decode_attention, out_proj, moe)
+    for read in (wb.run, wb.simulate, wb.bound):
+        with pytest.raises(ScenarioError, match=r"gpu\(attending\) attends to its own piece alone; give.*reads_past"):
+            read(in_pieces(tiny, alone), Sequential())
+    whole = in_pieces(tiny, alone).on(scheduler=wb.ContinuousBatching(40))
+    want = wb.run(in_pieces(tiny, gpu(qkv, attention, out_proj, moe)), Sequential()).tokens
+    assert wb.run(whole, Sequential()).tokens == want
+
+
+def test_an_own_op_on_prompts_that_is_no_attention_needs_no_cache_beside_it(tiny: ModelConfig) -> None:
+    """It stands on the other device than the KV, and prompts may come in pieces all the same."""
+    doubled = op("doubled", "attn", "attn", lambda attn: attn * 2, rows=RowClass.PREFILL)
+    straight = gpu(qkv, attention, doubled, out_proj, moe)
+    across = gpu(qkv, attention) >> offload >> cpu(doubled) >> load >> gpu(out_proj, moe)
+    want = wb.run(in_pieces(tiny, straight), Sequential()).tokens
+    assert wb.run(in_pieces(tiny, across), Sequential()).tokens == want
 
 
 # -------------------------------------------------------------------------------------------------------------- weights

@@ -6,7 +6,7 @@ from tests.systems import PIPELINES, VSL
 from workbench.core.errors import PipelineError
 from workbench.pipeline import cpu, fetch, gpu, load, offload
 from workbench.pipeline.layer_graph import Kind, layer_graph
-from workbench.stages import Op, attention, experts, kv, moe, out_proj, prefill_attention, qkv, weights
+from workbench.stages import Op, RowClass, attention, experts, kv, moe, out_proj, prefill_attention, qkv, weights
 
 
 def described(pipeline):
@@ -40,6 +40,13 @@ def test_fetched_kv_travels_there_before_the_attention_and_new_kv_back_after_it(
     assert (before.after, fetched.after, reader.after, new.after, behind.after) == ((), (), (0, 1), (2,), (2,))
     assert [node.describe() for node in (reader, new)] == ["prefill_attention decode_attention", "k v"]
     assert graph.sinks == (4, 3)
+
+
+def test_an_own_operation_on_prompts_that_reads_no_past_does_not_wait_for_fetched_kv():
+    mine = Op("mine", ("q",), ("q",), rows=RowClass.PREFILL)
+    nodes = layer_graph(fetch(kv) | gpu(qkv, mine, attention, out_proj, moe)).nodes
+    runs = [node.describe() for node in nodes if node.kind is Kind.SEGMENT]
+    assert runs == ["qkv mine", "prefill_attention decode_attention", "out_proj route experts combine"]
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,15 @@ def test_a_users_operation_needs_only_its_rows():
     assert set(decode_attention.needs) >= {("k", RowClass.PREFILL), ("v", RowClass.DECODE), ("q", RowClass.DECODE)}
 
 
+@pytest.mark.parametrize(
+    ("reads", "rows"), [(("x",), RowClass.PREFILL), (("k",), RowClass.ALL), (("k",), RowClass.DECODE)]
+)
+def test_only_attention_among_tokens_of_prompts_reads_the_past(reads, rows):
+    with pytest.raises(PipelineError, match=r"Op\('mine'\) has reads_past and takes no keys of prompts; give rows="):
+        Op("mine", reads, ("y",), rows=rows, reads_past=True)
+    assert Op("mine", ("k",), ("y",), rows=RowClass.PREFILL, reads_past=True).reads_past
+
+
 def test_resolving_tells_where_the_residual_stream_enters_and_leaves():
     inside = resolve(PIPELINES["all_cpu"])
     assert (inside.enters, inside.leaves) == (frozenset({Device.CPU}), frozenset({Device.CPU}))

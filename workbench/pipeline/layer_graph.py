@@ -181,7 +181,7 @@ class _Builder:
         keeper = next((place for place, stage in enumerate(run) if stage.op.keeps_kv), None)
         if keeper is None or kv not in self._pipeline.fetches:
             return self._computed(run, after)
-        first = next(place for place, stage in enumerate(run) if stage.op.keeps_kv or stage.op.rows is RowClass.PREFILL)
+        first = next(place for place, stage in enumerate(run) if stage.op.keeps_kv or stage.op.reads_past)
         after = self._computed(run[:first], after)
         reader = self._computed(run[first : keeper + 1], (*after, *self._append(Node(Kind.KV_IN, "K", "h2d"))))
         new_kv = tuple((buffer, rows) for buffer in ("k", "v") for rows in RowClass.ALL.parts)

@@ -53,7 +53,7 @@ def price(scenario: Scenario, schedule: Schedule) -> Prepared:
     ------
     ScenarioError
         If these are no scenario and schedule, a device has no rate for a precision, or the scheduler prefills prompts
-        in pieces where attention cannot read the KV of those before.
+        in pieces where attention does not or cannot read the KV of those before.
     ScheduleError
         If the schedule needs another shape of pipeline, or has more micro-batches than there are requests.
     """
@@ -92,20 +92,32 @@ def _check_rates(cost: TaskCost, scenario: Scenario, graph: LayerGraph) -> None:
 
 
 def _check_pieces(scenario: Scenario, graph: LayerGraph) -> None:
-    """A piece of a prompt attends to the ones before it, so the KV cache must be where its attention is."""
+    """A piece of a prompt attends to the ones before it: its attention must take them, and be where the KV cache is."""
     workload, pipeline = scenario.workload, scenario.layer
     longest = int((workload.prompt_len + workload.output_len).max())
     if not scenario.scheduler.splits(longest, scenario.model.num_hidden_layers):
         return
     for node in graph.nodes:
         for stage in node.stages:
+            if _forgets(stage):
+                raise ScenarioError(
+                    f"{scenario.scheduler} prefills prompts in pieces, and {stage} attends to its own piece alone; give "
+                    "Op(..., reads_past=True) and take k_before and v_before, or use a scheduler that prefills whole "
+                    "prompts, such as ContinuousBatching()."
+                )
             fetched = kv in pipeline.fetches and any(other.op.keeps_kv for other in node.stages)
-            if stage.op.rows is RowClass.PREFILL and not fetched and stage.device is not pipeline.kv_device:
+            if stage.op.reads_past and not fetched and stage.device is not pipeline.kv_device:
                 raise ScenarioError(
                     f"{scenario.scheduler} prefills prompts in pieces, and {stage} reads the KV of earlier ones, which "
                     f"is on the {pipeline.kv_device.value}. Put it beside decode_attention, stream the cache with "
                     "fetch(kv), or use a scheduler that prefills whole prompts, such as ContinuousBatching()."
                 )
+
+
+def _forgets(stage: Stage) -> bool:
+    """True for a user's attention among prompts' tokens that takes no earlier pieces."""
+    op = stage.op
+    return op.rows is RowClass.PREFILL and "k" in op.reads and op.run is not None and not op.reads_past
 
 
 def facts(scenario: Scenario, prepared: Prepared) -> dict[str, str]:

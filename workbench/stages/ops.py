@@ -88,7 +88,7 @@ class Op:
     Raises
     ------
     PipelineError
-        If it has both `params` and `tensors`.
+        If it has both `params` and `tensors`, or reads the past and is no attention among prompts' tokens.
     """
 
     name: str
@@ -108,6 +108,11 @@ class Op:
     def __post_init__(self) -> None:
         if self.params is not None and self.tensors is not None:
             raise PipelineError(f"Op({self.name!r}) has params and tensors; give tensors alone, which tell how many.")
+        if self.reads_past and not ("k" in self.reads and self.rows is RowClass.PREFILL):
+            raise PipelineError(
+                f"Op({self.name!r}) has reads_past and takes no keys of prompts; give rows=RowClass.PREFILL and k among "
+                "its reads."
+            )
 
     def __repr__(self) -> str:
         return self.name
