@@ -353,6 +353,7 @@ gained = Op("gained", ("x",), ("x",), work=work, run=run, tensors=lambda model: 
 """
 ELSEWHERE = """
 import sys
+import gained_by_a_user
 import workbench as wb
 from workbench.schedules import Sequential
 print(wb.run(wb.Scenario.load(sys.argv[1]), Sequential()).tokens)

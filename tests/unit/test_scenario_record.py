@@ -1,7 +1,9 @@
 """Saved scenarios: they come back and give the same numbers, and what differs is told by name."""
 
 import json
+import sys
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 from hypothesis import given
@@ -20,7 +22,7 @@ from workbench.scenario import Memory, Scenario
 from workbench.scenario.record import FORMAT, import_path, plain_parts
 from workbench.scheduler.resource_aware import Admission, ResourceAware
 from workbench.schedules import Sequential, VSLPipe
-from workbench.stages import Op, Streamed, Work, attention, experts, moe, out_proj, qkv
+from workbench.stages import Op, Streamed, Work, attention, combine_shared, experts, moe, out_proj, qkv
 from workbench.workload import Request, Sampling, Workload, workloads
 
 requests = st.builds(
@@ -113,9 +115,11 @@ def test_an_operation_that_only_equals_an_importable_one_has_no_path():
     [
         ("tests.builders:tiny_model", "tests.builders:tiny_model is no operation"),
         ("tests.builders:absent", "tests.builders:absent is no operation"),
-        ("nowhere_at_all:OWN", "cannot be imported: ModuleNotFoundError"),
-        ("mine_that_exits:OWN", "cannot be imported: SystemExit"),
-        ("mine_that_breaks:OWN", "cannot be imported: ZeroDivisionError"),
+        ("__main__:OWN", "neither a built-in operation nor module:name of a module of yours"),
+        ("__mp_main__:OWN", "neither a built-in operation nor module:name of a module of yours"),
+        ("workbench.stages:head", "neither a built-in operation nor module:name of a module of yours"),
+        ("workbench.stages.ops:combine_shared", "neither a built-in operation nor module:name of a module of yours"),
+        (f"{'long.' * 99}path:OWN", "neither a built-in operation nor module:name of a module of yours"),
         ("tests/builders.py:OWN", "neither a built-in operation nor module:name"),
         ("..builders:OWN", "neither a built-in operation nor module:name"),
         ("tests.builders:OWN.run", "neither a built-in operation nor module:name"),
@@ -123,13 +127,55 @@ def test_an_operation_that_only_equals_an_importable_one_has_no_path():
     ],
 )
 def test_a_file_with_an_operation_that_is_not_there_is_refused(path, why, tmp_path, monkeypatch):
-    (tmp_path / "mine_that_exits.py").write_text("raise SystemExit(3)")
-    (tmp_path / "mine_that_breaks.py").write_text("1 / 0")
-    monkeypatch.syspath_prepend(tmp_path)
-    saved = tiny_scenario(pipeline=gpu(qkv, attention, out_proj, OWN, moe)).save(tmp_path / "s.json")
-    saved.write_text(saved.read_text(encoding="utf-8").replace("tests.builders:OWN", path), encoding="utf-8")
+    monkeypatch.setattr(sys.modules["__main__"], "OWN", OWN, raising=False)
+    monkeypatch.setitem(sys.modules, "__mp_main__", sys.modules["__main__"])
     with pytest.raises(ScenarioError, match=rf"s\.json is no scenario \(.*{why}"):
-        Scenario.load(saved)
+        Scenario.load(naming(path, tmp_path))
+
+
+def naming(path, folder):
+    """A file with an operation at an import path."""
+    saved = tiny_scenario(pipeline=gpu(qkv, attention, out_proj, OWN, moe)).save(folder / "s.json")
+    saved.write_text(saved.read_text(encoding="utf-8").replace("tests.builders:OWN", path), encoding="utf-8")
+    return saved
+
+
+@pytest.mark.parametrize("module", ["this", "package_of_mine.deep", "nowhere_at_all"])
+def test_nothing_is_imported_by_loading(module, tmp_path, monkeypatch):
+    (tmp_path / "package_of_mine").mkdir()
+    for name in ("__init__", "deep"):
+        (tmp_path / "package_of_mine" / f"{name}.py").write_text("raise SystemExit(3)")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    before = set(sys.modules)
+    with pytest.raises(ScenarioError) as told:
+        Scenario.load(naming(f"{module}:s", tmp_path))
+    path = tmp_path / "s.json"
+    assert str(told.value) == f"{path} names the operation '{module}:s'; import {module} first, then load."
+    assert set(sys.modules) == before
+
+
+def test_what_looks_up_to_another_operation_is_no_import_path(monkeypatch):
+    """Nor is a name that cannot be written, `__main__`, which is another module elsewhere, or one of the workbench."""
+
+    def work(rows, model, precision):
+        return Work()
+
+    mine = Op("mine", ("x",), ("x",), work=work)
+    for module, name in (
+        ("__main__", "mine"),
+        ("__mp_main__", "mine"),
+        ("workbench.stages.ops", "mine"),
+        ("my-script", "mine"),
+        ("module_of_mine", "not a name"),
+    ):
+        monkeypatch.setitem(sys.modules, module, there := ModuleType(module))
+        setattr(there, name, mine)
+        work.__module__ = module
+        assert import_path(mine) is None, module
+    there.mine = mine
+    assert import_path(mine) == "module_of_mine:mine"
+    assert import_path(combine_shared) is None
 
 
 # ------------------------------------------------------------------------------------------------------ differences
@@ -193,7 +239,7 @@ def test_the_weights_of_an_operation_of_ones_own_cannot_be_saved(tmp_path):
 def test_the_weights_of_an_operation_elsewhere_cannot_be_saved(tmp_path):
     scenario = tiny_scenario()
     strange = replace(scenario.pipeline, fetches=(Streamed("scale.weights", "scale"),))
-    with pytest.raises(ScenarioError, match=r"fetch\(scale\.weights\) is not built in and cannot be saved"):
+    with pytest.raises(ScenarioError, match=r"fetch\(scale\.weights\) streams .* in no stage and cannot be saved"):
         plain_parts(**{**vars(scenario), "pipeline": strange})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from workbench.core.errors import ScenarioError
-from workbench.core.records import from_plain, reason, to_plain
+from workbench.core.records import from_plain, to_plain
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
 from workbench.pipeline import Element, Fork, Pipeline
@@ -29,9 +28,14 @@ from workbench.workload.lengths import whole_lengths
 FORMAT = "scenario 1"
 
 _MOVES = {str(move): move for move in (Move(Device.CPU), Move(Device.GPU))}
+_LONGEST_PATH = 200
 _SCHEDULERS: dict[str, type] = {
     kind.__name__: kind for kind in (ResourceAware, StaticBatching, ContinuousBatching, ChunkedPrefill, LayeredPrefill)
 }
+
+
+class NotImportedError(ScenarioError):
+    """A file names an operation of a module that nobody has imported."""
 
 
 def plain_parts(
@@ -42,7 +46,7 @@ def plain_parts(
     Raises
     ------
     ScenarioError
-        If an operation cannot be imported (see `import_path`), what is streamed is of no operation, or the scheduler is
+        If an operation has no import path (see `import_path`), what is streamed is of no operation, or the scheduler is
         of the user's own: functions are not kept in files.
     """
     return {
@@ -58,12 +62,14 @@ def plain_parts(
 def parts_from(record: dict[str, Any]) -> dict[str, Any]:
     """Inverse of `plain_parts`: arguments of a scenario.
 
-    A user's operation is imported, which runs the module that the record names: load files of those you trust.
+    A user's operation is looked up in its module, which must be imported before: nothing is imported here.
 
     Raises
     ------
     TypeError, ValueError, KeyError, AttributeError
-        If the record is nothing of that kind, or names an operation that cannot be imported.
+        If the record is nothing of that kind, or names an operation that is not in its module.
+    NotImportedError
+        If that module has not been imported.
     """
     _refuse_others(record, "pipeline", "model", "machine", "memory", "workload", "scheduler")
     scheduler = dict(record["scheduler"])
@@ -97,34 +103,42 @@ def differences(mine: Any, theirs: Any, name: str = "") -> dict[str, tuple[Any, 
 
 
 def import_path(op: Op) -> str | None:
-    """Where a user's operation is imported from, ``module:name``; None if nowhere.
+    """The place that a user's operation is imported from, ``module:name``; None if there is none.
 
     It is looked for at the top of the modules that its functions were written in.
     """
     made = (op.run, op.work, op.tensors, op.params, op.working)
     for module in dict.fromkeys(getattr(function, "__module__", None) for function in made):
-        if module in sys.modules and module != "__main__":
+        if module in sys.modules:
             for name, value in vars(sys.modules[module]).items():
-                if value is op:
+                if value is op and _names(f"{module}:{name}"):
                     return f"{module}:{name}"
     return None
 
 
-def _imported(path: str) -> Op:
-    """The operation at an import path; nothing but an `Op` is taken from a module, and no file by its path.
+def _names(path: str) -> bool:
+    """True for ``module:name`` that is one operation in every process, and no built-in one, which has its own name."""
+    module, _, name = path.partition(":")
+    spelled = len(path) <= _LONGEST_PATH and all(part.isidentifier() for part in (*module.split("."), name))
+    return spelled and module.split(".")[0] not in ("__main__", "__mp_main__", "workbench")
+
+
+def _looked_up(path: str) -> Op:
+    """The operation at an import path; nothing is imported, and nothing but an `Op` is taken from a module.
 
     Raises
     ------
     ValueError
         If it is not there.
+    NotImportedError
+        If its module has not been imported.
     """
     module, _, name = path.partition(":")
-    if not all(part.isidentifier() for part in (*module.split("."), name)):
-        raise ValueError(f"{short(path)} is neither a built-in operation nor module:name")
-    try:
-        found = vars(importlib.import_module(module)).get(name)
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"the operation {path} cannot be imported: {reason(error)}") from error
+    if not _names(path):
+        raise ValueError(f"{short(path)} is neither a built-in operation nor module:name of a module of yours")
+    if module not in sys.modules:
+        raise NotImportedError(f"names the operation {path!r}; import {module} first, then load.")
+    found = vars(sys.modules[module]).get(name)
     if not isinstance(found, Op):
         raise ValueError(f"{path} is no operation")
     return found
@@ -139,7 +153,10 @@ def _plain_pipeline(pipeline: Pipeline) -> dict[str, Any]:
     known = _streamed(stage.op for stage in pipeline.stages)
     unknown = [item.name for item in pipeline.fetches if known.get(item.name) != item]
     if unknown:
-        raise ScenarioError(f"fetch({unknown[0]}) is not built in and cannot be saved; keep the cell that makes it.")
+        raise ScenarioError(
+            f"fetch({unknown[0]}) streams the weights of an operation that is in no stage and cannot be saved; place "
+            "it, or leave its weights out."
+        )
     chain = [_plain_element(element) for element in pipeline.chain]
     return {"chain": chain, "fetches": [item.name for item in pipeline.fetches]}
 
@@ -180,7 +197,7 @@ def _element_from(record: Any) -> Element:
         _refuse_others(record, "arms")
         return Fork(tuple(tuple(map(_element_from, arm)) for arm in record["arms"]))
     _refuse_others(record, "op", "device", "defer", "skip")
-    op = BUILT_IN[record["op"]] if record["op"] in BUILT_IN else _imported(record["op"])
+    op = BUILT_IN[record["op"]] if record["op"] in BUILT_IN else _looked_up(record["op"])
     return Stage(op, Device(record["device"]), record["defer"], record.get("skip", 0))
 
 

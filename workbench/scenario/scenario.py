@@ -15,7 +15,7 @@ from workbench.hardware import Machine
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, resolve, with_shared_experts
 from workbench.scenario.memory import Memory
-from workbench.scenario.record import FORMAT, differences, parts_from, plain_parts
+from workbench.scenario.record import FORMAT, NotImportedError, differences, parts_from, plain_parts
 from workbench.scheduler.base import Scheduler
 from workbench.stages import Precision
 from workbench.workload import Workload
@@ -121,7 +121,7 @@ class Scenario:
         Raises
         ------
         ScenarioError
-            If an operation of the user's own cannot be imported, or the scheduler is of the user's own: functions are
+            If an operation of the user's own has no import path, or the scheduler is of the user's own: functions are
             not kept in files.
         """
         return {"format": FORMAT, **plain_parts(**{field.name: getattr(self, field.name) for field in fields(self)})}
@@ -134,17 +134,19 @@ class Scenario:
 
     @classmethod
     def load(cls, path: str | Path) -> Scenario:
-        """A scenario written by `save`; the modules that its users' operations are in are imported.
+        """A scenario written by `save`. Nothing is imported: import the modules of your own operations before.
 
         Raises
         ------
         ScenarioError
-            If the file has another format, or is no scenario, or an operation cannot be imported.
+            If the file has another format, or is no scenario, or names an operation of a module that is not imported.
         """
         try:
             record = read_json(path)
             found = record.pop("format", None)
             parts = parts_from(record) if found == FORMAT else {}
+        except NotImportedError as error:
+            raise ScenarioError(f"{path} {error}") from None
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise ScenarioError(f"{path} is no scenario ({reason(error)}); save it again.") from error
         if not parts:

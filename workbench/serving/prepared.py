@@ -101,9 +101,9 @@ def _check_pieces(scenario: Scenario, graph: LayerGraph) -> None:
         for stage in node.stages:
             if _forgets(stage):
                 raise ScenarioError(
-                    f"{scenario.scheduler} prefills prompts in pieces, and {stage} attends to its own piece alone; give "
-                    "Op(..., reads_past=True) and take k_before and v_before, or use a scheduler that prefills whole "
-                    "prompts, such as ContinuousBatching()."
+                    f"{scenario.scheduler} prefills prompts in pieces, and {stage} attends to its own piece alone; "
+                    "give Op(..., reads_past=True) and take k_before and v_before, or use a scheduler that prefills "
+                    "whole prompts, such as ContinuousBatching()."
                 )
             fetched = kv in pipeline.fetches and any(other.op.keeps_kv for other in node.stages)
             if stage.op.reads_past and not fetched and stage.device is not pipeline.kv_device:

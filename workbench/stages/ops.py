@@ -110,8 +110,8 @@ class Op:
             raise PipelineError(f"Op({self.name!r}) has params and tensors; give tensors alone, which tell how many.")
         if self.reads_past and not ("k" in self.reads and self.rows is RowClass.PREFILL):
             raise PipelineError(
-                f"Op({self.name!r}) has reads_past and takes no keys of prompts; give rows=RowClass.PREFILL and k among "
-                "its reads."
+                f"Op({self.name!r}) has reads_past and takes no keys of prompts; give rows=RowClass.PREFILL and k "
+                "among its reads."
             )
 
     def __repr__(self) -> str:
