@@ -14,11 +14,24 @@ from workbench.core.errors import ScenarioError
 from workbench.hardware import Interconnect, Machine, machines, value_names
 from workbench.perfmodels import bound
 from workbench.perfmodels.ktransformers.hybrid_speed import Numa, numa_bandwidth
+from workbench.pipeline import gpu
 from workbench.scenario import Scenario
 from workbench.schedules import Schedule, Sequential
 from workbench.serving import prepare
 from workbench.simulate import Detail, simulate
-from workbench.stages import Rows, combine, experts, out_proj, reduce_scatter_seconds, shared_experts
+from workbench.stages import (
+    Op,
+    Rows,
+    Work,
+    attention,
+    combine,
+    experts,
+    moe,
+    out_proj,
+    qkv,
+    reduce_scatter_seconds,
+    shared_experts,
+)
 
 OVER = Interconnect(1e7, 1e-5)
 WIDTH = 64 * 2  # bytes of a row of the tiny model
@@ -70,6 +83,26 @@ def test_experts_on_the_host_are_added_up_there_and_shared_ones_on_the_gpus(kind
     half = 5 * WIDTH / 2 / OVER.rate + OVER.latency
     assert joined["cpu"] - without["cpu"] == pytest.approx(half)
     assert joined["gpu"] - without["gpu"] == pytest.approx(sums * 2 * half)
+
+
+@pytest.mark.parametrize(("in_parts", "sums"), [(True, 3), (False, 2)])
+def test_a_users_operation_in_parts_is_added_up_behind_it(in_parts, sums):
+    """Beside those behind the attention and the experts, three or two all-reduces of four GPUs."""
+    mine = Op(
+        "mine",
+        ("x",),
+        ("x",),
+        work=lambda rows, model, precision: Work(1e4 * rows.tokens),
+        tensors=lambda model: {"mine": (model.hidden_size, model.hidden_size)},
+        in_parts=in_parts,
+    )
+    pipeline, rows = gpu(qkv, attention, out_proj, mine, moe), Rows(decode=5, context=50, emits=5)
+    alone, joined = (
+        layer_seconds(tiny_scenario(pipeline=pipeline, machine=machine), rows)
+        for machine in (group(gpus=4), group(gpus=4).joined(gpus=OVER))
+    )
+    each = 2 * 3 * (5 * WIDTH / 4 / OVER.rate + OVER.latency)
+    assert joined["gpu"] - alone["gpu"] == pytest.approx(sums * each)
 
 
 def test_one_sum_does_for_routed_and_shared_experts():

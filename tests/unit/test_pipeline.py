@@ -9,10 +9,13 @@ from workbench.stages import (
     Device,
     Op,
     RowClass,
+    Stage,
     attention,
     combine,
     decode_attention,
+    embed,
     experts,
+    head,
     kv,
     moe,
     out_proj,
@@ -107,6 +110,12 @@ def test_a_move_at_the_end_of_the_layer_serves_the_next_layer():
         pytest.param(lambda: cpu(qkv, defer=2), ["defer=2", "routed experts"], id="deferral without experts"),
         pytest.param(lambda: cpu(experts, defer=-1), ["defer=-1", "at least 0"], id="negative deferral"),
         pytest.param(lambda: gpu(qkv, skip=2), ["skip=2", "routed experts", "same gpu(...)"], id="skipping no experts"),
+        *(
+            pytest.param(
+                lambda op=op: gpu(qkv, op), [f"gpu({op.name}) cannot be placed: embedding"], id=op.name
+            )
+            for op in (embed, head)
+        ),
     ],
 )
 def test_wiring_that_cannot_work_fails_in_the_cell_that_wires_it(wire, words):
@@ -216,6 +225,17 @@ def test_only_attention_among_tokens_of_prompts_reads_the_past(reads, rows):
     with pytest.raises(PipelineError, match=r"Op\('mine'\) has reads_past and takes no keys of prompts; give rows="):
         Op("mine", reads, ("y",), rows=rows, reads_past=True)
     assert Op("mine", ("k",), ("y",), rows=RowClass.PREFILL, reads_past=True).reads_past
+
+
+@pytest.mark.parametrize("left_out", [{"defer": 3}, {"skip": 1}], ids=["defer", "skip"])
+def test_a_users_routed_operation_is_never_left_out(left_out):
+    """The engine leaves out built-in experts alone, whatever the others are called."""
+    for name in ("mine", "experts"):
+        mine = Op(name, ("h", "gates"), ("routed",), routed=True, run=lambda h, gates: h)
+        with pytest.raises(PipelineError, match=rf"cpu\({name}\) must be a whole number from 0 on, and 0 for all but"):
+            Stage(mine, Device.CPU, **left_out)
+        with pytest.raises(PipelineError, match="needs the routed experts in the same"):
+            cpu(mine, **left_out)
 
 
 def test_resolving_tells_where_the_residual_stream_enters_and_leaves():

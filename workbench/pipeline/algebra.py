@@ -24,8 +24,10 @@ from workbench.stages import (
     add_shared,
     combine,
     combine_shared,
+    embed,
     experts,
     flatten,
+    head,
     kv,
     shared_experts,
     weights,
@@ -150,6 +152,11 @@ def _place(device: Device, ops: tuple[OpTree, ...], defer: int, skip: int) -> Pi
         if not isinstance(op, Op):
             raise PipelineError(
                 f"{device.value}(...) takes operations, not {op!r}; use those of workbench.stages or Op."
+            )
+        if op in (embed, head):
+            raise PipelineError(
+                f"{device.value}({op}) cannot be placed: embedding and head stand around the layers, on the GPU; leave "
+                "it out."
             )
     for name, count in (("defer", defer), ("skip", skip)):
         if not is_whole(count) or count < 0 or (count and experts not in flat):

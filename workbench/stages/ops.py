@@ -180,10 +180,10 @@ class Stage:
     def __post_init__(self) -> None:
         for name in ("defer", "skip"):
             count = getattr(self, name)
-            if not is_whole(count) or count < 0 or (count and not self.op.routed):
+            if not is_whole(count) or count < 0 or (count and self.op is not experts):
                 raise PipelineError(
                     f"{name}={count!r} of {self.device.value}({self.op.name}) must be a whole number from 0 on, and 0 "
-                    "where there are no routed experts."
+                    "for all but the built-in experts."
                 )
             object.__setattr__(self, name, int(count))
 
