@@ -2,7 +2,8 @@
 
     python lock.py      then run ./lab test --all, and commit the file if nothing fails
 
-A fresh virtual environment is made for it in a temporary folder, with the `test` extra, which has all others.
+Run it with the oldest Python that pyproject.toml allows: newer ones may get versions that this one cannot install. A
+fresh virtual environment is made for it in a temporary folder, with the `test` extra, which has all others.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+import tomllib
 import venv
 from collections.abc import Iterable
 from datetime import UTC, date, datetime
@@ -35,8 +37,32 @@ def written(pins: Iterable[str], day: date) -> str:
     return head + "".join(f"{pin}\n" for pin in pins)
 
 
+def oldest_python() -> tuple[int, int]:
+    """The oldest that pyproject.toml allows."""
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["requires-python"]
+    major, minor = asked.removeprefix(">=").split(".")
+    return int(major), int(minor)
+
+
+def check_python(running: tuple[int, int]) -> None:
+    """Refuse every Python but the oldest: what it installs, newer ones install too.
+
+    Raises
+    ------
+    SystemExit
+    """
+    oldest = oldest_python()
+    if running != oldest:
+        major, minor = oldest
+        raise SystemExit(
+            f"lock.py needs Python {major}.{minor}, the oldest that pyproject.toml allows, and this is "
+            f"{running[0]}.{running[1]}; run python{major}.{minor} lock.py."
+        )
+
+
 def main() -> None:
     """Install the newest versions and write down which these are."""
+    check_python(sys.version_info[:2])
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
         python = str(Path(folder) / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python"))

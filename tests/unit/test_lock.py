@@ -55,6 +55,22 @@ def test_what_torch_decides_and_local_versions_are_not_locked():
     assert lock.written(["numpy==2.4.6"], date(2026, 1, 2)).splitlines()[1:] == ["numpy==2.4.6"]
 
 
+@pytest.mark.parametrize("running", [(3, 10), (3, 12), (3, 13), (4, 11)], ids=str)
+def test_another_python_than_the_oldest_is_refused_before_any_work(running, monkeypatch):
+    """What resolves there may not install on the oldest."""
+    monkeypatch.setattr(lock.sys, "version_info", (*running, 2, "final", 0))
+    monkeypatch.setattr(lock.venv, "create", lambda *args, **options: pytest.fail("it worked"))
+    with pytest.raises(
+        SystemExit, match=rf"^lock\.py needs Python 3\.11, the oldest .* this is {running[0]}\.{running[1]};"
+    ):
+        lock.main()
+
+
+def test_the_oldest_python_is_the_one_that_lab_and_the_project_ask_for():
+    lock.check_python(lock.oldest_python())
+    assert f"OLDEST_PYTHON = {lock.oldest_python()}" in (ROOT / "lab").read_text()
+
+
 def test_its_age_is_told_once_a_month_has_passed():
     found = date.fromisoformat(re.search(r"\d{4}-\d\d-\d\d", lock.LOCK.read_text())[0])
     age = (datetime.now(UTC).date() - found).days
