@@ -460,7 +460,7 @@ def test_an_error_inside_an_own_op_surfaces(tiny: ModelConfig) -> None:
 def test_an_own_op_with_params_alone_is_told(tiny: ModelConfig) -> None:
     """`params` makes `fetch(weights)` stream weights of which no tensor is known: refuse before any work."""
     heavy = replace(scale, params=lambda model: 10)
-    assert "tensors" in refused(PLAIN >> gpu(heavy), tiny, "scale")
+    assert "has params and names no tensors" in refused(PLAIN >> gpu(heavy), tiny, "scale")
 
 
 def test_a_tensor_that_another_stage_reads_is_told(weighted: ModelConfig) -> None:

@@ -88,9 +88,7 @@ def _problem(stage: Stage, model: ModelConfig) -> str:
         return "" if built_in else "has no run function; give Op(..., run=...)"
     if op.keeps_kv:
         return "keeps the KV cache, which run leaves to the built-in decode_attention; use that one"
-    return (
-        "has params, which no checkpoint is said to hold; give Op(..., tensors=...) in their place" if op.params else ""
-    )
+    return "has params and names no tensors; give Op(..., tensors=...) in their place" if op.params else ""
 
 
 def _shared_tensor(stage: Stage, others: Sequence[Stage], model: ModelConfig) -> str:

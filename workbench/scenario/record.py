@@ -145,7 +145,7 @@ def _looked_up(path: str) -> Op:
 
 
 def _streamed(ops: Iterable[Op]) -> dict[str, Streamed]:
-    """What a pipeline of these operations may stream, by name; shared experts may be left out of it."""
+    """Everything that a pipeline of these operations may stream, by name; shared experts may be left out of it."""
     return {item.name: item for item in (weights, kv, *(op.weights for op in (*BUILT_IN.values(), *ops)))}
 
 

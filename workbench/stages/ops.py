@@ -22,7 +22,7 @@ from workbench.stages.work import Precision, Rows, Work
 
 WorkFunction = Callable[[Rows, ModelConfig, Precision], Work]
 Shapes = Mapping[str, tuple[int, ...]]
-"""Of tensors, by name."""
+"""Shapes of tensors by their names."""
 
 
 class RowClass(enum.Enum):
@@ -77,8 +77,8 @@ class Op:
     working : callable (ModelConfig, int) -> float, optional
         Bytes per row that it needs while it runs beyond what it reads and writes, weights of so many bytes each.
     tensors : callable (ModelConfig) -> {name: shape}, optional
-        Its weights in the checkpoint, each named as behind ``model.layers.0.``; they are resident or streamed like
-        those of built-in operations.
+        Its weights in the checkpoint. ``gain`` is the tensor ``model.layers.0.gain`` in layer 0. They are resident or
+        streamed like those of built-in operations.
     reads_past : bool
         True for attention among prompts' tokens, which reads `k`: where a prompt comes in pieces, it also takes
         `k_before` and `v_before`, the keys and values of all earlier pieces in turn.
@@ -140,7 +140,7 @@ class Op:
         return self.params(model) if self.params else sum(math.prod(shape) for shape in self.shapes(model).values())
 
     def shapes(self, model: ModelConfig) -> Shapes:
-        """Tensors of a user's operation by name; none of a built-in one, whose the engine knows.
+        """Shapes of a user's tensors by name; empty for built-in operations, whose tensors the engine knows.
 
         Raises
         ------
@@ -409,7 +409,7 @@ def _out_proj_working(m: ModelConfig, size: int) -> float:
 
 
 def _experts_working(m: ModelConfig, size: int) -> float:
-    """What a fused kernel keeps of every choice: gate, up, their product, rows in and out.
+    """A fused kernel keeps gate, up, their product, and rows in and out of every choice.
 
     A loop over experts needs as much where all rows choose the same two.
     """

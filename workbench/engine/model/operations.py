@@ -67,7 +67,7 @@ def _no_pack(model: ModelConfig) -> list[Packed]:
 
 @dataclass(frozen=True)
 class Implementation:
-    """How the engine computes an operation.
+    """The function by which the engine computes an operation, and the tensors it takes.
 
     Attributes
     ----------
