@@ -96,9 +96,27 @@ def wanted(proofs: Proofs, case: str) -> bool:
 
 
 def case_of(test: Callable[..., Any], operands: dict[str, Any]) -> str:
-    """A test and its parameters; fixtures do not tell cases apart."""
-    told = [str(value) for value in operands.values() if isinstance(value, str | int | float)]
+    """A test and its parameters; fixtures do not tell cases apart.
+
+    Raises
+    ------
+    TypeError
+        If a parameter is nothing that tells cases apart, which would share one proof then.
+    """
+    plain = {name: value for name, value in operands.items() if isinstance(value, str | int | float)}
+    if lost := sorted(_parameters(test).intersection(operands).difference(plain)):
+        raise TypeError(
+            f"{test.__name__} has the parameter {lost[0]}, no string or number: name the cases, and look it up."
+        )
+    told = map(str, plain.values())
     return " ".join([test.__name__, *told])
+
+
+def _parameters(test: Callable[..., Any]) -> set[str]:
+    """Names of a test's operands that `pytest.mark.parametrize` gives."""
+    marks = [mark for mark in getattr(test, "pytestmark", ()) if mark.name == "parametrize"]
+    given = [mark.args[0] if mark.args else mark.kwargs["argnames"] for mark in marks]
+    return {name.strip() for names in given for name in (names.split(",") if isinstance(names, str) else names)}
 
 
 def proved(proofs: Proofs) -> Callable[[Callable[..., Any]], Callable[..., None]]:
@@ -111,7 +129,7 @@ def proved(proofs: Proofs) -> Callable[[Callable[..., Any]], Callable[..., None]
         @pytest.mark.proved
         @functools.wraps(test)
         def checked(**operands: Any) -> None:
-            case = case_of(test, operands)
+            case = case_of(checked, operands)
             if wanted(proofs, case):
                 proofs.forget(case)
                 outcome = test(**operands)
@@ -136,7 +154,10 @@ def _with_imports(root: Path, starts: list[Path]) -> set[Path]:
 
 
 def _imported(path: Path) -> Iterator[str]:
-    """Names of modules, and what may be modules, that a file imports anywhere in it; relative ones begin with dots."""
+    """Names of modules, and what may be modules, that a file imports anywhere in it, also by `import_module("name")`.
+
+    Relative ones begin with dots.
+    """
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except SyntaxError:  # it counts as it is, and whoever imports it will tell
@@ -148,6 +169,10 @@ def _imported(path: Path) -> Iterator[str]:
             base = "." * node.level + (node.module or "")
             yield base
             yield from (f"{base}.{alias.name}" if node.module else base + alias.name for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "import_module":
+            yield from (
+                word.value for word in node.args[:1] if isinstance(word, ast.Constant) and type(word.value) is str
+            )
 
 
 def _modules(root: Path, name: str, folder: Path) -> list[Path]:

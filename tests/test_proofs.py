@@ -36,6 +36,16 @@ def here(root: Path, monkeypatch: pytest.MonkeyPatch) -> Proofs:
     return Proofs("here", ("tests/test_here.py",), ("data/*.json",), ("numpy",), root)
 
 
+def test_what_is_imported_by_a_constant_name_counts(root: Path) -> None:
+    text = 'import importlib\nfrom importlib import import_module as {0}\n{1}("package.five")\n'
+    for call, found in (("importlib.import_module", True), ("import_module", True), ("print", False)):
+        (root / "tests/test_there.py").write_text(text.format("import_module", call))
+        there = Proofs("there", ("tests/test_there.py",), root=root)
+        assert (root / "package/five.py" in there.files()) == found, call
+    (root / "tests/test_there.py").write_text("import importlib\nimportlib.import_module(name)\n")
+    assert there.files() == [root / "tests/test_there.py"]
+
+
 def later(proofs: Proofs) -> Proofs:
     """The same in a new process, which reads the files anew."""
     Proofs.rests_on.cache_clear()
@@ -100,6 +110,21 @@ def test_the_work_is_done_until_it_is_proved(here: Proofs) -> None:
     test_work(number=2)
     assert calls == [1, 2]
     assert json.loads(here.path.read_text())["shown"] == {"test_work 1": {"number": 1}, "test_work 2": {"number": 2}}
+
+
+@pytest.mark.parametrize("names", ["number, kind", ("number", "kind")], ids=["a string", "a tuple"])
+def test_a_parameter_that_cannot_tell_cases_apart_is_refused(names: object, here: Proofs) -> None:
+    """Below the proof or above it; a fixture may be anything."""
+
+    def test_work(number: int, kind: object, made: object) -> None:
+        raise AssertionError("no work before the case is known")
+
+    cases = pytest.mark.parametrize(names, [(1, object())])
+    for test in (cases(proved(here)(test_work)), proved(here)(cases(test_work))):
+        with pytest.raises(TypeError, match="test_work has the parameter kind, no string or number"):
+            test(number=1, kind=object(), made="")
+        with pytest.raises(AssertionError, match="no work before"):
+            test(number=1, kind="odd", made=object())
 
 
 def test_a_failed_run_leaves_no_proof(here: Proofs, monkeypatch: pytest.MonkeyPatch) -> None:
