@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,6 +57,7 @@ def operator(
         torch.library.define(f"{_NAMESPACE}::{own}", schema)
         torch.library.impl(f"{_NAMESPACE}::{own}", "CompositeExplicitAutograd", compute)
         torch.library.register_fake(f"{_NAMESPACE}::{own}", shaped)
+    names = list(inspect.signature(compute).parameters)
     registered, quick = _overload(name), _overload(plain)
     if not written:
         _register_backward(name, schema, formula or compute)
@@ -64,9 +66,10 @@ def operator(
         if not asks_gradient(*operands):
             return (registered if torch.compiler.is_compiling() else quick)(*operands)
         if written:
+            own = next(name for name, operand in zip(names, operands, strict=True) if asks_gradient(operand))
             raise ValueError(
-                f"{name} takes operands that ask for no gradient, since it stores into {' and '.join(written)}: detach "
-                "them, or call under torch.no_grad()."
+                f"{own} must ask for no gradient, since the call stores into {' and '.join(written)}: pass "
+                f"{own}.detach(), or call under torch.no_grad()."
             )
         if formula is not None:
             return formula(*operands)

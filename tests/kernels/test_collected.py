@@ -1,7 +1,9 @@
 """The door is what the kernel packages declare: a new operation is in it at once, and in the laws' table or missed."""
 
 import importlib.util
+import inspect
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -66,7 +68,8 @@ def halve(tmp_path, monkeypatch):
 def test_a_new_operation_is_in_the_door_with_work_and_reference(halve):
     assert {"halve", "halve_work", "halve_reference"} <= {*kernels.__all__} & {*dir(kernels)}
     door = collected.doors()["halve"]
-    assert (door.work, door.reference) == (halve.halve_work, halve.halve_reference)
+    assert (door.work, door.reference) == (halve.halve_work, kernels.halve_reference)
+    assert inspect.unwrap(door.reference) is halve.halve_reference
     assert kernels.halve(torch.ones(2)).tolist() == [0.5, 0.5]
     np.testing.assert_array_equal(kernels.halve(np.ones(2, np.float32)), np.full(2, 0.5, np.float32))
 
@@ -195,3 +198,82 @@ def test_experts_are_packed_or_a_pair():
         TypeError, match=r"experts must be PackedExperts, NodeExperts or a pair \(gate_up, down\), not Te"
     ):
         kernels.fused_moe(torch.ones(1, 2), torch.ones(1, 2, 2), torch.zeros(1, 1).long(), torch.ones(1, 1))
+
+
+def test_results_have_memory_of_their_own(tmp_path):
+    np.ones(4, np.float32).tofile(tmp_path / "weights")
+    weights = np.memmap(tmp_path / "weights", np.float32, "r", shape=(1, 2, 2))
+    found = kernels.dequantise(weights, torch.float32)
+    assert not np.may_share_memory(found, weights)
+    found[:] = 2
+    assert weights.tolist() == [[[1, 1], [1, 1]]]
+
+
+def _mixed(**arrays):
+    case = layer(2, 64, 32, 3, 2, torch.float32)
+    pair = case.pop("gate_up"), case.pop("down")
+    return kernels.fused_moe(**case | arrays, experts=pair)
+
+
+def test_arrays_among_tensors_of_a_pair_are_refused_by_name():
+    ids, x = np.zeros((2, 2), np.int64), torch.ones(2, 64)
+    for tokens in (x, x.clone().requires_grad_()):
+        with pytest.raises(TypeError, match="ids must be a torch tensor, not ndarray: pass"):
+            _mixed(x=tokens, ids=ids)
+    with pytest.raises(TypeError, match="x must be a torch tensor, not ndarray: pass"):
+        _mixed(x=x.numpy())
+
+
+def test_half_an_array_among_tensors_is_refused_by_name():
+    with pytest.raises(TypeError, match="x must be a torch tensor, not ndarray: pass"):
+        kernels.rms_norm(np.ones((2, 4), np.float16), torch.ones(4).half())
+
+
+def test_a_door_is_one_function_that_pickle_finds():
+    for name in collected.doors():
+        door = getattr(kernels, name)
+        assert door is getattr(kernels, name), name
+        assert pickle.loads(pickle.dumps(door)) is door, name
+    assert pickle.loads(pickle.dumps(kernels.route_reference)) is kernels.route_reference
+
+
+ASKING = torch.ones(1, 1, 1, requires_grad=True)
+
+
+@pytest.mark.parametrize("backend", [None, "torch"])
+def test_a_cache_takes_no_row_that_asks_for_a_gradient_and_names_it(backend):
+    with pytest.raises(ValueError, match=r"k must ask for no gradient, .*: pass k\.detach\(\)"):
+        kernels.append_kv(torch.zeros(1, 1, 2, 4, 1), torch.tensor([1]), ASKING, ASKING.detach(), backend=backend)
+
+
+def test_a_result_of_a_type_that_numpy_lacks_is_refused():
+    with pytest.raises(
+        TypeError, match=r"weight must be a torch tensor for a result of torch\.float8_e4m3fn, .*: pass"
+    ):
+        kernels.quantise(np.ones((1, 2, 2), np.float32), torch.float8_e4m3fn)
+
+
+def test_a_backend_takes_arrays_as_tensors_of_the_cpu():
+    x, weight = np.full((2, 4), 3, np.float32), np.ones(4, np.float32)
+    for backend in ("torch", "triton-interpret"):
+        np.testing.assert_allclose(kernels.layer_norm(x + weight, weight, backend=backend), np.zeros((2, 4)), atol=1e-3)
+    np.testing.assert_allclose(kernels.rms_norm(x, weight, backend="torch"), np.ones((2, 4)), rtol=1e-5)
+    with pytest.raises(ValueError, match=r"backend.* needs GPU tensors|backend must"):
+        kernels.rms_norm(x, weight, backend="triton")
+    kv, one = np.zeros((1, 1, 2, 4, 1), np.float32), np.ones((1, 1, 1), np.float32)
+    kernels.append_kv(kv, np.array([2]), one, one, backend="torch")
+    assert kv.ravel().tolist() == [0, 0, 1, 0] * 2
+    kv.flags.writeable = False
+    with pytest.raises(ValueError, match="kv must be writeable"):
+        kernels.append_kv(kv, np.array([2]), one, one, backend="torch")
+
+
+def test_references_take_what_their_doors_take():
+    x, weight = np.arange(8, dtype=np.float32).reshape(2, 4), np.ones(4, np.float32)
+    for call, operands in (("rms_norm", (x, weight)), ("layer_norm", (x, weight)), ("gated", (x,)), ("route", (x, 2))):
+        found, want = getattr(kernels, call)(*operands), getattr(kernels, f"{call}_reference")(*operands)
+        for one, other in zip(found, want, strict=True):
+            assert isinstance(other, np.ndarray)
+            np.testing.assert_allclose(one, other, rtol=1e-5)
+    turned = x[:, None], np.array([0, 1]), kernels.rope_table(4, 2).numpy()
+    np.testing.assert_allclose(kernels.rope(*turned), kernels.rope_reference(*turned), rtol=1e-5)

@@ -13,7 +13,7 @@ import numpy as np
 from kernels_cpu.arguments import host_array
 
 _HERE = """Numpy arrays are taken as CPU tensors of the same memory, uint16 as bfloat16 bits, all or none of the
-    operands; what is returned are arrays then.
+    operands, with any `backend` that CPU tensors may have; arrays with memory of their own are returned then.
 
     """
 
@@ -34,7 +34,10 @@ def for_tensors(name: str) -> Any:
 
 
 def directly(x: object, for_numba: Mapping[str, object], for_tensors: Mapping[str, object], *others: object) -> bool:
-    """Whether Numba's wrapper itself is to be called: for arrays, and where an argument is given that only it takes.
+    """True where Numba's wrapper itself is to be called: for arrays, and for an argument that only it takes.
+
+    False where an argument is given that only kernels for tensors take, `backend` above all: arrays become CPU tensors
+    of the same memory then (`computed`).
 
     Raises
     ------
@@ -53,32 +56,37 @@ def directly(x: object, for_numba: Mapping[str, object], for_tensors: Mapping[st
             )
         return False
     foreign = next((name for name, value in for_tensors.items() if value is not None), None)
-    if foreign is not None:
-        why = "numpy arrays" if own is None else f"a call with {own}"
-        raise ValueError(f"{foreign} must be left out for {why}, which Numba computes: leave it out, or pass tensors.")
-    return True
+    if foreign is not None and own is not None:
+        raise ValueError(
+            f"{foreign} must be left out for a call with {own}, which Numba computes: leave one of them out."
+        )
+    return foreign is None
 
 
-def taking_arrays(call: Callable[..., Any]) -> Callable[..., Any]:
-    """`call`, which takes tensors, for arrays too."""
+@functools.cache
+def taking_arrays(call: Callable[..., Any], module: str, name: str) -> Callable[..., Any]:
+    """`call`, which takes tensors, for arrays too: always the same function, found by this module and name."""
 
     @functools.wraps(call)
     def door(*args: Any, **kwargs: Any) -> Any:
-        if not any(_is_array(own) for own in (*args, *kwargs.values())) or _some(_is_tensor, args, kwargs):
-            return call(*args, **kwargs)
-        return through_tensors(call, *args, **kwargs)
+        return computed(call, *args, **kwargs)
 
     before, parameters, after = (call.__doc__ or "").partition("Parameters\n")
     door.__doc__ = before + (_HERE + parameters if parameters else "") + after
+    door.__module__, door.__qualname__ = module, name  # pickle looks for it there
     return door
 
 
-def through_tensors(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What `call` answers to tensors of the arrays' memory, as arrays."""
+def computed(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Answer of `call`, as arrays where all operands are; tensors and mixtures are its own to take or refuse."""
+    given = (*args, *kwargs.values())
+    if not any(map(_is_array, given)) or any(map(_is_tensor, given)):
+        return call(*args, **kwargs)
     bound = inspect.signature(call).bind(*args, **kwargs)
+    arrays = {name: value for name, value in bound.arguments.items() if _is_array(value)}
     own = {name: _with(functools.partial(_tensor, name), value) for name, value in bound.arguments.items()}
     bound.arguments.update(own)
-    return _with(_array, call(*bound.args, **bound.kwargs))
+    return _with(functools.partial(_array, arrays), call(*bound.args, **bound.kwargs))
 
 
 def _is_array(own: object) -> bool:
@@ -89,10 +97,6 @@ def _is_tensor(own: object) -> bool:
     torch = sys.modules.get("torch")
     found = torch is not None and isinstance(own, torch.Tensor)
     return found or (isinstance(own, tuple) and any(map(_is_tensor, own)))
-
-
-def _some(test: Callable[[object], bool], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return any(map(test, (*args, *kwargs.values())))
 
 
 def _with(change: Callable[[Any], Any], own: Any) -> Any:
@@ -118,10 +122,27 @@ def _tensor(name: str, leaf: Any) -> Any:
     return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
 
 
-def _array(leaf: Any) -> Any:
+def _array(operands: Mapping[str, Any], leaf: Any) -> Any:
+    """The same numbers, in memory of their own: `_Shared` lets numpy write where the operand may not be written."""
     import torch
 
     if not isinstance(leaf, torch.Tensor):
         return leaf
     bits = leaf.view(torch.uint16) if leaf.dtype is torch.bfloat16 else leaf
-    return bits.numpy()
+    try:
+        array = bits.numpy()
+    except TypeError as error:
+        name = next(iter(operands))
+        raise TypeError(
+            f"{name} must be a torch tensor for a result of {leaf.dtype}, a type that numpy lacks: pass "
+            f"torch.from_numpy({name})."
+        ) from error
+    shared = any(np.may_share_memory(array, own) for own in _leaves(tuple(operands.values())))
+    return array.copy() if shared else array
+
+
+def _leaves(own: Any) -> list[Any]:
+    """All arrays in its tuples."""
+    if isinstance(own, tuple):
+        return [leaf for part in own for leaf in _leaves(part)]
+    return [own] if isinstance(own, np.ndarray) else []

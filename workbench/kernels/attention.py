@@ -8,7 +8,7 @@ import numpy as np
 
 import kernels_cpu
 from kernels_cpu.arguments import writeable
-from workbench.kernels.arrays import directly, for_tensors, through_tensors
+from workbench.kernels.arrays import computed, directly, for_tensors
 
 if TYPE_CHECKING:
     from kernels_cpu import CodePath
@@ -74,7 +74,8 @@ def decode_attention(
     tiles : AttentionTiles, optional
         Sizes of the launch, for Triton; the table's unless given.
     backend : "triton", "triton-interpret" or "torch", optional
-        For tensors. Triton on a GPU unless given, Numba on the CPU, torch where an operand asks for a gradient.
+        Triton on a GPU unless given, Numba on the CPU, torch where an operand asks for a gradient. Given one, arrays
+        are CPU tensors of the same memory.
 
     Returns
     -------
@@ -102,16 +103,14 @@ def decode_attention(
     how: dict[str, Any] = {"scale": scale, "window": window, "sinks": sinks, "softcap": softcap}
     numba = {"scales": scales, "threads": threads, "path": path, "out": out}
     others = {"tiles": tiles, "backend": backend}
-    found: SameKind
     plain = all(value is None for value in (numba | others).values())
-    if plain and (_half(q) or _has_empty(q, lengths)):
-        found = through_tensors(for_tensors("decode_attention"), q, kv, table, lengths, **how)
-        return found
-    if directly(q, numba, others, kv, table, lengths, sinks):
+    through_torch = plain and (_half(q) or _has_empty(q, lengths))
+    if not through_torch and directly(q, numba, others, kv, table, lengths, sinks):
         return kernels_cpu.decode_attention(
             q, kv, table, lengths, **how, scales=scales, threads=threads, path=path, out=out
         )
-    found = for_tensors("decode_attention")(q, kv, table, lengths, **how, tiles=tiles, backend=backend)
+    attend = for_tensors("decode_attention")
+    found: SameKind = computed(attend, q, kv, table, lengths, **how, tiles=tiles, backend=backend)
     return found
 
 
@@ -175,7 +174,8 @@ def append_kv(
     scales : (P, K, 2, b) fp32, contiguous
         Of a cache of int8, and of no other: the rows' scales, written in place.
     backend : "triton", "triton-interpret" or "torch", optional
-        For tensors. Triton on a GPU unless given, on the CPU Numba for fp32 rows and torch for others.
+        Triton on a GPU unless given, on the CPU Numba for fp32 rows and torch for others. Given one, arrays are CPU
+        tensors of the same memory.
 
     Raises
     ------
@@ -192,23 +192,22 @@ def append_kv(
     >>> kv[1, 0, :, 1, 0]
     array([3., 7.], dtype=float32)
     """
-    if _half(k) and isinstance(kv, np.ndarray) and scales is None and backend is None:
-        writeable("kv", kv)
-        through_tensors(for_tensors("append_kv"), kv, slots, k, v)
-        return
-    if directly(kv, {"scales": scales}, {"backend": backend}, slots, k, v):
+    through_torch = _half(k) and isinstance(kv, np.ndarray) and scales is None
+    if not through_torch and directly(kv, {"scales": scales}, {"backend": backend}, slots, k, v):
         kernels_cpu.append_kv(kv, slots, k, v, scales=scales)
         return
-    for_tensors("append_kv")(kv, slots, k, v, backend=backend)
+    if isinstance(kv, np.ndarray):
+        writeable("kv", kv)
+    computed(for_tensors("append_kv"), kv, slots, k, v, backend=backend)
 
 
 def _half(operand: object) -> bool:
-    """Whether it is an array of 16 bits, which Numba's wrappers take for the cache alone."""
+    """True for an array of 16 bits, which Numba's wrappers take for the cache alone."""
     return isinstance(operand, np.ndarray) and operand.dtype in (np.float16, np.uint16)
 
 
 def _has_empty(q: object, lengths: object) -> bool:
-    """Whether arrays have a sequence of no token, which Numba's wrapper leaves out."""
+    """True where arrays have a sequence of no token, which Numba's wrapper leaves out."""
     if not isinstance(q, np.ndarray) or not isinstance(lengths, np.ndarray):
         return False
     return lengths.dtype.kind == "i" and not lengths.all()

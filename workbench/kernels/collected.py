@@ -1,7 +1,11 @@
-"""What the kernel packages declare, under one name per operation.
+"""All that the kernel packages declare, under one name per operation.
 
 An operation of both packages has a function in `attention.py`, `moe.py` or `rows.py` that chooses by the operands. One
-of Numba alone is its wrapper; one of Triton alone is its wrapper, which takes arrays as CPU tensors beside.
+of Numba alone is its wrapper; one of Triton alone is its wrapper, which takes arrays as CPU tensors beside, and so do
+the references of Triton's package.
+
+Without `backend=` arrays go to Numba where it has the operation for their types. With it they are CPU tensors of the
+same memory, and it means what it means for those.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ class Door:
 
 
 def public(name: str) -> Any:
-    """What has this name in the door; torch is imported only where Numba's package does not have it.
+    """The object of this name in the door; torch is imported only where Numba's package does not have it.
 
     Raises
     ------
@@ -57,11 +61,13 @@ def public(name: str) -> Any:
         return kernels_cpu.public_names()[name]
     import kernels_triton
 
-    if name in kernels_triton.operations():
-        return taking_arrays(kernels_triton.operations()[name].call)
-    if name in kernels_triton.public_names():
-        return kernels_triton.public_names()[name]
-    raise AttributeError(f"module 'workbench.kernels' has no attribute {name!r}")
+    found = kernels_triton.public_names().get(name)
+    if found is None:
+        raise AttributeError(f"module 'workbench.kernels' has no attribute {name!r}")
+    for own in kernels_triton.operations().values():
+        if found in (own.call, own.reference):
+            return taking_arrays(found, "workbench.kernels", name)
+    return found
 
 
 def names() -> list[str]:

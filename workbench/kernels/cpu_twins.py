@@ -1,4 +1,4 @@
-"""Where tensors go: those on the CPU to Numba, where it has the operation; else to torch or Triton.
+"""The way of tensors: those on the CPU to Numba, where it has the operation; else to torch or Triton.
 
 Where no backend is named, no operand asks for a gradient, and the tensors are in CPU memory and of a type that Numba's
 kernel takes; everything else goes to `kernels_triton`. Each way to Numba is an operator of torch, for torch.compile,
@@ -165,7 +165,7 @@ def append_kv(
 
 
 def _in_numba(backend: str | None, dtypes: tuple[torch.dtype, ...], x: torch.Tensor, **others: torch.Tensor) -> bool:
-    """Whether Numba's kernel takes x; the others must be tensors then."""
+    """True where Numba's kernel takes x; the others must be tensors then."""
     if backend is not None or not isinstance(x, torch.Tensor) or x.device.type != "cpu" or x.dtype not in dtypes:
         return False
     for name, other in others.items():
@@ -174,7 +174,7 @@ def _in_numba(backend: str | None, dtypes: tuple[torch.dtype, ...], x: torch.Ten
 
 
 def _takes_experts(x: torch.Tensor, gate_up: Weights, down: Weights) -> bool:
-    """Whether x and the weights are of the type and layout that Numba's kernel takes."""
+    """True where x and the weights are of the type and layout that Numba's kernel takes."""
     here = _VECTORS and isinstance(x, torch.Tensor) and x.device.type == "cpu" and x.dtype is torch.bfloat16
     return here and all(isinstance(m, torch.Tensor) and _fits(m) for m in (gate_up, down))
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-
 import kernels_cpu
 from kernels_cpu import CodePath, NodeExperts, PackedExperts
-from workbench.kernels.arrays import for_tensors, through_tensors
+from workbench.kernels.arrays import computed, for_tensors
 
 if TYPE_CHECKING:
     from kernels_cpu.arguments import Operand, SameKind
@@ -51,7 +49,8 @@ def fused_moe(
     Parameters
     ----------
     x : (T, M) fp32 with packed experts, else fp32, fp16 or bf16
-        Normed hidden states: a numpy array, or a tensor, which for a pair may be on any device.
+        Normed hidden states: a numpy array, or a tensor, which for a pair may be on any device. A pair's operands are
+        all arrays or all tensors.
     experts : PackedExperts, NodeExperts, or a pair (gate_up, down)
         From `pack_experts`, `experts_in_place` or `pack_by_node`; or gate_up (P, 2 F, M) and down (P, M, F) of x's type
         or Quantised: per page an expert's gates and then its ups, which take turns where the activation is
@@ -78,8 +77,8 @@ def fused_moe(
     out : (T, M) fp32, contiguous, optional
         Where to store the result of packed experts, apart from all that is read.
     backend : "triton", "triton-interpret" or "torch", optional
-        For a pair of tensors. Triton on a GPU unless given, Numba or torch on the CPU and torch where an operand asks
-        for a gradient.
+        For a pair; of arrays, as for CPU tensors. Triton on a GPU unless given, Numba or torch on the CPU and torch
+        where an operand asks for a gradient.
 
     Returns
     -------
@@ -116,12 +115,7 @@ def fused_moe(
     how: dict[str, Any] = matrices | {"activation": activation, "backend": backend}
     operands: tuple[Any, ...] = (x, gate_up, down, ids, weights)
     compute = for_tensors("fused_moe")
-    if any(isinstance(operand, np.ndarray) for operand in operands):
-        if backend is not None and backend != "torch":
-            raise ValueError(f"backend must be 'torch' or None for numpy arrays, not {backend!r}: leave it out.")
-        found: SameKind = through_tensors(compute, *operands, **how)
-        return found
-    found = compute(*operands, **how)
+    found: SameKind = computed(compute, *operands, **how)
     return found
 
 
@@ -155,10 +149,7 @@ def fused_moe_reference(
 
     compute: Any = kernels_triton.fused_moe_reference
     operands = (x, *_pair(experts), ids, weights)
-    how = matrices | {"activation": activation}
-    if any(isinstance(operand, np.ndarray) for operand in operands):
-        return through_tensors(compute, *operands, **how)
-    return compute(*operands, **how)
+    return computed(compute, *operands, **matrices | {"activation": activation})
 
 
 def _refuse(arguments: dict[str, Any], what: str, mend: str) -> None:

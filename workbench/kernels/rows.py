@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import kernels_cpu
-from workbench.kernels.arrays import directly, for_tensors, through_tensors
+from workbench.kernels.arrays import computed, directly, for_tensors
 
 if TYPE_CHECKING:
     from kernels_cpu.arguments import Operand, SameKind
@@ -33,8 +33,8 @@ def rms_norm(
     threads : int, optional
         Threads that share the rows at most, on the CPU; the cores that this process may use unless given.
     backend : "triton", "triton-interpret" or "torch", optional
-        For tensors. Triton on a GPU unless given, Numba for fp32 and bf16 on the CPU, torch for others and where an
-        operand asks for a gradient.
+        Triton on a GPU unless given, Numba for fp32 and bf16 on the CPU, torch for others and where an operand asks for
+        a gradient. Given one, arrays are CPU tensors of the same memory.
 
     Returns
     -------
@@ -53,12 +53,9 @@ def rms_norm(
     >>> rms_norm(np.array([[3, 4]], np.float32), np.array([1, 2], np.float32), eps=0.0).round(4)
     array([[0.8485, 2.2627]], dtype=float32)
     """
-    if _half(x, threads):
-        half: SameKind = _through_torch("rms_norm", x, weight, eps=eps, backend=backend)
-        return half
-    if directly(x, {"threads": threads}, {"backend": backend}, weight):
+    if not _half(x, threads) and directly(x, {"threads": threads}, {"backend": backend}, weight):
         return kernels_cpu.rms_norm(x, weight, eps=eps, threads=threads)
-    out: SameKind = for_tensors("rms_norm")(x, weight, eps=eps, backend=backend)
+    out: SameKind = computed(for_tensors("rms_norm"), x, weight, eps=eps, backend=backend)
     return out
 
 
@@ -98,12 +95,11 @@ def add_rms_norm(
     >>> out.round(4), total
     (array([[0.8485, 1.1314]], dtype=float32), array([[3., 4.]], dtype=float32))
     """
-    if _half(x, threads):
-        half: tuple[SameKind, SameKind] = _through_torch("add_rms_norm", x, residual, weight, eps=eps, backend=backend)
-        return half
-    if directly(x, {"threads": threads}, {"backend": backend}, residual, weight):
+    if not _half(x, threads) and directly(x, {"threads": threads}, {"backend": backend}, residual, weight):
         return kernels_cpu.add_rms_norm(x, residual, weight, eps=eps, threads=threads)
-    both: tuple[SameKind, SameKind] = for_tensors("add_rms_norm")(x, residual, weight, eps=eps, backend=backend)
+    both: tuple[SameKind, SameKind] = computed(
+        for_tensors("add_rms_norm"), x, residual, weight, eps=eps, backend=backend
+    )
     return both
 
 
@@ -139,12 +135,9 @@ def gated(
     >>> gated(np.array([[2, 3]], np.float32)).round(4)
     array([[5.2848]], dtype=float32)
     """
-    if _half(x, threads):
-        half: SameKind = _through_torch("gated", x, activation=activation, backend=backend)
-        return half
-    if directly(x, {"threads": threads}, {"backend": backend}):
+    if not _half(x, threads) and directly(x, {"threads": threads}, {"backend": backend}):
         return kernels_cpu.gated(x, activation=activation, threads=threads)
-    out: SameKind = for_tensors("gated")(x, activation=activation, backend=backend)
+    out: SameKind = computed(for_tensors("gated"), x, activation=activation, backend=backend)
     return out
 
 
@@ -201,19 +194,12 @@ def rope(
     array([[[0., 1.]]], dtype=float32)
     """
     how: dict[str, Any] = {"interleaved": interleaved, "weight": weight, "eps": eps}
-    if _half(x, threads):
-        half: SameKind = _through_torch("rope", x, positions, table, **how, backend=backend)
-        return half
-    if directly(x, {"threads": threads}, {"backend": backend}, positions, table, weight):
+    if not _half(x, threads) and directly(x, {"threads": threads}, {"backend": backend}, positions, table, weight):
         return kernels_cpu.rope(x, positions, table, **how, threads=threads)
-    out: SameKind = for_tensors("rope")(x, positions, table, **how, backend=backend)
+    out: SameKind = computed(for_tensors("rope"), x, positions, table, **how, backend=backend)
     return out
 
 
 def _half(x: object, threads: int | None) -> bool:
-    """Whether x is an array of fp16, which Numba's kernels of rows do not take."""
+    """True for an array of fp16, which Numba's kernels of rows do not take."""
     return isinstance(x, np.ndarray) and x.dtype == np.float16 and threads is None
-
-
-def _through_torch(name: str, *operands: Any, **how: Any) -> Any:
-    return through_tensors(for_tensors(name), *operands, **how)
