@@ -111,9 +111,7 @@ def test_a_move_at_the_end_of_the_layer_serves_the_next_layer():
         pytest.param(lambda: cpu(experts, defer=-1), ["defer=-1", "at least 0"], id="negative deferral"),
         pytest.param(lambda: gpu(qkv, skip=2), ["skip=2", "routed experts", "same gpu(...)"], id="skipping no experts"),
         *(
-            pytest.param(
-                lambda op=op: gpu(qkv, op), [f"gpu({op.name}) cannot be placed: embedding"], id=op.name
-            )
+            pytest.param(lambda op=op: gpu(qkv, op), [f"gpu({op.name}) cannot be placed: embedding"], id=op.name)
             for op in (embed, head)
         ),
     ],
