@@ -64,7 +64,8 @@ def test_wheel_holds_the_packages_and_the_catalogue(wheel):
     for file in ("config.json", "model.safetensors", "tokenizer.json", "training.json"):
         assert f"workbench/data/models/tiny-moe/{file}" in names
     assert any(name.startswith("workbench/data/catalogue/") for name in names)
-    for file in ("dashboard/dashboard.css", *(f"parts/{name}" for name in ("gantt.css", "gantt.js", "strip.css"))):
+    parts = [f"parts/{name}" for name in ("gantt.css", "gantt.js", "strip.css", "strip.js")]
+    for file in ("dashboard/dashboard.css", *parts):
         assert f"workbench/widgets/{file}" in names
     assert {"workbench/bench/cpu/c_twin.c", "kernels_triton/moe/tiles.json"} <= set(names)
 
