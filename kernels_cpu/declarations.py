@@ -1,4 +1,4 @@
-"""Declarations: each operation's wrapper, work, reference and fault, where they stand, and what is public beside them.
+"""Declarations: each operation's wrapper, work and reference, where they stand, and all that is public beside them.
 
 A caller that collects operations reads `operations()` and `public_names()`; nobody keeps a list.
 """
@@ -8,17 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 Named = TypeVar("Named", bound="Callable[..., Any] | type")
-
-
-class Fault(NamedTuple):
-    """A wrong kernel that the tests must notice: `right` stands once in `module` of this package."""
-
-    module: str
-    right: str
-    wrong: str
 
 
 @dataclass(frozen=True)
@@ -33,17 +25,11 @@ class Operation:
         Shapes -> (flops [flop], bytes [byte]) that a call declares.
     reference : Callable, optional
         The same operands -> the answer in float64 or exact.
-    fault : Fault, optional
-        What the law of this operation must notice.
-    peers : tuple of str
-        Other people's implementations, by the names of the benchmarks.
     """
 
     call: Callable[..., Any]
     work: Callable[..., Any] | None = None
     reference: Callable[..., Any] | None = None
-    fault: Fault | None = None
-    peers: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -55,23 +41,11 @@ _OPERATIONS: dict[str, Operation] = {}
 _PUBLIC: dict[str, Any] = {}
 
 
-def operation(
-    *,
-    work: Callable[..., Any] | None = None,
-    reference: Callable[..., Any] | None = None,
-    fault: Fault | None = None,
-    peers: tuple[str, ...] = (),
-) -> Callable[[Named], Named]:
+def operation(call: Named) -> Named:
     """Declare the wrapper of an operation; `work_of` and `reference_of` declare what stands below it."""
-
-    def declare(call: Named) -> Named:
-        _OPERATIONS[call.__name__] = Operation(call, work, reference, fault, peers)
-        for own in (call, work, reference):
-            if own is not None:
-                _PUBLIC[own.__name__] = own
-        return call
-
-    return declare
+    public(call)
+    _OPERATIONS[call.__name__] = Operation(call)
+    return call
 
 
 def work_of(call: Callable[..., Any]) -> Callable[[Named], Named]:
@@ -85,8 +59,18 @@ def reference_of(call: Callable[..., Any]) -> Callable[[Named], Named]:
 
 
 def public(own: Named) -> Named:
-    """Declare a type, a preparation of operands or a measurement that is handed on beside the operations."""
-    _PUBLIC[own.__name__] = own
+    """Declare a type, a preparation of operands or a measurement that is handed on beside the operations.
+
+    Raises
+    ------
+    ValueError
+        If something else has been declared under its name.
+    """
+    other = _PUBLIC.setdefault(own.__name__, own)
+    if other is not own:
+        raise ValueError(
+            f"{own.__name__} must be declared once, not in {other.__module__} and in {own.__module__}: rename one."
+        )
     return own
 
 
@@ -101,6 +85,6 @@ def public_names() -> Mapping[str, Any]:
 
 
 def _completed(call: Callable[..., Any], field: str, own: Named) -> Named:
-    made: dict[str, Any] = {field: own}
+    made: dict[str, Any] = {field: public(own)}
     _OPERATIONS[call.__name__] = replace(_OPERATIONS[call.__name__], **made)
-    return public(own)
+    return own

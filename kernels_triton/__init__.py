@@ -1,9 +1,9 @@
-"""What the gpu lane computes: attention, experts and their router, norms, rotations, the vocabulary's two ends.
+"""Kernels of the gpu lane in Triton: attention, experts and their router, norms, rotations, the vocabulary's two ends.
 
 Each op is a wrapper that validates, a Triton kernel, declared work, a float64 reference or an exact one, and an
-implementation in torch, which is what CPU tensors get. Decorators of
-`declarations.py` declare them where they stand. Triton is imported when a kernel is first launched. It reads
-TRITON_INTERPRET then: set it before, or pass backend="triton-interpret", to run the kernels on the CPU for tests.
+implementation in torch, which is what CPU tensors get. Decorators of `declarations.py` declare them where they stand.
+Triton is imported when a kernel is first launched. It reads TRITON_INTERPRET then: set it before, or pass
+backend="triton-interpret", to run the kernels on the CPU for tests.
 """
 
 from .attention.decode import decode_attention, decode_attention_reference, decode_attention_work

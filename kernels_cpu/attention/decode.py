@@ -25,7 +25,7 @@ from .operands import check_blocks, check_shapes, options_of, result_of
 from .tasks import Cache, decode
 
 
-@operation()
+@operation
 def decode_attention(
     q: SameKind,
     kv: Operand,

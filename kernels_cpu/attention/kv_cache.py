@@ -109,7 +109,7 @@ def _rows(name: str, operand: Operand, shape: tuple[int, int, int]) -> tuple[NDA
     return flat.view(np.uint32), strides[0]
 
 
-@operation()
+@operation
 def append_kv(kv: Operand, slots: Operand, k: Operand, v: Operand, *, scales: Operand | None = None) -> None:
     """Store one K row and one V row per new token into the slots of a paged cache, in place.
 

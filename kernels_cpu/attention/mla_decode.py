@@ -23,7 +23,7 @@ from .operands import check_blocks, check_shapes, options_of, result_of
 from .tasks import Cache, decode
 
 
-@operation()
+@operation
 def mla_decode(
     q: SameKind,
     kv: Operand,

@@ -41,7 +41,7 @@ def _check(x: NDArray[Any], experts: PackedExperts, ids: NDArray[Any], weights: 
         )
 
 
-@operation()
+@operation
 def fused_moe(
     x: SameKind,
     experts: PackedExperts | NodeExperts,

@@ -20,7 +20,7 @@ _E0, _E1, _E2, _E3, _E4 = map(np.float32, (-1.26551223, 1.00002368, 0.37409196, 
 _E5, _E6, _E7, _E8, _E9 = map(np.float32, (0.27886807, -1.13520398, 1.48851587, -0.82215223, 0.17087277))
 
 
-@operation()
+@operation
 def gated(x: SameKind, *, activation: str = "swiglu", threads: int | None = None) -> SameKind:
     """Join each row's gates and ups.
 

@@ -13,7 +13,7 @@ from ..declarations import operation
 from .rows import by_rows, rows_of, same_type, vector_of
 
 
-@operation()
+@operation
 def rms_norm(x: SameKind, weight: Operand, *, eps: float = 1e-5, threads: int | None = None) -> SameKind:
     """Normalise each row to unit mean square and scale it.
 
@@ -52,7 +52,7 @@ def rms_norm(x: SameKind, weight: Operand, *, eps: float = 1e-5, threads: int | 
     return same_type(x, out)
 
 
-@operation()
+@operation
 def add_rms_norm(
     x: SameKind, residual: Operand, weight: Operand, *, eps: float = 1e-5, threads: int | None = None
 ) -> tuple[SameKind, SameKind]:

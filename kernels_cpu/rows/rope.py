@@ -15,7 +15,7 @@ from .rms_norm import inverse_root
 from .rows import by_rows, rows_of, same_type, vector_of
 
 
-@operation()
+@operation
 def rope(
     x: SameKind,
     positions: Operand,

@@ -25,7 +25,7 @@ from .options import (
 _PARTS = 16  # that a program of `merge` takes at once
 
 
-@operation()
+@operation
 def decode_attention(
     q: torch.Tensor,
     kv: torch.Tensor,

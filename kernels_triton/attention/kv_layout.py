@@ -12,7 +12,7 @@ from ..declarations import operation, work_of
 _TILE = 2048  # numbers of K, and of V, that a program moves
 
 
-@operation()
+@operation
 def append_kv(
     kv: torch.Tensor, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, backend: str | None = None
 ) -> None:
@@ -77,7 +77,7 @@ def _store(kv: torch.Tensor, slots: torch.Tensor, k: torch.Tensor, v: torch.Tens
 _scatter = operator("append_kv", _store, lambda *_: None, written=("kv",))
 
 
-@operation()
+@operation
 def gather_kv(
     kv: torch.Tensor, slots: torch.Tensor, *, backend: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -23,7 +23,7 @@ from .options import (
 )
 
 
-@operation()
+@operation
 def prefill_attention(
     q: torch.Tensor,
     k: torch.Tensor,

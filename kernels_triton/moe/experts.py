@@ -71,7 +71,7 @@ def whole(values: torch.Tensor, scales: torch.Tensor | None) -> Weights:
     return values if scales is None else Quantised(values, scales)
 
 
-@operation()
+@operation
 def quantise(weight: torch.Tensor, kind: torch.dtype, group: int | None = None) -> Quantised:
     """Round weights symmetrically, each group to steps of its largest magnitude.
 
@@ -127,7 +127,7 @@ def quantise(weight: torch.Tensor, kind: torch.dtype, group: int | None = None) 
     return Quantised((low | high << 4).flatten(2), scales)
 
 
-@operation()
+@operation
 def dequantise(weight: Weights, dtype: torch.dtype) -> torch.Tensor:
     """The weights (..., R, C) that `weight` stands for.
 

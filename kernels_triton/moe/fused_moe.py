@@ -16,7 +16,7 @@ from .tiles import LayerTiles, arch_of, tiles_for
 _COLUMNS = 1024  # that a program of `combine` adds up
 
 
-@operation()
+@operation
 def fused_moe(
     x: torch.Tensor,
     gate_up: Weights,

@@ -19,7 +19,7 @@ _UNQUANTISED = 1 << 30  # columns that share one step: all there can be
 _ACTIVATIONS = {Activation.SWIGLU: 1, Activation.GEGLU: 2, Activation.CLAMPED: 3}
 
 
-@operation()
+@operation
 def grouped_gemm(
     x: torch.Tensor,
     matrices: Weights,

@@ -31,7 +31,7 @@ class Routing(NamedTuple):
     weights: torch.Tensor
 
 
-@operation()
+@operation
 def route(
     logits: torch.Tensor,
     k: int,
@@ -121,7 +121,7 @@ def _shaped(logits: torch.Tensor, k: int, *_rest: object) -> tuple[torch.Tensor,
 _route = operator("route", _compute, _shaped)
 
 
-@operation()
+@operation
 def with_shared(routing: Routing, experts: Sequence[int], weights: torch.Tensor | None = None) -> Routing:
     """Add experts that every token has to those that were chosen, so that one call of `fused_moe` computes all.
 

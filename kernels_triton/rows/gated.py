@@ -14,7 +14,7 @@ from .rows import check_rows
 _TILE = 1024
 
 
-@operation()
+@operation
 def gated(x: torch.Tensor, *, activation: str = "swiglu", backend: str | None = None) -> torch.Tensor:
     """Join each row's gates and ups.
 

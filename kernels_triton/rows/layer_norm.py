@@ -11,7 +11,7 @@ from ..declarations import operation, reference_of, work_of
 from .rows import check_rows, check_vector, launch_shape
 
 
-@operation()
+@operation
 def layer_norm(
     x: torch.Tensor,
     weight: torch.Tensor,

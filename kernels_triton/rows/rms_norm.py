@@ -10,7 +10,7 @@ from ..declarations import operation, reference_of, work_of
 from .rows import check_rows, check_vector, launch_shape
 
 
-@operation()
+@operation
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-5, backend: str | None = None) -> torch.Tensor:
     """Normalise each row to unit mean square and scale it.
 
@@ -48,7 +48,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-5, backen
     return out
 
 
-@operation()
+@operation
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-5, backend: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:

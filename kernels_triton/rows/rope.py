@@ -13,7 +13,7 @@ from .rows import check_vector
 _TILE = 4096  # numbers that a program holds
 
 
-@operation()
+@operation
 def rope(
     x: torch.Tensor,
     positions: torch.Tensor,

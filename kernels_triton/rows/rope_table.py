@@ -50,7 +50,7 @@ class Llama3:
 Scaling: TypeAlias = Linear | Yarn | Llama3
 
 
-@operation()
+@operation
 def rope_table(
     dims: int, positions: int, *, theta: float = 10000.0, scaling: Scaling | None = None, device: str = "cpu"
 ) -> torch.Tensor:

@@ -31,7 +31,7 @@ class Draws(NamedTuple):
     positions: torch.Tensor
 
 
-@operation()
+@operation
 def sample(logits: torch.Tensor, draws: Draws | None = None, *, backend: str | None = None) -> torch.Tensor:
     """The next token of every row.
 

@@ -15,7 +15,7 @@ _TILE = 1024
 _HEAD_ROWS = 8192  # that are widened at once
 
 
-@operation()
+@operation
 def embed(ids: torch.Tensor, table: torch.Tensor, *, backend: str | None = None) -> torch.Tensor:
     """Rows of the embedding.
 
@@ -69,7 +69,7 @@ def _compute_rows(ids: torch.Tensor, table: torch.Tensor, backend: str) -> torch
 _embed = operator("embed", _compute_rows, lambda ids, table, _: table.new_empty(len(ids), table.shape[1]))
 
 
-@operation()
+@operation
 def sampled_logits(
     x: torch.Tensor, rows: torch.Tensor, head: torch.Tensor, *, backend: str | None = None
 ) -> torch.Tensor:

@@ -7,7 +7,7 @@ What no one may read is NaN, or a block that there is not.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, TypeAlias
 
@@ -682,11 +682,29 @@ DOORS = {
 }
 
 
+DISPATCHED = {
+    "decode_attention with Numba's arguments": replace(
+        DOORS["kernels_cpu.decode_attention"],
+        call=kernels.decode_attention,
+        limit=_by("q", TWICE | {FP32: 3e-6}),
+        backends=(None, None, None, "torch"),
+    ),
+    "append_kv with scales": replace(
+        DOORS["kernels_cpu.append_kv"], call=kernels.append_kv, backends=(None, None, None, "torch")
+    ),
+}
+"""The same operands as Numba's wrappers take, given to the door, which chooses."""
+
+
 def without_a_door() -> list[str]:
-    """Operations that a kernel package declares and the table lacks: no law would meet them."""
-    return [
-        f"{package}.{name}"
-        for name, declared in collected.doors().items()
-        for package, own in (("kernels_cpu", declared.on_cpu), ("kernels_triton", declared.on_gpu))
-        if own is not None and name not in DOORS
-    ]
+    """Operations that a kernel package declares and the table lacks: no law would meet them.
+
+    Numba's wrapper of an operation that both packages have wants an entry beside the door's.
+    """
+    wanted = {}
+    for name, declared in collected.doors().items():
+        if declared.on_cpu is not None:
+            wanted[f"kernels_cpu.{name}"] = name if declared.on_gpu is None else f"kernels_cpu.{name}"
+        if declared.on_gpu is not None:
+            wanted[f"kernels_triton.{name}"] = name
+    return [own for own, entry in wanted.items() if entry not in DOORS]

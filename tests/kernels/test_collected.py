@@ -31,7 +31,7 @@ import torch
 from kernels_triton.declarations import operation, reference_of, work_of
 
 
-@operation()
+@operation
 def halve(x: torch.Tensor) -> torch.Tensor:
     \"\"\"Half of each number.\"\"\"
     if not isinstance(x, torch.Tensor):
@@ -86,6 +86,25 @@ def test_a_new_operation_is_missed_by_name_until_the_laws_meet_it(halve, monkeyp
     monkeypatch.setitem(doors.DOORS, "halve", door)
     assert doors.without_a_door() == []
     assert check(drawn(door, Random(1), wrong=0)) == "answer"
+
+
+def test_both_wrappers_of_an_operation_are_missed(monkeypatch):
+    monkeypatch.delitem(doors.DOORS, "kernels_cpu.rope")
+    assert doors.without_a_door() == ["kernels_cpu.rope"]
+
+
+@pytest.mark.parametrize("package", ["kernels_cpu", "kernels_triton"])
+def test_a_name_is_declared_once(package, halve):
+    declarations = sys.modules[f"{package}.declarations"]
+    declared = dict(declarations.operations())
+
+    def rope(x):
+        return x
+
+    for declare in (declarations.operation, declarations.public, declarations.work_of(declared["rope"].call)):
+        with pytest.raises(ValueError, match=rf"rope must be declared once, not in {package}\.rows\.rope and in tests"):
+            declare(rope)
+    assert declarations.operations() == declared
 
 
 def test_what_is_no_longer_declared_is_gone():

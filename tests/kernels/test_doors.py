@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.kernels.doors import DOORS, WAYS_TO_PACK, without_a_door
+from tests.kernels.doors import DISPATCHED, DOORS, WAYS_TO_PACK, without_a_door
 from tests.kernels.law_of_doors import check, drawn
 from workbench import kernels
 
@@ -15,11 +15,11 @@ MEASURES = {"copy_rate", "link_rates", "matmul_rate", "multiply_add"}
 SAYS = {"features", "numa_nodes", "empty_in_huge_pages"}
 
 
-@pytest.mark.parametrize("name", DOORS)
+@pytest.mark.parametrize("name", DOORS | DISPATCHED)
 @examples(CALLS)
 @given(st.randoms(use_true_random=False))
 def test_any_call_gives_the_answer_of_float64_or_an_error_of_ours(name, random):
-    check(drawn(DOORS[name], random))
+    check(drawn((DOORS | DISPATCHED)[name], random))
 
 
 def test_every_op_has_a_door_in_the_table():

@@ -1,4 +1,4 @@
-"""HOW FAST, for real: the wall clock. The only importer of torch and of the kernels.
+"""HOW FAST, for real: the wall clock. It computes with torch and with the kernels of `workbench.kernels`.
 
 A GPU is not used yet: the gpu lane is torch on the CPU with threads of its own, the link a real copy by the data mover.
 """
