@@ -274,8 +274,7 @@ def test_a_result_of_a_type_that_numpy_lacks_is_refused():
 
 def test_a_backend_takes_arrays_as_tensors_of_the_cpu():
     x, weight = np.full((2, 4), 3, np.float32), np.ones(4, np.float32)
-    for backend in ("torch", "triton-interpret"):
-        np.testing.assert_allclose(kernels.layer_norm(x + weight, weight, backend=backend), np.zeros((2, 4)), atol=1e-3)
+    np.testing.assert_allclose(kernels.layer_norm(x + weight, weight, backend="torch"), np.zeros((2, 4)), atol=1e-3)
     np.testing.assert_allclose(kernels.rms_norm(x, weight, backend="torch"), np.ones((2, 4)), rtol=1e-5)
     with pytest.raises(ValueError, match=r"backend.* needs GPU tensors|backend must"):
         kernels.rms_norm(x, weight, backend="triton")
