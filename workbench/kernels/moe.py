@@ -97,6 +97,7 @@ def fused_moe(
 
     Examples
     --------
+    >>> import numpy as np
     >>> gate_up, down = np.ones((1, 2, 1), np.float32), np.ones((1, 1, 1), np.float32)
     >>> x, ids, weights = np.full((1, 1), 2, np.float32), np.zeros((1, 1), np.int64), np.ones((1, 1), np.float32)
     >>> fused_moe(x, kernels_cpu.pack_experts(gate_up, down), ids, weights).round(4)
@@ -136,6 +137,7 @@ def fused_moe_reference(
 
     Examples
     --------
+    >>> import numpy as np
     >>> experts = kernels_cpu.pack_experts(np.ones((1, 2, 1), np.float32), np.ones((1, 1, 1), np.float32))
     >>> fused_moe_reference(np.full((1, 1), 2.0), experts, np.zeros((1, 1), int), np.ones((1, 1))).round(4)
     array([[3.5232]])
