@@ -40,9 +40,9 @@ from workbench.schedules import (
 from workbench.serving import prepare
 from workbench.serving.task_cost import profile_shape
 from workbench.simulate import simulate
-from workbench.stages import Device as Place
 from workbench.stages import (
     Op,
+    Place,
     Precision,
     Rows,
     Work,

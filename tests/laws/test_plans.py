@@ -24,7 +24,7 @@ from workbench.pipeline.layer_graph import EMBED, HEAD, Kind, LayerGraph, Node, 
 from workbench.scheduler.batch import Batch
 from workbench.schedules import KTransformers, Schedule, Sequential, Step, VSLPipe
 from workbench.schedules.plan import Carry, Plan, Task
-from workbench.stages import Device, Op, RowClass, Stage, attention, moe, out_proj, qkv, weights
+from workbench.stages import Op, Place, RowClass, Stage, attention, moe, out_proj, qkv, weights
 
 X = tuple(("x", rows) for rows in RowClass.ALL.parts)
 
@@ -78,7 +78,7 @@ Access = tuple[str, tuple, object]
 
 def accesses(task: Task, plan: Plan, places: dict[int, range]) -> Iterator[Access]:
     """Memory cells, (buffer or "cache", row class or layer, device), that a task reads and writes, in its own order."""
-    node, gpu_, cpu_ = task.node, Device.GPU, Device.CPU
+    node, gpu_, cpu_ = task.node, Place.GPU, Place.CPU
     there = cpu_ if node.lane == "d2h" else gpu_
     if node.kind is Kind.EMBED:
         yield from (("write", (*piece, gpu_), (-1, -1)) for piece in X)

@@ -16,7 +16,7 @@ from workbench.serving.prepared import facts
 from workbench.serving.task_cost import TaskCost
 from workbench.simulate import Detail, simulate
 from workbench.stages import (
-    Device,
+    Place,
     Precision,
     Rows,
     Stage,
@@ -61,7 +61,7 @@ def test_tokens_cost_as_many_gemm_flops_as_the_model_has_active_parameters(pipel
 def test_late_experts_are_as_much_work_as_at_once(rows, defer):
     """The same FLOP; one token's experts are read once either way, those of several perhaps twice."""
     model, size = tiny_model(num_local_experts=8, num_experts_per_tok=4), Precision("bf16", "bf16")
-    stage, whole = Stage(experts, Device.CPU, defer), experts.work(rows, model, size)
+    stage, whole = Stage(experts, Place.CPU, defer), experts.work(rows, model, size)
     now, late = at_once(stage)(rows, model, size), afterwards(stage)(rows, model, size)
     assert now.flops + late.flops == pytest.approx(whole.flops)
     activations = 2 * model.hidden_size * 2 * rows.decode  # in and out of the late experts
@@ -69,7 +69,7 @@ def test_late_experts_are_as_much_work_as_at_once(rows, defer):
     assert read >= whole.bytes * (1 - 1e-12)
     if rows.decode < 2:
         assert read == pytest.approx(whole.bytes)
-    assert at_once(Stage(experts, Device.CPU, skip=defer))(rows, model, size) == now
+    assert at_once(Stage(experts, Place.CPU, skip=defer))(rows, model, size) == now
 
 
 @pytest.mark.parametrize("name", EVERY)

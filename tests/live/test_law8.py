@@ -198,10 +198,10 @@ def test_other_placement_raises(of: wb.Scenario, monkeypatch: pytest.MonkeyPatch
     compute = forward.Forward.compute
 
     def without_the_cpu(self: Any, stage: Any, layer: int, number: int, part: Any) -> None:
-        if stage.device is not forward.Device.CPU:
+        if stage.device is not forward.Place.CPU:
             compute(self, stage, layer, number, part)
         else:
-            self._buffers[forward.Device.CPU, number, "attn"] = torch.zeros(part.rows, of.model.q_size)
+            self._buffers[forward.Place.CPU, number, "attn"] = torch.zeros(part.rows, of.model.q_size)
 
     monkeypatch.setattr(forward.Forward, "compute", without_the_cpu)
     with pytest.raises(EngineError, match="placement"):

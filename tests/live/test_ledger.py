@@ -20,7 +20,7 @@ from workbench.engine.tiny_model.synthesize import write_checkpoint
 from workbench.models import ModelConfig, checkpoint
 from workbench.schedules import KTransformers, Schedule, Sequential
 from workbench.serving import fits
-from workbench.stages import Device
+from workbench.stages import Place
 
 
 class Allocations(TorchDispatchMode):
@@ -89,26 +89,26 @@ def check_allocated(name: str, schedule: Schedule, model: ModelConfig, monkeypat
         worked[stage.device] = max(worked[stage.device], made.peak)
 
     def emitting(self: Any, *rest: Any) -> Any:
-        for device in Device:
+        for device in Place:
             there = (tensor.nbytes for (where, *_), tensor in self._buffers.items() if where is device)
             held[device] = max(held[device], sum(there))
         with Allocations() as made:
             answer = logits(self, *rest)
-        worked[Device.GPU] = max(worked[Device.GPU], made.peak)
+        worked[Place.GPU] = max(worked[Place.GPU], made.peak)
         return answer
 
     monkeypatch.setattr(Forward, "compute", computing)
     monkeypatch.setattr(Forward, "logits", emitting)
     wb.run(of, schedule)
-    assert held[Device.GPU] == found.gpu["activations"]
+    assert held[Place.GPU] == found.gpu["activations"]
     if name == "flexgen_s4":  # new KV is on the host only until it is in the cache
-        assert held[Device.CPU] == 0 < found.host["activations"]
+        assert held[Place.CPU] == 0 < found.host["activations"]
     elif name == "deferring":  # what is late is there between layers only
-        assert 0 < held[Device.CPU] < found.host["activations"]
+        assert 0 < held[Place.CPU] < found.host["activations"]
     else:
-        assert held[Device.CPU] == found.host["activations"]
-    assert 0 < worked[Device.GPU] <= found.gpu["largest operation"]
-    assert worked[Device.CPU] <= found.host["largest operation"]
+        assert held[Place.CPU] == found.host["activations"]
+    assert 0 < worked[Place.GPU] <= found.gpu["largest operation"]
+    assert worked[Place.CPU] <= found.host["largest operation"]
 
 
 @pytest.mark.parametrize("width", [8, 1600])
@@ -144,12 +144,12 @@ def test_weights_and_cache_on_the_host_are_to_the_byte(name: str, model: ModelCo
     weights = sum(
         tensor.nbytes
         for stage in of.layer.stages
-        if stage.op.has_weights and (stage.device is Device.CPU or of.layer.streams(stage))
+        if stage.op.has_weights and (stage.device is Place.CPU or of.layer.streams(stage))
         for layer in range(model.num_hidden_layers)
         for _, parts in store.sources(layer, stage.op)
         for tensor in parts
     )
     cache = KVCache(model, of.kv_blocks, of.memory.kv_block, model.dtype)
     cache.close()
-    on_host = cache.pool.nbytes if of.pipeline.kv_device is Device.CPU else 0
+    on_host = cache.pool.nbytes if of.pipeline.kv_device is Place.CPU else 0
     assert (weights, on_host) == (found.host["weights"], found.host["KV cache"])

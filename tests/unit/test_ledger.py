@@ -24,7 +24,7 @@ from workbench.serving.capacity import embedding_bytes, held_buffers, largest_ba
 from workbench.serving.prepared import price
 from workbench.simulate import simulate
 from workbench.stages import (
-    Device,
+    Place,
     Precision,
     RowClass,
     attention,
@@ -208,7 +208,7 @@ def test_no_iteration_has_more_tokens_requests_or_blocks_than_the_largest_batch(
     blocks = BlockManager(scenario.kv_blocks, block, len(workload), longest)
     queue = scenario.scheduler.open(workload, blocks, prepared.token_budget, prepared.layers)
     found = fits(scenario, schedule)
-    accounts = {Device.GPU: found.gpu, Device.CPU: found.host}
+    accounts = {Place.GPU: found.gpu, Place.CPU: found.host}
     while (batch := queue.next()) is not None:
         parts = prepared.lowering.plan(batch, Step.MIDDLE).parts
         before = [part.starts[part.starts > 0] for part in parts]

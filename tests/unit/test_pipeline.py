@@ -6,8 +6,8 @@ from tests.systems import PIPELINES, VSL
 from workbench.core.errors import PipelineError
 from workbench.pipeline import Fork, Pipeline, cpu, fetch, gpu, load, offload, resolve
 from workbench.stages import (
-    Device,
     Op,
+    Place,
     RowClass,
     Stage,
     attention,
@@ -198,9 +198,9 @@ def test_prefill_and_decode_rows_of_a_buffer_live_apart():
 
 
 def test_kv_lives_with_decode_attention_unless_it_is_fetched():
-    assert VSL.kv_device is Device.CPU
-    assert PIPELINES["all_gpu"].kv_device is Device.GPU
-    assert PIPELINES["flexgen_s4"].kv_device is Device.CPU
+    assert VSL.kv_device is Place.CPU
+    assert PIPELINES["all_gpu"].kv_device is Place.GPU
+    assert PIPELINES["flexgen_s4"].kv_device is Place.CPU
 
 
 def test_fetch_streams_only_gpu_stages_with_weights():
@@ -231,20 +231,20 @@ def test_a_users_routed_operation_is_never_left_out(left_out):
     for name in ("mine", "experts"):
         mine = Op(name, ("h", "gates"), ("routed",), routed=True, run=lambda h, gates: h)
         with pytest.raises(PipelineError, match=rf"cpu\({name}\) must be a whole number from 0 on, and 0 for all but"):
-            Stage(mine, Device.CPU, **left_out)
+            Stage(mine, Place.CPU, **left_out)
         with pytest.raises(PipelineError, match="needs the routed experts in the same"):
             cpu(mine, **left_out)
 
 
 def test_resolving_tells_where_the_residual_stream_enters_and_leaves():
     inside = resolve(PIPELINES["all_cpu"])
-    assert (inside.enters, inside.leaves) == (frozenset({Device.CPU}), frozenset({Device.CPU}))
-    assert resolve(VSL).enters == frozenset({Device.GPU})
+    assert (inside.enters, inside.leaves) == (frozenset({Place.CPU}), frozenset({Place.CPU}))
+    assert resolve(VSL).enters == frozenset({Place.GPU})
 
 
 def test_a_layer_that_finds_the_stream_where_the_last_one_wrote_it_needs_it_there_from_the_start():
     """combine leaves x on the CPU, load copies it: out_proj reads the first of them, which layer 0 needs too."""
     layer = gpu(qkv, attention) >> offload >> cpu(out_proj) >> load >> gpu(route) >> offload >> cpu(experts, combine)
     resolved = resolve(layer >> load)
-    assert resolved.enters == resolved.leaves == frozenset(Device)
+    assert resolved.enters == resolved.leaves == frozenset(Place)
     assert all(("x", rows) not in resolved.carries[0][1] for rows in RowClass)

@@ -22,7 +22,7 @@ from workbench.serving import fits
 from workbench.serving.capacity import roomy
 from workbench.serving.prepared import price
 from workbench.serving.task_cost import profile_shape
-from workbench.stages import Device as Place
+from workbench.stages import Place
 
 if TYPE_CHECKING:
     import pandas

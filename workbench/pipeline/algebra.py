@@ -14,10 +14,10 @@ from workbench.core.display import escaped
 from workbench.core.errors import PipelineError
 from workbench.core.units import is_whole
 from workbench.stages import (
-    Device,
     Move,
     Op,
     OpTree,
+    Place,
     RowClass,
     Stage,
     Streamed,
@@ -92,13 +92,13 @@ class Pipeline:
         return tuple(_stages(self.chain))
 
     @property
-    def kv_device(self) -> Device:
+    def kv_device(self) -> Place:
         """Where the KV cache lives: with the decode attention, or on the host if `fetch(kv)` streams it."""
-        return Device.CPU if kv in self.fetches else next(s.device for s in self.stages if s.op.keeps_kv)
+        return Place.CPU if kv in self.fetches else next(s.device for s in self.stages if s.op.keeps_kv)
 
     def streams(self, stage: Stage) -> bool:
         """True if the weights of this stage are streamed to the GPU and not resident."""
-        if stage.device is not Device.GPU or not stage.op.has_weights:
+        if stage.device is not Place.GPU or not stage.op.has_weights:
             return False
         return any(fetched is weights or fetched.op == stage.op.name for fetched in self.fetches)
 
@@ -122,7 +122,7 @@ class Pipeline:
 
 def gpu(*ops: OpTree, skip: int = 0) -> Pipeline:
     """Place operations on the GPU, one after the other; decodes do without their `skip` lowest-scored experts."""
-    return _place(Device.GPU, ops, 0, skip)
+    return _place(Place.GPU, ops, 0, skip)
 
 
 def cpu(*ops: OpTree, defer: int = 0, skip: int = 0) -> Pipeline:
@@ -131,7 +131,7 @@ def cpu(*ops: OpTree, defer: int = 0, skip: int = 0) -> Pipeline:
     Of the routed experts that a decode token chose, the `defer` lowest-scored are added one layer later, as
     KTransformers does it, or the `skip` lowest-scored never. Both change the model's answer.
     """
-    return _place(Device.CPU, ops, defer, skip)
+    return _place(Place.CPU, ops, defer, skip)
 
 
 def fetch(*what: Streamed) -> Pipeline:
@@ -142,11 +142,11 @@ def fetch(*what: Streamed) -> Pipeline:
     return Pipeline((), _union((), what))
 
 
-offload = Pipeline((Move(Device.CPU),))
-load = Pipeline((Move(Device.GPU),))
+offload = Pipeline((Move(Place.CPU),))
+load = Pipeline((Move(Place.GPU),))
 
 
-def _place(device: Device, ops: tuple[OpTree, ...], defer: int, skip: int) -> Pipeline:
+def _place(device: Place, ops: tuple[OpTree, ...], defer: int, skip: int) -> Pipeline:
     flat = list(flatten(ops))
     for op in flat:
         if not isinstance(op, Op):
@@ -253,7 +253,7 @@ class _Walk:
     """Follows the buffers through a chain: where each piece is, who wrote it, and what each move carries."""
 
     def __init__(self, *, closed: bool = False) -> None:
-        self.at: dict[Piece, frozenset[Device]] = {}
+        self.at: dict[Piece, frozenset[Place]] = {}
         self.writer: dict[Piece, tuple[int, str]] = {}  # told apart by position: equal stages are not the same
         self.entered = 0
         self.carries: dict[Path, tuple[Piece, ...]] = {}
@@ -287,7 +287,7 @@ class _Walk:
         absent = [p for p in stage.op.needs if p in self.at and stage.device not in self.at[p]]
         _, writer = self.writer[absent[0]]
         buffers = ", ".join(dict.fromkeys(buffer for buffer, _ in absent))
-        move = "offload" if stage.device is Device.CPU else "load"
+        move = "offload" if stage.device is Place.CPU else "load"
         return PipelineError(
             f"{stage} reads {buffers} on the {stage.device.value}, but {writer} leaves it on the "
             f"{stage.device.other.value}. Put {move} between them: {writer} >> {move} >> {stage}."
@@ -352,7 +352,7 @@ def _check_arms(fork: Fork) -> None:
                     )
 
 
-def _reads_there(rest: tuple[Element, ...], device: Device, made: frozenset[Piece]) -> tuple[tuple[Piece, ...], bool]:
+def _reads_there(rest: tuple[Element, ...], device: Place, made: frozenset[Piece]) -> tuple[tuple[Piece, ...], bool]:
     """Pieces that stages on `device` read before the next move back, and whether the chain ran through without one."""
     found: dict[Piece, None] = {}
     for element in rest:
@@ -380,8 +380,8 @@ class Resolved:
 
     pipeline: Pipeline
     carries: tuple[tuple[Path, tuple[Piece, ...]], ...]
-    enters: frozenset[Device]
-    leaves: frozenset[Device]
+    enters: frozenset[Place]
+    leaves: frozenset[Place]
 
 
 def resolve(pipeline: Pipeline) -> Resolved:
@@ -395,7 +395,7 @@ def resolve(pipeline: Pipeline) -> Resolved:
     """
     _check_kv(pipeline)
     _check_fetches(pipeline)
-    reader = next((s.device for s in pipeline.stages if "x" in s.op.reads), Device.GPU)
+    reader = next((s.device for s in pipeline.stages if "x" in s.op.reads), Place.GPU)
     walk = _start(frozenset({reader}), (0, "the previous layer"))
     walk.follow(pipeline.chain, pipeline.chain)
     leaves = walk.at["x", RowClass.DECODE] & walk.at["x", RowClass.PREFILL]
@@ -405,7 +405,7 @@ def resolve(pipeline: Pipeline) -> Resolved:
     return Resolved(pipeline, tuple(again.carries.items()), enters, leaves)
 
 
-def _start(where: frozenset[Device], writer: tuple[int, str]) -> _Walk:
+def _start(where: frozenset[Place], writer: tuple[int, str]) -> _Walk:
     walk = _Walk(closed=True)
     for rows in RowClass.ALL.parts:
         walk.at["x", rows], walk.writer["x", rows] = where, writer
@@ -419,7 +419,7 @@ def _check_kv(pipeline: Pipeline) -> None:
             f"a layer needs exactly one stage that keeps the KV cache, this one has {len(keepers)}; "
             "place decode_attention once."
         )
-    if kv in pipeline.fetches and keepers[0].device is Device.CPU:
+    if kv in pipeline.fetches and keepers[0].device is Place.CPU:
         raise PipelineError(f"fetch(kv) streams the cache to the GPU, but {keepers[0]} reads it on the cpu. Remove kv.")
 
 
@@ -428,7 +428,7 @@ def _check_fetches(pipeline: Pipeline) -> None:
         if item is kv:
             continue
         readers = [
-            s for s in pipeline.stages if s.device is Device.GPU and s.op.has_weights and item.op in (None, s.op.name)
+            s for s in pipeline.stages if s.device is Place.GPU and s.op.has_weights and item.op in (None, s.op.name)
         ]
         if not readers:
             raise PipelineError(f"fetch({item.name}) streams nothing: no gpu stage reads such weights. Remove it.")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from workbench.core.errors import PipelineError
 from workbench.pipeline.algebra import Element, Fork, Path, Piece, Pipeline, Resolved, resolve
-from workbench.stages import Device, Move, RowClass, Stage, kv
+from workbench.stages import Move, Place, RowClass, Stage, kv
 
 
 class Kind(enum.Enum):
@@ -135,8 +135,8 @@ def layer_graph(pipeline: Pipeline) -> LayerGraph:
     builder = _Builder(resolved)
     sinks = builder.add(pipeline.chain, ())
     sinks += tuple(index for index, node in enumerate(builder.nodes) if node.kind is Kind.KV_OUT)
-    enter = Node(Kind.MOVE, "R", "d2h", carries=_X) if Device.CPU in resolved.enters else None
-    leave = None if Device.GPU in resolved.leaves else Node(Kind.MOVE, "L", "h2d", carries=_X)
+    enter = Node(Kind.MOVE, "R", "d2h", carries=_X) if Place.CPU in resolved.enters else None
+    leave = None if Place.GPU in resolved.leaves else Node(Kind.MOVE, "L", "h2d", carries=_X)
     return LayerGraph(
         pipeline, tuple(builder.nodes), sinks, enter, leave, tuple(map(_deferring_nothing, builder.nodes))
     )
@@ -200,7 +200,7 @@ class _Builder:
         return index
 
     def _move(self, move: Move, path: Path, after: tuple[int, ...]) -> tuple[int, ...]:
-        lane = "d2h" if move.target is Device.CPU else "h2d"
+        lane = "d2h" if move.target is Place.CPU else "h2d"
         order = {buffer: number for number, (buffer, _) in reversed(list(enumerate(self._carries[path])))}
         carries = tuple(sorted(self._carries[path], key=lambda piece: (order[piece[0]], piece[1].value != "prefill")))
         return self._append(Node(Kind.MOVE, self._code(lane), lane, carries=carries, after=after))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from workbench.core.errors import CapacityError
 from workbench.core.units import DTYPE_BYTES, format_bytes, is_whole, parse_bytes
-from workbench.stages import Device
+from workbench.stages import Place
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class Memory:
             if dtype is not None and dtype not in tuple(DTYPE_BYTES):
                 raise CapacityError(f"Memory({what}={dtype!r}) is not supported; use 'fp32', 'bf16' or 'fp16'.")
 
-    def reserve(self, device: Device) -> float:
+    def reserve(self, device: Place) -> float:
         """What is kept free of the memory of a device [B]."""
-        size = self.gpu_reserve if device is Device.GPU else self.host_reserve
+        size = self.gpu_reserve if device is Place.GPU else self.host_reserve
         return parse_bytes(size) if size != 0 else 0.0
 
     def blocks(self, bytes_per_token: float) -> int:

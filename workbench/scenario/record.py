@@ -21,13 +21,13 @@ from workbench.scheduler.continuous import ContinuousBatching
 from workbench.scheduler.layered_prefill import LayeredPrefill
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.scheduler.static import StaticBatching
-from workbench.stages import BUILT_IN, Device, Move, Op, Stage, Streamed, kv, weights
+from workbench.stages import BUILT_IN, Move, Op, Place, Stage, Streamed, kv, weights
 from workbench.workload import Request, Workload
 from workbench.workload.lengths import whole_lengths
 
 FORMAT = "scenario 1"
 
-_MOVES = {str(move): move for move in (Move(Device.CPU), Move(Device.GPU))}
+_MOVES = {str(move): move for move in (Move(Place.CPU), Move(Place.GPU))}
 _LONGEST_PATH = 200
 _SCHEDULERS: dict[str, type] = {
     kind.__name__: kind for kind in (ResourceAware, StaticBatching, ContinuousBatching, ChunkedPrefill, LayeredPrefill)
@@ -198,7 +198,7 @@ def _element_from(record: Any) -> Element:
         return Fork(tuple(tuple(map(_element_from, arm)) for arm in record["arms"]))
     _refuse_others(record, "op", "device", "defer", "skip")
     op = BUILT_IN[record["op"]] if record["op"] in BUILT_IN else _looked_up(record["op"])
-    return Stage(op, Device(record["device"]), record["defer"], record.get("skip", 0))
+    return Stage(op, Place(record["device"]), record["defer"], record.get("skip", 0))
 
 
 def _plain_workload(workload: Workload) -> dict[str, Any]:

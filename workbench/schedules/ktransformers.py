@@ -8,7 +8,7 @@ from workbench.pipeline.layer_graph import Kind, LayerGraph
 from workbench.schedules.base import Schedule, Step
 from workbench.schedules.micro_batches import Dataflow, wrong_shape
 from workbench.schedules.plan import Task
-from workbench.stages import Device, decode_attention, experts
+from workbench.stages import Place, decode_attention, experts
 
 NEEDED = "gpu(..., route) >> (gpu(shared_experts) | offload >> cpu(experts) >> load) >> gpu(combine)"
 
@@ -59,6 +59,6 @@ def check_experts_on_cpu(schedule: str, graph: LayerGraph) -> None:
         If it has another shape.
     """
     where = {stage.op: stage.device for stage in graph.pipeline.stages}
-    placed = where.get(experts) is Device.CPU and where[decode_attention] is Device.GPU
+    placed = where.get(experts) is Place.CPU and where[decode_attention] is Place.GPU
     if not placed or graph.streamed or any(node.kind is Kind.KV_IN for node in graph.nodes):
         raise wrong_shape(schedule, NEEDED, graph)

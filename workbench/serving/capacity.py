@@ -21,7 +21,7 @@ from workbench.schedules import Schedule
 from workbench.schedules.micro_batches import MicroBatched
 from workbench.serving.ledger import Account, Change, Entry, Ledger
 from workbench.serving.prepared import Prepared, price
-from workbench.stages import DEFERRED_BUFFERS, Device, RowClass, buffer_bytes, head, kv
+from workbench.stages import DEFERRED_BUFFERS, Place, RowClass, buffer_bytes, head, kv
 
 
 def fits(scenario: Scenario, schedule: Schedule) -> Ledger:
@@ -121,9 +121,9 @@ class _Needs:
         self._slot, self._graph = prepared.slot_bytes, prepared.lowering.graph
         scenario, layers = prepared.scenario, prepared.layers
         pipeline, precision = scenario.layer, scenario.precision
-        self._weights = {Device.GPU: embedding_bytes(scenario), Device.CPU: 0.0}
+        self._weights = {Place.GPU: embedding_bytes(scenario), Place.CPU: 0.0}
         for stage in pipeline.stages:
-            home = Device.CPU if pipeline.streams(stage) else stage.device
+            home = Place.CPU if pipeline.streams(stage) else stage.device
             self._weights[home] += stage.op.weight_bytes(scenario.model, precision) * layers
         self._rows = {
             device: [
@@ -136,19 +136,19 @@ class _Needs:
     def accounts(self, scenario: Scenario, schedule: Schedule, budget: float) -> tuple[Account, Account]:
         """The accounts of the GPU and of the host."""
         batch, machine = largest_batch(scenario, schedule, budget), scenario.machine
-        gpu, host = (self._entries(device, scenario, schedule, batch) for device in (Device.GPU, Device.CPU))
+        gpu, host = (self._entries(device, scenario, schedule, batch) for device in (Place.GPU, Place.CPU))
         return Account("GPU", gpu, machine.gpu.memory), Account("host", host, machine.cpu.memory)
 
-    def _entries(self, device: Device, scenario: Scenario, schedule: Schedule, batch: Largest) -> tuple[Entry, ...]:
+    def _entries(self, device: Place, scenario: Scenario, schedule: Schedule, batch: Largest) -> tuple[Entry, ...]:
         memory, pipeline = scenario.memory, scenario.layer
         per_block = memory.kv_block * scenario.model.kv_bytes_per_token(scenario.precision.kv)
         cache = scenario.kv_blocks * per_block if pipeline.kv_device is device else 0.0
-        also = "embedding and head too" if device is Device.GPU else "originals of what is streamed too"
+        also = "embedding and head too" if device is Place.GPU else "originals of what is streamed too"
         entries = [
             Entry("weights", self._weights[device], also if self._weights[device] else ""),
             Entry("KV cache", cache, f"{scenario.kv_blocks} blocks of {memory.kv_block} tokens" if cache else ""),
         ]
-        if device is Device.GPU:
+        if device is Place.GPU:
             slots = schedule.weight_slots
             entries.insert(1, Entry("weight slots", slots * self._slot, f"{slots} of {format_bytes(self._slot)}"))
             if kv in pipeline.fetches:
@@ -156,7 +156,7 @@ class _Needs:
                 count = min(batch.part_blocks * slots, scenario.kv_blocks * -(-slots // schedule.parts))
                 size = count * per_block / scenario.model.num_hidden_layers
                 entries.append(Entry("fetched KV", size, f"{count:.0f} blocks of one layer"))
-        copies = scenario.machine.gpu.count if device is Device.GPU else 1  # each GPU of a node holds them whole
+        copies = scenario.machine.gpu.count if device is Place.GPU else 1  # each GPU of a node holds them whole
         size = copies * batch.held(*self._rows[device])
         tokens = f"{batch.tokens} tokens{f' on each of {copies} GPUs' if copies > 1 else ''}" if size else ""
         entries.append(Entry("activations", size, tokens))
@@ -165,18 +165,18 @@ class _Needs:
         return tuple(entries)
 
 
-def held_buffers(graph: LayerGraph) -> dict[Device, set[str]]:
+def held_buffers(graph: LayerGraph) -> dict[Place, set[str]]:
     """The buffers that a batch has on each device: what is written there and what transfers bring."""
-    held: dict[Device, set[str]] = {Device.GPU: {"x"}, Device.CPU: set()}
+    held: dict[Place, set[str]] = {Place.GPU: {"x"}, Place.CPU: set()}
     for node in graph.all_nodes:
-        there = held[Device.GPU if node.lane in ("gpu", "h2d") else Device.CPU]
+        there = held[Place.GPU if node.lane in ("gpu", "h2d") else Place.CPU]
         there.update(buffer for buffer, _ in node.carries)
         there.update(buffer for stage in node.stages for buffer in stage.op.writes)
         there.update(DEFERRED_BUFFERS if node.kind is Kind.DEFERRED else ())
     return held
 
 
-def _largest_operation(device: Device, scenario: Scenario, batch: Largest) -> Entry:
+def _largest_operation(device: Place, scenario: Scenario, batch: Largest) -> Entry:
     """A lane computes one operation of one part at a time: the one that needs most beyond the buffers held."""
     model, precision = scenario.model, scenario.precision
     needs = dict[str, float]()
@@ -185,7 +185,7 @@ def _largest_operation(device: Device, scenario: Scenario, batch: Largest) -> En
             sum(buffer_bytes(buffer, model, precision, rows) for buffer in op.writes) for rows in op.rows.parts
         )
         needs[op.name] = (written + op.working_bytes(model, precision)) * batch.part
-    if device is Device.GPU:
+    if device is Place.GPU:
         needs[head.name] = head.working_bytes(model, precision) * min(batch.requests, batch.part)
     name = max(needs, key=lambda one: needs[one], default="")
     return Entry("largest operation", needs.get(name, 0.0), f"{name}, {batch.part} tokens" if name else "")

@@ -16,7 +16,7 @@ from workbench.scenario import Scenario
 from workbench.schedules.base import Lowering, Schedule, Step
 from workbench.serving.plan_cost import PlanCost
 from workbench.serving.task_cost import TaskCost
-from workbench.stages import Device, RowClass, Rows, Stage, decode_attention, kv
+from workbench.stages import Place, RowClass, Rows, Stage, decode_attention, kv
 
 FEW_PARTS = 16
 """Parts that are allowed even where there are fewer requests: the default of every schedule is below it."""
@@ -143,7 +143,7 @@ def facts(scenario: Scenario, prepared: Prepared) -> dict[str, str]:
 
 def _decodes(scenario: Scenario, rate: str | None) -> dict[str, str]:
     """At which rate a GPU's decodes are priced where it is not what the operation declares; else nothing."""
-    on_gpu = Stage(decode_attention, Device.GPU) in scenario.layer.stages
+    on_gpu = Stage(decode_attention, Place.GPU) in scenario.layer.stages
     return {"attention": f"decodes on the GPU at its {rate} rate; it has none for fp32"} if rate and on_gpu else {}
 
 

@@ -17,6 +17,7 @@ from workbench.schedules.plan import WHOLE, Task
 from workbench.stages import (
     CutRows,
     PartRows,
+    Place,
     Precision,
     RowClass,
     Rows,
@@ -34,7 +35,6 @@ from workbench.stages import (
     reduce_scatter_seconds,
     seconds,
 )
-from workbench.stages import Device as Place
 
 Price = tuple[float, float]
 """Time [s], and what is read from and written to the host's memory meanwhile [B].

@@ -38,16 +38,16 @@ class RowClass(enum.Enum):
         return (RowClass.PREFILL, RowClass.DECODE) if self is RowClass.ALL else (self,)
 
 
-class Device(enum.Enum):
+class Place(enum.Enum):
     """Where a stage sits."""
 
     GPU = "gpu"
     CPU = "cpu"
 
     @property
-    def other(self) -> Device:
+    def other(self) -> Place:
         """The other side of the link."""
-        return Device.CPU if self is Device.GPU else Device.GPU
+        return Place.CPU if self is Place.GPU else Place.GPU
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Stage:
     """
 
     op: Op
-    device: Device
+    device: Place
     defer: int = 0
     skip: int = 0
 
@@ -200,10 +200,10 @@ class Stage:
 class Move:
     """A transfer to `target`; what it moves follows from what later stages read there."""
 
-    target: Device
+    target: Place
 
     def __str__(self) -> str:
-        return "offload" if self.target is Device.CPU else "load"
+        return "offload" if self.target is Place.CPU else "load"
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ from workbench.schedules.base import Step
 from workbench.schedules.plan import WHOLE, Page
 from workbench.serving.capacity import ledger
 from workbench.serving.prepared import Prepared
-from workbench.stages import Device, Precision, RowClass, Stage, buffer_row, experts
+from workbench.stages import Place, Precision, RowClass, Stage, buffer_row, experts
 
-Key = tuple[Device, int, str]
-"""Device, part and buffer."""
+Key = tuple[Place, int, str]
+"""Place, part and buffer."""
 
 
 class Forward:
@@ -54,8 +54,8 @@ class Forward:
         self._ops = Ops(self._model, self._control)
         self._buffers: dict[Key, torch.Tensor] = {}
         self._fetched: dict[tuple[int, int], FetchedKV] = {}  # by layer and part
-        self._hidden: dict[int, dict[Device, torch.Tensor]] = {}  # of prefills in flight, by request
-        self._ran: set[tuple[str, Device]] = set()
+        self._hidden: dict[int, dict[Place, torch.Tensor]] = {}  # of prefills in flight, by request
+        self._ran: set[tuple[str, Place]] = set()
         self._chosen = Counter[str]()  # experts that were computed for decodes
         self.decodes = 0
         size = scenario.memory.kv_block
@@ -66,7 +66,7 @@ class Forward:
     def _check_gpu_memory(self) -> None:
         """What was allocated for weights and KV is what the ledger says, which was checked against the limit."""
         taken = self._weights.gpu_bytes + self._norm.nbytes
-        taken += self._cache.pool.nbytes if self._graph.pipeline.kv_device is Device.GPU else 0
+        taken += self._cache.pool.nbytes if self._graph.pipeline.kv_device is Place.GPU else 0
         taken += self._embedding.nbytes + (0 if self._head is self._embedding else self._head.nbytes)
         asked = sum(self._ledger[name] for name in ("weights", "weight slots", "KV cache"))
         if taken != asked:
@@ -98,9 +98,9 @@ class Forward:
 
     def embed(self, number: int, ids: Sequence[int]) -> None:
         """Token ids -> x (T, M) of a part; below the rows of prefills in flight, if there are any."""
-        rows, x = self._embedding[torch.tensor(ids)], self._buffers.get((Device.GPU, number, "x"))
+        rows, x = self._embedding[torch.tensor(ids)], self._buffers.get((Place.GPU, number, "x"))
         if x is None:
-            self._buffers[Device.GPU, number, "x"] = rows
+            self._buffers[Place.GPU, number, "x"] = rows
         else:
             x[len(x) - len(ids) :] = rows
 
@@ -119,7 +119,7 @@ class Forward:
         """Keep the rows of prefills that have not passed the last layer."""
         if not len(batch.prefills) or batch.prefill_layers.stop == batch.layers:
             return
-        for device in Device:
+        for device in Place:
             x = self._buffers.get((device, number, "x"))
             if x is not None:
                 pieces = zip(batch.prefills.tolist(), x[: part.prefill].split(part.prefill_len), strict=True)
@@ -133,7 +133,7 @@ class Forward:
 
     def logits(self, number: int, part: Part) -> torch.Tensor:
         """x of the rows that emit -> logits (requests, V) fp32."""
-        x = self._buffers[Device.GPU, number, "x"][part.last_rows]
+        x = self._buffers[Place.GPU, number, "x"][part.last_rows]
         return self._ops.linear(self._ops.norm(x, self._norm), self._head).float()
 
     def transfer_weights(self, pieces: Sequence[tuple[int, int]], page: Page = WHOLE) -> Transfer | None:
@@ -245,7 +245,7 @@ class Forward:
 
     def move(self, node: Node, number: int, part: Part) -> Transfer:
         """Buffers that a transfer carries to the other device."""
-        target = Device.CPU if node.lane == "d2h" else Device.GPU
+        target = Place.CPU if node.lane == "d2h" else Place.GPU
         copies: list[Copy] = []
         for buffer, row_class in node.carries:
             rows = part.rows_of(row_class)
@@ -277,7 +277,7 @@ class Forward:
 
     def store_kv(self, layer: int, number: int, part: Part) -> Transfer:
         """A part's new keys and values to the cache on the host."""
-        new = [self._buffers[Device.GPU, number, buffer][part.rows_of(RowClass.ALL)] for buffer in "kv"]
+        new = [self._buffers[Place.GPU, number, buffer][part.rows_of(RowClass.ALL)] for buffer in "kv"]
         there = [torch.empty_like(tensor) for tensor in new]
         copies = [(as_numpy(a), as_numpy(b)) for a, b in zip(there, new, strict=True)]
         return Transfer(copies, lambda: self._cache.append(layer, part.slots, *there))
@@ -319,7 +319,7 @@ class Forward:
         return +found
 
 
-def _lane(stage: Stage) -> Device:
+def _lane(stage: Stage) -> Place:
     """The device whose lane is at work; a caller outside of the lanes works for the stage's own."""
     name = threading.current_thread().name
-    return Device(name.removeprefix("lane-")) if name.startswith("lane-") else stage.device
+    return Place(name.removeprefix("lane-")) if name.startswith("lane-") else stage.device

@@ -20,7 +20,7 @@ from workbench.kernels import empty_in_huge_pages
 from workbench.models import ModelConfig
 from workbench.pipeline.layer_graph import LayerGraph
 from workbench.schedules.plan import WHOLE, Page
-from workbench.stages import Device, Op, Stage
+from workbench.stages import Op, Place, Stage
 
 _Held = dict[tuple[int, Op], Tensors]
 """Tensors by layer and operation."""
@@ -184,7 +184,7 @@ class Weights:
                 self._resident[layer, op] = store.resident(layer, op, keep=op in streamed)
 
         self.gpu_bytes = self.buffer.bytes if self.buffer is not None else 0
-        on_gpu = {stage.op for stage in stages if stage.device is Device.GPU}
+        on_gpu = {stage.op for stage in stages if stage.device is Place.GPU}
         for (_, op), tensors in self._resident.items():
             self.gpu_bytes += sum(tensor.nbytes for tensor in tensors.values()) if op in on_gpu else 0
 

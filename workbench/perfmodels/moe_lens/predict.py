@@ -15,7 +15,7 @@ from workbench.schedules.base import Schedule
 from workbench.serving import prepare
 from workbench.serving.prepared import Prepared, facts
 from workbench.serving.task_cost import ENDLESS
-from workbench.stages import Device, kv
+from workbench.stages import Place, kv
 
 
 def predict(scenario: Scenario, schedule: Schedule) -> Result:
@@ -94,7 +94,7 @@ def predict(scenario: Scenario, schedule: Schedule) -> Result:
 
 def _check_pipeline(pipeline: Pipeline) -> None:
     """Refuse what Stage 2 has no term for, rather than take it to cost nothing."""
-    beside = [stage for stage in pipeline.stages if stage.device is Device.CPU and not stage.op.keeps_kv]
+    beside = [stage for stage in pipeline.stages if stage.device is Place.CPU and not stage.op.keeps_kv]
     if beside or kv in pipeline.fetches:
         raise ScenarioError(
             f"moe_lens.predict has no term for {beside[0] if beside else 'fetch(kv)'}: it knows the transfer of "

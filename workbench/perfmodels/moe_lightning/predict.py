@@ -12,7 +12,7 @@ from workbench.scenario import Scenario
 from workbench.schedules.base import Schedule
 from workbench.serving import prepare
 from workbench.serving.prepared import facts
-from workbench.stages import Device, Stage, add_shared, attention, combine_shared, moe, out_proj, qkv, shared_experts
+from workbench.stages import Place, Stage, add_shared, attention, combine_shared, moe, out_proj, qkv, shared_experts
 
 
 def predict(scenario: Scenario, schedule: Schedule) -> Result:
@@ -85,19 +85,19 @@ def _policy(scenario: Scenario, batch: int, parts: int) -> Policy:
         raise ScenarioError(
             f"moe_lightning.predict needs a stage that computes the experts, and {pipeline} has none; add moe."
         )
-    on_gpu, experts_on_gpu = keeper.device is Device.GPU, experts.device is Device.GPU
+    on_gpu, experts_on_gpu = keeper.device is Place.GPU, experts.device is Place.GPU
     return Policy(
         batch=max(batch, 1),
         micro_batch=math.ceil(max(batch, 1) / parts),
         gpu_attention=int(on_gpu),
         gpu_experts=int(experts_on_gpu),
         weights_on_gpu=float(experts_on_gpu and not pipeline.streams(experts)),
-        kv_on_gpu=float(on_gpu and pipeline.kv_device is Device.GPU),
+        kv_on_gpu=float(on_gpu and pipeline.kv_device is Place.GPU),
     )
 
 
 def _is_modelled(stage: Stage) -> bool:
     """True if the model has a term for it: shared experts and dense layers are GPU weights that every token passes."""
     if stage.op in (shared_experts, add_shared):
-        return stage.device is Device.GPU
+        return stage.device is Place.GPU
     return stage.op in (qkv, *attention, out_proj, *moe, combine_shared) and not stage.options
