@@ -15,6 +15,7 @@ from workbench.simulate import simulate
 from workbench.stages import attention, kv, moe, out_proj, qkv, weights
 
 ROOT = Path(__file__).parent.parent
+MEASURE = ("05_moe_gemm", "06_cpu_attention", "07_cpu_experts")  # their claims compare times
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
@@ -23,7 +24,11 @@ def code_cells(notebook: Path) -> list[dict[str, object]]:
     return [cell for cell in cells if cell["cell_type"] == "code"]
 
 
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+ALONE = {name: [pytest.mark.alone] for name in MEASURE}
+RUNS = [pytest.param(path, marks=ALONE.get(path.stem, []), id=path.stem) for path in NOTEBOOKS]
+
+
+@pytest.mark.parametrize("notebook", RUNS)
 def test_notebook_runs_to_its_checked_claim(notebook: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WB_SCALE", "small")
     content = nbformat.read(notebook, as_version=4)

@@ -108,9 +108,12 @@ def test_of_many_moves_the_last_is_drawn_as_simulate_says(page, session):
     handle(page, "Requests").focus()
     for _ in range(MOVES):
         page.keyboard.press("ArrowLeft")
-    session.run_cell("sha256")
-    line = session.said("shown-2")
-    _, requests, same, points, digest = re.sub("[(),']", "", line).split()
+    for turn in range(2, 12):  # the page sends the last position after the kernel has answered the first
+        session.run_cell("sha256")
+        line = session.said(f"shown-{turn}")
+        _, requests, same, points, digest = re.sub("[(),']", "", line).split()
+        if int(requests) == 8:
+            break
     assert int(requests) == 8
     assert (same, int(points) >= 20) == ("True", True)
     until(page, lambda: page.evaluate(DIGEST) == digest)

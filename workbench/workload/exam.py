@@ -103,6 +103,7 @@ def make_exam(
     chosen = [kinds] if isinstance(kinds, str) else list(kinds)
     if not is_whole(count) or count < 1:
         raise WorkloadError(f"an exam needs at least one exercise, not {count!r}.")
+    count = int(count)  # whole numbers of numpy without a sign would wrap around below
     streams = [exercises(kind, seed=f"exam {seed} {kind}", held_out=True) for kind in chosen]
     solved = exercises(chosen, seed=f"solved {seed}")
     asked = tuple(next(streams[number % len(streams)]) for number in range(count))
