@@ -2,8 +2,11 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import settings
+from xdist.scheduler.loadfile import LoadFileScheduling
 
 from tests.examples import DEEP, examples
 
@@ -14,3 +17,21 @@ os.environ.setdefault("NUMBA_CACHE_DIR", str(CACHE))
 # A deadline asserts a time, and on a shared computer an example may take any.
 settings.register_profile("workbench", examples(100), deadline=None, derandomize=not DEEP)
 settings.load_profile("workbench")
+
+APART = ("tests/test_notebooks.py", "tests/test_every.py", "tests/kernels/test_triton.py")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
+    return Spread(config, log)
+
+
+class Spread(LoadFileScheduling):
+    """Tests of a file run in one process, where they share what is set up; those of `APART`, long ones, run anywhere.
+
+    Files come by their number of tests, so long tests are the last, and one at a time: both processes end together.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = str(super()._split_scope(nodeid))
+        return nodeid if file in APART else file

@@ -47,11 +47,14 @@ def test_the_worse_outcome_counts(codes: tuple[int, int], told: int) -> None:
     assert worst(codes) == told
 
 
-@pytest.mark.parametrize("options, deep", [([], ""), (["--deep"], "1")])
 @pytest.mark.parametrize(
-    "failing, code, told", [("", 0, ("2 passed", "1 passed")), ("shared", 1, ("1 failed, 1 passed", "1 passed")),
-                            ("alone", 1, ("2 passed", "1 failed"))],
-)  # fmt: skip
+    "failing, code, told, options, deep",
+    [
+        ("", 0, ("2 passed", "1 passed"), ["--deep"], "1"),
+        ("shared", 1, ("1 failed, 1 passed", "1 passed"), [], ""),
+        ("alone", 1, ("2 passed", "1 failed"), [], ""),
+    ],
+)
 def test_each_test_runs_in_its_place(
     failing: str, code: int, told: tuple[str, str], options: list[str], deep: str, tmp_path: Path
 ) -> None:
