@@ -59,7 +59,7 @@ def site(wheel, tmp_path_factory) -> Path:
 def test_wheel_holds_the_packages_and_the_catalogue(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     for folder in ("workbench", "kernels_cpu", "kernels_triton"):
-        assert f"{folder}/__init__.py" in names
+        assert {f"{folder}/__init__.py", f"{folder}/py.typed"} <= set(names)
     assert "workbench/data/prompts.txt" in names
     for file in ("config.json", "model.safetensors", "tokenizer.json", "training.json"):
         assert f"workbench/data/models/tiny-moe/{file}" in names
