@@ -75,10 +75,11 @@ class Comparison:
             "ttft",
             "tbt",
         )
-        rows = [
-            {"source": r.source.value, "predictor": r.predictor, **{key: getattr(r, key) for key in keys}}
-            for r in self.results
-        ]
+        rows = []
+        for result in self.results:
+            row = {"source": result.source.value, "predictor": result.predictor}
+            row |= {key: getattr(result, key) for key in keys}
+            rows.append(row)
         return pandas.DataFrame(rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
@@ -102,10 +103,12 @@ class Comparison:
 
     def __str__(self) -> str:
         table = [_HEADINGS, *self.rows()]
-        widths = [max(len(row[column]) for row in table) for column in range(len(_HEADINGS))]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
-        ]
+        columns = zip(*table, strict=True)
+        widths = [max(map(len, column)) for column in columns]
+        lines = []
+        for row in table:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+            lines.append("  ".join(cells).rstrip())
         return "\n".join([*lines, "", *self.explanations()])
 
     __repr__ = __str__

@@ -1,4 +1,4 @@
-"""Why the bound, the simulation and the measurement differ, in words and figures."""
+"""Explanations, in words and figures, of the differences between bound, simulation and measurement."""
 
 from __future__ import annotations
 
@@ -67,8 +67,12 @@ def _rankings(results: Sequence[Result]) -> list[str]:
         if result.source in (Source.SIMULATED, *_MEASURED) and not result.stopped:
             key = (result.origin, result.model, result.machine, *(f"{k}: {v}" for k, v in result.facts.items()))
             groups.setdefault(key, []).append(result)
-    several = [group for group in groups.values() if len({result.schedule for result in group}) > 1]
-    return [_ranking(group) for group in several if all(result.generated for result in group)]
+    rankings = []
+    for group in groups.values():
+        schedules = {result.schedule for result in group}
+        if len(schedules) > 1 and all(result.generated for result in group):
+            rankings.append(_ranking(group))
+    return rankings
 
 
 def _ranking(results: Sequence[Result]) -> str:
@@ -120,21 +124,24 @@ def residual(measured: Result, simulated: Result) -> dict[str, float]:
         Of one scenario and schedule, both with every task in their timelines.
     """
     lane = max(simulated.busy, key=lambda name: simulated.busy[name])
-    ours, theirs = _account(measured, lane), _account(simulated, lane)
+    ours = _account(measured, lane)
+    theirs = _account(simulated, lane)
     return {cause.format(lane=lane): ours[cause] - theirs[cause] for cause in ours}
 
 
 def _account(result: Result, lane: str) -> dict[str, float]:
     """The seconds of a result, split up for one lane."""
     work = stolen = between = 0.0
-    first, last = dict[int, float](), dict[int, float]()
+    first = dict[int, float]()
+    last = dict[int, float]()
     for span in result.timeline:
         first[span.iteration] = min(first.get(span.iteration, span.start), span.start)
         last[span.iteration] = max(last.get(span.iteration, span.end), span.end)
         if span.lane == lane:
             length = span.end - span.start
             own = length if math.isnan(span.cpu) or lane in ("h2d", "d2h") else min(span.cpu, length)
-            work, stolen = work + own, stolen + length - own
+            work = work + own
+            stolen = stolen + length - own
     between = result.seconds - sum(last[number] - first[number] for number in first)
     waiting = result.seconds - work - stolen - between
     return {
@@ -156,7 +163,7 @@ def _against_bound(result: Result, bound: Result) -> str:
 
 
 def _sums(bound: Result) -> str:
-    """How much of a lane's least time goes into adding up what each of its GPUs or sockets has."""
+    """Share of a lane's least time that goes into adding up the partial results of its GPUs or sockets [1]."""
     told = ""
     for lane, name in SUMS.items():
         if (seconds := bound.limits.get(f"{lane} {name}")) is not None:
@@ -189,7 +196,7 @@ def _against_simulation(measured: Result, simulated: Result) -> str:
 
 
 def _outside(measured: Result, simulated: Result) -> str:
-    """What to think of a run that is not within the simulation's interval; nothing if it is, or there is none."""
+    """Advice for a run outside the simulation's interval; empty if the run is inside or there is no interval."""
     low, high = simulated.interval or (0.0, math.inf)
     if low <= measured.gen_tok_s <= high:
         return ""
@@ -203,7 +210,7 @@ def _outside(measured: Result, simulated: Result) -> str:
 
 
 def _distances(predicted: Result, others: Sequence[Result]) -> list[str]:
-    """How far a prediction is from every other answer to its question, and what each takes to bind."""
+    """Ratio of a prediction to every other answer to its question, and the resource that each says binds."""
     if not others:
         return []
     told = ", ".join(_distance(predicted, other) for other in others)

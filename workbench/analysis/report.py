@@ -129,7 +129,7 @@ class Live:
 
     @property
     def foreseen(self) -> bool:
-        """Whether the median run lies in the interval, if there is one."""
+        """True if the median run lies in the interval, or there is no interval."""
         low, high = self.simulated.interval or (0.0, float("inf"))
         return low <= self.median.gen_tok_s <= high
 
@@ -196,7 +196,7 @@ def _check_tokens(runs: Sequence[Result]) -> None:
 
 
 def marks(exam: Exam, comparison: Comparison) -> str:
-    """How many answers of the measured runs, which are all alike, were right, by kind of exercise.
+    """Count of right answers by kind of exercise; all measured runs give the same answers.
 
     Raises
     ------
@@ -205,7 +205,8 @@ def marks(exam: Exam, comparison: Comparison) -> str:
     """
     answered = next(result for result in comparison.results if result.source is Source.MEASURED)
     by_kind = exam.marks(answered)
-    right, count = (sum(getattr(mark, field) for mark in by_kind.values()) for field in ("right", "count"))
+    right = sum(mark.right for mark in by_kind.values())
+    count = sum(mark.count for mark in by_kind.values())
     if right < 0.9 * count:
         raise EngineError(f"only {right} of {count} exercises were answered right; the engine computes wrongly.")
     kinds = ", ".join(f"{kind} {mark.right} of {mark.count}" for kind, mark in by_kind.items())
@@ -216,8 +217,14 @@ def _page(
     server: Scenario, predicted: Comparison, local: Scenario, measured: Comparison, marks: str, live: Sequence[Live]
 ) -> str:
     runs = [result for result in measured.results if result.source is Source.MEASURED]
-    slow, fast, best = runs[0], runs[-1], max(runs, key=lambda result: result.gen_tok_s)
+    slow = runs[0]
+    fast = runs[-1]
+    best = max(runs, key=lambda result: result.gen_tok_s)
     others = [result for result in runs if result is not best]
+    lanes = []
+    for one in runs:
+        of_schedule = [result for result in measured.results if result.schedule == one.schedule]
+        lanes.append(_lanes(of_schedule))
     return _PAGE.substitute(
         pipeline=escaped(str(server.pipeline)),
         slow=escaped(slow.schedule),
@@ -236,7 +243,7 @@ def _page(
         measured_bars=_picture(lambda: plot_throughput(measured.results)),
         measured=measured._repr_html_(),
         shown=f"{SHOWN[0]} to {SHOWN[1] - 1}",
-        lanes="".join(_lanes([r for r in measured.results if r.schedule == one.schedule]) for one in runs),
+        lanes="".join(lanes),
         slow_iterations=_picture(lambda: plot_iterations(slow)),
         fast_iterations=_picture(lambda: plot_iterations(fast)),
         made_with=escaped(json.dumps({**fast.versions, "machine": fast.machine, "date": fast.date}, indent=1)),

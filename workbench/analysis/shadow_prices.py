@@ -1,4 +1,4 @@
-"""What twice of each resource would give: the link, the GPU, the CPU with its DRAM, and the KV cache."""
+"""Gains from twice as much of one resource: the link, the GPU, the CPU with its DRAM, or the KV cache."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _RATES = ("bandwidth", "flops", "h2d", "d2h")
 
 @dataclass(frozen=True)
 class Price:
-    """What more of one resource gives.
+    """The gain from more of one resource.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class Price:
 
 @dataclass(frozen=True)
 class ShadowPrices:
-    """What `factor` times of each resource gives, one at a time."""
+    """The gains from `factor` times of each resource, one at a time."""
 
     base: Result
     factor: float
@@ -82,7 +82,7 @@ class ShadowPrices:
 
     @property
     def title(self) -> str:
-        """What is read, and what binds as it is."""
+        """The scenario and schedule that are read, and the resource that binds in them."""
         base = self.base
         return f"{base.schedule}, {base.origin}: {base.gen_tok_s:.4g} output tok/s, {in_words(base.binding)} binds"
 
@@ -91,7 +91,11 @@ class ShadowPrices:
         import pandas
 
         keys = ("resource", "gain", "heaviest", "note")
-        rows = [{key: getattr(p, key) for key in keys} | {"binding": p.result.binding} for p in self.prices]
+        rows = []
+        for one in self.prices:
+            row = {key: getattr(one, key) for key in keys}
+            row["binding"] = one.result.binding
+            rows.append(row)
         return pandas.DataFrame(rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
@@ -117,7 +121,7 @@ def shadow_prices(
     *,
     factor: float = 2.0,
 ) -> ShadowPrices:
-    """What `factor` times the link, the GPU, the CPU and the KV cache would each give, the others left as they are.
+    """Compute the gain from `factor` times the link, the GPU, the CPU or the KV cache, all else unchanged.
 
     A device is faster in all it does: rates and memory bandwidth; where the machine was calibrated for this model, the
     measured times of the operations that the pipeline places there. Fixed times of launches, transfers and between
@@ -158,7 +162,8 @@ def _price(
     reader: Callable[[Scenario, Schedule], Result],
     base: Result,
 ) -> Price:
-    ledger, note = fits(richer, schedule), ""
+    ledger = fits(richer, schedule)
+    note = ""
     if not ledger:
         note = " and ".join(
             f"needs {format_bytes(account.total)} of {account.name} memory, there are {format_bytes(account.capacity)}"
@@ -171,12 +176,15 @@ def _price(
 
 
 def _heaviest(scenario: Scenario, schedule: Schedule, result: Result) -> str:
-    """What takes most of what binds, all requests together: an operation, a move, or the weights.
+    """Name the largest load on the binding resource over all requests: an operation, a transfer, or the weights.
 
     Seconds of a lane; bytes where the host's memory binds, which all on the host and both directions of the link share.
     """
-    prepared, total = price(scenario, schedule), total_rows(scenario.workload, scenario.model)
-    cost, lane, cores = prepared.cost, lane_of(result.binding), scenario.machine.cores
+    prepared = price(scenario, schedule)
+    total = total_rows(scenario.workload, scenario.model)
+    cost = prepared.cost
+    lane = lane_of(result.binding)
+    cores = scenario.machine.cores
     of_dram = result.binding == DRAM
     taken = dict[str, float]()
     for node in prepared.lowering.graph.undeferred:
@@ -194,7 +202,8 @@ def _heaviest(scenario: Scenario, schedule: Schedule, result: Result) -> str:
 
 
 def _more_link(scenario: Scenario, factor: float) -> Scenario:
-    machine, link = scenario.machine, scenario.machine.link
+    machine = scenario.machine
+    link = scenario.machine.link
     faster = replace(link, h2d=link.h2d * factor, d2h=link.d2h * factor)
     return scenario.on(machine=replace(machine, link=faster, sources=_sources(machine, "link.", factor)))
 
@@ -242,14 +251,16 @@ def _as_measured(machine: Machine, scenario: Scenario, place: Place, factor: flo
     profile = machine.profile(shape)
     if profile is None:
         return machine
-    names = {side: {s.op.name for s in scenario.layer.stages if s.device is side} for side in Place}
-    both = names[Place.GPU] & names[Place.CPU]
+    stages = scenario.layer.stages
+    on_gpu = {stage.op.name for stage in stages if stage.device is Place.GPU}
+    on_cpu = {stage.op.name for stage in stages if stage.device is Place.CPU}
+    both = on_gpu & on_cpu
     if both:
         raise ScenarioError(
             f"{' and '.join(sorted(both))} was measured once and runs on both devices, so that neither can be made "
             "faster alone; give a machine that is not calibrated for this model."
         )
-    there = names[place] | (set(_ENDS) if place is Place.GPU else set())
+    there = on_gpu | set(_ENDS) if place is Place.GPU else on_cpu
     ops = tuple(time.times(1 / factor) if time.op in there else time for time in profile.ops)
     others = tuple(one for one in machine.profiles if one.shape != shape)
     return replace(machine, profiles=(replace(profile, ops=ops), *others))

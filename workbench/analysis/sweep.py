@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """What is predicted for one KV capacity [B]: the bound, then one simulation per schedule.
+    """Predictions for one KV capacity [B]: the bound, then one simulation per schedule.
 
     Where that capacity cannot serve the workload there are no results and `problem` says why.
     """
@@ -46,10 +46,11 @@ class Sweep:
         import pandas
 
         keys = ("schedule", "gen_tok_s", "proc_tok_s", "seconds", "iterations", "preemptions")
-        rows = [
-            {"kv_capacity": capacity, "source": result.source.value, **{key: getattr(result, key) for key in keys}}
-            for capacity, result in self.pairs()
-        ]
+        rows = []
+        for capacity, result in self.pairs():
+            row = {"kv_capacity": capacity, "source": result.source.value}
+            row |= {key: getattr(result, key) for key in keys}
+            rows.append(row)
         return pandas.DataFrame(rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:

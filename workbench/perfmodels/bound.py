@@ -1,4 +1,4 @@
-"""What no schedule can beat: the least load of each lane, with the iterations that the KV cache forces."""
+"""The bound that no schedule can beat: the least load of each lane, with the iterations that the KV cache forces."""
 
 from __future__ import annotations
 
@@ -66,8 +66,9 @@ def bound(scenario: Scenario, schedule: Schedule) -> Result:
 
 
 def total_rows(workload: Workload, model: ModelConfig) -> Rows:
-    """What all requests put on the stages of a mean layer when nothing is computed twice."""
-    p, g = workload.prompt_len, workload.output_len
+    """The load of all requests on the stages of a mean layer when nothing is computed twice."""
+    p = workload.prompt_len
+    g = workload.output_len
     pairs = model.attended_below(p)
     context = model.attended_below(p + g - 1) - pairs
     return Rows(int(p.sum()), int((g - 1).sum()), float(pairs.sum()), float(context.sum()), int(g.sum()))
@@ -91,7 +92,8 @@ def least_iterations(workload: Workload, blocks: int, block: int) -> int:
 
 def least_forced(workload: Workload, model: ModelConfig, blocks: int, block: int) -> Forced:
     """Find what a workload's lengths and a KV cache of so many blocks force."""
-    prompt, output = workload.prompt_len, workload.output_len
+    prompt = workload.prompt_len
+    output = workload.output_len
     fewest = np.sort(-(-prompt // block))
     together = int(fewest.cumsum().searchsorted(blocks, "right"))
     several = prompt[output > 1]
@@ -114,17 +116,20 @@ def _least_limits(prepared: Prepared, workload: Workload, forced: Forced) -> dic
 
     The largest limit is taken to be unimodal in how much is recomputed: terms of decodes fall, those of prefills rise.
     """
-    total, loads = total_rows(workload, prepared.scenario.model), Loads(prepared, forced)
+    total = total_rows(workload, prepared.scenario.model)
+    loads = Loads(prepared, forced)
 
     def limits(context: float) -> dict[str, float]:
         return loads.limits(recomputed(total, context, forced.shortest))
 
-    low, high = 0.0, total.context
+    low = 0.0
+    high = total.context
     while high - low > 1e-6 * total.context:
         third = (high - low) / 3
         if max(limits(low + third).values()) < max(limits(high - third).values()):
             high -= third
         else:
             low += third
-    plain, least = limits(0.0), max(limits(low).values())
+    plain = limits(0.0)
+    least = max(limits(low).values())
     return {name: min(value, least) for name, value in plain.items()}

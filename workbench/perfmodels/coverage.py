@@ -1,4 +1,4 @@
-"""Which share of a layer's experts a batch touches: uniform and skewed routing, a measured table, a trace."""
+"""Coverage, the share of a layer's experts that a batch touches: by uniform or skewed routing, a table or a trace."""
 
 from __future__ import annotations
 
@@ -178,7 +178,8 @@ def _inclusion(experts: int, top_k: int, sigma: float) -> Array:
         return np.ones(experts)
     normal = NormalDist()
     popularity = np.exp([sigma * normal.inv_cdf((i + 0.5) / experts) for i in range(experts)])
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     while np.sum(-np.expm1(-high * popularity)) < top_k:
         high *= 2
     for _ in range(60):

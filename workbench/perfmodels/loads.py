@@ -23,7 +23,6 @@ SUMS = {"gpu": "all-reduce", "cpu": "reduce-scatter"}
 """What a lane's limit is called that is part of its own: adding up what each of its GPUs or sockets has."""
 _PREFILL = Rows(prefill=1, pairs=1, emits=1)
 _EXACT = 32  # from twice as many rows on, a call stands for those with up to 1/32 more
-_TOKENS = ("decodes", "outputs")
 
 Seconds = Callable[[Rows], float]
 Counts = npt.NDArray[np.int64]
@@ -69,7 +68,9 @@ class Forced(NamedTuple):
 
 def crowds(together: int, outputs: Counts, decodes: Counts, blocks: int) -> tuple[Crowd, ...]:
     """Calls of up to so many rows, `outputs[h]` and `decodes[h]` tokens being made while sequences hold h blocks."""
-    held, found, least = np.arange(len(outputs)), list[Crowd](), 1
+    held = np.arange(len(outputs))
+    found = list[Crowd]()
+    least = 1
     while least <= together:
         most = min(least + max(0, least // _EXACT - 1), together)
         share = np.minimum(1.0, most * held / blocks)
@@ -94,11 +95,16 @@ class Loads:
     """
 
     def __init__(self, prepared: Prepared, forced: Forced) -> None:
-        self._forced, self._cost = forced, prepared.cost
+        self._forced = forced
+        self._cost = prepared.cost
         self._decode = Rows(decode=1, context=forced.shortest, emits=1)
-        machine, graph, layers = prepared.scenario.machine, prepared.lowering.graph, prepared.layers
-        self._cores, self._bandwidth = machine.cores, machine.cpu.bandwidth
-        weights, streamed = self._cost.weights_per_layer, layers * forced.iterations
+        machine = prepared.scenario.machine
+        graph = prepared.lowering.graph
+        layers = prepared.layers
+        self._cores = machine.cores
+        self._bandwidth = machine.cpu.bandwidth
+        weights = self._cost.weights_per_layer
+        streamed = layers * forced.iterations
         self._parts = defaultdict[str, list[Seconds]](list)
         self._fixed = {"gpu compute": 0.0, "cpu compute": 0.0, "d2h link": 0.0}
         self._fixed["h2d link"] = streamed * self._cost.fetch(weights)
@@ -124,12 +130,16 @@ class Loads:
 
     def limits(self, total: Rows) -> dict[str, float]:
         """Seconds of each limit for these rows, over all iterations [s]."""
-        taken = {name: sum(part(total) for part in parts) for name, parts in self._parts.items()}
-        return self._fixed | {name: self._fixed.get(name, 0.0) + seconds for name, seconds in taken.items()}
+        limits = dict(self._fixed)
+        for name, parts in self._parts.items():
+            seconds = sum(part(total) for part in parts)
+            limits[name] = limits.get(name, 0.0) + seconds
+        return limits
 
     def _add_stage(self, stage: Stage, at_once: Stage, times: int) -> None:
         """A stage in so many layers; `at_once` is the same stage that defers nothing."""
-        cost, lane = self._cost, stage.device.value
+        cost = self._cost
+        lane = stage.device.value
         self._add_compute(
             lane,
             [_Way(partial(cost.least, at_once, threads=n), _time(cost.call(stage, n))) for n in self._threads(lane)],
@@ -166,13 +176,13 @@ class Loads:
         return lambda rows: price(rows)[1] / self._bandwidth
 
     def _add(self, limit: str, ways: Sequence[_Way], times: int) -> None:
-        forced, calls = self._forced, [way.call for way in ways]
-        one = min(call(rows) for call in calls for rows in (self._decode, _PREFILL))
-        decode, prefill = (
-            np.minimum.accumulate([_cheapest(calls, rows, crowd) for crowd in forced.crowds])
-            for rows in (self._decode, _PREFILL)
-        )
-        decodes, outputs = (np.array([getattr(crowd, name) for crowd in forced.crowds]) for name in _TOKENS)
+        forced = self._forced
+        calls = [way.call for way in ways]
+        one = min(min(call(self._decode), call(_PREFILL)) for call in calls)
+        decode = np.minimum.accumulate([_cheapest(calls, self._decode, crowd) for crowd in forced.crowds])
+        prefill = np.minimum.accumulate([_cheapest(calls, _PREFILL, crowd) for crowd in forced.crowds])
+        decodes = np.array([crowd.decodes for crowd in forced.crowds])
+        outputs = np.array([crowd.outputs for crowd in forced.crowds])
         fixed = max(forced.iterations * one, float(max(np.minimum(decode, prefill) * outputs)))
 
         def seconds(total: Rows) -> float:

@@ -1,4 +1,4 @@
-"""How KTransformers' printed values are computed: deferral in a layer, kernels, sockets, speed on its two machines."""
+"""Computation of KTransformers' printed values: deferral in a layer, kernels, sockets, speed on its two machines."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def remote_under_load() -> float:
 def machine(gpu: str) -> HybridMachine:
     """The paper's host, calibrated to the one layer that it profiled: DeepSeek-V3 in BF16 on the A100."""
     text = published("ktransformers")
-    host, layer = text["host"], text["layer"]
+    host = text["host"]
+    layer = text["layer"]
     calibrated_on, *_ = host["gpus"]
     bare = HybridMachine(
         gpu=processors[calibrated_on],
@@ -75,7 +76,8 @@ def played_machine() -> Machine:
 
     Submission and waiting are the fixed time of the two transfers, half of it each.
     """
-    nominal, profiled = machines["ktransformers-a100"], machine(published("ktransformers")["host"]["gpus"][0])
+    nominal = machines["ktransformers-a100"]
+    profiled = machine(published("ktransformers")["host"]["gpus"][0])
     shares = {"gpu": profiled.gpu_efficiency, "cpu": profiled.cpu_efficiency}
     how = {f"{lane}.bandwidth": f"{share:.1%} of it, as the profiled layer implies" for lane, share in shares.items()}
     return replace(
@@ -121,7 +123,8 @@ def _numa_layer(given: Inputs) -> Value:
     """Time in which one layer's routed experts are read at the printed bandwidths, pages and threads anywhere [ms]."""
     host = published("ktransformers")["host"]
     model = in_bytes(given["model"], BF16_BYTES)
-    local, remote = parse_bytes(host["local"]), parse_bytes(host["remote"])
+    local = parse_bytes(host["local"])
+    remote = parse_bytes(host["remote"])
     chosen = model.num_experts_per_tok
     rate = numa_bandwidth(Numa.OBLIVIOUS, sockets=given["sockets"], local=local, remote=remote, top_k=chosen)
     return 1e3 * float(chosen * model.expert_params * model.expert_bytes / rate)
@@ -129,7 +132,8 @@ def _numa_layer(given: Inputs) -> Value:
 
 def _numa_gain(given: Inputs) -> Value:
     host = published("ktransformers")["host"]
-    local, remote = parse_bytes(host["local"]), remote_under_load()
+    local = parse_bytes(host["local"])
+    remote = remote_under_load()
     aware, unaware = (
         numa_bandwidth(kind, sockets=host["sockets"], local=local, remote=remote, top_k=given["top_k"])
         for kind in (Numa.TENSORS, Numa.OBLIVIOUS)
@@ -153,7 +157,8 @@ def _both_busy(given: Inputs) -> Value:
 
 def _fewest(given: Inputs) -> Value:
     shares = profile()
-    hidden, one = shares.attention + shares.sync, shares.routed / given["top_k"]
+    hidden = shares.attention + shares.sync
+    one = shares.routed / given["top_k"]
     return float(kt.experts_to_defer(hidden, one, top_k=given["top_k"]))
 
 

@@ -1,4 +1,4 @@
-"""How Layered Prefill's printed values are computed: coverage, expert traffic, energy, and a queue of requests."""
+"""Computation of Layered Prefill's printed values: coverage, expert traffic, energy, and a queue of requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from workbench.perfmodels import coverage, layered_prefill
 from workbench.perfmodels.layered_prefill.queue import Arrivals, IterationTime, Served, serve
 from workbench.reproductions.rows import Inputs, Value, published
 
-SEEDS, REQUESTS = range(6), 400
+SEEDS = range(6)
+REQUESTS = 400
 """Chunked prefill at 1.3 requests/s is near saturation and noisy: means over several runs."""
 
 QWEN = models["qwen3-30b-a3b"]
@@ -86,7 +87,7 @@ def _played_change(given: Inputs) -> Value:
 
 
 def _attained(given: Inputs) -> Value:
-    """Whether the target share of the requests meets the SLO."""
+    """True if the target share of the requests meets the SLO."""
     text = published("layered_prefill")
     slo = Slo(**text["slo"][f"qwen_{given['dataset']}"])
     runs = served(given["dataset"], given["rate"], given["layered"])
@@ -147,7 +148,8 @@ def _drawn(given: Inputs) -> Value:
 
 def _tbt_slo(given: Inputs) -> Value:
     """A multiple of the time of so many decodes at that context [ms]."""
-    time, batch = iteration_time(), given["batch"]
+    time = iteration_time()
+    batch = given["batch"]
     kv = batch * given["context"] * QWEN.kv_bytes_per_token("bf16")
     read = QWEN.routed_bytes * float(coverage.measured_coverage(batch)) + kv
     one = read / time.bandwidth + time.per_token * batch + time.fixed

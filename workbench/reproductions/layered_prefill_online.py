@@ -24,7 +24,8 @@ RESIDENT = gpu(qkv, attention, out_proj, moe)
 
 def paper_machine() -> Machine:
     """Two H100 at the rates that, with the fixed time of every operation, give about the paper's Table 6."""
-    table, nominal = published("layered_prefill")["sustained"], machines["layered-prefill"]
+    table = published("layered_prefill")["sustained"]
+    nominal = machines["layered-prefill"]
     rates = (("bf16", float(table["flops"])),)
     device = replace(nominal.gpu, bandwidth=table["bandwidth"], flops=rates, overhead=table["overhead"])
     return replace(nominal, name="layered-prefill, sustained", gpu=device)

@@ -1,4 +1,4 @@
-"""How MoE-CAP's printed values are computed: sparsity of models, demand of a target, hardware's boxes."""
+"""Computation of MoE-CAP's printed values: sparsity of models, demand of a target, hardware's boxes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _bandwidth(given: Inputs) -> Value:
 
 
 def _meets(given: Inputs) -> Value:
-    """Whether a processor has the bandwidth that the paper says DeepSeek-R1 needs."""
+    """True if a processor has the bandwidth that the paper says DeepSeek-R1 needs."""
     needed = published("moe_cap")["bandwidth_against_power"][given["demand"]]
     return bool(processors[given["processor"]].bandwidth / 1e9 >= needed)
 
@@ -58,7 +58,7 @@ def _overestimate(given: Inputs) -> Value:
 
 
 def _layer_overestimate(given: Inputs) -> Value:
-    """How much too much counting every expert of a layer reads, one sequence [%]."""
+    """Excess of the bytes read when every expert of a layer is counted, one sequence [%]."""
     model = models[given["model"]]
     layer = model.attention_params, model.expert_params
     whole, active = (
@@ -92,7 +92,7 @@ def _practical(given: Inputs) -> Value:
 
 
 def _bandwidth_suffices(given: Inputs) -> Value:
-    """Whether a perfect system would meet the target on bandwidth."""
+    """True if a perfect system would meet the target on bandwidth."""
     text = published("moe_cap")["measured_tpot"]
     model = models[given["model"]]
     share = coverage.uniform_coverage(given["batch"], experts=model.num_local_experts, top_k=model.num_experts_per_tok)
@@ -101,7 +101,7 @@ def _bandwidth_suffices(given: Inputs) -> Value:
 
 
 def _operations_suffice(given: Inputs) -> Value:
-    """Whether a perfect system would meet the target on operations."""
+    """True if a perfect system would meet the target on operations."""
     text = published("moe_cap")["measured_tpot"]
     model = models[given["model"]]
     needed = requirement(model, batch=given["batch"], context=text["context"], tpot=given["tpot"], coverage=1.0)

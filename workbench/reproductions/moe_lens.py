@@ -1,4 +1,4 @@
-"""How MoE-Lens' printed values are computed: its equations, Stage 2, and the real scheduler on its settings."""
+"""Computation of MoE-Lens' printed values: its equations, Stage 2, and the real scheduler on its settings."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def play(
     workload = Workload.lengths(prompt, output, requests)
     memory = BlockManager(blocks, block, requests, prompt + output)
     queue = ResourceAware(admission=admission).open(workload, memory, limit, 1)
-    passes, prefill = 0.0, []
+    passes = 0.0
+    prefill = []
     while (batch := queue.next()) is not None:
         passes += max(1.0, batch.rows.tokens / limit)
         prefill.append(int(batch.rows.prefill))
@@ -110,7 +111,7 @@ def preempted_share(s: Setting) -> float:
 
 
 def gain_of_memory(output: int, pass_tokens: float | None = None) -> float:
-    """What 210 GB of KV cache add over 70 for the same requests, as the scheduler plays them [%]."""
+    """Gain of 210 GB of KV cache over 70 GB for the same requests, as the scheduler plays them [%]."""
     few = mtbench(70, output, pass_tokens)
     many = replace(mtbench(210, output, pass_tokens), requests=few.requests)
     return 100 * (played_tok_s(many, Admission.GREEDY) / played_tok_s(few, Admission.GREEDY) - 1)
@@ -122,7 +123,8 @@ def gain_of_memory(output: int, pass_tokens: float | None = None) -> float:
 def _plan_share(given: Inputs) -> Value:
     """Share of the CPU memory that MoE-Lightning's optimiser fills on MoE-Lens' host."""
     a40 = machines["a40"]
-    cpu_memory, gpu_memory = given["cpu_gb"] * 1e9, given["gpu_gb"] * 1e9
+    cpu_memory = given["cpu_gb"] * 1e9
+    gpu_memory = given["gpu_gb"] * 1e9
     host = replace(a40, cpu=replace(a40.cpu, memory=cpu_memory), gpu=replace(a40.gpu, memory=gpu_memory))
     found = search(Job(MIXTRAL, host, given["prompt"], given["output"], "bf16"), Mode.ARTIFACT)
     return 100 * float(found.cpu_peak / cpu_memory)
@@ -144,7 +146,8 @@ def _tokens(given: Inputs) -> float:
 
 def _kv(given: Inputs) -> Value:
     """In gigabytes, or in the paper's own unit of MiB / 1000."""
-    size, units = MIXTRAL.kv_bytes_per_token("bf16"), Units(given["units"])
+    size = MIXTRAL.kv_bytes_per_token("bf16")
+    units = Units(given["units"])
     found = float(moe_lens.kv_to_saturate(_tokens({**given, "units": "paper"}), given["seq"], size, units=units))
     return found if units is Units.PAPER else found / 1e9
 
@@ -172,14 +175,18 @@ def _overlap_holds_more(given: Inputs) -> Value:
 def _computed_share(given: Inputs) -> Value:
     """Tokens per iteration that Equation 12 implies over those that the GPU can compute, KV memory without end."""
     job = (given["p"], given["g"], given["requests"], float("inf"))
-    limit, eq12 = given["n_it"], Eq12(given["eq12"])
+    limit = given["n_it"]
+    eq12 = Eq12(given["eq12"])
     found = moe_lens.stage2(*job, block=16, pass_seconds=1.0, pass_tokens=limit, eq12=eq12)
     return float(found.proc_tok_s / limit)
 
 
 def _memory_limit(given: Inputs) -> Value:
     """Stage 2 over Stage 1 in processed tokens, as the job grows without end and blocks have one token."""
-    p, g, tokens, limit = given["p"], given["g"], 1e6, 1e12
+    p = given["p"]
+    g = given["g"]
+    tokens = 1e6
+    limit = 1e12
     found = moe_lens.stage2(
         p, g, float("inf"), tokens, block=1, pass_seconds=1.0, pass_tokens=limit, life=Life.INCLUSIVE
     )
@@ -195,7 +202,7 @@ def _weights(given: Inputs) -> Value:
 
 
 def _offloaded_mb(given: Inputs) -> Value:
-    """What VSLPipe's offload moves in a layer of a pure decode pass [MB]."""
+    """Bytes that VSLPipe's offload moves in a layer of a pure decode pass [MB]."""
     scenario = Scenario(
         VSL,
         model=MIXTRAL,

@@ -1,4 +1,4 @@
-"""How MoE-Lightning's printed values are computed: ratios of its tables, its optimiser's policies, the roofline."""
+"""Computation of MoE-Lightning's printed values: ratios of its tables, its optimiser's policies, the roofline."""
 
 from __future__ import annotations
 
@@ -57,8 +57,11 @@ def _least_scaling(given: Inputs) -> Value:
 
 
 def _batch_ratio(given: Inputs) -> Value:
-    """How much smaller one batch is than another, both mu x N/mu."""
-    small, large = (int(a) * int(b) for a, b in (given["of"], given["over"]))
+    """Factor by which one batch is smaller than another, both given as mu and N/mu."""
+    micro, count = given["of"]
+    small = int(micro) * int(count)
+    micro, count = given["over"]
+    large = int(micro) * int(count)
     return large / small
 
 
@@ -90,7 +93,7 @@ def _micro_batches(given: Inputs) -> Value:
 
 
 def _optimiser(given: Inputs) -> Value:
-    """What the optimiser prints about its best policy."""
+    """The figures that the optimiser prints about its best policy."""
     found = _found(given, Mode.ARTIFACT)
     answers = {
         "step": found.estimate.step,

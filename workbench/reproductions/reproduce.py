@@ -35,7 +35,7 @@ _COLOURS = {
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What one paper prints, recomputed."""
+    """One paper's printed values, recomputed."""
 
     paper: str
     rows: tuple[Row, ...]
@@ -124,12 +124,10 @@ def summary(reproductions: Iterable[Reproduction]) -> pandas.DataFrame:
     import pandas
 
     found = Counter((row.printed.evidence, row.outcome) for one in reproductions for row in one.rows)
-    counts = [[found[evidence, outcome] for outcome in Outcome] for evidence in Evidence]
-    table = pandas.DataFrame(
-        counts,
-        index=[evidence.value for evidence in Evidence],
-        columns=[outcome.value for outcome in Outcome],
-    )
+    columns = {}
+    for outcome in Outcome:
+        columns[outcome.value] = [found[evidence, outcome] for evidence in Evidence]
+    table = pandas.DataFrame(columns, index=[evidence.value for evidence in Evidence])
     table.loc["all"] = table.sum()
     return table
 

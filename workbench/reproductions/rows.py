@@ -1,4 +1,4 @@
-"""What a paper prints beside what the workbench computes: one row per printed value."""
+"""Rows that set each value a paper prints beside the value that the workbench computes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OF_A_CELL = ("id", "published", "at", "outcome", "remark", "evidence", "toleran
 
 
 class Outcome(enum.Enum):
-    """What comparing gives."""
+    """Verdict of a comparison."""
 
     MET = "met"
     MISSED = "not met"
@@ -235,8 +235,9 @@ def _cells(paper: str, tables: dict[str, Any], group: dict[str, Any]) -> Iterato
 
 
 def _judgement(name: str, entry: dict[str, Any]) -> tuple[Outcome, Evidence, str]:
-    """What is expected of an entry, its class and its remark."""
-    outcome, remark = Outcome(entry.get("outcome", "met")), entry.get("remark", "")
+    """The expected outcome of an entry, its class and its remark."""
+    outcome = Outcome(entry.get("outcome", "met"))
+    remark = entry.get("remark", "")
     if outcome is not Outcome.MET and not remark:
         raise CatalogueError(f"{name} is {outcome.value} without a remark; say why.")
     if "evidence" not in entry:

@@ -19,7 +19,7 @@ _LEAST_IMMEDIATE = 2  # section 4.2: fewer change what the model says
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """What one MoE layer takes in decode, in seconds or as shares of the layer without deferral.
+    """Times of one MoE layer in decode, in seconds or as shares of the layer without deferral.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ def layer_utilisation(times: LayerTimes, deferred: ArrayLike, *, top_k: int) -> 
 
 
 def time_reduction(times: LayerTimes, deferred: ArrayLike, *, top_k: int) -> Number:
-    """How much shorter a layer gets [1]: 1 - T(D) / T(0).
+    """Share of a layer's time that deferral saves [1]: 1 - T(D) / T(0).
 
     Raises
     ------
@@ -206,7 +206,8 @@ def deferral_outputs(
         )
     held = int(_deferred(deferred, min(len(chosen) for chosen in experts)))
     outputs: list[Any] = []
-    hidden, late = start, None
+    hidden = start
+    late = None
     for layer, (always, chosen) in enumerate(zip(shared, experts, strict=True)):
         now = len(chosen) - (held if layer < len(shared) - 1 else 0)
         output = hidden + always(hidden)
@@ -249,7 +250,8 @@ def decode_timeline(times: LayerTimes, layers: int, *, deferred: int, top_k: int
         held = deferred if layer < count - 1 else 0
         start = max(cpu_free, attended + times.sync)
         immediate_end = start + (top_k - held) * one
-        older_late, late = late, immediate_end + held * one
+        older_late = late
+        late = immediate_end + held * one
         cpu_free = late
         spans += [Span("gpu", f"A {layer}", begin, attended), Span("gpu", f"S {layer}", attended, gpu_free)]
         spans.append(Span("cpu", f"I {layer}", start, immediate_end))

@@ -17,7 +17,7 @@ from workbench.perfmodels.moe_cap import kv_read_bytes
 
 
 class Numa(enum.Enum):
-    """Where experts lie and who computes them on a host of several sockets."""
+    """Placement of experts, and the sockets that compute them, on a host of several sockets."""
 
     SINGLE = "one socket alone"
     OBLIVIOUS = "pages anywhere, threads anywhere"
@@ -145,7 +145,8 @@ def decode_layer(model: ModelConfig, machine: HybridMachine) -> LayerTimes:
     -----
     KTransformers section 4.2. Batch 1: every part is bound by reading its weights once.
     """
-    rate, chosen = machine.gpu.bandwidth * machine.gpu_efficiency, model.num_experts_per_tok
+    rate = machine.gpu.bandwidth * machine.gpu_efficiency
+    chosen = model.num_experts_per_tok
     host = numa_bandwidth(
         machine.numa, sockets=machine.sockets, local=machine.local, remote=machine.remote, top_k=chosen
     )
@@ -159,7 +160,8 @@ def decode_layer(model: ModelConfig, machine: HybridMachine) -> LayerTimes:
 
 def deferred_experts(model: ModelConfig, machine: HybridMachine) -> int:
     """Experts to defer on this machine: the fewest that keep the CPU busy, two staying immediate."""
-    times, chosen = decode_layer(model, machine), model.num_experts_per_tok
+    times = decode_layer(model, machine)
+    chosen = model.num_experts_per_tok
     return int(experts_to_defer(times.attention + times.sync, times.routed / chosen, top_k=chosen))
 
 

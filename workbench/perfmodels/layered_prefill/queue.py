@@ -64,7 +64,8 @@ class Arrivals:
 
     def __post_init__(self) -> None:
         time = at_least("time", self.time, 0, mend="give seconds")
-        prompt, output = whole_lengths(self.prompt, "prompt"), whole_lengths(self.output, "output")
+        prompt = whole_lengths(self.prompt, "prompt")
+        output = whole_lengths(self.output, "output")
         if not (time.size and time.ndim == 1 and time.shape == prompt.shape == output.shape):
             raise ValueError(
                 "Arrivals must have one time, prompt and output per request, at least one of each, not the shapes "
@@ -72,7 +73,8 @@ class Arrivals:
             )
         early = np.flatnonzero(np.diff(time) < 0)
         if early.size:
-            before, after = time[early[0]], time[early[0] + 1]
+            before = time[early[0]]
+            after = time[early[0] + 1]
             raise ValueError(f"time must not fall, but {after:g} follows {before:g}; sort the requests by arrival.")
         for name, lengths in (("prompt", prompt), ("output", output)):
             whole(name, lengths, mend="give tokens")
@@ -100,7 +102,7 @@ class Arrivals:
 
 @dataclass(frozen=True)
 class Served:
-    """What became of the requests.
+    """Outcome of the requests.
 
     Attributes
     ----------
@@ -161,11 +163,14 @@ def serve(
     most = int(whole("granularity", granularity, mend="give tokens, for example 512"))
     share = np.asarray(coverage(np.arange(_MOST_TOKENS + 1)))
     kv_token = model.kv_bytes_per_token(model.dtype)
-    prompt, output = arrivals.prompt.tolist(), arrivals.output.tolist()
+    prompt = arrivals.prompt.tolist()
+    output = arrivals.output.tolist()
     running = _Running(model, prompt, output)
     prefill: _Layered | _Chunked = _Layered(model.num_hidden_layers, most) if layered else _Chunked(most)
     count = len(prompt)
-    clock, read, kv_read = 0.0, 0.0, 0.0
+    clock = 0.0
+    read = 0.0
+    kv_read = 0.0
     first = np.zeros(count, dtype=np.int64)
     durations: list[float] = []
     clocks: list[float] = []
@@ -180,12 +185,14 @@ def serve(
             arrived += 1
         tokens, fraction, done = prefill.step(waiting, prompt)
         decode = len(running)
-        mixed, alone = share[min(decode + tokens, _MOST_TOKENS)], share[min(decode, _MOST_TOKENS)]
+        mixed = share[min(decode + tokens, _MOST_TOKENS)]
+        alone = share[min(decode, _MOST_TOKENS)]
         size = model.routed_bytes * (fraction * mixed + (1.0 - fraction) * alone)
         kv = running.context * kv_token
         seconds = (size + kv) / time.bandwidth + time.per_token * (fraction * tokens + decode) + time.fixed
         clock += seconds
-        read, kv_read = read + size, kv_read + kv
+        read = read + size
+        kv_read = kv_read + kv
         durations.append(seconds)
         clocks.append(clock)
         decodes.append(decode)
@@ -196,7 +203,8 @@ def serve(
             if output[request] > 1:
                 running.add(request, now)
     last = first + arrivals.output - 1
-    lasting, ended = np.array(durations), np.array(clocks)
+    lasting = np.array(durations)
+    ended = np.array(clocks)
     # Decodes pass every iteration, so each gap between two tokens of a request is one iteration's duration.
     worst = np.array([lasting[a:b].max(initial=0.0) for a, b in zip(first, last, strict=True)])
     return Served(
@@ -216,7 +224,8 @@ class _Running:
     """Requests that decode, and the KV entries that their next step reads."""
 
     def __init__(self, model: ModelConfig, prompt: Sequence[int], output: Sequence[int]) -> None:
-        self._prompt, self._output = prompt, output
+        self._prompt = prompt
+        self._output = output
         self._window = model.sliding_window
         self._windowed = model.windowed_layers / model.num_hidden_layers
         self._held = self._near = 0  # entries of all running requests: in the cache, and within the window
@@ -234,39 +243,46 @@ class _Running:
 
     def add(self, request: int, now: int) -> None:
         """Decode a request from the next iteration on."""
-        prompt, end = self._prompt[request], now + self._output[request] - 1
+        prompt = self._prompt[request]
+        end = now + self._output[request] - 1
         heapq.heappush(self._ends, (end, request))
-        self._held, self._near = self._held + prompt, self._near + min(prompt, self._window)
+        self._held = self._held + prompt
+        self._near = self._near + min(prompt, self._window)
         if prompt < self._window:
             self._growing += 1
             heapq.heappush(self._filled, min(now + self._window - prompt, end))
 
     def advance(self, now: int) -> None:
         """Write the entries of an iteration, and leave out who has ended with it."""
-        self._held, self._near = self._held + len(self._ends), self._near + self._growing
+        self._held = self._held + len(self._ends)
+        self._near = self._near + self._growing
         while self._filled and self._filled[0] == now:
             heapq.heappop(self._filled)
             self._growing -= 1
         while self._ends and self._ends[0][0] == now:
             _, gone = heapq.heappop(self._ends)
             last = self._prompt[gone] + self._output[gone] - 1
-            self._held, self._near = self._held - last, self._near - min(last, self._window)
+            self._held = self._held - last
+            self._near = self._near - min(last, self._window)
 
 
 class _Chunked:
     """Prompt tokens of the head of the queue, up to one chunk per iteration."""
 
     def __init__(self, chunk: int) -> None:
-        self._chunk, self._left = chunk, 0
+        self._chunk = chunk
+        self._left = 0
         self.busy = False
 
     def step(self, waiting: list[int], prompt: Sequence[int]) -> tuple[int, float, list[int]]:
         """Prefill tokens of this iteration, the share of the layers they pass, requests whose prefill ends."""
-        room, done = self._chunk, []
+        room = self._chunk
+        done = []
         while room and waiting:
             left = self._left or prompt[waiting[0]]
             taken = min(room, left)
-            room, self._left = room - taken, left - taken
+            room = room - taken
+            self._left = left - taken
             if not self._left:
                 done.append(waiting.pop(0))
         return self._chunk - room, 1.0, done
@@ -276,7 +292,8 @@ class _Layered:
     """One prefill in flight, one group of layers per iteration."""
 
     def __init__(self, layers: int, granularity: int) -> None:
-        self._layers, self._granularity = layers, granularity
+        self._layers = layers
+        self._granularity = granularity
         self._requests: list[int] = []
         self._passes: list[tuple[int, int]] = []  # tokens and groups left of each pass still to make
         self._groups = 1

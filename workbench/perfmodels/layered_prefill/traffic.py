@@ -152,7 +152,8 @@ def prefill_traffic(
     """
     length = int(at_least("prompt", prompt, 1, mend="give tokens"))
     size = length if chunk is None else int(at_least("chunk", chunk, 1, mend="give tokens, or None"))
-    total, iterations = 0.0, 0
+    total = 0.0
+    iterations = 0
     for start in range(0, length, size):
         tokens = min(size, length - start)
         groups = int(layer_groups(tokens, layers, granularity=granularity))
@@ -192,7 +193,7 @@ def mean_decode_batch(rate: ArrayLike, output: ArrayLike, tbt: ArrayLike) -> Num
 
 
 def relative_change(new: ArrayLike, old: ArrayLike) -> Number:
-    """How much lower (negative) or higher a figure is than another [1]: new / old - 1.
+    """Relative change of a figure [1]: new / old - 1, negative if it fell.
 
     Raises
     ------

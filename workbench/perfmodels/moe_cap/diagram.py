@@ -38,7 +38,7 @@ class Requirement:
 
 
 class Fit(NamedTuple):
-    """Whether a point lies inside a hardware's box, by edge: right (memory), top (bandwidth or operations)."""
+    """Result of comparing a point with a hardware's box, by edge: right (memory), top (bandwidth or operations)."""
 
     memory: Verdict
     bandwidth: Verdict
@@ -54,7 +54,7 @@ def requirement(
     coverage: ArrayLike,
     layers: ArrayLike | None = None,
 ) -> Requirement:
-    """What a latency target asks of hardware: capacity, bandwidth and operations, all theoretical.
+    """Demand of a latency target on hardware: capacity, bandwidth and operations, all theoretical.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ def requirement(
 
 
 def fits(needed: Requirement, processor: Processor) -> Fit:
-    """Whether each point lies within the processor's box; what the catalogue does not know is not met."""
+    """Compare each point with the processor's box; a figure that the catalogue lacks counts as not met."""
     return Fit(
         np.less_equal(needed.memory, processor.memory),
         np.less_equal(needed.bandwidth, processor.bandwidth),

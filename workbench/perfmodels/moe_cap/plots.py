@@ -26,8 +26,10 @@ from workbench.plots.labels import Label, place_labels
 
 _MODELS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#0891b2", "#65a30d", "#dc2626")
 _BOXES = {Kind.GPU: "#4b5563", Kind.CPU: "#047857"}
-_OWN, _OFFLOADED = "#2563eb", "#d97706"
-_FEW, _CROWD = 6, 12
+_OWN = "#2563eb"
+_OFFLOADED = "#d97706"
+_FEW = 6
+_CROWD = 12
 """Models and processors up to which each dot has its batch size, and from which a picture is drawn larger."""
 
 
@@ -58,7 +60,7 @@ class CapDiagram:
     smfu: float
 
     def fits(self) -> dict[tuple[str, str], Fit]:
-        """Whether each point of each model's practical line lies inside each box."""
+        """Compare each point of each model's practical line with each box."""
         return {(m, p): fits(line, box) for m, line in self.practical.items() for p, box in self.boxes.items()}
 
 
@@ -131,7 +133,8 @@ def plot_cap(diagram: CapDiagram, ax: Axes | None = None, *, ops: bool = False) 
         labels.append(Label(name, float(memory[-1]), float(demand[-1]), colour))
     for name, (width, height) in boxes.items():
         colour = _BOXES[diagram.boxes[name].kind]
-        face, edge = to_rgba(colour, min(0.05, 0.3 / len(boxes))), to_rgba(colour, 0.45)
+        face = to_rgba(colour, min(0.05, 0.3 / len(boxes)))
+        edge = to_rgba(colour, 0.45)
         ax.add_patch(Rectangle((0, 0), width, height, facecolor=face, edgecolor=edge, linewidth=0.7))
         labels.append(Label(name, width, height, colour))
     if len(labels) <= _FEW:
@@ -181,7 +184,8 @@ def _question(diagram: CapDiagram) -> str:
 
 
 def _meanings(diagram: CapDiagram, ops: bool) -> list[Artist]:
-    low, high = diagram.batch.min(), diagram.batch.max()
+    low = diagram.batch.min()
+    high = diagram.batch.max()
     batches = f"batch {low:g}" if low == high else f"batch {low:g} (low end) to {high:g} (name)"
     reached = f"S-MFU {diagram.smfu:g}" if ops else f"S-MBU {diagram.smbu:g}"
     kinds = {box.kind for name, box in diagram.boxes.items() if _corner(box, ops)}

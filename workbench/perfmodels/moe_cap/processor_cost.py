@@ -1,4 +1,4 @@
-"""What processors cost to buy and to run, and the bandwidth they keep where they hold a part of a model."""
+"""Purchase and running costs of processors, and the bandwidth they keep where they hold a part of a model."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def required_ops(
 
 
 def practical(theoretical: ArrayLike, utilisation: ArrayLike) -> Number:
-    """What hardware must nominally have so that the theoretical demand is met: theoretical / S-MBU (or S-MFU).
+    """Nominal figure that hardware needs to meet a theoretical demand: theoretical / S-MBU (or S-MFU).
 
     Raises
     ------
@@ -242,7 +242,7 @@ def token_flops(model: ModelConfig, context: ArrayLike) -> Number:
 
 
 def overestimate(total: ArrayLike, activated: ArrayLike) -> Number:
-    """How much too high MBU and MFU come out when all parameters are counted [1]: total / activated.
+    """Factor by which MBU and MFU come out too high when all parameters are counted [1]: total / activated.
 
     Raises
     ------
@@ -262,7 +262,7 @@ def overestimate(total: ArrayLike, activated: ArrayLike) -> Number:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a model's routed experts and KV cache lie, and which processor computes with them.
+    """Placement of a model's routed experts and KV cache, and the processor that computes with them.
 
     Attributes
     ----------
@@ -305,7 +305,8 @@ class Resources(NamedTuple):
     @classmethod
     def of(cls, machine: Machine, dtype: str = "bf16") -> Resources:
         """A machine's rates [B/s], [B/s], [B/s], [FLOP/s], [FLOP/s]; sustained ones where it lists such."""
-        gpu, cpu = machine.gpu, machine.cpu
+        gpu = machine.gpu
+        cpu = machine.cpu
         rates = (gpu.bandwidth, cpu.bandwidth, machine.link.h2d, gpu.flop_rate(dtype), cpu.flop_rate(dtype))
         return cls(*rates)
 
@@ -313,7 +314,7 @@ class Resources(NamedTuple):
 def step_demand(
     model: ModelConfig, placement: Placement, *, batch: ArrayLike, context: ArrayLike, coverage: ArrayLike
 ) -> Resources:
-    """What one decode step asks of every resource [B], [B], [B], [FLOP], [FLOP].
+    """Demand of one decode step on every resource [B], [B], [B], [FLOP], [FLOP].
 
     Parameters
     ----------

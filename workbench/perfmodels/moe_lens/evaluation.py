@@ -43,7 +43,7 @@ class Setting:
     pass_tokens: float
 
     def predict(self, *, eq12: Eq12 = Eq12.MENDED, life: Life = Life.INCLUSIVE) -> Stage2:
-        """What Stage 2 says about this setting; see `stage2`."""
+        """Stage 2's prediction for this setting; see `stage2`."""
         return stage2(
             self.prompt_len,
             self.output_len,
@@ -83,8 +83,12 @@ def evaluation_settings() -> tuple[Setting, ...]:
 def _setting(
     host: dict[str, Any], model: tuple[str, dict[str, Any]], kv: str, workload: tuple[str, dict[str, Any]], place: int
 ) -> Setting:
-    (model_name, sizes), (workload_name, lengths) = model, workload
-    prompt, output, block, capacity = lengths["prompt"], lengths["outputs"][place], host["block"], parse_bytes(kv)
+    (model_name, sizes) = model
+    (workload_name, lengths) = workload
+    prompt = lengths["prompt"]
+    output = lengths["outputs"][place]
+    block = host["block"]
+    capacity = parse_bytes(kv)
     blocks = int(capacity // (block * sizes["kv_bytes_per_token"]))
     stated = lengths.get("requests", {}).get(kv)
     carried = output * float(admission_rate(prompt, output, blocks, block))

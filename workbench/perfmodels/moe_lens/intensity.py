@@ -16,7 +16,7 @@ _TABLE_SEQUENCE = 256  # tokens of a sequence in the first half of MoE-Lens' Tab
 
 
 class IntensityForm(enum.Enum):
-    """Which reading of Equation 1."""
+    """The reading of Equation 1: as printed, or mended."""
 
     EXACT = "exact"
     """From the products of dimensions: 3m beside 2 + 2/s."""
@@ -71,7 +71,8 @@ def intensity(
     MoE-Lens, Eq. 1. Weights of 2 bytes, all experts read. FLOP of attention scores, KV traffic, embedding
     and head are left out, and the query heads together are as wide as the model.
     """
-    n, k = at_least("tokens", tokens, 0, "give tokens"), positive("chosen", chosen, "give experts")
+    n = at_least("tokens", tokens, 0, "give tokens")
+    k = positive("chosen", chosen, "give experts")
     e = at_least("experts", experts, 1, "give experts")
     if np.any(k > e):
         raise ValueError("chosen is above experts; give at most as many experts per token as the layer has.")
@@ -109,7 +110,8 @@ def tokens_to_saturate(
     -----
     MoE-Lens, Eq. 2. The link runs at its full rate all the time.
     """
-    rate, link = positive("flop_rate", flop_rate, "give FLOP/s"), positive("bandwidth", bandwidth, "give B/s")
+    rate = positive("flop_rate", flop_rate, "give FLOP/s")
+    link = positive("bandwidth", bandwidth, "give B/s")
     tokens = rate / link / positive("intensity_per_token", intensity_per_token, "give FLOP/B")
     return plain(tokens * (1.024 if units is Units.PAPER else 1.0))
 
@@ -141,7 +143,8 @@ def kv_to_saturate(
     -----
     MoE-Lens, Table 2. Every sequence is charged its final length throughout.
     """
-    n, length = at_least("tokens", tokens, 0, "give tokens"), positive("sequence_len", sequence_len, "give tokens")
+    n = at_least("tokens", tokens, 0, "give tokens")
+    length = positive("sequence_len", sequence_len, "give tokens")
     size = positive("kv_bytes_per_token", kv_bytes_per_token, "give B")
     if units is Units.DECIMAL:
         return plain(n * length * size)

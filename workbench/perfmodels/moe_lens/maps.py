@@ -108,7 +108,8 @@ def utilisation_over_lengths(
     -----
     MoE-Lens, Figure 3a.
     """
-    p, g = np.asarray(prompt_len)[None, :], np.asarray(output_len)[:, None]
+    p = np.asarray(prompt_len)[None, :]
+    g = np.asarray(output_len)[:, None]
     return np.asarray(stage1_utilisation(p, g, kv_tokens, pass_tokens, form=form))
 
 
@@ -155,6 +156,7 @@ def utilisation_over_capacity(
     -----
     MoE-Lens, Figure 4. Figure 3b is its upper limit: `stage1_utilisation` over the same capacities.
     """
-    k, m = np.asarray(requests)[:, None], np.asarray(kv_tokens)[None, :]
+    k = np.asarray(requests)[:, None]
+    m = np.asarray(kv_tokens)[None, :]
     job = (prompt_len, output_len, k, m, pass_tokens)
     return np.asarray(stage2_utilisation(*job, block=block, eq12=eq12, life=life))

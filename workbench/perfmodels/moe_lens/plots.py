@@ -22,7 +22,9 @@ from workbench.perfmodels.moe_lens.streaming import Streaming
 
 _LEFT_OUT = "GEMM of the weights only: attention scores, KV traffic, embedding and head are left out"
 _COLOURS = ("#1d4ed8", "#d97706", "#059669", "#db2777", "#7c3aed")
-_ROOF, _TEXT, _MARK = "#9ca3af", "#4b5563", "#111827"
+_ROOF = "#9ca3af"
+_TEXT = "#4b5563"
+_MARK = "#111827"
 _GRID = 240  # points along either side of a map
 _POINTS = ("o", "x", "s", "+")
 
@@ -54,12 +56,14 @@ def plot_saturation(
     """
     ax = _axes(ax, (7, 3.8))
     knees = {name: tokens_to_saturate(rate, bandwidth, intensity_per_token) for name, rate in flop_rates.items()}
-    last, top = max(map(float, knees.values())), max(flop_rates.values())
+    last = max(map(float, knees.values()))
+    top = max(flop_rates.values())
     ax.plot([0, last], [0, top / 1e12], color=_ROOF, linewidth=2)
     said = f"what {format_bytes(bandwidth)}/s allow"
     ax.annotate(said, (last / 4, top / 4e12), (8, -4), textcoords="offset points", va="top", color=_TEXT)
     for (name, rate), colour in zip(flop_rates.items(), cycle(_COLOURS), strict=False):
-        knee, height = float(knees[name]), rate / 1e12
+        knee = float(knees[name])
+        height = rate / 1e12
         ax.plot([knee, 1.7 * last], [height, height], color=colour, linewidth=2)
         ax.plot(knee, height, "o", color=colour)
         said = f"{name}: from {knee:,.0f} tokens"
@@ -148,7 +152,7 @@ def plot_stage1_map(
     *,
     marks: Mapping[str, tuple[float, float]] | None = None,
 ) -> Axes:
-    """How much of the GPU Stage 1 lets be used over prompts of 8 to 2048 and outputs of 8 to 1024 tokens.
+    """Draw the share of the GPU that Stage 1 allows over prompts of 8 to 2048 and outputs of 8 to 1024 tokens.
 
     Parameters
     ----------
@@ -168,7 +172,8 @@ def plot_stage1_map(
     -----
     MoE-Lens, Figure 3a.
     """
-    prompts, outputs = np.geomspace(8, 2048, _GRID), np.geomspace(8, 1024, _GRID)
+    prompts = np.geomspace(8, 2048, _GRID)
+    outputs = np.geomspace(8, 1024, _GRID)
     shares = utilisation_over_lengths(prompts, outputs, host.kv_tokens(capacity), host.pass_tokens)
     return plot_utilisation_map(prompts, outputs, shares, ax, marks=marks)
 

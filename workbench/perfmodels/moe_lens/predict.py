@@ -19,7 +19,7 @@ from workbench.stages import Place, kv
 
 
 def predict(scenario: Scenario, schedule: Schedule) -> Result:
-    """What MoE-Lens' Stage 2 expects of a scenario: a fourth reader beside `bound`, `simulate` and `run`.
+    """MoE-Lens' Stage 2 prediction of a scenario: a fourth reader beside `bound`, `simulate` and `run`.
 
         T = min(K g / ((K / q + g) delta), K g / (It delta)),    q = N / mean of sum over i < g of ceil((p + i) / b)
 
@@ -63,7 +63,8 @@ def predict(scenario: Scenario, schedule: Schedule) -> Result:
     _check_pipeline(scenario.pipeline)
     all_at_once("moe_lens.predict", scenario.workload)
     workload = scenario.workload
-    generated, requests = int(workload.output_len.sum()), len(workload)
+    generated = int(workload.output_len.sum())
+    requests = len(workload)
     predicted = stage2_at_rate(
         float(workload.prompt_len.mean()),
         generated / requests,

@@ -69,7 +69,8 @@ def fit_gpu_time(tokens: Sequence[float] | Array, seconds: Sequence[float] | Arr
     MoE-Lens, pipeline profiler. Take points around `tokens_to_saturate`: with few tokens not every expert is
     read, and the line bends.
     """
-    n, t = at_least("tokens", tokens, 0, "give tokens"), at_least("seconds", seconds, 0, "give s")
+    n = at_least("tokens", tokens, 0, "give tokens")
+    t = at_least("seconds", seconds, 0, "give s")
     if n.ndim != 1 or n.shape != t.shape or len(np.unique(n)) < 2:
         raise ValueError(
             f"fit_gpu_time needs one time for each of two or more different numbers of tokens, not {n.size} tokens "

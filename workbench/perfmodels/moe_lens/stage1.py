@@ -10,7 +10,7 @@ from workbench.perfmodels.domain import Number, at_least, plain, positive
 
 
 class PmeForm(enum.Enum):
-    """How the KV held over a sequence's life is summed in Equation 3."""
+    """The sum, in Equation 3, of the KV held over a sequence's life."""
 
     CLOSED = "closed"
     """g (2p + g) / 2: the integral, which is the printed result."""
@@ -45,7 +45,7 @@ def weight_pass_seconds(weight_bytes: Number, bandwidth: Number) -> Number:
 
 
 def gpu_tokens_per_second(flop_rate: Number, flops_per_token: Number) -> Number:
-    """What the GPU computes if nothing else limits: T_GPU = C_GPU / F_tok [tokens/s].
+    """The GPU's rate if nothing else limits: T_GPU = C_GPU / F_tok [tokens/s].
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def gpu_tokens_per_second(flop_rate: Number, flops_per_token: Number) -> Number:
 
 
 def tokens_per_pass(tokens_per_second: Number, pass_seconds: Number) -> Number:
-    """What the GPU computes while the weights stream once: n_it = T_GPU delta [tokens/iteration].
+    """Tokens that the GPU computes while the weights stream once: n_it = T_GPU delta [tokens/iteration].
 
     Parameters
     ----------
@@ -208,7 +208,8 @@ def kv_bandwidth_needed(weight_bytes: Number, kv_bytes: Number, link: Number) ->
     MoE-Lens, Eq. 5 less the link's own reading; at KV = 2 W the requirement in Figure 10. The cache is full, every
     entry is read in every pass, and a pass takes as long as the weights stream.
     """
-    w, kv = positive("weight_bytes", weight_bytes, "give B"), at_least("kv_bytes", kv_bytes, 0, "give B")
+    w = positive("weight_bytes", weight_bytes, "give B")
+    kv = at_least("kv_bytes", kv_bytes, 0, "give B")
     return plain(kv / w * positive("link", link, "give B/s"))
 
 
@@ -266,7 +267,7 @@ def cpu_flops_needed(group_size: Number, kv_bandwidth: Number, flop_per_fp32_byt
 
 
 def effective_kv_capacity(prompt_len: Number, output_len: Number) -> Number:
-    """How many times its size a KV cache is worth if it is handed out as sequences grow, and not for their full length.
+    """Factor by which a KV cache counts as larger if blocks are allocated as sequences grow, not for their full length.
 
         C_KV,eff / C_KV = (p + g) / (p + g/2)
 
@@ -284,5 +285,6 @@ def effective_kv_capacity(prompt_len: Number, output_len: Number) -> Number:
     -----
     MoE-Lens, Eq. 7. Sequences of all ages in equal numbers; between 1 and 2.
     """
-    p, g = at_least("prompt_len", prompt_len, 0, "give tokens"), at_least("output_len", output_len, 1, "give tokens")
+    p = at_least("prompt_len", prompt_len, 0, "give tokens")
+    g = at_least("output_len", output_len, 1, "give tokens")
     return plain((p + g) / (p + g / 2))

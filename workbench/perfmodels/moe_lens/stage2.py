@@ -52,7 +52,8 @@ def blocks_over_life(prompt_len: Number, output_len: Number, block: Number, *, l
     -----
     MoE-Lens, Eq. 8. Blocks are taken when a sequence grows into them.
     """
-    p, g = at_least("prompt_len", prompt_len, 1, "give tokens"), at_least("output_len", output_len, 1, "give tokens")
+    p = at_least("prompt_len", prompt_len, 1, "give tokens")
+    g = at_least("output_len", output_len, 1, "give tokens")
     steps = g + 1 if life is Life.INCLUSIVE else g
     return plain(block_iterations(np.ceil(p), steps, whole("block", block, "give tokens")))
 
@@ -138,7 +139,8 @@ def separated_sequences(prompt_len: Number, output_len: Number, kv_blocks: Numbe
     MoE-Lens, Eq. 9, right side, where N / (p + g) divides blocks by tokens. The blocks of the full length
     are set aside for every sequence.
     """
-    p, g = at_least("prompt_len", prompt_len, 1, "give tokens"), at_least("output_len", output_len, 1, "give tokens")
+    p = at_least("prompt_len", prompt_len, 1, "give tokens")
+    g = at_least("output_len", output_len, 1, "give tokens")
     n = at_least("kv_blocks", kv_blocks, 1, "give blocks")
     return plain(np.floor(n / np.ceil((p + g) / whole("block", block, "give tokens"))))
 
@@ -176,8 +178,10 @@ def separated_tok_s(
     ours. No prompt is split: one of more than n_it tokens makes its iteration longer. A prefill emits the first
     token.
     """
-    p, g = at_least("prompt_len", prompt_len, 1, "give tokens"), at_least("output_len", output_len, 1, "give tokens")
-    k, n = at_least("requests", requests, 1, "give requests"), positive("pass_tokens", pass_tokens, "give tokens")
+    p = at_least("prompt_len", prompt_len, 1, "give tokens")
+    g = at_least("output_len", output_len, 1, "give tokens")
+    k = at_least("requests", requests, 1, "give requests")
+    n = positive("pass_tokens", pass_tokens, "give tokens")
     batch = np.asarray(separated_sequences(p, g, kv_blocks, block))
     if np.any(batch < 1):
         raise ValueError("kv_blocks holds no whole sequence of p + g tokens; give more blocks or shorter sequences.")
@@ -192,7 +196,7 @@ def separated_tok_s(
 
 @dataclass(frozen=True, eq=False)
 class Stage2:
-    """What Stage 2 says about a job; numbers, or arrays where an argument was one.
+    """Stage 2's prediction for a job; numbers, or arrays where an argument was one.
 
     Attributes
     ----------
@@ -315,10 +319,12 @@ def stage2_at_rate(
     -----
     MoE-Lens, Eqs. 10 to 14. Where lengths differ, the last request's drain is taken to be the mean one.
     """
-    p, g = at_least("prompt_len", prompt_len, 1, "give tokens"), at_least("output_len", output_len, 1, "give tokens")
+    p = at_least("prompt_len", prompt_len, 1, "give tokens")
+    g = at_least("output_len", output_len, 1, "give tokens")
     k = within("requests", requests, 1, np.inf, mend="give requests")
     q = within("admitted", admitted, 0, np.inf, mend="give sequences/iteration")
-    n, delta = positive("pass_tokens", pass_tokens, "give tokens"), positive("pass_seconds", pass_seconds, "give s")
+    n = positive("pass_tokens", pass_tokens, "give tokens")
+    delta = positive("pass_seconds", pass_seconds, "give s")
     with np.errstate(divide="ignore"):  # without limit on memory and requests T1 is infinite; nothing admitted, zero
         memory = g / ((1 / q + g / k) * delta)
     gpu = g / (_gpu_iterations(p, g, k, n, eq12) * delta)

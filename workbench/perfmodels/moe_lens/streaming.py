@@ -1,4 +1,4 @@
-"""What MoE-Lens' equations ask of a model and a machine: the pass of weights, the GPU's limit, KV bytes per token."""
+"""Inputs of MoE-Lens' equations from a model and a machine: pass of weights, the GPU's limit, KV bytes per token."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Streaming:
         block: int = 16,
         eq12: Eq12 = Eq12.MENDED,
     ) -> Stage2:
-        """What Stage 2 says of a job with a KV cache of this size, in blocks of so many tokens.
+        """Stage 2's prediction for a job with a KV cache of this size, in blocks of so many tokens.
 
         Raises
         ------

@@ -12,8 +12,10 @@ from workbench.models import models
 from workbench.perfmodels.moe_lightning import Job, Mode, Policy, estimate
 from workbench.perfmodels.moe_lightning.policy_search import with_shares
 
-_MODEL, _DTYPE = "mixtral-8x7b", "fp16"
-_SYSTEM, _PADDED = "MoE-Lightning", "MoE-Lightning(p)"
+_MODEL = "mixtral-8x7b"
+_DTYPE = "fp16"
+_SYSTEM = "MoE-Lightning"
+_PADDED = "MoE-Lightning(p)"
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ def published_runs() -> tuple[PublishedRun, ...]:
     MoE-Lightning, Fig. 7, with the policies of its public artifact. Stored runs of one setting differ by about 30 %.
     """
     data = _published()
-    bench, policies = data["mtbench"], data["policies"]
+    bench = data["mtbench"]
+    policies = data["policies"]
     return tuple(
         PublishedRun(
             setting=setting,
@@ -125,13 +128,12 @@ def scaling_runs() -> tuple[ScalingRun, ...]:
     nodes = {machines[f"moe-lightning-{setting}"].gpu.count: bench[setting][_PADDED] for setting in ("s6", "s7")}
     one = machines["moe-lightning-s1-optimiser"].gpu
     alone = replace(machines["moe-lightning-s6-optimiser"], gpu=one)
-    return tuple(
-        ScalingRun(
-            assumed=Job(models["mixtral-8x22b"], alone, bench["padded_len"], output, _DTYPE),
-            tok_s={gpus: rates[place] for gpus, rates in nodes.items()},
-        )
-        for place, output in enumerate(bench["output_len"])
-    )
+    runs = []
+    for place, output in enumerate(bench["output_len"]):
+        job = Job(models["mixtral-8x22b"], alone, bench["padded_len"], output, _DTYPE)
+        tok_s = {gpus: rates[place] for gpus, rates in nodes.items()}
+        runs.append(ScalingRun(assumed=job, tok_s=tok_s))
+    return tuple(runs)
 
 
 def _job(machine: str, prompt: float, output: float) -> Job:

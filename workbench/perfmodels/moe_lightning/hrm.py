@@ -194,8 +194,10 @@ def experts_intensity(tokens: Number, experts: Number, chosen: Number, weight_by
     -----
     MoE-Lightning, section 3.3 (Fig. 5). Activations are left out.
     """
-    total, active = positive("experts", experts, "give experts"), positive("chosen", chosen, "give experts")
+    total = positive("experts", experts, "give experts")
+    active = positive("chosen", chosen, "give experts")
     if np.any(active > total):
         raise ValueError(f"chosen={np.max(active):g} is more than experts={np.min(total):g}; choose at most all.")
-    n, size = positive("tokens", tokens, "give tokens"), positive("weight_bytes", weight_bytes, "give B")
+    n = positive("tokens", tokens, "give tokens")
+    size = positive("weight_bytes", weight_bytes, "give B")
     return plain(2.0 * n * active / (total * size))

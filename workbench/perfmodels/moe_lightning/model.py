@@ -23,7 +23,7 @@ _STAGING_TRAFFIC = 3
 
 
 class Mode(Enum):
-    """Whose model of the same machine.
+    """The equations to use: the paper's text, the authors' public optimiser, or the text with what both leave out.
 
     PAPER is the text's Eqs 12 to 14 for all six variables of a policy. ARTIFACT is what the public optimiser computes:
     attention on the CPU and experts on the GPU, half of the attention's FLOP, the longest context, activations of the
@@ -38,7 +38,7 @@ class Mode(Enum):
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be served, on what.
+    """The model to serve, the machine, and the lengths of prompt and output.
 
     Parameters
     ----------
@@ -169,12 +169,12 @@ class LayerTime(NamedTuple):
         return plain(np.maximum.reduce(np.broadcast_arrays(*map(np.asarray, self))))
 
     def binding(self) -> str:
-        """Which resource is longest at work, for a single policy."""
+        """Name of the resource that is longest at work, for a single policy."""
         return max(self._fields, key=lambda name: float(getattr(self, name)))
 
 
 class Estimate(NamedTuple):
-    """What a policy gives: one layer of decode, the passes, and output tokens per second over the whole job."""
+    """Outcome of a policy: one layer of decode, the passes, and output tokens per second over the whole job."""
 
     layer: LayerTime
     prefill: Number
@@ -250,7 +250,8 @@ def layer_time(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> LayerTime:
     check(policy)
     check_mode(mode)
     batch, micro, on_gpu, experts, weights, kv_share = map(np.asarray, policy)
-    machine, count = job.machine, np.ceil(batch / micro)
+    machine = job.machine
+    count = np.ceil(batch / micro)
     kv = batch * (job.prompt_len + job.output_len / 2) * job.kv_per_token
     streamed = (1 - weights) * job.experts_bytes * experts
     att_bytes, att_flops = _attention(job, batch, mode)
@@ -288,7 +289,8 @@ def _attention(job: Job, batch: Array, mode: Mode) -> tuple[Array, Array]:
 
 def _experts(job: Job, batch: Array, micro: Array, mode: Mode) -> tuple[Array, Array]:
     """Bytes and FLOP of one layer's experts, weights read once per micro-batch."""
-    model, count = job.model, np.ceil(batch / micro)
+    model = job.model
+    count = np.ceil(batch / micro)
     size = count * job.experts_bytes
     if mode is Mode.ARTIFACT:
         size = size + batch * job.element * (model.hidden_size + model.expert_width)
@@ -319,7 +321,9 @@ def prefill_time(job: Job, policy: Policy) -> Number:
     """
     check(policy)
     batch, micro, on_gpu, _, weights, kv_share = map(np.asarray, policy)
-    model, machine, tokens = job.model, job.machine, batch * job.prompt_len
+    model = job.model
+    machine = job.machine
+    tokens = batch * job.prompt_len
     hidden = tokens * model.hidden_size * job.element
     scores = float(model.pair_macs) * job.prompt_len
     link = ((1 - weights) * job.experts_bytes + hidden) / machine.link.h2d
@@ -361,7 +365,8 @@ def estimate(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> Estimate:
     not checked: see `policy_memory.fits`.
     """
     layer = layer_time(job, policy, mode)
-    batch, micro = np.asarray(policy.batch), np.asarray(policy.micro_batch)
+    batch = np.asarray(policy.batch)
+    micro = np.asarray(policy.micro_batch)
     step = job.model.num_hidden_layers * np.asarray(layer.seconds)
     prefill: Array = np.zeros_like(step)
     if mode is Mode.FULL:

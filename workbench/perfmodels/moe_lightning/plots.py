@@ -26,7 +26,11 @@ from workbench.perfmodels.moe_lightning import LayerTime
 from workbench.perfmodels.moe_lightning.hrm import first_turning_point, local_performance, second_turning_point
 from workbench.perfmodels.moe_lightning.policy_search import PolicyMap
 
-_GPU, _CPU, _LINK, _BACK, _INK = "#1d4ed8", "#059669", "#d97706", "#db2777", "#111827"
+_GPU = "#1d4ed8"
+_CPU = "#059669"
+_LINK = "#d97706"
+_BACK = "#db2777"
+_INK = "#111827"
 _MODELS = ("#d97706", "#7c3aed", "#1d4ed8", "#059669")
 _LANES = {"link": (_LINK, "link to the GPU"), "gpu": (_GPU, "GPU"), "cpu": (_CPU, "CPU"), "back": (_BACK, "link back")}
 
@@ -52,8 +56,11 @@ def plot_roofline(
         Upright lines at the FLOP per byte of DRAM of operations.
     """
     ax = _axes(ax, (7.5, 4.2))
-    gpu, cpu, link = machine.gpu, machine.cpu, machine.link.h2d
-    peak, far_peak = gpu.flop_rate(dtype), cpu.flop_rate("fp32")
+    gpu = machine.gpu
+    cpu = machine.cpu
+    link = machine.link.h2d
+    peak = gpu.flop_rate(dtype)
+    far_peak = cpu.flop_rate("fp32")
     first = float(first_turning_point(far_flops=far_peak, far_bandwidth=cpu.bandwidth, link=link))
     reached = float(local_performance(gpu_intensity, flops=peak, bandwidth=gpu.bandwidth))
     second = float(second_turning_point(gpu_intensity, flops=peak, bandwidth=gpu.bandwidth, link=link))
@@ -78,7 +85,9 @@ def plot_roofline(
 
 
 def plot_layer_times(times: Mapping[str, LayerTime], ax: Axes | None = None) -> Axes:
-    """How long one layer of decode keeps link, GPU and CPU at work, policy by policy; the longest is the layer's time.
+    """Draw the time that one layer of decode keeps link, GPU and CPU at work, policy by policy.
+
+    The longest of the three is the layer's time.
 
     Parameters
     ----------
@@ -86,12 +95,17 @@ def plot_layer_times(times: Mapping[str, LayerTime], ax: Axes | None = None) -> 
         Of single policies, as `moe_lightning.layer_time` gives them [s].
     """
     ax = _axes(ax, (7.5, 1.2 + 0.9 * len(times)))
-    used = [lane for lane in _LANES if any(float(getattr(layer, lane)) for layer in times.values())]
+    used = []
+    for lane in _LANES:
+        by_policy = [float(getattr(layer, lane)) for layer in times.values()]
+        if any(by_policy):
+            used.append(lane)
     height = 0.8 / len(used)
     for row, layer in enumerate(times.values()):
         for place, lane in enumerate(used):
             colour, label = _LANES[lane]
-            seconds, y = float(getattr(layer, lane)), row + (place - (len(used) - 1) / 2) * height
+            seconds = float(getattr(layer, lane))
+            y = row + (place - (len(used) - 1) / 2) * height
             ax.barh(y, seconds, 0.9 * height, color=colour, label=None if row else label)
             if lane == layer.binding():
                 said = f" {format_seconds(seconds)}, limits"

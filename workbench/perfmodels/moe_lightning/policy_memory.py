@@ -8,7 +8,8 @@ import numpy.typing as npt
 from workbench.perfmodels.domain import Number, plain
 from workbench.perfmodels.moe_lightning.model import Job, Mode, Policy, check, check_mode
 
-_GPU_SHARE, _CPU_SHARE = 0.86, 0.8
+_GPU_SHARE = 0.86
+_CPU_SHARE = 0.8
 """Parts of the two memories that a policy may fill: margins of the paper's public optimiser, which gives no reason."""
 _FUSED_MOE = 1.2
 """Room for the fused MoE kernel's intermediates over their own size, from the same optimiser."""
@@ -57,8 +58,12 @@ def gpu_peaks(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> tuple[Number,
     check(policy)
     check_mode(mode)
     batch, micro, on_gpu, _, weights, kv_share = map(np.asarray, policy)
-    model, s, total = job.model, job.prompt_len, job.prompt_len + job.output_len
-    layers, one, hidden = model.num_hidden_layers, job.element, model.hidden_size
+    model = job.model
+    s = job.prompt_len
+    total = job.prompt_len + job.output_len
+    layers = model.num_hidden_layers
+    one = job.element
+    hidden = model.hidden_size
     held = layers * job.dense_params * one + job.experts_bytes * (layers * weights + _slots(job) * (1 - weights))
     if mode is Mode.FULL:
         held = held + model.vocab_size * hidden * one * (1 if model.tie_word_embeddings else 2)
@@ -95,7 +100,8 @@ def cpu_peak(job: Job, policy: Policy) -> Number:
     """
     check(policy)
     batch, _, on_gpu, _, weights, kv_share = map(np.asarray, policy)
-    layers, s = job.model.num_hidden_layers, job.prompt_len
+    layers = job.model.num_hidden_layers
+    s = job.prompt_len
     weight_bytes = (layers + _slots(job)) * job.experts_bytes * (1 - weights)
     kv = (1 - kv_share * on_gpu) * batch * (s + job.output_len) * job.kv_per_token * layers
     return plain(weight_bytes + kv + job.replicas * batch * s * job.model.hidden_size * job.element)

@@ -60,7 +60,8 @@ class Found:
 
     @property
     def _best(self) -> str:
-        policy, layer = self.policy, self.estimate.layer
+        policy = self.policy
+        layer = self.estimate.layer
         attention, experts = ("GPU" if on_gpu else "CPU" for on_gpu in (policy.gpu_attention, policy.gpu_experts))
         return (
             f"{policy.batch:,.0f} sequences in micro-batches of {policy.micro_batch:,.0f}; decode attention on the "
@@ -203,7 +204,8 @@ def least_weights(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> float:
         less = policy._replace(weights_on_gpu=share)
         return bool(fits(job, less, mode)) and float(estimate(job, less, mode).gen_tok_s) >= enough
 
-    low, high = 0.0, float(policy.weights_on_gpu)
+    low = 0.0
+    high = float(policy.weights_on_gpu)
     if suffices(low):
         return low
     while high - low > 1e-6:
@@ -216,7 +218,8 @@ def _largest(job: Job, none: Policy, whole: Policy, mode: Mode) -> Array:
     """Largest share between two policies, 0 at `none` and 1 at `whole`, that the GPU memory holds."""
     share: Array = np.ones(np.shape(none.weights_on_gpu))
     for low, high in zip(gpu_peaks(job, none, mode), gpu_peaks(job, whole, mode), strict=True):
-        room, slope = gpu_room(job) - np.asarray(low), np.asarray(high) - np.asarray(low)
+        room = gpu_room(job) - np.asarray(low)
+        slope = np.asarray(high) - np.asarray(low)
         share = np.minimum(share, np.divide(room, slope, out=np.where(room >= 0, 1.0, 0.0), where=slope > 0))
     clipped: Array = np.clip(share, 0.0, 1.0)
     return clipped
@@ -261,9 +264,11 @@ def _candidates(job: Job, mode: Mode) -> tuple[Array, Array]:
     most = max(1, int((gpu_room(job) + cpu_room(job)) / per_sequence) + 1)
     if mode is Mode.ARTIFACT:
         steps = np.arange(4 + _ARTIFACT_STEP, most_micro + 1, _ARTIFACT_STEP, dtype=np.float64)
-        micros, counts = np.concatenate(([1.0, 2.0, 3.0, 4.0], steps)), np.arange(1.0, most + 1)
+        micros = np.concatenate(([1.0, 2.0, 3.0, 4.0], steps))
+        counts = np.arange(1.0, most + 1)
     else:
-        micros, counts = _spaced(min(most, most_micro)), _spaced(most)
+        micros = _spaced(min(most, most_micro))
+        counts = _spaced(most)
     columns = [counts[: np.searchsorted(counts, most / micro, side="right")] for micro in micros]
     return np.repeat(micros, [len(column) for column in columns]), np.concatenate(columns)
 
@@ -294,11 +299,14 @@ def _take(policy: Policy, places: npt.NDArray[np.intp]) -> Policy:
 def _found(job: Job, policy: Policy, tried: Sequence[_Tried], mode: Mode) -> Found:
     """A policy, what it needs, and how far the policies as good as it reach."""
     expected = estimate(job, policy, mode)
-    near = [(one.policies, one.rates >= float(expected.gen_tok_s) * (1 - _FLAT)) for one in tried]
-    batch, micro = (
-        np.concatenate([np.asarray(getattr(policies, size))[flat] for policies, flat in near])
-        for size in ("batch", "micro_batch")
-    )
+    batches = []
+    micro_batches = []
+    for one in tried:
+        flat = one.rates >= float(expected.gen_tok_s) * (1 - _FLAT)
+        batches.append(np.asarray(one.policies.batch)[flat])
+        micro_batches.append(np.asarray(one.policies.micro_batch)[flat])
+    batch = np.concatenate(batches)
+    micro = np.concatenate(micro_batches)
     gpu = float(max(gpu_peaks(job, policy, mode)))
     return Found(policy, expected, gpu, float(cpu_peak(job, policy)), _ends(batch), _ends(micro))
 
@@ -358,20 +366,23 @@ def policy_map(job: Job, links: Number, cpu_scales: Number, mode: Mode = Mode.PA
     -----
     MoE-Lightning, section 6.3 and Fig. 10, whose machine is scaled in the same way.
     """
-    columns, rows = np.atleast_1d(np.asarray(links, float)), np.atleast_1d(np.asarray(cpu_scales, float))
+    columns = np.atleast_1d(np.asarray(links, float))
+    rows = np.atleast_1d(np.asarray(cpu_scales, float))
     for name, values in (("links", columns), ("cpu_scales", rows)):
         if not np.all(values > 0):
             raise ValueError(f"{name} has {values.min():g}; give positive numbers only.")
-    jobs = [[replace(job, machine=_scaled(job.machine, link, scale)) for link in columns] for scale in rows]
-    found = [[search(one, mode) for one in row] for row in jobs]
-
-    def of(name: str) -> Array:
-        return np.array([[float(getattr(one.policy, name)) for one in row] for row in found])
-
-    speed = np.array([[float(one.estimate.gen_tok_s) for one in row] for row in found])
-    pairs = [zip(*both, strict=True) for both in zip(jobs, found, strict=True)]
-    weights = np.array([[least_weights(job, one.policy, mode) for job, one in row] for row in pairs])
-    return PolicyMap(columns, rows, speed, of("gpu_attention"), of("gpu_experts"), of("kv_on_gpu"), weights)
+    fields = ("gen_tok_s", "gpu_attention", "gpu_experts", "kv_on_gpu", "weights_on_gpu")
+    maps = {field: np.empty((len(rows), len(columns))) for field in fields}
+    for row, scale in enumerate(rows):
+        for column, link in enumerate(columns):
+            here = replace(job, machine=_scaled(job.machine, link, scale))
+            best = search(here, mode)
+            maps["gen_tok_s"][row, column] = best.estimate.gen_tok_s
+            maps["gpu_attention"][row, column] = best.policy.gpu_attention
+            maps["gpu_experts"][row, column] = best.policy.gpu_experts
+            maps["kv_on_gpu"][row, column] = best.policy.kv_on_gpu
+            maps["weights_on_gpu"][row, column] = least_weights(here, best.policy, mode)
+    return PolicyMap(links=columns, cpu_scales=rows, **maps)
 
 
 def _scaled(machine: Machine, link: float, scale: float) -> Machine:

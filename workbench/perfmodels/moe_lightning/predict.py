@@ -39,9 +39,11 @@ def predict(scenario: Scenario, schedule: Schedule) -> Result:
     attention's weights. The schedule counts through its number of micro-batches only: overlap is taken to be perfect.
     """
     prepared = prepare(scenario, schedule)
-    workload, precision = scenario.workload, scenario.precision
+    workload = scenario.workload
+    precision = scenario.precision
     all_at_once("moe_lightning.predict", workload)
-    prompt, output = float(workload.prompt_len.mean()), float(workload.output_len.mean())
+    prompt = float(workload.prompt_len.mean())
+    output = float(workload.output_len.mean())
     if len({precision.weights, precision.kv, precision.experts, precision.others} - {None}) > 1:
         raise ScenarioError(
             f"moe_lightning.predict has one precision, not weights in {scenario.weight_formats} and KV in "
@@ -85,7 +87,8 @@ def _policy(scenario: Scenario, batch: int, parts: int) -> Policy:
         raise ScenarioError(
             f"moe_lightning.predict needs a stage that computes the experts, and {pipeline} has none; add moe."
         )
-    on_gpu, experts_on_gpu = keeper.device is Place.GPU, experts.device is Place.GPU
+    on_gpu = keeper.device is Place.GPU
+    experts_on_gpu = experts.device is Place.GPU
     return Policy(
         batch=max(batch, 1),
         micro_batch=math.ceil(max(batch, 1) / parts),
