@@ -1,9 +1,9 @@
 """Kernels of the gpu lane in Triton: attention, experts and their router, norms, rotations, the vocabulary's two ends.
 
-Each op is a wrapper that validates, a Triton kernel, declared work, a float64 reference or an exact one, and an
-implementation in torch, which is what CPU tensors get. Decorators of `declarations.py` declare them where they stand.
-Triton is imported when a kernel is first launched. It reads TRITON_INTERPRET then: set it before, or pass
-backend="triton-interpret", to run the kernels on the CPU for tests.
+Each operation has a wrapper that validates operands, a Triton kernel, an implementation in torch for CPU tensors,
+declared work, and a reference that is exact or in float64. Decorators of `declarations.py` declare them. Triton is
+imported at the first launch of a kernel and reads TRITON_INTERPRET then: to run the kernels on the CPU for tests, set
+it before, or pass backend="triton-interpret".
 """
 
 from .attention.decode import decode_attention, decode_attention_reference, decode_attention_work

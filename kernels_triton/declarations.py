@@ -1,6 +1,6 @@
-"""Declarations: each operation's wrapper, work and reference, where they stand, and all that is public beside them.
+"""Decorators that declare each operation's wrapper, work and reference, and every other public name.
 
-A caller that collects operations reads `operations()` and `public_names()`; nobody keeps a list.
+`operations()` and `public_names()` return what has been declared, so that no list is kept by hand.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Operation:
     Attributes
     ----------
     call : Callable
-        The wrapper, which checks operands and has the operation's name.
+        The wrapper, which checks operands and bears the operation's name.
     work : Callable, optional
-        Shapes -> (flops [flop], bytes [byte]) that a call declares.
+        Flops and bytes of a call from its shapes: -> (flops [flop], bytes [byte]).
     reference : Callable, optional
-        The same operands -> the answer in float64 or exact.
+        The result in float64, or exact, from the same operands.
     """
 
     call: Callable[..., Any]
@@ -42,7 +42,7 @@ _PUBLIC: dict[str, Any] = {}
 
 
 def operation(call: Named) -> Named:
-    """Declare the wrapper of an operation; `work_of` and `reference_of` declare what stands below it."""
+    """Declare the wrapper of an operation, before its `work_of` and `reference_of`."""
     public(call)
     _OPERATIONS[call.__name__] = Operation(call)
     return call
@@ -58,20 +58,21 @@ def reference_of(call: Callable[..., Any]) -> Callable[[Named], Named]:
     return lambda reference: _completed(call, "reference", reference)
 
 
-def public(own: Named) -> Named:
-    """Declare a type, a preparation of operands or a measurement that is handed on beside the operations.
+def public(declared: Named) -> Named:
+    """Declare a public name that is no operation: a type, a preparation of operands or a measurement.
 
     Raises
     ------
     ValueError
-        If something else has been declared under its name.
+        If another object has been declared under its name.
     """
-    other = _PUBLIC.setdefault(own.__name__, own)
-    if other is not own:
+    name = declared.__name__
+    first = _PUBLIC.setdefault(name, declared)
+    if first is not declared:
         raise ValueError(
-            f"{own.__name__} must be declared once, not in {other.__module__} and in {own.__module__}: rename one."
+            f"{name} must be declared once, not in {first.__module__} and in {declared.__module__}: rename one."
         )
-    return own
+    return declared
 
 
 def operations() -> Mapping[str, Operation]:
@@ -80,11 +81,12 @@ def operations() -> Mapping[str, Operation]:
 
 
 def public_names() -> Mapping[str, Any]:
-    """Everything public that has been declared so far, by name."""
+    """All public objects declared so far, by name."""
     return MappingProxyType(_PUBLIC)
 
 
-def _completed(call: Callable[..., Any], field: str, own: Named) -> Named:
-    made: dict[str, Any] = {field: public(own)}
-    _OPERATIONS[call.__name__] = replace(_OPERATIONS[call.__name__], **made)
-    return own
+def _completed(call: Callable[..., Any], field: str, declared: Named) -> Named:
+    """Store `declared` in a field of the operation's record."""
+    change: dict[str, Any] = {field: public(declared)}
+    _OPERATIONS[call.__name__] = replace(_OPERATIONS[call.__name__], **change)
+    return declared

@@ -50,7 +50,7 @@ def decode_attention(
     Parameters
     ----------
     q : (B, H, D) fp32, fp16 or bf16, D >= 16
-        Query heads of the new tokens; rows and heads may lie apart.
+        Query heads of the new tokens; rows and heads may be strided.
     kv : (P, K, 2, b, D) fp32, fp16 or bf16, contiguous
         The cache: per block and KV head, b rows of K and then b rows of V. Slots past a length are never read.
     table : (B, W) int32, contiguous
@@ -69,7 +69,7 @@ def decode_attention(
     tiles : AttentionTiles, optional
         Sizes of the launch, for Triton; the table's unless given.
     backend : "triton", "triton-interpret" or "torch", optional
-        Triton for GPU tensors unless given, torch for others and where an operand asks for a gradient.
+        By default Triton for GPU tensors, torch for others and where an operand requires a gradient.
 
     Returns
     -------

@@ -27,10 +27,10 @@ def append_kv(
     kv : (P, K, 2, b, D) fp32, fp16 or bf16, contiguous
         The cache, as of `decode_attention`; written in place.
     slots : (T,) int64
-        block * b + offset of each row, in 0 .. P b - 1; on a GPU they are not looked at.
-    k, v : (T, K, D) fp32, fp16 or bf16, the same; rows may lie apart as in a slice of a fused qkv
+        block * b + offset of each row, in 0 .. P b - 1; on a GPU they are not checked.
+    k, v : (T, K, D) fp32, fp16 or bf16, the same; rows may be strided as in a slice of a fused qkv
     backend : "triton", "triton-interpret" or "torch", optional
-        Triton for GPU tensors and torch for others unless given.
+        By default Triton for GPU tensors and torch for others.
 
     Raises
     ------
@@ -89,7 +89,7 @@ def gather_kv(
     slots : (T,) int64
         As of `append_kv`, but a slot may occur twice.
     backend : "triton", "triton-interpret" or "torch", optional
-        Triton for GPU tensors unless given, torch for others and where an operand asks for a gradient.
+        By default Triton for GPU tensors, torch for others and where an operand requires a gradient.
 
     Returns
     -------

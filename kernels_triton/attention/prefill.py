@@ -50,7 +50,7 @@ def prefill_attention(
     Parameters
     ----------
     q : (T, H, D) fp32, fp16 or bf16, D >= 16
-        Queries of all sequences, one after the other. Rows and heads may lie apart, here and in k and v.
+        Queries of all sequences, one after the other. Rows and heads may be strided, here and in k and v.
     k, v : (S, K, D) and (S, K, Dv) of q's type
         Their keys and values.
     starts : (B + 1,) int32 or int64
@@ -65,7 +65,7 @@ def prefill_attention(
     tiles : AttentionTiles, optional
         Sizes of the launch, for Triton; the table's unless given.
     backend : "triton", "triton-interpret" or "torch", optional
-        Triton for GPU tensors unless given, torch for others and where an operand asks for a gradient.
+        By default Triton for GPU tensors, torch for others and where an operand requires a gradient.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Which implementation computes, how triton is entered, operators of torch, and the checks that all operands pass.
+"""The choice of an implementation, the import of triton, operators of torch, and checks of operands.
 
-`mode` and the modules `jit_*` of the other folders import triton, so wrappers import them when called.
+`mode` and the modules `jit_*` of the other folders import triton, so wrappers import them only when called.
 """

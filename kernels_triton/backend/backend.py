@@ -1,4 +1,4 @@
-"""Which implementation of an op computes: chosen by the tensors unless named, and never silently another."""
+"""The choice of an implementation: the one that is named, else by the tensors; there is no silent fallback."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import sys
 
 import torch
 
-from .operators import asks_gradient
+from .operators import requires_gradient
 
 
 class Backend(enum.StrEnum):
-    """TRITON is compiled, for GPU tensors; INTERPRET runs the same kernels slowly on the CPU; TORCH runs anywhere."""
+    """TRITON compiles kernels for GPU tensors; INTERPRET runs them slowly on the CPU; TORCH runs on any device."""
 
     TRITON = "triton"
     INTERPRET = "triton-interpret"
@@ -20,21 +20,21 @@ class Backend(enum.StrEnum):
 
 
 def choose_backend(backend: str | None, tensor: torch.Tensor, *others: torch.Tensor | None) -> Backend:
-    """The backend named, or Triton for a tensor on a GPU, and torch elsewhere and where an operand asks for a gradient.
+    """Return the named backend; by default Triton for GPU tensors, torch for others and where a gradient is required.
 
     Raises
     ------
     ValueError
-        If there is no such backend, or it cannot compute on this device or gives no gradient that is asked for.
+        If there is no such backend, or it cannot compute on this device or return the required gradient.
 
     Examples
     --------
     >>> choose_backend(None, torch.ones(1)).value
     'torch'
     """
-    followed = asks_gradient(tensor, *others)
+    differentiated = requires_gradient(tensor, *others)
     if backend is None:
-        return Backend.TRITON if tensor.is_cuda and not followed else Backend.TORCH
+        return Backend.TRITON if tensor.is_cuda and not differentiated else Backend.TORCH
     if backend not in set(Backend):
         known = ", ".join(map(repr, map(str, Backend)))
         raise ValueError(f"backend must be {known} or None, not {backend!r}: leave it out for the tensors' own.")
@@ -43,7 +43,7 @@ def choose_backend(backend: str | None, tensor: torch.Tensor, *others: torch.Ten
         raise ValueError(f"backend 'triton' needs GPU tensors, not {tensor.device}: move them, or leave backend out.")
     if chosen is Backend.INTERPRET and tensor.is_cuda:
         raise ValueError(f"backend 'triton-interpret' needs CPU tensors, not {tensor.device}: pass backend='triton'.")
-    if followed and chosen is not Backend.TORCH:
+    if differentiated and chosen is not Backend.TORCH:
         raise ValueError(
             f"backend must be 'torch' where an operand asks for a gradient, not {str(chosen)!r}: leave it out, or "
             "call under torch.no_grad()."
@@ -52,7 +52,7 @@ def choose_backend(backend: str | None, tensor: torch.Tensor, *others: torch.Ten
 
 
 def enter_mode(backend: Backend) -> None:
-    """Import triton in the mode that `backend` needs; the whole process stays in it.
+    """Import triton in the mode that `backend` needs; the process stays in this mode.
 
     Raises
     ------
@@ -65,8 +65,9 @@ def enter_mode(backend: Backend) -> None:
     from .mode import INTERPRETED
 
     if interpret != INTERPRETED:
-        there, needed = ("with", "without") if INTERPRETED else ("without", "with")
+        present = "with" if INTERPRETED else "without"
+        needed = "without" if INTERPRETED else "with"
         raise RuntimeError(
-            f"backend {str(backend)!r} is not to be had here, because triton was imported {there} TRITON_INTERPRET=1: "
-            f"start Python {needed} it."
+            f"backend {str(backend)!r} is not to be had here, because triton was imported {present} "
+            f"TRITON_INTERPRET=1: start Python {needed} it."
         )

@@ -1,9 +1,9 @@
-"""Makes Triton's interpreter right for bfloat16.
+"""Corrections of Triton's interpreter for bfloat16.
 
-It keeps bfloat16 as 16 bits in an unsigned integer, and multiplies, adds and compares those integers; it rounds by
-cutting off (seen in triton 3.6 and 3.9). Here such values are widened to fp32 before anything is computed, which is
-exact, and results are rounded to nearest, ties to even, as hardware does. Loops that end at an argument are mended too,
-over which triton 3.6 stumbles with numpy 2.4.
+The interpreter keeps bfloat16 as 16 bits in an unsigned integer, and multiplies, adds and compares those integers; it
+rounds by truncation (seen in triton 3.6 and 3.9). The correction widens such values to fp32 before each operation,
+which is exact, and rounds results to nearest, ties to even, as hardware does. It also corrects loops that end at an
+argument, which fail in triton 3.6 with numpy 2.4.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 
 def widened(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-    """The numbers that bfloat16 bits stand for: a bfloat16 is the upper half of an fp32."""
+    """Convert bfloat16 bits to fp32: a bfloat16 is the upper half of an fp32."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def rounded(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Bits of the nearest bfloat16, ties to even; NaN becomes the quiet NaN of its sign."""
+    """Round to the bits of the nearest bfloat16, ties to even; NaN becomes the quiet NaN of its sign."""
     bits = np.atleast_1d(values).astype(np.float32, copy=False).view(np.uint32).astype(np.uint64)
     upper = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
     quiet = (bits >> 16 & 0x8000) | 0x7FC0
@@ -28,7 +28,7 @@ def rounded(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def mend(interpreter: Any, tl: Any) -> None:
-    """Give the interpreter's one builder a class that widens bfloat16 first; doing it twice changes nothing."""
+    """Give the interpreter's builder a class that widens bfloat16 first; a second call changes nothing."""
     builder = interpreter.interpreter_builder
     if type(builder).__name__ != "Mended":
         builder.__class__ = _mended(interpreter, tl)
@@ -36,7 +36,7 @@ def mend(interpreter: Any, tl: Any) -> None:
 
 
 def _counting(patch: Any) -> Any:
-    """The interpreter's own tensors, whose one element is also a whole number where numpy wants no axes for that."""
+    """Extend the interpreter's patch of tensors: one of a single element also serves as an index."""
 
     def patched(tensor: Any, scope: Any) -> None:
         patch(tensor, scope)

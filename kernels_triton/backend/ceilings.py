@@ -1,9 +1,10 @@
-"""What a GPU and its link to the host can do at most: copies, matrix products, and transfers, each measured."""
+"""Measured ceilings of a GPU and of its link to the host: copies, matrix products and transfers."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 import torch
@@ -12,9 +13,9 @@ from ..declarations import public
 
 
 def timed(work: Callable[[], object], device: torch.device, *, seconds: float = 0.3, least: int = 3) -> list[float]:
-    """Seconds of each of several runs, after one that does not count; by CUDA events where there is a GPU.
+    """Time several runs after a warm-up [s each], on a GPU by CUDA events.
 
-    Before each run 256 MB are overwritten, so that no run finds its operands in the cache.
+    256 MB are overwritten before each run on a GPU, so that no run finds its operands in the cache.
 
     Examples
     --------
@@ -26,9 +27,11 @@ def timed(work: Callable[[], object], device: torch.device, *, seconds: float = 
         return [_wall(work) for _ in range(least)]
     cold = torch.empty(1 << 28, dtype=torch.int8, device=device)
     torch.cuda.synchronize(device)
-    runs, until = list[float](), time.perf_counter() + seconds
+    runs: list[float] = []
+    until = time.perf_counter() + seconds
     while len(runs) < least or time.perf_counter() < until:
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
         cold.zero_()
         begin.record()
         work()
@@ -46,7 +49,7 @@ def _wall(work: Callable[[], object]) -> float:
 
 @public
 def copy_rate(device: torch.device, size: int = 1 << 31) -> float:
-    """Bytes per second read and written by a copy of `size` bytes within the device's memory.
+    """Measure a copy of `size` bytes within the device's memory: bytes read and written per second.
 
     Examples
     --------
@@ -60,7 +63,7 @@ def copy_rate(device: torch.device, size: int = 1 << 31) -> float:
 
 @public
 def matmul_rate(device: torch.device, dtype: torch.dtype = torch.bfloat16, size: int = 8192) -> float:
-    """Flops per second of torch's product of two square matrices.
+    """Measure torch's product of two square matrices: flops per second.
 
     Examples
     --------
@@ -73,21 +76,25 @@ def matmul_rate(device: torch.device, dtype: torch.dtype = torch.bfloat16, size:
 
 @public
 def link_rates(device: torch.device, size: int = 1 << 29) -> dict[str, float]:
-    """Bytes per second between host and device, by direction and kind of host memory; `both` is each way at once.
+    """Measure bytes per second between host and device, by direction and kind of host memory.
+
+    `both` is the rate of each direction while both are busy.
 
     Examples
     --------
     >>> sorted(link_rates(torch.device("cpu"), 1 << 20))
     ['both', 'd2h', 'd2h pageable', 'h2d', 'h2d pageable']
     """
-    there, back = torch.ones(2, size, dtype=torch.int8, device=device)
+    target, source = torch.ones(2, size, dtype=torch.int8, device=device)
     rates = {}
     for kind, pinned in (("", True), (" pageable", False)):
         host = _host(size, device, pinned)
-        rates[f"h2d{kind}"] = size / median(_moved(lambda host=host: there.copy_(host, non_blocking=True), device))  # type: ignore[misc]
-        rates[f"d2h{kind}"] = size / median(_moved(lambda host=host: host.copy_(there, non_blocking=True), device))  # type: ignore[misc]
-    one, other = _host(size, device, True), _host(size, device, True)
-    rates["both"] = size / median(_moved(lambda: _both_ways(there, one, other, back), device))
+        rates[f"h2d{kind}"] = size / median(_transfers(partial(target.copy_, host, non_blocking=True), device))
+        rates[f"d2h{kind}"] = size / median(_transfers(partial(host.copy_, target, non_blocking=True), device))
+    host_source = _host(size, device, True)
+    host_target = _host(size, device, True)
+    both_ways = partial(_both_ways, target, host_source, host_target, source)
+    rates["both"] = size / median(_transfers(both_ways, device))
     return rates
 
 
@@ -95,23 +102,27 @@ def _host(size: int, device: torch.device, pinned: bool) -> torch.Tensor:
     return torch.ones(size, dtype=torch.int8, pin_memory=pinned and device.type == "cuda")
 
 
-def _moved(work: Callable[[], object], device: torch.device, least: int = 3) -> list[float]:
-    """Wall seconds until the device has done it; the first run does not count."""
+def _transfers(work: Callable[[], object], device: torch.device, runs: int = 3) -> list[float]:
+    """Wall time of each of several runs until the device has finished [s]; a warm-up is not counted."""
 
     def finished() -> None:
         work()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
-    return [_wall(finished) for _ in range(least + 1)][1:]
+    return [_wall(finished) for _ in range(runs + 1)][1:]
 
 
-def _both_ways(there: torch.Tensor, one: torch.Tensor, other: torch.Tensor, back: torch.Tensor) -> None:
-    if there.device.type != "cuda":
-        there.copy_(one)
-        other.copy_(back)
+def _both_ways(
+    target: torch.Tensor, host_source: torch.Tensor, host_target: torch.Tensor, source: torch.Tensor
+) -> None:
+    """Copy from and to the host at once, each on a stream of its own."""
+    copies = ((target, host_source), (host_target, source))
+    if target.device.type != "cuda":
+        for written, read in copies:
+            written.copy_(read)
         return
-    streams = torch.cuda.Stream(there.device), torch.cuda.Stream(there.device)
-    for stream, target, source in ((streams[0], there, one), (streams[1], other, back)):
+    streams = [torch.cuda.Stream(target.device) for _ in copies]
+    for stream, (written, read) in zip(streams, copies, strict=True):
         with torch.cuda.stream(stream):
-            target.copy_(source, non_blocking=True)
+            written.copy_(read, non_blocking=True)

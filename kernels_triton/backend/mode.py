@@ -1,11 +1,11 @@
-"""The one module that imports triton, and so the one that knows whether kernels are compiled or interpreted.
+"""The only import of triton, and whether it compiles or interprets kernels.
 
-Triton decides once per process, when it is first imported: TRITON_INTERPRET=1 in the environment interprets.
+Triton decides once per process, at its first import: with TRITON_INTERPRET=1 in the environment it interprets.
 """
 
 import os
 
-os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # multiply-adds stay fused; from 3.10 on they would not be
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # from triton 3.10 on, multiply-adds are not fused without it
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""What operands of every op have to be: dtypes, and checks that name the operand and the mend."""
+"""Accepted dtypes, and checks of operands whose errors name the operand and the remedy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INDEX = (torch.int32, torch.int64)
 def check_operand(
     name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...], beside: torch.Tensor
 ) -> None:
-    """Raise unless `tensor` is contiguous and of this shape, one of these dtypes and on the device of `beside`.
+    """Raise unless `tensor` has this shape and one of these dtypes, is contiguous, and on the device of `beside`.
 
     Raises
     ------
@@ -34,7 +34,7 @@ def check_operand(
 
 
 def check_indices(name: str, indices: torch.Tensor, dtypes: tuple[torch.dtype, ...], beside: torch.Tensor) -> None:
-    """`check_operand` of a vector of any length.
+    """Apply `check_operand` to a vector of any length.
 
     Raises
     ------
@@ -45,13 +45,13 @@ def check_indices(name: str, indices: torch.Tensor, dtypes: tuple[torch.dtype, .
     check_operand(name, indices, (indices.numel(),), dtypes, beside)
 
 
-def check_range(name: str, indices: torch.Tensor, end: int, mend: str) -> None:
+def check_range(name: str, indices: torch.Tensor, end: int, remedy: str) -> None:
     """Raise unless all `indices` are in [0, end).
 
     Raises
     ------
     ValueError
-        With the indices and the mend.
+        If one is not, naming all indices and the remedy.
     """
     if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < end:
-        raise ValueError(f"{name} must be in [0, {end}), not {indices.tolist()}: {mend}.")
+        raise ValueError(f"{name} must be in [0, {end}), not {indices.tolist()}: {remedy}.")

@@ -1,4 +1,4 @@
-"""Computations as operators of torch, which torch.compile, FakeTensor, vmap and autograd then know."""
+"""Registration of computations as operators of torch, for torch.compile, FakeTensor, vmap and autograd."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch.autograd.forward_ad import unpack_dual
 
 _NAMESPACE = "moe_workbench"
 _PLAIN = "_without_gradients"
-"""Of the operator's twin for calls outside of compiled code that ask for none: being ready for a backward pass costs a
-call 7 us more (`rms_norm` of 4 rows of 64 numbers on a Zen 4 core)."""
+"""Ending of the name of a second operator without a backward pass, for calls outside of compiled code that require no
+gradient: the backward pass makes each call 7 us longer (`rms_norm` of 4 rows of 64 numbers on a Zen 4 core)."""
 
 
 def operator(
@@ -23,26 +23,26 @@ def operator(
     formula: Callable[..., Any] | None = None,
     written: Sequence[str] = (),
 ) -> Callable[..., Any]:
-    """Register the operator `torch.ops.moe_workbench.<name>` and return what calls it.
+    """Register the operator `torch.ops.moe_workbench.<name>` and return a function that calls it.
 
-    Where autograd follows an operand, the formula is called itself. vmap calls the operator once per entry.
+    Where autograd follows an operand, the function calls the formula. vmap calls the operator once per entry.
 
     Parameters
     ----------
     name : str
-    compute : function of tensors, numbers and strings, all by position and with annotations
+    compute : function of tensors, numbers and strings, all positional and annotated
     shaped : function of the same operands
         Empty results of the same shapes, dtypes and strides.
     formula : function of the same operands, optional
-        The same in operations of torch that torch.compile can trace. Without one `compute` is differentiated, and in
-        compiled code an operator of its own computes the backward pass.
+        The same computation in operations of torch that torch.compile can trace. Without it, `compute` is
+        differentiated; in compiled code another operator computes the backward pass.
     written : names of operands, optional
-        Those that `compute` stores into; it returns nothing then.
+        Operands that `compute` stores into; it then returns nothing.
 
     Raises
     ------
     ValueError
-        When it is called, if it stores into an operand and autograd follows one.
+        From the returned function, if it stores into an operand and autograd follows one.
 
     Examples
     --------
@@ -51,29 +51,32 @@ def operator(
     >>> operator("halve", halve, torch.empty_like)(torch.tensor([3.0], requires_grad=True))
     tensor([1.5000], grad_fn=<DivBackward0>)
     """
-    # By schema, not by torch.library.custom_op, whose calls import triton before its mode is chosen.
-    schema, plain = torch.library.infer_schema(compute, mutates_args=tuple(written)), f"{name}{_PLAIN}"
+    # torch.library.custom_op is not used: its calls import triton before the mode is chosen.
+    schema = torch.library.infer_schema(compute, mutates_args=tuple(written))
+    plain = f"{name}{_PLAIN}"
     for own in (name, plain):
         torch.library.define(f"{_NAMESPACE}::{own}", schema)
         torch.library.impl(f"{_NAMESPACE}::{own}", "CompositeExplicitAutograd", compute)
         torch.library.register_fake(f"{_NAMESPACE}::{own}", shaped)
     names = list(inspect.signature(compute).parameters)
-    registered, quick = _overload(name), _overload(plain)
+    with_backward = _overload(name)
+    without_backward = _overload(plain)
     if not written:
         _register_backward(name, schema, formula or compute)
 
     def call(*operands: Any) -> Any:
-        if not asks_gradient(*operands):
-            return (registered if torch.compiler.is_compiling() else quick)(*operands)
+        if not requires_gradient(*operands):
+            registered = with_backward if torch.compiler.is_compiling() else without_backward
+            return registered(*operands)
         if written:
-            own = next(name for name, operand in zip(names, operands, strict=True) if asks_gradient(operand))
+            own = next(name for name, operand in zip(names, operands, strict=True) if requires_gradient(operand))
             raise ValueError(
                 f"{own} must ask for no gradient, since the call stores into {' and '.join(written)}: pass "
                 f"{own}.detach(), or call under torch.no_grad()."
             )
         if formula is not None:
             return formula(*operands)
-        return registered(*operands) if _only_compiled(operands) else compute(*operands)
+        return with_backward(*operands) if _compiles_reverse_mode(operands) else compute(*operands)
 
     def entry_by_entry(batch: Any, dims: tuple[Any, ...], *operands: Any) -> Any:
         results = [call(*_entry(operands, dims, at)) for at in range(batch.batch_size)]
@@ -81,24 +84,27 @@ def operator(
             return None, None
         if isinstance(results[0], torch.Tensor):
             return torch.stack(results), 0
-        return tuple(torch.stack(parts) for parts in zip(*results, strict=True)), (0,) * len(results[0])
+        stacked = tuple(torch.stack(entries) for entries in zip(*results, strict=True))
+        return stacked, (0,) * len(stacked)
 
     for own in (name, plain):
         torch.library.register_vmap(f"{_NAMESPACE}::{own}", entry_by_entry)
     return call
 
 
-def asks_gradient(*operands: object) -> bool:
-    """Whether autograd follows one of the operands, backwards or forwards.
+def requires_gradient(*operands: object) -> bool:
+    """True if autograd follows one of the operands, in reverse or forward mode.
 
     Examples
     --------
-    >>> asks_gradient(torch.ones(1), None), asks_gradient(torch.ones(1, requires_grad=True))
+    >>> requires_gradient(torch.ones(1), None), requires_gradient(torch.ones(1, requires_grad=True))
     (False, True)
     """
-    backwards = torch.is_grad_enabled()
+    reverse_mode = torch.is_grad_enabled()
     for operand in operands:
-        if isinstance(operand, torch.Tensor) and ((backwards and operand.requires_grad) or _has_tangent(operand)):
+        if not isinstance(operand, torch.Tensor):
+            continue
+        if (reverse_mode and operand.requires_grad) or _has_tangent(operand):
             return True
     return False
 
@@ -124,14 +130,14 @@ def check_tensor(name: str, operand: object) -> None:
 def _has_tangent(tensor: torch.Tensor) -> bool:
     try:
         return unpack_dual(tensor).tangent is not None
-    except RuntimeError:  # of a tensor that vmap batches: its entries are asked
+    except RuntimeError:  # vmap batches this tensor: its entries are checked instead
         return False
 
 
-def _only_compiled(operands: Sequence[Any]) -> bool:
-    """Whether code is being compiled whose gradients go backwards only, as an operator's do."""
-    followed = [operand for operand in operands if isinstance(operand, torch.Tensor)]
-    return torch.compiler.is_compiling() and not any(_has_tangent(tensor) for tensor in followed)
+def _compiles_reverse_mode(operands: Sequence[Any]) -> bool:
+    """True while code is compiled and no operand has a tangent: registered operators have reverse mode only."""
+    tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
+    return torch.compiler.is_compiling() and not any(_has_tangent(tensor) for tensor in tensors)
 
 
 def _overload(name: str) -> Callable[..., Any]:
@@ -140,7 +146,7 @@ def _overload(name: str) -> Callable[..., Any]:
 
 
 def _entry(operands: Sequence[Any], dims: Sequence[Any], at: int) -> list[Any]:
-    """Operands of one entry of what vmap batches."""
+    """Select the operands of one entry of a batch of vmap."""
     own = []
     for operand, dim in zip(operands, dims, strict=True):
         batched = isinstance(operand, torch.Tensor) and dim is not None
@@ -149,8 +155,9 @@ def _entry(operands: Sequence[Any], dims: Sequence[Any], at: int) -> list[Any]:
 
 
 def _register_backward(name: str, schema: str, formula: Callable[..., Any]) -> None:
-    """Give operator `name` a backward pass: an operator too, since a formula may look at values."""
-    inputs, backward = schema[1 : schema.rindex(") ->")], f"{_NAMESPACE}::{name}_backward"
+    """Give operator `name` a backward pass, which is an operator too because a formula may depend on values."""
+    inputs = schema[1 : schema.rindex(") ->")]
+    backward = f"{_NAMESPACE}::{name}_backward"
 
     def compute(grads: Sequence[torch.Tensor | None], *rest: Any) -> list[torch.Tensor]:
         return _gradients(formula, grads, rest[:-1], rest[-1])
@@ -163,31 +170,35 @@ def _register_backward(name: str, schema: str, formula: Callable[..., Any]) -> N
         ctx.save_for_backward(*(inputs[at] for at in ctx.places))
         ctx.others = [None if at in ctx.places else operand for at, operand in enumerate(inputs)]
 
-    def go_back(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    def differentiate(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         operands = list(ctx.others)
         for at, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
             operands[at] = tensor
         wanted = [at for at in ctx.places if ctx.needs_input_grad[at]]
-        found = dict(zip(wanted, _overload(f"{name}_backward")(list(grads), *operands, wanted), strict=True))
+        computed = _overload(f"{name}_backward")(list(grads), *operands, wanted)
+        found = dict(zip(wanted, computed, strict=True))
         return tuple(found.get(at) for at in range(len(operands)))
 
     torch.library.define(backward, f"(Tensor?[] grads, {inputs}, int[] wanted) -> Tensor[]")
     torch.library.impl(backward, "CompositeExplicitAutograd", compute)
     torch.library.register_fake(backward, shaped)
-    torch.library.register_autograd(f"{_NAMESPACE}::{name}", go_back, setup_context=keep)
+    torch.library.register_autograd(f"{_NAMESPACE}::{name}", differentiate, setup_context=keep)
 
 
 def _gradients(
     formula: Callable[..., Any], grads: Sequence[torch.Tensor | None], operands: Sequence[Any], wanted: Sequence[int]
 ) -> list[torch.Tensor]:
-    """Of the formula's results with respect to the operands that are wanted, new and contiguous."""
+    """Differentiate the formula with respect to the wanted operands: new and contiguous tensors."""
     own = [operand.detach() if isinstance(operand, torch.Tensor) else operand for operand in operands]
     sources = [own[at].requires_grad_() for at in wanted]
     with torch.enable_grad():
         result = formula(*own)
     results = (result,) if isinstance(result, torch.Tensor) else result
-    met = [(part, grad) for part, grad in zip(results, grads, strict=True) if grad is not None and part.requires_grad]
-    found = torch.autograd.grad(
-        [part for part, _ in met], sources, [grad for _, grad in met], allow_unused=True, materialize_grads=True
-    )
+    outputs: list[torch.Tensor] = []
+    output_grads: list[torch.Tensor] = []
+    for output, grad in zip(results, grads, strict=True):
+        if grad is not None and output.requires_grad:
+            outputs.append(output)
+            output_grads.append(grad)
+    found = torch.autograd.grad(outputs, sources, output_grads, allow_unused=True, materialize_grads=True)
     return [grad.clone(memory_format=torch.contiguous_format) for grad in found]

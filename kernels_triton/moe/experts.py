@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from ..backend.operands import FLOATS
-from ..backend.operators import asks_gradient, check_tensor
+from ..backend.operators import check_tensor, requires_gradient
 from ..declarations import operation, public
 
 _LARGEST = {torch.int8: 127.0, torch.uint8: 7.0, torch.float8_e4m3fn: 448.0}
@@ -96,7 +96,7 @@ def quantise(weight: torch.Tensor, kind: torch.dtype, group: int | None = None) 
     [[[201, 246]]]
     """
     check_tensor("weight", weight)
-    if asks_gradient(weight):
+    if requires_gradient(weight):
         raise ValueError(
             "weight must ask for no gradient, which rounding does not give: pass weight.detach(), or call under "
             "torch.no_grad()."
@@ -182,7 +182,7 @@ def check_weights(name: str, weight: Weights, x: torch.Tensor, rows: str, column
     Raises
     ------
     TypeError
-        If the dtypes do not go together.
+        If dtypes disagree.
     ValueError
         If shapes, groups, memory layout or devices do not.
     """
@@ -258,7 +258,7 @@ def check_routing(ids: torch.Tensor, weights: torch.Tensor | None, x: torch.Tens
     TypeError
         If ids are no whole numbers or weights are not fp32.
     ValueError
-        If shapes, memory layout or devices do not go together.
+        If shapes, memory layout or devices disagree.
     """
     check_tensor("ids", ids)
     if weights is not None:

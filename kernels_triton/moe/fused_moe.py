@@ -47,8 +47,8 @@ def fused_moe(
         Per page an expert's gates and then its ups; they take turns where the activation is "swiglu-clamped".
     down : (P, M, F) of x's type, or Quantised
     ids : (T, k) int32 or int64, contiguous
-        Experts of each token. On a GPU nobody waits to look at them: one out of range, or whose page is, makes its
-        token's row NaN and nothing else.
+        Experts of each token. On a GPU they are not checked: one that is out of range, or whose page is, makes its
+        token's row NaN and no other.
     weights : (T, k) fp32, contiguous
         Their weights, as `route` gives them, and `with_shared` for experts that every token has.
     activation : "swiglu", "geglu" or "swiglu-clamped"
@@ -58,7 +58,7 @@ def fused_moe(
         Page of each expert in both weights and biases; expert e is on page e unless given. Pages of experts that nobody
         chose are never read: they may be on their way still.
     backend : "triton", "triton-interpret" or "torch", optional
-        Triton for GPU tensors unless given, torch for others and where an operand asks for a gradient.
+        By default Triton for GPU tensors, torch for others and where an operand requires a gradient.
 
     Returns
     -------
@@ -68,9 +68,9 @@ def fused_moe(
     Raises
     ------
     TypeError
-        If dtypes do not go together.
+        If dtypes disagree.
     ValueError
-        If shapes, memory layout or devices do not, an id or its page is out of range (torch), or the backend cannot
+        If shapes, memory layout or devices disagree, an id or its page is out of range (torch), or the backend cannot
         compute here.
 
     Examples

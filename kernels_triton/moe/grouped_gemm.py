@@ -43,15 +43,15 @@ def grouped_gemm(
     matrices : (P, N, K) of x's type, or Quantised
         One page per expert.
     ids : (T, k) int32 or int64, contiguous
-        Experts of each token. On a GPU nobody waits to look at them: one out of range, or whose page is, makes its
-        pair's row NaN and nothing else.
+        Experts of each token. On a GPU they are not checked: one that is out of range, or whose page is, makes its
+        pair's row NaN and no other.
     weights : (T, k) fp32, contiguous, optional
         Factors; none unless given.
     bias : (P, N) of x's type, optional
     pages : (E,) int32 or int64, optional
         Page of each expert; expert e is on page e unless given. Pages of experts that nobody chose are never read.
     backend : "triton", "triton-interpret" or "torch", optional
-        Triton for GPU tensors unless given, torch for others and where an operand asks for a gradient.
+        By default Triton for GPU tensors, torch for others and where an operand requires a gradient.
 
     Returns
     -------
@@ -61,9 +61,9 @@ def grouped_gemm(
     Raises
     ------
     TypeError
-        If dtypes do not go together.
+        If dtypes disagree.
     ValueError
-        If shapes, memory layout or devices do not, an id or its page is out of range (torch), or the backend cannot
+        If shapes, memory layout or devices disagree, an id or its page is out of range (torch), or the backend cannot
         compute here.
 
     Examples

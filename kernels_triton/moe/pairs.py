@@ -38,7 +38,7 @@ def sort_pairs(ids: torch.Tensor, experts: int, block: int, *, backend: str | No
     block : int
         Rows per block, a power of two.
     backend : "triton", "triton-interpret" or "torch", optional
-        Triton for GPU tensors and torch for others unless given.
+        By default Triton for GPU tensors and torch for others.
 
     Returns
     -------

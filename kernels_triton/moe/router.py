@@ -57,7 +57,7 @@ def route(
     Parameters
     ----------
     logits : (T, E) fp32, fp16 or bf16
-        Rows may lie apart, columns not.
+        Rows may be strided, columns not.
     k : int
         Experts per token.
     scoring : "softmax" or "sigmoid"
@@ -71,7 +71,7 @@ def route(
     scale : float
         Factor of all weights.
     backend : "triton", "triton-interpret" or "torch", optional
-        Triton for GPU tensors unless given, torch for others and where an operand asks for a gradient.
+        By default Triton for GPU tensors, torch for others and where an operand requires a gradient.
 
     Returns
     -------

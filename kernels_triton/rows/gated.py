@@ -1,4 +1,4 @@
-"""What stands between the projections of a dense feed-forward network or of shared experts: SwiGLU and GeGLU."""
+"""SwiGLU and GeGLU between the projections of a dense feed-forward network or of shared experts."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _TILE = 1024
 
 @operation
 def gated(x: torch.Tensor, *, activation: str = "swiglu", backend: str | None = None) -> torch.Tensor:
-    """Join each row's gates and ups.
+    """Multiply each row's activated gates with its up projections.
 
         out[t] = a(x[t, :F]) * x[t, F:],  a(g) = g sigmoid(g) or g Phi(g)
 
     Parameters
     ----------
     x : (T, 2 F) fp32, fp16 or bf16
-        Gates, then ups. Rows may be strided, columns not.
+        Gates, then up projections. Rows may be strided, columns not.
     activation : "swiglu" or "geglu"
     backend : "triton", "triton-interpret" or "torch", optional
-        Triton for GPU tensors unless given, torch for others and where an operand asks for a gradient.
+        By default Triton for GPU tensors, torch for others and where an operand requires a gradient.
 
     Returns
     -------
@@ -62,11 +62,13 @@ def _compute(x: torch.Tensor, activation: str, backend: str) -> torch.Tensor:
     enter_mode(Backend(backend))
     from ..moe.jit_grouped import gated as kernel
 
-    rows, width = x.shape[0], x.shape[1] // 2
+    rows = x.shape[0]
+    width = x.shape[1] // 2
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     if rows:
-        turn = {"ACTIVATION": 1 if activation == Activation.SWIGLU else 2, "BLOCK": _TILE}
-        kernel[(rows, -(-width // _TILE))](x, out, x.stride(0), width, **turn)
+        number = 1 if activation == Activation.SWIGLU else 2
+        grid = (rows, -(-width // _TILE))
+        kernel[grid](x, out, x.stride(0), width, ACTIVATION=number, BLOCK=_TILE)
     return out
 
 
@@ -87,7 +89,7 @@ def gated_work(rows: int, width: int, itemsize: int) -> tuple[int, int]:
 
 @reference_of(gated)
 def gated_reference(x: torch.Tensor, *, activation: str = "swiglu") -> torch.Tensor:
-    """`gated` in float64, the oracle of its tests.
+    """Compute `gated` in float64, the oracle of its tests.
 
     Examples
     --------
@@ -95,5 +97,9 @@ def gated_reference(x: torch.Tensor, *, activation: str = "swiglu") -> torch.Ten
     0.0
     """
     gate, up = x.double().chunk(2, dim=1)
-    share = torch.special.erfc(-gate / 2**0.5) / 2 if activation == "geglu" else 1 / (1 + torch.exp(-gate))
-    return gate * share * up
+    if activation == "geglu":
+        factor = torch.special.erfc(-gate / 2**0.5) / 2
+    else:
+        factor = 1 / (1 + torch.exp(-gate))
+    out: torch.Tensor = gate * factor * up
+    return out

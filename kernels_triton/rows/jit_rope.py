@@ -1,4 +1,4 @@
-"""Rotary position embeddings: a program takes several heads, of one token or of neighbours."""
+"""Rotary position embeddings: a program rotates several heads, of one token or of neighbouring ones."""
 
 from ..backend.mode import tl, triton
 
@@ -24,17 +24,19 @@ def rope(
     BLOCK_REST: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    there = row < n
+    live = row < n
     token = row // H
     x += (token * x_row + row % H * x_head)[:, None]
     out += (row * D)[:, None]
     pair = tl.arange(0, BLOCK_PAIR)
-    inside = there[:, None] & (pair < R // 2)[None, :]
-    first, second = pair, pair + R // 2
+    inside = live[:, None] & (pair < R // 2)[None, :]
+    first = pair
+    second = pair + R // 2
     if INTERLEAVED:
-        first, second = pair * 2, pair * 2 + 1
+        first = pair * 2
+        second = first + 1
     rest = R + tl.arange(0, BLOCK_REST)
-    beyond = there[:, None] & (rest < D)[None, :]
+    beyond = live[:, None] & (rest < D)[None, :]
     a = tl.load(x + first[None, :], mask=inside, other=0.0).to(tl.float32)
     b = tl.load(x + second[None, :], mask=inside, other=0.0).to(tl.float32)
     c = tl.load(x + rest[None, :], mask=beyond, other=0.0).to(tl.float32)
@@ -44,7 +46,8 @@ def rope(
         a *= scale * tl.load(weight + first, mask=pair < R // 2, other=0.0).to(tl.float32)[None, :]
         b *= scale * tl.load(weight + second, mask=pair < R // 2, other=0.0).to(tl.float32)[None, :]
         c *= scale * tl.load(weight + rest, mask=rest < D, other=0.0).to(tl.float32)[None, :]
-    angles = table + (tl.load(positions + token, mask=there, other=0).to(tl.int64) * R)[:, None] + pair[None, :]
+    position = tl.load(positions + token, mask=live, other=0).to(tl.int64)
+    angles = table + (position * R)[:, None] + pair[None, :]
     cos = tl.load(angles, mask=inside, other=0.0)
     sin = tl.load(angles + R // 2, mask=inside, other=0.0)
     tl.store(out + first[None, :], (a * cos - b * sin).to(out.dtype.element_ty), mask=inside)

@@ -20,7 +20,7 @@ def layer_norm(
     eps: float = 1e-5,
     backend: str | None = None,
 ) -> torch.Tensor:
-    """Normalise each row to mean 0 and variance 1, scale and shift it.
+    """Normalise each row to mean 0 and variance 1, then scale and shift it.
 
         out[t] = weight * (x[t] - mean(x[t])) / sqrt(var(x[t]) + eps) + bias
 
@@ -31,7 +31,7 @@ def layer_norm(
     weight, bias : (M,) of the same type; no bias unless given
     eps : float
     backend : "triton", "triton-interpret" or "torch", optional
-        Triton for GPU tensors unless given, torch for others and where an operand asks for a gradient.
+        By default Triton for GPU tensors, torch for others and where an operand requires a gradient.
 
     Returns
     -------
@@ -41,9 +41,9 @@ def layer_norm(
     Raises
     ------
     TypeError
-        If dtypes do not go together.
+        If dtypes disagree.
     ValueError
-        If shapes, memory layout or devices do not, or the backend cannot compute here.
+        If shapes, memory layout or devices disagree, or the backend cannot compute here.
 
     Examples
     --------
@@ -92,7 +92,7 @@ def layer_norm_work(rows: int, width: int, itemsize: int) -> tuple[int, int]:
 def layer_norm_reference(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, eps: float = 1e-5
 ) -> torch.Tensor:
-    """The same in float64.
+    """Compute `layer_norm` in float64, the oracle of its tests.
 
     Examples
     --------

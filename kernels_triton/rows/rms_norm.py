@@ -23,7 +23,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-5, backen
     weight : Tensor (M,) of the same type
     eps : float
     backend : "triton", "triton-interpret" or "torch", optional
-        Triton for GPU tensors unless given, torch for others and where an operand asks for a gradient.
+        By default Triton for GPU tensors, torch for others and where an operand requires a gradient.
 
     Returns
     -------
@@ -33,9 +33,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-5, backen
     Raises
     ------
     TypeError
-        If dtypes do not go together.
+        If dtypes disagree.
     ValueError
-        If shapes, memory layout or devices do not, or the backend cannot compute here.
+        If shapes, memory layout or devices disagree, or the backend cannot compute here.
 
     Examples
     --------
@@ -52,13 +52,13 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-5, backen
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-5, backend: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add what a layer's half computed to the residual stream and normalise the sum, in one pass over memory.
+    """Add a sublayer's output to the residual stream and normalise the sum, in one pass over memory.
 
         total[t] = round(x[t] + residual[t]);  out[t] = rms_norm(total[t])
 
     Parameters
     ----------
-    x, residual : Tensor (T, M) fp32, fp16 or bf16, the same
+    x, residual : Tensor (T, M) fp32, fp16 or bf16, both of one type
     weight : (M,) of the same type
     eps, backend
         As of `rms_norm`.
@@ -169,7 +169,7 @@ def add_rms_norm_work(rows: int, width: int, itemsize: int) -> tuple[int, int]:
 
 @reference_of(rms_norm)
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-5) -> torch.Tensor:
-    """The same in float64, without the rounding in between.
+    """Compute `rms_norm` in float64 without the rounding in between, the oracle of its tests.
 
     Examples
     --------

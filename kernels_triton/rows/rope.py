@@ -1,4 +1,4 @@
-"""Rotary position embeddings of queries or keys, which may be normalised per head before, in one pass over memory."""
+"""Rotary position embeddings of queries or keys, optionally after a norm per head, in one pass over memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..backend.operators import check_tensor, operator
 from ..declarations import operation, reference_of, work_of
 from .rows import check_vector
 
-_TILE = 4096  # numbers that a program holds
+_TILE = 4096  # numbers per program
 
 
 @operation
@@ -24,28 +24,28 @@ def rope(
     eps: float = 1e-6,
     backend: str | None = None,
 ) -> torch.Tensor:
-    """Turn pairs of every head's first R dims by an angle that grows with the token's position.
+    """Rotate pairs of every head's first R dims by an angle that grows with the token's position.
 
         (a, b) -> (a cos - b sin, b cos + a sin),  a = y[i], b = y[i + R / 2]
 
     y is x, or x normalised per head to unit mean square and scaled by `weight` (Qwen3's qk-norm). The other D - R dims
-    stay. Computed in fp32 and rounded once.
+    are not rotated. Computed in fp32 and rounded once.
 
     Parameters
     ----------
     x : (T, H, D) fp32, fp16 or bf16
-        Rows and heads may lie apart, as in a slice of a fused qkv.
+        Rows and heads may be strided, as in a slice of a fused qkv.
     positions : (T,) int32 or int64
-        Below P; on a GPU they are not looked at.
+        Below P; on a GPU they are not checked.
     table : (P, R) fp32, contiguous
         From `rope_table`, R <= D.
     interleaved : bool
-        Whether pairs are neighbours, y[2 i] and y[2 i + 1] (GPT-J, DeepSeek).
+        True if pairs are neighbours, y[2 i] and y[2 i + 1] (GPT-J, DeepSeek).
     weight : (D,) of x's type, optional
     eps : float
-        Of the norm.
+        Epsilon of the norm.
     backend : "triton", "triton-interpret" or "torch", optional
-        Triton for GPU tensors unless given, torch for others and where an operand asks for a gradient.
+        By default Triton for GPU tensors, torch for others and where an operand requires a gradient.
 
     Returns
     -------
@@ -83,13 +83,15 @@ def _compute(
     if x.device.type == "cpu":
         check_range("positions", positions, len(table), "make a longer table")
     if backend == Backend.TORCH:
-        return _turned(x.float(), positions, table, interleaved, weight, eps).to(x.dtype).contiguous()
+        return _rotated(x.float(), positions, table, interleaved, weight, eps).to(x.dtype).contiguous()
     enter_mode(Backend(backend))
     from .jit_rope import rope as kernel
 
-    (tokens, heads, dim), turned = x.shape, table.shape[1]
+    tokens, heads, dim = x.shape
+    rotated = table.shape[1]
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    pair, rest = (1 << max(0, size - 1).bit_length() for size in (turned // 2, dim - turned))
+    pair = _power_of_two(rotated // 2)
+    rest = _power_of_two(dim - rotated)
     block = max(1, _TILE // (2 * pair + rest))
     if out.numel():
         kernel[(-(-tokens * heads // block),)](
@@ -102,7 +104,7 @@ def _compute(
             *x.stride()[:2],
             H=heads,
             D=dim,
-            R=turned,
+            R=rotated,
             EPS=eps,
             INTERLEAVED=interleaved,
             NORMED=weight is not None,
@@ -111,6 +113,11 @@ def _compute(
             BLOCK_REST=rest,
         )
     return out
+
+
+def _power_of_two(size: int) -> int:
+    """The next power of two, at least 1."""
+    return 1 << max(0, size - 1).bit_length()
 
 
 _rope = operator("rope", _compute, lambda x, *_rest: x.new_empty(x.shape))
@@ -133,7 +140,7 @@ def _check(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, weight
         check_vector("weight", weight, x)
 
 
-def _turned(
+def _rotated(
     wide: torch.Tensor,
     positions: torch.Tensor,
     table: torch.Tensor,
@@ -143,13 +150,13 @@ def _turned(
 ) -> torch.Tensor:
     if weight is not None:
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * weight.to(wide.dtype)
-    turned = table.shape[1]
+    rotated = table.shape[1]
     cos, sin = table[positions.long()][:, None].to(wide.dtype).chunk(2, dim=2)
-    pairs = wide[..., :turned].unflatten(2, (-1, 2) if interleaved else (2, -1))
+    pairs = wide[..., :rotated].unflatten(2, (-1, 2) if interleaved else (2, -1))
     axis = 3 if interleaved else 2
     a, b = pairs.unbind(axis)
     both = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=axis).flatten(2)
-    return torch.cat((both, wide[..., turned:]), dim=2)
+    return torch.cat((both, wide[..., rotated:]), dim=2)
 
 
 @work_of(rope)
@@ -176,7 +183,7 @@ def rope_reference(
     weight: torch.Tensor | None = None,
     eps: float = 1e-6,
 ) -> torch.Tensor:
-    """`rope` in float64 as products of complex numbers, the oracle of its tests: same operands, -> (T, H, D) float64.
+    """Compute `rope` in float64 by products of complex numbers, the oracle of its tests: -> (T, H, D) float64.
 
     Examples
     --------
@@ -187,9 +194,11 @@ def rope_reference(
     if weight is not None:
         wide = weight.double() * wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt()
     half = table.shape[1] // 2
-    order = torch.arange(2 * half).view(half, 2) if interleaved else torch.arange(2 * half).view(2, half).T
-    turn = torch.complex(*table[positions.long()].double().chunk(2, dim=1))[:, None]
-    after = torch.complex(wide[..., order[:, 0]], wide[..., order[:, 1]]) * turn
+    dims = torch.arange(2 * half)
+    first, second = (dims.view(half, 2) if interleaved else dims.view(2, half).T).unbind(1)
+    rotation = torch.complex(*table[positions.long()].double().chunk(2, dim=1))[:, None]
+    rotated = torch.complex(wide[..., first], wide[..., second]) * rotation
     out = wide.clone()
-    out[..., order[:, 0]], out[..., order[:, 1]] = after.real, after.imag
+    out[..., first] = rotated.real
+    out[..., second] = rotated.imag
     return out

@@ -1,4 +1,4 @@
-"""Angles of rotary position embeddings, as checkpoints scale them for contexts longer than they were trained on."""
+"""Angles of rotary position embeddings, with the scalings of checkpoints for contexts longer than the trained ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..declarations import operation, public
 @public
 @dataclass(frozen=True)
 class Linear:
-    """Positions are divided by `factor`."""
+    """Linear scaling: positions are divided by `factor`."""
 
     factor: float
 
@@ -22,10 +22,10 @@ class Linear:
 @public
 @dataclass(frozen=True)
 class Yarn:
-    """Slow pairs are divided by `factor`, fast ones are not, those between in part; cos and sin grow with its log.
+    """YaRN: frequencies of slow pairs are divided by `factor`, those of fast pairs are kept, with a ramp in between.
 
-    A pair is fast if it turns `fast` times within the `trained` tokens, slow if at most `slow` times. `attention` is
-    the factor of cos and sin, 0.1 ln(factor) + 1 unless given. Peng et al., YaRN, section 3.
+    A pair is fast if it makes at least `fast` turns within the `trained` tokens, slow if at most `slow` turns.
+    `attention` is the factor of cos and sin, by default 0.1 ln(factor) + 1. Peng et al., YaRN, section 3.
     """
 
     factor: float
@@ -39,7 +39,10 @@ class Yarn:
 @public
 @dataclass(frozen=True)
 class Llama3:
-    """Pairs with waves longer than trained / low are divided by `factor`, shorter than trained / high left alone."""
+    """Llama 3: frequencies with waves longer than trained / low are divided by `factor`, with a ramp below.
+
+    Those with waves shorter than trained / high are kept.
+    """
 
     factor: float
     trained: int
@@ -54,18 +57,18 @@ Scaling: TypeAlias = Linear | Yarn | Llama3
 def rope_table(
     dims: int, positions: int, *, theta: float = 10000.0, scaling: Scaling | None = None, device: str = "cpu"
 ) -> torch.Tensor:
-    """Cosines and sines of the angles by which `rope` turns pairs: made once, read by every layer.
+    """Compute the cosines and sines of the angles of `rope`, once for all layers.
 
         angle[p, i] = p f[i],  f[i] = theta^(-2 i / R),  f scaled
 
-    Angles are rounded to fp32 as Hugging Face's are, so that greedy tokens agree.
+    Angles are rounded to fp32 as in Hugging Face, so that greedy tokens agree.
 
     Parameters
     ----------
     dims : int
-        R, the dims of a head that are turned; even.
+        R, the rotated dims of a head; even.
     positions : int
-        P, one more than the largest.
+        P, one more than the largest position.
     theta : float
     scaling : Linear, Yarn or Llama3, optional
     device : str
@@ -94,7 +97,7 @@ def rope_table(
 
 
 def frequencies(dims: int, theta: float, scaling: Scaling | None) -> torch.Tensor:
-    """f (R / 2,) fp32 [rad/token].
+    """Compute the frequencies f (R / 2,) in fp32 [rad/token].
 
     Examples
     --------
@@ -105,29 +108,33 @@ def frequencies(dims: int, theta: float, scaling: Scaling | None) -> torch.Tenso
     if isinstance(scaling, Linear):
         return 1 / waves / scaling.factor
     if isinstance(scaling, Yarn):
-        slow = _share_of_slow(scaling, dims, theta)
-        return slow / (scaling.factor * waves) + (1 - slow) / waves
+        divided = _divided_share(scaling, dims, theta)
+        return divided / (scaling.factor * waves) + (1 - divided) / waves
     if isinstance(scaling, Llama3):
         turns = scaling.trained / (2 * math.pi * waves)
-        fast = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
-        return (1 - fast) / waves / scaling.factor + fast / waves
+        kept = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
+        return (1 - kept) / waves / scaling.factor + kept / waves
     return 1 / waves
 
 
-def _share_of_slow(scaling: Yarn, dims: int, theta: float) -> torch.Tensor:
-    """1 for slow pairs, 0 for fast ones, a ramp between."""
+def _divided_share(scaling: Yarn, dims: int, theta: float) -> torch.Tensor:
+    """Share of the divided frequency in each pair: 0 for fast pairs, 1 for slow ones, a ramp in between."""
 
-    def pair_that_turns(times: float) -> float:
-        return dims * math.log(scaling.trained / (times * 2 * math.pi)) / (2 * math.log(theta))
+    def pair_with(turns: float) -> float:
+        return dims * math.log(scaling.trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = pair_that_turns(scaling.fast), pair_that_turns(scaling.slow)
+    fast = pair_with(scaling.fast)
+    slow = pair_with(scaling.slow)
     if scaling.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, dims - 1)
-    return ((torch.arange(dims // 2).float() - low) / max(high - low, 0.001)).clamp(0, 1)
+        fast = math.floor(fast)
+        slow = math.ceil(slow)
+    fast = max(fast, 0)
+    slow = min(slow, dims - 1)
+    return ((torch.arange(dims // 2).float() - fast) / max(slow - fast, 0.001)).clamp(0, 1)
 
 
 def _amplitude(scaling: Scaling | None) -> float:
+    """Factor of cos and sin."""
     if not isinstance(scaling, Yarn):
         return 1.0
     if scaling.attention is not None:

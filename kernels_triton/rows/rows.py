@@ -1,4 +1,4 @@
-"""What kernels that take whole rows share: their checks and the shape of their launch."""
+"""Checks and launch shape shared by the kernels that process whole rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..backend.operators import check_tensor
 
 
 def check_rows(name: str, rows: torch.Tensor, like: torch.Tensor | None = None) -> None:
-    """Raise unless `rows` is (T, M) with contiguous columns, and as `like` where that is given.
+    """Raise unless `rows` is (T, M) with contiguous columns, and matches `like` if that is given.
 
     Raises
     ------
@@ -52,7 +52,7 @@ def check_vector(name: str, vector: torch.Tensor, x: torch.Tensor) -> None:
 
 
 def launch_shape(width: int) -> dict[str, int]:
-    """Columns and warps of a program that holds a whole row: 16 numbers per thread, as far as 16 warps go.
+    """Return columns and warps of a program that holds a whole row: 16 numbers per thread, up to 16 warps.
 
     Examples
     --------

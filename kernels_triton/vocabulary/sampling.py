@@ -48,7 +48,7 @@ def sample(logits: torch.Tensor, draws: Draws | None = None, *, backend: str | N
     draws : Draws, optional
         The largest logit of every row unless given; of equal ones the first.
     backend : "triton", "triton-interpret" or "torch", optional
-        Triton for GPU tensors and torch for others unless given.
+        By default Triton for GPU tensors and torch for others.
 
     Returns
     -------

@@ -24,10 +24,10 @@ def embed(ids: torch.Tensor, table: torch.Tensor, *, backend: str | None = None)
     Parameters
     ----------
     ids : (T,) int32 or int64
-        In 0 .. V - 1; on a GPU they are not looked at.
+        In 0 .. V - 1; on a GPU they are not checked.
     table : (V, M) fp32, fp16 or bf16
     backend : "triton", "triton-interpret" or "torch", optional
-        Triton for GPU tensors unless given, torch for others and where an operand asks for a gradient.
+        By default Triton for GPU tensors, torch for others and where an operand requires a gradient.
 
     Returns
     -------
@@ -82,10 +82,10 @@ def sampled_logits(
     x : (T, M) fp32, fp16 or bf16
         Normed hidden states.
     rows : (R,) int32 or int64
-        The last of each prompt, and every decode; on a GPU they are not looked at.
+        The last of each prompt, and every decode; on a GPU they are not checked.
     head : (V, M) of x's type
     backend : "triton", "triton-interpret" or "torch", optional
-        Triton for GPU tensors unless given, torch for others and where an operand asks for a gradient.
+        By default Triton for GPU tensors, torch for others and where an operand requires a gradient.
 
     Returns
     -------

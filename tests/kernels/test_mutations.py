@@ -102,7 +102,7 @@ FAULTS = {
     "32-bit slots": Fault("kv_layout", "tl.load(slots + t)", "tl.load(slots + t).to(tl.int32)", "offsets", ATTENTION),
     "qk-norm of the turned dims alone": rows("rope", " + tl.sum(c * c, 1)", "", "rope"),
     "a residual that is not stored": rows("norms", "if ADDED:", "if False:", "norms"),
-    "pairs that are no neighbours": rows("rope", "pair * 2, pair * 2 + 1", "pair, pair + R // 2", "rope"),
+    "pairs that are no neighbours": rows("rope", "first = pair * 2", "first = pair", "rope"),
     "dims that stay are lost": rows("rope", "if R < D:", "if False:", "rope"),
     "sums of what is past the row": rows("norms", "tl.where(inside, wide - ", "tl.where(True, wide - ", "norms"),
     "no shift": rows("norms", "if BIASED:", "if False:", "norms"),

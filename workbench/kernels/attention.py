@@ -160,7 +160,7 @@ def append_kv(
 
     A cache of 16 bits rounds to nearest, ties to even; what fp16 cannot hold becomes infinite. A cache of int8 holds
     each row of D in units of 1/127 of its largest number, the row's scale, at most half a unit away; a row that is not
-    finite becomes NaN. Nothing is stored if any slot is out of range (on the CPU; on a GPU they are not looked at).
+    finite becomes NaN. Nothing is stored if any slot is out of range (on the CPU; on a GPU they are not checked).
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ def append_kv(
         block * b + offset of each row, in 0 .. P * b - 1. None may occur twice, but of fp32 rows that Numba stores,
         where the last one wins.
     k, v : (T, K, D) fp32, fp16 or bf16, both the same; fp32 for a cache of int8
-        New rows; each row (K, D) is contiguous, the rows may lie apart as in a slice of a fused qkv.
+        New rows; each row (K, D) is contiguous, the rows may be strided as in a slice of a fused qkv.
     scales : (P, K, 2, b) fp32, contiguous
         Of a cache of int8, and of no other: the rows' scales, written in place.
     backend : "triton", "triton-interpret" or "torch", optional

@@ -56,8 +56,8 @@ def fused_moe(
         or Quantised: per page an expert's gates and then its ups, which take turns where the activation is
         "swiglu-clamped".
     ids : (T, k) int32 or int64, contiguous
-        Experts of each token. On a GPU nobody waits to look at them: one out of range, or whose page is, makes its
-        token's row NaN and nothing else.
+        Experts of each token. On a GPU they are not checked: one that is out of range, or whose page is, makes its
+        token's row NaN and no other.
     weights : (T, k) fp32, contiguous
         Their weights, as `route` gives them, and `with_shared` for experts that every token has.
     activation : "swiglu", "geglu" or "swiglu-clamped"
@@ -92,8 +92,8 @@ def fused_moe(
     TypeError
         If an operand is of another kind, or dtypes do not go together.
     ValueError
-        If shapes, memory layout or devices do not, `out` overlaps an operand, an id or its page is out of range (on the
-        CPU), or an argument is given that the kernel for these experts does not take.
+        If shapes, memory layout or devices disagree, `out` overlaps an operand, an id or its page is out of range (on
+        the CPU), or an argument is given that the kernel for these experts does not take.
 
     Examples
     --------

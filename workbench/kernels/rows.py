@@ -27,7 +27,7 @@ def rms_norm(
     Parameters
     ----------
     x : (T, M) fp32, fp16 or bf16; a numpy array, or a tensor on any device
-        uint16 arrays hold bfloat16 bits. Rows may lie apart, the numbers of a row not.
+        uint16 arrays hold bfloat16 bits. Rows may be strided, the numbers of a row not.
     weight : (M,) of x's kind and type
     eps : float
     threads : int, optional
@@ -44,9 +44,9 @@ def rms_norm(
     Raises
     ------
     TypeError
-        If dtypes do not go together.
+        If dtypes disagree.
     ValueError
-        If shapes, memory layout or devices do not, or an argument is not of the kernel for these operands.
+        If shapes, memory layout or devices disagree, or an argument is not of the kernel for these operands.
 
     Examples
     --------
@@ -113,7 +113,7 @@ def gated(
     Parameters
     ----------
     x : (T, 2 F) fp32, fp16 or bf16; a numpy array, or a tensor on any device
-        Gates, then ups. uint16 arrays hold bfloat16 bits. Rows may lie apart, the numbers of a row not.
+        Gates, then ups. uint16 arrays hold bfloat16 bits. Rows may be strided, the numbers of a row not.
     activation : "swiglu" or "geglu"
     threads, backend
         As of `rms_norm`.
@@ -162,9 +162,9 @@ def rope(
     Parameters
     ----------
     x : (T, H, D) fp32, fp16 or bf16; a numpy array, or a tensor on any device
-        Rows and heads may lie apart, as in a slice of a fused qkv. uint16 arrays hold bfloat16 bits.
+        Rows and heads may be strided, as in a slice of a fused qkv. uint16 arrays hold bfloat16 bits.
     positions : (T,) int32 or int64
-        Below P; on a GPU they are not looked at.
+        Below P; on a GPU they are not checked.
     table : (P, R) fp32, contiguous
         From `rope_table`: cosines of the R / 2 angles of each position, then sines; R <= D.
     interleaved : bool
