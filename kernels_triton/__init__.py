@@ -1,4 +1,4 @@
-"""Kernels of the gpu lane in Triton: attention, experts and their router, norms, rotations, the vocabulary's two ends.
+"""Triton kernels of the gpu lane: attention, experts and router, norms, rotations, embeddings, logits, sampling.
 
 Each operation has a wrapper that validates operands, a Triton kernel, an implementation in torch for CPU tensors,
 declared work, and a reference that is exact or in float64. Decorators of `declarations.py` declare them. Triton is

@@ -1,1 +1,1 @@
-"""Attention of prompts and of decodes over the paged cache, and rows into the cache and out of it."""
+"""Attention of prompts and of decodes over the paged KV cache, and copies into and out of the cache."""

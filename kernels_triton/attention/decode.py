@@ -1,4 +1,4 @@
-"""Attention of one new token per sequence over the paged cache, whose blocks are those of the CPU's kernels."""
+"""Attention of one new token per sequence over the paged cache, in the same block layout as the CPU kernels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .options import (
     reference_row,
 )
 
-_PARTS = 16  # that a program of `merge` takes at once
+_CHUNKS = 16  # chunks that a program of `merge` combines at once
 
 
 @operation
@@ -39,13 +39,13 @@ def decode_attention(
     tiles: AttentionTiles | None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
-    """Attention of one new token per sequence over its paged KV cache.
+    """Attend with one new token per sequence over its paged KV cache.
 
         out[s, h] = softmax(scale * q[s, h] . K[s, h // G]) V[s, h // G],  G = H / K
 
-    On a GPU two kernels: chunks of a sequence in parallel, then their sum. Chunks begin at fixed tokens and are summed
-    in order, so the answer of a sequence is always the same, whatever else is in the batch. Sums are in fp32; cached
-    rows and weights are rounded to q's type where they have another.
+    On a GPU one kernel computes the chunks of a sequence in parallel, and another combines them. Chunks begin at fixed
+    tokens and are combined in order, so the result of a sequence is always the same, whatever else is in the batch.
+    Sums are in fp32; cached rows and weights of another type are rounded to q's type.
 
     Parameters
     ----------
@@ -56,18 +56,18 @@ def decode_attention(
     table : (B, W) int32, contiguous
         Blocks of each sequence in order; entries past ceil(length / b), or before the window, are never read.
     lengths : (B,) int32 or int64
-        Tokens in each sequence, in 0 .. W b; the output is zero where there are none. On a GPU neither table nor
-        lengths are looked at.
+        Tokens in each sequence, in 0 .. W b; the output is zero where there are none. On a GPU table and lengths are
+        not checked.
     scale : float, optional
-        Factor of the scores; 1 / sqrt(D) unless given.
+        Factor of the scores, by default 1 / sqrt(D).
     window : int, optional
-        Attend to the last so many tokens only (sliding window).
+        Number of last tokens to attend to (sliding window), by default all.
     sinks : (H,) fp32, optional
-        A score per head that joins the softmax without a value (GPT-OSS).
+        A score per head that adds to the softmax' denominator only (GPT-OSS).
     softcap : float, optional
         Scores become softcap * tanh(score / softcap).
     tiles : AttentionTiles, optional
-        Sizes of the launch, for Triton; the table's unless given.
+        Sizes of the Triton launch, by default from the table.
     backend : "triton", "triton-interpret" or "torch", optional
         By default Triton for GPU tensors, torch for others and where an operand requires a gradient.
 
@@ -139,21 +139,25 @@ def _launch(
 ) -> torch.Tensor:
     from .jit_attention import decode, merge
 
-    (rows, heads, dim), (_, kv_heads, _, size, _) = q.shape, kv.shape
-    parts, members = -(-table.shape[1] * size // tiles.chunk), min(tiles.m, power(heads // kv_heads))
-    sums = torch.empty((rows, heads, parts, dim), dtype=torch.float32, device=q.device)
-    masses, highs = (sums.new_empty(rows, heads, parts) for _ in range(2))
+    rows, heads, dim = q.shape
+    _, kv_heads, _, size, _ = kv.shape
+    chunks = -(-table.shape[1] * size // tiles.chunk)
+    members = min(tiles.m, power(heads // kv_heads))
+    sums = torch.empty((rows, heads, chunks, dim), dtype=torch.float32, device=q.device)
+    denominators = sums.new_empty(rows, heads, chunks)
+    maxima = sums.new_empty(rows, heads, chunks)
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
     if not rows:
         return out
-    cut, constants = head_blocks(dim, dim), options.constants
-    if parts:
-        decode[(rows, kv_heads * -(-heads // kv_heads // members), parts)](
+    blocks = head_blocks(dim, dim)
+    constants = options.constants
+    if chunks:
+        decode[(rows, kv_heads * -(-heads // kv_heads // members), chunks)](
             q,
             kv,
             sums,
-            masses,
-            highs,
+            denominators,
+            maxima,
             table,
             lengths,
             *options.factors,
@@ -162,7 +166,7 @@ def _launch(
             table.stride(0),
             KV_HEADS=kv_heads,
             GROUP=heads // kv_heads,
-            **cut,
+            **blocks,
             PAGE=size,
             **constants,
             CHUNK=tiles.chunk,
@@ -173,18 +177,18 @@ def _launch(
         )
     merge[(rows, heads)](
         sums,
-        masses,
-        highs,
+        denominators,
+        maxima,
         options.sinks,
         lengths,
         out,
-        parts,
-        DV=cut["DV"],
-        BLOCK_DV=cut["BLOCK_DV"],
+        chunks,
+        DV=blocks["DV"],
+        BLOCK_DV=blocks["BLOCK_DV"],
         WINDOW=constants["WINDOW"],
         SINKS=options.sinks is not None,
         CHUNK=tiles.chunk,
-        BLOCK=_PARTS,
+        BLOCK=_CHUNKS,
     )
     return out
 
@@ -204,9 +208,9 @@ def decode_attention_work(
     context : int
         Sum of the lengths [tokens].
     rows : int
-        B, the sequences; q is read and out written once each.
+        B, the number of sequences; q is read once and out is written once.
     kv_itemsize, itemsize : int
-        Bytes of a number of the cache, and of q [byte].
+        Size of a number of the cache, and of q [byte].
 
     Examples
     --------
@@ -229,7 +233,7 @@ def decode_attention_reference(
     sinks: torch.Tensor | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """`decode_attention` in float64, token by token, the oracle of its tests: same operands, -> (B, H, D) float64.
+    """Compute `decode_attention` in float64, token by token, the oracle of its tests: -> (B, H, D) float64.
 
     Examples
     --------
@@ -237,7 +241,8 @@ def decode_attention_reference(
     >>> decode_attention_reference(torch.ones(1, 1, 16), kv, torch.zeros(1, 1).int(), one)[0, 0, 0].item()
     1.0
     """
-    options, size = Options.checked(q, scale, window, sinks, softcap), kv.shape[3]
+    options = Options.checked(q, scale, window, sinks, softcap)
+    size = kv.shape[3]
     out = torch.zeros(q.shape, dtype=torch.float64)
     for s, length in enumerate(lengths.tolist()):
         seen = range(max(0, length - window) if window else 0, length)

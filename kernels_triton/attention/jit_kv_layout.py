@@ -1,4 +1,4 @@
-"""Keys and values of one token between a row and its slot in the paged cache."""
+"""Copies of keys and values between rows and their slots in the paged cache, one program per token and block."""
 
 from ..backend.mode import tl, triton
 

@@ -1,4 +1,4 @@
-"""Rows of keys and values into the paged cache and out of it, on the device that holds it."""
+"""Copies of keys and values into and out of the paged cache, on the cache's device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..backend.operands import FLOATS, check_indices, check_operand, check_range
 from ..backend.operators import check_tensor, operator
 from ..declarations import operation, work_of
 
-_TILE = 2048  # numbers of K, and of V, that a program moves
+_TILE = 2048  # numbers of K, and of V, per program
 
 
 @operation
@@ -20,7 +20,7 @@ def append_kv(
 
         kv[slot // b, h, 0, slot % b] = k[t, h];  kv[slot // b, h, 1, slot % b] = v[t, h];  slot = slots[t]
 
-    Rounds to the cache's type, to nearest. No slot may occur twice.
+    Numbers are rounded to the nearest of the cache's type. No slot may occur twice.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ def append_kv(
         The cache, as of `decode_attention`; written in place.
     slots : (T,) int64
         block * b + offset of each row, in 0 .. P b - 1; on a GPU they are not checked.
-    k, v : (T, K, D) fp32, fp16 or bf16, the same; rows may be strided as in a slice of a fused qkv
+    k, v : (T, K, D) fp32, fp16 or bf16, both of one type; rows may be strided as in a slice of a fused qkv
     backend : "triton", "triton-interpret" or "torch", optional
         By default Triton for GPU tensors and torch for others.
 
@@ -69,7 +69,8 @@ def _store(kv: torch.Tensor, slots: torch.Tensor, k: torch.Tensor, v: torch.Tens
     if backend != Backend.TORCH:
         _launch(Backend(backend), kv, slots, k, v, out=False)
         return
-    page, offset = slots // kv.shape[3], slots % kv.shape[3]
+    page = slots // kv.shape[3]
+    offset = slots % kv.shape[3]
     kv[page, :, 0, offset] = k.to(kv.dtype)
     kv[page, :, 1, offset] = v.to(kv.dtype)
 
@@ -81,7 +82,7 @@ _scatter = operator("append_kv", _store, lambda *_: None, written=("kv",))
 def gather_kv(
     kv: torch.Tensor, slots: torch.Tensor, *, backend: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of slots of a paged cache, one row after the other: what `append_kv` stored there.
+    """Gather the keys and values that `append_kv` stored into slots of a paged cache, one row per slot.
 
     Parameters
     ----------
@@ -114,7 +115,8 @@ def gather_kv(
 def _fetch(kv: torch.Tensor, slots: torch.Tensor, backend: str) -> tuple[torch.Tensor, torch.Tensor]:
     _check_slots(kv, slots)
     if backend == Backend.TORCH:
-        page, offset = slots // kv.shape[3], slots % kv.shape[3]
+        page = slots // kv.shape[3]
+        offset = slots % kv.shape[3]
         return kv[page, :, 0, offset].contiguous(), kv[page, :, 1, offset].contiguous()
     k, v = _rows(kv, slots)
     _launch(Backend(backend), kv, slots, k, v, out=True)
@@ -122,7 +124,7 @@ def _fetch(kv: torch.Tensor, slots: torch.Tensor, backend: str) -> tuple[torch.T
 
 
 def _rows(kv: torch.Tensor, slots: torch.Tensor, *_rest: object) -> tuple[torch.Tensor, torch.Tensor]:
-    """Room for keys and values of so many slots."""
+    """Allocate keys and values of these slots."""
     shape = (len(slots), kv.shape[1], kv.shape[4])
     return kv.new_empty(shape), kv.new_empty(shape)
 
@@ -144,7 +146,7 @@ def _check_slots(kv: torch.Tensor, slots: torch.Tensor) -> None:
 
 
 def _check_apart(kv: torch.Tensor, **read: torch.Tensor) -> None:
-    """Raise ValueError if the cache overlaps what is read while it is stored."""
+    """Raise ValueError if the cache overlaps an operand that is read while the cache is stored."""
     low, high = _bounds(kv)
     for name, tensor in read.items():
         begin, end = _bounds(tensor)
@@ -153,7 +155,7 @@ def _check_apart(kv: torch.Tensor, **read: torch.Tensor) -> None:
 
 
 def _bounds(tensor: torch.Tensor) -> tuple[int, int]:
-    """Addresses of a tensor's first byte and of the first behind it."""
+    """Addresses of a tensor's first byte and of the first byte behind it."""
     begin = tensor.data_ptr()
     if not tensor.numel():
         return begin, begin
@@ -188,7 +190,7 @@ def _launch(
 
 @work_of(gather_kv)
 def gather_kv_work(kv_heads: int, head_dim: int, rows: int, kv_itemsize: int, itemsize: int) -> tuple[int, int]:
-    """Work that one call of either declares: (flops [flop], bytes [byte]).
+    """Work that a call of `gather_kv` or `append_kv` declares: (flops [flop], bytes [byte]).
 
         flops = 0,  bytes = 2 K D (kv_itemsize + itemsize) T
 

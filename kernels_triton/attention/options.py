@@ -1,4 +1,4 @@
-"""What attention of prompts and of decodes share: options, how a head is cut, and one row of it in float64."""
+"""Options, tile sizes and checks that attention of prompts and of decodes share, and one row of it in float64."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..backend.operators import check_tensor
 from ..declarations import public
 
 _LOG2E = 1 / math.log(2)
-_LEAST_DIM = 16  # of a matrix instruction
+_LEAST_DIM = 16  # the least of a matrix instruction
 
 
 @public
 class Prefix(NamedTuple):
-    """What sequences have in the cache before their first query.
+    """Tokens of sequences that are cached before their first query.
 
     kv (P, K, 2, b, D) fp32, fp16 or bf16: the paged cache; table (B, W) int32: blocks of each sequence in order;
     lengths (B,) int32 or int64: cached tokens of each, 0 where there are none.
@@ -34,13 +34,13 @@ class Prefix(NamedTuple):
 
 @dataclass(frozen=True)
 class Options:
-    """What changes the scores.
+    """Options that change the scores.
 
     Attributes
     ----------
     scale : float
     window : int or None
-        A query sees the last so many tokens, its own included.
+        Number of last tokens that a query sees, including its own.
     sinks : Tensor (H,) fp32, or None
     softcap : float or None
     """
@@ -59,7 +59,7 @@ class Options:
         sinks: torch.Tensor | None,
         softcap: float | None,
     ) -> Options:
-        """The options of queries (.., H, D).
+        """Check the options for queries (.., H, D) and fill in the default scale.
 
         Raises
         ------
@@ -81,24 +81,24 @@ class Options:
 
     @property
     def operands(self) -> tuple[float, int | None, torch.Tensor | None, float | None]:
-        """In the order of the fields, as an operator of torch takes them."""
+        """The fields in order, as operands of an operator of torch."""
         return self.scale, self.window, self.sinks, self.softcap
 
     @property
     def factors(self) -> tuple[float, float]:
-        """What the kernels take: scores become powers of two, or first twice the power that tanh needs."""
+        """Factors `scale` and `cap` of the kernels: scores become exponents of two, with a softcap by way of tanh."""
         if self.softcap is None:
             return self.scale * _LOG2E, 0.0
         return 2 * self.scale / self.softcap * _LOG2E, self.softcap * _LOG2E
 
     @property
     def constants(self) -> dict[str, Any]:
-        """What the kernels are compiled for."""
+        """Constants that the kernels are compiled for."""
         return {"WINDOW": self.window or 0, "CAPPED": self.softcap is not None}
 
 
 def check_heads(name: str, rows: torch.Tensor) -> None:
-    """Raise unless `rows` is (T, heads, dim) with numbers of a head together and a dim that the kernels take.
+    """Raise unless `rows` is (T, heads, dim) with contiguous heads and a dim that the kernels take.
 
     Raises
     ------
@@ -119,7 +119,7 @@ def check_heads(name: str, rows: torch.Tensor) -> None:
 
 
 def check_cache(kv: torch.Tensor, table: torch.Tensor, q: torch.Tensor, rows: int) -> None:
-    """Raise unless `kv` (P, K, 2, b, D) goes with queries (.., H, D), and `table` has one row per sequence.
+    """Raise unless `kv` (P, K, 2, b, D) matches queries (.., H, D), and `table` has one row per sequence.
 
     Raises
     ------
@@ -148,14 +148,17 @@ def check_blocks(table: torch.Tensor, lengths: torch.Tensor, kv: torch.Tensor, w
     Raises
     ------
     ValueError
-        With the first such block, or the first length that the table has no room for.
+        If one does not, naming the first, or if the table has no room for a length.
     """
-    size, room = kv.shape[3], table.shape[1] * kv.shape[3]
+    size = kv.shape[3]
+    room = table.shape[1] * size
     for s, length in enumerate(lengths.tolist()):
         if not 0 <= length <= room:
             raise ValueError(f"lengths[{s}] must be in [0, {room}], not {length}: widen the table.")
         low = 0 if window is None else max(0, length + ahead - window)
-        for column in range(low // size, -(-length // size)) if low < length else ():
+        if low >= length:
+            continue
+        for column in range(low // size, -(-length // size)):
             if not 0 <= table[s, column] < len(kv):
                 raise ValueError(
                     f"table[{s}, {column}] must be a block of kv in [0, {len(kv)}), not {int(table[s, column])}: "
@@ -176,7 +179,7 @@ class AttentionTiles:
 
     @property
     def sizes(self) -> list[int]:
-        """In the order of the fields, as an operator of torch takes them."""
+        """The fields in order, as an operand of an operator of torch."""
         return list(astuple(self))
 
 
@@ -189,7 +192,7 @@ def attention_table() -> list[dict[str, Any]]:
 
 
 def attention_tiles(kind: str, arch: int, dtype: torch.dtype, dim: int) -> AttentionTiles:
-    """What the table has for "prefill" or "decode", an architecture (0 for the interpreter), dtype and head dim.
+    """Look up the sizes of "prefill" or "decode" for an architecture (0: the interpreter), dtype and head dim.
 
     Raises
     ------
@@ -209,7 +212,7 @@ def attention_tiles(kind: str, arch: int, dtype: torch.dtype, dim: int) -> Atten
 
 
 def head_blocks(dim: int, value_dim: int) -> dict[str, int]:
-    """A head cut into the largest power of two and a rest, since tiles are powers of two: 192 = 128 + 64.
+    """Cut a head into the largest power of two and a rest, since tiles are powers of two: 192 = 128 + 64.
 
     Examples
     --------
@@ -222,19 +225,19 @@ def head_blocks(dim: int, value_dim: int) -> dict[str, int]:
 
 
 def power(size: int) -> int:
-    """The next power of two, 16 at least, which matrix instructions need."""
+    """The next power of two, at least 16 as matrix instructions need; 0 for 0."""
     return max(16, 1 << (size - 1).bit_length()) if size else 0
 
 
 def reference_row(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options) -> torch.Tensor:
-    """Attention of one query (H, D) to all of k (S, K, D) and v (S, K, Dv) in float64, head by head: -> (H, Dv)."""
+    """Attend with one query (H, D) to all of k (S, K, D) and v (S, K, Dv) in float64, head by head: -> (H, Dv)."""
     out = torch.zeros(len(q), v.shape[2], dtype=torch.float64)
     for head in range(len(q) if len(k) else 0):
         shared = head // (len(q) // k.shape[1])
         scores = k[:, shared].double() @ q[head].double() * options.scale
         if options.softcap is not None:
             scores = options.softcap * torch.tanh(scores / options.softcap)
-        own = [] if options.sinks is None else [options.sinks[head : head + 1].double()]
-        weights = torch.cat([scores, *own]).softmax(dim=0)[: len(k)]
+        sink = [] if options.sinks is None else [options.sinks[head : head + 1].double()]
+        weights = torch.cat([scores, *sink]).softmax(dim=0)[: len(k)]
         out[head] = weights @ v[:, shared].double()
     return out

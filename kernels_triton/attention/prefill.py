@@ -1,4 +1,4 @@
-"""Attention of prompts: packed sequences of any length, whose beginnings may lie in the paged cache already."""
+"""Attention of prompts: packed sequences of any length, whose first tokens may already be in the paged cache."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ def prefill_attention(
     q : (T, H, D) fp32, fp16 or bf16, D >= 16
         Queries of all sequences, one after the other. Rows and heads may be strided, here and in k and v.
     k, v : (S, K, D) and (S, K, Dv) of q's type
-        Their keys and values.
+        Keys and values of the sequences.
     starts : (B + 1,) int32 or int64
-        Where the queries of each sequence begin, and T. On a GPU neither it nor the others below are looked at.
+        First query of each sequence, and T. On a GPU neither it nor the integer operands below are checked.
     key_starts : (B + 1,) of the same type, optional
-        Where its keys begin, and S, if there are more keys than queries; `starts` unless given.
+        First key of each sequence, and S, if there are more keys than queries; by default `starts`.
     prefix : Prefix, optional
-        Cached tokens before these; D = Dv then. Slots past a length are never read, nor table entries that no query
-        needs.
+        Cached tokens before these, for D = Dv. Neither slots past a length nor table entries that no query needs are
+        read.
     scale, window, sinks, softcap
         As of `decode_attention`.
     tiles : AttentionTiles, optional
-        Sizes of the launch, for Triton; the table's unless given.
+        Sizes of the Triton launch, by default from the table.
     backend : "triton", "triton-interpret" or "torch", optional
         By default Triton for GPU tensors, torch for others and where an operand requires a gradient.
 
@@ -199,7 +199,9 @@ def _launch(
 ) -> torch.Tensor:
     from .jit_attention import prefill
 
-    (tokens, heads, dim), value_dim, sequences = q.shape, v.shape[2], len(starts) - 1
+    tokens, heads, dim = q.shape
+    value_dim = v.shape[2]
+    sequences = len(starts) - 1
     out = torch.empty((tokens, heads, value_dim), dtype=q.dtype, device=q.device)
     if not out.numel():
         return out
@@ -249,11 +251,11 @@ def prefill_attention_work(
     heads, kv_heads, head_dim, value_dim : int
         H, K, D and Dv.
     pairs : int
-        Query and key tokens that meet: L (L + 1) / 2 for a prompt of L.
+        Pairs of a query and a key that it sees: L (L + 1) / 2 for a prompt of L.
     queries, keys : int
-        T and S, the cached ones included [tokens].
+        T and S, including cached tokens [tokens].
     itemsize : int
-        Bytes of a number [byte].
+        Size of a number [byte].
 
     Examples
     --------
@@ -278,7 +280,7 @@ def prefill_attention_reference(
     sinks: torch.Tensor | None = None,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """`prefill_attention` in float64, query by query, the oracle of its tests: same operands, -> (T, H, Dv) float64.
+    """Compute `prefill_attention` in float64, query by query, the oracle of its tests: -> (T, H, Dv) float64.
 
     Examples
     --------
@@ -289,20 +291,28 @@ def prefill_attention_reference(
     options = Options.checked(q, scale, window, sinks, softcap)
     out = torch.zeros(*q.shape[:2], v.shape[2], dtype=torch.float64)
     for s in range(len(starts) - 1):
-        low, high = int(starts[s]), int(starts[s + 1])
-        first, last = (low, high) if key_starts is None else (int(key_starts[s]), int(key_starts[s + 1]))
+        low, high = starts[s : s + 2].tolist()
+        first, last = (starts if key_starts is None else key_starts)[s : s + 2].tolist()
         past = 0 if prefix is None else int(prefix.lengths[s])
         for t in range(low, high):
             end = past + last - first - (high - 1 - t)
             seen = range(0 if window is None else max(0, end - window), end)
-            own = [(k[first + at - past], v[first + at - past]) for at in seen if at >= past]
-            cells = [_cell(prefix, s, at) for at in seen if prefix is not None and at < past]
-            keys, values = (torch.stack([row.double() for row in rows]) for rows in zip(*cells, *own, strict=True))
-            out[t] = reference_row(q[t], keys, values, options)
+            keys: list[torch.Tensor] = []
+            values: list[torch.Tensor] = []
+            for at in seen:
+                if prefix is not None and at < past:
+                    key, value = _cached_row(prefix, s, at)
+                else:
+                    key = k[first + at - past]
+                    value = v[first + at - past]
+                keys.append(key.double())
+                values.append(value.double())
+            out[t] = reference_row(q[t], torch.stack(keys), torch.stack(values), options)
     return out
 
 
-def _cell(prefix: Prefix, s: int, at: int) -> tuple[torch.Tensor, ...]:
+def _cached_row(prefix: Prefix, s: int, at: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Key and value (K, D) of a cached token."""
     size = prefix.kv.shape[3]
-    return prefix.kv[int(prefix.table[s, at // size]), :, :, at % size].unbind(1)
+    both = prefix.kv[int(prefix.table[s, at // size]), :, :, at % size]
+    return both[:, 0], both[:, 1]

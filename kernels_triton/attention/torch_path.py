@@ -1,4 +1,4 @@
-"""Attention in torch, for CPU tensors: one sequence after the other, with sums in fp32."""
+"""Attention in torch for CPU tensors, one sequence after the other, with sums in fp32."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from .options import Options, Prefix
 
-_QUERIES = 256  # whose scores are held at once
+_QUERIES = 256  # queries whose scores are in memory at once
 
 
 def prefill(
@@ -21,30 +21,32 @@ def prefill(
     prefix: Prefix | None,
     options: Options,
 ) -> torch.Tensor:
-    """`prefill_attention` of checked operands."""
+    """Compute `prefill_attention` of checked operands."""
     out = q.new_empty(*q.shape[:2], v.shape[2])
     fused = options.softcap is None and options.sinks is None and q.shape[2] == v.shape[2]
-    edges, key_edges = starts.tolist(), key_starts.tolist()
-    for s, (low, high) in enumerate(pairwise(edges)):
-        keys, values = (rows[key_edges[s] : key_edges[s + 1]] for rows in (k, v))
+    key_edges = key_starts.tolist()
+    for s, (low, high) in enumerate(pairwise(starts.tolist())):
+        keys = k[key_edges[s] : key_edges[s + 1]]
+        values = v[key_edges[s] : key_edges[s + 1]]
         if prefix is not None:
-            past = cached(prefix.kv, prefix.table[s], 0, int(prefix.lengths[s]), options.window)
-            keys, values = (torch.cat((old.to(q.dtype), new)) for old, new in zip(past, (keys, values), strict=True))
+            old_keys, old_values = cached(prefix.kv, prefix.table[s], 0, int(prefix.lengths[s]), options.window)
+            keys = torch.cat((old_keys.to(q.dtype), keys))
+            values = torch.cat((old_values.to(q.dtype), values))
         whole = options.window is None and len(keys) == high - low
         step = high - low if fused and whole else _QUERIES
         for first in range(low, high, step or 1):
             last = min(first + step, high)
             end = len(keys) - (high - last)
             begin = max(0, end - (last - first) + 1 - (options.window or end))
-            seen = keys[begin:end], values[begin:end]
-            out[first:last] = (_fused if fused else attend)(q[first:last], *seen, options)
+            attention = _fused if fused else attend
+            out[first:last] = attention(q[first:last], keys[begin:end], values[begin:end], options)
     return out
 
 
 def decode(
     q: torch.Tensor, kv: torch.Tensor, table: torch.Tensor, lengths: torch.Tensor, options: Options
 ) -> torch.Tensor:
-    """`decode_attention` of checked operands."""
+    """Compute `decode_attention` of checked operands."""
     out = q.new_empty(*q.shape[:2], kv.shape[4])
     for s, length in enumerate(lengths.tolist()):
         low = max(0, length - options.window) if options.window else 0
@@ -55,7 +57,7 @@ def decode(
 def cached(
     kv: torch.Tensor, blocks: torch.Tensor, low: int, length: int, window: int | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values (S, K, D) of the cached tokens low .. length; zeros before what a window lets be seen."""
+    """Keys and values (S, K, D) of the cached tokens low .. length; zeros for tokens before the window."""
     tokens = torch.arange(low, length, device=kv.device)
     needed = tokens > length - window if window else tokens >= 0
     size = kv.shape[3]
@@ -65,11 +67,12 @@ def cached(
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options) -> torch.Tensor:
-    """Attention of queries (L, H, D), the last of k (S, K, D) and v (S, K, Dv), -> (L, H, Dv) fp32."""
-    (length, heads, dim), (keys, shared, _) = q.shape, k.shape
+    """Attend with queries (L, H, D), the last tokens of k (S, K, D) and v (S, K, Dv): -> (L, H, Dv) fp32."""
+    length, heads, dim = q.shape
+    keys, kv_heads, _ = k.shape
     if not keys:
         return torch.zeros(length, heads, v.shape[2], device=q.device)
-    grouped = q.float().reshape(length, shared, -1, dim).permute(1, 2, 0, 3).flatten(1, 2)
+    grouped = q.float().reshape(length, kv_heads, -1, dim).permute(1, 2, 0, 3).flatten(1, 2)
     scores = (grouped @ k.float().permute(1, 2, 0) * options.scale).view(heads, length, keys)
     if options.softcap is not None:
         scores = options.softcap * torch.tanh(scores / options.softcap)
@@ -77,12 +80,12 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options) 
     if options.sinks is not None:
         scores = torch.cat((scores, options.sinks[:, None, None].expand(-1, length, 1)), dim=2)
     weights = scores.softmax(dim=2)[:, :, :keys]
-    mixed = weights.reshape(shared, -1, keys) @ v.float().transpose(0, 1)
+    mixed = weights.reshape(kv_heads, -1, keys) @ v.float().transpose(0, 1)
     return mixed.view(heads, length, -1).transpose(0, 1)
 
 
 def _fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options) -> torch.Tensor:
-    """The same by torch's own kernel, for scores as they are: 1.3 to 2 times as fast on an AVX-512 core."""
+    """Attend by torch's own kernel, without softcap and sinks: 1.3 to 2 times as fast on an AVX-512 core."""
     whole = len(q) == len(k) and options.window is None
     mask = None if whole else ~_hidden(len(q), len(k), options.window, q.device)
     queries, keys, values = (rows.transpose(0, 1)[None] for rows in (q, k, v))
@@ -93,6 +96,6 @@ def _fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options) 
 
 
 def _hidden(queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """Which keys the last queries do not see: (queries, keys)."""
+    """Mask (queries, keys) of the keys that each of the last queries does not see."""
     ahead = torch.arange(keys, device=device) - torch.arange(keys - queries, keys, device=device)[:, None]
     return ahead > 0 if window is None else (ahead > 0) | (ahead <= -window)

@@ -1,1 +1,1 @@
-"""The two ends of a model: embeddings, logits of the rows that sample, and the draw."""
+"""Operations over the vocabulary: embeddings, logits of the rows that sample, and sampling."""

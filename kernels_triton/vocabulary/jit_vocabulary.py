@@ -1,4 +1,4 @@
-"""Embedding of token ids, and logits of the rows that sample."""
+"""Embeddings of token ids, and logits of the rows that sample."""
 
 from ..backend.mode import tl, triton
 
@@ -27,7 +27,10 @@ def logits(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """A tile of the head with a block of rows, turned over as the experts' is; a tile meets all blocks in turn."""
+    """One tile of logits, transposed as in `jit_grouped`: words of the head times a block of rows.
+
+    Neighbouring programs have the same words and different blocks.
+    """
     blocks = tl.cdiv(R, BLOCK_M)
     row = tl.program_id(0) % blocks * BLOCK_M + tl.arange(0, BLOCK_M)
     live = row < R
@@ -40,7 +43,7 @@ def logits(
     for start in range(0, K, BLOCK_K):
         at = start + tl.arange(0, BLOCK_K)
         tile = tl.load(weights + at[None, :], mask=inside[:, None] & (EVEN_K | (at < K)[None, :]), other=0.0)
-        seen = tl.load(tokens + at[:, None], mask=live[None, :] & (EVEN_K | (at < K)[:, None]), other=0.0)
-        total = tl.dot(tile, seen, total, input_precision="ieee")
+        hidden = tl.load(tokens + at[:, None], mask=live[None, :] & (EVEN_K | (at < K)[:, None]), other=0.0)
+        total = tl.dot(tile, hidden, total, input_precision="ieee")
     place = out + (row.to(tl.int64) * N)[None, :] + words[:, None]
     tl.store(place, total, mask=inside[:, None] & live[None, :])

@@ -1,4 +1,4 @@
-"""Greedy and nucleus sampling; a request's tokens depend on its own seed and position, never on batch or device."""
+"""Greedy and nucleus sampling: a request's tokens depend on its seed and position, never on batch or device."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _ONE = 2.0**32  # weight of the largest logit
 
 @public
 class Draws(NamedTuple):
-    """How each row is drawn.
+    """Parameters of each row's draw.
 
     temperatures (R,) fp64: 0 takes the largest logit; top_p (R,) fp64: tokens are drawn from the smallest set whose
-    probability reaches it; seeds (R,) int64, at least 0; positions (R,) int64: how many tokens the request has
-    generated, which with the seed fixes the draw.
+    probability reaches it; seeds (R,) int64, at least 0; positions (R,) int64: number of tokens that the request has
+    generated. Seed and position determine the draw.
     """
 
     temperatures: torch.Tensor
@@ -33,20 +33,20 @@ class Draws(NamedTuple):
 
 @operation
 def sample(logits: torch.Tensor, draws: Draws | None = None, *, backend: str | None = None) -> torch.Tensor:
-    """The next token of every row.
+    """Sample the next token of every row.
 
         w[i] = floor(2^32 exp((l[i] - max l) / temperature))
 
     Tokens are ranked by logit, equal ones by index. The nucleus is the shortest beginning of the ranking with
     sum w >= top_p sum w over all, and the token is where the running sum passes u times the nucleus' sum. u is the
-    first number of numpy's Philox with the seed as key and the position as counter. Weights are whole numbers, so that
-    every backend and block size gives the same token; one within 2^-32 of a boundary may differ where exp does.
+    first number of numpy's Philox with the seed as key and the position as counter. Weights are integers, so that every
+    backend and block size gives the same token; one within 2^-32 of a boundary may differ where exp does.
 
     Parameters
     ----------
     logits : (R, V) fp32, contiguous columns, finite, V <= 2^20
     draws : Draws, optional
-        The largest logit of every row unless given; of equal ones the first.
+        By default the largest logit of every row is taken, the first of equal ones.
     backend : "triton", "triton-interpret" or "torch", optional
         By default Triton for GPU tensors and torch for others.
 
@@ -68,7 +68,7 @@ def sample(logits: torch.Tensor, draws: Draws | None = None, *, backend: str | N
     [1]
     """
     _check(logits, draws)
-    chosen = choose_backend(backend, logits.detach())  # whole numbers have no gradient
+    chosen = choose_backend(backend, logits.detach())  # token ids have no gradient
     out: torch.Tensor = _sample(logits.detach(), *((None,) * 4 if draws is None else draws), str(chosen))
     return out
 
@@ -87,7 +87,9 @@ def _compute(
         _check_counts(draws)
     if backend == Backend.TORCH:
         greedy = logits.argmax(dim=1)
-        return greedy if draws is None else torch.where(draws.temperatures > 0, _drawn(logits, draws), greedy)
+        if draws is None:
+            return greedy
+        return torch.where(draws.temperatures > 0, _drawn(logits, draws), greedy)
     enter_mode(Backend(backend))
     from .jit_sampling import sample as kernel
 
@@ -96,8 +98,8 @@ def _compute(
     block = min(_BLOCK, 1 << (size - 1).bit_length())
     if rows:
         operands = (None,) * 4 if draws is None else tuple(draws)
-        drawn = {"DRAWN": draws is not None, "BLOCK": block, "num_warps": 8}
-        kernel[(rows,)](logits, *operands, out, logits.stride(0), size, **drawn)
+        constants = {"DRAWN": draws is not None, "BLOCK": block, "num_warps": 8}
+        kernel[(rows,)](logits, *operands, out, logits.stride(0), size, **constants)
     return out
 
 
@@ -115,9 +117,9 @@ def _check(logits: torch.Tensor, draws: Draws | None) -> None:
             "reshape them."
         )
     if draws is not None:
-        kinds = (torch.float64, torch.float64, torch.int64, torch.int64)
-        for name, tensor, kind in zip(Draws._fields, draws, kinds, strict=True):
-            check_operand(f"draws.{name}", tensor, (len(logits),), (kind,), logits)
+        dtypes = (torch.float64, torch.float64, torch.int64, torch.int64)
+        for name, tensor, dtype in zip(Draws._fields, draws, dtypes, strict=True):
+            check_operand(f"draws.{name}", tensor, (len(logits),), (dtype,), logits)
 
 
 def _check_counts(draws: Draws) -> None:
@@ -127,22 +129,23 @@ def _check_counts(draws: Draws) -> None:
 
 
 def _drawn(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """By sorting."""
+    """Draw a token of every row by sorting its logits."""
     ranked, order = (logits + 0.0).sort(dim=1, descending=True, stable=True)
-    heat = torch.where(draws.temperatures > 0, draws.temperatures, 1.0)[:, None]
-    total = (((ranked - ranked[:, :1]).double() / heat).exp() * _ONE).long().cumsum(dim=1)
+    temperatures = torch.where(draws.temperatures > 0, draws.temperatures, 1.0)[:, None]
+    weights = (((ranked - ranked[:, :1]).double() / temperatures).exp() * _ONE).long()
+    total = weights.cumsum(dim=1)
     need = (draws.top_p[:, None] * total[:, -1:].double()).ceil().long().clamp(min=1)
     last = torch.searchsorted(total, need).clamp(max=logits.shape[1] - 1)
-    kept = total.gather(1, last)
-    seeds, positions = draws.seeds.tolist(), draws.positions.tolist()
-    numbers = [uniform(seed, position) for seed, position in zip(seeds, positions, strict=True)]
+    nucleus = total.gather(1, last)
+    pairs = zip(draws.seeds.tolist(), draws.positions.tolist(), strict=True)
+    numbers = [uniform(seed, position) for seed, position in pairs]
     draw = torch.tensor(numbers, dtype=torch.float64, device=logits.device)[:, None]
-    target = torch.minimum((draw * kept.double()).long(), kept - 1)
+    target = torch.minimum((draw * nucleus.double()).long(), nucleus - 1)
     return order.gather(1, torch.searchsorted(total, target, right=True))[:, 0]
 
 
 def uniform(seed: int, position: int) -> float:
-    """The number in [0, 1) with which the token at `position` of a request is drawn.
+    """Return the number in [0, 1) that draws the token at `position` of a request.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The two ends of a model: embeddings of token ids, and logits of only the rows that sample."""
+"""Embeddings of token ids, and logits of only the rows that sample."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..moe.tiles import arch_of, tiles_for
 from ..rows.rows import check_rows
 
 _TILE = 1024
-_HEAD_ROWS = 8192  # that are widened at once
+_HEAD_ROWS = 8192  # rows of the head converted to fp32 at once
 
 
 @operation
 def embed(ids: torch.Tensor, table: torch.Tensor, *, backend: str | None = None) -> torch.Tensor:
-    """Rows of the embedding.
+    """Look up the embeddings of token ids.
 
         out[t] = table[ids[t]]
 
@@ -73,7 +73,7 @@ _embed = operator("embed", _compute_rows, lambda ids, table, _: table.new_empty(
 def sampled_logits(
     x: torch.Tensor, rows: torch.Tensor, head: torch.Tensor, *, backend: str | None = None
 ) -> torch.Tensor:
-    """Logits of the rows that sample; the others meet no head.
+    """Compute the logits of the rows that sample, and of no others.
 
         out[r] = head x[rows[r]]
 
@@ -121,15 +121,17 @@ def _compute_logits(x: torch.Tensor, rows: torch.Tensor, head: torch.Tensor, bac
         check_range("rows", rows, len(x), "correct them")
     if backend == Backend.TORCH:
         wide = x[rows.long()].float()
-        return torch.cat([wide @ part.float().T for part in head.split(_HEAD_ROWS)], dim=1)
+        return torch.cat([wide @ words.float().T for words in head.split(_HEAD_ROWS)], dim=1)
     enter_mode(Backend(backend))
     from .jit_vocabulary import logits as kernel
 
     tiles = tiles_for(arch_of(x.device), x.dtype, len(rows))
     out = torch.empty((len(rows), len(head)), dtype=torch.float32, device=x.device)
     if out.numel():
-        own, (count, size) = tiles.plain, out.shape
-        kernel[(-(-count // tiles.m) * -(-size // own.n),)](
+        count, size = out.shape
+        own = tiles.plain
+        grid = (-(-count // tiles.m) * -(-size // own.n),)
+        kernel[grid](
             x,
             rows,
             head,

@@ -55,7 +55,7 @@ SCALES = {"scale": "fp32", "cap": "fp32"}
 
 def compiled_decode(arch: int, dtype: torch.dtype, dim: int, full: bool) -> Any:
     tiles, kind = attention_tiles("decode", arch, dtype, dim), TYPES[dtype]
-    pointers = {"q": kind, "kv": kind, "sums": "fp32", "masses": "fp32", "highs": "fp32", "table": "i32"}
+    pointers = {"q": kind, "kv": kind, "sums": "fp32", "denominators": "fp32", "maxima": "fp32", "table": "i32"}
     strides = ("q_row", "q_head", "page_stride", "head_stride", "value_offset", "table_row")
     types = {name: f"*{one}" for name, one in (pointers | {"lengths": "i64"}).items()} | dict.fromkeys(strides, "i32")
     constants = head_blocks(dim, dim) | {"KV_HEADS": 8, "GROUP": GROUP, "PAGE": PAGE} | (FULL if full else PLAIN)
@@ -64,8 +64,8 @@ def compiled_decode(arch: int, dtype: torch.dtype, dim: int, full: bool) -> Any:
 
 
 def compiled_merge(arch: int) -> Any:
-    types = dict.fromkeys(("sums", "masses", "highs", "sinks"), "*fp32")
-    types |= {"lengths": "*i64", "out": "*bf16", "parts": "i32"}
+    types = dict.fromkeys(("sums", "denominators", "maxima", "sinks"), "*fp32")
+    types |= {"lengths": "*i64", "out": "*bf16", "chunks": "i32"}
     constants = {"DV": 128, "BLOCK_DV": 128, "WINDOW": 4096, "SINKS": True, "CHUNK": 512, "BLOCK": 16}
     return built(merge, arch, types, constants, 4, 3)
 

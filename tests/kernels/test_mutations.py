@@ -91,7 +91,7 @@ FAULTS = {
     "a window one token wider": attention("> position[:, None] - WINDOW", ">= position[:, None] - WINDOW", "prefix"),
     "values without the shrinking": attention("acc * shrink[:, None]", "acc", "test_decode"),
     "keys of the head before": attention(
-        "keys = k + key_begin * k_row + group", "keys = k + key_begin * k_row + (group - 1)", "test_prefill"
+        "keys = k + key_begin * k_row + kv_head", "keys = k + key_begin * k_row + (kv_head - 1)", "test_prefill"
     ),
     "32-bit pages": attention("other=0).to(tl.int64) * page_stride", "other=0) * page_stride", "offsets"),
     "chunks added up without the last": attention(
@@ -110,13 +110,11 @@ FAULTS = {
     "ups of the gates' first column": rows("grouped", "tl.load(place + F,", "tl.load(place,", "gated"),
     "rows of a narrower table": rows("vocabulary", "table + row * stride", "table + row * M", "embed"),
     "rows not chosen": rows("vocabulary", "tl.load(rows + row, mask=live, other=0)", "row", "logits"),
-    "a draw of the token before": rows(
-        "sampling", "c0, c1, c2, c3 = position + 1", "c0, c1, c2, c3 = position", "same_tokens"
-    ),
+    "a draw of the token before": rows("sampling", "c0 = position + 1", "c0 = position", "same_tokens"),
     "nucleus without its last token": rows(
-        "sampling", "(need - more + each - 1) // each", "(need - more) // each", "same_tokens"
+        "sampling", "(need - above + each - 1) // each", "(need - above) // each", "same_tokens"
     ),
-    "last of equal logits": rows("sampling", "(target - more) // each", "0 * target", "same_tokens"),
+    "last of equal logits": rows("sampling", "(target - above) // each", "0 * target", "same_tokens"),
     "pairs one place further": Fault("pairs", "tl.cumsum(mine, 0) - 1", "tl.cumsum(mine, 0)", "sort_pairs"),
 }
 
