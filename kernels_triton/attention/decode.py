@@ -143,9 +143,7 @@ def _launch(
     _, kv_heads, _, size, _ = kv.shape
     chunks = -(-table.shape[1] * size // tiles.chunk)
     members = min(tiles.m, power(heads // kv_heads))
-    sums = torch.empty((rows, heads, chunks, dim), dtype=torch.float32, device=q.device)
-    denominators = sums.new_empty(rows, heads, chunks)
-    maxima = sums.new_empty(rows, heads, chunks)
+    sums, denominators, maxima = _allocate_chunks(q, chunks)
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
     if not rows:
         return out
@@ -191,6 +189,13 @@ def _launch(
         BLOCK=_CHUNKS,
     )
     return out
+
+
+def _allocate_chunks(q: torch.Tensor, chunks: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Allocate the weighted sums, softmax denominators and maxima of all chunks, in fp32."""
+    rows, heads, dim = q.shape
+    sums = torch.empty((rows, heads, chunks, dim), dtype=torch.float32, device=q.device)
+    return sums, sums.new_empty(rows, heads, chunks), sums.new_empty(rows, heads, chunks)
 
 
 @work_of(decode_attention)

@@ -1,1 +1,1 @@
-"""Routed experts: the router, pairs in order by expert, the grouped products, and their tiles."""
+"""Routed experts: the router, pairs sorted by expert, the grouped products, and their tiles."""

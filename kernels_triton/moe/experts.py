@@ -1,4 +1,4 @@
-"""Weights of experts: plain or quantised, in pages that may lie in any order; and what stands between the products."""
+"""Weights of experts, plain or quantised, in pages of any order; the activations between the products; and checks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _LARGEST = {torch.int8: 127.0, torch.uint8: 7.0, torch.float8_e4m3fn: 448.0}
 
 @public
 class Activation(enum.StrEnum):
-    """What becomes of the gate g and the up projection u.
+    """Function of the gate g and the up projection u.
 
     SWIGLU is g sigmoid(g) u; GEGLU is g Phi(g) u with the normal distribution's Phi; CLAMPED is GPT-OSS'
-    g sigmoid(1.702 g) (u + 1) with g <= 7 and -7 <= u <= 7, whose gates and ups take turns: g0 u0 g1 u1 ...
+    g sigmoid(1.702 g) (u + 1) with g <= 7 and -7 <= u <= 7, whose gates and ups alternate: g0 u0 g1 u1 ...
     """
 
     SWIGLU = "swiglu"
@@ -37,10 +37,11 @@ class Quantised(NamedTuple):
     byte: byte i of a group of G holds weight i in its lower and weight i + G / 2 in its upper half.
     scales (P, R, C / G) fp32, fp16 or bf16.
 
-    So a step is two products with tokens that lie together. The CPU experts' words of eight columns would ask for
-    eight, whose tokens lie 8 numbers apart and go through registers: compiled for sm_90 by triton 3.9, the loop over
-    steps of 64 rows, 64 tokens and 128 columns has 20 barriers instead of 6, 72 stores to shared memory instead of 8,
-    and 6 asynchronous copies instead of 36.
+    With this layout of 4-bit weights a step of the kernel needs two products, each with contiguous columns of the
+    tokens. The layout of the CPU's experts, words of eight columns, would need eight products with every eighth column,
+    which pass through registers: compiled for sm_90 by triton 3.9, the loop over steps of 64 rows, 64 tokens and 128
+    columns has 20 barriers instead of 6, 72 stores to shared memory instead of 8, and 6 asynchronous copies instead of
+    36.
     """
 
     values: torch.Tensor
@@ -48,7 +49,7 @@ class Quantised(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(P, R, C) of the weights that are meant."""
+        """(P, R, C) of the weights w."""
         pages, rows, stored = self.values.shape
         return pages, rows, stored * (2 if self.values.dtype is torch.uint8 else 1)
 
@@ -61,13 +62,15 @@ class Quantised(NamedTuple):
 Weights: TypeAlias = torch.Tensor | Quantised
 
 
-def parts(weight: Weights) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Values and, where they are quantised, scales."""
-    return (weight.values, weight.scales) if isinstance(weight, Quantised) else (weight, None)
+def split_weights(weight: Weights) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Split weights into values and, where they are quantised, scales."""
+    if isinstance(weight, Quantised):
+        return weight.values, weight.scales
+    return weight, None
 
 
-def whole(values: torch.Tensor, scales: torch.Tensor | None) -> Weights:
-    """What `parts` took apart."""
+def join_weights(values: torch.Tensor, scales: torch.Tensor | None) -> Weights:
+    """Join the values and scales of `split_weights`."""
     return values if scales is None else Quantised(values, scales)
 
 
@@ -80,15 +83,15 @@ def quantise(weight: torch.Tensor, kind: torch.dtype, group: int | None = None) 
     weight : (P, R, C) fp32, fp16 or bf16
     kind : torch.int8, torch.uint8 (which holds two 4-bit weights) or torch.float8_e4m3fn
     group : int, optional
-        Weights that share a scale, a divisor of C; all of a row unless given.
+        Number of weights that share a scale, a divisor of C; by default a whole row.
 
     Raises
     ------
     TypeError
         If the weights have another dtype.
     ValueError
-        If they have another shape or ask for a gradient, there is no such kind, or the group does not divide C evenly
-        (or, for 4 bits, into halves).
+        If they have another shape or require a gradient, there is no such kind, or the group does not divide C (for 4
+        bits, into halves).
 
     Examples
     --------
@@ -129,21 +132,21 @@ def quantise(weight: torch.Tensor, kind: torch.dtype, group: int | None = None) 
 
 @operation
 def dequantise(weight: Weights, dtype: torch.dtype) -> torch.Tensor:
-    """The weights (..., R, C) that `weight` stands for.
+    """Convert weights to a tensor (..., R, C).
 
     Raises
     ------
     TypeError
         If values or scales are of a type that `quantise` does not make.
     ValueError
-        If the scales do not go with the values.
+        If the scales do not match the values.
 
     Examples
     --------
     >>> dequantise(quantise(torch.tensor([[[1.0, -2.0, 4.0, 7.0]]]), torch.uint8, 4), torch.float32)
     tensor([[[ 1., -2.,  4.,  7.]]])
     """
-    values, scales = parts(weight)
+    values, scales = split_weights(weight)
     check_tensor("weight", values)
     if scales is None:
         return values.to(dtype)
@@ -159,21 +162,22 @@ def dequantise(weight: Weights, dtype: torch.dtype) -> torch.Tensor:
 
 
 def matrix_on(weight: Weights, page: int, dtype: torch.dtype) -> torch.Tensor:
-    """The matrix (R, C) on one page."""
+    """Return the matrix (R, C) of one page."""
     if not isinstance(weight, Quantised):
         return weight[page].to(dtype)
     return dequantise(Quantised(weight.values[page], weight.scales[page]), dtype)
 
 
 def activate(both: torch.Tensor, activation: Activation) -> torch.Tensor:
-    """(T, 2 F) -> (T, F), in the type of `both`."""
+    """Apply the activation to gates and ups, (T, 2 F) -> (T, F), in the type of `both`."""
     if activation is Activation.CLAMPED:
-        wide = both.float()  # five operations that would each round
-        gate, up = wide[..., ::2].clamp(max=7.0), wide[..., 1::2].clamp(-7.0, 7.0)
+        wide = both.float()  # in a 16-bit type each of the five operations would round
+        gate = wide[..., ::2].clamp(max=7.0)
+        up = wide[..., 1::2].clamp(-7.0, 7.0)
         return (gate * torch.sigmoid(1.702 * gate) * (up + 1)).to(both.dtype)
     gate, up = both.chunk(2, dim=-1)
-    turned = functional.silu(gate) if activation is Activation.SWIGLU else functional.gelu(gate)
-    return turned.mul_(up)
+    activated = functional.silu(gate) if activation is Activation.SWIGLU else functional.gelu(gate)
+    return activated.mul_(up)
 
 
 def check_weights(name: str, weight: Weights, x: torch.Tensor, rows: str, columns: int) -> None:
@@ -184,9 +188,9 @@ def check_weights(name: str, weight: Weights, x: torch.Tensor, rows: str, column
     TypeError
         If dtypes disagree.
     ValueError
-        If shapes, groups, memory layout or devices do not.
+        If shapes, groups, memory layout or devices disagree.
     """
-    values, scales = parts(weight)
+    values, scales = split_weights(weight)
     check_tensor(name if scales is None else f"{name}.values", values)
     if scales is not None:
         check_tensor(f"{name}.scales", scales)
@@ -198,13 +202,13 @@ def check_weights(name: str, weight: Weights, x: torch.Tensor, rows: str, column
         )
     if scales is None and values.dtype is not x.dtype:
         raise TypeError(f"{name} must be {x.dtype} as its input, not {values.dtype}: convert it, or pass Quantised.")
-    for part, tensor in (("", values), (".scales", scales)):
+    for field, tensor in (("", values), (".scales", scales)):
         if tensor is None:
             continue
         if tensor.stride(2) != 1 and tensor.shape[2] > 1:
-            raise ValueError(f"{name}{part} must have contiguous columns: call .contiguous() first.")
+            raise ValueError(f"{name}{field} must have contiguous columns: call .contiguous() first.")
         if tensor.device != x.device:
-            raise ValueError(f"{name}{part} must be on {x.device} as its input, not on {tensor.device}: move it.")
+            raise ValueError(f"{name}{field} must be on {x.device} as its input, not on {tensor.device}: move it.")
     if isinstance(weight, Quantised):
         group = weight.group
         if group != columns and group % 32:
@@ -215,7 +219,7 @@ def check_weights(name: str, weight: Weights, x: torch.Tensor, rows: str, column
 
 
 def _check_scales(name: str, values: torch.Tensor, scales: torch.Tensor) -> None:
-    """Raise unless (.., R, C) or, of 4 bits, (.., R, C / 2) values go with (.., R, C / G) scales."""
+    """Raise unless values (.., R, C), or (.., R, C / 2) of 4 bits, match scales (.., R, C / G)."""
     if values.dtype not in _LARGEST or scales.dtype not in FLOATS:
         raise TypeError(
             f"{name} must hold int8, uint8 or float8_e4m3fn and scales in fp32, fp16 or bf16, not "
@@ -230,7 +234,7 @@ def _check_scales(name: str, values: torch.Tensor, scales: torch.Tensor) -> None
 
 
 def check_pages(pages: torch.Tensor | None, held: int, x: torch.Tensor) -> int:
-    """Number of experts: one per entry of `pages`, or one per page held where there is no table.
+    """Check the page table and return the number of experts: one per entry, or one per page held without a table.
 
     Raises
     ------
@@ -284,7 +288,7 @@ def check_chosen(chosen: Collection[int], pages: torch.Tensor | None, held: int)
     Raises
     ------
     ValueError
-        With the first such expert.
+        If so, naming the first such expert.
     """
     experts = held if pages is None else len(pages)
     for expert in chosen:

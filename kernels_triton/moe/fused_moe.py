@@ -8,12 +8,12 @@ from ..backend.backend import Backend, choose_backend, enter_mode
 from ..backend.operators import check_tensor, operator
 from ..declarations import operation, reference_of, work_of
 from . import torch_path
-from .experts import Activation, Weights, check_pages, check_routing, check_weights, parts, whole
+from .experts import Activation, Weights, check_pages, check_routing, check_weights, join_weights, split_weights
 from .grouped_gemm import check_bias, check_input, grouped_gemm_reference, launch
 from .pairs import sort_pairs
 from .tiles import LayerTiles, arch_of, tiles_for
 
-_COLUMNS = 1024  # that a program of `combine` adds up
+_COLUMNS = 1024  # columns per program of `combine`
 
 
 @operation
@@ -30,33 +30,33 @@ def fused_moe(
     pages: torch.Tensor | None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
-    """The routed experts of one layer.
+    """Compute the routed experts of one layer.
 
         out[t] = sum over j of weights[t, j] * (down[p] a(gate_up[p] x[t] + gate_up_bias[p]) + down_bias[p])
         p = pages[ids[t, j]]
 
-    On a GPU three kernels after the sort: both projections with the activation, the way down with the weights, and the
-    sum over j in the order given. In torch one product after the other, summed in the order of the experts. Either
-    way the result is always the same. torch.compile and fake tensors see `torch.ops.moe_workbench.fused_moe`.
+    On a GPU three kernels follow the sort: gate and up projections with the activation, down projections with the
+    weights, and the sum over j in the given order. In torch the experts are computed one after the other and summed in
+    their order. Both are deterministic. torch.compile and fake tensors see `torch.ops.moe_workbench.fused_moe`.
 
     Parameters
     ----------
     x : (T, M) fp32, fp16 or bf16, contiguous columns
         Normed hidden states.
     gate_up : (P, 2 F, M) of x's type, or Quantised
-        Per page an expert's gates and then its ups; they take turns where the activation is "swiglu-clamped".
+        Per page an expert's gates and then its ups, which alternate where the activation is "swiglu-clamped".
     down : (P, M, F) of x's type, or Quantised
     ids : (T, k) int32 or int64, contiguous
         Experts of each token. On a GPU they are not checked: one that is out of range, or whose page is, makes its
         token's row NaN and no other.
     weights : (T, k) fp32, contiguous
-        Their weights, as `route` gives them, and `with_shared` for experts that every token has.
+        Weights of these experts, from `route`, or from `with_shared` with experts that every token has.
     activation : "swiglu", "geglu" or "swiglu-clamped"
-        What becomes of gate and up: see `Activation`.
+        Function of gate and up projection: see `Activation`.
     gate_up_bias, down_bias : (P, 2 F) and (P, M) of x's type, optional
     pages : (E,) int32 or int64, optional
-        Page of each expert in both weights and biases; expert e is on page e unless given. Pages of experts that nobody
-        chose are never read: they may be on their way still.
+        Page of each expert in weights and biases, by default page e for expert e. Pages of experts that no token chose
+        are never read: their transfer may still be under way.
     backend : "triton", "triton-interpret" or "torch", optional
         By default Triton for GPU tensors, torch for others and where an operand requires a gradient.
 
@@ -83,7 +83,7 @@ def fused_moe(
         known = ", ".join(map(repr, map(str, Activation)))
         raise ValueError(f"activation must be {known}, not {activation!r}: leave it out for 'swiglu'.")
     check_moe(x, gate_up, down, ids, weights, gate_up_bias, down_bias, pages)
-    operands = (x, *parts(gate_up), *parts(down), ids, weights, gate_up_bias, down_bias, pages)
+    operands = (x, *split_weights(gate_up), *split_weights(down), ids, weights, gate_up_bias, down_bias, pages)
     out: torch.Tensor = _fused(*operands, str(activation), str(choose_backend(backend, *operands)))
     return out
 
@@ -98,14 +98,14 @@ def check_moe(
     down_bias: torch.Tensor | None,
     pages: torch.Tensor | None,
 ) -> None:
-    """Raise unless the operands of `fused_moe` go together.
+    """Raise unless the operands of `fused_moe` match.
 
     Raises
     ------
     TypeError
-        If dtypes do not.
+        If dtypes disagree.
     ValueError
-        If shapes, memory layout or devices do not.
+        If shapes, memory layout or devices disagree.
     """
     check_tensor("x", x)
     if x.ndim != 2:
@@ -141,14 +141,16 @@ def _compute(
     activation: str,
     backend: str,
 ) -> torch.Tensor:
-    first, second, turn = whole(gate_up, gate_up_scales), whole(down, down_scales), Activation(activation)
+    first = join_weights(gate_up, gate_up_scales)
+    second = join_weights(down, down_scales)
+    function = Activation(activation)
     biases = (gate_up_bias, down_bias)
     if backend == Backend.TORCH:
-        return torch_path.experts_of(x, first, second, ids, weights, turn, biases, pages)
+        return torch_path.experts_of(x, first, second, ids, weights, function, biases, pages)
     experts = len(gate_up) if pages is None else len(pages)
     sizes = (x.shape[1], first.shape[1] // 2)
     tiles = tiles_for(arch_of(x.device), gate_up.dtype, ids.numel() / experts, sizes)
-    return with_triton(x, first, second, ids, weights, turn, biases, pages, experts, Backend(backend), tiles)
+    return with_triton(x, first, second, ids, weights, function, biases, pages, experts, Backend(backend), tiles)
 
 
 _fused = operator("fused_moe", _compute, lambda x, *_rest: x.new_empty(x.shape))
@@ -167,7 +169,7 @@ def with_triton(
     backend: Backend,
     tiles: LayerTiles,
 ) -> torch.Tensor:
-    """`fused_moe` by the Triton kernels, with tiles of one's own choice: what a tuner times."""
+    """Compute `fused_moe` by the Triton kernels with given tiles, which a tuner varies."""
     enter_mode(backend)
     blocks = sort_pairs(ids, experts, tiles.m, backend=backend)
     inner = launch(x, gate_up, biases[0], ids, None, pages, activation, blocks, tiles.m, tiles.gated)
@@ -177,7 +179,7 @@ def with_triton(
 
 
 def _combined(rows: torch.Tensor, chosen: int) -> torch.Tensor:
-    """(T k, M) -> (T, M)."""
+    """Sum the k rows of each token, (T k, M) -> (T, M)."""
     from .jit_grouped import combine
 
     out = rows.new_empty(rows.shape[0] // chosen, rows.shape[1])
@@ -200,11 +202,11 @@ def fused_moe_work(
     model_dim, expert_dim : int
         M and F.
     tokens, chosen, touched : int
-        T, k, and how many different experts they chose.
+        T, k, and the number of different experts that were chosen.
     weight_bytes : float
-        Bytes of one weight with its share of a scale: 0.625 for 4 bits in groups of 32 with fp32 scales [byte].
+        Size of one weight with its share of a scale: 0.625 for 4 bits in groups of 32 with fp32 scales [byte].
     itemsize : int
-        Bytes of a number of x [byte].
+        Size of a number of x [byte].
 
     Examples
     --------
@@ -228,7 +230,7 @@ def fused_moe_reference(
     down_bias: torch.Tensor | None = None,
     pages: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`fused_moe` in float64, pair by pair, the oracle of its tests: same operands, -> (T, M) float64.
+    """Compute `fused_moe` in float64, pair by pair, the oracle of its tests: -> (T, M) float64.
 
     Examples
     --------
@@ -243,9 +245,9 @@ def fused_moe_reference(
 
 def _reference_activation(both: torch.Tensor, activation: str) -> torch.Tensor:
     if activation == "swiglu-clamped":
-        gate, up = both[..., ::2], both[..., 1::2]
-        gate, up = gate.clamp(max=7), up.clamp(-7, 7)
+        gate = both[..., ::2].clamp(max=7)
+        up = both[..., 1::2].clamp(-7, 7)
         return gate / (1 + torch.exp(-1.702 * gate)) * (up + 1)
     gate, up = both.chunk(2, dim=-1)
-    share = torch.special.ndtr(gate) if activation == "geglu" else 1 / (1 + torch.exp(-gate))
-    return gate * share * up
+    factor = torch.special.ndtr(gate) if activation == "geglu" else 1 / (1 + torch.exp(-gate))
+    return gate * factor * up

@@ -1,8 +1,9 @@
-"""Grouped GEMM: each token with the matrices of the experts that it chose, one row per pair."""
+"""Grouped GEMM: the products of each token with the matrices of its experts, one row per pair."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 
 import torch
 
@@ -11,11 +12,21 @@ from ..backend.operands import FLOATS
 from ..backend.operators import check_tensor, operator
 from ..declarations import operation, reference_of, work_of
 from . import torch_path
-from .experts import Activation, Quantised, Weights, check_pages, check_routing, check_weights, matrix_on, parts, whole
+from .experts import (
+    Activation,
+    Quantised,
+    Weights,
+    check_pages,
+    check_routing,
+    check_weights,
+    join_weights,
+    matrix_on,
+    split_weights,
+)
 from .pairs import Blocks, sort_pairs
 from .tiles import Tiles, arch_of, tiles_for
 
-_UNQUANTISED = 1 << 30  # columns that share one step: all there can be
+_UNQUANTISED = 1 << 30  # columns of a group without scales: more than a matrix has
 _ACTIVATIONS = {Activation.SWIGLU: 1, Activation.GEGLU: 2, Activation.CLAMPED: 3}
 
 
@@ -46,10 +57,10 @@ def grouped_gemm(
         Experts of each token. On a GPU they are not checked: one that is out of range, or whose page is, makes its
         pair's row NaN and no other.
     weights : (T, k) fp32, contiguous, optional
-        Factors; none unless given.
+        Factors of the rows, by default 1.
     bias : (P, N) of x's type, optional
     pages : (E,) int32 or int64, optional
-        Page of each expert; expert e is on page e unless given. Pages of experts that nobody chose are never read.
+        Page of each expert, by default page e for expert e. Pages of experts that no token chose are never read.
     backend : "triton", "triton-interpret" or "torch", optional
         By default Triton for GPU tensors, torch for others and where an operand requires a gradient.
 
@@ -78,7 +89,7 @@ def grouped_gemm(
     check_weights("matrices", matrices, x, "N", x.shape[-1])
     check_bias("bias", bias, matrices, x)
     check_pages(pages, matrices.shape[0], x)
-    values, scales = parts(matrices)
+    values, scales = split_weights(matrices)
     chosen = choose_backend(backend, x, values, scales, weights, bias)
     out: torch.Tensor = _grouped(x, values, scales, ids, weights, bias, pages, str(chosen))
     return out
@@ -94,7 +105,8 @@ def _compute(
     pages: torch.Tensor | None,
     backend: str,
 ) -> torch.Tensor:
-    matrices, chosen = whole(values, scales), Backend(backend)
+    matrices = join_weights(values, scales)
+    chosen = Backend(backend)
     if chosen is Backend.TORCH:
         rows = torch_path.multiply(x, matrices, bias, ids, weights, pages)
     else:
@@ -116,7 +128,7 @@ _grouped = operator("grouped_gemm", _compute, _shaped)
 
 
 def check_input(name: str, x: torch.Tensor, chosen: int) -> None:
-    """Raise unless x has rows of numbers that lie together, one per token or one per pair of `chosen`.
+    """Raise unless x has contiguous rows, one per token or one per pair of `chosen`.
 
     Raises
     ------
@@ -166,21 +178,20 @@ def launch(
     block: int,
     tiles: Tiles,
 ) -> torch.Tensor:
-    """Run the Triton kernel over sorted pairs; -> (T k, N), with an activation N being half the matrices' rows."""
-    from ..backend.mode import TensorDescriptor, triton
+    """Run the Triton kernel over sorted pairs: -> (T k, N); with an activation N is half the matrices' rows."""
+    from ..backend.mode import TensorDescriptor
     from .jit_grouped import grouped
 
-    values, scales = parts(matrices)
-    rows, columns = matrices.shape[1] // (2 if activation else 1), matrices.shape[2]
+    values, scales = split_weights(matrices)
+    rows = matrices.shape[1] // (2 if activation else 1)
+    columns = matrices.shape[2]
     out = torch.empty((ids.numel(), rows), dtype=x.dtype, device=x.device)
     bits, group, step = _steps(matrices, tiles.k)
     if not ids.numel():
         return out
-    tiles_in_all = len(blocks.experts) * triton.cdiv(rows, tiles.n)
-    grid = min(tiles_in_all, tiles.per_sm * _processors(x.device)) if tiles.per_sm else tiles_in_all
     stored = step // 2 if bits == 4 else step
     tma = tiles.tma and activation is not Activation.CLAMPED and _has_descriptor(values)
-    grouped[(grid,)](
+    grouped[(_programs(blocks, rows, tiles, x.device),)](
         x,
         TensorDescriptor(values, values.shape, values.stride(), [1, tiles.n, stored]) if tma else values,
         values if scales is None else scales,
@@ -218,24 +229,33 @@ def launch(
     return out
 
 
+def _programs(blocks: Blocks, rows: int, tiles: Tiles, device: torch.device) -> int:
+    """Number of programs: one per tile, or fewer that share all tiles."""
+    programs = len(blocks.experts) * -(-rows // tiles.n)
+    return min(programs, tiles.per_sm * _processors(device)) if tiles.per_sm else programs
+
+
 @functools.cache
 def _processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; the interpreter has two."""
+    """Number of multiprocessors of a GPU; 2 for the interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 def _has_descriptor(values: torch.Tensor) -> bool:
-    """Whether the copy engine takes these pages: they and their rows begin at multiples of 16 bytes."""
+    """True if the copy engine takes these pages: they and their rows begin at multiples of 16 bytes."""
+    page, row, _ = values.stride()
     itemsize = values.element_size()
-    return not any(place % 16 for place in (values.data_ptr(), *(itemsize * s for s in values.stride()[:2])))
+    return all(place % 16 == 0 for place in (values.data_ptr(), itemsize * page, itemsize * row))
 
 
 def _steps(matrices: Weights, most: int) -> tuple[int, int, int]:
-    """(bits, group, columns per step): 0 bits where nothing is quantised; a step never leaves a group of several."""
+    """Bits (0 for plain weights), group size, and columns per step, so that no step crosses the end of a group."""
     if not isinstance(matrices, Quantised):
         return 0, _UNQUANTISED, most
     bits = 4 if matrices.values.dtype is torch.uint8 else 8
-    group, columns, step = matrices.group, matrices.shape[2], most
+    group = matrices.group
+    columns = matrices.shape[2]
+    step = most
     while group != columns and group % step:
         step //= 2
     return bits, group, step
@@ -254,11 +274,11 @@ def grouped_gemm_work(
     rows, columns : int
         N and K.
     tokens, chosen, touched : int
-        T, k, and how many different experts they chose.
+        T, k, and the number of different experts that were chosen.
     weight_bytes : float
-        Bytes of one weight with its share of a scale: 0.625 for 4 bits in groups of 32 with fp32 scales [byte].
+        Size of one weight with its share of a scale: 0.625 for 4 bits in groups of 32 with fp32 scales [byte].
     itemsize : int
-        Bytes of a number of x [byte].
+        Size of a number of x [byte].
 
     Examples
     --------
@@ -279,7 +299,7 @@ def grouped_gemm_reference(
     bias: torch.Tensor | None = None,
     pages: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`grouped_gemm` in float64, pair by pair, the oracle of its tests: same operands, -> (T, k, N) float64.
+    """Compute `grouped_gemm` in float64, pair by pair, the oracle of its tests: -> (T, k, N) float64.
 
     Examples
     --------
@@ -287,7 +307,8 @@ def grouped_gemm_reference(
     2.0
     """
     out = torch.zeros(*ids.shape, matrices.shape[1], dtype=torch.float64)
-    for t, j in ((t, j) for t in range(ids.shape[0]) for j in range(ids.shape[1])):
+    tokens, chosen = ids.shape
+    for t, j in itertools.product(range(tokens), range(chosen)):
         page = int(ids[t, j]) if pages is None else int(pages[ids[t, j].long()])
         matrix = matrix_on(matrices, page, torch.float64)
         row = x[t].double() if x.ndim == 2 else x[t, j].double()

@@ -1,7 +1,7 @@
 """Grouped GEMM of routed experts, and the sum over a token's experts.
 
-The tile is the output turned over, (columns, rows): Hopper's matrix instruction takes 64 rows of its first operand,
-which are then weights, so that few tokens waste nothing of it; for many tokens the two ways cost the same.
+A tile is transposed, (columns, rows) of the output: Hopper's matrix instruction takes 64 rows of its first operand,
+which are then weights, so that few tokens do not leave it idle. For many tokens both orders take the same time.
 """
 
 from ..backend.mode import tl, triton
@@ -17,7 +17,7 @@ STEEPNESS = tl.constexpr(1.702)
 
 @triton.jit
 def _tile_of(pid, blocks, across, GROUP_M: tl.constexpr):
-    """Block and column tile of a program: GROUP_M blocks in turn for each column, so that weights stay in the cache."""
+    """Block and column tile of a program: GROUP_M blocks per column tile, so that its weights stay in the cache."""
     width = GROUP_M * across
     first = pid // width * GROUP_M
     high = tl.minimum(blocks - first, GROUP_M)
@@ -26,15 +26,15 @@ def _tile_of(pid, blocks, across, GROUP_M: tl.constexpr):
 
 @triton.jit
 def _add(total, tile, scale, inside, x, x_high, BITS: tl.constexpr):
-    """`total` plus one step's product of a tile of weights and tokens; BITS is 0 where weights are not quantised."""
+    """Add one step's product of a tile of weights and tokens to `total`; BITS is 0 where weights are not quantised."""
     if BITS == 0:
         return tl.dot(tile, x, total, input_precision="ieee")
     if BITS == 4:
-        part = tl.dot(((tile & 15).to(tl.int8) - 8).to(x.dtype), x, input_precision="ieee")
-        part = tl.dot(((tile >> 4).to(tl.int8) - 8).to(x.dtype), x_high, part, input_precision="ieee")
+        product = tl.dot(((tile & 15).to(tl.int8) - 8).to(x.dtype), x, input_precision="ieee")
+        product = tl.dot(((tile >> 4).to(tl.int8) - 8).to(x.dtype), x_high, product, input_precision="ieee")
     else:
-        part = tl.dot(tile.to(x.dtype), x, input_precision="ieee")
-    return total + part * tl.load(scale, mask=inside, other=0.0).to(tl.float32)[:, None]
+        product = tl.dot(tile.to(x.dtype), x, input_precision="ieee")
+    return total + product * tl.load(scale, mask=inside, other=0.0).to(tl.float32)[:, None]
 
 
 @triton.jit
@@ -88,14 +88,14 @@ def grouped(
     GROUP_M: tl.constexpr,
     TMA: tl.constexpr,
 ):
-    """Rows of pairs times their experts' matrices; `weight` is a descriptor with TMA, else a pointer.
+    """Multiply rows of pairs with their experts' matrices; `weight` is a descriptor with TMA, else a pointer.
 
-    Each program makes every so many-th tile as there are programs, so one where the grid is large enough for all.
-    Blocks of an expert that there is not, or that is on no page, become NaN.
+    Program i of n computes tiles i, i + n, ...: a single tile where there are as many programs as tiles. Blocks of an
+    expert that does not exist, or that is on no page, become NaN.
     """
     blocks = (tl.load(rows) // BLOCK_M).to(tl.int32)
     across = tl.cdiv(N, BLOCK_N)
-    # int4: a byte holds a weight of the first half of its group and, higher, one of the second
+    # a byte of 4-bit weights holds one of its group's first half in the lower and one of the second in the upper bits
     HALVES: tl.constexpr = 2 if BITS == 4 else 1
     STEP: tl.constexpr = BLOCK_K // HALVES
     RUN: tl.constexpr = GROUP // HALVES
@@ -112,15 +112,19 @@ def grouped(
         live = pair < n
         columns = column * BLOCK_N + tl.arange(0, BLOCK_N)
         inside = columns < N
-        gates, ups = columns.to(tl.int64), columns.to(tl.int64) + N
-        if ACTIVATION == CLAMPED:  # GPT-OSS keeps a gate beside its up
-            gates, ups = gates * 2, gates * 2 + 1
+        gates = columns.to(tl.int64)
+        ups = gates + N
+        if ACTIVATION == CLAMPED:  # gates and ups alternate in GPT-OSS
+            gates = gates * 2
+            ups = gates + 1
         tokens = x + (pair // SHARE)[None, :] * x_stride
         if not TMA:
             matrix = weight + page * weight_page
-            gate_rows, up_rows = matrix + (gates * weight_row)[:, None], matrix + (ups * weight_row)[:, None]
+            gate_rows = matrix + (gates * weight_row)[:, None]
+            up_rows = matrix + (ups * weight_row)[:, None]
         scales = scale + page * scale_page
-        gate_scales, up_scales = scales + gates * scale_row, scales + ups * scale_row
+        gate_scales = scales + gates * scale_row
+        up_scales = scales + ups * scale_row
         total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         total_up = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         for start in range(0, stored, STEP):
@@ -134,17 +138,17 @@ def grouped(
             if BITS == 4:
                 high = tl.load(tokens + (first + RUN)[:, None], mask=seen, other=0.0)
             if TMA:
-                part = weight.load([page.to(tl.int32), column * BLOCK_N, start]).reshape(BLOCK_N, STEP)
+                gate_tile = weight.load([page.to(tl.int32), column * BLOCK_N, start]).reshape(BLOCK_N, STEP)
             else:
-                part = tl.load(gate_rows + at[None, :], mask=mask, other=0.0)
-            total = _add(total, part, gate_scales + group, inside, low, high, BITS)
+                gate_tile = tl.load(gate_rows + at[None, :], mask=mask, other=0.0)
+            total = _add(total, gate_tile, gate_scales + group, inside, low, high, BITS)
             if ACTIVATION != NONE:
                 if TMA:
-                    part = weight.load([page.to(tl.int32), N + column * BLOCK_N, start]).reshape(BLOCK_N, STEP)
+                    up_tile = weight.load([page.to(tl.int32), N + column * BLOCK_N, start]).reshape(BLOCK_N, STEP)
                 else:
-                    part = tl.load(up_rows + at[None, :], mask=mask, other=0.0)
-                total_up = _add(total_up, part, up_scales + group, inside, low, high, BITS)
-        # Read again, and so that the compiler sees no copy: kept over the sum, they make large tiles spill.
+                    up_tile = tl.load(up_rows + at[None, :], mask=mask, other=0.0)
+                total_up = _add(total_up, up_tile, up_scales + group, inside, low, high, BITS)
+        # Loaded again, volatile so that the compiler does it: pairs kept over the loop make large tiles spill.
         pair = tl.load(pairs + row, volatile=True).to(tl.int64)
         live = pair < n
         if BIASED:
@@ -156,26 +160,26 @@ def grouped(
             total = _activated(total, total_up, ACTIVATION)
         if WEIGHTED:
             total *= tl.load(factors + pair, mask=live, other=0.0)[None, :]
-        total = tl.where(held, total, float("nan"))  # nobody waits for the GPU to look at ids, and nothing is made up
+        total = tl.where(held, total, float("nan"))  # ids are not checked on the host: no answer for an invalid one
         place = out + pair[None, :] * out_stride + columns[:, None]
         tl.store(place, total.to(out.dtype.element_ty), mask=inside[:, None] & live[None, :])
 
 
 @triton.jit
-def combine(parts, out, N, K: tl.constexpr, BLOCK: tl.constexpr):
-    """Sum of a token's K rows, in the order of its experts."""
+def combine(rows, out, N, K: tl.constexpr, BLOCK: tl.constexpr):
+    """Sum a token's K rows in the order of its experts."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < N
     total = tl.zeros((BLOCK,), tl.float32)
     for j in tl.static_range(K):
-        total += tl.load(parts + (token * K + j) * N + columns, mask=inside, other=0.0).to(tl.float32)
+        total += tl.load(rows + (token * K + j) * N + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + token * N + columns, total.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def gated(x, out, stride, F, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
-    """Gates and ups of one row, which lie one behind the other."""
+    """Activate one row of gates followed by ups."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < F

@@ -1,13 +1,13 @@
-"""Pairs of token and expert, put in order by expert: one program per expert, without atomics, so always the same."""
+"""Sorting of pairs of token and expert by expert: one program per expert and no atomics, hence deterministic."""
 
 from ..backend.mode import tl, triton
 
 
 @triton.jit
-def _of(expert, ids, at, n, E):
-    """Whether these pairs are an expert's; those of no expert there is are taken for number E's."""
-    own = tl.load(ids + at, mask=at < n, other=0)
-    return (at < n) & (tl.where((own < 0) | (own >= E), E, own) == expert)
+def _belongs_to(expert, ids, at, n, E):
+    """Mask of the pairs that belong to an expert; pairs with an expert out of range belong to number E."""
+    owner = tl.load(ids + at, mask=at < n, other=0)
+    return (at < n) & (tl.where((owner < 0) | (owner >= E), E, owner) == expert)
 
 
 @triton.jit
@@ -16,7 +16,7 @@ def count_pairs(ids, counts, n, E, BLOCK: tl.constexpr):
     found = tl.zeros((BLOCK,), tl.int64)
     for start in range(0, n, BLOCK):
         at = tl.arange(0, BLOCK).to(tl.int64) + start
-        found += _of(expert, ids, at, n, E)
+        found += _belongs_to(expert, ids, at, n, E)
     tl.store(counts + expert, tl.sum(found, 0))
 
 
@@ -25,10 +25,10 @@ def place_pairs(
     ids, counts, pairs, experts, rows, n, E, ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_E: tl.constexpr
 ):
     expert = tl.program_id(0)
-    other = tl.arange(0, BLOCK_E)
-    blocks = (tl.load(counts + other, mask=other <= E, other=0) + ROWS - 1) // ROWS
-    first = tl.sum(tl.where(other < expert, blocks, 0), 0)
-    own_blocks = tl.sum(tl.where(other == expert, blocks, 0), 0)
+    all_experts = tl.arange(0, BLOCK_E)
+    blocks = (tl.load(counts + all_experts, mask=all_experts <= E, other=0) + ROWS - 1) // ROWS
+    first = tl.sum(tl.where(all_experts < expert, blocks, 0), 0)
+    own_blocks = tl.sum(tl.where(all_experts == expert, blocks, 0), 0)
     if expert == 0:
         tl.store(rows, tl.sum(blocks, 0) * ROWS)
     if own_blocks > 0:
@@ -38,7 +38,7 @@ def place_pairs(
         place = first * ROWS
         for start in range(0, n, BLOCK):
             at = tl.arange(0, BLOCK).to(tl.int64) + start
-            mine = _of(expert, ids, at, n, E).to(tl.int64)
+            mine = _belongs_to(expert, ids, at, n, E).to(tl.int64)
             tl.store(pairs + place + tl.cumsum(mine, 0) - 1, at, mask=mine > 0)
             place += tl.sum(mine, 0)
         padding = place + tl.arange(0, ROWS)

@@ -1,20 +1,23 @@
-"""The router, one program per token: its logits lie in a tile (groups, experts of a group)."""
+"""Router kernel, one program per token: its logits form a tile (groups, experts per group)."""
 
 from ..backend.mode import tl, triton
 
-FLOOR = tl.constexpr(-1e38)  # what NaN and -inf rank as: below every number, above what is out of the choice
+FLOOR = tl.constexpr(-1e38)  # rank of NaN and -inf: below every number, above experts that are excluded
 
 
 @triton.jit
 def _best(rank, at):
-    """The largest value of a tile and its place, the lowest where there are several."""
+    """Largest value of a tile and its index, the lowest index of equal ones."""
     value = tl.max(tl.max(rank, 1), 0)
     return value, tl.min(tl.min(tl.where(rank == value, at, 0x7FFFFFFF), 1), 0)
 
 
 @triton.jit
 def _kept_groups(rank, group, inside, KEPT: tl.constexpr, TOP_TWO: tl.constexpr):
-    """`rank` with -inf in all but the KEPT best groups, a group being as good as its best or its two best experts."""
+    """Set `rank` to -inf in all but the KEPT best groups.
+
+    A group is as good as its best expert, or with TOP_TWO as the sum of its two best.
+    """
     first = tl.max(rank, 1)
     strength = first
     if TOP_TWO:
@@ -51,7 +54,8 @@ def route(
     BLOCK_K: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    group, member = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_S)
+    group = tl.arange(0, BLOCK_G)
+    member = tl.arange(0, BLOCK_S)
     inside = (group < GROUPS)[:, None] & (member < SIZE)[None, :]
     at = group[:, None] * SIZE + member[None, :]
     value = tl.load(logits + token * stride + at, mask=inside, other=float("-inf")).to(tl.float32)

@@ -1,4 +1,4 @@
-"""The router: from one logit per expert to the chosen experts of each token and their weights."""
+"""Router: the chosen experts of each token and their weights, from one logit per expert."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..backend.backend import Backend, choose_backend, enter_mode
 from ..backend.operators import check_tensor, operator
 from ..declarations import operation, public, reference_of, work_of
 
-_FLOOR = -1e38  # what NaN and -inf rank as: below every number, above what is out of the choice
-_TINY = 1e-20  # DeepSeek's: keeps a sum of underflown scores from dividing by zero
+_FLOOR = -1e38  # rank of NaN and -inf: below every number, above experts that are excluded
+_TINY = 1e-20  # DeepSeek's: avoids a division by zero where all scores underflow
 
 
 class Scoring(enum.StrEnum):
-    """How a logit becomes a score: against all experts, or by itself."""
+    """Function from logits to scores: over all experts, or of each logit alone."""
 
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"
@@ -25,7 +25,7 @@ class Scoring(enum.StrEnum):
 
 @public
 class Routing(NamedTuple):
-    """Per token the experts, best first, and their weights: ids (T, k) int32, weights (T, k) fp32."""
+    """Experts of each token, best first, and their weights: ids (T, k) int32, weights (T, k) fp32."""
 
     ids: torch.Tensor
     weights: torch.Tensor
@@ -51,8 +51,8 @@ def route(
 
     Mixtral, Qwen3: softmax, renormalise. GPT-OSS, Granite: the same, since a softmax over the chosen logits is the
     renormalised softmax over all. OLMoE, Qwen1.5: softmax. DeepSeek-V2: softmax, groups. DeepSeek-V3: sigmoid, bias,
-    groups, renormalise. The computation is in fp32. Of equal experts, and of equal groups, the lowest index wins, on
-    every backend. NaN and -inf rank last, so the ids of a token are always k different experts.
+    groups, renormalise. The computation is in fp32. Of equal experts, and of equal groups, the lowest index wins on
+    every backend. NaN and -inf rank last, so that the ids of a token are always k different experts.
 
     Parameters
     ----------
@@ -62,12 +62,12 @@ def route(
         Experts per token.
     scoring : "softmax" or "sigmoid"
     renormalise : bool
-        Whether the weights of a token sum to `scale`.
+        True if the weights of a token sum to `scale`.
     bias : (E,) fp32, optional
-        Added for the choice only, not in the weights.
+        Added to the scores for the choice only, not to the weights.
     groups, kept_groups : int
-        E is cut into `groups` runs, of which the best `kept_groups` stay in the choice. A group is as good as its best
-        expert with softmax, as its two best together with sigmoid.
+        Number of groups of E / `groups` consecutive experts, and of the best groups, from which experts are chosen. A
+        group is as good as its best expert with softmax, as the sum of its two best with sigmoid.
     scale : float
         Factor of all weights.
     backend : "triton", "triton-interpret" or "torch", optional
@@ -83,7 +83,7 @@ def route(
     TypeError
         If an operand has another dtype.
     ValueError
-        If shapes disagree, k experts are not to be had, or the backend cannot compute here.
+        If shapes disagree, there are fewer than k experts to choose, or the backend cannot compute here.
 
     Examples
     --------
@@ -91,8 +91,8 @@ def route(
     >>> ids.tolist(), weights.tolist()
     ([[1, 3]], [[0.5, 0.5]])
     """
-    kind = _check(logits, k, scoring, bias, groups, kept_groups)
-    options = (int(k), str(kind), bool(renormalise), bias, int(groups), int(kept_groups), float(scale))
+    checked = _check(logits, k, scoring, bias, groups, kept_groups)
+    options = (int(k), str(checked), bool(renormalise), bias, int(groups), int(kept_groups), float(scale))
     return Routing(*_route(logits, *options, str(choose_backend(backend, logits, bias))))
 
 
@@ -123,19 +123,19 @@ _route = operator("route", _compute, _shaped)
 
 @operation
 def with_shared(routing: Routing, experts: Sequence[int], weights: torch.Tensor | None = None) -> Routing:
-    """Add experts that every token has to those that were chosen, so that one call of `fused_moe` computes all.
+    """Add shared experts, which every token has, to the chosen ones, so that one call of `fused_moe` computes all.
 
-    The shared experts' weights lie in the same buffer, as pages of their own: DeepSeek's, n times as wide as a routed
-    one, as n pages with a slice of its gates, ups and down columns each.
+    The shared experts' weights are pages of the same buffer. DeepSeek's shared expert, n times as wide as a routed one,
+    has n pages, each with a slice of its gates, ups and down columns.
 
     Parameters
     ----------
     routing : Routing
         From `route`.
     experts : sequence of int
-        Numbers of the shared experts, beyond those that were routed.
+        Numbers of the shared experts, above those of the routed ones.
     weights : (T,) fp32, optional
-        Their weight in each token, such as Qwen's sigmoid gate; one unless given.
+        Weight of the shared experts in each token, such as Qwen's sigmoid gate; by default 1.
 
     Returns
     -------
@@ -145,7 +145,7 @@ def with_shared(routing: Routing, experts: Sequence[int], weights: torch.Tensor 
     Raises
     ------
     ValueError
-        If ids and weights do not go together, or there is not one weight per token.
+        If ids and weights disagree, or there is not one weight per token.
 
     Examples
     --------
@@ -167,14 +167,16 @@ def with_shared(routing: Routing, experts: Sequence[int], weights: torch.Tensor 
             f"routing.weights must be {tuple(routing.ids.shape)} fp32 as its ids, not {tuple(routing.weights.shape)} "
             f"{routing.weights.dtype}: pass what route returns."
         )
-    tokens, added = len(routing.ids), len(experts)
+    tokens = len(routing.ids)
+    added = len(experts)
     ones = routing.weights.new_ones(tokens) if weights is None else weights
     if ones.shape != (tokens,) or ones.dtype is not torch.float32:
         raise ValueError(
             f"weights must be ({tokens},) fp32, one per token, not {tuple(ones.shape)} {ones.dtype}: convert them."
         )
-    ids = routing.ids.new_tensor(experts).expand(tokens, added)
-    return Routing(torch.cat((routing.ids, ids), 1), torch.cat((routing.weights, ones[:, None].expand(-1, added)), 1))
+    ids = torch.cat((routing.ids, routing.ids.new_tensor(experts).expand(tokens, added)), 1)
+    all_weights = torch.cat((routing.weights, ones[:, None].expand(-1, added)), 1)
+    return Routing(ids, all_weights)
 
 
 def _check(
@@ -261,7 +263,7 @@ def _torch(
 ) -> Routing:
     rank = logits.float()
     scores = rank.sigmoid() if scoring is Scoring.SIGMOID else rank.softmax(dim=1)
-    if groups > 1 or bias is not None:  # else by logits: rounding the scores could make ties that differ by backend
+    if groups > 1 or bias is not None:  # else rank logits: rounded scores could tie, differently by backend
         rank = scores if bias is None else scores + bias
     rank = rank.nan_to_num(nan=_FLOOR, neginf=_FLOOR)
     if groups > 1:
@@ -277,10 +279,10 @@ def _torch(
 
 
 def _best(rank: torch.Tensor, k: int) -> torch.Tensor:
-    """Columns of the k largest values of each row, best first; of equal ones the first, which topk does not promise.
+    """Columns of the k largest values of each row, best first; of equal values the first, unlike topk.
 
-    Rows with equal values are sorted, the others need not be: topk takes 12 ms where a stable sort of all takes 40
-    (4096 x 128, k = 8, two Zen 4 cores).
+    Only rows with equal values are sorted: topk takes 12 ms where a stable sort of all rows takes 40 (4096 x 128,
+    k = 8, two Zen 4 cores).
     """
     values, ids = rank.topk(min(k + 1, rank.shape[1]), dim=1)
     equal = (values[:, 1:] == values[:, :-1]).any(dim=1)
@@ -299,7 +301,7 @@ def route_work(tokens: int, experts: int, chosen: int, logit_itemsize: int) -> t
     tokens, experts, chosen : int
         T, E and k.
     logit_itemsize : int
-        Bytes of a logit [byte].
+        Size of a logit [byte].
 
     Examples
     --------
@@ -321,7 +323,7 @@ def route_reference(
     kept_groups: int = 1,
     scale: float = 1.0,
 ) -> Routing:
-    """`route` in float64 by sorting, the oracle of its tests: same operands, weights in float64.
+    """Compute `route` in float64 by sorting, the oracle of its tests; weights are in float64.
 
     Examples
     --------
@@ -333,8 +335,8 @@ def route_reference(
     rank = (scores if bias is None else scores + bias.double()).unflatten(1, (groups, -1))
     ordered = rank.sort(dim=2, descending=True).values
     strength = ordered[:, :, :2].sum(2) if scoring == "sigmoid" else ordered[:, :, 0]
-    out = strength.argsort(dim=1, descending=True, stable=True)[:, kept_groups:]
-    rank = rank.scatter(1, out[:, :, None].expand(-1, -1, rank.shape[2]), -torch.inf).flatten(1)
+    excluded = strength.argsort(dim=1, descending=True, stable=True)[:, kept_groups:]
+    rank = rank.scatter(1, excluded[:, :, None].expand(-1, -1, rank.shape[2]), -torch.inf).flatten(1)
     ids = rank.argsort(dim=1, descending=True, stable=True)[:, :k]
     weights = scores.gather(1, ids)
     weights = weights / weights.sum(dim=1, keepdim=True) if renormalise else weights

@@ -1,4 +1,4 @@
-"""How a grouped GEMM is cut into tiles: a table by architecture, kind of weights, and pairs per expert."""
+"""Tile sizes of the grouped GEMM: a table by architecture, kind of weights, and pairs per expert."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS = {
 SHARED_KIB = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227}
 """Shared memory of a block by architecture, from CUDA's programming guide."""
 PATH = Path(__file__).with_name("tiles.json")
-"""The table that is used."""
+"""The table of the package."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class Tiles:
     Attributes
     ----------
     n, k : int
-        Columns of the output and numbers of the sum that a program takes at once.
+        Columns of the output per tile, and columns of the input per step.
     group : int
-        Blocks of rows that take a column tile in turn, before the next column tile.
+        Blocks of rows that are computed with one column tile before the next column tile.
     warps, stages : int
     tma : bool
-        Whether weights are read by the copy engine of sm_90 and up, where their layout allows it.
+        True if the copy engine of sm_90 and later reads the weights, where their layout allows it.
     per_sm : int
         Programs per multiprocessor that share all tiles; 0 for a program per tile.
     """
@@ -61,7 +61,7 @@ class LayerTiles:
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """A table with its `rows`, each on one line of the file."""
+    """Read a table with its `rows`."""
     read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return read
 
@@ -76,16 +76,16 @@ def table() -> list[dict[str, Any]]:
 def tiles_for(
     arch: int, weights: torch.dtype, rows_per_expert: float, sizes: tuple[int, int] | None = None
 ) -> LayerTiles:
-    """What the table has for an architecture (80 for sm_80, 0 for the interpreter), its load, and a layer's M and F.
+    """Look up the tiles for an architecture (80: sm_80, 0: the interpreter), pairs per expert, and a layer's M and F.
 
-    Rows that were measured for these sizes go first.
+    Rows that were measured for these sizes come first.
 
     Raises
     ------
     LookupError
         If the table has nothing for such weights.
     ValueError
-        If the architecture does not know their type.
+        If the architecture lacks their type.
 
     Examples
     --------
@@ -94,22 +94,25 @@ def tiles_for(
     """
     if weights is torch.float8_e4m3fn and 0 < arch < 89:
         raise ValueError(f"{weights} needs sm_89 or later, not sm_{arch}: quantise to torch.int8 or torch.uint8.")
-    own = None if sizes is None else list(sizes)
+    layer_sizes = None if sizes is None else list(sizes)
     for row in sorted(table(), key=_rank):
-        fits = row["arch"] <= arch and row["weights"] in (KINDS[weights], "any") and row.get("sizes") in (None, own)
-        if fits and (row["most_rows"] is None or rows_per_expert <= row["most_rows"]):
+        most_rows = math.inf if row["most_rows"] is None else row["most_rows"]
+        fits_weights = row["arch"] <= arch and row["weights"] in (KINDS[weights], "any")
+        fits_layer = row.get("sizes") in (None, layer_sizes) and rows_per_expert <= most_rows
+        if fits_weights and fits_layer:
             return LayerTiles(row["m"], Tiles(*row["gated"]), Tiles(*row["plain"]))
     raise LookupError(f"tiles.json has no row for {weights} on sm_{arch}: add one.")
 
 
 def _rank(row: dict[str, Any]) -> tuple[int, bool, float]:
+    """Sort key of the rows: latest architecture, then rows for one size of layer, then the fewest pairs."""
     most = row["most_rows"]
     return -int(row["arch"]), "sizes" not in row, math.inf if most is None else most
 
 
 @functools.cache
 def arch_of(device: torch.device) -> int:
-    """Compute capability times ten; 0 for a device that only the interpreter serves."""
+    """Compute capability times ten; 0 for the CPU, which runs the interpreter."""
     if device.type != "cuda":
         return 0
     major, minor = torch.cuda.get_device_capability(device)

@@ -1,4 +1,4 @@
-"""Measures on a GPU which tiles are fastest, and writes them into the table. Explicit: nothing tunes itself in use."""
+"""Tuner: measures the fastest tiles on a GPU and writes them into the table, only when it is called."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..backend.backend import Backend, enter_mode
-from .experts import Activation, Weights, quantise
+from .experts import Activation, Quantised, Weights, quantise
 from .grouped_gemm import launch
 from .pairs import sort_pairs
 from .tiles import PATH, SHARED_KIB, Tiles, arch_of, read_table
@@ -26,12 +26,13 @@ BUCKETS: dict[int | None, tuple[int, tuple[int, ...]]] = {
     64: (48, (32, 64)),
     None: (512, (64, 128)),
 }
-"""By most pairs per expert: the pairs per expert to measure with, and the rows of a block to try."""
+"""By the most pairs per expert: the pairs per expert to measure with, and the rows of a block to try."""
 STORED = {"16-bit": torch.bfloat16, "8-bit": torch.int8, "4-bit": torch.uint8}
-"""Kinds of weights that are tuned; fp32 is there for exactness."""
+"""Kinds of weights that are tuned; fp32 is for exact results, not for speed."""
 _BYTES = {"16-bit": 2.0, "8-bit": 1.0, "4-bit": 0.5}
 _GROUP = 128  # weights that share a scale
-_FEWEST_SUMS, _MOST_SUMS = 8, 128  # fp32 of a thread; with more they no longer fit beside what is loaded
+_FEWEST_SUMS = 8  # fp32 accumulators per thread
+_MOST_SUMS = 128  # more do not fit the registers together with the loaded operands
 
 
 class Layer(NamedTuple):
@@ -44,7 +45,7 @@ class Layer(NamedTuple):
 
 
 class Case(NamedTuple):
-    """What gets a row of the table."""
+    """One row of the table: architecture, kind of weights, layer, and most pairs per expert."""
 
     arch: int
     weights: str
@@ -53,7 +54,7 @@ class Case(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """Tiles of one product, with the rows of a block that both share."""
+    """Tiles of one product, with `m`, the rows of a block, which both products share."""
 
     m: int
     gated: bool
@@ -65,12 +66,12 @@ Measure = Callable[[Case, Candidate], float | None]
 
 
 def cases(arch: int, layers: Sequence[Layer], kinds: Sequence[str]) -> list[Case]:
-    """Every layer and kind of weights at every number of pairs per expert."""
+    """List every layer and kind of weights with every number of pairs per expert."""
     return [Case(arch, kind, layer, most) for layer, kind, most in itertools.product(layers, kinds, BUCKETS)]
 
 
 def candidates(case: Case) -> Iterator[Candidate]:
-    """Tiles whose loads in flight fit the shared memory and whose sums fit the registers.
+    """Yield the tiles whose loads in flight fit the shared memory and whose accumulators fit the registers.
 
     Examples
     --------
@@ -84,13 +85,15 @@ def candidates(case: Case) -> Iterator[Candidate]:
         shared = stages * k * (n * (1 + gated) * _BYTES[case.weights] + 2 * m)
         sums = m * n * (1 + gated) / (32 * warps)
         if shared <= room and _FEWEST_SUMS <= sums <= _MOST_SUMS:
-            for tma, per_sm in _ways(case):
+            for tma, per_sm in _schedules(case):
                 yield Candidate(m, gated, Tiles(n, k, 8, warps, stages, tma, per_sm))
 
 
-def _ways(case: Case) -> Iterator[tuple[bool, int]]:
-    """Weights through pointers or by TMA, and, for many rows, programs that last."""
-    return itertools.product((False, True) if case.arch >= 90 else (False,), (0,) if case.most_rows else (0, 1))
+def _schedules(case: Case) -> Iterator[tuple[bool, int]]:
+    """Values of `tma` and `per_sm` to try: TMA from sm_90 on, persistent programs for many rows."""
+    tma = (False, True) if case.arch >= 90 else (False,)
+    per_sm = (0,) if case.most_rows else (0, 1)
+    return itertools.product(tma, per_sm)
 
 
 def tune(
@@ -102,28 +105,28 @@ def tune(
     arch: int | None = None,
     measure: Measure | None = None,
 ) -> None:
-    """Time every candidate of every case, and write the fastest into the table.
+    """Time every candidate of every case and write the fastest into the table.
 
-    What was timed is kept line by line in a journal beside the table, so that a run which was interrupted goes on where
-    it was; the table is replaced whole, case by case.
+    A journal beside the table keeps each time, so that an interrupted run continues where it ended. The table is
+    replaced as a whole after each case.
 
     Parameters
     ----------
     layers : sequence of Layer
     kinds : sequence of "16-bit", "8-bit" and "4-bit"
-        Weights.
+        Kinds of weights.
     out : Path, optional
-        Another table than the package's own, whose rows come first into it where there is no such file.
+        Table to write, by default the package's. A new file starts with the package's rows.
     say : callable
-        Takes each line of progress.
+        Receives each line of progress.
     arch, measure : optional
-        Of this computer's GPU, and timing on it, unless given.
+        Architecture and timing, by default of this computer's GPU.
     """
-    own = arch if arch is not None else arch_of(torch.device("cuda"))
+    architecture = arch if arch is not None else arch_of(torch.device("cuda"))
     time = measure or Bench().seconds
     table = out or PATH
     journal = _Journal(table.with_suffix(".measured.jsonl"))
-    todo = cases(own, layers, kinds)
+    todo = cases(architecture, layers, kinds)
     for place, case in enumerate(todo, start=1):
         left = [candidate for candidate in candidates(case) if not journal.knows(case, candidate)]
         say(f"{place} of {len(todo)}: {len(left)} candidates to time for {case}")
@@ -135,23 +138,29 @@ def tune(
 
 
 class _Journal:
-    """Seconds by case and candidate, on this GPU with this triton; each is on disk before the next is measured.
+    """Times by case and candidate on this GPU with this triton [s]; each is on disk before the next is measured.
 
-    A line that cannot be read is measured again, as are all where the file cannot be; where none can be written, an
-    interrupted run has to begin anew.
+    Lines that cannot be read are measured again. Where the file cannot be written, an interrupted run starts anew.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._known, self._told = path, dict[str, float | None](), False
+        self._path = path
+        self._known: dict[str, float | None] = {}
+        self._warned = False
         try:
             lines = path.read_bytes().splitlines()
-        except OSError:  # note tells it, unless there is no file yet
+        except OSError:  # `note` warns of it, unless there is no file yet
             lines = []
         for line in lines:
             try:
                 entry = json.loads(line)
                 self._known[str(entry["what"])] = None if entry["seconds"] is None else float(entry["seconds"])
-            except (ValueError, TypeError, KeyError, RecursionError):  # also where a run ended in the middle of it
+            except (
+                ValueError,
+                TypeError,
+                KeyError,
+                RecursionError,
+            ):  # also one that an interrupted run left incomplete
                 continue
 
     @staticmethod
@@ -169,9 +178,9 @@ class _Journal:
             with self._path.open("a") as file:
                 file.write("\n" + json.dumps({"what": key, "seconds": seconds}))
         except OSError as error:
-            if not self._told:
+            if not self._warned:
                 warnings.warn(f"{self._path} cannot be written ({error}); times are lost if this ends.", stacklevel=4)
-            self._told = True
+            self._warned = True
 
     def seconds(self, case: Case, candidate: Candidate) -> float:
         found = self._known[self._key(case, candidate)]
@@ -179,7 +188,7 @@ class _Journal:
 
 
 def where() -> str:
-    """GPU and triton, which a measurement holds for."""
+    """Name the GPU and the version of triton of a measurement."""
     from importlib.metadata import version
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
@@ -187,13 +196,16 @@ def where() -> str:
 
 
 def _best(case: Case, journal: _Journal) -> dict[str, Any]:
-    """The row with the least time of both products together, which share the rows of a block."""
+    """Row of the table with the least time of both products together, which share the rows of a block."""
     fastest: dict[tuple[int, bool], tuple[float, Tiles]] = {}
     for candidate in candidates(case):
-        key, found = (candidate.m, candidate.gated), (journal.seconds(case, candidate), candidate.tiles)
-        fastest[key] = min(fastest.get(key, found), found, key=lambda pair: pair[0])
-    m = min(BUCKETS[case.most_rows][1], key=lambda m: sum(fastest[m, gated][0] for gated in (True, False)))
-    (gated_time, gated), (plain_time, plain) = fastest[m, True], fastest[m, False]
+        key = (candidate.m, candidate.gated)
+        seconds = journal.seconds(case, candidate)
+        if key not in fastest or seconds < fastest[key][0]:
+            fastest[key] = (seconds, candidate.tiles)
+    m = min(BUCKETS[case.most_rows][1], key=lambda m: fastest[m, True][0] + fastest[m, False][0])
+    gated_time, gated = fastest[m, True]
+    plain_time, plain = fastest[m, False]
     return {
         "arch": case.arch,
         "weights": case.weights,
@@ -208,10 +220,10 @@ def _best(case: Case, journal: _Journal) -> dict[str, Any]:
 
 
 def _write(path: Path, row: dict[str, Any]) -> None:
-    """Put a row in the place of the one for the same case; the old table stays until the new one is whole."""
+    """Replace the row of the same case; the old table stays in place until the new one is complete."""
     table = read_table(path if path.exists() else PATH)
-    case = ("arch", "weights", "sizes", "most_rows")
-    table["rows"] = [row, *(old for old in table["rows"] if any(old.get(name) != row[name] for name in case))]
+    kept = [old for old in table["rows"] if not _same_case(old, row)]
+    table["rows"] = [row, *kept]
     lines = ",\n".join(f"    {json.dumps(each)}" for each in table["rows"])
     head = "".join(f"  {json.dumps(name)}: {json.dumps(table[name])},\n" for name in table if name != "rows")
     fresh = path.with_suffix(".new")
@@ -219,24 +231,31 @@ def _write(path: Path, row: dict[str, Any]) -> None:
     os.replace(fresh, path)
 
 
+def _same_case(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(one.get(name) == other[name] for name in ("arch", "weights", "sizes", "most_rows"))
+
+
 class Bench:
-    """Times products on the GPU; keeps the operands of the case at hand."""
+    """Timing of products on the GPU; keeps the operands of the current case."""
 
     def __init__(self) -> None:
         enter_mode(Backend.TRITON)
         self._case: Case | None = None
 
     def seconds(self, case: Case, candidate: Candidate) -> float | None:
-        """Median time of one product, with nothing of it left in the cache [s]; None if it asks for too much."""
+        """Median time of one product with a cold cache [s]; None if it exceeds the GPU's resources."""
         from ..backend.mode import triton
 
         if case != self._case:
             self._prepare(case)
         too_much = (triton.runtime.errors.OutOfResources, triton.runtime.errors.PTXASError)
         blocks = sort_pairs(self._ids, case.layer.experts, candidate.m)
-        x, weights = (self._x, self._gate_up) if candidate.gated else (self._inner, self._down)
-        factors, turn = (None, Activation.SWIGLU) if candidate.gated else (self._factors, None)
-        operands = (x, weights, None, self._ids, factors, None, turn, blocks, candidate.m, candidate.tiles)
+        launched: tuple[Any, ...]
+        if candidate.gated:
+            launched = (self._x, self._gate_up, None, self._ids, None, None, Activation.SWIGLU)
+        else:
+            launched = (self._inner, self._down, None, self._ids, self._factors, None, None)
+        operands = (*launched, blocks, candidate.m, candidate.tiles)
         try:
             return float(triton.testing.do_bench(lambda: launch(*operands), return_mode="median")) / 1e3
         except too_much:
@@ -249,14 +268,18 @@ class Bench:
         self._inner = torch.randn(tokens, k, F, device="cuda").bfloat16()
         self._ids = torch.rand(tokens, E, device="cuda").topk(k).indices
         self._factors = torch.rand(tokens, k, device="cuda")
-        self._gate_up, self._down = (_stored((E, *size), case.weights) for size in ((2 * F, M), (M, F)))
+        self._gate_up = _stored((E, 2 * F, M), case.weights)
+        self._down = _stored((E, M, F), case.weights)
         self._case = case
 
 
 def _stored(shape: tuple[int, ...], kind: str) -> Weights:
-    """Random weights, expert by expert: fp32 of all would take four times their room."""
+    """Random weights, quantised expert by expert: all in fp32 at once would take four times their memory."""
     plain = torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_(0, shape[-1] ** -0.5)
     if kind == "16-bit":
         return plain
-    each = [quantise(one[None], STORED[kind], _GROUP if kind == "4-bit" else None) for one in plain]
-    return type(each[0])(*(torch.cat(parts) for parts in zip(*each, strict=True)))
+    group = _GROUP if kind == "4-bit" else None
+    experts = [quantise(expert[None], STORED[kind], group) for expert in plain]
+    values = torch.cat([expert.values for expert in experts])
+    scales = torch.cat([expert.scales for expert in experts])
+    return Quantised(values, scales)

@@ -78,7 +78,7 @@ def small_kernels(arch: int) -> Iterator[tuple[str, Any]]:
     yield "count_pairs", built(count_pairs, arch, pointers, {"BLOCK": 1024}, 4, 3)
     pointers |= {"pairs": "*i32", "experts": "*i32", "rows": "*i64"}
     yield "place_pairs", built(place_pairs, arch, pointers, {"ROWS": 16, "BLOCK": 1024, "BLOCK_E": 256}, 4, 3)
-    pointers = {"parts": "*fp16", "out": "*fp16", "N": "i32"}
+    pointers = {"rows": "*fp16", "out": "*fp16", "N": "i32"}
     yield "combine", built(combine, arch, pointers, {"K": 8, "BLOCK": 1024}, 4, 3)
     pointers = {"logits": "*fp32", "bias": "*fp32", "ids": "*i32", "weights": "*fp32", "stride": "i32", "scale": "fp32"}
     constants = {"K": 8, "GROUPS": 8, "SIZE": 32, "KEPT": 4, "SIGMOID": True, "RENORMALISE": True, "BIASED": True}

@@ -48,7 +48,12 @@ FAULTS = {
     "wrong mask of the columns": Fault(
         "grouped", "inside = columns < N\n        gates", "inside = columns < N - 1\n        gates", "grouped_gemm"
     ),
-    "swapped gate and up": Fault("grouped", "gates, ups = columns.to", "ups, gates = columns.to", "one_expert"),
+    "swapped gate and up": Fault(
+        "grouped",
+        "gates = columns.to(tl.int64)\n        ups = gates + N",
+        "ups = columns.to(tl.int64)\n        gates = ups + N",
+        "one_expert",
+    ),
     "expert of the block before": Fault(
         "grouped", "tl.load(experts + block)", "tl.load(experts + tl.maximum(block - 1, 0))", "grouped_gemm"
     ),
@@ -64,16 +69,13 @@ FAULTS = {
     "32-bit sums over experts": Fault(
         "grouped", "token = tl.program_id(0).to(tl.int64)", "token = tl.program_id(0)", "offsets"
     ),
-    "32-bit rows of weights": Fault(
-        "grouped",
-        "gates, ups = columns.to(tl.int64), columns.to(tl.int64) + N",
-        "gates, ups = columns, columns + N",
-        "offsets",
-    ),
+    "32-bit rows of weights": Fault("grouped", "gates = columns.to(tl.int64)", "gates = columns", "offsets"),
     "answers made up for no expert": Fault(
         "grouped", 'tl.where(held, total, float("nan"))', "total", "no_expert_or_page"
     ),
-    "pairs of no expert without a row": Fault("pairs", "tl.where((own < 0) | (own >= E), E, own)", "own", "no_expert"),
+    "pairs of no expert without a row": Fault(
+        "pairs", "tl.where((owner < 0) | (owner >= E), E, owner)", "owner", "no_expert"
+    ),
     "ups from the gates' rows by TMA": Fault(
         "grouped", "N + column * BLOCK_N, start", "column * BLOCK_N, start", "ways"
     ),
