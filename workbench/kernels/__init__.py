@@ -1,14 +1,14 @@
-"""The public door to the kernels: usable in anybody's code, without Jupyter.
+"""Public interface of the kernels, usable in any code and without Jupyter.
 
-It is made of what `kernels_cpu` and `kernels_triton` declare (`collected.py`): nobody keeps a list of names. Each
-operation has one name, for numpy arrays, CPU tensors and GPU tensors. Numba's kernels are imported when one is first
-asked for, torch with the first call or name that needs it, and triton when it is first launched.
+Its names are collected from the declarations of `kernels_cpu` and `kernels_triton` (`collected.py`). Each operation has
+one name for numpy arrays, CPU tensors and GPU tensors. Numba's kernels are imported with the first name that needs
+them, torch with the first name or call that needs it, and triton with the first launch.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # of two functions of one name the first counts
+if TYPE_CHECKING:  # a type checker takes the first of two functions of one name
     from workbench.kernels.attention import *  # noqa: F403
     from workbench.kernels.moe import *  # noqa: F403
     from workbench.kernels.rows import *  # noqa: F403

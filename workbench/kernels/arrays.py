@@ -1,9 +1,10 @@
-"""Numpy arrays at doors: taken by Numba as they are, or as CPU tensors of the same memory."""
+"""Numpy arrays as operands: Numba takes them directly, other kernels take CPU tensors of the same memory."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,14 +13,14 @@ import numpy as np
 
 from kernels_cpu.arguments import host_array
 
-_HERE = """Numpy arrays are taken as CPU tensors of the same memory, uint16 as bfloat16 bits, all or none of the
-    operands, with any `backend` that CPU tensors may have; arrays with memory of their own are returned then.
+_NOTE = """Numpy arrays are taken as CPU tensors of the same memory, uint16 as bfloat16 bits, all or none of the
+    operands, with any `backend` of CPU tensors; the results are then arrays with their own memory.
 
     """
 
 
 class _Shared:
-    """Memory of an array for numpy to take as writeable: torch warns of any other, and no door stores into these."""
+    """An array's memory, marked writeable so that torch does not warn; no operation stores into it."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self._array = array
@@ -27,87 +28,95 @@ class _Shared:
 
 
 def for_tensors(name: str) -> Any:
-    """The function of this name for tensors; imports torch."""
+    """Return the function of this name for tensors; imports torch."""
     import workbench.kernels.cpu_twins as twins
 
     return getattr(twins, name)
 
 
 def directly(x: object, for_numba: Mapping[str, object], for_tensors: Mapping[str, object], *others: object) -> bool:
-    """True where Numba's wrapper itself is to be called: for arrays, and for an argument that only it takes.
+    """True if Numba's wrapper is to be called: for arrays, and with an argument that only Numba's kernels take.
 
-    False where an argument is given that only kernels for tensors take, `backend` above all: arrays become CPU tensors
-    of the same memory then (`computed`).
+    False with an argument that only kernels for tensors take, such as `backend`: arrays then become CPU tensors of the
+    same memory (`computed`).
 
     Raises
     ------
     ValueError
         If an argument is given that the kernels for these operands do not take.
     """
-    own = next((name for name, value in for_numba.items() if value is not None), None)
-    if own is None and not any(isinstance(operand, np.ndarray) for operand in (x, *others)):
+    numba_only = next((name for name, value in for_numba.items() if value is not None), None)
+    if numba_only is None and not any(isinstance(operand, np.ndarray) for operand in (x, *others)):
         return False
     device = getattr(x, "device", None)
     if device is not None and str(device) != "cpu":
-        if own is not None:
+        if numba_only is not None:
             raise ValueError(
-                f"{own} must be left out for tensors on {device}, whose kernel does not take it: leave it out, or move "
-                "the operands to CPU memory."
+                f"{numba_only} must be left out for tensors on {device}, whose kernel does not take it: leave it out, "
+                "or move the operands to CPU memory."
             )
         return False
-    foreign = next((name for name, value in for_tensors.items() if value is not None), None)
-    if foreign is not None and own is not None:
+    tensors_only = next((name for name, value in for_tensors.items() if value is not None), None)
+    if tensors_only is not None and numba_only is not None:
         raise ValueError(
-            f"{foreign} must be left out for a call with {own}, which Numba computes: leave one of them out."
+            f"{tensors_only} must be left out for a call with {numba_only}, which Numba computes: leave one of them "
+            "out."
         )
-    return foreign is None
+    return tensors_only is None
 
 
 @functools.cache
 def taking_arrays(call: Callable[..., Any], module: str, name: str) -> Callable[..., Any]:
-    """`call`, which takes tensors, for arrays too: always the same function, found by this module and name."""
+    """Extend `call`, which takes tensors, to arrays: one function per call, which pickle finds as module.name."""
 
     @functools.wraps(call)
-    def door(*args: Any, **kwargs: Any) -> Any:
+    def for_both(*args: Any, **kwargs: Any) -> Any:
         return computed(call, *args, **kwargs)
 
     before, parameters, after = (call.__doc__ or "").partition("Parameters\n")
-    door.__doc__ = before + (_HERE + parameters if parameters else "") + after
-    door.__module__, door.__qualname__ = module, name  # pickle looks for it there
-    return door
+    if parameters:
+        parameters = _NOTE + parameters
+    for_both.__doc__ = before + parameters + after
+    for_both.__module__ = module
+    for_both.__qualname__ = name
+    return for_both
 
 
 def computed(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Answer of `call`, as arrays where all operands are; tensors and mixtures are its own to take or refuse."""
+    """Compute `call`, with arrays as results where all operands are arrays; `call` checks mixtures with tensors."""
     given = (*args, *kwargs.values())
     if not any(map(_is_array, given)) or any(map(_is_tensor, given)):
         return call(*args, **kwargs)
     bound = inspect.signature(call).bind(*args, **kwargs)
     arrays = {name: value for name, value in bound.arguments.items() if _is_array(value)}
-    own = {name: _with(functools.partial(_tensor, name), value) for name, value in bound.arguments.items()}
-    bound.arguments.update(own)
-    return _with(functools.partial(_array, arrays), call(*bound.args, **bound.kwargs))
+    for name, value in bound.arguments.items():
+        bound.arguments[name] = _map_leaves(functools.partial(_tensor, name), value)
+    return _map_leaves(functools.partial(_array, arrays), call(*bound.args, **bound.kwargs))
 
 
-def _is_array(own: object) -> bool:
-    return isinstance(own, np.ndarray) or (isinstance(own, tuple) and any(map(_is_array, own)))
+def _is_array(operand: object) -> bool:
+    """True for an array, or a tuple that contains one."""
+    return isinstance(operand, np.ndarray) or (isinstance(operand, tuple) and any(map(_is_array, operand)))
 
 
-def _is_tensor(own: object) -> bool:
+def _is_tensor(operand: object) -> bool:
+    """True for a tensor, or a tuple that contains one."""
+    if isinstance(operand, tuple):
+        return any(map(_is_tensor, operand))
     torch = sys.modules.get("torch")
-    found = torch is not None and isinstance(own, torch.Tensor)
-    return found or (isinstance(own, tuple) and any(map(_is_tensor, own)))
+    return torch is not None and isinstance(operand, torch.Tensor)
 
 
-def _with(change: Callable[[Any], Any], own: Any) -> Any:
-    """The same with every leaf of its tuples changed."""
-    if isinstance(own, tuple):
-        parts = [_with(change, part) for part in own]
-        return type(own)(*parts) if hasattr(own, "_fields") else tuple(parts)
-    return change(own)
+def _map_leaves(change: Callable[[Any], Any], operand: Any) -> Any:
+    """Apply `change` to an operand, or to every leaf of a tuple."""
+    if isinstance(operand, tuple):
+        leaves = [_map_leaves(change, entry) for entry in operand]
+        return type(operand)(*leaves) if hasattr(operand, "_fields") else tuple(leaves)
+    return change(operand)
 
 
 def _tensor(name: str, leaf: Any) -> Any:
+    """A CPU tensor of the same memory for an array; other operands as they are."""
     import torch
 
     if not isinstance(leaf, np.ndarray):
@@ -123,7 +132,7 @@ def _tensor(name: str, leaf: Any) -> Any:
 
 
 def _array(operands: Mapping[str, Any], leaf: Any) -> Any:
-    """The same numbers, in memory of their own: `_Shared` lets numpy write where the operand may not be written."""
+    """An array of the same numbers for a tensor, copied if it shares an operand's memory, which may be read-only."""
     import torch
 
     if not isinstance(leaf, torch.Tensor):
@@ -137,12 +146,12 @@ def _array(operands: Mapping[str, Any], leaf: Any) -> Any:
             f"{name} must be a torch tensor for a result of {leaf.dtype}, a type that numpy lacks: pass "
             f"torch.from_numpy({name})."
         ) from error
-    shared = any(np.may_share_memory(array, own) for own in _leaves(tuple(operands.values())))
+    shared = any(np.may_share_memory(array, operand) for operand in _leaves(tuple(operands.values())))
     return array.copy() if shared else array
 
 
-def _leaves(own: Any) -> list[Any]:
-    """All arrays in its tuples."""
-    if isinstance(own, tuple):
-        return [leaf for part in own for leaf in _leaves(part)]
-    return [own] if isinstance(own, np.ndarray) else []
+def _leaves(operand: Any) -> list[Any]:
+    """All arrays in nested tuples."""
+    if isinstance(operand, tuple):
+        return list(itertools.chain.from_iterable(map(_leaves, operand)))
+    return [operand] if isinstance(operand, np.ndarray) else []

@@ -1,4 +1,4 @@
-"""Decode attention over the paged cache and the append that feeds it, by Numba, torch or Triton."""
+"""Decode attention over the paged cache and the append into it, by Numba, torch or Triton."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ def decode_attention(
     tiles: AttentionTiles | None = None,
     backend: str | None = None,
 ) -> SameKind:
-    """Attention of one new token per sequence over its paged KV cache.
+    """Attend with one new token per sequence over its paged KV cache.
 
         out[s, h] = softmax(scale * q[s, h] . K[s, h // G]) V[s, h // G],  G = H / K
 
-    On the CPU one pass over KV per KV head by Numba, shared by its G query heads, whose result does not depend on the
-    number of threads; the GIL is released. On a GPU two kernels: chunks of a sequence in parallel, which begin at fixed
-    tokens, then their sum in order. Sums are in fp32. A sequence's answer is the same whatever else is in the batch.
+    On the CPU Numba passes once over KV per KV head for all its G query heads; the result does not depend on the number
+    of threads, and the GIL is released. On a GPU one kernel computes the chunks of a sequence in parallel, which begin
+    at fixed tokens, and another combines them in order. Sums are in fp32. A sequence's result is the same whatever else
+    is in the batch.
 
     Parameters
     ----------
@@ -54,34 +55,34 @@ def decode_attention(
         Blocks of each sequence in order; entries past ceil(length / b), or before the window, are never read.
     lengths : (B,) int32 or int64
         Tokens in each sequence [tokens], in 0 .. W * b, with zeros for 0; from 1 where `scales`, `threads`, `path` or
-        `out` is given. On a GPU neither table nor lengths are looked at.
+        `out` is given. On a GPU table and lengths are not checked.
     scales : (P, K, 2, b) fp32, contiguous
-        Of a cache of int8, and of no other: what each of its rows is to be multiplied by, as `append_kv` stored it.
+        Only for a cache of int8: the factor of each of its rows, as `append_kv` stored it.
     scale : float, optional
-        Factor of the scores; 1 / sqrt(D) unless given.
+        Factor of the scores, by default 1 / sqrt(D).
     window : int, optional
-        Attend to the last so many tokens only (sliding window).
+        Number of last tokens to attend to (sliding window), by default all.
     sinks : (H,) fp32, optional
-        A score per head that joins the softmax without a value (GPT-OSS).
+        A score per head that adds to the softmax' denominator only (GPT-OSS).
     softcap : float, optional
         Scores become softcap * tanh(score / softcap).
     threads : int, optional
-        Threads that share the work, on the CPU; the cores that this process may use unless given.
+        Number of threads on the CPU, by default that of the cores that this process may use.
     path : CodePath, optional
-        Code path, on the CPU; this computer's own (`features`) unless given.
+        Code path on the CPU, by default this computer's (`features`).
     out : (B, H, D) fp32, contiguous, optional
-        Where to store the result, on the CPU; may be q itself.
+        Memory for the result, on the CPU; may be q itself.
     tiles : AttentionTiles, optional
-        Sizes of the launch, for Triton; the table's unless given.
+        Sizes of the Triton launch, by default from the table.
     backend : "triton", "triton-interpret" or "torch", optional
-        Triton on a GPU unless given, Numba on the CPU, torch where an operand asks for a gradient. Given one, arrays
-        are CPU tensors of the same memory.
+        By default Triton on a GPU, Numba on the CPU, torch where an operand requires a gradient. With a backend, arrays
+        are taken as CPU tensors of the same memory.
 
     Returns
     -------
     (B, H, D) of q's kind and type
         `out` if given. Max abs error 2e-6 against float64 for fp32 on the CPU and operands of unit variance; relative
-        Frobenius error 8e-3 in bf16, 1e-3 in fp16, 1e-5 in fp32 elsewhere. What int8 lost comes on top.
+        Frobenius error 8e-3 in bf16, 1e-3 in fp16, 1e-5 in fp32 elsewhere. The error of int8 is not included.
 
     Raises
     ------
@@ -100,17 +101,17 @@ def decode_attention(
     >>> decode_attention(np.ones((1, 1, 2), np.float32), kv, np.zeros((1, 1), np.int32), np.ones(1, np.int64))
     array([[[3., 5.]]], dtype=float32)
     """
-    how: dict[str, Any] = {"scale": scale, "window": window, "sinks": sinks, "softcap": softcap}
+    options: dict[str, Any] = {"scale": scale, "window": window, "sinks": sinks, "softcap": softcap}
     numba = {"scales": scales, "threads": threads, "path": path, "out": out}
     others = {"tiles": tiles, "backend": backend}
     plain = all(value is None for value in (numba | others).values())
     through_torch = plain and (_half(q) or _has_empty(q, lengths))
     if not through_torch and directly(q, numba, others, kv, table, lengths, sinks):
         return kernels_cpu.decode_attention(
-            q, kv, table, lengths, **how, scales=scales, threads=threads, path=path, out=out
+            q, kv, table, lengths, **options, scales=scales, threads=threads, path=path, out=out
         )
     attend = for_tensors("decode_attention")
-    found: SameKind = computed(attend, q, kv, table, lengths, **how, tiles=tiles, backend=backend)
+    found: SameKind = computed(attend, q, kv, table, lengths, **options, tiles=tiles, backend=backend)
     return found
 
 
@@ -126,9 +127,9 @@ def decode_attention_reference(
     sinks: Operand | None = None,
     softcap: float | None = None,
 ) -> Any:
-    """`decode_attention` in float64, the oracle of its tests: same operands, -> (B, H, D) float64 of q's kind.
+    """Compute `decode_attention` in float64, the oracle of its tests: -> (B, H, D) float64 of q's kind.
 
-    An array where `scales` are given.
+    The result is an array where `scales` are given.
 
     Examples
     --------
@@ -137,12 +138,12 @@ def decode_attention_reference(
     >>> decode_attention_reference(np.ones((1, 1, 2)), kv, np.zeros((1, 1), np.int32), np.array([2]))
     array([[[4., 6.]]])
     """
-    how: dict[str, Any] = {"scale": scale, "window": window, "sinks": sinks, "softcap": softcap}
+    options: dict[str, Any] = {"scale": scale, "window": window, "sinks": sinks, "softcap": softcap}
     if scales is not None or isinstance(q, np.ndarray):
-        return kernels_cpu.decode_attention_reference(q, kv, table, lengths, scales=scales, **how)
+        return kernels_cpu.decode_attention_reference(q, kv, table, lengths, scales=scales, **options)
     import kernels_triton
 
-    return kernels_triton.decode_attention_reference(q, kv, table, lengths, **how)  # type: ignore[arg-type]
+    return kernels_triton.decode_attention_reference(q, kv, table, lengths, **options)  # type: ignore[arg-type]
 
 
 def append_kv(
@@ -158,8 +159,8 @@ def append_kv(
 
         kv[slot // b, h, 0, slot % b] = k[t, h];  kv[slot // b, h, 1, slot % b] = v[t, h];  slot = slots[t]
 
-    A cache of 16 bits rounds to nearest, ties to even; what fp16 cannot hold becomes infinite. A cache of int8 holds
-    each row of D in units of 1/127 of its largest number, the row's scale, at most half a unit away; a row that is not
+    A cache of 16 bits rounds to nearest, ties to even; numbers out of the range of fp16 become infinite. A cache of
+    int8 rounds each row of D numbers to multiples of its scale, 1/127 of its largest magnitude; a row that is not
     finite becomes NaN. Nothing is stored if any slot is out of range (on the CPU; on a GPU they are not checked).
 
     Parameters
@@ -167,22 +168,22 @@ def append_kv(
     kv : (P, K, 2, b, D) fp32, fp16, bf16 (uint16 that holds its bits in arrays), or on the CPU int8; contiguous
         The cache as of `decode_attention`, an array or a tensor on any device; written in place.
     slots : (T,) int64, contiguous
-        block * b + offset of each row, in 0 .. P * b - 1. None may occur twice, but of fp32 rows that Numba stores,
-        where the last one wins.
-    k, v : (T, K, D) fp32, fp16 or bf16, both the same; fp32 for a cache of int8
-        New rows; each row (K, D) is contiguous, the rows may be strided as in a slice of a fused qkv.
+        block * b + offset of each row, in 0 .. P * b - 1. No slot may occur twice, except for fp32 rows that Numba
+        stores, of which the last one wins.
+    k, v : (T, K, D) fp32, fp16 or bf16, both of one type; fp32 for a cache of int8
+        New rows, each contiguous; they may be strided as in a slice of a fused qkv.
     scales : (P, K, 2, b) fp32, contiguous
-        Of a cache of int8, and of no other: the rows' scales, written in place.
+        Only for a cache of int8: the rows' scales, written in place.
     backend : "triton", "triton-interpret" or "torch", optional
-        Triton on a GPU unless given, on the CPU Numba for fp32 rows and torch for others. Given one, arrays are CPU
-        tensors of the same memory.
+        By default Triton on a GPU; on the CPU Numba for fp32 rows and torch for others. With a backend, arrays are
+        taken as CPU tensors of the same memory.
 
     Raises
     ------
     TypeError
         If an operand is neither array nor tensor, or has another dtype.
     ValueError
-        If shapes, memory layout or devices disagree, an operand overlaps the cache or asks for a gradient, a slot is
+        If shapes, memory layout or devices disagree, an operand overlaps the cache or requires a gradient, a slot is
         out of range, or an argument is given that the kernel for these operands does not take.
 
     Examples
@@ -202,12 +203,12 @@ def append_kv(
 
 
 def _half(operand: object) -> bool:
-    """True for an array of 16 bits, which Numba's wrappers take for the cache alone."""
+    """True for an array of 16 bits, which Numba's wrappers take only as the cache."""
     return isinstance(operand, np.ndarray) and operand.dtype in (np.float16, np.uint16)
 
 
 def _has_empty(q: object, lengths: object) -> bool:
-    """True where arrays have a sequence of no token, which Numba's wrapper leaves out."""
+    """True for arrays with a sequence of no token, which Numba's wrapper does not take."""
     if not isinstance(q, np.ndarray) or not isinstance(lengths, np.ndarray):
         return False
     return lengths.dtype.kind == "i" and not lengths.all()

@@ -1,11 +1,11 @@
-"""All that the kernel packages declare, under one name per operation.
+"""Collection of the names that the kernel packages declare, with one name per operation.
 
-An operation of both packages has a function in `attention.py`, `moe.py` or `rows.py` that chooses by the operands. One
-of Numba alone is its wrapper; one of Triton alone is its wrapper, which takes arrays as CPU tensors beside, and so do
-the references of Triton's package.
+An operation of both packages has a function in `attention.py`, `moe.py` or `rows.py` that dispatches by the operands.
+An operation of Numba's package alone is its wrapper. One of Triton's package alone, and its reference, is its wrapper
+extended to arrays, which it takes as CPU tensors.
 
-Without `backend=` arrays go to Numba where it has the operation for their types. With it they are CPU tensors of the
-same memory, and it means what it means for those.
+Without `backend=` Numba computes arrays where it has the operation for their types. With it they are taken as CPU
+tensors of the same memory.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _BY_OPERAND = (attention, moe, rows)
 
 @dataclass(frozen=True)
 class Door:
-    """One operation of the door.
+    """One operation of `workbench.kernels`.
 
     Attributes
     ----------
     name : str
     call : the function of that name
-    work : shapes -> (flops, bytes), or None where nothing is declared
-    reference : the same operands -> float64's or the exact answer, or None
-    on_cpu : what `kernels_cpu` declares, or None
-    on_gpu : what `kernels_triton` declares, or None
+    work : declared flops and bytes from shapes, or None
+    reference : the result in float64, or exact, from the same operands, or None
+    on_cpu : declaration of `kernels_cpu`, or None
+    on_gpu : declaration of `kernels_triton`, or None
     """
 
     name: str
@@ -47,12 +47,12 @@ class Door:
 
 
 def public(name: str) -> Any:
-    """The object of this name in the door; torch is imported only where Numba's package does not have it.
+    """Return the object of this public name; torch is imported only where Numba's package does not have it.
 
     Raises
     ------
     AttributeError
-        If nothing has.
+        If there is none.
     """
     for module in _BY_OPERAND:
         if name in module.__all__:
@@ -64,8 +64,8 @@ def public(name: str) -> Any:
     found = kernels_triton.public_names().get(name)
     if found is None:
         raise AttributeError(f"module 'workbench.kernels' has no attribute {name!r}")
-    for own in kernels_triton.operations().values():
-        if found in (own.call, own.reference):
+    for operation in kernels_triton.operations().values():
+        if found in (operation.call, operation.reference):
             return taking_arrays(found, "workbench.kernels", name)
     return found
 
@@ -81,14 +81,15 @@ def doors() -> dict[str, Door]:
     """All operations, by name."""
     import kernels_triton
 
-    cpu, gpu = kernels_cpu.operations(), kernels_triton.operations()
+    cpu = kernels_cpu.operations()
+    gpu = kernels_triton.operations()
     return {name: _door(name, cpu.get(name), gpu.get(name)) for name in sorted({*cpu, *gpu})}
 
 
 def _door(name: str, cpu: kernels_cpu.Operation | None, gpu: kernels_triton.Operation | None) -> Door:
-    declared = [own for own in (cpu, gpu) if own is not None]
-    works = [own.work for own in declared if own.work is not None]
-    references = [own.reference for own in declared if own.reference is not None]
+    declared = [operation for operation in (cpu, gpu) if operation is not None]
+    works = [operation.work for operation in declared if operation.work is not None]
+    references = [operation.reference for operation in declared if operation.reference is not None]
     work = public(works[0].__name__) if works else None
     reference = public(references[0].__name__) if references else None
     return Door(name, public(name), work, reference, cpu, gpu)

@@ -1,10 +1,10 @@
-"""The way of tensors: those on the CPU to Numba, where it has the operation; else to torch or Triton.
+"""Operations on tensors: by Numba for CPU tensors where it has the operation, else by torch or Triton.
 
-Where no backend is named, no operand asks for a gradient, and the tensors are in CPU memory and of a type that Numba's
-kernel takes; everything else goes to `kernels_triton`. Each way to Numba is an operator of torch, for torch.compile,
-FakeTensor and vmap. On one AVX-512 core torch took 5 to 23 times as long for decodes of 512 to 1024 tokens; for rows of
-4096 numbers 1.6 to 3 times at 64 rows of bf16 and 1 to 3 of fp32 (GeGLU the least), at 2048 rows 7 to 18 and 2 to 8.
-What torch has a kernel of its own for stays there: LayerNorm, embedding, attention of prompts.
+Numba computes where no backend is named, no operand requires a gradient, and the tensors are in CPU memory and of a
+type that its kernel takes; `kernels_triton` computes all else. Each call of Numba is an operator of torch, for
+torch.compile, FakeTensor and vmap. On one AVX-512 core torch took 5 to 23 times as long for decodes of 512 to 1024
+tokens; for rows of 4096 numbers 1.6 to 3 times at 64 rows of bf16 and 1 to 3 of fp32 (GeGLU the least), at 2048 rows 7
+to 18 and 2 to 8. torch computes the operations for which it has kernels: LayerNorm, embedding, attention of prompts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ROWS = torch.float32, torch.bfloat16
 _HEADS = *_ROWS, torch.float16
 _VECTORS = kernels_cpu.features().path is not CodePath.PORTABLE
 _MOST = 6 if has("amx-bf16") else 8 if has("avx512bf16") else float("inf")
-"""Pairs per expert up to which Numba is faster where the CPU itself multiplies bf16; elsewhere it always is.
+"""Most pairs per expert with which Numba is faster than torch on a CPU that multiplies bf16; on others it always is.
 
 Exact products of packed weights against torch on two Zen 4 cores: 2.5 times as fast with 1 token per expert, 1.6 to
 1.9 with 8, 1.2 to 1.4 with 16, 0.9 with 32. On an Ice Lake Xeon, which has no such products, `fused_moe` is 1.2 to 3
@@ -41,7 +41,7 @@ times as fast as torch with 1 to 64 per expert and twice as fast with 1024. On a
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-5, backend: str | None = None) -> torch.Tensor:
-    """Normalise rows."""
+    """Compute `rms_norm` of tensors."""
     if not _in_numba(backend, _ROWS, x, weight=weight):
         return kernels_triton.rms_norm(x, weight, eps=eps, backend=backend)
     out: torch.Tensor = _norm(x, weight, float(eps))
@@ -51,7 +51,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-5, backen
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-5, backend: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add two rows and normalise the sum."""
+    """Compute `add_rms_norm` of tensors."""
     if not _in_numba(backend, _ROWS, x, residual=residual, weight=weight):
         return kernels_triton.add_rms_norm(x, residual, weight, eps=eps, backend=backend)
     both: tuple[torch.Tensor, torch.Tensor] = _added_norm(x, residual, weight, float(eps))
@@ -59,7 +59,7 @@ def add_rms_norm(
 
 
 def gated(x: torch.Tensor, *, activation: str = "swiglu", backend: str | None = None) -> torch.Tensor:
-    """Join gates and ups."""
+    """Compute `gated` of a tensor."""
     if not _in_numba(backend, _ROWS, x):
         return kernels_triton.gated(x, activation=activation, backend=backend)
     out: torch.Tensor = _gated(x, str(activation))
@@ -76,7 +76,7 @@ def rope(
     eps: float = 1e-6,
     backend: str | None = None,
 ) -> torch.Tensor:
-    """Turn pairs of numbers."""
+    """Compute `rope` of tensors."""
     normed = {} if weight is None else {"weight": weight}
     if not _in_numba(backend, _ROWS, x, positions=positions, table=table, **normed):
         return kernels_triton.rope(
@@ -99,10 +99,10 @@ def decode_attention(
     tiles: AttentionTiles | None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
-    """Attend to the cache."""
-    own = {} if sinks is None else {"sinks": sinks}
-    here = _in_numba(backend, _HEADS, q, kv=kv, table=table, lengths=lengths, **own)
-    if not here or kv.dtype not in _HEADS:
+    """Compute `decode_attention` of tensors."""
+    optional = {} if sinks is None else {"sinks": sinks}
+    numba = _in_numba(backend, _HEADS, q, kv=kv, table=table, lengths=lengths, **optional)
+    if not numba or kv.dtype not in _HEADS:
         return kernels_triton.decode_attention(
             q,
             kv,
@@ -132,7 +132,7 @@ def fused_moe(
     pages: torch.Tensor | None = None,
     backend: str | None = None,
 ) -> torch.Tensor:
-    """Compute a layer's experts."""
+    """Compute `fused_moe` of tensors."""
     biased = gate_up_bias is not None or down_bias is not None
     if backend is None and activation == Activation.SWIGLU and not biased and _takes_experts(x, gate_up, down):
         check_moe(x, gate_up, down, ids, weights, None, None, pages)
@@ -156,17 +156,19 @@ def fused_moe(
 def append_kv(
     kv: torch.Tensor, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, backend: str | None = None
 ) -> None:
-    """Store rows into the cache: fp32 ones on the CPU by Numba."""
-    here = _in_numba(backend, (*_HEADS, torch.int8), kv, slots=slots, k=k, v=v)
-    if here and (kv.dtype is torch.int8 or k.dtype is v.dtype is torch.float32):
+    """Compute `append_kv` of tensors; Numba stores fp32 rows on the CPU."""
+    numba = _in_numba(backend, (*_HEADS, torch.int8), kv, slots=slots, k=k, v=v)
+    if numba and (kv.dtype is torch.int8 or k.dtype is v.dtype is torch.float32):
         _append(kv, slots, k, v)
     else:
         kernels_triton.append_kv(kv, slots, k, v, backend=backend)
 
 
 def _in_numba(backend: str | None, dtypes: tuple[torch.dtype, ...], x: torch.Tensor, **others: torch.Tensor) -> bool:
-    """True where Numba's kernel takes x; the others must be tensors then."""
-    if backend is not None or not isinstance(x, torch.Tensor) or x.device.type != "cpu" or x.dtype not in dtypes:
+    """True if Numba's kernel takes x; raises TypeError if so and another operand is no tensor."""
+    if backend is not None or not isinstance(x, torch.Tensor):
+        return False
+    if x.device.type != "cpu" or x.dtype not in dtypes:
         return False
     for name, other in others.items():
         check_tensor(name, other)
@@ -174,14 +176,17 @@ def _in_numba(backend: str | None, dtypes: tuple[torch.dtype, ...], x: torch.Ten
 
 
 def _takes_experts(x: torch.Tensor, gate_up: Weights, down: Weights) -> bool:
-    """True where x and the weights are of the type and layout that Numba's kernel takes."""
-    here = _VECTORS and isinstance(x, torch.Tensor) and x.device.type == "cpu" and x.dtype is torch.bfloat16
-    return here and all(isinstance(m, torch.Tensor) and _fits(m) for m in (gate_up, down))
+    """True if x and the weights have the type and layout that Numba's kernel takes."""
+    if not _VECTORS or not isinstance(x, torch.Tensor):
+        return False
+    if x.device.type != "cpu" or x.dtype is not torch.bfloat16:
+        return False
+    return all(isinstance(matrices, torch.Tensor) and _fits(matrices) for matrices in (gate_up, down))
 
 
 def _fits(matrices: torch.Tensor) -> bool:
-    whole = matrices.ndim == 3 and matrices.shape[1] % ROWS == 0 and matrices.shape[2] % COLUMNS == 0
-    return whole and matrices.dtype is torch.bfloat16 and matrices.is_contiguous()
+    full_blocks = matrices.ndim == 3 and matrices.shape[1] % ROWS == 0 and matrices.shape[2] % COLUMNS == 0
+    return full_blocks and matrices.dtype is torch.bfloat16 and matrices.is_contiguous()
 
 
 def _compute_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -219,14 +224,15 @@ def _compute_decode(
     sinks: torch.Tensor | None,
     softcap: float | None,
 ) -> torch.Tensor:
-    """By Numba's own: the cache's blocks are the same."""
+    """Attend by Numba's kernel, whose cache has the same blocks; sequences of no token give zeros."""
     attend = partial(kernels_cpu.decode_attention, scale=scale, window=window, sinks=sinks, softcap=softcap)
-    queries, some = q.float().contiguous(), lengths != 0
+    queries = q.float().contiguous()
+    filled = lengths != 0
     fits = lengths.shape == table.shape[:1] == q.shape[:1]
-    if not fits or bool(some.all()):  # Numba's wrapper tells what does not fit
+    if not fits or bool(filled.all()):  # Numba's wrapper raises for shapes that disagree
         return attend(queries, kv, table, lengths).to(q.dtype)
     out = torch.zeros(q.shape, dtype=q.dtype)
-    out[some] = attend(queries[some], kv, table[some], lengths[some]).to(q.dtype)
+    out[filled] = attend(queries[filled], kv, table[filled], lengths[filled]).to(q.dtype)
     return out
 
 
@@ -238,8 +244,8 @@ def _compute_experts(
     weights: torch.Tensor,
     pages: torch.Tensor | None,
 ) -> torch.Tensor:
-    """By Numba's own: activations are fp32 between the products, and each token's sum is in the order given."""
-    if gate_up.data_ptr() % 4 or down.data_ptr() % 4:  # Numba's kernel reads words of two
+    """Compute experts by Numba's kernel, with fp32 activations; each token's sum is in the given order."""
+    if gate_up.data_ptr() % 4 or down.data_ptr() % 4:  # Numba's kernel reads words of two numbers
         return kernels_triton.fused_moe(x, gate_up, down, ids, weights, pages=pages, backend=_TORCH)
     check_chosen(set(ids.flatten().tolist()), pages, len(gate_up))
     chosen = ids if pages is None else pages[ids]
@@ -257,7 +263,7 @@ def _registered(
     formula: Callable[..., Any],
     shaped: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
-    """The operator of `compute`: its gradients, and its shapes unless given, are those of the formula."""
+    """Register the operator of `compute`: gradients, and by default shapes, are those of the formula."""
     return operator(f"{name}_in_numba", compute, shaped or formula, formula=formula)
 
 

@@ -1,4 +1,4 @@
-"""Routed experts: packed or in place by Numba, as matrices in torch and by Triton."""
+"""Routed experts: packed or in place by Numba, as matrices by torch and Triton."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def fused_moe(
     out: SameKind | None = None,
     backend: str | None = None,
 ) -> SameKind:
-    """The routed experts of one layer.
+    """Compute the routed experts of one layer.
 
         out[t] = sum over j of weights[t, j] * (down[p] a(gate_up[p] x[t] + gate_up_bias[p]) + down_bias[p])
         p = pages[ids[t, j]]
 
-    Packed experts are Numba's: threads pull blocks of 64 rows from one queue, each expert's weights are read once, sums
-    are in fp32 and in the order given over j, and the result does not depend on the number of threads. A pair of
-    matrices is Triton's on a GPU, three kernels after the sort; on the CPU Numba's for bf16, SwiGLU and no biases where
-    it is faster, and torch's else. Either way the result is always the same.
+    Numba computes packed experts: threads take blocks of 64 rows from one queue, each expert's weights are read once,
+    sums over j are in fp32 and in the given order, and the result does not depend on the number of threads. A pair of
+    matrices is computed by Triton on a GPU, with three kernels after the sort; on the CPU by Numba for bf16, SwiGLU and
+    no biases where it is faster, and else by torch. All of them are deterministic.
 
-    Activations stay fp32 with packed FP32 and BF16 weights, but where rounding them to bf16 pays: for an expert with
-    more than 4 tokens on Zen with AVX512_BF16, with more than 32 where the CPU has matrix registers (AMX). With INT8
-    and INT4 they are rounded to multiples of each group's largest magnitude over 127.
+    With packed FP32 and BF16 weights activations stay fp32, except where rounding them to bf16 is faster: for an expert
+    with more than 4 tokens on Zen with AVX512_BF16, and with more than 32 where the CPU has matrix registers (AMX).
+    With INT8 and INT4 they are rounded to multiples of each group's largest magnitude over 127.
 
     Parameters
     ----------
@@ -53,32 +53,32 @@ def fused_moe(
         all arrays or all tensors.
     experts : PackedExperts, NodeExperts, or a pair (gate_up, down)
         From `pack_experts`, `experts_in_place` or `pack_by_node`; or gate_up (P, 2 F, M) and down (P, M, F) of x's type
-        or Quantised: per page an expert's gates and then its ups, which take turns where the activation is
+        or Quantised: per page an expert's gates and then its ups, which alternate where the activation is
         "swiglu-clamped".
     ids : (T, k) int32 or int64, contiguous
         Experts of each token. On a GPU they are not checked: one that is out of range, or whose page is, makes its
         token's row NaN and no other.
     weights : (T, k) fp32, contiguous
-        Their weights, as `route` gives them, and `with_shared` for experts that every token has.
+        Weights of these experts, from `route`, or from `with_shared` with experts that every token has.
     activation : "swiglu", "geglu" or "swiglu-clamped"
-        What becomes of gate and up; packed experts have "swiglu" alone.
+        Function of gate and up projection; only "swiglu" for packed experts.
     gate_up_bias, down_bias : (P, 2 F) and (P, M) of x's type, optional
-        Of a pair.
+        Biases of a pair.
     pages : (E,) int32 or int64, optional
-        Of a pair, the page of each expert; expert e is on page e unless given. Pages of experts that nobody chose are
-        never read: they may be on their way still.
+        Page of each expert of a pair, by default page e for expert e. Pages of experts that no token chose are never
+        read: their transfer may still be under way.
     exact : bool
-        Keep activations in fp32 for any number of tokens with packed FP32 and BF16 weights: then a token's result
-        depends on who else is in the batch by no more than the order in which its fp32 sums are taken.
+        Keep activations in fp32 for any number of tokens with packed FP32 and BF16 weights: other tokens of the batch
+        then change a token's result only by the order of its fp32 sums.
     threads : int, optional
-        Threads that share packed experts; the cores that this process may use unless given.
+        Number of threads for packed experts, by default that of the cores that this process may use.
     path : CodePath, optional
-        Code path for packed experts; this computer's own (`features`) unless given.
+        Code path for packed experts, by default this computer's (`features`).
     out : (T, M) fp32, contiguous, optional
-        Where to store the result of packed experts, apart from all that is read.
+        Memory for the result of packed experts, which must not overlap an operand.
     backend : "triton", "triton-interpret" or "torch", optional
-        For a pair; of arrays, as for CPU tensors. Triton on a GPU unless given, Numba or torch on the CPU and torch
-        where an operand asks for a gradient.
+        For a pair; arrays are taken as CPU tensors. By default Triton on a GPU, Numba or torch on the CPU, and torch
+        where an operand requires a gradient.
 
     Returns
     -------
@@ -105,18 +105,23 @@ def fused_moe(
     >>> fused_moe(x, (gate_up, down), ids, weights).round(4)
     array([[3.5232]], dtype=float32)
     """
-    turn = None if activation == "swiglu" else activation
-    matrices = {"activation": turn, "gate_up_bias": gate_up_bias, "down_bias": down_bias, "pages": pages}
+    other_activation = None if activation == "swiglu" else activation
+    pair_only = {
+        "activation": other_activation,
+        "gate_up_bias": gate_up_bias,
+        "down_bias": down_bias,
+        "pages": pages,
+    }
     if isinstance(experts, PackedExperts | NodeExperts):
-        _refuse(matrices | {"backend": backend}, "packed experts", "leave it out, or pass experts=(gate_up, down)")
+        _refuse(pair_only | {"backend": backend}, "packed experts", "leave it out, or pass experts=(gate_up, down)")
         return kernels_cpu.fused_moe(x, experts, ids, weights, exact=exact, threads=threads, path=path, out=out)
     gate_up, down = _pair(experts)
-    numba = {"exact": exact or None, "threads": threads, "path": path, "out": out}
-    _refuse(numba, "experts that are not packed", "leave it out, or pass what pack_experts returns")
-    how: dict[str, Any] = matrices | {"activation": activation, "backend": backend}
+    packed_only = {"exact": exact or None, "threads": threads, "path": path, "out": out}
+    _refuse(packed_only, "experts that are not packed", "leave it out, or pass what pack_experts returns")
+    options: dict[str, Any] = pair_only | {"activation": activation, "backend": backend}
     operands: tuple[Any, ...] = (x, gate_up, down, ids, weights)
     compute = for_tensors("fused_moe")
-    found: SameKind = computed(compute, *operands, **how)
+    found: SameKind = computed(compute, *operands, **options)
     return found
 
 
@@ -131,9 +136,9 @@ def fused_moe_reference(
     down_bias: Operand | None = None,
     pages: Operand | None = None,
 ) -> Any:
-    """`fused_moe` in float64, the oracle of its tests: same operands, -> (T, M) float64.
+    """Compute `fused_moe` in float64, the oracle of its tests: -> (T, M) float64.
 
-    With the weights as packed, an array; of a pair of tensors a tensor.
+    The result is an array for packed experts, computed with the packed weights, and a tensor for a pair of tensors.
 
     Examples
     --------
@@ -142,23 +147,28 @@ def fused_moe_reference(
     >>> fused_moe_reference(np.full((1, 1), 2.0), experts, np.zeros((1, 1), int), np.ones((1, 1))).round(4)
     array([[3.5232]])
     """
-    turn = None if activation == "swiglu" else activation
-    matrices = {"activation": turn, "gate_up_bias": gate_up_bias, "down_bias": down_bias, "pages": pages}
+    other_activation = None if activation == "swiglu" else activation
+    pair_only = {
+        "activation": other_activation,
+        "gate_up_bias": gate_up_bias,
+        "down_bias": down_bias,
+        "pages": pages,
+    }
     if isinstance(experts, PackedExperts):
-        _refuse(matrices, "packed experts", "leave it out, or pass experts=(gate_up, down)")
+        _refuse(pair_only, "packed experts", "leave it out, or pass experts=(gate_up, down)")
         return kernels_cpu.fused_moe_reference(x, experts, ids, weights)
     import kernels_triton
 
     compute: Any = kernels_triton.fused_moe_reference
     operands = (x, *_pair(experts), ids, weights)
-    return computed(compute, *operands, **matrices | {"activation": activation})
+    return computed(compute, *operands, **pair_only | {"activation": activation})
 
 
-def _refuse(arguments: dict[str, Any], what: str, mend: str) -> None:
+def _refuse(arguments: dict[str, Any], experts: str, remedy: str) -> None:
     """Raise ValueError if an argument is given that the kernel does not take."""
     for name, value in arguments.items():
         if value is not None:
-            raise ValueError(f"{name} must be left out for {what}, whose kernel does not take it: {mend}.")
+            raise ValueError(f"{name} must be left out for {experts}, whose kernel does not take it: {remedy}.")
 
 
 def _pair(experts: object) -> tuple[Any, Any]:

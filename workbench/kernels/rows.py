@@ -1,4 +1,4 @@
-"""Norms, gates and rotations: Numba for arrays, and for CPU tensors of types that it takes; torch or Triton else."""
+"""Norms, gates and rotations: by Numba for arrays and CPU tensors of types that it takes, else by torch or Triton."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rms_norm(
 
         out[t] = weight * round(x[t] / sqrt(mean(x[t]^2) + eps))
 
-    Rounded once to x's type and then scaled, as Hugging Face's Mixtral does.
+    Rounded once to x's type and then scaled, as in Hugging Face's Mixtral.
 
     Parameters
     ----------
@@ -31,10 +31,10 @@ def rms_norm(
     weight : (M,) of x's kind and type
     eps : float
     threads : int, optional
-        Threads that share the rows at most, on the CPU; the cores that this process may use unless given.
+        Most threads on the CPU, by default the number of cores that this process may use.
     backend : "triton", "triton-interpret" or "torch", optional
-        Triton on a GPU unless given, Numba for fp32 and bf16 on the CPU, torch for others and where an operand asks for
-        a gradient. Given one, arrays are CPU tensors of the same memory.
+        By default Triton on a GPU, Numba for fp32 and bf16 on the CPU, torch for others and where an operand requires a
+        gradient. With a backend, arrays are taken as CPU tensors of the same memory.
 
     Returns
     -------
@@ -46,7 +46,8 @@ def rms_norm(
     TypeError
         If dtypes disagree.
     ValueError
-        If shapes, memory layout or devices disagree, or an argument is not of the kernel for these operands.
+        If shapes, memory layout or devices disagree, or an argument is given that the kernel for these operands
+        does not take.
 
     Examples
     --------
@@ -68,13 +69,13 @@ def add_rms_norm(
     threads: int | None = None,
     backend: str | None = None,
 ) -> tuple[SameKind, SameKind]:
-    """Add what a layer's half computed to the residual stream and normalise the sum, in one pass over memory.
+    """Add a sublayer's output to the residual stream and normalise the sum, in one pass over memory.
 
         total[t] = round(x[t] + residual[t]);  out[t] = rms_norm(total[t])
 
     Parameters
     ----------
-    x, residual : (T, M) fp32, fp16 or bf16, the same
+    x, residual : (T, M) fp32, fp16 or bf16, both of one type
     weight : (M,) of the same type
     eps, threads, backend
         As of `rms_norm`.
@@ -106,14 +107,14 @@ def add_rms_norm(
 def gated(
     x: SameKind, *, activation: str = "swiglu", threads: int | None = None, backend: str | None = None
 ) -> SameKind:
-    """Join each row's gates and ups.
+    """Multiply each row's activated gates with its up projections.
 
         out[t] = a(x[t, :F]) * x[t, F:],  a(g) = g sigmoid(g) or g Phi(g)
 
     Parameters
     ----------
     x : (T, 2 F) fp32, fp16 or bf16; a numpy array, or a tensor on any device
-        Gates, then ups. uint16 arrays hold bfloat16 bits. Rows may be strided, the numbers of a row not.
+        Gates, then up projections. uint16 arrays hold bfloat16 bits. Rows may be strided, the numbers of a row not.
     activation : "swiglu" or "geglu"
     threads, backend
         As of `rms_norm`.
@@ -128,7 +129,7 @@ def gated(
     TypeError
         If x has another dtype.
     ValueError
-        If shape or memory layout do not serve, the activation is unknown, or an argument is not of the kernel for x.
+        If shape or memory layout is another, the activation is unknown, or the kernel for x does not take an argument.
 
     Examples
     --------
@@ -152,12 +153,12 @@ def rope(
     threads: int | None = None,
     backend: str | None = None,
 ) -> SameKind:
-    """Turn pairs of every head's first R dims by an angle that grows with the token's position.
+    """Rotate pairs of every head's first R dims by an angle that grows with the token's position.
 
         (a, b) -> (a cos - b sin, b cos + a sin),  a = y[i], b = y[i + R / 2]
 
     y is x, or x normalised per head to unit mean square and scaled by `weight` (Qwen3's qk-norm). The other D - R dims
-    stay. Computed in fp32 and rounded once.
+    are not rotated. Computed in fp32 and rounded once.
 
     Parameters
     ----------
@@ -168,10 +169,10 @@ def rope(
     table : (P, R) fp32, contiguous
         From `rope_table`: cosines of the R / 2 angles of each position, then sines; R <= D.
     interleaved : bool
-        Whether pairs are neighbours, y[2 i] and y[2 i + 1] (GPT-J, DeepSeek).
+        True if pairs are neighbours, y[2 i] and y[2 i + 1] (GPT-J, DeepSeek).
     weight : (D,) of x's type, optional
     eps : float
-        Of the norm.
+        Epsilon of the norm.
     threads, backend
         As of `rms_norm`.
 
@@ -183,7 +184,7 @@ def rope(
     Raises
     ------
     TypeError, ValueError
-        As `rms_norm`; also if a position is out of range on the CPU.
+        As `rms_norm`, and if a position is out of range on the CPU.
 
     Examples
     --------
@@ -193,10 +194,10 @@ def rope(
     >>> rope(x, np.zeros(1, np.int64), table)
     array([[[0., 1.]]], dtype=float32)
     """
-    how: dict[str, Any] = {"interleaved": interleaved, "weight": weight, "eps": eps}
+    options: dict[str, Any] = {"interleaved": interleaved, "weight": weight, "eps": eps}
     if not _half(x, threads) and directly(x, {"threads": threads}, {"backend": backend}, positions, table, weight):
-        return kernels_cpu.rope(x, positions, table, **how, threads=threads)
-    out: SameKind = computed(for_tensors("rope"), x, positions, table, **how, backend=backend)
+        return kernels_cpu.rope(x, positions, table, **options, threads=threads)
+    out: SameKind = computed(for_tensors("rope"), x, positions, table, **options, backend=backend)
     return out
 
 
