@@ -1,6 +1,6 @@
 """Pictures of results, timelines, schedules and latencies, and the bars and labels that pictures share.
 
-A picture of one paper's equations lies with that paper's model, one of a benchmark with the benchmark.
+The package of a paper's model, or of a benchmark, has the pictures of its own.
 """
 
 from workbench.plots.results import (

@@ -1,4 +1,4 @@
-"""Names beside points of a picture, moved apart where they would lie on one another."""
+"""Names beside points of a picture, placed so that they do not overlap."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from matplotlib.patheffects import withStroke
 from numpy.typing import ArrayLike, NDArray
 
 Boxes = NDArray[np.float64]
-"""Left, bottom, right and top of each [pixels], shape (N, 4)."""
+"""Left, bottom, right and top of N boxes [pixels], shape (N, 4)."""
 
-_WIDTH, _HEIGHT = 0.65, 1.3
-"""Of a character, in font sizes; of matplotlib's default font."""
+_WIDTH = 0.65
+"""Width of a character of matplotlib's default font [font sizes]."""
+_HEIGHT = 1.3
+"""Height of a character of matplotlib's default font [font sizes]."""
 _RADII = np.array([4, 10, 18, 28, 40, 54, 70, 90])
-"""Distances that are tried between a point and its name [points]."""
+"""Distances between a point and its name to try [points]."""
 _ANGLES = np.deg2rad([0, 30, -30, 60, -60, 180, 150, -150, 120, -120])
 _TRIED = np.concatenate([radius * np.column_stack([np.cos(_ANGLES), np.sin(_ANGLES)]) for radius in _RADII])
-"""Shifts from a point, the nearest first [points]."""
+"""Shifts from a point to try, the nearest first [points]."""
 _FAR = 10
 """Distance from which a line joins the name to its point [points]."""
 
 
 class Label(NamedTuple):
-    """A name, the point it belongs to [data units], and its colour."""
+    """A name, its point [data units], and its colour."""
 
     text: str
     x: float
@@ -34,21 +36,21 @@ class Label(NamedTuple):
 
 
 def place_labels(ax: Axes, labels: Iterable[Label], *, size: float = 7, avoid: ArrayLike = ()) -> None:
-    """Write each name at the nearest free place around its point, joined by a thin line if that is not beside it.
+    """Write each name at the nearest free place around its point; a thin line joins a distant name to its point.
 
     Parameters
     ----------
     ax : Axes
-        With its final limits; its figure is laid out here.
+        Axes with their final limits; the layout of their figure is fixed here.
     labels : iterable of Label
-        Earlier ones choose first.
+        Labels in the order in which they are placed.
     size : float
         Font size [points].
     avoid : array (N, 2)
-        Further points that no name should cover [data units].
+        Other points that no name should cover [data units].
     """
     names = list(labels)
-    ax.figure.canvas.figure.draw_without_rendering()  # settles the layout that display coordinates come from
+    ax.figure.canvas.figure.draw_without_rendering()  # fixes the layout, on which display coordinates depend
     pixels = ax.figure.dpi / 72
     anchors = ax.transData.transform(np.array([(label.x, label.y) for label in names]).reshape(-1, 2))
     others = ax.transData.transform(np.asarray(avoid, dtype=np.float64).reshape(-1, 2))
@@ -57,7 +59,7 @@ def place_labels(ax: Axes, labels: Iterable[Label], *, size: float = 7, avoid: A
     for label, anchor in zip(names, anchors, strict=True):
         boxes = _boxes(anchor, pixels, size * len(label.text) * _WIDTH, size * _HEIGHT)
         cost = _overlaps(boxes, taken).sum(axis=1) + 1e3 * _outside(boxes, np.asarray(ax.bbox.extents))
-        chosen = int(np.argmin(cost))  # the first of the best
+        chosen = int(np.argmin(cost))  # the first of the least costs
         taken = np.vstack([taken, boxes[chosen]])
         _write(ax, label, _TRIED[chosen], size)
 
@@ -79,7 +81,7 @@ def _write(ax: Axes, label: Label, shift: NDArray[np.float64], size: float) -> N
 
 
 def _boxes(anchor: NDArray[np.float64], pixels: float, width: float, height: float) -> Boxes:
-    """Where a name of that size [points] would lie, for each shift that is tried."""
+    """Boxes of a name of this size [points], one per shift to try."""
     at = anchor + pixels * _TRIED
     left = np.where(_TRIED[:, 0] > 0, at[:, 0], at[:, 0] - pixels * width)
     bottom = at[:, 1] - pixels * height / 2
@@ -87,14 +89,16 @@ def _boxes(anchor: NDArray[np.float64], pixels: float, width: float, height: flo
 
 
 def _overlaps(a: Boxes, b: Boxes) -> NDArray[np.float64]:
-    """Shared area of each pair [pixels^2], shape (a, b)."""
-    low, high = np.maximum(a[:, None, :2], b[None, :, :2]), np.minimum(a[:, None, 2:], b[None, :, 2:])
+    """Shared area of each pair of boxes [pixels^2], shape (a, b)."""
+    low = np.maximum(a[:, None, :2], b[None, :, :2])
+    high = np.minimum(a[:, None, 2:], b[None, :, 2:])
     area: NDArray[np.float64] = np.prod(np.maximum(high - low, 0), axis=2)
     return area
 
 
 def _outside(boxes: Boxes, inside: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How far each leaves the axes [pixels]."""
-    low, high = np.maximum(0, inside[:2] - boxes[:, :2]), np.maximum(0, boxes[:, 2:] - inside[2:])
+    """Distance by which each box exceeds the axes [pixels]."""
+    low = np.maximum(0, inside[:2] - boxes[:, :2])
+    high = np.maximum(0, boxes[:, 2:] - inside[2:])
     beyond: NDArray[np.float64] = (low + high).sum(axis=1)
     return beyond

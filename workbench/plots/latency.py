@@ -1,6 +1,6 @@
-"""Pictures of online serving: who waits how long, which rate is sustained, and how a prompt passes the layers.
+"""Pictures of online serving: latencies, attainment of objectives by rate, and prompt tokens per layer.
 
-Each takes an `ax` and returns it.
+Each function takes an `ax` and returns it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _LIMIT = "#6b7280"
 def plot_shares(
     seconds: Mapping[str, npt.ArrayLike], ax: Axes | None = None, *, limit: float | None = None, title: str = ""
 ) -> Axes:
-    """Share of requests, or of gaps, that took at most so long.
+    """Plot the share of requests, or of gaps between tokens, that took at most a given time.
 
     Parameters
     ----------
     seconds : mapping of name to array_like
-        Such as `Result.latencies.ttft` or `.tbt` [s].
+        Times such as `Result.latencies.ttft` or `.tbt` [s].
     limit : float, optional
-        What an objective allows [s].
+        Limit of an objective [s].
     """
     ax = _axes(ax, (5.2, 3.4))
     for (name, times), colour in zip(seconds.items(), _COLOURS, strict=False):
@@ -49,13 +49,13 @@ def plot_shares(
 def plot_attainment(
     curves: Mapping[str, Mapping[float, float]], ax: Axes | None = None, *, target: float = 0.9
 ) -> Axes:
-    """Share of the requests that met an objective, over the rate at which they arrive [requests/s].
+    """Plot the share of requests that met an objective over their arrival rate [requests/s].
 
     Parameters
     ----------
     curves : mapping of name to mapping of rate to share
     target : float
-        The share that is asked for.
+        Required share.
     """
     ax = _axes(ax, (6, 3.4))
     for (name, curve), colour in zip(curves.items(), _COLOURS, strict=False):
@@ -66,7 +66,7 @@ def plot_attainment(
 
 
 def layer_tokens(scheduler: Scheduler, prompts: Sequence[int], layers: int) -> npt.NDArray[np.int64]:
-    """Prompt tokens that pass each layer in each iteration of a pile of requests of one output token each.
+    """Count the prompt tokens that pass each layer in each iteration, for requests of one output token each.
 
     Returns
     -------
@@ -85,7 +85,7 @@ def layer_tokens(scheduler: Scheduler, prompts: Sequence[int], layers: int) -> n
 
 
 def plot_passes(tokens: npt.NDArray[np.int64], ax: Axes | None = None, *, title: str = "") -> Axes:
-    """What `layer_tokens` gives as a picture: dark where many prompt tokens pass a layer at once."""
+    """Plot the counts of `layer_tokens`: dark where many prompt tokens pass a layer at once."""
     ax = _axes(ax, (5.2, 2.8))
     image = ax.imshow(tokens, aspect="auto", origin="lower", cmap="Blues", vmin=0, interpolation="nearest")
     ax.figure.colorbar(image, ax=ax, label="prompt tokens")

@@ -1,4 +1,7 @@
-"""Pictures: throughput bars and curves, lane charts, KV and batch over time. Each takes an `ax` and returns it."""
+"""Pictures of results: throughput bars and curves, lane charts, KV and batch over time.
+
+Each function takes an `ax` and returns it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ COLOURS = {
     Source.PUBLISHED: "#f59e0b",
 }
 PREDICTORS = (COLOURS[Source.PREDICTED], "#7c3aed", "#ddd6fe")
-"""Of the models that predict, in turn."""
+"""Colours of several predictive models, in order."""
 TASK_COLOURS = {
     "A": "#1d4ed8",
     "B": "#60a5fa",
@@ -44,32 +47,33 @@ _OTHER = "#6b7280"
 SCHEDULE_COLOURS = ("#d97706", "#059669", "#0891b2", "#7c3aed", "#2563eb", "#db2777")
 _SMALL = 7
 _LETTER = 0.9 * _SMALL
-"""Points of idle time that a bubble's words need per letter; they are narrower, which leaves room on both sides."""
+"""Width per letter that a bubble's label needs [points], including a margin on both sides."""
 _DARKER = 0.7
 _LINES = {Source.BOUND: "--", Source.PREDICTED: ":", Source.SIMULATED: "o-"}
 
 
 def plot_throughput(results: Sequence[Result], ax: Axes | None = None) -> Axes:
-    """Output tokens per second of every result, grouped by schedule; colours tell the source."""
+    """Plot the output tokens per second of every result, grouped by schedule and coloured by source."""
     schedules = list(dict.fromkeys(result.schedule for result in results))
-    ax = (
-        ax
-        if ax is not None
-        else plt.subplots(figsize=(7, max(3.2, 1 + 0.45 * len(schedules))), layout="constrained")[1]
-    )
-    kinds = {result.origin: result for result in sorted(results, key=lambda r: list(Source).index(r.source))}
-    colours = _colours(list(kinds.values()))
-    height = 0.8 / len(kinds)
+    if ax is None:
+        size = (7, max(3.2, 1 + 0.45 * len(schedules)))
+        ax = plt.subplots(figsize=size, layout="constrained")[1]
+    sources = list(Source)
+    origins = {result.origin: result for result in sorted(results, key=lambda r: sources.index(r.source))}
+    colours = _colours(list(origins.values()))
+    height = 0.8 / len(origins)
     labels = set[str]()
     for row, schedule in enumerate(schedules):
-        for place, origin in enumerate(kinds):
+        for place, origin in enumerate(origins):
             found = [r for r in results if r.schedule == schedule and r.origin == origin]
-            if found:
-                y, rate = row + (place - (len(kinds) - 1) / 2) * height, found[0].gen_tok_s
-                label = None if origin in labels else origin
-                ax.barh(y, rate, height * 0.92, color=colours[origin], label=label)
-                ax.annotate(f" {rate:.3g}", (rate, y), va="center", fontsize=9)
-                labels.add(origin)
+            if not found:
+                continue
+            y = row + (place - (len(origins) - 1) / 2) * height
+            rate = found[0].gen_tok_s
+            label = None if origin in labels else origin
+            ax.barh(y, rate, height * 0.92, color=colours[origin], label=label)
+            ax.annotate(f" {rate:.3g}", (rate, y), va="center", fontsize=9)
+            labels.add(origin)
     ax.set_yticks(range(len(schedules)), schedules)
     ax.invert_yaxis()
     ax.set_xlabel("output tokens per second")
@@ -79,14 +83,14 @@ def plot_throughput(results: Sequence[Result], ax: Axes | None = None) -> Axes:
     return ax
 
 
-def _colours(kinds: Sequence[Result]) -> dict[str, str]:
-    """A colour for each origin: its source's, and shades for several models that predict."""
-    models = cycle(PREDICTORS)
-    return {r.origin: next(models) if r.source is Source.PREDICTED else COLOURS[r.source] for r in kinds}
+def _colours(results: Sequence[Result]) -> dict[str, str]:
+    """A colour for each origin: that of its source, with shades for several predictive models."""
+    shades = cycle(PREDICTORS)
+    return {r.origin: next(shades) if r.source is Source.PREDICTED else COLOURS[r.source] for r in results}
 
 
 def plot_gains(gains: Sequence[tuple[str, float]], ax: Axes | None = None) -> Axes:
-    """What more of each resource gives, as a factor of the throughput without it: one bar each, from one on."""
+    """Plot the gain in throughput by more of each resource: one bar per factor, starting at one."""
     ax = ax if ax is not None else plt.subplots(figsize=(7, 0.6 + 0.45 * len(gains)), layout="constrained")[1]
     names, factors = zip(*gains, strict=True)
     ax.barh(names, [factor - 1 for factor in factors], left=1, height=0.7, color=COLOURS[Source.SIMULATED])
@@ -101,7 +105,7 @@ def plot_gains(gains: Sequence[tuple[str, float]], ax: Axes | None = None) -> Ax
 
 
 def plot_sweep(pairs: Sequence[tuple[float, Result]], ax: Axes | None = None) -> Axes:
-    """Output tokens per second over KV capacity [B]: bounds dashed, simulations as lines, measurements as points."""
+    """Plot tokens per second over KV capacity [B]: bounds dashed, simulations as lines, measurements as marks."""
     ax = ax if ax is not None else plt.subplots(figsize=(7, 3.6), layout="constrained")[1]
     frame_sweep(ax, sweep_lines(pairs, ax))
     ax.set_ylim(bottom=0)
@@ -109,7 +113,7 @@ def plot_sweep(pairs: Sequence[tuple[float, Result]], ax: Axes | None = None) ->
 
 
 def sweep_lines(pairs: Sequence[tuple[float, Result]], ax: Axes) -> list[Line2D]:
-    """Only the lines of `plot_sweep`, for axes that are framed already."""
+    """Plot only the lines of `plot_sweep`, on axes that have scales and labels already."""
     played = [result.schedule for _, result in pairs if result.source is not Source.BOUND]
     colours = dict(zip(dict.fromkeys(played), cycle(SCHEDULE_COLOURS), strict=False))
     curves: dict[tuple[Source, str, str], list[tuple[float, float]]] = {}
@@ -130,7 +134,7 @@ def sweep_lines(pairs: Sequence[tuple[float, Result]], ax: Axes) -> list[Line2D]
 
 
 def frame_sweep(ax: Axes, lines: Sequence[Line2D]) -> None:
-    """Scales, labels and legend of `plot_sweep`."""
+    """Set the scales, labels and legend of `plot_sweep`."""
     ax.set_xscale("log")
     ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value)))
@@ -144,7 +148,7 @@ def frame_sweep(ax: Axes, lines: Sequence[Line2D]) -> None:
 
 
 def plot_timeline(timeline: Timeline, ax: Axes | None = None, *, title: str = "", seconds: float | None = None) -> Axes:
-    """Lane chart: one row per lane, one bar per task; where a lane is idle, the task that its next one waited for.
+    """Plot a lane chart: one row per lane, one bar per task, and in idle time the task that the next one waited for.
 
     Tasks narrower than a pixel are drawn together, as high as the share of the pixel in which they kept the lane busy.
 
@@ -153,7 +157,7 @@ def plot_timeline(timeline: Timeline, ax: Axes | None = None, *, title: str = ""
     timeline : Timeline
     title : str
     seconds : float, optional
-        Length of the time axis; the timeline's own unless given [s].
+        Length of the time axis, by default that of the timeline [s].
     """
     ax = ax if ax is not None else plt.subplots(figsize=(10, 2.2), layout="constrained")[1]
     until = seconds or max(timeline.seconds, 1e-9)
@@ -182,27 +186,34 @@ def plot_timeline(timeline: Timeline, ax: Axes | None = None, *, title: str = ""
 
 
 def _label_bubbles(timeline: Timeline, ax: Axes, pixel: float) -> None:
-    """Name what ended idle time, in a darker shade of that task's colour, where there is room for the words."""
+    """Label idle time with the task that ended it, in a darker shade of its colour, where the label fits."""
     letter = _LETTER * ax.figure.dpi / 72 * pixel
     for bubble in timeline.bubbles():
         lane, _, name = bubble.after.partition(" ")
-        wordings = (f"waits for {name}", f"({name})") if name else ("next iteration",) if lane == ITERATION else ()
-        fitting = [words for words in wordings if len(words) * letter < bubble.end - bubble.start]
-        if fitting and lane != bubble.lane:  # a lane that waited for itself was only late
-            middle, row = (bubble.start + bubble.end) / 2 - timeline.begin, timeline.lanes.index(bubble.lane)
-            shade = [_DARKER * part for part in to_rgb(TASK_COLOURS.get(name[:1], _OTHER))]
-            ax.text(middle, row, fitting[0], color=shade, fontsize=_SMALL, ha="center", va="center", clip_on=True)
+        fitting = [label for label in _wordings(lane, name) if len(label) * letter < bubble.end - bubble.start]
+        if fitting and lane != bubble.lane:  # a lane that waited for its own task was only late
+            centre = (bubble.start + bubble.end) / 2 - timeline.begin
+            row = timeline.lanes.index(bubble.lane)
+            shade = [_DARKER * channel for channel in to_rgb(TASK_COLOURS.get(name[:1], _OTHER))]
+            ax.text(centre, row, fitting[0], color=shade, fontsize=_SMALL, ha="center", va="center", clip_on=True)
+
+
+def _wordings(lane: str, name: str) -> tuple[str, ...]:
+    """Labels of idle time that task `name` of a lane ended, the longest first."""
+    if name:
+        return (f"waits for {name}", f"({name})")
+    return ("next iteration",) if lane == ITERATION else ()
 
 
 def plot_lanes(results: Sequence[Result], iterations: tuple[int, int] | None = None) -> list[Axes]:
-    """Lane charts one above the other on one time axis, such as simulated and measured.
+    """Plot lane charts of several results, such as simulated and measured, on one time axis.
 
     Parameters
     ----------
     results : sequence of Result
-        With timelines of tasks, as `run` and ``simulate(..., detail=Detail.TASK)`` give them.
+        Results with timelines of tasks, from `run` and ``simulate(..., detail=Detail.TASK)``.
     iterations : (int, int), optional
-        First one shown, and the one after the last; two in the middle of the first result unless given.
+        First one shown, and the one after the last; by default two in the middle of the first result.
     """
     first, last = iterations or middle(results[0].timeline)
     windows = [result.timeline.window(first, last) for result in results]
@@ -218,17 +229,18 @@ def plot_lanes(results: Sequence[Result], iterations: tuple[int, int] | None = N
 
 
 def middle(timeline: Timeline, count: int = 2) -> tuple[int, int]:
-    """The `count` iterations in the middle: the first of them, and the one after the last."""
+    """Return the `count` iterations in the middle: the first of them, and the one after the last."""
     seen = 1 + max((span.iteration for span in timeline), default=0)
     first = max(0, (seen - count) // 2)
     return first, min(seen, first + count)
 
 
 def plot_iterations(result: Result, ax: Axes | None = None, *, title: str = "") -> Axes:
-    """Prefill and decode tokens of every iteration, and the KV blocks in use, over time."""
+    """Plot the prefill and decode tokens of every iteration, and the KV blocks in use, over time."""
     ax = ax if ax is not None else plt.subplots(figsize=(10, 2.4), layout="constrained")[1]
     edges = np.concatenate(([0.0], np.cumsum(result.steps.seconds)))
-    decode, prefill = np.array(result.steps.decode), np.array(result.steps.prefill)
+    decode = np.array(result.steps.decode)
+    prefill = np.array(result.steps.prefill)
     ax.stairs(decode, edges, fill=True, color="#059669", label="decode tokens")
     ax.stairs(decode + prefill, edges, baseline=decode, fill=True, color="#60a5fa", label="prefill tokens")
     ax.set_xlabel("seconds")
@@ -237,9 +249,16 @@ def plot_iterations(result: Result, ax: Axes | None = None, *, title: str = "") 
     blocks.stairs(result.steps.used_blocks, edges, baseline=None, color="#111827", label="KV blocks in use")
     blocks.set_ylabel("KV blocks")
     blocks.set_ylim(bottom=0)
-    handles = [pair for axis in (ax, blocks) for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
+    token_handles, token_labels = ax.get_legend_handles_labels()
+    block_handles, block_labels = blocks.get_legend_handles_labels()
     ax.legend(
-        *zip(*handles, strict=True), loc="upper left", bbox_to_anchor=(0, 1.2), ncols=3, frameon=False, fontsize=8
+        [*token_handles, *block_handles],
+        [*token_labels, *block_labels],
+        loc="upper left",
+        bbox_to_anchor=(0, 1.2),
+        ncols=3,
+        frameon=False,
+        fontsize=8,
     )
     ax.set_xlim(0, edges[-1])
     ax.set_ylim(bottom=0)

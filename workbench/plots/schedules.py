@@ -1,4 +1,4 @@
-"""Schedules side by side: a few layers of each on one time axis, busy lanes, rates, and which is needed where."""
+"""Pictures that compare schedules: a few layers of each on one time axis, busy lanes, rates, and the best schedule."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import cycle
+from itertools import chain, cycle
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -22,24 +22,24 @@ from workbench.plots.results import middle, plot_timeline
 
 _COLOURS = ("#6b7280", "#059669", "#d97706", "#78350f", "#db2777", "#7c3aed", "#2563eb", "#dc2626", "#0891b2")
 _MARKERS = "osDv^<>XP"
-_OF_A_PART = re.compile(r"[A-Za-z](\d+)(?:[a-z]|p\d+)")
-"""Names of tasks that take one part through one layer, such as ``A12b``."""
+_MICRO_BATCH_TASK = re.compile(r"[A-Za-z](\d+)(?:[a-z]|p\d+)")
+"""Names of tasks of one micro-batch in one layer, such as ``A12b``."""
 _LEGEND = 36
 """Characters in a line of a legend."""
 
 Rates = Mapping[str, Mapping[float, float]]
-"""Output tokens per second by schedule, and by whatever they are drawn over."""
+"""Output tokens per second by schedule and by the value on the horizontal axis."""
 
 
 def plot_layers(results: Sequence[Result], layers: int = 2) -> list[Axes]:
-    """Lane charts of a few layers in the middle of one iteration, one above the other on one time axis.
+    """Plot lane charts of a few layers in the middle of one iteration of each result, on one time axis.
 
     Parameters
     ----------
     results : sequence of Result
-        With timelines of tasks, as `steady`, `run` and ``simulate(..., detail=Detail.TASK)`` give them.
+        Results with timelines of tasks, from `steady`, `run` and ``simulate(..., detail=Detail.TASK)``.
     layers : int
-        So many of each, from the end of one layer's last part to that of another.
+        Number of layers, from the end of a layer's last micro-batch to that of another layer.
     """
     cuts = [middle_layers(result.timeline, layers) for result in results]
     size = (10, 0.4 + 1.55 * len(results))
@@ -50,7 +50,7 @@ def plot_layers(results: Sequence[Result], layers: int = 2) -> list[Axes]:
         plot_timeline(cut, ax, title=_title(result, cut.seconds / layers), seconds=longest)
         ax.set_xlabel("")
         legend = ax.get_legend()
-        for text in legend.get_texts() if legend else ():  # one with many operations would leave the lanes no room
+        for text in legend.get_texts() if legend else ():  # long lines of a legend would leave no room for the lanes
             text.set_text(textwrap.fill(text.get_text(), _LEGEND, subsequent_indent="    "))
     axes[-1].set_xlabel("time")
     axes[-1].xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_seconds(value) if value else "0"))
@@ -63,34 +63,35 @@ def _title(result: Result, layer: float) -> str:
 
 
 def middle_layers(timeline: Timeline, count: int) -> Timeline:
-    """So many layers in the middle of the iteration in the middle, cut out of a timeline of tasks and begun at zero.
+    """Cut `count` layers in the middle of the middle iteration out of a timeline of tasks; the cut begins at zero.
 
     Raises
     ------
     ValueError
-        If there are not as many layers, with one before them.
+        If there are not `count` layers and one before them.
     """
-    whole = timeline.window(*middle(timeline, 1))
+    iteration = timeline.window(*middle(timeline, 1))
     ends: dict[int, float] = {}
-    for span in whole:
-        if named := _OF_A_PART.fullmatch(span.name):
+    for span in iteration:
+        if named := _MICRO_BATCH_TASK.fullmatch(span.name):
             layer = int(named[1])
             ends[layer] = max(ends.get(layer, span.end), span.end)
     if count >= len(ends):
         raise ValueError(f"{count} layers were asked for of a timeline of {len(ends)}; ask for fewer than it has.")
     first = (len(ends) - 1 - count) // 2
-    begin, end = ends[first], ends[first + count]
-    kept = [span for span in whole if span.start < end and span.end > begin]
+    begin = ends[first]
+    end = ends[first + count]
+    kept = [span for span in iteration if span.start < end and span.end > begin]
     cut = [s._replace(start=max(s.start, begin) - begin, end=min(s.end, end) - begin) for s in kept]
     return replace(timeline, spans=cut)
 
 
 def plot_busy(results: Sequence[Result], ax: Axes | None = None) -> Axes:
-    """Share of the time that each lane was busy, one row per result; its requests and its rate stand beside it."""
+    """Plot the share of time that each lane was busy, one row per result, with its requests and its rate beside it."""
     size = (7.5, 0.5 + 0.32 * len(results))
     ax = ax if ax is not None else plt.subplots(figsize=size, layout="constrained")[1]
     lanes = list(results[0].busy)
-    shares = np.array([[result.utilisation[lane] for lane in lanes] for result in results])
+    shares = np.array([_shares(result, lanes) for result in results])
     ax.imshow(shares, cmap="Blues", vmin=0, vmax=1.2, aspect="auto")
     for (row, column), share in np.ndenumerate(shares):
         ax.text(column, row, f"{share:.0%}", ha="center", va="center", color="white" if share > 0.8 else "black")
@@ -105,8 +106,12 @@ def plot_busy(results: Sequence[Result], ax: Axes | None = None) -> Axes:
     return ax
 
 
+def _shares(result: Result, lanes: Sequence[str]) -> list[float]:
+    return [result.utilisation[lane] for lane in lanes]
+
+
 def plot_rates(rates: Rates, ax: Axes | None = None, *, over: str, title: str = "") -> Axes:
-    """Output tokens per second, one line for each schedule; both axes logarithmic."""
+    """Plot output tokens per second, one line per schedule, on logarithmic axes."""
     ax = _lines(rates, ax, over, title)
     ax.set_yscale("log")
     ax.yaxis.set_major_formatter(FuncFormatter(_plain))
@@ -115,7 +120,7 @@ def plot_rates(rates: Rates, ax: Axes | None = None, *, over: str, title: str = 
 
 
 def plot_against_best(rates: Rates, ax: Axes | None = None, *, over: str, title: str = "") -> Axes:
-    """Output tokens per second as a share of the best schedule's, one line for each schedule."""
+    """Plot output tokens per second as a share of the best schedule's, one line per schedule."""
     ax = _lines(against_best(rates), ax, over, title)
     ax.set_ylim(0, 1.05)
     ax.yaxis.set_major_formatter(PercentFormatter(1))
@@ -124,32 +129,42 @@ def plot_against_best(rates: Rates, ax: Axes | None = None, *, over: str, title:
 
 
 def against_best(rates: Rates) -> dict[str, dict[float, float]]:
-    """Each rate as a share of the highest at the same place."""
-    places = {place for curve in rates.values() for place in curve}
-    best = {place: max(curve.get(place, 0.0) for curve in rates.values()) for place in places}
-    return {name: {place: rate / best[place] for place, rate in curve.items()} for name, curve in rates.items()}
+    """Divide each rate by the highest at the same place."""
+    best: dict[float, float] = {}
+    for curve in rates.values():
+        for place, rate in curve.items():
+            best[place] = max(best.get(place, 0.0), rate)
+    shares: dict[str, dict[float, float]] = {}
+    for name, curve in rates.items():
+        shares[name] = {place: rate / best[place] for place, rate in curve.items()}
+    return shares
 
 
 def plot_needed(
     rates: Mapping[float, Rates], ax: Axes | None = None, *, over: str, along: str, within: float = 0.02
 ) -> Axes:
-    """Which schedule is needed where: the first one that comes within a share of the best.
+    """Plot a map of schedules: at each place the first one whose rate is within a share of the best.
 
     Parameters
     ----------
     rates : mapping of float to Rates
-        By what the upright axis is about; the schedules in the order of preference, such as the simplest first.
+        Rates by the value on the vertical axis, with schedules in order of preference, such as the simplest first.
     over, along : str
-        Labels of the horizontal and the upright axis, both logarithmic.
+        Labels of the horizontal and the vertical axis, both logarithmic.
     within : float
-        How much less than the best is as good.
+        Share by which a rate may fall short of the best.
     """
     ax = ax if ax is not None else plt.subplots(figsize=(9, 4), layout="constrained")[1]
-    rows = {place: needed(one, within) for place, one in rates.items()}
-    names = list(dict.fromkeys(name for one in rates.values() for name in one))
-    x, y = sorted({place for row in rows.values() for place in row}), sorted(rows)
-    chosen = np.array([[names.index(rows[j][i]) if i in rows[j] else np.nan for i in x] for j in y])
-    colours, norm = ListedColormap(_palette(names)), BoundaryNorm(np.arange(len(names) + 1) - 0.5, len(names))
+    rows = {place: needed(row_rates, within) for place, row_rates in rates.items()}
+    names = list(dict.fromkeys(chain.from_iterable(rates.values())))
+    x = sorted(set(chain.from_iterable(rows.values())))
+    y = sorted(rows)
+    chosen = np.full((len(y), len(x)), np.nan)
+    for (j, i), _ in np.ndenumerate(chosen):
+        if x[i] in rows[y[j]]:
+            chosen[j, i] = names.index(rows[y[j]][x[i]])
+    colours = ListedColormap(_palette(names))
+    norm = BoundaryNorm(np.arange(len(names) + 1) - 0.5, len(names))
     ax.pcolormesh(_edges(x), _edges(y), chosen, cmap=colours, norm=norm, edgecolors="white", linewidth=0.5)
     _over(ax, over, title="")
     ax.set_yscale("log")
@@ -164,7 +179,7 @@ def plot_needed(
 
 
 def needed(rates: Rates, within: float) -> dict[float, str]:
-    """The first schedule at each place that comes within a share of the best one."""
+    """Choose at each place the first schedule whose rate is within a share of the best."""
     chosen: dict[float, str] = {}
     for name, curve in against_best(rates).items():
         for place, share in curve.items():
@@ -176,8 +191,15 @@ def needed(rates: Rates, within: float) -> dict[float, str]:
 def _lines(curves: Rates, ax: Axes | None, over: str, title: str) -> Axes:
     ax = ax if ax is not None else plt.subplots(figsize=(9, 4), layout="constrained")[1]
     for (name, curve), colour, marker in zip(curves.items(), cycle(_COLOURS), cycle(_MARKERS), strict=False):
-        x, y = list(curve), list(curve.values())
-        ax.plot(x, y, marker + "-", color=colour, label=name, markersize=6, markerfacecolor="none")
+        ax.plot(
+            list(curve),
+            list(curve.values()),
+            marker + "-",
+            color=colour,
+            label=name,
+            markersize=6,
+            markerfacecolor="none",
+        )
     _over(ax, over, title)
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.02), frameon=False, fontsize=9)
     return ax
@@ -198,11 +220,14 @@ def _palette(names: Sequence[str]) -> list[str]:
 
 
 def _edges(centres: Sequence[float]) -> np.ndarray:
-    """Edges of cells around logarithmic centres; a single one reaches a factor of two."""
+    """Edges of cells around logarithmic centres; a single cell covers a factor of two."""
     logs = np.log(centres)
+    if len(logs) == 1:
+        return np.exp([logs[0] - np.log(2) / 2, logs[0] + np.log(2) / 2])
     between = (logs[1:] + logs[:-1]) / 2
-    half = (between[0] - logs[0], logs[-1] - between[-1]) if len(between) else (np.log(2) / 2,) * 2
-    return np.exp(np.concatenate(([logs[0] - half[0]], between, [logs[-1] + half[1]])))
+    first = logs[0] - (between[0] - logs[0])
+    last = logs[-1] + (logs[-1] - between[-1])
+    return np.exp(np.concatenate(([first], between, [last])))
 
 
 def _plain(value: float, _: object = None) -> str:
