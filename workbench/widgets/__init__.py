@@ -1,4 +1,4 @@
-"""What notebooks show: the dashboard, the strip and lane charts that it is made of, and sliders over any picture."""
+"""Widgets of notebooks: the dashboard, its live strip and lane charts, and sliders over any picture."""
 
 from workbench.widgets.dashboard.dashboard import Dashboard
 from workbench.widgets.explore import Explore

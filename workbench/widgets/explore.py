@@ -1,4 +1,4 @@
-"""Sliders over any function that draws; the same without widgets is a call of that function."""
+"""Sliders over the arguments of any function that draws."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class Explore(w.VBox):  # type: ignore[misc]
     plot : callable
         ``plot(ax=..., **values) -> Axes``, such as the package's plot functions. It may be called from any thread.
     figsize : (float, float)
-        Of the picture [inches].
+        Size of the picture [inches].
     **choices
-        What each argument may be: a sequence makes a slider, a mapping of labels to values a dropdown. A control
-        starts at the function's own default, or in the middle if that is none of the choices.
+        Values of each argument: a sequence makes a slider, a mapping of labels to values a dropdown. A control starts
+        at the function's default, or in the middle if that is none of the choices.
 
     Raises
     ------
     TypeError, ValueError
-        If the function has no such argument, or choices are none.
+        If the function has no such argument, or an argument has no choices.
     Exception
-        Whatever the function raises at the start; later it is told below the controls, beside the last good picture.
+        Any exception of the function's first call; later ones are shown below the controls, with the last good picture.
 
     Examples
     --------
@@ -53,15 +53,16 @@ class Explore(w.VBox):  # type: ignore[misc]
         **choices: Sequence[Any] | Mapping[str, Any],
     ) -> None:
         self._plot = plot
-        own = inspect.signature(plot).parameters
-        any_name = any(argument.kind is argument.VAR_KEYWORD for argument in own.values())
-        unknown = [name for name in choices if name == "ax" or not (any_name or name in own)]
-        if unknown:
-            raise TypeError(f"{plot} has no argument {unknown[0]!r} for a control to set; give those of {list(own)}.")
+        arguments = inspect.signature(plot).parameters
+        any_name = any(argument.kind is argument.VAR_KEYWORD for argument in arguments.values())
+        for name in choices:
+            if name == "ax" or not (any_name or name in arguments):
+                known = list(arguments)
+                raise TypeError(f"{plot} has no argument {name!r} for a control to set; give those of {known}.")
         self._figure = Figure(figsize=figsize, dpi=DPI, layout="constrained")
         self._canvas = FigureCanvasAgg(self._figure)
         width = f"{max((len(name) for name in choices), default=0) + 1}ch"
-        defaults = {name: argument.default for name, argument in own.items()}
+        defaults = {name: argument.default for name, argument in arguments.items()}
         self.controls = {name: _control(name, given, defaults.get(name), width) for name, given in choices.items()}
         self.picture = w.Image(format="png", layout=w.Layout(width=f"{figsize[0] * DPI:.0f}px", max_width="100%"))
         self.picture.add_class("wb-explored")
@@ -73,13 +74,14 @@ class Explore(w.VBox):  # type: ignore[misc]
 
     @property
     def values(self) -> dict[str, Any]:
-        """Where the controls stand."""
+        """Values of the controls."""
         return {name: control.value for name, control in self.controls.items()}
 
     def _follow(self, _: object) -> None:
         try:
-            self.picture.value, self.said.value = self._png(), ""
-        except Exception as error:  # raised in a callback, nobody would see it
+            self.picture.value = self._png()
+            self.said.value = ""
+        except Exception as error:  # an exception of a callback would not be shown
             self.said.value = alert(error)
 
     def _png(self) -> bytes:
@@ -90,24 +92,28 @@ class Explore(w.VBox):  # type: ignore[misc]
         return drawn.getvalue()
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        """With a still for pages that have no kernel."""
+        """The widget, and a still picture for pages without a kernel."""
         bundle: dict[str, Any] = super()._repr_mimebundle_(**kwargs)
         return {**bundle, "image/png": base64.b64encode(self.picture.value).decode()}
 
 
-def _control(name: str, given: Sequence[Any] | Mapping[str, Any], own: Any, width: str) -> Any:
+def _control(name: str, given: Sequence[Any] | Mapping[str, Any], default: Any, width: str) -> Any:
+    """A dropdown of a mapping or a slider of a sequence, at the default if that is a choice."""
     if not isinstance(given, Iterable):
         raise TypeError(f"{name} has the choices {given!r}; give a sequence, or a mapping of labels to values.")
     if isinstance(given, Mapping):
-        kind, options = w.Dropdown, list(given.items())
+        widget = w.Dropdown
+        options = list(given.items())
     else:
-        kind, options = w.SelectionSlider, [(_label(value), value) for value in given]
+        widget = w.SelectionSlider
+        options = [(_label(value), value) for value in given]
     if not options:
         raise ValueError(f"{name} has no choice; give at least one.")
     values = [value for _, value in options]
-    start = values.index(own) if own in values else len(values) // 2
-    style, layout = {"description_width": width}, w.Layout(**_WIDE)
-    return kind(options=options, index=start, description=name.replace("_", " "), style=style, layout=layout)
+    start = values.index(default) if default in values else len(values) // 2
+    style = {"description_width": width}
+    label = name.replace("_", " ")
+    return widget(options=options, index=start, description=label, style=style, layout=w.Layout(**_WIDE))
 
 
 def _label(value: Any) -> str:

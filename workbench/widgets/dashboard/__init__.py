@@ -1,1 +1,1 @@
-"""The dashboard: controls, predicted curves that follow them, and a live run beside."""
+"""The dashboard: controls, predicted curves that follow them, and a live run."""

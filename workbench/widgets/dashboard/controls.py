@@ -1,4 +1,4 @@
-"""The dashboard's dropdowns and sliders; what they stand for is a `Settings`."""
+"""The dashboard's dropdowns and sliders, whose values form a `Settings`."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from workbench.widgets.dashboard.settings import (
 
 _STYLE = {"description_width": "98px"}
 _WIDE = {"width": "336px"}
-_SLOWEST_LINK = 1 / 512  # of what the link can do
+_SLOWEST_LINK = 1 / 512  # of the link's full rate
 
 
 class Controls(w.VBox):  # type: ignore[misc]
-    """Choices of model, machine and schedule; sliders in steps of a quarter octave around the scenario's own values."""
+    """Dropdowns of model, machine and schedule; sliders in steps of a quarter octave around the scenario's values."""
 
     def __init__(self, base: Scenario, schedules: Sequence[Schedule]) -> None:
         own = settings_of(base, schedules[0])
-        self._base, self._own = base, own
-        models, machines = models_offered(base), machines_offered(base)
-        self.model = _dropdown("Model", [(name, model) for name, model in models.items()], own.model)
-        self.machine = _dropdown("Machine", [(name, machine) for name, machine in machines.items()], own.machine)
+        self._base = base
+        self._own = own
+        self.model = _dropdown("Model", list(models_offered(base).items()), own.model)
+        self.machine = _dropdown("Machine", list(machines_offered(base).items()), own.machine)
         self.schedule = _dropdown("Schedule", [(schedule.name, schedule) for schedule in schedules], own.schedule)
         self.requests = _slider("Requests", _counts(whole_ladder(own.requests, 1, 256)), own.requests)
         self.prompt_len = _slider("Prompt tokens", _counts(whole_ladder(own.prompt_len, 4, 512)), own.prompt_len)
@@ -52,7 +52,7 @@ class Controls(w.VBox):  # type: ignore[misc]
 
     @property
     def settings(self) -> Settings:
-        """Where the controls stand."""
+        """Values of the controls."""
         return Settings(
             self.model.value,
             self.machine.value,
@@ -70,7 +70,7 @@ class Controls(w.VBox):  # type: ignore[misc]
             control.observe(lambda _: react(self.settings), "value")
 
     def lock(self, locked: bool) -> None:
-        """Hold the controls where they are, or let them go."""
+        """Disable or enable the controls."""
         for control in self._all():
             control.disabled = locked
 
@@ -81,13 +81,13 @@ class Controls(w.VBox):  # type: ignore[misc]
         return ladder(self._own.kv_tokens, float(held.max()), 4 * max(float(held.sum()), self._own.kv_tokens))
 
     def _offer_machine(self) -> None:
-        """Take the link of the machine that was chosen, and a KV capacity for it."""
+        """Set the link and the KV capacity for the chosen machine."""
         own = self.machine.value == self._own.machine
         _offer(self.link, self._rates(), self._own.link if own else full_link(self.machine.value))
         self._offer_kv()
 
     def _offer_kv(self) -> None:
-        """Take the scenario's own KV capacity for its own model and machine, for others one that suits them."""
+        """Set the scenario's KV capacity for its own model and machine, and a suitable one for others."""
         now = self.settings
         own = (now.model, now.machine) == (self._own.model, self._own.machine)
         chosen = self._own.kv_tokens if own else suitable_kv(self._base, now, self.kv_steps)
@@ -117,6 +117,6 @@ def _slider(label: str, options: Sequence[tuple[str, Any]], value: Any) -> Any:
 
 
 def _offer(slider: Any, options: Sequence[tuple[str, float]], value: float) -> None:
-    """Give a slider other options and one of their values."""
+    """Set a slider's options and its value."""
     slider.options = options
     slider.value = value

@@ -1,4 +1,4 @@
-"""The dashboard's picture of predictions: one figure for its whole life, shown as a PNG."""
+"""The dashboard's picture of predictions: one figure that is redrawn and shown as a PNG."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from workbench.core.units import format_bytes
 from workbench.plots import frame_sweep, sweep_lines
 
 Pairs = Sequence[tuple[float, Result]]
-"""KV capacities [B], each with what is drawn there."""
+"""KV capacities [B], each with a result drawn there."""
 INK = "#7d858f"  # between the themes: contrast 3.7 to white, 5.0 to JupyterLab's dark grey
 SIZE = (6.0, 3.6)  # inches
 DPI = 100
 EMPTY = "These settings can be served at none of these KV capacities."
-_EDGE, _PALE = 0.06, 0.25
+_EDGE = 0.06  # share of the axis, at each end, where labels are aligned inwards
+_PALE = 0.25  # opacity of earlier curves
 _TOPS = (1, 1.5, 2, 3, 4, 5, 6, 8, 10)
-"""Where the upright axis may end, times a power of ten: few places, so that it mostly stays while a slider moves."""
+"""Ends of the vertical axis, times a power of ten: few, so that the axis rarely changes while a slider moves."""
 
 
 class CurvePicture:
-    """Draws pairs of KV capacity and result.
+    """A picture of pairs of KV capacity and result.
 
-    Axes and legend take nearly all of the time. They are drawn when they change and copied otherwise.
+    Axes and legend take nearly all of the drawing time, so they are drawn only when they change, and else copied.
     """
 
     def __init__(self) -> None:
@@ -45,9 +46,9 @@ class CurvePicture:
         self._frame: Any = None
 
     def png(self, pairs: Pairs, chosen: float, span: tuple[float, float], before: Pairs = ()) -> bytes:
-        """The picture with a mark at the chosen KV capacity, over capacities from one end to the other [B].
+        """Draw the pairs over the capacities of `span` [B], with a mark at the chosen one.
 
-        What was drawn before can be left to be seen, in pale, behind curves that are not whole yet.
+        The pairs of `before` stay visible in pale behind curves that are not complete yet.
         """
         for artist in (*self.ax.lines, *self.ax.texts):
             artist.remove()
@@ -57,12 +58,14 @@ class CurvePicture:
         new = sweep_lines(pairs, self.ax)
         self._set_frame(new, span, top_of((*pairs, *before)))
         self.canvas.restore_region(self._frame)  # type: ignore[no-untyped-call]
+        mark: list[Artist] = []
+        labels: list[Artist] = []
         if pairs:
-            words, mark = [], [self.ax.axvline(chosen, color=INK, linewidth=0.8)]
+            mark.append(self.ax.axvline(chosen, color=INK, linewidth=0.8))
         else:
-            words, mark = [self._text(math.sqrt(span[0] * span[1]), 0.5, EMPTY, "center")], []
-        words.append(self._text(chosen, 1.015, format_bytes(chosen), beside(chosen, span)))
-        for artist in (*old, *mark, *new, *words):
+            labels.append(self._text(math.sqrt(span[0] * span[1]), 0.5, EMPTY, "center"))
+        labels.append(self._text(chosen, 1.015, format_bytes(chosen), beside(chosen, span)))
+        for artist in (*old, *mark, *new, *labels):
             self.ax.draw_artist(artist)
         buffer = io.BytesIO()
         pixels = np.asarray(self.canvas.buffer_rgba())  # type: ignore[no-untyped-call]
@@ -70,7 +73,7 @@ class CurvePicture:
         return buffer.getvalue()
 
     def _text(self, capacity: float, height: float, words: str, where: str) -> Artist:
-        """Words over a KV capacity [B], at a share of the height."""
+        """Write words over a KV capacity [B], at a share of the height."""
         over = self.ax.get_xaxis_transform()
         return self.ax.text(capacity, height, words, transform=over, ha=where, fontsize=9, color=INK)
 
@@ -93,20 +96,22 @@ class CurvePicture:
 
 
 def top_of(pairs: Pairs) -> float:
-    """Where an upright axis ends that shows all rates, with little room above them."""
+    """Choose the end of a vertical axis that shows all rates with a small margin."""
     most = 1.02 * max((result.gen_tok_s for _, result in pairs), default=1.0)
     power = 10.0 ** math.floor(math.log10(most))
     return float(next(top * power for top in _TOPS if top * power >= most))
 
 
 def beside(chosen: float, span: tuple[float, float]) -> str:
-    """How words at a KV capacity are aligned: over it, but clear of what stands at the ends of the axis."""
+    """Choose the alignment of words at a KV capacity: centred, or inwards near the ends of the axis."""
     share = math.log(chosen / span[0]) / math.log(span[1] / span[0])
-    return "left" if share < _EDGE else "right" if share > 1 - _EDGE else "center"
+    if share < _EDGE:
+        return "left"
+    return "right" if share > 1 - _EDGE else "center"
 
 
 def _tone(ax: Axes) -> None:
-    """Make paper transparent and ink grey; by hand, as the rc parameters belong to every thread."""
+    """Make the background transparent and lines grey; not by rc parameters, which all threads share."""
     ax.set_facecolor("none")
     ax.tick_params(colors=INK, labelsize=9)
     legend = ax.get_legend()

@@ -1,4 +1,4 @@
-"""The first dashboard: predicted curves that follow the sliders, a live run beside them, and why the two differ."""
+"""The dashboard: predicted curves that follow the sliders, a live run, and an explanation of their difference."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ from workbench.widgets.parts.gantt import Gantt
 from workbench.widgets.parts.newest import Newest
 from workbench.widgets.parts.words import alert, digits, in_figures, paragraphs
 
-POINTS = 11  # of a curve
-PATIENCE = (0.03, 0.15)  # seconds until an unfinished curve is shown, and from then on until the next
-FIRST = 3.0  # seconds that the first curve may keep the cell waiting, so that a still has it whole
+POINTS = 11  # points of a curve
+PATIENCE = (0.03, 0.15)  # seconds until an unfinished curve is shown, and between further ones
+FIRST = 3.0  # most seconds that a cell waits for the first curve, so that its still picture is complete
 _STYLE = Path(__file__).with_name("dashboard.css")
 
 
 class Dashboard(w.VBox):  # type: ignore[misc]
-    """Explore a scenario around what it was wired for, and run it where there are weights.
+    """Explore settings around those of a scenario, and run them where there are weights.
 
     The same by plain calls: `wb.sweep`, `wb.start`, `wb.compare` and `workbench.plots.plot_lanes`.
 
-    There is one at a time: a new one, such as that of a cell run again, closes the one before and stops its run, since
-    two live runs would share the cores and disturb each other's measurement. The class finds the one before in a weak
-    set, which forgets those that are gone without anybody's doing.
+    Only one dashboard is open at a time: a new one, such as that of a cell that is run again, closes the earlier one
+    and stops its run, since two live runs would share the cores and disturb each other's measurement. The class keeps
+    open dashboards in a weak set.
 
     Parameters
     ----------
     scenario : Scenario
-        Gives pipeline, scheduler and block size, and where the controls stand at first.
+        Pipeline, scheduler and block size, and the controls' first values.
     schedules : sequence of Schedule
-        Those compared, the pipeline's `contenders` unless given; the first is chosen to run live.
+        Schedules to compare, by default the pipeline's `contenders`; the first is chosen to run live.
     workload : callable
-        ``(model, requests, prompt_len, output_len) -> Workload``; seeded random tokens unless given.
+        ``(model, requests, prompt_len, output_len) -> Workload``, by default of seeded random tokens.
 
     Examples
     --------
@@ -80,7 +80,8 @@ class Dashboard(w.VBox):  # type: ignore[misc]
         self.controls = Controls(scenario, schedules)
         self.curves = w.Image(format="png")
         self.curves.add_class("wb-curves")
-        self.said, self.words = w.HTML(), w.HTML()
+        self.said = w.HTML()
+        self.words = w.HTML()
         self.said.add_class("wb-said")
         self.words.add_class("wb-words")
         self.live = LivePanel(self._start, self._ended, self.controls.lock)
@@ -108,11 +109,11 @@ class Dashboard(w.VBox):  # type: ignore[misc]
     def _follow(self, settings: Settings, overtaken: Callable[[], bool]) -> None:
         try:
             self._paint(settings, overtaken)
-        except Exception as error:  # nobody waits for the painting thread: what stops it must be seen
+        except Exception as error:  # an exception of the painting thread would not be shown
             self.said.value = alert(error)
 
     def _paint(self, settings: Settings, overtaken: Callable[[], bool]) -> None:
-        """Draw the curves for these settings; what takes longer is shown on its way. Only one thread calls this."""
+        """Draw the curves for these settings, incomplete ones at intervals. Only one thread calls this."""
         due = time.monotonic() + PATIENCE[0]
         points: list[SweepPoint] = []
         self._check(settings)
@@ -135,9 +136,10 @@ class Dashboard(w.VBox):  # type: ignore[misc]
             self.live.allow(why_not_live(self._predictions.scenario(settings)))
 
     def _draw(self, settings: Settings, points: Sequence[SweepPoint], before: Pairs = ()) -> Pairs:
-        """Show points and what was measured at these settings; the pairs drawn."""
+        """Draw points and the measurements at these settings; return the drawn pairs."""
         pairs = [(point.kv_capacity, result) for point in points for result in point.results]
-        steps, capacity = self.controls.kv_steps, self._predictions.capacity
+        steps = self.controls.kv_steps
+        capacity = self._predictions.capacity
         ends = (capacity(replace(settings, kv_tokens=steps[0])), capacity(replace(settings, kv_tokens=steps[-1])))
         pairs += [(capacity(run), result) for run, result in self._measured if _beside(run, settings)]
         self.curves.value = self._picture.png(pairs, capacity(settings), ends, before)
@@ -183,10 +185,13 @@ class Dashboard(w.VBox):  # type: ignore[misc]
 
 
 def _beside(one: Settings, other: Settings) -> bool:
-    """Whether two settings differ in KV capacity and schedule only, and so belong into one picture."""
+    """True if two settings differ only in KV capacity and schedule, and so belong in one picture."""
     return replace(one, kv_tokens=other.kv_tokens, schedule=other.schedule) == other
 
 
 def _inside(widget: Any) -> list[Any]:
-    """Every widget in a box, innermost first."""
-    return [found for child in getattr(widget, "children", ()) for found in (*_inside(child), child)]
+    """All widgets in a box, innermost first."""
+    found: list[Any] = []
+    for child in getattr(widget, "children", ()):
+        found += [*_inside(child), child]
+    return found

@@ -1,4 +1,4 @@
-"""The dashboard's live half: buttons, progress and gauges of one run at a time."""
+"""The dashboard's live panel: buttons, progress and gauges of one run at a time."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from workbench.widgets.parts.monitor import CHANNELS, Monitor
 from workbench.widgets.parts.strip import Strip
 from workbench.widgets.parts.words import alert
 
-PERIOD = 1 / 8  # seconds between two pictures of a run
+PERIOD = 1 / 8  # seconds between two updates
 _BARS = {RunState.FINISHED: "success", RunState.PAUSED: "warning", RunState.FAILED: "danger"}
 
 
 class LivePanel(w.VBox):  # type: ignore[misc]
     """Start, Pause and Stop, a progress bar and gauges.
 
-    Clicks come on any thread and only tell the run what to do. `show` derives all that is seen from the run's state,
-    whoever calls it, one at a time; a thread calls it eight times a second while a run is live, whatever the notebook's
-    cells do meanwhile. It waits for no answer from a browser: there may be none, or several.
+    Clicks come on any thread and only control the run. `show` derives all that is displayed from the run's state, under
+    a lock; a thread calls it eight times a second while a run is live, also while cells of the notebook are busy. It
+    waits for no answer from a browser: there may be none, or several.
 
     Parameters
     ----------
@@ -34,17 +34,21 @@ class LivePanel(w.VBox):  # type: ignore[misc]
     ended : callable
         Called with a run that has ended, before the next can be started.
     hold : callable
-        Called with whether settings must stay as they are, since what is shown is a run of them.
+        Called with True while a run of the settings is shown, so that they must not change, and then with False.
     """
 
     def __init__(
         self, start: Callable[[], LiveRun], ended: Callable[[LiveRun], None], hold: Callable[[bool], None]
     ) -> None:
-        self._start_run, self._ended, self._hold = start, ended, hold
+        self._start_run = start
+        self._ended = ended
+        self._hold = hold
         self.run: LiveRun | None = None
         self._watched = False
-        self._obstacle, self._failure = "", ""
-        self._lock, self._closed = threading.RLock(), threading.Event()
+        self._obstacle = ""
+        self._failure = ""
+        self._lock = threading.RLock()
+        self._closed = threading.Event()
         self.start = _button("Start", "play", "Run these settings on this computer", self._on_start)
         self.pause = _button("Pause", "pause", "Hold the run, or let it go on", self._on_pause)
         self.stop = _button("Stop", "stop", "End the run; what was served so far is kept", self._on_stop)
@@ -57,13 +61,14 @@ class LivePanel(w.VBox):  # type: ignore[misc]
         self.show()
 
     def allow(self, obstacle: str) -> None:
-        """Say why the present settings cannot run live, or with an empty text that they can."""
+        """Set the reason why the current settings cannot run live; an empty text allows them."""
         with self._lock:
-            self._obstacle, self._failure = obstacle, ""
+            self._obstacle = obstacle
+            self._failure = ""
             self.show()
 
     def shut(self) -> None:
-        """Stop the run and watch it no longer."""
+        """Stop the run and the thread that watches it."""
         self._closed.set()
         if self.run is not None:
             self.run.stop()
@@ -84,7 +89,10 @@ class LivePanel(w.VBox):  # type: ignore[misc]
 
     def _on_pause(self, _: object) -> None:
         if self.run is not None:
-            (self.run.resume if self.run.state is RunState.PAUSED else self.run.pause)()
+            if self.run.state is RunState.PAUSED:
+                self.run.resume()
+            else:
+                self.run.pause()
             self.show()
 
     def _on_stop(self, _: object) -> None:
@@ -96,9 +104,10 @@ class LivePanel(w.VBox):  # type: ignore[misc]
         monitor = Monitor()
         self.strip.clear()
         try:
-            ended, seconds = False, 0.0
+            ended = False
+            seconds = 0.0
             while not ended and not self._closed.wait(PERIOD):
-                ended = run.state.ended  # asked before the figures, so that the last picture has the last figures
+                ended = run.state.ended  # read before the progress, so that the last update has the final figures
                 progress = run.progress
                 if progress.iterations and progress.seconds > seconds:
                     seconds = progress.seconds
@@ -106,7 +115,7 @@ class LivePanel(w.VBox):  # type: ignore[misc]
                 self.show()
             if not self._closed.is_set():
                 self._ended(run)
-        except Exception as error:  # nobody waits for this thread: what stops it must be seen
+        except Exception as error:  # an exception of this thread would not be shown
             self._failure = alert(error)
         finally:
             with self._lock:
@@ -114,7 +123,7 @@ class LivePanel(w.VBox):  # type: ignore[misc]
                 self.show()
 
     def show(self) -> None:
-        """Bring buttons, bar and status in line with the run."""
+        """Update buttons, bar and status from the run."""
         with self._lock:
             run = self.run
             state = run.state if run is not None else None
@@ -125,13 +134,14 @@ class LivePanel(w.VBox):  # type: ignore[misc]
             paused = state is RunState.PAUSED
             self.pause.description, self.pause.icon = ("Resume", "play") if paused else ("Pause", "pause")
             if run is not None and state is not None:
-                self.bar.max, self.bar.value = max(1, run.progress.total), run.progress.emitted
+                self.bar.max = max(1, run.progress.total)
+                self.bar.value = run.progress.emitted
                 self.bar.bar_style = _BARS.get(state, "")
             self.status.value = self._failure or status(state, run, self._obstacle)
 
 
 def status(state: RunState | None, run: LiveRun | None, obstacle: str) -> str:
-    """One line on where the run stands, or why there is none."""
+    """Describe the state of the run in one line, or the reason why there is none."""
     if obstacle and (state is None or state.ended):
         return escaped(f"Cannot run live: {obstacle}.")
     if run is None or state is None:

@@ -1,4 +1,4 @@
-"""What is predicted at any position of the dashboard's controls, remembered while they move."""
+"""Predictions at any position of the dashboard's controls, with a cache."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ class Predictions:
     """Points of a sweep for settings around a scenario."""
 
     def __init__(self, base: Scenario, schedules: Sequence[Schedule], workload: WorkloadOf) -> None:
-        self._base, self._schedules = base, tuple(schedules)
+        self._base = base
+        self._schedules = tuple(schedules)
         self._workload = lru_cache(maxsize=8)(workload)
         self._lengths = lru_cache(maxsize=8)(lambda *sizes: replace(self._workload(*sizes), requests=()))
         self._remembered = lru_cache(maxsize=_REMEMBERED)(self._predict)
 
     def scenario(self, settings: Settings) -> Scenario:
-        """The scenario of these settings, as it would run.
+        """Return the scenario of these settings, ready to run.
 
         Raises
         ------
         WorkbenchError
-            If the settings do not go together.
+            If the settings disagree.
         """
         return scenario_of(self._base, settings, self._workload)
 
     def point(self, settings: Settings) -> SweepPoint:
-        """Bound and simulations at these settings, whatever their schedule; whatever is wrong is told, not raised."""
+        """Predict bound and simulations of all schedules at these settings; the point holds an error as text."""
         return self._remembered(replace(settings, schedule=self._schedules[0]))
 
     def capacity(self, settings: Settings) -> float:
@@ -52,6 +53,6 @@ class Predictions:
 
 
 def outward(steps: Sequence[float], centre: float, most: int) -> list[float]:
-    """At most about `most` of the steps, always the same ones, and the centre; those nearest to it first."""
+    """Choose about `most` of the steps, always the same ones, and the centre, ordered by distance from the centre."""
     chosen = {*steps[:: max(1, round(len(steps) / most))], steps[-1], centre}
     return sorted(chosen, key=lambda step: max(step / centre, centre / step))

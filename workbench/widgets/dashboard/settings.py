@@ -1,4 +1,4 @@
-"""What the dashboard's controls stand for, as values: settings, the scenario they make, and what there is to choose."""
+"""Settings of the dashboard's controls, the scenario of settings, and the choices of models and machines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Settings:
     Attributes
     ----------
     model, machine, schedule
-        As chosen; the machine with its whole link.
+        The chosen ones; the machine with its full link rate.
     requests, prompt_len, output_len : int
         Workload [requests, tokens, tokens].
     kv_tokens : float
@@ -49,16 +49,17 @@ class Settings:
 
 
 def scenario_of(base: Scenario, settings: Settings, workload: WorkloadOf) -> Scenario:
-    """The scenario that the settings describe, with the pipeline, scheduler and block size of `base`.
+    """Return the scenario of the settings, with the pipeline, scheduler and block size of `base`.
 
     Precisions are those of `base` for its own model, else the model's own.
 
     Raises
     ------
     WorkbenchError
-        If the settings do not go together, for example if the longest request does not fit the KV cache.
+        If the settings disagree, for example if the longest request does not fit the KV cache.
     """
-    memory, model = base.memory, settings.model
+    memory = base.memory
+    model = settings.model
     if model != base.model:
         memory = replace(memory, weights=None, kv=None)
     return base.on(
@@ -70,7 +71,7 @@ def scenario_of(base: Scenario, settings: Settings, workload: WorkloadOf) -> Sce
 
 
 def settings_of(base: Scenario, schedule: Schedule) -> Settings:
-    """The settings nearest to a scenario: its mean lengths for every request."""
+    """Return the settings nearest to a scenario, with its mean lengths for all requests."""
     capacity = parse_bytes(base.memory.kv_capacity)
     return Settings(
         base.model,
@@ -85,14 +86,16 @@ def settings_of(base: Scenario, schedule: Schedule) -> Settings:
 
 
 def suitable_kv(base: Scenario, settings: Settings, steps: Sequence[float]) -> float:
-    """Of some KV capacities the least that holds all requests at once, or the largest that the memories have room for.
+    """Choose the least KV capacity that holds all requests at once, or else the largest that fits the memories.
 
-    The least of all where none fits: what is wrong is then told of it.
+    The least of all is returned where none fits; its prediction tells the reason.
     """
     wanted = settings.requests * (settings.prompt_len + settings.output_len)
     enough = next((place for place, step in enumerate(steps) if step >= wanted), len(steps) - 1)
-    tried = (replace(settings, kv_tokens=step) for step in reversed(steps[: enough + 1]))
-    return next((one.kv_tokens for one in tried if _fits(base, one)), steps[0])
+    for step in reversed(steps[: enough + 1]):
+        if _fits(base, replace(settings, kv_tokens=step)):
+            return step
+    return steps[0]
 
 
 def _fits(base: Scenario, settings: Settings) -> bool:
@@ -103,12 +106,12 @@ def _fits(base: Scenario, settings: Settings) -> bool:
 
 
 def lengths_alone(model: ModelConfig, requests: int, prompt_len: int, output_len: int) -> Workload:
-    """Requests of one length without token ids, for what is only predicted."""
+    """Return requests of one length without token ids, for predictions."""
     return Workload.lengths(prompt_len, output_len, requests)
 
 
 def why_not_live(scenario: Scenario) -> str:
-    """Why the live engine cannot take this scenario, in one line; empty if it can."""
+    """Return the reason why the live engine cannot run this scenario, or an empty string."""
     if scenario.model.path is None:
         return f"{scenario.model.name} has no weights here"
     if not scenario.machine.is_local:
@@ -119,54 +122,54 @@ def why_not_live(scenario: Scenario) -> str:
 
 
 def random_tokens(model: ModelConfig, requests: int, prompt_len: int, output_len: int) -> Workload:
-    """Requests of one length with seeded random token ids."""
+    """Return requests of one length with seeded random token ids."""
     drawn = np.random.default_rng(0).integers(model.vocab_size, size=(requests, prompt_len)).tolist()
     workload = Workload.of((Request(tuple(prompt), output_len) for prompt in drawn), name="random tokens")
     return replace(workload, synthetic=True)
 
 
 def kv_bytes_per_token(base: Scenario, model: ModelConfig) -> int:
-    """KV of one token of `model` in the precision it has in the dashboard [B]."""
+    """Size of one token's KV of `model` in the dashboard's precision [B]."""
     return model.kv_bytes_per_token(base.precision.kv if model == base.model else model.dtype)
 
 
 def slowed(machine: Machine, link: float) -> Machine:
-    """The machine with its link at `link` [B/s], unthrottled at its full rate."""
+    """Limit the machine's link to `link` [B/s]; at the full rate the machine is returned unthrottled."""
     return machine if link >= full_link(machine) else machine.limit(link=link)
 
 
 def full_link(machine: Machine) -> float:
-    """Rate that both directions reach [B/s]."""
+    """Rate of the slower direction of the link [B/s]."""
     return min(machine.link.h2d, machine.link.d2h)
 
 
 def with_whole_link(machine: Machine) -> Machine:
-    """The machine as it was before its link was slowed, where that is known."""
+    """Return the machine with its full link rate, where that is known."""
     if not machine.throttled:
         return machine
     known = Machine.local() if machine.is_local else machines.get(machine.name)
     if known is None:
         return machine
-    sources = {**machine.sources, **{name: text for name, text in known.sources.items() if name.startswith("link.")}}
-    return replace(machine, link=known.link, throttled=False, sources=sources)
+    link_sources = {name: text for name, text in known.sources.items() if name.startswith("link.")}
+    return replace(machine, link=known.link, throttled=False, sources={**machine.sources, **link_sources})
 
 
 def models_offered(base: Scenario) -> Mapping[str, ModelConfig]:
-    """The scenario's model, the checkpoints on this computer and the catalogue, by name."""
+    """List the scenario's model, the checkpoints on this computer and the catalogue's models, by name."""
     found = {base.model.name: base.model}
     for folder in (data_path("models"), cache_path("models")):
         for file in sorted(folder.glob("*/config.json")):
             try:
                 model = checkpoint(file.parent)
             except (CheckpointError, OSError):
-                continue  # half written, or of an architecture that nothing here can run
+                continue  # incomplete, or of an architecture that is not supported
             if model.path not in [known.path for known in found.values()]:
                 found.setdefault(model.name, model)
     return {**found, **{name: model for name, model in models.items() if name not in found}}
 
 
 def machines_offered(base: Scenario) -> Mapping[str, Machine]:
-    """The scenario's machine, this computer and the catalogue, by name."""
+    """List the scenario's machine, this computer and the catalogue's machines, by name."""
     found = {base.machine.name: with_whole_link(base.machine)}
     if not base.machine.is_local:
         local = Machine.local()
@@ -175,12 +178,12 @@ def machines_offered(base: Scenario) -> Mapping[str, Machine]:
 
 
 def ladder(anchor: float, low: float, high: float) -> tuple[float, ...]:
-    """Steps of a quarter octave through `anchor`, from `low` to `high`; the anchor itself in any case."""
+    """Return steps of a quarter octave through `anchor`, from `low` to `high`; always with the anchor."""
     first = math.ceil(_STEPS_PER_OCTAVE * math.log2(min(low, anchor) / anchor))
     last = math.floor(_STEPS_PER_OCTAVE * math.log2(max(high, anchor) / anchor))
     return tuple(anchor * 2 ** (step / _STEPS_PER_OCTAVE) for step in range(first, last + 1))
 
 
 def whole_ladder(anchor: int, low: int, high: int) -> tuple[int, ...]:
-    """`ladder` in whole numbers."""
+    """Return the steps of `ladder` as integers."""
     return tuple(sorted({round(step) for step in ladder(anchor, low, high)}))

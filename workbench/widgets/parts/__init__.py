@@ -1,1 +1,1 @@
-"""What dashboards share: lane charts, the live strip and its gauges, the newest-wins worker, and wording."""
+"""Parts of dashboards: lane charts, the live strip and its gauges, the newest-wins worker, and wording."""

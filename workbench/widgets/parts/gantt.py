@@ -1,4 +1,4 @@
-"""Lane charts to zoom into: several timelines, one above the other, on one time axis."""
+"""Lane charts with zoom: several timelines, one above the other, on one time axis."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from workbench.plots import TASK_COLOURS
 
 
 class Gantt(anywidget.AnyWidget):
-    """Wheel or + and - zoom, drag or arrow keys pan, a double click or 0 shows everything; hovering names a task.
+    """A lane chart that follows mouse and keys.
 
-    Idle time tells for what the next task waited. Tasks narrower than a pixel are drawn together, as high as the share
-    of it in which they kept the lane busy.
+    The wheel or + and - zoom, drag or arrow keys pan, and a double click or 0 shows the whole chart. The pointer shows
+    the name of a task, or in idle time the task that the next one waited for. Tasks narrower than a pixel are drawn
+    together, as high as the share of it in which they kept the lane busy.
     """
 
     _esm = Path(__file__).with_name("gantt.js")
@@ -27,18 +28,19 @@ class Gantt(anywidget.AnyWidget):
     tracks: traitlets.List[Any] = traitlets.List().tag(sync=True)
 
     def show(self, titled: Sequence[tuple[str, Timeline]]) -> None:
-        """Draw these timelines, each from its own first start; none at all clears the chart."""
+        """Draw these timelines, each from its own begin; an empty sequence clears the chart."""
         with self.hold_sync():
             self.labels = {code: label for _, timeline in titled for code, label in timeline.labels.items()}
             self.tracks = [track(title, timeline) for title, timeline in titled]
 
 
 def track(title: str, timeline: Timeline) -> dict[str, Any]:
-    """What the browser needs of a timeline: lanes, spans as [lane number, start, end, name, iteration], and idle time.
+    """Convert a timeline for the browser: lanes, spans as [lane number, start, end, name, iteration], and idle time.
 
-    Idle time is [lane number, start, end, the task that was waited for].
+    Idle time is [lane number, start, end, the task that the next one waited for].
     """
-    lanes, begin = timeline.lanes, timeline.begin
+    lanes = timeline.lanes
+    begin = timeline.begin
     spans = [[lanes.index(s.lane), s.start - begin, s.end - begin, s.name, s.iteration] for s in timeline]
     idle = [[lanes.index(b.lane), b.start - begin, b.end - begin, b.after] for b in timeline.bubbles()]
     return {"title": title, "lanes": lanes, "spans": spans, "idle": idle}

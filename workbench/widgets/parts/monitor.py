@@ -1,4 +1,4 @@
-"""From snapshots of a live run to what its gauges show."""
+"""Readings of the gauges from snapshots of a live run."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from workbench.serving import Progress
 from workbench.widgets.parts.words import digits
 
 LANES = ("gpu", "cpu", "d2h", "h2d")
-WINDOW = 3.0  # seconds over which rates are taken: several iterations of a small model
+WINDOW = 3.0  # seconds of a rate: several iterations of a small model
 _SHARE = 1.0  # the top of a scale of shares
 
 
 class Channel(NamedTuple):
-    """One gauge: its label, and the top of its scale where that is fixed."""
+    """One gauge: its label, and the top of its scale if that is fixed."""
 
     label: str
     top: float | None = None
 
 
 class Reading(NamedTuple):
-    """One gauge at one time: the value that is drawn, and two texts beside it."""
+    """One gauge at one time: the drawn value and two texts beside it."""
 
     value: float
     text: str
@@ -38,9 +38,10 @@ CHANNELS = (
 
 
 class Monitor:
-    """Readings of CHANNELS from one snapshot after the other.
+    """Readings of CHANNELS from a series of snapshots.
 
-    Tokens are counted when an iteration ends, so their rates are taken between ends of iterations; lanes are read now.
+    Tokens are counted when an iteration ends, so their rates are those between ends of iterations; lanes are read at
+    each snapshot.
     """
 
     def __init__(self, window: float = WINDOW) -> None:
@@ -49,14 +50,16 @@ class Monitor:
         self._seen: deque[Progress] = deque([Progress()])
 
     def read(self, now: Progress) -> list[Reading]:
-        """What the gauges show at this snapshot."""
+        """Compute the readings at this snapshot."""
         if now.iterations > self._ends[-1].iterations:
             self._ends.append(now)
         self._seen.append(now)
         for kept in (self._ends, self._seen):
             while len(kept) > 2 and now.seconds - kept[1].seconds > self._window:
                 kept.popleft()
-        first, last, since = self._ends[0], self._ends[-1], self._seen[0]
+        first = self._ends[0]
+        last = self._ends[-1]
+        since = self._seen[0]
         output = _rate(last.emitted - first.emitted, last.seconds - first.seconds)
         prompt = _rate(last.prefill - first.prefill, last.seconds - first.seconds)
         used = now.used_blocks / now.blocks if now.blocks else 0.0

@@ -1,4 +1,4 @@
-"""A worker thread that cares for the newest request only."""
+"""A worker thread that processes only the newest value."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ T = TypeVar("T")
 
 
 class Newest(Generic[T]):
-    """Calls `work(value, overtaken)` in a daemon thread with the newest value put; whatever waited longer is dropped.
+    """A worker that calls `work(value, overtaken)` in a daemon thread with the newest value; older ones are dropped.
 
-    `overtaken` tells the work in progress that a newer value waits, or that nobody does any more: it may then give up.
+    `overtaken()` is true once a newer value waits or the work was cancelled: the work in progress may then return.
     """
 
     def __init__(self, work: Callable[[T, Callable[[], bool]], None], name: str) -> None:
-        self._work, self._name = work, name
+        self._work = work
+        self._name = name
         self._changed = threading.Condition()
         self._waiting: list[T] = []
         self._busy = self._cancelled = self._closed = False
         self._thread: threading.Thread | None = None
 
     def put(self, value: T) -> None:
-        """Ask for the work to be done with this value, soon; returns at once."""
+        """Replace the waiting value by this one and return at once."""
         with self._changed:
             self._waiting = [value]
             self._changed.notify_all()
@@ -32,18 +33,19 @@ class Newest(Generic[T]):
                 self._thread.start()
 
     def cancel(self) -> None:
-        """Give up what is waiting and what is being done."""
+        """Drop the waiting value and cancel the work in progress."""
         with self._changed:
-            self._waiting, self._cancelled = [], True
+            self._waiting = []
+            self._cancelled = True
 
     def close(self) -> None:
-        """Give up what is being done and end."""
+        """Cancel the work in progress and end the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def wait(self, timeout: float) -> bool:
-        """Wait until nothing is left to do; False if that took longer than `timeout` [s]."""
+        """Wait until no work is left; return False if that takes longer than `timeout` [s]."""
         with self._changed:
             return self._changed.wait_for(lambda: not (self._waiting or self._busy) or self._closed, timeout)
 
@@ -64,6 +66,8 @@ class Newest(Generic[T]):
             self._changed.wait_for(lambda: self._waiting or self._closed)
             if self._closed:
                 return None
-            taken, self._waiting = self._waiting, []
-            self._busy, self._cancelled = True, False
+            taken = self._waiting
+            self._waiting = []
+            self._busy = True
+            self._cancelled = False
             return taken

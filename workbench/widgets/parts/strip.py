@@ -1,4 +1,4 @@
-"""Live strip chart: gauges whose history runs past. The kernel sends new samples only, a few hundred bytes each."""
+"""Live strip chart: gauges with a history, which receive only new samples of a few hundred bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HISTORY = 480  # samples: a minute at 8 Hz
 
 
 class Strip(anywidget.AnyWidget):
-    """A small chart per channel, with its value in figures.
+    """A small chart per channel, with its current value as text.
 
     Parameters
     ----------
@@ -33,17 +33,17 @@ class Strip(anywidget.AnyWidget):
         self.on_msg(self._resend)
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Remove all samples."""
         self._history.clear()
         self.send({"fresh": True, "samples": []})
 
     def add(self, seconds: float, readings: Sequence[Reading]) -> None:
-        """Show the channels' readings at a time of the run."""
+        """Show the channels' readings at a time of the run [s]."""
         values, texts, notes = zip(*readings, strict=True)
         sample = [seconds, values, texts, notes]
         self._history.append(sample)
         self.send({"samples": [sample]})
 
     def _resend(self, *_: object) -> None:
-        """A page that was opened or loaded again asks for what it missed."""
+        """Send the history to a page that was opened or loaded again."""
         self.send({"fresh": True, "samples": list(self._history)})

@@ -1,4 +1,4 @@
-"""Errors and explanations as the dashboard words them."""
+"""Wording of the dashboard's errors and explanations."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _RED = "color: var(--jp-error-color1, #b00020)"
 
 
 def alert(error: BaseException | str) -> str:
-    """An error in one sentence; one that nobody raised on purpose is named by its class as well."""
+    """Format an error in one sentence, with its class if it is not the workbench's."""
     text = str(error) if isinstance(error, WorkbenchError | str) else f"{type(error).__name__}: {error}"
     return f"<span role='alert' style='{_RED}'>{escaped(text)}</span>" if text else ""
 
 
 def digits(value: float) -> str:
-    """Three digits, more before the point: ``0.123``, ``45.6``, ``1,234``."""
+    """Format a number with three digits, or all before the point: ``0.123``, ``45.6``, ``1,234``."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def in_figures(point: SweepPoint) -> str:
-    """What the curves say at one KV capacity."""
+    """Sum up the curves at one KV capacity in one sentence."""
     rates = [
         f"{'bound' if result.source is Source.BOUND else result.schedule} {digits(result.gen_tok_s)}"
         for result in point.results
@@ -34,5 +34,5 @@ def in_figures(point: SweepPoint) -> str:
 
 
 def paragraphs(sentences: Iterable[str]) -> str:
-    """One paragraph per sentence."""
+    """Format sentences as HTML paragraphs."""
     return "".join(f"<p>{escaped(sentence)}</p>" for sentence in sentences)
