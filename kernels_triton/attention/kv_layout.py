@@ -37,7 +37,7 @@ def append_kv(
     TypeError
         If an operand has another dtype.
     ValueError
-        If shapes, memory layout or devices disagree, an operand overlaps the cache or asks for a gradient, or (on the
+        If shapes, memory layout or devices disagree, an operand overlaps the cache or requires a gradient, or (on the
         CPU) a slot is out of range or occurs twice.
 
     Examples

@@ -28,7 +28,7 @@ def layer_norm(
     ----------
     x : (T, M) fp32, fp16 or bf16
         Rows may be strided, columns not.
-    weight, bias : (M,) of the same type; no bias unless given
+    weight, bias : (M,) of the same type; by default no bias
     eps : float
     backend : "triton", "triton-interpret" or "torch", optional
         By default Triton for GPU tensors, torch for others and where an operand requires a gradient.

@@ -90,7 +90,7 @@ def fused_moe(
     Raises
     ------
     TypeError
-        If an operand is of another kind, or dtypes do not go together.
+        If an operand is of another kind, or dtypes disagree.
     ValueError
         If shapes, memory layout or devices disagree, `out` overlaps an operand, an id or its page is out of range (on
         the CPU), or an argument is given that the kernel for these experts does not take.
