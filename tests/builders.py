@@ -220,7 +220,7 @@ def shared_cores(draw: st.DrawFn) -> Cores:
     """How two lanes may share 2 to 8 cores."""
     losses = {
         name: draw(rates(1e-13, 1e-9) | st.just(0.0))
-        for name in ("mover", "gpu_drag", "cpu_drag", "gpu_team_drag", "cpu_team_drag")
+        for name in ("mover", "gpu_slowdown", "cpu_slowdown", "gpu_team_slowdown", "cpu_team_slowdown")
     }
     return replace(Cores.of(draw(st.sampled_from([2, 3, 8]))), **losses)
 

@@ -9,7 +9,7 @@ from tests.examples import examples
 from tests.systems import MIXED
 from workbench.core.errors import PipelineError
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload, resolve
-from workbench.pipeline.layer_graph import Kind, layer_graph
+from workbench.pipeline.layer_graph import NodeKind, layer_graph
 from workbench.schedules import Sequential
 from workbench.stages import (
     Op,
@@ -106,5 +106,5 @@ def test_equal_stages_at_several_positions_stay_apart(times, trips):
     assert [stage.op for stage in layer.stages].count(again) == times + trips
     graph = layer_graph(layer)
     assert [stage.op for node in graph.nodes for stage in node.stages].count(again) == times + trips
-    assert len(resolve(layer).carries) == 2 * trips == sum(node.kind is Kind.MOVE for node in graph.nodes)
+    assert len(resolve(layer).carries) == 2 * trips == sum(node.kind is NodeKind.MOVE for node in graph.nodes)
     assert len({node.code for node in graph.nodes}) == len(graph.nodes)

@@ -20,7 +20,7 @@ from tests.builders import batches, make_batch, wirings
 from tests.examples import examples
 from tests.systems import PIPELINES
 from workbench.pipeline import Element, Fork, Piece, Pipeline, cpu, fetch, gpu, load, offload
-from workbench.pipeline.layer_graph import EMBED, HEAD, Kind, LayerGraph, Node, layer_graph
+from workbench.pipeline.layer_graph import EMBED, HEAD, LayerGraph, Node, NodeKind, layer_graph
 from workbench.scheduler.batch import Batch
 from workbench.schedules import KTransformers, Schedule, Sequential, Step, VSLPipe
 from workbench.schedules.plan import Carry, Plan, Task
@@ -33,7 +33,7 @@ def positions(graph: LayerGraph) -> dict[int, range]:
     """Of each segment, by the identity of its node: the positions of its stages in the layer."""
     found, first = {}, 0
     for node, in_last_layer in zip(graph.nodes, graph.last, strict=True):
-        if node.kind is Kind.SEGMENT:
+        if node.kind is NodeKind.SEGMENT:
             found[id(node)] = found[id(in_last_layer)] = range(first, first + len(node.stages))
             first += len(node.stages)
     return found
@@ -80,14 +80,14 @@ def accesses(task: Task, plan: Plan, places: dict[int, range]) -> Iterator[Acces
     """Memory cells, (buffer or "cache", row class or layer, device), that a task reads and writes, in its own order."""
     node, gpu_, cpu_ = task.node, Place.GPU, Place.CPU
     there = cpu_ if node.lane == "d2h" else gpu_
-    if node.kind is Kind.EMBED:
+    if node.kind is NodeKind.EMBED:
         yield from (("write", (*piece, gpu_), (-1, -1)) for piece in X)
-    elif node.kind is Kind.HEAD:
+    elif node.kind is NodeKind.HEAD:
         yield from (("read", (*piece, gpu_), (plan.layers, 0)) for piece in X)
-    elif node.kind in (Kind.MOVE, Kind.KV_IN, Kind.KV_OUT):
-        carried = node.carries if node.kind is Kind.MOVE else (("cache", task.layer),)
+    elif node.kind in (NodeKind.MOVE, NodeKind.KV_IN, NodeKind.KV_OUT):
+        carried = node.carries if node.kind is NodeKind.MOVE else (("cache", task.layer),)
         yield from (("copy", (*piece, there), (*piece, there.other)) for piece in carried)
-    elif node.kind is Kind.DEFERRED:
+    elif node.kind is NodeKind.DEFERRED:
         (place,) = deferring(plan.graph)
         me = task.layer, place
         yield "read", ("late", RowClass.DECODE, cpu_), me
@@ -181,7 +181,7 @@ def computed(plan: Plan) -> Counter:
     for task in plan.tasks:
         if task.node in (EMBED, HEAD):
             stages = [(-1 if task.node is EMBED else -2, RowClass.ALL)]
-        elif task.node.kind is Kind.DEFERRED:
+        elif task.node.kind is NodeKind.DEFERRED:
             stages = [(-3, RowClass.DECODE)]
         else:
             stages = [(at, s.op.rows) for at, s in zip(places.get(id(task.node), ()), task.node.stages, strict=True)]
@@ -421,7 +421,9 @@ def test_a_carried_transfer_that_nobody_waits_for_or_that_begins_too_early_is_no
 def test_a_forgotten_way_back_of_new_kv_is_noticed():
     pipeline = PIPELINES["flexgen_s4"]
     spoil = lambda tasks: tuple(  # noqa: E731
-        Task(t.node if t.node.kind is not Kind.KV_OUT else Node(Kind.MOVE, "S", "d2h"), t.layer, t.part, t.after)
+        Task(
+            t.node if t.node.kind is not NodeKind.KV_OUT else Node(NodeKind.MOVE, "S", "d2h"), t.layer, t.part, t.after
+        )
         for t in tasks
     )
     with pytest.raises(AssertionError, match="did not come home"):

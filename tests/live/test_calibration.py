@@ -79,7 +79,7 @@ def test_every_operation_is_timed_with_each_number_of_threads_that_its_lane_may_
 
 def test_overheads_and_rates_are_positive_and_small(calibrated):
     (profile,) = calibrated.profiles
-    assert 0 < profile.hand_over < 5e-3
+    assert 0 < profile.dispatch < 5e-3
     assert 0 <= profile.iteration < 0.1
     assert 0 <= profile.task < 1e-3
     assert all(0 <= loss < 10 for loss in astuple(profile.contention))

@@ -7,7 +7,7 @@ from workbench.hardware import machines
 from workbench.perfmodels import ktransformers as kt
 from workbench.perfmodels.ktransformers.hybrid_speed import decode_speed, deferred_experts
 from workbench.pipeline import Pipeline, cpu, gpu, load, offload
-from workbench.pipeline.layer_graph import Kind, Node, layer_graph
+from workbench.pipeline.layer_graph import Node, NodeKind, layer_graph
 from workbench.reproductions.ktransformers import in_bytes, machine, played_machine
 from workbench.reproductions.rows import published
 from workbench.scenario import Memory, Scenario
@@ -28,9 +28,9 @@ def layer(deferred: int) -> Pipeline:
 
 def seconds(node: Node, deferred: int) -> float:
     """Shares of a layer without deferral; submission and waiting are the two transfers."""
-    if node.kind is Kind.DEFERRED:
+    if node.kind is NodeKind.DEFERRED:
         return PROFILE.routed * deferred / TOP_K
-    if node.kind is Kind.MOVE:
+    if node.kind is NodeKind.MOVE:
         return PROFILE.sync / 2
     ops = {stage.op: stage.defer for stage in node.stages}
     if experts in ops:

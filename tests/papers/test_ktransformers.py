@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.hardware.processors import Kind, Processor
+from workbench.hardware.processors import Processor, ProcessorKind
 from workbench.models import models
 from workbench.perfmodels import ktransformers as kt
 from workbench.perfmodels.ktransformers import Kernel, LayerTimes
@@ -229,7 +229,7 @@ def test_prefill_gets_faster_per_token_as_prompts_fill_the_experts(name):
 def test_prefill_attends_to_every_earlier_token_within_the_window(length):
     model = models["gpt-oss-20b"]
     unseeing = replace(model, sliding_window=0, windowed_layers=model.num_hidden_layers)
-    slow = replace(A100, gpu=Processor("slow", Kind.GPU, bandwidth=1e30, flops=1e9))
+    slow = replace(A100, gpu=Processor("slow", ProcessorKind.GPU, bandwidth=1e30, flops=1e9))
     seconds, without = (length / prefill_speed(one, slow, length) for one in (model, unseeing))
     pairs = sum(model.attended(context) for context in range(1, length + 1))
     scores = 2.0 * pairs * model.pair_macs * model.num_hidden_layers / 1e9

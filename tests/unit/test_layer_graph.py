@@ -5,7 +5,7 @@ import pytest
 from tests.systems import PIPELINES, VSL
 from workbench.core.errors import PipelineError
 from workbench.pipeline import cpu, fetch, gpu, load, offload
-from workbench.pipeline.layer_graph import Kind, layer_graph
+from workbench.pipeline.layer_graph import NodeKind, layer_graph
 from workbench.stages import Op, RowClass, attention, experts, kv, moe, out_proj, prefill_attention, qkv, weights
 
 
@@ -35,7 +35,7 @@ def test_arms_of_a_fork_wait_for_the_same_node_and_join():
 def test_fetched_kv_travels_there_before_the_attention_and_new_kv_back_after_it():
     graph = layer_graph(PIPELINES["flexgen_s4"])
     kinds = [node.kind for node in graph.nodes]
-    assert kinds == [Kind.SEGMENT, Kind.KV_IN, Kind.SEGMENT, Kind.KV_OUT, Kind.SEGMENT]
+    assert kinds == [NodeKind.SEGMENT, NodeKind.KV_IN, NodeKind.SEGMENT, NodeKind.KV_OUT, NodeKind.SEGMENT]
     before, fetched, reader, new, behind = graph.nodes
     assert (before.after, fetched.after, reader.after, new.after, behind.after) == ((), (), (0, 1), (2,), (2,))
     assert [node.describe() for node in (reader, new)] == ["prefill_attention decode_attention", "k v"]
@@ -45,7 +45,7 @@ def test_fetched_kv_travels_there_before_the_attention_and_new_kv_back_after_it(
 def test_an_own_operation_on_prompts_that_reads_no_past_does_not_wait_for_fetched_kv():
     mine = Op("mine", ("q",), ("q",), rows=RowClass.PREFILL)
     nodes = layer_graph(fetch(kv) | gpu(qkv, mine, attention, out_proj, moe)).nodes
-    runs = [node.describe() for node in nodes if node.kind is Kind.SEGMENT]
+    runs = [node.describe() for node in nodes if node.kind is NodeKind.SEGMENT]
     assert runs == ["qkv mine", "prefill_attention decode_attention", "out_proj route experts combine"]
 
 
@@ -65,7 +65,7 @@ def test_an_own_operation_on_prompts_that_reads_no_past_does_not_wait_for_fetche
 )
 def test_a_reader_of_fetched_kv_at_the_edge_of_a_run_has_no_empty_segment_beside_it(pipeline, gpu_runs):
     nodes = layer_graph(pipeline).nodes
-    assert [node.describe() for node in nodes if node.kind is Kind.SEGMENT and node.lane == "gpu"] == gpu_runs
+    assert [node.describe() for node in nodes if node.kind is NodeKind.SEGMENT and node.lane == "gpu"] == gpu_runs
 
 
 def test_only_segments_with_fetched_weights_are_streamed():
@@ -103,7 +103,7 @@ def test_equal_stages_at_two_positions_are_two_segments():
         >> gpu(Op("h", ("z",), ("y",)))
     )
     graph = layer_graph(there_and_back >> gpu(f))
-    computing = [node for node in graph.nodes if node.kind is Kind.SEGMENT]
+    computing = [node for node in graph.nodes if node.kind is NodeKind.SEGMENT]
     assert computing[0].describe().endswith("f")
     assert computing[-1].describe() == "h f"
 
@@ -126,4 +126,4 @@ def test_a_layer_graph_lists_the_implicit_nodes_too():
 def test_weights_and_kv_fetched_together_both_appear():
     graph = layer_graph(fetch(weights, kv) | gpu(qkv, attention, out_proj, moe))
     assert graph.streamed == (0, 4)
-    assert graph.nodes[1].kind is Kind.KV_IN
+    assert graph.nodes[1].kind is NodeKind.KV_IN

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.systems import MIXED, PIPELINES, VSL
 from workbench.core.timeline import ITERATION
-from workbench.pipeline.layer_graph import WEIGHTS, Kind, Node, layer_graph
+from workbench.pipeline.layer_graph import WEIGHTS, Node, NodeKind, layer_graph
 from workbench.schedules import Sequential, Step, VSLPipe
 from workbench.schedules.plan import (
     Page,
@@ -23,8 +23,8 @@ from workbench.schedules.plan import (
     play,
 )
 
-GPU, CPU = Node(Kind.SEGMENT, "A", "gpu"), Node(Kind.SEGMENT, "C", "cpu")
-OUT, IN = Node(Kind.MOVE, "Q", "d2h"), Node(Kind.MOVE, "H", "h2d")
+GPU, CPU = Node(NodeKind.SEGMENT, "A", "gpu"), Node(NodeKind.SEGMENT, "C", "cpu")
+OUT, IN = Node(NodeKind.MOVE, "Q", "d2h"), Node(NodeKind.MOVE, "H", "h2d")
 
 
 def task(node, *after):

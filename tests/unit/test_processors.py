@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.builders import tiny_scenario
 from workbench.core.errors import CatalogueError, ScenarioError
 from workbench.hardware import Machine, value_names
-from workbench.hardware.processors import Efficiency, Kind, Processor, efficiencies, links, machine, processors
+from workbench.hardware.processors import Efficiency, Processor, ProcessorKind, efficiencies, links, machine, processors
 from workbench.perfmodels import bound
 from workbench.schedules import Sequential
 
@@ -23,14 +23,14 @@ CPUS = {
     "xeon-8380", "xeon-8375c", "xeon-8452y", "xeon-6454s", "xeon-8488c", "epyc-9654", "epyc-9684x", "epyc-7642",
     "epyc-7763", "gcp-g2-standard-48", "gcp-t4-host",
 }  # fmt: skip
-OWN_GPU = Processor("own gpu", Kind.GPU, 1e12, memory=8e9, flops=1e13, link=2e10)
-OWN_CPU = Processor("own cpu", Kind.CPU, 1e11, memory=64e9, vector_flops=1e12)
+OWN_GPU = Processor("own gpu", ProcessorKind.GPU, 1e12, memory=8e9, flops=1e13, link=2e10)
+OWN_CPU = Processor("own cpu", ProcessorKind.CPU, 1e11, memory=64e9, vector_flops=1e12)
 
 
 def test_25_gpus_and_11_cpus_are_there():
     assert (len(GPUS), len(CPUS)) == (25, 11)
-    assert {name for name, part in processors.items() if part.kind is Kind.GPU} >= GPUS
-    assert {name for name, part in processors.items() if part.kind is Kind.CPU} == CPUS
+    assert {name for name, part in processors.items() if part.kind is ProcessorKind.GPU} >= GPUS
+    assert {name for name, part in processors.items() if part.kind is ProcessorKind.CPU} == CPUS
 
 
 @pytest.mark.parametrize("gpu", sorted(GPUS))

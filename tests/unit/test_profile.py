@@ -6,10 +6,11 @@ import pytest
 
 from tests.builders import small_machine, tiny_scenario
 from workbench.core.errors import ScenarioError
+from workbench.core.records import from_plain, to_plain
 from workbench.core.result import Source
 from workbench.core.timeline import overlap
 from workbench.hardware.profile import Contention, Cores, OpTime, Profile
-from workbench.pipeline.layer_graph import EMBED, Kind, Node
+from workbench.pipeline.layer_graph import EMBED, Node, NodeKind
 from workbench.schedules import CGOPipe, FlexGenS3, Sequential, VSLPipe
 from workbench.schedules.base import Step
 from workbench.schedules.plan import RESTS, Task, Turns, play
@@ -25,6 +26,19 @@ def timed(scenario, **rest):
     ops = tuple(OpTime(op, n, (1.0, 100.0), (1e-5, 1e-3)) for op in names for n in (1, 2))
     profile = Profile(profile_shape(scenario.model, scenario.precision), ops, **rest)
     return scenario.on(machine=replace(scenario.machine, cores=Cores.of(2), profiles=(profile,)))
+
+
+def test_records_and_digests_keep_the_keys_that_were_saved_before():
+    cores = Cores(1, 1, 2, gpu_slowdown=0.1, cpu_slowdown=0.2, gpu_team_slowdown=0.3, cpu_team_slowdown=0.4)
+    profile = Profile("", (), dispatch=1e-6)
+    saved = {"gpu": 1, "cpu": 1, "alone": 2, "spare": 0, "mover": 0.0}
+    saved |= {"gpu_drag": 0.1, "cpu_drag": 0.2, "gpu_team_drag": 0.3, "cpu_team_drag": 0.4}
+    assert to_plain(cores) == saved
+    assert to_plain(profile)["hand_over"] == 1e-6
+    assert from_plain(Cores, saved) == cores
+    assert from_plain(Profile, to_plain(profile)) == profile
+    assert repr(cores) == f"Cores({', '.join(f'{key}={value!r}' for key, value in saved.items())})"
+    assert "hand_over=1e-06" in repr(profile)
 
 
 def test_times_with_weights_where_they_are_come_before_others_and_others_before_none():
@@ -65,7 +79,7 @@ def test_lanes_that_slow_one_another_down_overlap_longer():
 
 
 def test_a_task_after_a_rest_takes_longer_and_one_that_follows_at_once_does_not():
-    attention = Node(Kind.SEGMENT, "C", "cpu")
+    attention = Node(NodeKind.SEGMENT, "C", "cpu")
     tasks = [Task(EMBED, 0, 0), Task(attention, 0, 0, (0,)), Task(EMBED, 0, 0, (1,)), Task(EMBED, 0, 0, (2,))]
     order = Turns.of(tasks, range(4))
     for gap, longer in ((0.0, 0.0), (RESTS[0], 0.0), (sum(RESTS) / 2, 0.5), (RESTS[1], 1.0), (2.0, 1.0)):

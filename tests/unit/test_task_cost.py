@@ -256,7 +256,9 @@ def test_a_segment_runs_at_the_rate_of_its_device():
 
 # ----------------------------------------------------------------------- lanes that share the cores of one computer
 
-SHARED = Cores(1, 1, 2, mover=1e-9, gpu_drag=2e-10, cpu_drag=1e-10, gpu_team_drag=5e-10, cpu_team_drag=4e-10)
+SHARED = Cores(
+    1, 1, 2, mover=1e-9, gpu_slowdown=2e-10, cpu_slowdown=1e-10, gpu_team_slowdown=5e-10, cpu_team_slowdown=4e-10
+)
 
 
 def pace(schedule: Schedule, *, cores: Cores = SHARED, parts: Sequence[Rows] = (), **rates: float) -> Pace:
@@ -273,7 +275,7 @@ def pace(schedule: Schedule, *, cores: Cores = SHARED, parts: Sequence[Rows] = (
 def test_lanes_that_follow_one_another_have_all_cores_also_the_movers(prefetch):
     found = pace(Sequential(prefetch=prefetch), gpu=1e6)
     assert (found.gpu, found.cpu, found.beside) == (2, 2, "")
-    assert (found.gpu_drag, found.cpu_drag) == (pytest.approx(1 - 1 / 1.05), pytest.approx(1 - 1 / 1.04))
+    assert (found.gpu_slowdown, found.cpu_slowdown) == (pytest.approx(1 - 1 / 1.05), pytest.approx(1 - 1 / 1.04))
 
 
 def test_tasks_too_short_for_a_team_have_one_core():
@@ -287,12 +289,12 @@ def test_tasks_too_short_for_a_team_have_one_core():
 def test_beside_each_other_the_movers_sit_with_the_lane_that_has_less_to_do(slow, beside, drags):
     found = pace(VSLPipe(), **{"gpu": 1e12, "hbm": 1e12, "cpu": 1e12, "dram": 1e12} | {slow: 1e5})
     assert (found.gpu, found.cpu, found.beside) == (1, 1, beside)
-    assert (found.gpu_drag, found.cpu_drag) == tuple(map(pytest.approx, drags))
+    assert (found.gpu_slowdown, found.cpu_slowdown) == tuple(map(pytest.approx, drags))
 
 
 def test_movers_with_cores_of_their_own_take_none_from_a_lane():
     found = pace(VSLPipe(), cores=replace(SHARED, gpu=2, cpu=2, alone=4, spare=1))
-    assert (found.beside, found.gpu_drag, found.cpu_drag) == (
+    assert (found.beside, found.gpu_slowdown, found.cpu_slowdown) == (
         "",
         pytest.approx(1 - 1 / 1.02),
         pytest.approx(1 - 1 / 1.01),
@@ -300,5 +302,5 @@ def test_movers_with_cores_of_their_own_take_none_from_a_lane():
 
 
 def test_a_stream_never_stops_a_lane():
-    found = pace(VSLPipe(), cores=replace(SHARED, mover=1.0, gpu_drag=1.0, cpu_drag=1.0, gpu_team_drag=1.0))
-    assert max(found.gpu_drag, found.cpu_drag) < 1
+    found = pace(VSLPipe(), cores=replace(SHARED, mover=1.0, gpu_slowdown=1.0, cpu_slowdown=1.0, gpu_team_slowdown=1.0))
+    assert max(found.gpu_slowdown, found.cpu_slowdown) < 1

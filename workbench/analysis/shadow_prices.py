@@ -15,7 +15,7 @@ from workbench.hardware import Device, Machine
 from workbench.perfmodels import bound
 from workbench.perfmodels.bound import total_rows
 from workbench.perfmodels.loads import DRAM
-from workbench.pipeline.layer_graph import Kind
+from workbench.pipeline.layer_graph import NodeKind
 from workbench.scenario import Scenario
 from workbench.schedules import Schedule
 from workbench.serving import fits
@@ -190,7 +190,7 @@ def _heaviest(scenario: Scenario, schedule: Schedule, result: Result) -> str:
     for node in prepared.lowering.graph.undeferred:
         if of_dram:
             taken[node.describe()] = cost.host_bytes(node, total)
-        elif node.lane == lane and node.kind is Kind.SEGMENT:
+        elif node.lane == lane and node.kind is NodeKind.SEGMENT:
             threads = 0 if cores is None else cores.gpu if lane == "gpu" else cores.cpu
             taken |= {stage.op.name: cost.least(stage, total, threads) for stage in node.stages}
         elif node.lane == lane:

@@ -12,7 +12,7 @@ import numpy as np
 
 from workbench.bench import record
 from workbench.core.errors import WorkbenchError
-from workbench.hardware.processors import Kind, machine, processors
+from workbench.hardware.processors import ProcessorKind, machine, processors
 from workbench.models import models
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
 from workbench.scenario import Memory, Scenario
@@ -98,8 +98,12 @@ def draw(random: np.random.Generator) -> Scenario | None:
     """
     pick = _Picker(random)
     model = models[pick.one_of(sorted(models))]
-    host = {"cpu": pick.one_of(_parts(Kind.CPU)), "sockets": pick.one_of(_SOCKETS), "memory": pick.one_of(_HOST_MEMORY)}
-    card = pick.one_of(_parts(Kind.GPU))
+    host = {
+        "cpu": pick.one_of(_parts(ProcessorKind.CPU)),
+        "sockets": pick.one_of(_SOCKETS),
+        "memory": pick.one_of(_HOST_MEMORY),
+    }
+    card = pick.one_of(_parts(ProcessorKind.GPU))
     lengths = pick.one_of(sorted(workloads))
     share, seed = random.uniform(), int(random.integers(2**31))
     try:
@@ -127,7 +131,7 @@ class _Picker:
         return choices[int(self.random.integers(len(choices)))]
 
 
-def _parts(kind: Kind) -> list[str]:
+def _parts(kind: ProcessorKind) -> list[str]:
     return [name for name, part in sorted(processors.items()) if part.kind is kind and name not in _SHARED_MEMORY]
 
 

@@ -1,4 +1,4 @@
-"""Ground floor: units, errors, records, catalogues and their display, and the result that all readers give.
+"""Units, errors, records, catalogues and their display, and the result that all readers give.
 
-It knows no model, no machine and no schedule, and imports nothing of the rooms above.
+This package knows no model, no machine and no schedule, and imports no other package of the workbench.
 """

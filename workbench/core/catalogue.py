@@ -1,4 +1,4 @@
-"""Where the data that ships with the project lies, and read-only mappings over its TOML catalogues."""
+"""Paths of the data that ships with the project, and read-only mappings over its TOML catalogues."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ def source_of(sources: Mapping[str, str], value: str) -> str:
 
 
 def _suggestion(name: str, known: Iterable[str]) -> str:
-    """Ask for the name most like the one given, in any case; those that begin with it are close however long."""
-    given, names = name.casefold(), {each.casefold(): each for each in known}
+    """Suggest the known name that is most like the given one, in any case; names that begin with it come first."""
+    given = name.casefold()
+    names = {each.casefold(): each for each in known}
     longer = [each for each in names if each.startswith(given)]
     close = get_close_matches(given, longer or names, n=1, cutoff=0.0 if longer else 0.6)
     return f" (did you mean {names[close[0]]!r}?)" if close else ""
@@ -59,7 +60,8 @@ class Catalogue(Mapping[str, T], Generic[T]):
     """
 
     def __init__(self, file: str, build: Callable[[str, dict[str, Any]], T]) -> None:
-        self._file, self._build = file, build
+        self._file = file
+        self._build = build
 
     @cached_property
     def _tables(self) -> dict[str, dict[str, Any]]:

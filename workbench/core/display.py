@@ -1,4 +1,4 @@
-"""How things are shown: short names of what was configured, tables in HTML."""
+"""Display in notebooks: short names of configured objects, and tables in HTML."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ _LEFT = "style='text-align:left'"
 
 
 def short_name(configured: Any) -> str:
-    """Class name of a dataclass, and whatever was set to something else than its default."""
+    """Class name of a dataclass, and the fields that differ from their defaults."""
     chosen = [(f.name, getattr(configured, f.name), f.default) for f in fields(configured)]
     changed = ", ".join(f"{name}={value!r}" for name, value, default in chosen if value != default)
     return f"{type(configured).__name__}({changed})" if changed else type(configured).__name__
 
 
 def escaped(text: str) -> str:
-    """Text as HTML shows it, letter by letter, whatever tags it contains; the one way of text into HTML."""
+    """Text as HTML shows it letter by letter, whatever tags it contains; all text goes into HTML through this."""
     return html.escape(text)
 
 
 def html_table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
-    """A table of text; without a head the first column is one."""
+    """A table of text; without a head the first column serves as one."""
     lines = [f"<tr>{''.join(_cell('th', text) for text in head)}</tr>"] if head else []
     for row in rows:
         first = _cell("td" if head else "th", row[0])

@@ -1,4 +1,4 @@
-"""Energy of a run: what a meter counted, or what a model makes of time, bytes and operations; always labelled."""
+"""Energy of a run: counted by a meter, or modelled from time, bytes and operations; always labelled."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from workbench.core.units import is_number
 
 @dataclass(frozen=True)
 class Energy:
-    """Joules, and who says so.
+    """An amount of energy, and its source.
 
     Attributes
     ----------
     joules : float
     source : str
-        ``NVML`` or ``RAPL`` where they were counted, else ``model`` and what its constants hold for.
+        ``NVML`` or ``RAPL`` if a meter counted it, else ``model`` and the hardware that its constants hold for.
     """
 
     joules: float
@@ -77,7 +77,7 @@ class EnergyModel:
 
 @lru_cache(maxsize=1)
 def published_model() -> tuple[EnergyModel, str]:
-    """The only constants that are published, and what they hold for."""
+    """The only published constants, and the hardware that they hold for."""
     table = tomllib.loads(data_path("catalogue/published/layered_prefill.toml").read_text(encoding="utf-8"))
     found = table["energy_model"]
     model = EnergyModel(found["static_power"], found["per_byte"], found["per_flop"])

@@ -1,4 +1,4 @@
-"""Records that were measured once and are kept in a file, which may only help."""
+"""Records that are measured once and kept in a file; a file that cannot be used costs time alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workbench.core.errors import WorkbenchError
 T = TypeVar("T")
 
 _NOT_WRITTEN: dict[Path, Any] = {}
-"""What no file would take, until this process ends: the one state of this module, because measuring takes a minute."""
+"""Records that no file would take, until this process ends: the module's only state, for measuring takes a minute."""
 
 
 def kept(
@@ -24,21 +24,22 @@ def kept(
     what: str,
     refresh: bool = False,
 ) -> T:
-    """Read what the file keeps. If there is none, or `refresh` is set, it is made and kept there.
+    """Read a record from its file; make and save it first if there is no file or `refresh` is set.
 
-    A file that cannot be read is written anew. One that cannot be written is done without. Both are told in a warning.
+    A file that cannot be read is written anew. If it cannot be written, this process keeps the record. A warning tells
+    of both.
 
     Parameters
     ----------
     path : Path
     make : callable
-        Makes it.
+        Makes the record.
     load : callable
         Reads it from a file, or raises an `OSError` or a `WorkbenchError`.
     save : callable
         Writes it, or raises an `OSError`.
     what : str
-        What it is, for the warning.
+        Name of the record in the warning.
     refresh : bool
     """
     if not refresh and path in _NOT_WRITTEN:

@@ -1,4 +1,4 @@
-"""How long requests wait: first tokens, gaps between tokens, and which share of them meets an objective."""
+"""Latencies of requests: first tokens, gaps between tokens, and the share of requests that meets an objective."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PERCENTILES = (50, 90, 99)
 
 @dataclass(frozen=True)
 class Slo:
-    """Latest first token, and longest gap between two tokens, inf where any will do [s].
+    """Objective of a request: latest first token and longest gap between two tokens, inf for no limit [s].
 
     Raises
     ------
@@ -118,16 +118,17 @@ class Latencies:
     def summary(self) -> dict[str, dict[str, float]]:
         """Mean, p50, p90 and p99 of ttft, tbt and end_to_end [s]; those without an entry are left out."""
         found = {"ttft": self.ttft, "tbt": self.tbt, "end_to_end": self.end_to_end}
-        return {
-            name: {"mean": float(times.mean())}
-            | {f"p{share}": float(np.percentile(times, share)) for share in _PERCENTILES}
-            for name, times in found.items()
-            if len(times)
-        }
+        return {name: _summary(times) for name, times in found.items() if len(times)}
 
     def attainment(self, slo: Slo) -> float:
         """Share of the requests that met the objective; see `attainment`."""
         return attainment(self.ttft, self.worst_gap, slo)
+
+
+def _summary(times: Seconds) -> dict[str, float]:
+    """Mean and percentiles of one column, which has an entry."""
+    percentiles = {f"p{share}": float(np.percentile(times, share)) for share in _PERCENTILES}
+    return {"mean": float(times.mean()), **percentiles}
 
 
 def attainment(ttft: npt.ArrayLike, worst_gap: npt.ArrayLike, slo: Slo) -> float:
@@ -149,7 +150,8 @@ def attainment(ttft: npt.ArrayLike, worst_gap: npt.ArrayLike, slo: Slo) -> float
     Layered Prefill section 5.1.
     """
     check_slo(slo)
-    first, gap = np.asarray(ttft, dtype=np.float64), np.asarray(worst_gap, dtype=np.float64)
+    first = np.asarray(ttft, dtype=np.float64)
+    gap = np.asarray(worst_gap, dtype=np.float64)
     if not first.size:
         raise ValueError("ttft must hold at least one request, not none; serve some first.")
     for name, times in (("ttft", first), ("worst_gap", gap)):

@@ -1,4 +1,4 @@
-"""Tells a repetition that others disturbed from one that counts."""
+"""Noise of other programs: tells a repetition that it disturbed from one that counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TICKS = 0.02  # seconds by which two clocks that tick every 10 ms may differ
 
 @dataclass
 class Noise:
-    """What disturbed a repetition: the cores' share that others took."""
+    """Disturbance of a repetition: the share of the cores that others took."""
 
     others: float = 0.0
 
@@ -40,7 +40,9 @@ class Noise:
 def listening() -> Iterator[Noise]:
     """Measure the noise while the body runs."""
     noise = Noise()
-    others, mine, begin = _busy(), time.process_time(), time.perf_counter()
+    others = _busy()
+    mine = time.process_time()
+    begin = time.perf_counter()
     yield noise
     passed = (time.perf_counter() - begin) * (os.cpu_count() or 1)
     spent = time.process_time() - mine
@@ -54,7 +56,7 @@ def kept(quiet: list[Repetition], disturbed: list[Repetition]) -> list[Repetitio
 
 def _busy() -> float:
     """Core-seconds that any program has used since the computer started, or that its host gave to other guests."""
-    import psutil  # only who measures needs it: the rest of the workbench, the GPU suite too, does without
+    import psutil  # measurements alone need it: the rest of the workbench and the GPU suite do without
 
     times = psutil.cpu_times()
     rest = sum(getattr(times, name, 0.0) for name in ("nice", "irq", "softirq", "steal"))

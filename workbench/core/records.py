@@ -1,4 +1,4 @@
-"""Frozen dataclasses as plain values that JSON holds, and back; their annotations say what the values were."""
+"""Frozen dataclasses as plain values that JSON holds, and back by their annotations."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 import json
 import types
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, field, fields, is_dataclass
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -15,6 +15,23 @@ from workbench.core.errors import WorkbenchError
 from workbench.core.units import is_number, is_whole
 
 _LONGEST = 200
+_KEY = "saved as"
+
+
+def saved_as(key: str, default: float) -> Any:
+    """A dataclass field with a default whose key in saved records is another one than its name."""
+    return field(default=default, metadata={_KEY: key})
+
+
+def saved_repr(record: Any) -> str:
+    """Text of a dataclass under its saved keys: a scenario's digest, which is saved too, is made of such texts."""
+    values = ", ".join(f"{_saved_key(known)}={getattr(record, known.name)!r}" for known in fields(record))
+    return f"{type(record).__qualname__}({values})"
+
+
+def _saved_key(known: Field[Any]) -> str:
+    key: str = known.metadata.get(_KEY, known.name)
+    return key
 
 
 def is_file(path: Path) -> bool:
@@ -34,7 +51,7 @@ def is_folder(path: Path) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """Tell what an error of a reader says, in one line of at most 200 characters; one not of ours is named."""
+    """Message of a reader's error, in one line of at most 200 characters; a foreign error is named too."""
     told = str(error) if isinstance(error, WorkbenchError) else f"{type(error).__name__}: {error}"
     line = " ".join(told.split())
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."
@@ -68,7 +85,7 @@ def to_plain(value: Any) -> Any:
     Raises
     ------
     TypeError
-        If something else is in there.
+        If the value holds something else.
     """
     if value is None or isinstance(value, bool | str | float):
         return value
@@ -83,7 +100,7 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [to_plain(item) for item in value]
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_plain(getattr(value, field.name)) for field in fields(value)}
+        return {_saved_key(known): to_plain(getattr(value, known.name)) for known in fields(value)}
     raise TypeError(f"{value!r} cannot be kept as JSON; use numbers, text, tuples and dataclasses of these.")
 
 
@@ -95,7 +112,8 @@ def from_plain(kind: Any, value: Any) -> Any:
     TypeError, ValueError, KeyError, AttributeError
         If the value is nothing of that kind.
     """
-    origin, args = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    args = get_args(kind)
     if origin in (Union, types.UnionType):
         chosen = [arg for arg in args if arg is not type(None)]
         return value if value is None or len(chosen) > 1 else from_plain(chosen[0], value)
@@ -105,8 +123,13 @@ def from_plain(kind: Any, value: Any) -> Any:
         kinds = [args[0]] * len(value) if args[1:] == (...,) else args
         return tuple(from_plain(one, item) for one, item in zip(kinds, value, strict=True))
     if isinstance(kind, type) and is_dataclass(kind):
-        known = get_type_hints(kind)
-        return kind(**{name: from_plain(known.get(name, Any), item) for name, item in value.items()})
+        hints = get_type_hints(kind)
+        names = {_saved_key(known): known.name for known in fields(kind)}
+        given = dict[str, Any]()
+        for key, item in value.items():
+            name = names.get(key, key)
+            given[name] = from_plain(hints.get(name, Any), item)
+        return kind(**given)
     if isinstance(kind, type) and issubclass(kind, enum.Enum | Path):
         return kind(value)
     if origin is Mapping:

@@ -1,4 +1,4 @@
-"""Patterns in a sequence that come again and again."""
+"""Patterns that repeat in a sequence."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ class Run(NamedTuple):
 
 
 def find_runs(items: Sequence[Hashable]) -> list[Run]:
-    """Patterns that follow themselves at least four times, from the first on, none within another."""
-    following, seen = [len(items)] * len(items), dict[Hashable, int]()
+    """Patterns that occur at least four times in a row, in order, none within another."""
+    following = [len(items)] * len(items)
+    seen = dict[Hashable, int]()
     for place in range(len(items) - 1, -1, -1):
         following[place] = seen.get(items[place], len(items))
         seen[items[place]] = place
-    runs, place = list[Run](), 0
+    runs = list[Run]()
+    place = 0
     while place < len(items):
-        length, stop = following[place] - place, following[place]
+        length = following[place] - place
+        stop = following[place]
         while stop < len(items) and items[stop] == items[stop - length]:
             stop += 1
         if stop - place >= _FEWEST * length:

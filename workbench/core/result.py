@@ -1,4 +1,4 @@
-"""What a reader answers: throughput with its source, machine, versions and date, never to be mistaken for another."""
+"""Results of all readers: throughput with its source, machine, versions and date."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FORMAT = 1
 
 
 class Source(enum.Enum):
-    """Where numbers come from."""
+    """Origin of a result's numbers."""
 
     BOUND = "bound"
     PREDICTED = "predicted"
@@ -66,7 +66,7 @@ class Iterations:
 
 @dataclass(frozen=True)
 class Result:
-    """Throughput of one scenario under one schedule, and how it came about.
+    """Throughput of one scenario under one schedule, with the measurements or the model behind it.
 
     Attributes
     ----------
@@ -86,18 +86,18 @@ class Result:
     latencies : Latencies
         The same for every request, with what quantiles and objectives need.
     energy : Energy or None
-        Of the whole run, and who says so.
+        Of the whole run, with its source.
     interval : tuple of (float, float), optional
         For a simulation of a calibrated computer: output tokens per second in 90 of 100 runs, as far as the computer's
         own drift between the passes of the calibration tells.
     predictor : str
         For a prediction: the model that made it, such as "MoE-Lens".
     stopped : bool
-        True if it was stopped before the whole workload was served: everything here is about what was.
+        True if it was stopped before the whole workload was served: all fields tell of the served part alone.
     others : float
         For a measurement: share of the cores that other programs, or other guests of the same host, took meanwhile.
     backend : str
-        For a measurement: what computed each lane's work.
+        For a measurement: the library that computed each lane's work.
 
     Raises
     ------
@@ -153,7 +153,7 @@ class Result:
 
     @property
     def origin(self) -> str:
-        """Its source, and who predicted: ``predicted by MoE-Lens``."""
+        """Its source, and the model that predicted: ``predicted by MoE-Lens``."""
         return f"{self.source.value} by {self.predictor}" if self.predictor else self.source.value
 
     @property
@@ -188,7 +188,8 @@ class Result:
 
     def same_question(self, other: Result) -> bool:
         """True if both answer for one scenario and schedule, whatever their source."""
-        mine, theirs = (self.schedule, self.model, self.machine), (other.schedule, other.model, other.machine)
+        mine = (self.schedule, self.model, self.machine)
+        theirs = (other.schedule, other.model, other.machine)
         return mine == theirs and self.facts == other.facts and self.stopped == other.stopped
 
     def save(self, path: str | Path) -> Path:
@@ -249,7 +250,8 @@ class Result:
     def diff(self, other: Result) -> dict[str, tuple[Any, Any]]:
         """Fields in which two results differ, the long columns left out."""
         skipped = ("steps", "latencies", "timeline", "tokens", "date")
-        mine, theirs = self.to_dict(timeline=False), other.to_dict(timeline=False)
+        mine = self.to_dict(timeline=False)
+        theirs = other.to_dict(timeline=False)
         return {key: (mine[key], theirs[key]) for key in mine if key not in skipped and mine[key] != theirs[key]}
 
     def __str__(self) -> str:

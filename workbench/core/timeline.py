@@ -1,4 +1,4 @@
-"""What happened when: spans of tasks on lanes, kept in columns."""
+"""Timelines: spans of tasks on lanes, the idle times between them, and traces to look at."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 ITERATION = "iteration"
-"""What a task waited for that began with its iteration: the one before."""
+"""`Span.after` of a task that waited for the iteration before its own."""
 
 
 class Span(NamedTuple):
     """One task on one lane. Times in seconds from the start of the run; ``cpu`` is thread time, or nan.
 
-    ``after`` is the task whose end let it begin, with its lane (``cpu C0a``), or `ITERATION`; "" if nobody knows.
+    ``after`` is the task whose end let it begin, with its lane (``cpu C0a``), or `ITERATION`; "" if unknown.
     """
 
     lane: str
@@ -29,7 +29,7 @@ class Span(NamedTuple):
 
 
 class Bubble(NamedTuple):
-    """Time in which a lane was idle, up to its next task, and the task whose end that one waited for: `Span.after`."""
+    """An idle time of a lane up to its next task, and the task whose end the next one waited for (`Span.after`)."""
 
     lane: str
     start: float
@@ -39,7 +39,7 @@ class Bubble(NamedTuple):
 
 @dataclass
 class Timeline:
-    """Spans in the order in which they were recorded, and what the first letter of their names stands for."""
+    """Spans in the order in which they were recorded, and the meaning of the first letter of their names."""
 
     spans: list[Span] = field(default_factory=list)
     labels: dict[str, str] = field(default_factory=dict)
@@ -77,8 +77,9 @@ class Timeline:
         return Timeline([span for span in self.spans if first <= span.iteration < last], self.labels)
 
     def bubbles(self) -> list[Bubble]:
-        """Where lanes were idle before a task, in the order in which these tasks began."""
-        free, found = dict.fromkeys(self.lanes, self.begin), list[Bubble]()
+        """Idle times of the lanes before a task, in the order in which these tasks began."""
+        free = dict.fromkeys(self.lanes, self.begin)
+        found = list[Bubble]()
         for span in sorted(self.spans, key=lambda span: span.start):
             if span.start > free[span.lane]:
                 found.append(Bubble(span.lane, free[span.lane], span.start, span.after))
@@ -92,7 +93,8 @@ class Timeline:
 
 def overlap(ones: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]]) -> float:
     """Seconds that two lanes were at work at once; the spans of each follow one another."""
-    both, left = 0.0, 0
+    both = 0.0
+    left = 0
     for start, end in ones:
         while left < len(others) and others[left][1] <= start:
             left += 1
@@ -111,7 +113,7 @@ def write_perfetto(path: str | Path, tracks: Sequence[tuple[str, Timeline]]) -> 
     path : str or Path
         Compressed if its name ends in ``.gz``.
     tracks : sequence of (str, Timeline)
-        Titled, such as a simulated and a measured one; a task that waited tells for which other.
+        Titles and timelines, such as a simulated and a measured one; a task that waited names the other.
     """
     events: list[dict[str, object]] = []
     for process, (title, timeline) in enumerate(tracks, 1):

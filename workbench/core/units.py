@@ -12,7 +12,7 @@ _QUANTITY = re.compile(r"\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*((?:[KMGT]i?
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 WEIGHT_BYTES: dict[str, float] = {**DTYPE_BYTES, "fp8": 1.0, "int8": 1.0, "mxfp4": 4.25 / 8, "int4": 0.5}
-"""Bytes per weight, MXFP4's 8-bit scale of 32 weights included; scales of larger blocks (0.02 %) are left out."""
+"""Bytes per weight. MXFP4's 8-bit scale of 32 weights is included; scales of larger blocks (0.02 %) are left out."""
 
 
 def is_whole(value: object) -> TypeGuard[int]:

@@ -17,7 +17,7 @@ from workbench.engine.model.ops import Part
 from workbench.engine.model.sampler import choose_all
 from workbench.hardware import usable_cores
 from workbench.hardware.profile import Cores, Pace
-from workbench.pipeline.layer_graph import Kind
+from workbench.pipeline.layer_graph import NodeKind
 from workbench.scheduler.batch import Batch
 from workbench.scheduler.block_manager import BlockCounts, BlockManager
 from workbench.schedules.base import Step
@@ -160,13 +160,13 @@ class Engine:
         if not part.rows:
             return lambda: None
         return {
-            Kind.EMBED: lambda: self._embed(number, here),
-            Kind.HEAD: lambda: self._emit(number, here, part),
-            Kind.SEGMENT: lambda: self._compute(task, part),
-            Kind.DEFERRED: lambda: forward.compute_late(task.node.stages[0], layer, number, part),
-            Kind.MOVE: lambda: forward.move(task.node, number, part),
-            Kind.KV_IN: lambda: forward.fetch_kv(layer, number, part),
-            Kind.KV_OUT: lambda: forward.store_kv(layer, number, part),
+            NodeKind.EMBED: lambda: self._embed(number, here),
+            NodeKind.HEAD: lambda: self._emit(number, here, part),
+            NodeKind.SEGMENT: lambda: self._compute(task, part),
+            NodeKind.DEFERRED: lambda: forward.compute_late(task.node.stages[0], layer, number, part),
+            NodeKind.MOVE: lambda: forward.move(task.node, number, part),
+            NodeKind.KV_IN: lambda: forward.fetch_kv(layer, number, part),
+            NodeKind.KV_OUT: lambda: forward.store_kv(layer, number, part),
         }[task.node.kind]
 
     def _embed(self, number: int, batch: Batch) -> None:
@@ -196,9 +196,9 @@ class Engine:
         cost = self._prepared.cost
         for job in jobs:
             task = job.task
-            if task.node.kind is Kind.WEIGHTS:
+            if task.node.kind is NodeKind.WEIGHTS:
                 asked = cost.weight_transfer(task)
-            elif task.node.kind in (Kind.MOVE, Kind.KV_IN, Kind.KV_OUT) and task.part is not None:
+            elif task.node.kind in (NodeKind.MOVE, NodeKind.KV_IN, NodeKind.KV_OUT) and task.part is not None:
                 here = plan.parts[task.part].at(task.place(plan.layers))
                 asked = cost.transfer(task.node, here.rows)
             else:

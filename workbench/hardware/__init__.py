@@ -1,4 +1,4 @@
-"""One machine: devices and links, the catalogue of parts, and the profile that calibration measured.
+"""One machine: devices and links, the catalogue of processors, and the profile that calibration measured.
 
 Prices of stages are made of these rates.
 """

@@ -24,7 +24,7 @@ from workbench.core.units import format_bytes, is_number, is_whole, parse_bytes
 from workbench.hardware.profile import Cores, Profile
 
 _RECORD = "record 2"
-"""Names what a measured record contains; another one is measured anew."""
+"""Version of a measured record's contents; another version is measured anew."""
 
 
 def _check_positive(name: str, **values: float) -> None:
@@ -41,7 +41,7 @@ def _check_seconds(name: str, **values: float) -> None:
 
 @dataclass(frozen=True)
 class Interconnect:
-    """What joins the GPUs, or the sockets, of one machine: each sends to its neighbour in a ring.
+    """Connection of the GPUs, or of the sockets, of one machine: each sends to its neighbour in a ring.
 
     Parameters
     ----------
@@ -80,14 +80,14 @@ class Device:
     overhead : float
         Fixed time per operation [s]: launch, or Python per task.
     count : int
-        GPUs or sockets that it stands for; memory and rates are those of all together.
+        Number of GPUs or sockets that it stands for; memory and rates are those of all together.
     between : Interconnect or None
-        What joins these where adding up what each has of a result takes time; None if nothing is lost.
+        Their connection, if adding up partial results takes time; None if nothing is lost.
 
     Raises
     ------
     ScenarioError
-        If a capacity or a rate is not positive, there is no FLOP rate, or one alone is joined.
+        If a capacity or a rate is not positive, there is no FLOP rate, or a single one has an interconnect.
     """
 
     name: str
@@ -127,7 +127,7 @@ class Device:
         )
 
     def times(self, count: int) -> Device:
-        """So many of it as one: tensor parallelism without loss between them.
+        """`count` of these as one device: tensor parallelism without loss between them.
 
         Raises
         ------
@@ -159,20 +159,21 @@ class Device:
         return replace(joined, name=f"{self.name} over {format_bytes(between.rate)}/s")
 
     def spread(self, remote: float) -> Device:
-        """Its sockets compute on memory that lies anywhere: one n-th of what each reads is its own.
+        """The same sockets with memory that lies on any of them: each reads one n-th from its own.
 
             B = n / ((1 / n) / B_own + (1 - 1 / n) / B_remote)
 
         Notes
         -----
-        What joins the sockets is assumed not to be crowded, so that this is the most; see `Numa.OBLIVIOUS`.
+        The rate is an upper bound: the sockets' connection is assumed to carry nothing else; see `Numa.OBLIVIOUS`.
 
         Raises
         ------
         ScenarioError
             If another socket's memory is read faster than its own.
         """
-        share, own = 1 / self.count, self.bandwidth / self.count
+        share = 1 / self.count
+        own = self.bandwidth / self.count
         if not 0 < remote <= own:
             raise ScenarioError(
                 f"{self.name} cannot read remote={format_bytes(remote)}/s; give at most its own {format_bytes(own)}/s."
@@ -218,7 +219,7 @@ class Machine:
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def profile(self, shape: str) -> Profile | None:
-        """What was measured at a model's shapes, or None."""
+        """The profile measured at a model's shapes, or None."""
         return next((profile for profile in self.profiles if profile.shape == shape), None)
 
     def limit(self, *, gpu_memory: str | float | None = None, link: str | float | None = None) -> Machine:
@@ -255,7 +256,7 @@ class Machine:
     def joined(
         self, *, gpus: str | float | Interconnect | None = None, sockets: str | float | Interconnect | None = None
     ) -> Machine:
-        """The same machine whose GPUs or sockets take time to add up what each has of a result.
+        """The same machine whose GPUs or sockets take time to add up their partial results.
 
         Every matrix is cut over them. On the GPUs two all-reduces per layer follow, behind the attention and behind the
         experts; on the host a reduce-scatter behind the experts, and behind the attention if that is there.
@@ -263,7 +264,7 @@ class Machine:
         Parameters
         ----------
         gpus, sockets : str, float or Interconnect, optional
-            What joins them, or only its rate [B/s].
+            Their connection, or only its rate [B/s].
 
         Raises
         ------
@@ -281,9 +282,9 @@ class Machine:
         return replace(machine, sources={name: self.sources.get(name, "given") for name in named})
 
     def spread(self, remote: str | float) -> Machine:
-        """The same machine whose threads and pages lie on any socket, and where `remote` is another's memory [B/s].
+        """The same machine whose threads and pages lie on any socket; `remote` is the rate of another's memory [B/s].
 
-        Nothing is cut, so nothing is added up: what an engine that knows no sockets gets of them.
+        Nothing is cut, so nothing is added up, as in an engine that does not know the sockets.
         """
         rate = parse_bytes(remote, what="remote")
         how = {"cpu.bandwidth": f"spread over the sockets, {format_bytes(rate)}/s from one to another"}
@@ -392,7 +393,7 @@ def _rates(device: Device) -> str:
 
 
 def _record_path() -> Path:
-    """Where the measured record of this computer is kept; its name changes with anything that changes the rates."""
+    """Path of this computer's measured record; its name changes with anything that changes the rates."""
     versions = [f"{package}-{version(package)}" for package in ("torch", "numba", "numpy")]
     computer = [platform.node(), platform.machine(), str(usable_cores()), platform.python_version()]
     key = "|".join([_RECORD, *computer, *versions])

@@ -1,4 +1,4 @@
-"""Parts: GPUs, CPUs and links one by one, and machines put together of them."""
+"""GPUs, CPUs and links one by one, and machines that consist of them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from workbench.core.units import format_bytes, parse_bytes
 from workbench.hardware.machine import Device, Link, Machine, value_names
 
 
-class Kind(enum.Enum):
-    """What a processor is."""
+class ProcessorKind(enum.Enum):
+    """Kind of a processor: a GPU or a CPU."""
 
     GPU = "gpu"
     CPU = "cpu"
@@ -42,7 +42,7 @@ class Processor:
     formats : tuple of str
         The 16-bit formats that `flops` holds for.
     sustained : tuple of str
-        Names of the rates that are not nominal but what lasts: they are never derated.
+        Names of the rates that are sustained ones, not nominal ones: they are never derated.
     sources : mapping of str to str
 
     Raises
@@ -52,7 +52,7 @@ class Processor:
     """
 
     name: str
-    kind: Kind
+    kind: ProcessorKind
     bandwidth: float
     memory: float = math.nan
     flops: float = math.nan
@@ -120,27 +120,27 @@ def machine(
     sockets: int = 1,
     efficiency: str | Efficiency = "sustained",
 ) -> Machine:
-    """A machine of parts; `sources` of what comes back tells for every value whether it is nominal or derated.
+    """A machine of these processors; its `sources` tell for every value whether it is nominal or derated.
 
     Parameters
     ----------
     gpu, cpu : str or Processor
-        Names in `processors`, or parts of one's own.
+        Names in `processors`, or processors of one's own.
     memory : str or float, optional
         DRAM of the host [B]; needed unless the catalogue knows the CPU's.
     link : str or float, optional
         A name in `links`, or a rate that lasts [B/s], which is not derated; by default the GPU's nominal one.
     gpus, sockets : int
-        How many of each, counted as one without loss between them; they share one link.
+        Number of each, counted as one device without loss between them; they share one link.
     efficiency : str or Efficiency
         "sustained" derates nominal rates by published measurements, "nominal" takes them as they stand.
 
     Raises
     ------
     CatalogueError
-        If a part is unknown.
+        If a processor is unknown.
     ScenarioError
-        If a part is of the wrong kind or lacks a value, or a count is no whole number from 1 on.
+        If a processor is of the wrong kind or lacks a value, or a count is no whole number from 1 on.
     ValueError
         If memory or link is no quantity.
 
@@ -148,11 +148,13 @@ def machine(
     -----
     A CPU without a 16-bit rate computes bf16 at its fp32 rate. Both directions of the link are as fast.
     """
-    one, host = _part(gpu, Kind.GPU), _part(cpu, Kind.CPU)
+    one = _of_kind(gpu, ProcessorKind.GPU)
+    host = _of_kind(cpu, ProcessorKind.CPU)
     shares = efficiencies[efficiency] if isinstance(efficiency, str) else efficiency
     if not isinstance(shares, Efficiency):
         raise ScenarioError(f"efficiency is {shares!r}; give one of {', '.join(efficiencies)} or an Efficiency.")
-    gemm, vector = _rated(one, "flops", shares, "gpu_flops"), _rated(host, "vector_flops", shares, "vector_flops")
+    gemm = _rated(one, "flops", shares, "gpu_flops")
+    vector = _rated(host, "vector_flops", shares, "vector_flops")
     of_gpu = {
         "memory": _known(one, "memory"),
         "bandwidth": _rated(one, "bandwidth", shares, "gpu_bandwidth"),
@@ -172,13 +174,15 @@ def machine(
         replace(_device(host.name, of_cpu).times(sockets), memory=of_cpu["memory"].number),
         Link(rate.number, rate.number),
     )
-    sources = {f"{lane}.{key}": v.source for lane, of in (("gpu", of_gpu), ("cpu", of_cpu)) for key, v in of.items()}
-    sources |= {"link.h2d": rate.source, "link.d2h": rate.source}
+    sources = {"link.h2d": rate.source, "link.d2h": rate.source}
+    sources |= {f"gpu.{key}": value.source for key, value in of_gpu.items()}
+    sources |= {f"cpu.{key}": value.source for key, value in of_cpu.items()}
     return replace(made, sources={name: sources.get(name, "given") for name in value_names(made)})
 
 
-def _part(part: str | Processor, kind: Kind) -> Processor:
-    found = processors[part] if isinstance(part, str) else part
+def _of_kind(processor: str | Processor, kind: ProcessorKind) -> Processor:
+    """A processor, found by its name if need be; refused if it is of the other kind."""
+    found = processors[processor] if isinstance(processor, str) else processor
     if not isinstance(found, Processor) or found.kind is not kind:
         fitting = ", ".join(name for name, other in processors.items() if other.kind is kind)
         name = found.name if isinstance(found, Processor) else found
@@ -186,19 +190,19 @@ def _part(part: str | Processor, kind: Kind) -> Processor:
     return found
 
 
-def _known(part: Processor, what: str) -> Sourced:
-    """A value as it stands, nominal unless the part says otherwise."""
-    number: float = getattr(part, what)
+def _known(processor: Processor, what: str) -> Sourced:
+    """A value as it stands, nominal unless the processor says otherwise."""
+    number: float = getattr(processor, what)
     if math.isnan(number):
-        raise ScenarioError(f"{part.name} has no known {what}; give a Processor with {what}=...")
-    kind = "sustained" if what in part.sustained else "nominal"
-    return Sourced(number, f"{kind}: {source_of(part.sources, what) if part.sources else 'given'}")
+        raise ScenarioError(f"{processor.name} has no known {what}; give a Processor with {what}=...")
+    standing = "sustained" if what in processor.sustained else "nominal"
+    return Sourced(number, f"{standing}: {source_of(processor.sources, what) if processor.sources else 'given'}")
 
 
-def _rated(part: Processor, what: str, shares: Efficiency, share: str) -> Sourced:
+def _rated(processor: Processor, what: str, shares: Efficiency, share: str) -> Sourced:
     """A rate, derated if it is nominal."""
-    value = _known(part, what)
-    return value if what in part.sustained else _derated(value, shares, share)
+    value = _known(processor, what)
+    return value if what in processor.sustained else _derated(value, shares, share)
 
 
 def _derated(nominal: Sourced, shares: Efficiency, share: str) -> Sourced:
@@ -236,8 +240,8 @@ def _device(name: str, values: Mapping[str, Sourced]) -> Device:
     return Device(name, values["memory"].number, values["bandwidth"].number, rates)
 
 
-def _counted(part: str | Processor, count: int) -> str:
-    name = part if isinstance(part, str) else part.name
+def _counted(processor: str | Processor, count: int) -> str:
+    name = processor if isinstance(processor, str) else processor.name
     return name if count == 1 else f"{count} x {name}"
 
 
@@ -246,7 +250,7 @@ def _processor(name: str, table: dict[str, Any]) -> Processor:
     found |= {key: parse_bytes(table[key], what=key) for key in ("memory", "bandwidth", "link") if key in table}
     found |= {key: float(table[key]) for key in ("flops", "vector_flops", "power", "price") if key in table}
     found |= {key: tuple(table[key]) for key in ("formats", "sustained") if key in table}
-    return Processor(name=name, kind=Kind(table["kind"]), **found)
+    return Processor(name=name, kind=ProcessorKind(table["kind"]), **found)
 
 
 def _efficiency(name: str, table: dict[str, Any]) -> Efficiency:

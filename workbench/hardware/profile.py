@@ -1,4 +1,4 @@
-"""What was measured on one computer: times of operations at a model's shapes, and how lanes share its cores."""
+"""Measurements of one computer: times of operations at a model's shapes, and the lanes' shares of its cores."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from workbench.core.errors import ScenarioError
+from workbench.core.records import saved_as, saved_repr
 from workbench.core.units import is_number
 
 if TYPE_CHECKING:
     from workbench.core.result import Result
 
-_PIECES = ("per_prompt", "per_pair", "per_decode", "per_context", "decoding")
+_EXTRAS = ("per_prompt", "per_pair", "per_decode", "per_context", "decoding")
 
 
 def _check_least(what: str, least: float, *values: float) -> None:
@@ -41,7 +42,7 @@ class OpTime:
     decoding : float
         Seconds per call with decodes.
     resident : bool
-        True if its weights were where they stay; False if they had just come over the link, or it has none.
+        True if its weights were resident; False if they had just come over the link, or it has none.
     """
 
     op: str
@@ -67,14 +68,14 @@ class OpTime:
         _check_least(f"threads of {self.op!r}", 1, self.threads)
 
     def times(self, factor: float) -> OpTime:
-        """So many times as long."""
-        pieces = {name: factor * getattr(self, name) for name in _PIECES}
-        return replace(self, seconds=tuple(factor * seconds for seconds in self.seconds), **pieces)
+        """The same operation, `factor` times as long."""
+        extras = {name: factor * getattr(self, name) for name in _EXTRAS}
+        return replace(self, seconds=tuple(factor * seconds for seconds in self.seconds), **extras)
 
 
 @dataclass(frozen=True)
 class Contention:
-    """What one compute lane does to the tasks of the other while both work: they share the interpreter and DRAM.
+    """Slowdown of each compute lane while the other one works too: they share the interpreter and DRAM.
 
     Attributes
     ----------
@@ -86,14 +87,14 @@ class Contention:
     cpu: float = 0.0
 
     def stretch(self, seconds: Sequence[float], lanes: Sequence[str]) -> list[float]:
-        """Seconds of tasks on these lanes, grown; those of transfers stay."""
+        """Seconds of tasks on these lanes, slowed down; those of transfers stay."""
         factors = {"gpu": 1 + self.gpu, "cpu": 1 + self.cpu}
         return [length * factors.get(lane, 1.0) for length, lane in zip(seconds, lanes, strict=True)]
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The operations of one model in one precision.
+    """Times of one model's operations in one precision, and of what comes between them.
 
     Attributes
     ----------
@@ -102,28 +103,28 @@ class Profile:
     ops : tuple of OpTime
     iteration, request, task : float
         Seconds between two plans, in which no lane works: fixed, per request in the batch and per task of the plan.
-    hand_over : float
-        Seconds from the end of a task to the start of one on another lane that waited for it, and what a task takes
+    dispatch : float
+        Seconds from the end of a task to the start of one on another lane that waited for it, and the time of a task
         beyond its operations.
     move, fetch : float
         Seconds that a transfer of activations, and one of weights, takes beyond its bytes.
     rest : float
-        Seconds that a task takes longer with which the gpu lane begins after a rest.
+        Seconds by which the gpu lane's first task after an idle time takes longer.
     contention : Contention
-        What the compute lanes do to one another.
+        Slowdown of the compute lanes by one another.
     spread : tuple of (float, float)
-        90 % interval of the seconds that passes through the layers took, over those that `ops` say.
+        90 % interval of the measured seconds of passes through the layers, over those that `ops` say.
     others : float
-        Share of the cores that others took while it was measured: more than a little, and it was measured under load.
+        Share of the cores that others took while it was measured; above a small share it was measured under load.
     corrected : str
-        By which run, if `corrected_by` made it: it then is no calibration, for it has seen throughput.
+        The run that `corrected_by` took, or "". A corrected profile is no calibration, for it has seen throughput.
     """
 
     shape: str
     ops: tuple[OpTime, ...]
     iteration: float = 0.0
     request: float = 0.0
-    hand_over: float = 0.0
+    dispatch: float = saved_as("hand_over", 0.0)
     move: float = 0.0
     fetch: float = 0.0
     spread: tuple[float, float] = (1.0, 1.0)
@@ -134,16 +135,18 @@ class Profile:
     corrected: str = ""
 
     def __post_init__(self) -> None:
-        times = (self.iteration, self.request, self.hand_over, self.move, self.fetch, self.task, self.rest)
+        times = (self.iteration, self.request, self.dispatch, self.move, self.fetch, self.task, self.rest)
         losses = (self.contention.gpu, self.contention.cpu, self.others)
         _check_least(f"times of {self.shape!r}", 0.0, *times, *losses, *self.spread)
         if not self.spread[0] <= self.spread[1]:
             raise ScenarioError(f"{self.shape!r} has spread={self.spread}; give (lower, upper).")
 
-    def corrected_by(self, measured: Result, simulated: Result) -> Profile:
-        """The same profile with its operations as much slower or faster as the compute lanes of a run were.
+    __repr__ = saved_repr
 
-        It is marked, and so is what is simulated with it. `calibrate` and `bench sim` never make or take one.
+    def corrected_by(self, measured: Result, simulated: Result) -> Profile:
+        """The same profile with its operations slower or faster by the factor of a run's compute lanes.
+
+        The profile is marked, and so are its simulations. `calibrate` and `bench sim` never make or take one.
 
         Parameters
         ----------
@@ -161,15 +164,14 @@ class Profile:
                 f"{measured.schedule} {kinds[0]} and {simulated.schedule} {kinds[1]} are no run and simulation of one "
                 "question; give run(scenario, schedule) and simulate(scenario, schedule)."
             )
-        taken, said = (sum(result.busy.get(lane, 0.0) for lane in ("gpu", "cpu")) for result in (measured, simulated))
-        factor = taken / said
+        factor = _computing(measured) / _computing(simulated)
         told = f"operations x {factor:.3g} by a run of {measured.schedule} on {measured.date[:10]}"
         return replace(self, ops=tuple(time.times(factor) for time in self.ops), corrected=told)
 
     def find(self, op: str, threads: int, *, resident: bool = False) -> OpTime | None:
         """The times of an operation on so many threads, or None if it was not measured.
 
-        Where it was measured only with its weights in the other place, those times.
+        If it was measured only with its weights in the other place, those times are found.
         """
         found = None
         for time in self.ops:
@@ -180,9 +182,14 @@ class Profile:
         return found
 
 
+def _computing(result: Result) -> float:
+    """Busy seconds of both compute lanes."""
+    return sum(result.busy.get(lane, 0.0) for lane in ("gpu", "cpu"))
+
+
 @dataclass(frozen=True)
 class Cores:
-    """How the lanes share a computer's cores where torch on the CPU stands for the GPU.
+    """Division of a computer's cores among the lanes, if torch on the CPU stands for the GPU.
 
     Attributes
     ----------
@@ -194,10 +201,10 @@ class Cores:
         Cores left to the data movers; without one they take time from a compute lane.
     mover : float
         Core-seconds that copying one byte takes.
-    gpu_drag, cpu_drag : float
-        Relative growth of each lane's times per byte/s that streams beside it on another core: they share DRAM.
-    gpu_team_drag, cpu_team_drag : float
-        The same of a lane that has all cores, and so shares one with the movers.
+    gpu_slowdown, cpu_slowdown : float
+        Relative growth of each lane's times per byte/s streamed meanwhile on another core: they share DRAM.
+    gpu_team_slowdown, cpu_team_slowdown : float
+        The same of a lane that has all cores and so shares one with the movers.
     """
 
     gpu: int
@@ -205,15 +212,17 @@ class Cores:
     alone: int
     spare: int = 0
     mover: float = 0.0
-    gpu_drag: float = 0.0
-    cpu_drag: float = 0.0
-    gpu_team_drag: float = 0.0
-    cpu_team_drag: float = 0.0
+    gpu_slowdown: float = saved_as("gpu_drag", 0.0)
+    cpu_slowdown: float = saved_as("cpu_drag", 0.0)
+    gpu_team_slowdown: float = saved_as("gpu_team_drag", 0.0)
+    cpu_team_slowdown: float = saved_as("cpu_team_drag", 0.0)
 
     def __post_init__(self) -> None:
         _check_least("cores of the lanes", 1, self.gpu, self.cpu, self.alone)
-        drags = (self.gpu_drag, self.cpu_drag, self.gpu_team_drag, self.cpu_team_drag)
-        _check_least("shares of cores", 0.0, self.spare, self.mover, *drags)
+        slowdowns = (self.gpu_slowdown, self.cpu_slowdown, self.gpu_team_slowdown, self.cpu_team_slowdown)
+        _check_least("shares of cores", 0.0, self.spare, self.mover, *slowdowns)
+
+    __repr__ = saved_repr
 
     @classmethod
     def of(cls, total: int) -> Cores:
@@ -225,15 +234,15 @@ class Cores:
 
 @dataclass(frozen=True)
 class Pace:
-    """How the lanes run during one plan: threads of the compute lanes, and the slow-down of each while weights stream.
+    """Threads of the compute lanes during one plan, and the slowdown of each while weights stream.
 
     `beside` is the compute lane on whose cores the data movers work, "" if they have their own or all share all.
-    `contention` is what the other lane does to a lane's tasks, for the share of the time in which both work.
+    `contention` is the slowdown by the other compute lane, times the share of the time in which both work.
     """
 
     gpu: int
     cpu: int
     beside: str
-    gpu_drag: float
-    cpu_drag: float
+    gpu_slowdown: float
+    cpu_slowdown: float
     contention: Contention = Contention()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from workbench.pipeline.layer_graph import EMBED, HEAD, Kind, Node
+from workbench.pipeline.layer_graph import EMBED, HEAD, Node, NodeKind
 from workbench.serving.prepared import Prepared
 from workbench.serving.task_cost import Pricer
 from workbench.stages import Rows, Stage
@@ -112,7 +112,7 @@ class Loads:
         for node, last in zip(graph.nodes, graph.last, strict=True):
             if last is None:  # deferred experts are counted with those that their stage computes at once
                 continue
-            if node.kind is not Kind.SEGMENT:
+            if node.kind is not NodeKind.SEGMENT:
                 self._add_move(node, layers)
             for stage, at_last in zip(node.stages, last.stages, strict=True):
                 for each, times in (Counter({stage: layers - 1}) + Counter([at_last])).items():

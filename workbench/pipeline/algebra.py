@@ -281,7 +281,8 @@ class _Walk:
                 )
         self.entered += 1
         for piece in _written(stage):
-            self.at[piece], self.writer[piece] = frozenset({stage.device}), (self.entered, str(stage))
+            self.at[piece] = frozenset({stage.device})
+            self.writer[piece] = (self.entered, str(stage))
 
     def _forgotten(self, stage: Stage) -> PipelineError:
         absent = [p for p in stage.op.needs if p in self.at and stage.device not in self.at[p]]
@@ -307,18 +308,23 @@ class _Walk:
 
     def _fork(self, fork: Fork, rest: tuple[Element, ...], path: Path) -> None:
         _check_arms(fork)
-        before, written = dict(self.at), dict(self.writer)
-        merged, authors = dict(self.at), dict(self.writer)
+        before = dict(self.at)
+        written = dict(self.writer)
+        merged = dict(self.at)
+        authors = dict(self.writer)
         for number, arm in enumerate(fork.arms):
-            self.at, self.writer = dict(before), dict(written)
+            self.at = dict(before)
+            self.writer = dict(written)
             self.follow(arm, rest, (*path, number))
             for piece, where in self.at.items():
                 rewritten = self.writer[piece] != written.get(piece)
                 if rewritten:
-                    merged[piece], authors[piece] = where, self.writer[piece]
+                    merged[piece] = where
+                    authors[piece] = self.writer[piece]
                 elif authors.get(piece) == written.get(piece):
                     merged[piece] = merged.get(piece, where) | where
-        self.at, self.writer = merged, authors
+        self.at = merged
+        self.writer = authors
 
 
 def _name(piece: Piece) -> str:
@@ -408,7 +414,8 @@ def resolve(pipeline: Pipeline) -> Resolved:
 def _start(where: frozenset[Place], writer: tuple[int, str]) -> _Walk:
     walk = _Walk(closed=True)
     for rows in RowClass.ALL.parts:
-        walk.at["x", rows], walk.writer["x", rows] = where, writer
+        walk.at["x", rows] = where
+        walk.writer["x", rows] = writer
     return walk
 
 

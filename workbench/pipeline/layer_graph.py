@@ -11,8 +11,8 @@ from workbench.pipeline.algebra import Element, Fork, Path, Piece, Pipeline, Res
 from workbench.stages import Move, Place, RowClass, Stage, kv
 
 
-class Kind(enum.Enum):
-    """What a task does."""
+class NodeKind(enum.Enum):
+    """Kind of work that a node's tasks do."""
 
     EMBED = "embed"
     SEGMENT = "segment"
@@ -44,7 +44,7 @@ class Node:
         True if weights of its stages are streamed.
     """
 
-    kind: Kind
+    kind: NodeKind
     code: str
     lane: str
     stages: tuple[Stage, ...] = ()
@@ -54,9 +54,9 @@ class Node:
 
     def describe(self) -> str:
         """Operations of a segment, or buffers of a transfer (``q@decode k v``)."""
-        if self.kind is Kind.SEGMENT:
+        if self.kind is NodeKind.SEGMENT:
             return " ".join(f"{s.op.name}{f'({chr(44).join(s.options)})' if s.options else ''}" for s in self.stages)
-        if self.kind is Kind.DEFERRED:
+        if self.kind is NodeKind.DEFERRED:
             return " ".join(f"{s.op.name}, {s.defer} of each token" for s in self.stages)
         rows: dict[str, set[RowClass]] = {}
         for buffer, part in self.carries:
@@ -66,9 +66,9 @@ class Node:
         return carried or self.kind.value
 
 
-EMBED = Node(Kind.EMBED, "E", "gpu")
-HEAD = Node(Kind.HEAD, "Z", "gpu")
-WEIGHTS = Node(Kind.WEIGHTS, "W", "h2d")
+EMBED = Node(NodeKind.EMBED, "E", "gpu")
+HEAD = Node(NodeKind.HEAD, "Z", "gpu")
+WEIGHTS = Node(NodeKind.WEIGHTS, "W", "h2d")
 _X = tuple(("x", rows) for rows in RowClass.ALL.parts)
 _LETTERS = {"gpu": "ABFGIJ", "cpu": "CDMNOP", "d2h": "QRTUVY", "h2d": "HLXabc"}
 
@@ -134,9 +134,9 @@ def layer_graph(pipeline: Pipeline) -> LayerGraph:
     resolved = resolve(pipeline)
     builder = _Builder(resolved)
     sinks = builder.add(pipeline.chain, ())
-    sinks += tuple(index for index, node in enumerate(builder.nodes) if node.kind is Kind.KV_OUT)
-    enter = Node(Kind.MOVE, "R", "d2h", carries=_X) if Place.CPU in resolved.enters else None
-    leave = None if Place.GPU in resolved.leaves else Node(Kind.MOVE, "L", "h2d", carries=_X)
+    sinks += tuple(index for index, node in enumerate(builder.nodes) if node.kind is NodeKind.KV_OUT)
+    enter = Node(NodeKind.MOVE, "R", "d2h", carries=_X) if Place.CPU in resolved.enters else None
+    leave = None if Place.GPU in resolved.leaves else Node(NodeKind.MOVE, "L", "h2d", carries=_X)
     return LayerGraph(
         pipeline, tuple(builder.nodes), sinks, enter, leave, tuple(map(_deferring_nothing, builder.nodes))
     )
@@ -144,7 +144,7 @@ def layer_graph(pipeline: Pipeline) -> LayerGraph:
 
 def _deferring_nothing(node: Node) -> Node | None:
     """The node as it is in the last layer."""
-    if node.kind is Kind.DEFERRED:
+    if node.kind is NodeKind.DEFERRED:
         return None
     stages = tuple(replace(stage, defer=0) if stage.defer else stage for stage in node.stages)
     return replace(node, stages=stages) if stages != node.stages else node
@@ -155,7 +155,8 @@ class _Builder:
 
     def __init__(self, resolved: Resolved) -> None:
         self.nodes: list[Node] = []
-        self._pipeline, self._carries = resolved.pipeline, dict(resolved.carries)
+        self._pipeline = resolved.pipeline
+        self._carries = dict(resolved.carries)
         self._codes: dict[str, Iterator[str]] = {lane: iter(letters) for lane, letters in _LETTERS.items()}
 
     def add(self, chain: tuple[Element, ...], after: tuple[int, ...], path: Path = ()) -> tuple[int, ...]:
@@ -183,9 +184,9 @@ class _Builder:
             return self._computed(run, after)
         first = next(place for place, stage in enumerate(run) if stage.op.keeps_kv or stage.op.reads_past)
         after = self._computed(run[:first], after)
-        reader = self._computed(run[first : keeper + 1], (*after, *self._append(Node(Kind.KV_IN, "K", "h2d"))))
+        reader = self._computed(run[first : keeper + 1], (*after, *self._append(Node(NodeKind.KV_IN, "K", "h2d"))))
         new_kv = tuple((buffer, rows) for buffer in ("k", "v") for rows in RowClass.ALL.parts)
-        self._append(Node(Kind.KV_OUT, "S", "d2h", carries=new_kv, after=reader))
+        self._append(Node(NodeKind.KV_OUT, "S", "d2h", carries=new_kv, after=reader))
         return self._computed(run[keeper + 1 :], reader)
 
     def _computed(self, run: list[Stage], after: tuple[int, ...]) -> tuple[int, ...]:
@@ -193,17 +194,17 @@ class _Builder:
             return after
         lane = run[0].device.value
         streamed = any(self._pipeline.streams(stage) for stage in run)
-        index = self._append(Node(Kind.SEGMENT, self._code(lane), lane, tuple(run), after=after, streamed=streamed))
+        index = self._append(Node(NodeKind.SEGMENT, self._code(lane), lane, tuple(run), after=after, streamed=streamed))
         late = tuple(stage for stage in run if stage.defer)
         if late:  # nothing in this layer waits for it, and the next layer's experts follow it on their lane
-            self._append(Node(Kind.DEFERRED, self._code(lane), lane, late, after=index))
+            self._append(Node(NodeKind.DEFERRED, self._code(lane), lane, late, after=index))
         return index
 
     def _move(self, move: Move, path: Path, after: tuple[int, ...]) -> tuple[int, ...]:
         lane = "d2h" if move.target is Place.CPU else "h2d"
         order = {buffer: number for number, (buffer, _) in reversed(list(enumerate(self._carries[path])))}
         carries = tuple(sorted(self._carries[path], key=lambda piece: (order[piece[0]], piece[1].value != "prefill")))
-        return self._append(Node(Kind.MOVE, self._code(lane), lane, carries=carries, after=after))
+        return self._append(Node(NodeKind.MOVE, self._code(lane), lane, carries=carries, after=after))
 
     def _fork(self, fork: Fork, path: Path, after: tuple[int, ...]) -> tuple[int, ...]:
         ends = [self.add(arm, after, (*path, number)) for number, arm in enumerate(fork.arms)]

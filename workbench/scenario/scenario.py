@@ -98,7 +98,8 @@ class Scenario:
     def weight_formats(self) -> str:
         """Formats of the weights in words: ``bf16``, or ``mxfp4 (experts) and bf16``."""
         precision = self.precision
-        experts, others = precision.experts or precision.weights, precision.others or precision.weights
+        experts = precision.experts or precision.weights
+        others = precision.others or precision.weights
         return experts if experts == others else f"{experts} (experts) and {others}"
 
     @property
@@ -155,9 +156,11 @@ class Scenario:
 
     def diff(self, other: Scenario) -> dict[str, tuple[Any, Any]]:
         """Values in which two scenarios differ, by dotted names such as ``machine.link.h2d``."""
-        mine, theirs = self.to_dict(), other.to_dict()
+        mine = self.to_dict()
+        theirs = other.to_dict()
         if mine["pipeline"] != theirs["pipeline"]:
-            mine["pipeline"], theirs["pipeline"] = str(self.pipeline), str(other.pipeline)
+            mine["pipeline"] = str(self.pipeline)
+            theirs["pipeline"] = str(other.pipeline)
         return differences(mine, theirs)
 
     def __str__(self) -> str:

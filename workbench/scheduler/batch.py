@@ -128,7 +128,8 @@ class Batch:
 
     def take(self, prefills: Ids, decodes: Ids | slice) -> Batch:
         """The batch of some of its prefills and decodes, by their places."""
-        cut, hint = self.cut, self.hint
+        cut = self.cut
+        hint = self.hint
         if cut is not None and len(prefills):
             cut = Cut(cut.start[prefills], cut.layers, cut.emits[prefills])
         if hint is not None:
@@ -147,7 +148,9 @@ class Batch:
     @cached_property
     def rows(self) -> Rows:
         """What this batch puts on the stages of a layer that its prefills pass, and `emits` on the head."""
-        requests, decode, lengths = len(self.prefills), len(self.decodes), self.prefill_len
+        requests = len(self.prefills)
+        decode = len(self.decodes)
+        lengths = self.prefill_len
         prefill = int(lengths.sum()) if requests else 0
         pairs = (int(lengths @ lengths) + prefill) // 2 if requests else 0
         context = int(self.context.sum()) + decode if decode else 0
@@ -167,6 +170,7 @@ class Batch:
 
     def describe(self) -> str:
         """``9 prefill + 4 decode tokens of 6 requests``, and the layers of prefills that do not pass all."""
-        rows, passed = self.rows, self.prefill_layers
+        rows = self.rows
+        passed = self.prefill_layers
         some = f", prefills in layers {passed.start} to {passed.stop - 1}" if len(passed) < self.layers else ""
         return f"{rows.prefill:g} prefill + {rows.decode:g} decode tokens of {len(self)} requests{some}"

@@ -47,7 +47,8 @@ class BlockCounts:
 
     def __init__(self, blocks: int, block_size: int, sequences: int, longest: int) -> None:
         self.total = self.free = blocks
-        self.block_size, self._most = block_size, -(-longest // block_size)
+        self.block_size = block_size
+        self._most = -(-longest // block_size)
         self.held: Ids = np.zeros(sequences, dtype=np.int64)
 
     @property
@@ -143,7 +144,8 @@ class BlockManager(BlockCounts):
     def _places(self, sequences: Ids) -> tuple[Ids, Ids]:
         """Rows and columns of the table places that these sequences hold."""
         counts = self.held[sequences]
-        rows, first = sequences.repeat(counts), counts.cumsum() - counts
+        rows = sequences.repeat(counts)
+        first = counts.cumsum() - counts
         return rows, np.arange(len(rows)) - first.repeat(counts)
 
     def check(self) -> None:

@@ -67,7 +67,8 @@ class ChunkedQueue(PagedQueue):
 
     def _pieces(self, room: int, *, admit: bool) -> tuple[list[int], list[int]]:
         """Where the pieces of this iteration start and how long they are, for the first of the prefills in flight."""
-        starts, sizes = list[int](), list[int]()
+        starts = list[int]()
+        sizes = list[int]()
         while room > 0 and (len(sizes) < len(self._flights) or (admit and self._take_one())):
             flight = self._flights[len(sizes)]
             starts.append(flight.done)

@@ -33,16 +33,22 @@ class PagedQueue(ABC):
 
     def __init__(self, workload: Workload, blocks: BlockCounts, layers: int) -> None:
         self.preemptions = self.recomputed = 0
-        self._blocks, self._layers = blocks, layers
-        self._prompt, self._output, self._arrival = workload.prompt_len, workload.output_len, workload.arrival
-        self._new, self._arrived, self._preempted = 0, 0, deque[int]()
+        self._blocks = blocks
+        self._layers = layers
+        self._prompt = workload.prompt_len
+        self._output = workload.output_len
+        self._arrival = workload.arrival
+        self._new = 0
+        self._arrived = 0
+        self._preempted = deque[int]()
         self._emitted: Ids = np.zeros(len(workload), dtype=np.int64)
         self._finished = 0
         self._flights: list[Flight] = []
         # The running sequences in the order of admission. In an iteration all of them decode or none does, so that
         # three numbers of each stay as they are meanwhile: once `_decoded` such iterations have been made, its context
         # is `_context + _decoded`, it needs a block if that is `_full`, and it has all its tokens if that is `_last`.
-        self._running, self._decoded = NONE, 0
+        self._running = NONE
+        self._decoded = 0
         self._context, self._full, self._last = (np.zeros(len(workload), dtype=np.int64) for _ in range(3))
 
     def next(self, now: float = math.inf) -> Batch | None:
@@ -59,12 +65,14 @@ class PagedQueue(ABC):
 
     def _decode(self) -> tuple[Ids, Ids, bool]:
         """All running sequences that may go on, their contexts, and whether somebody was preempted for them."""
-        before, needy = self.preemptions, (self._full.take(self._running) == self._decoded).nonzero()[0]
+        before = self.preemptions
+        needy = (self._full.take(self._running) == self._decoded).nonzero()[0]
         keep = self._make_room(needy)
         if keep < len(self._running):
             self._preempt(keep)
             needy = needy[: needy.searchsorted(keep)]
-        decodes, growing = self._running, self._running.take(needy)
+        decodes = self._running
+        growing = self._running.take(needy)
         self._blocks.append(growing)
         self._full[growing] += self._blocks.block_size
         context = self._context.take(decodes) + self._decoded
@@ -73,7 +81,8 @@ class PagedQueue(ABC):
 
     def _make_room(self, needy: Ids) -> int:
         """How many running sequences may stay, the oldest first, so that those at `needy` places find a new block."""
-        need, keep = len(needy), len(self._running)
+        need = len(needy)
+        keep = len(self._running)
         while need > self._blocks.free and self._flights:
             self._abandon(self._flights.pop())
         free = self._blocks.free
@@ -123,7 +132,8 @@ class PagedQueue(ABC):
         With `at_least_one` the budget does not keep back the first.
         """
         lengths = self._lengths(line)
-        tokens, blocks = lengths.cumsum(), (-(-lengths // self._blocks.block_size)).cumsum()
+        tokens = lengths.cumsum()
+        blocks = (-(-lengths // self._blocks.block_size)).cumsum()
         in_budget = max(int(tokens.searchsorted(budget, "right")), int(at_least_one))
         return min(in_budget, int(blocks.searchsorted(self._blocks.free, "right")))
 
@@ -167,4 +177,5 @@ class PagedQueue(ABC):
     def close(self) -> None:
         """See `Queue.close`."""
         self._blocks.release(np.concatenate((self._running, [flight.request for flight in self._flights])).astype(int))
-        self._running, self._flights = NONE, []
+        self._running = NONE
+        self._flights = []

@@ -78,7 +78,9 @@ class ResourceAwareQueue(PagedQueue):
 
     def __init__(self, workload: Workload, blocks: BlockCounts, token_budget: float, layers: int, pace: float) -> None:
         super().__init__(workload, blocks, layers)
-        self._budget, self._pace, self._due = token_budget, pace, 0.0
+        self._budget = token_budget
+        self._pace = pace
+        self._due = 0.0
         self._shortest = int(workload.prompt_len.min())
 
     def _choose(self) -> Batch:

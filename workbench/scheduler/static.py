@@ -67,10 +67,12 @@ class StaticQueue(PagedQueue):
         self, workload: Workload, blocks: BlockCounts, token_budget: float, layers: int, policy: StaticBatching
     ) -> None:
         super().__init__(workload, blocks, layers)
-        self._budget, self._policy = token_budget, policy
+        self._budget = token_budget
+        self._policy = policy
         self._waiting: list[int] = []
         self._count = 1
-        self._batch, self._micro_batch = NONE, np.zeros(len(workload), dtype=np.int64)
+        self._batch = NONE
+        self._micro_batch = np.zeros(len(workload), dtype=np.int64)
 
     def _choose(self) -> Batch:
         if not len(self._running) and not len(self._batch):
@@ -104,8 +106,10 @@ class StaticQueue(PagedQueue):
         self._new = self._arrived
         if not len(waiting):
             return
-        lengths, left = self._lengths(waiting), self._output[waiting] - self._emitted[waiting]
-        cache, longest = self._blocks.total * self._blocks.block_size, int(lengths.max() + left.max())
+        lengths = self._lengths(waiting)
+        left = self._output[waiting] - self._emitted[waiting]
+        cache = self._blocks.total * self._blocks.block_size
+        longest = int(lengths.max() + left.max())
         self._count = count = max(1, min(self._policy.micro_batches, cache // longest))
         most = max(1, int(min(self._budget, len(waiting))) // count)
         dealt = balance(

@@ -68,8 +68,11 @@ class Lowering:
     """A schedule applied to one pipeline: lowers once per kind of iteration and reuses the tasks."""
 
     def __init__(self, schedule: Schedule, graph: LayerGraph, layers: int) -> None:
-        self.schedule, self.graph, self.layers = schedule, graph, layers
-        self._name, self._memo = schedule.name, dict[tuple[int, int], tuple[Task, ...]]()
+        self.schedule = schedule
+        self.graph = graph
+        self.layers = layers
+        self._name = schedule.name
+        self._memo = dict[tuple[int, int], tuple[Task, ...]]()
 
     def plan(self, batch: Batch, step: Step) -> Plan:
         """The plan of one iteration."""

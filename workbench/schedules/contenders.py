@@ -52,7 +52,8 @@ def contenders(pipeline: Pipeline) -> tuple[Schedule, ...]:
     >>> [schedule.name for schedule in contenders(fetch(weights, kv) | gpu(qkv, attention, out_proj, moe))]
     ['Sequential(prefetch=True)', 'FlexGenS4']
     """
-    graph, found = layer_graph(pipeline), dict[object, Schedule]()
+    graph = layer_graph(pipeline)
+    found = dict[object, Schedule]()
     for schedule in ALL:
         try:
             found.setdefault(schedule.tasks(graph, _LAYERS, Step.MIDDLE), schedule)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workbench.pipeline.layer_graph import Kind, LayerGraph
+from workbench.pipeline.layer_graph import LayerGraph, NodeKind
 from workbench.schedules.base import Schedule, Step
 from workbench.schedules.micro_batches import Dataflow, wrong_shape
 from workbench.schedules.plan import Task
@@ -60,5 +60,5 @@ def check_experts_on_cpu(schedule: str, graph: LayerGraph) -> None:
     """
     where = {stage.op: stage.device for stage in graph.pipeline.stages}
     placed = where.get(experts) is Place.CPU and where[decode_attention] is Place.GPU
-    if not placed or graph.streamed or any(node.kind is Kind.KV_IN for node in graph.nodes):
+    if not placed or graph.streamed or any(node.kind is NodeKind.KV_IN for node in graph.nodes):
         raise wrong_shape(schedule, NEEDED, graph)

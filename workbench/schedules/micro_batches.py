@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from workbench.core.errors import ScheduleError
 from workbench.core.units import is_whole
-from workbench.pipeline.layer_graph import EMBED, HEAD, WEIGHTS, Kind, LayerGraph
+from workbench.pipeline.layer_graph import EMBED, HEAD, WEIGHTS, LayerGraph, NodeKind
 from workbench.schedules.base import Schedule, Step, TaskList
 from workbench.schedules.plan import Page, Task
 
@@ -91,7 +91,11 @@ class Dataflow:
     """
 
     def __init__(self, graph: LayerGraph, layers: int, step: Step, pages: int = 1) -> None:
-        self.order, self.graph, self.layers, self._step, self._pages = TaskList(), graph, layers, step, pages
+        self.order = TaskList()
+        self.graph = graph
+        self.layers = layers
+        self._step = step
+        self._pages = pages
         self._done: dict[tuple[int, int, int], int] = {}  # (layer, node, part): task; layer -1 is what stands before
         self._arrived: dict[int, list[int]] = {}  # weights of a layer: the tasks that bring them
         self._readers: dict[int, list[int]] = {}  # weights of a layer: the tasks that compute with them
@@ -127,7 +131,7 @@ class Dataflow:
 
     def _before(self, layer: int, node: int, part: int) -> Iterator[int]:
         inside = self.graph.nodes[node].after
-        if inside or self.graph.nodes[node].kind is Kind.KV_IN:
+        if inside or self.graph.nodes[node].kind is NodeKind.KV_IN:
             return (self._done[layer, other, part] for other in inside)
         return self._ended(layer - 1, part)
 
@@ -140,7 +144,8 @@ class Dataflow:
         if not self.graph.streamed or (layer == self.layers and Step.LAST in self._step):
             return
         pieces = tuple((layer % self.layers, node) for node in self.graph.streamed)
-        after, cut = self._readers.get(layer - 2, ()), Page(page, self._pages)
+        after = self._readers.get(layer - 2, ())
+        cut = Page(page, self._pages)
         task = self.order.add(WEIGHTS, layer % self.layers, None, after, pieces=pieces, page=cut)
         self._arrived.setdefault(layer, []).append(task)
 

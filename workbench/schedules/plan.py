@@ -12,7 +12,7 @@ from typing import NamedTuple
 from workbench.core.display import escaped
 from workbench.core.repeats import Run, find_runs
 from workbench.core.timeline import ITERATION
-from workbench.pipeline.layer_graph import Kind, LayerGraph, Node
+from workbench.pipeline.layer_graph import LayerGraph, Node, NodeKind
 from workbench.scheduler.batch import Batch
 
 LANES = ("gpu", "cpu", "d2h", "h2d")
@@ -83,7 +83,7 @@ class Task:
 
     def place(self, layers: int) -> int:
         """Where it stands in a stack: its layer, -1 before the first, `layers` after the last."""
-        after = self.node.kind is Kind.HEAD or self.node.lane == "h2d"
+        after = self.node.kind is NodeKind.HEAD or self.node.lane == "h2d"
         return self.layer if self.layer >= 0 else layers if after else -1
 
 
@@ -217,7 +217,8 @@ class Turns(NamedTuple):
         turns = [(task.node.lane, task.after, task.bulk, kind) for task, kind in zip(tasks, kinds, strict=True)]
         like = [(kind, bulk, tuple(place - i for i in after)) for place, (_, after, bulk, kind) in enumerate(turns)]
         runs = [(run, _lanes(turns[run.first : run.stop]), _reach(turns, run)) for run in find_runs(like)]
-        lane_of, counts = {kind: lane for lane, _, _, kind in turns}, Counter(kinds)
+        lane_of = {kind: lane for lane, _, _, kind in turns}
+        counts = Counter(kinds)
         return cls(turns, _lanes(turns), [(lane_of[kind], counts[kind]) for kind in sorted(counts)], runs)
 
 
@@ -317,15 +318,28 @@ class _Lanes:
     def __init__(
         self, turns: Turns, seconds: Sequence[float], packet: float, drags: Sequence[float], cold: float
     ) -> None:
-        self.starts, self.ends = [0.0] * len(turns.tasks), [0.0] * len(turns.tasks)
-        self.longer, self._free = dict.fromkeys(LANES, 0.0), dict.fromkeys(LANES, 0.0)
-        self._turns, self._seconds, self._packet, self._drags = turns, seconds, packet, drags
-        self._bulk, self._at, self._cold = dict[str, list[_Bulk]](), 0, cold
+        self.starts = [0.0] * len(turns.tasks)
+        self.ends = [0.0] * len(turns.tasks)
+        self.longer = dict.fromkeys(LANES, 0.0)
+        self._free = dict.fromkeys(LANES, 0.0)
+        self._turns = turns
+        self._seconds = seconds
+        self._packet = packet
+        self._drags = drags
+        self._bulk = dict[str, list[_Bulk]]()
+        self._at = 0
+        self._cold = cold
 
     def go_on(self, stop: int) -> None:
         """Run the tasks before `stop`."""
-        starts, ends, free, bulk = self.starts, self.ends, self._free, self._bulk
-        seconds, drags, lanes, packet = self._seconds, self._drags, self._turns.lanes, self._packet
+        starts = self.starts
+        ends = self.ends
+        free = self._free
+        bulk = self._bulk
+        seconds = self._seconds
+        drags = self._drags
+        lanes = self._turns.lanes
+        packet = self._packet
         cold = self._cold
         for index, (lane, after, is_bulk, kind) in enumerate(self._turns.tasks[self._at : stop], self._at):
             length = seconds[kind]
@@ -377,8 +391,11 @@ class _Lanes:
 
     def _state(self, lanes: Sequence[str], reach: int) -> _State:
         """The state after the tasks that have run; later tasks wait for the last `reach` of them at most."""
-        at, starts, ends = self._at, self.starts, self.ends
-        last, over = ends[at - 1] if at else 0.0, min([self._free[lane] for lane in lanes], default=0.0)
+        at = self._at
+        starts = self.starts
+        ends = self.ends
+        last = ends[at - 1] if at else 0.0
+        over = min([self._free[lane] for lane in lanes], default=0.0)
         moving = [
             _Moving(lane, each.index - at, starts[each.index] - last, ends[each.index] - last, each.since - last)
             for lane, transfers in self._bulk.items()
@@ -397,8 +414,10 @@ class _Lanes:
             self.longer[lane] += (now.longer[lane] - before.longer[lane]) * times
         self._bulk = {lane: [] for lane in self._bulk}
         for lane, back, start, end, since in now.moving:
-            index, last = self._at + back, now.last + shift
-            self.starts[index], self.ends[index] = last + start, last + end
+            index = self._at + back
+            last = now.last + shift
+            self.starts[index] = last + start
+            self.ends[index] = last + end
             self._bulk[lane].append(_Bulk(index, last + since))
 
 
@@ -407,11 +426,14 @@ def _dragged(
 ) -> float:
     """End of a task from `start` to `end` that bulk transfers slow down while they run beside it."""
     for transfer in bulk:
-        begin, until = starts[transfer.index], ends[transfer.index]
-        first, last = start if start > begin else begin, end if end < until else until
+        begin = starts[transfer.index]
+        until = ends[transfer.index]
+        first = start if start > begin else begin
+        last = end if end < until else until
         beside = last - first
         if beside > 0:
-            slowed, room = beside / (1 - drag), until - first
+            slowed = beside / (1 - drag)
+            room = until - first
             end += slowed - beside if slowed <= room else drag * room
     return end
 
@@ -421,7 +443,9 @@ def _let_pass(
 ) -> float:
     """Start of a small transfer that is ready at `start`: it delays the bulk transfer under way and those behind it."""
     for transfer in bulk:
-        begin, end, since = starts[transfer.index], ends[transfer.index], transfer.since
+        begin = starts[transfer.index]
+        end = ends[transfer.index]
+        since = transfer.since
         if start >= end:
             continue
         if start <= begin:
@@ -463,9 +487,11 @@ def let_begin(tasks: Sequence[Task], starts: Sequence[float], ends: Sequence[flo
     Of what it waits for, and what its lane did before it, that is the last to end. A task that took no time stands
     for the one that let it begin itself.
     """
-    found, before = list[str](), dict[tuple[str, bool], int]()
+    found = list[str]()
+    before = dict[tuple[str, bool], int]()
     for index, task in enumerate(tasks):
-        lane, last = task.node.lane, -1
+        lane = task.node.lane
+        last = -1
         lines = (False, True) if task.bulk else (False,)  # small transfers pass bulk ones
         held = (before[lane, bulk] for bulk in lines if (lane, bulk) in before)
         for other in (*task.after, *(other for other in held if ends[other] <= starts[index])):

@@ -62,7 +62,8 @@ class _Chain:
     """Tasks of which each waits for the one before, and weights that stream beside them."""
 
     def __init__(self, graph: LayerGraph) -> None:
-        self.order, self.graph = TaskList(), graph
+        self.order = TaskList()
+        self.graph = graph
         self.last: tuple[int, ...] = ()
         self.coming: tuple[int, ...] = ()
 
@@ -78,7 +79,8 @@ class _Chain:
             self.coming = (self.order.add(WEIGHTS, layer, None, self.last, pieces=self._pieces(layer), bulk=True),)
 
     def await_weights(self) -> None:
-        self.last, self.coming = (*self.last, *self.coming), ()
+        self.last = (*self.last, *self.coming)
+        self.coming = ()
 
     def _pieces(self, layer: int) -> tuple[tuple[int, int], ...]:
         return tuple((layer, node) for node in self.graph.streamed)

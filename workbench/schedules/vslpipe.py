@@ -8,12 +8,18 @@ from dataclasses import dataclass
 
 from workbench.core.errors import ScheduleError
 from workbench.core.units import is_whole
-from workbench.pipeline.layer_graph import EMBED, HEAD, WEIGHTS, Kind, LayerGraph
+from workbench.pipeline.layer_graph import EMBED, HEAD, WEIGHTS, LayerGraph, NodeKind
 from workbench.schedules.base import Schedule, Step, TaskList
 from workbench.schedules.plan import Carry, Task
 
 _A, _Q, _C, _H, _B = range(5)
-_SHAPE = ((Kind.SEGMENT, "gpu"), (Kind.MOVE, "d2h"), (Kind.SEGMENT, "cpu"), (Kind.MOVE, "h2d"), (Kind.SEGMENT, "gpu"))
+_SHAPE = (
+    (NodeKind.SEGMENT, "gpu"),
+    (NodeKind.MOVE, "d2h"),
+    (NodeKind.SEGMENT, "cpu"),
+    (NodeKind.MOVE, "h2d"),
+    (NodeKind.SEGMENT, "gpu"),
+)
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,11 @@ class _Phases:
     """
 
     def __init__(self, graph: LayerGraph, layers: int, slots: int, step: Step) -> None:
-        self.order, self.graph, self.layers, self.slots, self.step = TaskList(), graph, layers, slots, step
+        self.order = TaskList()
+        self.graph = graph
+        self.layers = layers
+        self.slots = slots
+        self.step = step
         self.barrier: tuple[int, ...] = ()
         self.arriving: dict[int, tuple[int, ...]] = {}
         self.wanted = deque(self.transfers())
@@ -95,7 +105,9 @@ class _Phases:
         return [(stage, _B)] if stage + 1 == self.layers else [(stage, _B), (stage + 1, _A)]
 
     def run(self) -> tuple[Task, ...]:
-        a, b, last = 0, 1, self.layers - 1
+        a = 0
+        b = 1
+        last = self.layers - 1
         self.open()
         self.barrier = self.first(a)
         self.barrier = (*self.first(b), *self.attend(0, a), *self.arriving.get(0, ()))

@@ -12,7 +12,7 @@ import numpy as np
 from workbench.core.errors import CapacityError, WorkbenchError
 from workbench.core.units import DTYPE_BYTES, format_bytes, parse_bytes
 from workbench.hardware import Machine
-from workbench.pipeline.layer_graph import Kind, LayerGraph
+from workbench.pipeline.layer_graph import LayerGraph, NodeKind
 from workbench.scenario import Scenario
 from workbench.scheduler.layered_prefill import LayeredPrefill
 from workbench.scheduler.resource_aware import ResourceAware
@@ -78,9 +78,12 @@ def largest_batch(scenario: Scenario, schedule: Schedule, budget: float) -> Larg
     evenly by their number, sequences of at most u and at least v blocks put at most u / (u + (m - 1) v) of B blocks,
     and one sequence, into one part; one more where prompts come in pieces, which are dealt apart from the decodes.
     """
-    prompt, block, parts = scenario.workload.prompt_len, scenario.memory.kv_block, schedule.parts
+    prompt = scenario.workload.prompt_len
+    block = scenario.memory.kv_block
+    parts = schedule.parts
     held = prompt + scenario.workload.output_len - 1
-    widest, blocks = -(-int(held.max()) // block), scenario.kv_blocks
+    widest = -(-int(held.max()) // block)
+    blocks = scenario.kv_blocks
     alone = prompt if (-(-held // block)).sum() <= blocks else held  # without preemption no output is prefilled
     longest = alone.max() + (budget if isinstance(scenario.scheduler, LayeredPrefill) else 0)
     tokens = int(min(max(budget, longest), blocks * block, int(alone.sum())))
@@ -118,9 +121,12 @@ class _Needs:
     """What a scenario's pipeline needs of each memory, for any KV capacity, budget and number of parts."""
 
     def __init__(self, prepared: Prepared) -> None:
-        self._slot, self._graph = prepared.slot_bytes, prepared.lowering.graph
-        scenario, layers = prepared.scenario, prepared.layers
-        pipeline, precision = scenario.layer, scenario.precision
+        self._slot = prepared.slot_bytes
+        self._graph = prepared.lowering.graph
+        scenario = prepared.scenario
+        layers = prepared.layers
+        pipeline = scenario.layer
+        precision = scenario.precision
         self._weights = {Place.GPU: embedding_bytes(scenario), Place.CPU: 0.0}
         for stage in pipeline.stages:
             home = Place.CPU if pipeline.streams(stage) else stage.device
@@ -135,12 +141,14 @@ class _Needs:
 
     def accounts(self, scenario: Scenario, schedule: Schedule, budget: float) -> tuple[Account, Account]:
         """The accounts of the GPU and of the host."""
-        batch, machine = largest_batch(scenario, schedule, budget), scenario.machine
+        batch = largest_batch(scenario, schedule, budget)
+        machine = scenario.machine
         gpu, host = (self._entries(device, scenario, schedule, batch) for device in (Place.GPU, Place.CPU))
         return Account("GPU", gpu, machine.gpu.memory), Account("host", host, machine.cpu.memory)
 
     def _entries(self, device: Place, scenario: Scenario, schedule: Schedule, batch: Largest) -> tuple[Entry, ...]:
-        memory, pipeline = scenario.memory, scenario.layer
+        memory = scenario.memory
+        pipeline = scenario.layer
         per_block = memory.kv_block * scenario.model.kv_bytes_per_token(scenario.precision.kv)
         cache = scenario.kv_blocks * per_block if pipeline.kv_device is device else 0.0
         also = "embedding and head too" if device is Place.GPU else "originals of what is streamed too"
@@ -172,13 +180,14 @@ def held_buffers(graph: LayerGraph) -> dict[Place, set[str]]:
         there = held[Place.GPU if node.lane in ("gpu", "h2d") else Place.CPU]
         there.update(buffer for buffer, _ in node.carries)
         there.update(buffer for stage in node.stages for buffer in stage.op.writes)
-        there.update(DEFERRED_BUFFERS if node.kind is Kind.DEFERRED else ())
+        there.update(DEFERRED_BUFFERS if node.kind is NodeKind.DEFERRED else ())
     return held
 
 
 def _largest_operation(device: Place, scenario: Scenario, batch: Largest) -> Entry:
     """A lane computes one operation of one part at a time: the one that needs most beyond the buffers held."""
-    model, precision = scenario.model, scenario.precision
+    model = scenario.model
+    precision = scenario.precision
     needs = dict[str, float]()
     for op in (stage.op for stage in scenario.layer.stages if stage.device is device):
         written = max(  # beside the last layer's
@@ -218,8 +227,10 @@ def _least(low: int, high: int, fits: Callable[[int], bool]) -> int | None:
 
 
 def _less_cache(prepared: Prepared, needs: _Needs) -> Iterator[Change]:
-    scenario, schedule = prepared.scenario, prepared.lowering.schedule
-    memory, blocks = scenario.memory, scenario.kv_blocks
+    scenario = prepared.scenario
+    schedule = prepared.lowering.schedule
+    memory = scenario.memory
+    blocks = scenario.kv_blocks
     per_block = memory.kv_block * scenario.model.kv_bytes_per_token(scenario.precision.kv)
     longest = int((scenario.workload.prompt_len + scenario.workload.output_len - 1).max())
 
@@ -236,7 +247,8 @@ def _less_cache(prepared: Prepared, needs: _Needs) -> Iterator[Change]:
 
 
 def _fewer_tokens(prepared: Prepared, needs: _Needs) -> Iterator[Change]:
-    scenario, schedule = prepared.scenario, prepared.lowering.schedule
+    scenario = prepared.scenario
+    schedule = prepared.lowering.schedule
     if not isinstance(scenario.scheduler, ResourceAware):
         return
     tokens = largest_batch(scenario, schedule, prepared.token_budget).tokens
@@ -249,7 +261,8 @@ def _fewer_tokens(prepared: Prepared, needs: _Needs) -> Iterator[Change]:
 
 
 def _more_parts(prepared: Prepared, needs: _Needs) -> Iterator[Change]:
-    scenario, schedule = prepared.scenario, prepared.lowering.schedule
+    scenario = prepared.scenario
+    schedule = prepared.lowering.schedule
     if not isinstance(schedule, MicroBatched):
         return
     now = schedule.micro_batches
@@ -264,7 +277,8 @@ def _more_parts(prepared: Prepared, needs: _Needs) -> Iterator[Change]:
 
 
 def _smaller_weights(prepared: Prepared) -> Iterator[Change]:
-    scenario, schedule = prepared.scenario, prepared.lowering.schedule
+    scenario = prepared.scenario
+    schedule = prepared.lowering.schedule
     precision = scenario.precision
     now = min(DTYPE_BYTES[precision.weights], precision.expert_bytes, precision.other_bytes)
     for dtype in sorted(DTYPE_BYTES, key=lambda name: -DTYPE_BYTES[name]):
@@ -280,7 +294,8 @@ def _smaller_weights(prepared: Prepared) -> Iterator[Change]:
 
 
 def _more_memory(prepared: Prepared, now: Ledger) -> Iterator[Change]:
-    scenario, schedule = prepared.scenario, prepared.lowering.schedule
+    scenario = prepared.scenario
+    schedule = prepared.lowering.schedule
     if now.gpu.left >= 0 or now.host.left >= 0:
         short = now.gpu if now.gpu.left < 0 else now.host
         text = f"{_up(short.total)} of {short.name} memory (now {format_bytes(short.capacity)})"

@@ -116,7 +116,8 @@ class _Tokens:
 
     def _begin(self, requests: Ids) -> None:
         """Stretches of these begin with the present iteration."""
-        number, before = len(self._ends) - 1, self._latest.take(requests)
+        number = len(self._ends) - 1
+        before = self._latest.take(requests)
         self._begun.append((requests, np.full(len(requests), number), before))
         self._latest[requests] = number
         self.first[requests[before == _NEVER]] = self._ends[-1]
@@ -124,8 +125,10 @@ class _Tokens:
     def gaps(self) -> tuple[Seconds, tuple[float, ...], tuple[int, ...]]:
         """Times between two tokens of a request: each one's longest, or 0; all that occurred; and how often [s]."""
         request, first, before = map(np.concatenate, zip(*self._begun, strict=True))
-        again, ends = before != _NEVER, np.array(self._ends)
-        between, pauses = np.diff(ends, prepend=0.0), ends[first[again]] - ends[before[again]]
+        again = before != _NEVER
+        ends = np.array(self._ends)
+        between = np.diff(ends, prepend=0.0)
+        pauses = ends[first[again]] - ends[before[again]]
         worst = self._longest(request, first, before, between)
         np.maximum.at(worst, request[again], pauses)
         counts = np.concatenate((self._on_time, np.ones(len(pauses), dtype=np.int64)))
@@ -136,7 +139,9 @@ class _Tokens:
     def _longest(self, request: Ids, first: Ids, before: Ids, between: Seconds) -> Seconds:
         """Of each request, the longest of the times `between` an iteration and the one before, in its stretches."""
         order = np.argsort(request, kind="stable")  # the stretches of one request stay in their order
-        request, first, before = request[order], first[order], before[order]
+        request = request[order]
+        first = first[order]
+        before = before[order]
         last = self._latest[request]
         goes_on = request[1:] == request[:-1]
         last[:-1][goes_on] = before[1:][goes_on]

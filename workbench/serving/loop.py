@@ -101,12 +101,14 @@ def serve(
     queue = scenario.scheduler.open(workload, blocks, prepared.token_budget, prepared.layers)
     record = Record(workload)
     clock.begin(blocks)
-    step, stopped = Step.FIRST, False
+    step = Step.FIRST
+    stopped = False
     try:
         while (batch := _next(queue, clock, workload.arrival)) is not None:
             if queue.ends_with(batch):
                 step |= Step.LAST
-            begin, used = clock.now, blocks.total - blocks.free
+            begin = clock.now
+            used = blocks.total - blocks.free
             plan = prepared.lowering.plan(batch, step)
             busy = clock.execute(plan, len(record.seconds), step)
             record.add(batch, begin, clock.now, used, busy, clock.expert_bytes(plan))
@@ -173,7 +175,8 @@ def _next(queue: Queue, clock: Clock, arrival: npt.NDArray[np.float64]) -> Batch
 
 def _modelled(prepared: Prepared, record: Record, seconds: float) -> Energy:
     """Everything but experts and KV is read once per iteration."""
-    scenario, iterations = prepared.scenario, len(record.seconds)
+    scenario = prepared.scenario
+    iterations = len(record.seconds)
     kv = record.context * scenario.model.kv_bytes_per_token(scenario.precision.kv)
     read = sum(record.expert_bytes) + kv + iterations * scenario.model.always_bytes
     model, source = published_model()

@@ -72,7 +72,9 @@ class PlanCost:
     """Prices and plays the plans of one scenario."""
 
     def __init__(self, cost: TaskCost, machine: Machine) -> None:
-        self._cost, self._machine, self._profile = cost, machine, cost.profile
+        self._cost = cost
+        self._machine = machine
+        self._profile = cost.profile
         self._kinds: dict[tuple[int, range | None, int, int], _Kinds] = {}
 
     def between(self, plan: Plan) -> float:
@@ -104,7 +106,9 @@ class PlanCost:
         """
         kinds = self._sorted(tasks, parts, pace)
         prices = _prices(kinds, parts)
-        work, drags, dram = [seconds for seconds, _ in prices], [0.0] * len(prices), 0.0
+        work = [seconds for seconds, _ in prices]
+        drags = [0.0] * len(prices)
+        dram = 0.0
         for kind in kinds.rest:
             work[kind] = carried
         if pace is None:
@@ -116,7 +120,7 @@ class PlanCost:
                 drags[kind] = self._drag(*prices[kind])
         else:
             work = pace.contention.stretch(work, kinds.lanes)
-            of_lane = {"gpu": pace.gpu_drag, "cpu": pace.cpu_drag}
+            of_lane = {"gpu": pace.gpu_slowdown, "cpu": pace.cpu_slowdown}
             drags = [of_lane.get(kind.lane, 0.0) for kind in kinds.kinds]
         cold = 0.0 if pace is None or self._profile is None else self._profile.rest
         starts, ends, busy = play(kinds.order, work, packet, drags, cold=cold, skip=skip)
@@ -151,20 +155,22 @@ class PlanCost:
             crowded = [1.0] * len(tasks)
         link = self._machine.link.h2d
         stolen = 0.0 if cores.spare else min(cores.mover * link, _MOST_STOLEN)
-        drags = (cores.gpu_drag, cores.cpu_drag, cores.gpu_team_drag, cores.cpu_team_drag)
-        gpu_drag, cpu_drag, gpu_team_drag, cpu_team_drag = (1 - 1 / (1 + drag * link) for drag in drags)
-        whole = Pace(cores.alone, cores.alone, "", gpu_team_drag, cpu_team_drag)
+        drags = (cores.gpu_slowdown, cores.cpu_slowdown, cores.gpu_team_slowdown, cores.cpu_team_slowdown)
+        gpu_slowdown, cpu_slowdown, gpu_team_slowdown, cpu_team_slowdown = (1 - 1 / (1 + drag * link) for drag in drags)
+        whole = Pace(cores.alone, cores.alone, "", gpu_team_slowdown, cpu_team_slowdown)
         alternate = one_at_a_time(tasks, crowded)
         if alternate and self._faster(tasks, parts, whole, crowded):
             return whole
         busy = busy_seconds(tasks, crowded)
         beside = "gpu" if busy["gpu"] < busy["cpu"] else "cpu"
         if beside == "gpu":
-            gpu_drag = 1 - (1 - gpu_drag) * (1 - stolen)
+            gpu_slowdown = 1 - (1 - gpu_slowdown) * (1 - stolen)
         else:
-            cpu_drag = 1 - (1 - cpu_drag) * (1 - stolen)
+            cpu_slowdown = 1 - (1 - cpu_slowdown) * (1 - stolen)
         seats = cores.gpu, cores.cpu, "" if cores.spare else beside
-        return Pace(*seats, gpu_drag, cpu_drag, Contention() if alternate else self._contention(tasks, parts, cores))
+        return Pace(
+            *seats, gpu_slowdown, cpu_slowdown, Contention() if alternate else self._contention(tasks, parts, cores)
+        )
 
     def _contention(self, tasks: Sequence[Task], parts: Sequence[PartRows], cores: Cores) -> Contention:
         """Slowdown of each lane by the other in a plan, for the share of each one's time in which both work."""
@@ -199,7 +205,8 @@ class PlanCost:
 
     def _sort(self, tasks: Sequence[Task], cut: CutRows | None, gpu: int, cpu: int) -> _Kinds:
         number: dict[tuple[object, ...], int] = {}
-        kinds, of_task = list[_Kind](), list[int]()
+        kinds = list[_Kind]()
+        of_task = list[int]()
         for task in tasks:
             place = 0 if cut is None else task.place(cut.stack)
             rows = None if cut is None or task.part is None else id(cut.at(place))
@@ -223,11 +230,11 @@ class PlanCost:
         price = self._cost.pricer(task.node, threads)
         if not self._machine.cores or task.node.lane not in COMPUTE:
             return price
-        hand_over = self._machine.link.overhead if self._profile is None else self._profile.hand_over
+        dispatch = self._machine.link.overhead if self._profile is None else self._profile.dispatch
 
         def handed_over(rows: Rows) -> Price:
             length, size = price(rows)
-            return length + hand_over if length else length, size
+            return length + dispatch if length else length, size
 
         return handed_over
 

@@ -93,7 +93,8 @@ def _check_rates(cost: TaskCost, scenario: Scenario, graph: LayerGraph) -> None:
 
 def _check_pieces(scenario: Scenario, graph: LayerGraph) -> None:
     """A piece of a prompt attends to the ones before it: its attention must take them, and be where the KV cache is."""
-    workload, pipeline = scenario.workload, scenario.layer
+    workload = scenario.workload
+    pipeline = scenario.layer
     longest = int((workload.prompt_len + workload.output_len).max())
     if not scenario.scheduler.splits(longest, scenario.model.num_hidden_layers):
         return

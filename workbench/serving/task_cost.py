@@ -10,7 +10,7 @@ from workbench.core.units import DTYPE_BYTES
 from workbench.hardware import Device
 from workbench.hardware.profile import OpTime
 from workbench.models import ModelConfig
-from workbench.pipeline.layer_graph import Kind, LayerGraph, Node
+from workbench.pipeline.layer_graph import LayerGraph, Node, NodeKind
 from workbench.scenario import Scenario
 from workbench.scheduler.batch import Batch
 from workbench.schedules.plan import WHOLE, Task
@@ -45,14 +45,16 @@ Pricer = Callable[[Rows], Price]
 _Measured = Callable[[OpTime, Rows], float]
 ENDLESS = 1e12
 """Tokens of an iteration that no computer will see."""
-_ENDS = {Kind.EMBED: Stage(embed, Place.GPU), Kind.HEAD: Stage(head, Place.GPU)}
+_ENDS = {NodeKind.EMBED: Stage(embed, Place.GPU), NodeKind.HEAD: Stage(head, Place.GPU)}
 
 
 class TaskCost:
     """Prices the tasks of one scenario."""
 
     def __init__(self, scenario: Scenario, graph: LayerGraph) -> None:
-        self._model, self._machine, self._precision = scenario.model, scenario.machine, scenario.precision
+        self._model = scenario.model
+        self._machine = scenario.machine
+        self._precision = scenario.precision
         self._graph = graph
         self.profile = scenario.machine.profile(profile_shape(scenario.model, scenario.precision))
         self._summed = set[tuple[str, Place]]() if self.profile else _summed(graph.pipeline.stages, self._model)
@@ -88,7 +90,8 @@ class TaskCost:
         if not model.windowed_layers:
             return batch.rows
         pairs = model.attended_below(batch.starts + batch.prefill_len).sum() - model.attended_below(batch.starts).sum()
-        context, before = model.attended(batch.context + 1).sum(), model.attended(batch.starts).sum()
+        context = model.attended(batch.context + 1).sum()
+        before = model.attended(batch.starts).sum()
         return batch.rows._replace(pairs=float(pairs), context=float(context), before=float(before))
 
     def part(self, batch: Batch) -> PartRows:
@@ -96,7 +99,8 @@ class TaskCost:
         rows = self.rows(batch)
         if batch.cut is None:
             return rows
-        others, passing = self.rows(batch.decodes_alone), rows._replace(emits=len(batch))
+        others = self.rows(batch.decodes_alone)
+        passing = rows._replace(emits=len(batch))
         head = rows if batch.at(batch.layers) is batch else others
         return CutRows(passing, others, head, batch.prefill_layers, batch.layers)
 
@@ -122,7 +126,7 @@ class TaskCost:
 
     def transfer(self, node: Node, rows: Rows) -> float:
         """Bytes that a transfer of activations or KV moves for these rows in one layer."""
-        if node.kind is Kind.KV_IN:
+        if node.kind is NodeKind.KV_IN:
             return (rows.context - rows.decode + rows.before) * self._kv_in
         per_prefill, per_decode = self._carried[id(node)]
         return per_prefill * rows.prefill + per_decode * rows.decode
@@ -156,8 +160,9 @@ class TaskCost:
             return lambda rows: self._move(node, rows)
         if node.kind in _ENDS:
             return self._end(node.kind, threads)
-        stage = self._late if node.kind is Kind.DEFERRED else self._stage
-        stages, on_host = [stage(each, threads) for each in node.stages], node.lane == "cpu"
+        stage = self._late if node.kind is NodeKind.DEFERRED else self._stage
+        stages = [stage(each, threads) for each in node.stages]
+        on_host = node.lane == "cpu"
 
         def price(rows: Rows) -> Price:
             total = size = 0.0
@@ -171,7 +176,8 @@ class TaskCost:
 
     def _move(self, node: Node, rows: Rows) -> Price:
         """A transfer of activations or KV in one layer."""
-        link, size = self._machine.link, self.transfer(node, rows)
+        link = self._machine.link
+        size = self.transfer(node, rows)
         overhead = link.overhead if self.profile is None else self.profile.move
         return copy_seconds(size, link.h2d if node.lane == "h2d" else link.d2h, overhead), size
 
@@ -195,18 +201,19 @@ class TaskCost:
             0.0,
         )
 
-    def _end(self, kind: Kind, threads: int, measured: _Measured = measured_seconds) -> Pricer:
+    def _end(self, kind: NodeKind, threads: int, measured: _Measured = measured_seconds) -> Pricer:
         """The embedding or the head."""
         stage = _ENDS[kind]
         time = self._time(stage.op.name, threads)
         if time is not None:
-            last = kind is Kind.HEAD
+            last = kind is NodeKind.HEAD
             return lambda rows: (measured(time, Rows(prefill=rows.emits if last else rows.tokens)), 0.0)
         price = self._roofline(self._work(stage), self._device(stage.device, threads))
         return lambda rows: (price(rows)[0], 0.0)
 
     def _roofline(self, work: WorkFunction, device: Device) -> Pricer:
-        model, precision = self._model, self._precision
+        model = self._model
+        precision = self._precision
 
         def price(rows: Rows) -> Price:
             done = work(rows, model, precision)
@@ -268,7 +275,8 @@ class TaskCost:
 
     def _device(self, place: Place, threads: int) -> Device:
         """The device, its rates scaled to the threads if they are not those it was measured with."""
-        device, cores = self._machine.gpu if place is Place.GPU else self._machine.cpu, self._machine.cores
+        device = self._machine.gpu if place is Place.GPU else self._machine.cpu
+        cores = self._machine.cores
         if cores is None or not threads:
             return device
         own = cores.gpu if place is Place.GPU else cores.cpu
@@ -289,7 +297,8 @@ class TaskCost:
         late = self._late(stage, threads)
 
         def both(rows: Rows) -> Price:
-            at_once, afterwards = price(rows), late(rows)
+            at_once = price(rows)
+            afterwards = late(rows)
             return at_once[0] + afterwards[0], at_once[1] + afterwards[1]
 
         return both
@@ -298,7 +307,7 @@ class TaskCost:
         """Seconds of one stage in one layer for all of these rows, that no split into calls can beat [s]."""
         return self._stage(stage, threads, least_seconds)(total)[0]
 
-    def least_ends(self, kind: Kind, total: Rows, threads: int = 0) -> float:
+    def least_ends(self, kind: NodeKind, total: Rows, threads: int = 0) -> float:
         """As `least`, of the embedding or the head [s]."""
         return self._end(kind, threads, least_seconds)(total)[0]
 
@@ -329,9 +338,11 @@ class TaskCost:
     def _amortising_tokens(self) -> float:
         """Tokens from which nine tenths of the GPU's time grow with them, to a thousandth."""
         per_token = self.gpu_seconds(ENDLESS) / ENDLESS
-        few, enough = 0.0, 1.0
+        few = 0.0
+        enough = 1.0
         while 0.9 * self.gpu_seconds(enough) > per_token * enough:
-            few, enough = enough, 2 * enough
+            few = enough
+            enough = 2 * enough
         while enough - few > 1e-3 * enough:
             middle = (few + enough) / 2
             few, enough = (middle, enough) if 0.9 * self.gpu_seconds(middle) > per_token * middle else (few, middle)
@@ -339,7 +350,7 @@ class TaskCost:
 
     def gpu_seconds(self, tokens: float) -> float:
         """Seconds of one layer on the gpu lane, for prompts' tokens without their attention to one another [s]."""
-        segments = [node for node in self._graph.nodes if node.kind is Kind.SEGMENT and node.lane == "gpu"]
+        segments = [node for node in self._graph.nodes if node.kind is NodeKind.SEGMENT and node.lane == "gpu"]
         threads = 0 if self._machine.cores is None else self._machine.cores.gpu
         return sum(self.node(node, Rows(prefill=tokens), threads) for node in segments)
 

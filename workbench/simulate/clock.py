@@ -81,11 +81,14 @@ class _Clock:
     """True if layers that repeat the one before are not laid out."""
 
     def __init__(self, prepared: Prepared, timeline: Timeline) -> None:
-        self.now, self.timeline = 0.0, timeline
+        self.now = 0.0
+        self.timeline = timeline
         self.bar = LateBar(int(prepared.scenario.workload.output_len.sum()))
         self._carried = 0.0  # seconds that are left of the transfer that the last iteration let run on
         self._cores = prepared.scenario.machine.cores
-        self._cost, self._plans, self._packet = prepared.cost, prepared.plans, prepared.lowering.schedule.packet_seconds
+        self._cost = prepared.cost
+        self._plans = prepared.plans
+        self._packet = prepared.lowering.schedule.packet_seconds
 
     def begin(self, blocks: BlockCounts) -> None:
         """See `Clock.begin`."""

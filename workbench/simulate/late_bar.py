@@ -13,7 +13,9 @@ class LateBar:
     """Counts output tokens, and draws them on stderr once the simulation has lasted `DELAY` seconds."""
 
     def __init__(self, total: int) -> None:
-        self._total, self._made, self._due = total, 0, monotonic() + DELAY
+        self._total = total
+        self._made = 0
+        self._due = monotonic() + DELAY
         self._bar: Any = None
 
     def add(self, tokens: float) -> None:

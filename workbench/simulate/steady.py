@@ -82,7 +82,8 @@ def in_flight(scenario: Scenario, requests: int) -> Scenario:
     """
     if requests < 1:
         raise ScenarioError(f"{requests} requests cannot be in flight; give at least one.")
-    workload, memory = scenario.workload, scenario.memory
+    workload = scenario.workload
+    memory = scenario.memory
     prompt, output = (np.resize(lengths, requests) for lengths in (workload.prompt_len, workload.output_len))
     blocks = int(_blocks(prompt + output - 1, memory.kv_block).sum())
     size = float(blocks * memory.kv_block * scenario.model.kv_bytes_per_token(scenario.precision.kv))
@@ -99,7 +100,8 @@ def steady_rates(
 
     Means over the life of the requests. Where so many do not fit a memory there is no rate.
     """
-    counts, rates = list(requests), dict[str, dict[int, float]]()
+    counts = list(requests)
+    rates = dict[str, dict[int, float]]()
     for schedule, pipeline in systems.items():
         curve = rates.setdefault(schedule.name, {})
         for count in counts:
@@ -126,7 +128,8 @@ def _mean_rate(scenario: Scenario, schedule: Schedule) -> float:
 def _at_all_ages(workload: Workload, phase: float, layers: int) -> Batch:
     passed = (np.arange(len(workload)) + phase) / len(workload)
     made = np.floor(passed * workload.output_len + 1e-9).astype(np.int64)  # whole numbers stay whole
-    starting, running = np.flatnonzero(made == 0), np.flatnonzero(made)
+    starting = np.flatnonzero(made == 0)
+    running = np.flatnonzero(made)
     context = (workload.prompt_len + made - 1)[running]
     return Batch(starting, workload.prompt_len[starting], running, context, layers)
 

@@ -333,7 +333,8 @@ def _route_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
 
 
 def _experts_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
-    pairs, touched = m.num_experts_per_tok * rows.tokens, m.touched_experts(rows.tokens)
+    pairs = m.num_experts_per_tok * rows.tokens
+    touched = m.touched_experts(rows.tokens)
     return _mixed_work(pairs, touched, rows.tokens, m, precision)
 
 
@@ -348,7 +349,8 @@ def _choices_work(rows: Rows, m: ModelConfig, precision: Precision, *, of_decode
 
 def _mixed_work(pairs: float, touched: float, tokens: float, m: ModelConfig, precision: Precision) -> Work:
     """So many pairs of a token and an expert, of so many tokens and experts."""
-    moved, read = 2 * m.hidden_size * tokens, touched * m.expert_params
+    moved = 2 * m.hidden_size * tokens
+    read = touched * m.expert_params
     return _times(m.moe_share, _gemm(m.expert_params, read, precision.expert_bytes, moved, pairs, precision))
 
 
@@ -385,13 +387,15 @@ def _embed_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
 
 def _head_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
     """Final norm and head, only for the rows that sample a token."""
-    each, moved = DTYPE_BYTES[precision.weights], (m.hidden_size + m.vocab_size) * rows.emits
+    each = DTYPE_BYTES[precision.weights]
+    moved = (m.hidden_size + m.vocab_size) * rows.emits
     return _gemm(m.head_params, m.head_params, each, moved, rows.emits, precision)
 
 
 def _qkv_working(m: ModelConfig, size: int) -> float:
     """Normed heads stand beside the projections that they were until all are rotated."""
-    q, kv = m.q_size, m.kv_size
+    q = m.q_size
+    kv = m.kv_size
     needed = max((8 + size) * m.hidden_size, size * (3 * q + m.kv_elements))
     if not m.family.qk_norm:
         return needed

@@ -125,20 +125,24 @@ def seconds(work: Work, device: Device) -> float:
     flops, size, dtype = work
     if not (flops or size):
         return 0.0
-    computing, moving = flops / device.flop_rate(dtype), size / device.bandwidth
+    computing = flops / device.flop_rate(dtype)
+    moving = size / device.bandwidth
     return (computing if computing > moving else moving) + device.overhead
 
 
 def measured_seconds(time: OpTime, rows: Rows) -> float:
     """Time of one call of an operation that was measured on this computer, for rows of its class [s]."""
-    tokens, points, prompts = rows.tokens, time.tokens, rows.emits - rows.decode
+    tokens = rows.tokens
+    points = time.tokens
+    prompts = rows.emits - rows.decode
     if not tokens:
         return 0.0
     place = min(bisect(points, tokens), len(points) - 1)
     if place == 0:
         base = time.seconds[0]
     else:
-        low, high = points[place - 1], points[place]
+        low = points[place - 1]
+        high = points[place]
         share = (tokens - low) / (high - low)
         base = time.seconds[place - 1] + share * (time.seconds[place] - time.seconds[place - 1])
     return base + _beyond_tokens(time, rows, prompts) + (time.decoding if rows.decode else 0.0)

@@ -81,7 +81,8 @@ def _count(pick: random.Random) -> Drawn:
 
 
 def _add(pick: random.Random) -> Drawn:
-    left, right = pick.randint(10, 99), pick.randint(10, 99)
+    left = pick.randint(10, 99)
+    right = pick.randint(10, 99)
     return f"{left}+{right}=", str(left + right), 1 / 179
 
 

@@ -46,7 +46,8 @@ class CheckpointTokenizer:
     """The tokenizer.json of a checkpoint, without special tokens added around a text."""
 
     def __init__(self, name: str, tokenizer: tokenizers.Tokenizer) -> None:
-        self._name, self._tokenizer = name, tokenizer
+        self._name = name
+        self._tokenizer = tokenizer
         named = getattr(tokenizer.model, "unk_token", None)
         self._unknown = tokenizer.token_to_id(named) if named else None
 

@@ -198,7 +198,8 @@ class Workload:
         requests : int, optional
             Their number, where both lengths are single numbers.
         """
-        prompts, outputs = whole_lengths(prompt, "prompt"), whole_lengths(output, "output")
+        prompts = whole_lengths(prompt, "prompt")
+        outputs = whole_lengths(output, "output")
         given = {lengths.size for lengths in (prompts, outputs) if lengths.ndim}
         counts = given | ({_positive(requests, "lengths")} if requests is not None else set()) or {1}
         if len(counts) > 1 or min(counts) < 1:
@@ -271,9 +272,11 @@ class Workload:
             If the histogram is malformed, output lengths are missing or given twice, or there are no requests.
         """
         if isinstance(histogram, Mapping):
-            name, table = "histogram", Histogram.of(histogram)
+            name = "histogram"
+            table = Histogram.of(histogram)
         else:
-            name, table = Path(histogram).stem, Histogram.read(histogram)
+            name = Path(histogram).stem
+            table = Histogram.read(histogram)
         if table.knows_outputs == (output_len is not None):
             known = "has output lengths" if table.knows_outputs else "has no output lengths"
             raise WorkloadError(f"{name!r} {known} and output_len is {output_len}; give exactly one of them.")
@@ -399,9 +402,11 @@ class PublishedWorkload:
         generator = np.random.default_rng(seed)
         prompts = self.prompt.draw(generator, _positive(requests, self.name))
         if output_len is None and not isinstance(self.output, tuple):
-            outputs, how = self.output.draw(generator, requests), f"; outputs: {self.output}"
+            outputs = self.output.draw(generator, requests)
+            how = f"; outputs: {self.output}"
         else:
-            outputs, how = np.full(requests, whole_lengths(self._fixed(output_len), "output")), ""
+            outputs = np.full(requests, whole_lengths(self._fixed(output_len), "output"))
+            how = ""
         source = f"{self.source}; prompts: {self.prompt}{how}; seed {seed}"
         return Workload(self.name, prompts, outputs, synthetic=True, source=source)
 

@@ -274,7 +274,7 @@ class _Bench:
         ops = op_times([call for kept in alone for one in kept for call in one.calls])
         whole = [one for kind in ("waiting", "pages", "parts") for one in of_kind[kind]]  # no transfer outlasts them
         iteration, request, task = self._between(outside, whole)
-        hand_over, move, fetched = self._overheads(of_kind["streamed"], waiting)
+        dispatch, move, fetched = self._overheads(of_kind["streamed"], waiting)
         together = [one for kind in _TOGETHER for one in of_kind[kind]]
         profile = Profile(
             shape,
@@ -282,7 +282,7 @@ class _Bench:
             iteration=iteration,
             request=request,
             task=task,
-            hand_over=hand_over,
+            dispatch=dispatch,
             move=move,
             fetch=fetched,
             rest=rest(waiting, ops) / self._model.num_hidden_layers,
@@ -359,8 +359,8 @@ class _Bench:
             (f"attention {stream}, KV GB/s", kv / cpu.beside / 1e9),
             ("DRAM sequential read on one core, GB/s", self._sequential_read() / 1e9),
         )
-        shared = replace(cores, mover=gpu.mover, gpu_drag=drags[0], cpu_drag=drags[1])
-        return replace(shared, gpu_team_drag=drags[2], cpu_team_drag=drags[3]), rates
+        shared = replace(cores, mover=gpu.mover, gpu_slowdown=drags[0], cpu_slowdown=drags[1])
+        return replace(shared, gpu_team_slowdown=drags[2], cpu_team_slowdown=drags[3]), rates
 
     def _beside(self, op: str, shape: Shape, threads: int) -> Beside:
         """One operation of the last layer of a pass, again and again, alone and beside a stream."""

@@ -22,7 +22,7 @@ from workbench.engine.model.ops import Ops, Part, Tensors
 from workbench.hardware import Device, Link, Machine, usable_cores
 from workbench.hardware.profile import Cores
 from workbench.models import ModelConfig
-from workbench.pipeline.layer_graph import Kind, Node
+from workbench.pipeline.layer_graph import Node, NodeKind
 from workbench.schedules.plan import Task
 from workbench.stages import Op, combine, experts, out_proj, qkv, route
 
@@ -118,7 +118,7 @@ def _operation_overhead() -> float:
 
 def _hand_over() -> float:
     """Mean time from the end of a task to the start of the next on another lane."""
-    lanes = [Node(Kind.SEGMENT, "A", "gpu"), Node(Kind.MOVE, "H", "h2d")]
+    lanes = [Node(NodeKind.SEGMENT, "A", "gpu"), Node(NodeKind.MOVE, "H", "h2d")]
     tasks = [Task(lanes[i % 2], 0, 0, (i - 1,) if i else ()) for i in range(100)]
     executor = Executor(1e9, 1e9, throttled=False, packet_seconds=1e-3)
     try:

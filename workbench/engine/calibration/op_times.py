@@ -62,7 +62,7 @@ def contention(passes: Sequence[Pass], ops: Sequence[OpTime], cores: Cores, link
     b is the median of the plans in which f is large enough to tell it from the times' own errors.
     """
     times = _by_key(ops)
-    slowed = {"gpu": cores.gpu_drag * link, "cpu": cores.cpu_drag * link + cores.mover * link}
+    slowed = {"gpu": cores.gpu_slowdown * link, "cpu": cores.cpu_slowdown * link + cores.mover * link}
     found = dict[str, float]()
     for lane, drag in slowed.items():
         growth = list[float]()

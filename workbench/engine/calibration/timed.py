@@ -15,7 +15,7 @@ from workbench.engine.engine import Engine
 from workbench.engine.lanes.lanes import Job
 from workbench.engine.model.ops import Part
 from workbench.hardware.profile import Pace
-from workbench.pipeline.layer_graph import Kind
+from workbench.pipeline.layer_graph import NodeKind
 from workbench.scheduler.batch import NONE, Batch, Ids
 from workbench.scheduler.block_manager import BlockManager
 from workbench.schedules.base import Step
@@ -192,7 +192,7 @@ class TimedEngine(Engine):
     def _record(self, ended: list[tuple[Job, str]], number: int) -> dict[str, float]:
         for job, _ in ended:
             if job.bytes:
-                weights = job.task.node.kind is Kind.WEIGHTS
+                weights = job.task.node.kind is NodeKind.WEIGHTS
                 self._moves.append(Move(weights, sum(end - start for start, end in job.spans), job.bytes))
         return super()._record(ended, number)
 

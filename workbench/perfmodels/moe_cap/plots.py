@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentF
 from numpy.typing import ArrayLike, NDArray
 
 from workbench.core.units import format_seconds
-from workbench.hardware.processors import Kind, Processor
+from workbench.hardware.processors import Processor, ProcessorKind
 from workbench.models import ModelConfig
 from workbench.perfmodels.coverage import skewed_coverage
 from workbench.perfmodels.moe_cap.diagram import Fit, Requirement, fits, requirement
@@ -25,7 +25,7 @@ from workbench.perfmodels.moe_cap.processor_cost import offloaded_bandwidth
 from workbench.plots.labels import Label, place_labels
 
 _MODELS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#0891b2", "#65a30d", "#dc2626")
-_BOXES = {Kind.GPU: "#4b5563", Kind.CPU: "#047857"}
+_BOXES = {ProcessorKind.GPU: "#4b5563", ProcessorKind.CPU: "#047857"}
 _OWN = "#2563eb"
 _OFFLOADED = "#d97706"
 _FEW = 6
@@ -192,7 +192,11 @@ def _meanings(diagram: CapDiagram, ops: bool) -> list[Artist]:
     return [
         Line2D([], [], color="#111827", marker="o", markersize=3, label=f"needed, {batches}"),
         Line2D([], [], color="#111827", linestyle="--", label=f"the same at {reached}"),
-        *(Patch(facecolor="none", edgecolor=_BOXES[kind], label=f"{kind.name} has") for kind in Kind if kind in kinds),
+        *(
+            Patch(facecolor="none", edgecolor=_BOXES[kind], label=f"{kind.name} has")
+            for kind in ProcessorKind
+            if kind in kinds
+        ),
     ]
 
 
@@ -233,7 +237,7 @@ def bandwidth_against_power(
         if not np.isfinite(item.power):
             continue
         points.append(PowerPoint(name, item.power, item.bandwidth, offloaded=False))
-        if item.kind is Kind.GPU and weights > item.memory:
+        if item.kind is ProcessorKind.GPU and weights > item.memory:
             rate = offloaded_bandwidth(weights, memory=item.memory, bandwidth=item.bandwidth, link=item.link)
             points.append(PowerPoint(name, item.power + host_power, float(rate), offloaded=True))
     return points
