@@ -1,4 +1,4 @@
-"""Qwen's architectures live: transformers' tokens whatever the schedule, scheduler and place of the shared experts."""
+"""Every family live: transformers' tokens whatever the schedule, scheduler and place of the shared experts."""
 
 import shutil
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import workbench as wb
-from tests.live.world import OF_SYSTEMS, QWEN2, QWEN3, RUNNABLE, WIRED, computed_by, longest, requests, scenario
+from tests.live.world import FAMILIES, OF_SYSTEMS, QWEN2, RUNNABLE, WIRED, computed_by, longest, requests, scenario
 from workbench.core.errors import CheckpointError, EngineError
 from workbench.engine.model import forward, ops
 from workbench.models import ModelConfig
@@ -21,12 +21,13 @@ from workbench.stages import Op, attention, combine, experts, moe, out_proj, qkv
 
 ROUNDING = 1e-4
 ODD: dict[str, Any] = {"num_hidden_layers": 3, "num_local_experts": 9, "num_experts_per_tok": 2, "vocab_size": 211}
-MODELS = {
-    "qwen2": replace(QWEN2, **ODD),
-    "qwen2 renormalised": replace(QWEN2, **ODD, norm_topk_prob=True),
-    "qwen3": replace(QWEN3, **ODD),
-    "qwen3 not renormalised": replace(QWEN3, **ODD, head_dim=12, norm_topk_prob=False),
+MODELS = {name: replace(config, **ODD) for name, config in FAMILIES.items()}
+OTHERS = {
+    f"{name}, other weights of the chosen": replace(config, norm_topk_prob=not config.norm_topk_prob)
+    for name, config in MODELS.items()
+    if "norm_topk_prob" in config.family.own_keys
 }
+MODELS |= OTHERS | {"qwen3_moe, narrow heads": replace(MODELS["qwen3_moe"], head_dim=12, norm_topk_prob=False)}
 ASKED = requests((1, 40, 7, 33, 3, 17, 2, 5), (10, 8, 12, 1, 9, 10, 2, 12), vocab=211, seed=7)
 BUDGET = 120
 
@@ -64,11 +65,11 @@ WAYS: tuple[tuple[str, Schedule], ...] = (
 
 
 @pytest.mark.parametrize(("number", "pipeline", "schedule"), [(n, *way) for n, way in enumerate(WAYS)], ids=str)
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", FAMILIES)
 def test_every_system(kind: str, number: int, pipeline: str, schedule: Schedule, case: Case) -> None:
-    """Both ways of weighing the chosen experts, ample and small caches take turns."""
+    """All models of a family, ample and small caches take turns."""
     names = [name for name in MODELS if name.startswith(kind)]
-    model, tokens = case(names[number % 2])
+    model, tokens = case(names[number % len(names)])
     small = number % 3 == 0
     how = {"tokens": longest(ASKED) + 10, "block": 1} if small else {"tokens": 4096, "block": 16}
     result = run(model, WIRED[pipeline], schedule, **how)
@@ -80,7 +81,9 @@ SCHEDULERS = (wb.StaticBatching(2, 3), wb.ContinuousBatching(40), wb.ChunkedPref
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS, ids=repr)
-@pytest.mark.parametrize(("kind", "pipeline"), [("qwen2", "flexgen_s4"), ("qwen2", "all_cpu"), ("qwen3", "all_gpu")])
+@pytest.mark.parametrize(
+    ("kind", "pipeline"), [("qwen2_moe", "flexgen_s4"), ("qwen2_moe", "all_cpu"), ("qwen3_moe", "all_gpu")]
+)
 def test_every_scheduler(kind: str, pipeline: str, scheduler: Any, case: Case) -> None:
     model, tokens = case(kind)
     of = scenario(model, ASKED, RUNNABLE[pipeline], block=8).on(scheduler=scheduler)
@@ -117,7 +120,7 @@ def logits_of(model: ModelConfig, pipeline: Pipeline, schedule: Schedule, monkey
 def test_wherever_shared_experts_are_the_answer_is_the_same(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit by bit, with nothing deferred, also where the CPU computes beside the GPU; weights that were streamed lie at
     other addresses, where a matrix product may be rounded otherwise."""
-    model, tokens = case("qwen2")
+    model, tokens = case("qwen2_moe")
     ways = [(name, Sequential()) for name in PLACES]
     ways += [(name, KTransformers()) for name in ("beside the routed", "behind the routed")]
     _, first = logits_of(model, RUNNABLE["all_gpu"], Sequential(), monkeypatch)
@@ -131,7 +134,7 @@ def test_wherever_shared_experts_are_the_answer_is_the_same(case: Case, monkeypa
 
 @pytest.mark.parametrize("schedule", [KTransformers(), Fiddler(), Sequential(2)], ids=str)
 def test_the_gpus_shared_experts_beside_the_cpus_routed_ones(schedule: Schedule, case: Case) -> None:
-    model, tokens = case("qwen2")
+    model, tokens = case("qwen2_moe")
     result = run(model, PLACES["beside the routed"], schedule, tokens=longest(ASKED) + 10, block=4)
     assert result.tokens == tokens
     assert result.preemptions
@@ -168,14 +171,14 @@ def ungained(self: ops.Ops, part: Any, read: Any, weights: Any) -> Any:
 @pytest.mark.parametrize(
     ("name", "op", "broken"),
     [
-        ("qwen2", "shared_experts", without_gate),
-        ("qwen2", "shared_experts", lambda self, part, read, weights: torch.zeros_like(read["h"])),
-        ("qwen2", "combine", lambda self, part, read, weights: read["x"] + read["routed"]),
-        ("qwen2", "route", other_weights),
-        ("qwen2 renormalised", "route", other_weights),
-        ("qwen3 not renormalised", "route", other_weights),
-        ("qwen2", "qkv", unbiased),
-        ("qwen3", "qkv", ungained),
+        ("qwen2_moe", "shared_experts", without_gate),
+        ("qwen2_moe", "shared_experts", lambda self, part, read, weights: torch.zeros_like(read["h"])),
+        ("qwen2_moe", "combine", lambda self, part, read, weights: read["x"] + read["routed"]),
+        ("qwen2_moe", "route", other_weights),
+        ("qwen2_moe, other weights of the chosen", "route", other_weights),
+        ("qwen3_moe, narrow heads", "route", other_weights),
+        ("qwen2_moe", "qkv", unbiased),
+        ("qwen3_moe", "qkv", ungained),
     ],
 )
 def test_what_is_left_out_changes_tokens(
@@ -197,10 +200,10 @@ def test_a_checkpoint_without_the_gate_of_the_shared_expert_is_refused(make_mode
 
 
 def test_shared_experts_that_an_own_operation_would_forget_are_refused(case: Case) -> None:
-    model, tokens = case("qwen2")
+    model, tokens = case("qwen2_moe")
     forgetful = Op("mine", ("x", "routed"), ("x",), work=combine.work, run=lambda x, routed: x + routed)
     layer = gpu(qkv, attention, out_proj, route, experts, shared_experts, forgetful)
-    with pytest.raises(EngineError, match=r"'qwen2-1' has shared experts, whose output .* adds nowhere"):
+    with pytest.raises(EngineError, match=r"'qwen2_moe-1' has shared experts, whose output .* adds nowhere"):
         run(model, layer, Sequential())
     minded = Op(
         "mine", ("x", "routed", "shared"), ("x",), work=combine.work, run=lambda x, routed, shared: x + routed + shared
@@ -211,7 +214,7 @@ def test_shared_experts_that_an_own_operation_would_forget_are_refused(case: Cas
 
 def test_bf16_streams_and_answers(make_model: Any) -> None:
     """Bytes of biases and norms too are those that the plan says."""
-    for config in (QWEN2, QWEN3):
+    for config in FAMILIES.values():
         model = make_model(replace(config, **ODD, name=f"{config.name} bf16", dtype="bf16"))
         result = wb.run(scenario(model, ASKED[:4], WIRED["streamed"], precision="bf16"), LayerStreaming())
         assert [len(row) for row in result.tokens] == [request.output_len for request in ASKED[:4]]

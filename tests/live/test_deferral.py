@@ -82,20 +82,25 @@ class Plain:
     def expert_outputs(self, layer: int, h: torch.Tensor) -> list[torch.Tensor]:
         """Weighted outputs of the chosen experts, highest score first."""
         family = self.m.family
-        scores = (self.w[f"model.layers.{layer}.{family.mixture}.gate.weight"] @ h).softmax(dim=0)
+        scores = (self.w[f"model.layers.{layer}.{family.tensors.mixture}.gate.weight"] @ h).softmax(dim=0)
         chosen = sorted(range(len(scores)), key=lambda e: -float(scores[e]))[: self.m.num_experts_per_tok]
         total = sum(float(scores[e]) for e in chosen) if self.m.norm_topk_prob else 1.0
-        return [float(scores[e]) / total * self.expert(f"model.layers.{layer}.{family.expert(e)}", h) for e in chosen]
+        return [
+            float(scores[e]) / total * self.expert(f"model.layers.{layer}.{family.tensors.expert(e)}", h)
+            for e in chosen
+        ]
 
     def expert(self, name: str, h: torch.Tensor) -> torch.Tensor:
         family = self.m.family
-        gate, up, down = (self.w[f"{name}.{part}.weight"] for part in (family.gate, family.up, family.down))
+        gate, up, down = (
+            self.w[f"{name}.{part}.weight"] for part in (family.tensors.gate, family.tensors.up, family.tensors.down)
+        )
         return down @ (functional.silu(gate @ h) * (up @ h))
 
     def shared_output(self, layer: int, h: torch.Tensor) -> torch.Tensor:
-        if not self.m.family.shared:
+        if not self.m.family.shared_gate:
             return torch.zeros_like(h)
-        name = f"model.layers.{layer}.{self.m.family.shared_expert}"
+        name = f"model.layers.{layer}.{self.m.family.tensors.shared_expert}"
         return torch.sigmoid(self.w[f"{name}_gate.weight"] @ h) * self.expert(name, h)
 
 

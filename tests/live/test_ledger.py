@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import workbench as wb
-from tests.live.world import OF_SYSTEMS, QWEN2, QWEN3, RUNNABLE, TINY, WIRED, requests, scenario, ways
+from tests.live.world import FAMILIES, OF_SYSTEMS, QWEN2, QWEN3, RUNNABLE, TINY, WIRED, requests, scenario, ways
 from workbench.engine.model.forward import Forward
 from workbench.engine.model.kv_cache import KVCache
 from workbench.engine.model.weights import WeightStore
@@ -53,7 +53,12 @@ class Allocations(TorchDispatchMode):
 
 KINDS = {
     f"{config.name} {dtype}": replace(config, dtype=dtype)
-    for config, dtype in ((TINY, "fp32"), (TINY, "bf16"), (QWEN2, "fp32"), (QWEN2, "bf16"), (QWEN3, "bf16"))
+    for config, dtypes in [
+        (TINY, ("fp32",)),
+        (QWEN2, ("fp32",)),
+        *((config, ("bf16",)) for config in FAMILIES.values()),
+    ]
+    for dtype in dtypes
 }
 
 

@@ -10,7 +10,7 @@ import torch
 
 import workbench as wb
 from tests.live.test_live_run import until
-from tests.live.world import QWEN2, QWEN3, RUNNABLE, TINY, machine, requests, scenario
+from tests.live.world import FAMILIES, RUNNABLE, machine, requests, scenario
 from workbench.core.errors import EngineError, StoppedError
 from workbench.engine.lanes.control import Control
 from workbench.engine.model import kv_cache, ops
@@ -60,7 +60,7 @@ def work_of(stage: Stage, model: ModelConfig, part: Part) -> tuple[float, float]
     return work.flops, work.bytes
 
 
-@pytest.mark.parametrize("config", [TINY, QWEN2, QWEN3], ids=lambda config: config.name)
+@pytest.mark.parametrize("config", FAMILIES.values(), ids=lambda config: config.name)
 def test_every_operation_looks_as_often_as_its_work_is_long(
     config: ModelConfig, make_model: Callable[..., ModelConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:

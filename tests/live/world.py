@@ -17,6 +17,7 @@ from tests.systems import LIGHTNING, PIPELINES, STREAMED, VSL
 from workbench.engine.model.operations import OPERATIONS
 from workbench.hardware import Device, Link, Machine
 from workbench.models import ModelConfig
+from workbench.models.families import RUNNABLE as RUNNABLE_FAMILIES
 from workbench.pipeline import Pipeline, cpu, gpu, load, offload
 from workbench.schedules import (
     CGOPipe,
@@ -36,16 +37,13 @@ from workbench.workload import Request, Sampling, Workload
 
 TINY = ModelConfig("tiny", 2, 32, 24, 4, 2, 8, 4, 2, 97, 512, dtype="fp32")
 RUNNABLE = {name: pipeline for name, pipeline in PIPELINES.items() if name != "ktransformers"}
-QWEN2 = replace(
-    TINY,
-    name="qwen2",
-    rms_norm_eps=1e-6,
-    moe_intermediate_size=20,
-    shared_expert_intermediate_size=28,
-    norm_topk_prob=False,
-    architecture="Qwen2MoeForCausalLM",
-)
-QWEN3 = replace(TINY, name="qwen3", rms_norm_eps=1e-6, moe_intermediate_size=20, architecture="Qwen3MoeForCausalLM")
+FAMILIES = {
+    family.model_type: replace(TINY, name=family.model_type, architecture=family.architecture, **family.example)
+    for family in RUNNABLE_FAMILIES.values()
+}
+"""A tiny model of every family that `run` executes."""
+QWEN2 = FAMILIES["qwen2_moe"]
+QWEN3 = FAMILIES["qwen3_moe"]
 SCHEDULES = (Sequential(1), Sequential(2), Sequential(2, prefetch=True), VSLPipe())
 WIRED = {
     **RUNNABLE,

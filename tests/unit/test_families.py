@@ -14,8 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from workbench.core.errors import CheckpointError
 from workbench.engine.model.checkpoint import open_checkpoint
 from workbench.models import ModelConfig, checkpoint, model
-from workbench.models.families import ARCHITECTURES
-from workbench.models.huggingface import _UNDERSTOOD
+from workbench.models.families import FAMILIES, RUNNABLE
 
 BAR = 0.005
 ABSENT = ("kimi_k2", "deepseek_v2")
@@ -48,7 +47,7 @@ def test_a_decoder_of_transformers_is_counted_right_or_refused_by_name(kind: str
     config = CONFIG_MAPPING[kind]()
     found = read(config, kind)
     if found is None:
-        assert config.to_dict()["model_type"] not in _UNDERSTOOD or kind in ABSENT
+        assert config.to_dict()["model_type"] not in FAMILIES or kind in ABSENT
     else:
         assert found.params == pytest.approx(built(config), rel=BAR)
 
@@ -69,7 +68,7 @@ def changes(config: Any) -> list[tuple[str, Any]]:
     return [*found, *(("mlp_layer_types", kind) for kind in kinds if "mlp_layer_types" in given)]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in _UNDERSTOOD if kind != "kimi_k2"])
+@pytest.mark.parametrize("kind", [kind for kind in FAMILIES if kind != "kimi_k2"])
 def test_a_family_is_counted_right_whatever_key_is_set(kind: str) -> None:
     """Where transformers builds what it was given, the reader counts that, or refuses it."""
     own = {key: value for key, value in SMALL.items() if key in CONFIG_MAPPING[kind]().to_dict()}
@@ -89,7 +88,7 @@ def test_a_family_is_counted_right_whatever_key_is_set(kind: str) -> None:
     assert counted > 20
 
 
-@pytest.mark.parametrize("kind", [known.model_type for known in ARCHITECTURES.values()])
+@pytest.mark.parametrize("kind", [known.model_type for known in RUNNABLE.values()])
 def test_what_transformers_saves_of_a_family_that_runs_is_opened(kind: str, tmp_path: Path) -> None:
     own = SMALL | {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 32, "moe_intermediate_size": 32}
     own |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 50, "head_dim": 16}

@@ -10,7 +10,7 @@ from workbench.core.errors import EngineError
 from workbench.engine.model.checkpoint import TORCH_DTYPES
 from workbench.engine.model.operations import OPERATIONS, packs
 from workbench.models import ModelConfig
-from workbench.models.families import ARCHITECTURES
+from workbench.models.families import RUNNABLE
 from workbench.pipeline import Pipeline
 from workbench.serving.prepared import Prepared
 from workbench.stages import Stage, add_shared, decode_attention, shared_experts
@@ -25,7 +25,8 @@ def check_runnable(prepared: Prepared) -> None:
         If model, machine, precision, requests or a stage cannot be run.
     """
     scenario = prepared.scenario
-    model, requests = scenario.model, scenario.workload.requests
+    model = scenario.model
+    requests = scenario.workload.requests
     if model.path is None:
         raise EngineError(f"model {model.name!r} has no weights here; give model=wb.checkpoint(folder).")
     if not scenario.machine.is_local:
@@ -33,7 +34,7 @@ def check_runnable(prepared: Prepared) -> None:
     if strange := _strange(model):
         raise EngineError(
             f"model {model.name!r} has {strange}, which run cannot execute; give a checkpoint of "
-            f"{' or '.join(ARCHITECTURES)} without."
+            f"{' or '.join(RUNNABLE)} without."
         )
     _check_shared(scenario.layer, model)
     for what, dtype in scenario.precision._asdict().items():
@@ -63,7 +64,7 @@ def _strange(model: ModelConfig) -> str:
         "latent attention": model.kv_lora_rank,
         "dense layers": model.dense_layers,
         "sliding windows": model.windowed_layers,
-        f"shared experts unlike {model.family.name}'s": model.shared_params and not model.family.shared,
+        f"shared experts unlike {model.family.architecture}'s": model.shared_params and not model.family.shared_gate,
     }
     return ", ".join(what for what, there in found.items() if there)
 

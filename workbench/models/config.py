@@ -15,7 +15,8 @@ import numpy.typing as npt
 from workbench.core.display import html_table
 from workbench.core.errors import ScenarioError
 from workbench.core.units import DTYPE_BYTES, WEIGHT_BYTES, is_number, is_whole
-from workbench.models.families import ARCHITECTURES, MIXTRAL, Architecture
+from workbench.models.families import FAMILIES, RUNNABLE
+from workbench.models.family import Family, HeadNorm
 
 LARGEST = 2**40
 """Of any size: what follows from a few of them stays within floats."""
@@ -54,7 +55,7 @@ class ModelConfig:
     norm_topk_prob : bool
         True if the weights of a token's chosen experts are scaled to a sum of 1.
     architecture : str or None
-        Hugging Face's name of it where `run` knows it (see `workbench.models.families`).
+        Name of its class in transformers, if `run` executes it (see `workbench.models.families`).
     path : Path or None
         Folder of the weights, or None where only the sizes are known.
 
@@ -98,7 +99,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value, least = getattr(self, field.name), 0 if field.default == 0 else 1
+            value = getattr(self, field.name)
+            least = 0 if field.default == 0 else 1
             optional = field.default is None and value is None
             if field.type.startswith("int") and not optional:
                 if not is_whole(value) or not least <= value <= LARGEST:
@@ -119,18 +121,18 @@ class ModelConfig:
             if value not in (*known, *((None,) if name != "dtype" else ())):
                 raise ScenarioError(f"{self.name} has {name}={value!r}; give one of {', '.join(known)}.")
 
-        if self.architecture not in (None, *ARCHITECTURES):
+        if self.architecture not in (None, *RUNNABLE):
             raise ScenarioError(
-                f"{self.name} has architecture={self.architecture!r}; give one of {', '.join(ARCHITECTURES)}."
+                f"{self.name} has architecture={self.architecture!r}; give one of {', '.join(RUNNABLE)}."
             )
         tokens, shares = zip(*self.coverage, strict=True) if self.coverage else ((1,), (1,))
         if not (tokens[0] >= 1 and all(a < b for a, b in pairwise(tokens)) and min(shares) > 0 and max(shares) <= 1):
             raise ScenarioError(f"{self.name} has coverage={self.coverage}; give shares of 0 to 1 for rising tokens.")
 
     @property
-    def family(self) -> Architecture:
-        """What its layers have and its tensors are called: Mixtral's where no architecture is named."""
-        return ARCHITECTURES[self.architecture] if self.architecture else MIXTRAL
+    def family(self) -> Family:
+        """Options of its layers and names of its tensors: Mixtral's where no architecture is named."""
+        return RUNNABLE[self.architecture] if self.architecture else FAMILIES["mixtral"]
 
     # Sizes that every priced operation asks for are kept once computed: a simulation prices millions.
 
@@ -193,7 +195,8 @@ class ModelConfig:
         The expansion of latent keys counts here, that of values in `attention_out_params`: absorbed into queries and
         outputs, or applied to keys and values, either costs the same per token.
         """
-        hidden, heads = self.hidden_size, self.num_attention_heads
+        hidden = self.hidden_size
+        heads = self.num_attention_heads
         if not self.kv_lora_rank:
             return hidden * (self.q_size + 2 * self.kv_size)
         query = self.q_lora_rank * (hidden + self.q_size) if self.q_lora_rank else hidden * self.q_size
@@ -213,7 +216,17 @@ class ModelConfig:
     def attention_vectors(self) -> int:
         """Elements of one layer's biases of queries, keys and values, and of the norms of their heads."""
         biases = self.q_size + 2 * self.kv_size if self.family.qkv_bias else 0
-        return biases + (2 * self.head_dim if self.family.qk_norm else 0)
+        return biases + sum(self.head_norm_sizes)
+
+    @property
+    def head_norm_sizes(self) -> tuple[int, int]:
+        """Elements of the norms of queries and of keys; 0 if there are none."""
+        sizes = {
+            None: (0, 0),
+            HeadNorm.EACH: (self.head_dim, self.head_dim),
+            HeadNorm.WHOLE: (self.q_size, self.kv_size),
+        }
+        return sizes[self.family.qk_norm]
 
     # ---------------------------------------------------------------------------------------------- feed-forward
 
@@ -245,7 +258,7 @@ class ModelConfig:
     @cached_property
     def shared_params(self) -> int:
         """Parameters of all shared experts of one MoE layer, and of their gate."""
-        gate = self.hidden_size if self.family.shared and self.shared_expert_intermediate_size else 0
+        gate = self.hidden_size if self.family.shared_gate and self.shared_expert_intermediate_size else 0
         return 3 * self.hidden_size * self.shared_expert_intermediate_size + gate
 
     @property
@@ -366,7 +379,8 @@ class ModelConfig:
 
         Interpolated in log2 of the tokens, proportional to them below the first entry, constant above the last.
         """
-        every, each = self.num_local_experts, self.num_experts_per_tok if each is None else each
+        every = self.num_local_experts
+        each = self.num_experts_per_tok if each is None else each
         if not self.coverage:
             missed: float = (1.0 - each / every) ** tokens
             return every * (1.0 - missed)

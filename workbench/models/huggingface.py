@@ -14,7 +14,8 @@ from workbench.core.errors import CheckpointError
 from workbench.core.records import is_file, is_folder, read_json
 from workbench.core.units import is_number, is_whole
 from workbench.models.config import LARGEST, ModelConfig
-from workbench.models.families import ARCHITECTURES, Architecture, architecture_of
+from workbench.models.families import FAMILIES, RUNNABLE, runnable_family
+from workbench.models.family import Family
 
 __all__ = ["ModelConfig", "checkpoint", "model", "models"]
 
@@ -36,12 +37,8 @@ _NUMBERS = ("rms_norm_eps", "rope_theta")
 _FLAGS = ("tie_word_embeddings", "norm_topk_prob")
 _TAKEN = (*_SIZES, *_LATENT, *_OPTIONAL, "first_k_dense_replace", "rms_norm_eps", *_FLAGS)
 """Keys that become the field of the same name as they are; every other field follows from several keys."""
-_ALSO_CALLED = {
-    "num_local_experts": ("n_routed_experts", "num_experts"),
-    "num_experts_per_tok": ("num_experts_per_token", "moe_topk"),
-    "n_shared_experts": ("num_shared_experts",),
-    "shared_expert_intermediate_size": ("shared_intermediate_size",),
-}
+_UNNAMED = {"num_experts_per_tok": ("num_experts_per_token", "moe_topk")}
+"""Other keys for a number, of families that have no file and whose ``config.json`` is read if it names no type."""
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _FORMATS: dict[str | None, tuple[str | None, str | None]] = {
     None: (None, None),
@@ -49,12 +46,6 @@ _FORMATS: dict[str | None, tuple[str | None, str | None]] = {
     "mxfp4": ("mxfp4", None),
 }
 """Formats of the experts and of the other weights by quantisation method."""
-_UNDERSTOOD = (
-    *("deepseek_v2", "deepseek_v3", "exaone_moe", "flex_olmo", "glm4_moe", "glm4_moe_lite", "gpt_oss", "granitemoe"),
-    *("granitemoeshared", "kimi_k2", "llama4_text", "minimax_m2", "mixtral", "olmoe", "phimoe", "qwen2_moe"),
-    *("qwen3_moe", "solar_open"),
-)
-"""Types of models of whose layers nothing is left out: parameters are within 0.5 % of what transformers builds."""
 _UNPRICED = ("attn_layer_", "expert_layer_", "index_", "kv_channels", "linear_", "mamba_", "ssm_")
 """Beginnings of keys that only layers have which a `ModelConfig` cannot tell: state spaces, linear or sparse attention,
 mixtures of attention heads."""
@@ -156,10 +147,10 @@ def _translate(config: Mapping[str, Any], name: str) -> ModelConfig:
     text = config.get("text_config")
     raw = {**config, **text} if isinstance(text, Mapping) else dict(config)
     _check_kind(raw, name)
-    architecture = architecture_of(raw)
-    if architecture is not None:
-        raw = {**architecture.defaults, **{key: value for key, value in raw.items() if value is not None}}
-    for key, others in _ALSO_CALLED.items():
+    family = runnable_family(raw)
+    if family is not None:
+        raw = {**family.defaults, **{key: value for key, value in raw.items() if value is not None}}
+    for key, others in _keys_by_field().items():
         raw[key] = next((raw[other] for other in (key, *others) if raw.get(other) is not None), None)
     if raw.get("kv_lora_rank") is not None:
         raw["num_key_value_heads"] = raw.get("num_attention_heads")
@@ -181,19 +172,29 @@ def _translate(config: Mapping[str, Any], name: str) -> ModelConfig:
         "other_dtype": other,
         "shared_expert_intermediate_size": _shared_width(raw),
         "windowed_layers": _windowed_layers(raw, name),
-        "rope_theta": _rope_theta(raw, architecture),
-        "architecture": architecture.name if architecture is not None else None,
+        "rope_theta": _rope_theta(raw, family),
+        "architecture": None if family is None else family.architecture,
     }
     return ModelConfig(**given)
+
+
+def _keys_by_field() -> dict[str, tuple[str, ...]]:
+    """Every other key that some family has for a number, by Mixtral's key for it."""
+    found: dict[str, tuple[str, ...]] = dict(_UNNAMED)
+    for family in FAMILIES.values():
+        for field, key in family.keys.items():
+            known = found.get(field, ())
+            found[field] = known if key in known else (*known, key)
+    return found
 
 
 def _check_kind(raw: Mapping[str, Any], name: str) -> None:
     """Refuse a model whose layers have parts that would be left out."""
     kind = raw.get("model_type")
-    if kind not in (None, *_UNDERSTOOD):
+    if kind not in (None, *FAMILIES):
         raise CheckpointError(
             f"config.json of {name!r} is of the type {short(kind)}, whose layers are not understood; use one of "
-            f"{', '.join(_UNDERSTOOD)}, or give its sizes without model_type if they tell all of its layers."
+            f"{', '.join(FAMILIES)}, or give its sizes without model_type if they tell all of its layers."
         )
     unpriced = [key for key, value in raw.items() if value and str(key).startswith(_UNPRICED)]
     if unpriced:
@@ -224,8 +225,8 @@ def _rope(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _rope_theta(raw: Mapping[str, Any], architecture: Architecture | None) -> float:
-    default = ModelConfig.rope_theta if architecture is None else architecture.rope_theta
+def _rope_theta(raw: Mapping[str, Any], family: Family | None) -> float:
+    default = ModelConfig.rope_theta if family is None else family.rope_theta
     return float(raw.get("rope_theta") or _rope(raw).get("rope_theta", default))
 
 
@@ -250,7 +251,8 @@ def _check_sizes(raw: Mapping[str, Any], name: str) -> None:
     if "rope_theta" in _rope(raw):
         numbers["rope_theta in rope_parameters"] = _rope(raw)["rope_theta"]
     _refuse(numbers, lambda key: _is_positive(numbers[key]), name, "positive numbers")
-    heads, groups = raw["num_attention_heads"], raw["num_key_value_heads"]
+    heads = raw["num_attention_heads"]
+    groups = raw["num_key_value_heads"]
     if heads % groups:
         raise CheckpointError(
             f"config.json of {name!r} has {heads} query heads, no multiple of its {groups} key-value heads; "
@@ -288,7 +290,8 @@ def _check_layers(raw: Mapping[str, Any], name: str) -> None:
 
 def _shared_width(raw: Mapping[str, Any]) -> int:
     width = raw.get("moe_intermediate_size") or raw["intermediate_size"]
-    if raw.get("model_type") == "llama4_text":  # its one shared expert stands in the code alone
+    family = FAMILIES.get(str(raw.get("model_type")))
+    if family is not None and family.shared_in_code:
         return int(width)
     return int(raw.get("shared_expert_intermediate_size") or (raw.get("n_shared_experts") or 0) * width)
 
@@ -330,12 +333,12 @@ def _formats(raw: Mapping[str, Any], name: str) -> tuple[str | None, str | None]
 
 def _check_executable(raw: Mapping[str, Any], name: str) -> None:
     """Refuse whatever a config asks for that the engine would not do."""
-    architecture = architecture_of(raw)
-    if architecture is None:
+    family = runnable_family(raw)
+    if family is None:
         found = short(raw.get("architectures") or [raw.get("model_type")])
         raise CheckpointError(
             f"checkpoint {name!r} has the architecture {found}; run supports "
-            f"{', '.join(ARCHITECTURES)}. To predict only, give wb.model(folder)."
+            f"{', '.join(RUNNABLE)}. To predict only, give wb.model(folder)."
         )
     supported: dict[str, tuple[Any, ...]] = {
         "hidden_act": ("silu",),
@@ -344,7 +347,7 @@ def _check_executable(raw: Mapping[str, Any], name: str) -> None:
         "torch_dtype": ("float32", "bfloat16"),
         **dict.fromkeys((*_LATENT, "q_lora_rank", "text_config"), ()),
         **dict.fromkeys(("first_k_dense_replace", "n_shared_experts"), (0,)),
-        **architecture.only,
+        **family.only,
     }
     for key, values in supported.items():
         if raw.get(key) is not None and raw[key] not in values:

@@ -29,7 +29,9 @@ def expected_tensors(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]
 
 
 def _of_layer(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    family, hidden = model.family, model.hidden_size
+    family = model.family
+    tensors = family.tensors
+    hidden = model.hidden_size
     yield "input_layernorm.weight", (hidden,)
     yield "post_attention_layernorm.weight", (hidden,)
     widths = {"q": model.q_size, "k": model.kv_size, "v": model.kv_size}
@@ -38,20 +40,23 @@ def _of_layer(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     if family.qkv_bias:
         yield from ((f"self_attn.{letter}_proj.bias", (width,)) for letter, width in widths.items())
     if family.qk_norm:
-        yield from ((f"self_attn.{letter}_norm.weight", (model.head_dim,)) for letter in "qk")
+        for letter, size in zip("qk", model.head_norm_sizes, strict=True):
+            yield f"self_attn.{letter}_norm.weight", (size,)
     yield "self_attn.o_proj.weight", (hidden, model.q_size)
-    yield f"{family.mixture}.gate.weight", (model.num_local_experts, hidden)
+    yield f"{tensors.mixture}.gate.weight", (model.num_local_experts, hidden)
     for expert in range(model.num_local_experts):
-        yield from _of_expert(model, family.expert(expert), model.expert_width)
+        yield from _of_expert(model, tensors.expert(expert), model.expert_width)
     if model.shared_params:
-        yield from _of_expert(model, family.shared_expert, model.shared_expert_intermediate_size)
-        yield f"{family.shared_expert}_gate.weight", (1, hidden)
+        yield from _of_expert(model, tensors.shared_expert, model.shared_expert_intermediate_size)
+        yield f"{tensors.shared_expert}_gate.weight", (1, hidden)
 
 
 def _of_expert(model: ModelConfig, name: str, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    family, hidden = model.family, model.hidden_size
-    shapes = {family.gate: (width, hidden), family.down: (hidden, width), family.up: (width, hidden)}
-    yield from ((f"{name}.{projection}.weight", shape) for projection, shape in shapes.items())
+    tensors = model.family.tensors
+    hidden = model.hidden_size
+    yield f"{name}.{tensors.gate}.weight", (width, hidden)
+    yield f"{name}.{tensors.down}.weight", (hidden, width)
+    yield f"{name}.{tensors.up}.weight", (width, hidden)
 
 
 def tensors_of(ops: Iterable[Op], model: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -43,21 +43,24 @@ def _qkv_pack(model: ModelConfig) -> list[Packed]:
 
 def _route_pack(model: ModelConfig) -> list[Packed]:
     norm = Packed("norm", ("post_attention_layernorm.weight",))
-    return [norm, Packed("gate", (f"{model.family.mixture}.gate.weight",))]
+    return [norm, Packed("gate", (f"{model.family.tensors.mixture}.gate.weight",))]
 
 
 def _expert_pack(model: ModelConfig, name: str, key: str = "") -> list[Packed]:
-    gate, up, down = (f"{name}.{part}.weight" for part in (model.family.gate, model.family.up, model.family.down))
+    tensors = model.family.tensors
+    gate = f"{name}.{tensors.gate}.weight"
+    up = f"{name}.{tensors.up}.weight"
+    down = f"{name}.{tensors.down}.weight"
     return [Packed(f"gate_up{key}", (gate, up)), Packed(f"down{key}", (down,))]
 
 
 def _routed_pack(model: ModelConfig) -> list[Packed]:
-    each = (_expert_pack(model, model.family.expert(n), f".{n}") for n in range(model.num_local_experts))
+    each = (_expert_pack(model, model.family.tensors.expert(n), f".{n}") for n in range(model.num_local_experts))
     return [packed for packs in each for packed in packs]
 
 
 def _shared_pack(model: ModelConfig) -> list[Packed]:
-    name = model.family.shared_expert
+    name = model.family.tensors.shared_expert
     return [*_expert_pack(model, name), Packed("gate", (f"{name}_gate.weight",))]
 
 

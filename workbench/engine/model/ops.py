@@ -155,13 +155,15 @@ class Ops:
         projected = self.linear(self.norm(read["x"], weights["norm"]), weights["proj"], weights.get("bias"))
         q, k, v = projected.split([model.q_size, model.kv_size, model.kv_size], dim=-1)
         if model.family.qk_norm:
-            q, k = self._norm_heads(q, weights["q_norm"]), self._norm_heads(k, weights["k_norm"])
+            q = self._norm_heads(q, weights["q_norm"])
+            k = self._norm_heads(k, weights["k_norm"])
         angles = part.positions[:, None].float() * self._frequencies
         cos, sin = (torch.cat((f, f), dim=-1).to(q.dtype)[:, None, :] for f in (angles.cos(), angles.sin()))
         return self._rotate(q, cos, sin), self._rotate(k, cos, sin), v.contiguous()
 
     def _norm_heads(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return self.norm(x.view(len(x), -1, self._model.head_dim), weight).view(x.shape)
+        """RMSNorm of runs of x (T, H D) as wide as the weight: of every head, or of all heads together."""
+        return self.norm(x.view(len(x), -1, len(weight)), weight).view(x.shape)
 
     def _rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         heads = x.view(len(x), -1, self._model.head_dim)

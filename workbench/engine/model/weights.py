@@ -48,7 +48,8 @@ class WeightStore:
     """
 
     def __init__(self, model: ModelConfig, dtype: str, ops: Iterable[Op] = ()) -> None:
-        self.model, self.dtype = model, TORCH_DTYPES[dtype]
+        self.model = model
+        self.dtype = TORCH_DTYPES[dtype]
         found = open_checkpoint(model, ops)
         self._tensors = {name: found.pop(name).to(self.dtype) for name in list(found)}
 
@@ -82,7 +83,8 @@ class WeightBuffer:
     """
 
     def __init__(self, store: WeightStore, graph: LayerGraph, slot_bytes: float, slots: int) -> None:
-        self._store, self._graph = store, graph
+        self._store = store
+        self._graph = graph
         elements = round(slot_bytes / store.dtype.itemsize)
         self._slots = [host_memory((elements,), store.dtype) for _ in range(slots)]
         self._flat = [as_numpy(slot) for slot in self._slots]
@@ -124,7 +126,9 @@ class WeightBuffer:
         """
         key = (turn, pieces, page)
         if key not in self._known:
-            copies, held, place = list[Copy](), _Held(), 0
+            copies = list[Copy]()
+            held = _Held()
+            place = 0
             for layer, node in pieces:
                 for stage in self._graph.nodes[node].stages:
                     if self._graph.pipeline.streams(stage):
@@ -162,7 +166,8 @@ def _between(copies: Sequence[Copy], begin: int, end: int) -> Iterator[Copy]:
     """Of copies that fill a slot one behind the other: what lies between two of its elements."""
     place = 0
     for target, source in copies:
-        low, high = max(begin - place, 0), min(end - place, target.size)
+        low = max(begin - place, 0)
+        high = min(end - place, target.size)
         if low < high:
             yield target[low:high], source[low:high]
         place += target.size

@@ -144,7 +144,7 @@ def _draw(name: str, shape: tuple[int, ...], model: ModelConfig, generator: torc
 def hf_config(model: ModelConfig) -> dict[str, object]:
     """A model's config.json."""
     return {
-        "architectures": [model.family.name],
+        "architectures": [model.family.architecture],
         "model_type": model.family.model_type,
         "hidden_act": "silu",
         "sliding_window": None,
@@ -152,5 +152,5 @@ def hf_config(model: ModelConfig) -> dict[str, object]:
         "bos_token_id": None,
         "eos_token_id": None,
         **{key: getattr(model, key) for key in (*_CONFIG_KEYS, *model.family.own_keys)},
-        model.family.experts_key: model.num_local_experts,
+        model.family.keys.get("num_local_experts", "num_local_experts"): model.num_local_experts,
     }

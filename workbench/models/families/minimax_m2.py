@@ -1,0 +1,5 @@
+"""MiniMax-M2: grouped queries, many small experts."""
+
+from workbench.models.family import Family
+
+FAMILY = Family("minimax_m2")

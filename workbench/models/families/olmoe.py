@@ -1,0 +1,22 @@
+"""OLMoE: a norm over all heads of queries and keys together, many small experts."""
+
+from workbench.models.family import Family, HeadNorm
+
+FAMILY = Family(
+    "olmoe",
+    "OlmoeForCausalLM",
+    keys={"num_local_experts": "num_experts"},
+    defaults={"rms_norm_eps": 1e-5, "norm_topk_prob": False},
+    rope_theta=1e4,
+    own_keys=("norm_topk_prob",),
+    qk_norm=HeadNorm.WHOLE,
+    only={
+        "clip_qkv": (),
+        "attention_bias": (False,),
+        "sliding_window": (),
+        "moe_intermediate_size": (),
+        "shared_expert_intermediate_size": (0,),
+    },
+    example={"num_key_value_heads": 4},
+)
+"""The defaults are those of transformers' `OlmoeConfig`."""
