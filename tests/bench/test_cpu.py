@@ -1,4 +1,4 @@
-"""The benchmark of the CPU kernels: contenders compute the same, shares of the roof are what they say."""
+"""The benchmark of the CPU kernels: implementations compute the same, shares of the roof are what they say."""
 
 import shutil
 import subprocess
@@ -13,7 +13,7 @@ from kernels_cpu import decode_attention_reference
 from workbench.bench.cpu import bench as cpu
 from workbench.bench.cpu import c_twin
 from workbench.bench.cpu import report as cpu_report
-from workbench.bench.cpu.attention import BLOCK, POOL_DIM, Attention, Case, Int8Attention, other_shapes
+from workbench.bench.cpu.attention import BLOCK, POOL_DIM, Attention, DecodeCase, Int8Attention, other_shapes
 from workbench.bench.cpu.beside import Beside
 from workbench.bench.cpu.c_twin import Twin
 from workbench.bench.cpu.rounds import Round, by_state, play
@@ -33,7 +33,7 @@ QUERIES_AND_RESULTS = 2 * len(LENGTHS) * 4 * 8 * 128 * 4  # bytes
 
 @pytest.fixture(scope="module")
 def attention() -> Attention:
-    return Attention(Case("small", LENGTHS, 4), random_pool(90 * POOL_DIM * 128))
+    return Attention(DecodeCase("small", LENGTHS, 4), random_pool(90 * POOL_DIM * 128))
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def experts() -> Experts:
 
 def test_attention_is_the_same_by_everybody(attention):
     want = decode_attention_reference(*attention.operands)
-    for name, compute in attention.contenders.items():
+    for name, compute in attention.implementations.items():
         for threads in (1, 2):
             attention.out[:] = np.nan
             compute(threads)
@@ -54,10 +54,10 @@ def test_attention_is_the_same_by_everybody(attention):
 
 def test_experts_are_the_same_by_everybody(experts):
     found = {}
-    for contender, compute in experts.contenders.items():
+    for implementation, compute in experts.implementations.items():
         for _ in range(2):  # the experts take turns
             compute(2)
-        found[contender] = experts.out.copy()
+        found[implementation] = experts.out.copy()
     size = np.abs(found["ours"]).max()
     assert size > 0.1
     np.testing.assert_allclose(found["plain Numba"], found["ours"], rtol=0, atol=4e-6 * size)
@@ -77,7 +77,7 @@ def test_the_c_twin_matches_float64_with_either_width_of_registers(group, lanes,
         pytest.skip("no AVX-512 here")
     compiled = c_twin._compiled
     monkeypatch.setattr(c_twin, "_compiled", lambda gcc, shape: compiled(gcc, shape | {"LANES": lanes}))
-    case = Attention(Case("twin", LENGTHS, group, 64), random_pool(90 * POOL_DIM * 64), peers=())
+    case = Attention(DecodeCase("twin", LENGTHS, group, 64), random_pool(90 * POOL_DIM * 64), peers=())
     want = decode_attention_reference(*case.operands)
     for threads in (1, 3):
         out = np.full_like(want, np.nan, np.float32)
@@ -87,9 +87,9 @@ def test_the_c_twin_matches_float64_with_either_width_of_registers(group, lanes,
 
 def test_without_gcc_the_twin_is_left_out_and_says_why(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    work = Attention(Case("small", np.array([3]), 1), random_pool(POOL_DIM * 128))
+    work = Attention(DecodeCase("small", np.array([3]), 1), random_pool(POOL_DIM * 128))
     assert work.missing == {"C": "there is no gcc here"}
-    assert "C" not in work.contenders
+    assert "C" not in work.implementations
 
 
 @WITH_GCC
@@ -107,14 +107,14 @@ def test_shapes_that_the_twin_does_not_take():
 
 
 def test_attention_on_int8_counts_its_own_bytes_and_stands_beside_bf16():
-    work = Int8Attention(Case("small", LENGTHS, 4), random_pool(90 * POOL_DIM * 128))
+    work = Int8Attention(DecodeCase("small", LENGTHS, 4), random_pool(90 * POOL_DIM * 128))
     assert work.bytes == LENGTHS.sum() * 8 * 2 * (128 + 4) + QUERIES_AND_RESULTS
-    assert list(work.contenders) == ["ours", "BF16 KV"]
+    assert list(work.implementations) == ["ours", "BF16 KV"]
     seen = {}
-    for name, compute in work.contenders.items():
+    for name, compute in work.implementations.items():
         compute(2)
         seen[name] = work.out.copy()
-    bf16 = Attention(Case("small", LENGTHS, 4), random_pool(90 * POOL_DIM * 128), peers=())
+    bf16 = Attention(DecodeCase("small", LENGTHS, 4), random_pool(90 * POOL_DIM * 128), peers=())
     np.testing.assert_allclose(seen["BF16 KV"], decode_attention_reference(*bf16.operands), rtol=0, atol=2e-6)
     assert np.isfinite(seen["ours"]).all()
     assert np.abs(seen["ours"] - seen["BF16 KV"]).max() > 1e-2  # other numbers, so each read its own cache
@@ -137,7 +137,7 @@ def test_the_roof_is_the_slower_of_reading_and_multiplying(attention, experts):
 
 def test_a_round_times_everything_and_both_ceilings(attention):
     seen = play(attention, random_pool(1 << 20), 2, np.random.default_rng(0))
-    assert set(seen.seconds) == {*attention.contenders, "paged"}
+    assert set(seen.seconds) == {*attention.implementations, "paged"}
     assert min(seen.read, seen.multiply, *seen.seconds.values()) > 0
     assert seen.read <= seen.best
 
@@ -182,7 +182,9 @@ def test_a_reading_that_was_held_up_is_not_the_slow_state(two_states):
 def test_rows_and_rooflines_hold_the_medians(attention, two_states):
     ours, *others = cpu_report.rows(two_states)
     assert (ours["by"], ours["rounds"]) == ("ours", 3)
-    assert {row["by"] for row in others} == {*attention.contenders} - {"ours"}  # no ceilings: they move other bytes
+    assert {row["by"] for row in others} == {*attention.implementations} - {
+        "ours"
+    }  # no ceilings: they move other bytes
     assert ours["flop_s"] == pytest.approx(attention.flops * 1.5)
     (roofline,) = cpu_report.rooflines(two_states)
     assert roofline.read == two_states[1].read

@@ -1,4 +1,4 @@
-"""The benchmark of routed experts: contenders compute the same, what is told was measured, errors are in order."""
+"""The benchmark of routed experts: implementations compute the same, what is told was measured, errors are in order."""
 
 import json
 
@@ -8,7 +8,7 @@ import torch
 
 from workbench.bench.experts import bench as experts
 from workbench.bench.experts.bench import EXACT, INT4, INT8, ROUNDED, TORCH, Call, ExpertWeights, measure_experts
-from workbench.bench.experts.speeds import Run
+from workbench.bench.experts.speeds import ExpertRun
 from workbench.kernels import Format, fused_moe, fused_moe_work
 
 
@@ -18,24 +18,24 @@ def weights() -> ExpertWeights:
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 70])
-def test_the_contenders_compute_the_same(weights, tokens):
+def test_the_implementations_compute_the_same(weights, tokens):
     call = Call.of(weights, tokens)
     assert call.experts == {1: 3, 7: 3, 70: 1}[tokens]
     exact = call.compute(EXACT, 2)
     assert exact.shape == (call.experts * tokens, 128)
     allowed = {EXACT: 1e-6, ROUNDED: 1e-2, TORCH: 1e-2, INT8: 5e-2, INT4: 0.4}
-    for name in call.contenders():
+    for name in call.implementations():
         error = np.linalg.norm(call.compute(name, 2) - exact) / np.linalg.norm(exact)
         assert error < allowed[name], name
 
 
-def test_rounding_is_a_contender_where_it_differs(weights):
-    assert ROUNDED not in Call.of(weights, 4).contenders()
+def test_rounding_is_an_implementation_where_it_differs(weights):
+    assert ROUNDED not in Call.of(weights, 4).implementations()
     many = Call.of(weights, 5)
     ids = np.repeat(np.arange(many.experts), 5)[:, None]
     sums = np.ones(ids.shape, np.float32)
     own, exact = (fused_moe(many.h, weights.packed["bf16"], ids, sums, exact=exact) for exact in (False, True))
-    assert (ROUNDED in many.contenders()) == (not np.array_equal(own, exact))
+    assert (ROUNDED in many.implementations()) == (not np.array_equal(own, exact))
     np.testing.assert_array_equal(many.compute(EXACT, 1), exact)
     np.testing.assert_array_equal(many.compute(ROUNDED, 1), own)
 
@@ -44,7 +44,7 @@ def test_times_are_per_expert(weights, monkeypatch):
     monkeypatch.setattr(experts, "_timed", lambda _: (6.0, 12.0))
     timed = [(EXACT, Call.of(weights, tokens)) for tokens in (1, 70)]
     seen = experts._round(timed, np.ones(60, np.int8), 1, np.random.default_rng(0))
-    assert seen == experts._Round({(EXACT, 1): Run(2.0, 10.0), (EXACT, 70): Run(6.0, 10.0)}, 2.0)
+    assert seen == experts._Round({(EXACT, 1): ExpertRun(2.0, 10.0), (EXACT, 70): ExpertRun(6.0, 10.0)}, 2.0)
 
 
 def test_what_is_measured_is_what_was_asked_for(weights):

@@ -1,4 +1,4 @@
-"""The benchmark of a layer's routed experts: contenders compute the same, and what is told was measured."""
+"""The benchmark of a layer's routed experts: implementations compute the same, and what is told was measured."""
 
 import json
 from dataclasses import replace
@@ -17,9 +17,9 @@ TINY = MoeShape("tiny", 64, 48, experts=8, chosen=3)
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 70])
-def test_the_contenders_compute_the_same(tokens):
+def test_the_implementations_compute_the_same(tokens):
     layer, of = moe.random_layer(TINY), moe.random_tokens(TINY, tokens)
-    answers = {name: moe._CONTENDERS[name](layer, of) for name in (OURS, GROUPED, LOOP, PAIRS)}
+    answers = {name: moe._IMPLEMENTATIONS[name](layer, of) for name in (OURS, GROUPED, LOOP, PAIRS)}
     moe._agree(answers)
     with pytest.raises(EngineError, match="fused_moe and loop of mm are 1 of the answer apart"):
         moe._agree(answers | {LOOP: 0 * answers[LOOP]})

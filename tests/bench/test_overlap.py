@@ -65,8 +65,8 @@ def test_overlap_pays_in_simulation_when_lanes_and_link_are_balanced(bench):
 
 def test_no_pass_is_simulated_below_its_bound_and_the_slow_link_is_it(bench):
     found = [bench.simulated(schedule) for schedule in (overlap.VSL, overlap.PREFETCH, overlap.PLAIN)]
-    assert len({contender.bound for contender in found}) == 1
-    assert all(contender.bound <= contender.simulated for contender in found)
+    assert len({times.bound for times in found}) == 1
+    assert all(times.bound <= times.simulated for times in found)
     weights = prepare(bench.scenario(bench.context, bench.rate), overlap.VSL).cost.weights_per_layer
     assert found[0].bound >= weights * bench.scenario(bench.context, bench.rate).model.num_hidden_layers / bench.rate
 
@@ -80,16 +80,16 @@ def test_cgopipe_streams_the_experts_alone(bench):
 
 def test_the_table_tells_the_share_of_the_bound():
     lines: list[str] = []
-    contender = overlap.Contender(overlap.VSL, 1.0, 1.5)
-    contender.note(2.0, {"gpu": 1.0})
-    overlap._print([contender], {}, lines.append)
+    times = overlap.ScheduleTimes(overlap.VSL, 1.0, 1.5)
+    times.note(2.0, {"gpu": 1.0})
+    overlap._print([times], {}, lines.append)
     assert "0.75, 0.50" in lines[1]
 
 
 def test_ratios_are_those_of_the_medians_with_the_extremes():
     fast, slow = (
-        overlap.Contender(overlap.VSL, 1.0, 1.5, [1.0, 2.0, 3.0]),
-        overlap.Contender(overlap.PLAIN, 2.0, 4.0, [4.0, 5.0]),
+        overlap.ScheduleTimes(overlap.VSL, 1.0, 1.5, [1.0, 2.0, 3.0]),
+        overlap.ScheduleTimes(overlap.PLAIN, 2.0, 4.0, [4.0, 5.0]),
     )
     ratios = overlap._ratios([fast, slow])
     assert ratios["VSLPipe(weight_slots=3) / Sequential, speed"] == {
@@ -107,8 +107,8 @@ def test_ratios_are_those_of_the_medians_with_the_extremes():
 
 
 def test_lanes_are_busy_for_their_share_of_all_passes():
-    contender = overlap.Contender(overlap.VSL, 1.0, 1.0)
-    contender.note(1.0, {"gpu": 0.5, "h2d": 1.0})
-    contender.note(3.0, {"gpu": 2.5, "h2d": 1.0})
-    assert contender.utilisation == {"gpu": 0.75, "h2d": 0.5}
-    assert contender.seconds == 2.0
+    times = overlap.ScheduleTimes(overlap.VSL, 1.0, 1.0)
+    times.note(1.0, {"gpu": 0.5, "h2d": 1.0})
+    times.note(3.0, {"gpu": 2.5, "h2d": 1.0})
+    assert times.utilisation == {"gpu": 0.75, "h2d": 0.5}
+    assert times.seconds == 2.0

@@ -10,7 +10,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 from workbench.bench.experts.plots import plot_expert_speeds, plot_memory_share
-from workbench.bench.experts.speeds import ExpertSpeeds, Run
+from workbench.bench.experts.speeds import ExpertRun, ExpertSpeeds
 
 READ = 10e9
 BYTES = {"exact": 6_000_000, "small": 1_500_000, "dense": 6_000_000}
@@ -21,10 +21,10 @@ def speeds(threads: int = 2) -> ExpertSpeeds:
     runs = {}
     for n in (1, 4, 16, 64):
         exact = max(0.6e-3, n * 0.25e-3)
-        runs["exact", n] = tuple(Run(exact * k, READ / k) for k in (0.5, 1, 2))
-        runs["small", n] = (Run(exact / 4, READ),) * 3
+        runs["exact", n] = tuple(ExpertRun(exact * k, READ / k) for k in (0.5, 1, 2))
+        runs["small", n] = (ExpertRun(exact / 4, READ),) * 3
         if n > 1:
-            runs["dense", n] = (Run(2e-3, READ),) * 3
+            runs["dense", n] = (ExpertRun(2e-3, READ),) * 3
     return ExpertSpeeds(1000, 1000, threads, BYTES, runs, 90e9)
 
 
@@ -53,7 +53,7 @@ def test_disturbed_rounds_are_told():
 def test_a_share_of_memory_is_of_the_reading_beside_it():
     assert speeds().memory_share("exact", 4) == pytest.approx(0.6)
     # A run that took as much longer as the reading before it: the memory's slow state is not the kernel's.
-    slow = {**speeds().runs, ("exact", 1): (Run(0.6e-3, READ), *(Run(1.2e-3, READ / 2),) * 2)}
+    slow = {**speeds().runs, ("exact", 1): (ExpertRun(0.6e-3, READ), *(ExpertRun(1.2e-3, READ / 2),) * 2)}
     assert replace(speeds(), runs=slow).memory_share("exact", 1) == pytest.approx(1)
 
 
@@ -62,9 +62,9 @@ def test_overtaking_is_for_good():
     assert found.overtakes("dense", "exact") == 16
     assert found.overtakes("exact", "dense") is None
     assert found.overtakes("small", "exact") == 1
-    lost = {**found.runs, ("dense", 64): (Run(1.0, READ),)}
+    lost = {**found.runs, ("dense", 64): (ExpertRun(1.0, READ),)}
     assert replace(found, runs=lost).overtakes("dense", "exact") is None
-    once = {**found.runs, ("dense", 4): (Run(0.1e-3, READ),), ("dense", 16): (Run(1.0, READ),)}
+    once = {**found.runs, ("dense", 4): (ExpertRun(0.1e-3, READ),), ("dense", 16): (ExpertRun(1.0, READ),)}
     assert replace(found, runs=once).overtakes("dense", "exact") == 64
 
 

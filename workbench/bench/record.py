@@ -1,4 +1,4 @@
-"""What every benchmark writes with ``--json``."""
+"""The record that every benchmark writes with ``--json``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workbench.hardware import Machine
 
 
 def say(line: str) -> None:
-    """Print at once, also into a file: benchmarks take minutes."""
+    """Print a line and flush it, because benchmarks take minutes."""
     print(line, flush=True)
 
 
@@ -26,7 +26,7 @@ def ratio(values: Sequence[float]) -> dict[str, float]:
 def write(
     path: Path, machine: Machine | str, ratios: Mapping[str, Mapping[str, float]], rows: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Write the record as JSON; where nothing ran on one machine, `machine` says so in words."""
+    """Write the record as JSON; if no machine was measured, `machine` is a description in words."""
     record = {
         "machine": machine if isinstance(machine, str) else machine.name,
         "calibrated": None if isinstance(machine, str) else machine.measured,

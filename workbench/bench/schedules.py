@@ -1,4 +1,4 @@
-"""How much the order of tasks decides: drawn scenarios, each played under every schedule and at every placement."""
+"""Effect of the order of tasks: random scenarios, each simulated under every schedule and at every placement."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ ELSEWHERE: dict[str, tuple[Pipeline, Schedule]] = {
         KTransformers(),
     ),
 }
-"""Other placements of the same layer, each with its system's schedule."""
+"""Other placements of the same layer, each with the schedule of its system."""
 BASELINE = Sequential(prefetch=True)
-"""The simplest order that hides weights: it takes any pipeline."""
+"""The simplest schedule that prefetches weights; it supports any pipeline."""
 NEAR = 1.02
 """Rates within this factor count as equal."""
 _HOST_MEMORY = (128e9, 256e9, 512e9, 1024e9)  # bytes
@@ -61,16 +61,16 @@ _SHARED_MEMORY = ("gb10",)  # GPUs that read their host's memory without a link
 
 @dataclass(frozen=True)
 class Drawn:
-    """One scenario and the output tokens per second of it.
+    """A random scenario and its rates in output tokens per second.
 
     Attributes
     ----------
     scenario : Scenario
-        With attention on the CPU, and as many requests as are in flight.
+        Scenario with attention on the CPU; all its requests are in flight.
     rates : dict
-        By schedule, attention on the CPU.
+        Rates by schedule, with attention on the CPU.
     elsewhere : dict
-        By placement, with as many of the requests in flight as fit there; placements that fit none are left out.
+        Rates by placement, with as many of the requests in flight as fit there; placements that fit none are left out.
     """
 
     scenario: Scenario
@@ -91,10 +91,10 @@ class Drawn:
 
 
 def draw(random: np.random.Generator) -> Scenario | None:
-    """A settled stream of requests on a machine whose GPU is smaller than the model, or nothing if none fits.
+    """Draw a steady stream of requests on a machine whose GPU is smaller than the model; None if none fits.
 
-    Model, GPU, CPU, sockets, host memory and workload are drawn evenly from the catalogue, and how much of the host's
-    memory that weights leave the KV cache takes, evenly from nothing to all.
+    Model, GPU, CPU, sockets, host memory and workload are drawn uniformly from the catalogue. The KV cache takes a
+    uniform share of the host memory that the weights leave.
     """
     pick = _Picker(random)
     model = models[pick.one_of(sorted(models))]
@@ -105,13 +105,15 @@ def draw(random: np.random.Generator) -> Scenario | None:
     }
     card = pick.one_of(_parts(ProcessorKind.GPU))
     lengths = pick.one_of(sorted(workloads))
-    share, seed = random.uniform(), int(random.integers(2**31))
+    share = random.uniform()
+    seed = int(random.integers(2**31))
     try:
         workload = _sample(lengths, pick, seed)
         there = machine(card, **host)
         if model.weight_bytes <= there.gpu.memory:
             return None
-        scheduler, memory = ResourceAware(token_budget=1), Memory(kv_capacity=_ROOM)
+        scheduler = ResourceAware(token_budget=1)
+        memory = Memory(kv_capacity=_ROOM)
         empty = Scenario(ATTENTION_ON_CPU, model, there, memory, workload, scheduler)
         room = fits(empty, VSLPipe()).host.left + _ROOM
         held = float((workload.prompt_len + workload.output_len).mean())
@@ -122,7 +124,7 @@ def draw(random: np.random.Generator) -> Scenario | None:
 
 
 class _Picker:
-    """Draws one of several, evenly."""
+    """Uniform random choice."""
 
     def __init__(self, random: np.random.Generator) -> None:
         self.random = random
@@ -142,7 +144,7 @@ def _sample(name: str, pick: _Picker, seed: int) -> Workload:
 
 
 def _stream(scenario: Scenario, pipeline: Pipeline, requests: int) -> Scenario:
-    """So many requests in flight at a placement, with room on the GPU for the tokens of an iteration of them."""
+    """Scenario with `requests` in flight at a placement, and a token budget for one iteration of them."""
     lengths = scenario.workload
     tokens = requests * (1 + float(lengths.prompt_len.mean()) / float(lengths.output_len.mean()))
     scheduler = ResourceAware(token_budget=max(1, int(tokens)))
@@ -150,7 +152,7 @@ def _stream(scenario: Scenario, pipeline: Pipeline, requests: int) -> Scenario:
 
 
 def play(scenario: Scenario) -> Drawn | None:
-    """All schedules and placements of a drawn scenario, or nothing where not every schedule fits."""
+    """Simulate all schedules and placements of a scenario; None if some schedule does not fit."""
     try:
         rates = {schedule.name: _rate(scenario, schedule) for schedule in contenders(scenario.pipeline)}
     except WorkbenchError:
@@ -167,7 +169,8 @@ def _most(scenario: Scenario, pipeline: Pipeline, schedule: Schedule) -> float:
     """The rate of another placement, with as many of the requests in flight as fit its memory; 0 if none does."""
     requests = len(scenario.workload)
     try:
-        one, all_of_them = (fits(_stream(scenario, pipeline, count), schedule).gpu for count in (1, requests))
+        one = fits(_stream(scenario, pipeline, 1), schedule).gpu
+        all_of_them = fits(_stream(scenario, pipeline, requests), schedule).gpu
         room = all_of_them.capacity - one.total
         grown = all_of_them.total - one.total
         if room < 0:
@@ -179,7 +182,7 @@ def _most(scenario: Scenario, pipeline: Pipeline, schedule: Schedule) -> float:
 
 
 def drawn(count: int, seed: int) -> Iterator[Drawn]:
-    """So many scenarios that fit, always the same for a seed."""
+    """Yield `count` random scenarios that fit, always the same for a seed."""
     random = np.random.default_rng(seed)
     while count:
         if (scenario := draw(random)) and (played := play(scenario)):
@@ -190,7 +193,7 @@ def drawn(count: int, seed: int) -> Iterator[Drawn]:
 def bench_schedules(
     *, scenarios: int, seed: int, json: Path | None, say: Callable[[str], None] = record.say
 ) -> dict[str, dict[str, float]]:
-    """Print how often each schedule is best and by how much, over drawn scenarios; each is played, none is run.
+    """Print how often each schedule is best and by how much, over random scenarios that are simulated, not run.
 
     Returns
     -------
@@ -201,7 +204,9 @@ def bench_schedules(
     for line in summary(found):
         say(line)
     names = tuple(found[0].rates)
-    ratios = {f"{name} over the best other": record.ratio([each.over_others(name) for each in found]) for name in names}
+    ratios = {}
+    for name in names:
+        ratios[f"{name} over the best other"] = record.ratio([each.over_others(name) for each in found])
     if json is not None:
         rows = [{"setting": str(each.scenario), "rates": each.rates, "elsewhere": each.elsewhere} for each in found]
         record.write(json, "drawn from the catalogue", ratios, rows)
@@ -209,15 +214,18 @@ def bench_schedules(
 
 
 def summary(found: Sequence[Drawn]) -> list[str]:
-    """A table of the schedules over drawn scenarios, and how often another placement gives more than all of them."""
+    """Lines of a table of the schedules, and the share of scenarios in which another placement is faster than all."""
     head = ("schedule", f"best by {NEAR - 1:.0%}", f"within {NEAR - 1:.0%}", "over best other", f"over {BASELINE.name}")
     rows = [head]
     for name in found[0].rates:
-        over, gain = [each.over_others(name) for each in found], [each.over_baseline(name) for each in found]
+        over = [each.over_others(name) for each in found]
+        gain = [each.over_baseline(name) for each in found]
         rows.append((name, _share(over, NEAR), _share(over, 1 / NEAR), _spread(over), _spread(gain)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    more = {where: [each.over_here(where) for each in found] for where in ELSEWHERE}
+    table = [_padded(row, widths) for row in rows]
+    more: dict[str, list[float]] = {}
+    for where in ELSEWHERE:
+        more[where] = [each.over_here(where) for each in found]
     best = [max(over) for over in zip(*more.values(), strict=True)]
     told = ", ".join(f"{where} in {_share(over, NEAR)}" for where, over in more.items())
     return [
@@ -225,6 +233,11 @@ def summary(found: Sequence[Drawn]) -> list[str]:
         *table,
         f"another placement gives {NEAR - 1:.0%} more than all of these in {_share(best, NEAR)}: {told}",
     ]
+
+
+def _padded(row: Sequence[str], widths: Sequence[int]) -> str:
+    cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+    return "  ".join(cells).rstrip()
 
 
 def _share(ratios: Sequence[float], least: float) -> str:

@@ -1,4 +1,4 @@
-"""How fast the simulator is: a large job in both details, and many scenarios, in CPU seconds of one core."""
+"""Benchmark of the simulator: a large job in both details, and many scenarios, in CPU seconds of one core."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from workbench.workload import Workload
 
 REQUESTS = 20_000
 MOST = {Detail.ITERATION: 0.5, Detail.TASK: 10.0}
-"""Seconds that simulating the job may take."""
+"""Target: most seconds to simulate the job, by detail."""
 PER_MINUTE = 200
-"""Scenarios that one core should simulate in a minute."""
+"""Target: scenarios per minute on one core."""
 _CAPACITIES = ("20GB", "30GB", "40GB", "50GB", "60GB", "70GB")
 _OUTPUTS = (32, 64, 128, 256)
 
@@ -49,15 +49,15 @@ def sweep() -> Iterator[tuple[Scenario, Schedule]]:
 def bench_simulator(
     *, repeats: int, json: Path | None, say: Callable[[str], None] = record.say
 ) -> dict[str, dict[str, float]]:
-    """Print how long the job takes in both details, and how many scenarios one core simulates in a minute.
+    """Print the seconds of the job in both details, and the scenarios that one core simulates in a minute.
 
-    Every figure is CPU time of this process, so that what other programs take does not count; the first simulation,
-    which also imports and reads catalogues, is left out.
+    Every figure is CPU time of this process, so that other programs do not count. A first simulation, which also
+    imports modules and reads catalogues, is not timed.
 
     Returns
     -------
     dict
-        Each figure over what is asked for, 1 or less in seconds and 1 or more in scenarios being as fast as that.
+        Each figure over its target: at most 1 for seconds and at least 1 for scenarios if the target is met.
     """
     simulate(job(), VSLPipe())
     ratios = dict[str, dict[str, float]]()

@@ -1,4 +1,4 @@
-"""Decode attention as `bench cpu` times it: by our kernel, by plainer code, by torch and by C."""
+"""Decode attention for `bench cpu`: our kernel and its baselines in plainer Numba, torch and C."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ import numpy.typing as npt
 
 from workbench.bench.cpu import peers as cpu_peers
 from workbench.bench.cpu.c_twin import Twin
-from workbench.bench.cpu.work import PEERS, Contender
+from workbench.bench.cpu.work import PEERS, Implementation
 from workbench.kernels import CodePath, decode_attention, decode_attention_work, read_blocks
 
-HEADS, DIM, BLOCK = 8, 128, 64
+HEADS = 8
+DIM = 128
+BLOCK = 64
 """KV heads, head dim and tokens per block."""
 POOL_DIM = HEADS * 2 * BLOCK
 """Elements of a block per head dim."""
 
 
 @dataclass(frozen=True)
-class Case:
+class DecodeCase:
     """A batch of decodes: a name, the lengths of its sequences, query heads per KV head, and the head dim."""
 
     name: str
@@ -34,26 +36,33 @@ IN_INT8 = ("64 sequences, G=1", "64 sequences, G=4")
 """Cases that are also timed on a cache of int8."""
 
 
-def attention_cases() -> list[Case]:
-    """64 sequences of 128 to 2048 tokens, and one of 65,536."""
-    short, long = uneven(64), np.array([65536])
-    batches = [Case(f"64 sequences, G={group}", short, group) for group in (1, 4, 8)]
-    return [*batches, *(Case(f"1 x 64k, G={group}", long, group) for group in (1, 4))]
+def attention_cases() -> list[DecodeCase]:
+    """Batches of 64 sequences of 128 to 2048 tokens, and batches of one sequence of 65,536 tokens."""
+    short = uneven(64)
+    long = np.array([65536])
+    batches = [DecodeCase(f"64 sequences, G={group}", short, group) for group in (1, 4, 8)]
+    return [*batches, *(DecodeCase(f"1 x 64k, G={group}", long, group) for group in (1, 4))]
 
 
-def other_shapes() -> list[Case]:
-    """Other head dims at 4 query heads per KV head, fewer sequences where rows are longer; and other groups."""
-    dims = [Case(f"D={dim}, G=4", uneven(64 * min(DIM, dim) // dim), 4, dim) for dim in (64, 80, 96, 192, 256)]
-    return [*dims, *(Case(f"D={DIM}, G={group}", uneven(64), group) for group in (1, 2, 7, 16))]
+def other_shapes() -> list[DecodeCase]:
+    """Batches of other head dims with 4 query heads per KV head (larger dims, fewer sequences), and of other groups."""
+    dims = [DecodeCase(f"D={dim}, G=4", uneven(64 * min(DIM, dim) // dim), 4, dim) for dim in (64, 80, 96, 192, 256)]
+    return [*dims, *(DecodeCase(f"D={DIM}, G={group}", uneven(64), group) for group in (1, 2, 7, 16))]
 
 
 def uneven(sequences: int) -> npt.NDArray[np.int64]:
+    """Random lengths of 128 to 2048 tokens, the same in every call."""
     return np.random.default_rng(7).integers(128, 2049, sequences)
 
 
-def pool_elements(cases: Sequence[Case]) -> int:
-    """Elements of a pool that holds any one of the cases."""
-    return max(int((-(-case.lengths // BLOCK)).sum()) * POOL_DIM * case.dim for case in cases)
+def pool_elements(cases: Sequence[DecodeCase]) -> int:
+    """Elements of a pool that is large enough for any one of the cases."""
+    return max(_blocks(case) * POOL_DIM * case.dim for case in cases)
+
+
+def _blocks(case: DecodeCase) -> int:
+    per_sequence = -(-case.lengths // BLOCK)
+    return int(per_sequence.sum())
 
 
 class Attention:
@@ -61,11 +70,11 @@ class Attention:
 
     Parameters
     ----------
-    case : Case
+    case : DecodeCase
     pool : (elements,) uint16
         Shared by all cases.
     peers : names
-        Who is set up beside our own kernel.
+        Baselines to set up beside our own kernel.
     """
 
     peak = 0.85
@@ -73,8 +82,10 @@ class Attention:
     kv_itemsize = 2
     """Bytes of a number in the cache."""
 
-    def __init__(self, case: Case, pool: npt.NDArray[np.uint16], *, peers: Collection[str] = PEERS) -> None:
-        self.name, self.case, rng = case.name, case, np.random.default_rng(0)
+    def __init__(self, case: DecodeCase, pool: npt.NDArray[np.uint16], *, peers: Collection[str] = PEERS) -> None:
+        self.name = case.name
+        self.case = case
+        rng = np.random.default_rng(0)
         count = -(-case.lengths // BLOCK)
         self._kv = pool[: int(count.sum()) * POOL_DIM * case.dim].reshape(-1, HEADS, 2, BLOCK, case.dim)
         self._table = _tables(count, rng)
@@ -85,12 +96,12 @@ class Attention:
         self.flops, self.bytes = decode_attention_work(
             heads, HEADS, case.dim, self.context, len(count), self.kv_itemsize
         )
-        self.ceilings: dict[str, Contender] = {"paged": self._read}
+        self.ceilings: dict[str, Implementation] = {"paged": self._read}
         self.missing: dict[str, str] = {}
-        self.contenders: dict[str, Contender] = {"ours": self._decode}
+        self.implementations: dict[str, Implementation] = {"ours": self._decode}
         for name in peers:
             try:
-                self.contenders[name] = self._peer(name)
+                self.implementations[name] = self._peer(name)
             except OSError as why:
                 self.missing[name] = str(why)
 
@@ -99,8 +110,8 @@ class Attention:
         """Tokens of all sequences."""
         return int(self.case.lengths.sum())
 
-    def _peer(self, name: str) -> Contender:
-        makers: dict[str, Callable[[], Contender]] = {
+    def _peer(self, name: str) -> Implementation:
+        makers: dict[str, Callable[[], Implementation]] = {
             "plain Numba": lambda: partial(self._decode, path=CodePath.PORTABLE),
             "naive Numba": lambda: cpu_peers.naive(*self.operands, self.out),
             "torch bf16": lambda: cpu_peers.eager(self._q, self._gathered, self.out),
@@ -121,16 +132,16 @@ class Attention:
 
 
 class Int8Attention(Attention):
-    """The same on a cache of int8 and scales, beside the cache of bf16 that it would stand in for."""
+    """Decode attention on a cache of int8 with scales, and on the cache of bf16 that it would replace."""
 
     kv_itemsize = 1
 
-    def __init__(self, case: Case, pool: npt.NDArray[np.uint16]) -> None:
+    def __init__(self, case: DecodeCase, pool: npt.NDArray[np.uint16]) -> None:
         super().__init__(case, pool, peers=())
         self.name = f"{case.name}, INT8"
         self._numbers = pool.view(np.int8)[: self._kv.size].reshape(self._kv.shape)
         self._scales = np.random.default_rng(0).random(self._kv.shape[:4], dtype=np.float32) / 100
-        self.contenders = {"ours": self._decode_numbers, "BF16 KV": self._decode}
+        self.implementations = {"ours": self._decode_numbers, "BF16 KV": self._decode}
 
     def _decode_numbers(self, threads: int) -> None:
         rest = self._table, self.case.lengths
@@ -141,9 +152,9 @@ class Int8Attention(Attention):
 
 
 def _tables(count: npt.NDArray[np.int64], rng: np.random.Generator) -> npt.NDArray[np.int32]:
-    """Blocks of each sequence, dealt at random from one pool."""
-    places = rng.permutation(int(count.sum())).astype(np.int32)
+    """Block table: the blocks of each sequence, taken at random from one pool."""
+    blocks = rng.permutation(int(count.sum())).astype(np.int32)
     table = np.zeros((len(count), int(count.max())), np.int32)
     for row, (end, size) in enumerate(zip(np.cumsum(count), count, strict=True)):
-        table[row, :size] = places[end - size : end]
+        table[row, :size] = blocks[end - size : end]
     return table

@@ -1,4 +1,4 @@
-"""The CPU kernels against what these cores can read and multiply, and against what a user would take instead."""
+"""Benchmark of the CPU kernels against ceilings of memory and arithmetic, and against other implementations."""
 
 from __future__ import annotations
 
@@ -35,22 +35,25 @@ def bench_cpu(
     picture: Path | None = None,
     say: Callable[[str], None] = record.say,
 ) -> list[Round]:
-    """Time every contender on every work in shuffled rounds, on one thread and on all; print shares of the roof.
+    """Time every implementation of every work in shuffled rounds, on one thread and on all; print shares of the roof.
 
     Parameters
     ----------
     seconds : float
-        How long to go on [s]; at least three rounds are made.
+        Duration of the measurement [s]; at least three rounds are made.
     shapes : bool
         Time other head dims and groups, our kernel alone, instead of the usual works.
     json, picture : Path, optional
-        Where to write the record and the roofline.
+        Files for the record and the roofline.
     say : callable
-        Takes each line of the report.
+        Receives each line of the report.
     """
     pool, works = other_works() if shapes else every_work()
     say(f"{features()}; attention: K {HEADS}, D {DIM}, blocks of {BLOCK}; experts: M {MODEL}, F {INNER}; bf16")
-    for name, why in {missing: why for work in works for missing, why in work.missing.items()}.items():
+    missing: dict[str, str] = {}
+    for work in works:
+        missing |= work.missing
+    for name, why in missing.items():
         say(f"left out: {name}, because {why}")
     rounds, dropped = _rounds(pool, works, seconds)
     ratios = report.report(rounds, say)
@@ -66,25 +69,30 @@ def bench_cpu(
 
 
 def _rounds(pool: npt.NDArray[Any], works: Sequence[Work], seconds: float) -> tuple[list[Round], int]:
-    """Rounds of all works until the time is over, and how many of them others disturbed."""
-    counts, rng = sorted({1, usable_cores()}), np.random.default_rng(1)
+    """Undisturbed rounds of all works until the time is over, and the number of rounds that were disturbed."""
+    counts = sorted({1, usable_cores()})
+    rng = np.random.default_rng(1)
     for threads in counts:
         for work in works:
             play(work, pool, threads, rng)
-    rounds, dropped, begin = list[Round](), 0, time.perf_counter()
+    rounds = list[Round]()
+    dropped = 0
+    begin = time.perf_counter()
     while (passed := time.perf_counter() - begin) < seconds or len(rounds) < 3 * len(counts) * len(works):
         if passed > max(_PATIENCE, 3 * seconds):
             raise WorkbenchError(f"other programs disturbed {dropped} rounds; close them and try again.")
         for threads in counts:
             with listening() as noise:
                 seen = [play(work, pool, threads, rng) for work in works]
-            dropped += not noise.quiet
-            rounds += seen if noise.quiet else []
+            if noise.quiet:
+                rounds += seen
+            else:
+                dropped += 1
     return rounds, dropped
 
 
 def every_work() -> tuple[npt.NDArray[np.uint16], list[Work]]:
-    """The pool of random weights and caches, and everything that is computed from it."""
+    """The pool of random weights and caches, and all works on it."""
     cases = attention.attention_cases()
     pool = random_pool(max(attention.pool_elements(cases), 6 * MODEL * INNER))
     attentions: list[Work] = [Attention(case, pool) for case in cases]
@@ -94,7 +102,7 @@ def every_work() -> tuple[npt.NDArray[np.uint16], list[Work]]:
 
 
 def other_works() -> tuple[npt.NDArray[np.uint16], list[Work]]:
-    """The same of other head dims and groups, our kernel alone."""
+    """A pool and attention with other head dims and groups, by our kernel alone."""
     cases = attention.other_shapes()
     pool = random_pool(attention.pool_elements(cases))
     return pool, [Attention(case, pool, peers=()) for case in cases]

@@ -1,4 +1,4 @@
-"""Attention beside a matrix product of torch in another thread: how much of the shorter one is hidden."""
+"""Overlap of attention with a matrix product of torch in another thread: share of the shorter one that is hidden."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from functools import partial
 import torch
 
 from workbench.bench import record
-from workbench.bench.cpu.work import Contender, Work
+from workbench.bench.cpu.work import Implementation, Work
 from workbench.hardware import usable_cores
 
-_SECONDS, _ROUNDS = 0.2, 9
+_SECONDS = 0.2
+_ROUNDS = 9
 """How long each of the two goes on, and how often all is repeated."""
 
 Job = Callable[[], None]
@@ -22,7 +23,7 @@ Job = Callable[[], None]
 
 @dataclass(frozen=True)
 class Beside:
-    """Seconds of two jobs alone and of both at once, begun together."""
+    """Seconds of two jobs run alone, and of both started together."""
 
     one: float
     other: float
@@ -30,17 +31,17 @@ class Beside:
 
     @property
     def hidden(self) -> float:
-        """Share of the shorter job that cost no time: 1 if both ran as if alone, 0 as if one after the other."""
+        """Share of the shorter job that cost no time: 1 if both ran as if alone, 0 if as one after the other."""
         return (self.one + self.other - self.both) / min(self.one, self.other)
 
 
 def say_overlap(work: Work, say: Callable[[str], None]) -> dict[str, dict[str, float]]:
-    """Say and return how our kernel and torch share the cores, each with half of them."""
+    """Report and return the overlap of our kernel and torch, each on half of the cores."""
     half = usable_cores() // 2
     if not half:
         say("left out: attention beside a matrix product, because there is one core")
         return {}
-    jobs = [_lasting(partial(job, half)) for job in (work.contenders["ours"], _product())]
+    jobs = [_lasting(partial(job, half)) for job in (work.implementations["ours"], _product())]
     rounds = [beside(*jobs) for _ in range(_ROUNDS)]
     found = {
         "both / sum of the two": record.ratio([one.both / (one.one + one.other) for one in rounds]),
@@ -53,8 +54,9 @@ def say_overlap(work: Work, say: Callable[[str], None]) -> dict[str, dict[str, f
 
 
 def beside(one: Job, other: Job) -> Beside:
-    """Time two jobs apart and together."""
-    first, second = _seconds(one), _seconds(other)
+    """Time two jobs one by one and together."""
+    first = _seconds(one)
+    second = _seconds(other)
     begin = time.perf_counter()
     thread = threading.Thread(target=other)
     thread.start()
@@ -64,7 +66,7 @@ def beside(one: Job, other: Job) -> Beside:
 
 
 def _seconds(job: Job) -> float:
-    """In a thread of its own, as beside: torch keeps its number of threads by thread."""
+    """Seconds of a job in a new thread, as when both run: torch's number of threads belongs to the calling thread."""
     begin = time.perf_counter()
     thread = threading.Thread(target=job)
     thread.start()
@@ -72,8 +74,9 @@ def _seconds(job: Job) -> float:
     return time.perf_counter() - begin
 
 
-def _product() -> Contender:
-    left, right = torch.randn(256, 4096).bfloat16(), torch.randn(4096, 4096).bfloat16()
+def _product() -> Implementation:
+    left = torch.randn(256, 4096).bfloat16()
+    right = torch.randn(4096, 4096).bfloat16()
 
     def multiply(threads: int) -> None:
         torch.set_num_threads(threads)
@@ -83,7 +86,7 @@ def _product() -> Contender:
 
 
 def _lasting(job: Job) -> Job:
-    """The job, repeated until it lasts long enough."""
+    """A job that repeats the given one until it lasts about `_SECONDS`."""
     _seconds(job)
     times = max(1, round(_SECONDS / _seconds(job)))
 

@@ -1,4 +1,4 @@
-"""The same decode attention in C intrinsics (`c_twin.c`), compiled on this computer when it is asked for."""
+"""Decode attention in C intrinsics (`c_twin.c`), compiled on this computer at the first use."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ import numpy.typing as npt
 from kernels_cpu.threads.team import side_by_side
 from workbench.kernels import features
 
-RUN, PART = 4096, 1024
-"""Tokens of a sequence up to which it is one task, and of each task of a longer one."""
+RUN = 4096
+"""Tokens of the longest sequence that is a single task."""
+CHUNK = 1024
+"""Tokens per task of longer sequences."""
 
 
 class Twin:
@@ -26,11 +28,12 @@ class Twin:
     Raises
     ------
     OSError
-        Says why there is none here: no gcc, no AVX2, a shape that the C code does not take, or gcc's own complaint.
+        If there is no gcc or no AVX2, if the C code does not support the shape, or if gcc fails.
     """
 
     def __init__(self, group: int, dim: int, block: int) -> None:
-        lanes, gcc = features().lanes, shutil.which("gcc")
+        lanes = features().lanes
+        gcc = shutil.which("gcc")
         if gcc is None:
             raise OSError("there is no gcc here")
         if not lanes:
@@ -49,12 +52,13 @@ class Twin:
         out: npt.NDArray[np.float32],
         threads: int,
     ) -> None:
-        """As `decode_attention`; nothing is checked."""
+        """Compute as `decode_attention` does; operands are not checked."""
         tasks, first = _tasks(lengths)
         heads, dim = q.shape[1:]
         parts = first[-1]
         tops, totals = np.empty((2, parts, heads), np.float32)
-        values, counter = np.empty((parts, heads, dim), np.float32), np.zeros(1, np.int64)
+        values = np.empty((parts, heads, dim), np.float32)
+        counter = np.zeros(1, np.int64)
         scale = ctypes.c_float(math.log2(math.e) / math.sqrt(dim))
         operands = (q, kv, table, table.shape[1], kv.shape[1], tasks, len(tasks), counter)
         arguments = [_passed(one) for one in (*operands, scale, tops, totals, values, out)]
@@ -66,7 +70,7 @@ class Twin:
 
 
 def _compiled(gcc: str, shape: dict[str, int]) -> ctypes.CDLL:
-    """The library of a shape; its file is gone as soon as it is loaded."""
+    """Compile and load the library of a shape; its file is deleted after loading."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "twin.so"
         given = [f"-D{name}={value}" for name, value in shape.items()]
@@ -74,22 +78,27 @@ def _compiled(gcc: str, shape: dict[str, int]) -> ctypes.CDLL:
         command = [gcc, "-O3", "-march=native", "-shared", "-fPIC", *given, str(source), "-lm", "-o", str(target)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise OSError(f"gcc fails: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else 'silently'}")
+            complaint = done.stderr.strip()
+            raise OSError(f"gcc fails: {complaint.splitlines()[-1] if complaint else 'silently'}")
         return ctypes.CDLL(str(target))
 
 
 def _passed(value: Any) -> Any:
-    """What C takes: the address of an array, a whole number of 64 bits, or what is one of C's already."""
+    """Argument for C: the address of an array or an integer of 64 bits; a ctypes value passes as it is."""
     if isinstance(value, np.ndarray):
         return ctypes.c_void_p(value.ctypes.data)
     return ctypes.c_int64(value) if isinstance(value, int) else value
 
 
 def _tasks(lengths: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Tasks (sequence, first token, end, place), the longest first, and where the parts of each sequence begin."""
-    tasks, first = list[tuple[int, int, int, int]](), [0]
+    """Tasks (sequence, first token, end, row of the partial result), longest first, and each sequence's first row.
+
+    A sequence of one task has no partial result: its row is -1.
+    """
+    tasks = list[tuple[int, int, int, int]]()
+    first = [0]
     for s, length in enumerate(lengths.tolist()):
-        begins = range(0, length, PART if length > RUN else RUN)
+        begins = range(0, length, CHUNK if length > RUN else RUN)
         place = first[-1] if len(begins) > 1 else -1
         for number, begin in enumerate(begins):
             end = min(length, begin + begins.step)

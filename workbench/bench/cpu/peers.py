@@ -1,4 +1,4 @@
-"""Decode attention as a user would write it without these kernels: in Numba's plain loops, and in torch."""
+"""Baselines of decode attention that a user could write without these kernels: plain loops in Numba, and torch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from numba import njit
 
 from kernels_cpu.threads.team import side_by_side
-from workbench.bench.cpu.work import Contender
+from workbench.bench.cpu.work import Implementation
 
 Gathered = Sequence[tuple[torch.Tensor, torch.Tensor]]
-"""K and V (K, S, D) of each sequence, side by side in memory, which torch needs."""
+"""K and V (K, S, D) of each sequence, contiguous in memory as torch needs them."""
 
 
 def gathered(kv: npt.NDArray[np.uint16], table: npt.NDArray[np.int32], lengths: npt.NDArray[np.int64]) -> Gathered:
-    """Copies of the sequences' KV out of their blocks; torch is not charged for them."""
+    """Copy the sequences' KV out of their blocks; the copies do not count in torch's time."""
     rows = []
     for blocks, length in zip(table, lengths.tolist(), strict=True):
         own = kv[blocks[: -(-length // kv.shape[3])]].transpose(2, 1, 0, 3, 4)
@@ -27,8 +27,8 @@ def gathered(kv: npt.NDArray[np.uint16], table: npt.NDArray[np.int32], lengths: 
     return rows
 
 
-def eager(q: npt.NDArray[np.float32], rows: Gathered, out: npt.NDArray[np.float32]) -> Contender:
-    """torch in bf16: scores, softmax and weighted sum, sequence by sequence."""
+def eager(q: npt.NDArray[np.float32], rows: Gathered, out: npt.NDArray[np.float32]) -> Implementation:
+    """Attention by torch in bf16: scores, softmax and weighted sum, sequence by sequence."""
 
     def compute(threads: int) -> None:
         torch.set_num_threads(threads)
@@ -40,8 +40,8 @@ def eager(q: npt.NDArray[np.float32], rows: Gathered, out: npt.NDArray[np.float3
     return compute
 
 
-def fused(q: npt.NDArray[np.float32], rows: Gathered, out: npt.NDArray[np.float32]) -> Contender:
-    """torch's scaled_dot_product_attention in bf16 with grouped queries, sequence by sequence."""
+def fused(q: npt.NDArray[np.float32], rows: Gathered, out: npt.NDArray[np.float32]) -> Implementation:
+    """Attention by torch's scaled_dot_product_attention in bf16 with grouped queries, sequence by sequence."""
 
     def compute(threads: int) -> None:
         torch.set_num_threads(threads)
@@ -59,8 +59,8 @@ def naive(
     table: npt.NDArray[np.int32],
     lengths: npt.NDArray[np.int64],
     out: npt.NDArray[np.float32],
-) -> Contender:
-    """Numba's loops over heads and tokens as the definition has them, vectorised by the compiler alone."""
+) -> Implementation:
+    """Attention by Numba's loops over heads and tokens, written as the definition; only the compiler vectorises."""
 
     def compute(threads: int) -> None:
         starts = iter(range(threads))
@@ -71,13 +71,18 @@ def naive(
 
 @njit(nogil=True, fastmath=True, cache=True)
 def _naive(q, kv, table, lengths, begin, step, out):  # type: ignore[no-untyped-def]
-    heads, dim = q.shape[1], q.shape[2]
-    group, block, scale = heads // kv.shape[1], kv.shape[3], np.float32(1 / math.sqrt(dim))
+    heads = q.shape[1]
+    dim = q.shape[2]
+    group = heads // kv.shape[1]
+    block = kv.shape[3]
+    scale = np.float32(1 / math.sqrt(dim))
     total = np.empty(dim, np.float32)
     for row in range(begin, len(lengths) * heads, step):
-        s, h = row // heads, row % heads
+        s = row // heads
+        h = row % heads
         total[:] = 0
-        top, weights = np.float32(-1e30), np.float32(0)
+        top = np.float32(-1e30)
+        weights = np.float32(0)
         for t in range(lengths[s]):
             k = kv[table[s, t // block], h // group, 0, t % block]
             v = kv[table[s, t // block], h // group, 1, t % block]
@@ -87,7 +92,8 @@ def _naive(q, kv, table, lengths, begin, step, out):  # type: ignore[no-untyped-
             score *= scale
             if score > top:
                 shrink = np.float32(math.exp(top - score))
-                top, weights = score, weights * shrink
+                top = score
+                weights = weights * shrink
                 for d in range(dim):
                     total[d] *= shrink
             weight = np.float32(math.exp(score - top))

@@ -1,4 +1,4 @@
-"""Pictures of measured kernels: on the roofline, and over the number of threads. Each takes an `ax` and returns it."""
+"""Plots of measured kernels on the roofline and over the number of threads. Each takes an `ax` and returns it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 _COLOURS = ("#1d4ed8", "#d97706", "#059669", "#db2777", "#7c3aed", "#0891b2")
 _MARKERS = ("o", "s", "^", "D", "v", "P")
-_ROOF, _TEXT = "#111827", "#4b5563"
+_ROOF = "#111827"
+_TEXT = "#4b5563"
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class Roofline:
     read, multiply : float
         The ceilings [B/s] and [FLOP/s].
     points : mapping of name to (intensity, rate) pairs
-        FLOP per byte and FLOP/s, one pair per work. The name is who computed; a kind of work and a colon before it
-        leave his colour and make the mark hollow.
+        FLOP per byte and FLOP/s, one pair per work. The name is the implementation's; a prefix with a colon, such as
+        "expert: ", names the work: it keeps the colour and makes the marker hollow.
     """
 
     threads: int
@@ -39,7 +40,7 @@ class Roofline:
 
 
 def plot_roofline(roofline: Roofline, ax: Axes | None = None) -> Axes:
-    """Arithmetic rate over arithmetic intensity, both logarithmic, under what was measured as possible.
+    """Plot arithmetic rate over arithmetic intensity, both logarithmic, under the measured ceilings.
 
         rate <= min(read * intensity, multiply)
 
@@ -50,13 +51,16 @@ def plot_roofline(roofline: Roofline, ax: Axes | None = None) -> Axes:
     ax = ax if ax is not None else plt.subplots(figsize=(7, 4.4), layout="constrained")[1]
     pairs = [pair for own in roofline.points.values() for pair in own]
     intensities = [x for x, _ in pairs]
-    least, most = min(intensities) / 4, 2 * max(*intensities, roofline.multiply / roofline.read)
+    least = min(intensities) / 4
+    most = 2 * max(*intensities, roofline.multiply / roofline.read)
     x = np.geomspace(least, most, 200)
     ax.plot(x, np.minimum(roofline.read * x, roofline.multiply) / 1e9, color=_ROOF, linewidth=1.5)
     _say_ceilings(ax, roofline, least, most)
     peers = list(dict.fromkeys(_peer(name) for name in roofline.points))
     for name, own in roofline.points.items():
-        colour, marker = (them[peers.index(_peer(name)) % len(them)] for them in (_COLOURS, _MARKERS))
+        place = peers.index(_peer(name))
+        colour = _COLOURS[place % len(_COLOURS)]
+        marker = _MARKERS[place % len(_MARKERS)]
         intensity, rate = np.array(own).T
         fill = "full" if name == _peer(name) else "none"
         ax.plot(intensity, rate / 1e9, marker, color=colour, label=name, markersize=6, alpha=0.85, fillstyle=fill)
@@ -76,13 +80,14 @@ def plot_roofline(roofline: Roofline, ax: Axes | None = None) -> Axes:
 def _say_ceilings(ax: Axes, roofline: Roofline, least: float, most: float) -> None:
     said = f"multiply-adds {roofline.multiply / 1e9:,.0f} GFLOP/s"
     ax.annotate(said, (most, roofline.multiply / 1e9), (-4, 4), textcoords="offset points", ha="right", color=_TEXT)
-    x, y = 1.15 * least, 1.25 * roofline.read * 1.15 * least / 1e9
+    x = 1.15 * least
+    y = 1.25 * roofline.read * 1.15 * least / 1e9
     turned = {"rotation": np.degrees(np.arctan2(y, x)), "rotation_mode": "anchor", "transform_rotates_text": True}
     ax.text(x, y, f"reading {roofline.read / 1e9:,.1f} GB/s", color=_TEXT, **turned)
 
 
 def _peer(name: str) -> str:
-    """Who computed, without what: ours of "expert: ours"."""
+    """Name of the implementation without the work before it: "ours" from "expert: ours"."""
     return name.rpartition(": ")[2]
 
 
@@ -91,10 +96,9 @@ def _threads(count: int) -> str:
 
 
 def plot_rooflines(rooflines: Sequence[Roofline], figure: Figure | None = None) -> Figure:
-    """One roofline per number of threads, side by side, with one legend."""
-    figure = (
-        figure if figure is not None else plt.figure(figsize=(5.2 * len(rooflines) + 1.3, 4.2), layout="constrained")
-    )
+    """Plot one roofline per number of threads, side by side, with one legend."""
+    if figure is None:
+        figure = plt.figure(figsize=(5.2 * len(rooflines) + 1.3, 4.2), layout="constrained")
     axes = figure.subplots(1, len(rooflines), squeeze=False)[0]
     for roofline, ax in zip(rooflines, axes, strict=True):
         plot_roofline(roofline, ax)
@@ -104,7 +108,7 @@ def plot_rooflines(rooflines: Sequence[Roofline], figure: Figure | None = None) 
 
 
 def save_rooflines(rooflines: Sequence[Roofline], path: Path) -> None:
-    """Draw the rooflines into a file; its ending chooses the format."""
+    """Save the rooflines to a file; its suffix chooses the format."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure = plot_rooflines(rooflines)
     figure.savefig(path, dpi=150)
@@ -118,20 +122,20 @@ def plot_over_threads(
     said: str = "required",
     ax: Axes | None = None,
 ) -> Axes:
-    """KV entries attended per second over the number of threads, with the line that the rest of the system asks for.
+    """Plot KV entries attended per second over the number of threads, with the rate that the rest of a system needs.
 
     Parameters
     ----------
     rates : mapping of name to rates by number of threads
-        Of entries, one token's K and V in one layer [1/s].
+        Entries per second; an entry is one token's K and V in one layer [1/s].
     required : float, optional
-        [1/s].
+        Rate at which a horizontal line is drawn [1/s].
     said : str
-        What the line is called.
+        Label of that line.
 
     Notes
     -----
-    MoE-Lens, Figure 10. Dotted: in proportion to threads from the first number of them.
+    MoE-Lens, Figure 10. Dotted lines scale the rate of the fewest threads in proportion to the threads.
     """
     ax = ax if ax is not None else plt.subplots(figsize=(7, 4), layout="constrained")[1]
     for (name, own), colour, marker in zip(rates.items(), cycle(_COLOURS), cycle(_MARKERS), strict=False):

@@ -1,4 +1,4 @@
-"""What `bench cpu` says of its rounds: rates, shares of the roof by state of the memory, ratios to the peers."""
+"""Report of `bench cpu`: rates, shares of the roof by state of the memory, and ratios to the baselines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Ratios = dict[str, dict[str, float]]
 
 
 def report(rounds: Sequence[Round], say: Callable[[str], None]) -> Ratios:
-    """Say a table per number of threads; returns the ratios by name."""
+    """Report a table per number of threads; return the ratios by name."""
     ratios: Ratios = {}
     for threads, fastest in sorted(fastest_reading(rounds).items()):
         own = [one for one in rounds if one.threads == threads]
@@ -23,32 +23,41 @@ def report(rounds: Sequence[Round], say: Callable[[str], None]) -> Ratios:
         say(f"  {'':24}        slow   fast   reading  {''.join(f'{name:>13}' for name in COLUMNS)}")
         for work in _works(own):
             mine = [one for one in own if one.work is work]
-            found = shares(mine, fastest) | {name: _of(mine, name) for name in COLUMNS if name in work.contenders}
-            ratios |= {f"{work.name}, {threads} threads: {_said(name)}": value for name, value in found.items()}
+            found = shares(mine, fastest)
+            for name in COLUMNS:
+                if name in work.implementations:
+                    found[name] = _of(mine, name)
+            for name, value in found.items():
+                ratios[f"{work.name}, {threads} threads: {_said(name)}"] = value
             say(_line(work, mine, found))
     return ratios
 
 
 def shares(rounds: Sequence[Round], fastest: float) -> Ratios:
-    """Of the roof over all rounds and in each state of the memory, and of paged reading, for the rounds of a work."""
-    states = {"": list(rounds)} | {f", {name} memory": own for name, own in by_state(rounds, fastest).items()}
-    found = {
-        f"of the roof{name}": record.ratio([one.roof / one.seconds["ours"] for one in own])
-        for name, own in states.items()
-    }
+    """Shares that our kernel reaches, for the rounds of a work: of the roof and of paged reading.
+
+    The share of the roof is given over all rounds and for each state of the memory.
+    """
+    found = {"of the roof": _share_of_roof(rounds)}
+    for name, own in by_state(rounds, fastest).items():
+        found[f"of the roof, {name} memory"] = _share_of_roof(own)
     if "paged" in rounds[0].seconds:
         found["of paged reading"] = record.ratio([one.times("paged") for one in rounds])
     return found
 
 
+def _share_of_roof(rounds: Sequence[Round]) -> dict[str, float]:
+    return record.ratio([one.roof / one.seconds["ours"] for one in rounds])
+
+
 def rows(rounds: Sequence[Round]) -> list[dict[str, object]]:
-    """A row per work, number of threads and contender: the median rates, as the roofline picture needs them."""
+    """One row per work, number of threads and implementation: the median rates that the roofline shows."""
     found = []
     for threads in sorted(fastest_reading(rounds)):
         own = [one for one in rounds if one.threads == threads]
         for work in _works(own):
             mine = [one for one in own if one.work is work]
-            for name in work.contenders:
+            for name in work.implementations:
                 taken = median(one.seconds[name] for one in mine)
                 rates = {"bytes_s": work.bytes / taken, "flop_s": work.flops / taken}
                 rates["intensity"] = work.flops / work.bytes
@@ -64,10 +73,11 @@ def rooflines(rounds: Sequence[Round]) -> list[Roofline]:
         points: dict[str, list[tuple[float, float]]] = {}
         for work in _works(own):
             kind = "" if work.ceilings else "expert: "
-            for name in work.contenders:
+            for name in work.implementations:
                 taken = median(one.seconds[name] for one in own if one.work is work)
                 points.setdefault(kind + name, []).append((work.flops / work.bytes, work.flops / taken))
-        read, multiply = median(one.read for one in own), median(one.multiply for one in own)
+        read = median(one.read for one in own)
+        multiply = median(one.multiply for one in own)
         found.append(Roofline(threads, read, multiply, points))
     return found
 
@@ -87,12 +97,16 @@ def _said(name: str) -> str:
 def _say_ceilings(rounds: Sequence[Round], fastest: float, say: Callable[[str], None]) -> None:
     reads = sorted(one.read for one in rounds)
     states = by_state(rounds, fastest)
-    told = ", ".join(f"{median(one.read for one in own) / 1e9:.1f} {name} ({len(own)})" for name, own in states.items())
+    told = ", ".join(f"{_reading(own) / 1e9:.1f} {name} ({len(own)})" for name, own in states.items())
     say(
         f"{rounds[0].threads} threads: reads {median(reads) / 1e9:.1f} GB/s ({reads[0] / 1e9:.1f} to "
         f"{reads[-1] / 1e9:.1f}; by state of the memory and rounds: {told}), "
         f"multiplies {median(one.multiply for one in rounds) / 1e9:.0f} GFLOP/s"
     )
+
+
+def _reading(rounds: Sequence[Round]) -> float:
+    return median(one.read for one in rounds)
 
 
 def _line(work: Work, rounds: Sequence[Round], found: Mapping[str, Mapping[str, float]]) -> str:

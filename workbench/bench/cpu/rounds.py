@@ -1,4 +1,4 @@
-"""One round of `bench cpu`: everything that computes a work, and what the cores can read and multiply meanwhile."""
+"""One round of `bench cpu`: all implementations of a work, and the memory and arithmetic rates at that time."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from workbench.bench.cpu.work import Work
 from workbench.kernels import multiply_add, read_memory
 
 SLOW_BELOW = 0.8
-"""Share of the fastest reading seen, below which a round belongs to the memory's slow state."""
+"""Share of the fastest reading; a round that reads slower than this belongs to the memory's slow state."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """What one round of a work saw: reading [B/s] and multiply-adds [FLOP/s], and seconds by contender and ceiling.
+    """Measurements of one round: reading [B/s], multiply-adds [FLOP/s], and seconds by implementation and ceiling.
 
-    `best` is the better one of two readings, by which the state of the memory is told: one that was held up would pass
-    for the slow state. The roof is of one, as our kernel is timed once.
+    Memory is read twice in a round. `best` is the faster reading and tells the state of the memory: a single reading
+    that was interrupted would look like the slow state. `read` is one reading and gives the roof, because our kernel
+    too is timed once.
     """
 
     work: Work
@@ -39,30 +40,35 @@ class Round:
         return max(self.work.bytes / self.read, self.work.flops / (self.work.peak * self.multiply))
 
     def times(self, name: str) -> float:
-        """How many times as long as ours another took."""
+        """Time of another implementation over the time of ours [1]."""
         return self.seconds[name] / self.seconds["ours"]
 
 
 def play(work: Work, pool: npt.NDArray[Any], threads: int, rng: np.random.Generator) -> Round:
-    """Everything once, and reading twice, in random order, so that all of it meets the same state of the memory."""
+    """Run every implementation once and read memory twice, in random order.
+
+    The order is random so that all of them meet the same state of the memory.
+    """
     calls: dict[str, Callable[[], Any]] = {
         "read": partial(read_memory, pool, threads=threads),
         "read again": partial(read_memory, pool, threads=threads),
         "multiply": partial(multiply_add, threads=threads),
     }
-    calls |= {name: partial(compute, threads) for name, compute in (work.contenders | work.ceilings).items()}
-    took, done = {}, {}
+    calls |= {name: partial(compute, threads) for name, compute in (work.implementations | work.ceilings).items()}
+    took = {}
+    done = {}
     for name in rng.permutation(list(calls)).tolist():
         begin = time.perf_counter()
         done[name] = calls[name]()
         took[name] = time.perf_counter() - begin
-    read, again = (pool.nbytes / took.pop(name) for name in ("read", "read again"))
-    best = max(read, again)
-    return Round(work, threads, read, best, done["multiply"] / took.pop("multiply"), took)
+    read = pool.nbytes / took.pop("read")
+    again = pool.nbytes / took.pop("read again")
+    multiply = done["multiply"] / took.pop("multiply")
+    return Round(work, threads, read, max(read, again), multiply, took)
 
 
 def by_state(rounds: Sequence[Round], fastest: float) -> dict[str, list[Round]]:
-    """The rounds of each state of the memory, which is slow or fast by how it reads beside the fastest reading."""
+    """Group rounds by the state of the memory: slow or fast, by their reading relative to the fastest reading."""
     states: dict[str, list[Round]] = {"slow": [], "fast": []}
     for one in rounds:
         states["slow" if one.best < SLOW_BELOW * fastest else "fast"].append(one)

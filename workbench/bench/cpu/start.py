@@ -1,4 +1,4 @@
-"""How long the first call of the attention kernels takes: to compile them, and to load what was compiled before."""
+"""Time of the attention kernels' first call: with compilation, and with loading of compiled code from the cache."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ print(json.dumps(seconds))
 
 
 def first_calls(cache: str) -> list[float]:
-    """Seconds of the first calls in a new process with D 128 and bf16: with append at G 4, then at G 1, then at G 8."""
+    """Seconds of the first calls in a new process at D 128 in bf16: G 4 with its append, then G 1, then G 8."""
     told = subprocess.run(
         [sys.executable, "-c", _FIRST_CALLS],
         env={**os.environ, "NUMBA_CACHE_DIR": cache, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -39,7 +39,7 @@ def first_calls(cache: str) -> list[float]:
 
 
 def say_start(say: Callable[[str], None]) -> dict[str, dict[str, float]]:
-    """Say and return the seconds of the first calls with an empty cache of compiled code, and with a filled one."""
+    """Report and return the seconds of the first calls, with an empty and with a filled cache of compiled code."""
     found = {}
     with tempfile.TemporaryDirectory() as cache:
         for state in ("compiling", "from the cache"):

@@ -1,1 +1,1 @@
-"""Routed experts on the CPU by tokens per expert, in each number format."""
+"""Benchmark of routed experts on the CPU by tokens per expert, in each number format."""

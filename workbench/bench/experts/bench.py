@@ -1,4 +1,4 @@
-"""Routed experts against tokens per expert: our kernels in each format, torch in bf16, and what memory allows."""
+"""Benchmark of routed experts over tokens per expert: our kernels in each format, torch in bf16, and memory's limit."""
 
 from __future__ import annotations
 
@@ -19,26 +19,31 @@ import torch
 
 from workbench.bench import record
 from workbench.bench.cpu.work import eager_expert
-from workbench.bench.experts.speeds import ExpertSpeeds, Run
+from workbench.bench.experts.speeds import ExpertRun, ExpertSpeeds
 from workbench.core.quiet import LEAST, kept, listening
 from workbench.hardware import Machine, usable_cores
 from workbench.kernels import PackedExperts, fused_moe, fused_moe_reference, multiply_add, pack_experts, read_memory
 
 TOKENS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64, 128, 256, 512)
-"""Tokens per expert, close together where the kernels change over."""
-EXACT, ROUNDED, INT8, INT4, TORCH = "BF16, exact", "BF16, rounded", "INT8", "INT4", "torch, BF16"
-MODEL, INNER = 2048, 1408
+"""Tokens per expert, close together where the kernels change their code path."""
+EXACT = "BF16, exact"
+ROUNDED = "BF16, rounded"
+INT8 = "INT8"
+INT4 = "INT4"
+TORCH = "torch, BF16"
+MODEL = 2048
+INNER = 1408
 """Model and expert dim of `bench experts`: DeepSeek-V2-Lite's."""
 _OURS = {EXACT: "bf16", ROUNDED: "bf16", INT8: "int8", INT4: "int4"}
 _TOGETHER = 64
-"""Pairs of token and expert up to which a call takes several experts, so that calling counts for little."""
+"""Pairs of token and expert per call: a call of few tokens takes several experts to outweigh its fixed cost."""
 _POOL = 1 << 27
-"""Bytes read before each run: its ceiling, and the caches are full of something else after it."""
+"""Bytes read before each run, which measures the run's ceiling and evicts the weights from the caches."""
 
 
 @dataclass(frozen=True)
 class ExpertWeights:
-    """Random experts in bf16 as torch takes them, (E, 2 F, M) and (E, M, F), and packed for our kernels by format."""
+    """Random experts in bf16 in torch's layout, (E, 2 F, M) and (E, M, F), and packed for our kernels by format."""
 
     gate_up: torch.Tensor
     down: torch.Tensor
@@ -59,7 +64,7 @@ class ExpertWeights:
 
 
 def random_experts(model_dim: int, expert_dim: int, *, experts: int = 8) -> ExpertWeights:
-    """Normally distributed weights, of a size that keeps activations near one, and packed in each format.
+    """Draw normally distributed weights of a scale that keeps activations near one, and pack them in each format.
 
     Examples
     --------
@@ -71,14 +76,15 @@ def random_experts(model_dim: int, expert_dim: int, *, experts: int = 8) -> Expe
     def normal(*shape: int) -> torch.Tensor:
         return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32) * shape[-1] ** -0.5).bfloat16()
 
-    gate_up, down = normal(experts, 2 * expert_dim, model_dim), normal(experts, model_dim, expert_dim)
+    gate_up = normal(experts, 2 * expert_dim, model_dim)
+    down = normal(experts, model_dim, expert_dim)
     packed = {name: pack_experts(gate_up, down, format=name) for name in dict.fromkeys(_OURS.values())}
     return ExpertWeights(gate_up, down, packed)
 
 
 @dataclass(frozen=True)
 class Call:
-    """So many experts with so many tokens each, by any contender."""
+    """Operands of one call: a number of experts with the same number of tokens each, for any implementation."""
 
     weights: ExpertWeights
     experts: int
@@ -87,30 +93,31 @@ class Call:
 
     @classmethod
     def of(cls, weights: ExpertWeights, tokens: int) -> Call:
-        """As many experts as a call takes, with normed hidden states of their tokens."""
+        """Choose as many experts as a call takes, and draw normed hidden states for their tokens."""
         experts = max(1, min(len(weights), _TOGETHER // tokens))
         rng = np.random.default_rng(tokens)
         return cls(weights, experts, tokens, rng.standard_normal((experts * tokens, weights.model_dim), np.float32))
 
-    def compute(self, contender: str, threads: int) -> npt.NDArray[np.float32]:
-        """One row per token (experts * tokens, M); torch takes its number of threads from outside."""
-        if contender == TORCH:
+    def compute(self, implementation: str, threads: int) -> npt.NDArray[np.float32]:
+        """Compute one row per token (experts * tokens, M); set torch's number of threads with `torch_threads`."""
+        if implementation == TORCH:
             return self._torch()
         ids = np.repeat(np.arange(self.experts), self.tokens)[:, None]
-        own, ones = self.weights.packed[_OURS[contender]], np.ones(ids.shape, np.float32)
-        return fused_moe(self.h, own, ids, ones, exact=contender == EXACT, threads=threads)
+        own = self.weights.packed[_OURS[implementation]]
+        ones = np.ones(ids.shape, np.float32)
+        return fused_moe(self.h, own, ids, ones, exact=implementation == EXACT, threads=threads)
 
     def _torch(self) -> npt.NDArray[np.float32]:
-        """Expert by expert."""
+        """Compute expert by expert."""
+        hidden = torch.from_numpy(self.h)
         out = torch.empty(self.h.shape)
-        for expert, (rows, to) in enumerate(
-            zip(torch.from_numpy(self.h).split(self.tokens), out.split(self.tokens), strict=True)
-        ):
-            to.copy_(eager_expert(rows, self.weights.gate_up[expert], self.weights.down[expert]))
+        for expert in range(self.experts):
+            own = slice(expert * self.tokens, (expert + 1) * self.tokens)
+            out[own] = eager_expert(hidden[own], self.weights.gate_up[expert], self.weights.down[expert])
         return out.numpy()
 
-    def contenders(self) -> list[str]:
-        """Who has code of its own for so many tokens: rounding starts above a few, and only on some CPUs."""
+    def implementations(self) -> list[str]:
+        """Implementations with code of their own for this many tokens: some CPUs round above a few tokens."""
         same = np.array_equal(self.compute(EXACT, 1), self.compute(ROUNDED, 1))
         return [name for name in (*_OURS, TORCH) if not (same and name == ROUNDED)]
 
@@ -118,21 +125,21 @@ class Call:
 def measure_experts(
     weights: ExpertWeights, *, threads: int | None = None, tokens: Sequence[int] = TOKENS, seconds: float = 10.0
 ) -> ExpertSpeeds:
-    """Time every contender at every number of tokens per expert, in rounds of random order.
+    """Time every implementation at every number of tokens per expert, in rounds of random order.
 
-    Before each run other memory is read, which gives the run's ceiling and leaves the caches without weights. Rounds
-    that other programs disturbed are dropped if three others remain.
+    Before each run other memory is read, which measures the run's ceiling and evicts the weights from the caches.
+    Rounds that other programs disturbed are dropped if three others remain.
 
     Parameters
     ----------
     weights : ExpertWeights
         From `random_experts`.
     threads : int, optional
-        That compute; the cores that this process may use unless given.
+        Number of threads; by default the cores that this process may use.
     tokens : sequence of int
         Tokens per expert.
     seconds : float
-        How long to go on [s]; at least three rounds are made.
+        Duration of the measurement [s]; at least three rounds are made.
 
     Examples
     --------
@@ -140,19 +147,23 @@ def measure_experts(
     >>> speeds.tokens("INT8")
     (1, 8)
     """
-    size, pool, rng = threads or usable_cores(), np.ones(_POOL, np.int8), np.random.default_rng(1)
+    size = threads or usable_cores()
+    pool = np.ones(_POOL, np.int8)
+    rng = np.random.default_rng(1)
     calls = [Call.of(weights, count) for count in tokens]
     with torch_threads(size):
-        timed = [(name, call) for call in calls for name in call.contenders()]
+        timed = [(name, call) for call in calls for name in call.implementations()]
         for name, call in timed:
             call.compute(name, size)
-        quiet, disturbed, begin = list[_Round](), list[_Round](), time.perf_counter()
+        quiet = list[_Round]()
+        disturbed = list[_Round]()
+        begin = time.perf_counter()
         while time.perf_counter() - begin < seconds or len(quiet) + len(disturbed) < LEAST:
             with listening() as noise:
                 seen = _round(timed, pool, size, rng)
             (quiet if noise.quiet else disturbed).append(seen)
     counted = kept(quiet, disturbed)
-    found = {(name, call.tokens): tuple(one.runs[name, call.tokens] for one in counted) for name, call in timed}
+    found = {(name, call.tokens): _runs(counted, name, call.tokens) for name, call in timed}
     noisy = len(disturbed) if counted is not quiet else 0
     multiply = float(np.median([one.multiply for one in counted]))
     own = {name for name, _ in timed}
@@ -163,8 +174,12 @@ def measure_experts(
 
 @dataclass(frozen=True)
 class _Round:
-    runs: dict[tuple[str, int], Run]
+    runs: dict[tuple[str, int], ExpertRun]
     multiply: float
+
+
+def _runs(rounds: Sequence[_Round], name: str, tokens: int) -> tuple[ExpertRun, ...]:
+    return tuple(one.runs[name, tokens] for one in rounds)
 
 
 def _round(
@@ -175,7 +190,7 @@ def _round(
         name, call = timed[place]
         read, _ = _timed(partial(read_memory, pool, threads=threads))
         took, _ = _timed(partial(call.compute, name, threads))
-        runs[name, call.tokens] = Run(took / call.experts, pool.nbytes / read)
+        runs[name, call.tokens] = ExpertRun(took / call.experts, pool.nbytes / read)
     took, flops = _timed(partial(multiply_add, threads=threads))
     return _Round(runs, flops / took)
 
@@ -188,7 +203,7 @@ def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
 
 @contextmanager
 def torch_threads(threads: int) -> Iterator[None]:
-    """So many threads for torch, and as many as before when it is over."""
+    """Set torch's number of threads, and restore it at the end."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -197,15 +212,15 @@ def torch_threads(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _expert_bytes(weights: ExpertWeights, contender: str) -> int:
-    own = weights.packed[_OURS.get(contender, "bf16")]
+def _expert_bytes(weights: ExpertWeights, implementation: str) -> int:
+    own = weights.packed[_OURS.get(implementation, "bf16")]
     return own.nbytes // len(own)
 
 
 def expert_errors(weights: ExpertWeights, *, tokens: int = 32) -> dict[str, dict[str, float]]:
-    """Relative Frobenius errors of the first expert's answers, by contender.
+    """Relative Frobenius errors of the first expert's answers, by implementation.
 
-    ``computing`` is against float64 with the weights as the contender holds them, ``with the format`` against float64
+    ``computing`` is relative to float64 with the implementation's own weights, ``with the format`` relative to float64
     with the weights before they were packed.
 
     Examples
@@ -217,16 +232,17 @@ def expert_errors(weights: ExpertWeights, *, tokens: int = 32) -> dict[str, dict
     one = ExpertWeights(weights.gate_up[:1], weights.down[:1], {})
     packed = {name: pack_experts(one.gate_up, one.down, format=name) for name in weights.packed}
     call = Call.of(ExpertWeights(one.gate_up, one.down, packed), tokens)
-    ids, ones = np.zeros((tokens, 1), np.int64), np.ones((tokens, 1), np.float32)
+    ids = np.zeros((tokens, 1), np.int64)
+    ones = np.ones((tokens, 1), np.float32)
     true = {name: fused_moe_reference(call.h, own, ids, ones) for name, own in packed.items()}
-    return {
-        name: {
+    errors = {}
+    for name in call.implementations():
+        answer = call.compute(name, 1)
+        errors[name] = {
             "computing": _error(answer, true[_OURS.get(name, "bf16")]),
             "with the format": _error(answer, true["bf16"]),
         }
-        for name in call.contenders()
-        for answer in [call.compute(name, 1)]
-    }
+    return errors
 
 
 def _error(found: npt.NDArray[Any], true: npt.NDArray[np.float64]) -> float:
@@ -236,18 +252,19 @@ def _error(found: npt.NDArray[Any], true: npt.NDArray[np.float64]) -> float:
 def bench_experts(
     *, seconds: float = 60, json: Path | None = None, say: Callable[[str], None] = record.say
 ) -> list[ExpertSpeeds]:
-    """Measure on one thread and on all; print GFLOP/s by tokens per expert, who overtakes whom, and errors.
+    """Measure on one thread and on all; print GFLOP/s by tokens per expert, crossings, and errors.
 
     Parameters
     ----------
     seconds : float
-        How long to measure in all [s].
+        Duration of all measurements together [s].
     json : Path, optional
-        Where to write the record.
+        File for the record.
     say : callable
-        Takes each line of the report.
+        Receives each line of the report.
     """
-    weights, counts = random_experts(MODEL, INNER), sorted({1, usable_cores()})
+    weights = random_experts(MODEL, INNER)
+    counts = sorted({1, usable_cores()})
     found = [measure_experts(weights, threads=n, seconds=seconds / len(counts)) for n in counts]
     for speeds in found:
         _report(speeds, say)
@@ -280,14 +297,15 @@ def _report(speeds: ExpertSpeeds, say: Callable[[str], None]) -> None:
 
 
 def _ratios(speeds: ExpertSpeeds) -> dict[str, dict[str, float]]:
-    """Times as fast as torch, run by run of the same round."""
-    return {
-        f"{name}, {tokens} tokens, {speeds.threads} threads: times as fast as torch": record.ratio(
-            [other.seconds / own.seconds for own, other in zip(runs, speeds.runs[TORCH, tokens], strict=True)]
-        )
-        for (name, tokens), runs in speeds.runs.items()
-        if name != TORCH
-    }
+    """Speed relative to torch, from the runs of the same rounds."""
+    ratios = {}
+    for (name, tokens), runs in speeds.runs.items():
+        if name == TORCH:
+            continue
+        baseline = speeds.runs[TORCH, tokens]
+        times = [theirs.seconds / own.seconds for own, theirs in zip(runs, baseline, strict=True)]
+        ratios[f"{name}, {tokens} tokens, {speeds.threads} threads: times as fast as torch"] = record.ratio(times)
+    return ratios
 
 
 def _rows(speeds: ExpertSpeeds) -> list[dict[str, float | str]]:

@@ -1,4 +1,4 @@
-"""Pictures of expert kernels as measured: speed by tokens per expert, and how near few tokens come to the memory.
+"""Plots of measured expert kernels: speed by tokens per expert, and share of the memory's rate at few tokens.
 
 Each takes an `ax` and returns it.
 """
@@ -15,29 +15,35 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 from workbench.bench.experts.speeds import ExpertSpeeds
 
 _COLOURS = ("#1d4ed8", "#60a5fa", "#059669", "#d97706", "#6b7280")
-_LIMIT, _MARK = "#9ca3af", "#111827"
+_LIMIT = "#9ca3af"
+_MARK = "#111827"
 _SHADES = (1.0, 0.45)
 
 
 def plot_expert_speeds(
     speeds: ExpertSpeeds, ax: Axes | None = None, *, against: str | None = None, marks: Sequence[tuple[str, str]] = ()
 ) -> Axes:
-    """Rate of every contender over tokens per expert, with the limits of memory (dashed) and fp32 arithmetic (dotted).
+    """Plot the rate of every implementation over tokens per expert.
+
+    The limits of memory are dashed, that of fp32 arithmetic is dotted.
 
     Parameters
     ----------
     speeds : ExpertSpeeds
     against : str, optional
-        A contender whose speed counts as one; the picture then shows ratios and no limits.
+        An implementation whose speed counts as one; the picture then shows ratios and no limits.
     marks : sequence of (str, str)
-        Pairs of contenders: the number of tokens from which on the first is never slower is marked.
+        Pairs of implementations; a ring marks the number of tokens from which on the first is never slower.
 
     Raises
     ------
     ValueError
         If one of them was not measured.
     """
-    for name in (against, *(name for pair in marks for name in pair)):
+    named = [against]
+    for pair in marks:
+        named.extend(pair)
+    for name in named:
         if name is not None and name not in speeds.contenders:
             raise ValueError(f"there is no contender {name!r}: give one of {list(speeds.contenders)}.")
     ax = ax if ax is not None else plt.subplots(figsize=(8, 4.6), layout="constrained")[1]
@@ -71,7 +77,7 @@ def _height(speeds: ExpertSpeeds, name: str, tokens: int, against: str | None) -
 
 
 def _limits(ax: Axes, speeds: ExpertSpeeds) -> None:
-    """One dashed line per size of weights, up to the top of the picture; fp32 multiply-adds across it."""
+    """Draw one dashed line per size of weights up to the highest rate, and one across for fp32 multiply-adds."""
     top = max(speeds.flop_rate(*key) for key in speeds.runs)
     last = max(tokens for _, tokens in speeds.runs)
     formats = {size: name for name, size in speeds.weight_bytes.items()}
@@ -84,9 +90,10 @@ def _limits(ax: Axes, speeds: ExpertSpeeds) -> None:
 
 
 def _crossing(ax: Axes, speeds: ExpertSpeeds, pair: tuple[str, str], against: str | None, bottom: float) -> None:
-    """A ring around the point, and what it means at the lower right."""
+    """Draw a ring around the crossing, with its explanation at the lower right."""
     name, other = pair
-    tokens, place = speeds.overtakes(name, other), (0.98, bottom)
+    tokens = speeds.overtakes(name, other)
+    place = (0.98, bottom)
     style: dict[str, Any] = {"ha": "right", "fontsize": 9, "color": _MARK}
     if tokens is None:
         ax.annotate(f"{name} is not ahead\nof {other}", place, xycoords="axes fraction", **style)
@@ -99,22 +106,24 @@ def _crossing(ax: Axes, speeds: ExpertSpeeds, pair: tuple[str, str], against: st
 
 
 def plot_memory_share(several: Sequence[ExpertSpeeds], ax: Axes | None = None, *, tokens: int = 1) -> Axes:
-    """Rate at which each contender reads its weights, over the rate of reading memory in order just before.
+    """Plot each implementation's rate of reading weights over the rate of reading memory in order just before.
 
     Parameters
     ----------
     several : sequence of ExpertSpeeds
-        Of the same contenders, such as with one thread and with all; one bar each.
+        Measurements of the same implementations, such as with one thread and with all; one bar each.
     tokens : int
-        Per expert.
+        Tokens per expert.
     """
     names = [name for name in several[0].contenders if (name, tokens) in several[0].runs]
     lines = len(names) * len(several)
     ax = ax if ax is not None else plt.subplots(figsize=(8, 1.2 + 0.32 * lines), layout="constrained")[1]
-    colours, height = dict(zip(several[0].contenders, _COLOURS, strict=False)), 0.8 / len(several)
+    colours = dict(zip(several[0].contenders, _COLOURS, strict=False))
+    height = 0.8 / len(several)
     for row, name in enumerate(names):
         for place, speeds in enumerate(several):
-            share, seconds = speeds.memory_share(name, tokens), speeds.seconds(name, tokens)
+            share = speeds.memory_share(name, tokens)
+            seconds = speeds.seconds(name, tokens)
             y = row + (place - (len(several) - 1) / 2) * height
             ax.barh(y, share, height * 0.92, color=colours[name], alpha=_SHADES[place % len(_SHADES)])
             threads = "1 thread" if speeds.threads == 1 else f"{speeds.threads} threads"

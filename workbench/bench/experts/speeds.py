@@ -1,4 +1,4 @@
-"""How fast expert kernels were, by tokens per expert: rates, shares of the memory's rate, who overtakes whom."""
+"""Speeds of expert kernels by tokens per expert: rates, shares of the memory's rate, and crossings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from statistics import median
 from typing import NamedTuple
 
 
-class Run(NamedTuple):
+class ExpertRun(NamedTuple):
     """One timed call: seconds per expert [s], and the rate at which memory was read just before [B/s]."""
 
     seconds: float
@@ -17,27 +17,27 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class ExpertSpeeds:
-    """Runs of several contenders on experts of one size, interleaved.
+    """Runs of several implementations on experts of one size, interleaved.
 
     Attributes
     ----------
     model_dim, expert_dim, threads : int
-        M and F of the experts, and the threads that computed.
-    weight_bytes : mapping of contender to int
-        Size of one expert in the contender's format [B].
-    runs : mapping of (contender, tokens per expert) to tuple of Run
-        In the order of the rounds.
+        M and F of the experts, and the number of threads.
+    weight_bytes : mapping of implementation to int
+        Size of one expert in the implementation's format [B].
+    runs : mapping of (implementation, tokens per expert) to tuple of ExpertRun
+        Runs in the order of the rounds.
     multiply : float
-        Multiply-adds of fp32 vectors that these threads reach [FLOP/s].
+        Rate of fp32 vector multiply-adds that these threads reach [FLOP/s].
     dropped, disturbed : int
-        Rounds that are not here, and rounds that are, in which other programs took a noticeable share of the cores.
+        Rounds in which other programs took a noticeable share of the cores: left out, and kept nevertheless.
     """
 
     model_dim: int
     expert_dim: int
     threads: int
     weight_bytes: Mapping[str, int]
-    runs: Mapping[tuple[str, int], tuple[Run, ...]]
+    runs: Mapping[tuple[str, int], tuple[ExpertRun, ...]]
     multiply: float
     dropped: int = 0
     disturbed: int = 0
@@ -50,12 +50,12 @@ class ExpertSpeeds:
 
     @property
     def contenders(self) -> tuple[str, ...]:
-        """Who computed, in the order given."""
+        """Names of the implementations, in the order of `weight_bytes`."""
         return tuple(self.weight_bytes)
 
-    def tokens(self, contender: str) -> tuple[int, ...]:
-        """Tokens per expert at which a contender was measured, rising."""
-        return tuple(sorted(tokens for name, tokens in self.runs if name == contender))
+    def tokens(self, implementation: str) -> tuple[int, ...]:
+        """Tokens per expert at which an implementation was measured, in rising order."""
+        return tuple(sorted(tokens for name, tokens in self.runs if name == implementation))
 
     @property
     def read(self) -> float:
@@ -66,29 +66,29 @@ class ExpertSpeeds:
         """Work of one expert [FLOP]: 6 M F per token."""
         return 6 * self.model_dim * self.expert_dim * tokens
 
-    def seconds(self, contender: str, tokens: int) -> float:
+    def seconds(self, implementation: str, tokens: int) -> float:
         """Median time per expert [s]."""
-        return median(run.seconds for run in self.runs[contender, tokens])
+        return median(run.seconds for run in self.runs[implementation, tokens])
 
-    def flop_rate(self, contender: str, tokens: int) -> float:
+    def flop_rate(self, implementation: str, tokens: int) -> float:
         """Median rate [FLOP/s]."""
-        return self.flops(tokens) / self.seconds(contender, tokens)
+        return self.flops(tokens) / self.seconds(implementation, tokens)
 
-    def memory_limit(self, contender: str, tokens: int) -> float:
-        """Rate at which an expert is done when its weights have been read once [FLOP/s]."""
-        return self.flops(tokens) * self.read / self.weight_bytes[contender]
+    def memory_limit(self, implementation: str, tokens: int) -> float:
+        """Rate of an expert whose time is one reading of its weights [FLOP/s]."""
+        return self.flops(tokens) * self.read / self.weight_bytes[implementation]
 
-    def memory_share(self, contender: str, tokens: int = 1) -> float:
-        """Rate of reading the weights over the rate measured just before each run, median [1]."""
-        size = self.weight_bytes[contender]
-        return median(size / run.seconds / run.read for run in self.runs[contender, tokens])
+    def memory_share(self, implementation: str, tokens: int = 1) -> float:
+        """Median of the rate of reading weights over the memory's rate just before each run [1]."""
+        size = self.weight_bytes[implementation]
+        return median(size / run.seconds / run.read for run in self.runs[implementation, tokens])
 
-    def overtakes(self, contender: str, other: str) -> int | None:
-        """Fewest tokens per expert from which on a contender is never slower than another; None if it is at the end."""
-        shared = sorted({*self.tokens(contender)} & {*self.tokens(other)}, reverse=True)
+    def overtakes(self, implementation: str, other: str) -> int | None:
+        """Fewest tokens per expert from which on one is never slower than another; None if slower at the last."""
+        shared = sorted({*self.tokens(implementation)} & {*self.tokens(other)}, reverse=True)
         first = None
         for tokens in shared:
-            if self.seconds(contender, tokens) > self.seconds(other, tokens):
+            if self.seconds(implementation, tokens) > self.seconds(other, tokens):
                 break
             first = tokens
         return first

@@ -1,1 +1,1 @@
-"""The whole gpu lane on the card at hand: ceilings, errors and speed of every kernel, and which tiles it wants."""
+"""Benchmark of the gpu lane on the GPU at hand: ceilings, errors and speed of every kernel, and the best tiles."""

@@ -1,4 +1,4 @@
-"""Other tiles for attention on the card at hand, timed: what `attention_tiles.json` should say there."""
+"""Timing of other attention tiles on the GPU at hand, to find the best entries of `attention_tiles.json`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CHUNKS = (256, 512, 1024)
 
 
 def tune_attention(device: torch.device, rehearsal: bool) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    """Names, and what times their candidates: 16-bit heads of 64 and 128 dims."""
+    """Yield names and functions that time the candidates, for 16-bit heads of 64 and 128 dims."""
     for dim in (16,) if rehearsal else (64, 128):
         yield f"prefill, D {dim}", partial(_prefill, device, dim, rehearsal)
         yield f"decode, D {dim}", partial(_decode, device, dim, rehearsal)
@@ -38,7 +38,8 @@ def _decode(device: torch.device, dim: int, rehearsal: bool) -> dict[str, Any]:
     kv = torch.randn(rows * blocks, 1 if rehearsal else 8, 2, 16, dim, device=device).bfloat16()
     table = torch.randperm(rows * blocks, device=device).int().view(rows, blocks)
     q = torch.randn(rows, 2 if rehearsal else 32, dim, device=device).bfloat16()
-    lengths, backend = torch.full((rows,), 16 * blocks, device=device), "triton-interpret" if rehearsal else "triton"
+    lengths = torch.full((rows,), 16 * blocks, device=device)
+    backend = "triton-interpret" if rehearsal else "triton"
     shapes = [AttentionTiles(16, *sizes, chunk) for sizes in _DECODE for chunk in _CHUNKS]
     shapes = [AttentionTiles(16, 16, 4, 1, 32)] if rehearsal else shapes
     return _best(shapes, lambda tiles: decode_attention(q, kv, table, lengths, tiles=tiles, backend=backend), device)
@@ -47,7 +48,7 @@ def _decode(device: torch.device, dim: int, rehearsal: bool) -> dict[str, Any]:
 def _best(
     shapes: list[AttentionTiles], launch: Callable[[AttentionTiles], object], device: torch.device
 ) -> dict[str, Any]:
-    """The fastest candidate and the seconds of all; one that does not compile is told with its reason."""
+    """The fastest candidate and the seconds of all; a candidate that does not compile gives its error instead."""
     seconds: dict[str, float | str] = {}
     for tiles in shapes:
         try:

@@ -1,6 +1,6 @@
-"""The whole gpu lane on the card that is here: what it can do, whether every kernel is right, and how fast it is.
+"""Benchmark of the gpu lane on the GPU at hand: its ceilings, and the error and speed of every kernel.
 
-Step after step, each kept in the record as soon as it is done: a run that was cut off goes on where it stopped.
+Each step is saved in the record as soon as it is done, so that an interrupted run continues where it stopped.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ from workbench.kernels import copy_rate, link_rates, matmul_rate, multiply_add, 
 Row = dict[str, Any]
 
 _TRIES = 2
-"""How often a step is begun at most: one that ended the process twice is left out."""
+"""Most attempts at a step: one that ended the process twice is left out."""
 
 
 class CardLostError(WorkbenchError):
-    """The card answers no longer, as after an illegal address: only a new process can go on."""
+    """The GPU does not answer any more, as after an illegal address: only a new process can continue."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Where the steps run: a card, or, for a rehearsal, the CPU with tiny operands and the interpreter."""
+    """Device of the steps: a GPU, or for a rehearsal the CPU with tiny operands and the interpreter."""
 
     device: torch.device
     rehearsal: bool
 
     @property
     def backend(self) -> str:
-        """Of every call of ours."""
+        """Backend of every call of our kernels."""
         return "triton-interpret" if self.rehearsal else "triton"
 
     @property
     def card(self) -> str:
-        """What the record calls it."""
+        """Name of the device in the record."""
         return "rehearsal without a GPU" if self.rehearsal else torch.cuda.get_device_name(self.device)
 
 
@@ -78,19 +78,19 @@ def bench_gpu(
     cases: Sequence[Case] = CASES,
     say: Callable[[str], None] = record.say,
 ) -> list[Row]:
-    """Measure until the time is over; write gpu.json, gpu.svg and, of a card, machine.json; the table comes last.
+    """Measure until the time is over; write gpu.json, gpu.svg and, for a GPU, machine.json; report a table at the end.
 
     Parameters
     ----------
     minutes : float
-        No step is begun after so long.
+        Time after which no step begins [min].
     out : Path
-        Folder; what a record there holds, of the same card and versions, is not measured again.
+        Folder; steps in a record there, of the same GPU and versions, are not measured again.
     dry_run : bool
         Run every step on tiny operands in the interpreter, on a computer without a GPU.
     cases : sequence of Case
     say : callable
-        Takes each line of the report.
+        Receives each line of the report.
 
     Returns
     -------
@@ -100,7 +100,7 @@ def bench_gpu(
     Raises
     ------
     WorkbenchError
-        If there is no GPU, or it was lost; a new process with the same `out` goes on behind that step.
+        If there is no GPU, or it was lost; a new process with the same `out` continues after that step.
     """
     setting = _setting(dry_run)
     until = time.monotonic() + 60 * minutes
@@ -132,10 +132,11 @@ def _setting(dry_run: bool) -> Setting:
 
 
 class _Record:
-    """The rows so far, in a file that is whole at every moment."""
+    """Rows so far, in a file that is complete at every moment."""
 
     def __init__(self, path: Path, setting: Setting) -> None:
-        self._path, self._setting = path, setting
+        self._path = path
+        self._setting = setting
         self.rows: dict[str, Row] = {}
         with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):  # what cannot be read is done again
             found = json.loads(path.read_bytes())
@@ -143,16 +144,16 @@ class _Record:
                 self.rows = {row["step"]: row for row in found["rows"]}
 
     def done(self, name: str) -> bool:
-        """Whether a step has an answer, or has ended the process so often that it gets no other turn."""
+        """True if a step has a result, or has ended the process `_TRIES` times."""
         row = self.rows.get(name, {})
         return bool(row) and ("begun" not in row or row["begun"] >= _TRIES)
 
     def begin(self, name: str) -> None:
-        """Note that a step is under way, in case that nobody comes back from it."""
+        """Record that a step has begun, in case it ends the process."""
         self._keep({"step": name, "begun": self.rows.get(name, {}).get("begun", 0) + 1, "failed": "was cut off"})
 
     def finish(self, name: str, row: Row) -> None:
-        """Its answer."""
+        """Record the result of a step."""
         self._keep({"step": name, **row})
 
     def _keep(self, row: Row) -> None:
@@ -164,8 +165,11 @@ class _Record:
 
     @property
     def rates(self) -> dict[str, float]:
-        """What was measured of the card itself, by name [B/s or flop/s]."""
-        return {name: rate for row in self.rows.values() for name, rate in row.get("rates", {}).items()}
+        """Measured ceilings of the GPU and its host, by name [B/s or FLOP/s]."""
+        rates: dict[str, float] = {}
+        for row in self.rows.values():
+            rates |= row.get("rates", {})
+        return rates
 
 
 def _taken(step: Step, setting: Setting, kept: _Record) -> Row:
@@ -195,7 +199,7 @@ def _check_card(setting: Setting, step: Step) -> None:
 
 
 def _steps(setting: Setting, kept: _Record, cases: Sequence[Case]) -> list[Step]:
-    """Ceilings, then each kernel's errors and speed, then other tiles."""
+    """All steps: ceilings, then each kernel's error and speed, then other tiles."""
     steps = [
         Step("the card", partial(_card, setting)),
         Step("memory", lambda: {"rates": {"copy": copy_rate(setting.device, _size(setting, 1 << 31))}}),
@@ -235,15 +239,17 @@ def _products(setting: Setting) -> Row:
 
 
 def _shared_memory(setting: Setting) -> Row:
-    """What the link still gives while all cores read memory, and what they read meanwhile; and what they can alone."""
-    memory, cores = np.ones(_size(setting, 1 << 30), np.int8), usable_cores()
+    """Measure the link while all cores read memory, their reading rate then, and their rates alone."""
+    memory = np.ones(_size(setting, 1 << 30), np.int8)
+    cores = usable_cores()
     read_memory(memory, threads=cores)
     alone = memory.nbytes / median(timed(lambda: read_memory(memory, threads=cores), torch.device("cpu")))
     flops = multiply_add(threads=cores) / _seconds(lambda: multiply_add(threads=cores))
     stop = False
 
     def read() -> float:
-        begin, total = time.perf_counter(), 0
+        begin = time.perf_counter()
+        total = 0
         while not stop:
             read_memory(memory, threads=cores)
             total += memory.nbytes
@@ -270,19 +276,21 @@ def _error(case: Case, setting: Setting) -> Row:
     """Relative Frobenius error against float64."""
     torch.manual_seed(0)
     call = case.make(Size.TINY if setting.rehearsal else Size.CHECK, setting.device)
-    found, want = call.ours(setting.backend).cpu().double(), call.exact()
+    found = call.ours(setting.backend).cpu().double()
+    want = call.exact()
     error = float((found - want).norm() / want.norm().clamp(min=1e-30))
     right = error <= call.limit  # false for NaN
     return {"case": case.name, "error": error, "limit": call.limit} | ({} if right else {"failed": "wrong answer"})
 
 
 def _speed(case: Case, setting: Setting, kept: _Record) -> Row:
-    """Seconds of ours and of the peers, or of our own torch where there are none.
+    """Seconds of our kernel and of its baselines; without any, our torch backend is the baseline.
 
     The floor is the larger of flops and bytes over their measured ceilings.
     """
     torch.manual_seed(0)
-    call, rates = case.make(Size.TINY if setting.rehearsal else Size.FULL, setting.device), kept.rates
+    call = case.make(Size.TINY if setting.rehearsal else Size.FULL, setting.device)
+    rates = kept.rates
     runs = timed(lambda: call.ours(setting.backend), setting.device, least=1 if setting.rehearsal else 3)
     others = call.peers or {"our torch": partial(call.ours, "torch")}
     peers = {name: _peer(work, setting) for name, work in others.items()}
@@ -304,7 +312,7 @@ def _peer(work: Callable[[], object], setting: Setting) -> float | str:
 
 
 def _machine(setting: Setting, rates: dict[str, float]) -> Machine | None:
-    """This computer with the rates measured here, or None before they all are."""
+    """This computer with the measured rates, or None before all of them are measured."""
     wanted = ("copy", "bf16", "fp32", "h2d", "d2h", "CPU reads", "CPU fp32")
     if not set(wanted) <= set(rates):
         return None
@@ -317,7 +325,7 @@ def _machine(setting: Setting, rates: dict[str, float]) -> Machine | None:
 
 
 def _unknown(setting: Setting) -> Machine:
-    """The card by name, with rates that say nothing: for a record of what was done before they were measured."""
+    """The GPU by name with placeholder rates, for a record that is written before the rates are measured."""
     nothing = Device("not measured", 1.0, 1.0, (("bf16", 1.0),))
     today = datetime.now(UTC).isoformat(timespec="seconds")
     return Machine(setting.card, nothing, nothing, Link(1.0, 1.0), host=platform.node(), measured=today)

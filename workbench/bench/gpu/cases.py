@@ -1,4 +1,4 @@
-"""Every kernel of the gpu lane as cases: operands of three sizes, what to compare with, and the declared work."""
+"""Cases of every kernel of the gpu lane: operands of three sizes, reference, baselines and declared work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from workbench import kernels
 from workbench.bench.gpu import peers as gpu_peers
 from workbench.kernels import Draws, Prefix, Quantised
 
-EXACT, ROUNDED, TWICE = 0.0, 4e-3, 8e-3
+EXACT = 0.0
+ROUNDED = 4e-3
+TWICE = 8e-3
 """Relative Frobenius errors that bf16 allows: what is only moved, what is rounded once, what passes two products."""
 
 
@@ -89,8 +91,11 @@ def _prefill(
     window: int | None = None,
     full: bool = False,
 ) -> Call:
-    count, rows, past = size.of(2, 2, prompts), size.of(5, 37, length), size.of(9, 33, cached) if cached else 0
-    H, K = (size.of(2, heads, heads), size.of(1, kv_heads, kv_heads))
+    count = size.of(2, 2, prompts)
+    rows = size.of(5, 37, length)
+    past = size.of(9, 33, cached) if cached else 0
+    H = size.of(2, heads, heads)
+    K = size.of(1, kv_heads, kv_heads)
     D, Dv = (size.of(16, dim, dim) for dim in dims)
     q, k, v = (_normal(device, count * rows, h, d) for h, d in ((H, D), (K, D), (K, Dv)))
     starts = torch.arange(0, count * rows + 1, rows, device=device)
@@ -143,12 +148,16 @@ def _decode(
     dim: int = 128,
     full: bool = False,
 ) -> Call:
-    B, S = size.of(2, 3, rows), size.of(19, 700, context)
-    H, K, D = size.of(2, heads, heads), size.of(1, kv_heads, kv_heads), size.of(16, dim, dim)
+    B = size.of(2, 3, rows)
+    S = size.of(19, 700, context)
+    H = size.of(2, heads, heads)
+    K = size.of(1, kv_heads, kv_heads)
+    D = size.of(16, dim, dim)
     width = -(-S // 16)
     kv = _normal(device, B * width, K, 2, 16, D)
     table = torch.randperm(B * width, device=device).int().view(B, width)
-    q, lengths = _normal(device, B, H, D), torch.full((B,), S, device=device)
+    q = _normal(device, B, H, D)
+    lengths = torch.full((B,), S, device=device)
     flops, moved = kernels.decode_attention_work(H, K, D, B * S, B, 2, 2)
     more = _more(H, device) if full else _More()
     return Call(
@@ -162,8 +171,12 @@ def _decode(
 
 
 def _move(size: Size, device: torch.device, *, out: bool) -> Call:
-    T, K, D, P = size.of(5, 100, 1 << 16), size.of(1, 8, 8), size.of(16, 128, 128), size.of(4, 64, 1 << 13)
-    kv, slots = _normal(device, P, K, 2, 16, D), torch.randperm(P * 16, device=device)[:T]
+    T = size.of(5, 100, 1 << 16)
+    K = size.of(1, 8, 8)
+    D = size.of(16, 128, 128)
+    P = size.of(4, 64, 1 << 13)
+    kv = _normal(device, P, K, 2, 16, D)
+    slots = torch.randperm(P * 16, device=device)[:T]
     k, v = _normal(device, 2, T, K, D)
 
     def ours(backend: str | None) -> torch.Tensor:
@@ -194,12 +207,17 @@ def _moe(
     kind: torch.dtype | None = None,
 ) -> Call:
     model, inner, experts, chosen = layer
-    T, M, F = size.of(3, 5, tokens), size.of(32, 512, model), size.of(32, 256, inner)
-    E, k = size.of(4, min(experts, 16), experts), size.of(2, chosen, chosen)
+    T = size.of(3, 5, tokens)
+    M = size.of(32, 512, model)
+    F = size.of(32, 256, inner)
+    E = size.of(4, min(experts, 16), experts)
+    k = size.of(2, chosen, chosen)
     x = _normal(device, T, M)
-    gate_up, down = _normal(device, E, 2 * F, M, scale=M**-0.5), _normal(device, E, M, F, scale=F**-0.5)
+    gate_up = _normal(device, E, 2 * F, M, scale=M**-0.5)
+    down = _normal(device, E, M, F, scale=F**-0.5)
     ids, weights = kernels.route(torch.randn(T, E, device=device), k, renormalise=True, backend="torch")
-    first, second = (one if kind is None else kernels.quantise(one, kind, 32) for one in (gate_up, down))
+    first = gate_up if kind is None else kernels.quantise(gate_up, kind, 32)
+    second = down if kind is None else kernels.quantise(down, kind, 32)
     stored = {None: 2.0, torch.int8: 1.125, torch.float8_e4m3fn: 1.125, torch.uint8: 0.625}[kind]
     touched = len(ids.unique())
 
@@ -222,7 +240,9 @@ def _there(weights: torch.Tensor | Quantised) -> torch.Tensor | Quantised:
 
 
 def _route(size: Size, device: torch.device) -> Call:
-    T, E, k = size.of(3, 50, 8192), size.of(8, 128, 128), size.of(2, 8, 8)
+    T = size.of(3, 50, 8192)
+    E = size.of(8, 128, 128)
+    k = size.of(2, 8, 8)
     logits = torch.randn(T, E, device=device)
     return Call(
         lambda backend: kernels.route(logits, k, renormalise=True, backend=backend).weights,
@@ -237,8 +257,10 @@ def _route(size: Size, device: torch.device) -> Call:
 
 
 def _rms_norm(size: Size, device: torch.device, *, added: bool) -> Call:
-    T, M = size.of(3, 33, 16384), size.of(20, 4096, 4096)
-    (x, residual), weight = _normal(device, 2, T, M), _normal(device, M)
+    T = size.of(3, 33, 16384)
+    M = size.of(20, 4096, 4096)
+    (x, residual) = _normal(device, 2, T, M)
+    weight = _normal(device, M)
     work = (kernels.add_rms_norm_work if added else kernels.rms_norm_work)(T, M, 2)
 
     def ours(backend: str | None) -> torch.Tensor:
@@ -258,8 +280,10 @@ def _rms_norm(size: Size, device: torch.device, *, added: bool) -> Call:
 
 
 def _layer_norm(size: Size, device: torch.device) -> Call:
-    T, M = size.of(3, 33, 16384), size.of(20, 4096, 4096)
-    x, (weight, bias) = _normal(device, T, M), _normal(device, 2, M)
+    T = size.of(3, 33, 16384)
+    M = size.of(20, 4096, 4096)
+    x = _normal(device, T, M)
+    (weight, bias) = _normal(device, 2, M)
     return Call(
         lambda backend: kernels.layer_norm(x, weight, bias, backend=backend),
         lambda: kernels.layer_norm_reference(*_host(x, weight, bias)),
@@ -270,8 +294,11 @@ def _layer_norm(size: Size, device: torch.device) -> Call:
 
 
 def _rope(size: Size, device: torch.device, *, normed: bool, interleaved: bool = False) -> Call:
-    T, H, D = size.of(3, 33, 16384), size.of(2, 32, 32), size.of(16, 128, 128)
-    x, positions = _normal(device, T, H, D), torch.arange(T, device=device)
+    T = size.of(3, 33, 16384)
+    H = size.of(2, 32, 32)
+    D = size.of(16, 128, 128)
+    x = _normal(device, T, H, D)
+    positions = torch.arange(T, device=device)
     table = kernels.rope_table(D, T, device=str(device))
     weight = _normal(device, D) if normed else None
     return Call(
@@ -287,7 +314,8 @@ def _rope(size: Size, device: torch.device, *, normed: bool, interleaved: bool =
 
 
 def _gated(size: Size, device: torch.device, *, activation: str) -> Call:
-    T, F = size.of(3, 33, 8192), size.of(20, 1000, 14336)
+    T = size.of(3, 33, 8192)
+    F = size.of(20, 1000, 14336)
     x = _normal(device, T, 2 * F)
     turn = functional.silu if activation == "swiglu" else functional.gelu
     return Call(
@@ -303,8 +331,11 @@ def _gated(size: Size, device: torch.device, *, activation: str) -> Call:
 
 
 def _embed(size: Size, device: torch.device) -> Call:
-    T, M, V = size.of(3, 33, 16384), size.of(20, 4096, 4096), size.of(30, 500, 128256)
-    table, ids = _normal(device, V, M), torch.randint(V, (T,), device=device)
+    T = size.of(3, 33, 16384)
+    M = size.of(20, 4096, 4096)
+    V = size.of(30, 500, 128256)
+    table = _normal(device, V, M)
+    ids = torch.randint(V, (T,), device=device)
     return Call(
         lambda backend: kernels.embed(ids, table, backend=backend),
         lambda: table.cpu()[ids.cpu()].double(),
@@ -315,8 +346,11 @@ def _embed(size: Size, device: torch.device) -> Call:
 
 
 def _logits(size: Size, device: torch.device, *, rows: int) -> Call:
-    R, M, V = size.of(2, 5, rows), size.of(20, 4096, 4096), size.of(30, 500, 128256)
-    x, head = _normal(device, 2 * R, M), _normal(device, V, M)
+    R = size.of(2, 5, rows)
+    M = size.of(20, 4096, 4096)
+    V = size.of(30, 500, 128256)
+    x = _normal(device, 2 * R, M)
+    head = _normal(device, V, M)
     chosen = torch.arange(0, 2 * R, 2, device=device)
     return Call(
         lambda backend: kernels.sampled_logits(x, chosen, head, backend=backend),
@@ -328,7 +362,8 @@ def _logits(size: Size, device: torch.device, *, rows: int) -> Call:
 
 
 def _sample(size: Size, device: torch.device, *, drawn: bool) -> Call:
-    R, V = size.of(2, 20, 64), size.of(20, 3000, 128256)
+    R = size.of(2, 20, 64)
+    V = size.of(20, 3000, 128256)
     logits = torch.randn(R, V, device=device) * 3
     ones = torch.ones(R, dtype=torch.float64, device=device)
     how = Draws(ones, 0.9 * ones, torch.arange(R, device=device), torch.arange(R, device=device)) if drawn else None
@@ -348,7 +383,7 @@ def _sample(size: Size, device: torch.device, *, drawn: bool) -> Call:
 
 _QWEN = 2048, 768, 128, 8
 _MIXTRAL = 4096, 14336, 8, 2
-"""M, F, E and k."""
+"""M, F, E and k of a layer."""
 
 CASES = tuple(
     Case(name, make)

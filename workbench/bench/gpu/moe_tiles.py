@@ -1,4 +1,4 @@
-"""Which tiles the GPU at hand wants: times all candidates for the layers of `bench moe` and writes the table."""
+"""Tuning of the experts' tiles on the GPU at hand: times all candidates for `bench moe`'s layers, writes the table."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def tune(
     dry_run: bool = False,
     say: Callable[[str], None] = record.say,
 ) -> None:
-    """Write the fastest tiles into the table of the kernels, or only tell what would be timed.
+    """Write the fastest tiles into the kernels' table, or only list the candidates.
 
     Parameters
     ----------
     weights : sequence of "16-bit", "8-bit" and "4-bit", optional
         Kinds of weights; all of them unless given.
     out : Path, optional
-        Another table. A journal beside it keeps every time, from which an interrupted run goes on.
+        Another table. A journal beside it keeps every time, so that an interrupted run can continue.
     dry_run : bool
         List the candidates; nothing is compiled and no GPU needed.
     say : callable
-        Takes each line.
+        Receives each line of the report.
 
     Raises
     ------
@@ -42,7 +42,8 @@ def tune(
         If there is no GPU.
     """
     layers = [tuning.Layer(s.model_dim, s.expert_dim, s.experts, s.chosen) for s in (MIXTRAL, QWEN3)]
-    kinds, there = tuple(weights or tuning.STORED), torch.cuda.is_available()
+    kinds = tuple(weights or tuning.STORED)
+    there = torch.cuda.is_available()
     if dry_run:
         major, minor = torch.cuda.get_device_capability() if there else _UNSEEN
         _list(tuning.cases(10 * major + minor, layers, kinds), say)

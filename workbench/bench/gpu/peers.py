@@ -1,4 +1,4 @@
-"""What the kernels of the gpu lane are compared with: torch's own, and liger-kernel where it can be imported."""
+"""Baselines of the gpu lane's kernels: torch's own, and liger-kernel's where it can be imported."""
 
 from __future__ import annotations
 
@@ -13,30 +13,33 @@ Peers = dict[str, Callable[[], object]]
 
 
 def prefill(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, prompts: int) -> Peers:
-    """SDPA over prompts of one length, causal."""
-    q, k, v = (rows.unflatten(0, (prompts, -1)).transpose(1, 2) for rows in (q, k, v))
+    """Causal SDPA over prompts of one length."""
+    queries, keys, values = (rows.unflatten(0, (prompts, -1)).transpose(1, 2) for rows in (q, k, v))
     attend = functional.scaled_dot_product_attention
-    return {"SDPA": lambda: attend(q, k, v, is_causal=True, enable_gqa=True)}
+    return {"SDPA": lambda: attend(queries, keys, values, is_causal=True, enable_gqa=True)}
 
 
 def decode(q: torch.Tensor, kv: torch.Tensor, table: torch.Tensor, length: int) -> Peers:
-    """SDPA over the same cache laid out for it, which is copied beforehand."""
+    """SDPA over a copy of the cache in the layout that it needs; the copy is not timed."""
     if not q.is_cuda:
         return {}
     rows = kv[table.long()].permute(3, 0, 2, 1, 4, 5).flatten(3, 4)[:, :, :, :length].contiguous()
-    one, attend = q[:, :, None], functional.scaled_dot_product_attention
+    one = q[:, :, None]
+    attend = functional.scaled_dot_product_attention
     return {"SDPA": lambda: attend(one, rows[0], rows[1], enable_gqa=True)}
 
 
 def experts(
     x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
 ) -> Peers:
-    """Grouped products of sorted rows, a loop over the experts, and liger-kernel's fused layer."""
+    """A loop over the experts, grouped products of sorted rows, and liger-kernel's fused layer."""
     if not x.is_cuda:
         return {}
     order = ids.flatten().long().argsort(stable=True)
-    rows, counts = order // ids.shape[1], torch.bincount(ids.flatten().long(), minlength=len(gate_up))
-    ends, scales = counts.cumsum(0).int(), weights.flatten()[order, None]
+    rows = order // ids.shape[1]
+    counts = torch.bincount(ids.flatten().long(), minlength=len(gate_up))
+    ends = counts.cumsum(0).int()
+    scales = weights.flatten()[order, None]
     spans = counts.tolist()
     peers: Peers = {"torch loop": lambda: _loop(x, gate_up, down, rows, spans, scales)}
     if hasattr(torch, "_grouped_mm"):
@@ -55,7 +58,8 @@ def _loop(
     spans: list[int],
     scales: torch.Tensor,
 ) -> torch.Tensor:
-    out, low = torch.zeros_like(x, dtype=torch.float32), 0
+    out = torch.zeros_like(x, dtype=torch.float32)
+    low = 0
     for expert, count in enumerate(spans):
         if count:
             mine = rows[low : low + count]
@@ -82,7 +86,7 @@ def _grouped(
 
 
 def rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, added: bool) -> Peers:
-    """Liger-kernel's RMSNorm, with the sum before it where asked for."""
+    """Liger-kernel's RMSNorm, with the residual's sum before it if `added`."""
     if not x.is_cuda:
         return {}
     if added:
@@ -99,7 +103,7 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Pee
 
 
 def gated(x: torch.Tensor, activation: str) -> Peers:
-    """Liger-kernel's SwiGLU, or its GeGLU with tanh; of halves that it wants one behind the other."""
+    """Liger-kernel's SwiGLU, or its GeGLU with tanh; each half of the input has to be contiguous."""
     name = {"swiglu": "LigerSiLUMulFunction", "geglu": "LigerGELUMulFunction"}[activation]
     liger = _liger(activation, name) if x.is_cuda else None
     gates, ups = (half.contiguous() for half in x.chunk(2, dim=1))

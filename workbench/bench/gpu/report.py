@@ -1,4 +1,4 @@
-"""What the gpu suite says at last: a table, a picture without any plotting library, and ratios for the record."""
+"""Report of the gpu benchmark: a table, an SVG written without a plotting library, and ratios for the record."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from workbench.bench import record
 
 Row = Mapping[str, Any]
 
-_RIGHT, _BAR = 620, 18
+_RIGHT = 620
+_BAR = 18
 
 
 def told(row: Row) -> str:
@@ -41,7 +42,7 @@ def _measured(row: Row) -> dict[str, float]:
 
 
 def ratios(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """Share of the floor, and times as fast as each peer, by case."""
+    """Share of the floor and speed relative to each baseline, by case."""
     found = {}
     for row in rows:
         if "seconds" in row:
@@ -53,7 +54,7 @@ def ratios(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
 
 
 def table(rows: Sequence[Row], rates: Mapping[str, float], missing: Sequence[str]) -> list[str]:
-    """Ceilings, a line per case, and what failed or was not reached."""
+    """Lines of the table: ceilings, one line per case, and the steps that failed or were not reached."""
     lines = [f"{name:28} {rate / 1e9:12.1f} G/s" for name, rate in sorted(rates.items())]
     lines.append(f"{'case':40} {'error':>8} {'ms':>9} {'floor':>9} {'share':>6}  peers: times as long")
     speeds = {row["case"]: row for row in rows if "seconds" in row}
@@ -77,7 +78,7 @@ def _line(error: Row, speed: Row) -> str:
 
 
 def picture(rows: Sequence[Row], card: str) -> str:
-    """SVG: a bar per timed case, as long as its share of what the card allows; an error's share where none is timed.
+    """Draw an SVG with one bar per timed case: its share of the floor; without timed cases, each error over its limit.
 
     Examples
     --------
@@ -95,7 +96,8 @@ def picture(rows: Sequence[Row], card: str) -> str:
         f'font-size="11"><text x="4" y="14" font-size="13">{escape(title)}</text>'
     ]
     for number, (name, share) in enumerate(timed, 1):
-        y, length = _BAR * number + 6, 340 * min(1.0, max(0.0, share))
+        y = _BAR * number + 6
+        length = 340 * min(1.0, max(0.0, share))
         parts.append(
             f'<text x="4" y="{y + 11}">{escape(name)}</text><rect x="270" y="{y}" width="{length:.1f}" height="13" '
             f'fill="#4c78a8"/><text x="{274 + length:.1f}" y="{y + 11}">{share:.0%}</text>'

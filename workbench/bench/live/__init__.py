@@ -1,1 +1,1 @@
-"""Live runs against their simulation: how well settings are predicted, and what overlap gains."""
+"""Benchmarks of live runs against their simulation: the error of predictions, and the gain from overlap."""

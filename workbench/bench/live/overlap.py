@@ -1,4 +1,4 @@
-"""What overlap gains: steady decode passes under VSLPipe with three weight slots and two, CGOPipe, and Sequential."""
+"""Gain from overlap: steady decode passes under VSLPipe with three and two weight slots, CGOPipe and Sequential."""
 
 from __future__ import annotations
 
@@ -34,22 +34,28 @@ from workbench.simulate.clock import TaskClock
 from workbench.stages import experts
 from workbench.workload import Request, Workload
 
-VSL, TWO_SLOTS, PREFETCH, PLAIN = VSLPipe(weight_slots=3), VSLPipe(), Sequential(prefetch=True), Sequential()
+VSL = VSLPipe(weight_slots=3)
+TWO_SLOTS = VSLPipe()
+PREFETCH = Sequential(prefetch=True)
+PLAIN = Sequential()
 PAGED = CGOPipe()
 EXPERTS_STREAMED = fetch(experts.weights) | Pipeline(LAYER.chain)
-"""MoE-Lightning keeps the attention's weights on the GPU: its first segment would wait for the last page of all."""
+"""Pipeline for CGOPipe, whose attention weights stay on the GPU as in MoE-Lightning.
+
+If they were streamed, the first segment would wait for the last page of all.
+"""
 STEADY = 6
-"""Passes of a round that count; one before them brings the first weights, one after them needs no more."""
+"""Passes that count in a round; the pass before them loads the first weights, the one after them loads none."""
 ROUNDS = 6
-"""Most rounds, until every schedule has as many undisturbed passes as asked for."""
+"""Most rounds; they end earlier once every schedule has as many undisturbed passes as requested."""
 KV_SHARE = 0.7
-"""Of the host memory; weights and activations need the rest."""
+"""Share of the host memory for the KV cache; weights and activations need the rest."""
 BLOCK = 16
 
 
 @dataclass
-class Contender:
-    """One schedule: seconds per steady pass, least, simulated and measured, and how long each lane was busy."""
+class ScheduleTimes:
+    """Times of one schedule: bound, simulated and measured seconds per steady pass, and busy seconds of each lane."""
 
     schedule: Schedule
     bound: float
@@ -59,7 +65,7 @@ class Contender:
     dropped: int = 0
 
     def note(self, seconds: float, busy: dict[str, float]) -> None:
-        """An undisturbed pass."""
+        """Record an undisturbed pass."""
         self.measured.append(seconds)
         self.busy.append(busy)
 
@@ -71,30 +77,40 @@ class Contender:
     @property
     def utilisation(self) -> dict[str, float]:
         """Share of the time in which each lane was busy."""
-        return {lane: sum(busy[lane] for busy in self.busy) / sum(self.measured) for lane in self.busy[0]}
+        return {lane: self._busy_seconds(lane) / sum(self.measured) for lane in self.busy[0]}
+
+    def _busy_seconds(self, lane: str) -> float:
+        return sum(busy[lane] for busy in self.busy)
 
 
 class Bench:
-    """`rows` decodes that each read `context` KV entries, on a link of `rate` B/s; None lets both be balanced."""
+    """Steady decodes: `rows` sequences that each read `context` KV entries, on a link of `rate` B/s.
+
+    If `context` or `rate` is None, it is chosen so that the lanes are balanced.
+    """
 
     def __init__(
         self, model: ModelConfig, machine: Machine, rows: int, context: int | None, rate: float | None
     ) -> None:
-        self._model, self._machine, self._rows = model, machine, rows
+        self._model = model
+        self._machine = machine
+        self._rows = rows
         self.context = context or self._balanced_context()
         self.rate = rate or self._balanced_rate()
 
     def _balanced_context(self) -> int:
-        """KV entries per decode at which the cpu lane has as much to do as the gpu lane, or as many as there may be."""
-        room = (
-            int(KV_SHARE * self._machine.cpu.memory / self._model.kv_bytes_per_token(self._model.dtype) / self._rows)
-            - 2 * BLOCK
-        )
-        low, high = BLOCK, min(room, self._model.max_position_embeddings - STEADY - 2)
+        """KV entries per decode at which the cpu lane takes as long as the gpu lane, or the most that are possible."""
+        entry = self._model.kv_bytes_per_token(self._model.dtype)
+        room = int(KV_SHARE * self._machine.cpu.memory / entry / self._rows) - 2 * BLOCK
+        low = BLOCK
+        high = min(room, self._model.max_position_embeddings - STEADY - 2)
         while high - low > BLOCK:
             middle = (low + high) // 2
             lanes = self._lanes(middle)
-            low, high = (middle, high) if lanes["cpu"] < lanes["gpu"] else (low, middle)
+            if lanes["cpu"] < lanes["gpu"]:
+                low = middle
+            else:
+                high = middle
         return low
 
     def _balanced_rate(self) -> float:
@@ -105,16 +121,17 @@ class Bench:
         return min(weights / max(lanes["gpu"], lanes["cpu"]), self._machine.link.h2d)
 
     def _lanes(self, context: int) -> dict[str, float]:
-        """Seconds of the compute lanes in a pass under VSLPipe, each on its own cores and alone."""
-        prepared, cores = prepare(self.scenario(context, None), VSL), self._machine.cores
+        """Seconds of each compute lane in a pass under VSLPipe, on its own cores and without the other lane."""
+        prepared = prepare(self.scenario(context, None), VSL)
+        cores = self._machine.cores
         plan = prepared.lowering.plan(self.batch(context), Step.MIDDLE)
-        parts = [part.rows for part in plan.parts]
-        pace = prepared.plans.pace(plan.tasks, parts, cores) if cores is not None else None
-        busy = busy_seconds(plan.tasks, prepared.plans.tasks(plan.tasks, parts, pace))
+        rows = [part.rows for part in plan.parts]
+        pace = prepared.plans.pace(plan.tasks, rows, cores) if cores is not None else None
+        busy = busy_seconds(plan.tasks, prepared.plans.tasks(plan.tasks, rows, pace))
         return {lane: busy[lane] for lane in COMPUTE}
 
     def scenario(self, context: int, rate: float | None, schedule: Schedule = VSL) -> Scenario:
-        """Requests whose prompts are as long as the context."""
+        """Scenario of requests whose prompts are as long as the context."""
         random = np.random.default_rng(0)
         prompts = random.integers(0, self._model.vocab_size, (self._rows, context)).tolist()
         blocks = self._rows * (-(-(context + STEADY + 2) // BLOCK))
@@ -128,17 +145,17 @@ class Bench:
         )
 
     def batch(self, context: int) -> Batch:
-        """All requests, each with `context` tokens in the cache."""
+        """Batch of all requests, each with `context` tokens in the cache."""
         everyone = np.arange(self._rows)
         return Batch(NONE, NONE, everyone, np.full(self._rows, context), self._model.num_hidden_layers)
 
     def passes(self, prepared: Prepared, clock: Clock) -> Iterator[tuple[float, dict[str, float]]]:
-        """Begin, and yield the seconds and busy lanes of each steady pass when it has ended."""
+        """Execute all passes; yield the seconds of each steady pass and the busy seconds of its lanes."""
         blocks = BlockManager(prepared.scenario.kv_blocks, BLOCK, self._rows, self.context + STEADY + 2)
         everyone = np.arange(self._rows)
         blocks.allocate(everyone, np.full(self._rows, BLOCK))
         for _ in range(prepared.scenario.kv_blocks // self._rows - 1):
-            blocks.append(everyone)  # in turn, so that each sequence's blocks lie apart
+            blocks.append(everyone)  # one block per sequence at a time, so that a sequence's blocks are not adjacent
         clock.begin(blocks)
         for number, step in enumerate([Step.FIRST, *[Step.MIDDLE] * STEADY, Step.LAST]):
             begin = clock.now
@@ -146,21 +163,21 @@ class Bench:
             if step is Step.MIDDLE:
                 yield clock.now - begin, busy
 
-    def simulated(self, schedule: Schedule) -> Contender:
-        """A schedule with its bound and its simulation."""
+    def simulated(self, schedule: Schedule) -> ScheduleTimes:
+        """Bound and simulated time of a schedule."""
         prepared = prepare(self.scenario(self.context, self.rate, schedule), schedule)
         rows = self.batch(self.context + 1 + STEADY // 2).rows
         seconds = median(seconds for seconds, _ in self.passes(prepared, TaskClock(prepared)))
-        all_decode = np.array([0, self._rows])  # each holds as much of the cache as another
+        all_decode = np.array([0, self._rows])  # all hold equal shares of the cache
         alone = Loads(
             prepared,
             Forced(1, rows.context / rows.decode, rows.decode, crowds(self._rows, all_decode, all_decode, self._rows)),
         )
-        return Contender(schedule, max(alone.limits(rows).values()), seconds)
+        return ScheduleTimes(schedule, max(alone.limits(rows).values()), seconds)
 
-    def measure(self, contender: Contender) -> None:
-        """One round: each pass counts unless it was disturbed."""
-        prepared = prepare(self.scenario(self.context, self.rate, contender.schedule), contender.schedule)
+    def measure(self, times: ScheduleTimes) -> None:
+        """Measure one round; disturbed passes are dropped."""
+        prepared = prepare(self.scenario(self.context, self.rate, times.schedule), times.schedule)
         engine = Engine(prepared)
         try:
             passes = self.passes(prepared, engine)
@@ -168,9 +185,9 @@ class Bench:
                 with listening() as noise:
                     seconds, busy = next(passes)
                 if noise.quiet:
-                    contender.note(seconds, busy)
+                    times.note(seconds, busy)
                 else:
-                    contender.dropped += 1
+                    times.dropped += 1
         finally:
             engine.close()
 
@@ -184,11 +201,11 @@ def bench_overlap(
     repeats: int,
     json: Path | None,
     say: Callable[[str], None] = record.say,
-) -> list[Contender]:
-    """Measure VSLPipe against CGOPipe and Sequential with and without weight prefetch, interleaved; all also simulated.
+) -> list[ScheduleTimes]:
+    """Measure VSLPipe, CGOPipe and Sequential with and without weight prefetch, interleaved, and simulate them.
 
-    Every steady pass is a repetition. The KV that the decodes read is put in place as zeros, not prefilled: prompts of
-    that length would take minutes.
+    Every steady pass is a repetition. The decodes read a KV cache of zeros instead of prefilled prompts, whose prefill
+    would take minutes.
 
     Raises
     ------
@@ -199,32 +216,33 @@ def bench_overlap(
     run(*smallest(model))
     machine = calibrate(model, refresh=True)
     bench = Bench(model, machine, rows, context, rate)
-    contenders = [bench.simulated(schedule) for schedule in (VSL, TWO_SLOTS, PREFETCH, PAGED, PLAIN)]
+    compared = [bench.simulated(schedule) for schedule in (VSL, TWO_SLOTS, PREFETCH, PAGED, PLAIN)]
     say(f"{machine.name}, calibrated {machine.measured}")
     say(f"{name}, {rows} decodes that read {bench.context} KV entries each, link {bench.rate / 1e9:.2f} GB/s")
     for turn in range(ROUNDS):
-        missing = [contender for contender in contenders if len(contender.measured) < repeats]
+        missing = [times for times in compared if len(times.measured) < repeats]
         if not missing:
             break
         for number in np.random.default_rng(turn).permutation(len(missing)).tolist():
             bench.measure(missing[number])
-        counts = ", ".join(f"{c.schedule.name} {len(c.measured)} of {len(c.measured) + c.dropped}" for c in contenders)
-        say(f"round {turn + 1}: undisturbed passes: {counts}")
-    if none := [contender for contender in contenders if not contender.measured]:
+        counts = [f"{one.schedule.name} {len(one.measured)} of {len(one.measured) + one.dropped}" for one in compared]
+        say(f"round {turn + 1}: undisturbed passes: {', '.join(counts)}")
+    if none := [times for times in compared if not times.measured]:
         raise WorkbenchError(f"other programs disturbed every pass of {none[0].schedule.name}; close them.")
-    ratios = _ratios(contenders)
-    _print(contenders, ratios, say)
+    ratios = _ratios(compared)
+    _print(compared, ratios, say)
     if json is not None:
-        record.write(json, machine, ratios, [_row(contender) for contender in contenders])
-    return contenders
+        record.write(json, machine, ratios, [_row(times) for times in compared])
+    return compared
 
 
-def _ratios(contenders: Sequence[Contender]) -> dict[str, dict[str, float]]:
-    """Speeds of the first contender, relative to its simulation and to the others: of the medians, and the extremes."""
-    fast, *others = contenders
-    ratios = {f"{fast.schedule.name}: measured / simulated speed": _ratio([fast.simulated], fast.measured)}
-    for slow in others:
-        ratios[f"{fast.schedule.name} / {slow.schedule.name}, speed"] = _ratio(slow.measured, fast.measured)
+def _ratios(compared: Sequence[ScheduleTimes]) -> dict[str, dict[str, float]]:
+    """Speed of the first schedule relative to its simulation and to the baselines: of the medians and the extremes."""
+    first, *baselines = compared
+    name = first.schedule.name
+    ratios = {f"{name}: measured / simulated speed": _ratio([first.simulated], first.measured)}
+    for baseline in baselines:
+        ratios[f"{name} / {baseline.schedule.name}, speed"] = _ratio(baseline.measured, first.measured)
     return ratios
 
 
@@ -238,24 +256,24 @@ def _ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, float]:
 
 
 def _print(
-    contenders: Sequence[Contender], ratios: Mapping[str, Mapping[str, float]], say: Callable[[str], None]
+    compared: Sequence[ScheduleTimes], ratios: Mapping[str, Mapping[str, float]], say: Callable[[str], None]
 ) -> None:
     say(f"{'seconds per pass':26}  bound  simulated  measured (range)        simulated, bound / measured  lanes busy")
-    for c in contenders:
-        lanes = ", ".join(f"{lane} {share:.0%}" for lane, share in c.utilisation.items() if share)
-        spread = f"{c.seconds:.3f} ({min(c.measured):.3f} to {max(c.measured):.3f})"
-        shares = f"{c.simulated / c.seconds:.2f}, {c.bound / c.seconds:.2f}"
-        say(f"{c.schedule.name:26}  {c.bound:.3f}  {c.simulated:9.3f}  {spread:22}  {shares:>27}  {lanes}")
+    for one in compared:
+        lanes = ", ".join(f"{lane} {share:.0%}" for lane, share in one.utilisation.items() if share)
+        spread = f"{one.seconds:.3f} ({min(one.measured):.3f} to {max(one.measured):.3f})"
+        shares = f"{one.simulated / one.seconds:.2f}, {one.bound / one.seconds:.2f}"
+        say(f"{one.schedule.name:26}  {one.bound:.3f}  {one.simulated:9.3f}  {spread:22}  {shares:>27}  {lanes}")
     for what, seen in ratios.items():
         say(f"{what}: {seen['median']:.2f} of the medians ({seen['min']:.2f} to {seen['max']:.2f})")
 
 
-def _row(contender: Contender) -> dict[str, Any]:
+def _row(times: ScheduleTimes) -> dict[str, Any]:
     return {
-        "schedule": contender.schedule.name,
-        "bound": contender.bound,
-        "simulated": contender.simulated,
-        "measured": contender.measured,
-        "utilisation": contender.utilisation,
-        "dropped": contender.dropped,
+        "schedule": times.schedule.name,
+        "bound": times.bound,
+        "simulated": times.simulated,
+        "measured": times.measured,
+        "utilisation": times.utilisation,
+        "dropped": times.dropped,
     }

@@ -1,4 +1,4 @@
-"""Prediction against measurement: settings drawn at random after calibration is frozen, each simulated and run."""
+"""Prediction against measurement: settings are drawn at random after calibration, then simulated and run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ from workbench.workload import Request, Workload
 
 ON_GPU = gpu(qkv, attention, out_proj, moe)
 EXPERTS_STREAMED = fetch(experts.weights) | Pipeline(LAYER.chain)
-"""MoE-Lightning keeps the attention's weights on the GPU: its first segment would wait for the last page of all."""
+"""Pipeline whose attention weights stay on the GPU, as in MoE-Lightning.
+
+If they were streamed, the first segment would wait for the last page of all.
+"""
 
 
 def _experts_on_cpu(defer: int = 0) -> Pipeline:
@@ -70,7 +73,7 @@ WAYS: tuple[tuple[Pipeline, Schedule], ...] = (
     (_experts_on_cpu(defer=1), KTransformers()),
     (_experts_on_cpu(), Fiddler()),
 )
-"""Every schedule, with a pipeline that it takes."""
+"""Every schedule with a pipeline that it supports."""
 SCHEDULERS: tuple[Scheduler, ...] = (
     ResourceAware(),
     ResourceAware(admission=Admission.PACED),
@@ -80,24 +83,26 @@ SCHEDULERS: tuple[Scheduler, ...] = (
     LayeredPrefill(128),
 )
 SECONDS = (1.5, 8.0)
-"""How long a run may last by the simulation; other settings are drawn again."""
+"""Least and most simulated seconds of a run; other settings are drawn again."""
 LINKS = (0.1e9, 6e9)
 """Slowest and fastest link [B/s]."""
 ONLINE = 0.25
-"""Share of the settings whose requests arrive one after the other, within about as long as a run lasts."""
-FEWEST, BLOCK = 4, 16
+"""Share of the settings whose requests arrive one by one, spread over about the duration of a run."""
+FEWEST = 4
+BLOCK = 16
 MODELS = ("odd-mixtral", "odd-deep", "odd-qwen2", "odd-qwen3")
-"""Mixtral's, many thin layers in fp32, Qwen2-MoE's with shared experts, and Qwen3's with many small ones in fp32."""
+"""Models: Mixtral's layers, many thin layers in fp32, Qwen2-MoE's shared experts, Qwen3's small experts in fp32."""
 EXTRA = 5
-"""Rounds beyond those asked for, in which what was disturbed is repeated."""
+"""Additional rounds, in which disturbed runs are repeated."""
 BOTTLENECK = 1.5
+"""A lane is the bottleneck if it is simulated as busy so many times as long as any other, and for `LIMITING`."""
 LIMITING = 0.95
-"""A lane is the bottleneck if the simulation keeps it busy so many times as long as any other, and nearly always."""
+"""Share of the time that a bottleneck is busy."""
 
 
 @dataclass
 class Setting:
-    """One scenario under one schedule, and what was seen of it."""
+    """One scenario under one schedule, with its predictions and its measured runs."""
 
     scenario: Scenario
     schedule: Schedule
@@ -109,8 +114,9 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """What was drawn."""
-        workload, link = self.scenario.workload, self.scenario.machine.link.h2d
+        """Description of all that was drawn."""
+        workload = self.scenario.workload
+        link = self.scenario.machine.link.h2d
         lengths = f"{workload.prompt_len.mean():.0f}+{workload.output_len.mean():.0f}"
         tokens = self.scenario.kv_blocks * self.scenario.memory.kv_block
         who = short_name(self.scenario.scheduler)
@@ -120,22 +126,22 @@ class Setting:
 
     @property
     def way(self) -> str:
-        """The schedule, and what of the pipeline it does not tell."""
-        stages = self.scenario.pipeline.stages
-        told = [] if self.scenario.pipeline.fetches else ["resident"]
-        told += [f"defer {stage.defer}" for stage in stages if stage.defer]
-        told += ["experts streamed" for fetched in self.scenario.pipeline.fetches if fetched == experts.weights]
+        """Name of the schedule, with the properties of the pipeline that it does not imply."""
+        fetches = self.scenario.pipeline.fetches
+        told = [] if fetches else ["resident"]
+        told += [f"defer {stage.defer}" for stage in self.scenario.pipeline.stages if stage.defer]
+        told += ["experts streamed" for fetched in fetches if fetched == experts.weights]
         return " ".join([self.schedule.name, *told])
 
     @property
     def width(self) -> float:
-        """Width of the simulation's 90 % interval, of the simulated rate."""
+        """Width of the simulation's 90 % interval, relative to the simulated rate [1]."""
         low, high = self.simulated.interval or (0.0, 0.0)
         return (high - low) / self.simulated.gen_tok_s
 
     @property
     def bottleneck(self) -> str | None:
-        """The lane that by the simulation alone decides how long the run takes, if there is one."""
+        """The lane that alone decides the simulated time, if there is one."""
         (_, second), (lane, first) = sorted(self.simulated.utilisation.items(), key=lambda item: item[1])[-2:]
         return lane if first >= max(BOTTLENECK * second, LIMITING) else None
 
@@ -151,17 +157,17 @@ class Setting:
 
     @property
     def error(self) -> float:
-        """Measured over simulated throughput, less one: negative where the run was slower than predicted."""
+        """Measured over simulated throughput, less one: negative if the run was slower than predicted."""
         return self.rate / self.simulated.gen_tok_s - 1
 
     @property
     def foreseen(self) -> bool:
-        """Whether the median run lies in the simulation's 90 % interval."""
+        """True if the median run lies in the simulation's 90 % interval."""
         low, high = self.simulated.interval or (0.0, 0.0)
         return low <= self.rate <= high
 
     def row(self) -> dict[str, Any]:
-        """For the record."""
+        """Row for the record."""
         return {
             "setting": self.name,
             "model": self.scenario.model.name,
@@ -181,13 +187,15 @@ class Setting:
 
 
 def draw(models: Sequence[tuple[ModelConfig, Machine]], count: int, seed: int) -> list[Setting]:
-    """Settings at random over models, each calibrated, and schedules in turn: as many of each.
+    """Draw settings at random; calibrated models and schedules take turns, so that each is drawn equally often.
 
-    Drawn are scheduler, requests, their lengths and arrivals, KV capacity and link.
+    Scheduler, requests, their lengths and arrivals, KV capacity and link are random.
     """
-    random, settings = np.random.default_rng(seed), list[Setting]()
+    random = np.random.default_rng(seed)
+    settings = list[Setting]()
     while len(settings) < count:
-        number, turn = len(settings) % len(models), len(settings) // len(models)
+        number = len(settings) % len(models)
+        turn = len(settings) // len(models)
         layer, schedule = WAYS[(turn + number * len(WAYS) // len(models)) % len(WAYS)]
         setting = _shortened(_drawn(random, layer, *models[number]), schedule)
         if setting is not None:
@@ -198,22 +206,23 @@ def draw(models: Sequence[tuple[ModelConfig, Machine]], count: int, seed: int) -
 def _shortened(scenario: Scenario, schedule: Schedule) -> Setting | None:
     """A setting with as many of the requests as a run has time for; None if there is no such number.
 
-    One with prompts in pieces, where the schedule's pipeline cannot have them, is none.
+    A scheduler that cuts prompts into chunks gives None if the schedule's pipeline does not support chunks.
     """
     while len(scenario.workload) >= FEWEST:
         try:
             simulated = simulate(scenario, schedule, detail=Detail.TASK)
         except ScenarioError:
             return None
+        if simulated.seconds < SECONDS[0]:
+            return None
         if simulated.seconds <= SECONDS[1]:
-            long_enough = simulated.seconds >= SECONDS[0]
-            return Setting(scenario, schedule, simulated, bound(scenario, schedule)) if long_enough else None
+            return Setting(scenario, schedule, simulated, bound(scenario, schedule))
         scenario = _halved(scenario)
     return None
 
 
 def _halved(scenario: Scenario) -> Scenario:
-    """Every other request, and half of the KV capacity if one request still fits."""
+    """The scenario with every other request, and with half of the KV capacity if one request still fits."""
     workload = scenario.workload
     half = Workload.of(workload.requests[::2], name=workload.name)
     if len(workload.arrival):
@@ -226,16 +235,17 @@ def _halved(scenario: Scenario) -> Scenario:
 
 def _drawn(random: np.random.Generator, layer: Pipeline, model: ModelConfig, machine: Machine) -> Scenario:
     requests = _spread(random, 8, 160)
-    prompt, output = _spread(random, 8, 200), _spread(random, 4, 48)
+    prompt = _spread(random, 8, 200)
+    output = _spread(random, 4, 48)
     prompts = random.integers(max(1, prompt // 2), prompt * 3 // 2 + 1, requests)
     outputs = random.integers(max(1, output // 2), output * 3 // 2 + 1, requests)
     held = (prompts + outputs).astype(float)
     tokens = max(held.max() + BLOCK, held.sum() * random.uniform(0.1, 1.0))
-    asked = [
+    drawn = [
         Request(tuple(random.integers(0, model.vocab_size, p).tolist()), int(g))
         for p, g in zip(prompts, outputs, strict=True)
     ]
-    workload = Workload.of(asked, name="random")
+    workload = Workload.of(drawn, name="random")
     if random.random() < ONLINE:
         workload = workload.arriving(at=np.sort(random.uniform(0, random.uniform(*SECONDS), requests)))
     low, high = np.log(LINKS)
@@ -263,13 +273,14 @@ def bench_sim(
     json: Path | None,
     say: Callable[[str], None] = record.say,
 ) -> list[Setting]:
-    """Calibrate, draw, run and compare; prints a table with the residual of each setting by cause.
+    """Calibrate, draw, run and compare; print a table with the residual of each setting by cause.
+
+    Settings without an undisturbed run are listed and left out of the errors.
 
     Raises
     ------
     WorkbenchError
-        If no setting had an undisturbed run (one that had none is listed and left out of the errors), and, after all
-        else has been told and recorded, if a run failed.
+        If no setting had an undisturbed run; or if a run failed, after all others are reported and recorded.
     """
     models = [checkpoint(make_checkpoint(name)) for name in names]
     calibrated = list[tuple[ModelConfig, Machine]]()
@@ -303,14 +314,14 @@ def bench_sim(
 
 
 def smallest(model: ModelConfig) -> tuple[Scenario, Schedule]:
-    """A run that wakes everything up: files are read, kernels compiled, memory mapped."""
+    """A small run as warm-up: it reads files, compiles kernels and maps memory."""
     workload = Workload.of([Request((1,) * 64, 4)] * 8)
     memory = Memory(1024 * model.kv_bytes_per_token(model.dtype), 16)
     return Scenario(LAYER, model, Machine.local(), memory, workload, ResourceAware()), VSLPipe()
 
 
 def _repeat_all(drawn: list[Setting], repeats: int, say: Callable[[str], None]) -> None:
-    """Interleaved rounds, until every setting has so many undisturbed runs or the rounds are over."""
+    """Run interleaved rounds until every setting has `repeats` undisturbed runs or the rounds are over."""
     for turn in range(repeats + EXTRA):
         missing = [setting for setting in drawn if len(setting.runs) < repeats and not setting.failure]
         if not missing:
@@ -350,7 +361,8 @@ def _print(settings: list[Setting], say: Callable[[str], None]) -> None:
     errors = [abs(setting.error) for setting in settings]
     with_interval = [setting for setting in settings if setting.simulated.interval]
     if with_interval:
-        inside, width = sum(s.foreseen for s in with_interval), median(s.width for s in with_interval)
+        inside = sum(s.foreseen for s in with_interval)
+        width = median(s.width for s in with_interval)
         say(
             f"measured within the simulation's 90 % interval: {inside} of {len(with_interval)}; "
             f"median width {width:.1%}"
@@ -369,8 +381,9 @@ def _print(settings: list[Setting], say: Callable[[str], None]) -> None:
 
 
 def _print_by(what: str, errors: Sequence[tuple[str, float]], say: Callable[[str], None]) -> None:
-    """Median errors of all settings that have something in common."""
+    """Report median errors by group: `errors` holds pairs of a group's name and a setting's error."""
     for name in dict.fromkeys(name for name, _ in errors):
         mine = [error for other, error in errors if other == name]
-        absolute, signed = median(map(abs, mine)), median(mine)
+        absolute = median(map(abs, mine))
+        signed = median(mine)
         say(f"{what} {name}: median absolute error {absolute:.1%}, median error {signed:+.1%}, of {len(mine)}")

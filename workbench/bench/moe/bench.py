@@ -1,4 +1,4 @@
-"""The routed experts of a layer in bf16: `fused_moe` against torch's grouped_mm, a loop of mm and, on a GPU, Liger."""
+"""Benchmark of a layer's experts in bf16: `fused_moe`, torch's grouped_mm, a loop of mm and, on a GPU, Liger."""
 
 from __future__ import annotations
 
@@ -25,24 +25,28 @@ from workbench.core.records import to_plain
 from workbench.hardware import Machine, usable_cores
 from workbench.kernels import fused_moe, multiply_add, read_memory, route
 
-OURS, GROUPED, LOOP, LIGER, PAIRS = "fused_moe", "grouped_mm", "loop of mm", "liger-kernel", "pair by pair"
+OURS = "fused_moe"
+GROUPED = "grouped_mm"
+LOOP = "loop of mm"
+LIGER = "liger-kernel"
+PAIRS = "pair by pair"
 MIXTRAL = MoeShape("Mixtral-like", 4096, 14336, experts=8, chosen=2)
 NARROW = MoeShape("Mixtral-like, half as wide", 2048, 7168, experts=8, chosen=2)
-"""For CPUs: a round of all contenders takes seconds and not a minute."""
+"""Shape for CPUs, at which a round takes seconds and not a minute."""
 QWEN3 = MoeShape("Qwen3-like", 2048, 768, experts=128, chosen=8)
 TOKENS = (1, 4, 16, 64, 256, 1024, 4096)
 MANY = (8192, 16384, 32768)
-"""Tokens beyond those, on a GPU."""
+"""Further numbers of tokens on a GPU."""
 _SHORT = 0.02
-"""Seconds of calls that make one repetition on a GPU, where a call alone is shorter than what starts it."""
+"""Duration of one repetition on a GPU [s]: many calls, because a single call is shorter than its launch."""
 _DISAGREE = 2e-2
-"""Relative Frobenius distance of two answers in bf16 that is no rounding any more."""
+"""Relative Frobenius distance of two answers in bf16 beyond which it is not rounding."""
 _POOL = 1 << 28
 _OFTEN = 5
-"""Repetitions of up to _FEW tokens in each round, which are short."""
+"""Repetitions per round of up to `_FEW` tokens, which are short."""
 _FEW = 64
 
-Contender = Callable[["Layer", "Tokens"], torch.Tensor]
+Implementation = Callable[["Layer", "Tokens"], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Their hidden states x (T, M) in bf16, and the experts and weights that a router gave them, (T, k) each."""
+    """A batch of tokens: hidden states x (T, M) in bf16, and the router's experts and weights, (T, k) each."""
 
     x: torch.Tensor
     ids: torch.Tensor
@@ -64,15 +68,17 @@ class Tokens:
 
 
 def random_layer(shape: MoeShape, device: str = "cpu") -> Layer:
-    """Weights that keep activations near one."""
+    """Draw weights of a scale that keeps activations near one."""
     torch.manual_seed(0)
-    M, F, E = shape.model_dim, shape.expert_dim, shape.experts
+    M = shape.model_dim
+    F = shape.expert_dim
+    E = shape.experts
     empty = partial(torch.empty, dtype=torch.bfloat16, device=device)
     return Layer(shape, empty(E, 2 * F, M).normal_(0, M**-0.5), empty(E, M, F).normal_(0, F**-0.5))
 
 
 def random_tokens(shape: MoeShape, tokens: int, device: str = "cpu") -> Tokens:
-    """Routed evenly, as far as chance goes."""
+    """Draw hidden states and route them by random logits, so evenly but for chance."""
     torch.manual_seed(tokens)
     routing = route(torch.randn(tokens, shape.experts), shape.chosen, renormalise=True)
     x = torch.randn(tokens, shape.model_dim).bfloat16()
@@ -84,7 +90,7 @@ def _ours(layer: Layer, of: Tokens) -> torch.Tensor:
 
 
 def _grouped(layer: Layer, of: Tokens) -> torch.Tensor:
-    """Sorted by expert, two grouped products, and back."""
+    """Sort the rows by expert, multiply by two grouped products, and restore the order."""
     flat = of.ids.reshape(-1)
     order = flat.argsort(stable=True)
     ends = flat.bincount(minlength=layer.shape.experts).cumsum(0).int()
@@ -96,11 +102,13 @@ def _grouped(layer: Layer, of: Tokens) -> torch.Tensor:
 
 
 def _loop(layer: Layer, of: Tokens) -> torch.Tensor:
-    """Sorted by expert, and two products per expert, as in Hugging Face's models."""
+    """Sort the rows by expert and compute two products per expert, as Hugging Face's models do."""
     flat = of.ids.reshape(-1)
     order = flat.argsort(stable=True)
-    tokens, factors = order // of.ids.shape[1], of.weights.reshape(-1, 1).index_select(0, order).to(of.x.dtype)
-    out, begin = torch.zeros_like(of.x), 0
+    tokens = order // of.ids.shape[1]
+    factors = of.weights.reshape(-1, 1).index_select(0, order).to(of.x.dtype)
+    out = torch.zeros_like(of.x)
+    begin = 0
     for expert, count in enumerate(flat.bincount(minlength=layer.shape.experts).tolist()):
         if count:
             own = tokens[begin : begin + count]
@@ -112,7 +120,7 @@ def _loop(layer: Layer, of: Tokens) -> torch.Tensor:
 
 
 def _pairs(layer: Layer, of: Tokens) -> torch.Tensor:
-    """Token by token and expert by expert: the definition, nothing sorted."""
+    """Compute token by token and expert by expert, as the definition says, without sorting."""
     out = torch.zeros_like(of.x)
     for row, x, chosen, weights in zip(out, of.x, of.ids.tolist(), of.weights.tolist(), strict=True):
         for expert, weight in zip(chosen, weights, strict=True):
@@ -128,13 +136,19 @@ def _liger(layer: Layer, of: Tokens) -> torch.Tensor:
     return answer
 
 
-_CONTENDERS: Mapping[str, Contender] = {OURS: _ours, GROUPED: _grouped, LOOP: _loop, LIGER: _liger, PAIRS: _pairs}
+_IMPLEMENTATIONS: Mapping[str, Implementation] = {
+    OURS: _ours,
+    GROUPED: _grouped,
+    LOOP: _loop,
+    LIGER: _liger,
+    PAIRS: _pairs,
+}
 
 
-def rivals(device: str) -> tuple[str, ...]:
-    """Against whom `fused_moe` is timed: torch's two ways, and Liger's on a GPU where it is installed."""
-    there = device != "cpu" and importlib.util.find_spec("liger_kernel") is not None
-    return (GROUPED, LOOP, LIGER) if there else (GROUPED, LOOP)
+def baselines(device: str) -> tuple[str, ...]:
+    """Baselines of `fused_moe`: two by torch, and Liger's on a GPU if it is installed."""
+    has_liger = device != "cpu" and importlib.util.find_spec("liger_kernel") is not None
+    return (GROUPED, LOOP, LIGER) if has_liger else (GROUPED, LOOP)
 
 
 def measure_moe(
@@ -146,7 +160,9 @@ def measure_moe(
     contenders: Sequence[str] | None = None,
     seconds: float = 10.0,
 ) -> MoeSpeeds:
-    """Time every contender at every number of tokens, in random order; those at the same tokens follow one another.
+    """Time every implementation at every number of tokens, in random order.
+
+    The implementations are timed one after the other at each number of tokens.
 
     Repetitions that other programs disturbed are dropped if three others remain.
 
@@ -155,55 +171,67 @@ def measure_moe(
     shape : MoeShape
     device : "cpu" or "cuda"
     threads : int, optional
-        That compute on the CPU; the cores that this process may use unless given.
+        Threads on the CPU; by default the cores that this process may use.
     tokens : sequence of int
     contenders : sequence of str, optional
-        Ours and `rivals` unless given.
+        Implementations to time; by default ours and the `baselines`.
     seconds : float
-        How long to go on [s]; at least three repetitions are made.
+        Duration of the measurement [s]; at least three repetitions are made.
 
     Raises
     ------
     EngineError
-        If two contenders do not compute the same.
+        If two implementations do not compute the same.
 
     Examples
     --------
     >>> measure_moe(MoeShape("tiny", 64, 32, experts=4, chosen=2), tokens=(1, 8), seconds=0).contenders
     ('fused_moe', 'grouped_mm', 'loop of mm')
     """
-    size, rng = threads or usable_cores(), np.random.default_rng(0)
-    layer, given = random_layer(shape, device), {count: random_tokens(shape, count, device) for count in tokens}
-    names = tuple(contenders or (OURS, *rivals(device)))
+    size = threads or usable_cores()
+    rng = np.random.default_rng(0)
+    layer = random_layer(shape, device)
+    given = {count: random_tokens(shape, count, device) for count in tokens}
+    names = tuple(contenders or (OURS, *baselines(device)))
     with torch_threads(size), torch.no_grad():
         for of in given.values():
-            _agree({name: _CONTENDERS[name](layer, of) for name in names})
+            _agree({name: _IMPLEMENTATIONS[name](layer, of) for name in names})
         read, multiply = _rates(device, size)
         quiet: dict[int, list[_Visit]] = {count: [] for count in tokens}
         disturbed: dict[int, list[_Visit]] = {count: [] for count in tokens}
-        begin, made = time.perf_counter(), 0
+        begin = time.perf_counter()
+        made = 0
         while time.perf_counter() - begin < seconds or made < LEAST:
-            for count in rng.permutation([n for n in given for _ in range(_OFTEN if n <= _FEW else 1)]).tolist():
+            for count in rng.permutation(_repeated(tokens)).tolist():
+                order = rng.permutation(names).tolist()
                 with listening() as noise:
-                    seen = {
-                        name: _seconds(partial(_CONTENDERS[name], layer, given[count]), device)
-                        for name in rng.permutation(names).tolist()
+                    visit = {
+                        name: _seconds(partial(_IMPLEMENTATIONS[name], layer, given[count]), device) for name in order
                     }
-                (quiet if noise.quiet else disturbed)[count].append(seen)
+                (quiet if noise.quiet else disturbed)[count].append(visit)
             made += 1
     counted = {count: kept(quiet[count], disturbed[count]) for count in tokens}
-    runs = tuple(
-        MoeRun(name, count, len(given[count].ids.unique()), tuple(visit[name] for visit in counted[count]))
-        for name in names
-        for count in tokens
-    )
+    runs = list[MoeRun]()
+    for name in names:
+        for count in tokens:
+            touched = len(given[count].ids.unique())
+            runs.append(MoeRun(name, count, touched, tuple(visit[name] for visit in counted[count])))
     noisy = sum(len(disturbed[count]) for count in tokens if counted[count] is not quiet[count])
     where = f"{size} thread{'s' if size > 1 else ''}" if device == "cpu" else torch.cuda.get_device_name()
     dropped = sum(map(len, disturbed.values())) - noisy
-    return MoeSpeeds(shape, where, read, multiply, runs, dropped, noisy)
+    return MoeSpeeds(shape, where, read, multiply, tuple(runs), dropped, noisy)
 
 
 _Visit = dict[str, float]
+"""Seconds of each implementation at one number of tokens."""
+
+
+def _repeated(tokens: Sequence[int]) -> list[int]:
+    """Numbers of tokens of one round; each of the small ones comes `_OFTEN` times."""
+    counts = list[int]()
+    for count in dict.fromkeys(tokens):
+        counts += [count] * (_OFTEN if count <= _FEW else 1)
+    return counts
 
 
 def _agree(answers: Mapping[str, torch.Tensor]) -> None:
@@ -218,7 +246,7 @@ def _agree(answers: Mapping[str, torch.Tensor]) -> None:
 
 
 def _seconds(call: Callable[[], object], device: str) -> float:
-    """Time of one call; on a GPU the mean of as many as last long enough to be told from starting them [s]."""
+    """Time of one call [s]; on a GPU the mean over enough calls to outweigh their launch."""
     if device == "cpu":
         begin = time.perf_counter()
         call()
@@ -228,7 +256,8 @@ def _seconds(call: Callable[[], object], device: str) -> float:
 
 
 def _on_gpu(call: Callable[[], object], count: int) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
     start.record()
     for _ in range(count):
@@ -239,9 +268,10 @@ def _on_gpu(call: Callable[[], object], count: int) -> float:
 
 
 def _rates(device: str, threads: int) -> tuple[float, float]:
-    """Memory [B/s], read on a CPU, read and written on a GPU; and arithmetic [FLOP/s].
+    """Measure the rates of memory [B/s] and arithmetic [FLOP/s].
 
-    That of a large product in bf16, or a CPU's units for fp32 where they are faster.
+    Memory is read on a CPU, and copied (read and written) on a GPU. Arithmetic is a large product in bf16, or fp32
+    multiply-adds on a CPU where those are faster.
     """
     side = 1024 if device == "cpu" else 8192
     one = torch.randn(side, side, device=device).bfloat16()
@@ -260,20 +290,25 @@ def _rates(device: str, threads: int) -> tuple[float, float]:
 def bench_moe(
     *, seconds: float = 120, json: Path | None = None, say: Callable[[str], None] = record.say
 ) -> list[MoeSpeeds]:
-    """Measure on the GPU if there is one, else on all cores; print times, ratios to the rivals, shares of the roof.
+    """Measure on the GPU if there is one, else on all cores; print times, ratios to baselines and shares of the roof.
 
     Parameters
     ----------
     seconds : float
-        How long to measure in all [s].
+        Duration of all measurements together [s].
     json : Path, optional
-        Where to write the record.
+        File for the record.
     say : callable
-        Takes each line of the report.
+        Receives each line of the report.
     """
-    there = torch.cuda.is_available()
-    device, shapes = ("cuda", (MIXTRAL, QWEN3)) if there else ("cpu", (NARROW, QWEN3))
-    tokens = (*TOKENS, *MANY) if there else TOKENS
+    if torch.cuda.is_available():
+        device = "cuda"
+        shapes = (MIXTRAL, QWEN3)
+        tokens: Sequence[int] = (*TOKENS, *MANY)
+    else:
+        device = "cpu"
+        shapes = (NARROW, QWEN3)
+        tokens = TOKENS
     found = []
     for shape in shapes:
         found.append(measure_moe(shape, device=device, tokens=tokens, seconds=seconds / len(shapes)))
@@ -300,7 +335,7 @@ def _report(speeds: MoeSpeeds, say: Callable[[str], None]) -> None:
 
 
 def _ratios(speeds: MoeSpeeds) -> dict[str, dict[str, float]]:
-    """Times as fast as each rival and as the best of torch's, repetition by repetition."""
+    """Speed relative to each baseline and to the best of torch's, repetition by repetition."""
     sets = {"the better of torch's": (GROUPED, LOOP)} | {name: (name,) for name in speeds.contenders[1:]}
     return {
         f"{speeds.shape.name}, {tokens} tokens, {speeds.where}: times as fast as {said}": record.ratio(

@@ -1,4 +1,4 @@
-"""Pictures of a layer's routed experts over tokens: under the roofline, against one another, and where rooflines bend.
+"""Plots of a layer's routed experts over tokens: rates under the roofline, ratios, and the ridges of rooflines.
 
 Each takes an `ax` and returns it.
 """
@@ -20,18 +20,18 @@ _ROOF = "#111827"
 
 
 def plot_moe_speeds(speeds: MoeSpeeds, ax: Axes | None = None, *, against: str | None = None) -> Axes:
-    """Rate of every contender over tokens, under what memory and arithmetic allow for the experts touched.
+    """Plot the rate of every implementation over tokens, under the roofline for the experts touched.
 
     Parameters
     ----------
     speeds : MoeSpeeds
     against : str, optional
-        A contender whose speed counts as one; the picture then shows ratios and no roof.
+        An implementation whose speed counts as one; the picture then shows ratios and no roof.
 
     Raises
     ------
     ValueError
-        If it was not measured.
+        If that implementation was not measured.
     """
     if against is not None and against not in speeds.contenders:
         raise ValueError(f"there is no contender {against!r}: give one of {list(speeds.contenders)}.")
@@ -63,7 +63,7 @@ def _roof(ax: Axes, speeds: MoeSpeeds) -> None:
 def plot_ridges(
     shapes: Sequence[MoeShape], read: float, multiply: float, ax: Axes | None = None, *, said: str = ""
 ) -> Axes:
-    """Roofline over tokens of one layer of each model, with the ridge of each: T = multiply / read * E / k.
+    """Plot the roofline over tokens of one layer of each model, with its ridge: T = multiply / read * E / k.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def plot_ridges(
     read, multiply : float
         Rates of the memory [B/s] and of arithmetic [FLOP/s].
     said : str
-        Whose they are.
+        Title, such as the name of the machine.
     """
     ax = ax if ax is not None else plt.subplots(figsize=(8, 4.4), layout="constrained")[1]
     ridges = [shape.ridge(read, multiply) for shape in shapes]

@@ -1,4 +1,4 @@
-"""How fast the routed experts of a layer were, by tokens: who computed, beside the roofline of the tokens."""
+"""Speeds of a layer's routed experts by tokens and implementation, with the roofline of the tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BF16 = 2
 
 @dataclass(frozen=True)
 class MoeShape:
-    """A layer of routed experts: M, F, E and k."""
+    """Shape of a layer of routed experts: M, F, E and k."""
 
     name: str
     model_dim: int
@@ -37,7 +37,7 @@ class MoeShape:
 
     @property
     def sparsity(self) -> float:
-        """E / k: how many experts are read, once all are, for each that a token computes with."""
+        """Experts read, if all are, per expert that a token computes with [1]: E / k."""
         return self.experts / self.chosen
 
     def flops(self, tokens: float) -> float:
@@ -45,7 +45,7 @@ class MoeShape:
         return 6 * self.model_dim * self.expert_dim * self.chosen * tokens
 
     def bytes(self, tokens: float, touched: float | None = None) -> float:
-        """Bytes that have to move in bf16 [B]: the experts touched once, activations in and out.
+        """Bytes that have to move in bf16 [B]: the weights of the touched experts once, activations in and out.
 
         bytes = 2 (3 M F E_touched + 2 M T),  E_touched = E (1 - (1 - k / E)^T) unless given
         """
@@ -67,7 +67,7 @@ class MoeShape:
         return each if fused else 3 * each
 
     def ridge(self, read: float, multiply: float) -> float:
-        """Tokens from which arithmetic takes longer than reading all weights [tokens]; activations are not counted.
+        """Tokens from which on arithmetic takes longer than reading all weights; activations are not counted.
 
             T = multiply / read * E / k
 
@@ -81,7 +81,7 @@ class MoeShape:
 
 @dataclass(frozen=True)
 class MoeRun:
-    """Calls of one contender with so many tokens, which chose `touched` different experts; seconds of each [s]."""
+    """Calls of one implementation: tokens, the number of different experts they chose, and seconds of each call [s]."""
 
     contender: str
     tokens: int
@@ -91,21 +91,21 @@ class MoeRun:
 
 @dataclass(frozen=True)
 class MoeSpeeds:
-    """Repetitions of several contenders on one layer, interleaved.
+    """Repetitions of several implementations on one layer, interleaved.
 
     Attributes
     ----------
     shape : MoeShape
     where : str
-        Threads, or the GPU.
+        Number of threads, or name of the GPU.
     read, multiply : float
-        Measured rates of reading memory [B/s] and of arithmetic, as a large product in bf16 has [FLOP/s].
+        Measured rates of reading memory [B/s] and of arithmetic in a large product in bf16 [FLOP/s].
     runs : tuple of MoeRun
-        Ours first; seconds in the order of the repetitions.
+        Runs of our kernel first; seconds in the order of the repetitions.
     dropped, disturbed : int
-        Repetitions that are not here, and those that are, in which other programs took a noticeable share of the cores.
+        Repetitions in which other programs took a noticeable share of the cores: left out, and kept nevertheless.
     recorded : str
-        When and where, if not now and here.
+        Date and machine of speeds read from a record; empty for new ones.
     """
 
     shape: MoeShape
@@ -123,48 +123,49 @@ class MoeSpeeds:
 
     @property
     def contenders(self) -> tuple[str, ...]:
-        """Who computed."""
+        """Names of the implementations."""
         return tuple(dict.fromkeys(run.contender for run in self.runs))
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Numbers of tokens, rising."""
+        """Numbers of tokens, in rising order."""
         return tuple(sorted({run.tokens for run in self.runs}))
 
-    def run(self, contender: str, tokens: int) -> MoeRun:
-        """The calls of one contender."""
-        return next(run for run in self.runs if (run.contender, run.tokens) == (contender, tokens))
+    def run(self, implementation: str, tokens: int) -> MoeRun:
+        """The calls of one implementation."""
+        return next(run for run in self.runs if (run.contender, run.tokens) == (implementation, tokens))
 
-    def seconds(self, contender: str, tokens: int) -> float:
+    def seconds(self, implementation: str, tokens: int) -> float:
         """Median time of a call [s]."""
-        return median(self.run(contender, tokens).seconds)
+        return median(self.run(implementation, tokens).seconds)
 
-    def flop_rate(self, contender: str, tokens: int) -> float:
+    def flop_rate(self, implementation: str, tokens: int) -> float:
         """Median rate [FLOP/s]."""
-        return self.shape.flops(tokens) / self.seconds(contender, tokens)
+        return self.shape.flops(tokens) / self.seconds(implementation, tokens)
 
     def roof(self, tokens: int) -> float:
-        """The roofline for the experts that were really touched [FLOP/s]."""
+        """Roofline for the experts that the tokens chose [FLOP/s]."""
         touched = next(run.touched for run in self.runs if run.tokens == tokens)
         return self.shape.roof(tokens, self.read, self.multiply, touched)
 
-    def memory_share(self, contender: str, tokens: int) -> float:
-        """Rate at which what has to move was moved, over the measured rate of memory [1]."""
-        run = self.run(contender, tokens)
-        return self.shape.bytes(tokens, run.touched) / self.seconds(contender, tokens) / self.read
+    def memory_share(self, implementation: str, tokens: int) -> float:
+        """Rate of moving the necessary bytes over the measured rate of memory [1]."""
+        run = self.run(implementation, tokens)
+        return self.shape.bytes(tokens, run.touched) / self.seconds(implementation, tokens) / self.read
 
-    def faster(self, contender: str, tokens: int, others: Sequence[str]) -> list[float]:
-        """Times as fast as the one of the others that is fastest in the median, repetition by repetition [1].
+    def faster(self, implementation: str, tokens: int, others: Sequence[str]) -> list[float]:
+        """Speed relative to the fastest of the others, repetition by repetition [1].
 
-        The best of each repetition would be the luckier of several, which equals of ours would lose to.
+        The fastest is the one with the least median. The least time of each repetition would favour the others: even
+        equally fast ones would win by chance.
         """
-        rival = min(others, key=lambda name: self.seconds(name, tokens))
-        both = zip(self.run(contender, tokens).seconds, self.run(rival, tokens).seconds, strict=True)
+        baseline = min(others, key=lambda name: self.seconds(name, tokens))
+        both = zip(self.run(implementation, tokens).seconds, self.run(baseline, tokens).seconds, strict=True)
         return [theirs / own for own, theirs in both]
 
 
 def recorded_speeds(path: Path) -> list[MoeSpeeds]:
-    """What `bench moe --json` wrote, marked as recorded."""
+    """Read the speeds that `bench moe --json` wrote, marked as recorded."""
     record = json.loads(path.read_text(encoding="utf-8"))
     said = f"{record['date'][:10]} on {record['machine']}"
     return [replace(from_plain(MoeSpeeds, row), recorded=said) for row in record["rows"]]
