@@ -341,7 +341,7 @@ class ModelConfig:
 
     @property
     def always_bytes(self) -> float:
-        """What every pass reads whatever the router says [B]."""
+        """Bytes that every pass reads whatever the router chooses [B]."""
         return (self.always_params - self.head_params) * self.other_bytes + self.head_bytes
 
     @property

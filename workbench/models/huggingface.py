@@ -1,4 +1,4 @@
-"""Where descriptions of models come from: the catalogue, a Hugging Face ``config.json``, a checkpoint with weights."""
+"""Sources of model descriptions: the catalogue, a Hugging Face ``config.json``, a checkpoint with weights."""
 
 from __future__ import annotations
 

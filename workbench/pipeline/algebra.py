@@ -93,7 +93,7 @@ class Pipeline:
 
     @property
     def kv_device(self) -> Place:
-        """Where the KV cache lives: with the decode attention, or on the host if `fetch(kv)` streams it."""
+        """Place of the KV cache: that of the decode attention, or the host if `fetch(kv)` streams it."""
         return Place.CPU if kv in self.fetches else next(s.device for s in self.stages if s.op.keeps_kv)
 
     def streams(self, stage: Stage) -> bool:
@@ -337,10 +337,11 @@ def _written(stage: Stage) -> tuple[Piece, ...]:
 
 def _check_arms(fork: Fork) -> None:
     """Arms run side by side: none may write what another one writes or reads."""
-    uses = [
-        ({p: s for s in _stages(arm) for p in _written(s)}, {p: s for s in _stages(arm) for p in s.op.needs})
-        for arm in fork.arms
-    ]
+    uses = []
+    for arm in fork.arms:
+        writes = {piece: stage for stage in _stages(arm) for piece in _written(stage)}
+        reads = {piece: stage for stage in _stages(arm) for piece in stage.op.needs}
+        uses.append((writes, reads))
     for number, (writes, _) in enumerate(uses):
         for other, (also_writes, reads) in enumerate(uses):
             if other == number:

@@ -75,7 +75,7 @@ _LETTERS = {"gpu": "ABFGIJ", "cpu": "CDMNOP", "d2h": "QRTUVY", "h2d": "HLXabc"}
 
 @dataclass(frozen=True)
 class LayerGraph:
-    """What a schedule orders: the nodes of one layer and micro-batch, repeated over layers and micro-batches.
+    """The input of a schedule: the nodes of one layer and micro-batch, repeated over layers and micro-batches.
 
     Attributes
     ----------
@@ -119,7 +119,7 @@ class LayerGraph:
 
     @property
     def labels(self) -> dict[str, str]:
-        """What each node code stands for."""
+        """Description of every node code."""
         return {node.code: node.describe() for node in self.all_nodes}
 
 

@@ -1,4 +1,4 @@
-"""How much memory the policy gives to the KV cache, and in which precision things are kept."""
+"""Memory of a scenario: the KV cache's capacity, and the precision of weights, activations and KV."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Memory:
                 raise CapacityError(f"Memory({what}={dtype!r}) is not supported; use 'fp32', 'bf16' or 'fp16'.")
 
     def reserve(self, device: Place) -> float:
-        """What is kept free of the memory of a device [B]."""
+        """Bytes of a device's memory that are kept free [B]."""
         size = self.gpu_reserve if device is Place.GPU else self.host_reserve
         return parse_bytes(size) if size != 0 else 0.0
 

@@ -146,7 +146,8 @@ def _looked_up(path: str) -> Op:
 
 def _streamed(ops: Iterable[Op]) -> dict[str, Streamed]:
     """Everything that a pipeline of these operations may stream, by name; shared experts may be left out of it."""
-    return {item.name: item for item in (weights, kv, *(op.weights for op in (*BUILT_IN.values(), *ops)))}
+    of_ops = [op.weights for op in (*BUILT_IN.values(), *ops)]
+    return {item.name: item for item in (weights, kv, *of_ops)}
 
 
 def _plain_pipeline(pipeline: Pipeline) -> dict[str, Any]:
@@ -165,7 +166,7 @@ def _plain_element(element: Element) -> Any:
     if isinstance(element, Move):
         return str(element)
     if isinstance(element, Fork):
-        return {"arms": [[_plain_element(inner) for inner in arm] for arm in element.arms]}
+        return {"arms": [list(map(_plain_element, arm)) for arm in element.arms]}
     built_in = BUILT_IN.get(element.op.name) == element.op
     saved = element.op.name if built_in else import_path(element.op)
     if saved is None:
@@ -177,7 +178,7 @@ def _plain_element(element: Element) -> Any:
 
 
 def _refuse_others(record: dict[str, Any], *keys: str) -> None:
-    """What is not read must not be there: a key that was misspelt would be left out in silence."""
+    """Refuse keys that nothing reads: a misspelt key would be ignored in silence."""
     unknown = sorted(set(record).difference(keys))
     if unknown:
         raise KeyError(f"unknown {unknown[0]}")

@@ -1,4 +1,4 @@
-"""What every scheduler offers: a frozen policy that opens a queue, and a queue that hands out batches."""
+"""The interface of schedulers: a frozen policy that opens a queue, and a queue that forms batches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Queue(Protocol):
 
 
 class Scheduler(Protocol):
-    """Who is in each iteration's batch."""
+    """A policy that chooses the requests of each iteration's batch."""
 
     @property
     def token_budget(self) -> float | None:

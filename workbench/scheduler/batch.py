@@ -1,4 +1,4 @@
-"""Who is in one iteration: rectangles of tokens by layers, kept in columns because a batch can have thousands."""
+"""The requests of one iteration: rectangles of tokens by layers, kept in columns because a batch can have thousands."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Rectangle(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """Which piece of its prompt each prefill of a batch computes: tokens from `start` on, through these layers.
+    """The chunk of its prompt that each prefill of a batch computes: tokens from `start` on, through these layers.
 
     `emits` is true where the piece ends the prompt's last token's way through the model, which samples a token.
     """
@@ -100,7 +100,7 @@ class Batch:
 
     @property
     def emits(self) -> Flags:
-        """Which prefills sample a token."""
+        """Mask of the prefills that sample a token."""
         return np.ones(len(self.prefills), dtype=np.bool_) if self.cut is None else self.cut.emits
 
     @cached_property
@@ -147,7 +147,7 @@ class Batch:
 
     @cached_property
     def rows(self) -> Rows:
-        """What this batch puts on the stages of a layer that its prefills pass, and `emits` on the head."""
+        """Rows that this batch gives the stages of a layer that its prefills pass, and `emits` for the head."""
         requests = len(self.prefills)
         decode = len(self.decodes)
         lengths = self.prefill_len

@@ -29,7 +29,7 @@ def block_iterations(prompt_len: Lengths, output_len: Lengths, block: Lengths | 
 
 
 class BlockCounts:
-    """How many KV blocks are free, and how many each sequence holds: all that schedulers and virtual time need.
+    """Counts of free KV blocks and of blocks that each sequence holds: all that schedulers and virtual time need.
 
     Free + used = total after any call, errors included.
 

@@ -66,7 +66,7 @@ class ChunkedQueue(PagedQueue):
         return Batch(prefills, np.array(sizes, dtype=np.int64), decodes, context, self._layers, cut)
 
     def _pieces(self, room: int, *, admit: bool) -> tuple[list[int], list[int]]:
-        """Where the pieces of this iteration start and how long they are, for the first of the prefills in flight."""
+        """Starts and lengths of this iteration's chunks, for the first of the prefills in flight."""
         starts = list[int]()
         sizes = list[int]()
         while room > 0 and (len(sizes) < len(self._flights) or (admit and self._take_one())):

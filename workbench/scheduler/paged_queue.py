@@ -1,4 +1,4 @@
-"""What the queues of all schedulers share: who waits, who prefills, who decodes, and who is preempted for whom."""
+"""The queue that all schedulers share: waiting, prefilling and decoding requests, and the victims of preemption."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class PagedQueue(ABC):
         return decodes, context, self.preemptions > before
 
     def _make_room(self, needy: Ids) -> int:
-        """How many running sequences may stay, the oldest first, so that those at `needy` places find a new block."""
+        """Count of running sequences that may stay, the oldest first, so that `needy` ones get a new block."""
         need = len(needy)
         keep = len(self._running)
         while need > self._blocks.free and self._flights:
@@ -117,7 +117,7 @@ class PagedQueue(ABC):
         return lengths
 
     def _line(self, new: float = math.inf) -> Ids:
-        """Who waits, first come first served: preempted ones, then at most so many new ones.
+        """Waiting requests, first come first served: preempted ones, then at most so many new ones.
 
         Each admitted one takes a block, so that no more than the free ones are of interest.
         """
@@ -127,7 +127,7 @@ class PagedQueue(ABC):
         return np.concatenate((waiting, np.arange(self._new, int(until))))
 
     def _fitting(self, line: Ids, budget: float, *, at_least_one: bool) -> int:
-        """How many whole prompts from the head of the line fit the budget and the free blocks.
+        """Count of whole prompts from the head of the queue that fit the budget and the free blocks.
 
         With `at_least_one` the budget does not keep back the first.
         """

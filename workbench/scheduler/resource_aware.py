@@ -15,7 +15,7 @@ from workbench.workload import Workload
 
 
 class Admission(enum.Enum):
-    """How fast new requests come in while budget and blocks allow it."""
+    """Pace of admission while budget and blocks allow it."""
 
     GREEDY = "greedy"
     """As many as fit. What they will need later is not looked at, so that the newest are preempted in waves."""
@@ -94,7 +94,7 @@ class ResourceAwareQueue(PagedQueue):
         return Batch(prefills, lengths, decodes, context, self._layers)
 
     def _next_in_line(self, budget: float, *, nothing_runs: bool) -> Ids:
-        """Who is admitted; if nothing runs, the first one whatever the budget and the pace.
+        """Requests to admit; if nothing runs, the first one whatever the budget and the pace.
 
         The pace does not hold back those that were preempted.
         """

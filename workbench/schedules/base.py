@@ -1,4 +1,4 @@
-"""What every schedule offers, how batches are split, and the memo of lowered tasks."""
+"""The interface of schedules, the split of batches into micro-batches, and the memo of lowered tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workbench.schedules.plan import WHOLE, Carry, Page, Plan, Task
 
 
 class Step(enum.Flag):
-    """Where an iteration stands in its run: before the first no weights are loaded, after the last none are needed."""
+    """Position of an iteration in its run: before the first no weights are loaded, after the last none are needed."""
 
     MIDDLE = 0
     FIRST = enum.auto()
@@ -118,15 +118,16 @@ def balanced(batch: Batch, parts: int) -> tuple[Batch, ...]:
     if parts == 1:
         return (batch,)
     if batch.hint is not None and batch.hint.parts == parts:
-        dealt = np.split(batch.hint.part, [len(batch.prefills)])
-        places = [[np.flatnonzero(each == part) for each in dealt] for part in range(parts)]
-        return tuple(batch.take(prefills, decodes) for prefills, decodes in places)
+        of_prefills, of_decodes = np.split(batch.hint.part, [len(batch.prefills)])
+        return tuple(
+            batch.take(np.flatnonzero(of_prefills == part), np.flatnonzero(of_decodes == part)) for part in range(parts)
+        )
     taken = _least_loaded(batch.prefill_len, parts)
     return tuple(batch.take(taken[part], slice(part, None, parts)) for part in range(parts))
 
 
 def _least_loaded(lengths: Ids, parts: int) -> list[Ids]:
-    """Which prefills each part gets: the longest first, always to the part that has the fewest tokens."""
+    """Micro-batch of every prefill: the longest first, always to the micro-batch that has the fewest tokens."""
     if not len(lengths):
         return [NONE] * parts
     load = [0] * parts

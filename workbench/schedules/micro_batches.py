@@ -1,4 +1,4 @@
-"""What schedules of micro-batches share: tasks that wait for their data alone, and weights that come a layer ahead."""
+"""The base of micro-batched schedules: tasks that wait for their data alone, and weights that come a layer ahead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ATTENTION_ON_CPU = "gpu segment, d2h move, cpu segment, h2d move, gpu segment"
 
 
 class WeightPlace(enum.Enum):
-    """Where the next layer's weights stand among the other transfers to the GPU, which go in issue order.
+    """Position of the next layer's weights among the other transfers to the GPU, which go in issue order.
 
     FIRST: before those of the layer. LAST: behind them. PAGED: a page behind each micro-batch's.
     """

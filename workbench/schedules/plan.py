@@ -25,7 +25,7 @@ class Page(NamedTuple):
     pages: int = 1
 
     def cut(self, size: float) -> tuple[float, float]:
-        """Where the page begins and ends in `size` bytes: at whole multiples of 64 B, the last one at the very end."""
+        """Begin and end of the page in `size` bytes: whole multiples of 64 B, but the end of the last one."""
         begin, end = (size * edge // (64 * self.pages) * 64 for edge in (self.number, self.number + 1))
         return begin, size if self.number + 1 == self.pages else end
 
@@ -34,7 +34,7 @@ WHOLE = Page()
 
 
 class Carry(enum.Enum):
-    """Whether a weight transfer keeps within its iteration."""
+    """True if a weight transfer keeps within its iteration."""
 
     NONE = "within"
     OUT = "runs on"
@@ -82,7 +82,7 @@ class Task:
         return f"{self.node.code}{layer}{'' if self.part is None else part_name(self.part)}{page}"
 
     def place(self, layers: int) -> int:
-        """Where it stands in a stack: its layer, -1 before the first, `layers` after the last."""
+        """Position in the stack: the layer, -1 before the first, `layers` after the last."""
         after = self.node.kind is NodeKind.HEAD or self.node.lane == "h2d"
         return self.layer if self.layer >= 0 else layers if after else -1
 
@@ -191,7 +191,7 @@ def lay_out(
 
 
 class Turns(NamedTuple):
-    """What of a plan's tasks decides when they may begin, found once for a plan that is played again and again.
+    """The waits of a plan's tasks, found once for a plan that is played again and again.
 
     Attributes
     ----------
@@ -215,7 +215,10 @@ class Turns(NamedTuple):
     def of(cls, tasks: Sequence[Task], kinds: Sequence[int]) -> Turns:
         """Make the turns of a plan's tasks, which are of these kinds."""
         turns = [(task.node.lane, task.after, task.bulk, kind) for task, kind in zip(tasks, kinds, strict=True)]
-        like = [(kind, bulk, tuple(place - i for i in after)) for place, (_, after, bulk, kind) in enumerate(turns)]
+        like = []
+        for place, (_, after, bulk, kind) in enumerate(turns):
+            distances = tuple(place - index for index in after)
+            like.append((kind, bulk, distances))
         runs = [(run, _lanes(turns[run.first : run.stop]), _reach(turns, run)) for run in find_runs(like)]
         lane_of = {kind: lane for lane, _, _, kind in turns}
         counts = Counter(kinds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -70,7 +70,7 @@ class Largest(NamedTuple):
 
 
 def largest_batch(scenario: Scenario, schedule: Schedule, budget: float) -> Largest:
-    """What no iteration exceeds, in whatever order the requests come.
+    """Bounds that no iteration exceeds, in whatever order the requests come.
 
     The scheduler's budget limits the tokens, or the longest prompt where that is longer; so do the KV cache, which
     holds them all, and the workload. Layered prefill has as many decodes beside the longest prompt. Preempted requests
@@ -106,7 +106,7 @@ def embedding_bytes(scenario: Scenario) -> float:
 
 
 def ledger(prepared: Prepared) -> Ledger:
-    """What is needed of both memories, and the changes that would make it fit where it does not."""
+    """The needs of both memories, and the changes that would make a scenario fit where it does not."""
     needs = _Needs(prepared)
     gpu, host = needs.accounts(prepared.scenario, prepared.lowering.schedule, prepared.token_budget)
     found = Ledger(prepared.scenario.machine.name, gpu, host)
@@ -118,7 +118,7 @@ def ledger(prepared: Prepared) -> Ledger:
 
 
 class _Needs:
-    """What a scenario's pipeline needs of each memory, for any KV capacity, budget and number of parts."""
+    """Needs of a scenario's pipeline in each memory, for any KV capacity, budget and number of micro-batches."""
 
     def __init__(self, prepared: Prepared) -> None:
         self._slot = prepared.slot_bytes
@@ -131,13 +131,9 @@ class _Needs:
         for stage in pipeline.stages:
             home = Place.CPU if pipeline.streams(stage) else stage.device
             self._weights[home] += stage.op.weight_bytes(scenario.model, precision) * layers
-        self._rows = {
-            device: [
-                sum(buffer_bytes(buffer, scenario.model, precision, rows) for buffer in buffers)
-                for rows in RowClass.ALL.parts
-            ]
-            for device, buffers in held_buffers(self._graph).items()
-        }
+        self._rows = dict[Place, list[int]]()
+        for device, buffers in held_buffers(self._graph).items():
+            self._rows[device] = [_row_bytes(buffers, rows, scenario) for rows in RowClass.ALL.parts]
 
     def accounts(self, scenario: Scenario, schedule: Schedule, budget: float) -> tuple[Account, Account]:
         """The accounts of the GPU and of the host."""
@@ -184,15 +180,18 @@ def held_buffers(graph: LayerGraph) -> dict[Place, set[str]]:
     return held
 
 
+def _row_bytes(buffers: Iterable[str], rows: RowClass, scenario: Scenario) -> int:
+    """Bytes of one row of all these buffers together."""
+    return sum(buffer_bytes(buffer, scenario.model, scenario.precision, rows) for buffer in buffers)
+
+
 def _largest_operation(device: Place, scenario: Scenario, batch: Largest) -> Entry:
     """A lane computes one operation of one part at a time: the one that needs most beyond the buffers held."""
     model = scenario.model
     precision = scenario.precision
     needs = dict[str, float]()
     for op in (stage.op for stage in scenario.layer.stages if stage.device is device):
-        written = max(  # beside the last layer's
-            sum(buffer_bytes(buffer, model, precision, rows) for buffer in op.writes) for rows in op.rows.parts
-        )
+        written = max(_row_bytes(op.writes, rows, scenario) for rows in op.rows.parts)  # beside the last layer's
         needs[op.name] = (written + op.working_bytes(model, precision)) * batch.part
     if device is Place.GPU:
         needs[head.name] = head.working_bytes(model, precision) * min(batch.requests, batch.part)

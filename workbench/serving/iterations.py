@@ -1,4 +1,4 @@
-"""What the serving loop writes down of every iteration and of every request."""
+"""Records that the serving loop keeps of every iteration and of every request."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Record:
 
 
 class _Tokens:
-    """When every request got its tokens, told by its stretches: iterations in a row in which it got one in each.
+    """Times of every request's tokens, kept as stretches: iterations in a row that each gave it one.
 
     A stretch begins with a prefill that samples a token, or where a request decodes that did not in the iteration
     before. Only that is written down, so that an iteration costs little; what follows from it is found at the end.
@@ -97,7 +97,8 @@ class _Tokens:
 
     def __init__(self, requests: int) -> None:
         self.first: Seconds = np.full(requests, np.nan)
-        self._ends, self._on_time = list[float](), list[int]()  # of each iteration; tokens in it that go on a stretch
+        self._ends: list[float] = []  # of each iteration
+        self._on_time: list[int] = []  # tokens of each iteration that go on a stretch
         self._latest: Ids = np.full(requests, _NEVER)  # iteration of each request's latest token
         self._begun = [(NONE, NONE, NONE)]  # stretches: requests, iterations, and those of the tokens before
 

@@ -12,7 +12,7 @@ from workbench.schedules.base import Schedule
 
 
 class Entry(NamedTuple):
-    """What one thing takes of a memory [B], and where the figure comes from."""
+    """One line of a ledger: the bytes that a thing takes of a memory [B], and the source of the figure."""
 
     name: str
     bytes: float
@@ -21,7 +21,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Account:
-    """What one memory has to hold.
+    """The contents of one memory.
 
     Attributes
     ----------
@@ -38,12 +38,12 @@ class Account:
 
     @property
     def total(self) -> float:
-        """What is needed [B]."""
+        """Bytes needed [B]."""
         return sum(entry.bytes for entry in self.entries)
 
     @property
     def left(self) -> float:
-        """What is free; negative if it does not fit [B]."""
+        """Bytes left free; negative if the contents do not fit [B]."""
         return self.capacity - self.total
 
     def __getitem__(self, name: str) -> float:
@@ -76,7 +76,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Ledger:
-    """Whether a scenario fits its machine's memories under a schedule, line by line; true if it does.
+    """The needs of a scenario under a schedule beside its machine's memories, line by line; true if all fit.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ class Ledger:
 
     @property
     def verdict(self) -> str:
-        """Whether it fits; if not, why, and what would mend it."""
+        """The verdict: fits, or the cause and the mend."""
         if self:
             rest = " and ".join(f"{format_bytes(a.left)} of {a.name} memory" for a in (self.gpu, self.host))
             return f"It fits {self.machine!r}: {rest} are left."
@@ -124,7 +124,8 @@ class Ledger:
 
     def __str__(self) -> str:
         rows = self.rows()
-        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        names, columns, sizes, _ = zip(*rows, strict=True)
+        widths = [max(map(len, column)) for column in (names, columns, sizes)]
         lines = [
             f"{row[0]:{widths[0]}}  {row[1]:{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]}".rstrip() for row in rows
         ]

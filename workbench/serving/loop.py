@@ -24,7 +24,7 @@ from workbench.serving.prepared import Prepared, facts
 
 
 class Clock(Protocol):
-    """What makes time pass: it executes plans, virtually or for real."""
+    """A clock that executes plans, in virtual or in real time."""
 
     timeline: Timeline
 
@@ -45,12 +45,12 @@ class Clock(Protocol):
         """Routed experts that the plan just executed read: expected, or counted [B]."""
 
     def energy(self) -> Energy | None:
-        """What a meter has counted since `begin`; None where there is no meter."""
+        """Counts of the meter since `begin`; None where there is no meter."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a workload has been served.
+    """Progress of a workload.
 
     Attributes
     ----------

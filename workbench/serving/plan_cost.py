@@ -144,7 +144,7 @@ class PlanCost:
     # ------------------------------------------------------------------------------------------------- shared cores
 
     def pace(self, tasks: Sequence[Task], parts: Sequence[PartRows], cores: Cores) -> Pace:
-        """How the lanes run during a plan on shared cores.
+        """Slowdowns of the lanes during a plan on shared cores.
 
         Where compute tasks follow one another and gain by it, each has all cores, the movers' among them.
         Else each lane has its own, and the movers sit with the one that has less to do.
@@ -252,8 +252,12 @@ def _beside(tasks: Sequence[Task], kinds: _Kinds, seconds: Sequence[float]) -> t
         if end > start and task.node.lane in spans:
             spans[task.node.lane].append((start, end))
     both = overlap(*spans.values())
-    gpu, cpu = (sum(end - start for start, end in spans[lane]) for lane in COMPUTE)
-    return both / gpu if gpu else 0.0, both / cpu if cpu else 0.0
+    shares = []
+    for lane in COMPUTE:
+        busy = sum(end - start for start, end in spans[lane])
+        shares.append(both / busy if busy else 0.0)
+    gpu, cpu = shares
+    return gpu, cpu
 
 
 def _compute(tasks: Sequence[Task], seconds: Sequence[float]) -> list[float]:

@@ -122,7 +122,7 @@ def _forgets(stage: Stage) -> bool:
 
 
 def facts(scenario: Scenario, prepared: Prepared) -> dict[str, str]:
-    """What was asked for, to be told beside every number."""
+    """The settings that stand beside every number."""
     streamed = prepared.cost.weights_per_layer * prepared.layers
     return {
         "pipeline": str(scenario.layer),
@@ -149,7 +149,7 @@ def _decodes(scenario: Scenario, rate: str | None) -> dict[str, str]:
 
 
 def _joined(machine: Machine) -> dict[str, str]:
-    """What several GPUs or sockets add their results up over; nothing where that takes no time."""
+    """Links over which several GPUs or sockets add up their results; empty where that takes no time."""
     told = {}
     for what, device in (("GPUs", machine.gpu), ("sockets", machine.cpu)):
         if (over := device.between) is not None:
@@ -172,7 +172,7 @@ def _left_out(scenario: Scenario) -> dict[str, str]:
 
 
 def _unlike_layers(model: ModelConfig) -> dict[str, str]:
-    """How a model whose layers differ is priced; nothing if they are all alike."""
+    """Note on the pricing of a model whose layers differ; empty if all are alike."""
     told = {}
     if model.dense_layers:
         told["layers"] = f"each priced as the mean of {model.moe_layers} with experts and {model.dense_layers} without"
@@ -195,7 +195,7 @@ def _digest(scenario: Scenario) -> str:
 
 
 def _blemishes(profile: Profile | None) -> dict[str, str]:
-    """What keeps a profile from being a calibration of the computer as it is when quiet."""
+    """Reasons against a profile as the calibration of a quiet computer."""
     if profile is None:
         return {}
     told = {"corrected": profile.corrected} if profile.corrected else {}

@@ -61,18 +61,18 @@ class TaskCost:
         self._kv_in = self._model.kv_elements * DTYPE_BYTES[self._precision.kv]
         self._carried = {id(node): self._carried_bytes(node) for node in graph.all_nodes}
         self._weights = self._streamed_weights(self._model)
-        self._with_experts, self._without = (
-            self._streamed_weights(replace(self._model, first_k_dense_replace=dense))
-            for dense in (0, self._model.num_hidden_layers)
-        )
+        every = self._model.num_hidden_layers
+        self._with_experts = self._streamed_weights(replace(self._model, first_k_dense_replace=0))
+        self._without = self._streamed_weights(replace(self._model, first_k_dense_replace=every))
 
     def _streamed_weights(self, model: ModelConfig) -> dict[int, float]:
         """Bytes of each streamed node in one layer of a model."""
         streams = self._graph.pipeline.streams
-        return {
-            index: sum(s.op.weight_bytes(model, self._precision) for s in self._graph.nodes[index].stages if streams(s))
-            for index in self._graph.streamed
-        }
+        found = {}
+        for index in self._graph.streamed:
+            streamed = [stage.op for stage in self._graph.nodes[index].stages if streams(stage)]
+            found[index] = sum(op.weight_bytes(model, self._precision) for op in streamed)
+        return found
 
     def _carried_bytes(self, node: Node) -> tuple[int, int]:
         """Bytes that a transfer moves per prefill row and per decode row."""
@@ -85,7 +85,7 @@ class TaskCost:
     # --------------------------------------------------------------------------------------------- rows of a batch
 
     def rows(self, batch: Batch) -> Rows:
-        """What a batch puts on the stages of a mean layer; sliding windows cap pairs and context in some layers."""
+        """Rows that a batch gives the stages of a mean layer; sliding windows cap pairs and context in some layers."""
         model = self._model
         if not model.windowed_layers:
             return batch.rows
@@ -95,7 +95,7 @@ class TaskCost:
         return batch.rows._replace(pairs=float(pairs), context=float(context), before=float(before))
 
     def part(self, batch: Batch) -> PartRows:
-        """What a part of a batch puts on the stages, place by place."""
+        """Rows that a part of a batch gives the stages, layer by layer."""
         rows = self.rows(batch)
         if batch.cut is None:
             return rows
@@ -149,7 +149,7 @@ class TaskCost:
     # ------------------------------------------------------------------------------------------------------ seconds
 
     def pricer(self, node: Node, threads: int = 0) -> Pricer:
-        """What prices a node other than weights for any rows of one layer, on so many threads.
+        """The function that prices a node other than weights for any rows of one layer, on so many threads.
 
         Raises
         ------
@@ -190,7 +190,7 @@ class TaskCost:
         return lambda rows: (measured(time, _decoding(rows_of(stage, rows), share)), 0.0)
 
     def _late(self, stage: Stage, threads: int) -> Pricer:
-        """What one stage defers in one layer."""
+        """Work that one stage defers in one layer."""
         time = self._time(stage.op.name, threads, self._resident(stage))
         if time is None:
             late = self._added_up(stage, self._roofline(afterwards(stage), self._device(stage.device, threads)))
@@ -246,7 +246,7 @@ class TaskCost:
         return (2 if on_gpu else 1) * reduce_scatter_seconds(size, device.count, device.between)
 
     def _work(self, stage: Stage) -> WorkFunction:
-        """What a stage does when its layer runs; decode attention on a GPU at the rate that prices it there."""
+        """Work of a stage when its layer runs; decode attention on a GPU at the rate that prices it there."""
         work = at_once(stage)
         if work is None:
             raise ScenarioError(
@@ -371,7 +371,7 @@ def _summed(stages: Sequence[Stage], model: ModelConfig) -> set[tuple[str, Place
 
 
 def profile_shape(model: ModelConfig, precision: Precision) -> str:
-    """What a profile's times hold for: the shapes of a model's layers, and the precision."""
+    """Key of the times in a profile: the shapes of a model's layers, and the precision."""
     kept = [precision.weights, *dict.fromkeys(dtype for dtype in (precision.experts, precision.others) if dtype)]
     return f"{model.shape}; weights {' '.join(kept)}, KV {precision.kv}"
 

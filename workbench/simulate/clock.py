@@ -24,7 +24,7 @@ from workbench.simulate.late_bar import LateBar
 
 
 class Detail(enum.Enum):
-    """How finely time is laid out."""
+    """Resolution of a simulation."""
 
     TASK = "task"
     ITERATION = "iteration"
@@ -75,7 +75,7 @@ def _interval(result: Result, profile: Profile | None) -> tuple[float, float] | 
 
 
 class _Clock:
-    """What both details share: virtual time passes when it is told to."""
+    """The base of both resolutions: a virtual clock that advances only when it is told to."""
 
     skips: ClassVar[bool]
     """True if layers that repeat the one before are not laid out."""

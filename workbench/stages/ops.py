@@ -26,7 +26,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class RowClass(enum.Enum):
-    """Which rows of a batch an operation takes."""
+    """The rows of a batch that an operation takes."""
 
     ALL = "all"
     PREFILL = "prefill"
@@ -39,7 +39,7 @@ class RowClass(enum.Enum):
 
 
 class Place(enum.Enum):
-    """Where a stage sits."""
+    """The device that a stage is placed on."""
 
     GPU = "gpu"
     CPU = "cpu"
@@ -192,7 +192,7 @@ class Stage:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """What it leaves out, as its user writes it: ``defer=3``."""
+        """Options that leave experts out, as a user writes them: ``defer=3``."""
         return tuple(f"{name}={getattr(self, name)}" for name in ("defer", "skip") if getattr(self, name))
 
 
@@ -313,7 +313,7 @@ def _prefill_attention_work(rows: Rows, m: ModelConfig, precision: Precision) ->
 
 
 def _decode_attention_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
-    """What `decode_attention` and `append_kv` declare together; with latent attention the absorbed form of the same."""
+    """Sum of the declared work of `decode_attention` and `append_kv`; the absorbed form with latent attention."""
     kv_bytes = m.kv_elements * DTYPE_BYTES[precision.kv]
     append = rows.tokens * (kv_bytes + m.kv_elements * DTYPE_BYTES["fp32"])
     rows_in_out = m.entry_macs * DTYPE_BYTES["fp32"] * rows.decode
@@ -355,7 +355,7 @@ def _mixed_work(pairs: float, touched: float, tokens: float, m: ModelConfig, pre
 
 
 def at_once(stage: Stage) -> WorkFunction | None:
-    """What a stage computes when its layer runs: all but what it defers or skips; None if its op declares no work."""
+    """Work of a stage when its layer runs, without what it defers or skips; None if its op declares no work."""
     left_out = stage.defer + stage.skip
     if not left_out:
         return stage.op.work
@@ -363,7 +363,7 @@ def at_once(stage: Stage) -> WorkFunction | None:
 
 
 def afterwards(stage: Stage) -> WorkFunction:
-    """What a stage computes of its layer once the next one may begin."""
+    """Work that a stage defers, done once the next layer may begin."""
     return lambda rows, m, precision: _choices_work(Rows(decode=rows.decode), m, precision, of_decodes=stage.defer)
 
 
@@ -373,7 +373,7 @@ def _combine_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
 
 
 def _shared_experts_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
-    """What every token passes: shared experts, and in layers without experts the dense network; nothing if neither."""
+    """Work that every token needs: shared experts, and the dense network in layers without experts; 0 if neither."""
     if not m.unrouted_params:
         return Work(dtype=precision.weights)
     passes = 1.0 if m.shared_params else 1.0 - m.moe_share

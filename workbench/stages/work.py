@@ -1,4 +1,4 @@
-"""What work costs: the only place where a task's seconds are computed."""
+"""Cost of work: the only place where a task's seconds are computed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Numbers = TypeVar("Numbers", float, npt.NDArray[np.float64])
 
 
 class Rows(NamedTuple):
-    """What a batch, or a part of one, puts on a stage; the counts of disjoint parts add up.
+    """Rows that a batch, or a part of one, gives a stage; the counts of disjoint parts add up.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class CutRows(NamedTuple):
 
 
 PartRows = Rows | CutRows
-"""What a part of a batch puts on the stages, place by place."""
+"""Rows that a part of a batch gives the stages, layer by layer."""
 
 
 class Precision(NamedTuple):
@@ -110,7 +110,7 @@ class Precision(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What one operation does: FLOP in `dtype`, and bytes between the device's memory and its cores."""
+    """Work of one operation: FLOP in `dtype`, and bytes between the device's memory and its cores."""
 
     flops: float = 0.0
     bytes: float = 0.0
@@ -149,7 +149,7 @@ def measured_seconds(time: OpTime, rows: Rows) -> float:
 
 
 def least_seconds(time: OpTime, rows: Rows) -> float:
-    """What no split of these rows into calls can beat: every token at the best rate of any call."""
+    """Least seconds of any split of these rows into calls: every token at the best rate of any call."""
     steepest_gain = (time.seconds[-1] - time.seconds[-2]) / (time.tokens[-1] - time.tokens[-2])
     per_token = min(steepest_gain, *(s / t for s, t in zip(time.seconds, time.tokens, strict=True)))
     return per_token * rows.tokens + _beyond_tokens(time, rows, rows.emits - rows.decode)

@@ -18,7 +18,7 @@ OUTPUT_LEN = 12  # tokens: the longest answer has 9, the end of its line include
 
 @dataclass(frozen=True)
 class Mark:
-    """How many exercises of one kind were answered exactly."""
+    """Count of exercises of one kind that were answered exactly."""
 
     right: int
     count: int
@@ -49,7 +49,7 @@ class Exam:
     tokenizer: Tokenizer
 
     def answers(self, result: Result | Sequence[Sequence[int]]) -> tuple[str, ...]:
-        """What was answered to each question: the text up to the end of the line."""
+        """The answer to each question: the text up to the end of the line."""
         tokens = result.tokens if isinstance(result, Result) else result
         if len(tokens) != len(self.exercises):
             raise WorkloadError(

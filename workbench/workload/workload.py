@@ -27,7 +27,7 @@ AT_ONCE.flags.writeable = False
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a request's tokens are chosen; temperature 0 is greedy. The same seed gives the same tokens in any batch."""
+    """Sampling of a request's tokens; temperature 0 is greedy. The same seed gives the same tokens in any batch."""
 
     temperature: float = 0.0
     top_p: float = 1.0
@@ -430,7 +430,7 @@ class PublishedWorkload:
 
 
 def _fitted(table: Mapping[str, float]) -> LengthDistribution:
-    """What the catalogue's statistics make."""
+    """Workload from the catalogue's statistics."""
     if "std" in table:
         return Gamma(table["mean"], table["std"], table.get("max", math.inf))
     return LogNormal(table["mean"], table["max"])

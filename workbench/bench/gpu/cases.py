@@ -123,7 +123,7 @@ def _prefill(
 
 
 class _More(NamedTuple):
-    """What else may change the scores: the scores' cap, and one (H,) fp32 per head that has no value."""
+    """Options that change the scores: a cap, and attention sinks, one (H,) fp32 per head without a value."""
 
     softcap: float | None = None
     sinks: torch.Tensor | None = None
