@@ -1,4 +1,4 @@
-"""What the public ops accept: numpy arrays, and CPU torch tensors taken without a copy."""
+"""Operands of the public ops: numpy arrays, and CPU torch tensors taken without a copy."""
 
 import math
 import numbers
@@ -66,7 +66,7 @@ def host_array(name: str, operand: Operand) -> NDArray[Any]:
 
 
 def _has_tangent(tensor: TorchLike) -> bool:
-    """Whether forward differentiation follows a tensor of torch."""
+    """True if forward differentiation follows a tensor of torch."""
     try:
         return sys.modules["torch"].autograd.forward_ad.unpack_dual(tensor).tangent is not None
     except RuntimeError:  # of a tensor that vmap batches, and numpy cannot read

@@ -1,4 +1,4 @@
-"""What a kernel is measured against: how fast these cores read memory in order, and how fast they multiply and add."""
+"""Ceilings of kernels on these cores: the rate of reading memory in order, and of multiplying and adding."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def _multiply_add(typing: Any, lanes: Any, steps: Any) -> Any:
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         e = Emitter(builder, width)
-        factor, term = e.const(0.999), e.const(1e-3)
+        factor = e.const(0.999)
+        term = e.const(1e-3)
 
         def body(_: Any, sums: list[Any]) -> list[Any]:
             return [e.fma(value, factor, term) for value in sums]
@@ -106,7 +107,8 @@ def read_memory(memory: Operand, *, threads: int = 1) -> int:
     1024
     """
     read = contiguous("memory", host_array("memory", memory))
-    size, reader = read.nbytes // 1024 * 1024, _reader(_vector_lanes())
+    size = read.nbytes // 1024 * 1024
+    reader = _reader(_vector_lanes())
     return _summed(reader, (read.ctypes.data, size), -(-size // _PIECE), team_size(threads))
 
 
@@ -126,7 +128,9 @@ def _block_reader(lanes: int) -> Any:
         index = next_task(counter)
         while index < len(tasks):
             whole = 0
-            s, token, end = tasks[index, 0], tasks[index, 1], tasks[index, 2]
+            s = tasks[index, 0]
+            token = tasks[index, 1]
+            end = tasks[index, 2]
             while token < end:
                 page = token // block
                 count = min((page + 1) * block, end) - token

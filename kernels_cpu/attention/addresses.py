@@ -1,4 +1,4 @@
-"""Where the rows of a tile's tokens lie in the cache."""
+"""Addresses in the cache of the rows of a tile's tokens."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from .vectors import in_streams
 @compiled()
 def address_rows(table: Any, token: int, end: int, geometry: Any, rows: Any) -> None:
     """Addresses of the rows of a tile's tokens in head 0; past the end they repeat the last one."""
-    base, block, block_bytes, row_bytes = geometry[0], geometry[1], geometry[2], geometry[3]
-    at, count = 0, min(len(rows), end - token)
+    base = geometry[0]
+    block = geometry[1]
+    block_bytes = geometry[2]
+    row_bytes = geometry[3]
+    at = 0
+    count = min(len(rows), end - token)
     while at < count:
         page = (token + at) // block
         offset = token + at - page * block

@@ -110,7 +110,8 @@ def decode_attention(
     check_blocks(blocks, spans, cache.shape[0], cache.shape[3], options["window"])
     factors = scales_of(cache, scales)
     result = result_of(out, queries, cache, blocks, queries.shape[2], factors, options["sinks"])
-    kind, (_, kv_heads, _, block, dim) = KINDS[cache.dtype.type], cache.shape
+    kind = KINDS[cache.dtype.type]
+    (_, kv_heads, _, block, dim) = cache.shape
     row = dim * kind.itemsize
     where = Cache(
         cache.ctypes.data, kind, block, cache.strides[0], row, 2 * block * row, block * row, kv_heads,
@@ -175,8 +176,10 @@ def decode_attention_reference(
     >>> decode_attention_reference(np.ones((1, 1, 2)), kv, np.zeros((1, 1), np.int32), np.array([2]))
     array([[[4., 6.]]])
     """
-    queries, cache = float64("q", q), host_array("kv", kv)
-    group, block = queries.shape[1] // cache.shape[1], cache.shape[3]
+    queries = float64("q", q)
+    cache = host_array("kv", kv)
+    group = queries.shape[1] // cache.shape[1]
+    block = cache.shape[3]
     factor = queries.shape[2] ** -0.5 if scale is None else scale
     out = np.empty_like(queries)
     for s, length in enumerate(host_array("lengths", lengths)):
@@ -215,7 +218,8 @@ def warm_up(group: int = 1, head_dim: int = 1) -> None:
     --------
     >>> warm_up()
     """
-    row, queries = np.ones((1, 1, head_dim), np.float32), np.ones((1, group, head_dim), np.float32)
+    row = np.ones((1, 1, head_dim), np.float32)
+    queries = np.ones((1, group, head_dim), np.float32)
     for dtype in (np.float32, np.uint16):
         kv = np.zeros((1, 1, 2, 1, head_dim), dtype)
         append_kv(kv, np.zeros(1, np.int64), row, row)

@@ -56,7 +56,8 @@ def _store(form: int, source: Any, target: Any) -> None:
 @compiled()
 def _store_numbers(source: Any, target: Any) -> Any:
     """Whole numbers of -127 to 127, and what they are to be multiplied by; a row that is not finite becomes NaN."""
-    values, most = source.view(np.float32), np.float32(0)
+    values = source.view(np.float32)
+    most = np.float32(0)
     for x in range(values.size):
         size = abs(values[x])
         most = size if size > most or size != size else most
@@ -72,19 +73,24 @@ def _store_numbers(source: Any, target: Any) -> Any:
 
 @compiled()
 def _append_numbers(kv: Any, scales: Any, slots: Any, k: Any, k_stride: int, v: Any, v_stride: int) -> None:
-    kv_heads, block, dim = kv.shape[1], kv.shape[3], kv.shape[4]
+    kv_heads = kv.shape[1]
+    block = kv.shape[3]
+    dim = kv.shape[4]
     for t in range(slots.size):
         page = slots[t] // block
         offset = slots[t] - page * block
         for h in range(kv_heads):
-            key, value = k[t * k_stride + h * dim :], v[t * v_stride + h * dim :]
+            key = k[t * k_stride + h * dim :]
+            value = v[t * v_stride + h * dim :]
             scales[page, h, 0, offset] = _store_numbers(key[:dim], kv[page, h, 0, offset])
             scales[page, h, 1, offset] = _store_numbers(value[:dim], kv[page, h, 1, offset])
 
 
 @compiled()
 def _append(form: int, kv: Any, slots: Any, k: Any, k_stride: int, v: Any, v_stride: int) -> None:
-    kv_heads, block, dim = kv.shape[1], kv.shape[3], kv.shape[4]
+    kv_heads = kv.shape[1]
+    block = kv.shape[3]
+    dim = kv.shape[4]
     for t in range(slots.size):
         page = slots[t] // block
         offset = slots[t] - page * block

@@ -24,10 +24,14 @@ from .vectors import LEVEL, dealt, slots
 
 STEP = 2 * ROWS
 """bf16 in a row of a register: tokens of a tile, and dims that are multiplied together."""
-_SCORES, _QUERIES = (0, 1), 2
+_SCORES = (0, 1)
+_QUERIES = 2
 _ROWS = (3, 4)
-_SUMS, _WEIGHTS = (5, 6), 7
-_WITH_SCORES, _WITH_WEIGHTS, _WITH_SUMS = range(16, 24), range(24, 28), range(28, 32)
+_SUMS = (5, 6)
+_WEIGHTS = 7
+_WITH_SCORES = range(16, 24)
+_WITH_WEIGHTS = range(24, 28)
+_WITH_SUMS = range(28, 32)
 """The next keys that are asked for by `scores`, `cut_weights` and `weighted`; the first ones are by `take_keys`."""
 VALUES_FIRST = ROWS // 2
 """The next values that are asked for by `take_values`, one for two pairs; `softmax` asks for `early` ones, which are as
@@ -59,15 +63,17 @@ def _transposed(e: Emitter, registers: list[Any]) -> list[Any]:
         result = list(registers)
         for first in range(len(registers)):
             if not first & apart:
-                a, b = registers[first], registers[first | apart]
+                a = registers[first]
+                b = registers[first | apart]
                 result[first] = e.shuffle(a, b, [n ^ apart | ROWS if n & apart else n for n in range(ROWS)])
                 result[first | apart] = e.shuffle(a, b, [n | ROWS if n & apart else n | apart for n in range(ROWS)])
-        registers, apart = result, 2 * apart
+        registers = result
+        apart = 2 * apart
     return registers
 
 
 def _order(room: int) -> list[int]:
-    """Which of 16 items, stored in order with `room` words each, is in each lane of their transposed registers."""
+    """Index of the item, of 16 stored in order with `room` words each, in each lane of their transposed registers."""
     return [lane % room * (ROWS // room) + lane // room for lane in range(ROWS)]
 
 
@@ -97,22 +103,26 @@ def start(typing: Any, heads: Any) -> Any:
 @emitted
 def cut_queries(typing: Any, dim: Any, heads: Any, factor: Any, source: Any, target: Any) -> Any:
     """Queries (heads, dim) in fp32 times `factor` as matrices (dim / 32, PARTS, 16 pairs of dims, room)."""
-    length, group = literal(dim), literal(heads)
+    length = literal(dim)
+    group = literal(heads)
     room = slots(group)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         e = Emitter(builder, ROWS)
         factor_, source_, target_ = arguments[2:]
-        share, order = e.spread(factor_), _order(room)
+        share = e.spread(factor_)
+        order = _order(room)
 
         def block(index: Any, _: list[Any]) -> list[Any]:
             here = e.at(source_, builder.mul(index, I64(4 * STEP)))
             to = e.at(target_, builder.mul(index, I64(PARTS * LINE * room)))
             rows = []
             for h in range(group):
-                places = (4 * h * length, 4 * h * length + LINE)
-                a, b = (builder.fmul(e.load(e.at(here, place), e.f32s, 4), share) for place in places)
-                even, odd = (_parts(e, e.shuffle(a, b, [2 * pair + x for pair in order])) for x in range(2))
+                place = 4 * h * length
+                a = builder.fmul(e.load(e.at(here, place), e.f32s, 4), share)
+                b = builder.fmul(e.load(e.at(here, place + LINE), e.f32s, 4), share)
+                even = _parts(e, e.shuffle(a, b, [2 * pair for pair in order]))
+                odd = _parts(e, e.shuffle(a, b, [2 * pair + 1 for pair in order]))
                 rows.append([_side_by_side(e, *both) for both in zip(even, odd, strict=True)])
             for part in range(PARTS):
                 words = [row[part] for row in rows] + [e.iconst(0)] * (room - group)
@@ -139,7 +149,8 @@ def take_keys(typing: Any, dim: Any, rows: Any, offset: Any, keys: Any, asked: A
             row = _row(e, asked_, index, next_)
             for line in range(0, size, LINE):
                 e.prefetch(e.at(row, line), LEVEL)
-            from_, to = e.at(rows_, builder.mul(index, I64(16))), e.at(keys_, builder.mul(index, I64(2 * size)))
+            from_ = e.at(rows_, builder.mul(index, I64(16)))
+            to = e.at(keys_, builder.mul(index, I64(2 * size)))
             for x in range(2):
                 row = e.at(e.load(e.at(from_, 8 * x), I64, 8), offset_)
                 for place in range(0, size, LINE):
@@ -157,7 +168,8 @@ def take_values(
     typing: Any, dim: Any, heads: Any, rows: Any, offset: Any, values: Any, asked: Any, next_offset: Any
 ) -> Any:
     """Copy the values of 32 tokens, those of two that are 16 apart side by side: even dims, then odd ones."""
-    size, room = 2 * literal(dim), slots(literal(heads))
+    size = 2 * literal(dim)
+    room = slots(literal(heads))
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         e = Emitter(builder, ROWS)
@@ -192,10 +204,12 @@ def take_values(
 @emitted
 def scores(typing: Any, dim: Any, heads: Any, keys: Any, queries: Any, tile: Any, asked: Any, next_offset: Any) -> Any:
     """tile[t, h] = queries[h] . keys[t] for 32 tokens."""
-    length, room = literal(dim), slots(literal(heads))
+    length = literal(dim)
+    room = slots(literal(heads))
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        e, m = Emitter(builder, ROWS), Matrices(builder)
+        e = Emitter(builder, ROWS)
+        m = Matrices(builder)
         keys_, queries_, tile_, asked_, next_ = arguments[2:]
         for register in _SCORES:
             m.clear(register)
@@ -223,7 +237,8 @@ def scores(typing: Any, dim: Any, heads: Any, keys: Any, queries: Any, tile: Any
 @emitted
 def cut_weights(typing: Any, dim: Any, heads: Any, tile: Any, weights: Any, asked: Any, next_offset: Any) -> Any:
     """A tile of 32 tokens' weights (32, room) in fp32 as matrices (PARTS, heads, 16 pairs of tokens)."""
-    length, group = literal(dim), literal(heads)
+    length = literal(dim)
+    group = literal(heads)
     room = slots(group)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -231,9 +246,13 @@ def cut_weights(typing: Any, dim: Any, heads: Any, tile: Any, weights: Any, aske
         tile_, weights_, asked_, next_ = arguments[2:]
         rows = [e.at(e.load(e.at(asked_, 8 * row), I64, 8), next_) for row in _WITH_WEIGHTS]
         asked = [e.at(row, line) for row in rows for line in range(0, 2 * length, LINE)]
-        halves = [[e.load_f32(tile_, LINE * (x + half * room)) for x in range(room)] for half in range(2)]
-        for h, both in zip(range(group), zip(*(_transposed(e, half) for half in halves), strict=True), strict=False):
-            for part, words in enumerate(zip(*(_parts(e, one) for one in both), strict=True)):
+        low = [e.load_f32(tile_, LINE * x) for x in range(room)]
+        high = [e.load_f32(tile_, LINE * (x + room)) for x in range(room)]
+        low = _transposed(e, low)
+        high = _transposed(e, high)
+        for h in range(group):
+            pairs = zip(_parts(e, low[h]), _parts(e, high[h]), strict=True)
+            for part, words in enumerate(pairs):
                 e.store(_side_by_side(e, *words), e.at(weights_, LINE * (part * group + h)), LINE)
                 for line in dealt(asked, PARTS * h + part, PARTS * group):
                     e.prefetch(line, LEVEL)
@@ -248,15 +267,18 @@ def weighted(
     typing: Any, dim: Any, heads: Any, weights: Any, values: Any, sums: Any, asked: Any, soon: Any, later: Any
 ) -> Any:
     """sums[h] += weights[h, t] values[t] over 32 tokens; sums in the order in which `take_values` leaves the dims."""
-    size, group = literal(dim), literal(heads)
+    size = literal(dim)
+    group = literal(heads)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        e, m = Emitter(builder, ROWS), Matrices(builder)
+        e = Emitter(builder, ROWS)
+        m = Matrices(builder)
         weights_, values_, sums_, asked_, soon_, later_ = arguments[2:]
 
         def block(index: Any, _: list[Any]) -> list[Any]:
             place = builder.mul(index, I64(2 * LINE))
-            there, here = e.at(sums_, place), e.at(values_, place)
+            there = e.at(sums_, place)
+            here = e.at(values_, place)
             for x in range(2):
                 m.load(_SUMS[x], e.at(there, LINE * x), I64(4 * size))
                 m.load(_ROWS[x], e.at(here, LINE * x), I64(4 * size))

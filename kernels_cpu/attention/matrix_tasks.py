@@ -1,4 +1,4 @@
-"""What one thread does of a decode with matrix registers: as `tasks.decoder`, 32 tokens at a time."""
+"""One thread's share of a decode with matrix registers: as `tasks.decoder`, 32 tokens at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKENS = 128
 
 
 def fits_matrices(path: CodePath, kind: Kind, group: int, dim: int, value_dim: int) -> bool:
-    """Whether this computer's matrix registers can compute a shape, and faster than vectors.
+    """True if this computer's matrix registers can compute a shape, and faster than vectors.
 
     Shares of sequential reading on one core of a Xeon, vectors and matrices:
 
@@ -52,7 +52,8 @@ def matrix_decoder(group: int, dim: int, value_dim: int, capped: bool) -> Any:
     """
     chunks = -(-group // ROWS)
     heads = group // chunks
-    room, form = slots(heads), int(Kind.BF16)
+    room = slots(heads)
+    form = int(Kind.BF16)
     words = dim // STEP * PARTS * ROWS * room
 
     @compiled()
@@ -60,21 +61,32 @@ def matrix_decoder(group: int, dim: int, value_dim: int, capped: bool) -> Any:
         counter: int, q: Any, geometry: Any, scale_geometry: Any, table: Any, tasks: Any, first: Any, left: Any,
         scale: Any, cap: Any, sinks: Any, tops: Any, totals: Any, parts: Any, out: Any,
     ) -> None:  # fmt: skip
-        head_bytes, value_bytes, kv_heads = geometry[4], geometry[5], geometry[6]
-        all_heads, all_chunks = q.shape[1], geometry[6] * chunks
-        top, total = aligned_floats(all_chunks * ROWS), aligned_floats(all_chunks * ROWS)
-        queries, sums = aligned_floats(all_chunks * words), aligned_floats(all_heads * value_dim)
-        tile, weights = aligned_floats(STEP * room), aligned_floats(PARTS * heads * ROWS)
+        head_bytes = geometry[4]
+        value_bytes = geometry[5]
+        kv_heads = geometry[6]
+        all_heads = q.shape[1]
+        all_chunks = geometry[6] * chunks
+        top = aligned_floats(all_chunks * ROWS)
+        total = aligned_floats(all_chunks * ROWS)
+        queries = aligned_floats(all_chunks * words)
+        sums = aligned_floats(all_heads * value_dim)
+        tile = aligned_floats(STEP * room)
+        weights = aligned_floats(PARTS * heads * ROWS)
         keys = aligned_floats(ROWS * max(dim, value_dim))
         values = keys if chunks == 1 else aligned_floats(ROWS * value_dim)
-        top_of, total_of = np.empty(all_heads, np.float32), np.empty(all_heads, np.float32)
-        rows, coming = np.empty(2 * TOKENS, np.int64), np.empty(2 * TOKENS, np.int64)
+        top_of = np.empty(all_heads, np.float32)
+        total_of = np.empty(all_heads, np.float32)
+        rows = np.empty(2 * TOKENS, np.int64)
+        coming = np.empty(2 * TOKENS, np.int64)
         start(heads)
         index = next_task(counter)
         rows_of_task(table, tasks, index, geometry, rows)
         while index < len(tasks):
             following = next_task(counter)
-            s, token, end, place = tasks[index, 0], tasks[index, 1], tasks[index, 2], tasks[index, 3]
+            s = tasks[index, 0]
+            token = tasks[index, 1]
+            end = tasks[index, 2]
+            place = tasks[index, 3]
             for c in range(all_chunks):
                 cut_queries(
                     dim, heads, scale, q[s].ctypes.data + 4 * dim * heads * c, queries.ctypes.data + 4 * words * c
@@ -89,14 +101,17 @@ def matrix_decoder(group: int, dim: int, value_dim: int, capped: bool) -> Any:
                 for h in range(kv_heads):
                     offset = h * head_bytes
                     soon = offset + head_bytes if h + 1 < kv_heads else 0
-                    value, later = offset + value_bytes, soon + value_bytes
+                    value = offset + value_bytes
+                    later = soon + value_bytes
                     for done in range(0, count, STEP):
                         here = rows.ctypes.data + 8 * done
                         there = (rows if h + 1 < kv_heads else coming).ctypes.data + 8 * (TOKENS + done)
                         live = min(STEP, count - done) * room
                         # Numba frees an array after its last use, and does not know of its address: so here, not above.
-                        keys_at, values_at = keys.ctypes.data, values.ctypes.data
-                        tile_at, weights_at = tile.ctypes.data, weights.ctypes.data
+                        keys_at = keys.ctypes.data
+                        values_at = values.ctypes.data
+                        tile_at = tile.ctypes.data
+                        weights_at = weights.ctypes.data
                         take_keys(dim, here, offset, keys_at, there, soon)
                         for c in range(h * chunks, (h + 1) * chunks):
                             sums_at = sums.ctypes.data + 4 * value_dim * heads * c
@@ -107,7 +122,8 @@ def matrix_decoder(group: int, dim: int, value_dim: int, capped: bool) -> Any:
                                 cap_scores(tile, live, cap)
                             for x in range(live, STEP * room):
                                 tile[x] = -np.inf
-                            top_at, total_at = top.ctypes.data + 64 * c, total.ctypes.data + 64 * c
+                            top_at = top.ctypes.data + 64 * c
+                            total_at = total.ctypes.data + 64 * c
                             softmax(
                                 ROWS, form, value_dim, heads, room, 1, STEP, tile_at, top_at, total_at, sums_at,
                                 there + 8 * VALUES_FIRST, later,

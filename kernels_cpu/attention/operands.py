@@ -1,4 +1,4 @@
-"""What every decode asks of its operands, and the options that it takes."""
+"""The operands that every decode takes, and its options."""
 
 import math
 from typing import Any, TypedDict
@@ -74,7 +74,7 @@ def result_of(
 
 
 class Options(TypedDict):
-    """What `decode` takes beside its operands."""
+    """Options of `decode` beside its operands."""
 
     scale: float
     window: int | None

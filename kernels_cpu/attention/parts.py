@@ -15,7 +15,9 @@ from ..threads.task_counts import take
 @emitted
 def _packed(typing: Any, lanes: Any, kind: Any, dim: Any, rows: Any, factor: Any, source: Any, target: Any) -> Any:
     """target = factor * source over rows of `dim` fp32, in the order in which `widen` takes a cached row apart."""
-    width, form, length = literal(lanes), Kind(literal(kind)), literal(dim)
+    width = literal(lanes)
+    form = Kind(literal(kind))
+    length = literal(dim)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if not width:
@@ -26,7 +28,8 @@ def _packed(typing: Any, lanes: Any, kind: Any, dim: Any, rows: Any, factor: Any
 
         def row(index: Any, _: list[Any]) -> list[Any]:
             place = builder.mul(index, I64(4 * length))
-            here, to = e.at(source_, place), e.at(target_, place)
+            here = e.at(source_, place)
+            to = e.at(target_, place)
             for piece in pieces(length, form, width):
                 own = [e.load(e.at(here, 4 * (piece.start + x * width)), e.f32s, 4) for x in range(piece.vectors)]
                 if piece.vectors == 2:
@@ -44,7 +47,9 @@ def _packed(typing: Any, lanes: Any, kind: Any, dim: Any, rows: Any, factor: Any
 @emitted
 def _unpacked(typing: Any, lanes: Any, kind: Any, dim: Any, factor: Any, source: Any, target: Any) -> Any:
     """target = factor * source, a row that lies as `_packed` leaves it back in its own order."""
-    width, form, length = literal(lanes), Kind(literal(kind)), literal(dim)
+    width = literal(lanes)
+    form = Kind(literal(kind))
+    length = literal(dim)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if not width:
@@ -81,7 +86,8 @@ def pack(lanes: int, form: int, dim: int, q: Any, scale: Any, packed: Any) -> No
 def clear(top: Any, total: Any, sums: Any) -> None:
     """Running values before the first token."""
     for x in range(top.size):
-        top[x], total[x] = -np.inf, 0
+        top[x] = -np.inf
+        total[x] = 0
     for x in range(sums.size):
         sums[x] = 0
 
@@ -150,7 +156,8 @@ def conclude(
         _finish(lanes, form, dim, sums, top, total, sinks, out[s])
         return
     for h in range(top.size):
-        tops[place, h], totals[place, h] = top[h], total[h]
+        tops[place, h] = top[h]
+        totals[place, h] = total[h]
     for x in range(sums.size):
         parts[place, x] = sums[x]
     if take(left.ctypes.data + 8 * s, -1) == 1:

@@ -1,4 +1,4 @@
-"""What one thread does of a decode: takes runs of tokens, walks them tile by tile, merges the parts of a sequence."""
+"""One thread's share of a decode: it takes runs of tokens, walks them tile by tile, merges the parts of a sequence."""
 
 from __future__ import annotations
 
@@ -42,30 +42,46 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
 
     Only numbers are closed over, so that Numba's disk cache knows the result again in another process.
     """
-    form, chunks = int(kind), -(-group // MOST_HEADS[lanes])
+    form = int(kind)
+    chunks = -(-group // MOST_HEADS[lanes])
     size = -(-group // chunks)
-    room, rest = slots(size), group - (chunks - 1) * size
+    room = slots(size)
+    rest = group - (chunks - 1) * size
     heads = size if chunks > 1 else 0  # no code for chunks that do not occur
-    ahead, scaled, tokens = int(Ahead.of(group)), kind is Kind.INT8, tile_tokens(dim * kind.itemsize)
+    ahead = int(Ahead.of(group))
+    scaled = kind is Kind.INT8
+    tokens = tile_tokens(dim * kind.itemsize)
 
     @compiled()
     def serve(
         counter: int, q: Any, geometry: Any, scale_geometry: Any, table: Any, tasks: Any, first: Any, left: Any,
         scale: Any, cap: Any, sinks: Any, tops: Any, totals: Any, parts: Any, out: Any,
     ) -> None:  # fmt: skip
-        head_bytes, value_bytes, kv_heads = geometry[4], geometry[5], geometry[6]
-        all_heads, registers = q.shape[1], geometry[6] * chunks * lanes
-        tile, top, total = aligned_floats(tokens * room), aligned_floats(registers), aligned_floats(registers)
-        packed, sums = aligned_floats(all_heads * dim), aligned_floats(all_heads * value_dim)
-        top_of, total_of = np.empty(all_heads, np.float32), np.empty(all_heads, np.float32)
-        rows, coming = np.empty(2 * tokens, np.int64), np.empty(2 * tokens, np.int64)
+        head_bytes = geometry[4]
+        value_bytes = geometry[5]
+        kv_heads = geometry[6]
+        all_heads = q.shape[1]
+        registers = geometry[6] * chunks * lanes
+        tile = aligned_floats(tokens * room)
+        top = aligned_floats(registers)
+        total = aligned_floats(registers)
+        packed = aligned_floats(all_heads * dim)
+        sums = aligned_floats(all_heads * value_dim)
+        top_of = np.empty(all_heads, np.float32)
+        total_of = np.empty(all_heads, np.float32)
+        rows = np.empty(2 * tokens, np.int64)
+        coming = np.empty(2 * tokens, np.int64)
         places = np.empty(tokens, np.int64)
-        key_scale, value_scale = np.empty(tokens, np.float32), np.empty(tokens, np.float32)
+        key_scale = np.empty(tokens, np.float32)
+        value_scale = np.empty(tokens, np.float32)
         index = next_task(counter)
         rows_of_task(table, tasks, index, geometry, rows)
         while index < len(tasks):
             following = next_task(counter)
-            s, token, end, place = tasks[index, 0], tasks[index, 1], tasks[index, 2], tasks[index, 3]
+            s = tasks[index, 0]
+            token = tasks[index, 1]
+            end = tasks[index, 2]
+            place = tasks[index, 3]
             pack(lanes, form, dim, q[s], scale, packed)
             clear(top, total, sums)
             while token < end:
@@ -80,12 +96,16 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
                     if scaled:
                         read_scales(places, h * scale_geometry[4], count, key_scale)
                         read_scales(places, h * scale_geometry[4] + scale_geometry[5], count, value_scale)
-                    here, tile_at, offset = rows.ctypes.data, tile.ctypes.data, h * head_bytes
+                    here = rows.ctypes.data
+                    tile_at = tile.ctypes.data
+                    offset = h * head_bytes
                     there = (rows if h + 1 < kv_heads else coming).ctypes.data + 8 * tokens
                     soon = offset + head_bytes if h + 1 < kv_heads else 0
                     for c in range(chunks):
-                        head, register = h * group + c * size, 4 * lanes * (h * chunks + c)
-                        q_at, sums_at = packed.ctypes.data + 4 * dim * head, sums.ctypes.data + 4 * value_dim * head
+                        head = h * group + c * size
+                        register = 4 * lanes * (h * chunks + c)
+                        q_at = packed.ctypes.data + 4 * dim * head
+                        sums_at = sums.ctypes.data + 4 * value_dim * head
                         if c + 1 < chunks:
                             scores(lanes, form, dim, heads, room, 0, q_at, here, offset, count, tile_at, there, soon)
                         else:
@@ -96,8 +116,10 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
                             cap_scores(tile, count * room, cap)
                         for x in range(count * room, tokens * room):
                             tile[x] = -np.inf
-                        top_at, total_at = top.ctypes.data + register, total.ctypes.data + register
-                        value, later = offset + value_bytes, soon + value_bytes
+                        top_at = top.ctypes.data + register
+                        total_at = total.ctypes.data + register
+                        value = offset + value_bytes
+                        later = soon + value_bytes
                         if c + 1 < chunks:
                             softmax(
                                 lanes, form, value_dim, heads, room, 0, tokens, tile_at, top_at, total_at, sums_at,
@@ -138,19 +160,30 @@ def serve_portably(
     scale: Any, cap: Any, sinks: Any, tops: Any, totals: Any, parts: Any, out: Any,
 ) -> None:  # fmt: skip
     """As `decoder`'s loop, for any shape and CPU."""
-    kv_heads, form = geometry[6], geometry[7]
-    heads, dim = q.shape[1], q.shape[2]
-    value_dim, group = out.shape[2], heads // kv_heads
-    packed, sums = np.empty(heads * dim, np.float32), np.empty(heads * value_dim, np.float32)
-    top, total = np.empty(heads, np.float32), np.empty(heads, np.float32)
-    tile, scores_ = np.empty((_COPIED, dim), np.uint32), np.empty((group, _COPIED), np.float32)
-    rows, places, row_scale = np.empty(_COPIED, np.int64), np.empty(_COPIED, np.int64), np.empty(_COPIED, np.float32)
+    kv_heads = geometry[6]
+    form = geometry[7]
+    heads = q.shape[1]
+    dim = q.shape[2]
+    value_dim = out.shape[2]
+    group = heads // kv_heads
+    packed = np.empty(heads * dim, np.float32)
+    sums = np.empty(heads * value_dim, np.float32)
+    top = np.empty(heads, np.float32)
+    total = np.empty(heads, np.float32)
+    tile = np.empty((_COPIED, dim), np.uint32)
+    scores_ = np.empty((group, _COPIED), np.float32)
+    rows = np.empty(_COPIED, np.int64)
+    places = np.empty(_COPIED, np.int64)
+    row_scale = np.empty(_COPIED, np.float32)
     shape = (kv_heads, group)
     while True:
         index = next_task(counter)
         if index >= len(tasks):
             return
-        s, token, end, place = tasks[index, 0], tasks[index, 1], tasks[index, 2], tasks[index, 3]
+        s = tasks[index, 0]
+        token = tasks[index, 1]
+        end = tasks[index, 2]
+        place = tasks[index, 3]
         pack(0, 0, 0, q[s], scale, packed)
         clear(top, total, sums)
         while token < end:
@@ -169,7 +202,7 @@ def serve_portably(
 
 @dataclass(frozen=True)
 class Cache:
-    """Where the rows of a paged cache lie.
+    """Addresses of the rows of a paged cache.
 
     Attributes
     ----------
@@ -196,7 +229,7 @@ class Cache:
 
     @property
     def geometry(self) -> NDArray[np.int64]:
-        """What the threads read."""
+        """Operands that the threads read."""
         return np.array(
             [self.address, self.block, self.block_bytes, self.row_bytes, self.head_bytes, self.value_bytes,
              self.kv_heads, self.kind],
@@ -205,7 +238,7 @@ class Cache:
 
     @property
     def of_scales(self) -> Cache:
-        """Where the scales lie, as rows of one fp32."""
+        """Addresses of the scales, as rows of one fp32."""
         half = 4 * self.block
         return Cache(self.scales, Kind.FP32, self.block, self.kv_heads * 2 * half, 4, 2 * half, half, self.kv_heads)
 
@@ -227,7 +260,8 @@ def decode(
     """Attention of q (B, H, D) over checked operands into out (B, H, D of V)."""
     begins = np.zeros_like(lengths) if window is None else np.maximum(lengths - window, 0)
     tasks, first = split(begins, lengths)
-    (heads, dim), value_dim = q.shape[1:], out.shape[2]
+    (heads, dim) = q.shape[1:]
+    value_dim = out.shape[2]
     lanes = even_lanes(path, dim, value_dim)
     several = len(tasks) if len(tasks) > len(lengths) else 0
     arguments = (
@@ -248,5 +282,7 @@ def decode(
 
 def even_lanes(path: CodePath, *dims: int) -> int:
     """The widest registers of the path that rows of these lengths fill evenly, or 0."""
-    fitting = [lanes for lanes in (16, 8) if lanes <= path.value and not any(dim % lanes for dim in dims)]
-    return fitting[0] if fitting else 0
+    for lanes in (16, 8):
+        if lanes <= path.value and all(dim % lanes == 0 for dim in dims):
+            return lanes
+    return 0

@@ -37,7 +37,7 @@ _ACCUMULATORS = {16: 16, 8: 8}
 
 
 class Ahead(enum.IntEnum):
-    """Which lines of the next unit, the rows of one head and tile, are asked for while this one is computed.
+    """Cache lines of the next unit, the rows of one head and tile, that are prefetched while this one is computed.
 
     Into L2. Shares of sequential reading on 1 and 2 threads, D 128, medians, the next rows in one stream:
 
@@ -62,7 +62,7 @@ class Ahead(enum.IntEnum):
 
     @staticmethod
     def of(group: int) -> Ahead:
-        """What is fastest with `group` query heads per KV head on this computer's make of CPU."""
+        """The fastest settings for `group` query heads per KV head on this computer's make of CPU."""
         return Ahead.FOURTH if is_zen() and group <= 2 else Ahead.EACH
 
 
@@ -114,9 +114,14 @@ def scores(
 
     A row of the tile has `room` lanes; those past `heads` become 0.
     """
-    width, form, length = literal(lanes), Kind(literal(kind)), literal(dim)
-    group, space, fetch = literal(heads), literal(room), Ahead(literal(ahead))
-    parts, tokens = pieces(length, form, width), width // space
+    width = literal(lanes)
+    form = Kind(literal(kind))
+    length = literal(dim)
+    group = literal(heads)
+    space = literal(room)
+    fetch = Ahead(literal(ahead))
+    parts = pieces(length, form, width)
+    tokens = width // space
     lines = _lines(length * form.itemsize, fetch)
     # The sums of as many tokens as have room. Where multiplying sets the pace these share a query's load: of four heads
     # four rather than two gave 1.05 times the rate on two Zen 4 cores. One or two heads read row by row, which the
@@ -156,7 +161,8 @@ def scores(
 
         def body(index: Any, _: list[Any]) -> list[Any]:
             first = builder.mul(index, I64(8 * tokens))
-            here, there = e.at(rows_, first), e.at(next_, first)
+            here = e.at(rows_, first)
+            there = e.at(next_, first)
 
             def all_products() -> Iterator[Any]:
                 for start in range(0, tokens, together):
@@ -188,12 +194,12 @@ def in_streams(rows: Any, count: int, asked: Any) -> None:
 
 
 def _lines(size: int, ahead: Ahead) -> range:
-    """Where in a row of `size` bytes lines are asked for; a row need not begin with a line."""
+    """Offsets in a row of `size` bytes at which lines are prefetched; a row need not begin with a line."""
     return range(0, size if ahead else 0, ahead.lines * LINE)
 
 
 def _evenly(group: int, width: int, form: Kind, ahead: Ahead) -> bool:
-    """Whether reading sets the pace, not multiplying, so that lines should be loaded and asked for as evenly as can be.
+    """True if reading limits, not multiplying, so that lines should be loaded and prefetched as evenly as can be.
 
     Shares of sequential reading on one core of a Xeon with AMX, D 128 in bf16, loads and requests where LLVM puts them,
     which is in a burst before several rows' products, and between the products of one row and the next:
@@ -232,7 +238,11 @@ def softmax(
     `top` and `total` are a register each, laid out like a row of tokens: the largest scores, and running sums of
     weights. `sums` are the heads' weighted values; they and `total` are scaled down when a largest score grows.
     """
-    width, length, group, space, count = literal(lanes), literal(dim), literal(heads), literal(room), literal(tokens)
+    width = literal(lanes)
+    length = literal(dim)
+    group = literal(heads)
+    space = literal(room)
+    count = literal(tokens)
     lines = _lines(length * Kind(literal(kind)).itemsize, Ahead(literal(ahead)))
     times = count * space // (4 * width)
     wanted = early(count, space) // times
@@ -249,7 +259,8 @@ def softmax(
             return [e.larger(e.load_f32(here, place), own) for place, own in zip(some, high, strict=True)]
 
         high = e.loop(I64(times), [e.const(-math.inf)] * len(some), higher)
-        largest, before = e.across(functools.reduce(e.larger, high), e.larger, space), e.load_f32(top_)
+        largest = e.across(functools.reduce(e.larger, high), e.larger, space)
+        before = e.load_f32(top_)
         grown = builder.fcmp_ordered(">", largest, before)
         any_grown = builder.icmp_unsigned("!=", builder.bitcast(grown, ir.IntType(width)), ir.IntType(width)(0))
         with builder.if_then(any_grown, likely=False):
@@ -264,7 +275,8 @@ def softmax(
         reference = e.load_f32(top_)
 
         def weigh(index: Any, running: list[Any]) -> list[Any]:
-            here, total = e.at(tile_, builder.mul(index, I64(len(some) * some.step))), running[0]
+            here = e.at(tile_, builder.mul(index, I64(len(some) * some.step)))
+            total = running[0]
             coming = e.at(next_, builder.mul(index, I64(8 * wanted)))
             rows = [e.at(e.load(e.at(coming, place), I64, 8), next_offset_) for place in range(0, 8 * wanted, 8)]
             asked = [e.at(row, line) for row in rows for line in lines]
@@ -288,8 +300,12 @@ def weighted(
     tile: Any, rows: Any, offset: Any, count: Any, sums: Any, next_rows: Any, next_offset: Any,
 ) -> Any:  # fmt: skip
     """sums[h] += tile[t, h] row[t] for `heads` heads and `count` tokens; asks for the next unit's rows."""
-    width, form, length = literal(lanes), Kind(literal(kind)), literal(dim)
-    group, space, fetch = literal(heads), literal(room), Ahead(literal(ahead))
+    width = literal(lanes)
+    form = Kind(literal(kind))
+    length = literal(dim)
+    group = literal(heads)
+    space = literal(room)
+    fetch = Ahead(literal(ahead))
     evenly = _evenly(group, width, form, fetch)
     asked = early(literal(tokens), space)
     again = literal(tokens) // asked
@@ -301,7 +317,8 @@ def weighted(
         tile_, rows_, offset_, count_, sums_, next_, next_offset_ = arguments[7:]
         passes = _passes(pieces(length, form, width), _ACCUMULATORS[width] // group)
         together = max(x for x in range(1, _TOGETHER + 1) if len(passes) % x == 0)
-        parts, lines = len(passes) // together, _lines(length * form.itemsize, fetch)
+        parts = len(passes) // together
+        lines = _lines(length * form.itemsize, fetch)
         share = lines[: -(-len(lines) // parts)]
         several = builder.sdiv(count_, I64(together))
 
@@ -337,7 +354,8 @@ def weighted(
                 Of the turns of as many rows as a tile has, those of rows asked for before are dealt out evenly: every
                 so often a row is asked for twice.
                 """
-                sums, first = list(carried), builder.mul(index, I64(together))
+                sums = list(carried)
+                first = builder.mul(index, I64(together))
                 part = builder.add(builder.mul(several, I64(number)), index)
                 turn = builder.udiv(part, I64(parts))
                 before = builder.udiv(builder.add(turn, I64(1)), I64(again))
@@ -374,5 +392,6 @@ def _passes(parts: tuple[Piece, ...], room: int) -> list[tuple[list[Piece], int]
             found.append(([], place))
             held = 0
         found[-1][0].append(piece)
-        held, place = held + piece.vectors, place + piece.vectors
+        held = held + piece.vectors
+        place = place + piece.vectors
     return found

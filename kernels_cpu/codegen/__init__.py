@@ -1,1 +1,1 @@
-"""How kernels become machine code: Numba's settings and cache, LLVM vectors and matrix registers, and numerics."""
+"""Generation of machine code: Numba's settings and cache, LLVM vectors and matrix registers, and numerics."""

@@ -22,7 +22,8 @@ R = TypeVar("R")
 
 def _digest() -> str:
     """Of every file in every folder of `kernels_cpu`."""
-    found, package = hashlib.sha256(), Path(__file__).parents[1]
+    found = hashlib.sha256()
+    package = Path(__file__).parents[1]
     for file in sorted(package.rglob("*.py")):
         found.update(file.relative_to(package).as_posix().encode() + file.read_bytes())
     return found.hexdigest()
@@ -61,7 +62,8 @@ class _Files(IndexDataCacheFile):
 
     def _load_data(self, name: str) -> Any:
         raw = Path(self._data_path(name)).read_bytes()  # type: ignore[no-untyped-call]
-        digest, code = raw[:32], raw[32:]
+        digest = raw[:32]
+        code = raw[32:]
         if hashlib.sha256(code).digest() != digest:
             _not_read(self._cache_path)
             return None

@@ -37,7 +37,9 @@ def bfloat16_parts(numbers: Any, out: Any) -> None:
         rest = np.float32(numbers[x] - np.uint32(first << np.uint32(16)).view(np.float32))
         second = bfloat16(rest.view(np.uint32))
         rest = np.float32(rest - np.uint32(second << np.uint32(16)).view(np.float32))
-        out[0, x], out[1, x], out[2, x] = first, second, bfloat16(rest.view(np.uint32))
+        out[0, x] = first
+        out[1, x] = second
+        out[2, x] = bfloat16(rest.view(np.uint32))
 
 
 def widened(element: Any) -> Any:

@@ -14,7 +14,9 @@ from typing import Any
 
 from llvmlite import ir
 
-F64, F32, F16 = ir.DoubleType(), ir.FloatType(), ir.HalfType()
+F64 = ir.DoubleType()
+F32 = ir.FloatType()
+F16 = ir.HalfType()
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 LINE = 64
 """Bytes of a cache line."""
@@ -74,8 +76,10 @@ class Emitter:
     """Appends vector instructions to a function under construction; addresses are 64-bit integers."""
 
     def __init__(self, builder: Any, lanes: int) -> None:
-        self.b, self.lanes = builder, lanes
-        self.f32s, self.i32s = ir.VectorType(F32, lanes), ir.VectorType(I32, lanes)
+        self.b = builder
+        self.lanes = lanes
+        self.f32s = ir.VectorType(F32, lanes)
+        self.i32s = ir.VectorType(I32, lanes)
         self.zero = self.const(0.0)
 
     def const(self, value: float) -> Any:
@@ -121,7 +125,8 @@ class Emitter:
         """Ask for a line, into the cache of that level; past the caches (NTA) measured slower than not at all."""
         kinds = [I8.as_pointer(), I32, I32, I32]
         function = self._function("llvm.prefetch.p0", ir.VoidType(), kinds)
-        reading, data = I32(0), I32(1)
+        reading = I32(0)
+        data = I32(1)
         self.b.call(function, [self.b.inttoptr(address, kinds[0]), reading, I32(4 - level), data])
 
     def keep_order(self) -> None:
@@ -167,7 +172,9 @@ class Emitter:
 
     def widen(self, piece: Piece, row: Any, kind: Kind) -> list[Any]:
         """The registers of one piece of a row; rows need no alignment beyond their elements'."""
-        lanes, address, align = self.lanes, self.at(row, piece.start * kind.itemsize), kind.itemsize
+        lanes = self.lanes
+        address = self.at(row, piece.start * kind.itemsize)
+        align = kind.itemsize
         if kind is Kind.FP32:
             return [self.load(address, self.f32s, align)]
         if kind is Kind.FP16:
@@ -225,7 +232,8 @@ class Emitter:
 
     def loop(self, count: Any, carried: Sequence[Any], body: Callable[[Any, list[Any]], Sequence[Any]]) -> list[Any]:
         """Run `body(index, carried)` for index 0 .. count - 1, count >= 1; what it returns is carried on."""
-        before, inside = self.b.block, self.b.append_basic_block("each")
+        before = self.b.block
+        inside = self.b.append_basic_block("each")
         self.b.branch(inside)
         self.b.position_at_end(inside)
         index = self.b.phi(I64)
@@ -254,11 +262,14 @@ def _halves(step: int, lanes: int) -> tuple[list[int], list[int]]:
     low: tuple[int, ...]
     high: tuple[int, ...]
     if lanes == 2 * unit:
-        low, high = (0, 3), (1, 2)
+        low = (0, 3)
+        high = (1, 2)
     elif step == unit:
-        low, high = (0, 1, 6, 7), (2, 3, 4, 5)
+        low = (0, 1, 6, 7)
+        high = (2, 3, 4, 5)
     else:
-        low, high = (0, 2, 4, 6), (1, 3, 5, 7)
+        low = (0, 2, 4, 6)
+        high = (1, 3, 5, 7)
     count = len(low)
 
     def spelled(units: tuple[int, ...]) -> list[int]:

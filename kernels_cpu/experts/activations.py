@@ -1,4 +1,4 @@
-"""What the experts multiply their weights with: rows of tokens in fp32, in bf16, or in bytes with scales."""
+"""Activations of the experts: rows of tokens in fp32, in bf16, or in bytes with scales."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class Rows(NamedTuple):
 
 def room(count: int, matrices: Matrices, parts: int, lanes: int) -> Rows:
     """Memory for rows that the matrices take, in so many `parts` of bf16 too; not cleared."""
-    width, groups = matrices.width, matrices.scales.shape[2]
+    width = matrices.width
+    groups = matrices.scales.shape[2]
     words = parts * width // 2 + (LINE // 4 if parts > 1 else 0)
     return Rows(
         aligned(np.float32, count, width),
@@ -110,12 +111,14 @@ def _numbers(x: Any, zero: int, out: Any, scales: Any, offsets: Any) -> None:
     """Each group in multiples of its largest magnitude over 127; a group with NaN or infinity has the scale NaN."""
     size = len(x) // len(scales)
     for g in range(len(scales)):
-        own, to = x[g * size : (g + 1) * size], out[g * size : (g + 1) * size]
+        own = x[g * size : (g + 1) * size]
+        to = out[g * size : (g + 1) * size]
         bits = own.view(np.uint32)
         high = np.uint32(0)
         for i in range(size):  # bits without a sign are ordered as the fp32 are, and vectors find their maximum
             high = np.uint32(max(high, np.uint32(bits[i] & np.uint32(0x7FFFFFFF))))
-        finite, scale = high < np.uint32(0x7F800000), np.uint32(high).view(np.float32) / np.float32(127)
+        finite = high < np.uint32(0x7F800000)
+        scale = np.uint32(high).view(np.float32) / np.float32(127)
         factor = np.float32(1) / scale if finite and scale > 0 else np.float32(0)
         total = np.int32(0)
         for i in range(size):

@@ -116,7 +116,8 @@ def fused_moe(
     chosen = checked("ids", ids, "T k", np.int32, np.int64)
     scales = contiguous("weights", checked("weights", weights, "T k", np.float32))
     _check(hidden, slices[0], chosen, scales)
-    size, taken = team_size(threads), code_path(path)
+    size = team_size(threads)
+    taken = code_path(path)
     result = np.empty_like(hidden) if out is None else writeable("out", checked("out", out, "T M", np.float32))
     if result.shape != hidden.shape:
         raise ValueError(f"out must have the shape {hidden.shape} of x, not {result.shape}: leave it out.")
@@ -149,11 +150,14 @@ class _Pairs(NamedTuple):
 
 def _sorted(ids: NDArray[Any], experts: int) -> _Pairs:
     flat = ids.ravel()
-    order, counts = np.argsort(flat, kind="stable"), np.bincount(flat, minlength=experts)
-    first, places = np.zeros(experts + 1, np.int64), np.empty(len(flat), np.int64)
+    order = np.argsort(flat, kind="stable")
+    counts = np.bincount(flat, minlength=experts)
+    first = np.zeros(experts + 1, np.int64)
+    places = np.empty(len(flat), np.int64)
     np.cumsum(counts, out=first[1:])
     places[order] = np.arange(len(flat))
-    tokens, most = order // max(1, ids.shape[1]), int(counts.max(initial=0))
+    tokens = order // max(1, ids.shape[1])
+    most = int(counts.max(initial=0))
     return _Pairs(tokens, first, places.reshape(ids.shape), np.flatnonzero(counts), most)
 
 
@@ -188,9 +192,12 @@ def _call(
     experts: PackedExperts,
     out: NDArray[np.float32],
 ) -> Callable[[], object]:
-    """What each thread does: the pairs through both products, and back to tokens."""
-    up, down, count = experts.gate_up, experts.down, len(pairs.tokens)
-    parts, lanes = parts_of(experts, path, exact) if pairs.most > FEW else 0, path.value
+    """One thread's work: the pairs through both products, and back to tokens."""
+    up = experts.gate_up
+    down = experts.down
+    count = len(pairs.tokens)
+    parts = parts_of(experts, path, exact) if pairs.most > FEW else 0
+    lanes = path.value
     both: NDArray[Any] = aligned(np.float32, count, up.words.shape[1] * ROWS)
     answers: NDArray[Any] = aligned(np.float32, count, down.words.shape[1] * ROWS)
     counter = counters(PHASES)
@@ -251,7 +258,9 @@ def fused_moe_reference(x: Operand, experts: PackedExperts, ids: Operand, weight
     >>> fused_moe_reference(np.full((1, 1), 2.0), experts, np.zeros((1, 1), int), np.ones((1, 1))).round(4)
     array([[3.5232]])
     """
-    rows, chosen, scales = float64("x", x), host_array("ids", ids), float64("weights", weights)
+    rows = float64("x", x)
+    chosen = host_array("ids", ids)
+    scales = float64("weights", weights)
     gate_up, down = (unpacked(matrices, range(len(experts))) for matrices in (experts.gate_up, experts.down))
     out = np.zeros(rows.shape)
     for t, row in enumerate(rows):

@@ -23,7 +23,9 @@ COLUMNS = 2 * ROWS
 """Columns that are multiplied together, of which rows must have a multiple."""
 TOGETHER = ROWS
 """Most tokens that one reading of a block serves."""
-_SUMS, _TOKENS, _WEIGHTS = range(4), range(4, 4 + PARTS), 7
+_SUMS = range(4)
+_TOKENS = range(4, 4 + PARTS)
+_WEIGHTS = 7
 
 
 @emitted
@@ -50,7 +52,8 @@ def matrix_block(
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if literal(parts) != PARTS:
             return context.get_dummy_value()
-        e, m = Emitter(builder, ROWS), Matrices(builder)
+        e = Emitter(builder, ROWS)
+        m = Matrices(builder)
         block_, x_, stride_, part_, steps_, out_, apart_ = arguments[2:]
         used = _TOKENS[: PARTS if literal(whole) else 1]
         for total in _SUMS:
@@ -78,7 +81,8 @@ def matrix_block(
     return types.void(parts, whole, *[types.int64] * 7), emit
 
 
-_BYTES, _NUMBERS = 4, 5
+_BYTES = 4
+_NUMBERS = 5
 """Registers of tokens and weights in bytes; the sums are those of `matrix_block`."""
 
 
@@ -135,12 +139,14 @@ def scaled_matrix_block(
     `numbers` are the group's words, of INT4 `unpack`ed; 16 tokens, of which `left` count, lie `stride` bytes apart,
     their scales and offsets `apart`; `tile` (16, 64) int32 is scratch. Nothing without columns.
     """
-    words, from_memory = literal(columns) // 4, Format(literal(form)) is Format.INT8
+    words = literal(columns) // 4
+    from_memory = Format(literal(form)) is Format.INT8
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if not words:
             return context.get_dummy_value()
-        e, m = Emitter(builder, ROWS), Matrices(builder)
+        e = Emitter(builder, ROWS)
+        m = Matrices(builder)
         numbers_, scales_, x_, stride_, left_, products_, x_scales_, offsets_, apart_, tile_, sums_ = arguments[2:]
         for total in _SUMS:
             m.clear(total)
@@ -163,9 +169,11 @@ def scaled_matrix_block(
 
         def token(index: Any, _: list[Any]) -> list[Any]:
             behind = builder.mul(index, apart_)
-            start, factor = e.spread_i32(e.at(offsets_, behind)), e.spread_f32(e.at(x_scales_, behind))
+            start = e.spread_i32(e.at(offsets_, behind))
+            factor = e.spread_f32(e.at(x_scales_, behind))
             row = builder.mul(index, I64(4 * BLOCK))
-            here, to = e.at(tile_, row), e.at(sums_, row)
+            here = e.at(tile_, row)
+            to = e.at(sums_, row)
             for place, scale in zip(places, own, strict=True):
                 total = builder.sitofp(builder.add(e.load(e.at(here, place), e.i32s, LINE), start), e.f32s)
                 e.store_f32(e.fma(total, builder.fmul(scale, factor), e.load_f32(to, place)), to, place)
@@ -188,7 +196,8 @@ def store_rows(typing: Any, columns: Any, sums: Any, count: Any, out: Any, apart
         sums_, count_, out_, apart_ = arguments[1:]
 
         def row(index: Any, _: list[Any]) -> list[Any]:
-            here, to = e.at(sums_, builder.mul(index, I64(4 * BLOCK))), e.at(out_, builder.mul(index, apart_))
+            here = e.at(sums_, builder.mul(index, I64(4 * BLOCK)))
+            to = e.at(out_, builder.mul(index, apart_))
             for place in range(0, 4 * BLOCK, LINE):
                 e.store_f32(e.load_f32(here, place), to, place)
             return []

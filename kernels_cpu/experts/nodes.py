@@ -57,7 +57,8 @@ def numa_nodes(system: Path = _SYSTEM) -> tuple[frozenset[int], ...]:
     >>> len(numa_nodes()) >= 1
     True
     """
-    usable, found = usable_cpus(), []
+    usable = usable_cpus()
+    found = []
     for node in sorted(system.glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
         cpus = frozenset(_listed((node / "cpulist").read_text())) & usable
         found += [cpus] if cpus else []

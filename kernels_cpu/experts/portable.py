@@ -34,7 +34,8 @@ def scaled_rows(
 ) -> None:  # fmt: skip
     """As `scaled_block` for one token, of INT8 (4 per word) or INT4 (8); `sums` (64,) int32 is scratch."""
     groups = len(scales)
-    steps, bits = len(words) // groups, np.uint32(32 // per_word)
+    steps = len(words) // groups
+    bits = np.uint32(32 // per_word)
     mask = np.uint32((1 << (32 // per_word)) - 1)
     out[:] = 0
     for g in range(groups):

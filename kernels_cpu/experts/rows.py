@@ -29,15 +29,19 @@ def row_block(
 
     Tokens in fp32, in `split` order, `stride` bytes apart; code for `tokens`, of which `left` are there.
     """
-    width, count = literal(lanes), literal(tokens)
+    width = literal(lanes)
+    count = literal(tokens)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if not width:
             return context.get_dummy_value()
-        e, line = Emitter(builder, width), 4 * width
+        e = Emitter(builder, width)
+        line = 4 * width
         block_, x_, stride_, left_, steps_, out_, apart_ = arguments[2:]
-        token, result = rows_of(e, x_, stride_, count, left_), rows_of(e, out_, apart_, count, left_)
-        row_bytes, several = builder.mul(steps_, I64(line)), _together(width, count)
+        token = rows_of(e, x_, stride_, count, left_)
+        result = rows_of(e, out_, apart_, count, left_)
+        row_bytes = builder.mul(steps_, I64(line))
+        several = _together(width, count)
         halves = 2 if 2 * several * count <= SUMS[width] else 1  # even and odd columns apart: none waits for the other
 
         def step(index: Any, sums: list[Any], rows: list[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What threads do for the experts: five phases, each a queue of tasks that whoever is free takes the next of.
+"""The threads' work for the experts: five phases, each a queue of tasks of which a free thread takes the next.
 
 Form the rows of the tokens; gate and up, block of 64 rows after block; SwiGLU; down; and the weighted sums. A phase
 begins when all tasks of the one before are done, so a call needs its threads only once, and one that comes late, or
@@ -56,7 +56,9 @@ _STREAMS = 1 if is_zen() else STREAMS
 Shares of sequential reading, itself one stream, on two cores of an Ice Lake Xeon at 1 and 4 tokens of an expert: 1
 stream 0.93 and 0.87, 2 streams 1.00 and 0.97, 4 streams 1.07 to 1.10 and 0.97 to 0.99.
 """
-_FP32, _BF16, _INT4 = int(Format.FP32), int(Format.BF16), int(Format.INT4)
+_FP32 = int(Format.FP32)
+_BF16 = int(Format.BF16)
+_INT4 = int(Format.INT4)
 PHASES = 5
 _KEPT = 1 << 20
 """Bytes of blocks, or of rows, that stay in L2 while they are read again and again."""
@@ -65,7 +67,7 @@ _RUN = 64
 
 
 def parts_of(experts: PackedExperts, path: CodePath, exact: bool) -> int:
-    """How many bf16 stand for a number of an expert's many tokens: 0 for fp32, 1 rounded, 3 that make it up.
+    """Count of bf16 numbers per activation where an expert has many tokens: 0 for fp32, 1 rounded, 3 that sum to it.
 
     Rounded for products of pairs is for Zen: on a Xeon with AMX those are 0.97 to 0.7 times as fast as exact ones.
     """
@@ -96,12 +98,17 @@ def _floats(
 ) -> None:
     """A block of FP32 or BF16 times the rows begin .. end - 1."""
     literally(lanes), literally(form), literally(parts)
-    stride, apart = 4 * x.exact.shape[1], 4 * out.shape[1]
-    base, result = x.exact.ctypes.data, out.ctypes.data + 4 * ROWS * number
+    stride = 4 * x.exact.shape[1]
+    apart = 4 * out.shape[1]
+    base = x.exact.ctypes.data
+    result = out.ctypes.data + 4 * ROWS * number
     if parts == 1 and end - begin > FEW:
-        stride, base = 4 * x.pairs.shape[1], x.pairs.ctypes.data
+        stride = 4 * x.pairs.shape[1]
+        base = x.pairs.ctypes.data
         for t in range(begin, end, 6):
-            at, to, left = base + t * stride, result + t * apart, end - t
+            at = base + t * stride
+            to = result + t * apart
+            left = end - t
             if left > 4 and t > begin:
                 rounded_block(lanes, form, 6, 1, block, at, stride, left, steps, to, apart)
             elif left > 4:
@@ -112,7 +119,9 @@ def _floats(
                 rounded_block(lanes, form, 2, _STREAMS, block, at, stride, left, steps, to, apart)
         return
     for t in range(begin, end, 4):
-        at, to, left = base + t * stride, result + t * apart, end - t
+        at = base + t * stride
+        to = result + t * apart
+        left = end - t
         if left > 2 and t > begin:
             exact_block(lanes, form, 4, 1, block, at, stride, left, steps, to, apart)
         elif left > 2:
@@ -129,13 +138,16 @@ def _matrices(
 ) -> None:  # fmt: skip
     """Some blocks of BF16 times the rows begin .. end - 1; a few rows stay in a cache from block to block."""
     literally(parts)
-    stride, apart = 4 * x.pairs.shape[1], 4 * out.shape[1]
-    base, result = x.pairs.ctypes.data, out.ctypes.data + 4 * ROWS * number
+    stride = 4 * x.pairs.shape[1]
+    apart = 4 * out.shape[1]
+    base = x.pairs.ctypes.data
+    result = out.ctypes.data + 4 * ROWS * number
     for t in range(begin, end, TOGETHER):
         if t == begin or end - t < TOGETHER:
             shape(parts, min(TOGETHER, end - t))
         for b in range(blocks):
-            at, to = block + 4 * ROWS * steps * b, result + t * apart + 4 * ROWS * b
+            at = block + 4 * ROWS * steps * b
+            to = result + t * apart + 4 * ROWS * b
             if whole:
                 matrix_block(parts, 1, at, base + t * stride, stride, 4 * steps, steps, to, apart)
             else:
@@ -147,10 +159,14 @@ def _matrices(
 def _in_place(lanes: int, block: int, steps: int, begin: int, end: int, x: Any, out: Any, number: int) -> None:
     """A block of BF16 rows as they lie times the rows begin .. end - 1."""
     literally(lanes)
-    stride, apart = 4 * x.exact.shape[1], 4 * out.shape[1]
-    base, result = x.exact.ctypes.data, out.ctypes.data + 4 * ROWS * number
+    stride = 4 * x.exact.shape[1]
+    apart = 4 * out.shape[1]
+    base = x.exact.ctypes.data
+    result = out.ctypes.data + 4 * ROWS * number
     for t in range(begin, end, TOKENS):
-        at, to, left = base + t * stride, result + t * apart, end - t
+        at = base + t * stride
+        to = result + t * apart
+        left = end - t
         if left > 2:
             row_block(lanes, 4, block, at, stride, left, steps, to, apart)
         elif left == 2:
@@ -170,11 +186,18 @@ def _scaled(
     (0.4 of the rate on Zen 4), so it takes over when the block is in a cache.
     """
     literally(lanes), literally(form)
-    stride, apart, each = x.numbers.shape[1], 4 * out.shape[1], steps // groups
-    base, result, t = x.numbers.ctypes.data, out.ctypes.data + 4 * ROWS * number, begin
+    stride = x.numbers.shape[1]
+    apart = 4 * out.shape[1]
+    each = steps // groups
+    base = x.numbers.ctypes.data
+    result = out.ctypes.data + 4 * ROWS * number
+    t = begin
     while t < end:
-        at, to, left = base + t * stride, result + t * apart, end - t
-        own, start = x.scales.ctypes.data + 4 * groups * t, x.offsets.ctypes.data + 4 * groups * t
+        at = base + t * stride
+        to = result + t * apart
+        left = end - t
+        own = x.scales.ctypes.data + 4 * groups * t
+        start = x.offsets.ctypes.data + 4 * groups * t
         if left > 4 and t > begin:
             scaled_block(lanes, form, 6, block, scales, at, stride, left, own, start, groups, each, to, apart)
             t += 6
@@ -196,8 +219,11 @@ def _scaled_matrices(
 ) -> None:  # fmt: skip
     """A block of INT8 or INT4 times the rows begin .. end - 1, group after group, by matrix registers."""
     literally(form), literally(columns)
-    stride, apart, each = x.numbers.shape[1], 4 * groups, steps // groups
-    sums, tile = aligned_floats(_RUN * ROWS), aligned_floats(TOGETHER * ROWS)
+    stride = x.numbers.shape[1]
+    apart = 4 * groups
+    each = steps // groups
+    sums = aligned_floats(_RUN * ROWS)
+    tile = aligned_floats(TOGETHER * ROWS)
     unpacked = aligned_floats(2 * each * ROWS if form == _INT4 else 0)
     shape_bytes(columns)
     for first in range(begin, end, _RUN):
@@ -241,7 +267,10 @@ def _multiply(
 ) -> None:  # fmt: skip
     """Blocks number .. past - 1 of an expert's matrix times the rows of those who chose it."""
     literally(lanes), literally(form), literally(parts), literally(columns)
-    begin, end, steps, groups = first[expert], first[expert + 1], words.shape[2], scales.shape[2]
+    begin = first[expert]
+    end = first[expert + 1]
+    steps = words.shape[2]
+    groups = scales.shape[2]
     size = 4 * ROWS * steps
     block = words.ctypes.data + (expert * words.shape[1] + number) * size
     if parts == PARTS and end - begin > FEW:
@@ -268,7 +297,8 @@ def _weighted_sum(answers: Any, places: Any, weights: Any, out: Any) -> None:
     """out = sum over j of weights[j] answers[places[j]], in the order of j."""
     out[:] = 0
     for j in range(len(weights)):
-        answer, weight = answers[places[j]], weights[j]
+        answer = answers[places[j]]
+        weight = weights[j]
         for m in range(len(out)):
             out[m] += weight * answer[m]
 
@@ -286,7 +316,7 @@ def _next(counter: int, phase: int, tasks: int) -> Any:
 
 @functools.cache
 def server(lanes: int, form: int, in_place: bool, parts: int, columns: int) -> Any:
-    """What one thread does, compiled for registers and words; only numbers are closed over, for the disk cache."""
+    """One thread's work, compiled for registers and words; only numbers are closed over, for the disk cache."""
 
     @compiled()
     def serve(
@@ -304,7 +334,8 @@ def server(lanes: int, form: int, in_place: bool, parts: int, columns: int) -> A
         runs = -(-blocks // up_blocks)
         i = _next(counter, 1, len(touched) * runs)
         while i >= 0:
-            expert, number = touched[i // runs], i % runs * up_blocks
+            expert = touched[i // runs]
+            number = i % runs * up_blocks
             past = min(blocks, number + up_blocks)
             _multiply(
                 lanes, form, in_place, parts, columns, up_words, up_scales, first, expert, number, past, many, x, both
@@ -320,7 +351,8 @@ def server(lanes: int, form: int, in_place: bool, parts: int, columns: int) -> A
         runs = -(-blocks // down_blocks)
         i = _next(counter, 3, len(touched) * runs)
         while i >= 0:
-            expert, number = touched[i // runs], i % runs * down_blocks
+            expert = touched[i // runs]
+            number = i % runs * down_blocks
             past = min(blocks, number + down_blocks)
             _multiply(
                 lanes, form, in_place, parts, columns, down_words, down_scales, first, expert, number, past, many,

@@ -72,14 +72,17 @@ def exact_block(
 
     Code for `tokens`, of which `left` are there; the block is read in so many `streams` side by side.
     """
-    width, kind, count = literal(lanes), Format(literal(form)), literal(tokens)
+    width = literal(lanes)
+    kind = Format(literal(form))
+    count = literal(tokens)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if not width or kind.scaled:
             return context.get_dummy_value()
         e = Emitter(builder, width)
         block_, x_, stride_, left_, steps_, out_, apart_ = arguments[4:]
-        token, result = rows_of(e, x_, stride_, count, left_), rows_of(e, out_, apart_, count, left_)
+        token = rows_of(e, x_, stride_, count, left_)
+        result = rows_of(e, out_, apart_, count, left_)
 
         def step(index: Any, sums: list[Any], run: Sequence[int]) -> list[Any]:
             place = builder.mul(index, I64(4 * kind))
@@ -104,7 +107,7 @@ def exact_block(
 
 
 def _apart(lanes: int, run: Sequence[int], tokens: int, form: Format) -> bool:
-    """Whether each element of a word has a sum of its own, so that none waits for the one before."""
+    """True if each element of a word has a sum of its own, so that none waits for the one before."""
     return form > 1 and len(run) * tokens * form <= SUMS[lanes] // 2
 
 
@@ -136,14 +139,17 @@ def rounded_block(
 
     Nothing where the CPU lacks it.
     """
-    width, kind, count = literal(lanes), Format(literal(form)), literal(tokens)
+    width = literal(lanes)
+    kind = Format(literal(form))
+    count = literal(tokens)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if width != 16 or kind is not Format.BF16 or not has("avx512bf16"):
             return context.get_dummy_value()
         e = Emitter(builder, width)
         block_, x_, stride_, left_, steps_, out_, apart_ = arguments[4:]
-        token, result = rows_of(e, x_, stride_, count, left_), rows_of(e, out_, apart_, count, left_)
+        token = rows_of(e, x_, stride_, count, left_)
+        result = rows_of(e, out_, apart_, count, left_)
 
         def step(index: Any, sums: list[Any], run: Sequence[int]) -> list[Any]:
             words = _words(e, block_, index, run)
@@ -174,7 +180,9 @@ def scaled_block(
     For INT8 or INT4 words and tokens of signed bytes; `steps` words per group. `x_scales` and `offsets` (T, groups)
     lie row behind row. Four bytes are multiplied at once where the CPU has AVX512_VNNI.
     """
-    width, kind, count = literal(lanes), Format(literal(form)), literal(tokens)
+    width = literal(lanes)
+    kind = Format(literal(form))
+    count = literal(tokens)
     fours = kind // 4  # words of a token per word of weights
     vnni = width == 16 and has("avx512vnni")
 
@@ -183,7 +191,8 @@ def scaled_block(
             return context.get_dummy_value()
         e = Emitter(builder, width)
         block_, scales_, x_, stride_, left_, x_scales_, offsets_, groups_, steps_, out_, apart_ = arguments[3:]
-        token, result = rows_of(e, x_, stride_, count, left_), rows_of(e, out_, apart_, count, left_)
+        token = rows_of(e, x_, stride_, count, left_)
+        result = rows_of(e, out_, apart_, count, left_)
         factors, starts = (rows_of(e, at, builder.mul(groups_, I64(4)), count, left_) for at in (x_scales_, offsets_))
 
         def step(index: Any, sums: list[Any], run: Sequence[int]) -> list[Any]:
@@ -192,12 +201,14 @@ def scaled_block(
                 for part in range(fours):
                     bytes_ = nibbles(e, words, part) if fours == 2 else words
                     for t in range(count):
-                        here, at = e.at(e.at(token[t], place), 4 * part), v * count + t
+                        here = e.at(e.at(token[t], place), 4 * part)
+                        at = v * count + t
                         sums[at] = _dot(e, sums[at], bytes_, here, vnni)
             return sums
 
         def group(number: Any, _: list[Any], run: Sequence[int]) -> list[Any]:
-            first, place = builder.mul(number, steps_), builder.mul(number, I64(4))
+            first = builder.mul(number, steps_)
+            place = builder.mul(number, I64(4))
             begin = [e.spread_i32(e.at(start, place)) for _ in run for start in starts]
             sums = e.loop(steps_, begin, lambda index, own: step(builder.add(first, index), list(own), run))
             begun = builder.icmp_signed(">", number, I64(0))

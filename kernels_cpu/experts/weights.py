@@ -48,7 +48,7 @@ class Format(enum.IntEnum):
 
     @property
     def scaled(self) -> bool:
-        """Whether groups of columns have scales."""
+        """True if groups of columns have scales."""
         return self in (Format.INT8, Format.INT4)
 
     def weight_bytes(self, group: int = 128) -> float:
@@ -57,7 +57,7 @@ class Format(enum.IntEnum):
 
     @property
     def zero(self) -> int:
-        """What stands for 0 in a word."""
+        """Code of 0 in a word."""
         return 1 << (self.bits - 1) if self.scaled else 0
 
 
@@ -92,7 +92,7 @@ class Matrices:
 
     @property
     def in_place(self) -> bool:
-        """Whether the words are those of the rows as they lie."""
+        """True if the words are those of the rows as they lie."""
         return not self.words.flags.c_contiguous
 
     @property
@@ -230,7 +230,8 @@ def checked_layer(
     gate_up: Operand | Sequence[Operand], down: Operand | Sequence[Operand]
 ) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
     """The matrices of each expert, of shapes that go together."""
-    first, second = _several("gate_up", gate_up), _several("down", down)
+    first = _several("gate_up", gate_up)
+    second = _several("down", down)
     _check(first, second)
     return first, second
 
@@ -251,7 +252,8 @@ def _several(name: str, operands: Operand | Sequence[Operand]) -> list[NDArray[A
 
 
 def _check(gate_up: Sequence[NDArray[Any]] | NDArray[Any], down: Sequence[NDArray[Any]] | NDArray[Any]) -> None:
-    (rows, width), found = gate_up[0].shape, (len(down), *down[0].shape)
+    (rows, width) = gate_up[0].shape
+    found = (len(down), *down[0].shape)
     if rows % 2:
         raise ValueError(f"gate_up must have an even number of rows, not {rows}: pass (E, 2 F, M), gates before ups.")
     want = (len(gate_up), width, rows // 2)
@@ -274,7 +276,8 @@ def _format(name: Format | str | None, dtype: Any) -> Format:
 def _packed(name: str, matrices: Sequence[NDArray[Any]], format: Format, group: int) -> Matrices:
     rows, dim = matrices[0].shape
     unit = group if format.scaled else STREAMS * format
-    width, blocks = -(-dim // unit) * unit, -(-rows // ROWS)
+    width = -(-dim // unit) * unit
+    blocks = -(-rows // ROWS)
     words = aligned(np.uint32, len(matrices), blocks, width // format, ROWS)
     groups = width // group if format.scaled else 0
     scales = aligned(np.float32, len(matrices), blocks, groups, ROWS)
@@ -329,7 +332,8 @@ def unpacked(matrices: Matrices, experts: Iterable[int]) -> list[NDArray[np.floa
 
 
 def _unpacked(matrices: Matrices, expert: int) -> NDArray[np.float64]:
-    words, form = matrices.words[expert].transpose(0, 2, 1).reshape(-1, matrices.words.shape[2]), matrices.format
+    words = matrices.words[expert].transpose(0, 2, 1).reshape(-1, matrices.words.shape[2])
+    form = matrices.format
     if form is Format.FP32:
         values = float64("words", words.view(np.float32))
     elif form is Format.BF16:

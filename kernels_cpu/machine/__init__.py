@@ -1,1 +1,1 @@
-"""What this computer offers: instruction sets, vectors, matrix registers, and memory in huge pages."""
+"""This computer's instruction sets, vectors, matrix registers, and memory in huge pages."""

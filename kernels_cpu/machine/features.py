@@ -1,4 +1,4 @@
-"""Which of the three code paths this computer takes, and why."""
+"""The choice among the three code paths on this computer, with the reason."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def code_path(path: CodePath | None) -> CodePath:
 
 @functools.cache  # LLVM asks the CPU anew each time: 0.4 ms
 def has(feature: str) -> bool:
-    """Whether this CPU has it and Numba compiles for it (NUMBA_CPU_FEATURES), by LLVM's name such as ``avx512bf16``."""
+    """True if this CPU has a feature, named as LLVM does (``avx512bf16``), and NUMBA_CPU_FEATURES permits it."""
     if config.CPU_FEATURES is not None:  # type: ignore[attr-defined]
         return f"+{feature}" in config.CPU_FEATURES.split(",")  # type: ignore[attr-defined]
     return bool(llvm.get_host_cpu_features().get(feature))
@@ -72,15 +72,17 @@ def has(feature: str) -> bool:
 
 @functools.cache
 def has_matrices() -> bool:
-    """Whether this CPU multiplies matrices (AMX) and Linux lets this process do so, which has to be asked for."""
-    arch_prctl, ask_for_state, tile_data = 158, 0x1023, 18
+    """True if this CPU multiplies matrices (AMX) and Linux permits this process to, which it must request."""
+    arch_prctl = 158
+    ask_for_state = 0x1023
+    tile_data = 18
     if sys.platform != "linux" or not all(map(has, ("amx-tile", "amx-bf16", "amx-int8"))):
         return False
     return bool(ctypes.CDLL(None).syscall(arch_prctl, ask_for_state, tile_data) == 0)
 
 
 def is_zen() -> bool:
-    """Whether this CPU is of AMD's Zen family."""
+    """True if this CPU is of AMD's Zen family."""
     return bool(llvm.get_host_cpu_name().startswith("znver"))
 
 

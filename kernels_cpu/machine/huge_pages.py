@@ -33,7 +33,8 @@ def empty_in_huge_pages(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> n
     >>> pool.shape, pool.ctypes.data % (1 << 21)
     ((32, 8, 2, 64, 128), 0)
     """
-    kind, shape = np.dtype(dtype), (shape,) if isinstance(shape, int) else shape
+    kind = np.dtype(dtype)
+    shape = (shape,) if isinstance(shape, int) else shape
     count = math.prod(shape)
     memory = _mapped(count * kind.itemsize + _HUGE)
     whole = np.frombuffer(memory, np.int8)

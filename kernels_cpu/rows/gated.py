@@ -1,4 +1,4 @@
-"""What stands between the projections of a dense feed-forward network or of shared experts: SwiGLU and GeGLU."""
+"""The gates between the projections of a dense feed-forward network or of shared experts: SwiGLU and GeGLU."""
 
 from __future__ import annotations
 
@@ -66,8 +66,10 @@ def gated(x: SameKind, *, activation: str = "swiglu", threads: int | None = None
 def _swiglu(x: Any, strides: Any, out: Any, low: int, high: int) -> None:
     width = out.shape[1]
     for t in range(low, high):
-        begin, own = t * strides[0], out[t]
-        gates, ups = x[begin : begin + width], x[begin + width : begin + 2 * width]
+        begin = t * strides[0]
+        own = out[t]
+        gates = x[begin : begin + width]
+        ups = x[begin + width : begin + 2 * width]
         for f in range(width):
             gate = widened(gates[f])
             fall = exp2(np.float32(-abs(gate) * _LOG2_E))
@@ -79,8 +81,10 @@ def _swiglu(x: Any, strides: Any, out: Any, low: int, high: int) -> None:
 def _geglu(x: Any, strides: Any, out: Any, low: int, high: int) -> None:
     width = out.shape[1]
     for t in range(low, high):
-        begin, own = t * strides[0], out[t]
-        gates, ups = x[begin : begin + width], x[begin + width : begin + 2 * width]
+        begin = t * strides[0]
+        own = out[t]
+        gates = x[begin : begin + width]
+        ups = x[begin + width : begin + 2 * width]
         for f in range(width):
             gate = widened(gates[f])
             tail = np.float32(0.5) * _erfc(np.float32(abs(gate) * _ROOT_HALF))

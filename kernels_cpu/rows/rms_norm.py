@@ -46,7 +46,8 @@ def rms_norm(x: SameKind, weight: Operand, *, eps: float = 1e-5, threads: int | 
     array([[0.8485, 2.2627]], dtype=float32)
     """
     array, rows = rows_of("x", x, "T M")
-    scale, out = vector_of("weight", weight, array), np.empty(array.shape, array.dtype)
+    scale = vector_of("weight", weight, array)
+    out = np.empty(array.shape, array.dtype)
     least = np.float32(eps)
     by_rows(lambda low, high: _norms(*rows, scale, least, out, low, high), out.shape, threads)
     return same_type(x, out)
@@ -85,7 +86,8 @@ def add_rms_norm(
     """
     array, rows = rows_of("x", x, "T M")
     _, others = rows_of("residual", residual, "T M", array)
-    scale, (out, total) = vector_of("weight", weight, array), np.empty((2, *array.shape), array.dtype)
+    scale = vector_of("weight", weight, array)
+    (out, total) = np.empty((2, *array.shape), array.dtype)
     least = np.float32(eps)
     by_rows(lambda low, high: _added_norms(*rows, *others, scale, least, out, total, low, high), out.shape, threads)
     return same_type(x, out), same_type(x, total)
@@ -103,8 +105,11 @@ def _added_norms(
     x: Any, strides: Any, residual: Any, apart: Any, weight: Any, eps: Any, out: Any, total: Any, low: int, high: int
 ) -> None:
     for t in range(low, high):
-        begin, behind, both = t * strides[0], t * apart[0], total[t]
-        one, other = x[begin : begin + len(weight)], residual[behind : behind + len(weight)]
+        begin = t * strides[0]
+        behind = t * apart[0]
+        both = total[t]
+        one = x[begin : begin + len(weight)]
+        other = residual[behind : behind + len(weight)]
         for m in range(len(weight)):
             both[m] = narrowed(widened(one[m]) + widened(other[m]), one[m])
         _norm(both, weight, eps, out[t])

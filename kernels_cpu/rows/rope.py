@@ -96,9 +96,12 @@ def _turn(
     """All in one function, where the compiler sees that the scratch rows lie apart and makes vectors of each loop."""
     _, heads, dim = out.shape
     half = table.shape[1] // 2
-    own, a, b = np.empty(dim, np.float32), np.empty(half, np.float32), np.empty(half, np.float32)
+    own = np.empty(dim, np.float32)
+    a = np.empty(half, np.float32)
+    b = np.empty(half, np.float32)
     for t in range(low, high):
-        cos, sin = table[places[t], :half], table[places[t], half:]
+        cos = table[places[t], :half]
+        sin = table[places[t], half:]
         for h in range(heads):
             begin = t * strides[0] + h * strides[1]
             row = x[begin : begin + dim]
@@ -110,7 +113,8 @@ def _turn(
                     own[d] *= factor * widened(weight[d])
             if interleaved:
                 for i in range(half):
-                    a[i], b[i] = own[2 * i], own[2 * i + 1]
+                    a[i] = own[2 * i]
+                    b[i] = own[2 * i + 1]
                 for i in range(half):
                     own[2 * i] = a[i] * cos[i] - b[i] * sin[i]
                     own[2 * i + 1] = b[i] * cos[i] + a[i] * sin[i]

@@ -1,4 +1,4 @@
-"""What ops on rows of fp32 or bfloat16 share: how operands are taken, and how threads share the rows."""
+"""Operands and threads of all ops on rows of fp32 or bfloat16: checks, and the division of rows among threads."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def same_type(operand: SameKind, array: NDArray[Any]) -> SameKind:
 
 def by_rows(work: Callable[[int, int], object], shape: tuple[int, ...], threads: int | None) -> None:
     """Run `work(low, high)` over all rows of a result of this shape, in as many threads as pay."""
-    rows, most = shape[0], min(shape[0], math.prod(shape) // SHARE)
+    rows = shape[0]
+    most = min(shape[0], math.prod(shape) // SHARE)
     team = min(team_size(threads), max(1, most)) if most > 1 or threads is not None else 1
     if team == 1:
         work(0, rows)

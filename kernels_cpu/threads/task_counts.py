@@ -50,13 +50,13 @@ def task_done(counter: int, queue: int = 0) -> None:
 
 @compiled()
 def tasks_done(counter: int, queue: int = 0) -> Any:
-    """How many are."""
+    """Count of tasks that are done."""
     return take(counter + 2 * LINE * queue + LINE, 0)
 
 
 @compiled()
 def _soon_done(counter: int, tasks: int) -> bool:
-    """Whether so many tasks of the first queue are done within a moment: the system would take longer to tell."""
+    """True if so many tasks of the first queue are done within a moment: the system would take longer to tell."""
     looks = 0
     while looks < _LOOKS and tasks_done(counter) < tasks:
         looks += 1

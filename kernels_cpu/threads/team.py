@@ -24,7 +24,7 @@ def team_size(threads: int | None) -> int:
 
 
 def usable_cores() -> int:
-    """How many cores this process may use."""
+    """Count of cores that this process may use."""
     return len(usable_cpus())
 
 
