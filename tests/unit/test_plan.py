@@ -227,6 +227,6 @@ def test_small_transfers_pass_bulk_ones_but_bulk_ones_wait_for_the_lane():
     assert begun_by([bulk(), task(IN), bulk()], [4.0, 1.0, 2.0], 1.0) == [ITERATION, ITERATION, "h2d W0"]
 
 
-def test_a_dragged_task_holds_its_lane_for_as_long_as_it_takes():
+def test_a_slowed_task_holds_its_lane_for_as_long_as_it_takes():
     busy = play(Turns.of([bulk(), task(GPU)], (0, 1)), [10.0, 2.0], 1.0, [0.0, 0.5]).busy
     assert (busy["h2d"], busy["gpu"]) == (10.0, 4.0)

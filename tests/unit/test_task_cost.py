@@ -283,13 +283,13 @@ def test_tasks_too_short_for_a_team_have_one_core():
 
 
 @pytest.mark.parametrize(
-    ("slow", "beside", "drags"),
+    ("slow", "beside", "slowdowns"),
     [("gpu", "cpu", (1 - 1 / 1.02, 1 - 0.9 / 1.01)), ("dram", "gpu", (1 - 0.9 / 1.02, 1 - 1 / 1.01))],
 )
-def test_beside_each_other_the_movers_sit_with_the_lane_that_has_less_to_do(slow, beside, drags):
+def test_beside_each_other_the_movers_run_with_the_lane_that_has_less_to_do(slow, beside, slowdowns):
     found = pace(VSLPipe(), **{"gpu": 1e12, "hbm": 1e12, "cpu": 1e12, "dram": 1e12} | {slow: 1e5})
     assert (found.gpu, found.cpu, found.beside) == (1, 1, beside)
-    assert (found.gpu_slowdown, found.cpu_slowdown) == tuple(map(pytest.approx, drags))
+    assert (found.gpu_slowdown, found.cpu_slowdown) == tuple(map(pytest.approx, slowdowns))
 
 
 def test_movers_with_cores_of_their_own_take_none_from_a_lane():

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from workbench.core.energy import Energy
 from workbench.core.errors import EngineError
 from workbench.core.timeline import Span, Timeline
+from workbench.engine.lanes.affinity import affinities
 from workbench.engine.lanes.control import MOST_SLEPT, Control
 from workbench.engine.lanes.lanes import Executor, Job, Transfer
 from workbench.engine.lanes.meter import processors
-from workbench.engine.lanes.seats import seats
 from workbench.engine.lanes.stopwatch import Stopwatch
 from workbench.engine.model.forward import Forward
 from workbench.engine.model.ops import Part
@@ -33,7 +33,8 @@ class Engine:
 
     def __init__(self, prepared: Prepared, control: Control | None = None) -> None:
         self.control = control or Control()
-        self._prepared, scenario = prepared, prepared.scenario
+        self._prepared = prepared
+        scenario = prepared.scenario
         self._requests = scenario.workload.requests
         self._tokens = [list(request.prompt) for request in self._requests]
         self.timeline = Timeline(labels=prepared.lowering.graph.labels)
@@ -92,7 +93,8 @@ class Engine:
         """See `Clock.begin`."""
         if not isinstance(blocks, BlockManager):
             raise EngineError(f"the engine needs the tables of a BlockManager, not {type(blocks).__name__}.")
-        self._blocks, self._now = blocks, 0.0
+        self._blocks = blocks
+        self._now = 0.0
         self._meter = processors()
         self.watch.start()
 
@@ -124,7 +126,7 @@ class Engine:
         self.forward.decodes += sum(len(part.lengths) for part in parts)
         for place, (part, batch) in enumerate(zip(parts, plan.parts, strict=True)):
             self.forward.resume(place, part, batch)
-        self._executor.seat(seats(self.paced(plan), self._cores))
+        self._executor.pin(affinities(self.paced(plan), self._cores))
         everything = self._executor.run(plan.tasks, [self._action(task, plan.parts, parts) for task in plan.tasks])
         afters = let_begin(plan.tasks, [job.start for job in everything], [job.end for job in everything])
         all_three = zip(plan.tasks, everything, afters, strict=True)
@@ -136,12 +138,13 @@ class Engine:
         return self._record(ended, number)
 
     def paced(self, plan: Plan) -> Pace:
-        """How the lanes share the cores while a plan is executed."""
+        """Division of the cores among the lanes while a plan is executed."""
         rows = [self._prepared.cost.part(batch) for batch in plan.parts]
         return self._prepared.plans.pace(plan.tasks, rows, self._cores)
 
     def _record(self, ended: list[tuple[Job, str]], number: int) -> dict[str, float]:
-        busy, at = dict.fromkeys(LANES, 0.0), self.watch.at
+        busy = dict.fromkeys(LANES, 0.0)
+        at = self.watch.at
         for job, after in ended:
             lane = job.task.node.lane
             for start, end in job.spans:
@@ -151,10 +154,12 @@ class Engine:
         return busy
 
     def _action(self, task: Task, batches: tuple[Batch, ...], parts: list[Part]) -> Callable[[], Transfer | None]:
-        forward, layer = self.forward, task.layer
+        forward = self.forward
+        layer = task.layer
         if task.part is None:
             return lambda: forward.transfer_weights(task.pieces, task.page)
-        number, batch = task.part, batches[task.part]
+        number = task.part
+        batch = batches[task.part]
         here = batch.at(task.place(batch.layers))
         part = parts[number] if here is batch else parts[number].decodes_alone
         if not part.rows:
@@ -183,7 +188,8 @@ class Engine:
 
     def _emit(self, number: int, batch: Batch, part: Part) -> None:
         emitting = batch.emitting.tolist()
-        asked, tokens = [self._requests[request] for request in emitting], [self._tokens[each] for each in emitting]
+        asked = [self._requests[request] for request in emitting]
+        tokens = [self._tokens[each] for each in emitting]
         made = [len(t) - len(request.prompt) for t, request in zip(tokens, asked, strict=True)]
         logits = self.forward.logits(number, part)
         chosen = choose_all(logits, [request.sampling for request in asked], made, self.control.check)

@@ -94,7 +94,7 @@ def start(scenario: Scenario, schedule: Schedule, *, alongside: bool = False) ->
 
 
 class RunState(enum.Enum):
-    """Where a live run stands."""
+    """Progress of a live run."""
 
     LOADING = "loading"
     RUNNING = "running"
@@ -122,10 +122,12 @@ class LiveRun:
         scenario = prepared.scenario
         self.error: BaseException | None = None
         self._progress = Progress(total=int(scenario.workload.output_len.sum()), blocks=scenario.kv_blocks)
-        self._prepared, self._occupation = prepared, occupation
+        self._prepared = prepared
+        self._occupation = occupation
         self._engine: Engine | None = None
         self._result: Result | None = None
-        self._lock, self._wanted = threading.RLock(), RunState.RUNNING
+        self._lock = threading.RLock()
+        self._wanted = RunState.RUNNING
         self._thread = threading.Thread(target=self._serve, name="live-run", daemon=True)
         try:
             self._thread.start()
@@ -180,7 +182,7 @@ class LiveRun:
 
     @property
     def state(self) -> RunState:
-        """Where it stands."""
+        """The state of the run."""
         if self._thread.is_alive():
             if self._engine is None:
                 return RunState.LOADING
@@ -191,8 +193,9 @@ class LiveRun:
 
     @property
     def progress(self) -> Progress:
-        """How far it is: tokens as of the last iteration, seconds and lanes as of now."""
-        engine, progress = self._engine, self._progress
+        """Progress: tokens as of the last iteration, seconds and lanes as of now."""
+        engine = self._engine
+        progress = self._progress
         if engine is None or not self._thread.is_alive() or not progress.iterations:
             return progress
         return replace(progress, seconds=engine.watch.now, busy=engine.busy())

@@ -1,4 +1,4 @@
-"""What `run` needs beyond what `simulate` does, checked before any long work."""
+"""Checks, before any long work, of what `run` needs beyond `simulate`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check_runnable(prepared: Prepared) -> None:
 
 
 def _strange(model: ModelConfig) -> str:
-    """What its layers have that `run` cannot execute; empty if nothing."""
+    """Parts of its layers that `run` cannot execute; empty if there are none."""
     found = {
         "latent attention": model.kv_lora_rank,
         "dense layers": model.dense_layers,
@@ -70,7 +70,7 @@ def _strange(model: ModelConfig) -> str:
 
 
 def _check_shared(layer: Pipeline, model: ModelConfig) -> None:
-    """What shared experts give must be added: `run` leaves nothing out in silence."""
+    """Refuse a pipeline that adds the output of shared experts nowhere: `run` omits nothing in silence."""
     used = any("shared" in stage.op.reads or stage.op is add_shared for stage in layer.stages)
     if model.shared_params and not used:
         raise EngineError(
@@ -80,7 +80,7 @@ def _check_shared(layer: Pipeline, model: ModelConfig) -> None:
 
 
 def _problem(stage: Stage, model: ModelConfig) -> str:
-    """What keeps `run` from executing a stage; empty if nothing does."""
+    """Reason that `run` cannot execute a stage; empty if it can."""
     op = stage.op
     if op in (shared_experts, add_shared) and not model.shared_params:
         return f"has no such experts in {model.name!r}; remove the stage"

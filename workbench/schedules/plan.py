@@ -172,21 +172,22 @@ def lay_out(
     tasks: Sequence[Task],
     seconds: Sequence[float],
     packet: float = float("inf"),
-    drags: Sequence[float] = (),
+    slowdowns: Sequence[float] = (),
 ) -> tuple[list[float], list[float]]:
     """Starts and ends of a plan's tasks when each lane runs its own in issue order [s].
 
     A task starts when its lane is free and everything it waits for has ended; a first task that is not ready blocks
     its lane. A bulk transfer goes in packets of `packet` seconds: a small transfer that becomes ready meanwhile
     starts at the next packet boundary and delays the rest. While a bulk transfer runs that stands in the plan before
-    a task, the task makes only ``1 - drag`` seconds of progress per second; `drags` has one for each task, or none.
+    a task, the task makes only ``1 - slowdown`` seconds of progress per second; `slowdowns` has one
+    for each task, or none.
 
     Notes
     -----
     Packets with priority are VSLPipe's. Small transfers must stand in the plan in the order in which they become ready,
     as they do in the schedules here.
     """
-    played = play(Turns.of(tasks, range(len(tasks))), seconds, packet, drags or [0.0] * len(tasks))
+    played = play(Turns.of(tasks, range(len(tasks))), seconds, packet, slowdowns or [0.0] * len(tasks))
     return played.starts, played.ends
 
 
@@ -258,19 +259,19 @@ def play(
     turns: Turns,
     seconds: Sequence[float],
     packet: float,
-    drags: Sequence[float],
+    slowdowns: Sequence[float],
     *,
     cold: float = 0.0,
     skip: bool = False,
 ) -> Played:
-    """As `lay_out`, for the turns of a plan, and the seconds and drags of its kinds.
+    """As `lay_out`, for the turns of a plan, and the seconds and slowdowns of its kinds.
 
     A task with which the gpu lane begins after a rest takes `cold` seconds longer, after a short one less.
 
     With `skip`, once a repetition of a run begins as the one before it did, all later ones are left out: each only
     shifts by the same time.
     """
-    lanes = _Lanes(turns, seconds, packet, drags, cold)
+    lanes = _Lanes(turns, seconds, packet, slowdowns, cold)
     for run, of_run, reach in turns.runs if skip else ():
         lanes.pass_run(run, of_run, reach)
     lanes.go_on(len(turns.tasks))
@@ -319,7 +320,7 @@ class _Lanes:
     """Lanes that run the tasks of a plan, up to the one numbered `at`."""
 
     def __init__(
-        self, turns: Turns, seconds: Sequence[float], packet: float, drags: Sequence[float], cold: float
+        self, turns: Turns, seconds: Sequence[float], packet: float, slowdowns: Sequence[float], cold: float
     ) -> None:
         self.starts = [0.0] * len(turns.tasks)
         self.ends = [0.0] * len(turns.tasks)
@@ -328,7 +329,7 @@ class _Lanes:
         self._turns = turns
         self._seconds = seconds
         self._packet = packet
-        self._drags = drags
+        self._slowdowns = slowdowns
         self._bulk = dict[str, list[_Bulk]]()
         self._at = 0
         self._cold = cold
@@ -340,7 +341,7 @@ class _Lanes:
         free = self._free
         bulk = self._bulk
         seconds = self._seconds
-        drags = self._drags
+        slowdowns = self._slowdowns
         lanes = self._turns.lanes
         packet = self._packet
         cold = self._cold
@@ -371,10 +372,10 @@ class _Lanes:
             if lane in bulk and length:
                 start = _let_pass(bulk[lane], start, length, starts, ends, packet)
             end = start + length
-            drag = drags[kind]
-            if drag and length:
+            slowdown = slowdowns[kind]
+            if slowdown and length:
                 for each in bulk:
-                    end = _dragged(bulk[each], start, end, starts, ends, drag)
+                    end = _slowed(bulk[each], start, end, starts, ends, slowdown)
                 self.longer[lane] += end - start - length
             starts[index] = start
             ends[index] = free[lane] = end
@@ -424,8 +425,8 @@ class _Lanes:
             self._bulk[lane].append(_Bulk(index, last + since))
 
 
-def _dragged(
-    bulk: Sequence[_Bulk], start: float, end: float, starts: list[float], ends: list[float], drag: float
+def _slowed(
+    bulk: Sequence[_Bulk], start: float, end: float, starts: list[float], ends: list[float], slowdown: float
 ) -> float:
     """End of a task from `start` to `end` that bulk transfers slow down while they run beside it."""
     for transfer in bulk:
@@ -435,9 +436,9 @@ def _dragged(
         last = end if end < until else until
         beside = last - first
         if beside > 0:
-            slowed = beside / (1 - drag)
+            slowed = beside / (1 - slowdown)
             room = until - first
-            end += slowed - beside if slowed <= room else drag * room
+            end += slowed - beside if slowed <= room else slowdown * room
     return end
 
 

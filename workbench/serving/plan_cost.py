@@ -107,7 +107,7 @@ class PlanCost:
         kinds = self._sorted(tasks, parts, pace)
         prices = _prices(kinds, parts)
         work = [seconds for seconds, _ in prices]
-        drags = [0.0] * len(prices)
+        slowdowns = [0.0] * len(prices)
         dram = 0.0
         for kind in kinds.rest:
             work[kind] = carried
@@ -117,13 +117,13 @@ class PlanCost:
                 sum([size * count for (_, size), (_, count) in zip(prices, kinds.order.kinds, strict=True)]) / bandwidth
             )
             for kind in kinds.on_host:
-                drags[kind] = self._drag(*prices[kind])
+                slowdowns[kind] = self._slowdown(*prices[kind])
         else:
             work = pace.contention.stretch(work, kinds.lanes)
             of_lane = {"gpu": pace.gpu_slowdown, "cpu": pace.cpu_slowdown}
-            drags = [of_lane.get(kind.lane, 0.0) for kind in kinds.kinds]
+            slowdowns = [of_lane.get(kind.lane, 0.0) for kind in kinds.kinds]
         cold = 0.0 if pace is None or self._profile is None else self._profile.rest
-        starts, ends, busy = play(kinds.order, work, packet, drags, cold=cold, skip=skip)
+        starts, ends, busy = play(kinds.order, work, packet, slowdowns, cold=cold, skip=skip)
         if not kinds.on:
             return LaidOut(starts, ends, busy, dram, max(ends), 0.0)
         awaited = ends.copy()
@@ -131,7 +131,7 @@ class PlanCost:
             awaited[place] = 0.0
         return LaidOut(starts, ends, busy, dram, max(awaited), max(ends[place] for place in kinds.on))
 
-    def _drag(self, seconds: float, size: float) -> float:
+    def _slowdown(self, seconds: float, size: float) -> float:
         """The share of its progress that a task on the host loses while weights are read from the same DRAM.
 
         A task that needs the share u of the bandwidth runs at min(1, a / u), a being what the stream leaves, at least
@@ -155,8 +155,9 @@ class PlanCost:
             crowded = [1.0] * len(tasks)
         link = self._machine.link.h2d
         stolen = 0.0 if cores.spare else min(cores.mover * link, _MOST_STOLEN)
-        drags = (cores.gpu_slowdown, cores.cpu_slowdown, cores.gpu_team_slowdown, cores.cpu_team_slowdown)
-        gpu_slowdown, cpu_slowdown, gpu_team_slowdown, cpu_team_slowdown = (1 - 1 / (1 + drag * link) for drag in drags)
+        slowdowns = (cores.gpu_slowdown, cores.cpu_slowdown, cores.gpu_team_slowdown, cores.cpu_team_slowdown)
+        lost = [1 - 1 / (1 + slowdown * link) for slowdown in slowdowns]
+        gpu_slowdown, cpu_slowdown, gpu_team_slowdown, cpu_team_slowdown = lost
         whole = Pace(cores.alone, cores.alone, "", gpu_team_slowdown, cpu_team_slowdown)
         alternate = one_at_a_time(tasks, crowded)
         if alternate and self._faster(tasks, parts, whole, crowded):
@@ -167,9 +168,14 @@ class PlanCost:
             gpu_slowdown = 1 - (1 - gpu_slowdown) * (1 - stolen)
         else:
             cpu_slowdown = 1 - (1 - cpu_slowdown) * (1 - stolen)
-        seats = cores.gpu, cores.cpu, "" if cores.spare else beside
+        beside = "" if cores.spare else beside
         return Pace(
-            *seats, gpu_slowdown, cpu_slowdown, Contention() if alternate else self._contention(tasks, parts, cores)
+            cores.gpu,
+            cores.cpu,
+            beside,
+            gpu_slowdown,
+            cpu_slowdown,
+            Contention() if alternate else self._contention(tasks, parts, cores),
         )
 
     def _contention(self, tasks: Sequence[Task], parts: Sequence[PartRows], cores: Cores) -> Contention:
@@ -232,11 +238,11 @@ class PlanCost:
             return price
         dispatch = self._machine.link.overhead if self._profile is None else self._profile.dispatch
 
-        def handed_over(rows: Rows) -> Price:
+        def dispatched(rows: Rows) -> Price:
             length, size = price(rows)
             return length + dispatch if length else length, size
 
-        return handed_over
+        return dispatched
 
 
 def _prices(kinds: _Kinds, parts: Sequence[PartRows]) -> list[Price]:

@@ -1,4 +1,4 @@
-"""How much slower an operation is while weights stream beside it, and what that costs the one who copies them."""
+"""Slowdown of an operation while weights stream beside it, and core time of the thread that copies them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 from workbench.core.errors import EngineError
 from workbench.core.quiet import kept, listening
 from workbench.engine.calibration.op_times import typical
+from workbench.engine.lanes.affinity import Affinity
 from workbench.engine.lanes.lanes import Copy, Executor, Job, Transfer
-from workbench.engine.lanes.seats import Seat
 from workbench.pipeline.layer_graph import EMBED, WEIGHTS
 from workbench.schedules.plan import Task
 
@@ -44,7 +44,7 @@ class _Round(NamedTuple):
 
 
 def beside(
-    name: str, action: Callable[[], object], seats: Mapping[str, Seat], seconds: Callable[[Job], float]
+    name: str, action: Callable[[], object], affinities: Mapping[str, Affinity], seconds: Callable[[Job], float]
 ) -> Beside:
     """Time an action of the gpu lane alone and beside a stream, interleaved.
 
@@ -53,7 +53,7 @@ def beside(
     name : str
         What to call the action in an error.
     action : callable
-    seats : mapping of str to Seat
+    affinities : mapping of str to Affinity
         Of the four lanes.
     seconds : callable
         What of a job's time counts.
@@ -65,9 +65,11 @@ def beside(
     """
     source = np.ones(1 << 28, np.int8)
     stream = (np.ones_like(source), source)
-    quiet, disturbed, longest = list[_Round](), list[_Round](), _LONG
+    quiet = list[_Round]()
+    disturbed = list[_Round]()
+    longest = _LONG
     executor = Executor(BESIDE, BESIDE, throttled=True, packet_seconds=5e-3)
-    executor.seat(seats)
+    executor.pin(affinities)
     try:
         while len(quiet) < ROUNDS and len(quiet) + len(disturbed) < 3 * ROUNDS:
             with listening() as noise:
@@ -77,7 +79,8 @@ def beside(
     finally:
         executor.close()
     counted = kept(quiet, disturbed)
-    alone, together = [s for seen in counted for s in seen.alone], [s for seen in counted for s in seen.beside]
+    alone = [s for seen in counted for s in seen.alone]
+    together = [s for seen in counted for s in seen.beside]
     if not together:
         raise EngineError(f"no call of {name} ended beside a stream; other programs hold the cores, close them.")
     return Beside(typical(alone), typical(together), median(seen.mover for seen in counted))

@@ -25,10 +25,10 @@ from workbench.engine.calibration.card import card_rates
 from workbench.engine.calibration.op_times import contention, op_times, per_unit, rest, spread, typical
 from workbench.engine.calibration.timed import Pass, Shape, TimedEngine
 from workbench.engine.engine import Engine
+from workbench.engine.lanes.affinity import affinities
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.lanes import Job, Transfer
 from workbench.engine.lanes.process import occupy
-from workbench.engine.lanes.seats import seats
 from workbench.engine.model.ops import Part
 from workbench.engine.runnable import check_runnable
 from workbench.hardware import Machine, usable_cores
@@ -95,7 +95,8 @@ _STREAMED = fetch(weights) | gpu(qkv, prefill_attention) >> offload >> cpu(decod
     out_proj, moe
 )
 _RESIDENT = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine)
-_ALONE, _TOGETHER = ("streamed", "resident"), ("phases", "pages", "parts")
+_ALONE = ("streamed", "resident")
+_TOGETHER = ("phases", "pages", "parts")
 _KINDS: dict[str, tuple[Pipeline, Schedule]] = {
     "streamed": (_STREAMED, Sequential()),
     "waiting": (_STREAMED, Sequential()),
@@ -154,7 +155,8 @@ def calibrate(
         made.append(found)
         return found
 
-    path, what = _record_path(machine, shape), f"the calibration for {model.name!r}"
+    path = _record_path(machine, shape)
+    what = f"the calibration for {model.name!r}"
     known = kept(path, measure, load=Machine.load, save=Machine.save, what=what, refresh=refresh)
     if not made and known.profiles[0].others > OTHERS and _quiet():
         return kept(path, measure, load=Machine.load, save=Machine.save, what=what, refresh=True)
@@ -162,7 +164,7 @@ def calibrate(
 
 
 def _quiet() -> bool:
-    """Whether others leave this computer's cores alone now."""
+    """True if other processes leave this computer's cores alone now."""
     with listening() as noise:
         time.sleep(LISTENED)
     return noise.quiet
@@ -205,7 +207,7 @@ class _Passes:
 
     @property
     def kept(self) -> list[Pass]:
-        """What times are taken from."""
+        """The passes that a calibration is read from."""
         return self.quiet or self.disturbed
 
 
@@ -238,8 +240,10 @@ class _Bench:
     """Times operations in plans that engines execute."""
 
     def __init__(self, scenario: Scenario, machine: Machine, control: Control) -> None:
-        self._machine, self._control = machine, control
-        self._scenario, self._model = scenario, scenario.model
+        self._machine = machine
+        self._control = control
+        self._scenario = scenario
+        self._model = scenario.model
         self._cores = scenario.machine.cores or Cores.of(usable_cores())
         self._random = np.random.default_rng(0)
         self._noise: list[Noise] = []
@@ -267,9 +271,9 @@ class _Bench:
         cores, rates = self._streaming()
         outside = self._outside()
         alone = [seen.kept for (kind, *_), seen in passes.items() if kind in _ALONE]
-        of_kind = {
-            name: [one for (kind, *_), seen in passes.items() if kind == name for one in seen.kept] for name in _KINDS
-        }
+        of_kind = dict[str, list[Pass]]()
+        for name in _KINDS:
+            of_kind[name] = [one for (kind, *_), seen in passes.items() if kind == name for one in seen.kept]
         waiting = of_kind["waiting"]
         ops = op_times([call for kept in alone for one in kept for call in one.calls])
         whole = [one for kind in ("waiting", "pages", "parts") for one in of_kind[kind]]  # no transfer outlasts them
@@ -298,10 +302,13 @@ class _Bench:
         for kind, count in dict.fromkeys((kind, count) for kind, count, _ in passes):
             for shape in WARM:
                 self._pass(kind, count, shape)
-        every, taken, until = list(passes), 0.0, time.perf_counter() + SECONDS
+        every = list(passes)
+        taken = 0.0
+        until = time.perf_counter() + SECONDS
         with tqdm(desc="calibrate", delay=1) as bar:
             while not taken or time.perf_counter() + taken <= until:
-                begin, bar.total = time.perf_counter(), bar.n + len(every)
+                begin = time.perf_counter()
+                bar.total = bar.n + len(every)
                 for number in self._random.permutation(len(every)).tolist():
                     what = every[number]
                     with listening() as noise:
@@ -340,12 +347,16 @@ class _Bench:
 
     def _streaming(self) -> tuple[Cores, tuple[tuple[str, float], ...]]:
         """Core time of the mover, and how much slower experts and attention are while it streams beside them."""
-        prompts, decodes, cores = Shape(4, 64), Shape(0, 0, 64, 256), self._cores
-        (gpu, cpu), teams = (
-            [self._beside(op, shape, threads) for op, shape in (("experts", prompts), ("decode_attention", decodes))]
-            for threads in (cores.gpu, cores.alone)
-        )
-        drags = [max(0.0, found.beside / found.alone - 1) / BESIDE for found in (gpu, cpu, *teams)]
+        prompts = Shape(4, 64)
+        decodes = Shape(0, 0, 64, 256)
+        cores = self._cores
+        gpu = self._beside("experts", prompts, cores.gpu)
+        cpu = self._beside("decode_attention", decodes, cores.gpu)
+        teams = [
+            self._beside("experts", prompts, cores.alone),
+            self._beside("decode_attention", decodes, cores.alone),
+        ]
+        slowdowns = [max(0.0, found.beside / found.alone - 1) / BESIDE for found in (gpu, cpu, *teams)]
         kv = decodes.rows.context * self._model.kv_bytes_per_token(self._scenario.precision.kv)
         kv /= self._model.num_hidden_layers
         stream = f"beside a stream of {BESIDE / 1e9:g} GB/s"
@@ -359,18 +370,19 @@ class _Bench:
             (f"attention {stream}, KV GB/s", kv / cpu.beside / 1e9),
             ("DRAM sequential read on one core, GB/s", self._sequential_read() / 1e9),
         )
-        shared = replace(cores, mover=gpu.mover, gpu_slowdown=drags[0], cpu_slowdown=drags[1])
-        return replace(shared, gpu_team_slowdown=drags[2], cpu_team_slowdown=drags[3]), rates
+        shared = replace(cores, mover=gpu.mover, gpu_slowdown=slowdowns[0], cpu_slowdown=slowdowns[1])
+        return replace(shared, gpu_team_slowdown=slowdowns[2], cpu_team_slowdown=slowdowns[3]), rates
 
     def _beside(self, op: str, shape: Shape, threads: int) -> Beside:
         """One operation of the last layer of a pass, again and again, alone and beside a stream."""
         engine = self._engines["streamed"]
         self._pass("streamed", threads, shape)
         stage = next(stage for stage in self._scenario.pipeline.stages if stage.op.name == op)
-        part, layer = engine.part(shape), self._model.num_hidden_layers - 1
+        part = engine.part(shape)
+        layer = self._model.num_hidden_layers - 1
         action = lambda: engine.forward.compute(stage, layer, 0, part)  # noqa: E731
         own_seconds = lambda job: job.cpu if threads == 1 else job.end - job.start  # noqa: E731
-        return beside(op, action, seats(Pace(threads, threads, "cpu", 0.0, 0.0), self._cores), own_seconds)
+        return beside(op, action, affinities(Pace(threads, threads, "cpu", 0.0, 0.0), self._cores), own_seconds)
 
     def _sequential_read(self) -> float:
         numbers = torch.ones(1 << 26)
@@ -389,7 +401,8 @@ class _Bench:
 
     def _outside(self) -> tuple[float, float]:
         """Seconds of an iteration outside of the engine, fixed and per request; of plans whose tasks do nothing."""
-        few, many = self._hollow(4), self._hollow(64)
+        few = self._hollow(4)
+        many = self._hollow(64)
         request = max(0.0, (many - few) / 60)
         return max(0.0, few - 4 * request), request
 

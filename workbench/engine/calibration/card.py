@@ -1,4 +1,4 @@
-"""What a GPU and its link to the host can do, for the record of `calibrate`."""
+"""Rates of a GPU and of its link to the host, for the record of `calibrate`."""
 
 from __future__ import annotations
 

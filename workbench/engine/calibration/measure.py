@@ -26,7 +26,9 @@ from workbench.pipeline.layer_graph import Node, NodeKind
 from workbench.schedules.plan import Task
 from workbench.stages import Op, combine, experts, out_proj, qkv, route
 
-_ROWS, _WIDE, _INNER = 256, 1024, 3584
+_ROWS = 256
+_WIDE = 1024
+_INNER = 3584
 _TINY = ModelConfig("tiny", 1, 64, 64, 4, 2, 16, 4, 2, 64, 64, dtype="fp32")
 
 
@@ -44,7 +46,8 @@ def measure_machine() -> Machine:
     gpu = Device(f"torch on {cores.gpu} core(s)", memory / 4, _weight_rate(cores.gpu), _gemm_rates(cores.gpu), per_op)
     attention = _attention_rate() * cores.cpu
     cpu = Device(f"Numba and torch on {cores.cpu} core(s)", memory * 3 / 4, attention, _gemm_rates(cores.cpu), per_op)
-    rate, hop = _copy_rate(), _hand_over()
+    rate = _copy_rate()
+    hop = _dispatch()
     today = datetime.now(UTC).isoformat(timespec="seconds")
     cores = replace(cores, mover=1 / rate)
     return Machine(
@@ -67,7 +70,8 @@ def _gemm_rates(threads: int) -> tuple[tuple[str, float], ...]:
     torch.set_num_threads(threads)
     rates = []
     for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
-        x, weight = torch.randn(_ROWS, _WIDE, dtype=dtype), torch.randn(_INNER, _WIDE, dtype=dtype)
+        x = torch.randn(_ROWS, _WIDE, dtype=dtype)
+        weight = torch.randn(_INNER, _WIDE, dtype=dtype)
         taken = _seconds(lambda x=x, weight=weight: functional.linear(x, weight))  # type: ignore[misc]
         rates.append((name, 2.0 * _ROWS * _WIDE * _INNER / taken))
     return tuple(rates)
@@ -93,14 +97,16 @@ def _attention_rate() -> float:
 
 
 def _copy_rate() -> float:
-    source, target = np.ones(1 << 25, np.int8), np.ones(1 << 25, np.int8)
+    source = np.ones(1 << 25, np.int8)
+    target = np.ones(1 << 25, np.int8)
     return source.nbytes / _seconds(lambda: np.copyto(target, source), repeats=15)
 
 
 def _operation_overhead() -> float:
     """Mean time of the built-in operations on four rows of a model so small that arithmetic is nothing."""
     torch.set_num_threads(1)
-    ops, part = Ops(_TINY), Part([], torch.arange(4), np.arange(4), np.zeros((4, 1), np.int32), np.ones(4, np.int64))
+    ops = Ops(_TINY)
+    part = Part([], torch.arange(4), np.arange(4), np.zeros((4, 1), np.int32), np.ones(4, np.int64))
     rows = {"x": torch.randn(4, 64), "attn": torch.randn(4, 64), "h": torch.randn(4, 64), "routed": torch.randn(4, 64)}
     rows["gates"] = torch.tensor([[0.0, 1.0, 0.5, 0.5]] * 4)
     square = torch.randn(64, 64)
@@ -116,7 +122,7 @@ def _operation_overhead() -> float:
     return _seconds(lambda: [each(ops, part, rows, held) for each, held in run.items()], repeats=31) / len(run)
 
 
-def _hand_over() -> float:
+def _dispatch() -> float:
     """Mean time from the end of a task to the start of the next on another lane."""
     lanes = [Node(NodeKind.SEGMENT, "A", "gpu"), Node(NodeKind.MOVE, "H", "h2d")]
     tasks = [Task(lanes[i % 2], 0, 0, (i - 1,) if i else ()) for i in range(100)]

@@ -38,10 +38,11 @@ def op_times(calls: Sequence[Call]) -> tuple[OpTime, ...]:
 def rest(passes: Sequence[Pass], ops: Sequence[OpTime]) -> float:
     """Seconds that plans take longer whose lanes wait for weights: caches are cold when these have come."""
     times = _by_key(ops)
-    longer = [
-        sum(own_seconds(call) - measured_seconds(times[_key(call)], call.rows) for call in one.calls) for one in passes
-    ]
-    return max(0.0, typical(longer))
+
+    def longer(one: Pass) -> float:
+        return sum(own_seconds(call) - measured_seconds(times[_key(call)], call.rows) for call in one.calls)
+
+    return max(0.0, typical([longer(one) for one in passes]))
 
 
 def _by_key(ops: Sequence[OpTime]) -> dict[tuple[str, int, bool], OpTime]:
@@ -54,7 +55,7 @@ def own_seconds(call: Call) -> float:
 
 
 def contention(passes: Sequence[Pass], ops: Sequence[OpTime], cores: Cores, link: float) -> Contention:
-    """What the compute lanes do to one another, from plans in which both work while weights stream.
+    """Slowdown that the compute lanes cause each other, from plans in which both work while weights stream.
 
         t = t_alone (s + f b)
 
@@ -64,7 +65,7 @@ def contention(passes: Sequence[Pass], ops: Sequence[OpTime], cores: Cores, link
     times = _by_key(ops)
     slowed = {"gpu": cores.gpu_slowdown * link, "cpu": cores.cpu_slowdown * link + cores.mover * link}
     found = dict[str, float]()
-    for lane, drag in slowed.items():
+    for lane, slowdown in slowed.items():
         growth = list[float]()
         for one in passes:
             share = one.beside_the_other(lane)
@@ -72,7 +73,7 @@ def contention(passes: Sequence[Pass], ops: Sequence[OpTime], cores: Cores, link
                 mine = [call for call in one.calls if call.lane == lane]
                 alone = sum(measured_seconds(times[_key(call)], call.rows) for call in mine)
                 streaming = min(1.0, one.busy("h2d") / one.seconds)
-                growth.append((sum(call.wall for call in mine) / alone - 1 - drag * streaming) / share)
+                growth.append((sum(call.wall for call in mine) / alone - 1 - slowdown * streaming) / share)
         found[lane] = max(0.0, median(growth)) if growth else 0.0
     return Contention(found["gpu"], found["cpu"])
 
@@ -84,10 +85,15 @@ def spread(passes: Sequence[Sequence[Pass]], ops: Sequence[OpTime]) -> tuple[flo
     drift, how far the repetitions of one round, all plans together, are.
     """
     times = _by_key(ops)
-    off = [[_ratio(one, times) for one in repeated] for repeated in passes]
+    off = []
+    for repeated in passes:
+        off.append([_ratio(one, times) for one in repeated])
     means = np.array([np.mean(ratios) for ratios in off])
     error = _OF_NORMAL * float(np.median(np.abs(means - np.median(means))))
-    rounds = [np.mean([ratios[number] for ratios in off if number < len(ratios)]) for number in range(len(off[0]))]
+    rounds = []
+    for number in range(len(off[0])):
+        of_round = [ratios[number] for ratios in off if number < len(ratios)]
+        rounds.append(np.mean(of_round))
     deviation = max(LEAST_SPREAD, float(np.hypot(error, np.std(rounds))))
     return float(np.exp(-_SIDE * deviation)), float(np.exp(_SIDE * deviation))
 
@@ -106,7 +112,9 @@ class Seen:
     """Seconds of one operation on one number of threads, with the rows that it was given."""
 
     def __init__(self, op: str, threads: int, resident: bool = False) -> None:
-        self.op, self.threads, self._resident = op, threads, resident
+        self.op = op
+        self.threads = threads
+        self._resident = resident
         self._rows: list[Rows] = []
         self._seconds: list[float] = []
 
@@ -117,7 +125,7 @@ class Seen:
             self._seconds.append(seconds)
 
     def time(self) -> OpTime:
-        """What was seen, as a function of the rows."""
+        """The seconds as a function of the rows."""
         op = BUILT_IN.get(self.op)
         if op is not None and op.reads_past:
             return self._prefill()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from workbench.stages import Rows, Stage
 
 
 class Shape(NamedTuple):
-    """What passes through the layers: prompts of one length, or decodes that read so many KV entries each."""
+    """The rows of a pass through the layers: prompts of one length, or decodes that read so many KV entries each."""
 
     prompts: int = 0
     length: int = 0
@@ -35,7 +35,7 @@ class Shape(NamedTuple):
 
     @property
     def rows(self) -> Rows:
-        """What it puts on the stages."""
+        """The rows that it gives the stages."""
         pairs = self.prompts * self.length * (self.length + 1) / 2
         return Rows(
             self.prompts * self.length, self.decodes, pairs, self.decodes * self.held, self.prompts + self.decodes
@@ -85,6 +85,11 @@ class Move(NamedTuple):
     size: int
 
 
+def _intervals(spans: Iterable[Span]) -> list[tuple[float, float]]:
+    """Starts and ends of spans, by their starts."""
+    return [(span.start, span.end) for span in sorted(spans, key=lambda span: span.start)]
+
+
 @dataclass
 class Pass:
     """One plan as it was executed.
@@ -123,10 +128,9 @@ class Pass:
         """Share of a compute lane's time in which the other one worked too."""
         mine = [span for span in self.spans if span.lane == lane]
         others = [span for span in self.spans if span.lane in COMPUTE and span.lane != lane]
-        lanes = (
-            [(span.start, span.end) for span in sorted(spans, key=lambda span: span.start)] for spans in (mine, others)
-        )
-        return overlap(*lanes) / self.busy(lane) if mine else 0.0
+        if not mine:
+            return 0.0
+        return overlap(_intervals(mine), _intervals(others)) / self.busy(lane)
 
     def waits(self, lanes: tuple[str, ...]) -> list[float]:
         """Seconds between the end of the task that let one on these lanes begin, and its beginning."""
@@ -159,15 +163,19 @@ class TimedEngine(Engine):
     def __init__(self, prepared: Prepared) -> None:
         super().__init__(prepared)
         self.pace = Pace(1, 1, "cpu", 0.0, 0.0)
-        self._noted, self._moves = list[tuple[_Noted, float, float]](), list[Move]()
+        self._noted = list[tuple[_Noted, float, float]]()
+        self._moves = list[Move]()
         self._streams = prepared.lowering.graph.pipeline.streams
-        self._lowering, self._layers = prepared.lowering, prepared.layers
-        self._step, self._number = Step.FIRST, 0
+        self._lowering = prepared.lowering
+        self._layers = prepared.layers
+        self._step = Step.FIRST
+        self._number = 0
 
     def make(self, shape: Shape) -> Pass:
         """Execute one plan, and tell how it went. Plans follow one another as the iterations of a run do."""
         scenario = self._prepared.scenario
-        batch, size = shape.batch(self._layers), scenario.memory.kv_block
+        batch = shape.batch(self._layers)
+        size = scenario.memory.kv_block
         longest = max(shape.length, shape.held)
         blocks = BlockManager(scenario.kv_blocks, size, max(1, shape.requests), longest)
         everyone = np.arange(shape.requests)
@@ -176,11 +184,17 @@ class TimedEngine(Engine):
             blocks.append(everyone)  # in turn, so that each sequence's blocks lie apart
         if not self._number:
             self.begin(blocks)
-        self._blocks, self._noted, self._moves, before = blocks, [], [], len(self.timeline)
-        plan, begin = self._lowering.plan(batch, self._step), self.watch.now
+        self._blocks = blocks
+        self._noted = []
+        self._moves = []
+        before = len(self.timeline)
+        plan = self._lowering.plan(batch, self._step)
+        begin = self.watch.now
         self.execute(plan, self._number, self._step)
-        passed, spans = self.watch.now - begin, self.timeline.spans[before:]
-        self._step, self._number = Step.MIDDLE, self._number + 1
+        passed = self.watch.now - begin
+        spans = self.timeline.spans[before:]
+        self._step = Step.MIDDLE
+        self._number = self._number + 1
         first = min(max(span.start, begin) for span in spans)
         around = passed - (max(span.end for span in spans) - first)
         return Pass(self._calls(), spans, self._moves, shape.requests, around)
@@ -217,9 +231,11 @@ class TimedEngine(Engine):
         self._note(_Noted("head", "gpu", False, rows), partial(super()._emit, number, batch, part))
 
     def _note(self, noted: _Noted, work: Callable[[], object]) -> None:
-        wall, cpu = time.perf_counter(), time.thread_time()
+        wall = time.perf_counter()
+        cpu = time.thread_time()
         work()
-        wall, cpu = time.perf_counter() - wall, time.thread_time() - cpu
+        wall = time.perf_counter() - wall
+        cpu = time.thread_time() - cpu
         self._noted.append((noted, wall, cpu))
 
     def _calls(self) -> list[Call]:

@@ -1,4 +1,4 @@
-"""Whether a run goes on, is held or ends: whoever works long asks between two steps."""
+"""Control of a run that goes on, pauses or ends: long operations check it between two steps."""
 
 from __future__ import annotations
 

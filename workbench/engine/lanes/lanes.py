@@ -15,9 +15,9 @@ import numpy.typing as npt
 import torch
 
 from workbench.core.errors import StoppedError
+from workbench.engine.lanes.affinity import Affinity, end_sleeps_on_time, name_thread, pin
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.process import give_back, take
-from workbench.engine.lanes.seats import Seat, end_sleeps_on_time, name_thread, sit
 from workbench.schedules.plan import Carry, Task
 
 Copy = tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]
@@ -61,7 +61,7 @@ class Job:
 
     @property
     def spans(self) -> list[tuple[float, float]]:
-        """When it was at work."""
+        """Times at which it worked."""
         edges = [self.start, *(edge for pause in self.pauses for edge in pause), self.end]
         return list(zip(edges[::2], edges[1::2], strict=True))
 
@@ -74,8 +74,9 @@ class Lane(threading.Thread):
         self.inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.small: deque[Job] = deque()
         self.bulk: deque[Job] = deque()
-        self.seat = self._taken = Seat(1, ())
-        self.since, self.worked = float("nan"), 0.0
+        self.affinity = self._pinned = Affinity(1, ())
+        self.since = float("nan")
+        self.worked = 0.0
         self._ready: set[Job] = set()
         self._executor = executor
 
@@ -83,7 +84,7 @@ class Lane(threading.Thread):
         """Serve the inbox until None arrives."""
         name_thread(self.name)
         torch.get_num_threads()  # a thread's first use copies the process-wide value and would undo the next line
-        torch.set_num_threads(self._taken.threads)
+        torch.set_num_threads(self._pinned.threads)
         torch.set_grad_enabled(False)
         while (job := self.inbox.get()) is not None:
             self._ready.add(job)
@@ -109,10 +110,10 @@ class Lane(threading.Thread):
         return None
 
     def _sit(self) -> None:
-        """Take the seat that the plan gives this lane."""
-        if self._taken != self.seat:
-            sit(self.seat)
-            self._taken = self.seat
+        """Take the affinity that the plan gives this lane."""
+        if self._pinned != self.affinity:
+            pin(self.affinity)
+            self._pinned = self.affinity
 
     def _perform(self, job: Job) -> None:
         self._executor.control.gate.wait()
@@ -125,8 +126,10 @@ class Lane(threading.Thread):
         except BaseException as error:
             job.error = error
             self._executor.control.drain()
-        job.end, job.cpu = time.perf_counter(), time.thread_time() - cpu
-        self.since, self.worked = float("nan"), self.worked + job.end - job.start
+        job.end = time.perf_counter()
+        job.cpu = time.thread_time() - cpu
+        self.since = float("nan")
+        self.worked = self.worked + job.end - job.start
         self._executor.finished(job)
 
     def work(self, job: Job) -> None:
@@ -139,10 +142,12 @@ class Mover(Lane):
 
     def __init__(self, name: str, executor: Executor, rate: float, *, throttled: bool, packet_seconds: float) -> None:
         super().__init__(name, executor)
-        self._rate, self._throttled = rate, throttled
+        self._rate = rate
+        self._throttled = throttled
         # A burst of two packets is made good after a late wake-up, never after idleness.
         self._packet = int(min(max(rate * packet_seconds, 1 << 16), 1 << 26))
-        self._burst, self._free_at = 2 * self._packet / rate, 0.0
+        self._burst = 2 * self._packet / rate
+        self._free_at = 0.0
 
     def run(self) -> None:
         """See `Lane.run`."""
@@ -212,7 +217,9 @@ class Executor:
         self, h2d: float, d2h: float, *, throttled: bool, packet_seconds: float, control: Control | None = None
     ) -> None:
         self.control = control or Control()
-        self._lock, self._idle, self._open = threading.Lock(), threading.Event(), 0
+        self._lock = threading.Lock()
+        self._idle = threading.Event()
+        self._open = 0
         self._carried: Job | None = None
         self.lanes: dict[str, Lane] = {
             "gpu": Lane("gpu", self),
@@ -228,10 +235,10 @@ class Executor:
             self.close()
             raise
 
-    def seat(self, seats: Mapping[str, Seat]) -> None:
+    def pin(self, affinities: Mapping[str, Affinity]) -> None:
         """Give every lane its threads and cores, from its next task on."""
-        for name, seat in seats.items():
-            self.lanes[name].seat = seat
+        for name, affinity in affinities.items():
+            self.lanes[name].affinity = affinity
 
     def run(self, tasks: Sequence[Task], actions: Sequence[Callable[[], object]]) -> list[Job]:
         """Execute a plan and wait for its end, though not for that of a transfer that runs on.

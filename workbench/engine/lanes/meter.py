@@ -24,15 +24,17 @@ class Meter:
     """
 
     def __init__(self, source: str, counters: list[tuple[Counter, float]]) -> None:
-        self._source, self._counters = source, counters
+        self._source = source
+        self._counters = counters
         self.start()
 
     def start(self) -> None:
         """Begin at zero."""
-        self._joules, self._seen = 0.0, [count() for count, _ in self._counters]
+        self._joules = 0.0
+        self._seen = [count() for count, _ in self._counters]
 
     def read(self) -> Energy:
-        """What was counted since `start`."""
+        """Counts since `start`."""
         now = [count() for count, _ in self._counters]
         for before, after, (_, most) in zip(self._seen, now, self._counters, strict=True):
             self._joules += after - before + (most if after < before else 0.0)

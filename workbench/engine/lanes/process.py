@@ -31,7 +31,8 @@ _OPENMP = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "2000"}
 # Freed memory stays with the process, up to 256 MB: else every buffer of an iteration is mapped and cleared anew
 # (1,024 rows 512 wide, queries, keys and values: 10.8 ms so, 6.0 ms when kept; Zen 4). glibc's thresholds cannot
 # be read back; afterwards they are set to where its own adjustment ends once a large buffer was freed.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_TRIM_THRESHOLD = -1
+_MMAP_THRESHOLD = -3
 _KEPT = {_MMAP_THRESHOLD: 1 << 26, _TRIM_THRESHOLD: 1 << 28}
 _USUAL = {_MMAP_THRESHOLD: 1 << 25, _TRIM_THRESHOLD: 1 << 26}
 _FAREWELL = 2.0
@@ -80,12 +81,16 @@ class _Process:
     """Counts the users of lanes and knows the live runs of this process."""
 
     def __init__(self) -> None:
-        self._lock, self._hooked = threading.Lock(), False
+        self._lock = threading.Lock()
+        self._hooked = False
         self._forget()
 
     def _forget(self) -> None:
-        self._users, self._switch_seconds, self._threads = 0, 0.0, 0
-        self._at_work, self._closed = list[Occupation](), False
+        self._users = 0
+        self._switch_seconds = 0.0
+        self._threads = 0
+        self._at_work = list[Occupation]()
+        self._closed = False
 
     def take(self) -> None:
         """Set what lanes need."""
@@ -93,7 +98,8 @@ class _Process:
 
         with self._lock:
             if not self._users:
-                self._switch_seconds, self._threads = sys.getswitchinterval(), torch.get_num_threads()
+                self._switch_seconds = sys.getswitchinterval()
+                self._threads = torch.get_num_threads()
                 sys.setswitchinterval(SWITCH_SECONDS)
                 _malloc(_KEPT)
             self._users += 1
@@ -146,7 +152,8 @@ class _Process:
     def _end_all(self) -> None:
         """End every run first: a thread that is inside torch when Python ends aborts the process."""
         with self._lock:
-            self._closed, going = True, list(self._at_work)
+            self._closed = True
+            going = list(self._at_work)
         for each in going:
             each.control.stop()
         for each in going:
@@ -169,7 +176,8 @@ def _malloc(thresholds: dict[int, int]) -> None:
 
 
 _PROCESS = _Process()
-take, give_back = _PROCESS.take, _PROCESS.give_back
+take = _PROCESS.take
+give_back = _PROCESS.give_back
 
 
 def occupy(what: str, *, alongside: bool = False) -> Occupation:

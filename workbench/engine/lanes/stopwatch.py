@@ -14,7 +14,8 @@ class Stopwatch:
 
     def start(self) -> None:
         """Begin at zero."""
-        self._zero, self._pauses = time.perf_counter(), []
+        self._zero = time.perf_counter()
+        self._pauses = []
 
     def hold(self) -> None:
         """Let no time pass."""

@@ -38,19 +38,19 @@ class Forward:
     """
 
     def __init__(self, prepared: Prepared, control: Control | None = None) -> None:
-        self._prepared, scenario = prepared, prepared.scenario
+        self._prepared = prepared
+        scenario = prepared.scenario
         self._control = control or Control()
-        self._model, self._graph = scenario.model, prepared.lowering.graph
+        self._model = scenario.model
+        self._graph = prepared.lowering.graph
         ops = (stage.op for stage in self._graph.pipeline.stages)
         store = WeightStore(self._model, scenario.precision.weights, ops)
         slots = prepared.lowering.schedule.weight_slots
         self._weights = Weights(store, self._graph, prepared.slot_bytes, slots, self._control)
         self._embedding = store.table("model.embed_tokens.weight")
         tied = self._model.tie_word_embeddings
-        self._norm, self._head = (
-            store.table("model.norm.weight"),
-            self._embedding if tied else store.table("lm_head.weight"),
-        )
+        self._norm = store.table("model.norm.weight")
+        self._head = self._embedding if tied else store.table("lm_head.weight")
         self._ops = Ops(self._model, self._control)
         self._buffers: dict[Key, torch.Tensor] = {}
         self._fetched: dict[tuple[int, int], FetchedKV] = {}  # by layer and part
@@ -64,7 +64,7 @@ class Forward:
         self._check_gpu_memory()
 
     def _check_gpu_memory(self) -> None:
-        """What was allocated for weights and KV is what the ledger says, which was checked against the limit."""
+        """Check that the bytes allocated for weights and KV are those of the ledger, which keeps within the limit."""
         taken = self._weights.gpu_bytes + self._norm.nbytes
         taken += self._cache.pool.nbytes if self._graph.pipeline.kv_device is Place.GPU else 0
         taken += self._embedding.nbytes + (0 if self._head is self._embedding else self._head.nbytes)
@@ -77,7 +77,8 @@ class Forward:
 
     def warm_up(self) -> None:
         """Compile, and read every streamed weight once, so that neither is charged to a lane."""
-        model, one = self._model, Part.smallest()
+        model = self._model
+        one = Part.smallest()
         rows = torch.zeros(1, model.kv_size)
         self._cache.append(0, np.zeros(1, dtype=np.int64), rows, rows)
         self._cache.attend(0, one, torch.zeros(1, model.q_size))
@@ -98,7 +99,8 @@ class Forward:
 
     def embed(self, number: int, ids: Sequence[int]) -> None:
         """Token ids -> x (T, M) of a part; below the rows of prefills in flight, if there are any."""
-        rows, x = self._embedding[torch.tensor(ids)], self._buffers.get((Place.GPU, number, "x"))
+        rows = self._embedding[torch.tensor(ids)]
+        x = self._buffers.get((Place.GPU, number, "x"))
         if x is None:
             self._buffers[Place.GPU, number, "x"] = rows
         else:
@@ -128,7 +130,8 @@ class Forward:
 
     def experts_read(self) -> float:
         """Bytes of the experts that rows were routed to since the last call, each once per layer and part."""
-        touched, self._ops.touched = self._ops.touched, 0
+        touched = self._ops.touched
+        self._ops.touched = 0
         return touched * self._model.expert_params * self._prepared.scenario.precision.expert_bytes
 
     def logits(self, number: int, part: Part) -> torch.Tensor:
@@ -149,7 +152,8 @@ class Forward:
             self._operate(stage, layer, number, part)
 
     def _operate(self, stage: Stage, layer: int, number: int, part: Part) -> None:
-        device, rows = stage.device, part.rows_of(stage.op.rows)
+        device = stage.device
+        rows = part.rows_of(stage.op.rows)
         read = {buffer: self._buffers[device, number, buffer][rows] for buffer in stage.op.reads}
         if stage.op.reads_past and part.before.any():
             read |= self._before(layer, number, part, read["k"].dtype)
@@ -177,8 +181,10 @@ class Forward:
         return answer if isinstance(answer, tuple) else (answer,)
 
     def _experts(self, stage: Stage, layer: int, number: int, part: Part, read: Tensors) -> torch.Tensor:
-        """What the routed experts give at once, and for decodes what those of the layer before give late."""
-        device, decodes, chosen = stage.device, slice(part.prefill, part.rows), self._model.num_experts_per_tok
+        """Output of the routed experts that compute at once, and for decodes that of the previous layer's late ones."""
+        device = stage.device
+        decodes = slice(part.prefill, part.rows)
+        chosen = self._model.num_experts_per_tok
         now = chosen - stage.defer - stage.skip
         wanted = torch.ones(part.rows, chosen, dtype=torch.bool)
         wanted[decodes, now:] = False
@@ -194,7 +200,8 @@ class Forward:
 
     def compute_late(self, stage: Stage, layer: int, number: int, part: Part) -> None:
         """The lowest-scored experts that a stage deferred, to be added one layer later."""
-        device, last = stage.device, self._model.num_experts_per_tok - stage.skip
+        device = stage.device
+        last = self._model.num_experts_per_tok - stage.skip
         read = {buffer: self._buffers.pop((device, number, f"late_{buffer}")) for buffer in ("h", "gates")}
         wanted = torch.zeros(len(read["h"]), self._model.num_experts_per_tok, dtype=torch.bool)
         wanted[:, last - stage.defer : last] = True
@@ -203,7 +210,7 @@ class Forward:
         self._chosen["late"] += int(wanted.sum())
 
     def _own(self, stage: Stage, answer: object, rows: int) -> tuple[torch.Tensor, ...]:
-        """What a user's operation wrote, checked, and copied: it may have returned what it read."""
+        """Output of a user's operation, checked, and copied since it may have returned what it read."""
         answers = answer if isinstance(answer, tuple) else (answer,)
         if len(answers) != len(stage.op.writes):
             raise EngineError(
@@ -228,7 +235,8 @@ class Forward:
         return self._buffers[key]
 
     def _attend(self, stage: Stage, layer: int, number: int, part: Part) -> None:
-        decodes, rows = part.rows_of(RowClass.DECODE), part.rows_of(RowClass.ALL)
+        decodes = part.rows_of(RowClass.DECODE)
+        rows = part.rows_of(RowClass.ALL)
         q, k, v = (self._buffers.get((stage.device, number, buffer)) for buffer in "qkv")
         fetched = self._fetched.pop((layer, number), None)
         if k is None or v is None:
@@ -309,8 +317,9 @@ class Forward:
                 raise EngineError(f"{what}: {wanted} was asked for, {ran[what]} ran; this is a bug.")
 
     def _choices(self) -> Counter[str]:
-        """How many experts decodes should have had computed, at once and one layer late; the last layer defers none."""
-        layers, found = self._model.num_hidden_layers, Counter[str]()
+        """Expected counts of experts of decodes, computed at once and one layer late; the last layer defers none."""
+        layers = self._model.num_hidden_layers
+        found = Counter[str]()
         for stage in self._graph.pipeline.stages:
             if stage.op is experts:
                 late = self.decodes * stage.defer * (layers - 1)

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from workbench.engine.lanes.affinity import pin_elsewhere
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.lanes import Copy, Transfer
-from workbench.engine.lanes.seats import sit_elsewhere
 from workbench.engine.model.checkpoint import TORCH_DTYPES
 from workbench.engine.model.ops import Part
 from workbench.engine.model.weights import as_numpy, host_memory
@@ -42,11 +42,12 @@ class KVCache:
     ) -> None:
         shape = (model.num_hidden_layers, blocks, model.num_key_value_heads, 2, block_size, model.head_dim)
         self.pool = host_memory(shape, TORCH_DTYPES[dtype])
-        self._model, self._control = model, control or Control()
+        self._model = model
+        self._control = control or Control()
         for layer in self.pool:
             self._control.check()
             layer.zero_()  # touches every page, so that no lane pays for mapping them
-        self._team = ThreadPoolExecutor(max(1, usable_cores() - 1), "attention", initializer=sit_elsewhere)
+        self._team = ThreadPoolExecutor(max(1, usable_cores() - 1), "attention", initializer=pin_elsewhere)
 
     def close(self) -> None:
         """End the threads among which attention is shared out."""
@@ -71,13 +72,14 @@ class KVCache:
         return _entries(self.pool[layer], zip(tables, part.before.tolist(), strict=True))
 
     def fetched_bytes(self, part: Part) -> int:
-        """What the blocks that a part reads take where they are copied to."""
+        """Bytes of the blocks that a part reads, where they are copied to."""
         return int((-(-_read(part)[0] // self.block_size)).sum()) * self.pool[0, 0].nbytes
 
     def fetch(self, layer: int, part: Part) -> tuple[FetchedKV, Transfer]:
         """The cached entries that a part reads, to be copied beside it; blocks are renumbered in order."""
         lengths, old_table = _read(part)
-        size, places = self.block_size, np.arange(old_table.shape[1])
+        size = self.block_size
+        places = np.arange(old_table.shape[1])
         width = -(-lengths // size)
         used = places < width[:, None]
         table = np.where(used, (np.cumsum(width) - width)[:, None] + places, 0).astype(np.int32)
@@ -107,7 +109,11 @@ class FetchedKV:
         team: ThreadPoolExecutor,
         control: Control,
     ) -> None:
-        self.pool, self._table, self._model, self._team, self._control = pool, table, model, team, control
+        self.pool = pool
+        self._table = table
+        self._model = model
+        self._team = team
+        self._control = control
 
     def before(self, part: Part) -> tuple[torch.Tensor, torch.Tensor]:
         """As `KVCache.before`."""

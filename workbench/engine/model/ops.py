@@ -67,8 +67,10 @@ class Part:
 
     @classmethod
     def of(cls, batch: Batch, blocks: BlockManager) -> Part:
-        """What the operations need to know of a part of a batch."""
-        size, table, lengths = blocks.block_size, blocks.table, batch.prefill_len
+        """The rows of a part of a batch, as the operations need them."""
+        size = blocks.block_size
+        table = blocks.table
+        lengths = batch.prefill_len
         first = np.repeat(np.cumsum(lengths) - lengths - batch.starts, lengths)
         positions = np.concatenate((np.arange(int(lengths.sum())) - first, batch.context))
         owners = np.concatenate((np.repeat(batch.prefills, lengths), batch.decodes))
@@ -127,7 +129,8 @@ class Ops:
     """
 
     def __init__(self, model: ModelConfig, control: Control | None = None) -> None:
-        self._model, self._control = model, control or Control()
+        self._model = model
+        self._control = control or Control()
         self.touched = 0  # distinct experts, summed over calls
         exponent = torch.arange(0, model.head_dim, 2, dtype=torch.int64).float() / model.head_dim
         self._frequencies = 1.0 / (model.rope_theta**exponent)
@@ -175,7 +178,9 @@ class Ops:
 
         A piece of a prompt also attends to what went before: k_before and v_before, those of all pieces in turn.
         """
-        out, low, past = torch.empty_like(read["q"]), 0, 0
+        out = torch.empty_like(read["q"])
+        low = 0
+        past = 0
         for length, before in zip(part.prefill_len, part.before.tolist(), strict=True):
             self._control.check()
             q, k, v = (read[name][low : low + length] for name in "qkv")
@@ -183,13 +188,15 @@ class Ops:
                 k, v = (torch.cat((read[f"{n}_before"][past : past + before], new)) for n, new in (("k", k), ("v", v)))
             q, k, v = (rows.view(1, len(rows), -1, self._model.head_dim).transpose(1, 2) for rows in (q, k, v))
             out[low : low + length] = self._causal(q, k, v, before).transpose(1, 2).reshape(length, -1)
-            low, past = low + length, past + before
+            low = low + length
+            past = past + before
         return out
 
     def _causal(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, before: int) -> torch.Tensor:
         """Attention of a prompt's queries (1, H, L, D), which stand behind so many keys (1, K, before + L, D)."""
         attend = partial(functional.scaled_dot_product_attention, enable_gqa=True)
-        length, keys = q.shape[2], k.shape[2]
+        length = q.shape[2]
+        keys = k.shape[2]
         step = max(1, int(STEP_FLOPS / (4 * keys * q.shape[1] * q.shape[3])))
         if length <= step and not before:
             return attend(q, k, v, is_causal=True)
@@ -221,13 +228,16 @@ class Ops:
         With `wanted` (T, k) bool only those of every token's choices are computed.
         """
         wanted = read.get("wanted")
-        h, chosen = read["h"], self._model.num_experts_per_tok
-        ids, scales = read["gates"][:, :chosen].reshape(-1).long(), read["gates"][:, chosen:].reshape(-1).to(h.dtype)
+        h = read["h"]
+        chosen = self._model.num_experts_per_tok
+        ids = read["gates"][:, :chosen].reshape(-1).long()
+        scales = read["gates"][:, chosen:].reshape(-1).to(h.dtype)
         pairs = torch.arange(ids.numel()) if wanted is None else wanted.reshape(-1).nonzero()[:, 0]
         order = pairs[ids[pairs].argsort(stable=True)]
         counts = torch.bincount(ids[pairs], minlength=self._model.num_local_experts).tolist()
         self.touched += sum(count > 0 for count in counts)
-        out, low = torch.zeros_like(h), 0
+        out = torch.zeros_like(h)
+        low = 0
         for expert, count in enumerate(counts):
             if count:
                 self._control.check()

@@ -29,7 +29,8 @@ from workbench.workload.tokenizer import CheckpointTokenizer, load_tokenizer
 TINY = ModelConfig("tiny-moe", 4, 128, 128, 4, 2, 32, 8, 2, 64, 512, rope_theta=1e4, dtype="bf16")
 EXAM_LENGTHS = (0, 128, 480)  # prompt tokens
 EXAM_PER_KIND = 500
-_RECORD, _STATE = "training.json", "unfinished/state.safetensors"
+_RECORD = "training.json"
+_STATE = "unfinished/state.safetensors"
 
 
 def make_tokenizer() -> tokenizers.Tokenizer:
@@ -62,7 +63,8 @@ def train_tiny(
     CheckpointError
         If the folder holds another model, or an unfinished training with other settings.
     """
-    folder, settings = Path(folder), settings or Settings()
+    folder = Path(folder)
+    settings = settings or Settings()
     record = folder / _RECORD
     if record.is_file():
         if json.loads(record.read_text(encoding="utf-8"))["settings"] == _plain(settings):
@@ -102,7 +104,8 @@ def greedy_marks(exam: Exam, weights: Tensors, model: ModelConfig) -> dict[str, 
     One pass for each exercise: greedy decoding gives the answer exactly if every token of it is the likeliest after
     those before.
     """
-    net, hits = Trainable(model), dict.fromkeys(KINDS, 0)
+    net = Trainable(model)
+    hits = dict.fromkeys(KINDS, 0)
     counts = dict.fromkeys(KINDS, 0)
     for exercise, request in zip(exam.exercises, exam.workload.requests, strict=True):
         wanted = exam.tokenizer.encode(f"{exercise.answer}\n")

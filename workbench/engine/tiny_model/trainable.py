@@ -13,7 +13,9 @@ from workbench.models import ModelConfig
 
 def shapes(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name and shape of every trained tensor: one layer's experts together, and Q, K and V."""
-    hidden, inner, experts = model.hidden_size, model.intermediate_size, model.num_local_experts
+    hidden = model.hidden_size
+    inner = model.intermediate_size
+    experts = model.num_local_experts
     yield "embed", (model.vocab_size, hidden)
     for layer in range(model.num_hidden_layers):
         yield f"{layer}.attention_norm", (hidden,)
@@ -116,7 +118,8 @@ class Trainable:
             own = {key.partition(".")[2]: w for key, w in weights.items() if key.startswith(f"{layer}.")}
             x = x + self._attention(self._norm(x, own["attention_norm"]), own, tokens.shape)
             routed, uneven = self._moe(self._norm(x, own["moe_norm"]), own)
-            x, imbalance = x + routed, imbalance + uneven
+            x = x + routed
+            imbalance = imbalance + uneven
         last = self._norm(x[rows], weights["norm"])
         return functional.linear(last, weights["head"]), imbalance / self._model.num_hidden_layers
 
@@ -128,9 +131,11 @@ class Trainable:
         projected = functional.linear(h, weights["qkv"]).view(*shape, -1, model.head_dim).transpose(1, 2)
         groups = model.num_key_value_heads
         q, k, v = projected.split([model.num_attention_heads, groups, groups], dim=1)
-        q, k = self._rotate(q, shape[1]), self._rotate(k, shape[1])
+        q = self._rotate(q, shape[1])
+        k = self._rotate(k, shape[1])
         repeats = model.num_attention_heads // groups
-        k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
+        k = k.repeat_interleave(repeats, dim=1)
+        v = v.repeat_interleave(repeats, dim=1)
         attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return functional.linear(attended.transpose(1, 2).reshape(len(h), -1), weights["out"])
 
@@ -140,7 +145,8 @@ class Trainable:
 
     def _moe(self, h: torch.Tensor, weights: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
         """h (T, M) -> routed (T, M): each expert computes its rows at once."""
-        chosen, experts = self._model.num_experts_per_tok, self._model.num_local_experts
+        chosen = self._model.num_experts_per_tok
+        experts = self._model.num_local_experts
         scores = functional.linear(h, weights["router"]).softmax(dim=-1)
         top, ids = scores.topk(chosen, dim=-1)
         scales = (top / top.sum(dim=-1, keepdim=True)).reshape(-1)

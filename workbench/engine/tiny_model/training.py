@@ -71,7 +71,7 @@ class Settings:
 
 
 def lesson(settings: Settings, tokenizer: Tokenizer, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a step teaches: solved exercises of the training split, one after the other, cut at the context's end.
+    """Tokens of one training step: solved exercises of the training split in a row, cut at the context's end.
 
     Returns
     -------
@@ -92,7 +92,8 @@ def _packed(stream: Iterator[Exercise], tokenizer: Tokenizer, length: int) -> tu
     taught: list[bool] = []
     while len(tokens) < length:
         exercise = next(stream)
-        prompt, answer = tokenizer.encode(exercise.prompt), tokenizer.encode(f"{exercise.answer}\n")
+        prompt = tokenizer.encode(exercise.prompt)
+        answer = tokenizer.encode(f"{exercise.answer}\n")
         tokens += prompt + answer
         taught += [False] * len(prompt) + [True] * len(answer)
     return tokens[:length], taught[:length]
@@ -107,9 +108,12 @@ class Training:
                 f"contexts of {max(settings.contexts)} tokens are longer than {model.name!r} takes, "
                 f"{model.max_position_embeddings}; give shorter ones."
             )
-        self.model, self.settings, self.step = model, settings, 0
+        self.model = model
+        self.settings = settings
+        self.step = 0
         self.weights: Tensors = {k: w.requires_grad_() for k, w in draw(model, settings.seed).items()}
-        self._tokenizer, self._net = tokenizer, Trainable(model)
+        self._tokenizer = tokenizer
+        self._net = Trainable(model)
         matrices = [w for w in self.weights.values() if w.ndim > 1]
         others = [w for w in self.weights.values() if w.ndim == 1]
         groups = [
@@ -123,7 +127,8 @@ class Training:
         for group in self._adam.param_groups:
             group["lr"] = self.settings.rate(self.step)
         tokens, rows = lesson(self.settings, self._tokenizer, self.step)
-        given, wanted = tokens[:, :-1], tokens[:, 1:]
+        given = tokens[:, :-1]
+        wanted = tokens[:, 1:]
         logits, imbalance = self._net.forward(self.weights, given, rows)
         loss = functional.cross_entropy(logits, wanted.reshape(-1)[rows])
         (loss + self.settings.balance * imbalance).backward()

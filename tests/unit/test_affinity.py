@@ -7,8 +7,8 @@ import threading
 import pytest
 import torch
 
-from workbench.engine.lanes import seats as seats_module
-from workbench.engine.lanes.seats import Seat, name_thread, seats, sit, sit_elsewhere
+from workbench.engine.lanes import affinity as affinity_module
+from workbench.engine.lanes.affinity import Affinity, affinities, name_thread, pin, pin_elsewhere
 from workbench.hardware.profile import Cores, Pace
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="cores are chosen on Linux only")
@@ -17,7 +17,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="cores are chosen on 
 @pytest.fixture
 def computer(monkeypatch):
     def of(cores: int):
-        monkeypatch.setattr(seats_module.os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+        monkeypatch.setattr(affinity_module.os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
         return Cores.of(cores)
 
     return of
@@ -26,25 +26,25 @@ def computer(monkeypatch):
 @pytest.mark.parametrize(("beside", "movers"), [("gpu", (0,)), ("cpu", (1,))])
 def test_on_two_cores_the_movers_share_the_core_that_the_model_says(computer, beside, movers):
     cores = computer(2)
-    taken = seats(Pace(1, 1, beside, 0.0, 0.0), cores)
+    taken = affinities(Pace(1, 1, beside, 0.0, 0.0), cores)
     assert taken == {
-        "gpu": Seat(1, (0,)),
-        "cpu": Seat(1, (1,)),
-        "d2h": Seat(1, movers),
-        "h2d": Seat(1, movers),
+        "gpu": Affinity(1, (0,)),
+        "cpu": Affinity(1, (1,)),
+        "d2h": Affinity(1, movers),
+        "h2d": Affinity(1, movers),
     }
 
 
 def test_with_spare_cores_the_movers_have_their_own(computer):
     cores = computer(8)
-    taken = seats(Pace(cores.gpu, cores.cpu, "", 0.0, 0.0), cores)
+    taken = affinities(Pace(cores.gpu, cores.cpu, "", 0.0, 0.0), cores)
     assert [taken[lane].cores for lane in ("gpu", "cpu", "h2d")] == [(0, 1, 2), (3, 4, 5, 6), (7,)]
 
 
 def test_lanes_that_follow_one_another_have_every_core(computer):
     cores = computer(2)
-    taken = seats(Pace(2, 2, "", 0.0, 0.0), cores)
-    assert {seat.cores for seat in taken.values()} == {(0, 1)}
+    taken = affinities(Pace(2, 2, "", 0.0, 0.0), cores)
+    assert {affinity.cores for affinity in taken.values()} == {(0, 1)}
     assert (taken["gpu"].threads, taken["h2d"].threads) == (2, 1)
 
 
@@ -62,7 +62,7 @@ def test_one_thread_is_pinned_to_its_core():
     core = min(os.sched_getaffinity(0))
 
     def work():
-        sit(Seat(1, (core,)))
+        pin(Affinity(1, (core,)))
         return os.sched_getaffinity(0), torch.get_num_threads()
 
     assert in_a_thread(work) == ({core}, 1)
@@ -76,9 +76,9 @@ def test_two_threads_are_pinned_to_a_core_each_and_let_go_again():
     def work():
         name_thread("lane-test")
         torch.get_num_threads()
-        sit(Seat(2, (one, two)))
-        pinned = os.sched_getaffinity(0), [os.sched_getaffinity(other) for other in seats_module._others()]
-        sit(Seat(1, (two,)))
+        pin(Affinity(2, (one, two)))
+        pinned = os.sched_getaffinity(0), [os.sched_getaffinity(other) for other in affinity_module._others()]
+        pin(Affinity(1, (two,)))
         return (*pinned, os.sched_getaffinity(0))
 
     assert in_a_thread(work) == ({one}, [{two}], {two})
@@ -92,6 +92,6 @@ def test_a_thread_that_helps_another_works_on_other_cores():
 
     def work():
         os.sched_setaffinity(0, {first})
-        return in_a_thread(lambda: (sit_elsewhere(), os.sched_getaffinity(0))[1])
+        return in_a_thread(lambda: (pin_elsewhere(), os.sched_getaffinity(0))[1])
 
     assert in_a_thread(work) == everywhere - {first}

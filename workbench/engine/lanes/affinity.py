@@ -1,4 +1,4 @@
-"""Where threads work: lanes, and the threads that share their work, on cores of their own."""
+"""Affinity of threads: lanes, and the threads that share their work, on cores of their own."""
 
 from __future__ import annotations
 
@@ -14,53 +14,57 @@ import torch
 from workbench.hardware.profile import Cores, Pace
 
 _TASKS = Path("/proc/self/task")
-_PR_SET_NAME, _PR_SET_TIMERSLACK = 15, 29
+_PR_SET_NAME = 15
+_PR_SET_TIMERSLACK = 29
 _LINUX = sys.platform == "linux"
 
 
-class Seat(NamedTuple):
-    """Where a lane works: its torch threads, and the cores it may use (none: wherever the system puts it)."""
+class Affinity(NamedTuple):
+    """Torch threads of a lane, and the cores that it may use; none leaves the choice to the system."""
 
     threads: int
     cores: tuple[int, ...]
 
 
-def seats(pace: Pace, cores: Cores) -> dict[str, Seat]:
-    """Seats of the four lanes. Compute lanes that work beside each other have cores of their own."""
+def affinities(pace: Pace, cores: Cores) -> dict[str, Affinity]:
+    """Affinities of the four lanes. Compute lanes that work beside each other have cores of their own."""
     mine = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
-    gpu, cpu, spare = mine[: cores.gpu], mine[cores.gpu : cores.gpu + cores.cpu], mine[cores.gpu + cores.cpu :]
+    gpu = mine[: cores.gpu]
+    cpu = mine[cores.gpu : cores.gpu + cores.cpu]
+    spare = mine[cores.gpu + cores.cpu :]
     movers = {"gpu": gpu, "cpu": cpu}.get(pace.beside, spare) or mine
     apart = pace.gpu + pace.cpu <= len(mine)
     return {
-        "gpu": Seat(pace.gpu, gpu if apart else mine),
-        "cpu": Seat(pace.cpu, cpu if apart else mine),
-        "d2h": Seat(1, movers),
-        "h2d": Seat(1, movers),
+        "gpu": Affinity(pace.gpu, gpu if apart else mine),
+        "cpu": Affinity(pace.cpu, cpu if apart else mine),
+        "d2h": Affinity(1, movers),
+        "h2d": Affinity(1, movers),
     }
 
 
-def sit(seat: Seat) -> None:
+def pin(affinity: Affinity) -> None:
     """Give the calling thread its torch threads and cores.
 
     Two threads are pinned to a core each. Left to the system, the second is often woken on the core of the first:
     experts of 64 rows (8 of 1024 x 2048, bf16) took 28 ms so and 21 ms when pinned (2 Zen 4 cores). A larger team is
     left alone, because libgomp ends threads that an operation does not need, and new ones inherit the first one's core.
     """
-    torch.set_num_threads(seat.threads)
-    if not seat.cores or not _LINUX:
+    torch.set_num_threads(affinity.threads)
+    if not affinity.cores or not _LINUX:
         return
-    os.sched_setaffinity(0, seat.cores)
-    if seat.threads == 2 and len(seat.cores) >= 2:
+    os.sched_setaffinity(0, affinity.cores)
+    if affinity.threads == 2 and len(affinity.cores) >= 2:
         torch.ones(1 << 17).add_(1.0)  # the other thread exists from the first shared work on
         for other in _others():
-            os.sched_setaffinity(other, seat.cores[1:])
-        os.sched_setaffinity(0, seat.cores[:1])
+            os.sched_setaffinity(other, affinity.cores[1:])
+        os.sched_setaffinity(0, affinity.cores[:1])
 
 
-def sit_elsewhere() -> None:
+def pin_elsewhere() -> None:
     """Let a new thread work on every core but those that it inherited from the thread it helps, if there are any."""
     if _LINUX:
-        everywhere, inherited = os.sched_getaffinity(os.getpid()), os.sched_getaffinity(0)
+        everywhere = os.sched_getaffinity(os.getpid())
+        inherited = os.sched_getaffinity(0)
         os.sched_setaffinity(0, everywhere - inherited or everywhere)
 
 
