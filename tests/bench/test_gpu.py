@@ -13,7 +13,8 @@ from workbench import kernels
 from workbench.bench.gpu import bench as gpu
 from workbench.bench.gpu import report as gpu_report
 from workbench.bench.gpu.bench import CardLostError, Setting, bench_gpu
-from workbench.bench.gpu.cases import CASES, Call, Case, Size
+from workbench.bench.gpu.case import Call, Case, Size
+from workbench.bench.gpu.cases import CASES
 from workbench.hardware import Machine
 
 ROOT = Path(__file__).parents[2]

@@ -28,7 +28,8 @@ from kernels_triton.backend.ceilings import timed
 from workbench.bench import record
 from workbench.bench.gpu import report
 from workbench.bench.gpu.attention_tiles import tune_attention
-from workbench.bench.gpu.cases import CASES, Case, Size
+from workbench.bench.gpu.case import Case, Size
+from workbench.bench.gpu.cases import CASES
 from workbench.core.errors import WorkbenchError
 from workbench.core.result import versions
 from workbench.hardware import Device, Link, Machine, usable_cores
