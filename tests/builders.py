@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from tests.systems import LIGHTNING, PIPELINES, STREAMED, VSL, ids
+from tests.systems import ADDED, LIGHTNING, PIPELINES, STREAMED, VSL, ids
 from workbench.core.errors import PipelineError, ScenarioError
 from workbench.hardware import Device, Link, Machine
 from workbench.hardware.profile import Contention, Cores, OpTime, Profile
@@ -22,6 +22,7 @@ from workbench.scheduler.block_manager import BlockManager
 from workbench.scheduler.chunked_prefill import ChunkedPrefill
 from workbench.scheduler.continuous import ContinuousBatching
 from workbench.scheduler.layered_prefill import LayeredPrefill
+from workbench.scheduler.registry import every_scheduler
 from workbench.scheduler.resource_aware import Admission, ResourceAware
 from workbench.scheduler.static import StaticBatching
 from workbench.schedules import (
@@ -319,6 +320,7 @@ WIRED: list[tuple[Pipeline, st.SearchStrategy[Schedule]]] = [
     ),
     (STREAMED, OF_SHAPE["streamed weights"]),
     (PIPELINES["ktransformers"], OF_SHAPE["experts on the cpu"]),
+    *((pipeline, st.just(schedule)) for pipeline, schedule in ADDED.values()),
 ]
 
 
@@ -335,7 +337,10 @@ def wirings(draw: st.DrawFn) -> tuple[Pipeline, Schedule]:
 def schedulers() -> st.SearchStrategy[Scheduler]:
     """Every scheduler with small and large budgets."""
     budget = st.none() | st.integers(1, 200)
+    known = (ResourceAware, StaticBatching, ContinuousBatching, ChunkedPrefill, LayeredPrefill)
+    others = [one for one in every_scheduler() if not isinstance(one, known)]
     return st.one_of(
+        *map(st.just, others),
         st.builds(ResourceAware, budget, st.sampled_from(Admission)),
         st.builds(StaticBatching, st.integers(1, 3), st.none() | st.integers(1, 5), budget),
         st.builds(ContinuousBatching, budget),

@@ -16,6 +16,7 @@ from workbench.schedules import (
     Sequential,
     VSLPipe,
 )
+from workbench.schedules.registry import every_schedule
 from workbench.stages import (
     attention,
     combine,
@@ -47,7 +48,7 @@ PIPELINES: dict[str, Pipeline] = {
     "all_cpu": cpu(qkv, attention, out_proj, moe),
 }
 
-GOLDEN: dict[str, tuple[Pipeline, Schedule]] = {
+_CHOSEN: dict[str, tuple[Pipeline, Schedule]] = {
     **{f"{name}.sequential": (pipeline, Sequential(micro_batches=2)) for name, pipeline in PIPELINES.items()},
     "vslpipe.prefetch": (VSL, Sequential(prefetch=True)),
     "vslpipe.vslpipe": (VSL, VSLPipe()),
@@ -59,6 +60,21 @@ GOLDEN: dict[str, tuple[Pipeline, Schedule]] = {
     "ktransformers.ktransformers": (PIPELINES["ktransformers"], KTransformers()),
     "ktransformers.fiddler": (PIPELINES["ktransformers"], Fiddler()),
 }
+
+
+def added(*known: Schedule) -> dict[str, tuple[Pipeline, Schedule]]:
+    """Schedules of the package that are not among these kinds, each with its example, by the name of its module."""
+    kinds = {type(schedule) for schedule in known}
+    return {
+        f"example.{kind.__module__.rpartition('.')[2]}": (kind.example, kind())
+        for kind in every_schedule()
+        if kind not in kinds and kind.example is not None
+    }
+
+
+ADDED = added(*(schedule for _, schedule in _CHOSEN.values()))
+"""Schedules that stand nowhere above."""
+GOLDEN = _CHOSEN | ADDED
 
 
 def ids(*values: int) -> np.ndarray:

@@ -16,6 +16,7 @@ from workbench.core.errors import EngineError, ScenarioError
 from workbench.engine.lanes.meter import Meter, processors
 from workbench.engine.model import ops
 from workbench.models import ModelConfig
+from workbench.scheduler.registry import every_scheduler
 from workbench.schedules import Schedule, Sequential, VSLPipe
 
 ASKED = requests((5, 1, 19, 3, 70, 2, 4, 6, 1, 11), (14, 9, 3, 14, 5, 14, 8, 14, 14, 5), seed=5)
@@ -27,6 +28,8 @@ SCHEDULERS = (
     wb.LayeredPrefill(8),
     wb.LayeredPrefill(2),
 )
+OTHERS = [one for one in every_scheduler() if type(one) not in {wb.ResourceAware, *map(type, SCHEDULERS)}]
+"""Schedulers of the package that stand nowhere above, as their examples have them."""
 IN_PIECES = ("all_gpu", "flexgen_s4", "all_cpu")
 
 
@@ -49,7 +52,7 @@ def asked_of(model: ModelConfig, scheduler: Any, pipeline: str, *, spare: int = 
 
 
 @pytest.mark.parametrize("pipeline", IN_PIECES)
-@pytest.mark.parametrize("scheduler", SCHEDULERS, ids=repr)
+@pytest.mark.parametrize("scheduler", [*SCHEDULERS, *OTHERS], ids=repr)
 def test_every_scheduler_gives_the_same_tokens(scheduler: Any, pipeline: str, deep: ModelConfig, right: Any) -> None:
     """Pieces of prompts read what went before from the cache, on either device or fetched."""
     assert wb.run(asked_of(deep, scheduler, pipeline), Sequential(2)).tokens == right

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 import workbench as wb
-from tests.systems import LIGHTNING, PIPELINES, STREAMED, VSL
+from tests.systems import ADDED, LIGHTNING, PIPELINES, STREAMED, VSL
 from workbench.engine.model.operations import OPERATIONS
 from workbench.hardware import Device, Link, Machine
 from workbench.models import ModelConfig
@@ -51,6 +51,7 @@ WIRED = {
     "streamed": STREAMED,
     "experts_on_cpu": gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine),
     "deferring": gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts, defer=1) >> load >> gpu(combine),
+    **{name: pipeline for name, (pipeline, _) in ADDED.items()},
     "shared_beside": gpu(qkv, attention, out_proj, route)
     >> (gpu(shared_experts) | offload >> cpu(experts) >> load)
     >> gpu(combine),
@@ -66,6 +67,7 @@ OF_SYSTEMS: tuple[tuple[str, Schedule], ...] = (
     ("streamed", LayerStreaming()),
     ("experts_on_cpu", KTransformers()),
     ("experts_on_cpu", Fiddler()),
+    *((name, schedule) for name, (_, schedule) in ADDED.items()),
 )
 """The systems' schedules, each with a pipeline that it takes."""
 

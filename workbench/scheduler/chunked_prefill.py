@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -31,6 +32,8 @@ class ChunkedPrefill:
     -----
     Sarathi-Serve (OSDI 2024), as Layered Prefill compares itself with.
     """
+
+    example: ClassVar[dict[str, int]] = {"token_budget": 128}
 
     token_budget: float = 512
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from workbench.scheduler.base import check_budget
 from workbench.scheduler.batch import NONE, Batch
@@ -28,6 +29,8 @@ class ContinuousBatching:
     -----
     Iteration-level scheduling as in Orca (OSDI 2022), prefill first as in vLLM (SOSP 2023).
     """
+
+    example: ClassVar[dict[str, int]] = {}
 
     token_budget: float | None = None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 
@@ -34,6 +35,8 @@ class LayeredPrefill:
     -----
     Layered Prefill sections 4.2 to 4.4, G clamped.
     """
+
+    example: ClassVar[dict[str, int]] = {"granularity": 128}
 
     granularity: int = 512
 

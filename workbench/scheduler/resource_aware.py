@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from workbench.core.errors import ScenarioError
 from workbench.scheduler.base import check_budget
@@ -47,6 +48,8 @@ class ResourceAware:
     MoE-Lens, section 6.2, and for the pace Eq. 8 with the sum to g - 1. No prompt is split. The check of
     free blocks at admission is ours.
     """
+
+    example: ClassVar[dict[str, int]] = {}
 
     token_budget: float | None = None
     admission: Admission = Admission.GREEDY

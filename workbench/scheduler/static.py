@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain, zip_longest
+from typing import ClassVar
 
 import numpy as np
 
@@ -39,6 +40,8 @@ class StaticBatching:
     -----
     MoE-Lightning, Algorithm 2.
     """
+
+    example: ClassVar[dict[str, int]] = {}
 
     micro_batches: int = 1
     size: int | None = None

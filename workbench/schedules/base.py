@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from typing import ClassVar
 
 import numpy as np
 
@@ -25,6 +26,9 @@ class Step(enum.Flag):
 
 class Schedule(ABC):
     """Order and overlap of one iteration's tasks."""
+
+    example: ClassVar[Pipeline | None] = None
+    """A pipeline that the schedule takes with its default settings: by it, tests and `bench sim` find the schedule."""
 
     @property
     @abstractmethod

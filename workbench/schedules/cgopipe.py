@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
 from workbench.pipeline.layer_graph import LayerGraph
 from workbench.schedules.base import Step
 from workbench.schedules.micro_batches import MicroBatched, WeightPlace, attention_on_cpu, check_attention_on_cpu
 from workbench.schedules.plan import Task
+from workbench.stages import decode_attention, moe, out_proj, prefill_attention, qkv, weights
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,10 @@ class CGOPipe(MicroBatched):
     projections on the GPU, ``fetch(experts.weights)``; with ``fetch(weights)`` they lie in the pages like all else, and
     the first segment too waits for the last page.
     """
+
+    example: ClassVar[Pipeline] = fetch(weights) | gpu(qkv, prefill_attention) >> offload >> cpu(
+        decode_attention
+    ) >> load >> gpu(out_proj, moe)
 
     least = 2
 

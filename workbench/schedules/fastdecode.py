@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
 from workbench.pipeline.layer_graph import LayerGraph
 from workbench.schedules.base import Step
 from workbench.schedules.micro_batches import MicroBatched, WeightPlace, attention_on_cpu, check_attention_on_cpu
 from workbench.schedules.plan import Task
+from workbench.stages import decode_attention, moe, out_proj, prefill_attention, qkv, weights
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,10 @@ class FastDecode(MicroBatched):
     MoE-Lightning, section 4.1 and Figure 6 (S2). Steady layer time about W + n max(A + B, C), an upper bound.
     The figure's order of transfers is not in the text: the weights stand last.
     """
+
+    example: ClassVar[Pipeline] = fetch(weights) | gpu(qkv, prefill_attention) >> offload >> cpu(
+        decode_attention
+    ) >> load >> gpu(out_proj, moe)
 
     least = 2
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from workbench.pipeline import Pipeline, cpu, gpu, load, offload
 from workbench.pipeline.layer_graph import LayerGraph
 from workbench.schedules.base import Schedule, Step
 from workbench.schedules.ktransformers import check_experts_on_cpu
 from workbench.schedules.plan import Task
 from workbench.schedules.sequential import Sequential
+from workbench.stages import attention, combine, experts, out_proj, qkv, route
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,10 @@ class Fiddler(Schedule):
     Fiddler, the synchronous baseline of KTransformers (section 6). All routed experts are computed on the CPU;
     Fiddler itself would copy some that many tokens chose to the GPU.
     """
+
+    example: ClassVar[Pipeline] = (
+        gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine)
+    )
 
     @property
     def parts(self) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
 from workbench.pipeline.layer_graph import LayerGraph
 from workbench.schedules.base import Step
 from workbench.schedules.micro_batches import (
@@ -16,6 +18,7 @@ from workbench.schedules.micro_batches import (
     wrong_shape,
 )
 from workbench.schedules.plan import Task
+from workbench.stages import attention, decode_attention, kv, moe, out_proj, prefill_attention, qkv, weights
 
 _A, _K, _G, _S, _B = range(5)
 _KV_TO_GPU = "gpu segment, h2d kv in, gpu segment, d2h kv out, gpu segment"
@@ -40,6 +43,10 @@ class FlexGenS3(MicroBatched):
     by default the weights stand first, so that the first attention output waits for them. ``weights=`` LAST and PAGED
     are never slower: over 400 random layers up to 1.4 and 1.9 times as fast.
     """
+
+    example: ClassVar[Pipeline] = fetch(weights) | gpu(qkv, prefill_attention) >> offload >> cpu(
+        decode_attention
+    ) >> load >> gpu(out_proj, moe)
 
     weights: WeightPlace = WeightPlace.FIRST
 
@@ -67,6 +74,8 @@ class FlexGenS4(MicroBatched):
     max(W + n K, n (A + G + B)). The figure's order of transfers is not in the text: by default the weights
     stand before the KV of the layer's second micro-batch; ``weights=`` LAST or PAGED puts them elsewhere.
     """
+
+    example: ClassVar[Pipeline] = fetch(weights, kv) | gpu(qkv, attention, out_proj, moe)
 
     weights: WeightPlace = WeightPlace.FIRST
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from workbench.pipeline import Pipeline, cpu, gpu, load, offload
 from workbench.pipeline.layer_graph import LayerGraph, NodeKind
 from workbench.schedules.base import Schedule, Step
 from workbench.schedules.micro_batches import Dataflow, wrong_shape
 from workbench.schedules.plan import Task
-from workbench.stages import Place, decode_attention, experts
+from workbench.stages import Place, attention, combine, decode_attention, experts, out_proj, qkv, route
 
 NEEDED = "gpu(..., route) >> (gpu(shared_experts) | offload >> cpu(experts) >> load) >> gpu(combine)"
 
@@ -31,6 +33,10 @@ class KTransformers(Schedule):
     KTransformers, sections 3.3 and 4. One micro-batch, as the paper's decoding has. The fixed cost of
     submission and waiting is that of the two transfers.
     """
+
+    example: ClassVar[Pipeline] = (
+        gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine)
+    )
 
     @property
     def parts(self) -> int:

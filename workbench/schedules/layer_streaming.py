@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from workbench.pipeline import Pipeline, fetch, gpu
 from workbench.pipeline.layer_graph import LayerGraph
 from workbench.schedules.base import Schedule, Step
 from workbench.schedules.micro_batches import shape, wrong_shape
 from workbench.schedules.plan import Task
 from workbench.schedules.sequential import Sequential
+from workbench.stages import attention, moe, out_proj, qkv, weights
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class LayerStreaming(Schedule):
     -----
     DeepSpeed ZeRO-Inference, a baseline of MoE-Lightning (section 5). Steady layer time max(W, computing).
     """
+
+    example: ClassVar[Pipeline] = fetch(weights) | gpu(qkv, attention, out_proj, moe)
 
     @property
     def parts(self) -> int:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+from workbench.pipeline import Pipeline, fetch, gpu
 from workbench.pipeline.layer_graph import EMBED, HEAD, WEIGHTS, LayerGraph, Node
 from workbench.schedules.base import Step, TaskList
 from workbench.schedules.micro_batches import MicroBatched
 from workbench.schedules.plan import Task
+from workbench.stages import attention, moe, out_proj, qkv, weights
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class Sequential(MicroBatched):
         d2h .   .   .   .   Q0a .   .   .   .   Q0b .   .   .   .   .   Q1a .   .   .   .   Q1b .   .   .   .   .
         h2d .   .   W0  .   .   .   H0a .   .   .   .   H0b .   W1  .   .   .   H1a .   .   .   .   H1b .   .   .
     """
+
+    example: ClassVar[Pipeline] = fetch(weights) | gpu(qkv, attention, out_proj, moe)
 
     micro_batches: int = 1
     prefetch: bool = False

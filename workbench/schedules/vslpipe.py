@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from workbench.core.errors import ScheduleError
 from workbench.core.units import is_whole
+from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
 from workbench.pipeline.layer_graph import EMBED, HEAD, WEIGHTS, LayerGraph, NodeKind
 from workbench.schedules.base import Schedule, Step, TaskList
 from workbench.schedules.plan import Carry, Task
+from workbench.stages import decode_attention, moe, out_proj, prefill_attention, qkv, weights
 
 _A, _Q, _C, _H, _B = range(5)
 _SHAPE = (
@@ -45,6 +48,10 @@ class VSLPipe(Schedule):
     ours: the paper asks for whole layers, this asks for what the stage computes. So is letting a transfer run on: with
     the weights as slow as the computation the link was idle for 6 % of a pass otherwise (2 Zen 4 cores).
     """
+
+    example: ClassVar[Pipeline] = fetch(weights) | gpu(qkv, prefill_attention) >> offload >> cpu(
+        decode_attention
+    ) >> load >> gpu(out_proj, moe)
 
     packet_seconds: float = 5e-3
     weight_slots: int = 2

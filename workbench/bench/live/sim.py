@@ -27,6 +27,7 @@ from workbench.scheduler.base import Scheduler
 from workbench.scheduler.chunked_prefill import ChunkedPrefill
 from workbench.scheduler.continuous import ContinuousBatching
 from workbench.scheduler.layered_prefill import LayeredPrefill
+from workbench.scheduler.registry import every_scheduler
 from workbench.scheduler.resource_aware import Admission, ResourceAware
 from workbench.scheduler.static import StaticBatching
 from workbench.schedules import (
@@ -41,6 +42,7 @@ from workbench.schedules import (
     Sequential,
     VSLPipe,
 )
+from workbench.schedules.registry import every_schedule
 from workbench.simulate import Detail, simulate
 from workbench.stages import attention, combine, experts, kv, moe, out_proj, qkv, route, weights
 from workbench.workload import Request, Workload
@@ -57,7 +59,7 @@ def _experts_on_cpu(defer: int = 0) -> Pipeline:
     return gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts, defer=defer) >> load >> gpu(combine)
 
 
-WAYS: tuple[tuple[Pipeline, Schedule], ...] = (
+_CHOSEN: tuple[tuple[Pipeline, Schedule], ...] = (
     (LAYER, Sequential()),
     (LAYER, Sequential(prefetch=True)),
     (LAYER, VSLPipe()),
@@ -73,8 +75,10 @@ WAYS: tuple[tuple[Pipeline, Schedule], ...] = (
     (_experts_on_cpu(defer=1), KTransformers()),
     (_experts_on_cpu(), Fiddler()),
 )
-"""Every schedule with a pipeline that it supports."""
-SCHEDULERS: tuple[Scheduler, ...] = (
+_FOUND = {kind: kind.example for kind in every_schedule() if kind not in {type(one) for _, one in _CHOSEN}}
+WAYS = (*_CHOSEN, *((layer, kind()) for kind, layer in _FOUND.items() if layer is not None))
+"""Every schedule, with a pipeline that it takes: those with chosen settings first, then each other one's example."""
+_POLICIES: tuple[Scheduler, ...] = (
     ResourceAware(),
     ResourceAware(admission=Admission.PACED),
     StaticBatching(),
@@ -82,6 +86,8 @@ SCHEDULERS: tuple[Scheduler, ...] = (
     ChunkedPrefill(128),
     LayeredPrefill(128),
 )
+SCHEDULERS = (*_POLICIES, *(one for one in every_scheduler() if type(one) not in map(type, _POLICIES)))
+"""Every scheduler: those with chosen settings first, then each other one's example."""
 SECONDS = (1.5, 8.0)
 """Least and most simulated seconds of a run; other settings are drawn again."""
 LINKS = (0.1e9, 6e9)
