@@ -320,13 +320,14 @@ WIRED: list[tuple[Pipeline, st.SearchStrategy[Schedule]]] = [
     ),
     (STREAMED, OF_SHAPE["streamed weights"]),
     (PIPELINES["ktransformers"], OF_SHAPE["experts on the cpu"]),
-    *((pipeline, st.just(schedule)) for pipeline, schedule in ADDED.values()),
 ]
 
 
 @st.composite
 def wirings(draw: st.DrawFn) -> tuple[Pipeline, Schedule]:
-    """One of the systems' pipelines, or any, with a schedule that takes it."""
+    """One of the systems' pipelines, or any, with a schedule that takes it; half are `ADDED`, if any are."""
+    if ADDED and draw(st.booleans()):
+        return draw(st.sampled_from([*ADDED.values()]))
     pipeline, own = draw(
         st.sampled_from(WIRED) | st.tuples(st.sampled_from([*PIPELINES.values()]) | pipelines(), st.none())
     )

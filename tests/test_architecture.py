@@ -1,6 +1,7 @@
 """The shape of the tree: who may import whom, what importing costs, how deep and under what names files lie."""
 
 import ast
+import functools
 import json
 import subprocess
 import sys
@@ -105,6 +106,46 @@ def test_the_layers_are_few_and_without_exceptions():
 def test_names_say_what_is_inside():
     vague = [path for path in sources() if SAYS_NOTHING & set(path.stem.split("_")) and path.stem != "block_manager"]
     assert vague == []
+
+
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_QUESTIONS = ("What", "How", "Who", "Where", "Whether", "Which", "When", "Why", "Whose")
+
+
+@functools.cache
+def syntax_trees() -> dict[str, ast.Module]:
+    files = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
+    return {str(file.relative_to(ROOT)): ast.parse(file.read_text(encoding="utf-8")) for file in files}
+
+
+def test_a_line_assigns_one_thing():
+    """Fewer than one in fifty assignments is ``a, b = x, y``, as a swap is."""
+    assigned = [node for tree in syntax_trees().values() for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+    packed = [one for one in assigned if isinstance(one.targets[0], ast.Tuple) and isinstance(one.value, ast.Tuple)]
+    assert len(packed) < 0.02 * len(assigned)
+
+
+def test_comprehensions_are_not_nested():
+    nested = [
+        f"{file}:{outer.lineno}"
+        for file, tree in syntax_trees().items()
+        for outer in ast.walk(tree)
+        if isinstance(outer, _COMPREHENSIONS)
+        and any(isinstance(inner, _COMPREHENSIONS) for inner in ast.walk(outer) if inner is not outer)
+    ]
+    assert not nested
+
+
+def test_docstrings_say_what_a_thing_is_instead_of_asking():
+    asking = [
+        f"{file}: {text.splitlines()[0]}"
+        for file, tree in syntax_trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and (text := ast.get_docstring(node))
+        and text.split()[0].strip(",:;.") in _QUESTIONS
+    ]
+    assert not asking
 
 
 def test_library_code_raises_instead_of_asserting():

@@ -75,7 +75,8 @@ _CHOSEN: tuple[tuple[Pipeline, Schedule], ...] = (
     (_experts_on_cpu(defer=1), KTransformers()),
     (_experts_on_cpu(), Fiddler()),
 )
-_FOUND = {kind: kind.example for kind in every_schedule() if kind not in {type(one) for _, one in _CHOSEN}}
+_KINDS = {type(schedule) for _, schedule in _CHOSEN}
+_FOUND = {kind: kind.example for kind in every_schedule() if kind not in _KINDS}
 WAYS = (*_CHOSEN, *((layer, kind()) for kind, layer in _FOUND.items() if layer is not None))
 """Every schedule, with a pipeline that it takes: those with chosen settings first, then each other one's example."""
 _POLICIES: tuple[Scheduler, ...] = (
