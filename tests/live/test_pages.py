@@ -14,7 +14,7 @@ from workbench.stages import experts
 
 @pytest.mark.parametrize("pages", [1, 2, 3, 7, 1000])
 def test_pages_bring_what_the_whole_transfer_brings(pages: int, tiny: ModelConfig) -> None:
-    graph, store = layer_graph(LIGHTNING), WeightStore(tiny, "fp32")
+    graph, store = layer_graph(LIGHTNING, tiny), WeightStore(tiny, "fp32")
     (node,) = graph.streamed
     size = sum(t.nbytes for _, parts in store.sources(0, experts) for t in parts)
     paged, whole = (WeightBuffer(store, graph, size, 2) for _ in range(2))

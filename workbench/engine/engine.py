@@ -183,7 +183,7 @@ class Engine:
         self.forward.embed(number, ids)
 
     def _compute(self, task: Task, part: Part) -> None:
-        for stage in task.node.stages:
+        for stage in self.forward.stages_of(task.node, task.layer):
             self.forward.compute(stage, task.layer, task.part or 0, part)
 
     def _emit(self, number: int, batch: Batch, part: Part) -> None:

@@ -5,5 +5,6 @@ Scenarios, stages and formulas take a `ModelConfig` and ask nothing else of a mo
 
 from workbench.models.config import ModelConfig
 from workbench.models.huggingface import checkpoint, model, models
+from workbench.models.layers import LayerKind
 
-__all__ = ["ModelConfig", "checkpoint", "model", "models"]
+__all__ = ["LayerKind", "ModelConfig", "checkpoint", "model", "models"]

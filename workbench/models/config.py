@@ -17,6 +17,7 @@ from workbench.core.errors import ScenarioError
 from workbench.core.units import DTYPE_BYTES, WEIGHT_BYTES, is_number, is_whole
 from workbench.models.families import FAMILIES, RUNNABLE
 from workbench.models.family import Family, HeadNorm
+from workbench.models.layers import LayerKind, Layers, Pattern, contradiction, fold, spelled, unfold
 
 LARGEST = 2**40
 """Of any size: what follows from a few of them stays within floats."""
@@ -44,6 +45,9 @@ class ModelConfig:
         Latent attention (DeepSeek's MLA), if `kv_lora_rank` is given; `head_dim` is then the sum of the two qk widths.
     sliding_window, windowed_layers : int
         Tokens that a sliding-window layer attends to, and how many layers have one.
+    layers : tuple of (tuple of LayerKind, int)
+        Order of the layers: patterns of kinds, and how often each is repeated. Unless given, windowed layers come
+        before the others, and the first `first_k_dense_replace` layers are dense.
     dtype : str
         Precision of activations and of all weights that have no other: "fp32", "bf16" or "fp16".
     expert_dtype, other_dtype : str or None
@@ -62,7 +66,8 @@ class ModelConfig:
     Raises
     ------
     ScenarioError
-        If a size is no whole number or too small, more is asked for than there is, or a format is unknown.
+        If a size is no whole number or too small, more is asked for than there is, a format is unknown, or `layers`
+        contradicts the counts of layers.
     """
 
     name: str
@@ -96,6 +101,7 @@ class ModelConfig:
     norm_topk_prob: bool = True
     architecture: str | None = None
     path: Path | None = None
+    layers: Layers = ()
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -128,6 +134,25 @@ class ModelConfig:
         tokens, shares = zip(*self.coverage, strict=True) if self.coverage else ((1,), (1,))
         if not (tokens[0] >= 1 and all(a < b for a, b in pairwise(tokens)) and min(shares) > 0 and max(shares) <= 1):
             raise ScenarioError(f"{self.name} has coverage={self.coverage}; give shares of 0 to 1 for rising tokens.")
+        counts = {
+            "num_hidden_layers": self.num_hidden_layers,
+            "first_k_dense_replace": self.first_k_dense_replace,
+            "windowed_layers": self.windowed_layers,
+        }
+        problem = contradiction(self.layers, counts) if self.layers else None
+        if problem:
+            raise ScenarioError(f"{self.name} has {problem}.")
+
+    @cached_property
+    def layer_kinds(self) -> Pattern:
+        """Kind of every layer, in order."""
+        if self.layers:
+            return unfold(self.layers)
+        dense = self.first_k_dense_replace
+        windowed = self.windowed_layers
+        return tuple(
+            LayerKind.of(dense=layer < dense, windowed=layer < windowed) for layer in range(self.num_hidden_layers)
+        )
 
     @property
     def family(self) -> Family:
@@ -419,5 +444,6 @@ class ModelConfig:
         )
 
     def _repr_html_(self) -> str:
-        known = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return html_table((name, str(value)) for name, value in known if value is not None)
+        known = {field.name: getattr(self, field.name) for field in fields(self)}
+        known["layers"] = spelled(fold(self.layer_kinds))
+        return html_table((name, str(value)) for name, value in known.items() if value is not None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from reprlib import repr as short
@@ -16,6 +16,7 @@ from workbench.core.units import is_number, is_whole
 from workbench.models.config import LARGEST, ModelConfig
 from workbench.models.families import FAMILIES, RUNNABLE, runnable_family
 from workbench.models.family import Family
+from workbench.models.layers import LayerKind, Layers, fold
 
 __all__ = ["ModelConfig", "checkpoint", "model", "models"]
 
@@ -171,7 +172,7 @@ def _translate(config: Mapping[str, Any], name: str) -> ModelConfig:
         "expert_dtype": expert,
         "other_dtype": other,
         "shared_expert_intermediate_size": _shared_width(raw),
-        "windowed_layers": _windowed_layers(raw, name),
+        **_windows(raw, name),
         "rope_theta": _rope_theta(raw, family),
         "architecture": None if family is None else family.architecture,
     }
@@ -296,7 +297,22 @@ def _shared_width(raw: Mapping[str, Any]) -> int:
     return int(raw.get("shared_expert_intermediate_size") or (raw.get("n_shared_experts") or 0) * width)
 
 
-def _windowed_layers(raw: Mapping[str, Any], name: str) -> int:
+def _windows(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Fields that tell which layers have a sliding window; the order of layers where some have none."""
+    windowed = _windowed(raw, name)
+    given: dict[str, Any] = {"windowed_layers": sum(windowed)}
+    if 0 < sum(windowed) < len(windowed):
+        given["layers"] = _order(windowed, raw.get("first_k_dense_replace") or 0)
+    return given
+
+
+def _order(windowed: Sequence[bool], dense: int) -> Layers:
+    """The layers of which some have a window and the first ones are dense."""
+    return fold([LayerKind.of(dense=layer < dense, windowed=has) for layer, has in enumerate(windowed)])
+
+
+def _windowed(raw: Mapping[str, Any], name: str) -> list[bool]:
+    """True for every layer with a sliding window."""
     kinds = raw.get("layer_types")
     if kinds is not None and not isinstance(kinds, list | tuple):
         raise CheckpointError(
@@ -310,10 +326,12 @@ def _windowed_layers(raw: Mapping[str, Any], name: str) -> int:
                 f"for each layer, of {', '.join(_ATTENTION)}."
             )
     if raw.get("sliding_window") is None or raw.get("use_sliding_window") is False:
-        return 0
+        return [False] * raw["num_hidden_layers"]
     if kinds is None and raw.get("use_sliding_window"):
         raise CheckpointError(f"config.json of {name!r} does not tell which layers have its window; add layer_types.")
-    return raw["num_hidden_layers"] if kinds is None else sum(kind == "sliding_attention" for kind in kinds)
+    if kinds is None:
+        return [True] * raw["num_hidden_layers"]
+    return [kind == "sliding_attention" for kind in kinds]
 
 
 def _formats(raw: Mapping[str, Any], name: str) -> tuple[str | None, str | None]:

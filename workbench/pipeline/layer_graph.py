@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from workbench.core.errors import PipelineError
+from workbench.models import ModelConfig
 from workbench.pipeline.algebra import Element, Fork, Path, Piece, Pipeline, Resolved, resolve
 from workbench.stages import Move, Place, RowClass, Stage, kv
 
@@ -88,6 +89,8 @@ class LayerGraph:
         CPU.
     last : tuple of Node or None
         The nodes as the last layer has them: it defers nothing, so what others compute afterwards it computes at once.
+    model : ModelConfig or None
+        The model whose layers `at` tells.
     """
 
     pipeline: Pipeline
@@ -96,15 +99,45 @@ class LayerGraph:
     enter: Node | None
     leave: Node | None
     last: tuple[Node | None, ...]
+    model: ModelConfig | None = None
 
     @property
     def streamed(self) -> tuple[int, ...]:
         """Nodes whose weights are streamed."""
         return tuple(index for index, node in enumerate(self.nodes) if node.streamed)
 
-    def at(self, layer: int, layers: int) -> tuple[Node | None, ...]:
-        """The nodes of one of so many layers, each in its place; None where it has none."""
+    def planned(self, layer: int, layers: int) -> tuple[Node | None, ...]:
+        """Nodes that a plan of so many layers has for one of them, each in its place; None where the last has none.
+
+        They are whole, because a plan's layers are priced as the mean of the model's; `at` has each as it is.
+        """
         return self.last if layer + 1 == layers else self.nodes
+
+    def at(self, layer: int) -> tuple[Node | None, ...]:
+        """Nodes of one layer of the model, each in its place, with the stages that this layer has.
+
+        A node stays in its place where the layer has none of its stages; None where the last layer has no such node.
+
+        Raises
+        ------
+        PipelineError
+            If the graph was made without a model, or the model has no such layer.
+        """
+        if self.model is None:
+            raise PipelineError("this layer graph knows no model; make it with layer_graph(pipeline, model).")
+        layers = self.model.num_hidden_layers
+        if not 0 <= layer < layers:
+            raise PipelineError(f"{self.model.name} has no layer {layer}; give one from 0 to {layers - 1}.")
+        return tuple(node and self._present(node, layer) for node in self.planned(layer, layers))
+
+    def _present(self, node: Node, layer: int) -> Node:
+        """The node with the stages that one layer has."""
+        model = self.model
+        if model is None:
+            return node
+        kind = model.layer_kinds[layer]
+        stages = tuple(stage for stage in node.stages if stage.op.is_in(model, kind))
+        return node if stages == node.stages else replace(node, stages=stages)
 
     @property
     def undeferred(self) -> tuple[Node, ...]:
@@ -123,8 +156,10 @@ class LayerGraph:
         return {node.code: node.describe() for node in self.all_nodes}
 
 
-def layer_graph(pipeline: Pipeline) -> LayerGraph:
+def layer_graph(pipeline: Pipeline, model: ModelConfig | None = None) -> LayerGraph:
     """Merge a pipeline into segments and resolve its transfers.
+
+    With a model, `LayerGraph.at` tells the nodes of each of its layers.
 
     Raises
     ------
@@ -138,7 +173,7 @@ def layer_graph(pipeline: Pipeline) -> LayerGraph:
     enter = Node(NodeKind.MOVE, "R", "d2h", carries=_X) if Place.CPU in resolved.enters else None
     leave = None if Place.GPU in resolved.leaves else Node(NodeKind.MOVE, "L", "h2d", carries=_X)
     return LayerGraph(
-        pipeline, tuple(builder.nodes), sinks, enter, leave, tuple(map(_deferring_nothing, builder.nodes))
+        pipeline, tuple(builder.nodes), sinks, enter, leave, tuple(map(_deferring_nothing, builder.nodes)), model
     )
 
 

@@ -49,7 +49,7 @@ class KTransformers(Schedule):
         plan = Dataflow(graph, layers, step)
         plan.begin(0)
         for layer in range(layers):
-            for place, node in enumerate(graph.at(layer, layers)):
+            for place, node in enumerate(graph.planned(layer, layers)):
                 if node is not None:
                     plan.run(layer, place, 0)
         plan.end(0)

@@ -117,9 +117,9 @@ class Dataflow:
 
     def run(self, layer: int, node: int, part: int, *also: int) -> int:
         """One node of a layer for one part; `also` are further tasks that it waits for."""
-        task = self.graph.at(layer, self.layers)[node]
+        task = self.graph.planned(layer, self.layers)[node]
         if task is None:
-            raise ScheduleError(f"layer {layer} has no node {node}; add only those of LayerGraph.at.")
+            raise ScheduleError(f"layer {layer} has no node {node}; add only those of LayerGraph.planned.")
         after = [*also, *self._before(layer, node, part)]
         if task.streamed:
             after += self._arrived.get(layer, ())

@@ -53,7 +53,7 @@ class Sequential(MicroBatched):
             elif layer + 1 < layers or Step.LAST not in step:
                 chain.load_ahead((layer + 1) % layers)
             for part in range(self.parts):
-                for node in graph.at(layer, layers):
+                for node in graph.planned(layer, layers):
                     if node is not None:
                         chain.add(node, layer, part)
         for part in range(self.parts):

@@ -62,7 +62,7 @@ def price(scenario: Scenario, schedule: Schedule) -> Prepared:
     if not isinstance(schedule, Schedule):
         raise ScenarioError(f"a reader takes a schedule such as VSLPipe() after the scenario, not {schedule!r}.")
     _check_parts(scenario, schedule)
-    graph = layer_graph(scenario.layer)
+    graph = layer_graph(scenario.layer, scenario.model)
     lowering = Lowering(schedule, graph, scenario.model.num_hidden_layers)
     cost = TaskCost(scenario, graph)
     _check_rates(cost, scenario, graph)

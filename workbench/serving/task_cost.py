@@ -62,8 +62,8 @@ class TaskCost:
         self._carried = {id(node): self._carried_bytes(node) for node in graph.all_nodes}
         self._weights = self._streamed_weights(self._model)
         every = self._model.num_hidden_layers
-        self._with_experts = self._streamed_weights(replace(self._model, first_k_dense_replace=0))
-        self._without = self._streamed_weights(replace(self._model, first_k_dense_replace=every))
+        self._with_experts = self._streamed_weights(replace(self._model, first_k_dense_replace=0, layers=()))
+        self._without = self._streamed_weights(replace(self._model, first_k_dense_replace=every, layers=()))
 
     def _streamed_weights(self, model: ModelConfig) -> dict[int, float]:
         """Bytes of each streamed node in one layer of a model."""
@@ -121,8 +121,8 @@ class TaskCost:
 
     def exact_transfer(self, pieces: Sequence[tuple[int, int]]) -> float:
         """Bytes of all pieces of one weight transfer, each layer as it is: with experts, or without."""
-        dense = self._model.dense_layers
-        return sum((self._without if layer < dense else self._with_experts)[node] for layer, node in pieces)
+        kinds = self._model.layer_kinds
+        return sum((self._without if kinds[layer].dense else self._with_experts)[node] for layer, node in pieces)
 
     def transfer(self, node: Node, rows: Rows) -> float:
         """Bytes that a transfer of activations or KV moves for these rows in one layer."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from workbench.core.errors import PipelineError
 from workbench.core.units import DTYPE_BYTES, is_whole
-from workbench.models import ModelConfig
+from workbench.models import LayerKind, ModelConfig
 from workbench.stages.work import Precision, Rows, Work
 
 WorkFunction = Callable[[Rows, ModelConfig, Precision], Work]
@@ -84,6 +84,9 @@ class Op:
         `k_before` and `v_before`, the keys and values of all earlier pieces in turn.
     in_parts : bool
         True if every GPU or socket of a device that shares out its weights has a part of each sum, which they add up.
+    present : callable (ModelConfig, LayerKind) -> bool, optional
+        True for the kinds of layers that have it; all have it unless given. Weights and work stay means over all
+        layers.
 
     Raises
     ------
@@ -104,6 +107,7 @@ class Op:
     tensors: Callable[[ModelConfig], Shapes] | None = None
     reads_past: bool = False
     in_parts: bool = False
+    present: Callable[[ModelConfig, LayerKind], bool] | None = None
 
     def __post_init__(self) -> None:
         if self.params is not None and self.tensors is not None:
@@ -134,6 +138,10 @@ class Op:
     def has_weights(self) -> bool:
         """True if it reads weights, which can be streamed."""
         return self.params is not None or self.tensors is not None
+
+    def is_in(self, model: ModelConfig, kind: LayerKind) -> bool:
+        """True if a model's layers of this kind have it."""
+        return self.present is None or self.present(model, kind)
 
     def elements(self, model: ModelConfig) -> float:
         """Weights in one layer, mean over the layers."""
@@ -479,6 +487,7 @@ experts = Op(
     routed=True,
     working=_experts_working,
     in_parts=True,
+    present=lambda m, kind: not kind.dense,
 )
 shared_experts = Op(
     "shared_experts",
@@ -488,6 +497,7 @@ shared_experts = Op(
     params=lambda m: m.unrouted_params,
     working=_shared_experts_working,
     in_parts=True,
+    present=lambda m, kind: kind.dense or m.shared_params > 0,
 )
 combine = Op("combine", ("x", "routed"), ("x",), work=_combine_work)
 moe = (route, experts, combine)

@@ -43,6 +43,12 @@ class Forward:
         self._control = control or Control()
         self._model = scenario.model
         self._graph = prepared.lowering.graph
+        self._stages = {
+            (layer, node.code): node.stages
+            for layer in range(self._model.num_hidden_layers)
+            for node in self._graph.at(layer)
+            if node is not None
+        }
         ops = (stage.op for stage in self._graph.pipeline.stages)
         store = WeightStore(self._model, scenario.precision.weights, ops)
         slots = prepared.lowering.schedule.weight_slots
@@ -142,6 +148,10 @@ class Forward:
     def transfer_weights(self, pieces: Sequence[tuple[int, int]], page: Page = WHOLE) -> Transfer | None:
         """Weights of (layer, node) pieces, or a page of them, into the next slot."""
         return self._weights.buffer.transfer(pieces, page) if self._weights.buffer else None
+
+    def stages_of(self, node: Node, layer: int) -> tuple[Stage, ...]:
+        """Stages of a segment that one layer has."""
+        return self._stages[layer, node.code]
 
     def compute(self, stage: Stage, layer: int, number: int, part: Part) -> None:
         """One stage on the buffers of part `number`, on the device whose lane calls."""

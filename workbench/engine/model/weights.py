@@ -131,7 +131,8 @@ class WeightBuffer:
             held = _Held()
             place = 0
             for layer, node in pieces:
-                for stage in self._graph.nodes[node].stages:
+                found = self._graph.at(layer)[node]
+                for stage in found.stages if found else ():
                     if self._graph.pipeline.streams(stage):
                         held[layer, stage.op], place = self._lay(turn, layer, stage, place, copies)
             begin, end = (int(edge) // self.dtype.itemsize for edge in page.cut(place * self.dtype.itemsize))
@@ -185,8 +186,10 @@ class Weights:
         streamed = {stage.op for stage in stages if self._streams(stage)}
         resident = dict.fromkeys(stage.op for stage in stages if stage.op.has_weights and not self._streams(stage))
         for layer in range(store.model.num_hidden_layers):
+            control.check()
             for op in resident:
-                control.check()
+                if not op.is_in(store.model, store.model.layer_kinds[layer]):
+                    continue
                 self._resident[layer, op] = store.resident(layer, op, keep=op in streamed)
 
         self.gpu_bytes = self.buffer.bytes if self.buffer is not None else 0
