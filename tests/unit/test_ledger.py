@@ -21,6 +21,7 @@ from workbench.schedules import Sequential, VSLPipe
 from workbench.schedules.base import Step
 from workbench.serving import fits, prepare
 from workbench.serving.capacity import embedding_bytes, held_buffers, largest_batch, ledger, roomy
+from workbench.serving.ledger import Account, Entry, Ledger
 from workbench.serving.prepared import price
 from workbench.simulate import simulate
 from workbench.stages import (
@@ -397,3 +398,13 @@ def test_everything_the_pipelines_compute_has_its_working_space():
     ops = {stage.op for pipeline in PIPELINES.values() for stage in pipeline.stages} | {shared_experts, head}
     assert {op.name for op in ops if op.working is None} == {"combine"}  # elementwise
     assert np.isfinite([op.working_bytes(MODEL, Precision("bf16", "bf16")) for op in ops]).all()
+
+
+def test_memory_that_is_filled_to_the_last_byte_fits():
+    full = Account("GPU", (Entry("weights", 10.0),), 10.0)
+    short = Account("GPU", (Entry("weights", 11.0),), 10.0)
+    host = Account("host", (Entry("KV cache", 5.0),), 5.0)
+    assert Ledger("m", full, host)
+    verdict = Ledger("m", short, host).verdict
+    assert "GPU memory are needed" in verdict
+    assert "host memory" not in verdict

@@ -303,3 +303,8 @@ def test_how_to_admit_is_no_text():
 def test_a_budget_that_is_no_number_of_tokens_is_refused(budget):
     with pytest.raises(CapacityError, match="token_budget must be at least 1 token per iteration"):
         ResourceAware(token_budget=budget)
+
+
+def test_short_prompts_fill_the_budget_though_a_long_one_waits_behind_them():
+    queue, _ = open_queue([10] * 5 + [50], [2] * 6, blocks=1000, block=4, budget=50)
+    assert queue.next().prefills.tolist() == [0, 1, 2, 3, 4]

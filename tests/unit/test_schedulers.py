@@ -98,6 +98,18 @@ def test_no_more_sequences_run_than_the_budget_has_tokens():
     assert max(len(decodes) for _, decodes in who(iterations)) == 3
 
 
+def test_prompts_join_running_sequences_only_as_far_as_the_budget_goes():
+    iterations, _ = played(ContinuousBatching(), [1] * 9, [1, 5, 5] * 3, budget=3)
+    assert max(len(decodes) for _, decodes in who(iterations)) == 3
+
+
+def test_the_shortest_prompt_that_may_come_in_pieces():
+    chunked = ChunkedPrefill()
+    assert [chunked.splits(longest, 4) for longest in (1, 2)] == [False, True]
+    layered = LayeredPrefill(granularity=8)
+    assert [layered.splits(longest, 4) for longest in (32, 33)] == [False, True]
+
+
 # ------------------------------------------------------------------------------------------------------------ chunked
 
 

@@ -47,11 +47,18 @@ class Spoiled:
     def close(self) -> None:
         if self.fault == "":
             self.queue.close()
+        if self.fault == "loses":
+            self.queue.close()
+            self.queue._blocks.free -= 1
 
 
 @pytest.mark.parametrize(
     ("fault", "kind", "words"),
-    [("stops", ScenarioError, "3 requests unfinished"), ("keeps", CapacityError, "kept .* KV blocks")],
+    [
+        ("stops", ScenarioError, "3 requests unfinished"),
+        ("keeps", CapacityError, "kept .* KV blocks"),
+        ("loses", CapacityError, "not conserved: 999 free and 0 held of 1000"),
+    ],
 )
 def test_a_scheduler_that_cheats_is_told(fault, kind, words):
     scenario = tiny_scenario([5, 4, 3], [6, 6, 6]).on(scheduler=Wrapped(token_budget=100, fault=fault))
@@ -64,11 +71,12 @@ def test_the_same_queue_unspoiled_serves_everything():
     assert simulate(scenario, Sequential()).generated == 18
 
 
-@pytest.mark.parametrize("change", ["lengths", "machine", "memory"])
+@pytest.mark.parametrize("change", ["lengths", "arrivals", "machine", "memory"])
 def test_results_of_different_questions_are_not_explained_by_one_another(change):
     one = tiny_scenario([8] * 4, [4] * 4)
     other = {
         "lengths": lambda: tiny_scenario([8] * 4, [9] * 4),
+        "arrivals": lambda: one.on(workload=one.workload.arriving(at=[0.0, 1.0, 2.0, 3.0])),
         "machine": lambda: one.on(machine=one.machine.limit(link=one.machine.link.h2d / 2)),
         "memory": lambda: tiny_scenario([8] * 4, [4] * 4, block=one.memory.kv_block + 1),
     }[change]()

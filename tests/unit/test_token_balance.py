@@ -40,3 +40,13 @@ def test_a_request_that_could_never_be_placed_is_an_error(changed, message):
     asked = {"micro_batches": 2, "size": 3, "output_len": 4, "cache": 20} | changed
     with pytest.raises(WorkloadError, match=message):
         balance([6, 3], **asked)
+
+
+def test_a_request_waits_if_its_micro_batch_has_no_room_for_what_all_generate():
+    asked = {"micro_batches": 1, "size": 3, "output_len": 4}
+    assert balance([6, 6], **asked, cache=19) == ([[0]], [1])
+    assert balance([6, 6], **asked, cache=20) == ([[0, 1]], [])
+
+
+def test_no_requests_make_no_micro_batch():
+    assert balance([], micro_batches=2, size=3, output_len=1, cache=2) == ([], [])
