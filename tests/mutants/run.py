@@ -89,16 +89,18 @@ def run(folder: Path, share: int, of: int, seed: int) -> None:
 
 
 def collect(folder: Path, seed: int) -> None:
-    """Write the record: every mutant, and for a survivor the reason that survivors.toml gives."""
-    reasons = tomllib.loads((HERE / "survivors.toml").read_text(encoding="utf-8"))
+    """Write the record: every mutant with its verdict, which survivors.toml gives for those that the run let live."""
+    judged = tomllib.loads((HERE / "survivors.toml").read_text(encoding="utf-8"))
     rows = []
     for journal in sorted(folder.glob("journal-*.jsonl")):
         rows += [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
     rows.sort(key=lambda row: row["number"])
     for row in rows:
         del row["seconds"]
-        if row["killed by"] is None:
-            row["reason"] = reasons.get(str(row["number"]), "not judged yet")
+        if row["killed by"] is not None:
+            row["verdict"] = "killed"
+        else:
+            row |= judged.get(str(row["number"]), {"verdict": "not judged yet"})
     killed = sum(row["killed by"] is not None for row in rows)
     record = {"seed": seed, "mutants": len(rows), "killed": killed, "rows": rows}
     RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
