@@ -189,6 +189,8 @@ def test_it_is_told_line_by_line():
     found = fits(tiny_scenario(), VSLPipe())
     text = str(found)
     assert "weight slots" in text
+    rows = found.rows()
+    assert {line.index(row[1]) for line, row in zip(text.splitlines(), rows, strict=False)} == {len("host  ")}
     assert "2 of 189 kB" in text
     assert text.splitlines()[-1] == found.verdict
     assert "are left" in found.verdict

@@ -30,7 +30,18 @@ from workbench.schedules import (
 from workbench.schedules.contenders import ALL
 from workbench.schedules.micro_batches import MicroBatched
 from workbench.serving import prepare
-from workbench.stages import attention, combine, decode_attention, experts, moe, out_proj, prefill_attention, qkv, route
+from workbench.stages import (
+    attention,
+    combine,
+    decode_attention,
+    experts,
+    kv,
+    moe,
+    out_proj,
+    prefill_attention,
+    qkv,
+    route,
+)
 
 SCHEDULES = [
     Sequential(),
@@ -140,6 +151,14 @@ def test_a_schedule_says_which_pipeline_it_needs(schedule, name):
         schedule.lower(OTHERS[name], make_batch([3], [2]))
     words = (type(schedule).__name__, needed, str(OTHERS[name]), "Sequential(prefetch=True)")
     assert all(word in str(error.value) for word in words)
+
+
+@pytest.mark.parametrize("schedule", [KTransformers(), Fiddler()], ids=str)
+def test_experts_on_the_cpu_take_no_streamed_cache(schedule):
+    layer = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine)
+    assert schedule.lower(layer, make_batch([3], [2])).tasks
+    with pytest.raises(ScheduleError, match=type(schedule).__name__):
+        schedule.lower(fetch(kv) | layer, make_batch([3], [2]))
 
 
 def test_deferral_needs_a_schedule_that_knows_of_it():

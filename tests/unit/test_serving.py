@@ -10,6 +10,7 @@ import pytest
 from tests.builders import tiny_scenario
 from workbench.analysis.compare import compare
 from workbench.core.errors import CapacityError, ScenarioError
+from workbench.core.units import format_bytes
 from workbench.perfmodels import bound
 from workbench.scheduler.batch import Batch, Ids
 from workbench.scheduler.resource_aware import ResourceAware
@@ -101,3 +102,10 @@ def test_columns_of_steps_add_up_to_what_was_generated():
     result = simulate(tiny_scenario([5, 4, 3], [6, 1, 2]), Sequential())
     assert result.processed == sum(result.steps.prefill) + sum(result.steps.decode)
     assert np.isclose(sum(result.steps.seconds), result.seconds)
+
+
+def test_a_result_tells_the_bytes_of_all_layers_that_stream():
+    scenario = tiny_scenario()
+    layer = scenario.model.layer_params * 2
+    told = simulate(scenario, Sequential()).facts["weights"]
+    assert told == f"{format_bytes(4 * layer)} streamed per iteration in bf16"
