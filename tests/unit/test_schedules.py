@@ -29,6 +29,7 @@ from workbench.schedules import (
 )
 from workbench.schedules.contenders import ALL
 from workbench.schedules.micro_batches import MicroBatched
+from workbench.schedules.plan import Carry
 from workbench.serving import prepare
 from workbench.stages import (
     attention,
@@ -278,3 +279,19 @@ def test_a_schedule_is_named_after_its_class():
 def test_micro_batches_that_are_no_whole_number_are_refused(parts):
     with pytest.raises(ScheduleError, match="Sequential needs at least one micro-batch"):
         Sequential(micro_batches=parts)
+
+
+@pytest.mark.parametrize("slots", [2, 3, 4])
+def test_vslpipe_computes_nothing_before_its_weights_are_there(slots):
+    plan = VSLPipe(weight_slots=slots).lower(VSL, make_batch([3], [2], layers=6), Step.FIRST)
+    before = list[set[int]]()
+    brought = dict[tuple[int, int], int]()
+    for index, task in enumerate(plan.tasks):
+        before.append(set(task.after).union(*(before[other] for other in task.after)))
+        if task.carry is Carry.NONE:
+            brought = dict.fromkeys(task.pieces, index) | brought  # the next iteration's come again
+    for index, task in enumerate(plan.tasks):
+        if task.node in plan.graph.nodes:
+            transfer = brought.get((task.layer, plan.graph.nodes.index(task.node)))
+            assert transfer is None or transfer in before[index]
+    assert brought
