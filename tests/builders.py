@@ -238,7 +238,9 @@ def calibrated(machine: Machine, model: ModelConfig) -> st.SearchStrategy[Machin
             ops += [replace(draw(op_times("experts", n)), resident=True) for n in threads]
         between = [draw(rates(1e-7, 1e-2) | st.just(0.0)) for _ in range(5)]
         pieces = draw(rates(1e-7, 1e-4) | st.just(0.0))
-        losses = Contention(*(draw(rates(1e-6, 3.0) | st.just(0.0)) for _ in range(2)))
+        growths = [draw(rates(1e-6, 3.0) | st.just(0.0)) for _ in range(2)]
+        waits = [draw(rates(1e-7, 1e-3) | st.just(0.0)) for _ in range(2)]
+        losses = Contention(*growths, *waits)
         precision = Precision(model.dtype, model.dtype, model.expert_dtype, model.other_dtype)
         shape = profile_shape(model, precision)
         cold = draw(rates(1e-6, 1e-3) | st.just(0.0))

@@ -74,7 +74,7 @@ def test_two_threads_are_pinned_to_a_core_each_and_let_go_again():
     one, two = sorted(os.sched_getaffinity(0))[:2]
 
     def work():
-        name_thread("lane-test")
+        name_thread("gpu")
         torch.get_num_threads()
         pin(Affinity(2, (one, two)))
         pinned = os.sched_getaffinity(0), [os.sched_getaffinity(other) for other in affinity_module._others()]
@@ -82,6 +82,36 @@ def test_two_threads_are_pinned_to_a_core_each_and_let_go_again():
         return (*pinned, os.sched_getaffinity(0))
 
     assert in_a_thread(work) == ({one}, [{two}], {two})
+
+
+@linux
+@pytest.mark.skipif(len(getattr(os, "sched_getaffinity", lambda _: ())(0)) < 2, reason="needs two cores")
+def test_a_lane_that_is_pinned_leaves_another_engines_lane_of_that_name_where_it_is():
+    one, two = sorted(os.sched_getaffinity(0))[:2]
+    pinned, done = threading.Event(), threading.Event()
+    found = []
+
+    def other():
+        name_thread("gpu")
+        pin(Affinity(1, (one,)))
+        pinned.set()
+        done.wait()
+        found.append(os.sched_getaffinity(0))
+
+    def work():
+        name_thread("gpu")
+        torch.get_num_threads()
+        pinned.wait()
+        pin(Affinity(2, (one, two)))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    try:
+        in_a_thread(work)
+    finally:
+        done.set()
+        thread.join()
+    assert found == [{one}]
 
 
 @linux

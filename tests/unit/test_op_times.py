@@ -1,5 +1,7 @@
 """What is fitted to seen times gives them back, and its parts stand for what they say."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -133,6 +135,30 @@ def test_what_the_other_lane_costs_is_told_by_plans_in_which_both_work(growth):
     assert found.gpu == pytest.approx(growth, abs=1e-6)
     assert found.cpu == pytest.approx(0, abs=1e-9)
     assert contention([], op_times(alone), Cores.of(2), 1e9) == Contention()
+
+
+@given(st.floats(0, 1e-2), st.booleans(), st.booleans())
+def test_what_a_task_of_another_lane_costs_is_the_lanes_wait_for_it(wait, mover, spare):
+    """The gpu lane's clock runs on while its thread waits; what the movers take of the cpu lane is known."""
+    sizes = (8, 16, 32, 64)
+    alone = [
+        call for n in sizes for op in ("experts", "combine") for call in calls("gpu", 2, 1e-3 * n, op=op, tokens=n)
+    ]
+    cores = replace(Cores.of(2), mover=5e-10 if mover else 0.0, spare=int(spare))
+    taken = 0.5 if mover and not spare else 0.0
+    seen = []
+    for tokens in sizes:
+        one = plan(1e-3 * tokens, 1e-3 * tokens, tokens=tokens, count=4)
+        one.calls[:] = [
+            call._replace(wall=call.cpu + wait + (taken * 1e-3 * tokens if call.lane == "cpu" else 0.0))
+            for call in one.calls
+        ]
+        one.spans.append(Span("h2d", "W1", 0.0, 4e-3 * tokens))
+        seen.append(one)
+    found = contention(seen, op_times(alone), cores, 1e9)
+    assert found.gpu_wait == pytest.approx(wait * 4 / 5, abs=1e-9)
+    assert found.cpu_wait == pytest.approx(wait * 4 / 5, abs=1e-9)
+    assert found.gpu == found.cpu == pytest.approx(0, abs=1e-9)
 
 
 def both(lane: str, factor: float = 1.0, *, resident: bool = False) -> list[Call]:

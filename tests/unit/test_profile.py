@@ -8,7 +8,7 @@ from tests.builders import small_machine, tiny_scenario
 from workbench.core.errors import ScenarioError
 from workbench.core.records import from_plain, to_plain
 from workbench.core.result import Source
-from workbench.core.timeline import overlap
+from workbench.core.timeline import overlap, tasks_during
 from workbench.hardware.profile import Contention, Cores, OpTime, Profile
 from workbench.pipeline.layer_graph import EMBED, Node, NodeKind
 from workbench.schedules import CGOPipe, FlexGenS3, Sequential, VSLPipe
@@ -64,6 +64,21 @@ def test_lanes_that_work_at_once_slow_each_other_down_and_lanes_that_alternate_d
         assert contending < 3 * plain
 
 
+@pytest.mark.parametrize("detail", Detail)
+def test_a_lane_waits_for_the_tasks_that_others_begin_while_it_works(detail):
+    """Where lanes alternate, nothing runs beside the gpu lane, and it waits for nothing."""
+    scenario = tiny_scenario([8] * 12, [5] * 12, machine=small_machine(h2d=1e8))
+    waits = Contention(gpu_wait=1e-4)
+    for schedule, together in ((Sequential(), False), (VSLPipe(), True), (CGOPipe(2), True)):
+        plain = simulate(timed(scenario), schedule, detail=detail)
+        waiting = simulate(timed(scenario, contention=waits), schedule, detail=detail)
+        longer = waiting.busy["gpu"] - plain.busy["gpu"]
+        assert (longer > 0) == together, schedule
+        layers = scenario.model.num_hidden_layers
+        tasks = 12 * (layers + 1) * len(plain.steps.seconds)  # tasks of other lanes are fewer
+        assert longer < 1e-4 * tasks
+
+
 def test_lanes_that_slow_one_another_down_overlap_longer():
     """The gpu lane's tasks are beside the cpu lane's twice as long once these take twice as long."""
     scenario = tiny_scenario([8] * 4, [5] * 4, machine=small_machine(h2d=1e8))
@@ -86,6 +101,16 @@ def test_a_task_after_a_rest_takes_longer_and_one_that_follows_at_once_does_not(
         _, ends, busy = play(order, [1.0, gap, 1.0, 1.0], 1.0, [0.0] * 4, cold=1.0)
         assert (busy["gpu"], busy["cpu"]) == pytest.approx((3.0 + longer, gap))
         assert ends == pytest.approx([1.0, 1.0 + gap, 2.0 + gap + longer, 3.0 + gap + longer])
+
+
+def test_tasks_during_counts_each_by_its_share_of_time_within_the_spans():
+    busy = [(1.0, 2.0), (4.0, 6.0)]
+    assert tasks_during([(0.0, 1.0), (2.0, 4.0), (7.0, 9.0)], busy) == 0
+    assert tasks_during([(1.0, 2.0), (4.5, 5.0)], busy) == pytest.approx(2)
+    assert tasks_during([(0.0, 10.0)], busy) == pytest.approx(0.3)
+    assert tasks_during([(1.5, 5.0)], busy) == pytest.approx(1.5 / 3.5)
+    assert tasks_during([(1.5, 1.5)], busy) == 0
+    assert tasks_during([(0.0, 1.0)], []) == 0
 
 
 def test_overlap_counts_every_second_in_which_both_work():

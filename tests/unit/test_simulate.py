@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from tests.builders import small_machine, tiny_model, tiny_scenario
@@ -19,7 +20,7 @@ from workbench.schedules.plan import busy_seconds
 from workbench.serving import prepare
 from workbench.serving.task_cost import profile_shape
 from workbench.simulate import Detail, late_bar, simulate
-from workbench.simulate.clock import IterationClock
+from workbench.simulate.clock import UNSEEN, IterationClock
 from workbench.stages import Op, attention, moe, out_proj, qkv, weights
 
 
@@ -51,7 +52,10 @@ def test_the_interval_holds_for_operations_as_fast_and_as_slow_as_the_calibratio
     assert slow.gen_tok_s < usual.gen_tok_s < fast.gen_tok_s
     assert fast.gen_tok_s <= high * (1 + 1e-9)
     if schedule == Sequential():
-        assert (low, high) == pytest.approx((slow.gen_tok_s, fast.gen_tok_s), rel=1e-3)
+        unseen = UNSEEN * usual.seconds
+        longest = usual.seconds + np.hypot(slow.seconds - usual.seconds, unseen)
+        shortest = usual.seconds - np.hypot(usual.seconds - fast.seconds, unseen)
+        assert (low, high) == pytest.approx((usual.generated / longest, usual.generated / shortest), rel=1e-3)
 
 
 def test_only_calibrated_computers_give_an_interval():

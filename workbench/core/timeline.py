@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -103,6 +104,28 @@ def overlap(ones: Sequence[tuple[float, float]], others: Sequence[tuple[float, f
             both += min(end, others[place][1]) - max(start, others[place][0])
             place += 1
     return both
+
+
+def tasks_during(tasks: Iterable[tuple[float, float]], busy: Sequence[tuple[float, float]]) -> float:
+    """Number of tasks that run while a lane works, each counted by the share of its time that lies there.
+
+    Parameters
+    ----------
+    tasks : iterable of (start, end)
+    busy : sequence of (start, end)
+        Spans of the lane, which follow one another.
+    """
+    starts = [start for start, _ in busy]
+    worked = [0.0]
+    for start, end in busy:
+        worked.append(worked[-1] + end - start)
+
+    def until(time: float) -> float:
+        """Seconds that the lane has worked by then."""
+        begun = bisect_right(starts, time)
+        return worked[begun] - max(0.0, busy[begun - 1][1] - time) if begun else 0.0
+
+    return sum((until(end) - until(start)) / (end - start) for start, end in tasks if end > start)
 
 
 def write_perfetto(path: str | Path, tracks: Sequence[tuple[str, Timeline]]) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from workbench.core.units import is_number
 if TYPE_CHECKING:
     from workbench.core.result import Result
 
+_MOST_STOLEN = 0.5  # share of a core that the movers take from a lane that wants it too
 _EXTRAS = ("per_prompt", "per_pair", "per_decode", "per_context", "decoding")
 
 
@@ -75,16 +76,20 @@ class OpTime:
 
 @dataclass(frozen=True)
 class Contention:
-    """Slowdown of each compute lane while the other one works too: they share the interpreter and DRAM.
+    """Slowdown of each compute lane while the other one works too: they share DRAM and the interpreter's lock.
 
     Attributes
     ----------
     gpu, cpu : float
         Relative growth of each lane's times.
+    gpu_wait, cpu_wait : float
+        Seconds that each lane waits for every task of another lane, transfers included, that runs while it works.
     """
 
     gpu: float = 0.0
     cpu: float = 0.0
+    gpu_wait: float = 0.0
+    cpu_wait: float = 0.0
 
     def stretch(self, seconds: Sequence[float], lanes: Sequence[str]) -> list[float]:
         """Seconds of tasks on these lanes, slowed down; those of transfers stay."""
@@ -136,7 +141,7 @@ class Profile:
 
     def __post_init__(self) -> None:
         times = (self.iteration, self.request, self.dispatch, self.move, self.fetch, self.task, self.rest)
-        losses = (self.contention.gpu, self.contention.cpu, self.others)
+        losses = (*astuple(self.contention), self.others)
         _check_least(f"times of {self.shape!r}", 0.0, *times, *losses, *self.spread)
         if not self.spread[0] <= self.spread[1]:
             raise ScenarioError(f"{self.shape!r} has spread={self.spread}; give (lower, upper).")
@@ -224,6 +229,10 @@ class Cores:
 
     __repr__ = saved_repr
 
+    def stolen(self, rate: float) -> float:
+        """Share of a compute lane's core that the movers take while they stream at a rate [B/s]."""
+        return 0.0 if self.spare else min(self.mover * rate, _MOST_STOLEN)
+
     @classmethod
     def of(cls, total: int) -> Cores:
         """Half of the cores for each lane; from four on, one for the movers."""
@@ -237,7 +246,7 @@ class Pace:
     """Threads of the compute lanes during one plan, and the slowdown of each while weights stream.
 
     `beside` is the compute lane on whose cores the data movers work, "" if they have their own or all share all.
-    `contention` is the slowdown by the other compute lane, times the share of the time in which both work.
+    `contention` has the relative growth of each compute lane's times in this plan; its waits are part of that.
     """
 
     gpu: int

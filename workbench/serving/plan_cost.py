@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from workbench.core.errors import ScenarioError
-from workbench.core.timeline import overlap
+from workbench.core.timeline import overlap, tasks_during
 from workbench.hardware import Machine
 from workbench.hardware.profile import Contention, Cores, Pace
-from workbench.schedules.plan import COMPUTE, Carry, Plan, Task, Turns, busy_seconds, one_at_a_time, play
+from workbench.schedules.plan import COMPUTE, LANES, Carry, Plan, Task, Turns, busy_seconds, one_at_a_time, play
 from workbench.serving.task_cost import Price, Pricer, TaskCost
 from workbench.stages import CutRows, PartRows, Rows
 
 # Where the longest task of a plan is shorter, a team of threads gains nothing, and beside another program its members
 # wait for one another: regions of 1 ms then took up to 50 ms (2 Zen 4 cores).
 TEAM_SECONDS = 1e-3
-_MOST_STOLEN = 0.5  # share of a core that the movers take from a lane that wants it too
 _ROUNDS = 2
 """So often the lanes' overlap is worked out: lanes that slow one another down overlap longer."""
 _PACKET = 1e-3  # seconds of a transfer's packets where it only matters how far lanes overlap
@@ -66,6 +66,13 @@ class _Kinds(NamedTuple):
     def lanes(self) -> list[str]:
         """The lane of every kind."""
         return [kind.lane for kind in self.kinds]
+
+
+class _Beside(NamedTuple):
+    """Share of a compute lane's time in which the other one works too, and tasks of other lanes per second of it."""
+
+    share: float
+    tasks_per_second: float
 
 
 class PlanCost:
@@ -154,7 +161,7 @@ class PlanCost:
         except ScenarioError:  # an operation that declares no work can still run
             crowded = [1.0] * len(tasks)
         link = self._machine.link.h2d
-        stolen = 0.0 if cores.spare else min(cores.mover * link, _MOST_STOLEN)
+        stolen = cores.stolen(link)
         slowdowns = (cores.gpu_slowdown, cores.cpu_slowdown, cores.gpu_team_slowdown, cores.cpu_team_slowdown)
         lost = [1 - 1 / (1 + slowdown * link) for slowdown in slowdowns]
         gpu_slowdown, cpu_slowdown, gpu_team_slowdown, cpu_team_slowdown = lost
@@ -179,7 +186,7 @@ class PlanCost:
         )
 
     def _contention(self, tasks: Sequence[Task], parts: Sequence[PartRows], cores: Cores) -> Contention:
-        """Slowdown of each lane by the other in a plan, for the share of each one's time in which both work."""
+        """Slowdown of each compute lane in a plan by what runs on other lanes while it works."""
         found = None if self._profile is None else self._profile.contention
         if found is None or found == Contention():
             return Contention()
@@ -188,7 +195,9 @@ class PlanCost:
         slower = Contention()
         for _ in range(_ROUNDS):
             gpu, cpu = _beside(tasks, kinds, slower.stretch(alone, kinds.lanes))
-            slower = Contention(gpu * found.gpu, cpu * found.cpu)
+            gpu_growth = gpu.share * found.gpu + gpu.tasks_per_second * found.gpu_wait
+            cpu_growth = cpu.share * found.cpu + cpu.tasks_per_second * found.cpu_wait
+            slower = Contention(gpu_growth, cpu_growth)
         return slower
 
     def _faster(self, tasks: Sequence[Task], parts: Sequence[PartRows], whole: Pace, crowded: Sequence[float]) -> bool:
@@ -250,19 +259,21 @@ def _prices(kinds: _Kinds, parts: Sequence[PartRows]) -> list[Price]:
     return [price(_NO_ROWS if part is None else parts[part].at(place)) for part, place, _, price in kinds.kinds]
 
 
-def _beside(tasks: Sequence[Task], kinds: _Kinds, seconds: Sequence[float]) -> tuple[float, float]:
-    """Share of the gpu lane's working time, and of the cpu lane's, in which the other one works too."""
+def _beside(tasks: Sequence[Task], kinds: _Kinds, seconds: Sequence[float]) -> tuple[_Beside, _Beside]:
+    """How the other lanes work beside the gpu lane, and beside the cpu lane."""
     starts, ends, _ = play(kinds.order, seconds, _PACKET, [0.0] * len(seconds))
-    spans = {lane: list[tuple[float, float]]() for lane in COMPUTE}
+    spans = {lane: list[tuple[float, float]]() for lane in LANES}
     for task, start, end in zip(tasks, starts, ends, strict=True):
-        if end > start and task.node.lane in spans:
+        if end > start:
             spans[task.node.lane].append((start, end))
-    both = overlap(*spans.values())
-    shares = []
+    both = overlap(*(spans[lane] for lane in COMPUTE))
+    found = list[_Beside]()
     for lane in COMPUTE:
         busy = sum(end - start for start, end in spans[lane])
-        shares.append(both / busy if busy else 0.0)
-    gpu, cpu = shares
+        others = chain.from_iterable(spans[other] for other in LANES if other != lane)
+        count = tasks_during(others, spans[lane])
+        found.append(_Beside(both / busy, count / busy) if busy else _Beside(0.0, 0.0))
+    gpu, cpu = found
     return gpu, cpu
 
 

@@ -131,7 +131,10 @@ def seconds(work: Work, device: Device) -> float:
 
 
 def measured_seconds(time: OpTime, rows: Rows) -> float:
-    """Time of one call of an operation that was measured on this computer, for rows of its class [s]."""
+    """Time of one call of an operation that was measured on this computer, for rows of its class [s].
+
+    A decode of which only some experts are computed counts as less than one token: below one, time is in proportion.
+    """
     tokens = rows.tokens
     points = time.tokens
     prompts = rows.emits - rows.decode
@@ -139,7 +142,7 @@ def measured_seconds(time: OpTime, rows: Rows) -> float:
         return 0.0
     place = min(bisect(points, tokens), len(points) - 1)
     if place == 0:
-        base = time.seconds[0]
+        base = time.seconds[0] * min(1.0, tokens / min(1.0, points[0]))
     else:
         low = points[place - 1]
         high = points[place]

@@ -17,9 +17,12 @@ from workbench.stages import BUILT_IN, Rows, measured_seconds
 
 TOLD = 0.25
 """Share of a lane's time beside the other from which on the other's doing is seen."""
-LEAST_SPREAD = 0.08
-"""Relative standard deviation below which no interval goes. Runs of one setting minutes apart differ by 6 %, and of 48
-predictions for four models half were off by less than 6 % (two cores of a Zen 4, `data/measured/sim-odd.json`)."""
+FEWEST = 3
+"""Tasks of other lanes from which on a lane's waiting for them is seen."""
+LEAST_SPREAD = 0.056
+"""Relative standard deviation of computing below which no interval goes: minutes lie between calibrating and a run, and
+computers drift meanwhile. Of 48 predictions for four models, half were off by 2.2 % and nine of ten by less than 8.8 %
+(two cores of a Xeon with AMX)."""
 _OF_NORMAL = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
 _SIDE = 1.645
@@ -55,27 +58,43 @@ def own_seconds(call: Call) -> float:
 
 
 def contention(passes: Sequence[Pass], ops: Sequence[OpTime], cores: Cores, link: float) -> Contention:
-    """Slowdown that the compute lanes cause each other, from plans in which both work while weights stream.
+    """Slowdown of the compute lanes by what else works, from plans in which both work while weights stream.
 
-        t = t_alone (s + f b)
+        t_own = t_alone (1 + s q + f b),    t = t_own + stolen + n w
 
-    f being the share of the lane's time in which the other worked, and s the slow-down by the stream, which is known.
-    b is the median of the plans in which f is large enough to tell it from the times' own errors.
+    t_own is the time of the lane's own thread (of a team: by the clock, so that its waits are part of b), s the
+    slowdown by the stream, which works for the share q of the plan, f the share of the lane's time in which the other
+    one worked, and n the tasks of other lanes that ran meanwhile. b and w are medians over the plans in which f and n
+    are large enough to tell them from the times' own errors.
     """
     times = _by_key(ops)
-    slowed = {"gpu": cores.gpu_slowdown * link, "cpu": cores.cpu_slowdown * link + cores.mover * link}
-    found = dict[str, float]()
+    slowed = {"gpu": cores.gpu_slowdown * link, "cpu": cores.cpu_slowdown * link}
+    growths = dict[str, float]()
+    waits = dict[str, float]()
     for lane, slowdown in slowed.items():
         growth = list[float]()
+        wait = list[float]()
         for one in passes:
+            mine = [call for call in one.calls if call.lane == lane]
+            own = sum(map(own_seconds, mine))
             share = one.beside_the_other(lane)
             if share >= TOLD:
-                mine = [call for call in one.calls if call.lane == lane]
                 alone = sum(measured_seconds(times[_key(call)], call.rows) for call in mine)
                 streaming = min(1.0, one.busy("h2d") / one.seconds)
-                growth.append((sum(call.wall for call in mine) / alone - 1 - slowdown * streaming) / share)
-        found[lane] = max(0.0, median(growth)) if growth else 0.0
-    return Contention(found["gpu"], found["cpu"])
+                growth.append((own / alone - 1 - slowdown * streaming) / share)
+            count = one.tasks_beside(lane)
+            if count >= FEWEST:
+                wait.append((sum(call.wall for call in mine) - own - _stolen(one, lane, cores, link)) / count)
+        growths[lane] = max(0.0, median(growth)) if growth else 0.0
+        waits[lane] = max(0.0, median(wait)) if wait else 0.0
+    return Contention(growths["gpu"], growths["cpu"], waits["gpu"], waits["cpu"])
+
+
+def _stolen(one: Pass, lane: str, cores: Cores, link: float) -> float:
+    """Seconds that the movers, which work on the cores of the cpu lane where none is spare, take from a lane."""
+    if lane != "cpu" or cores.spare:
+        return 0.0
+    return cores.stolen(link) * one.both_work(lane, "h2d")
 
 
 def spread(passes: Sequence[Sequence[Pass]], ops: Sequence[OpTime]) -> tuple[float, float]:
@@ -163,8 +182,11 @@ class Seen:
 
 
 def typical(seconds: Sequence[float]) -> float:
-    """Mean without the fastest and the slowest tenth: a run adds calls up, so the mean is what it sees."""
-    cut = len(seconds) // 10
+    """Mean without the fastest and the slowest tenth: a run adds calls up, so the mean is what it sees.
+
+    Of three and more, one at either end is left out at least.
+    """
+    cut = min(max(1, len(seconds) // 10), (len(seconds) - 1) // 2)
     return float(np.mean(sorted(seconds)[cut : len(seconds) - cut]))
 
 

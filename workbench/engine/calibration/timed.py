@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from workbench.core.timeline import Span, overlap
+from workbench.core.timeline import Span, overlap, tasks_during
 from workbench.engine.engine import Engine
 from workbench.engine.lanes.lanes import Job
 from workbench.engine.model.ops import Part
@@ -85,11 +85,6 @@ class Move(NamedTuple):
     size: int
 
 
-def _intervals(spans: Iterable[Span]) -> list[tuple[float, float]]:
-    """Starts and ends of spans, by their starts."""
-    return [(span.start, span.end) for span in sorted(spans, key=lambda span: span.start)]
-
-
 @dataclass
 class Pass:
     """One plan as it was executed.
@@ -124,13 +119,23 @@ class Pass:
         """From the first start to the last end."""
         return max(span.end for span in self.spans) - min(span.start for span in self.spans)
 
+    def spans_of(self, lane: str) -> list[tuple[float, float]]:
+        """Starts and ends of a lane's tasks, by their starts."""
+        return sorted((span.start, span.end) for span in self.spans if span.lane == lane)
+
+    def both_work(self, lane: str, other: str) -> float:
+        """Seconds in which two lanes worked at once."""
+        return overlap(self.spans_of(lane), self.spans_of(other))
+
     def beside_the_other(self, lane: str) -> float:
         """Share of a compute lane's time in which the other one worked too."""
-        mine = [span for span in self.spans if span.lane == lane]
-        others = [span for span in self.spans if span.lane in COMPUTE and span.lane != lane]
-        if not mine:
-            return 0.0
-        return overlap(_intervals(mine), _intervals(others)) / self.busy(lane)
+        busy = self.busy(lane)
+        return self.both_work(*COMPUTE) / busy if busy else 0.0
+
+    def tasks_beside(self, lane: str) -> float:
+        """Number of other lanes' tasks that ran while this one worked."""
+        others = [(span.start, span.end) for span in self.spans if span.lane != lane]
+        return tasks_during(others, self.spans_of(lane))
 
     def waits(self, lanes: tuple[str, ...]) -> list[float]:
         """Seconds between the end of the task that let one on these lanes begin, and its beginning."""

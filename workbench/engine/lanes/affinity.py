@@ -68,9 +68,13 @@ def pin_elsewhere() -> None:
         os.sched_setaffinity(0, everywhere - inherited or everywhere)
 
 
-def name_thread(name: str) -> None:
-    """Name the calling thread for the system; threads that it starts inherit the name."""
+def name_thread(lane: str) -> None:
+    """Name the calling thread for the system by its lane and its number, so that no other thread has the name.
+
+    Threads that it starts inherit the name, by which `pin` finds them. The system cuts it after 15 bytes.
+    """
     if _LINUX:
+        name = f"{lane}-{threading.get_native_id()}"
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
@@ -81,7 +85,7 @@ def end_sleeps_on_time() -> None:
 
 
 def _others() -> list[int]:
-    """Threads that bear the calling thread's name."""
+    """Threads that the calling thread started, which bear its name."""
     own = threading.get_native_id()
     name = (_TASKS / str(own) / "comm").read_text()
     others = [int(task.name) for task in _TASKS.iterdir()]

@@ -82,7 +82,7 @@ class Lane(threading.Thread):
 
     def run(self) -> None:
         """Serve the inbox until None arrives."""
-        name_thread(self.name)
+        name_thread(self.name.removeprefix("lane-"))
         torch.get_num_threads()  # a thread's first use copies the process-wide value and would undo the next line
         torch.set_num_threads(self._pinned.threads)
         torch.set_grad_enabled(False)
