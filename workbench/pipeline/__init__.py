@@ -1,13 +1,13 @@
-"""WHERE each operation runs: the algebra that wires stages to a layer, and the layer's graph of segments and transfers.
+"""Pipelines place operations on devices (WHERE): the algebra that wires stages to a layer, and the layer's graph.
 
-Schedules lower that graph.
+The nodes of the graph are segments and transfers. Schedules lower it.
 """
 
 from workbench.pipeline.algebra import (
     Element,
     Fork,
     Path,
-    Piece,
+    BufferRows,
     Pipeline,
     Resolved,
     cpu,
@@ -24,7 +24,7 @@ __all__ = [
     "Element",
     "Fork",
     "Path",
-    "Piece",
+    "BufferRows",
     "Pipeline",
     "Resolved",
     "cpu",
