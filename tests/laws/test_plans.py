@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.builders import batches, make_batch, wirings
 from tests.examples import examples
 from tests.systems import PIPELINES
-from workbench.pipeline import Element, Fork, BufferRows, Pipeline, cpu, fetch, gpu, load, offload
+from workbench.pipeline import BufferRows, Element, Fork, Pipeline, cpu, fetch, gpu, load, offload
 from workbench.pipeline.layer_graph import EMBED, HEAD, LayerGraph, Node, NodeKind, layer_graph
 from workbench.scheduler.batch import Batch
 from workbench.schedules import KTransformers, Schedule, Sequential, Step, VSLPipe

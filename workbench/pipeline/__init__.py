@@ -4,10 +4,10 @@ The nodes of the graph are segments and transfers. Schedules lower it.
 """
 
 from workbench.pipeline.algebra import (
+    BufferRows,
     Element,
     Fork,
     Path,
-    BufferRows,
     Pipeline,
     Resolved,
     cpu,
@@ -21,10 +21,10 @@ from workbench.pipeline.algebra import (
 )
 
 __all__ = [
+    "BufferRows",
     "Element",
     "Fork",
     "Path",
-    "BufferRows",
     "Pipeline",
     "Resolved",
     "cpu",

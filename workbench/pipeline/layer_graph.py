@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from workbench.core.errors import PipelineError
 from workbench.models import ModelConfig
-from workbench.pipeline.algebra import Element, Fork, Path, BufferRows, Pipeline, Resolved, resolve
+from workbench.pipeline.algebra import BufferRows, Element, Fork, Path, Pipeline, Resolved, resolve
 from workbench.stages import Move, Place, RowClass, Stage, kv
 
 
