@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 from tests.builders import batches, make_batch, wirings
 from tests.examples import examples
 from tests.systems import PIPELINES
-from workbench.pipeline import Element, Fork, Piece, Pipeline, cpu, fetch, gpu, load, offload
+from workbench.pipeline import BufferRows, Element, Fork, Pipeline, cpu, fetch, gpu, load, offload
 from workbench.pipeline.layer_graph import EMBED, HEAD, LayerGraph, Node, NodeKind, layer_graph
 from workbench.scheduler.batch import Batch
 from workbench.schedules import KTransformers, Schedule, Sequential, Step, VSLPipe
 from workbench.schedules.plan import Carry, Plan, Task
 from workbench.stages import Op, Place, RowClass, Stage, attention, moe, out_proj, qkv, weights
 
-X = tuple(("x", rows) for rows in RowClass.ALL.parts)
+X = tuple(("x", rows) for rows in RowClass.ALL.classes)
 
 
 def positions(graph: LayerGraph) -> dict[int, range]:
@@ -48,27 +48,27 @@ Author = tuple[int, int]
 """Layer and position of the stage that wrote something; the embedding is (-1, -1)."""
 
 
-def authors(pipeline: Pipeline, layers: int) -> dict[Author, dict[Piece, Author]]:
+def authors(pipeline: Pipeline, layers: int) -> dict[Author, dict[BufferRows, Author]]:
     """Who wrote what each stage of each layer reads, if all ran one after the other; the head is (layers, 0)."""
-    found: dict[Author, dict[Piece, Author]] = {}
+    found: dict[Author, dict[BufferRows, Author]] = {}
     place = count()
 
-    def walk(chain: tuple[Element, ...], layer: int, known: dict[Piece, Author]) -> dict[Piece, Author]:
+    def walk(chain: tuple[Element, ...], layer: int, known: dict[BufferRows, Author]) -> dict[BufferRows, Author]:
         for element in chain:
             if isinstance(element, Stage):
                 me = layer, next(place)
-                found[me] = {piece: known[piece] for piece in element.op.needs}
-                known = known | {(b, rows): me for b in element.op.writes for rows in element.op.rows.parts}
+                found[me] = {rows: known[rows] for rows in element.op.needs}
+                known = known | {(b, rows): me for b in element.op.writes for rows in element.op.rows.classes}
             elif isinstance(element, Fork):
                 ends = [walk(arm, layer, known) for arm in element.arms]
                 known = known | {p: who for end in ends for p, who in end.items() if known.get(p) != who}
         return known
 
-    known: dict[Piece, Author] = dict.fromkeys(X, (-1, -1))
+    known: dict[BufferRows, Author] = dict.fromkeys(X, (-1, -1))
     for layer in range(layers):
         place = count()
         known = walk(pipeline.chain, layer, known)
-    found[layers, 0] = {piece: known[piece] for piece in X}
+    found[layers, 0] = {rows: known[rows] for rows in X}
     return found
 
 
@@ -81,12 +81,12 @@ def accesses(task: Task, plan: Plan, places: dict[int, range]) -> Iterator[Acces
     node, gpu_, cpu_ = task.node, Place.GPU, Place.CPU
     there = cpu_ if node.lane == "d2h" else gpu_
     if node.kind is NodeKind.EMBED:
-        yield from (("write", (*piece, gpu_), (-1, -1)) for piece in X)
+        yield from (("write", (*rows, gpu_), (-1, -1)) for rows in X)
     elif node.kind is NodeKind.HEAD:
-        yield from (("read", (*piece, gpu_), (plan.layers, 0)) for piece in X)
+        yield from (("read", (*rows, gpu_), (plan.layers, 0)) for rows in X)
     elif node.kind in (NodeKind.MOVE, NodeKind.KV_IN, NodeKind.KV_OUT):
         carried = node.carries if node.kind is NodeKind.MOVE else (("cache", task.layer),)
-        yield from (("copy", (*piece, there), (*piece, there.other)) for piece in carried)
+        yield from (("copy", (*rows, there), (*rows, there.other)) for rows in carried)
     elif node.kind is NodeKind.DEFERRED:
         (place,) = deferring(plan.graph)
         me = task.layer, place
@@ -95,7 +95,7 @@ def accesses(task: Task, plan: Plan, places: dict[int, range]) -> Iterator[Acces
     else:
         for place, stage in zip(places[id(node)], node.stages, strict=True):
             me = task.layer, place
-            yield from (("read", (*piece, stage.device), me) for piece in stage.op.needs)
+            yield from (("read", (*rows, stage.device), me) for rows in stage.op.needs)
             if stage.op.keeps_kv:
                 yield "read", ("cache", task.layer, stage.device), None
                 yield "write", ("cache", task.layer, stage.device), me
@@ -104,7 +104,7 @@ def accesses(task: Task, plan: Plan, places: dict[int, range]) -> Iterator[Acces
                     yield "read", ("pending", RowClass.DECODE, stage.device), me
                 yield "write", ("late", RowClass.DECODE, stage.device), me
             for buffer in stage.op.writes:
-                yield from (("write", (buffer, rows, stage.device), me) for rows in stage.op.rows.parts)
+                yield from (("write", (buffer, rows, stage.device), me) for rows in stage.op.rows.classes)
 
 
 def earlier(tasks: tuple[Task, ...]) -> list[int]:
@@ -219,11 +219,11 @@ def arrival(run: list[tuple[Task, ...]], iteration: int, index: int) -> tuple[in
 
 
 class Load(NamedTuple):
-    """What one slot is filled with: (iteration, task) where that begins, those with which it is there, and pieces."""
+    """One filling of a slot: (iteration, task) where it begins, those with which it is there, and its nodes."""
 
     begin: tuple[int, int]
     arrivals: list[tuple[int, int]]
-    pieces: set[tuple[int, int]]
+    weights_of: set[tuple[int, int]]
 
 
 def loads_of(run: list[tuple[Task, ...]]) -> list[Load]:
@@ -232,13 +232,13 @@ def loads_of(run: list[tuple[Task, ...]]) -> list[Load]:
     missing = 0
     for iteration, tasks in enumerate(run):
         for index, task in enumerate(tasks):
-            if not task.pieces:
+            if not task.weights_of:
                 continue
             if not missing:
-                loads.append(Load((iteration, index), [], set(task.pieces)))
+                loads.append(Load((iteration, index), [], set(task.weights_of)))
                 missing = task.page.pages
             number = task.page.pages - missing
-            assert (task.page.number, set(task.pieces)) == (number, loads[-1].pieces), "pages out of order"
+            assert (task.page.number, set(task.weights_of)) == (number, loads[-1].weights_of), "pages out of order"
             loads[-1].arrivals.append(arrival(run, iteration, index))
             missing -= 1
     assert not missing, "a page never comes"
@@ -259,18 +259,18 @@ def check_weights(graph: LayerGraph, run: list[tuple[Task, ...]], slots: int) ->
         for index, task in enumerate(tasks):
             if not task.node.streamed:
                 continue
-            here, piece = (iteration, index), (task.layer, node_at[id(task.node)])
+            here, node = (iteration, index), (task.layer, node_at[id(task.node)])
             arrived = [
                 number
                 for number, load in enumerate(loads)
-                if piece in load.pieces and all(precedes(end, here) for end in load.arrivals)
+                if node in load.weights_of and all(precedes(end, here) for end in load.arrivals)
             ]
             assert arrived, f"{task.name} of iteration {iteration} runs without its weights"
             latest = arrived[-1]
-            used.add((latest, piece))
+            used.add((latest, node))
             if latest + slots < len(loads):
                 assert precedes(here, loads[latest + slots].begin), f"the slot of {task.name} is overwritten too early"
-    assert used == {(n, piece) for n, load in enumerate(loads) for piece in load.pieces}, "a transfer serves nobody"
+    assert used == {(n, node) for n, load in enumerate(loads) for node in load.weights_of}, "a transfer serves nobody"
 
 
 @examples(120)
@@ -397,8 +397,8 @@ def test_weights_that_come_too_late_or_too_early_are_noticed():
     no_waiting = tuple(replace(t, after=() if t.bulk else t.after) for t in right)
     with pytest.raises(AssertionError, match="overwritten"):
         check_weights(graph, [no_waiting], 2)
-    last = max(index for index, task in enumerate(right) if task.pieces)
-    absent = tuple(replace(t, pieces=((0, 0),)) if i == last else t for i, t in enumerate(right))
+    last = max(index for index, task in enumerate(right) if task.weights_of)
+    absent = tuple(replace(t, weights_of=((0, 0),)) if i == last else t for i, t in enumerate(right))
     with pytest.raises(AssertionError, match="without its weights"):
         check_weights(graph, [absent], 2)
     with pytest.raises(AssertionError, match="overwritten"):

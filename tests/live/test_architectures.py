@@ -143,37 +143,37 @@ def test_the_gpus_shared_experts_beside_the_cpus_routed_ones(schedule: Schedule,
 # -------------------------------------------------------------------------------------------------- it can go wrong
 
 
-def without_gate(self: ops.Ops, part: Any, read: Any, weights: Any) -> torch.Tensor:
+def without_gate(self: ops.Ops, layout: Any, read: Any, weights: Any) -> torch.Tensor:
     """As if the gate were half open for every token."""
-    return right_shared(self, part, read, weights | {"gate": torch.zeros_like(weights["gate"])})
+    return right_shared(self, layout, read, weights | {"gate": torch.zeros_like(weights["gate"])})
 
 
 right_shared, right_route, right_qkv = ops.Ops.shared_experts, ops.Ops.route, ops.Ops.qkv
 
 
-def other_weights(self: ops.Ops, part: Any, read: Any, weights: Any) -> Any:
+def other_weights(self: ops.Ops, layout: Any, read: Any, weights: Any) -> Any:
     """Renormalised if they must not be, and as they are if they must."""
-    h, gates = right_route(self, part, read, weights)
+    h, gates = right_route(self, layout, read, weights)
     chosen = gates.shape[1] // 2
     scores = torch.nn.functional.linear(h, weights["gate"]).softmax(dim=-1).gather(1, gates[:, :chosen].long())
     other = scores if self._model.norm_topk_prob else scores / scores.sum(dim=-1, keepdim=True)
     return h, torch.cat((gates[:, :chosen], other), dim=-1)
 
 
-def unbiased(self: ops.Ops, part: Any, read: Any, weights: Any) -> Any:
+def unbiased(self: ops.Ops, layout: Any, read: Any, weights: Any) -> Any:
     return right_qkv(self, part, read, {key: weight for key, weight in weights.items() if key != "bias"})
 
 
-def ungained(self: ops.Ops, part: Any, read: Any, weights: Any) -> Any:
-    return right_qkv(self, part, read, weights | {"q_norm": torch.ones_like(weights["q_norm"])})
+def ungained(self: ops.Ops, layout: Any, read: Any, weights: Any) -> Any:
+    return right_qkv(self, layout, read, weights | {"q_norm": torch.ones_like(weights["q_norm"])})
 
 
 @pytest.mark.parametrize(
     ("name", "op", "broken"),
     [
         ("qwen2_moe", "shared_experts", without_gate),
-        ("qwen2_moe", "shared_experts", lambda self, part, read, weights: torch.zeros_like(read["h"])),
-        ("qwen2_moe", "combine", lambda self, part, read, weights: read["x"] + read["routed"]),
+        ("qwen2_moe", "shared_experts", lambda self, layout, read, weights: torch.zeros_like(read["h"])),
+        ("qwen2_moe", "combine", lambda self, layout, read, weights: read["x"] + read["routed"]),
         ("qwen2_moe", "route", other_weights),
         ("qwen2_moe, other weights of the chosen", "route", other_weights),
         ("qwen3_moe, narrow heads", "route", other_weights),

@@ -191,9 +191,9 @@ def test_one_layer_defers_nothing(make_model: Callable[..., ModelConfig]) -> Non
 def test_fewer_experts_than_asked_for_raise(model: ModelConfig, monkeypatch: Any) -> None:
     compute = forward.Forward.compute_late
 
-    def forgetful(self: Any, stage: Any, layer: int, number: int, part: ops.Part) -> None:
+    def forgetful(self: Any, stage: Any, layer: int, part: int, layout: ops.RowLayout) -> None:
         if layer != 1:
-            compute(self, stage, layer, number, part)
+            compute(self, stage, layer, part, layout)
 
     monkeypatch.setattr(forward.Forward, "compute_late", forgetful)
     with pytest.raises(EngineError, match="experts of decodes"):

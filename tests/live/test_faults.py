@@ -34,7 +34,7 @@ def right(model: ModelConfig) -> tuple[tuple[int, ...], ...]:
 
 
 def built_in(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[..., Any]) -> None:
-    """Wrap a built-in operation: `change(original, operations, part, read, weights)`."""
+    """Wrap a built-in operation: `change(original, operations, layout, read, weights)`."""
     original = getattr(ops.Ops, name)
     computed_by(monkeypatch, name, lambda *args: change(original, *args))
 
@@ -47,9 +47,9 @@ def gates(change: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, tor
     return route
 
 
-def part(monkeypatch: pytest.MonkeyPatch, change: Callable[[ops.Part], ops.Part]) -> None:
-    original = ops.Part.of
-    monkeypatch.setattr(ops.Part, "of", lambda batch, blocks: change(original(batch, blocks)))
+def layout(monkeypatch: pytest.MonkeyPatch, change: Callable[[ops.RowLayout], ops.RowLayout]) -> None:
+    original = ops.RowLayout.of
+    monkeypatch.setattr(ops.RowLayout, "of", lambda batch, blocks: change(original(batch, blocks)))
 
 
 def wrong_experts(patch: pytest.MonkeyPatch) -> None:
@@ -73,21 +73,21 @@ def rope_off(patch: pytest.MonkeyPatch) -> None:
 
 
 def decode_positions_one_late(patch: pytest.MonkeyPatch) -> None:
-    def late(one: ops.Part) -> ops.Part:
+    def late(one: ops.RowLayout) -> ops.RowLayout:
         return replace(one, positions=one.positions + (torch.arange(one.rows) >= one.prefill))
 
-    part(patch, late)
+    layout(patch, late)
 
 
 def kv_of_another_request(patch: pytest.MonkeyPatch) -> None:
-    part(patch, lambda one: replace(one, table=np.ascontiguousarray(np.roll(one.table, 1, axis=0))))
+    layout(patch, lambda one: replace(one, table=np.ascontiguousarray(np.roll(one.table, 1, axis=0))))
 
 
 def decode_forgets_the_oldest_token(patch: pytest.MonkeyPatch) -> None:
     """KV of position 0 is overwritten with the newest, as by a slot computed wrongly."""
     original = kv_cache.KVCache.attend
 
-    def attend(self: Any, layer: int, one: ops.Part, q: torch.Tensor) -> torch.Tensor:
+    def attend(self: Any, layer: int, one: ops.RowLayout, q: torch.Tensor) -> torch.Tensor:
         for row, length in zip(one.table, one.lengths, strict=True):
             block, offset = divmod(int(length) - 1, self.block_size)
             self.pool[layer, row[0], :, :, 0] = self.pool[layer, row[block], :, :, offset]

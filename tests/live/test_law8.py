@@ -197,11 +197,11 @@ def test_other_placement_raises(of: wb.Scenario, monkeypatch: pytest.MonkeyPatch
     """An operation that was asked for on the cpu and never ran there is told."""
     compute = forward.Forward.compute
 
-    def without_the_cpu(self: Any, stage: Any, layer: int, number: int, part: Any) -> None:
+    def without_the_cpu(self: Any, stage: Any, layer: int, part: int, layout: Any) -> None:
         if stage.device is not forward.Place.CPU:
-            compute(self, stage, layer, number, part)
+            compute(self, stage, layer, part, layout)
         else:
-            self._buffers[forward.Place.CPU, number, "attn"] = torch.zeros(part.rows, of.model.q_size)
+            self._buffers[forward.Place.CPU, part, "attn"] = torch.zeros(layout.rows, of.model.q_size)
 
     monkeypatch.setattr(forward.Forward, "compute", without_the_cpu)
     with pytest.raises(EngineError, match="placement"):
@@ -252,8 +252,8 @@ def test_fetched_kv_counts_against_the_gpu_limit(tiny: ModelConfig, monkeypatch:
     brought: list[int] = []
     fetch = kv_cache.KVCache.fetch
 
-    def watched(self: Any, layer: int, part: Any) -> Any:
-        fetched, transfer = fetch(self, layer, part)
+    def watched(self: Any, layer: int, layout: Any) -> Any:
+        fetched, transfer = fetch(self, layer, layout)
         brought.append(fetched.pool.nbytes)
         return fetched, transfer
 

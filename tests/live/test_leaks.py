@@ -156,10 +156,10 @@ def in_move(lane: str) -> Strike:
     def arm(patch: pytest.MonkeyPatch, strike: Countdown) -> None:
         original = forward.Forward.move
 
-        def move(self: Any, node: Any, number: int, part: Any) -> Any:
+        def move(self: Any, node: Any, part: int, layout: Any) -> Any:
             if node.lane == lane:
                 strike()
-            return original(self, node, number, part)
+            return original(self, node, part, layout)
 
         patch.setattr(forward.Forward, "move", move)
 
@@ -188,7 +188,7 @@ PLACES: dict[str, tuple[str, Strike]] = {
     "fetched attention": ("flexgen_s4", in_method(kv_cache.FetchedKV, "attend")),
     "enter": ("all_cpu", in_move("d2h")),
     "leave": ("all_cpu", in_move("h2d")),
-    "plan": ("vslpipe", in_method(ops.Part, "of")),
+    "plan": ("vslpipe", in_method(ops.RowLayout, "of")),
     "bytes checked": ("vslpipe", in_method(engine.Engine, "_check_bytes")),
 }
 

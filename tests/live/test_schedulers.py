@@ -120,8 +120,8 @@ def test_experts_are_counted_as_rows_were_routed(deep: ModelConfig, monkeypatch:
     seen: list[int] = []
     original = ops.Ops.route
 
-    def route(self: Any, part: Any, read: Any, weights: Any) -> Any:
-        h, gates = original(self, part, read, weights)
+    def route(self: Any, layout: Any, read: Any, weights: Any) -> Any:
+        h, gates = original(self, layout, read, weights)
         seen.append(len(set(gates[:, : deep.num_experts_per_tok].flatten().tolist())))
         return h, gates
 

@@ -15,7 +15,7 @@ from workbench.core.errors import EngineError, StoppedError
 from workbench.engine.lanes.control import Control
 from workbench.engine.model import kv_cache, ops
 from workbench.engine.model.forward import Forward
-from workbench.engine.model.ops import Part, Pieces
+from workbench.engine.model.ops import Chunks, RowLayout
 from workbench.engine.model.sampler import choose_all
 from workbench.models import ModelConfig
 from workbench.scheduler.base import Scheduler
@@ -44,19 +44,19 @@ class Watched(Control):
         super().check()
 
 
-def many_rows() -> Part:
+def many_rows() -> RowLayout:
     """Two prompts, the second the rest of one that 40 entries are there of, and 50 decodes."""
     lengths, held = [150, 70], np.full(50, 100)
-    pieces = Pieces(np.array([0, 40]), np.arange(6).reshape(2, 3).astype(np.int32), np.ones(2, bool))
+    chunks = Chunks(np.array([0, 40]), np.arange(6).reshape(2, 3).astype(np.int32), np.ones(2, bool))
     table, rows = np.arange(350).reshape(50, 7).astype(np.int32), sum(lengths) + len(held)
-    return Part(lengths, torch.arange(rows) % 90, np.arange(rows) + 5600, table, held, pieces)
+    return RowLayout(lengths, torch.arange(rows) % 90, np.arange(rows) + 5600, table, held, chunks)
 
 
-def work_of(stage: Stage, model: ModelConfig, part: Part) -> tuple[float, float]:
-    """FLOP and bytes that it declares for a part's rows."""
-    pairs = sum(n * (n + 1) / 2 + n * b for n, b in zip(part.prefill_len, part.before.tolist(), strict=True))
+def work_of(stage: Stage, model: ModelConfig, layout: RowLayout) -> tuple[float, float]:
+    """FLOP and bytes that it declares for the rows of a part."""
+    pairs = sum(n * (n + 1) / 2 + n * b for n, b in zip(layout.prefill_len, layout.before.tolist(), strict=True))
     assert stage.op.work is not None
-    work = stage.op.work(Rows(part.prefill, len(part.lengths), pairs, float(part.lengths.sum()), 0), model, FP32)
+    work = stage.op.work(Rows(layout.prefill, len(layout.lengths), pairs, float(layout.lengths.sum()), 0), model, FP32)
     return work.flops, work.bytes
 
 
@@ -65,17 +65,17 @@ def test_every_operation_looks_as_often_as_its_work_is_long(
     config: ModelConfig, make_model: Callable[..., ModelConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Twenty steps of it, by the work that the operation declares; a look that stops it is its last."""
-    model, watched, part = make_model(config), Watched(), many_rows()
+    model, watched, layout = make_model(config), Watched(), many_rows()
     prepared = prepare(scenario(model, requests((200, 90), 2), RUNNABLE["all_gpu"], tokens=8192), Sequential())
     forward = Forward(prepared, watched)
-    forward.embed(0, [number % 90 for number in range(part.rows)])
+    forward.embed(0, [number % 90 for number in range(layout.rows)])
     seen = set()
     for stage in prepared.lowering.graph.pipeline.stages:
-        flops, size = work_of(stage, model, part)
+        flops, size = work_of(stage, model, layout)
         monkeypatch.setattr(ops, "STEP_FLOPS", flops / STEPS)
         monkeypatch.setattr(kv_cache, "STEP_BYTES", size / STEPS)
         watched.looks = 0
-        forward.compute(stage, 0, 0, part)
+        forward.compute(stage, 0, 0, layout)
         if stage.op.name in {"route", "combine"}:  # as short as a look: they read no more than their rows
             continue
         seen.add(stage.op.name)
@@ -83,7 +83,7 @@ def test_every_operation_looks_as_often_as_its_work_is_long(
         assert looks >= 0.7 * STEPS, stage
         watched.looks, watched.last = 0, looks // 2
         with pytest.raises(StoppedError):
-            forward.compute(stage, 0, 0, part)
+            forward.compute(stage, 0, 0, layout)
         assert watched.looks == looks // 2, stage
         watched.ending, watched.last = False, -1
     forward.close()
@@ -91,12 +91,12 @@ def test_every_operation_looks_as_often_as_its_work_is_long(
 
 
 def test_the_head_looks_too(tiny: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    watched, part = Watched(), many_rows()
+    watched, layout = Watched(), many_rows()
     forward = Forward(prepare(scenario(tiny, requests((200, 90), 2), RUNNABLE["all_gpu"]), Sequential()), watched)
-    forward.embed(0, [0] * part.rows)
+    forward.embed(0, [0] * layout.rows)
     monkeypatch.setattr(ops, "STEP_FLOPS", 2.0 * tiny.hidden_size * tiny.vocab_size)
     watched.looks = 0
-    logits = forward.logits(0, part)
+    logits = forward.logits(0, layout)
     assert watched.looks == len(logits) == 52
     choose_all(logits, [Sampling(temperature=1.0, seed=1)] * 52, [0] * 52, watched.check)
     assert watched.looks == 104
@@ -161,8 +161,8 @@ def test_an_error_in_one_lane_ends_long_work_in_another(tiny: ModelConfig, monke
                 ended.set()
         operate(self, stage, *rest)
 
-    def struck(self: Forward, stage: Stage, layer: int, number: int, part: Part) -> None:
-        if number:
+    def struck(self: Forward, stage: Stage, layer: int, part: int, layout: RowLayout) -> None:
+        if part:
             assert long_work.wait(20)
             raise ZeroDivisionError("struck")
 

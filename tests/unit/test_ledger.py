@@ -217,7 +217,7 @@ def test_no_iteration_has_more_tokens_requests_or_blocks_than_the_largest_batch(
         before = [part.starts[part.starts > 0] for part in parts]
         assert batch.rows.tokens <= largest.tokens
         assert len(batch) <= largest.requests
-        assert max(part.rows.tokens for part in parts) <= largest.part
+        assert max(part.rows.tokens for part in parts) <= largest.part_tokens
         read = [np.concatenate((part.context + 1, start)) for part, start in zip(parts, before, strict=True)]
         assert max(int((-(-tokens // block)).sum()) for tokens in read) <= largest.part_blocks + 1e-9
         for device, account in accounts.items():

@@ -31,7 +31,7 @@ WHOLE = gpu(qkv, attention, out_proj, moe)
 
 def carried(pipeline: Pipeline) -> list[str]:
     """What each move of a closed layer carries, as ``buffer@rows`` words."""
-    return [" ".join(f"{buffer}@{rows.value}" for buffer, rows in pieces) for _, pieces in resolve(pipeline).carries]
+    return [" ".join(f"{buffer}@{rows.value}" for buffer, rows in carried) for _, carried in resolve(pipeline).carries]
 
 
 def test_gpu_of_two_operations_is_the_one_then_the_other():

@@ -3,26 +3,26 @@
 import pytest
 
 from tests.builders import small_machine, tiny_model, tiny_scenario
-from workbench.core.repeats import Run, find_runs
+from workbench.core.repeats import Repeat, find_repeats
 from workbench.perfmodels import bound
 from workbench.schedules import VSLPipe
 from workbench.simulate import Detail, simulate
 
 
 @pytest.mark.parametrize(
-    ("items", "runs"),
+    ("items", "repeats"),
     [
         ("", []),
         ("abcabcabc", []),
-        ("abcabcabcabc", [Run(0, 3, 12)]),
-        ("xyabababababz", [Run(2, 2, 12)]),
-        ("aaaabbbbbc", [Run(0, 1, 4), Run(4, 1, 9)]),
-        ("ababababcdcdcdcd", [Run(0, 2, 8), Run(8, 2, 16)]),
+        ("abcabcabcabc", [Repeat(0, 3, 12)]),
+        ("xyabababababz", [Repeat(2, 2, 12)]),
+        ("aaaabbbbbc", [Repeat(0, 1, 4), Repeat(4, 1, 9)]),
+        ("ababababcdcdcdcd", [Repeat(0, 2, 8), Repeat(8, 2, 16)]),
         ("abacadae", []),
     ],
 )
-def test_runs_are_found_from_the_first_on(items, runs):
-    assert find_runs(items) == runs
+def test_runs_are_found_from_the_first_on(items, repeats):
+    assert find_repeats(items) == repeats
 
 
 @pytest.mark.parametrize("slots", [2, 3, 4, 5])

@@ -19,7 +19,7 @@ from workbench.models import checkpoint
 from workbench.perfmodels import bound
 from workbench.pipeline import fetch, gpu
 from workbench.scenario import Memory, Scenario
-from workbench.scenario.record import FORMAT, import_path, plain_parts
+from workbench.scenario.record import FORMAT, import_path, plain_fields
 from workbench.scheduler.resource_aware import Admission, ResourceAware
 from workbench.schedules import Sequential, VSLPipe
 from workbench.stages import Op, Streamed, Work, attention, combine_shared, experts, moe, out_proj, qkv
@@ -240,7 +240,7 @@ def test_the_weights_of_an_operation_elsewhere_cannot_be_saved(tmp_path):
     scenario = tiny_scenario()
     strange = replace(scenario.pipeline, fetches=(Streamed("scale.weights", "scale"),))
     with pytest.raises(ScenarioError, match=r"fetch\(scale\.weights\) streams .* in no stage and cannot be saved"):
-        plain_parts(**{**vars(scenario), "pipeline": strange})
+        plain_fields(**{**vars(scenario), "pipeline": strange})
 
 
 def test_a_scheduler_of_ones_own_cannot_be_saved(tmp_path):

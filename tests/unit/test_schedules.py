@@ -177,7 +177,7 @@ def test_looking_two_micro_batches_ahead_needs_two(schedule):
 
 def test_pages_share_what_a_layer_streams():
     prepared = prepare(tiny_scenario(), CGOPipe(3))
-    pages = [task for task in prepared.lowering.tasks(prepared.layers, Step.MIDDLE) if task.pieces]
+    pages = [task for task in prepared.lowering.tasks(prepared.layers, Step.MIDDLE) if task.weights_of]
     assert [(task.layer, task.page) for task in pages[:4]] == [(1, (0, 3)), (1, (1, 3)), (1, (2, 3)), (2, (0, 3))]
     sizes = [prepared.cost.weight_transfer(task) for task in pages[:3]]
     assert sum(sizes) == prepared.cost.weights_per_layer == prepared.slot_bytes
@@ -223,10 +223,10 @@ def test_vslpipe_needs_two_slots_for_weights(slots):
 def test_a_run_transfers_every_layers_weights_once_per_iteration(schedule, layers, iterations):
     lowering = Lowering(schedule, layer_graph(VSL), layers)
     transferred = Counter(
-        piece
+        node
         for step in run_of(iterations)
         for task in lowering.tasks(layers, step)
-        for piece in task.pieces
+        for node in task.weights_of
         if not task.page.number
     )
     assert transferred == {(layer, node): iterations for layer in range(layers) for node in lowering.graph.streamed}
@@ -239,7 +239,7 @@ def test_bytes_transferred_are_layers_times_what_one_layer_streams():
         prepared.cost.weight_transfer(task)
         for step in run_of(3)
         for task in prepared.lowering.tasks(prepared.layers, step)
-        if task.pieces
+        if task.weights_of
     )
     assert moved == 3 * prepared.layers * prepared.cost.weights_per_layer
     streamed = scenario.model.layer_params * 2
@@ -252,15 +252,15 @@ def test_bytes_transferred_are_layers_times_what_one_layer_streams():
 def test_vslpipe_transfers_only_what_is_fetched(fetched):
     layer = fetched | gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load >> gpu(out_proj, moe)
     lowering = Lowering(VSLPipe(), layer_graph(layer), 4)
-    pieces = [piece for step in run_of(3) for task in lowering.tasks(4, step) for piece in task.pieces]
-    assert Counter(pieces) == {(layer, lowering.graph.streamed[0]): 3 for layer in range(4)}
+    brought = [node for step in run_of(3) for task in lowering.tasks(4, step) for node in task.weights_of]
+    assert Counter(brought) == {(layer, lowering.graph.streamed[0]): 3 for layer in range(4)}
 
 
 def test_nothing_is_loaded_before_the_first_layer_except_in_the_first_iteration():
     lowering = Lowering(VSLPipe(), layer_graph(VSL), 4)
-    assert lowering.tasks(4, Step.FIRST)[0].pieces == ((0, 0),)
-    assert not lowering.tasks(4, Step.MIDDLE)[0].pieces
-    last = [task.pieces for task in lowering.tasks(4, Step.LAST) if task.pieces]
+    assert lowering.tasks(4, Step.FIRST)[0].weights_of == ((0, 0),)
+    assert not lowering.tasks(4, Step.MIDDLE)[0].weights_of
+    last = [task.weights_of for task in lowering.tasks(4, Step.LAST) if task.weights_of]
     assert last[-1] == ((3, 4),)
 
 
@@ -289,7 +289,7 @@ def test_vslpipe_computes_nothing_before_its_weights_are_there(slots):
     for index, task in enumerate(plan.tasks):
         before.append(set(task.after).union(*(before[other] for other in task.after)))
         if task.carry is Carry.NONE:
-            brought = dict.fromkeys(task.pieces, index) | brought  # the next iteration's come again
+            brought = dict.fromkeys(task.weights_of, index) | brought  # the next iteration's come again
     for index, task in enumerate(plan.tasks):
         if task.node in plan.graph.nodes:
             transfer = brought.get((task.layer, plan.graph.nodes.index(task.node)))

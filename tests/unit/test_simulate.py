@@ -103,7 +103,7 @@ def test_a_task_timeline_has_every_task_that_takes_time_on_its_lane():
     prepared = prepare(scenario, VSLPipe())
     weights_only = [span for span in first if span.name.startswith("W")]
     assert [span.lane for span in weights_only] == ["h2d"] * len(weights_only)
-    assert len(weights_only) == len([task for task in prepared.lowering.tasks(4, Step.FIRST) if task.pieces])
+    assert len(weights_only) == len([task for task in prepared.lowering.tasks(4, Step.FIRST) if task.weights_of])
     assert {span.lane for span in result.timeline} == {"gpu", "cpu", "d2h", "h2d"}
     assert result.timeline.end == pytest.approx(result.seconds)
 

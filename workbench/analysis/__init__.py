@@ -1,4 +1,4 @@
-"""Comparisons of results: explanations, sweeps, the worth of more hardware, and the report.
+"""Analysis of results: comparisons, explanations, sweeps, the gain from more hardware, and the report.
 
-It calls the readers and draws; only notebooks, widgets, commands and benchmarks call it.
+This package calls the readers and draws; only notebooks, widgets, commands and benchmarks call it.
 """

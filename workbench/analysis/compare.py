@@ -1,4 +1,4 @@
-"""Results side by side: a table, a picture, and the difference explained in words."""
+"""Comparison of results: a table, a picture, and the differences explained in words."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def compare(results: Iterable[Result]) -> Comparison:
     Parameters
     ----------
     results : iterable of Result
-        Of any readers and schedules.
+        Results of any readers and schedules.
 
     Raises
     ------
@@ -138,7 +138,7 @@ def compare(results: Iterable[Result]) -> Comparison:
 
 
 def _limited_by(result: Result) -> str:
-    """The limit of a bound, or the busiest lane of what was played or run."""
+    """The limit that gives a bound, or the busiest lane of a simulation or a run."""
     if result.limits or not result.busy:
         return result.binding
     return f"{result.binding}, {result.utilisation[result.binding]:.0%} busy"

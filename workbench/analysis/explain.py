@@ -17,7 +17,7 @@ _LANES = {
     "h2d": "the link to the GPU",
     "d2h": "the link to the host",
 }
-_NANOSECOND = 1e-9  # less is what rounding leaves
+_NANOSECOND = 1e-9  # smaller differences are due to rounding
 _MEASURED = (Source.MEASURED, Source.RECORDED)
 
 
@@ -28,15 +28,16 @@ def lane_of(binding: str) -> str:
 
 
 def in_words(binding: str) -> str:
-    """A limit or busiest lane as a reader would say it: ``the link to the GPU (h2d)``."""
+    """A limit or busiest lane in words: ``the link to the GPU (h2d)``."""
     lane = lane_of(binding)
     return f"{_LANES[lane]}{f' ({lane})' if lane in ('h2d', 'd2h') else ''}" if lane else binding
 
 
 def explain(results: Sequence[Result]) -> list[str]:
-    """Sentences on the difference: simulations and measurements to their bound, measurements to their simulation.
+    """Sentences that explain the differences of results.
 
-    A prediction gets one sentence on its distance to all of these. The first sentences rank the schedules.
+    Simulations and measurements are compared with their bound, and measurements also with their simulation. A
+    prediction gets one sentence on its distance from all of these. The first sentences rank the schedules.
     """
     sentences = _rankings(results)
     for result in results:
@@ -58,9 +59,9 @@ def explain(results: Sequence[Result]) -> list[str]:
 
 
 def _rankings(results: Sequence[Result]) -> list[str]:
-    """Tell which schedule gives most, and how many times the next one's and the first one's rate that is.
+    """Sentences that name the fastest schedule, and its rate relative to the second one and to the first in the list.
 
-    One sentence for each scenario and source with several schedules. Bounds and predictions are not ranked.
+    There is one sentence for each scenario and source with several schedules. Bounds and predictions are not ranked.
     """
     groups = dict[tuple[str, ...], list[Result]]()
     for result in results:
@@ -102,8 +103,8 @@ def _bound_passed(results: Sequence[Result]) -> bool:
 def beyond_bound(result: Result, bound: Result) -> dict[str, float]:
     """Seconds by which a simulation or a run took longer than its bound, by cause; they add up to the difference.
 
-    Both causes are those of the lane that sets the bound, or of the busiest where none does: work beyond the least
-    (recomputation, more iterations than needed, slower than assumed), and time in which it had none.
+    There are two causes, both of the lane that sets the bound, or of the busiest lane if none does: work beyond the
+    least (recomputation, more iterations than needed, slower than assumed), and time in which the lane was idle.
     """
     if bound.binding == ARRIVAL:
         return {"until the last one was served": result.seconds - bound.seconds}
@@ -115,13 +116,13 @@ def beyond_bound(result: Result, bound: Result) -> dict[str, float]:
 def residual(measured: Result, simulated: Result) -> dict[str, float]:
     """Seconds by which a run took longer than its simulation, by cause; they add up to the whole difference.
 
-    Both are accounted on the lane that the simulation keeps busiest: its tasks' own work, the core that others took
+    The causes are those of the lane that is busiest in the simulation: the work of its tasks, cores that others took
     from it while it worked, the time between iterations, and waiting for other lanes.
 
     Parameters
     ----------
     measured, simulated : Result
-        Of one scenario and schedule, both with every task in their timelines.
+        Results of one scenario and schedule, both with every task in their timelines.
     """
     lane = max(simulated.busy, key=lambda name: simulated.busy[name])
     ours = _account(measured, lane)
@@ -163,7 +164,7 @@ def _against_bound(result: Result, bound: Result) -> str:
 
 
 def _sums(bound: Result) -> str:
-    """Share of a lane's least time that goes into adding up the partial results of its GPUs or sockets [1]."""
+    """Sentences on the share of a lane's least time in which its GPUs or sockets add up partial sums; else empty."""
     told = ""
     for lane, name in SUMS.items():
         if (seconds := bound.limits.get(f"{lane} {name}")) is not None:
@@ -210,7 +211,7 @@ def _outside(measured: Result, simulated: Result) -> str:
 
 
 def _distances(predicted: Result, others: Sequence[Result]) -> list[str]:
-    """Ratio of a prediction to every other answer to its question, and the resource that each says binds."""
+    """Ratio of a prediction to every other result of its scenario and schedule, and the resource that binds in each."""
     if not others:
         return []
     told = ", ".join(_distance(predicted, other) for other in others)

@@ -1,4 +1,4 @@
-"""The main job without a browser: a page of pictures and words, the results as JSON, the timelines as a trace."""
+"""Report of the main job without a browser: a page of pictures and text, results as JSON, and timelines as a trace."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from workbench.workload.tokenizer import load_tokenizer
 LINK = 0.2e9  # bytes per second: streaming this model then takes about as long as computing a batch on two cores
 QUESTIONS = 96
 RUNS = 3
-"""Runs of a schedule at most: one, and two more if it was outside of its interval."""
+"""Most runs of a schedule: one, and two more if it was outside the interval of its simulation."""
 WARM = 8
-"""Requests of the run before any that counts."""
+"""Requests of the warm-up run, which does not count."""
 SHOWN = (4, 6)  # iterations drawn in the lane charts
 
 _PAGE = Template("""<!doctype html>
@@ -82,7 +82,7 @@ $fast_iterations
 
 
 def server_scenario() -> Scenario:
-    """Mixtral-8x7B and long prompts on a workstation with an RTX 5090: where the order of tasks decides."""
+    """Mixtral-8x7B and long prompts on a workstation with an RTX 5090, where the order of tasks matters most."""
     layer = fetch(weights) | gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load >> gpu(
         out_proj, moe
     )
@@ -97,7 +97,7 @@ def server_scenario() -> Scenario:
 
 
 def local_scenario() -> tuple[Scenario, Exam]:
-    """The same pipeline on this computer: the trained model that ships, exercises it never saw, a throttled link."""
+    """The same pipeline on this computer: the trained model that ships, held-out exercises, and a throttled link."""
     model = checkpoint(data_path("models/tiny-moe"))
     here = calibrate(model, weights="fp32", kv="fp32")
     exam = make_exam(QUESTIONS, load_tokenizer(model), prompt_len=(0, 200))
@@ -108,7 +108,7 @@ def local_scenario() -> tuple[Scenario, Exam]:
 
 @dataclass(frozen=True)
 class Live:
-    """A schedule simulated and run on this computer, again where a run was outside of the simulation's interval."""
+    """A schedule simulated and run on this computer; a run outside the simulation's interval is followed by more."""
 
     schedule: Schedule
     simulated: Result
@@ -116,7 +116,7 @@ class Live:
 
     @classmethod
     def of(cls, scenario: Scenario, schedule: Schedule) -> Live:
-        """Simulate, then run until the median run is within the interval, or there are as many as are made at most."""
+        """Simulate, then run until the median run is within the interval or `RUNS` runs were made."""
         live = cls(schedule, simulate(scenario, schedule, detail=Detail.TASK), (run(scenario, schedule),))
         while not live.foreseen and len(live.runs) < RUNS:
             live = replace(live, runs=(*live.runs, *(run(scenario, schedule) for _ in range(2))))
@@ -124,7 +124,7 @@ class Live:
 
     @property
     def median(self) -> Result:
-        """The run of median throughput; of an even number the slower of the two."""
+        """The run of median throughput; of an even number of runs, the slower of the two in the middle."""
         return sorted(self.runs, key=lambda result: result.gen_tok_s)[(len(self.runs) - 1) // 2]
 
     @property
@@ -145,9 +145,9 @@ class Live:
 
 
 def warm_up(local: Scenario, schedules: Sequence[Schedule]) -> None:
-    """Run a few of the requests and throw the result away: the first run of a process reads and maps what others find.
+    """Run a few of the requests and drop the result: the first run of a process reads and maps memory for all others.
 
-    A first run of all of them was 5 to 9 % slower than the next (Zen 4).
+    A first run of all requests was 5 to 9 % slower than the next (Zen 4).
     """
     few = Workload.of(local.workload.requests[:WARM], name="warm up")
     for schedule in (schedules[0], schedules[-1]):
@@ -160,7 +160,7 @@ def write_report(out: Path, say: Callable[[str], None] = print) -> Path:
     Raises
     ------
     WorkbenchError
-        If anything went wrong, or the schedules generated different tokens.
+        If a step fails, or the schedules generate different tokens.
     """
     mpl.use("Agg")
     out.mkdir(parents=True, exist_ok=True)
@@ -201,7 +201,7 @@ def marks(exam: Exam, comparison: Comparison) -> str:
     Raises
     ------
     EngineError
-        If fewer than nine in ten were: the shipped model answers nearly all of them.
+        If fewer than nine in ten answers are right: the shipped model answers nearly all exercises.
     """
     answered = next(result for result in comparison.results if result.source is Source.MEASURED)
     by_kind = exam.marks(answered)

@@ -1,4 +1,4 @@
-"""Gains from twice as much of one resource: the link, the GPU, the CPU with its DRAM, or the KV cache."""
+"""Shadow prices: the gain from twice as much of one resource: link, GPU, CPU with its DRAM, or KV cache."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Price:
     resource : str
         "link", "GPU", "CPU" or "KV capacity".
     gain : float
-        Output tokens/s over those without it.
+        Output tokens/s with more of it, over those without.
     result : Result
-        As read with it.
+        Result with more of it.
     heaviest : str
-        What takes most of the lane that then binds; empty where the reader names no lane.
+        Largest load on the lane that then binds; empty if the reader names no lane.
     note : str
-        What else it would take.
+        Other conditions of the gain, such as more memory.
     """
 
     resource: str
@@ -59,7 +59,7 @@ class Price:
 
 @dataclass(frozen=True)
 class ShadowPrices:
-    """The gains from `factor` times of each resource, one at a time."""
+    """The gains from `factor` times as much of each resource, one at a time."""
 
     base: Result
     factor: float
@@ -70,7 +70,7 @@ class ShadowPrices:
         return next(price for price in self.prices if price.resource == resource)
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Resource, gain, and what then binds."""
+        """Rows of resource, gain, and the resource that then binds."""
         return [(f"{self.factor:g}x {p.resource}", f"{p.gain:.2f}x", self._then(p)) for p in self.prices]
 
     def _then(self, price: Price) -> str:
@@ -82,7 +82,7 @@ class ShadowPrices:
 
     @property
     def title(self) -> str:
-        """The scenario and schedule that are read, and the resource that binds in them."""
+        """The scenario and schedule in words, and the resource that binds in them."""
         base = self.base
         return f"{base.schedule}, {base.origin}: {base.gen_tok_s:.4g} output tok/s, {in_words(base.binding)} binds"
 
@@ -123,19 +123,19 @@ def shadow_prices(
 ) -> ShadowPrices:
     """Compute the gain from `factor` times the link, the GPU, the CPU or the KV cache, all else unchanged.
 
-    A device is faster in all it does: rates and memory bandwidth; where the machine was calibrated for this model, the
-    measured times of the operations that the pipeline places there. Fixed times of launches, transfers and between
-    iterations stay, and a scheduler without a budget of its own adapts. Where a resource needs more memory than there
-    is, it is read with that memory, and the note says so.
+    A faster device has higher rates and memory bandwidth; where the machine was calibrated for this model, the measured
+    times of the operations that the pipeline places there shrink. Fixed times of launches and transfers, and the time
+    between iterations, stay. A scheduler without a token budget of its own adapts. If a resource needs more memory than
+    there is, the machine is given that memory, and the note says so.
 
     Parameters
     ----------
-    scenario, schedule
-        As every reader takes them.
+    scenario : Scenario
+    schedule : Schedule
     reader : callable
         `bound`, in closed form, or `simulate` or a paper's `predict`.
     factor : float
-        How many times as much of each.
+        Factor on each resource.
 
     Raises
     ------
@@ -178,7 +178,8 @@ def _price(
 def _heaviest(scenario: Scenario, schedule: Schedule, result: Result) -> str:
     """Name the largest load on the binding resource over all requests: an operation, a transfer, or the weights.
 
-    Seconds of a lane; bytes where the host's memory binds, which all on the host and both directions of the link share.
+    Loads are seconds of a lane, or bytes if the host's memory binds: everything on the host and both directions of the
+    link share it.
     """
     prepared = price(scenario, schedule)
     total = total_rows(scenario.workload, scenario.model)
@@ -231,11 +232,11 @@ RESOURCES: dict[str, Callable[[Scenario, float], Scenario]] = {
     "CPU": _more_cpu,
     "KV capacity": _more_kv,
 }
-"""Every resource that has a price, and how a scenario gets so many times as much of it."""
+"""Every resource that has a price, with the function that gives a scenario `factor` times as much of it."""
 
 
 def _sources(machine: Machine, resource: str, factor: float) -> dict[str, str]:
-    """Sources that say which rates are now more than theirs."""
+    """Sources of the rates that were multiplied, which say so."""
     rates = [name for name in machine.sources if name.startswith(resource) and name.split(".")[1] in _RATES]
     return machine.sources_with(dict.fromkeys(rates, f"{factor:g} times"))
 
@@ -246,7 +247,7 @@ def _faster(device: Device, factor: float) -> Device:
 
 
 def _as_measured(machine: Machine, scenario: Scenario, place: Place, factor: float) -> Machine:
-    """The machine, with the measured times of what the pipeline places on a device divided by the factor."""
+    """The machine with the measured times of the operations on a device, as the pipeline places them, over `factor`."""
     shape = profile_shape(scenario.model, scenario.precision)
     profile = machine.profile(shape)
     if profile is None:

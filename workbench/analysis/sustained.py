@@ -25,16 +25,17 @@ def sustained_rate(
 
     Parameters
     ----------
-    scenario, schedule
-        The workload's requests keep their lengths and their order; only when they arrive is drawn anew.
+    scenario : Scenario
+        The scenario; its requests keep their lengths and order, and only their arrivals are drawn anew.
+    schedule : Schedule
     slo : Slo
-        Latest first token, and longest gap between two tokens.
+        Objective of a request.
     low, high : float
-        Rates to search between.
+        Rates between which to search [requests/s].
     target : float
-        Share of the requests that meet the objective, mean over the seeds.
+        Share of the requests that must meet the objective, mean over the seeds.
     seeds : iterable of int
-        Near saturation one draw of arrivals says little.
+        One seed per draw of arrivals; near saturation a single draw says little.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Predictions over a range of KV capacities: what more cache would bring."""
+"""Sweeps: bound and simulations over a range of KV capacities."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class SweepPoint:
     """Predictions for one KV capacity [B]: the bound, then one simulation per schedule.
 
-    Where that capacity cannot serve the workload there are no results and `problem` says why.
+    If the capacity cannot serve the workload, there are no results, and `problem` has the reason.
     """
 
     kv_capacity: float
@@ -54,7 +54,7 @@ class Sweep:
         return pandas.DataFrame(rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Output tokens per second over KV capacity: the bound dashed, one line per schedule."""
+        """Plot output tokens per second over KV capacity: the bound dashed, and one line per schedule."""
         from workbench.plots import plot_sweep
 
         return plot_sweep(self.pairs(), ax)
@@ -71,16 +71,16 @@ def sweep(
     Parameters
     ----------
     scenario : Scenario
-        Its own KV capacity is not used.
+        The scenario; its own KV capacity is not used.
     schedules : Schedule or iterable of Schedule
-        The bound is that of the first; no schedule changes it.
+        The schedules to simulate; the bound is read with the first, and is the same for all.
     kv_capacity : str or float, or iterable of them
         Capacities such as ``["10GB", "20GB"]`` [B].
 
     Returns
     -------
     Sweep
-        Capacities that cannot serve the workload have no results and say why.
+        Points of all capacities; those that cannot serve the workload have no results but a reason.
 
     Raises
     ------

@@ -1,1 +1,1 @@
-"""Benchmarks: what they compare is interleaved, disturbed repetitions are dropped and counted, ratios are printed."""
+"""Benchmarks: contenders are interleaved, disturbed repetitions are dropped and counted, and ratios are printed."""

@@ -99,11 +99,11 @@ def draw(random: np.random.Generator) -> Scenario | None:
     pick = _Picker(random)
     model = models[pick.one_of(sorted(models))]
     host = {
-        "cpu": pick.one_of(_parts(ProcessorKind.CPU)),
+        "cpu": pick.one_of(_processors(ProcessorKind.CPU)),
         "sockets": pick.one_of(_SOCKETS),
         "memory": pick.one_of(_HOST_MEMORY),
     }
-    card = pick.one_of(_parts(ProcessorKind.GPU))
+    card = pick.one_of(_processors(ProcessorKind.GPU))
     lengths = pick.one_of(sorted(workloads))
     share = random.uniform()
     seed = int(random.integers(2**31))
@@ -133,8 +133,8 @@ class _Picker:
         return choices[int(self.random.integers(len(choices)))]
 
 
-def _parts(kind: ProcessorKind) -> list[str]:
-    return [name for name, part in sorted(processors.items()) if part.kind is kind and name not in _SHARED_MEMORY]
+def _processors(kind: ProcessorKind) -> list[str]:
+    return [name for name, each in sorted(processors.items()) if each.kind is kind and name not in _SHARED_MEMORY]
 
 
 def _sample(name: str, pick: _Picker, seed: int) -> Workload:

@@ -23,7 +23,7 @@ def data_path(name: str) -> Path:
 
 
 def cache_path(name: str) -> Path:
-    """Path for what this computer measured or made once: under XDG_CACHE_HOME, else ~/.cache."""
+    """Path of a file that this computer measured or made once: under XDG_CACHE_HOME, else ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moe-workbench" / name
 
 
@@ -35,8 +35,8 @@ def source_of(sources: Mapping[str, str], value: str) -> str:
     CatalogueError
         If none of them is stated.
     """
-    parts = value.split(".")
-    groups = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+    names = value.split(".")
+    groups = [".".join(names[:count]) for count in range(len(names), 0, -1)]
     for key in (*groups, "all"):
         if key in sources:
             return sources[key]
@@ -44,7 +44,7 @@ def source_of(sources: Mapping[str, str], value: str) -> str:
 
 
 def _suggestion(name: str, known: Iterable[str]) -> str:
-    """Suggest the known name that is most like the given one, in any case; names that begin with it come first."""
+    """Suggest the known name that is most like the given one, ignoring case; names that begin with it come first."""
     given = name.casefold()
     names = {each.casefold(): each for each in known}
     longer = [each for each in names if each.startswith(given)]
@@ -55,8 +55,8 @@ def _suggestion(name: str, known: Iterable[str]) -> str:
 class Catalogue(Mapping[str, T], Generic[T]):
     """Named entries of one TOML file, built on first use.
 
-    Every table of the file is an entry; its values carry their sources in a ``source`` sub-table. An entry that is
-    ``same_as`` another one is that under a second name.
+    Every table of the file is an entry; the sources of its values are in its ``source`` sub-table. An entry with
+    ``same_as`` is a second name of another entry.
     """
 
     def __init__(self, file: str, build: Callable[[str, dict[str, Any]], T]) -> None:
@@ -69,8 +69,8 @@ class Catalogue(Mapping[str, T], Generic[T]):
 
     def __getitem__(self, name: str) -> T:
         if name not in self._tables:
-            asked = f"{name!r}{_suggestion(str(name), self._tables)}"
-            raise CatalogueError(f"{self._file} has no entry {asked}; it has {', '.join(sorted(self._tables))}.")
+            wanted = f"{name!r}{_suggestion(str(name), self._tables)}"
+            raise CatalogueError(f"{self._file} has no entry {wanted}; it has {', '.join(sorted(self._tables))}.")
         table = self._tables[name]
         return self._build(name, self._tables[table["same_as"]] if "same_as" in table else table)
 

@@ -18,12 +18,12 @@ def short_name(configured: Any) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text as HTML shows it letter by letter, whatever tags it contains; all text goes into HTML through this."""
+    """Escape text for HTML, so that tags in it are shown and not interpreted; all text goes into HTML through this."""
     return html.escape(text)
 
 
 def html_table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
-    """A table of text; without a head the first column serves as one."""
+    """An HTML table of text; without a head, the first column is set as headings."""
     lines = [f"<tr>{''.join(_cell('th', text) for text in head)}</tr>"] if head else []
     for row in rows:
         first = _cell("td" if head else "th", row[0])

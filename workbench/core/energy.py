@@ -1,4 +1,4 @@
-"""Energy of a run: counted by a meter, or modelled from time, bytes and operations; always labelled."""
+"""Energy of a run, with its source: counted by a meter, or modelled from time, bytes and operations."""
 
 from __future__ import annotations
 
@@ -36,7 +36,15 @@ class Energy:
 
 @dataclass(frozen=True)
 class EnergyModel:
-    """Energy as time, bytes and operations: static power [W], J per byte of GPU memory, J per FLOP."""
+    """Model of energy from time, bytes and operations.
+
+    Attributes
+    ----------
+    static_power : float
+        Power that the hardware draws at any time [W].
+    per_byte, per_flop : float
+        Energy of one byte read from GPU memory [J/B], and of one operation [J/FLOP].
+    """
 
     static_power: float
     per_byte: float
@@ -77,7 +85,7 @@ class EnergyModel:
 
 @lru_cache(maxsize=1)
 def published_model() -> tuple[EnergyModel, str]:
-    """The only published constants, and the hardware that they hold for."""
+    """The only published model, and the hardware that its constants hold for."""
     table = tomllib.loads(data_path("catalogue/published/layered_prefill.toml").read_text(encoding="utf-8"))
     found = table["energy_model"]
     model = EnergyModel(found["static_power"], found["per_byte"], found["per_flop"])

@@ -1,4 +1,4 @@
-"""Records that are measured once and kept in a file; a file that cannot be used costs time alone."""
+"""Records that are measured once and kept in a file; if the file cannot be used, they are measured again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from workbench.core.errors import WorkbenchError
 T = TypeVar("T")
 
 _NOT_WRITTEN: dict[Path, Any] = {}
-"""Records that no file would take, until this process ends: the module's only state, for measuring takes a minute."""
+"""Records that could not be written, kept until this process ends because measuring takes a minute. This is the only
+state of the module."""
 
 
 def kept(
@@ -26,8 +27,8 @@ def kept(
 ) -> T:
     """Read a record from its file; make and save it first if there is no file or `refresh` is set.
 
-    A file that cannot be read is written anew. If it cannot be written, this process keeps the record. A warning tells
-    of both.
+    A file that cannot be read is written anew. If it cannot be written, this process keeps the record. Both give a
+    warning.
 
     Parameters
     ----------
@@ -54,7 +55,7 @@ def kept(
     made = make()
     try:
         save(made, path)
-        made = load(path)  # as every later call has it
+        made = load(path)  # this call returns what every later call will read
         _NOT_WRITTEN.pop(path, None)
     except (OSError, WorkbenchError) as error:
         _NOT_WRITTEN[path] = made

@@ -18,7 +18,14 @@ _PERCENTILES = (50, 90, 99)
 
 @dataclass(frozen=True)
 class Slo:
-    """Objective of a request: latest first token and longest gap between two tokens, inf for no limit [s].
+    """Objective for the latency of a request (service level objective).
+
+    Attributes
+    ----------
+    ttft : float
+        Longest time to the first token, inf for no limit [s].
+    tbt : float
+        Longest gap between two tokens, inf for no limit [s].
 
     Raises
     ------
@@ -37,7 +44,7 @@ class Slo:
 
 
 def check_slo(slo: object) -> None:
-    """Refuse what is no objective, such as a pair of numbers.
+    """Refuse a value that is no objective, such as a pair of numbers.
 
     Raises
     ------
@@ -49,12 +56,12 @@ def check_slo(slo: object) -> None:
 
 
 def check_columns(what: str, columns: Mapping[str, tuple[float, ...]]) -> None:
-    """Refuse columns of unlike lengths, empty ones aside, and entries that are negative or no finite number.
+    """Refuse columns of different lengths, empty ones aside, and entries that are negative or not finite.
 
     Raises
     ------
     ResultError
-        If there are such.
+        If there are such columns or entries.
     """
     lengths = {name: len(column) for name, column in columns.items() if len(column)}
     if len(set(lengths.values())) > 1:
@@ -72,18 +79,18 @@ def check_columns(what: str, columns: Mapping[str, tuple[float, ...]]) -> None:
 
 @dataclass(frozen=True)
 class Latencies:
-    """Columns with one entry per request that was served to its end, and the gaps between tokens of all of them.
+    """Latencies of the requests that were served to their end: one entry per request, and the gaps of all together.
 
     Attributes
     ----------
     request : tuple of int
-        Its number in the workload.
+        Number of the request in the workload.
     arrival, first, last : tuple of float
-        When it arrived, and when its first and last token came [s].
+        Times of arrival, of the first token and of the last token [s].
     worst_gap : tuple of float
-        Longest time between two of its tokens, 0 where there is one token only [s].
+        Longest time between two tokens of the request, 0 if it has only one token [s].
     gap, gap_count : tuple of float, tuple of int
-        Lengths of the times between two tokens of one request [s], and how often each occurred.
+        Distinct times between two tokens of one request [s], and the number of times that each occurred.
     """
 
     request: tuple[int, ...] = ()
@@ -101,12 +108,12 @@ class Latencies:
 
     @property
     def ttft(self) -> Seconds:
-        """From arrival to the first token, queueing included [s]."""
+        """Time from arrival to the first token of each request, queueing included [s]."""
         return np.subtract(self.first, self.arrival)
 
     @property
     def end_to_end(self) -> Seconds:
-        """From arrival to the last token [s]."""
+        """Time from arrival to the last token of each request [s]."""
         return np.subtract(self.last, self.arrival)
 
     @property
@@ -116,7 +123,7 @@ class Latencies:
         return np.repeat(np.array(self.gap)[order], np.array(self.gap_count, dtype=np.int64)[order])
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """Mean, p50, p90 and p99 of ttft, tbt and end_to_end [s]; those without an entry are left out."""
+        """Mean, p50, p90 and p99 of ttft, tbt and end_to_end [s]; empty columns are left out."""
         found = {"ttft": self.ttft, "tbt": self.tbt, "end_to_end": self.end_to_end}
         return {name: _summary(times) for name, times in found.items() if len(times)}
 
@@ -126,7 +133,7 @@ class Latencies:
 
 
 def _summary(times: Seconds) -> dict[str, float]:
-    """Mean and percentiles of one column, which has an entry."""
+    """Mean and percentiles of one column, which is not empty."""
     percentiles = {f"p{share}": float(np.percentile(times, share)) for share in _PERCENTILES}
     return {"mean": float(times.mean()), **percentiles}
 
@@ -137,7 +144,7 @@ def attainment(ttft: npt.ArrayLike, worst_gap: npt.ArrayLike, slo: Slo) -> float
     Parameters
     ----------
     ttft, worst_gap : array_like, shape (requests,)
-        Arrival to first token, queueing included; longest gap [s].
+        Time from arrival to the first token, queueing included, and longest gap of each request [s].
     slo : Slo
 
     Raises
@@ -166,11 +173,12 @@ def capacity(attained: Callable[[float], float], *, target: float, low: float, h
     Parameters
     ----------
     attained : callable
-        Attainment at a rate, falling with it; a mean over several seeds, since near saturation one run says little.
+        Attainment at a rate, which must fall as the rate rises. Give a mean over several seeds: near saturation a
+        single run says little.
     target : float
         Share of the requests, 0.9 in the paper.
     low, high : float
-        Rates to search between.
+        Rates between which to search.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Noise of other programs: tells a repetition that it disturbed from one that counts."""
+"""Noise of other programs: the measure by which a repetition that it disturbed is dropped."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import TypeVar
 
 Repetition = TypeVar("Repetition")
 
-# Of 30 runs on two virtual cores, those of which the host gave less than 2 % of their time to other guests lay within
-# 3.5 % of one another; where it was 10 %, a run took a quarter longer. How fast memory was copied before and after told
-# nothing: what it would have kept spread as far as what it would have dropped.
+# 30 runs on two virtual cores: those from which the host took less than 2 % of the time for other guests lay within
+# 3.5 % of one another; where it took 10 %, a run was a quarter longer. The rate of a memory copy before and after a run
+# is no such measure: the runs that it would have kept spread as far as those that it would have dropped.
 OTHERS = 0.02
 """Share of the cores that other programs, or other guests of the same host, may take."""
 LEAST = 3
-"""Repetitions that are made at least, and undisturbed ones from which on the disturbed are dropped."""
+"""Least number of repetitions; also the number of undisturbed ones from which on the disturbed ones are dropped."""
 _TICKS = 0.02  # seconds by which two clocks that tick every 10 ms may differ
 
 
@@ -50,13 +50,13 @@ def listening() -> Iterator[Noise]:
 
 
 def kept(quiet: list[Repetition], disturbed: list[Repetition]) -> list[Repetition]:
-    """The quiet ones if they are enough, else all: on a busy computer a benchmark has to end, too."""
+    """The quiet repetitions if they are enough, else all: a benchmark must end on a busy computer too."""
     return quiet if len(quiet) >= LEAST else quiet + disturbed
 
 
 def _busy() -> float:
-    """Core-seconds that any program has used since the computer started, or that its host gave to other guests."""
-    import psutil  # measurements alone need it: the rest of the workbench and the GPU suite do without
+    """Core-seconds since the computer started that programs have used, or that its host gave to other guests."""
+    import psutil  # only measurements need it: the rest of the workbench and the GPU suite do without it
 
     times = psutil.cpu_times()
     rest = sum(getattr(times, name, 0.0) for name in ("nice", "irq", "softirq", "steal"))

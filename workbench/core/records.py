@@ -1,4 +1,4 @@
-"""Frozen dataclasses as plain values that JSON holds, and back by their annotations."""
+"""Conversion of frozen dataclasses to plain values that JSON holds, and back by their annotations."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _KEY = "saved as"
 
 
 def saved_as(key: str, default: float) -> Any:
-    """A dataclass field with a default whose key in saved records is another one than its name."""
+    """A dataclass field with a default, whose key in saved records is not its name."""
     return field(default=default, metadata={_KEY: key})
 
 
 def saved_repr(record: Any) -> str:
-    """Text of a dataclass under its saved keys: a scenario's digest, which is saved too, is made of such texts."""
+    """Text of a dataclass with its saved keys. A scenario's digest, which is saved too, is made of such texts."""
     values = ", ".join(f"{_saved_key(known)}={getattr(record, known.name)!r}" for known in fields(record))
     return f"{type(record).__qualname__}({values})"
 
@@ -51,7 +51,7 @@ def is_folder(path: Path) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """Message of a reader's error, in one line of at most 200 characters; a foreign error is named too."""
+    """Message of an error, in one line of at most 200 characters; for an error that is not ours, with its type."""
     told = str(error) if isinstance(error, WorkbenchError) else f"{type(error).__name__}: {error}"
     line = " ".join(told.split())
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."

@@ -1,4 +1,4 @@
-"""Patterns that repeat in a sequence."""
+"""Repetition in a sequence: patterns that occur several times in a row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 _FEWEST = 4
 
 
-class Run(NamedTuple):
+class Repeat(NamedTuple):
     """A pattern of `length` items that follows itself, from the item `first` up to the item `stop`."""
 
     first: int
@@ -16,14 +16,14 @@ class Run(NamedTuple):
     stop: int
 
 
-def find_runs(items: Sequence[Hashable]) -> list[Run]:
-    """Patterns that occur at least four times in a row, in order, none within another."""
+def find_repeats(items: Sequence[Hashable]) -> list[Repeat]:
+    """Find the patterns that occur at least four times in a row, in order, none within another."""
     following = [len(items)] * len(items)
     seen = dict[Hashable, int]()
     for place in range(len(items) - 1, -1, -1):
         following[place] = seen.get(items[place], len(items))
         seen[items[place]] = place
-    runs = list[Run]()
+    repeats = list[Repeat]()
     place = 0
     while place < len(items):
         length = following[place] - place
@@ -31,8 +31,8 @@ def find_runs(items: Sequence[Hashable]) -> list[Run]:
         while stop < len(items) and items[stop] == items[stop - length]:
             stop += 1
         if stop - place >= _FEWEST * length:
-            runs.append(Run(place, length, stop))
+            repeats.append(Repeat(place, length, stop))
             place = stop
         else:
             place += 1
-    return runs
+    return repeats

@@ -44,14 +44,14 @@ class Iterations:
     Attributes
     ----------
     seconds : tuple of float
-        Duration; time without a batch, until the next request arrives, belongs to none [s].
+        Duration of the iteration; time without a batch, until the next request arrives, belongs to no iteration [s].
     prefill, decode : tuple of int
         Tokens of each class that passed the last layer.
     used_blocks : tuple of int
-        KV blocks in use while it ran.
+        KV blocks in use during the iteration.
     expert_bytes : tuple of float
-        Routed experts that were read, each chosen one once per layer and micro-batch [B]: counted where measured, else
-        expected for the model's routing.
+        Bytes of routed experts that were read, each chosen one once per layer and part [B]: counted in a measurement,
+        else expected for the model's routing.
     """
 
     seconds: tuple[float, ...] = ()
@@ -74,26 +74,26 @@ class Result:
     seconds : float
         Time to serve the whole workload [s].
     generated, processed : int
-        Output tokens, and prompt plus output tokens pushed through the model, recomputed ones included.
+        Output tokens, and prompt plus output tokens that passed the model, recomputed ones included.
     preemptions, recomputed : int
-        Sequences that lost their KV cache, and tokens that passed the model once more because of it.
+        Number of times that a request lost its KV cache, and tokens that passed the model once more because of it.
     busy : mapping of lane to float
         Busy time per lane [s].
     limits : mapping of str to float
-        For a bound: seconds that each limit alone would take; the largest is the bound.
+        For a bound: time that each limit alone would take; the largest is the bound [s].
     ttft, tbt : float
         Mean time from a request's arrival to its first token, and mean time between its tokens [s].
     latencies : Latencies
-        The same for every request, with what quantiles and objectives need.
+        Latencies of every request, from which quantiles and objectives are computed.
     energy : Energy or None
-        Of the whole run, with its source.
+        Energy of the whole run, with its source.
     interval : tuple of (float, float), optional
-        For a simulation of a calibrated computer: output tokens per second in 90 of 100 runs, as far as the computer's
-        own drift between the passes of the calibration tells.
+        For a simulation of a calibrated computer: range of output tokens per second in 90 of 100 runs, estimated from
+        the computer's drift between the passes of the calibration.
     predictor : str
         For a prediction: the model that made it, such as "MoE-Lens".
     stopped : bool
-        True if it was stopped before the whole workload was served: all fields tell of the served part alone.
+        True if the run was stopped before the whole workload was served: all fields cover only what was served.
     others : float
         For a measurement: share of the cores that other programs, or other guests of the same host, took meanwhile.
     backend : str
@@ -153,7 +153,7 @@ class Result:
 
     @property
     def origin(self) -> str:
-        """Its source, and the model that predicted: ``predicted by MoE-Lens``."""
+        """The source, with the model for a prediction: ``predicted by MoE-Lens``."""
         return f"{self.source.value} by {self.predictor}" if self.predictor else self.source.value
 
     @property
@@ -163,7 +163,7 @@ class Result:
 
     @property
     def proc_tok_s(self) -> float:
-        """Prompt and output tokens pushed through the model per second."""
+        """Prompt and output tokens that passed the model, per second."""
         return self.processed / self.seconds
 
     @property
@@ -182,12 +182,12 @@ class Result:
 
     @property
     def binding(self) -> str:
-        """Name of the limit that makes the bound, or of the busiest lane."""
+        """Name of the limit that gives the bound, or of the busiest lane."""
         shares = self.limits or self.busy
         return max(shares, key=lambda name: shares[name]) if shares else ""
 
     def same_question(self, other: Result) -> bool:
-        """True if both answer for one scenario and schedule, whatever their source."""
+        """True if both results are of the same scenario and schedule, whatever their sources."""
         mine = (self.schedule, self.model, self.machine)
         theirs = (other.schedule, other.model, other.machine)
         return mine == theirs and self.facts == other.facts and self.stopped == other.stopped
@@ -199,7 +199,7 @@ class Result:
         return path
 
     def to_dict(self, *, timeline: bool = True) -> dict[str, Any]:
-        """Plain values; NaN becomes None. Without the timeline the columns of single requests are left out too."""
+        """The result as plain values; NaN becomes None. Without the timeline, request latencies are left out too."""
         kept = replace(self, timeline=Timeline(), latencies=Latencies())
         values = {key: None if isinstance(v, float) and math.isnan(v) else v for key, v in asdict(kept).items()}
         values["latencies"] = dict(vars(self.latencies)) if timeline else asdict(Latencies())
@@ -210,7 +210,7 @@ class Result:
 
     @classmethod
     def load(cls, path: str | Path) -> Result:
-        """A result written by `save`; a measured one comes back as recorded.
+        """Read a result written by `save`; the source of a measured one becomes RECORDED.
 
         Raises
         ------
@@ -229,14 +229,14 @@ class Result:
 
     @classmethod
     def _from_values(cls, values: dict[str, Any]) -> Result:
-        """Inverse of `to_dict`, its format taken away."""
+        """The result of plain values, as `to_dict` gives them without the format."""
         for derived in ("gen_tok_s", "proc_tok_s", "utilisation"):
             values.pop(derived)
         tokens = from_plain(tuple[tuple[int, ...], ...], values.pop("tokens"))
         if any(not 0 <= token < 2**63 for row in tokens for token in row):
             raise ValueError("a token id is no number of 63 bits")
         labels = from_plain(Mapping[str, str], values.pop("labels"))
-        absent = {"steps", "facts", "versions", "date"}.difference(values)  # defaults would be untrue
+        absent = {"steps", "facts", "versions", "date"}.difference(values)  # their defaults would be false here
         if absent:
             raise KeyError(min(absent))
         source = Source(values.pop("source"))
@@ -271,7 +271,7 @@ def _is_nan(value: object) -> bool:
 
 
 def _span(lane: str, name: str, start: float, end: float, iteration: int, after: str = "") -> Span:
-    """A row of the saved timeline; earlier versions knew no `after`."""
+    """The span of a row of a saved timeline; earlier versions saved no `after`."""
     words = all(isinstance(word, str) for word in (lane, name, after))
     if not (words and is_number(start) and is_number(end) and start <= end and is_whole(iteration)):
         raise ValueError("the timeline has a row that is no lane, task, start, end, iteration and predecessor")

@@ -1,4 +1,4 @@
-"""Timelines: spans of tasks on lanes, the idle times between them, and traces to look at."""
+"""Timelines: spans of tasks on lanes, the idle times between them, and traces for Perfetto."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ITERATION = "iteration"
 
 
 class Span(NamedTuple):
-    """One task on one lane. Times in seconds from the start of the run; ``cpu`` is thread time, or nan.
+    """One task on one lane. Times are seconds from the start of the run; ``cpu`` is the CPU time of its thread, or nan.
 
     ``after`` is the task whose end let it begin, with its lane (``cpu C0a``), or `ITERATION`; "" if unknown.
     """
@@ -70,7 +70,7 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """From the first start to the last end [s]."""
+        """Time from the first start to the last end [s]."""
         return self.end - self.begin
 
     def window(self, first: int, last: int) -> Timeline:
@@ -78,7 +78,7 @@ class Timeline:
         return Timeline([span for span in self.spans if first <= span.iteration < last], self.labels)
 
     def bubbles(self) -> list[Bubble]:
-        """Idle times of the lanes before a task, in the order in which these tasks began."""
+        """Idle times of the lanes, each before a task, in the order in which these tasks began."""
         free = dict.fromkeys(self.lanes, self.begin)
         found = list[Bubble]()
         for span in sorted(self.spans, key=lambda span: span.start):
@@ -93,7 +93,7 @@ class Timeline:
 
 
 def overlap(ones: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]]) -> float:
-    """Seconds that two lanes were at work at once; the spans of each follow one another."""
+    """Time for which two lanes were busy at once; the spans of each lane must follow one another [s]."""
     both = 0.0
     left = 0
     for start, end in ones:
@@ -136,7 +136,8 @@ def write_perfetto(path: str | Path, tracks: Sequence[tuple[str, Timeline]]) -> 
     path : str or Path
         Compressed if its name ends in ``.gz``.
     tracks : sequence of (str, Timeline)
-        Titles and timelines, such as a simulated and a measured one; a task that waited names the other.
+        Titles and timelines, such as a simulated and a measured one. A task that waited names the task that it waited
+        for.
     """
     events: list[dict[str, object]] = []
     for process, (title, timeline) in enumerate(tracks, 1):

@@ -12,7 +12,7 @@ _QUANTITY = re.compile(r"\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*((?:[KMGT]i?
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 WEIGHT_BYTES: dict[str, float] = {**DTYPE_BYTES, "fp8": 1.0, "int8": 1.0, "mxfp4": 4.25 / 8, "int4": 0.5}
-"""Bytes per weight. MXFP4's 8-bit scale of 32 weights is included; scales of larger blocks (0.02 %) are left out."""
+"""Bytes per weight. MXFP4 includes its 8-bit scale per 32 weights; scales of larger blocks (0.02 %) are left out."""
 
 
 def is_whole(value: object) -> TypeGuard[int]:
@@ -57,7 +57,7 @@ def parse_bytes(quantity: str | float, *, what: str = "size") -> float:
 
 
 def format_bytes(value: float) -> str:
-    """Decimal units, three digits: ``16 GB``, ``94.5 MB``."""
+    """Bytes in decimal units and three digits: ``16 GB``, ``94.5 MB``."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if abs(value) >= scale:
             return f"{value / scale:.3g} {unit}"
@@ -65,7 +65,7 @@ def format_bytes(value: float) -> str:
 
 
 def format_seconds(value: float) -> str:
-    """``1.2 h``, ``3.4 s``, ``5.6 ms`` or ``7.8 us``."""
+    """Seconds in a fitting unit: ``1.2 h``, ``3.4 s``, ``5.6 ms`` or ``7.8 us``."""
     for unit, scale in (("h", 3600.0), ("s", 1.0), ("ms", 1e-3)):
         if abs(value) >= scale:
             return f"{_three(value / scale)} {unit}"
@@ -73,5 +73,5 @@ def format_seconds(value: float) -> str:
 
 
 def _three(value: float) -> str:
-    """Three digits, or all before the point."""
+    """A number in three digits, or in all digits before the point if it has more."""
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -1,6 +1,7 @@
-"""HOW FAST, for real: the wall clock. It computes with torch and with the kernels of `workbench.kernels`.
+"""The live engine (HOW FAST, measured): a clock that executes plans with torch and the kernels of `workbench.kernels`.
 
-A GPU is not used yet: the gpu lane is torch on the CPU with threads of its own, the link a real copy by the data mover.
+It uses no GPU yet: the gpu lane is torch on the CPU with threads of its own, and the link is a real copy by the data
+mover.
 """
 
 from workbench.engine.lanes.process import sleepy_openmp

@@ -13,7 +13,7 @@ from workbench.engine.lanes.lanes import Executor, Job, Transfer
 from workbench.engine.lanes.meter import processors
 from workbench.engine.lanes.stopwatch import Stopwatch
 from workbench.engine.model.forward import Forward
-from workbench.engine.model.ops import Part
+from workbench.engine.model.ops import RowLayout
 from workbench.engine.model.sampler import choose_all
 from workbench.hardware import usable_cores
 from workbench.hardware.profile import Cores, Pace
@@ -26,9 +26,9 @@ from workbench.serving.prepared import Prepared
 
 
 class Engine:
-    """A `Clock` whose plans are executed.
+    """A `Clock` that executes plans on the real model.
 
-    Loading happens here, before the clock starts; `control` may end it. `close` ends the threads, whatever happened.
+    It loads the model when it is made, before the clock starts; `control` may end that. `close` ends its threads.
     """
 
     def __init__(self, prepared: Prepared, control: Control | None = None) -> None:
@@ -62,7 +62,7 @@ class Engine:
         return tuple(tuple(tokens[len(request.prompt) :]) for tokens, request in pairs)
 
     def pause(self) -> None:
-        """Let no task start and no time pass until `resume`; a task that is at work ends."""
+        """Let no task start and no time pass until `resume`; tasks that run already are finished."""
         self.control.hold()
         self.watch.hold()
 
@@ -104,9 +104,9 @@ class Engine:
         Raises
         ------
         StoppedError
-            If the run was asked to end meanwhile.
+            If the run was stopped meanwhile.
         """
-        while (left := until - self.watch.now) > 0:  # again where the run was held meanwhile
+        while (left := until - self.watch.now) > 0:  # again if the run was paused meanwhile
             self._executor.check()
             self.control.sleep(min(left, MOST_SLEPT))
         self._now = self.watch.now
@@ -122,18 +122,20 @@ class Engine:
     def execute(self, plan: Plan, number: int, step: Step) -> dict[str, float]:
         """See `Clock.execute`."""
         self.forward.clear()
-        parts = [Part.of(batch, self._blocks) for batch in plan.parts]
-        self.forward.decodes += sum(len(part.lengths) for part in parts)
-        for place, (part, batch) in enumerate(zip(parts, plan.parts, strict=True)):
-            self.forward.resume(place, part, batch)
+        layouts = [RowLayout.of(batch, self._blocks) for batch in plan.parts]
+        self.forward.decodes += sum(len(layout.lengths) for layout in layouts)
+        for part, (layout, batch) in enumerate(zip(layouts, plan.parts, strict=True)):
+            self.forward.resume(part, layout, batch)
         self._executor.pin(affinities(self.paced(plan), self._cores))
-        everything = self._executor.run(plan.tasks, [self._action(task, plan.parts, parts) for task in plan.tasks])
-        afters = let_begin(plan.tasks, [job.start for job in everything], [job.end for job in everything])
-        all_three = zip(plan.tasks, everything, afters, strict=True)
-        ended = [(job, after) for task, job, after in all_three if task.carry is not Carry.OUT]
+        jobs = self._executor.run(plan.tasks, [self._action(task, plan.parts, layouts) for task in plan.tasks])
+        afters = let_begin(plan.tasks, [job.start for job in jobs], [job.end for job in jobs])
+        ended = []
+        for task, job, after in zip(plan.tasks, jobs, afters, strict=True):
+            if task.carry is not Carry.OUT:
+                ended.append((job, after))
         self._check_bytes([job for job, _ in ended], plan)
-        for place, (part, batch) in enumerate(zip(parts, plan.parts, strict=True)):
-            self.forward.keep(place, part, batch)
+        for part, (layout, batch) in enumerate(zip(layouts, plan.parts, strict=True)):
+            self.forward.keep(part, layout, batch)
         self._now = self.watch.now
         return self._record(ended, number)
 
@@ -153,63 +155,65 @@ class Engine:
                 self.timeline.spans.append(span)
         return busy
 
-    def _action(self, task: Task, batches: tuple[Batch, ...], parts: list[Part]) -> Callable[[], Transfer | None]:
+    def _action(
+        self, task: Task, parts: tuple[Batch, ...], layouts: list[RowLayout]
+    ) -> Callable[[], Transfer | None]:
         forward = self.forward
         layer = task.layer
         if task.part is None:
-            return lambda: forward.transfer_weights(task.pieces, task.page)
-        number = task.part
-        batch = batches[task.part]
+            return lambda: forward.transfer_weights(task.weights_of, task.page)
+        part = task.part
+        batch = parts[part]
         here = batch.at(task.place(batch.layers))
-        part = parts[number] if here is batch else parts[number].decodes_alone
-        if not part.rows:
+        layout = layouts[part] if here is batch else layouts[part].decodes_alone
+        if not layout.rows:
             return lambda: None
         return {
-            NodeKind.EMBED: lambda: self._embed(number, here),
-            NodeKind.HEAD: lambda: self._emit(number, here, part),
-            NodeKind.SEGMENT: lambda: self._compute(task, part),
-            NodeKind.DEFERRED: lambda: forward.compute_late(task.node.stages[0], layer, number, part),
-            NodeKind.MOVE: lambda: forward.move(task.node, number, part),
-            NodeKind.KV_IN: lambda: forward.fetch_kv(layer, number, part),
-            NodeKind.KV_OUT: lambda: forward.store_kv(layer, number, part),
+            NodeKind.EMBED: lambda: self._embed(part, here),
+            NodeKind.HEAD: lambda: self._emit(part, here, layout),
+            NodeKind.SEGMENT: lambda: self._compute(task, layout),
+            NodeKind.DEFERRED: lambda: forward.compute_late(task.node.stages[0], layer, part, layout),
+            NodeKind.MOVE: lambda: forward.move(task.node, part, layout),
+            NodeKind.KV_IN: lambda: forward.fetch_kv(layer, part, layout),
+            NodeKind.KV_OUT: lambda: forward.store_kv(layer, part, layout),
         }[task.node.kind]
 
-    def _embed(self, number: int, batch: Batch) -> None:
+    def _embed(self, part: int, batch: Batch) -> None:
         ids: list[int] = []
         columns = (batch.prefills, batch.starts, batch.prefill_len)
         for request, start, length in zip(*(column.tolist() for column in columns), strict=True):
             ids += self._tokens[request][start : start + length]
         ids += [self._tokens[request][-1] for request in batch.decodes.tolist()]
-        self.forward.embed(number, ids)
+        self.forward.embed(part, ids)
 
-    def _compute(self, task: Task, part: Part) -> None:
+    def _compute(self, task: Task, layout: RowLayout) -> None:
         for stage in self.forward.stages_of(task.node, task.layer):
-            self.forward.compute(stage, task.layer, task.part or 0, part)
+            self.forward.compute(stage, task.layer, task.part or 0, layout)
 
-    def _emit(self, number: int, batch: Batch, part: Part) -> None:
+    def _emit(self, part: int, batch: Batch, layout: RowLayout) -> None:
         emitting = batch.emitting.tolist()
-        asked = [self._requests[request] for request in emitting]
-        tokens = [self._tokens[each] for each in emitting]
-        made = [len(t) - len(request.prompt) for t, request in zip(tokens, asked, strict=True)]
-        logits = self.forward.logits(number, part)
-        chosen = choose_all(logits, [request.sampling for request in asked], made, self.control.check)
+        requests = [self._requests[number] for number in emitting]
+        tokens = [self._tokens[number] for number in emitting]
+        made = [len(t) - len(request.prompt) for t, request in zip(tokens, requests, strict=True)]
+        logits = self.forward.logits(part, layout)
+        chosen = choose_all(logits, [request.sampling for request in requests], made, self.control.check)
         for line, token in zip(tokens, chosen, strict=True):
             line.append(token)
 
-    # ---------------------------------------------------------------------------------- what ran is what was asked
+    # ------------------------------------------------------------------------------------- bytes that were moved
 
     def _check_bytes(self, jobs: list[Job], plan: Plan) -> None:
         cost = self._prepared.cost
         for job in jobs:
             task = job.task
             if task.node.kind is NodeKind.WEIGHTS:
-                asked = cost.weight_transfer(task)
+                expected = cost.weight_transfer(task)
             elif task.node.kind in (NodeKind.MOVE, NodeKind.KV_IN, NodeKind.KV_OUT) and task.part is not None:
                 here = plan.parts[task.part].at(task.place(plan.layers))
-                asked = cost.transfer(task.node, here.rows)
+                expected = cost.transfer(task.node, here.rows)
             else:
                 continue
-            if job.bytes != asked:
+            if job.bytes != expected:
                 raise EngineError(
-                    f"task {task.name} moved {job.bytes} bytes where the plan says {asked:.0f}; this is a bug."
+                    f"task {task.name} moved {job.bytes} bytes where the plan says {expected:.0f}; this is a bug."
                 )

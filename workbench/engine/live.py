@@ -30,20 +30,22 @@ def run(scenario: Scenario, schedule: Schedule, *, alongside: bool = False) -> R
     Parameters
     ----------
     scenario : Scenario
-        Its model comes from `wb.checkpoint`, its machine from `wb.Machine.local`, its requests have token ids.
+        A scenario whose model is a `wb.checkpoint`, whose machine is `wb.Machine.local`, and whose requests have token
+        ids.
     schedule : Schedule
     alongside : bool
-        Run although another live run goes on in this process, and share its cores.
+        Run beside another live run of this process, and share its cores.
 
     Returns
     -------
     Result
-        With source MEASURED, the generated tokens of every request and a timeline of every task.
+        A result with source MEASURED, the generated tokens of every request and a timeline of every task.
 
     Raises
     ------
     EngineError
-        If model, machine or workload cannot be run, another live run goes on, or what ran is not what was asked for.
+        If model, machine or workload cannot be run, another live run is under way, or the settings that ran differ
+        from those of the scenario.
     WorkbenchError
         As `simulate` does.
     """
@@ -81,7 +83,7 @@ def _backend() -> str:
 
 
 def start(scenario: Scenario, schedule: Schedule, *, alongside: bool = False) -> LiveRun:
-    """`run` in the background: returns at once, to be watched, paused and stopped. It ends when Python does.
+    """Start `run` in the background and return at once; it can be watched, paused and stopped, and ends with Python.
 
     Raises
     ------
@@ -105,17 +107,17 @@ class RunState(enum.Enum):
 
     @property
     def ended(self) -> bool:
-        """True if it will not go on."""
+        """True if the run has ended, for whatever reason."""
         return self in (RunState.FINISHED, RunState.STOPPED, RunState.FAILED)
 
 
 class LiveRun:
-    """A run in its own daemon thread. Every method returns at once, `wait` excepted, and may be called from any thread.
+    """A run in its own daemon thread. Every method may be called from any thread, and all but `wait` return at once.
 
     Attributes
     ----------
     error : BaseException or None
-        Why the run failed.
+        The error that made the run fail.
     """
 
     def __init__(self, prepared: Prepared, occupation: Occupation) -> None:
@@ -177,7 +179,7 @@ class LiveRun:
         self._want(RunState.RUNNING)
 
     def stop(self) -> None:
-        """End the run within about a second, or behind a user's own operation; what was served until then remains."""
+        """End the run within about a second, or after a user's own operation; results so far remain."""
         self._want(RunState.STOPPED)
 
     @property
@@ -207,7 +209,7 @@ class LiveRun:
         return Timeline(list(seen.spans), seen.labels)
 
     def wait(self, timeout: float | None = None) -> Result:
-        """The result, once it has ended; of a stopped run, for what was served until then.
+        """The result, once the run has ended; for a stopped run, of the iterations made until then.
 
         Raises
         ------

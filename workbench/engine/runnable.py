@@ -1,4 +1,4 @@
-"""Checks, before any long work, of what `run` needs beyond `simulate`."""
+"""Checks, before any long work, of the conditions of `run` that go beyond those of `simulate`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workbench.stages import Stage, add_shared, decode_attention, shared_experts
 
 
 def check_runnable(prepared: Prepared) -> None:
-    """Refuse what cannot be executed.
+    """Refuse a scenario that cannot be executed.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def check_runnable(prepared: Prepared) -> None:
 
 
 def _strange(model: ModelConfig) -> str:
-    """Parts of its layers that `run` cannot execute; empty if there are none."""
+    """The components of a model's layers that `run` cannot execute; empty if there are none."""
     found = {
         "latent attention": model.kv_lora_rank,
         "dense layers": model.dense_layers,
@@ -70,7 +70,7 @@ def _strange(model: ModelConfig) -> str:
 
 
 def _check_shared(layer: Pipeline, model: ModelConfig) -> None:
-    """Refuse a pipeline that adds the output of shared experts nowhere: `run` omits nothing in silence."""
+    """Refuse a pipeline that does not add the output of shared experts: `run` omits nothing silently."""
     used = any("shared" in stage.op.reads or stage.op is add_shared for stage in layer.stages)
     if model.shared_params and not used:
         raise EngineError(
@@ -93,7 +93,7 @@ def _problem(stage: Stage, model: ModelConfig) -> str:
 
 
 def _shared_tensor(stage: Stage, others: Sequence[Stage], model: ModelConfig) -> str:
-    """A tensor of a user's operation that another stage reads too, which the ledger counts twice; empty if none."""
+    """A tensor of a user's operation that another stage reads too, so that the ledger counts it twice; else empty."""
     theirs = {name for other in others for packed in packs(other.op, model) for name in packed.sources}
     shared = sorted(theirs.intersection(stage.op.shapes(model)))
     return f"reads the tensor {shared[0]!r}, as another stage does; give each stage its own" if shared else ""

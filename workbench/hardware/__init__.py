@@ -1,6 +1,6 @@
-"""One machine: devices and links, the catalogue of processors, and the profile that calibration measured.
+"""Machines: devices and links, the catalogue of processors, and the profile that a calibration measured.
 
-Prices of stages are made of these rates.
+Stages are priced by these rates.
 """
 
 from workbench.hardware.machine import Device, Interconnect, Link, Machine, machines, usable_cores, value_names

@@ -46,9 +46,9 @@ class Interconnect:
     Parameters
     ----------
     rate : float
-        One way [B/s].
+        Rate in one direction [B/s].
     latency : float
-        Of one message [s].
+        Latency of one message [s].
 
     Raises
     ------
@@ -66,7 +66,7 @@ class Interconnect:
 
 @dataclass(frozen=True)
 class Device:
-    """A lane that computes.
+    """A device that computes, with its memory.
 
     Parameters
     ----------
@@ -82,12 +82,12 @@ class Device:
     count : int
         Number of GPUs or sockets that it stands for; memory and rates are those of all together.
     between : Interconnect or None
-        Their connection, if adding up partial results takes time; None if nothing is lost.
+        Their connection, if adding up partial sums takes time; None if it is free.
 
     Raises
     ------
     ScenarioError
-        If a capacity or a rate is not positive, there is no FLOP rate, or a single one has an interconnect.
+        If a capacity or a rate is not positive, there is no FLOP rate, or a single GPU or socket has an interconnect.
     """
 
     name: str
@@ -127,7 +127,7 @@ class Device:
         )
 
     def times(self, count: int) -> Device:
-        """`count` of these as one device: tensor parallelism without loss between them.
+        """`count` of these as one device: tensor parallelism in which communication is free.
 
         Raises
         ------
@@ -136,7 +136,7 @@ class Device:
 
         Notes
         -----
-        As MoE-Lightning's section 4.3 counts: memory, bandwidth and rates grow, the link to the host does not.
+        MoE-Lightning, section 4.3: memory, bandwidth and rates grow, and the link to the host does not.
         """
         if not is_whole(count) or count < 1:
             raise ScenarioError(f"{count!r} times {self.name} is no device; give a whole number from 1 on.")
@@ -152,14 +152,14 @@ class Device:
         )
 
     def joined(self, between: str | float | Interconnect) -> Device:
-        """Tensor parallelism that takes time: partial sums go over an interconnect, or one of this rate [B/s]."""
+        """The device with an interconnect, or one of this rate [B/s], over which partial sums are added up."""
         if not isinstance(between, Interconnect):
             between = Interconnect(parse_bytes(between, what="rate"))
         joined = replace(self, between=between)
         return replace(joined, name=f"{self.name} over {format_bytes(between.rate)}/s")
 
     def spread(self, remote: float) -> Device:
-        """The same sockets with memory that lies on any of them: each reads one n-th from its own.
+        """The same sockets with pages on any of them: each socket reads one n-th from its own memory.
 
             B = n / ((1 / n) / B_own + (1 - 1 / n) / B_remote)
 
@@ -199,11 +199,11 @@ class Link:
 class Machine:
     """A GPU, a host CPU with its DRAM, and the link between them.
 
-    `host` is the name of the computer that the rates were measured on, or None for a catalogue entry;
-    `run` accepts only a machine whose host is this one. `throttled` says that the link is slower than the
-    hardware's on purpose: the engine then paces its copies. `cores` says how lanes share the host's cores where there
-    is no GPU, `profiles` what `calibrate` measured at the shapes of models, `rates` whatever else it measured, by name.
-    `sources` tells where every value of a catalogue entry comes from, under names such as ``"gpu.flops.bf16"``.
+    `host` is the name of the computer on which the rates were measured, or None for a catalogue entry; `run` accepts
+    only a machine whose host is this computer. If it is `throttled`, the link is slower than the hardware's on purpose,
+    and the engine paces its copies. `cores` divides the host's cores among the lanes where there is no GPU. `profiles`
+    has the measurements of `calibrate` at the shapes of models, and `rates` its other measurements, by name. `sources`
+    has the source of every value of a catalogue entry, under names such as ``"gpu.flops.bf16"``.
     """
 
     name: str
@@ -228,7 +228,7 @@ class Machine:
         Raises
         ------
         ScenarioError
-            If the limit is above what the machine has.
+            If the limit is above the machine's own value.
         """
         machine = self
         if gpu_memory is not None:
@@ -256,24 +256,24 @@ class Machine:
     def joined(
         self, *, gpus: str | float | Interconnect | None = None, sockets: str | float | Interconnect | None = None
     ) -> Machine:
-        """The same machine whose GPUs or sockets take time to add up their partial results.
+        """The same machine whose GPUs or sockets take time to add up their partial sums.
 
-        Every matrix is cut over them. On the GPUs two all-reduces per layer follow, behind the attention and behind the
-        experts; on the host a reduce-scatter behind the experts, and behind the attention if that is there.
+        Every matrix is split over them. On the GPUs each layer has two all-reduces, after the attention and after the
+        experts; on the host it has a reduce-scatter after the experts, and one after the attention if that is there.
 
         Parameters
         ----------
         gpus, sockets : str, float or Interconnect, optional
-            Their connection, or only its rate [B/s].
+            Connection of the GPUs, and of the sockets, or only its rate [B/s].
 
         Raises
         ------
         ScenarioError
-            If there is only one.
+            If there is only one GPU or socket.
 
         Notes
         -----
-        MoE-Lightning section 4.3 and KTransformers section 3.3, which leave out what this costs.
+        MoE-Lightning section 4.3 and KTransformers section 3.3, which leave out this cost.
         """
         gpu = self.gpu if gpus is None else self.gpu.joined(gpus)
         cpu = self.cpu if sockets is None else self.cpu.joined(sockets)
@@ -282,16 +282,16 @@ class Machine:
         return replace(machine, sources={name: self.sources.get(name, "given") for name in named})
 
     def spread(self, remote: str | float) -> Machine:
-        """The same machine whose threads and pages lie on any socket; `remote` is the rate of another's memory [B/s].
+        """The same machine with threads and pages on any socket; `remote` is the rate of another socket's memory [B/s].
 
-        Nothing is cut, so nothing is added up, as in an engine that does not know the sockets.
+        No matrix is split, so there are no partial sums, as in an engine that ignores sockets.
         """
         rate = parse_bytes(remote, what="remote")
         how = {"cpu.bandwidth": f"spread over the sockets, {format_bytes(rate)}/s from one to another"}
         return replace(self, cpu=self.cpu.spread(rate), sources=self.sources_with(how))
 
     def sources_with(self, how: Mapping[str, str]) -> dict[str, str]:
-        """Its sources, where values that are no longer the source's own say how they were changed."""
+        """The sources of its values; those of changed values say how they were changed."""
         return {name: f"{how[name]}: {source}" if name in how else source for name, source in self.sources.items()}
 
     @property
@@ -322,7 +322,7 @@ class Machine:
 
     @classmethod
     def load(cls, path: str | Path) -> Machine:
-        """A machine saved by `save`: measure on the server, predict on the laptop.
+        """Read a machine written by `save`: measure on the server, predict on the laptop.
 
         Raises
         ------
@@ -354,7 +354,7 @@ class Machine:
             raise
 
     def to_json(self) -> str:
-        """The text of its record."""
+        """This machine as JSON text."""
         return json.dumps(to_plain(self), indent=1)
 
     def __str__(self) -> str:
@@ -393,7 +393,7 @@ def _rates(device: Device) -> str:
 
 
 def _record_path() -> Path:
-    """Path of this computer's measured record; its name changes with anything that changes the rates."""
+    """Path of this computer's measured record; its name depends on everything that changes the rates."""
     versions = [f"{package}-{version(package)}" for package in ("torch", "numba", "numpy")]
     computer = [platform.node(), platform.machine(), str(usable_cores()), platform.python_version()]
     key = "|".join([_RECORD, *computer, *versions])

@@ -1,4 +1,4 @@
-"""GPUs, CPUs and links one by one, and machines that consist of them."""
+"""Processors and links of the catalogue, and machines that are built from them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Processor:
     Attributes
     ----------
     memory : float
-        Capacity [B]; a CPU's is its host's.
+        Capacity of its memory [B]; for a CPU, that of the host.
     bandwidth, link : float
-        Of its memory, and of the link to the host, one way [B/s].
+        Bandwidth of its memory, and of the link to the host in one direction [B/s].
     flops : float
         Dense 16-bit GEMM rate [FLOP/s].
     vector_flops : float
@@ -38,11 +38,11 @@ class Processor:
     power : float
         Thermal design power [W].
     price : float
-        To buy [USD].
+        Purchase price [USD].
     formats : tuple of str
         The 16-bit formats that `flops` holds for.
     sustained : tuple of str
-        Names of the rates that are sustained ones, not nominal ones: they are never derated.
+        Names of the rates that are sustained and not nominal: they are never derated.
     sources : mapping of str to str
 
     Raises
@@ -75,7 +75,7 @@ class Processor:
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Shares of nominal rates that last in practice, each above 0 and at most 1.
+    """Shares of nominal rates that are sustained in practice, each above 0 and at most 1.
 
     Raises
     ------
@@ -104,7 +104,7 @@ _SHARES = ("gpu_flops", "gpu_bandwidth", "cpu_flops", "vector_flops", "cpu_bandw
 
 
 class Sourced(NamedTuple):
-    """A number and where it comes from."""
+    """A number and its source."""
 
     number: float
     source: str
@@ -120,20 +120,20 @@ def machine(
     sockets: int = 1,
     efficiency: str | Efficiency = "sustained",
 ) -> Machine:
-    """A machine of these processors; its `sources` tell for every value whether it is nominal or derated.
+    """A machine of these processors; its `sources` say of every value if it is nominal or derated.
 
     Parameters
     ----------
     gpu, cpu : str or Processor
         Names in `processors`, or processors of one's own.
     memory : str or float, optional
-        DRAM of the host [B]; needed unless the catalogue knows the CPU's.
+        DRAM of the host [B]; needed unless the catalogue has it for the CPU.
     link : str or float, optional
-        A name in `links`, or a rate that lasts [B/s], which is not derated; by default the GPU's nominal one.
+        A name in `links`, or a sustained rate [B/s], which is not derated; by default the GPU's nominal link.
     gpus, sockets : int
-        Number of each, counted as one device without loss between them; they share one link.
+        Number of GPUs, and of sockets. All together count as one device with free communication; they share one link.
     efficiency : str or Efficiency
-        "sustained" derates nominal rates by published measurements, "nominal" takes them as they stand.
+        "sustained" derates nominal rates by published measurements; "nominal" leaves them unchanged.
 
     Raises
     ------
@@ -191,7 +191,7 @@ def _of_kind(processor: str | Processor, kind: ProcessorKind) -> Processor:
 
 
 def _known(processor: Processor, what: str) -> Sourced:
-    """A value as it stands, nominal unless the processor says otherwise."""
+    """A value that is not derated; it is nominal unless the processor says otherwise."""
     number: float = getattr(processor, what)
     if math.isnan(number):
         raise ScenarioError(f"{processor.name} has no known {what}; give a Processor with {what}=...")
@@ -224,7 +224,7 @@ def _dram(host: Processor, memory: str | float | None) -> Sourced:
 
 
 def _link(gpu: Processor, link: str | float | None, shares: Efficiency) -> Sourced:
-    """The GPU's own link, a known one by name, or a rate that lasts."""
+    """Rate of the GPU's own link, of a known link by name, or a given sustained rate."""
     if isinstance(link, str) and link in links:
         return _derated(links[link], shares, "link")
     if link is None:

@@ -34,10 +34,10 @@ class OpTime:
     Attributes
     ----------
     op : str
-        Its name; "embed" and "head" for what comes before and after the layers.
+        Name of the operation; "embed" and "head" are before and after the layers.
     threads : int
     tokens, seconds : tuple of float
-        The points, rising in both. Tokens are the rows of the operation's class; for the head, those that emit.
+        The points, rising in both. Tokens are the rows that the operation takes; for the head, the rows that emit.
     per_prompt, per_pair, per_decode, per_context : float
         Seconds per prompt, per query-key pair of prefill attention, per decode and per KV entry that decodes read.
     decoding : float
@@ -69,7 +69,7 @@ class OpTime:
         _check_least(f"threads of {self.op!r}", 1, self.threads)
 
     def times(self, factor: float) -> OpTime:
-        """The same operation, `factor` times as long."""
+        """The same operation with times multiplied by `factor`."""
         extras = {name: factor * getattr(self, name) for name in _EXTRAS}
         return replace(self, seconds=tuple(factor * seconds for seconds in self.seconds), **extras)
 
@@ -92,14 +92,14 @@ class Contention:
     cpu_wait: float = 0.0
 
     def stretch(self, seconds: Sequence[float], lanes: Sequence[str]) -> list[float]:
-        """Seconds of tasks on these lanes, slowed down; those of transfers stay."""
+        """Times of tasks on these lanes, slowed down; those of transfers do not change."""
         factors = {"gpu": 1 + self.gpu, "cpu": 1 + self.cpu}
         return [length * factors.get(lane, 1.0) for length, lane in zip(seconds, lanes, strict=True)]
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Times of one model's operations in one precision, and of what comes between them.
+    """Times of one model's operations in one precision, and the times between them.
 
     Attributes
     ----------
@@ -118,11 +118,12 @@ class Profile:
     contention : Contention
         Slowdown of the compute lanes by one another.
     spread : tuple of (float, float)
-        90 % interval of the measured seconds of passes through the layers, over those that `ops` say.
+        90 % interval of the measured times of passes through the layers, over the times that follow from `ops`.
     others : float
-        Share of the cores that others took while it was measured; above a small share it was measured under load.
+        Share of the cores that other programs took during the measurement; above a small share, it was made under load.
     corrected : str
-        The run that `corrected_by` took, or "". A corrected profile is no calibration, for it has seen throughput.
+        The run by which `corrected_by` corrected it, or "". A corrected profile is no calibration: it has seen
+        throughput.
     """
 
     shape: str
@@ -149,9 +150,10 @@ class Profile:
     __repr__ = saved_repr
 
     def corrected_by(self, measured: Result, simulated: Result) -> Profile:
-        """The same profile with its operations slower or faster by the factor of a run's compute lanes.
+        """The same profile with the times of its operations scaled by the factor of a run's compute lanes.
 
-        The profile is marked, and so are its simulations. `calibrate` and `bench sim` never make or take one.
+        The profile is marked as corrected, and so are its simulations. `calibrate` and `bench sim` neither make nor use
+        such a profile.
 
         Parameters
         ----------
@@ -174,9 +176,9 @@ class Profile:
         return replace(self, ops=tuple(time.times(factor) for time in self.ops), corrected=told)
 
     def find(self, op: str, threads: int, *, resident: bool = False) -> OpTime | None:
-        """The times of an operation on so many threads, or None if it was not measured.
+        """The times of an operation on `threads` threads, or None if it was not measured.
 
-        If it was measured only with its weights in the other place, those times are found.
+        If it was measured only with streamed weights, or only with resident ones, those times are returned.
         """
         found = None
         for time in self.ops:
@@ -188,7 +190,7 @@ class Profile:
 
 
 def _computing(result: Result) -> float:
-    """Busy seconds of both compute lanes."""
+    """Busy time of both compute lanes together [s]."""
     return sum(result.busy.get(lane, 0.0) for lane in ("gpu", "cpu"))
 
 
@@ -207,9 +209,9 @@ class Cores:
     mover : float
         Core-seconds that copying one byte takes.
     gpu_slowdown, cpu_slowdown : float
-        Relative growth of each lane's times per byte/s streamed meanwhile on another core: they share DRAM.
+        Relative growth of each lane's times per byte/s that is streamed on another core meanwhile: they share DRAM.
     gpu_team_slowdown, cpu_team_slowdown : float
-        The same of a lane that has all cores and so shares one with the movers.
+        The same for a lane that has all cores and so shares one with the movers.
     """
 
     gpu: int
@@ -235,7 +237,7 @@ class Cores:
 
     @classmethod
     def of(cls, total: int) -> Cores:
-        """Half of the cores for each lane; from four on, one for the movers."""
+        """Half of the cores for each lane; of four or more cores, one is left to the movers."""
         spare = 1 if total >= 4 else 0
         gpu = max(1, (total - spare) // 2)
         return cls(gpu, max(1, total - spare - gpu), max(1, total - spare), spare)

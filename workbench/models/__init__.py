@@ -1,6 +1,6 @@
-"""One model: its sizes, the families that are understood, and where descriptions come from.
+"""Models: their sizes, the families that are understood, and the sources of descriptions.
 
-Scenarios, stages and formulas take a `ModelConfig` and ask nothing else of a model.
+Scenarios, stages and formulas take a `ModelConfig` and need nothing else of a model.
 """
 
 from workbench.models.config import ModelConfig

@@ -1,4 +1,4 @@
-"""One description of a model: its sizes under Hugging Face's names, and everything that follows from them."""
+"""Description of a model: its sizes under Hugging Face's names, and everything that follows from them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from workbench.models.family import Family, HeadNorm
 from workbench.models.layers import LayerKind, Layers, Pattern, contradiction, fold, spelled, unfold
 
 LARGEST = 2**40
-"""Of any size: what follows from a few of them stays within floats."""
+"""Largest value of any size: products of a few sizes then stay within floats."""
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """A decoder whose layers are attention followed by a mixture of experts.
 
-    Field names are those of Hugging Face's ``config.json``. Sizes of parts count the parameters of matrices; norms are
-    in `layer_params` and `params`; biases and the norms of heads are in `attention_vectors` alone (below 0.1 % of the
+    Field names are those of Hugging Face's ``config.json``. Numbers of parameters count matrices; norms count only in
+    `layer_params` and `params`; biases and the norms of heads count only in `attention_vectors` (below 0.1 % of the
     total).
 
     Attributes
@@ -44,30 +44,30 @@ class ModelConfig:
     q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim : int or None
         Latent attention (DeepSeek's MLA), if `kv_lora_rank` is given; `head_dim` is then the sum of the two qk widths.
     sliding_window, windowed_layers : int
-        Tokens that a sliding-window layer attends to, and how many layers have one.
+        Tokens that a sliding-window layer attends to, and number of layers with a window.
     layers : tuple of (tuple of LayerKind, int)
-        Order of the layers: patterns of kinds, and how often each is repeated. Unless given, windowed layers come
-        before the others, and the first `first_k_dense_replace` layers are dense.
+        Order of the layers: patterns of kinds, and the number of times that each is repeated. Unless given, windowed
+        layers come before the others, and the first `first_k_dense_replace` layers are dense.
     dtype : str
-        Precision of activations and of all weights that have no other: "fp32", "bf16" or "fp16".
+        Precision of activations, and of all weights without a format of their own: "fp32", "bf16" or "fp16".
     expert_dtype, other_dtype : str or None
-        Format of the routed experts, and of the layers' other weights, where it is not `dtype` (see
+        Format of the routed experts, and of the layers' other weights, if it is not `dtype` (see
         `workbench.core.units.WEIGHT_BYTES`). Embedding and head stay in `dtype`.
     coverage : tuple of (float, float)
         Share of a layer's experts that a number of tokens touches, for rising numbers of tokens; empty for uniform
-        independent routing, which touches most (see `workbench.perfmodels.coverage.routed`).
+        independent routing, which touches the most (see `workbench.perfmodels.coverage.routed`).
     norm_topk_prob : bool
         True if the weights of a token's chosen experts are scaled to a sum of 1.
     architecture : str or None
         Name of its class in transformers, if `run` executes it (see `workbench.models.families`).
     path : Path or None
-        Folder of the weights, or None where only the sizes are known.
+        Folder of the weights, or None if only the sizes are known.
 
     Raises
     ------
     ScenarioError
-        If a size is no whole number or too small, more is asked for than there is, a format is unknown, or `layers`
-        contradicts the counts of layers.
+        If a size is no whole number or too small, a count is larger than the whole that it belongs to, a format is
+        unknown, or `layers` contradicts the counts of layers.
     """
 
     name: str
@@ -159,7 +159,7 @@ class ModelConfig:
         """Options of its layers and names of its tensors: Mixtral's where no architecture is named."""
         return RUNNABLE[self.architecture] if self.architecture else FAMILIES["mixtral"]
 
-    # Sizes that every priced operation asks for are kept once computed: a simulation prices millions.
+    # Sizes that every priced operation needs are cached: a simulation prices millions of operations.
 
     # ------------------------------------------------------------------------------------------------- attention
 
@@ -180,7 +180,7 @@ class ModelConfig:
 
     @property
     def _latent(self) -> tuple[int, int]:
-        """Widths of what latent attention caches per token and layer: the latent, and the key that RoPE turned."""
+        """Widths of the cache entry of latent attention per token and layer: the latent, and the rotated key."""
         return self.kv_lora_rank or 0, self.qk_rope_head_dim or 0
 
     @cached_property
@@ -190,7 +190,7 @@ class ModelConfig:
 
     @cached_property
     def absorbed_q_size(self) -> int:
-        """Query elements of one token in the form that meets the cache: H D, or H (d_c + d_r)."""
+        """Query elements of one token in the form that is multiplied with the cache: H D, or H (d_c + d_r)."""
         return self.num_attention_heads * sum(self._latent) if self.kv_lora_rank else self.q_size
 
     @cached_property
@@ -215,10 +215,10 @@ class ModelConfig:
 
     @cached_property
     def attention_in_params(self) -> int:
-        """Parameters of one layer before its attention: Q, K and V, or down to the latent and the absorbed half of up.
+        """Parameters of one layer before its attention: Q, K and V, or down to the latent and the keys' half of up.
 
-        The expansion of latent keys counts here, that of values in `attention_out_params`: absorbed into queries and
-        outputs, or applied to keys and values, either costs the same per token.
+        The expansion of latent keys counts here, and that of values in `attention_out_params`. It costs the same per
+        token if it is absorbed into queries and outputs or applied to keys and values.
         """
         hidden = self.hidden_size
         heads = self.num_attention_heads
@@ -288,12 +288,12 @@ class ModelConfig:
 
     @property
     def dense_params(self) -> int:
-        """Parameters of the feed-forward network of one dense layer, 0 if there is none."""
+        """Parameters of the feed-forward network of one dense layer; 0 if there is none."""
         return 3 * self.hidden_size * self.intermediate_size if self.dense_layers else 0
 
     @cached_property
     def unrouted_params(self) -> float:
-        """Parameters that every token passes besides attention and router, mean over the layers: shared or dense."""
+        """Parameters of shared experts and dense networks, which every token passes; mean over the layers."""
         return (self.moe_layers * self.shared_params + self.dense_layers * self.dense_params) / self.num_hidden_layers
 
     @cached_property
@@ -316,7 +316,7 @@ class ModelConfig:
 
     @property
     def embedding_params(self) -> int:
-        """Parameters of the input embedding, 0 where it is the head."""
+        """Parameters of the input embedding; 0 if it is the head."""
         return 0 if self.tie_word_embeddings else self.head_params
 
     @property
@@ -326,14 +326,14 @@ class ModelConfig:
 
     @property
     def always_params(self) -> int:
-        """Parameters that every pass reads whatever the router says: attention, routers, shared and dense, head."""
+        """Parameters that every pass reads: attention, routers, shared experts, dense networks and head."""
         moe = self.moe_layers * (self.router_params + self.shared_params)
         dense = self.dense_layers * self.dense_params
         return self.num_hidden_layers * self.attention_params + moe + dense + self.head_params
 
     @property
     def active_params(self) -> int:
-        """Parameters that one token is multiplied with; the embedding, a look-up, is not among them."""
+        """Parameters that one token is multiplied with; the embedding is a look-up and does not count."""
         return self.always_params + self.moe_layers * self.num_experts_per_tok * self.expert_params
 
     @property
@@ -356,30 +356,30 @@ class ModelConfig:
 
     @property
     def head_bytes(self) -> float:
-        """The LM head [B]."""
+        """Size of the LM head [B]."""
         return float(self.head_params * DTYPE_BYTES[self.dtype])
 
     @property
     def routed_bytes(self) -> float:
-        """All routed experts of all layers [B]."""
+        """Size of all routed experts of all layers [B]."""
         return self.routed_params * self.expert_bytes
 
     @property
     def always_bytes(self) -> float:
-        """Bytes that every pass reads whatever the router chooses [B]."""
+        """Bytes that every pass reads, without the routed experts [B]."""
         return (self.always_params - self.head_params) * self.other_bytes + self.head_bytes
 
     @property
     def weight_bytes(self) -> float:
-        """The whole model, without norms [B]."""
+        """Size of the whole model, without norms [B]."""
         return self.routed_bytes + self.always_bytes + self.embedding_params * DTYPE_BYTES[self.dtype]
 
     def kv_bytes_per_token(self, dtype: str) -> int:
-        """KV cache of one token over all layers [B]; layers with a sliding window keep all tokens too."""
+        """KV cache of one token over all layers [B]; layers with a sliding window also keep all tokens."""
         return self.num_hidden_layers * self.kv_elements * DTYPE_BYTES[dtype]
 
     def attended(self, context: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Cached tokens that one query token attends to, mean over the layers: sliding windows cap it."""
+        """Cached tokens that one query token attends to, mean over the layers; sliding windows cap them."""
         tokens = np.asarray(context, dtype=np.float64)
         if not self.windowed_layers:
             return tokens
@@ -400,9 +400,10 @@ class ModelConfig:
         return total
 
     def touched_experts(self, tokens: float, each: int | None = None) -> float:
-        """Distinct experts of a layer that so many tokens are routed to, expected; `each` of a token's count, or all.
+        """Expected number of distinct experts of a layer that `tokens` tokens are routed to.
 
-        Interpolated in log2 of the tokens, proportional to them below the first entry, constant above the last.
+        `each` is the number of experts per token that count; by default all chosen ones do. The coverage is
+        interpolated in log2 of the tokens, proportional to them below its first entry, and constant above its last.
         """
         every = self.num_local_experts
         each = self.num_experts_per_tok if each is None else each
@@ -427,7 +428,7 @@ class ModelConfig:
 
     @property
     def shape(self) -> str:
-        """Everything that decides how long one layer's operations take, and the head's."""
+        """Text of everything that decides the times of one layer's operations and of the head."""
         heads = f"{self.num_attention_heads}/{self.num_key_value_heads}x{self.head_dim}"
         if self.kv_lora_rank:
             heads = f"{self.num_attention_heads}x{self.head_dim} latent {self.kv_elements}"

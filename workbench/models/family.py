@@ -1,4 +1,4 @@
-"""One model family: its keys in ``config.json``, the options of its layers, and the names of its tensors."""
+"""Model families: their keys in ``config.json``, the options of their layers, and the names of their tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class HeadNorm(enum.Enum):
 
 @dataclass(frozen=True)
 class TensorNames:
-    """Names of a layer's tensors in a checkpoint, where families differ; those of most families unless given.
+    """Names of a layer's tensors in a checkpoint that differ among families; the defaults are those of most families.
 
     Attributes
     ----------
@@ -40,33 +40,33 @@ class TensorNames:
 
     @property
     def shared_expert(self) -> str:
-        """Name of the shared expert; its gate has the same name and ``_gate``."""
+        """Name of the shared expert; its gate has the same name with ``_gate`` added."""
         return f"{self.mixture}.shared_expert"
 
 
 @dataclass(frozen=True)
 class Family:
-    """A decoder of Hugging Face's whose layers are attention and a mixture of experts.
+    """A family of Hugging Face decoders whose layers are attention and a mixture of experts.
 
-    A family with an `architecture` can be run; any other can be predicted only.
+    A family with an `architecture` can be run; any other can only be predicted.
 
     Attributes
     ----------
     model_type : str
-        As ``config.json`` has it.
+        The ``model_type`` in ``config.json``.
     architecture : str or None
         Name of the class in transformers, if `run` executes it.
     keys : mapping of str to str
-        Keys of ``config.json`` by Mixtral's name for the same number, where the two differ.
+        Keys of ``config.json`` by Mixtral's name for the same number, if the two differ.
     defaults : mapping
         Values of keys that a ``config.json`` may leave out.
     rope_theta : float
         RoPE's base where ``config.json`` has none.
     shared_in_code : bool
-        True if every layer has one shared expert, as wide as a routed one, of which ``config.json`` says nothing.
+        True if every layer has one shared expert, as wide as a routed one, that ``config.json`` does not mention.
     tensors : TensorNames
     own_keys : tuple of str
-        Keys that its ``config.json`` has beside those that all families have.
+        Keys of its ``config.json`` beside those of all families.
     qkv_bias : bool
         True if queries, keys and values have biases.
     qk_norm : HeadNorm or None
@@ -74,7 +74,7 @@ class Family:
     shared_gate : bool
         True if the shared expert's output is multiplied by the sigmoid of a gate.
     only : mapping of str to tuple
-        Values of keys that `run` can execute, beside an absent one; a checkpoint with any other is refused.
+        Values of keys that `run` can execute, beside an absent key; a checkpoint with another value is refused.
     example : mapping
         Fields of a small `ModelConfig` that show the family's options; the tests of all families run such a model.
     """

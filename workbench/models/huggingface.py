@@ -37,9 +37,9 @@ _COUNTS = ("first_k_dense_replace", "n_shared_experts", "shared_expert_intermedi
 _NUMBERS = ("rms_norm_eps", "rope_theta")
 _FLAGS = ("tie_word_embeddings", "norm_topk_prob")
 _TAKEN = (*_SIZES, *_LATENT, *_OPTIONAL, "first_k_dense_replace", "rms_norm_eps", *_FLAGS)
-"""Keys that become the field of the same name as they are; every other field follows from several keys."""
+"""Keys that become the field of the same name unchanged; every other field follows from several keys."""
 _UNNAMED = {"num_experts_per_tok": ("num_experts_per_token", "moe_topk")}
-"""Other keys for a number, of families that have no file and whose ``config.json`` is read if it names no type."""
+"""Other keys for a number, used by families without a file; a ``config.json`` with them is read if it has no type."""
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _FORMATS: dict[str | None, tuple[str | None, str | None]] = {
     None: (None, None),
@@ -48,8 +48,8 @@ _FORMATS: dict[str | None, tuple[str | None, str | None]] = {
 }
 """Formats of the experts and of the other weights by quantisation method."""
 _UNPRICED = ("attn_layer_", "expert_layer_", "index_", "kv_channels", "linear_", "mamba_", "ssm_")
-"""Beginnings of keys that only layers have which a `ModelConfig` cannot tell: state spaces, linear or sparse attention,
-mixtures of attention heads."""
+"""Beginnings of keys that belong to layers which a `ModelConfig` cannot describe: state spaces, linear or sparse
+attention, mixtures of attention heads."""
 _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 _UNIFORM = {
     "mlp_only_layers": ([],),
@@ -60,22 +60,22 @@ _UNIFORM = {
     "attn_type_list": (),
     **dict.fromkeys(_FLAGS, (True, False)),
 }
-"""Values with which a config's layers are of the kinds that a `ModelConfig` can tell; other ones are refused."""
+"""Values with which a config's layers are of kinds that a `ModelConfig` can describe; others are refused."""
 
 
 def model(config: Mapping[str, Any] | str | Path, *, name: str | None = None) -> ModelConfig:
-    """The sizes in a Hugging Face ``config.json``, to predict with; `run` needs a `checkpoint`.
+    """The model of a Hugging Face ``config.json``, for predictions; `run` needs a `checkpoint`.
 
     Grouped-query and latent attention (DeepSeek's MLA), shared experts, dense first layers, sliding windows, fp8 and
-    MXFP4 weights are understood; a type of model whose layers have other parts is refused by its name. Layers that
+    MXFP4 weights are understood; a type of model whose layers have other components is refused by its name. Layers that
     only predict further tokens are not counted; Llama 4's attention in chunks counts as full.
 
     Parameters
     ----------
     config : mapping, str or Path
-        Its dict, its path or the folder that holds it.
+        The config as a dict, its path or the folder that holds it.
     name : str, optional
-        What to call it; the folder's name or the config's own unless given.
+        Name of the model; by default the folder's name or the config's own.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def checkpoint(path: str | Path) -> ModelConfig:
     Raises
     ------
     CheckpointError
-        If the folder, its configuration or its weights are missing or pickled, or ask for what `run` cannot do.
+        If the folder, its configuration or its weights are missing or pickled, or need something that `run` cannot do.
     """
     folder = Path(path)
     file = folder / "config.json"
@@ -180,7 +180,7 @@ def _translate(config: Mapping[str, Any], name: str) -> ModelConfig:
 
 
 def _keys_by_field() -> dict[str, tuple[str, ...]]:
-    """Every other key that some family has for a number, by Mixtral's key for it."""
+    """Every other key that a family has for a number, by Mixtral's key for it."""
     found: dict[str, tuple[str, ...]] = dict(_UNNAMED)
     for family in FAMILIES.values():
         for field, key in family.keys.items():
@@ -190,7 +190,7 @@ def _keys_by_field() -> dict[str, tuple[str, ...]]:
 
 
 def _check_kind(raw: Mapping[str, Any], name: str) -> None:
-    """Refuse a model whose layers have parts that would be left out."""
+    """Refuse a model whose layers have components that would be left out."""
     kind = raw.get("model_type")
     if kind not in (None, *FAMILIES):
         raise CheckpointError(
@@ -206,7 +206,7 @@ def _check_kind(raw: Mapping[str, Any], name: str) -> None:
 
 
 def _leading_dense(kinds: object, layers: object, name: str) -> int:
-    """Layers before the first with experts, where ``mlp_layer_types`` tells one by one."""
+    """Number of layers before the first one with experts, if ``mlp_layer_types`` lists the layers."""
     found = kinds if isinstance(kinds, list | tuple) else ()
     dense = next((place for place, kind in enumerate(found) if kind != "dense"), len(found))
     if not found or any(kind != "sparse" for kind in found[dense:]):
@@ -298,7 +298,7 @@ def _shared_width(raw: Mapping[str, Any]) -> int:
 
 
 def _windows(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Fields that tell which layers have a sliding window; the order of layers where some have none."""
+    """Fields for sliding windows: their width, the number of layers, and the order of layers if some have none."""
     windowed = _windowed(raw, name)
     given: dict[str, Any] = {"windowed_layers": sum(windowed)}
     if 0 < sum(windowed) < len(windowed):
@@ -307,7 +307,7 @@ def _windows(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _order(windowed: Sequence[bool], dense: int) -> Layers:
-    """The layers of which some have a window and the first ones are dense."""
+    """Layers in order, of which some have a window and the first `dense` are dense."""
     return fold([LayerKind.of(dense=layer < dense, windowed=has) for layer, has in enumerate(windowed)])
 
 
@@ -350,7 +350,7 @@ def _formats(raw: Mapping[str, Any], name: str) -> tuple[str | None, str | None]
 
 
 def _check_executable(raw: Mapping[str, Any], name: str) -> None:
-    """Refuse whatever a config asks for that the engine would not do."""
+    """Refuse a config with any setting that the engine does not execute."""
     family = runnable_family(raw)
     if family is None:
         found = short(raw.get("architectures") or [raw.get("model_type")])

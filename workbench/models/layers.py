@@ -28,7 +28,7 @@ class LayerKind(enum.Enum):
 
     @property
     def dense(self) -> bool:
-        """True if an ordinary feed-forward network stands where others have experts."""
+        """True if the layer has an ordinary feed-forward network instead of experts."""
         return self in (LayerKind.DENSE, LayerKind.DENSE_WINDOWED)
 
     @property
@@ -39,7 +39,7 @@ class LayerKind(enum.Enum):
 
 Pattern = tuple[LayerKind, ...]
 Layers = tuple[tuple[Pattern, int], ...]
-"""Patterns of kinds, and how often each is repeated: ``(((WINDOWED, FULL), 12),)`` are 24 layers."""
+"""Patterns of kinds, each with its number of repetitions: ``(((WINDOWED, FULL), 12),)`` are 24 layers."""
 
 
 def unfold(layers: Layers) -> Pattern:
@@ -48,7 +48,7 @@ def unfold(layers: Layers) -> Pattern:
 
 
 def fold(kinds: Sequence[LayerKind]) -> Layers:
-    """The same layers as repeated patterns; at each place the one that covers most layers, the shortest of these."""
+    """The layers as repeated patterns: at each place the pattern that covers most layers, and the shortest of those."""
     found: list[tuple[Pattern, int]] = []
     place = 0
     while place < len(kinds):
@@ -65,7 +65,7 @@ def fold(kinds: Sequence[LayerKind]) -> Layers:
 
 
 def _repeats(kinds: Pattern, length: int) -> int:
-    """Times that the first `length` kinds stand one behind the other."""
+    """Number of times that the first `length` kinds follow one another."""
     times = 1
     while kinds[times * length : (times + 1) * length] == kinds[:length]:
         times += 1
@@ -73,7 +73,7 @@ def _repeats(kinds: Pattern, length: int) -> int:
 
 
 def contradiction(layers: Layers, counts: Mapping[str, int]) -> str | None:
-    """The fault of an order of layers, and its mend: it is none, or has not as many layers of a kind as counted.
+    """The fault of an order of layers, with its mend: it is malformed or contradicts the counts; None if it has none.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def contradiction(layers: Layers, counts: Mapping[str, int]) -> str | None:
 
 
 def spelled(layers: Layers) -> str:
-    """In words: ``1 x dense, 12 x (windowed, full)``."""
+    """An order of layers in words: ``1 x dense, 12 x (windowed, full)``."""
     return ", ".join(f"{times} x {_one(pattern)}" for pattern, times in layers)
 
 

@@ -1,4 +1,4 @@
-"""HOW FAST, in closed form: the bound, and the models of five papers, each imported when it is first named."""
+"""Performance models in closed form (HOW FAST): the bound, and the models of five papers, imported on first use."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""The bound that no schedule can beat: the least load of each lane, with the iterations that the KV cache forces."""
+"""The bound that no schedule can beat: the least load of each lane, in the iterations that the KV cache forces."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workbench.stages import Rows
 from workbench.workload import Workload
 
 ARRIVAL = "the last arrival"
-"""Name of the limit that requests set which come late."""
+"""Name of the limit that the last arrival sets."""
 
 
 def bound(scenario: Scenario, schedule: Schedule) -> Result:
@@ -26,24 +26,23 @@ def bound(scenario: Scenario, schedule: Schedule) -> Result:
         T = max over lanes of (work that the requests need, work that n iterations need, work that output tokens need
             when as many as the KV cache and the requests allow share each reading of weights), the last arrival
 
-    See `workbench.perfmodels.loads.Loads` for the work of a lane. A scheduler may preempt and recompute: then one
-    prefill of c tokens stands for a decode that would have read c KV entries. T is the least over how much is
-    recomputed, so that it holds for every scheduler.
+    See `workbench.perfmodels.loads.Loads` for the work of a lane. A scheduler may preempt and recompute: a prefill of c
+    tokens then replaces a decode that would have read c KV entries. T is the least over all amounts of recomputation,
+    so that it holds for every scheduler.
 
     The schedule is checked against the pipeline and named in the result; the bound does not depend on it.
 
     Returns
     -------
     Result
-        With source BOUND; `limits` has the seconds of each limit.
+        A result with source BOUND; `limits` has the time of each limit [s].
 
     Notes
     -----
     For MoE-Lens' pipeline and equal lengths this is T <= min(N g / S, n_it g / (p + g - 1)) / delta in output tokens
-    per second, S the exact block-iterations of one request and n_it the tokens that the GPU computes
-    while one pass of weights streams. The host's memory is a limit of its own: what the cpu lane and both directions
-    of the link read and write there passes one bandwidth. Where lanes share a computer's cores instead, those cores
-    are the limit.
+    per second, where S is the exact block-iterations of one request and n_it is the tokens that the GPU computes
+    while one pass of weights streams. The host's memory is a limit of its own: the cpu lane and both directions of the
+    link share its bandwidth. Where lanes share a computer's cores, those cores are a limit instead.
     """
     prepared = prepare(scenario, schedule)
     workload = scenario.workload
@@ -66,7 +65,7 @@ def bound(scenario: Scenario, schedule: Schedule) -> Result:
 
 
 def total_rows(workload: Workload, model: ModelConfig) -> Rows:
-    """The load of all requests on the stages of a mean layer when nothing is computed twice."""
+    """Rows of all requests at the stages of a mean layer, if nothing is computed twice."""
     p = workload.prompt_len
     g = workload.output_len
     pairs = model.attended_below(p)
@@ -75,23 +74,23 @@ def total_rows(workload: Workload, model: ModelConfig) -> Rows:
 
 
 def recomputed(rows: Rows, context: float, shortest: float) -> Rows:
-    """The least that is left to do when decodes that read `context` KV entries are replaced by prefills.
+    """The least rows that remain if decodes that read `context` KV entries are replaced by prefills.
 
-    Each has a context of at least `shortest`, so at most context / shortest decodes go; the quadratic part of their
-    prefill attention is left out, which can only lower the bound.
+    Each decode has a context of at least `shortest`, so at most context / shortest decodes are replaced. The quadratic
+    term of their prefill attention is left out, which can only lower the bound.
     """
     gone = min(rows.decode, context / shortest)
     return rows._replace(prefill=rows.prefill + context, decode=rows.decode - gone, context=rows.context - context)
 
 
 def least_iterations(workload: Workload, blocks: int, block: int) -> int:
-    """Iterations that the KV cache and the longest output force."""
+    """Least number of iterations that the KV cache and the longest output force."""
     held = int(block_iterations(workload.prompt_len, workload.output_len, block).sum())
     return max(-(-held // blocks), int(workload.output_len.max()))
 
 
 def least_forced(workload: Workload, model: ModelConfig, blocks: int, block: int) -> Forced:
-    """Find what a workload's lengths and a KV cache of so many blocks force."""
+    """The work that a workload's lengths and a KV cache of `blocks` blocks force."""
     prompt = workload.prompt_len
     output = workload.output_len
     fewest = np.sort(-(-prompt // block))
@@ -105,16 +104,17 @@ def least_forced(workload: Workload, model: ModelConfig, blocks: int, block: int
 
 
 def _held(prompt: Counts, output: Counts, block: int) -> Counts:
-    """Output tokens that are made while their sequence holds 0, 1, ... blocks."""
+    """Output tokens by the number of blocks, 0, 1, ..., that their sequence holds when they are made."""
     edges = block * np.arange(-(-int((prompt + output - 1).max()) // block) + 1)
     up_to = [int(np.clip(edge - prompt + 1, 0, output).sum()) for edge in edges]
     return np.diff(up_to, prepend=0)
 
 
 def _least_limits(prepared: Prepared, workload: Workload, forced: Forced) -> dict[str, float]:
-    """Limits of the lanes if nothing is recomputed, capped at what the best recomputing could make of the largest.
+    """Limits of the lanes without recomputation, capped at the least that recomputation can make of the largest.
 
-    The largest limit is taken to be unimodal in how much is recomputed: terms of decodes fall, those of prefills rise.
+    The largest limit is taken to be unimodal in the amount of recomputation: terms of decodes fall with it, and terms
+    of prefills rise.
     """
     total = total_rows(workload, prepared.scenario.model)
     loads = Loads(prepared, forced)

@@ -1,4 +1,4 @@
-"""Coverage, the share of a layer's experts that a batch touches: by uniform or skewed routing, a table or a trace."""
+"""Coverage is the share of a layer's experts that a batch touches: by uniform or skewed routing, a table or a trace."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def skewed_coverage(tokens: ArrayLike, *, experts: int, top_k: int, sigma: float
 
     Notes
     -----
-    Assumes independent tokens; text makes neighbouring tokens alike, which `measured_coverage` includes.
+    Assumes independent tokens. In text, neighbouring tokens are alike, which `measured_coverage` includes.
     """
     tokens, _, _ = _routing(tokens, experts, top_k)
     within("sigma", sigma, 0, 5, mend="0 is uniform routing, 1.42 fits Qwen3")
@@ -88,7 +88,7 @@ def measured_coverage(tokens: ArrayLike) -> Number:
 
     Notes
     -----
-    Layered Prefill, Table 1, of which the last entry is a lower bound.
+    Layered Prefill, Table 1; its last entry is a lower bound.
     """
     tokens = at_least("tokens", tokens, 0, mend="give the tokens of one iteration")
     batch, share = _table()
@@ -151,10 +151,10 @@ def skewed(experts: int, top_k: int, sigma: float = 1.42) -> Coverage:
 
 
 def routed(model: ModelConfig, coverage: Coverage) -> ModelConfig:
-    """The model with another routing, as every reader prices it: its coverage at powers of two up to 2^17 tokens.
+    """The model with another routing, which every reader prices: its coverage at powers of two up to 2^17 tokens.
 
-    ``routed(model, skewed(model.num_local_experts, model.num_experts_per_tok))`` is the log-normal routing; a model
-    without any is routed uniformly, the upper bound. Where operations were measured, their times are not changed by it.
+    ``routed(model, skewed(model.num_local_experts, model.num_experts_per_tok))`` is the log-normal routing. A model
+    without a routing is routed uniformly, which is the upper bound. Measured times of operations do not change with it.
     """
     tokens = 2.0 ** np.arange(18)
     shares = np.asarray(coverage(tokens), dtype=np.float64)

@@ -1,6 +1,6 @@
-"""Arguments of formulas: numbers or arrays of them, and an error that names the one outside the formula's domain.
+"""Checks of the arguments of formulas, numbers or arrays: an error names the argument outside the formula's domain.
 
-Every check of a number gives its argument back as an array of floats; `mend` says what to give instead, as in "give s".
+Every check of a number returns its argument as an array of floats; `mend` says what to give instead, as in "give s".
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from workbench.workload import Workload
 
 Array: TypeAlias = NDArray[np.float64]
 Number: TypeAlias = float | Array
-"""What formulas take and give: a number, or an array of any shape that broadcasts with the others."""
+"""Argument or result of a formula: a number, or an array of any shape that broadcasts with the others."""
 
 
 def within(what: str, value: ArrayLike, low: float, high: float, *, mend: str) -> Array:
-    """`value`, each from `low` to `high`, both included: infinity is where it is the upper end.
+    """Check that each number is from `low` to `high`, both included; infinity is allowed if it is the upper end.
 
     Raises
     ------
@@ -32,7 +32,7 @@ def within(what: str, value: ArrayLike, low: float, high: float, *, mend: str) -
 
 
 def at_least(what: str, value: ArrayLike, low: float, mend: str) -> Array:
-    """`value`, each finite and not below `low`.
+    """Check that each number is finite and not below `low`.
 
     Raises
     ------
@@ -44,7 +44,7 @@ def at_least(what: str, value: ArrayLike, low: float, mend: str) -> Array:
 
 
 def positive(what: str, value: ArrayLike, mend: str) -> Array:
-    """`value`, each above zero and finite.
+    """Check that each number is above zero and finite.
 
     Raises
     ------
@@ -56,7 +56,7 @@ def positive(what: str, value: ArrayLike, mend: str) -> Array:
 
 
 def whole(what: str, value: ArrayLike, mend: str, *, low: int = 1) -> Array:
-    """`value`, each a whole number from `low`.
+    """Check that each number is a whole number from `low` on.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def whole(what: str, value: ArrayLike, mend: str, *, low: int = 1) -> Array:
 
 
 def plain(array: Array) -> Number:
-    """A result as the caller gave the arguments: a number where all of them were numbers."""
+    """A result in the form of the arguments: a number if all of them were numbers."""
     result: Number = array[()]
     return result
 
@@ -81,7 +81,7 @@ def _require(fine: NDArray[np.bool_], array: Array, what: str, expected: str, me
 
 
 def all_at_once(model: str, workload: Workload) -> None:
-    """Refuse requests that arrive one after the other, for which a model has no term.
+    """Refuse requests that arrive one after the other: the model has no term for arrivals.
 
     Raises
     ------

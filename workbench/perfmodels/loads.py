@@ -1,4 +1,4 @@
-"""Least seconds of each lane, of the host's memory and of shared cores, in however many calls the rows come."""
+"""Least seconds of each lane, of the host's memory and of shared cores, however the rows are split into calls."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from workbench.stages import Rows, Stage
 DRAM = "DRAM bandwidth"
 """Name of the limit that the host's memory sets."""
 CORES = "cores that both lanes share"
-"""Name of the limit that a computer's cores set where they stand for both devices."""
+"""Name of the limit that a computer's cores set if they stand for both devices."""
 SUMS = {"gpu": "all-reduce", "cpu": "reduce-scatter"}
-"""What a lane's limit is called that is part of its own: adding up what each of its GPUs or sockets has."""
+"""Names of the time, within a lane's limit, in which its GPUs or sockets add up their partial sums."""
 _PREFILL = Rows(prefill=1, pairs=1, emits=1)
-_EXACT = 32  # from twice as many rows on, a call stands for those with up to 1/32 more
+_EXACT = 32  # from twice as many rows on, one call stands for all calls with up to 1/32 more rows
 
 Seconds = Callable[[Rows], float]
 Counts = npt.NDArray[np.int64]
 
 
 class Crowd(NamedTuple):
-    """Calls with at least `least` and at most `most` rows, and what the KV cache says of calls with at most `most`.
+    """Calls with `least` to `most` rows, and the tokens that the KV cache forces into calls of at most `most` rows.
 
     Attributes
     ----------
     least, most : int
     outputs, decodes : float
-        Over all output tokens, and over those of decodes, the sum of min(1, most h / B), each being made while its
-        sequence holds h of B blocks; or of most / R, if that is more, R being the sequences that can run together.
+        Sum of min(1, most h / B) over all output tokens, and over those of decodes, where the token's sequence holds h
+        of B blocks when it is made; or the sum of most / R, if that is more, where R sequences can run together.
     """
 
     least: int
@@ -51,13 +51,13 @@ class Forced(NamedTuple):
     Attributes
     ----------
     iterations : int
-        That the KV cache and the longest output ask for.
+        Iterations that the KV cache and the longest output force.
     shortest : float
-        KV entries that every decode reads at least.
+        Least number of KV entries that a decode reads.
     decodes : float
-        Decodes if nothing is recomputed.
+        Number of decodes if nothing is recomputed.
     crowds : tuple of Crowd
-        Up to as many rows as sequences that the KV cache holds in one iteration.
+        Calls of up to as many rows as the KV cache holds sequences in one iteration.
     """
 
     iterations: int
@@ -67,7 +67,7 @@ class Forced(NamedTuple):
 
 
 def crowds(together: int, outputs: Counts, decodes: Counts, blocks: int) -> tuple[Crowd, ...]:
-    """Calls of up to so many rows, `outputs[h]` and `decodes[h]` tokens being made while sequences hold h blocks."""
+    """Calls of up to `together` rows; `outputs[h]` and `decodes[h]` count tokens of sequences that hold h blocks."""
     held = np.arange(len(outputs))
     found = list[Crowd]()
     least = 1
@@ -83,15 +83,16 @@ def crowds(together: int, outputs: Counts, decodes: Counts, blocks: int) -> tupl
 class Loads:
     """Least seconds of each limit for any rows that a scenario has to serve.
 
-    Every stage c of a layer is called once for each part of each iteration, and a call costs no less for the rows
-    that it has besides. So one with n decodes costs at least min(n, m) times g(m), the least c(k) / k of k <= m decodes
-    alone, whatever m. Those decodes are at most R and hold no more than all B blocks, so that min(n, m) is at least
-    n m / R, and at least their sum of min(1, m h / B). So it is with output tokens: each is made by one row that passes
-    every layer, a decode or the last of a prefill. With s(m) the larger sum, over all iterations, a stage thus takes
+    Every stage c of a layer is called once for each part of each iteration, and a call does not cost less if it has
+    further rows. So a call with n decodes costs at least min(n, m) g(m) for every m, where g(m) is the least c(k) / k
+    of k <= m decodes alone. These decodes are at most R and hold at most all B blocks, so that min(n, m) is at least
+    n m / R, and at least the sum of min(1, m h / B) over them. The same holds for output tokens: each is made by one
+    row that passes every layer, a decode or the last row of a prefill. If s(m) is the larger of the two sums over all
+    iterations, a stage takes at least
 
         max(c(all rows), iterations c(one row), g(m) s(m) of the decodes, g(m) s(m) of the output tokens)
 
-    at least, for every m. Where a lane may have one number of threads or another, each term is that of the faster one.
+    for every m. If a lane may have several numbers of threads, each term is that of the fastest.
     """
 
     def __init__(self, prepared: Prepared, forced: Forced) -> None:
@@ -105,12 +106,12 @@ class Loads:
         self._bandwidth = machine.cpu.bandwidth
         weights = self._cost.weights_per_layer
         streamed = layers * forced.iterations
-        self._parts = defaultdict[str, list[Seconds]](list)
+        self._terms = defaultdict[str, list[Seconds]](list)
         self._fixed = {"gpu compute": 0.0, "cpu compute": 0.0, "d2h link": 0.0}
         self._fixed["h2d link"] = streamed * self._cost.fetch(weights)
         self._fixed |= {DRAM: streamed * weights / self._bandwidth} if self._cores is None else {CORES: 0.0}
         for node, last in zip(graph.nodes, graph.last, strict=True):
-            if last is None:  # deferred experts are counted with those that their stage computes at once
+            if last is None:  # deferred experts are counted with the experts that their stage computes at once
                 continue
             if node.kind is not NodeKind.SEGMENT:
                 self._add_move(node, layers)
@@ -131,13 +132,13 @@ class Loads:
     def limits(self, total: Rows) -> dict[str, float]:
         """Seconds of each limit for these rows, over all iterations [s]."""
         limits = dict(self._fixed)
-        for name, parts in self._parts.items():
-            seconds = sum(part(total) for part in parts)
+        for name, terms in self._terms.items():
+            seconds = sum(term(total) for term in terms)
             limits[name] = limits.get(name, 0.0) + seconds
         return limits
 
     def _add_stage(self, stage: Stage, at_once: Stage, times: int) -> None:
-        """A stage in so many layers; `at_once` is the same stage that defers nothing."""
+        """Add a stage in `times` layers; `at_once` is the same stage that defers nothing."""
         cost = self._cost
         lane = stage.device.value
         self._add_compute(
@@ -152,14 +153,14 @@ class Loads:
             self._add(f"{lane} {SUMS[lane]}", [_Way(added, added)], times)
 
     def _add_move(self, node: Node, times: int) -> None:
-        """A transfer in so many layers, of which one end is the host's memory."""
+        """Add a transfer in `times` layers; one end of it is the host's memory."""
         price = self._cost.pricer(node)
         self._add(f"{node.lane} link", [_Way(_time(price), _time(price))], times)
         if self._cores is None:
             self._add(DRAM, [_Way(self._reading(price), self._reading(price))], times)
 
     def _add_compute(self, lane: str, ways: Sequence[_Way], times: int) -> None:
-        """Add what a lane computes, on each number of threads that it may have."""
+        """Add a computation of a lane in `times` layers, on each number of threads that the lane may have."""
         self._add(f"{lane} compute", ways, times)
         if self._cores is not None:
             every = max(self._cores.alone, self._cores.gpu + self._cores.cpu)
@@ -167,12 +168,12 @@ class Loads:
             self._add(CORES, [way.times(share) for way, share in zip(ways, shares, strict=True)], times)
 
     def _threads(self, lane: str) -> tuple[int, ...]:
-        """Numbers of threads that a lane may have; 0 where it has a device of its own."""
+        """Numbers of threads that a lane may have; 0 if it has a device of its own."""
         cores = self._cores
         return (0,) if cores is None else (cores.gpu if lane == "gpu" else cores.cpu, cores.alone)
 
     def _reading(self, price: Pricer) -> Seconds:
-        """Seconds of the host's memory for what is priced."""
+        """Time of the host's memory for the bytes of a price."""
         return lambda rows: price(rows)[1] / self._bandwidth
 
     def _add(self, limit: str, ways: Sequence[_Way], times: int) -> None:
@@ -190,17 +191,17 @@ class Loads:
             recomputed = forced.decodes - total.decode
             return times * max(whole, fixed, float((decode * (decodes - recomputed)).max()))
 
-        self._parts[limit].append(seconds)
+        self._terms[limit].append(seconds)
 
 
 class _Way(NamedTuple):
-    """One of the ways to compute something: seconds that no split of rows beats, and those of one call."""
+    """One way to compute something: the least time for any split of the rows into calls, and the time of one call."""
 
     least: Seconds
     call: Seconds
 
     def times(self, share: float) -> _Way:
-        """The same, that share of it."""
+        """The same times a share."""
         return _Way(lambda rows: share * self.least(rows), lambda rows: share * self.call(rows))
 
 
@@ -209,6 +210,6 @@ def _time(price: Pricer) -> Seconds:
 
 
 def _cheapest(calls: Sequence[Seconds], row: Rows, crowd: Crowd) -> float:
-    """Least seconds per row of a call with as many such rows as a crowd has: those with more cost no less."""
+    """Least time per row of a call with as many such rows as a crowd has; calls with more rows cost no less."""
     rows = Rows(*(crowd.least * value for value in row))
     return min(call(rows) for call in calls) / crowd.most

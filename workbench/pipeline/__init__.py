@@ -1,13 +1,13 @@
-"""WHERE each operation runs: the algebra that wires stages to a layer, and the layer's graph of segments and transfers.
+"""Pipelines place operations on devices (WHERE): the algebra that wires stages to a layer, and the layer's graph.
 
-Schedules lower that graph.
+The nodes of the graph are segments and transfers. Schedules lower it.
 """
 
 from workbench.pipeline.algebra import (
+    BufferRows,
     Element,
     Fork,
     Path,
-    Piece,
     Pipeline,
     Resolved,
     cpu,
@@ -21,10 +21,10 @@ from workbench.pipeline.algebra import (
 )
 
 __all__ = [
+    "BufferRows",
     "Element",
     "Fork",
     "Path",
-    "Piece",
     "Pipeline",
     "Resolved",
     "cpu",

@@ -36,7 +36,7 @@ from workbench.stages import (
 
 @dataclass(frozen=True)
 class Fork:
-    """Arms that run side by side and join."""
+    """Arms of stages that run side by side and then join."""
 
     arms: tuple[tuple[Element, ...], ...]
 
@@ -48,7 +48,7 @@ Element = Stage | Move | Fork
 
 
 def spelled(chain: tuple[Element, ...]) -> list[str]:
-    """A chain as its user would write it: neighbours on one device share their brackets."""
+    """The elements of a chain as a user would write them; neighbours on one device share their brackets."""
     words: list[str] = []
     device = None
     for element in chain:
@@ -62,7 +62,10 @@ def spelled(chain: tuple[Element, ...]) -> list[str]:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """One layer's stages and transfers, and what is streamed to the GPU. Immutable; both operators are associative."""
+    """One layer's stages and transfers, and the tensors that are streamed to the GPU.
+
+    Pipelines are immutable, and both operators are associative.
+    """
 
     chain: tuple[Element, ...] = ()
     fetches: tuple[Streamed, ...] = ()
@@ -88,12 +91,12 @@ class Pipeline:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """Its stages in order, arms of a fork one after the other."""
+        """All stages in order; the arms of a fork follow one another."""
         return tuple(_stages(self.chain))
 
     @property
     def kv_device(self) -> Place:
-        """Place of the KV cache: that of the decode attention, or the host if `fetch(kv)` streams it."""
+        """Device that holds the KV cache: that of decode attention, or the host if `fetch(kv)` streams the cache."""
         return Place.CPU if kv in self.fetches else next(s.device for s in self.stages if s.op.keeps_kv)
 
     def streams(self, stage: Stage) -> bool:
@@ -121,7 +124,7 @@ class Pipeline:
 
 
 def gpu(*ops: OpTree, skip: int = 0) -> Pipeline:
-    """Place operations on the GPU, one after the other; decodes do without their `skip` lowest-scored experts."""
+    """Place operations on the GPU, one after the other; decodes skip their `skip` lowest-scored experts."""
     return _place(Place.GPU, ops, 0, skip)
 
 
@@ -135,7 +138,7 @@ def cpu(*ops: OpTree, defer: int = 0, skip: int = 0) -> Pipeline:
 
 
 def fetch(*what: Streamed) -> Pipeline:
-    """Declare what is streamed to the GPU: `weights`, ``experts.weights`` or `kv`."""
+    """Declare the tensors that are streamed to the GPU: `weights`, ``experts.weights`` or `kv`."""
     for item in what:
         if not isinstance(item, Streamed):
             raise PipelineError(f"fetch takes weights, kv or an operation's .weights, not {item!r}.")
@@ -209,7 +212,7 @@ def with_shared_experts(pipeline: Pipeline) -> Pipeline:
 
 
 def _adders(pipeline: Pipeline) -> dict[Op, Op]:
-    """The operation that takes the shared experts' output, in the form that does."""
+    """The operation that adds the shared experts' output, and the variant of it that replaces it."""
     of = {stage.op: stage.device for stage in pipeline.stages if stage.op in (shared_experts, combine)}
     if len(of) < 2:
         return {}
@@ -240,23 +243,26 @@ def _beside_experts(chain: tuple[Element, ...]) -> tuple[Element, ...]:
     return tuple(found)
 
 
-# ------------------------------------------------------------------------------------------ where the buffers are
+# ---------------------------------------------------------------------------------------- devices that hold buffers
 
-Piece = tuple[str, RowClass]
-"""A buffer's prefill or decode rows."""
+BufferRows = tuple[str, RowClass]
+"""The prefill rows or the decode rows of a buffer; they are moved and tracked separately."""
 
 Path = tuple[int, ...]
 """Position of an element: index in the chain, then arm and index within each fork."""
 
 
 class _Walk:
-    """Follows the buffers through a chain: where each piece is, who wrote it, and what each move carries."""
+    """Follows the rows of all buffers through a chain: the devices that hold them, their writers, and each move's load.
+
+    If it is `closed`, the chain is a whole layer: every read needs a writer, and every move must carry something.
+    """
 
     def __init__(self, *, closed: bool = False) -> None:
-        self.at: dict[Piece, frozenset[Place]] = {}
-        self.writer: dict[Piece, tuple[int, str]] = {}  # told apart by position: equal stages are not the same
+        self.at: dict[BufferRows, frozenset[Place]] = {}
+        self.writer: dict[BufferRows, tuple[int, str]] = {}  # with its position, by which equal stages are told apart
         self.entered = 0
-        self.carries: dict[Path, tuple[Piece, ...]] = {}
+        self.carries: dict[Path, tuple[BufferRows, ...]] = {}
         self.closed = closed
 
     def follow(self, chain: tuple[Element, ...], after: tuple[Element, ...], path: Path = ()) -> None:
@@ -270,19 +276,19 @@ class _Walk:
                 self._fork(element, rest, (*path, index))
 
     def _enter(self, stage: Stage) -> None:
-        for piece in stage.op.needs:
-            if piece in self.at:
-                if stage.device not in self.at[piece]:
+        for rows in stage.op.needs:
+            if rows in self.at:
+                if stage.device not in self.at[rows]:
                     raise self._forgotten(stage)
             elif self.closed:
                 raise PipelineError(
-                    f"{stage} reads {_name(piece)}, which no earlier stage of the layer writes. "
+                    f"{stage} reads {_name(rows)}, which no earlier stage of the layer writes. "
                     "Put the operation that writes it before."
                 )
         self.entered += 1
-        for piece in _written(stage):
-            self.at[piece] = frozenset({stage.device})
-            self.writer[piece] = (self.entered, str(stage))
+        for rows in _written(stage):
+            self.at[rows] = frozenset({stage.device})
+            self.writer[rows] = (self.entered, str(stage))
 
     def _forgotten(self, stage: Stage) -> PipelineError:
         absent = [p for p in stage.op.needs if p in self.at and stage.device not in self.at[p]]
@@ -297,8 +303,8 @@ class _Walk:
     def _carry(self, move: Move, rest: tuple[Element, ...], path: Path) -> None:
         wanted, _ = _reads_there(rest, move.target, frozenset())
         carried = tuple(p for p in wanted if p in self.at and move.target not in self.at[p])
-        for piece in carried:
-            self.at[piece] = self.at[piece] | {move.target}
+        for rows in carried:
+            self.at[rows] = self.at[rows] | {move.target}
         self.carries[path] = carried
         if self.closed and not carried:
             raise PipelineError(
@@ -316,52 +322,54 @@ class _Walk:
             self.at = dict(before)
             self.writer = dict(written)
             self.follow(arm, rest, (*path, number))
-            for piece, where in self.at.items():
-                rewritten = self.writer[piece] != written.get(piece)
+            for rows, where in self.at.items():
+                rewritten = self.writer[rows] != written.get(rows)
                 if rewritten:
-                    merged[piece] = where
-                    authors[piece] = self.writer[piece]
-                elif authors.get(piece) == written.get(piece):
-                    merged[piece] = merged.get(piece, where) | where
+                    merged[rows] = where
+                    authors[rows] = self.writer[rows]
+                elif authors.get(rows) == written.get(rows):
+                    merged[rows] = merged.get(rows, where) | where
         self.at = merged
         self.writer = authors
 
 
-def _name(piece: Piece) -> str:
-    return f"{piece[0]} of {piece[1].value} rows"
+def _name(rows: BufferRows) -> str:
+    return f"{rows[0]} of {rows[1].value} rows"
 
 
-def _written(stage: Stage) -> tuple[Piece, ...]:
-    return tuple((buffer, rows) for buffer in stage.op.writes for rows in stage.op.rows.parts)
+def _written(stage: Stage) -> tuple[BufferRows, ...]:
+    return tuple((buffer, rows) for buffer in stage.op.writes for rows in stage.op.rows.classes)
 
 
 def _check_arms(fork: Fork) -> None:
-    """Arms run side by side: none may write what another one writes or reads."""
+    """Refuse arms of which one writes what another one writes or reads: they run side by side."""
     uses = []
     for arm in fork.arms:
-        writes = {piece: stage for stage in _stages(arm) for piece in _written(stage)}
-        reads = {piece: stage for stage in _stages(arm) for piece in stage.op.needs}
+        writes = {rows: stage for stage in _stages(arm) for rows in _written(stage)}
+        reads = {rows: stage for stage in _stages(arm) for rows in stage.op.needs}
         uses.append((writes, reads))
     for number, (writes, _) in enumerate(uses):
         for other, (also_writes, reads) in enumerate(uses):
             if other == number:
                 continue
-            for piece in writes:
-                if piece in also_writes:
+            for rows in writes:
+                if rows in also_writes:
                     raise PipelineError(
-                        f"two arms of a fork write {_name(piece)} ({writes[piece]} and {also_writes[piece]}); "
+                        f"two arms of a fork write {_name(rows)} ({writes[rows]} and {also_writes[rows]}); "
                         "give one of them another buffer."
                     )
-                if piece in reads:
+                if rows in reads:
                     raise PipelineError(
-                        f"one arm of a fork writes {_name(piece)} ({writes[piece]}), which another reads "
-                        f"({reads[piece]}); put them one after the other with >>."
+                        f"one arm of a fork writes {_name(rows)} ({writes[rows]}), which another reads "
+                        f"({reads[rows]}); put them one after the other with >>."
                     )
 
 
-def _reads_there(rest: tuple[Element, ...], device: Place, made: frozenset[Piece]) -> tuple[tuple[Piece, ...], bool]:
-    """Pieces that stages on `device` read before the next move back, and whether the chain ran through without one."""
-    found: dict[Piece, None] = {}
+def _reads_there(
+    rest: tuple[Element, ...], device: Place, made: frozenset[BufferRows]
+) -> tuple[tuple[BufferRows, ...], bool]:
+    """Rows that stages on `device` read before the next move back, and true if the chain has no such move."""
+    found: dict[BufferRows, None] = {}
     for element in rest:
         if isinstance(element, Stage):
             if element.device is device:
@@ -383,16 +391,25 @@ def _reads_there(rest: tuple[Element, ...], device: Place, made: frozenset[Piece
 
 @dataclass(frozen=True)
 class Resolved:
-    """A closed layer: what each move carries, and where the residual stream must be before it and is after it."""
+    """A pipeline as a layer that can be stacked.
+
+    Attributes
+    ----------
+    pipeline : Pipeline
+    carries : tuple of (path, rows)
+        The rows of buffers that each move carries.
+    enters, leaves : frozenset of Place
+        Devices on which the residual stream must be before the layer, and on which it is after the layer.
+    """
 
     pipeline: Pipeline
-    carries: tuple[tuple[Path, tuple[Piece, ...]], ...]
+    carries: tuple[tuple[Path, tuple[BufferRows, ...]], ...]
     enters: frozenset[Place]
     leaves: frozenset[Place]
 
 
 def resolve(pipeline: Pipeline) -> Resolved:
-    """Close a pipeline into a layer that can be stacked, and resolve its moves over the whole chain.
+    """Close a pipeline into a layer that can be stacked, and find what each of its moves carries.
 
     Raises
     ------
@@ -414,7 +431,7 @@ def resolve(pipeline: Pipeline) -> Resolved:
 
 def _start(where: frozenset[Place], writer: tuple[int, str]) -> _Walk:
     walk = _Walk(closed=True)
-    for rows in RowClass.ALL.parts:
+    for rows in RowClass.ALL.classes:
         walk.at["x", rows] = where
         walk.writer["x", rows] = writer
     return walk

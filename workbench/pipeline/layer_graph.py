@@ -1,4 +1,4 @@
-"""One layer as a graph: maximal runs on one device merged into segments, moves resolved, KV transfers added."""
+"""One layer as a graph: segments of consecutive stages on one device, the moves between them, and KV transfers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from workbench.core.errors import PipelineError
 from workbench.models import ModelConfig
-from workbench.pipeline.algebra import Element, Fork, Path, Piece, Pipeline, Resolved, resolve
+from workbench.pipeline.algebra import BufferRows, Element, Fork, Path, Pipeline, Resolved, resolve
 from workbench.stages import Move, Place, RowClass, Stage, kv
 
 
@@ -36,11 +36,11 @@ class Node:
     lane : str
         "gpu", "cpu", "d2h" or "h2d".
     stages : tuple of Stage
-        What a segment computes.
+        Stages that a segment computes.
     carries : tuple of (buffer, RowClass)
-        What a transfer moves.
+        Rows of buffers that a transfer moves.
     after : tuple of int
-        Nodes of the same layer that it waits for; the first ones wait for the previous layer.
+        Nodes of the same layer that it waits for; a node without any waits for the previous layer.
     streamed : bool
         True if weights of its stages are streamed.
     """
@@ -49,7 +49,7 @@ class Node:
     code: str
     lane: str
     stages: tuple[Stage, ...] = ()
-    carries: tuple[Piece, ...] = ()
+    carries: tuple[BufferRows, ...] = ()
     after: tuple[int, ...] = ()
     streamed: bool = False
 
@@ -59,38 +59,38 @@ class Node:
             return " ".join(f"{s.op.name}{f'({chr(44).join(s.options)})' if s.options else ''}" for s in self.stages)
         if self.kind is NodeKind.DEFERRED:
             return " ".join(f"{s.op.name}, {s.defer} of each token" for s in self.stages)
-        rows: dict[str, set[RowClass]] = {}
-        for buffer, part in self.carries:
-            rows.setdefault(buffer, set()).add(part)
-        whole = set(RowClass.ALL.parts)
-        carried = " ".join(b if part == whole else f"{b}@{next(iter(part)).value}" for b, part in rows.items())
-        return carried or self.kind.value
+        carried: dict[str, set[RowClass]] = {}
+        for buffer, rows in self.carries:
+            carried.setdefault(buffer, set()).add(rows)
+        every = set(RowClass.ALL.classes)
+        words = [b if classes == every else f"{b}@{next(iter(classes)).value}" for b, classes in carried.items()]
+        return " ".join(words) or self.kind.value
 
 
 EMBED = Node(NodeKind.EMBED, "E", "gpu")
 HEAD = Node(NodeKind.HEAD, "Z", "gpu")
 WEIGHTS = Node(NodeKind.WEIGHTS, "W", "h2d")
-_X = tuple(("x", rows) for rows in RowClass.ALL.parts)
+_X = tuple(("x", rows) for rows in RowClass.ALL.classes)
 _LETTERS = {"gpu": "ABFGIJ", "cpu": "CDMNOP", "d2h": "QRTUVY", "h2d": "HLXabc"}
 
 
 @dataclass(frozen=True)
 class LayerGraph:
-    """The input of a schedule: the nodes of one layer and micro-batch, repeated over layers and micro-batches.
+    """The input of a schedule: the nodes of one layer for one part of a batch, which every layer and part repeats.
 
     Attributes
     ----------
     nodes : tuple of Node
-        In an order that respects `Node.after`.
+        Nodes in an order that respects `Node.after`.
     sinks : tuple of int
         Nodes that the next layer's first nodes wait for.
     enter, leave : Node or None
         Transfer of the residual stream after the embedding and before the head, where a layer begins or ends on the
         CPU.
     last : tuple of Node or None
-        The nodes as the last layer has them: it defers nothing, so what others compute afterwards it computes at once.
+        The nodes of the last layer: it defers nothing, and computes at once what other layers compute afterwards.
     model : ModelConfig or None
-        The model whose layers `at` tells.
+        The model whose layers `at` describes.
     """
 
     pipeline: Pipeline
@@ -107,16 +107,17 @@ class LayerGraph:
         return tuple(index for index, node in enumerate(self.nodes) if node.streamed)
 
     def planned(self, layer: int, layers: int) -> tuple[Node | None, ...]:
-        """Nodes that a plan of so many layers has for one of them, each in its place; None where the last has none.
+        """Nodes of one layer in a plan of `layers` layers, each in its place; None for nodes that the last has not.
 
-        They are whole, because a plan's layers are priced as the mean of the model's; `at` has each as it is.
+        They have all stages, because a plan prices a layer as the mean of the model's layers; `at` has the stages of
+        each layer.
         """
         return self.last if layer + 1 == layers else self.nodes
 
     def at(self, layer: int) -> tuple[Node | None, ...]:
         """Nodes of one layer of the model, each in its place, with the stages that this layer has.
 
-        A node stays in its place where the layer has none of its stages; None where the last layer has no such node.
+        A node stays in its place if the layer has none of its stages; it is None if the last layer has no such node.
 
         Raises
         ------
@@ -141,7 +142,7 @@ class LayerGraph:
 
     @property
     def undeferred(self) -> tuple[Node, ...]:
-        """The nodes of a layer that computes everything at once, as the last one does."""
+        """The nodes of a layer that defers nothing, which is the last one."""
         return tuple(node for node in self.last if node is not None)
 
     @property
@@ -159,7 +160,7 @@ class LayerGraph:
 def layer_graph(pipeline: Pipeline, model: ModelConfig | None = None) -> LayerGraph:
     """Merge a pipeline into segments and resolve its transfers.
 
-    With a model, `LayerGraph.at` tells the nodes of each of its layers.
+    With a model, `LayerGraph.at` gives the nodes of each of its layers.
 
     Raises
     ------
@@ -178,7 +179,7 @@ def layer_graph(pipeline: Pipeline, model: ModelConfig | None = None) -> LayerGr
 
 
 def _deferring_nothing(node: Node) -> Node | None:
-    """The node as it is in the last layer."""
+    """The node of the last layer, which defers nothing; None for one that computes deferred work only."""
     if node.kind is NodeKind.DEFERRED:
         return None
     stages = tuple(replace(stage, defer=0) if stage.defer else stage for stage in node.stages)
@@ -195,7 +196,7 @@ class _Builder:
         self._codes: dict[str, Iterator[str]] = {lane: iter(letters) for lane, letters in _LETTERS.items()}
 
     def add(self, chain: tuple[Element, ...], after: tuple[int, ...], path: Path = ()) -> tuple[int, ...]:
-        """Append a chain's nodes; the last ones' indices."""
+        """Append a chain's nodes, and return the indices of the last ones."""
         run: list[Stage] = []
         for index, element in enumerate(chain):
             if run and not (isinstance(element, Stage) and element.device is run[0].device):
@@ -210,9 +211,10 @@ class _Builder:
         return self._segment(run, after) if run else after
 
     def _segment(self, run: list[Stage], after: tuple[int, ...]) -> tuple[int, ...]:
-        """A run of stages. Where KV is streamed, attention stands apart: what is before and behind need not wait.
+        """Append the segments of stages in a row on one device.
 
-        That of prefills too reads the cache, for earlier pieces of a prompt.
+        Where KV is streamed, attention is a segment of its own: the stages before and behind it need not wait for the
+        KV. Prompt attention belongs to it, because it reads the cache for earlier chunks of a prompt.
         """
         keeper = next((place for place, stage in enumerate(run) if stage.op.keeps_kv), None)
         if keeper is None or kv not in self._pipeline.fetches:
@@ -220,7 +222,7 @@ class _Builder:
         first = next(place for place, stage in enumerate(run) if stage.op.keeps_kv or stage.op.reads_past)
         after = self._computed(run[:first], after)
         reader = self._computed(run[first : keeper + 1], (*after, *self._append(Node(NodeKind.KV_IN, "K", "h2d"))))
-        new_kv = tuple((buffer, rows) for buffer in ("k", "v") for rows in RowClass.ALL.parts)
+        new_kv = tuple((buffer, rows) for buffer in ("k", "v") for rows in RowClass.ALL.classes)
         self._append(Node(NodeKind.KV_OUT, "S", "d2h", carries=new_kv, after=reader))
         return self._computed(run[keeper + 1 :], reader)
 
@@ -238,7 +240,7 @@ class _Builder:
     def _move(self, move: Move, path: Path, after: tuple[int, ...]) -> tuple[int, ...]:
         lane = "d2h" if move.target is Place.CPU else "h2d"
         order = {buffer: number for number, (buffer, _) in reversed(list(enumerate(self._carries[path])))}
-        carries = tuple(sorted(self._carries[path], key=lambda piece: (order[piece[0]], piece[1].value != "prefill")))
+        carries = tuple(sorted(self._carries[path], key=lambda rows: (order[rows[0]], rows[1].value != "prefill")))
         return self._append(Node(NodeKind.MOVE, self._code(lane), lane, carries=carries, after=after))
 
     def _fork(self, fork: Fork, path: Path, after: tuple[int, ...]) -> tuple[int, ...]:

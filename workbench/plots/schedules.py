@@ -1,4 +1,4 @@
-"""Pictures that compare schedules: a few layers of each on one time axis, busy lanes, rates, and the best schedule."""
+"""Pictures that compare schedules: layers on one time axis, busy lanes, rates, and maps of the best schedule."""
 
 from __future__ import annotations
 

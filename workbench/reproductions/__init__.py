@@ -1,4 +1,4 @@
-"""Every table of the five papers, and every figure whose values the text tells, recomputed beside the print."""
+"""Reproductions: every table of the five papers, and every figure with values in the text, recomputed and compared."""
 
 from workbench.reproductions.reproduce import Reproduction, reproduce, summary
 from workbench.reproductions.rows import Evidence, Outcome, Row, papers

@@ -1,4 +1,4 @@
-"""Lengths of a data set as the workbench draws them, beside the published ones."""
+"""Statistics of lengths that the workbench draws for a data set, to compare with the published ones."""
 
 from __future__ import annotations
 

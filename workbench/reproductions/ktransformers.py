@@ -33,14 +33,14 @@ def profile() -> LayerTimes:
 
 
 def in_bytes(name: str, size: float) -> ModelConfig:
-    """A model as it was deployed, every weight in so many bytes."""
+    """A model as it was deployed, with `size` bytes per weight."""
     return replace(models[name], expert_dtype=_FORMATS[size], other_dtype=_FORMATS[size])
 
 
 def remote_under_load() -> float:
     """Bandwidth of the other socket's memory while both sockets read across [B/s].
 
-    Fiddler's layer takes so long on one socket and so long on both, where half of the reads are remote:
+    It follows from the times of Fiddler's layer on one socket and on both, where half of the reads are remote:
     t_both / t_one = (1/2 + 1/2 B/B_remote) / 2. The printed rate across sockets was measured without that load.
     """
     text = published("ktransformers")
@@ -66,15 +66,15 @@ def machine(gpu: str) -> HybridMachine:
     model = in_bytes(layer["model"], BF16_BYTES)
     seconds = (1 - layer["outside_layers"]) / layer["decode_tok_s"] / model.moe_layers
     shares = profile()
-    parts = (shares.attention, shares.shared, shares.routed, shares.sync)
-    measured = LayerTimes(*(seconds * part for part in parts))
+    of_layer = (shares.attention, shares.shared, shares.routed, shares.sync)
+    measured = LayerTimes(*(seconds * share for share in of_layer))
     return replace(bare.calibrated(model, measured), gpu=processors[gpu])
 
 
 def played_machine() -> Machine:
-    """The same host and A100 for `simulate`: the catalogue's, slowed to what the profiled layer implies.
+    """The same host and A100 for `simulate`: the catalogue's, slowed to the rates that the profiled layer implies.
 
-    Submission and waiting are the fixed time of the two transfers, half of it each.
+    Submission and waiting are the fixed times of the two transfers, one half in each.
     """
     nominal = machines["ktransformers-a100"]
     profiled = machine(published("ktransformers")["host"]["gpus"][0])
@@ -105,7 +105,7 @@ def _size(given: Inputs) -> Value:
 
 
 def _largest_change(given: Inputs) -> Value:
-    """Of any score in the accuracy table [points]."""
+    """Largest change of any score in the accuracy table [points]."""
     table = published("ktransformers")["accuracy"]
     pairs = zip(chain(*table["all_immediate"]), chain(*table["deferred"]), strict=True)
     return float(max(abs(after - before) for before, after in pairs))
@@ -120,7 +120,7 @@ def _kernel(given: Inputs) -> Value:
 
 
 def _numa_layer(given: Inputs) -> Value:
-    """Time in which one layer's routed experts are read at the printed bandwidths, pages and threads anywhere [ms]."""
+    """Time to read one layer's routed experts at the printed bandwidths, with pages and threads on any socket [ms]."""
     host = published("ktransformers")["host"]
     model = in_bytes(given["model"], BF16_BYTES)
     local = parse_bytes(host["local"])
@@ -178,7 +178,7 @@ def _decode(given: Inputs) -> Value:
 
 
 def _largest_gain(given: Inputs) -> Value:
-    """Most that deferral adds to the decode speed, all three models on both GPUs [%]."""
+    """Largest gain in decode speed by deferral, over all three models on both GPUs [%]."""
     text = published("ktransformers")
     full, small = (machine(gpu) for gpu in text["host"]["gpus"])
     deployed = [(name, BF16_BYTES, full) for name in text["deferral"]["deferred_bf16"]]

@@ -36,7 +36,8 @@ def energy_model() -> EnergyModel:
 def arrivals(dataset: str, rate: float) -> tuple[Arrivals, ...]:
     """One draw of requests per seed."""
     lengths = published("layered_prefill")["lengths"][dataset]
-    prompt, output = ((lengths[part]["mean"], lengths[part]["std"]) for part in ("prompt", "output"))
+    prompt = (lengths["prompt"]["mean"], lengths["prompt"]["std"])
+    output = (lengths["output"]["mean"], lengths["output"]["std"])
     return tuple(Arrivals.draw(rate, REQUESTS, prompt=prompt, output=output, seed=seed) for seed in SEEDS)
 
 
@@ -44,7 +45,7 @@ def arrivals(dataset: str, rate: float) -> tuple[Arrivals, ...]:
 def served(
     dataset: str, rate: float, layered: bool, granularity: int = 512, model: ModelConfig = QWEN
 ) -> tuple[Served, ...]:
-    """One run per seed, Qwen under the measured coverage and others under one as skewed."""
+    """Serve once per seed: Qwen under the measured coverage, other models under an equally skewed one."""
     time = iteration_time()
     skewed = partial(coverage.skewed_coverage, experts=model.num_local_experts, top_k=model.num_experts_per_tok)
     share = coverage.measured_coverage if model == QWEN else skewed
@@ -62,7 +63,7 @@ _FIGURES: dict[str, Callable[[Served], float]] = {
     "gigabytes": lambda run: run.expert_bytes / REQUESTS / 1e9,
     "millijoules": lambda run: 1e3 * run.joules_per_token(energy_model(), QWEN),
 }
-"""What is told of a run: times [s], reads per request [GB], energy per token [mJ]."""
+"""Figures of a run: times [s], reads per request [GB], energy per token [mJ]."""
 
 
 def _mean(figure: str, dataset: str, rate: float, layered: bool, granularity: int = 512) -> float:
@@ -80,7 +81,7 @@ def _played_latency(given: Inputs) -> Value:
 
 
 def _played_change(given: Inputs) -> Value:
-    """Layered over chunked at their rates [%]."""
+    """Change from chunked to layered prefill, each at its own rate [%]."""
     chunked = _mean(given["figure"], given["dataset"], given["rate"], layered=False)
     layered = _mean(given["figure"], given["dataset"], given.get("layered_rate", given["rate"]), layered=True)
     return 100 * float(layered_prefill.relative_change(layered, chunked))
@@ -114,7 +115,7 @@ def _tokens_per_expert(given: Inputs) -> Value:
 
 
 def _prompt_gigabytes(given: Inputs) -> Value:
-    """Expert weights read for one prompt, every expert in every chunk [GB]."""
+    """Expert weights that are read for one prompt if every chunk reads every expert [GB]."""
     full = QWEN.routed_bytes
     read, _ = layered_prefill.prefill_traffic(full, given["prompt"], 0, np.ones_like, chunk=given["chunk"])
     return float(read) / 1e9
@@ -139,7 +140,7 @@ def _model(given: Inputs) -> Value:
 
 
 def _drawn(given: Inputs) -> Value:
-    """A statistic of lengths drawn here."""
+    """A statistic of lengths that are drawn here."""
     draws = [getattr(draw, given["part"]) for draw in arrivals(given["dataset"], 1.0)]
     lengths = np.concatenate(draws)
     statistics = {"mean": lengths.mean(), "p90": np.quantile(lengths, 0.9), "std": lengths.std()}
@@ -147,7 +148,7 @@ def _drawn(given: Inputs) -> Value:
 
 
 def _tbt_slo(given: Inputs) -> Value:
-    """A multiple of the time of so many decodes at that context [ms]."""
+    """SLO on the time between tokens: a multiple of the time of a batch of decodes at a context [ms]."""
     time = iteration_time()
     batch = given["batch"]
     kv = batch * given["context"] * QWEN.kv_bytes_per_token("bf16")
@@ -157,7 +158,7 @@ def _tbt_slo(given: Inputs) -> Value:
 
 
 def _change(given: Inputs) -> Value:
-    """Between two printed figures [%]."""
+    """Change between two printed figures [%]."""
     text = published("layered_prefill")
     new, old = (text[given["table"]][given["row"]][name] for name in (given["new"], given["old"]))
     return 100 * float(layered_prefill.relative_change(new, old))
@@ -168,7 +169,7 @@ def _rate_change(given: Inputs) -> Value:
 
 
 def _floor_terabytes(given: Inputs) -> Value:
-    """Least that the chunks of so many mean prompts read, their decodes left out [TB]."""
+    """Least bytes that the chunks of a number of mean prompts read, without their decodes [TB]."""
     prompt = published("layered_prefill")["lengths"][given["dataset"]]["prompt"]["mean"]
     chunks = prompt / given["chunk"]
     one = QWEN.routed_bytes * float(coverage.measured_coverage(given["chunk"]))

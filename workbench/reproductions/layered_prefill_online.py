@@ -1,4 +1,4 @@
-"""Layered Prefill's comparison with chunked prefill, by the scheduler that serves for real: `simulate` plays it."""
+"""Layered Prefill's comparison with chunked prefill, simulated with the schedulers that also serve live."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RESIDENT = gpu(qkv, attention, out_proj, moe)
 
 
 def paper_machine() -> Machine:
-    """Two H100 at the rates that, with the fixed time of every operation, give about the paper's Table 6."""
+    """Two H100 with rates that, together with the fixed time of every operation, about give the paper's Table 6."""
     table = published("layered_prefill")["sustained"]
     nominal = machines["layered-prefill"]
     rates = (("bf16", float(table["flops"])),)
@@ -41,7 +41,7 @@ def online_scenario(dataset: str, rate: float, scheduler: Scheduler, *, requests
 def played(
     dataset: str, rate: float, scheduler: Scheduler, *, requests: int = 400, seeds: Iterable[int] = (0,)
 ) -> list[Result]:
-    """One simulation per seed, which draws lengths and arrivals."""
+    """Simulate once per seed, which draws lengths and arrivals."""
     return [
         simulate(online_scenario(dataset, rate, scheduler, requests=requests, seed=seed), Sequential())
         for seed in seeds
@@ -49,5 +49,5 @@ def played(
 
 
 def objective(dataset: str) -> Slo:
-    """The paper's for Qwen."""
+    """The paper's latency objective for Qwen."""
     return Slo(**published("layered_prefill")["slo"][f"qwen_{dataset}"])

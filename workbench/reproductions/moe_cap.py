@@ -1,4 +1,4 @@
-"""Computation of MoE-CAP's printed values: sparsity of models, demand of a target, hardware's boxes."""
+"""Computation of MoE-CAP's printed values: sparsity of models, demands of targets, boxes of processors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workbench.reproductions.rows import Inputs, Value, published
 
 
 def _sparsity(given: Inputs) -> Value:
-    """Parameters in 10^9, with the embeddings that model cards count, or a count."""
+    """Parameters in 10^9, with the embeddings that model cards count; or a number of experts or layers."""
     model = models[given["model"]]
     sizes = {
         "total": model.params / 1e9,
@@ -58,7 +58,7 @@ def _overestimate(given: Inputs) -> Value:
 
 
 def _layer_overestimate(given: Inputs) -> Value:
-    """Excess of the bytes read when every expert of a layer is counted, one sequence [%]."""
+    """Excess of the bytes read if every expert of a layer is counted, for one sequence [%]."""
     model = models[given["model"]]
     layer = model.attention_params, model.expert_params
     whole, active = (
@@ -68,7 +68,7 @@ def _layer_overestimate(given: Inputs) -> Value:
 
 
 def _sibling(given: Inputs) -> Requirement:
-    """A model of the family of that size [GB], more or fewer layers, one sequence."""
+    """Demand of a sibling of that size [GB], with more or fewer layers, for one sequence."""
     model = models[given["model"]]
     layers = given["gb"] * 1e9 / model.weight_bytes * model.num_hidden_layers
     share = model.num_experts_per_tok / model.num_local_experts
@@ -80,7 +80,7 @@ def _stays_inside(given: Inputs) -> Value:
 
 
 def _leaves_at(given: Inputs) -> Value:
-    """Size of a sibling from which the processor's bandwidth no longer suffices at the S-MBU given [GB]."""
+    """Size of a sibling from which on the processor's bandwidth does not suffice at the given S-MBU [GB]."""
     one, two = (_sibling({**given, "gb": size}) for size in (20, 40))
     box = given["smbu"] * processors[given["processor"]].bandwidth
     slope = (two.bandwidth - one.bandwidth) / (two.memory - one.memory)

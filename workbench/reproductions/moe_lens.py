@@ -34,7 +34,7 @@ def settings() -> tuple[Setting, ...]:
 
 
 def setting(model: str, gigabytes: float, workload: str, output_len: int) -> Setting:
-    """The one of that model, KV capacity [GB], workload and output length."""
+    """The setting with this model, KV capacity [GB], workload and output length."""
     wanted = (model.lower(), gigabytes * 1e9, workload, output_len)
     (found,) = (s for s in settings() if (s.model, s.kv_bytes, s.workload, s.output_len) == wanted)
     return found
@@ -45,7 +45,7 @@ def setting(model: str, gigabytes: float, workload: str, output_len: int) -> Set
 
 @dataclass(frozen=True)
 class Played:
-    """A job as the resource-aware scheduler ran it, an iteration taking one pass of weights [passes]."""
+    """A job as the resource-aware scheduler plays it; an iteration takes one pass of weights [passes]."""
 
     passes: float
     prefill: tuple[int, ...]
@@ -53,7 +53,7 @@ class Played:
 
     @property
     def stalled(self) -> float:
-        """Share of iterations without prefill, those after the last prefill left out of the count."""
+        """Share of iterations without prefill, among those up to the last prefill."""
         last = max(place for place, tokens in enumerate(self.prefill) if tokens)
         return sum(not tokens for tokens in self.prefill[:last]) / len(self.prefill)
 
@@ -62,7 +62,7 @@ class Played:
 def play(
     prompt: int, output: int, requests: int, blocks: int, block: int, limit: float, admission: Admission
 ) -> Played:
-    """An iteration takes the longer of a pass of weights and the GPU's time for its tokens."""
+    """Play a job; an iteration takes a pass of weights, or the GPU's time for its tokens if that is longer."""
     workload = Workload.lengths(prompt, output, requests)
     memory = BlockManager(blocks, block, requests, prompt + output)
     queue = ResourceAware(admission=admission).open(workload, memory, limit, 1)
@@ -76,32 +76,32 @@ def play(
 
 
 def play_setting(s: Setting, admission: Admission) -> Played:
-    """A setting of the evaluation, played."""
+    """Play a setting of the evaluation."""
     return play(s.prompt_len, s.output_len, s.requests, s.kv_blocks, s.block, s.pass_tokens, admission)
 
 
 def played_tok_s(s: Setting, admission: Admission) -> float:
-    """Output tokens per second of a setting, played."""
+    """Output tokens per second of a setting as the scheduler plays it."""
     return s.requests * s.output_len / (play_setting(s, admission).passes * s.pass_seconds)
 
 
 def accuracy(s: Setting, admission: Admission) -> float:
-    """1 - |predicted - played| / played, of the mended Stage 2."""
+    """Accuracy of the mended Stage 2: 1 - |predicted - played| / played."""
     played = played_tok_s(s, admission)
     return 1 - abs(float(s.predict().gen_tok_s) - played) / played
 
 
-# --------------------------------------------------------------- section 8.2, from which the tokens of a pass follow
+# ----------------------------------------------------------------- section 8.2, which determines the tokens of a pass
 
 
 def mtbench(kv_gb: float, output: int, pass_tokens: float | None = None) -> Setting:
-    """Mixtral-8x7B on MTBench, with other tokens in a pass than the catalogue's if given."""
+    """The setting of Mixtral-8x7B on MTBench; `pass_tokens`, if given, replaces the catalogue's tokens of a pass."""
     found = setting("mixtral-8x7b", kv_gb, "mtbench", output)
     return found if pass_tokens is None else replace(found, pass_tokens=pass_tokens)
 
 
 def gpu_share(s: Setting) -> float:
-    """Processed tokens over what the GPU could process, by Stage 2 [%]."""
+    """Processed tokens over those that the GPU could process, by Stage 2 [%]."""
     return 100 * float(s.predict().proc_tok_s * s.pass_seconds / s.pass_tokens)
 
 
@@ -145,7 +145,7 @@ def _tokens(given: Inputs) -> float:
 
 
 def _kv(given: Inputs) -> Value:
-    """In gigabytes, or in the paper's own unit of MiB / 1000."""
+    """KV cache in gigabytes, or in the paper's own unit of MiB / 1000."""
     size = MIXTRAL.kv_bytes_per_token("bf16")
     units = Units(given["units"])
     found = float(moe_lens.kv_to_saturate(_tokens({**given, "units": "paper"}), given["seq"], size, units=units))
@@ -167,13 +167,13 @@ def _lengths_decide(given: Inputs) -> Value:
 
 
 def _overlap_holds_more(given: Inputs) -> Value:
-    """Equation 9 for blocks of one token."""
+    """True if Equation 9 holds for blocks of one token."""
     job = (given["p"], given["g"], 10**9, 1)
     return bool(moe_lens.overlapped_sequences(*job) > moe_lens.separated_sequences(*job))
 
 
 def _computed_share(given: Inputs) -> Value:
-    """Tokens per iteration that Equation 12 implies over those that the GPU can compute, KV memory without end."""
+    """Tokens per iteration that Equation 12 implies, over those that the GPU can compute, with unlimited KV memory."""
     job = (given["p"], given["g"], given["requests"], float("inf"))
     limit = given["n_it"]
     eq12 = Eq12(given["eq12"])
@@ -182,7 +182,7 @@ def _computed_share(given: Inputs) -> Value:
 
 
 def _memory_limit(given: Inputs) -> Value:
-    """Stage 2 over Stage 1 in processed tokens, as the job grows without end and blocks have one token."""
+    """Processed tokens of Stage 2 over those of Stage 1, for an endless job and blocks of one token."""
     p = given["p"]
     g = given["g"]
     tokens = 1e6
@@ -246,7 +246,7 @@ def _gain_of_memory(given: Inputs) -> Value:
 
 
 def _best_output(given: Inputs) -> Value:
-    """Output length of the highest throughput [tokens]."""
+    """Output length with the highest throughput [tokens]."""
     rates = dict(zip(_OUTPUTS, _by_output_len(given), strict=True))
     return float(max(rates, key=lambda length: rates[length]))
 
@@ -266,7 +266,9 @@ def _stalled(given: Inputs) -> float:
 
 
 def _stalls_grow(given: Inputs) -> Value:
-    few, some, many = (_stalled({**given, "g": g}) for g in (32, 64, 256))
+    few = _stalled({**given, "g": 32})
+    some = _stalled({**given, "g": 64})
+    many = _stalled({**given, "g": 256})
     return few < some < many
 
 

@@ -24,7 +24,7 @@ FP16 = 2
 
 
 def _figure(place: list[str | int]) -> float:
-    """A published figure, by where it stands."""
+    """A published figure, by its place in the paper's tables."""
     found: Any = published("moe_lightning")
     for step in place:
         found = found[step]
@@ -36,7 +36,7 @@ def _ratio(given: Inputs) -> Value:
 
 
 def _best_ratio(given: Inputs) -> Value:
-    """Largest ratio over the settings and output lengths, of one system over another."""
+    """Largest ratio of one system to another, over the settings and output lengths."""
     tables = [published("moe_lightning")["mtbench"][setting] for setting in given["settings"]]
     pairs = chain(*(zip(table[given["of"]], table[given["over"]], strict=True) for table in tables))
     return float(max(own / other for own, other in pairs))
@@ -119,14 +119,14 @@ def _policy(given: Inputs) -> tuple[Job, Policy]:
 
 
 def _predicted(given: Inputs) -> Value:
-    """Output tokens per second of the published policy on measured rates, with all that the model knows (FULL)."""
+    """Output tokens per second of the published policy with measured rates, by the model's FULL mode."""
     assumed, policy = _policy(given)
     measured = replace(assumed, machine=machines[f"moe-lightning-{given['setting']}"])
     return float(estimate(measured, policy, Mode.FULL).gen_tok_s)
 
 
 def _promised(given: Inputs) -> Value:
-    """Output tokens per second that the authors' optimiser promises of the published policy."""
+    """Output tokens per second that the authors' optimiser predicts for the published policy."""
     return float(estimate(*_policy(given), Mode.ARTIFACT).gen_tok_s)
 
 
@@ -152,7 +152,7 @@ def _link_roof_is_above_the_cpus(given: Inputs) -> Value:
 
 
 def _attention_gain(given: Inputs) -> Value:
-    """Moving the KV cache over CPU attention, as measured: the smallest or the largest of all sizes."""
+    """Measured time of moving the KV cache over that of CPU attention: the smallest or the largest of all sizes."""
     table = published("moe_lightning")["fig9"]
     pairs = zip(chain(*table["kv_transfer"]), chain(*table["cpu_attention"]), strict=True)
     ratios = sorted(moved / attended for moved, attended in pairs)
@@ -160,7 +160,7 @@ def _attention_gain(given: Inputs) -> Value:
 
 
 def _experts_seconds(given: Inputs) -> Value:
-    """Reading the experts of a layer at the bandwidth of the data sheet [ms]."""
+    """Time to read the experts of a layer at the bandwidth of the data sheet [ms]."""
     where = machines[given["machine"]]
     return 1e3 * job("s2", 77, 32).experts_bytes / where.gpu.bandwidth
 

@@ -1,4 +1,4 @@
-"""Pictures of what was reproduced. Each takes an `ax` and returns it."""
+"""Pictures of reproduced values. Each takes an `ax` and returns it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ _LINE = 0.21
 
 
 def plot_ratios(reproductions: Iterable[Reproduction], ax: Axes | None = None) -> Axes:
-    """Computed over published, one line per table or figure, the widest tolerance of the line as a grey band.
+    """Plot computed over published values, one line per table or figure, with its widest tolerance as a grey band.
 
-    Statements, words and values of zero have no ratio and are left out. What lies beyond half or twice the published
-    value stands at the edge with its ratio beside it. A mark is hollow where something was fitted, or where how near
-    counts is our own choice.
+    Statements, words and values of zero have no ratio and are left out. A ratio below one half or above two is drawn at
+    the edge with its value beside it. A mark is hollow if something was fitted, or if the tolerance is our own choice.
     """
     lines = [line for one in reproductions for line in _lines(one)]
     ax = ax if ax is not None else plt.subplots(figsize=(8, 1.1 + _LINE * len(lines)), layout="constrained")[1]
@@ -58,7 +57,7 @@ def plot_ratios(reproductions: Iterable[Reproduction], ax: Axes | None = None) -
 
 
 def _mark(ax: Axes, found: list[tuple[float, int]], outcome: Outcome, is_unfitted: bool) -> None:
-    """One mark per ratio, hollow unless nothing was fitted."""
+    """Draw one mark per ratio, hollow unless nothing was fitted."""
     colour, marker = _MARKS[outcome]
     x, y = np.array(found).T
     (marks,) = ax.plot(np.clip(x, *_ENDS), y, marker, markersize=5, color=colour, zorder=3, clip_on=False)
@@ -82,7 +81,7 @@ def _size(row: Row) -> float:
 
 
 def _beyond(ax: Axes, found: list[tuple[float, int]]) -> None:
-    """The ratio beside what stands at an edge."""
+    """Write the ratio beside each mark at an edge."""
     for ratio, place in found:
         if not _ENDS[0] <= ratio <= _ENDS[1]:
             at = (float(np.clip(ratio, *_ENDS)), place)
@@ -91,7 +90,7 @@ def _beyond(ax: Axes, found: list[tuple[float, int]]) -> None:
 
 
 def _papers(ax: Axes, names: list[str]) -> None:
-    """A rule between the papers, and each one's name at the right."""
+    """Draw a rule between the papers, and each one's name at the right."""
     for place, name in enumerate(names):
         if place == 0 or names[place - 1] != name:
             ax.axhline(place - 0.5, color="#9ca3af", linewidth=0.6, zorder=2)

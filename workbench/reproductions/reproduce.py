@@ -1,4 +1,4 @@
-"""A paper's rows: computed, counted by class and outcome, as a table and as text."""
+"""Reproduction of a paper: its rows computed, counted by class and outcome, as a table and as text."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ _COLOURS = {
 
 @dataclass(frozen=True)
 class Reproduction:
-    """One paper's printed values, recomputed."""
+    """The printed values of one paper, recomputed."""
 
     paper: str
     rows: tuple[Row, ...]
 
     def count(self) -> dict[Outcome, int]:
-        """Rows by outcome."""
+        """Number of rows by outcome."""
         found = Counter(row.outcome for row in self.rows)
         return {outcome: found[outcome] for outcome in Outcome}
 
     def classes(self, outcome: Outcome) -> dict[Evidence, int]:
-        """Rows of one outcome by their class, classes without any left out."""
+        """Number of rows of one outcome by class; classes without any are left out."""
         found = Counter(row.printed.evidence for row in self.rows if row.outcome is outcome)
         return {evidence: found[evidence] for evidence in Evidence if found[evidence]}
 
     def factors(self, group: str) -> list[float]:
-        """Factor between computed and measured of each compared row whose group has this name or begins with it."""
+        """Factors between computed and measured values of the compared rows whose group's name begins with `group`."""
         compared = [row for row in self.rows if row.outcome is Outcome.COMPARED]
         return [row.factor for row in compared if f"{row.printed.group}.".startswith(f"{group}.")]
 
     def remarks(self, *outcomes: Outcome) -> dict[str, Printed]:
-        """Each reason once, with the first row of these outcomes that it explains; of all rows if none is named."""
+        """Each remark once, with the first row of these outcomes that it explains; of all outcomes if none is given."""
         found: dict[str, Printed] = {}
         for row in self.rows:
             if row.printed.remark and (not outcomes or row.outcome in outcomes):
@@ -64,13 +64,13 @@ class Reproduction:
         return found
 
     def to_pandas(self) -> pandas.DataFrame:
-        """One row per printed value: numbers as numbers."""
+        """One row per printed value; numbers stay numbers."""
         import pandas
 
         return pandas.DataFrame([_plain(row) for row in self.rows])
 
     def style(self) -> Any:
-        """The table for reading, as a pandas Styler: grouped by item, outcomes in colour, remarks as numbered notes."""
+        """The table as a pandas Styler: grouped by item, with outcomes in colour and remarks as numbered notes."""
         import pandas
 
         notes = list(self.remarks())
@@ -133,7 +133,7 @@ def summary(reproductions: Iterable[Reproduction]) -> pandas.DataFrame:
 
 
 def compute(one: Printed, changes: Inputs = _UNCHANGED) -> Value | None:
-    """The value as the workbench computes it, with other inputs if given; None where nothing computes it."""
+    """The value as the workbench computes it, with other inputs if given; None if nothing computes it."""
     return None if one.expected is Outcome.OPEN else _COMPUTE[one.group]({**one.given, **changes})
 
 
@@ -172,7 +172,7 @@ def _text(row: Row, notes: list[str]) -> dict[str, str]:
 
 
 def _allowed(row: Row) -> str:
-    """The tolerance, or of a compared row the factor."""
+    """The tolerance in words; for a compared row, its factor."""
     if row.computed is None:
         return ""
     if row.outcome is Outcome.COMPARED:
@@ -193,5 +193,5 @@ def _value(value: Value, unit: str) -> str:
 def _tolerance(tolerance: Tolerance, value: Value) -> str:
     if isinstance(value, bool | str):
         return ""
-    parts = [f"{tolerance.rel * 100:.3g} %"] * (tolerance.rel > 0) + [f"{tolerance.abs:g}"] * (tolerance.abs > 0)
-    return " or ".join(f"± {part}" for part in parts) or "exact"
+    limits = [f"{tolerance.rel * 100:.3g} %"] * (tolerance.rel > 0) + [f"{tolerance.abs:g}"] * (tolerance.abs > 0)
+    return " or ".join(f"± {limit}" for limit in limits) or "exact"

@@ -32,13 +32,14 @@ class Outcome(enum.Enum):
 
 
 class Evidence(enum.Enum):
-    """The weight of a row that is met as evidence for a model; each row has the weakest class that is true of it.
+    """Class of a row by its weight as evidence for a model; each row has the weakest class that is true of it.
 
-    RECOMPUTED: a formula or the scheduler gives it from other values, and nothing was fitted. SIZE: a dimension of a
-    model, or a line of a data sheet. PRINT: arithmetic on the paper's own values. CALIBRATED: constants were fitted to
-    values of the same tables. REDRAWN: the value is one of those that a distribution or a curve was fitted to.
+    RECOMPUTED: a formula or the scheduler gives the value from other values, and nothing was fitted. SIZE: a dimension
+    of a model, or a line of a data sheet. PRINT: arithmetic on the paper's own values. CALIBRATED: constants were
+    fitted to values of the same tables. REDRAWN: a distribution or a curve was fitted to the value among others.
     CONSTANT: a constant that the paper does not print was chosen so that this value comes out. OWN_BAND: nothing was
-    fitted, but how near counts is our choice, beyond what rounding explains. MEASURED: only their system gives it.
+    fitted, but the tolerance is our choice, and wider than rounding explains. MEASURED: only the authors' system gives
+    the value.
     """
 
     RECOMPUTED = "recomputed"
@@ -52,7 +53,7 @@ class Evidence(enum.Enum):
 
 
 UNFITTED = frozenset({Evidence.RECOMPUTED, Evidence.SIZE, Evidence.PRINT})
-"""Classes of which a match is evidence: nothing was fitted or chosen for it."""
+"""Classes whose matches are evidence: nothing was fitted or chosen for them."""
 
 
 class Tolerance(NamedTuple):
@@ -68,23 +69,23 @@ class Tolerance(NamedTuple):
 
 @dataclass(frozen=True)
 class Printed:
-    """One printed value, with what is needed to compute it.
+    """One printed value, with the inputs of its computation.
 
     Attributes
     ----------
     key : str
-        Unique name; the part before the cell's own is the group's, by which it is computed.
+        Unique name: the name of the group, which chooses the computation, and the name of the cell.
     item, quantity, unit : str
-        Where it stands (Table 2, section 5.3), what it is, and in which unit.
+        Its place in the paper (Table 2, section 5.3), the quantity, and its unit.
     value : Value
     tolerance : Tolerance
     evidence : Evidence
     expected : Outcome
-        MET, or the one that `remark` explains.
+        MET, or another outcome that `remark` explains.
     given : mapping
-        Inputs.
+        Inputs of the computation.
     otherwise : mapping
-        Of a statement, a word or a zero: inputs with which the same computation says something else.
+        For a statement, a word or a zero: inputs with which the same computation gives another value.
     source : str
         The paper and where it was published.
     """
@@ -107,14 +108,14 @@ class Printed:
 
 @dataclass(frozen=True)
 class Row:
-    """A printed value and the computed one, None where nothing here can compute it."""
+    """A printed value and the computed one, which is None if nothing here can compute it."""
 
     printed: Printed
     computed: Value | None
 
     @property
     def difference(self) -> float:
-        """Computed less published, from the nearer end of a range, nan where they are no numbers."""
+        """Computed minus published value, from the nearer end of a range; nan if they are no numbers."""
         numbers = _numbers(self.printed.value, self.computed)
         if numbers is None:
             return math.nan
@@ -123,7 +124,7 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """Computed over published, the nearer end of a range, nan where there is none."""
+        """Computed over published value, with the nearer end of a range; nan if there is no ratio."""
         numbers = _numbers(self.printed.value, self.computed)
         if numbers is None:
             return math.nan
@@ -133,14 +134,14 @@ class Row:
 
     @property
     def factor(self) -> float:
-        """Larger of computed and published over the other, nan where there is no ratio."""
+        """The larger of computed and published value over the smaller one; nan if there is no ratio."""
         return max(self.ratio, 1 / self.ratio) if self.ratio > 0 else math.nan
 
     @property
     def outcome(self) -> Outcome:
-        """MET within the tolerance, OPEN where nothing was computed, else why not as the data says, or MISSED.
+        """MET within the tolerance, OPEN if nothing was computed, else the outcome that the data expects, or MISSED.
 
-        COMPARED is told in the data: a prediction beside a measurement has no tolerance, its `factor` is the answer.
+        The data mark a row as COMPARED: a prediction beside a measurement has no tolerance; its `factor` is the result.
         """
         if self.computed is None:
             return Outcome.OPEN
@@ -164,7 +165,7 @@ _ROUNDING = 1e-9
 
 
 def _numbers(published: Value, computed: Value | None) -> tuple[tuple[float, float], float] | None:
-    """The ends of what was published and the computed number, None unless all are numbers."""
+    """The ends of the published range and the computed number; None unless all are numbers."""
     if isinstance(computed, bool) or not isinstance(computed, int | float):
         return None
     if isinstance(published, tuple):
@@ -195,7 +196,7 @@ def printed(paper: str) -> tuple[Printed, ...]:
     Raises
     ------
     CatalogueError
-        If there is no such paper, or an entry lacks what explains it.
+        If there is no such paper, or an entry lacks its explanation.
     """
     file = data_path(f"catalogue/reproductions/{paper}.toml")
     if not file.exists():
@@ -249,7 +250,7 @@ def _judgement(name: str, entry: dict[str, Any]) -> tuple[Outcome, Evidence, str
 
 
 def _value(paper: str, entry: dict[str, Any]) -> Value:
-    """As it stands in the entry, or where `at` points to in the paper's own tables."""
+    """The value in the entry, or the one to which `at` points in the paper's own tables."""
     found: Any = entry["published"] if "published" in entry else published(paper)
     for step in entry.get("at", ()) if "published" not in entry else ():
         found = found[step]

@@ -1,4 +1,4 @@
-"""The question: a pipeline with the model, machine, memory, workload and scheduler that it is read for.
+"""Scenarios: a pipeline with the model, machine, memory, workload and scheduler that it is read for.
 
 Every reader takes a scenario and a schedule. `record` saves, loads and compares scenarios.
 """

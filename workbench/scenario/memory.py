@@ -16,13 +16,13 @@ class Memory:
     Parameters
     ----------
     kv_capacity : str or float
-        KV cache over all layers [B], such as ``"70GB"``.
+        Size of the KV cache over all layers [B], such as ``"70GB"``.
     kv_block : int
         Tokens per KV block.
     weights, kv : str, optional
-        "fp32", "bf16" or "fp16"; the model's own precision if not given. `run` knows the first two.
+        "fp32", "bf16" or "fp16"; the model's own precision if not given. `run` takes the first two.
     gpu_reserve, host_reserve : str or float
-        Memory that is kept free for what is not counted: driver, allocator, other programs [B].
+        Memory that is kept free for users that are not counted: driver, allocator, other programs [B].
 
     Raises
     ------
@@ -63,7 +63,7 @@ class Memory:
         Raises
         ------
         CapacityError
-            If not even one does.
+            If not even one fits.
         """
         capacity = parse_bytes(self.kv_capacity)
         count = int(capacity // (self.kv_block * bytes_per_token))

@@ -1,4 +1,4 @@
-"""A scenario's parts as plain values that JSON holds, and back; and where two such records differ."""
+"""Conversion of a scenario's fields to plain values that JSON holds, and back; and the differences of two records."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _SCHEDULERS: dict[str, type] = {
 
 
 class NotImportedError(ScenarioError):
-    """A file names an operation of a module that nobody has imported."""
+    """A file names an operation of a module that has not been imported."""
 
 
-def plain_parts(
+def plain_fields(
     pipeline: Pipeline, model: ModelConfig, machine: Machine, memory: Memory, workload: Workload, scheduler: object
 ) -> dict[str, Any]:
     """The fields of a scenario as JSON holds them.
@@ -46,8 +46,8 @@ def plain_parts(
     Raises
     ------
     ScenarioError
-        If an operation has no import path (see `import_path`), what is streamed is of no operation, or the scheduler is
-        of the user's own: functions are not kept in files.
+        If an operation has no import path (see `import_path`), weights are streamed of an operation that is in no
+        stage, or the scheduler is of the user's own: functions are not kept in files.
     """
     return {
         "pipeline": _plain_pipeline(pipeline),
@@ -59,8 +59,8 @@ def plain_parts(
     }
 
 
-def parts_from(record: dict[str, Any]) -> dict[str, Any]:
-    """Inverse of `plain_parts`: arguments of a scenario.
+def fields_from(record: dict[str, Any]) -> dict[str, Any]:
+    """Inverse of `plain_fields`: arguments of a scenario.
 
     A user's operation is looked up in its module, which must be imported before: nothing is imported here.
 
@@ -84,16 +84,18 @@ def parts_from(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def differences(mine: Any, theirs: Any, name: str = "") -> dict[str, tuple[Any, Any]]:
-    """Values in which two records differ, by dotted name; of lists of one length the first only.
+    """Values in which two records differ, by dotted name; of two lists of equal length only the first such entry.
 
-    Where values come from (`sources`, `source`) is no difference.
+    Sources of values (`sources`, `source`) do not count as differences.
     """
     if mine == theirs or name.endswith((".sources", ".source")):
         return {}
     if isinstance(mine, dict) and isinstance(theirs, dict):
         prefix = f"{name}." if name else ""
-        pairs = {f"{prefix}{key}": (mine.get(key), theirs.get(key)) for key in {**mine, **theirs}}
-        return {inner: pair for key, (a, b) in pairs.items() for inner, pair in differences(a, b, key).items()}
+        found = dict[str, tuple[Any, Any]]()
+        for key in {**mine, **theirs}:
+            found |= differences(mine.get(key), theirs.get(key), f"{prefix}{key}")
+        return found
     if isinstance(mine, list) and isinstance(theirs, list):
         if len(mine) != len(theirs):
             return {name: (f"{len(mine)} entries", f"{len(theirs)} entries")}
@@ -103,9 +105,9 @@ def differences(mine: Any, theirs: Any, name: str = "") -> dict[str, tuple[Any, 
 
 
 def import_path(op: Op) -> str | None:
-    """The place that a user's operation is imported from, ``module:name``; None if there is none.
+    """The path from which a user's operation can be imported, ``module:name``; None if there is none.
 
-    It is looked for at the top of the modules that its functions were written in.
+    The operation is looked for at the top of the modules in which its functions were written.
     """
     made = (op.run, op.work, op.tensors, op.params, op.working)
     for module in dict.fromkeys(getattr(function, "__module__", None) for function in made):
@@ -117,14 +119,14 @@ def import_path(op: Op) -> str | None:
 
 
 def _names(path: str) -> bool:
-    """True for ``module:name`` that is one operation in every process, and no built-in one, which has its own name."""
+    """True for a ``module:name`` that is the same operation in every process; built-in ones are saved by their name."""
     module, _, name = path.partition(":")
-    spelled = len(path) <= _LONGEST_PATH and all(part.isidentifier() for part in (*module.split("."), name))
+    spelled = len(path) <= _LONGEST_PATH and all(word.isidentifier() for word in (*module.split("."), name))
     return spelled and module.split(".")[0] not in ("__main__", "__mp_main__", "workbench")
 
 
 def _looked_up(path: str) -> Op:
-    """The operation at an import path; nothing is imported, and nothing but an `Op` is taken from a module.
+    """The operation at an import path, taken from a module that is imported already; it must be an `Op`.
 
     Raises
     ------
@@ -145,7 +147,7 @@ def _looked_up(path: str) -> Op:
 
 
 def _streamed(ops: Iterable[Op]) -> dict[str, Streamed]:
-    """Everything that a pipeline of these operations may stream, by name; shared experts may be left out of it."""
+    """Everything that a pipeline of these operations can stream, by name; built-in operations need no stage."""
     of_ops = [op.weights for op in (*BUILT_IN.values(), *ops)]
     return {item.name: item for item in (weights, kv, *of_ops)}
 
@@ -178,7 +180,7 @@ def _plain_element(element: Element) -> Any:
 
 
 def _refuse_others(record: dict[str, Any], *keys: str) -> None:
-    """Refuse keys that nothing reads: a misspelt key would be ignored in silence."""
+    """Refuse keys that nothing reads: a misspelt key would be silently ignored."""
     unknown = sorted(set(record).difference(keys))
     if unknown:
         raise KeyError(f"unknown {unknown[0]}")
@@ -203,7 +205,7 @@ def _element_from(record: Any) -> Element:
 
 
 def _plain_workload(workload: Workload) -> dict[str, Any]:
-    """Lengths, or the requests that they follow from."""
+    """A workload as plain values: its requests, or the lengths alone if it has none."""
     marks: dict[str, Any] = {"name": workload.name, "synthetic": workload.synthetic, "source": workload.source}
     if len(workload.arrival):
         marks["arrival"] = workload.arrival.tolist()

@@ -1,4 +1,4 @@
-"""WHAT, FOR WHOM and ON WHAT, in one immutable description that every reader takes."""
+"""Scenarios: one immutable description of the pipeline, the requests and the hardware, which every reader takes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workbench.hardware import Machine
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, resolve, with_shared_experts
 from workbench.scenario.memory import Memory
-from workbench.scenario.record import FORMAT, NotImportedError, differences, parts_from, plain_parts
+from workbench.scenario.record import FORMAT, NotImportedError, differences, fields_from, plain_fields
 from workbench.scheduler.base import Scheduler
 from workbench.stages import Precision
 from workbench.workload import Workload
@@ -23,7 +23,7 @@ from workbench.workload import Workload
 
 @dataclass(frozen=True)
 class Scenario:
-    """A pipeline with the model, machine, memory, workload and scheduler it is read for.
+    """A pipeline with the model, machine, memory, workload and scheduler that it is read for.
 
     Raises
     ------
@@ -104,12 +104,12 @@ class Scenario:
 
     @property
     def layer(self) -> Pipeline:
-        """The pipeline as this model needs it: shared experts, if it has any, beside the routed ones unless placed."""
+        """The pipeline for this model: shared experts, if it has any, follow the routed ones unless they are placed."""
         return with_shared_experts(self.pipeline) if self.model.unrouted_params else self.pipeline
 
     @property
     def kv_blocks(self) -> int:
-        """Blocks of the KV cache."""
+        """Number of blocks of the KV cache."""
         return self.memory.blocks(self.model.kv_bytes_per_token(self.precision.kv))
 
     def on(self, **changes: Any) -> Scenario:
@@ -117,7 +117,7 @@ class Scenario:
         return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values.
+        """The scenario as plain values.
 
         Raises
         ------
@@ -125,7 +125,7 @@ class Scenario:
             If an operation of the user's own has no import path, or the scheduler is of the user's own: functions are
             not kept in files.
         """
-        return {"format": FORMAT, **plain_parts(**{field.name: getattr(self, field.name) for field in fields(self)})}
+        return {"format": FORMAT, **plain_fields(**{field.name: getattr(self, field.name) for field in fields(self)})}
 
     def save(self, path: str | Path) -> Path:
         """Write as versioned JSON."""
@@ -135,7 +135,7 @@ class Scenario:
 
     @classmethod
     def load(cls, path: str | Path) -> Scenario:
-        """A scenario written by `save`. Nothing is imported: import the modules of your own operations before.
+        """Read a scenario written by `save`. Import the modules of your own operations before: it imports nothing.
 
         Raises
         ------
@@ -145,14 +145,14 @@ class Scenario:
         try:
             record = read_json(path)
             found = record.pop("format", None)
-            parts = parts_from(record) if found == FORMAT else {}
+            values = fields_from(record) if found == FORMAT else {}
         except NotImportedError as error:
             raise ScenarioError(f"{path} {error}") from None
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise ScenarioError(f"{path} is no scenario ({reason(error)}); save it again.") from error
-        if not parts:
+        if not values:
             raise ScenarioError(f"{path} was written in another format; this version reads {FORMAT!r}.")
-        return cls(**parts)
+        return cls(**values)
 
     def diff(self, other: Scenario) -> dict[str, tuple[Any, Any]]:
         """Values in which two scenarios differ, by dotted names such as ``machine.link.h2d``."""

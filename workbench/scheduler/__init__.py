@@ -1,4 +1,4 @@
-"""WHO is in an iteration's batch: request queues over the blocks of the KV cache, and policies that admit and preempt.
+"""Schedulers choose the requests of each iteration's batch (WHO): queues over KV blocks that admit and preempt.
 
-The serving loop asks a scheduler for each batch; a schedule then orders its tasks.
+The serving loop takes each batch from a scheduler; a schedule then orders its tasks.
 """

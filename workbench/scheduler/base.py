@@ -19,19 +19,19 @@ class Queue(Protocol):
     recomputed: int
 
     def next(self, now: float = math.inf) -> Batch | None:
-        """The next iteration's batch, its KV blocks already taken.
+        """The next iteration's batch, its KV blocks already allocated.
 
-        None when every request that has arrived by `now` (seconds since the start) is finished.
+        None if every request that has arrived by `now` (seconds since the start) is finished.
         """
 
     def complete(self, batch: Batch) -> Ids:
-        """Account for a batch that ran: the requests that finished with it, their blocks given back."""
+        """Account for a batch that ran: return the requests that finished with it, and release their blocks."""
 
     def ends_with(self, batch: Batch) -> bool:
-        """True if nothing will be left to do after this batch."""
+        """True if every request will be finished after this batch."""
 
     def close(self) -> None:
-        """Give back every block, whatever happened."""
+        """Release every block, also after an error."""
 
 
 class Scheduler(Protocol):
@@ -39,17 +39,17 @@ class Scheduler(Protocol):
 
     @property
     def token_budget(self) -> float | None:
-        """Tokens per iteration, or None for what the GPU computes while one pass of weights streams."""
+        """Tokens per iteration, or None for as many as the GPU computes while one pass of weights streams."""
 
     def splits(self, longest: int, layers: int) -> bool:
-        """True if the prefill of so many tokens may come in pieces, whose attention reads the KV of those before."""
+        """True if a prefill of `longest` tokens may be cut into chunks, which read the KV of the chunks before."""
 
     def open(self, workload: Workload, blocks: BlockCounts, token_budget: float, layers: int) -> Queue:
-        """Start serving with this many tokens per iteration."""
+        """Begin to serve a workload with `token_budget` tokens per iteration."""
 
 
 def check_budget(name: str, budget: object) -> None:
-    """Refuse what is no number of tokens per iteration.
+    """Refuse a budget that is no number of tokens per iteration.
 
     Raises
     ------

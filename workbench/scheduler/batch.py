@@ -1,4 +1,4 @@
-"""The requests of one iteration: rectangles of tokens by layers, kept in columns because a batch can have thousands."""
+"""The batch of one iteration: rectangles of tokens by layers, kept in columns because there can be thousands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NONE.flags.writeable = False
 
 
 class Rectangle(NamedTuple):
-    """Tokens `start` up to `stop` of one request through `layers`; `emits` if the last one samples a token."""
+    """Tokens from `start` up to before `stop` of one request, in `layers`; `emits` if the last samples a token."""
 
     request: int
     start: int
@@ -31,7 +31,7 @@ class Rectangle(NamedTuple):
 class Cut(NamedTuple):
     """The chunk of its prompt that each prefill of a batch computes: tokens from `start` on, through these layers.
 
-    `emits` is true where the piece ends the prompt's last token's way through the model, which samples a token.
+    `emits` is true where the chunk brings the prompt's last token to the end of the model, which samples a token.
     """
 
     start: Ids
@@ -40,7 +40,7 @@ class Cut(NamedTuple):
 
 
 class Hint(NamedTuple):
-    """The part, of so many, that the scheduler had in mind for each request, prefills first."""
+    """Division of a batch into `parts` that its scheduler proposes: `part` of each request, prefills first."""
 
     part: Ids
     parts: int
@@ -48,7 +48,7 @@ class Hint(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Rectangles of one iteration, or of one part of it: first those that prefill, then those that decode.
+    """Rectangles of one iteration, or of one of the parts that it is split into: first the prefills, then the decodes.
 
     A prefill covers `prefill_len` positions: the whole prompt through all layers, unless a `cut` says otherwise. A
     decode covers the one position `context`, the number of tokens already in its KV cache, passes all layers and emits.
@@ -59,9 +59,9 @@ class Batch:
         Requests and lengths of each class.
     layers : int
     cut : Cut or None
-        One entry for each prefill; None if all are whole.
+        One chunk for each prefill; None if all are whole prompts.
     hint : Hint or None
-        How the scheduler would split it.
+        The split that the scheduler proposes.
     """
 
     prefills: Ids
@@ -114,9 +114,9 @@ class Batch:
         return int(self.rows.prefill) if self.prefill_layers.stop == self.layers else 0
 
     def at(self, place: int) -> Batch:
-        """The batch as it is at a layer, at the embedding (-1) or at the head (`layers`): with its prefills or without.
+        """The batch at a layer, at the embedding (-1) or at the head (`layers`): with its prefills or without.
 
-        Prefills are embedded with the first of their layers, and reach the head with the last.
+        Prefills are embedded in the iteration that passes layer 0, and reach the head in that which passes the last.
         """
         nearest = min(max(place, 0), self.layers - 1)
         return self if self.cut is None or nearest in self.cut.layers else self.decodes_alone
@@ -127,7 +127,7 @@ class Batch:
         return self.take(NONE, slice(None))
 
     def take(self, prefills: Ids, decodes: Ids | slice) -> Batch:
-        """The batch of some of its prefills and decodes, by their places."""
+        """The batch of the prefills and decodes at these places."""
         cut = self.cut
         hint = self.hint
         if cut is not None and len(prefills):
@@ -169,7 +169,7 @@ class Batch:
         return f"Batch({self.describe()})"
 
     def describe(self) -> str:
-        """``9 prefill + 4 decode tokens of 6 requests``, and the layers of prefills that do not pass all."""
+        """``9 prefill + 4 decode tokens of 6 requests``, and the layers of the prefills if they do not pass all."""
         rows = self.rows
         passed = self.prefill_layers
         some = f", prefills in layers {passed.start} to {passed.stop - 1}" if len(passed) < self.layers else ""

@@ -1,4 +1,4 @@
-"""Paged KV memory: how many blocks are free or held, and which block holds which tokens of which sequence."""
+"""Paged KV memory: counts of free and held blocks, and the block table of every sequence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Lengths = TypeVar("Lengths", npt.NDArray[np.int64], npt.NDArray[np.float64])
 
 
 def blocks_up_to(tokens: Lengths, block: Lengths | int) -> Lengths:
-    """Sum of ceil(j / block) for j = 1 .. tokens: blocks held by a sequence that grows so far, once per length.
+    """Sum of ceil(j / block) for j = 1 .. tokens: blocks that a sequence holds at each length, summed.
 
     Linear between whole numbers of tokens.
     """
@@ -29,7 +29,7 @@ def block_iterations(prompt_len: Lengths, output_len: Lengths, block: Lengths | 
 
 
 class BlockCounts:
-    """Counts of free KV blocks and of blocks that each sequence holds: all that schedulers and virtual time need.
+    """Counts of free KV blocks and of blocks that each sequence holds. Schedulers and the virtual clock need no more.
 
     Free + used = total after any call, errors included.
 
@@ -40,7 +40,7 @@ class BlockCounts:
     block_size : int
         Tokens per block.
     sequences : int
-        Sequences that may ever ask, numbered from 0.
+        Sequences that may hold blocks, numbered from 0.
     longest : int
         Most tokens that one sequence will hold.
     """
@@ -100,12 +100,12 @@ class BlockCounts:
         self.held[sequences] = 0
 
     def check(self) -> None:
-        """Verify conservation: as many blocks are free or held as there are.
+        """Verify conservation: free and held blocks add up to the total.
 
         Raises
         ------
         CapacityError
-            If a block was lost or handed out twice.
+            If a block was lost or allocated twice.
         """
         if self.free + self.used != self.total:
             raise self._not_conserved()
@@ -117,11 +117,11 @@ class BlockCounts:
 
 
 class BlockManager(BlockCounts):
-    """Hands out KV blocks and keeps a block table per sequence."""
+    """Allocates KV blocks and keeps a block table per sequence."""
 
     def __init__(self, blocks: int, block_size: int, sequences: int, longest: int) -> None:
         super().__init__(blocks, block_size, sequences, longest)
-        self._stack = np.arange(blocks - 1, -1, -1, dtype=np.int32)  # the first `free` are
+        self._stack = np.arange(blocks - 1, -1, -1, dtype=np.int32)  # the first `free` entries are the free blocks
         self.table: npt.NDArray[np.int32] = np.empty((sequences, self._most), dtype=np.int32)
 
     def allocate(self, sequences: Ids, tokens: Ids) -> None:
@@ -142,14 +142,14 @@ class BlockManager(BlockCounts):
         super().release(sequences)
 
     def _places(self, sequences: Ids) -> tuple[Ids, Ids]:
-        """Rows and columns of the table places that these sequences hold."""
+        """Rows and columns of the table entries that these sequences hold."""
         counts = self.held[sequences]
         rows = sequences.repeat(counts)
         first = counts.cumsum() - counts
         return rows, np.arange(len(rows)) - first.repeat(counts)
 
     def check(self) -> None:
-        """See `BlockCounts.check`; every block is free or held exactly once."""
+        """See `BlockCounts.check`; also verify that every block is free or held exactly once."""
         super().check()
         held = [self.table[s, : self.held[s]] for s in np.flatnonzero(self.held)]
         if len(np.unique(np.concatenate([self._stack[: self.free], *held]))) != self.total:

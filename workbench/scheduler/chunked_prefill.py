@@ -1,4 +1,4 @@
-"""Chunked prefill: every iteration carries as many prompt tokens beside its decodes as a fixed budget leaves."""
+"""Chunked prefill: every iteration prefills as many prompt tokens beside its decodes as a fixed budget leaves."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 from workbench.scheduler.base import check_budget
 from workbench.scheduler.batch import Batch, Cut
 from workbench.scheduler.block_manager import BlockCounts
-from workbench.scheduler.paged_queue import Flight, PagedQueue
+from workbench.scheduler.paged_queue import InFlight, PagedQueue
 from workbench.workload import Workload
 
 
 @dataclass(frozen=True)
 class ChunkedPrefill:
-    """Decodes first, then prompts in pieces, in order, until the iteration has its tokens.
+    """Decode all running sequences, then prefill chunks of prompts, in order, up to the token budget.
 
-    All running sequences decode in every iteration, so that none waits for a long prompt; what is left of the budget
-    goes to the prompt at the head of the line, the rest of which comes in the next iterations, and to those behind it.
-    Each piece passes all layers, and reads the weights of the experts anew. A prompt's KV blocks are reserved when it
-    is admitted.
+    All running sequences decode in every iteration, so that none waits for a long prompt. The rest of the budget goes
+    to the first waiting prompt and to those behind it; what remains of a prompt is prefilled in the next iterations.
+    Each chunk passes all layers and reads the weights of the experts anew. The KV blocks of a whole prompt are reserved
+    when it is admitted.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class ChunkedPrefill:
 
     Notes
     -----
-    Sarathi-Serve (OSDI 2024), as Layered Prefill compares itself with.
+    Sarathi-Serve (OSDI 2024), the baseline of Layered Prefill.
     """
 
     example: ClassVar[dict[str, int]] = {"token_budget": 128}
@@ -41,7 +41,7 @@ class ChunkedPrefill:
         check_budget("token_budget", self.token_budget)
 
     def splits(self, longest: int, layers: int) -> bool:
-        """True: where a prompt is cut depends on how many decode beside it, and even short ones can be."""
+        """True for two tokens or more: the decodes of an iteration decide where a prompt is cut."""
         return longest > 1
 
     def open(self, workload: Workload, blocks: BlockCounts, token_budget: float, layers: int) -> ChunkedQueue:
@@ -50,7 +50,7 @@ class ChunkedPrefill:
 
 
 class ChunkedQueue(PagedQueue):
-    """Prefills in flight, the oldest first, beside all decodes."""
+    """A queue whose batches hold all decodes and chunks of the in-flight prefills, the oldest first."""
 
     def __init__(self, workload: Workload, blocks: BlockCounts, token_budget: float, layers: int) -> None:
         super().__init__(workload, blocks, layers)
@@ -58,32 +58,32 @@ class ChunkedQueue(PagedQueue):
 
     def _choose(self) -> Batch:
         decodes, context, preempted = self._decode()
-        starts, sizes = self._pieces(int(min(self._budget - len(decodes), 2**62)), admit=not preempted)
-        pieces = self._flights[: len(sizes)]
-        over = np.array([flight.done == flight.length for flight in pieces], dtype=np.bool_)
-        prefills = np.array([flight.request for flight in pieces], dtype=np.int64)
-        lengths = np.array([flight.length for flight in pieces], dtype=np.int64)
-        self._flights = self._flights[int(np.count_nonzero(over)) :]
-        self._run(prefills[over], lengths[over])
-        cut = Cut(np.array(starts, dtype=np.int64), range(self._layers), over) if len(pieces) else None
+        starts, sizes = self._chunks(int(min(self._budget - len(decodes), 2**62)), admit=not preempted)
+        chunked = self._in_flight[: len(sizes)]
+        over = np.array([prefill.done == prefill.length for prefill in chunked], dtype=np.bool_)
+        prefills = np.array([prefill.request for prefill in chunked], dtype=np.int64)
+        lengths = np.array([prefill.length for prefill in chunked], dtype=np.int64)
+        self._in_flight = self._in_flight[int(np.count_nonzero(over)) :]
+        self._start_decoding(prefills[over], lengths[over])
+        cut = Cut(np.array(starts, dtype=np.int64), range(self._layers), over) if len(chunked) else None
         return Batch(prefills, np.array(sizes, dtype=np.int64), decodes, context, self._layers, cut)
 
-    def _pieces(self, room: int, *, admit: bool) -> tuple[list[int], list[int]]:
-        """Starts and lengths of this iteration's chunks, for the first of the prefills in flight."""
+    def _chunks(self, room: int, *, admit: bool) -> tuple[list[int], list[int]]:
+        """Cut this iteration's chunks from the first in-flight prefills; return their starts and lengths."""
         starts = list[int]()
         sizes = list[int]()
-        while room > 0 and (len(sizes) < len(self._flights) or (admit and self._take_one())):
-            flight = self._flights[len(sizes)]
-            starts.append(flight.done)
-            sizes.append(min(room, flight.length - flight.done))
-            flight.done += sizes[-1]
+        while room > 0 and (len(sizes) < len(self._in_flight) or (admit and self._admit_one())):
+            prefill = self._in_flight[len(sizes)]
+            starts.append(prefill.done)
+            sizes.append(min(room, prefill.length - prefill.done))
+            prefill.done += sizes[-1]
             room -= sizes[-1]
         return starts, sizes
 
-    def _take_one(self) -> bool:
-        """Admit the head of the line, if there is one and its blocks are free."""
-        head = self._line(1)[:1]
-        if not len(head) or not self._fitting(head, 0, at_least_one=True):
+    def _admit_one(self) -> bool:
+        """Admit the first waiting request; false if there is none or its blocks are not free."""
+        first = self._waiting(1)[:1]
+        if not len(first) or not self._fitting(first, 0, at_least_one=True):
             return False
-        self._flights.append(Flight(int(head[0]), int(self._admit(head)[0])))
+        self._in_flight.append(InFlight(int(first[0]), int(self._admit(first)[0])))
         return True

@@ -14,16 +14,16 @@ from workbench.workload import Workload
 
 @dataclass(frozen=True)
 class ContinuousBatching:
-    """Whole prompts as soon as budget and KV blocks allow, decodes in the iterations between.
+    """Prefill whole prompts as soon as budget and KV blocks allow, and decode in the iterations between.
 
-    An iteration prefills waiting prompts, in order, and nothing else; all running sequences decode when no prompt
-    waits or fits. First tokens come early, and every new prompt makes the decodes wait.
+    An iteration prefills waiting prompts, in order, and nothing else. All running sequences decode when no prompt
+    waits or fits. First tokens come early, and every new prompt delays the decodes.
 
     Parameters
     ----------
     token_budget : float, optional
-        Prompt tokens per iteration, and sequences that run at a time; by default what the GPU computes while one pass
-        of weights streams. A longer prompt goes alone.
+        Limit on the prompt tokens of an iteration, and on the sequences that run at a time; by default the tokens that
+        the GPU computes while one pass of weights streams. A longer prompt is prefilled alone.
 
     Notes
     -----
@@ -48,7 +48,7 @@ class ContinuousBatching:
 
 
 class ContinuousQueue(PagedQueue):
-    """Prefills or decodes, never both."""
+    """A queue whose batches hold prefills or decodes, never both."""
 
     def __init__(self, workload: Workload, blocks: BlockCounts, token_budget: float, layers: int) -> None:
         super().__init__(workload, blocks, layers)
@@ -56,13 +56,13 @@ class ContinuousQueue(PagedQueue):
 
     def _choose(self) -> Batch:
         running = len(self._running)
-        line = self._line()
-        if len(line) and (not running or running < self._budget):
-            fit = self._fitting(line, self._budget, at_least_one=True)
-            prefills = line[: int(max(1, min(fit, self._budget - running)))] if fit else NONE
+        waiting = self._waiting()
+        if len(waiting) and (not running or running < self._budget):
+            fit = self._fitting(waiting, self._budget, at_least_one=True)
+            prefills = waiting[: int(max(1, min(fit, self._budget - running)))] if fit else NONE
             if len(prefills):
                 lengths = self._admit(prefills)
-                self._run(prefills, lengths)
+                self._start_decoding(prefills, lengths)
                 return Batch(prefills, lengths, NONE, NONE, self._layers)
         decodes, context, _ = self._decode()
         return Batch(NONE, NONE, decodes, context, self._layers)

@@ -13,17 +13,17 @@ from workbench.core.errors import CapacityError
 from workbench.core.units import is_whole
 from workbench.scheduler.batch import NONE, Batch, Cut, Ids
 from workbench.scheduler.block_manager import BlockCounts
-from workbench.scheduler.paged_queue import Flight, PagedQueue
+from workbench.scheduler.paged_queue import InFlight, PagedQueue
 from workbench.workload import Workload
 
 
 @dataclass(frozen=True)
 class LayeredPrefill:
-    """One prefill in flight, whose tokens pass one group of layers per iteration beside all decodes.
+    """Pass the tokens of one in-flight prefill through one group of layers per iteration, beside all decodes.
 
     A prompt of L tokens takes G(L) = min(n_layers, max(1, ceil(L / granularity))) iterations, one for each of G
-    contiguous groups of layers. Waiting prompts join the head of the line while their sum stays within `granularity`.
-    A prompt of more than granularity x n_layers tokens comes in pieces of that many, each a pass of its own. The KV
+    contiguous groups of layers. Waiting prompts are prefilled together while their sum stays within `granularity`.
+    A prompt of more than granularity x n_layers tokens is cut into chunks of that many, each a pass of its own. The KV
     blocks of the whole prompt are reserved at admission; a preempted prefill begins again at the first group.
 
     Parameters
@@ -46,7 +46,7 @@ class LayeredPrefill:
 
     @property
     def token_budget(self) -> float:
-        """Tokens of an iteration in units of whole passes."""
+        """Tokens of an iteration, counted as if they passed all layers."""
         return float(self.granularity)
 
     def splits(self, longest: int, layers: int) -> bool:
@@ -59,7 +59,7 @@ class LayeredPrefill:
 
 
 def group_bounds(layers: int, groups: int) -> tuple[tuple[int, int], ...]:
-    """First layer, and the one after the last, of each of the contiguous groups: floor(g n / G).
+    """First layer of each contiguous group, and the layer after its last: floor(g n / G).
 
     Raises
     ------
@@ -73,55 +73,55 @@ def group_bounds(layers: int, groups: int) -> tuple[tuple[int, int], ...]:
 
 
 class LayeredQueue(PagedQueue):
-    """At most one prefill in flight, of one long prompt or of several short ones."""
+    """A queue with at most one in-flight prefill, of one long prompt or of several short ones."""
 
     def __init__(self, workload: Workload, blocks: BlockCounts, granularity: int, layers: int) -> None:
         super().__init__(workload, blocks, layers)
         self._granularity = granularity
-        self._steps = deque[tuple[int, int, range]]()  # tokens from, to, and layers of every iteration still to make
+        self._steps = deque[tuple[int, int, range]]()  # of each iteration to come: first token, stop token, layers
 
     def _choose(self) -> Batch:
         decodes, context, preempted = self._decode()
-        if not self._flights and not preempted and len(decodes) < self._granularity:
-            self._take(self._granularity - len(decodes))
-        if not self._flights:
+        if not self._in_flight and not preempted and len(decodes) < self._granularity:
+            self._begin_prefill(self._granularity - len(decodes))
+        if not self._in_flight:
             return Batch(NONE, NONE, decodes, context, self._layers)
         return self._step(decodes, context)
 
-    def _take(self, most: int) -> None:
-        """Admit the head of the line, and those behind it while they fit together."""
-        line = self._line()
-        fit = self._fitting(line, self._granularity, at_least_one=True) if len(line) else 0
-        requests = line[: min(fit, most)]
+    def _begin_prefill(self, most: int) -> None:
+        """Admit the first waiting request, and those behind it while they fit together."""
+        waiting = self._waiting()
+        fit = self._fitting(waiting, self._granularity, at_least_one=True) if len(waiting) else 0
+        requests = waiting[: min(fit, most)]
         if len(requests):
             lengths = self._admit(requests)
-            self._flights = [Flight(*pair) for pair in zip(requests.tolist(), lengths.tolist(), strict=True)]
+            self._in_flight = [InFlight(*pair) for pair in zip(requests.tolist(), lengths.tolist(), strict=True)]
             self._steps = deque(self._plan(int(lengths.sum())))
 
     def _plan(self, tokens: int) -> list[tuple[int, int, range]]:
-        """Every iteration of a prefill: the tokens that pass, and the layers that they pass."""
+        """Every iteration of a prefill: its first token, the token after its last, and the layers that they pass."""
         most = self._granularity * self._layers
-        pieces = [(start, min(start + most, tokens)) for start in range(0, tokens, most)]
-        groups = [min(self._layers, -(-(stop - start) // self._granularity)) for start, stop in pieces]
-        return [
-            (start, stop, range(*bounds))
-            for (start, stop), count in zip(pieces, groups, strict=True)
-            for bounds in group_bounds(self._layers, count)
-        ]
+        steps = list[tuple[int, int, range]]()
+        for start in range(0, tokens, most):
+            stop = min(start + most, tokens)
+            groups = min(self._layers, -(-(stop - start) // self._granularity))
+            steps += [(start, stop, range(*bounds)) for bounds in group_bounds(self._layers, groups)]
+        return steps
 
     def _step(self, decodes: Ids, context: Ids) -> Batch:
+        """The batch of the in-flight prefill's next iteration, beside the decodes."""
         start, stop, layers = self._steps.popleft()
-        prefills = np.array([flight.request for flight in self._flights])
-        lengths = np.array([flight.length for flight in self._flights])
-        several = len(prefills) > 1  # in one pass, each whole
+        prefills = np.array([prefill.request for prefill in self._in_flight])
+        lengths = np.array([prefill.length for prefill in self._in_flight])
+        several = len(prefills) > 1  # several prompts are short: each passes whole, in one chunk
         sizes = lengths if several else np.array([stop - start])
         starts = np.zeros_like(lengths) if several else np.array([start])
         if layers.stop == self._layers:
-            for flight, done in zip(self._flights, (starts + sizes).tolist(), strict=True):
-                flight.done = done
+            for prefill, done in zip(self._in_flight, (starts + sizes).tolist(), strict=True):
+                prefill.done = done
         over = not self._steps
         if over:
-            self._flights = []
-            self._run(prefills, lengths)
+            self._in_flight = []
+            self._start_decoding(prefills, lengths)
         cut = Cut(starts, layers, np.full(len(prefills), over))
         return Batch(prefills, sizes, decodes, context, self._layers, cut)

@@ -1,4 +1,4 @@
-"""The queue that all schedulers share: waiting, prefilling and decoding requests, and the victims of preemption."""
+"""The queue that all schedulers share: waiting, in-flight and running requests, and preemption of the newest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workbench.workload import Workload
 
 
 @dataclass
-class Flight:
+class InFlight:
     """A prefill that takes several iterations: `length` tokens, of which `done` have passed all layers."""
 
     request: int
@@ -26,13 +26,32 @@ class Flight:
 class PagedQueue(ABC):
     """Requests of one served workload over one block manager, preempted by recomputation.
 
-    Decodes take blocks as they grow. Where too few are free the newest lose theirs: prefills in flight first, then
-    sequences that decode. They wait, the oldest first, ahead of all new requests, and begin again from their first
-    token. New requests wait in the order of the workload; those that have not arrived are not seen.
+    Running sequences take blocks as they grow. Where too few are free, the newest become victims and lose their
+    blocks: in-flight prefills first, then running sequences. Victims wait, the oldest first, ahead of all new requests,
+    and begin again from their first token. New requests wait in the order of the workload; those that have not arrived
+    are not seen.
+
+    The state is kept in lists of requests, and in columns with one entry per request of the workload. Here 0 and 1
+    run, 2 is in flight, 3 was preempted, 4 and 5 have not begun, and 6 has not arrived::
+
+        request        0     1     2     3     4     5     6
+        _running       0  <- 1                                  sequences that decode, the oldest first
+        _in_flight                 2                            prefills of several iterations, the oldest first
+        _preempted                       3                      waiting victims, the oldest first
+        _new                                   4                first of the new requests that wait
+        _arrived                                           6    first of the requests that have not arrived
+        _emitted       0     4     0     0     0     0     0    tokens emitted before the latest preemption
+        _offset       88    90                                  context is `_offset + _decoded`
+        _full_at       8    22                                  the last block is full once `_decoded` is this
+        _ends_at      31    19                                  the last token is emitted once `_decoded` is this
+
+    Either all running sequences decode in an iteration or none does. `_decoded` counts the iterations in which they
+    do: only this number changes with every iteration, and the columns stay as they are.
     """
 
     def __init__(self, workload: Workload, blocks: BlockCounts, layers: int) -> None:
-        self.preemptions = self.recomputed = 0
+        self.preemptions = 0
+        self.recomputed = 0
         self._blocks = blocks
         self._layers = layers
         self._prompt = workload.prompt_len
@@ -43,13 +62,12 @@ class PagedQueue(ABC):
         self._preempted = deque[int]()
         self._emitted: Ids = np.zeros(len(workload), dtype=np.int64)
         self._finished = 0
-        self._flights: list[Flight] = []
-        # The running sequences in the order of admission. In an iteration all of them decode or none does, so that
-        # three numbers of each stay as they are meanwhile: once `_decoded` such iterations have been made, its context
-        # is `_context + _decoded`, it needs a block if that is `_full`, and it has all its tokens if that is `_last`.
+        self._in_flight: list[InFlight] = []
         self._running = NONE
         self._decoded = 0
-        self._context, self._full, self._last = (np.zeros(len(workload), dtype=np.int64) for _ in range(3))
+        self._offset: Ids = np.zeros(len(workload), dtype=np.int64)
+        self._full_at: Ids = np.zeros(len(workload), dtype=np.int64)
+        self._ends_at: Ids = np.zeros(len(workload), dtype=np.int64)
 
     def next(self, now: float = math.inf) -> Batch | None:
         """See `Queue.next`."""
@@ -61,84 +79,94 @@ class PagedQueue(ABC):
     def _choose(self) -> Batch:
         """The next batch, its blocks taken; empty if there is nothing to do."""
 
-    # ------------------------------------------------------------------------------------------------ those that decode
+    # ------------------------------------------------------------------------------------------------ running sequences
 
     def _decode(self) -> tuple[Ids, Ids, bool]:
-        """All running sequences that may go on, their contexts, and whether somebody was preempted for them."""
+        """Let every running sequence decode, and preempt the newest where too few blocks are free.
+
+        Returns
+        -------
+        decodes, context : ndarray
+            The sequences that decode, and the tokens in the KV cache of each.
+        preempted : bool
+            True if a request was preempted.
+        """
         before = self.preemptions
-        needy = (self._full.take(self._running) == self._decoded).nonzero()[0]
-        keep = self._make_room(needy)
-        if keep < len(self._running):
-            self._preempt(keep)
-            needy = needy[: needy.searchsorted(keep)]
+        full = (self._full_at.take(self._running) == self._decoded).nonzero()[0]
+        kept = self._make_room(full)
+        if kept < len(self._running):
+            self._preempt(self._running[kept:])
+            full = full[: full.searchsorted(kept)]
         decodes = self._running
-        growing = self._running.take(needy)
+        growing = self._running.take(full)
         self._blocks.append(growing)
-        self._full[growing] += self._blocks.block_size
-        context = self._context.take(decodes) + self._decoded
+        self._full_at[growing] += self._blocks.block_size
+        context = self._offset.take(decodes) + self._decoded
         self._decoded += 1
         return decodes, context, self.preemptions > before
 
-    def _make_room(self, needy: Ids) -> int:
-        """Count of running sequences that may stay, the oldest first, so that `needy` ones get a new block."""
-        need = len(needy)
-        keep = len(self._running)
-        while need > self._blocks.free and self._flights:
-            self._abandon(self._flights.pop())
+    def _make_room(self, full: Ids) -> int:
+        """Preempt in-flight prefills, then count the running sequences that can stay, the oldest first.
+
+        `full` are the places in `_running` of the sequences that need another block.
+        """
+        blocks_needed = len(full)
+        kept = len(self._running)
+        while blocks_needed > self._blocks.free and self._in_flight:
+            self._preempt_prefill(self._in_flight.pop())
         free = self._blocks.free
-        while need > free:
-            keep -= 1
-            free += int(self._blocks.held[self._running[keep]])
-            need -= int(needy[need - 1] == keep)
-        return keep
+        while blocks_needed > free:
+            kept -= 1  # the newest that is left becomes a victim: its blocks are free, and it needs none
+            free += int(self._blocks.held[self._running[kept]])
+            blocks_needed -= int(full[blocks_needed - 1] == kept)
+        return kept
 
-    def _abandon(self, flight: Flight) -> None:
-        """Take everything from the newest prefill in flight."""
-        self._preempted.appendleft(flight.request)
+    def _preempt_prefill(self, victim: InFlight) -> None:
+        """Take every block from the newest in-flight prefill and let it wait first in line."""
+        self._preempted.appendleft(victim.request)
         self.preemptions += 1
-        self.recomputed += flight.done
-        self._blocks.release(np.array([flight.request]))
+        self.recomputed += victim.done
+        self._blocks.release(np.array([victim.request]))
 
-    def _preempt(self, keep: int) -> None:
-        """Take everything from the sequences past the first `keep`; the oldest of them will be first in line."""
-        victims = self._running[keep:]
-        self._emitted[victims] = self._output[victims] - (self._last[victims] - self._decoded)
+    def _preempt(self, victims: Ids) -> None:
+        """Take every block from the newest running sequences and let them wait first in line, the oldest first."""
+        self._emitted[victims] = self._output[victims] - (self._ends_at[victims] - self._decoded)
         self._preempted.extendleft(reversed(victims.tolist()))
         self.preemptions += len(victims)
-        self.recomputed += int((self._lengths(victims) - 1).sum())  # the last token of each is new to the model
+        self.recomputed += int((self._lengths(victims) - 1).sum())  # the model has not seen the last token of each
         self._blocks.release(victims)
-        self._running = self._running[:keep]
+        self._running = self._running[: len(self._running) - len(victims)]
 
-    # ----------------------------------------------------------------------------------------------- those that prefill
+    # ------------------------------------------------------------------------------------------------ waiting requests
 
     def _lengths(self, requests: Ids) -> Ids:
-        """Tokens that these prefill: their prompts, and what they had generated before they were preempted."""
+        """Tokens that each request prefills: its prompt, and the tokens that it had emitted before a preemption."""
         lengths: Ids = self._prompt[requests] + self._emitted[requests]
         return lengths
 
-    def _line(self, new: float = math.inf) -> Ids:
-        """Waiting requests, first come first served: preempted ones, then at most so many new ones.
+    def _waiting(self, most_new: float = math.inf) -> Ids:
+        """Waiting requests, first come first served: preempted ones, then at most `most_new` new ones.
 
-        Each admitted one takes a block, so that no more than the free ones are of interest.
+        No more are listed than blocks are free, because each takes one at least.
         """
         again = min(len(self._preempted), self._blocks.free)
-        waiting = np.fromiter(self._preempted, dtype=np.int64, count=again)
-        until = min(self._arrived, self._new + min(self._blocks.free - again, new))
-        return np.concatenate((waiting, np.arange(self._new, int(until))))
+        preempted = np.fromiter(self._preempted, dtype=np.int64, count=again)
+        until = min(self._arrived, self._new + min(self._blocks.free - again, most_new))
+        return np.concatenate((preempted, np.arange(self._new, int(until))))
 
-    def _fitting(self, line: Ids, budget: float, *, at_least_one: bool) -> int:
-        """Count of whole prompts from the head of the queue that fit the budget and the free blocks.
+    def _fitting(self, waiting: Ids, budget: float, *, at_least_one: bool) -> int:
+        """Number of waiting requests, from the first on, whose whole prompts fit the token budget and the free blocks.
 
-        With `at_least_one` the budget does not keep back the first.
+        With `at_least_one` the first one may exceed the budget.
         """
-        lengths = self._lengths(line)
+        lengths = self._lengths(waiting)
         tokens = lengths.cumsum()
-        blocks = (-(-lengths // self._blocks.block_size)).cumsum()
+        blocks_needed = (-(-lengths // self._blocks.block_size)).cumsum()
         in_budget = max(int(tokens.searchsorted(budget, "right")), int(at_least_one))
-        return min(in_budget, int(blocks.searchsorted(self._blocks.free, "right")))
+        return min(in_budget, int(blocks_needed.searchsorted(self._blocks.free, "right")))
 
     def _admit(self, requests: Ids) -> Ids:
-        """Take these from the head of the line and give them the blocks of all that they prefill; their lengths."""
+        """Admit the first waiting requests: give each the blocks of all that it prefills, and return these lengths."""
         lengths = self._lengths(requests)
         again = min(len(requests), len(self._preempted))
         for _ in range(again):
@@ -147,20 +175,20 @@ class PagedQueue(ABC):
         self._blocks.allocate(requests, lengths)
         return lengths
 
-    def _run(self, prefills: Ids, lengths: Ids) -> None:
-        """These emit their first token with the current batch, and decode from the next one on."""
+    def _start_decoding(self, prefills: Ids, lengths: Ids) -> None:
+        """Add sequences to the running ones: they emit a token with this batch and decode from the next one on."""
         if len(prefills):
             block = self._blocks.block_size
             self._running = np.concatenate((self._running, prefills))
-            self._context[prefills] = lengths - self._decoded
-            self._full[prefills] = -(-lengths // block) * block - lengths + self._decoded
-            self._last[prefills] = self._output[prefills] - self._emitted[prefills] - 1 + self._decoded
+            self._offset[prefills] = lengths - self._decoded
+            self._full_at[prefills] = -(-lengths // block) * block - lengths + self._decoded
+            self._ends_at[prefills] = self._output[prefills] - self._emitted[prefills] - 1 + self._decoded
 
-    # -------------------------------------------------------------------------------------------------------- the ends
+    # ------------------------------------------------------------------------------------------------ finished requests
 
     def complete(self, batch: Batch) -> Ids:
         """See `Queue.complete`."""
-        going_on = self._last.take(self._running) != self._decoded
+        going_on = self._ends_at.take(self._running) != self._decoded
         if np.count_nonzero(going_on) == len(going_on):
             return NONE
         finished: Ids = self._running[~going_on]
@@ -172,10 +200,11 @@ class PagedQueue(ABC):
     def ends_with(self, batch: Batch) -> bool:
         """See `Queue.ends_with`."""
         all_run = self._finished + len(self._running) == len(self._prompt)
-        return all_run and bool((self._last[self._running] == self._decoded).all())
+        return all_run and bool((self._ends_at[self._running] == self._decoded).all())
 
     def close(self) -> None:
         """See `Queue.close`."""
-        self._blocks.release(np.concatenate((self._running, [flight.request for flight in self._flights])).astype(int))
+        in_flight = [prefill.request for prefill in self._in_flight]
+        self._blocks.release(np.concatenate((self._running, in_flight)).astype(int))
         self._running = NONE
-        self._flights = []
+        self._in_flight = []

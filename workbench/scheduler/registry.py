@@ -11,7 +11,7 @@ from workbench.scheduler.base import Scheduler
 
 
 def every_scheduler() -> tuple[Scheduler, ...]:
-    """One of each policy that this package's modules define, by name, with the settings that its `example` gives."""
+    """One scheduler of each class in this package, by name, made with the settings of its `example`."""
     found = dict[str, Any]()
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         loaded = importlib.import_module(f"workbench.scheduler.{module.name}")

@@ -1,4 +1,4 @@
-"""MoE-Lens' resource-aware scheduler: as many prefill tokens beside the decodes as GPU and KV memory carry."""
+"""MoE-Lens' resource-aware scheduler: beside the decodes as many prefill tokens as GPU and KV memory allow."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from workbench.workload import Workload
 
 
 class Admission(enum.Enum):
-    """Pace of admission while budget and blocks allow it."""
+    """Pace of admission while token budget and free blocks allow it."""
 
     GREEDY = "greedy"
-    """As many as fit. What they will need later is not looked at, so that the newest are preempted in waves."""
+    """Admit as many requests as fit. Their later need for blocks is ignored, so the newest are preempted in waves."""
     PACED = "paced"
-    """At most as many as the cache carries in steady state, q = N / S per iteration on average."""
+    """Admit at most as many as the cache holds in steady state, q = N / S per iteration on average."""
 
     def __repr__(self) -> str:
         return f"Admission.{self.name}"
@@ -29,24 +29,25 @@ class Admission(enum.Enum):
 
 @dataclass(frozen=True)
 class ResourceAware:
-    """Overlap prefill and decode, preempt the newest by recomputation.
+    """Overlap prefill and decode, and preempt the newest sequences by recomputation.
 
-    In every iteration all running sequences decode. If their next tokens need more blocks than are free, the newest
-    sequences lose theirs and wait, oldest victim first, ahead of all new requests; nothing is admitted then.
-    Otherwise whole prompts are admitted in order while they fit the rest of the token budget and the free blocks.
+    All running sequences decode in every iteration. If their next tokens need more blocks than are free, the newest
+    sequences lose their blocks and wait, the oldest victim first, ahead of all new requests; such an iteration admits
+    nobody. Otherwise whole prompts are admitted in order while they fit the rest of the token budget and the free
+    blocks.
 
     Parameters
     ----------
     token_budget : float, optional
-        Tokens per iteration; by default what the GPU computes while one pass of weights streams.
+        Tokens per iteration; by default those that the GPU computes while one pass of weights streams.
     admission : Admission
         GREEDY, or PACED at q = N / S requests per iteration: N blocks over the mean of what a request of this
         workload holds over its life, S = sum over i < g of ceil((p + i) / b).
 
     Notes
     -----
-    MoE-Lens, section 6.2, and for the pace Eq. 8 with the sum to g - 1. No prompt is split. The check of
-    free blocks at admission is ours.
+    MoE-Lens, section 6.2; the pace is its Eq. 8 with the sum to g - 1. No prompt is split. The check of free blocks at
+    admission is ours.
     """
 
     example: ClassVar[dict[str, int]] = {}
@@ -72,37 +73,37 @@ class ResourceAware:
 
 
 def steady_pace(workload: Workload, blocks: int, block: int) -> float:
-    """Requests per iteration that keep a cache of so many blocks full and never ask for more: q = N / S."""
+    """Requests per iteration that keep a cache of N blocks full without preemption: q = N / S."""
     return blocks / float(block_iterations(workload.prompt_len, workload.output_len, block).mean())
 
 
 class ResourceAwareQueue(PagedQueue):
-    """Prefills whole prompts beside all decodes; `pace` new ones per iteration, or infinity."""
+    """A queue whose batches hold all decodes and whole prompts, on average at most `pace` new ones per iteration."""
 
     def __init__(self, workload: Workload, blocks: BlockCounts, token_budget: float, layers: int, pace: float) -> None:
         super().__init__(workload, blocks, layers)
         self._budget = token_budget
         self._pace = pace
-        self._due = 0.0
+        self._due = 0.0  # new requests that the pace allows now
         self._shortest = int(workload.prompt_len.min())
 
     def _choose(self) -> Batch:
         decodes, context, preempted = self._decode()
-        # Only a fraction of a request is carried over: what did not fit when it was due is not made up for in a burst.
+        # Only a fraction of a request is carried over: requests that were due and did not fit do not come in a burst.
         self._due = self._pace + min(self._due, math.modf(self._due)[0])
         nothing_runs = not len(decodes)
-        prefills = NONE if preempted else self._next_in_line(self._budget - len(decodes), nothing_runs=nothing_runs)
+        prefills = NONE if preempted else self._admissible(self._budget - len(decodes), nothing_runs=nothing_runs)
         lengths = self._admit(prefills) if len(prefills) else NONE
-        self._run(prefills, lengths)
+        self._start_decoding(prefills, lengths)
         return Batch(prefills, lengths, decodes, context, self._layers)
 
-    def _next_in_line(self, budget: float, *, nothing_runs: bool) -> Ids:
-        """Requests to admit; if nothing runs, the first one whatever the budget and the pace.
+    def _admissible(self, budget: float, *, nothing_runs: bool) -> Ids:
+        """Waiting requests to admit; if nothing runs, the first one whatever the budget and the pace.
 
-        The pace does not hold back those that were preempted.
+        The pace does not hold back preempted requests.
         """
-        most = budget / self._shortest + 1  # no more can fit
-        line = self._line(min(most, max(self._due, float(nothing_runs and not self._preempted))))
-        admitted = line[: self._fitting(line, budget, at_least_one=nothing_runs)] if len(line) else NONE
+        most = budget / self._shortest + 1  # no more prompts can fit the budget
+        waiting = self._waiting(min(most, max(self._due, float(nothing_runs and not self._preempted))))
+        admitted = waiting[: self._fitting(waiting, budget, at_least_one=nothing_runs)] if len(waiting) else NONE
         self._due -= max(0, len(admitted) - len(self._preempted))
         return admitted

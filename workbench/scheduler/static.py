@@ -1,4 +1,4 @@
-"""Static batching: a batch is formed, served to its end, and only then followed by the next."""
+"""Static batching: a batch is formed and served to its end before the next one is formed."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from workbench.workload import Workload
 
 @dataclass(frozen=True)
 class StaticBatching:
-    """Micro-batches of about equal token counts, all prefilled, then decoded until the last sequence ends.
+    """Prefill micro-batches of about equal token counts, then decode until the last sequence ends.
 
-    When the machine is idle, those who wait are dealt to micro-batches, the longest first (`token_balance`). What does
-    not fit waits for the next batch, and so does who is preempted. A schedule with as many parts takes the
-    micro-batches as its own.
+    When nothing runs, the waiting requests are divided among micro-batches, the longest first (`token_balance`).
+    Requests that do not fit wait for the next batch, and so do preempted ones. A schedule with as many parts uses these
+    micro-batches as its parts.
 
     Parameters
     ----------
     micro_batches : int
-        Open at a time, n_ub; fewer where the KV cache is too small to give each room for the longest request.
+        Number of micro-batches, n_ub; fewer where the KV cache is too small to give each room for the longest request.
     size : int, optional
         Requests per micro-batch; by default as many as the KV cache holds to their end.
     token_budget : float, optional
-        Prompt tokens per iteration, and sequences that run at a time; by default what the GPU computes while one pass
-        of weights streams. A longer prompt goes alone.
+        Limit on the prompt tokens of an iteration, and on the sequences that run at a time; by default the tokens that
+        the GPU computes while one pass of weights streams. A longer prompt is prefilled alone.
 
     Notes
     -----
@@ -64,7 +64,7 @@ class StaticBatching:
 
 
 class StaticQueue(PagedQueue):
-    """One batch at a time: those of it that wait for their prefill, and those that run."""
+    """A queue with one batch at a time: its requests that wait for their prefill, and its sequences that run."""
 
     def __init__(
         self, workload: Workload, blocks: BlockCounts, token_budget: float, layers: int, policy: StaticBatching
@@ -72,7 +72,7 @@ class StaticQueue(PagedQueue):
         super().__init__(workload, blocks, layers)
         self._budget = token_budget
         self._policy = policy
-        self._waiting: list[int] = []
+        self._put_off: list[int] = []
         self._count = 1
         self._batch = NONE
         self._micro_batch = np.zeros(len(workload), dtype=np.int64)
@@ -86,9 +86,9 @@ class StaticQueue(PagedQueue):
         if len(prefills):
             self._batch = self._batch[len(prefills) :]
             lengths = self._admit(prefills)
-            self._run(prefills, lengths)
+            self._start_decoding(prefills, lengths)
             return Batch(prefills, lengths, NONE, NONE, self._layers, hint=self._hint(prefills))
-        self._waiting = [*self._batch.tolist(), *self._waiting]
+        self._put_off = [*self._batch.tolist(), *self._put_off]
         self._batch = NONE
         decodes, context, _ = self._decode()
         return Batch(NONE, NONE, decodes, context, self._layers, hint=self._hint(decodes))
@@ -97,14 +97,17 @@ class StaticQueue(PagedQueue):
         return Hint(self._micro_batch[requests], self._count)
 
     def _admit(self, requests: Ids) -> Ids:
-        """Give these of the batch their blocks; their lengths."""
+        """Give requests of the batch the blocks of all that they prefill; return these lengths."""
         lengths = self._lengths(requests)
         self._blocks.allocate(requests, lengths)
         return lengths
 
     def _form(self) -> None:
-        """Deal who waits to micro-batches; taken in turns, so that a part-filled prefill is balanced too."""
-        waiting = np.array([*self._preempted, *self._waiting, *range(self._new, self._arrived)], dtype=np.int64)
+        """Divide the waiting requests among micro-batches.
+
+        The batch takes one request of each micro-batch in turn, so that a prefill of only some is balanced too.
+        """
+        waiting = np.array([*self._preempted, *self._put_off, *range(self._new, self._arrived)], dtype=np.int64)
         self._preempted.clear()
         self._new = self._arrived
         if not len(waiting):
@@ -113,17 +116,18 @@ class StaticQueue(PagedQueue):
         left = self._output[waiting] - self._emitted[waiting]
         cache = self._blocks.total * self._blocks.block_size
         longest = int(lengths.max() + left.max())
-        self._count = count = max(1, min(self._policy.micro_batches, cache // longest))
+        count = max(1, min(self._policy.micro_batches, cache // longest))
+        self._count = count
         most = max(1, int(min(self._budget, len(waiting))) // count)
-        dealt = balance(
+        divided = balance(
             lengths.tolist(),
             micro_batches=count,
             size=min(self._policy.size or most, most),
             output_len=int(left.max()),
             cache=max(cache // count, longest),
         )
-        for number, members in enumerate(dealt.micro_batches):
+        for number, members in enumerate(divided.micro_batches):
             self._micro_batch[waiting[members]] = number
-        turns = chain.from_iterable(zip_longest(*dealt.micro_batches))
+        turns = chain.from_iterable(zip_longest(*divided.micro_batches))
         self._batch = waiting[[place for place in turns if place is not None]]
-        self._waiting = waiting[sorted(dealt.aborted)].tolist()
+        self._put_off = waiting[sorted(divided.aborted)].tolist()

@@ -1,4 +1,4 @@
-"""MoE-Lightning's Algorithm 2: requests of unequal length into micro-batches of about equal token counts."""
+"""MoE-Lightning's Algorithm 2: divides requests of unequal length into micro-batches of about equal token counts."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class Partition(NamedTuple):
 
 
 def balance(prompt_len: Sequence[int], *, micro_batches: int, size: int, output_len: int, cache: int) -> Partition:
-    """Longest request first, each into the open micro-batch with the fewest prompt tokens.
+    """Put each request, the longest first, into the open micro-batch with the fewest prompt tokens.
 
     Parameters
     ----------
     prompt_len : sequence of int
         Prompt tokens of every request; results are positions in it.
     micro_batches : int
-        How many may be open, n_ub.
+        Micro-batches that are open at first, n_ub.
     size : int
-        Requests after which one is closed, ubs.
+        Number of requests at which a micro-batch is closed, ubs.
     output_len : int
         Tokens that every request generates.
     cache : int
@@ -38,9 +38,9 @@ def balance(prompt_len: Sequence[int], *, micro_batches: int, size: int, output_
 
     Notes
     -----
-    MoE-Lightning, Algorithm 2, mended in two places: where no micro-batch is open the request waits and nothing else is
-    tried, and part-filled micro-batches are handed out at the end; as printed their requests vanish. Equal lengths keep
-    their order, equal sums take the lowest micro-batch.
+    MoE-Lightning, Algorithm 2, mended in two places: where no micro-batch is open, the request waits and nothing else
+    is tried; and micro-batches that are not full are returned at the end, where the printed algorithm loses their
+    requests. Requests of equal length keep their order, and of equal sums the first micro-batch is taken.
     """
     _check(prompt_len, micro_batches, size, output_len, cache)
     open_batches: list[list[int]] = [[] for _ in range(micro_batches)]

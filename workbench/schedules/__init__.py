@@ -1,4 +1,4 @@
-"""WHEN: schedules lower a pipeline and a batch to a plan. They decide order and overlap, never what is computed."""
+"""Schedules lower a pipeline and a batch to a plan (WHEN): they decide order and overlap, never what is computed."""
 
 from workbench.schedules.base import Lowering, Schedule, Step
 from workbench.schedules.cgopipe import CGOPipe

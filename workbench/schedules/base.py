@@ -17,7 +17,7 @@ from workbench.schedules.plan import WHOLE, Carry, Page, Plan, Task
 
 
 class Step(enum.Flag):
-    """Position of an iteration in its run: before the first no weights are loaded, after the last none are needed."""
+    """Position of an iteration in its run. Before the first no weights are loaded; after the last none are needed."""
 
     MIDDLE = 0
     FIRST = enum.auto()
@@ -28,21 +28,21 @@ class Schedule(ABC):
     """Order and overlap of one iteration's tasks."""
 
     example: ClassVar[Pipeline | None] = None
-    """A pipeline that the schedule takes with its default settings: by it, tests and `bench sim` find the schedule."""
+    """A pipeline that the schedule takes with its default settings; tests and `bench sim` use the schedule with it."""
 
     @property
     @abstractmethod
     def parts(self) -> int:
-        """Micro-batches or partitions per iteration."""
+        """Number of parts that a batch is split into: micro-batches or partitions, see `Plan.parts`."""
 
     @property
     def kv_slots(self) -> int:
-        """Buffers for streamed KV on the GPU, each holding one part's of one layer."""
+        """Buffers for streamed KV on the GPU; each holds the KV of one part in one layer."""
         return self.parts
 
     packet_seconds: float = 5e-3
     weight_slots: int = 2
-    """Buffers for streamed weights on the GPU, each holding one transfer."""
+    """Buffers for streamed weights on the GPU; each holds one transfer."""
 
     @abstractmethod
     def tasks(self, graph: LayerGraph, layers: int, step: Step) -> tuple[Task, ...]:
@@ -55,7 +55,7 @@ class Schedule(ABC):
         """
 
     def split(self, batch: Batch) -> tuple[Batch, ...]:
-        """Form the parts, balanced in decode tokens and in prefill tokens separately."""
+        """Split a batch into parts, balanced in decode tokens and in prefill tokens separately."""
         return balanced(batch, self.parts)
 
     def lower(self, pipeline: Pipeline, batch: Batch, step: Step = Step.MIDDLE) -> Plan:
@@ -64,12 +64,12 @@ class Schedule(ABC):
 
     @property
     def name(self) -> str:
-        """See `short_name`."""
+        """Class name, and the settings that differ from their defaults."""
         return short_name(self)
 
 
 class Lowering:
-    """A schedule applied to one pipeline: lowers once per kind of iteration and reuses the tasks."""
+    """A schedule applied to one pipeline: lowers once for every `Step` and reuses the tasks."""
 
     def __init__(self, schedule: Schedule, graph: LayerGraph, layers: int) -> None:
         self.schedule = schedule
@@ -104,20 +104,21 @@ class TaskList:
         part: int | None,
         after: Iterable[int],
         *,
-        pieces: tuple[tuple[int, int], ...] = (),
+        weights_of: tuple[tuple[int, int], ...] = (),
         bulk: bool = False,
         carry: Carry = Carry.NONE,
         page: Page = WHOLE,
     ) -> int:
-        """Append a task; its place in the plan."""
-        self.tasks.append(Task(node, layer, part, tuple(sorted(set(after))), pieces, bulk, carry, page))
+        """Append a task and return its place in the plan."""
+        self.tasks.append(Task(node, layer, part, tuple(sorted(set(after))), weights_of, bulk, carry, page))
         return len(self.tasks) - 1
 
 
 def balanced(batch: Batch, parts: int) -> tuple[Batch, ...]:
-    """Split a batch: decodes in turn (neighbours have like contexts), prefills longest first to the least loaded.
+    """Split a batch into parts of about equal load.
 
-    A scheduler's hint goes first, if it is for as many parts.
+    Decodes go to the parts in turn, because neighbours have contexts of similar length. Prefills go, the longest first,
+    to the part with the fewest prefill tokens. A scheduler's hint is followed instead if it has as many parts.
     """
     if parts == 1:
         return (batch,)
@@ -131,7 +132,7 @@ def balanced(batch: Batch, parts: int) -> tuple[Batch, ...]:
 
 
 def _least_loaded(lengths: Ids, parts: int) -> list[Ids]:
-    """Micro-batch of every prefill: the longest first, always to the micro-batch that has the fewest tokens."""
+    """Prefills of every part: the longest first, each to the part that has the fewest tokens so far."""
     if not len(lengths):
         return [NONE] * parts
     load = [0] * parts

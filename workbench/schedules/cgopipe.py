@@ -1,4 +1,4 @@
-"""MoE-Lightning's CGOPipe: pages of weights between the transfers of micro-batches, attention two of them ahead."""
+"""MoE-Lightning's CGOPipe: pages of weights between the micro-batches' transfers, and attention two of these ahead."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workbench.stages import decode_attention, moe, out_proj, prefill_attention,
 
 @dataclass(frozen=True)
 class CGOPipe(MicroBatched):
-    """CPU attention two micro-batches ahead of the experts; each layer's weights come in as many pages.
+    """CPU attention two micro-batches ahead of the experts; a layer's weights come in one page per micro-batch.
 
     Needs a pipeline of the shape ``gpu(...) >> offload >> cpu(...) >> load >> gpu(...)`` and two micro-batches or
     more. Behind the attention output of each micro-batch the link carries one page of the next layer's weights, in
@@ -32,9 +32,9 @@ class CGOPipe(MicroBatched):
     -----
     MoE-Lightning, section 4.1, Algorithm 1 and Figure 6. Steady layer time max(W + n H, n (A + B), n C).
     The paper also copies pages from pageable to pinned memory, two of them ahead; here all weights on the host count
-    as pinned, so that lane is absent. What is streamed is the pipeline's: the paper keeps attention
-    projections on the GPU, ``fetch(experts.weights)``; with ``fetch(weights)`` they lie in the pages like all else, and
-    the first segment too waits for the last page.
+    as pinned, so that lane is absent. The pipeline says what is streamed: the paper keeps the attention projections on
+    the GPU, ``fetch(experts.weights)``; with ``fetch(weights)`` the pages contain them too, and the first segment also
+    waits for the last page.
     """
 
     example: ClassVar[Pipeline] = fetch(weights) | gpu(qkv, prefill_attention) >> offload >> cpu(

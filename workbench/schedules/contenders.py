@@ -1,4 +1,4 @@
-"""The schedules that a pipeline is compared under unless others are named."""
+"""The contenders of a pipeline: the schedules that a comparison sets side by side unless others are named."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ ALL: tuple[Schedule, ...] = (
     KTransformers(),
     VSLPipe(),
 )
-"""Every schedule with its default settings, the simple ones first, but `Sequential()`, in which nothing overlaps."""
+"""Every schedule with its default settings, the simple ones first. `Sequential()`, without any overlap, is left out."""
 _LAYERS = 4
 
 
 def contenders(pipeline: Pipeline) -> tuple[Schedule, ...]:
-    """Every schedule that takes a pipeline, as it stands by default.
+    """Every schedule that takes a pipeline, with its default settings.
 
-    The first is the baseline, which takes any pipeline: one task after the other, the next layer's weights meanwhile.
-    Schedules that give a pipeline the very tasks of one before them are left out.
+    The first is the baseline, `Sequential(prefetch=True)`, which takes any pipeline: tasks run one after the other,
+    and the next layer's weights stream meanwhile. A schedule that gives the pipeline the same tasks as one before it
+    is left out.
 
     Parameters
     ----------

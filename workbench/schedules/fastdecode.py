@@ -1,4 +1,4 @@
-"""FastDecode's overlap as MoE-Lightning draws it (S2): attention on the CPU ahead, weights whole behind it."""
+"""FastDecode's overlap as MoE-Lightning draws it (S2): CPU attention ahead, and a layer's weights in one transfer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from workbench.stages import decode_attention, moe, out_proj, prefill_attention,
 
 @dataclass(frozen=True)
 class FastDecode(MicroBatched):
-    """CPU attention two micro-batches ahead of the experts; each layer's weights come whole behind its transfers.
+    """CPU attention two micro-batches ahead of the experts; the next layer's weights come in one transfer, the last.
 
     Needs a pipeline of the shape ``gpu(...) >> offload >> cpu(...) >> load >> gpu(...)`` and two micro-batches or
-    more. As CGOPipe, but the next layer's weights are one transfer behind the attention output of the layer's last
-    micro-batch. Two layers and ``micro_batches=2``, between the first and the last iteration::
+    more. It differs from CGOPipe in one thing: the next layer's weights are one transfer behind the attention output
+    of the layer's last micro-batch. Two layers and ``micro_batches=2``, between the first and the last iteration::
 
         gpu Ea  A0a Eb  A0b .   B0a A1a B0b A1b .   B1a Za  B1b Zb
         cpu .   .   .   C0a .   C0b .   .   C1a .   C1b .   .   .
@@ -29,7 +29,7 @@ class FastDecode(MicroBatched):
     Notes
     -----
     MoE-Lightning, section 4.1 and Figure 6 (S2). Steady layer time about W + n max(A + B, C), an upper bound.
-    The figure's order of transfers is not in the text: the weights stand last.
+    The text does not give the figure's order of transfers: here the weights go last.
     """
 
     example: ClassVar[Pipeline] = fetch(weights) | gpu(qkv, prefill_attention) >> offload >> cpu(

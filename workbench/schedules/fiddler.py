@@ -1,4 +1,4 @@
-"""Fiddler: routed experts on the CPU, for which the GPU waits."""
+"""Fiddler: the CPU computes the routed experts while the GPU waits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workbench.stages import attention, combine, experts, out_proj, qkv, route
 
 @dataclass(frozen=True)
 class Fiddler(Schedule):
-    """One task after the other: GPU and CPU take turns, also where they could work side by side.
+    """One task after the other: GPU and CPU take turns, even where they could work side by side.
 
     Needs a pipeline with the routed experts on the CPU, attention on the GPU and nothing fetched, such as
     ``gpu(..., route) >> (gpu(shared_experts) | offload >> cpu(experts) >> load) >> gpu(combine)``. The order is that of
@@ -29,8 +29,8 @@ class Fiddler(Schedule):
 
     Notes
     -----
-    Fiddler, the synchronous baseline of KTransformers (section 6). All routed experts are computed on the CPU;
-    Fiddler itself would copy some that many tokens chose to the GPU.
+    Fiddler, the synchronous baseline of KTransformers (section 6). All routed experts are computed on the CPU, where
+    Fiddler itself would copy some experts that many tokens chose to the GPU.
     """
 
     example: ClassVar[Pipeline] = (

@@ -26,7 +26,7 @@ _KV_TO_GPU = "gpu segment, h2d kv in, gpu segment, d2h kv out, gpu segment"
 
 @dataclass(frozen=True)
 class FlexGenS3(MicroBatched):
-    """Attention on the CPU, one micro-batch after the other; only the next layer's weights stream meanwhile.
+    """Attention on the CPU, one micro-batch after the other, while only the next layer's weights stream.
 
     Needs a pipeline of the shape ``gpu(...) >> offload >> cpu(...) >> load >> gpu(...)``. Two layers and
     ``micro_batches=2``, between the first and the last iteration::
@@ -39,9 +39,9 @@ class FlexGenS3(MicroBatched):
     Notes
     -----
     MoE-Lightning, section 4.1 and Figure 6 (S3). Steady layer time
-    max(W, A + C + Q) + H + B + (n - 1)(A + C + B + Q + H). The figure's order of transfers is not in the text:
-    by default the weights stand first, so that the first attention output waits for them. ``weights=`` LAST and PAGED
-    are never slower: over 400 random layers up to 1.4 and 1.9 times as fast.
+    max(W, A + C + Q) + H + B + (n - 1)(A + C + B + Q + H). The text does not give the figure's order of transfers:
+    by default the weights go first, so that the first attention output waits for them. ``weights=`` LAST and PAGED
+    are never slower: over 400 random layers they were up to 1.4 and 1.9 times as fast.
     """
 
     example: ClassVar[Pipeline] = fetch(weights) | gpu(qkv, prefill_attention) >> offload >> cpu(
@@ -58,11 +58,11 @@ class FlexGenS3(MicroBatched):
 
 @dataclass(frozen=True)
 class FlexGenS4(MicroBatched):
-    """Attention on the GPU; the next micro-batch's KV and the next layer's weights stream meanwhile.
+    """Attention on the GPU, while the next micro-batch's KV and the next layer's weights stream.
 
-    Needs a pipeline of the shape ``fetch(weights, kv) | gpu(...)`` with something before and behind decode_attention.
-    Two buffers for KV: that of the next micro-batch comes while the present one is computed. Two layers and
-    ``micro_batches=2``, between the first and the last iteration::
+    Needs a pipeline of the shape ``fetch(weights, kv) | gpu(...)`` with operations before and behind decode_attention.
+    There are two buffers for KV: the KV of the next micro-batch comes while the present one is computed. Two layers
+    and ``micro_batches=2``, between the first and the last iteration::
 
         gpu Ea  A0a B0a F0a Eb  A0b B0b F0b A1a B1a F1a Za  A1b B1b F1b Zb
         d2h .   .   .   S0a .   .   .   S0b .   .   S1a .   .   .   S1b .
@@ -71,8 +71,8 @@ class FlexGenS4(MicroBatched):
     Notes
     -----
     FlexGen; MoE-Lightning, section 4.1 and Figure 6 (S4). Steady layer time with pages
-    max(W + n K, n (A + G + B)). The figure's order of transfers is not in the text: by default the weights
-    stand before the KV of the layer's second micro-batch; ``weights=`` LAST or PAGED puts them elsewhere.
+    max(W + n K, n (A + G + B)). The text does not give the figure's order of transfers: by default the weights
+    go before the KV of the layer's second micro-batch; ``weights=`` LAST or PAGED puts them elsewhere.
     """
 
     example: ClassVar[Pipeline] = fetch(weights, kv) | gpu(qkv, attention, out_proj, moe)
@@ -81,7 +81,7 @@ class FlexGenS4(MicroBatched):
 
     @property
     def kv_slots(self) -> int:
-        """Two: the present micro-batch's and the next one's."""
+        """Two: one for the present micro-batch and one for the next."""
         return 2
 
     def tasks(self, graph: LayerGraph, layers: int, step: Step) -> tuple[Task, ...]:

@@ -1,4 +1,4 @@
-"""KTransformers: routed experts on the CPU, beside which the GPU computes whatever does not need them."""
+"""KTransformers: the CPU computes the routed experts, and the GPU meanwhile whatever does not need them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ NEEDED = "gpu(..., route) >> (gpu(shared_experts) | offload >> cpu(experts) >> l
 
 @dataclass(frozen=True)
 class KTransformers(Schedule):
-    """Every task starts as soon as its data is there: shared experts on the GPU run beside the routed ones.
+    """Every task starts as soon as its data is there; shared experts on the GPU run beside the routed ones.
 
     Needs a pipeline with the routed experts on the CPU, attention on the GPU and nothing fetched, such as
-    ``gpu(..., route) >> (gpu(shared_experts) | offload >> cpu(experts) >> load) >> gpu(combine)``. The way to the CPU
-    submits the experts, the way back awaits them. Two layers, in every iteration::
+    ``gpu(..., route) >> (gpu(shared_experts) | offload >> cpu(experts) >> load) >> gpu(combine)``. The transfer to the
+    CPU submits the experts, and the transfer back waits for them. Two layers, in every iteration::
 
         gpu Ea  A0a B0a .   .   F0a A1a B1a .   .   F1a Za
         cpu .   .   .   C0a D0a .   .   .   C1a .   .   .
@@ -30,8 +30,8 @@ class KTransformers(Schedule):
 
     Notes
     -----
-    KTransformers, sections 3.3 and 4. One micro-batch, as the paper's decoding has. The fixed cost of
-    submission and waiting is that of the two transfers.
+    KTransformers, sections 3.3 and 4. The batch is one part, as in the paper's decoding. The fixed cost of submission
+    and waiting is that of the two transfers.
     """
 
     example: ClassVar[Pipeline] = (

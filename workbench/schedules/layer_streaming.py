@@ -1,4 +1,4 @@
-"""Layer streaming as in DeepSpeed ZeRO-Inference: all on the GPU, weights one layer ahead."""
+"""Layer streaming as in DeepSpeed ZeRO-Inference: the GPU computes everything, and weights come one layer ahead."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from workbench.stages import attention, moe, out_proj, qkv, weights
 
 @dataclass(frozen=True)
 class LayerStreaming(Schedule):
-    """One micro-batch on the GPU alone; the weights of the next layer stream whole while this one is computed.
+    """One part on the GPU alone, while the weights of the next layer stream in one transfer.
 
-    Needs a pipeline of the shape ``fetch(weights) | gpu(...)``, its KV cache on the GPU. The order is that of
+    Needs a pipeline of the shape ``fetch(weights) | gpu(...)`` with its KV cache on the GPU. The order is that of
     ``Sequential(prefetch=True)``; the name says what it is used for. Two layers, between the first and the last
     iteration::
 

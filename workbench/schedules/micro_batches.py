@@ -1,4 +1,4 @@
-"""The base of micro-batched schedules: tasks that wait for their data alone, and weights that come a layer ahead."""
+"""The base of micro-batched schedules: tasks that wait only for their data, and weights that come one layer ahead."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class WeightPlace(enum.Enum):
 
 @dataclass(frozen=True)
 class MicroBatched(Schedule):
-    """A schedule that splits the batch in as many micro-batches as its user says.
+    """A schedule that splits the batch into `micro_batches` parts.
 
     Raises
     ------
     ScheduleError
-        If that is no whole number, or fewer than the schedule needs.
+        If `micro_batches` is no whole number, or less than the schedule needs.
     """
 
     least: ClassVar[int] = 1
@@ -57,7 +57,7 @@ class MicroBatched(Schedule):
 
 
 def shape(graph: LayerGraph) -> str:
-    """Lanes and kinds of a layer's nodes in order, where it begins and ends on the GPU; else nothing."""
+    """Lanes and kinds of a layer's nodes in order; empty for a layer that does not begin and end on the GPU."""
     if graph.enter or graph.leave:
         return ""
     return ", ".join(f"{node.lane} {node.kind.value}" for node in graph.nodes)
@@ -84,7 +84,7 @@ def check_attention_on_cpu(schedule: str, graph: LayerGraph) -> None:
 
 
 class Dataflow:
-    """Tasks that wait for what they read: nodes before them in the layer, the layer before, weights.
+    """Collects tasks that wait for what they read: earlier nodes of the layer, the layer before, and weights.
 
     Lanes keep the order in which tasks are added. Weights alternate between two slots: those of the next layer may
     come once the layer before the present one has been computed.
@@ -96,9 +96,9 @@ class Dataflow:
         self.layers = layers
         self._step = step
         self._pages = pages
-        self._done: dict[tuple[int, int, int], int] = {}  # (layer, node, part): task; layer -1 is what stands before
-        self._arrived: dict[int, list[int]] = {}  # weights of a layer: the tasks that bring them
-        self._readers: dict[int, list[int]] = {}  # weights of a layer: the tasks that compute with them
+        self._done: dict[tuple[int, int, int], int] = {}  # task by layer, node and part; layer -1 for the embedding
+        self._arrived: dict[int, list[int]] = {}  # tasks that bring the weights of a layer
+        self._readers: dict[int, list[int]] = {}  # tasks that compute with the weights of a layer
         if Step.FIRST in step:
             for page in range(pages):
                 self.load(0, page)
@@ -109,14 +109,14 @@ class Dataflow:
         return tuple(self.order.tasks)
 
     def begin(self, part: int) -> None:
-        """Embed a part's tokens."""
+        """Add the embedding of a part's tokens."""
         start = self.order.add(EMBED, -1, part, ())
         if self.graph.enter:
             start = self.order.add(self.graph.enter, -1, part, (start,))
         self._done[-1, 0, part] = start
 
     def run(self, layer: int, node: int, part: int, *also: int) -> int:
-        """One node of a layer for one part; `also` are further tasks that it waits for."""
+        """Add the task of one node in one layer for one part; it also waits for the tasks `also`."""
         task = self.graph.planned(layer, self.layers)[node]
         if task is None:
             raise ScheduleError(f"layer {layer} has no node {node}; add only those of LayerGraph.planned.")
@@ -140,24 +140,27 @@ class Dataflow:
         return (self._done[layer, node, part] for node in ends)
 
     def load(self, layer: int, page: int = 0) -> None:
-        """Weights of a layer, or a page of them; those past the last layer are the next iteration's first."""
+        """Add the transfer of a layer's weights, or of a page of them.
+
+        The layer after the last is the first of the next iteration.
+        """
         if not self.graph.streamed or (layer == self.layers and Step.LAST in self._step):
             return
-        pieces = tuple((layer % self.layers, node) for node in self.graph.streamed)
+        weights_of = tuple((layer % self.layers, node) for node in self.graph.streamed)
         after = self._readers.get(layer - 2, ())
         cut = Page(page, self._pages)
-        task = self.order.add(WEIGHTS, layer % self.layers, None, after, pieces=pieces, page=cut)
+        task = self.order.add(WEIGHTS, layer % self.layers, None, after, weights_of=weights_of, page=cut)
         self._arrived.setdefault(layer, []).append(task)
 
     def load_at(self, place: WeightPlace, layer: int, part: int, parts: int) -> None:
-        """Behind the transfers of a layer's part: what of the next layer's weights has its place there."""
+        """Add, behind the transfers of one part in one layer, the next layer's weights that have their place there."""
         if place is WeightPlace.PAGED:
             self.load(layer + 1, part)
         elif part == (0 if place is WeightPlace.FIRST else parts - 1):
             self.load(layer + 1)
 
     def end(self, part: int) -> None:
-        """Sample from what the last layer made of a part."""
+        """Add the head, which samples from a part's output of the last layer."""
         after = tuple(self._ended(self.layers - 1, part))
         if self.graph.leave:
             after = (self.order.add(self.graph.leave, -1, part, after),)
@@ -167,7 +170,7 @@ class Dataflow:
 def attention_on_cpu(
     graph: LayerGraph, layers: int, step: Step, micro_batches: int, *, ahead: int, weights: WeightPlace
 ) -> tuple[Task, ...]:
-    """Attention on the CPU, each micro-batch's begun so many micro-batches before its experts are computed."""
+    """Tasks of a layer with attention on the CPU, which begins `ahead` micro-batches before the experts."""
     plan = Dataflow(graph, layers, step, micro_batches if weights is WeightPlace.PAGED else 1)
     turns = [(layer, part) for layer in range(layers) for part in range(micro_batches)]
     begun = 0

@@ -1,4 +1,4 @@
-"""WHEN: a plan is an ordered list of tasks on lanes, with what each waits for; and the rule by which lanes run it."""
+"""Plans (WHEN): ordered lists of tasks with the tasks that each waits for, and the rule by which lanes run them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from workbench.core.display import escaped
-from workbench.core.repeats import Run, find_runs
+from workbench.core.repeats import Repeat, find_repeats
 from workbench.core.timeline import ITERATION
 from workbench.pipeline.layer_graph import LayerGraph, Node, NodeKind
 from workbench.scheduler.batch import Batch
@@ -19,14 +19,16 @@ LANES = ("gpu", "cpu", "d2h", "h2d")
 
 
 class Page(NamedTuple):
-    """One of the `pages` equal shares in which a weight transfer is made, the first being number 0."""
+    """One of the `pages` equal shares of a weight transfer; the first has number 0."""
 
     number: int = 0
     pages: int = 1
 
     def cut(self, size: float) -> tuple[float, float]:
-        """Begin and end of the page in `size` bytes: whole multiples of 64 B, but the end of the last one."""
-        begin, end = (size * edge // (64 * self.pages) * 64 for edge in (self.number, self.number + 1))
+        """Begin and end of the page in `size` bytes: multiples of 64 B, save for the end of the last page."""
+        unit = 64 * self.pages
+        begin = size * self.number // unit * 64
+        end = size * (self.number + 1) // unit * 64
         return begin, size if self.number + 1 == self.pages else end
 
 
@@ -34,13 +36,14 @@ WHOLE = Page()
 
 
 class Carry(enum.Enum):
-    """True if a weight transfer keeps within its iteration."""
+    """Position of a weight transfer at the end of its iteration, which it may outlast."""
 
     NONE = "within"
+    """It begins and ends within the iteration."""
     OUT = "runs on"
-    """It begins here, and the iteration does not wait for its end."""
+    """It begins in this iteration, which does not wait for its end."""
     IN = "the rest"
-    """The end of the one that the iteration before let run on."""
+    """It is the rest of the transfer that the iteration before let run on."""
 
 
 @dataclass(frozen=True)
@@ -51,25 +54,26 @@ class Task:
     ----------
     node : Node
     layer : int
+        The layer; -1 for tasks before the first layer or after the last.
     part : int or None
-        Micro-batch or partition; None for weights, which serve them all.
+        Number of the part in `Plan.parts`; None for weights, which serve them all.
     after : tuple of int
         Tasks of the plan that must have ended, each earlier in the plan.
-    pieces : tuple of (layer, node index)
-        What a weight transfer brings: the weights of these nodes; none for the rest of one counted before.
+    weights_of : tuple of (layer, node index)
+        Nodes whose weights a weight transfer brings; empty for the rest of a transfer that began an iteration before.
     bulk : bool
         True if the transfer goes in packets and lets small ones pass in between.
     carry : Carry
-        Where a weight transfer stands that outlasts its iteration.
+        Position of a weight transfer that may outlast its iteration.
     page : Page
-        Which share of the pieces a weight transfer brings. Pages follow one another into one slot.
+        Share of these weights that the transfer brings. Pages follow one another into one slot.
     """
 
     node: Node
     layer: int
     part: int | None
     after: tuple[int, ...] = ()
-    pieces: tuple[tuple[int, int], ...] = ()
+    weights_of: tuple[tuple[int, int], ...] = ()
     bulk: bool = False
     carry: Carry = Carry.NONE
     page: Page = WHOLE
@@ -82,13 +86,13 @@ class Task:
         return f"{self.node.code}{layer}{'' if self.part is None else part_name(self.part)}{page}"
 
     def place(self, layers: int) -> int:
-        """Position in the stack: the layer, -1 before the first, `layers` after the last."""
+        """Position in the stack of layers: the layer, -1 before the first, `layers` after the last."""
         after = self.node.kind is NodeKind.HEAD or self.node.lane == "h2d"
         return self.layer if self.layer >= 0 else layers if after else -1
 
 
 def part_name(part: int) -> str:
-    """a, b, ... z, then p26, p27, ..."""
+    """Name of a part in a printed plan: a, b, ... z, then p26, p27, ..."""
     return chr(ord("a") + part) if part < 26 else f"p{part}"
 
 
@@ -96,7 +100,16 @@ def part_name(part: int) -> str:
 class Plan:
     """One iteration: the parts of its batch and the tasks that take them through every layer.
 
-    Tasks are in issue order: each lane runs its own in this order, and waits for a first one that is not ready.
+    Attributes
+    ----------
+    schedule : str
+    graph : LayerGraph
+    layers : int
+    parts : tuple of Batch
+        The batches that the iteration's batch is split into: micro-batches, or the partitions of VSLPipe. The word
+        *part* means one of these everywhere in the workbench.
+    tasks : tuple of Task
+        In issue order: each lane runs its own tasks in this order, and waits while the next one is not ready.
     """
 
     schedule: str
@@ -125,9 +138,9 @@ class Plan:
         )
 
     def _line(self, task: Task) -> str:
-        pieces = " ".join(f"{self.graph.nodes[node].code}{layer}" for layer, node in task.pieces)
+        readers = " ".join(f"{self.graph.nodes[node].code}{layer}" for layer, node in task.weights_of)
         waits = " ".join(self.tasks[index].name for index in task.after)
-        what = f"{task.name:5}{f'for {pieces} ':12}" if pieces else f"{task.name:17}"
+        what = f"{task.name:5}{f'for {readers} ':12}" if readers else f"{task.name:17}"
         carry = {Carry.NONE: "", Carry.OUT: ", runs on", Carry.IN: " (runs since the iteration before)"}[task.carry]
         return f"{what}after {waits or '-'}{carry}"
 
@@ -154,7 +167,7 @@ COMPUTE = ("gpu", "cpu")
 
 def one_at_a_time(tasks: Sequence[Task], seconds: Sequence[float]) -> bool:
     """True if every compute task that has work waits, directly or not, for the one before it in the plan."""
-    before = [0] * len(tasks)  # how many compute tasks, counted from the first, have ended when this one starts
+    before = [0] * len(tasks)  # compute tasks, counted from the first, that have ended when this one starts
     count = 0
     done = [0] * len(tasks)
     for index, task in enumerate(tasks):
@@ -176,11 +189,11 @@ def lay_out(
 ) -> tuple[list[float], list[float]]:
     """Starts and ends of a plan's tasks when each lane runs its own in issue order [s].
 
-    A task starts when its lane is free and everything it waits for has ended; a first task that is not ready blocks
-    its lane. A bulk transfer goes in packets of `packet` seconds: a small transfer that becomes ready meanwhile
+    A task starts when its lane is free and every task that it waits for has ended; a next task that is not ready
+    blocks its lane. A bulk transfer goes in packets of `packet` seconds: a small transfer that becomes ready meanwhile
     starts at the next packet boundary and delays the rest. While a bulk transfer runs that stands in the plan before
-    a task, the task makes only ``1 - slowdown`` seconds of progress per second; `slowdowns` has one
-    for each task, or none.
+    a task, the task makes only ``1 - slowdown`` seconds of progress per second; `slowdowns` has one entry for each
+    task, or is empty.
 
     Notes
     -----
@@ -192,56 +205,59 @@ def lay_out(
 
 
 class Turns(NamedTuple):
-    """The waits of a plan's tasks, found once for a plan that is played again and again.
+    """The order in which a plan's tasks wait for one another, found once for a plan that is played many times.
+
+    Tasks that take equally long form a group.
 
     Attributes
     ----------
     tasks : list of (str, tuple of int, bool, int)
-        Of each its lane, what it waits for, whether it is bulk, and its kind; tasks of a kind take as long.
+        Of each task: its lane, the tasks that it waits for, true if it is bulk, and its group.
     lanes : tuple of str
-        Those of the tasks that are not bulk.
-    kinds : list of (str, int)
-        Of each kind the lane, and how many tasks there are.
-    runs : list of (Run, lanes, int)
-        Where tasks repeat: the lanes of those that are not bulk, and how many tasks back of the end of a repetition
-        the later ones wait for.
+        Lanes of the tasks that are not bulk.
+    groups : list of (str, int)
+        Of each group: its lane, and the number of its tasks.
+    repeats : list of (Repeat, lanes, int)
+        Tasks that repeat; of each repeat the lanes of its tasks that are not bulk, and its reach, see `_reach`.
     """
 
     tasks: list[tuple[str, tuple[int, ...], bool, int]]
     lanes: tuple[str, ...]
-    kinds: list[tuple[str, int]]
-    runs: list[tuple[Run, tuple[str, ...], int]]
+    groups: list[tuple[str, int]]
+    repeats: list[tuple[Repeat, tuple[str, ...], int]]
 
     @classmethod
-    def of(cls, tasks: Sequence[Task], kinds: Sequence[int]) -> Turns:
-        """Make the turns of a plan's tasks, which are of these kinds."""
-        turns = [(task.node.lane, task.after, task.bulk, kind) for task, kind in zip(tasks, kinds, strict=True)]
+    def of(cls, tasks: Sequence[Task], groups: Sequence[int]) -> Turns:
+        """Make the turns of a plan's tasks, each of which belongs to one of these groups."""
+        turns = [(task.node.lane, task.after, task.bulk, group) for task, group in zip(tasks, groups, strict=True)]
         like = []
-        for place, (_, after, bulk, kind) in enumerate(turns):
+        for place, (_, after, bulk, group) in enumerate(turns):
             distances = tuple(place - index for index in after)
-            like.append((kind, bulk, distances))
-        runs = [(run, _lanes(turns[run.first : run.stop]), _reach(turns, run)) for run in find_runs(like)]
-        lane_of = {kind: lane for lane, _, _, kind in turns}
-        counts = Counter(kinds)
-        return cls(turns, _lanes(turns), [(lane_of[kind], counts[kind]) for kind in sorted(counts)], runs)
+            like.append((group, bulk, distances))
+        repeats = []
+        for repeat in find_repeats(like):
+            repeats.append((repeat, _lanes(turns[repeat.first : repeat.stop]), _reach(turns, repeat)))
+        lane_of = {group: lane for lane, _, _, group in turns}
+        counts = Counter(groups)
+        return cls(turns, _lanes(turns), [(lane_of[group], counts[group]) for group in sorted(counts)], repeats)
 
 
 def _lanes(turns: Sequence[tuple[str, tuple[int, ...], bool, int]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(lane for lane, _, bulk, _ in turns if not bulk))
 
 
-def _reach(turns: Sequence[tuple[str, tuple[int, ...], bool, int]], run: Run) -> int:
-    """Tasks between a repetition's end and the earliest one that later tasks wait for; one repetition at least."""
-    reach = run.length
-    for place in range(run.first + run.length, len(turns)):
+def _reach(turns: Sequence[tuple[str, tuple[int, ...], bool, int]], repeat: Repeat) -> int:
+    """Tasks from the earliest that later tasks wait for up to the end of a repetition; at least one repetition's."""
+    reach = repeat.length
+    for place in range(repeat.first + repeat.length, len(turns)):
         for other in turns[place][1]:
-            if run.first <= other < run.stop:
-                reach = max(reach, min(place, run.stop) - other)
+            if repeat.first <= other < repeat.stop:
+                reach = max(reach, min(place, repeat.stop) - other)
     return reach
 
 
 class Played(NamedTuple):
-    """Starts and ends of tasks, 0 of those that were skipped, and how long each lane is held by all [s]."""
+    """Starts and ends of tasks, 0 for those that were skipped, and the time for which tasks hold each lane [s]."""
 
     starts: list[float]
     ends: list[float]
@@ -249,9 +265,9 @@ class Played(NamedTuple):
 
 
 RESTS = (2e-3, 5e-3)
-"""Seconds without work from which on the gpu lane cools down, and after which it is all cold: others used its caches.
+"""Idle times of the gpu lane [s]: after the first it begins to lose its caches to others, after the second all is lost.
 
-Between the two halves of a layer it waits for attention: their operations are timed after such a wait.
+Between the two halves of a layer the lane waits for attention, and the operations are timed after such a wait.
 """
 
 
@@ -264,25 +280,26 @@ def play(
     cold: float = 0.0,
     skip: bool = False,
 ) -> Played:
-    """As `lay_out`, for the turns of a plan, and the seconds and slowdowns of its kinds.
+    """Play the turns of a plan as `lay_out` does, with the seconds and slowdowns of its groups.
 
-    A task with which the gpu lane begins after a rest takes `cold` seconds longer, after a short one less.
+    The first task of the gpu lane after a rest takes `cold` seconds longer, and proportionally less after a short
+    rest; see `RESTS`.
 
-    With `skip`, once a repetition of a run begins as the one before it did, all later ones are left out: each only
-    shifts by the same time.
+    With `skip`, once one repetition of a repeat begins as the one before it did, all later ones are left out: they
+    would only be shifted, each by the same time.
     """
     lanes = _Lanes(turns, seconds, packet, slowdowns, cold)
-    for run, of_run, reach in turns.runs if skip else ():
-        lanes.pass_run(run, of_run, reach)
+    for repeat, of_repeat, reach in turns.repeats if skip else ():
+        lanes.pass_repeat(repeat, of_repeat, reach)
     lanes.go_on(len(turns.tasks))
     busy = lanes.longer
-    for (lane, count), length in zip(turns.kinds, seconds, strict=True):
+    for (lane, count), length in zip(turns.groups, seconds, strict=True):
         busy[lane] += count * length
     return Played(lanes.starts, lanes.ends, busy)
 
 
 class _Moving(NamedTuple):
-    """A bulk transfer under way: its lane, how many tasks ago it stood, and its times since the last end."""
+    """A bulk transfer under way: its lane, its place before the next task, and its times relative to the last end."""
 
     lane: str
     back: int
@@ -294,8 +311,8 @@ class _Moving(NamedTuple):
 class _State(NamedTuple):
     """The state at the end of a repetition that decides when later tasks run.
 
-    `ends` are those of the last tasks, `last` the very last; bulk transfers that have ended are left out. `longer` is
-    by how much each lane has been held longer than its tasks take alone.
+    `ends` are the ends of the last tasks, and `last` is the end of the very last. `moving` are the bulk transfers that
+    have not ended. `longer` is the time for which each lane has been held beyond the sum of its tasks' own times.
     """
 
     last: float
@@ -304,7 +321,7 @@ class _State(NamedTuple):
     longer: dict[str, float]
 
     def like(self, before: _State, left: int) -> bool:
-        """True if so many more repetitions, at this drift, stay within a thousandth of one's length."""
+        """True if `left` more repetitions, at this drift, stay within a thousandth of the length of one."""
         if len(self.ends) != len(before.ends) or [each[:2] for each in self.moving] != [
             each[:2] for each in before.moving
         ]:
@@ -345,15 +362,15 @@ class _Lanes:
         lanes = self._turns.lanes
         packet = self._packet
         cold = self._cold
-        for index, (lane, after, is_bulk, kind) in enumerate(self._turns.tasks[self._at : stop], self._at):
-            length = seconds[kind]
+        for index, (lane, after, is_bulk, group) in enumerate(self._turns.tasks[self._at : stop], self._at):
+            length = seconds[group]
             start = free[lane]
             for other in after:
                 if ends[other] > start:
                     start = ends[other]
             if is_bulk:
                 under_way = bulk.setdefault(lane, [])
-                over = free[lanes[0]] if lanes else start  # none but bulk transfers begin before
+                over = free[lanes[0]] if lanes else start  # no later task but a bulk transfer begins before this
                 for each in lanes:
                     if free[each] < over:
                         over = free[each]
@@ -372,7 +389,7 @@ class _Lanes:
             if lane in bulk and length:
                 start = _let_pass(bulk[lane], start, length, starts, ends, packet)
             end = start + length
-            slowdown = slowdowns[kind]
+            slowdown = slowdowns[group]
             if slowdown and length:
                 for each in bulk:
                     end = _slowed(bulk[each], start, end, starts, ends, slowdown)
@@ -381,20 +398,20 @@ class _Lanes:
             ends[index] = free[lane] = end
         self._at = stop
 
-    def pass_run(self, run: Run, lanes: Sequence[str], reach: int) -> None:
-        """Run the repetitions of a run until one begins as that before it began, and skip the others."""
-        self.go_on(run.first)
+    def pass_repeat(self, repeat: Repeat, lanes: Sequence[str], reach: int) -> None:
+        """Run the repetitions of a repeat until one begins as the one before it did, and skip the others."""
+        self.go_on(repeat.first)
         before = self._state(lanes, reach)
-        while (left := (run.stop - self._at) // run.length - 1) > 0:
-            self.go_on(self._at + run.length)
+        while (left := (repeat.stop - self._at) // repeat.length - 1) > 0:
+            self.go_on(self._at + repeat.length)
             now = self._state(lanes, reach)
             if now.like(before, left):
-                self._skip(run.length, left, now, before, lanes)
+                self._skip(repeat.length, left, now, before, lanes)
                 return
             before = now
 
     def _state(self, lanes: Sequence[str], reach: int) -> _State:
-        """The state after the tasks that have run; later tasks wait for the last `reach` of them at most."""
+        """The state after the tasks that have run; of these, later tasks wait for none but the last `reach`."""
         at = self._at
         starts = self.starts
         ends = self.ends
@@ -409,7 +426,7 @@ class _Lanes:
         return _State(last, ends[max(0, at - reach) : at], moving, self.longer.copy())
 
     def _skip(self, tasks: int, times: int, now: _State, before: _State, lanes: Sequence[str]) -> None:
-        """Stand where so many more repetitions of so many tasks lead to."""
+        """Move to the state after `times` more repetitions of `tasks` tasks each."""
         shift = (now.last - before.last) * times
         self._at += tasks * times
         self.ends[self._at - len(now.ends) : self._at] = [end + shift for end in now.ends]
@@ -428,7 +445,7 @@ class _Lanes:
 def _slowed(
     bulk: Sequence[_Bulk], start: float, end: float, starts: list[float], ends: list[float], slowdown: float
 ) -> float:
-    """End of a task from `start` to `end` that bulk transfers slow down while they run beside it."""
+    """End of a task from `start` to `end` if bulk transfers slow it down while they run beside it."""
     for transfer in bulk:
         begin = starts[transfer.index]
         until = ends[transfer.index]
@@ -472,13 +489,13 @@ def _let_pass(
 
 @dataclass(slots=True)
 class _Bulk:
-    """A bulk transfer under way: which task it is, and since when its packets have followed one another."""
+    """A bulk transfer under way: its task, and the time since when its packets have followed one another."""
 
     index: int
     since: float
 
     def delay(self, late: float, starts: list[float], ends: list[float]) -> None:
-        """Begin so much later, if that is later at all."""
+        """Shift the transfer by `late` seconds, if that is more than 0."""
         if late > 0:
             starts[self.index] += late
             ends[self.index] += late
@@ -486,10 +503,10 @@ class _Bulk:
 
 
 def let_begin(tasks: Sequence[Task], starts: Sequence[float], ends: Sequence[float]) -> list[str]:
-    """For each task of a plan the one whose end let it begin (``cpu C0a``), or `ITERATION` if none did.
+    """For each task of a plan, the task whose end let it begin (``cpu C0a``), or `ITERATION` if none did.
 
-    Of what it waits for, and what its lane did before it, that is the last to end. A task that took no time stands
-    for the one that let it begin itself.
+    It is the last to end of the tasks that this one waits for and of the one before it on its lane. A task that took
+    no time is replaced by the one that let it begin.
     """
     found = list[str]()
     before = dict[tuple[str, bool], int]()

@@ -10,7 +10,7 @@ from workbench.schedules.base import Schedule
 
 
 def every_schedule() -> tuple[type[Schedule], ...]:
-    """The schedules that this package's modules define, by name; each has an `example`, a pipeline that it takes."""
+    """The schedule classes of this package, by name; each has an `example`, a pipeline that it takes."""
     found = dict[str, type[Schedule]]()
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         loaded = importlib.import_module(f"workbench.schedules.{module.name}")

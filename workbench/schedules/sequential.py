@@ -1,4 +1,4 @@
-"""Nothing overlaps, or only the next layer's weights do: the baselines that every schedule is measured against."""
+"""The baselines that every schedule is compared with: nothing overlaps, or only the next layer's weights do."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Sequential(MicroBatched):
     """Every task waits for the one before; each layer's weights are loaded once for all micro-batches.
 
     With ``prefetch=True`` the weights of the next layer stream meanwhile, in packets between which transfers of
-    activations pass; the last layer brings those with which the next iteration begins. Where lanes share cores, each
-    compute task has all of them. Takes any pipeline. For VSLPipe's, two layers and ``micro_batches=2``::
+    activations pass; the last layer brings the weights with which the next iteration begins. Where lanes share cores,
+    each compute task has all of them. Takes any pipeline. For VSLPipe's, two layers and ``micro_batches=2``::
 
         gpu Ea  Eb  .   A0a .   .   .   B0a A0b .   .   .   B0b .   A1a .   .   .   B1a A1b .   .   .   B1b Za  Zb
         cpu .   .   .   .   .   C0a .   .   .   .   C0b .   .   .   .   .   C1a .   .   .   .   C1b .   .   .   .
@@ -34,7 +34,7 @@ class Sequential(MicroBatched):
 
     @property
     def kv_slots(self) -> int:
-        """One: a part's KV is read before the next one's is fetched."""
+        """One: a part's KV is read before the KV of the next part is fetched."""
         return 1
 
     def tasks(self, graph: LayerGraph, layers: int, step: Step) -> tuple[Task, ...]:
@@ -64,7 +64,7 @@ class Sequential(MicroBatched):
 
 
 class _Chain:
-    """Tasks of which each waits for the one before, and weights that stream beside them."""
+    """Collects tasks, each of which waits for the one before, and weights that stream beside them."""
 
     def __init__(self, graph: LayerGraph) -> None:
         self.order = TaskList()
@@ -77,15 +77,16 @@ class _Chain:
 
     def load(self, layer: int) -> None:
         if self.graph.streamed:
-            self.last = (self.order.add(WEIGHTS, layer, None, self.last, pieces=self._pieces(layer)),)
+            self.last = (self.order.add(WEIGHTS, layer, None, self.last, weights_of=self._weights_of(layer)),)
 
     def load_ahead(self, layer: int) -> None:
         if self.graph.streamed:
-            self.coming = (self.order.add(WEIGHTS, layer, None, self.last, pieces=self._pieces(layer), bulk=True),)
+            weights_of = self._weights_of(layer)
+            self.coming = (self.order.add(WEIGHTS, layer, None, self.last, weights_of=weights_of, bulk=True),)
 
     def await_weights(self) -> None:
         self.last = (*self.last, *self.coming)
         self.coming = ()
 
-    def _pieces(self, layer: int) -> tuple[tuple[int, int], ...]:
+    def _weights_of(self, layer: int) -> tuple[tuple[int, int], ...]:
         return tuple((layer, node) for node in self.graph.streamed)

@@ -1,4 +1,4 @@
-"""MoE-Lens' VSLPipe: two partitions alternate between GPU and CPU while the next stage's weights stream."""
+"""MoE-Lens' VSLPipe: two partitions alternate between GPU and CPU while the weights of the next stage stream."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class VSLPipe(Schedule):
     of layer i, the last GPU segment of layer i and the first of layer i+1, in two phases that end together on both
     devices. The weights of the next stage stream in packets of about `packet_seconds`, which is 100 MB on a
     19.5 GB/s link; transfers of activations pass between packets. The last stage brings the weights of the next
-    iteration's prologue and first stage. Those of its second stage stream as soon as a slot is free, and run on over
-    the iteration's end. With two slots the link rests once they are there until the first stage is over; a third slot
-    (``weight_slots=3``) lets it go on. Two layers, between the first and the last iteration::
+    iteration's prologue and first stage. The weights of its second stage stream as soon as a slot is free, and their
+    transfer runs on over the iteration's end. With two slots the link then rests until the first stage is over; a third
+    slot (``weight_slots=3``) lets it go on. Two layers, between the first and the last iteration::
 
         gpu Ea  A0a .   Eb  A0b .   B0a A1a .   B0b A1b .   B1a Za  B1b Zb
         cpu .   .   .   C0a .   .   C0b .   .   C1a .   .   C1b .   .   .
@@ -44,9 +44,10 @@ class VSLPipe(Schedule):
 
     Notes
     -----
-    MoE-Lens, section 6.4 and Figure 8. Cutting a layer's transfer into "last segment of i, first of i+1" is
-    ours: the paper asks for whole layers, this asks for what the stage computes. So is letting a transfer run on: with
-    the weights as slow as the computation the link was idle for 6 % of a pass otherwise (2 Zen 4 cores).
+    MoE-Lens, section 6.4 and Figure 8. Two things are ours. A transfer brings the weights that a stage computes with,
+    "last segment of i, first of i+1", where the paper transfers whole layers. And a transfer may run on into the next
+    iteration: without that the link was idle for 6 % of a pass where the weights took as long as the computation
+    (2 Zen 4 cores).
     """
 
     example: ClassVar[Pipeline] = fetch(weights) | gpu(qkv, prefill_attention) >> offload >> cpu(
@@ -85,7 +86,7 @@ class VSLPipe(Schedule):
 class _Phases:
     """Issues the phases one after the other; each waits for the sinks of the one before.
 
-    The weights of the stages are requested in their order, one whenever a slot becomes free.
+    The weights of the stages are requested in the stages' order, one whenever a slot becomes free.
     """
 
     def __init__(self, graph: LayerGraph, layers: int, slots: int, step: Step) -> None:
@@ -99,7 +100,7 @@ class _Phases:
         self.wanted = deque(self.transfers())
 
     def transfers(self) -> Iterator[tuple[int, list[tuple[int, int]], Carry]]:
-        """Stage, pieces and carry of what is still to be requested, the next iteration's stages counted on."""
+        """Stage, nodes and carry of every weight transfer to request; the next iteration's stages are numbered on."""
         for stage in range(0 if Step.FIRST in self.step else 2, self.layers):
             yield stage, self.computed_in(stage), Carry.NONE
         if Step.LAST not in self.step:
@@ -108,7 +109,7 @@ class _Phases:
                 yield self.layers + 1, self.computed_in(1), Carry.OUT
 
     def computed_in(self, stage: int) -> list[tuple[int, int]]:
-        """The nodes of a stage. What layer 0 begins with stands before the first, in an iteration's prologue."""
+        """The (layer, node) pairs of a stage; the first segment of layer 0 is an iteration's prologue, in no stage."""
         return [(stage, _B)] if stage + 1 == self.layers else [(stage, _B), (stage + 1, _A)]
 
     def run(self) -> tuple[Task, ...]:
@@ -130,7 +131,7 @@ class _Phases:
         return tuple(self.order.tasks)
 
     def open(self) -> None:
-        """Fill the slots that are free before the prologue: the others hold the first stages' weights already."""
+        """Request weights for the slots that are free before the prologue; the others hold the first stages'."""
         if Step.FIRST in self.step:
             self.barrier = self.weights([(0, _A)])
             self.request(self.slots - 1)
@@ -141,48 +142,51 @@ class _Phases:
             self.request(self.slots - 1)
 
     def begin(self, stage: int) -> None:
-        """Fill the slot of what was computed before this stage; what it begins with has come with its own."""
+        """Request weights for the slot that is free once the stage before this one has been computed.
+
+        Before stage 0 none is free after the first iteration: the prologue's weights share the slot of stage 0.
+        """
         if stage or Step.FIRST in self.step:
             self.request(1)
 
     def request(self, count: int) -> None:
         """Request the weights of the next stages."""
         for _ in range(min(count, len(self.wanted))):
-            stage, pieces, carry = self.wanted.popleft()
-            self.arriving[stage] = self.weights(pieces, carry)
+            stage, weights_of, carry = self.wanted.popleft()
+            self.arriving[stage] = self.weights(weights_of, carry)
 
-    def weights(self, pieces: Iterable[tuple[int, int]], carry: Carry = Carry.NONE) -> tuple[int, ...]:
-        """Transfer the weights of these nodes."""
-        wanted = tuple((layer, node) for layer, node in pieces if self.graph.nodes[node].streamed)
+    def weights(self, weights_of: Iterable[tuple[int, int]], carry: Carry = Carry.NONE) -> tuple[int, ...]:
+        """Add the transfer of the streamed weights of these (layer, node) pairs."""
+        wanted = tuple((layer, node) for layer, node in weights_of if self.graph.nodes[node].streamed)
         if not wanted:
             return ()
         brought = () if carry is Carry.IN else wanted
-        return (self.order.add(WEIGHTS, wanted[0][0], None, self.barrier, pieces=brought, bulk=True, carry=carry),)
+        return (self.order.add(WEIGHTS, wanted[0][0], None, self.barrier, weights_of=brought, bulk=True, carry=carry),)
 
     def first(self, part: int) -> tuple[int, ...]:
-        """Embedding and the first segment of layer 0."""
+        """Add the embedding and the first segment of layer 0."""
         embedded = self.order.add(EMBED, -1, part, self.barrier)
         return self.send(0, part, (embedded,))
 
     def advance(self, layer: int, part: int) -> tuple[int, ...]:
-        """The last segment of a layer and the first of the next."""
+        """Add the last segment of a layer and the first of the next."""
         done = self.order.add(self.graph.nodes[_B], layer, part, self.barrier)
         return self.send(layer + 1, part, (done,))
 
     def send(self, layer: int, part: int, after: tuple[int, ...]) -> tuple[int, ...]:
-        """The first segment of a layer, and its queries, keys and values to the CPU."""
+        """Add the first segment of a layer, and the transfer of its queries, keys and values to the CPU."""
         computed = self.order.add(self.graph.nodes[_A], layer, part, after)
         return (self.order.add(self.graph.nodes[_Q], layer, part, (computed,)),)
 
     def attend(self, layer: int, part: int) -> tuple[int, ...]:
-        """Decode attention on the CPU, and its output to the GPU."""
+        """Add decode attention on the CPU, and the transfer of its output to the GPU."""
         attended = self.order.add(self.graph.nodes[_C], layer, part, self.barrier)
         return (self.order.add(self.graph.nodes[_H], layer, part, (attended,)),)
 
     def finish(self, layer: int, part: int) -> int:
-        """The last segment of the last layer."""
+        """Add the last segment of the last layer."""
         return self.order.add(self.graph.nodes[_B], layer, part, self.barrier)
 
     def head(self, part: int, done: int) -> int:
-        """The head."""
+        """Add the head."""
         return self.order.add(HEAD, -1, part, (done,))

@@ -1,6 +1,6 @@
-"""Scenario and schedule brought together: lowered, priced, checked against the memories, and served to the end.
+"""Serving: lowers and prices a scenario and schedule, checks that they fit, and serves the workload to its end.
 
-`bound`, `simulate` and `run` all begin with `prepare`; both clocks turn the one serving loop. `fits` is only the check.
+`bound`, `simulate` and `run` all begin with `prepare`; both clocks drive the one serving loop. `fits` only checks.
 """
 
 from workbench.serving.capacity import fits, prepare

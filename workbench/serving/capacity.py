@@ -1,4 +1,4 @@
-"""Does it fit? What a scenario and schedule need of each memory, and the nearest changes where they do not fit."""
+"""The needs of a scenario and schedule in each memory, and the nearest changes that make them fit if they do not."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from workbench.stages import DEFERRED_BUFFERS, Place, RowClass, buffer_bytes, he
 
 
 def fits(scenario: Scenario, schedule: Schedule) -> Ledger:
-    """The ledger of both memories: true if everything fits, else why not and what would; nothing is allocated.
+    """The ledger of both memories: true if everything fits, else with the cause and the mend. It allocates nothing.
 
-    The check that `bound`, `simulate` and `run` make before any work.
+    `bound`, `simulate` and `run` make this check before any work.
 
     Raises
     ------
@@ -38,14 +38,14 @@ def fits(scenario: Scenario, schedule: Schedule) -> Ledger:
 
 
 def prepare(scenario: Scenario, schedule: Schedule) -> Prepared:
-    """Lower and price, and check everything that can be known before any work: the same for every reader.
+    """Lower and price a scenario, and check everything that can be known before any work, alike for every reader.
 
     Raises
     ------
     ScheduleError
         If the schedule needs another shape of pipeline.
     ScenarioError
-        If something has no price, or prompts come in pieces that cannot be; see `price`.
+        If an operation has no price, or prompts come in chunks that attention cannot take; see `price`.
     CapacityError
         If it does not fit the GPU's or the host's memory, by the ledger of `fits`.
     """
@@ -57,26 +57,39 @@ def prepare(scenario: Scenario, schedule: Schedule) -> Prepared:
 
 
 class Largest(NamedTuple):
-    """The most that one iteration may hold: tokens, requests, tokens of one part, and KV blocks that one part reads."""
+    """The most that one iteration can hold.
+
+    Attributes
+    ----------
+    tokens, requests : int
+        Tokens and requests of the iteration.
+    part_tokens : int
+        Tokens of one part.
+    part_blocks : float
+        KV blocks that one part reads.
+    """
 
     tokens: int
     requests: int
-    part: int
+    part_tokens: int
     part_blocks: float
 
     def held(self, prefill: float, decode: float) -> float:
-        """Bytes of its tokens, of so many for each that prefills and each that decodes: one of a request at most."""
+        """Bytes of all tokens, of which prefill and decode tokens take so many each; a request has one decode token."""
         return prefill * self.tokens + max(0.0, decode - prefill) * self.requests
 
 
 def largest_batch(scenario: Scenario, schedule: Schedule, budget: float) -> Largest:
     """Bounds that no iteration exceeds, in whatever order the requests come.
 
-    The scheduler's budget limits the tokens, or the longest prompt where that is longer; so do the KV cache, which
-    holds them all, and the workload. Layered prefill has as many decodes beside the longest prompt. Preempted requests
-    prefill their output anew. A static batch comes split by its scheduler, however unevenly; else, with m parts, dealt
-    evenly by their number, sequences of at most u and at least v blocks put at most u / (u + (m - 1) v) of B blocks,
-    and one sequence, into one part; one more where prompts come in pieces, which are dealt apart from the decodes.
+    Three things limit the tokens: the scheduler's budget, or the longest prompt where that is longer; the KV cache,
+    which holds all tokens; and the workload. Layered prefill can have its whole budget in decodes beside the longest
+    prompt. Preempted requests prefill their output anew.
+
+    A static batch is split by its scheduler, however unevenly, so that one part can read all blocks. Other batches are
+    divided evenly by the number of sequences. If each of these holds at most u and at least v of B blocks, one of m
+    parts reads at most u blocks more than the share u / (u + (m - 1) v) of the rest. Where prompts come in chunks, it
+    is 2 u blocks more: chunks are divided separately from the decodes.
     """
     prompt = scenario.workload.prompt_len
     block = scenario.memory.kv_block
@@ -89,13 +102,13 @@ def largest_batch(scenario: Scenario, schedule: Schedule, budget: float) -> Larg
     tokens = int(min(max(budget, longest), blocks * block, int(alone.sum())))
     fit = int(np.count_nonzero(np.cumsum(np.sort(-(-prompt // block))) <= blocks))
     requests = min(fit, tokens)
-    part = min(tokens, -(-tokens // parts) + int(alone.max())) if parts > 1 else tokens
-    part = tokens if isinstance(scenario.scheduler, StaticBatching) else part
+    part_tokens = min(tokens, -(-tokens // parts) + int(alone.max())) if parts > 1 else tokens
+    part_tokens = tokens if isinstance(scenario.scheduler, StaticBatching) else part_tokens
     share = widest / (widest + (parts - 1) * -(-(int(prompt.min()) + 1) // block))
-    dealt = 2 if scenario.scheduler.splits(int(held.max()), scenario.model.num_hidden_layers) else 1
-    over = dealt * widest
-    read = min(blocks, over + max(0, blocks - over) * share, (-(-requests // parts) + dealt - 1) * widest)
-    return Largest(tokens, requests, part, blocks if isinstance(scenario.scheduler, StaticBatching) else read)
+    divisions = 2 if scenario.scheduler.splits(int(held.max()), scenario.model.num_hidden_layers) else 1
+    over = divisions * widest
+    read = min(blocks, over + max(0, blocks - over) * share, (-(-requests // parts) + divisions - 1) * widest)
+    return Largest(tokens, requests, part_tokens, blocks if isinstance(scenario.scheduler, StaticBatching) else read)
 
 
 def embedding_bytes(scenario: Scenario) -> float:
@@ -106,19 +119,18 @@ def embedding_bytes(scenario: Scenario) -> float:
 
 
 def ledger(prepared: Prepared) -> Ledger:
-    """The needs of both memories, and the changes that would make a scenario fit where it does not."""
+    """The needs in both memories, and the changes that make a scenario fit if it does not."""
     needs = _Needs(prepared)
     gpu, host = needs.accounts(prepared.scenario, prepared.lowering.schedule, prepared.token_budget)
     found = Ledger(prepared.scenario.machine.name, gpu, host)
-    return (
-        found
-        if found
-        else replace(found, changes=tuple(sorted(_changes(prepared, found, needs), key=lambda change: change.factor)))
-    )
+    if found:
+        return found
+    changes = sorted(_changes(prepared, found, needs), key=lambda change: change.factor)
+    return replace(found, changes=tuple(changes))
 
 
 class _Needs:
-    """Needs of a scenario's pipeline in each memory, for any KV capacity, budget and number of micro-batches."""
+    """Needs of a scenario's pipeline in each memory, for any KV capacity, token budget and number of parts."""
 
     def __init__(self, prepared: Prepared) -> None:
         self._slot = prepared.slot_bytes
@@ -133,13 +145,14 @@ class _Needs:
             self._weights[home] += stage.op.weight_bytes(scenario.model, precision) * layers
         self._rows = dict[Place, list[int]]()
         for device, buffers in held_buffers(self._graph).items():
-            self._rows[device] = [_row_bytes(buffers, rows, scenario) for rows in RowClass.ALL.parts]
+            self._rows[device] = [_row_bytes(buffers, rows, scenario) for rows in RowClass.ALL.classes]
 
     def accounts(self, scenario: Scenario, schedule: Schedule, budget: float) -> tuple[Account, Account]:
         """The accounts of the GPU and of the host."""
         batch = largest_batch(scenario, schedule, budget)
         machine = scenario.machine
-        gpu, host = (self._entries(device, scenario, schedule, batch) for device in (Place.GPU, Place.CPU))
+        gpu = self._entries(Place.GPU, scenario, schedule, batch)
+        host = self._entries(Place.CPU, scenario, schedule, batch)
         return Account("GPU", gpu, machine.gpu.memory), Account("host", host, machine.cpu.memory)
 
     def _entries(self, device: Place, scenario: Scenario, schedule: Schedule, batch: Largest) -> tuple[Entry, ...]:
@@ -156,11 +169,11 @@ class _Needs:
             slots = schedule.weight_slots
             entries.insert(1, Entry("weight slots", slots * self._slot, f"{slots} of {format_bytes(self._slot)}"))
             if kv in pipeline.fetches:
-                slots = schedule.kv_slots  # more than there are parts hold one part's KV of several layers
+                slots = schedule.kv_slots  # with more slots than parts, a part's KV of several layers is held
                 count = min(batch.part_blocks * slots, scenario.kv_blocks * -(-slots // schedule.parts))
                 size = count * per_block / scenario.model.num_hidden_layers
                 entries.append(Entry("fetched KV", size, f"{count:.0f} blocks of one layer"))
-        copies = scenario.machine.gpu.count if device is Place.GPU else 1  # each GPU of a node holds them whole
+        copies = scenario.machine.gpu.count if device is Place.GPU else 1  # each GPU of a node holds all of them
         size = copies * batch.held(*self._rows[device])
         tokens = f"{batch.tokens} tokens{f' on each of {copies} GPUs' if copies > 1 else ''}" if size else ""
         entries.append(Entry("activations", size, tokens))
@@ -170,7 +183,7 @@ class _Needs:
 
 
 def held_buffers(graph: LayerGraph) -> dict[Place, set[str]]:
-    """The buffers that a batch has on each device: what is written there and what transfers bring."""
+    """The buffers that a batch has on each device: those written there and those that transfers bring."""
     held: dict[Place, set[str]] = {Place.GPU: {"x"}, Place.CPU: set()}
     for node in graph.all_nodes:
         there = held[Place.GPU if node.lane in ("gpu", "h2d") else Place.CPU]
@@ -186,24 +199,25 @@ def _row_bytes(buffers: Iterable[str], rows: RowClass, scenario: Scenario) -> in
 
 
 def _largest_operation(device: Place, scenario: Scenario, batch: Largest) -> Entry:
-    """A lane computes one operation of one part at a time: the one that needs most beyond the buffers held."""
+    """The operation that needs most memory beyond the buffers held; a lane computes one, for one part, at a time."""
     model = scenario.model
     precision = scenario.precision
     needs = dict[str, float]()
     for op in (stage.op for stage in scenario.layer.stages if stage.device is device):
-        written = max(_row_bytes(op.writes, rows, scenario) for rows in op.rows.parts)  # beside the last layer's
-        needs[op.name] = (written + op.working_bytes(model, precision)) * batch.part
+        # The buffers that it writes are counted a second time: those of the layer before still exist beside them.
+        written = max(_row_bytes(op.writes, rows, scenario) for rows in op.rows.classes)
+        needs[op.name] = (written + op.working_bytes(model, precision)) * batch.part_tokens
     if device is Place.GPU:
-        needs[head.name] = head.working_bytes(model, precision) * min(batch.requests, batch.part)
+        needs[head.name] = head.working_bytes(model, precision) * min(batch.requests, batch.part_tokens)
     name = max(needs, key=lambda one: needs[one], default="")
-    return Entry("largest operation", needs.get(name, 0.0), f"{name}, {batch.part} tokens" if name else "")
+    return Entry("largest operation", needs.get(name, 0.0), f"{name}, {batch.part_tokens} tokens" if name else "")
 
 
-# ------------------------------------------------------------------------------------------- what would make it fit
+# ------------------------------------------------------------------------------------------- changes that make it fit
 
 
 def _changes(prepared: Prepared, now: Ledger, needs: _Needs) -> Iterator[Change]:
-    """Every single change with which it fits."""
+    """Every single change that makes it fit."""
     yield from _less_cache(prepared, needs)
     yield from _fewer_tokens(prepared, needs)
     yield from _more_parts(prepared, needs)
@@ -216,7 +230,7 @@ def _fits(accounts: tuple[Account, ...]) -> bool:
 
 
 def _least(low: int, high: int, fits: Callable[[int], bool]) -> int | None:
-    """The least whole number from `low` to `high` that fits, where all above one that fits do; None if none does."""
+    """The least whole number from `low` to `high` that fits, or None; all numbers above one that fits must fit."""
     if low > high or not fits(high):
         return None
     while low < high:
@@ -284,7 +298,7 @@ def _smaller_weights(prepared: Prepared) -> Iterator[Change]:
         if DTYPE_BYTES[dtype] < now:
             try:
                 other = price(scenario.on(memory=replace(scenario.memory, weights=dtype)), schedule)
-            except WorkbenchError:  # the engine or the machine has no such numbers
+            except WorkbenchError:  # the engine or the machine does not have this number format
                 continue
             if _fits(_Needs(other).accounts(other.scenario, schedule, other.token_budget)):
                 text = f"weights={dtype!r} (now {scenario.weight_formats})"
@@ -303,16 +317,13 @@ def _more_memory(prepared: Prepared, now: Ledger) -> Iterator[Change]:
 
 
 def roomy(machine: Machine, needed: Ledger) -> Machine:
-    """The machine with as much memory as a ledger asks for."""
-    gpu, cpu = (
-        replace(device, memory=max(device.memory, account.total))
-        for device, account in ((machine.gpu, needed.gpu), (machine.cpu, needed.host))
-    )
-    raised = {
-        f"{lane}.memory": f"raised to what is needed, from {format_bytes(before.memory)}"
-        for lane, before, after in (("gpu", machine.gpu, gpu), ("cpu", machine.cpu, cpu))
-        if after.memory > before.memory
-    }
+    """The machine with as much memory as a ledger needs."""
+    gpu = replace(machine.gpu, memory=max(machine.gpu.memory, needed.gpu.total))
+    cpu = replace(machine.cpu, memory=max(machine.cpu.memory, needed.host.total))
+    raised = {}
+    for lane, before, after in (("gpu", machine.gpu, gpu), ("cpu", machine.cpu, cpu)):
+        if after.memory > before.memory:
+            raised[f"{lane}.memory"] = f"raised to what is needed, from {format_bytes(before.memory)}"
     return replace(machine, gpu=gpu, cpu=cpu, sources=machine.sources_with(raised))
 
 

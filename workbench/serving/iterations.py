@@ -13,12 +13,12 @@ from workbench.schedules.plan import LANES
 from workbench.workload import Workload
 
 _NEVER = -2
-"""Iteration of the latest token of who has none; not the one before any iteration."""
+"""Iteration of the latest token of a request that has none yet; -1 would be the iteration before the first."""
 
 
 @dataclass
 class Record:
-    """Grows with the iterations of one served workload."""
+    """Record of one served workload, which grows with every iteration."""
 
     workload: Workload
     seconds: list[float] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Record:
     def add(
         self, batch: Batch, begin: float, end: float, used: int, busy: dict[str, float], expert_bytes: float
     ) -> None:
-        """An iteration that ran from `begin` to `end`."""
+        """Record an iteration that ran from `begin` to `end`."""
         self.seconds.append(end - begin)
         self.prefill.append(batch.leaving)
         self.decode.append(len(batch.decodes))
@@ -50,18 +50,18 @@ class Record:
         self.tokens.add(batch.prefills[batch.emits] if batch.cut else batch.prefills, batch.decodes, end)
 
     def finish(self, requests: Ids, now: float) -> None:
-        """These have all their tokens."""
+        """Record that these requests have all their tokens."""
         self.last[requests] = now
 
     @property
     def steps(self) -> Iterations:
-        """Its columns."""
+        """Columns of the result, with one entry per iteration."""
         columns = (self.seconds, self.prefill, self.decode, self.used, self.expert_bytes)
         return Iterations(*map(tuple, columns))  # type: ignore[arg-type]
 
     @property
     def latencies(self) -> Latencies:
-        """Of the requests that were served to their end."""
+        """Latencies of the requests that were served to their end."""
         served = np.flatnonzero(~np.isnan(self.last))
         arrival = self.workload.arrival if len(self.workload.arrival) else np.zeros(len(self.workload))
         worst, *gaps = self.tokens.gaps()
@@ -70,13 +70,13 @@ class Record:
 
     @property
     def mean_ttft(self) -> float:
-        """From arrival to first token, of those that have one [s]."""
+        """Mean time from arrival to first token, over the requests that have one [s]."""
         first = self.tokens.first
         return float(np.nanmean(first - self.workload.arrival if len(self.workload.arrival) else first))
 
     @property
     def mean_gap(self) -> float:
-        """Between the tokens of a request, mean over the requests that have several [s]."""
+        """Mean time between the tokens of a request, over the requests that have several [s]."""
         outputs = self.workload.output_len
         several = (outputs > 1) & ~np.isnan(self.last)
         gaps = (self.last[several] - self.tokens.first[several]) / (outputs[several] - 1)
@@ -84,26 +84,26 @@ class Record:
 
 
 class _Tokens:
-    """Times of every request's tokens, kept as stretches: iterations in a row that each gave it one.
+    """Times of every request's tokens, kept as stretches: consecutive iterations that each gave the request a token.
 
-    A stretch begins with a prefill that samples a token, or where a request decodes that did not in the iteration
-    before. Only that is written down, so that an iteration costs little; what follows from it is found at the end.
+    A stretch begins with a prefill that samples a token, or with a decode of a request that had none in the iteration
+    before. Only the beginnings are recorded, so that an iteration costs little; `gaps` computes the rest at the end.
 
     Attributes
     ----------
     first : ndarray
-        When the first token of each request came, nan if none has [s].
+        Time of the first token of each request, nan if it has none [s].
     """
 
     def __init__(self, requests: int) -> None:
         self.first: Seconds = np.full(requests, np.nan)
-        self._ends: list[float] = []  # of each iteration
-        self._on_time: list[int] = []  # tokens of each iteration that go on a stretch
+        self._ends: list[float] = []  # end of each iteration
+        self._on_time: list[int] = []  # tokens of each iteration that continue a stretch
         self._latest: Ids = np.full(requests, _NEVER)  # iteration of each request's latest token
-        self._begun = [(NONE, NONE, NONE)]  # stretches: requests, iterations, and those of the tokens before
+        self._begun = [(NONE, NONE, NONE)]  # of stretches: request, first iteration, iteration of the token before
 
     def add(self, prefilled: Ids, decodes: Ids, end: float) -> None:
-        """These got a token from an iteration that ended then."""
+        """Record the requests that got a token from an iteration that ended at `end`."""
         number = len(self._ends)
         self._ends.append(end)
         if len(prefilled):
@@ -116,7 +116,7 @@ class _Tokens:
         self._latest[decodes] = number
 
     def _begin(self, requests: Ids) -> None:
-        """Stretches of these begin with the present iteration."""
+        """Begin stretches of these requests with the present iteration."""
         number = len(self._ends) - 1
         before = self._latest.take(requests)
         self._begun.append((requests, np.full(len(requests), number), before))
@@ -124,7 +124,7 @@ class _Tokens:
         self.first[requests[before == _NEVER]] = self._ends[-1]
 
     def gaps(self) -> tuple[Seconds, tuple[float, ...], tuple[int, ...]]:
-        """Times between two tokens of a request: each one's longest, or 0; all that occurred; and how often [s]."""
+        """Times between two tokens of a request [s]: the longest of each request, or 0; all values; their counts."""
         request, first, before = map(np.concatenate, zip(*self._begun, strict=True))
         again = before != _NEVER
         ends = np.array(self._ends)
@@ -138,7 +138,7 @@ class _Tokens:
         return worst, tuple(found.tolist()), tuple(often.tolist())
 
     def _longest(self, request: Ids, first: Ids, before: Ids, between: Seconds) -> Seconds:
-        """Of each request, the longest of the times `between` an iteration and the one before, in its stretches."""
+        """Longest time between two tokens within the stretches of each request; `between` are the iterations' times."""
         order = np.argsort(request, kind="stable")  # the stretches of one request stay in their order
         request = request[order]
         first = first[order]

@@ -1,4 +1,4 @@
-"""The ledger of both memories: what goes into each, what is left, and what change would make it fit."""
+"""The ledger of both memories: the contents and the free bytes of each, and changes that make everything fit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workbench.schedules.base import Schedule
 
 
 class Entry(NamedTuple):
-    """One line of a ledger: the bytes that a thing takes of a memory [B], and the source of the figure."""
+    """One line of a ledger: a thing, the bytes that it takes of a memory [B], and a note on how these are made up."""
 
     name: str
     bytes: float
@@ -29,7 +29,7 @@ class Account:
         "GPU" or "host".
     entries : tuple of Entry
     capacity : float
-        What there is [B].
+        Size of the memory [B].
     """
 
     name: str
@@ -47,22 +47,22 @@ class Account:
         return self.capacity - self.total
 
     def __getitem__(self, name: str) -> float:
-        """Bytes under a name."""
+        """Bytes of the entry with this name."""
         return next(entry.bytes for entry in self.entries if entry.name == name)
 
 
 @dataclass(frozen=True)
 class Change:
-    """One thing given another value, the nearest to its own with which everything fits.
+    """A change of one setting to the nearest value with which everything fits.
 
     Attributes
     ----------
     text : str
-        Such as ``kv_capacity='61.9GB' (now 70 GB)``.
+        The setting and its value, such as ``kv_capacity='61.9GB' (now 70 GB)``.
     factor : float
-        How many times as much or as little it is.
+        Factor by which the setting grows or shrinks, at least 1.
     scenario, schedule
-        With the change made.
+        Scenario and schedule with the change made.
     """
 
     text: str
@@ -76,14 +76,14 @@ class Change:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The needs of a scenario under a schedule beside its machine's memories, line by line; true if all fit.
+    """The needs of a scenario and schedule in the machine's memories, line by line; true if everything fits.
 
     Attributes
     ----------
     machine : str
     gpu, host : Account
     changes : tuple of Change
-        Single changes each of which makes it fit, the nearest first; none if it fits as it is.
+        Single changes, each of which makes everything fit, the nearest first; none if it fits as it is.
     """
 
     machine: str
@@ -96,7 +96,7 @@ class Ledger:
 
     @property
     def verdict(self) -> str:
-        """The verdict: fits, or the cause and the mend."""
+        """The verdict in words: that it fits, or the cause and the mend."""
         if self:
             rest = " and ".join(f"{format_bytes(a.left)} of {a.name} memory" for a in (self.gpu, self.host))
             return f"It fits {self.machine!r}: {rest} are left."

@@ -1,4 +1,4 @@
-"""The one serving loop. The virtual clock of `simulate` and the wall clock of `run` both turn it."""
+"""The one serving loop. The virtual clock of `simulate` and the wall clock of `run` both drive it."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ class Clock(Protocol):
         """Seconds since `begin`."""
 
     def begin(self, blocks: BlockCounts) -> None:
-        """Called once before the first plan, with the KV blocks that plans refer to."""
+        """Start the clock, once before the first plan, with the KV blocks that plans refer to."""
 
     def execute(self, plan: Plan, number: int, step: Step) -> dict[str, float]:
-        """Run one iteration and move `now` to its end; busy seconds per lane."""
+        """Run one iteration and move `now` to its end; return the busy time per lane [s]."""
 
     def wait(self, until: float) -> None:
         """Let time pass without work, at least until `until`."""
 
     def expert_bytes(self, plan: Plan) -> float:
-        """Routed experts that the plan just executed read: expected, or counted [B]."""
+        """Bytes of routed experts that the plan just executed has read, expected or counted [B]."""
 
     def energy(self) -> Energy | None:
-        """Counts of the meter since `begin`; None where there is no meter."""
+        """Energy that a meter has counted since `begin`; None if there is no meter."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,11 @@ def serve(
     *,
     account: type[BlockCounts] = BlockManager,
 ) -> Result:
-    """Serve the scenario's workload to its end, one plan per iteration; `watch` is told after each.
+    """Serve the scenario's workload to its end, one plan per iteration, and call `watch` after each.
 
-    `account` is how KV blocks are kept account of: plans that are executed need to know which they are.
+    `account` keeps account of the KV blocks: plans that are executed need block tables, others only counts.
 
-    A clock that raises `StoppedError` ends it early: the result then is that of the iterations made, and says so.
+    A clock that raises `StoppedError` ends the run early: the result is then that of the iterations made, and says so.
     """
     scenario = prepared.scenario
     workload = scenario.workload
@@ -164,7 +164,7 @@ def _progress(record: Record, now: float, blocks: int, preemptions: int) -> Prog
 
 
 def _next(queue: Queue, clock: Clock, arrival: npt.NDArray[np.float64]) -> Batch | None:
-    """The next batch, waited for if nobody is there yet; None when all have been served."""
+    """The next batch, after waiting for a request if none is there; None when all have been served."""
     while (batch := queue.next(clock.now)) is None:
         coming = arrival[arrival.searchsorted(clock.now, "right") :]
         if not len(coming):
@@ -174,7 +174,7 @@ def _next(queue: Queue, clock: Clock, arrival: npt.NDArray[np.float64]) -> Batch
 
 
 def _modelled(prepared: Prepared, record: Record, seconds: float) -> Energy:
-    """Everything but experts and KV is read once per iteration."""
+    """Energy of a run by the published model, if all weights but the experts are read once per iteration."""
     scenario = prepared.scenario
     iterations = len(record.seconds)
     kv = record.context * scenario.model.kv_bytes_per_token(scenario.precision.kv)
@@ -185,7 +185,7 @@ def _modelled(prepared: Prepared, record: Record, seconds: float) -> Energy:
 
 
 def _check_served(scenario: Scenario, record: Record, blocks: BlockCounts) -> None:
-    """A scheduler that stops early or keeps blocks must not pass for one that served everything."""
+    """Refuse a run whose scheduler stopped early or kept blocks: it did not serve everything."""
     open_requests = int(np.isnan(record.last).sum())
     if open_requests or record.emitted != scenario.workload.output_len.sum():
         raise ScenarioError(

@@ -1,4 +1,4 @@
-"""Tasks of a plan priced and played together: cores and memory that the lanes share slow them down."""
+"""Prices the tasks of a plan and plays them together: cores and memory that the lanes share slow them down."""
 
 from __future__ import annotations
 
@@ -14,20 +14,30 @@ from workbench.schedules.plan import COMPUTE, LANES, Carry, Plan, Task, Turns, b
 from workbench.serving.task_cost import Price, Pricer, TaskCost
 from workbench.stages import CutRows, PartRows, Rows
 
-# Where the longest task of a plan is shorter, a team of threads gains nothing, and beside another program its members
-# wait for one another: regions of 1 ms then took up to 50 ms (2 Zen 4 cores).
+# A plan whose longest task is shorter than this gains nothing from a team of threads. Beside another program the
+# members of a team wait for one another: parallel regions of 1 ms then took up to 50 ms (2 Zen 4 cores).
 TEAM_SECONDS = 1e-3
 _ROUNDS = 2
-"""So often the lanes' overlap is worked out: lanes that slow one another down overlap longer."""
-_PACKET = 1e-3  # seconds of a transfer's packets where it only matters how far lanes overlap
+"""Number of times that the lanes' overlap is computed: lanes that slow one another down overlap longer."""
+_PACKET = 1e-3  # seconds of a transfer's packets where only the overlap of lanes is computed
 _NO_ROWS = Rows()
 
 
 class LaidOut(NamedTuple):
-    """Tasks on their lanes: start and end of each, 0 where it was skipped, and how long each lane was held [s].
+    """A plan's tasks on their lanes.
 
-    `dram` is what all of them take of the host's memory. `seconds` is the end of the last task that the iteration
-    waits for, `runs_on` that of the transfer that may outlast it, or 0.
+    Attributes
+    ----------
+    starts, ends : list of float
+        Start and end of each task, 0 if it was skipped [s].
+    busy : mapping of lane to float
+        Time for which tasks hold each lane [s].
+    dram : float
+        Time that the host's memory needs for all bytes that the tasks read and write there [s].
+    seconds : float
+        End of the last task that the iteration waits for [s].
+    runs_on : float
+        End of the transfer that may outlast the iteration, or 0 [s].
     """
 
     starts: list[float]
@@ -38,8 +48,8 @@ class LaidOut(NamedTuple):
     runs_on: float
 
 
-class _Kind(NamedTuple):
-    """Tasks of a plan that cost the same: of one part, at places of the stack that see the same rows."""
+class _CostGroup(NamedTuple):
+    """Tasks of a plan that cost the same: of one node and part, at places of the stack with the same rows."""
 
     part: int | None
     place: int
@@ -47,25 +57,37 @@ class _Kind(NamedTuple):
     price: Pricer
 
 
-class _Kinds(NamedTuple):
-    """The tasks of a plan by what they cost: every kind, and which of them each task is. `tasks` are kept for their id.
+class _CostGroups(NamedTuple):
+    """The tasks of a plan, grouped by what they cost.
 
-    `on_host` has the kinds that the CPU computes, `order` the tasks' turns.
-    `rest` are the kinds of the transfer that the iteration before let run on, `on` the places of that which this does.
+    Attributes
+    ----------
+    groups : list of _CostGroup
+    of_task : list of int
+        The group of each task.
+    on_host : list of int
+        Groups that the CPU computes.
+    rest : list of int
+        Group of the transfer that the iteration before let run on, if there is one.
+    runs_on : list of int
+        Place of the transfer that this iteration lets run on, if there is one.
+    turns : Turns
+    tasks : sequence of Task
+        Kept so that their id stays theirs: it is the key under which the groups are stored.
     """
 
-    kinds: list[_Kind]
+    groups: list[_CostGroup]
     of_task: list[int]
     on_host: list[int]
     rest: list[int]
-    on: list[int]
-    order: Turns
+    runs_on: list[int]
+    turns: Turns
     tasks: Sequence[Task]
 
     @property
     def lanes(self) -> list[str]:
-        """The lane of every kind."""
-        return [kind.lane for kind in self.kinds]
+        """The lane of every group."""
+        return [group.lane for group in self.groups]
 
 
 class _Beside(NamedTuple):
@@ -82,20 +104,20 @@ class PlanCost:
         self._cost = cost
         self._machine = machine
         self._profile = cost.profile
-        self._kinds: dict[tuple[int, range | None, int, int], _Kinds] = {}
+        self._groups: dict[tuple[int, range | None, int, int], _CostGroups] = {}
 
     def between(self, plan: Plan) -> float:
-        """Seconds between a plan and the next [s]."""
+        """Time between the end of a plan and the start of the next [s]."""
         profile = self._profile
         if profile is None:
             return 0.0
         return profile.iteration + profile.request * sum(map(len, plan.parts)) + profile.task * len(plan.tasks)
 
     def tasks(self, tasks: Sequence[Task], parts: Sequence[PartRows], pace: Pace | None = None) -> list[float]:
-        """Seconds of every task of a plan whose parts have these rows; none for the rest of a carried transfer."""
-        kinds = self._sorted(tasks, parts, pace)
-        seconds = [seconds for seconds, _ in _prices(kinds, parts)]
-        return [seconds[kind] for kind in kinds.of_task]
+        """Time of every task of a plan whose parts have these rows; 0 for the rest of a carried transfer [s]."""
+        groups = self._sorted(tasks, parts, pace)
+        seconds = [seconds for seconds, _ in _prices(groups, parts)]
+        return [seconds[group] for group in groups.of_task]
 
     def lay_out(
         self,
@@ -107,42 +129,43 @@ class PlanCost:
         *,
         skip: bool = False,
     ) -> LaidOut:
-        """Play tasks of a plan at its pace, or where devices share nothing but DRAM without one; see `plan.play`.
+        """Play the tasks of a plan; see `plan.play`.
 
-        The transfer that the iteration before let run on takes `carried` seconds yet.
+        With a pace, the lanes share cores; without one, they share nothing but DRAM. The transfer that the iteration
+        before let run on takes `carried` more seconds.
         """
-        kinds = self._sorted(tasks, parts, pace)
-        prices = _prices(kinds, parts)
+        groups = self._sorted(tasks, parts, pace)
+        prices = _prices(groups, parts)
         work = [seconds for seconds, _ in prices]
         slowdowns = [0.0] * len(prices)
         dram = 0.0
-        for kind in kinds.rest:
-            work[kind] = carried
+        for group in groups.rest:
+            work[group] = carried
         if pace is None:
             bandwidth = self._machine.cpu.bandwidth
-            dram = (
-                sum([size * count for (_, size), (_, count) in zip(prices, kinds.order.kinds, strict=True)]) / bandwidth
-            )
-            for kind in kinds.on_host:
-                slowdowns[kind] = self._slowdown(*prices[kind])
+            counts = [count for _, count in groups.turns.groups]
+            sizes = [size for _, size in prices]
+            dram = sum([size * count for size, count in zip(sizes, counts, strict=True)]) / bandwidth
+            for group in groups.on_host:
+                slowdowns[group] = self._slowdown(*prices[group])
         else:
-            work = pace.contention.stretch(work, kinds.lanes)
+            work = pace.contention.stretch(work, groups.lanes)
             of_lane = {"gpu": pace.gpu_slowdown, "cpu": pace.cpu_slowdown}
-            slowdowns = [of_lane.get(kind.lane, 0.0) for kind in kinds.kinds]
+            slowdowns = [of_lane.get(group.lane, 0.0) for group in groups.groups]
         cold = 0.0 if pace is None or self._profile is None else self._profile.rest
-        starts, ends, busy = play(kinds.order, work, packet, slowdowns, cold=cold, skip=skip)
-        if not kinds.on:
+        starts, ends, busy = play(groups.turns, work, packet, slowdowns, cold=cold, skip=skip)
+        if not groups.runs_on:
             return LaidOut(starts, ends, busy, dram, max(ends), 0.0)
         awaited = ends.copy()
-        for place in kinds.on:
+        for place in groups.runs_on:
             awaited[place] = 0.0
-        return LaidOut(starts, ends, busy, dram, max(awaited), max(ends[place] for place in kinds.on))
+        return LaidOut(starts, ends, busy, dram, max(awaited), max(ends[place] for place in groups.runs_on))
 
     def _slowdown(self, seconds: float, size: float) -> float:
-        """The share of its progress that a task on the host loses while weights are read from the same DRAM.
+        """Share of its progress that a task on the host loses while weights are read from the same DRAM [1].
 
-        A task that needs the share u of the bandwidth runs at min(1, a / u), a being what the stream leaves, at least
-        half: the two then share evenly.
+        A task that needs the share u of the bandwidth runs at min(1, a / u), where a is the share that the stream of
+        weights leaves; it is at least a half, because task and stream then share evenly.
         """
         bandwidth = self._machine.cpu.bandwidth
         left = max(1.0 - self._machine.link.h2d / bandwidth, 0.5)
@@ -151,20 +174,21 @@ class PlanCost:
     # ------------------------------------------------------------------------------------------------- shared cores
 
     def pace(self, tasks: Sequence[Task], parts: Sequence[PartRows], cores: Cores) -> Pace:
-        """Slowdowns of the lanes during a plan on shared cores.
+        """Division of shared cores among the lanes during a plan, and the lanes' slowdowns.
 
-        Where compute tasks follow one another and gain by it, each has all cores, the movers' among them.
-        Else each lane has its own, and the movers sit with the one that has less to do.
+        If the compute tasks follow one another and are faster so, each has all cores, those of the movers included.
+        Otherwise each lane has its own cores, and the movers share those of the lane that has less to do.
         """
         try:
             crowded = self.tasks(tasks, parts, Pace(cores.gpu, cores.cpu, "", 0.0, 0.0))
-        except ScenarioError:  # an operation that declares no work can still run
+        except ScenarioError:  # an operation that declares no work has no price, but can run
             crowded = [1.0] * len(tasks)
         link = self._machine.link.h2d
         stolen = cores.stolen(link)
-        slowdowns = (cores.gpu_slowdown, cores.cpu_slowdown, cores.gpu_team_slowdown, cores.cpu_team_slowdown)
-        lost = [1 - 1 / (1 + slowdown * link) for slowdown in slowdowns]
-        gpu_slowdown, cpu_slowdown, gpu_team_slowdown, cpu_team_slowdown = lost
+        gpu_slowdown = _progress_lost(cores.gpu_slowdown, link)
+        cpu_slowdown = _progress_lost(cores.cpu_slowdown, link)
+        gpu_team_slowdown = _progress_lost(cores.gpu_team_slowdown, link)
+        cpu_team_slowdown = _progress_lost(cores.cpu_team_slowdown, link)
         whole = Pace(cores.alone, cores.alone, "", gpu_team_slowdown, cpu_team_slowdown)
         alternate = one_at_a_time(tasks, crowded)
         if alternate and self._faster(tasks, parts, whole, crowded):
@@ -190,37 +214,37 @@ class PlanCost:
         found = None if self._profile is None else self._profile.contention
         if found is None or found == Contention():
             return Contention()
-        kinds = self._sorted(tasks, parts, Pace(cores.gpu, cores.cpu, "", 0.0, 0.0))
-        alone = [length for length, _ in _prices(kinds, parts)]
+        groups = self._sorted(tasks, parts, Pace(cores.gpu, cores.cpu, "", 0.0, 0.0))
+        alone = [length for length, _ in _prices(groups, parts)]
         slower = Contention()
         for _ in range(_ROUNDS):
-            gpu, cpu = _beside(tasks, kinds, slower.stretch(alone, kinds.lanes))
+            gpu, cpu = _beside(tasks, groups, slower.stretch(alone, groups.lanes))
             gpu_growth = gpu.share * found.gpu + gpu.tasks_per_second * found.gpu_wait
             cpu_growth = cpu.share * found.cpu + cpu.tasks_per_second * found.cpu_wait
             slower = Contention(gpu_growth, cpu_growth)
         return slower
 
     def _faster(self, tasks: Sequence[Task], parts: Sequence[PartRows], whole: Pace, crowded: Sequence[float]) -> bool:
-        """True if compute tasks that have every core end sooner than those with their lane's own."""
+        """True if the compute tasks end sooner with all cores each than with the cores of their lane."""
         apart = _compute(tasks, crowded)
         if max(apart) < TEAM_SECONDS:
             return False
         return self._profile is None or sum(_compute(tasks, self.tasks(tasks, parts, whole))) < sum(apart)
 
-    # -------------------------------------------------------------------------------------------- what costs the same
+    # ----------------------------------------------------------------------------------- groups of tasks of one cost
 
-    def _sorted(self, tasks: Sequence[Task], parts: Sequence[PartRows], pace: Pace | None) -> _Kinds:
-        """The kinds of a plan's tasks, found once for each way in which prefills pass the layers."""
+    def _sorted(self, tasks: Sequence[Task], parts: Sequence[PartRows], pace: Pace | None) -> _CostGroups:
+        """The groups of a plan's tasks, found once for each range of layers that prefills pass."""
         cut = next((rows for rows in parts if isinstance(rows, CutRows)), None)
         threads = (0, 0) if pace is None else (pace.gpu, pace.cpu)
         key = (id(tasks), None if cut is None else cut.layers, *threads)
-        if key not in self._kinds:
-            self._kinds[key] = self._sort(tasks, cut, *threads)
-        return self._kinds[key]
+        if key not in self._groups:
+            self._groups[key] = self._sort(tasks, cut, *threads)
+        return self._groups[key]
 
-    def _sort(self, tasks: Sequence[Task], cut: CutRows | None, gpu: int, cpu: int) -> _Kinds:
+    def _sort(self, tasks: Sequence[Task], cut: CutRows | None, gpu: int, cpu: int) -> _CostGroups:
         number: dict[tuple[object, ...], int] = {}
-        kinds = list[_Kind]()
+        groups = list[_CostGroup]()
         of_task = list[int]()
         for task in tasks:
             place = 0 if cut is None else task.place(cut.stack)
@@ -228,14 +252,14 @@ class PlanCost:
             size = self._cost.weight_transfer(task) if task.part is None else None
             key = (size, task.carry, id(task.node), task.part, rows)
             if key not in number:
-                number[key] = len(kinds)
+                number[key] = len(groups)
                 lane = task.node.lane
-                kinds.append(_Kind(task.part, place, lane, self._pricer(task, cpu if lane == "cpu" else gpu)))
+                groups.append(_CostGroup(task.part, place, lane, self._pricer(task, cpu if lane == "cpu" else gpu)))
             of_task.append(number[key])
-        on_host = [number for number, kind in enumerate(kinds) if kind.lane == "cpu"]
-        rest = [kind for task, kind in zip(tasks, of_task, strict=True) if task.carry is Carry.IN]
+        on_host = [number for number, group in enumerate(groups) if group.lane == "cpu"]
+        rest = [group for task, group in zip(tasks, of_task, strict=True) if task.carry is Carry.IN]
         on = [place for place, task in enumerate(tasks) if task.carry is Carry.OUT]
-        return _Kinds(kinds, of_task, on_host, rest, on, Turns.of(tasks, of_task), tasks)
+        return _CostGroups(groups, of_task, on_host, rest, on, Turns.of(tasks, of_task), tasks)
 
     def _pricer(self, task: Task, threads: int) -> Pricer:
         if task.part is None:
@@ -254,14 +278,19 @@ class PlanCost:
         return dispatched
 
 
-def _prices(kinds: _Kinds, parts: Sequence[PartRows]) -> list[Price]:
-    """The price of every kind."""
-    return [price(_NO_ROWS if part is None else parts[part].at(place)) for part, place, _, price in kinds.kinds]
+def _prices(groups: _CostGroups, parts: Sequence[PartRows]) -> list[Price]:
+    """The price of every group."""
+    return [price(_NO_ROWS if part is None else parts[part].at(place)) for part, place, _, price in groups.groups]
 
 
-def _beside(tasks: Sequence[Task], kinds: _Kinds, seconds: Sequence[float]) -> tuple[_Beside, _Beside]:
-    """How the other lanes work beside the gpu lane, and beside the cpu lane."""
-    starts, ends, _ = play(kinds.order, seconds, _PACKET, [0.0] * len(seconds))
+def _progress_lost(slowdown: float, link: float) -> float:
+    """Share of its progress that a lane loses beside a transfer of `link` B/s, which slows it by `slowdown` s/B [1]."""
+    return 1 - 1 / (1 + slowdown * link)
+
+
+def _beside(tasks: Sequence[Task], groups: _CostGroups, seconds: Sequence[float]) -> tuple[_Beside, _Beside]:
+    """Activity of the other lanes beside the gpu lane, and beside the cpu lane."""
+    starts, ends, _ = play(groups.turns, seconds, _PACKET, [0.0] * len(seconds))
     spans = {lane: list[tuple[float, float]]() for lane in LANES}
     for task, start, end in zip(tasks, starts, ends, strict=True):
         if end > start:

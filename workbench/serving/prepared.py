@@ -1,4 +1,4 @@
-"""A scenario and a schedule brought together: lowered, priced, and what was asked for told in words."""
+"""A scenario and a schedule lowered and priced together, and the settings that stand beside every number."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from workbench.serving.task_cost import TaskCost
 from workbench.stages import Place, RowClass, Rows, Stage, decode_attention, kv
 
 FEW_PARTS = 16
-"""Parts that are allowed even where there are fewer requests: the default of every schedule is below it."""
+"""Number of parts that is allowed even for fewer requests; the default of every schedule is below it."""
 _ONE_OF_EACH = Rows(prefill=1, decode=1, pairs=1, context=2, emits=2)
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A scenario and schedule that go together, lowered and priced."""
+    """A scenario and a schedule that takes it, lowered and priced."""
 
     scenario: Scenario
     lowering: Lowering
@@ -43,17 +43,17 @@ class Prepared:
         """Size of one weight slot: the largest weight transfer of any iteration [B]."""
         steps = (Step.FIRST, Step.MIDDLE, Step.LAST)
         tasks = [task for step in steps for task in self.lowering.tasks(self.layers, step)]
-        return max((self.cost.exact_transfer(task.pieces) for task in tasks if task.pieces), default=0.0)
+        return max((self.cost.exact_transfer(task.weights_of) for task in tasks if task.weights_of), default=0.0)
 
 
 def price(scenario: Scenario, schedule: Schedule) -> Prepared:
-    """Lower and price, whether it fits the memories or not.
+    """Lower and price a scenario and schedule, also if they do not fit the memories.
 
     Raises
     ------
     ScenarioError
         If these are no scenario and schedule, a device has no rate for a precision, or the scheduler prefills prompts
-        in pieces where attention does not or cannot read the KV of those before.
+        in chunks where attention does not or cannot read the KV of the chunks before.
     ScheduleError
         If the schedule needs another shape of pipeline, or has more micro-batches than there are requests.
     """
@@ -66,14 +66,14 @@ def price(scenario: Scenario, schedule: Schedule) -> Prepared:
     lowering = Lowering(schedule, graph, scenario.model.num_hidden_layers)
     cost = TaskCost(scenario, graph)
     _check_rates(cost, scenario, graph)
-    _check_pieces(scenario, graph)
+    _check_chunks(scenario, graph)
     budget = scenario.scheduler.token_budget or cost.token_budget()
     lowering.tasks(scenario.model.num_hidden_layers, Step.FIRST)
     return Prepared(scenario, lowering, cost, PlanCost(cost, scenario.machine), budget)
 
 
 def _check_parts(scenario: Scenario, schedule: Schedule) -> None:
-    """A request is in one part of a batch: parts that are always empty only make plans of endless length."""
+    """Refuse more parts than requests: a request is in one part, and empty parts only lengthen the plans."""
     requests = len(scenario.workload)
     if schedule.parts > max(requests, FEW_PARTS):
         raise ScheduleError(
@@ -83,7 +83,7 @@ def _check_parts(scenario: Scenario, schedule: Schedule) -> None:
 
 
 def _check_rates(cost: TaskCost, scenario: Scenario, graph: LayerGraph) -> None:
-    """Every operation that declares its work has a price: its device has a rate for its precision."""
+    """Check that every operation that declares its work has a price: its device has a rate for its precision."""
     cores = scenario.machine.cores
     threads = {"gpu": cores.gpu, "cpu": cores.cpu} if cores is not None else {"gpu": 0, "cpu": 0}
     for node in graph.all_nodes:
@@ -91,8 +91,8 @@ def _check_rates(cost: TaskCost, scenario: Scenario, graph: LayerGraph) -> None:
             cost.node(node, _ONE_OF_EACH, threads[node.lane])
 
 
-def _check_pieces(scenario: Scenario, graph: LayerGraph) -> None:
-    """A piece of a prompt attends to the ones before it: its attention must take them, and be where the KV cache is."""
+def _check_chunks(scenario: Scenario, graph: LayerGraph) -> None:
+    """Check that attention can take chunks: it must read the KV of the chunks before, and be where the KV cache is."""
     workload = scenario.workload
     pipeline = scenario.layer
     longest = int((workload.prompt_len + workload.output_len).max())
@@ -116,7 +116,7 @@ def _check_pieces(scenario: Scenario, graph: LayerGraph) -> None:
 
 
 def _forgets(stage: Stage) -> bool:
-    """True for a user's attention among prompts' tokens that takes no earlier pieces."""
+    """True for a user's prompt attention that does not read the KV of earlier chunks."""
     op = stage.op
     return op.rows is RowClass.PREFILL and "k" in op.reads and op.run is not None and not op.reads_past
 
@@ -143,13 +143,13 @@ def facts(scenario: Scenario, prepared: Prepared) -> dict[str, str]:
 
 
 def _decodes(scenario: Scenario, rate: str | None) -> dict[str, str]:
-    """At which rate a GPU's decodes are priced where it is not what the operation declares; else nothing."""
+    """Note on the rate that prices decodes on a GPU, if it is not the one that the operation declares; else empty."""
     on_gpu = Stage(decode_attention, Place.GPU) in scenario.layer.stages
     return {"attention": f"decodes on the GPU at its {rate} rate; it has none for fp32"} if rate and on_gpu else {}
 
 
 def _joined(machine: Machine) -> dict[str, str]:
-    """Links over which several GPUs or sockets add up their results; empty where that takes no time."""
+    """Note on the links over which several GPUs or sockets add up their partial sums; empty if that takes no time."""
     told = {}
     for what, device in (("GPUs", machine.gpu), ("sockets", machine.cpu)):
         if (over := device.between) is not None:
@@ -160,7 +160,7 @@ def _joined(machine: Machine) -> dict[str, str]:
 
 
 def _left_out(scenario: Scenario) -> dict[str, str]:
-    """Experts that decodes get late or never, which changes the model's answer; nothing if there are none."""
+    """Note on the experts that decodes get late or never, which changes the model's answer; empty if there are none."""
     of = f"of {scenario.model.num_experts_per_tok} per decode token"
     told = {}
     for stage in scenario.layer.stages:
@@ -185,17 +185,17 @@ def _unlike_layers(model: ModelConfig) -> dict[str, str]:
 
 
 def _digest(scenario: Scenario) -> str:
-    """Tells two scenarios apart in everything that changes a number: lengths, tokens, sizes and rates."""
+    """Digest of everything in a scenario that changes a number: lengths, tokens, sizes and rates."""
     workload = scenario.workload
     digest = hashlib.sha256(workload.prompt_len.tobytes() + workload.output_len.tobytes())
     digest.update(workload.arrival.tobytes())
-    for part in (workload.requests, scenario.model, scenario.machine, scenario.memory, scenario.scheduler):
-        digest.update(repr(part).encode())
+    for field in (workload.requests, scenario.model, scenario.machine, scenario.memory, scenario.scheduler):
+        digest.update(repr(field).encode())
     return digest.hexdigest()[:12]
 
 
 def _blemishes(profile: Profile | None) -> dict[str, str]:
-    """Reasons against a profile as the calibration of a quiet computer."""
+    """Notes on a profile that is not the plain calibration of a quiet computer: corrected, or made under load."""
     if profile is None:
         return {}
     told = {"corrected": profile.corrected} if profile.corrected else {}

@@ -37,14 +37,14 @@ from workbench.stages import (
 )
 
 Price = tuple[float, float]
-"""Time [s], and what is read from and written to the host's memory meanwhile [B].
+"""Time [s], and bytes read from and written to the host's memory meanwhile [B].
 
-Where lanes share cores, what they do to one another is measured, and no bytes are counted.
+Where lanes share cores, their effect on one another is measured, and the bytes are 0.
 """
 Pricer = Callable[[Rows], Price]
 _Measured = Callable[[OpTime, Rows], float]
 ENDLESS = 1e12
-"""Tokens of an iteration that no computer will see."""
+"""More tokens than any iteration has."""
 _ENDS = {NodeKind.EMBED: Stage(embed, Place.GPU), NodeKind.HEAD: Stage(head, Place.GPU)}
 
 
@@ -85,7 +85,7 @@ class TaskCost:
     # --------------------------------------------------------------------------------------------- rows of a batch
 
     def rows(self, batch: Batch) -> Rows:
-        """Rows that a batch gives the stages of a mean layer; sliding windows cap pairs and context in some layers."""
+        """Rows of a batch at the stages of a mean layer; sliding windows cap pairs and context in some layers."""
         model = self._model
         if not model.windowed_layers:
             return batch.rows
@@ -95,7 +95,7 @@ class TaskCost:
         return batch.rows._replace(pairs=float(pairs), context=float(context), before=float(before))
 
     def part(self, batch: Batch) -> PartRows:
-        """Rows that a part of a batch gives the stages, layer by layer."""
+        """Rows of one part of a batch at the stages, layer by layer."""
         rows = self.rows(batch)
         if batch.cut is None:
             return rows
@@ -112,17 +112,21 @@ class TaskCost:
         return sum(self._weights.values())
 
     def weight_transfer(self, task: Task) -> float:
-        """Bytes that one weight transfer moves, for a mean layer: all its pieces, or its page of them."""
-        size = sum(self._weights[node] for _, node in task.pieces)
+        """Bytes that one weight transfer moves: the weights of its nodes in a mean layer, or its page of them."""
+        size = sum(self._weights[node] for _, node in task.weights_of)
         if task.page is WHOLE:
             return size
         begin, end = task.page.cut(size)
         return end - begin
 
-    def exact_transfer(self, pieces: Sequence[tuple[int, int]]) -> float:
-        """Bytes of all pieces of one weight transfer, each layer as it is: with experts, or without."""
+    def exact_transfer(self, weights_of: Sequence[tuple[int, int]]) -> float:
+        """Bytes of the weights of these (layer, node) pairs, each layer as it is: with experts or without."""
         kinds = self._model.layer_kinds
-        return sum((self._without if kinds[layer].dense else self._with_experts)[node] for layer, node in pieces)
+        sizes = []
+        for layer, node in weights_of:
+            of_kind = self._without if kinds[layer].dense else self._with_experts
+            sizes.append(of_kind[node])
+        return sum(sizes)
 
     def transfer(self, node: Node, rows: Rows) -> float:
         """Bytes that a transfer of activations or KV moves for these rows in one layer."""
@@ -136,7 +140,7 @@ class TaskCost:
         return self.pricer(node)(rows)[1]
 
     def expert_bytes(self, parts: Sequence[Batch]) -> float:
-        """Routed experts that an iteration reads, each chosen one once per layer and part, expected [B]."""
+        """Expected bytes of routed experts that an iteration reads: each chosen one once per layer and part [B]."""
         model = self._model
         touched = 0.0
         for part in parts:
@@ -149,7 +153,7 @@ class TaskCost:
     # ------------------------------------------------------------------------------------------------------ seconds
 
     def pricer(self, node: Node, threads: int = 0) -> Pricer:
-        """The function that prices a node other than weights for any rows of one layer, on so many threads.
+        """The function that prices a node other than weights for any rows of one layer, on `threads` threads.
 
         Raises
         ------
@@ -165,7 +169,8 @@ class TaskCost:
         on_host = node.lane == "cpu"
 
         def price(rows: Rows) -> Price:
-            total = size = 0.0
+            total = 0.0
+            size = 0.0
             for stage in stages:
                 length, moved = stage(rows)
                 total += length
@@ -175,14 +180,14 @@ class TaskCost:
         return price
 
     def _move(self, node: Node, rows: Rows) -> Price:
-        """A transfer of activations or KV in one layer."""
+        """Price of a transfer of activations or KV in one layer."""
         link = self._machine.link
         size = self.transfer(node, rows)
         overhead = link.overhead if self.profile is None else self.profile.move
         return copy_seconds(size, link.h2d if node.lane == "h2d" else link.d2h, overhead), size
 
     def _stage(self, stage: Stage, threads: int, measured: _Measured = measured_seconds) -> Pricer:
-        """One stage in one layer: as measured on so many threads, or else by the roofline."""
+        """The pricer of one stage in one layer: as measured on `threads` threads, or else by the roofline."""
         time = self._time(stage.op.name, threads, self._resident(stage))
         if time is None:
             return self._added_up(stage, self._roofline(self._work(stage), self._device(stage.device, threads)))
@@ -190,7 +195,7 @@ class TaskCost:
         return lambda rows: (measured(time, _decoding(rows_of(stage, rows), share)), 0.0)
 
     def _late(self, stage: Stage, threads: int) -> Pricer:
-        """Work that one stage defers in one layer."""
+        """The pricer of the work that one stage defers in one layer."""
         time = self._time(stage.op.name, threads, self._resident(stage))
         if time is None:
             late = self._added_up(stage, self._roofline(afterwards(stage), self._device(stage.device, threads)))
@@ -202,7 +207,7 @@ class TaskCost:
         )
 
     def _end(self, kind: NodeKind, threads: int, measured: _Measured = measured_seconds) -> Pricer:
-        """The embedding or the head."""
+        """The pricer of the embedding or the head."""
         stage = _ENDS[kind]
         time = self._time(stage.op.name, threads)
         if time is not None:
@@ -222,7 +227,7 @@ class TaskCost:
         return price
 
     def _added_up(self, stage: Stage, price: Pricer) -> Pricer:
-        """The same, and what each GPU or socket has of the result added up."""
+        """The pricer plus the time in which GPUs or sockets add up their partial sums."""
         if not self.adding_up(stage, Rows(decode=1)):
             return price
 
@@ -233,10 +238,10 @@ class TaskCost:
         return with_sum
 
     def adding_up(self, stage: Stage, rows: Rows) -> float:
-        """Seconds in which the GPUs or sockets of a device add up what each has of a stage's result in one layer [s].
+        """Time in which the GPUs or sockets of a device add up their partial sums of a stage in one layer [s].
 
-        Every GPU gets the whole sum, which it computes on; a socket keeps its share, which all can read. Nothing
-        where operations were measured: it is in their times.
+        Every GPU gets the whole sum, with which it computes on; a socket keeps its share, which all can read. It is 0
+        where operations were measured, because their times contain it.
         """
         on_gpu = stage.device is Place.GPU
         device = self._machine.gpu if on_gpu else self._machine.cpu
@@ -246,7 +251,7 @@ class TaskCost:
         return (2 if on_gpu else 1) * reduce_scatter_seconds(size, device.count, device.between)
 
     def _work(self, stage: Stage) -> WorkFunction:
-        """Work of a stage when its layer runs; decode attention on a GPU at the rate that prices it there."""
+        """Work of a stage when its layer runs; for decode attention on a GPU, in the precision that prices it there."""
         work = at_once(stage)
         if work is None:
             raise ScenarioError(
@@ -259,10 +264,10 @@ class TaskCost:
 
     @property
     def decodes_at(self) -> str | None:
-        """Precision whose rate prices decode attention on a GPU that has no fp32 rate: that of the KV cache.
+        """Precision that prices decode attention on a GPU without an fp32 rate: that of the KV cache; else None.
 
-        Matrix units take 16-bit keys and values and sum in fp32, as MoE-Lightning's model has it too; the fp32 rate
-        that the operation declares is that of the kernel for CPUs.
+        Matrix units take 16-bit keys and values and sum in fp32, as in MoE-Lightning's model. The operation declares
+        fp32, which is right for the kernel for CPUs.
         """
         return None if "fp32" in dict(self._machine.gpu.flops) else self._precision.kv
 
@@ -270,11 +275,11 @@ class TaskCost:
         return self.profile.find(op, threads, resident=resident) if self.profile is not None and threads else None
 
     def _resident(self, stage: Stage) -> bool:
-        """True if a stage has weights that no transfer brings."""
+        """True if a stage has weights and no transfer brings them."""
         return stage.op.has_weights and not self._graph.pipeline.streams(stage)
 
     def _device(self, place: Place, threads: int) -> Device:
-        """The device, its rates scaled to the threads if they are not those it was measured with."""
+        """The device, with its rates scaled to `threads` if it was measured with another number."""
         device = self._machine.gpu if place is Place.GPU else self._machine.cpu
         cores = self._machine.cores
         if cores is None or not threads:
@@ -286,11 +291,11 @@ class TaskCost:
         return replace(device, flops=rates, bandwidth=device.bandwidth * threads / own)
 
     def node(self, node: Node, rows: Rows, threads: int = 0) -> float:
-        """Seconds of a node other than weights for these rows in one layer [s]."""
+        """Time of a node other than weights for these rows in one layer [s]."""
         return self.pricer(node, threads)(rows)[0]
 
     def call(self, stage: Stage, threads: int = 0) -> Pricer:
-        """Return the price of one call of a stage in one layer, experts that it defers included."""
+        """The pricer of one call of a stage in one layer, including the experts that it defers."""
         price = self._stage(stage, threads)
         if not stage.defer:
             return price
@@ -304,15 +309,15 @@ class TaskCost:
         return both
 
     def least(self, stage: Stage, total: Rows, threads: int = 0) -> float:
-        """Seconds of one stage in one layer for all of these rows, that no split into calls can beat [s]."""
+        """Least time of one stage in one layer for all of these rows, however they are split into calls [s]."""
         return self._stage(stage, threads, least_seconds)(total)[0]
 
     def least_ends(self, kind: NodeKind, total: Rows, threads: int = 0) -> float:
-        """As `least`, of the embedding or the head [s]."""
+        """Least time of the embedding or the head, as `least` [s]."""
         return self._end(kind, threads, least_seconds)(total)[0]
 
     def fetch(self, size: float) -> float:
-        """Seconds of one transfer of weights [s]."""
+        """Time of one transfer of weights [s]."""
         link = self._machine.link
         return copy_seconds(size, link.h2d, link.overhead if self.profile is None else self.profile.fetch)
 
@@ -321,9 +326,9 @@ class TaskCost:
 
             n = (t_transfer - a) / c,    t_gpu(n) = a + c n    (MoE-Lens' pipeline profiler)
 
-        Where a fast link leaves room for few tokens or none, it is as many as keep what the GPU does beside them, its
-        reading of weights and its fixed time, below a tenth: the link is hidden anyway, and smaller batches only
-        repeat that work.
+        If the link is so fast that this is few tokens or none, it is the number of tokens with which the GPU spends
+        less than a tenth of its time on reading weights and on fixed costs: the link is hidden in any case, and smaller
+        batches only repeat that work.
         """
         transfer = self.fetch(self.weights_per_layer)
         if not transfer or self.gpu_seconds(ENDLESS) < transfer:
@@ -336,7 +341,7 @@ class TaskCost:
         return max(1.0, balanced, self._amortising_tokens())
 
     def _amortising_tokens(self) -> float:
-        """Tokens from which nine tenths of the GPU's time grow with them, to a thousandth."""
+        """Tokens from which on nine tenths of the GPU's time are proportional to them, to a thousandth."""
         per_token = self.gpu_seconds(ENDLESS) / ENDLESS
         few = 0.0
         enough = 1.0
@@ -349,23 +354,25 @@ class TaskCost:
         return enough
 
     def gpu_seconds(self, tokens: float) -> float:
-        """Seconds of one layer on the gpu lane, for prompts' tokens without their attention to one another [s]."""
+        """Time of one layer on the gpu lane for prompt tokens, without their attention to one another [s]."""
         segments = [node for node in self._graph.nodes if node.kind is NodeKind.SEGMENT and node.lane == "gpu"]
         threads = 0 if self._machine.cores is None else self._machine.cores.gpu
         return sum(self.node(node, Rows(prefill=tokens), threads) for node in segments)
 
 
 def _summed(stages: Sequence[Stage], model: ModelConfig) -> set[tuple[str, Place]]:
-    """Stages behind which the parts of a device add up what each has, where every matrix is cut over them.
+    """Stages after which the GPUs or sockets of a device add up their partial sums, if every matrix is split over them.
 
-    What routed and shared experts leave waits for `combine`, if that is on their device: one sum does for both. The
-    residual stream waits for none.
+    The partial sums of routed and shared experts are added up after `combine`, if that is on their device: one addition
+    serves both. Partial sums of the residual stream are added up at once.
     """
 
-    def adder(partial: Stage) -> Stage:
-        left = set(partial.op.writes) - {"x"}
-        there = (s for s in stages if s.device is partial.device and not s.op.in_parts and left & set(s.op.reads))
-        return next(there, partial)
+    def adder(stage: Stage) -> Stage:
+        written = set(stage.op.writes) - {"x"}
+        for other in stages:
+            if other.device is stage.device and not other.op.in_parts and written & set(other.op.reads):
+                return other
+        return stage
 
     return {(adder(s).op.name, s.device) for s in stages if s.op.in_parts and s.op.elements(model)}
 
@@ -377,12 +384,12 @@ def profile_shape(model: ModelConfig, precision: Precision) -> str:
 
 
 def _decoding(rows: Rows, share: float) -> Rows:
-    """Rows of which each decode has only a share of its experts computed, priced as so many fewer."""
+    """Rows whose decodes have only a share of their experts computed; they are priced as a share of the decodes."""
     return rows if share == 1 else rows._replace(decode=share * rows.decode)
 
 
 def rows_of(stage: Stage, rows: Rows) -> Rows:
-    """The rows that a stage's operation takes; one that keeps the KV cache appends those of all."""
+    """The rows that a stage takes; one that keeps the KV cache takes all rows and stores their keys and values."""
     if stage.op.rows is RowClass.ALL or stage.op.keeps_kv:
         return rows._replace(pairs=0.0) if stage.op.keeps_kv else rows
     if stage.op.rows is RowClass.PREFILL:

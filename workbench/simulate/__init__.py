@@ -1,6 +1,6 @@
-"""HOW FAST, in virtual time: the clock that plays plans by their prices.
+"""Simulation in virtual time (HOW FAST): a clock that plays plans by their prices.
 
-It turns the serving loop of `workbench.serving` and gives a `Result`, as `bound` and `run` do.
+It drives the serving loop of `workbench.serving` and gives a `Result`, as `bound` and `run` do.
 """
 
 from workbench.simulate.clock import Detail, simulate

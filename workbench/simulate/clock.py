@@ -1,6 +1,7 @@
-"""The virtual clock: lays out every task, or skips those of layers that only repeat the one before.
+"""The virtual clock: lays out every task, or skips the tasks of layers that only repeat the layer before.
 
-No iteration is shorter than the host's memory takes for all that the plan's tasks read and write there.
+No iteration is shorter than the time that the host's memory needs for all bytes that the plan's tasks read and write
+there.
 """
 
 from __future__ import annotations
@@ -41,21 +42,21 @@ def simulate(scenario: Scenario, schedule: Schedule, *, detail: Detail = Detail.
 
     Parameters
     ----------
-    scenario, schedule
-        What, for whom, on what, and when.
+    scenario : Scenario
+    schedule : Schedule
     detail : Detail
         TASK lays out every task of every layer and fills the timeline with them. ITERATION lays out layers until one
-        begins as the one before it began, and skips to the last; within 1 % of TASK.
+        begins as the one before it began, and skips to the last; its times are within 1 % of those of TASK.
 
     Returns
     -------
     Result
-        With source SIMULATED.
+        A result with source SIMULATED.
 
     Raises
     ------
     WorkbenchError
-        If scenario and schedule do not go together; before any work.
+        If scenario and schedule do not go together; it is raised before any work.
     """
     if not isinstance(detail, Detail):
         raise ScenarioError(f"detail must be Detail.TASK or Detail.ITERATION, not {detail!r}.")
@@ -94,7 +95,7 @@ class _Clock:
         self.now = 0.0
         self.timeline = timeline
         self.bar = LateBar(int(prepared.scenario.workload.output_len.sum()))
-        self._carried = 0.0  # seconds that are left of the transfer that the last iteration let run on
+        self._carried = 0.0  # remaining seconds of the transfer that the last iteration let run on
         self._cores = prepared.scenario.machine.cores
         self._cost = prepared.cost
         self._plans = prepared.plans
@@ -129,7 +130,7 @@ class _Clock:
         return {**laid.busy, "h2d": laid.busy["h2d"] - self._carried}
 
     def _draw(self, plan: Plan, number: int, laid: LaidOut, seconds: float) -> None:
-        """Add to the timeline what a plan did in so many seconds from now on."""
+        """Add the tasks of a plan to the timeline; it takes `seconds` from now on."""
         raise NotImplementedError
 
 
@@ -151,7 +152,7 @@ class TaskClock(_Clock):
 
 
 class IterationClock(_Clock):
-    """Lays out tasks until a layer begins as the one before it began, and skips those that only repeat it."""
+    """Lays out tasks until a layer begins as the one before it began, and skips the layers that only repeat it."""
 
     skips = True
 
@@ -163,7 +164,7 @@ class IterationClock(_Clock):
 
 
 def plan_label(plan: Plan) -> str:
-    """``188 prefill + 3010 decode``."""
+    """Name of a plan by its tokens: ``188 prefill + 3010 decode``."""
     prefill = sum(int(part.rows.prefill) for part in plan.parts)
     decode = sum(int(part.rows.decode) for part in plan.parts)
     return f"{prefill} prefill + {decode} decode"

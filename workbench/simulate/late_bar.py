@@ -1,4 +1,4 @@
-"""A progress bar for simulations that last; short ones neither make nor import it."""
+"""A progress bar for long simulations; short ones neither make nor import it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class LateBar:
         self._bar: Any = None
 
     def add(self, tokens: float) -> None:
-        """So many more have been made."""
+        """Count that many more tokens."""
         self._made += int(tokens)
         if self._bar is None and monotonic() < self._due:
             return
@@ -30,6 +30,6 @@ class LateBar:
         self._bar.update(self._made - self._bar.n)
 
     def close(self) -> None:
-        """Take it away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.close()

@@ -1,4 +1,4 @@
-"""One iteration of many alike: what a schedule makes of a batch once the serving loop has settled."""
+"""Simulation of one settled iteration: a batch like those of an endless stream of requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workbench.workload import Workload
 
 
 def steady(scenario: Scenario, schedule: Schedule, *, detail: Detail = Detail.TASK, phase: float = 0.5) -> Result:
-    """Play one iteration that holds every request of the workload, each at another point of its life.
+    """Simulate one iteration that holds every request of the workload, each at another point of its life.
 
     Request i of n, which will have g_i output tokens, has floor((i + phase) g_i / n) of them: with none it prefills,
     else it decodes. That is the batch of an endless stream of such requests, with n in flight.
@@ -29,18 +29,18 @@ def steady(scenario: Scenario, schedule: Schedule, *, detail: Detail = Detail.TA
     Parameters
     ----------
     scenario : Scenario
-        Its scheduler is not asked.
+        The scenario; its scheduler has no effect.
     schedule : Schedule
     detail : Detail
-        TASK lays out every task and gives a timeline of them; ITERATION is faster, and within 1 %.
+        TASK lays out every task and gives a timeline of them; ITERATION is faster, and within 1 % of it.
     phase : float
-        Where between 0, when the first request prefills, and 1, when it has come to where the second was.
+        Age of the first request between 0, where it prefills, and 1, where the second request was at phase 0.
 
     Returns
     -------
     Result
-        With source SIMULATED: seconds, tokens, lanes and timeline of this iteration. It follows one that is alike, so
-        that weights are where the schedule leaves them.
+        A result with source SIMULATED: seconds, tokens, lanes and timeline of this iteration. The iteration follows an
+        equal one, so that weights are where the schedule leaves them.
 
     Raises
     ------
@@ -73,7 +73,7 @@ def steady(scenario: Scenario, schedule: Schedule, *, detail: Detail = Detail.TA
 
 
 def in_flight(scenario: Scenario, requests: int) -> Scenario:
-    """The scenario with so many requests, its own ones in turn, and a KV cache that just holds all of them.
+    """The scenario with that many requests, its own ones repeated in turn, and a KV cache that just holds all of them.
 
     Raises
     ------
@@ -84,7 +84,8 @@ def in_flight(scenario: Scenario, requests: int) -> Scenario:
         raise ScenarioError(f"{requests} requests cannot be in flight; give at least one.")
     workload = scenario.workload
     memory = scenario.memory
-    prompt, output = (np.resize(lengths, requests) for lengths in (workload.prompt_len, workload.output_len))
+    prompt = np.resize(workload.prompt_len, requests)
+    output = np.resize(workload.output_len, requests)
     blocks = int(_blocks(prompt + output - 1, memory.kv_block).sum())
     size = float(blocks * memory.kv_block * scenario.model.kv_bytes_per_token(scenario.precision.kv))
     return scenario.on(
@@ -96,9 +97,9 @@ def in_flight(scenario: Scenario, requests: int) -> Scenario:
 def steady_rates(
     scenario: Scenario, systems: Mapping[Schedule, Pipeline], requests: Iterable[int]
 ) -> dict[str, dict[int, float]]:
-    """Output tokens per second of schedules, each with its pipeline, over the number of requests in flight.
+    """Output tokens per second of schedules, each with its pipeline, by the number of requests in flight.
 
-    Means over the life of the requests. Where so many do not fit a memory there is no rate.
+    Rates are means over the life of the requests. There is no rate for a number of requests that does not fit a memory.
     """
     counts = list(requests)
     rates = dict[str, dict[int, float]]()
@@ -114,7 +115,7 @@ def steady_rates(
 
 
 def _mean_rate(scenario: Scenario, schedule: Schedule) -> float:
-    """Output tokens per second over all phases: with fewer requests than output tokens, not all have a prefill."""
+    """Output tokens per second, mean over all phases; with fewer requests than output tokens, some have no prefill."""
     requests = len(scenario.workload)
     prefilling = min(1.0, requests / float(scenario.workload.output_len.mean()))
     seconds = sum(

@@ -1,6 +1,6 @@
-"""WHAT is computed: operations, each placed on a device as a stage, and the work that rows cause in them.
+"""Stages are operations placed on devices (WHAT is computed), with the work that rows of a batch cause in them.
 
-Pipelines wire stages together; task prices are made of their work.
+Pipelines wire stages together; tasks are priced by their work.
 """
 
 from workbench.stages.ops import (

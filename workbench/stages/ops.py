@@ -1,10 +1,10 @@
-"""WHAT is computed: operations with declared buffers, weights and work, and their placement on devices.
+"""Operations with declared buffers, weights and work (WHAT is computed), and their placement on devices.
 
-The built-in operations are the decoder layer of a mixture of experts, one record each: all that every reader has to
-know of it. They name what they compute; `workbench.engine` knows how, for the architectures of
-`workbench.models.families`. Where the layers of a model are not all alike (dense ones before those with experts,
-sliding windows in some), an operation's weights and work are the mean over the layers, so that their sums over the
-model are exact; time is then that of a mean layer.
+The built-in operations make up the decoder layer of a mixture of experts. Each is one record of everything that the
+readers need to know of it. They say what is computed; `workbench.engine` contains the computation, for the
+architectures of `workbench.models.families`. Where the layers of a model are not all alike (dense ones before those
+with experts, sliding windows in some), an operation's weights and work are the mean over the layers, so that their sums
+over the model are exact; time is then that of a mean layer.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class RowClass(enum.Enum):
     DECODE = "decode"
 
     @property
-    def parts(self) -> tuple[RowClass, ...]:
-        """The classes that buffers are tracked in: prefill, decode, or both."""
+    def classes(self) -> tuple[RowClass, ...]:
+        """The classes in which buffers are tracked, prefill and decode, that these rows consist of."""
         return (RowClass.PREFILL, RowClass.DECODE) if self is RowClass.ALL else (self,)
 
 
@@ -58,40 +58,40 @@ class Op:
     ----------
     name : str
     reads, writes : tuple of str
-        Buffers of the rows it takes. A buffer that is not built in (see `BUFFERS`) is as wide as the model.
+        Buffers that it reads and writes. A buffer that is not built in (see `BUFFERS`) is as wide as the model.
     rows : RowClass
-        The rows it takes.
+        The rows of a batch that it takes.
     work : callable (Rows, ModelConfig, Precision) -> Work, optional
-        What it costs; `bound` and `simulate` need it.
+        FLOP and bytes for these rows; `bound` and `simulate` need it.
     run : callable, optional
-        Called by `run` with the read buffers as keyword arguments, tensors of shape (rows, width), and with `weights`,
-        its tensors by name, where it has any; returns the written buffer, or a tuple of them. Built-in operations have
-        theirs in the engine.
+        The computation. `run` calls it with the read buffers as keyword arguments, tensors of shape (rows, width), and
+        with `weights`, its tensors by name, if it has any; it returns the written buffer, or a tuple of them. The
+        computation of built-in operations is in the engine.
     params : callable (ModelConfig) -> float, optional
-        Weights it reads per layer [elements], where `tensors` does not tell.
+        Weights that it reads per layer [elements], if `tensors` is not given.
     routed : bool
         True for the routed experts, whose weights may have a number format of their own.
     keeps_kv : bool
         True for the operation that reads the KV cache: the cache lives on its device, and the keys and values of
         all new rows are appended there.
     working : callable (ModelConfig, int) -> float, optional
-        Bytes per row that it needs while it runs beyond what it reads and writes, weights of so many bytes each.
+        Bytes per row that it needs while it runs beyond its buffers, for weights of so many bytes each.
     tensors : callable (ModelConfig) -> {name: shape}, optional
         Its weights in the checkpoint. ``gain`` is the tensor ``model.layers.0.gain`` in layer 0. They are resident or
         streamed like those of built-in operations.
     reads_past : bool
-        True for attention among prompts' tokens, which reads `k`: where a prompt comes in pieces, it also takes
-        `k_before` and `v_before`, the keys and values of all earlier pieces in turn.
+        True for prompt attention that can take chunks: where a prompt comes in chunks, it also takes `k_before` and
+        `v_before`, the keys and values of all earlier chunks, chunk after chunk. It must read `k`.
     in_parts : bool
-        True if every GPU or socket of a device that shares out its weights has a part of each sum, which they add up.
+        True if GPUs or sockets that share its weights compute partial sums, which must be added up.
     present : callable (ModelConfig, LayerKind) -> bool, optional
-        True for the kinds of layers that have it; all have it unless given. Weights and work stay means over all
+        True for the kinds of layers that have it; by default every layer has it. Weights and work stay means over all
         layers.
 
     Raises
     ------
     PipelineError
-        If it has both `params` and `tensors`, or reads the past and is no attention among prompts' tokens.
+        If it has both `params` and `tensors`, or `reads_past` and is no prompt attention.
     """
 
     name: str
@@ -128,10 +128,10 @@ class Op:
 
     @property
     def needs(self) -> tuple[tuple[str, RowClass], ...]:
-        """Every (buffer, row class) that must be on its device when it runs."""
-        read = [(buffer, rows) for buffer in self.reads for rows in self.rows.parts]
+        """The rows of buffers that must be on its device when it runs, as (buffer, row class)."""
+        read = [(buffer, rows) for buffer in self.reads for rows in self.rows.classes]
         if self.keeps_kv:
-            read += [(buffer, rows) for buffer in ("k", "v") for rows in RowClass.ALL.parts]
+            read += [(buffer, rows) for buffer in ("k", "v") for rows in RowClass.ALL.classes]
         return tuple(dict.fromkeys(read))
 
     @property
@@ -153,7 +153,7 @@ class Op:
         Raises
         ------
         PipelineError
-            If a shape is nothing that a tensor can have.
+            If a shape is no tuple of positive whole numbers.
         """
         found = self.tensors(model) if self.tensors else {}
         for name, shape in found.items():
@@ -168,7 +168,7 @@ class Op:
         return self.elements(model) * (precision.expert_bytes if self.routed else precision.other_bytes)
 
     def working_bytes(self, model: ModelConfig, precision: Precision) -> float:
-        """Bytes per row that it needs while it runs beyond what it reads and writes."""
+        """Bytes per row that it needs while it runs, beyond the buffers that it reads and writes."""
         return self.working(model, DTYPE_BYTES[precision.weights]) if self.working else 0.0
 
 
@@ -176,8 +176,9 @@ class Op:
 class Stage:
     """One operation placed on one device.
 
-    Of the experts that a decode token chose, the `defer` lowest-scored are added one layer later (KTransformers), or
-    the `skip` lowest-scored never. Prefills have all of theirs at once, and so have decodes in the last layer.
+    Of the experts that a decode token chose, the output of the `defer` lowest-scored is added one layer later
+    (KTransformers), and the `skip` lowest-scored are never computed. Prefills have all of their experts at once. The
+    last layer defers nothing.
     """
 
     op: Op
@@ -206,7 +207,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Move:
-    """A transfer to `target`; what it moves follows from what later stages read there."""
+    """A transfer to `target`; it moves the buffers that later stages read there."""
 
     target: Place
 
@@ -228,15 +229,16 @@ kv = Streamed("kv")
 
 @dataclass(frozen=True)
 class Buffer:
-    """Elements of one row of a buffer, and their type.
+    """Width and number format of the rows of a buffer.
 
     Parameters
     ----------
     width : callable (ModelConfig) -> int
+        Elements of a row.
     prefill : callable (ModelConfig) -> int, optional
-        The width of prefill rows, where it is another.
+        Elements of a prefill row, if they differ.
     dtype : str, optional
-        Where it is not the weights' precision.
+        Number format, if it is not that of the weights.
     """
 
     width: Callable[[ModelConfig], int]
@@ -272,16 +274,17 @@ BUFFERS = {
 }
 """The built-in buffers: the residual stream x, queries, keys, values, attention output, the normed MoE input h, the
 routing (expert id and weight per choice), the outputs of routed and shared experts, and `DEFERRED_BUFFERS`. With latent
-attention k and v are what the cache holds, the key that RoPE turned and the latent; queries and outputs of decodes have
-the latent absorbed, those of prefills are expanded."""
+attention k and v are the contents of the cache: the rotated key and the latent. Queries and outputs of decodes are in
+the absorbed form, those of prefills are expanded."""
 DEFERRED_BUFFERS = ("late_h", "late_gates", "pending")
-"""What deferral keeps of every decode row from one layer to the next: inputs of the late experts, then their output."""
+"""Buffers of decode rows that deferral keeps from one layer to the next: inputs of the deferred experts, and their
+output."""
 
 
 def buffer_row(
     buffer: str, model: ModelConfig, precision: Precision, rows: RowClass = RowClass.DECODE
 ) -> tuple[int, str]:
-    """Elements of one row of a buffer, and their type."""
+    """Number of elements of one row of a buffer, and their number format."""
     found = BUFFERS.get(buffer, BUFFERS["x"])
     width = found.prefill if rows is RowClass.PREFILL and found.prefill else found.width
     return width(model), found.dtype or precision.weights
@@ -294,7 +297,10 @@ def buffer_bytes(buffer: str, model: ModelConfig, precision: Precision, rows: Ro
 
 
 def _gemm(params: float, read: float, each: float, moved: float, tokens: float, precision: Precision) -> Work:
-    """A matrix product of `params` per token: `read` weights of `each` bytes and `moved` elements of activations."""
+    """Work of a matrix product with `params` weights per token, of which `read` of `each` bytes are read.
+
+    `moved` are the elements of activations that are read and written.
+    """
     if not tokens:
         return Work(dtype=precision.weights)
     size = DTYPE_BYTES[precision.weights]
@@ -313,7 +319,7 @@ def _qkv_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
 
 
 def _prefill_attention_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
-    """With latent attention keys and values are expanded first, which `qkv` and `out_proj` account for."""
+    """Work of prompt attention. With latent attention, `qkv` and `out_proj` account for expanding keys and values."""
     keys_and_values = m.pair_macs if m.kv_lora_rank else m.kv_elements
     moved = rows.prefill * (m.pair_macs + keys_and_values) * DTYPE_BYTES[precision.weights]
     moved += rows.before * m.kv_elements * DTYPE_BYTES[precision.kv]
@@ -321,7 +327,7 @@ def _prefill_attention_work(rows: Rows, m: ModelConfig, precision: Precision) ->
 
 
 def _decode_attention_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
-    """Sum of the declared work of `decode_attention` and `append_kv`; the absorbed form with latent attention."""
+    """Work of the kernels `decode_attention` and `append_kv` together; with latent attention in the absorbed form."""
     kv_bytes = m.kv_elements * DTYPE_BYTES[precision.kv]
     append = rows.tokens * (kv_bytes + m.kv_elements * DTYPE_BYTES["fp32"])
     rows_in_out = m.entry_macs * DTYPE_BYTES["fp32"] * rows.decode
@@ -347,7 +353,7 @@ def _experts_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
 
 
 def _choices_work(rows: Rows, m: ModelConfig, precision: Precision, *, of_decodes: int) -> Work:
-    """Routed experts where a decode token has so many computed, a prefill token all that it chose."""
+    """Work of routed experts if `of_decodes` are computed per decode token, and all chosen ones per prefill token."""
     prefill = m.touched_experts(rows.prefill)
     decode = m.touched_experts(rows.decode, of_decodes)
     touched = prefill + decode - prefill * decode / m.num_local_experts
@@ -356,14 +362,14 @@ def _choices_work(rows: Rows, m: ModelConfig, precision: Precision, *, of_decode
 
 
 def _mixed_work(pairs: float, touched: float, tokens: float, m: ModelConfig, precision: Precision) -> Work:
-    """So many pairs of a token and an expert, of so many tokens and experts."""
+    """Work of `pairs` pairs of a token and an expert, where `touched` experts and `tokens` tokens occur."""
     moved = 2 * m.hidden_size * tokens
     read = touched * m.expert_params
     return _times(m.moe_share, _gemm(m.expert_params, read, precision.expert_bytes, moved, pairs, precision))
 
 
 def at_once(stage: Stage) -> WorkFunction | None:
-    """Work of a stage when its layer runs, without what it defers or skips; None if its op declares no work."""
+    """Work of a stage when its layer runs, without deferred and skipped experts; None if its op declares no work."""
     left_out = stage.defer + stage.skip
     if not left_out:
         return stage.op.work
@@ -371,7 +377,7 @@ def at_once(stage: Stage) -> WorkFunction | None:
 
 
 def afterwards(stage: Stage) -> WorkFunction:
-    """Work that a stage defers, done once the next layer may begin."""
+    """Work of the experts that a stage defers, which is done once the next layer may begin."""
     return lambda rows, m, precision: _choices_work(Rows(decode=rows.decode), m, precision, of_decodes=stage.defer)
 
 
@@ -381,7 +387,7 @@ def _combine_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
 
 
 def _shared_experts_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
-    """Work that every token needs: shared experts, and the dense network in layers without experts; 0 if neither."""
+    """Work of shared experts, and of the dense network in layers without experts; 0 if the model has neither."""
     if not m.unrouted_params:
         return Work(dtype=precision.weights)
     passes = 1.0 if m.shared_params else 1.0 - m.moe_share
@@ -394,14 +400,14 @@ def _embed_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
 
 
 def _head_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
-    """Final norm and head, only for the rows that sample a token."""
+    """Work of the final norm and the head, only for the rows that sample a token."""
     each = DTYPE_BYTES[precision.weights]
     moved = (m.hidden_size + m.vocab_size) * rows.emits
     return _gemm(m.head_params, m.head_params, each, moved, rows.emits, precision)
 
 
 def _qkv_working(m: ModelConfig, size: int) -> float:
-    """Normed heads stand beside the projections that they were until all are rotated."""
+    """Bytes per row of `qkv`: normed heads and the projections that they were made of exist until all are rotated."""
     q = m.q_size
     kv = m.kv_size
     needed = max((8 + size) * m.hidden_size, size * (3 * q + m.kv_elements))
@@ -411,19 +417,19 @@ def _qkv_working(m: ModelConfig, size: int) -> float:
 
 
 def _prefill_attention_working(m: ModelConfig, size: int) -> float:
-    """With latent attention the expanded keys and values too."""
+    """Bytes per row of `prefill_attention`: with latent attention, the expanded keys and values too."""
     return size * (m.attn_size + (m.pair_macs if m.kv_lora_rank else 0)) + 4 * m.num_attention_heads
 
 
 def _out_proj_working(m: ModelConfig, size: int) -> float:
-    """With latent attention the expanded outputs of decodes too."""
+    """Bytes per row of `out_proj`: with latent attention, the expanded outputs of decodes too."""
     return size * (m.hidden_size + (m.attn_size if m.kv_lora_rank else 0))
 
 
 def _experts_working(m: ModelConfig, size: int) -> float:
-    """A fused kernel keeps gate, up, their product, and rows in and out of every choice.
+    """Bytes per row of `experts`: a fused kernel holds gate, up, their product, and the row in and out, per choice.
 
-    A loop over experts needs as much where all rows choose the same two.
+    A loop over the experts needs as much if all rows choose the same two.
     """
     return size * max(2, m.num_experts_per_tok) * (3 * m.expert_width + 2 * m.hidden_size)
 
@@ -502,9 +508,10 @@ shared_experts = Op(
 combine = Op("combine", ("x", "routed"), ("x",), work=_combine_work)
 moe = (route, experts, combine)
 combine_shared = replace(combine, reads=("x", "routed", "shared"))
-"""`combine` where the shared experts' output is on its device."""
+"""`combine` if the shared experts' output is on its device."""
 add_shared = replace(shared_experts, reads=("h", "routed"), writes=("routed",))
-"""`shared_experts` where it is not: they add theirs to the routed ones' output before that leaves."""
+"""`shared_experts` if their output is not on the device of `combine`: they add it to that of the routed experts, before
+this is moved."""
 head = Op(
     "head",
     ("x",),
@@ -512,7 +519,7 @@ head = Op(
     work=_head_work,
     working=lambda m, size: (4 + size) * m.vocab_size + (8 + 2 * size) * m.hidden_size,
 )
-"""The implicit last stage, on the GPU; its logits stand in fp32 beside those in the weights' precision."""
+"""The implicit last stage, on the GPU; it holds its logits in fp32 and in the weights' precision at once."""
 BUILT_IN = {op.name: op for op in (qkv, *attention, out_proj, *moe, shared_experts)}
 """The operations that a pipeline places, by name."""
 

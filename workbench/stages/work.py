@@ -1,4 +1,4 @@
-"""Cost of work: the only place where a task's seconds are computed."""
+"""The cost of work. The seconds of every task are computed here and nowhere else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Numbers = TypeVar("Numbers", float, npt.NDArray[np.float64])
 
 
 class Rows(NamedTuple):
-    """Rows that a batch, or a part of one, gives a stage; the counts of disjoint parts add up.
+    """Counts of the rows that a stage computes for a batch; the counts of its parts add up.
 
     Attributes
     ----------
@@ -27,9 +27,9 @@ class Rows(NamedTuple):
     context : float
         KV entries that the decode tokens read, the new ones included; with sliding windows the mean over the layers.
     emits : float
-        Tokens that the head samples; beside a layer's operations, the sequences that pass it.
+        At the head, the tokens that it samples; at a layer, the sequences that pass it.
     before : float
-        KV entries that prefills read of the pieces of their prompts that went before.
+        KV entries of earlier chunks that prefills read.
     """
 
     prefill: float = 0
@@ -45,24 +45,25 @@ class Rows(NamedTuple):
         return self.prefill + self.decode
 
     def plus(self, other: Rows) -> Rows:
-        """Component-wise sum."""
+        """The component-wise sum."""
         return Rows(*(a + b for a, b in zip(self, other, strict=True)))
 
     def at(self, place: int) -> Rows:
-        """Rows at a layer, at the embedding (-1) or at the head: of whole prompts the same everywhere."""
+        """Rows at a layer, at the embedding (-1) or at the head: these everywhere, because prompts are whole."""
         return self
 
 
 class CutRows(NamedTuple):
-    """Rows of a batch whose prefills are pieces: of a layer that they pass, of any other, and of the head.
+    """Counts of rows for a batch whose prefills are chunks, which may pass only some of the layers.
 
     Attributes
     ----------
     passed, others, head : Rows
+        Rows at a layer that the prefills pass, at any other layer, and at the head.
     layers : range
         Layers that the prefills pass.
     stack : int
-        Layers of the model.
+        Number of layers of the model.
     """
 
     passed: Rows
@@ -79,7 +80,7 @@ class CutRows(NamedTuple):
 
 
 PartRows = Rows | CutRows
-"""Rows that a part of a batch gives the stages, layer by layer."""
+"""Counts of the rows of one part of a batch, layer by layer."""
 
 
 class Precision(NamedTuple):
@@ -88,9 +89,9 @@ class Precision(NamedTuple):
     Attributes
     ----------
     weights, kv : str
-        Of the weights and activations, and of the KV cache ("fp32", "bf16" or "fp16").
+        Formats of the weights and activations, and of the KV cache ("fp32", "bf16" or "fp16").
     experts, others : str or None
-        Of the routed experts and of the layers' other weights where they are kept in less than they compute in.
+        Formats in which the routed experts and the layers' other weights are stored, if smaller than `weights`.
     """
 
     weights: str
@@ -118,9 +119,9 @@ class Work(NamedTuple):
 
 
 def seconds(work: Work, device: Device) -> float:
-    """Roofline time of an operation [s]: max(FLOP/rate, bytes/bandwidth), and the device's fixed time per operation.
+    """Roofline time of an operation [s]: max(FLOP/rate, bytes/bandwidth) plus the device's fixed time per operation.
 
-    One without work costs nothing.
+    An operation without work takes no time.
     """
     flops, size, dtype = work
     if not (flops or size):
@@ -152,7 +153,7 @@ def measured_seconds(time: OpTime, rows: Rows) -> float:
 
 
 def least_seconds(time: OpTime, rows: Rows) -> float:
-    """Least seconds of any split of these rows into calls: every token at the best rate of any call."""
+    """Least time of these rows, however they are split into calls: every token at the best rate of any call [s]."""
     steepest_gain = (time.seconds[-1] - time.seconds[-2]) / (time.tokens[-1] - time.tokens[-2])
     per_token = min(steepest_gain, *(s / t for s, t in zip(time.seconds, time.tokens, strict=True)))
     return per_token * rows.tokens + _beyond_tokens(time, rows, rows.emits - rows.decode)
@@ -169,13 +170,14 @@ def copy_seconds(size: float, rate: float, overhead: float = 0.0) -> float:
 
 
 def reduce_scatter_seconds(size: float, count: int, between: Interconnect) -> float:
-    """Time in which so many GPUs or sockets add up results of `size` bytes, each keeping its share [s].
+    """Time in which n = `count` GPUs or sockets add up partial sums of `size` bytes; each keeps a share of the sum [s].
 
         t = (n - 1) (size / (n rate) + latency)
 
     Notes
     -----
-    Around a ring. An all-reduce takes twice that: the shares then go round too, until each has the whole sum.
+    The shares travel around a ring. An all-reduce takes twice as long: the finished shares travel around it once more,
+    until every GPU or socket has the whole sum.
     """
     return (count - 1) * (size / (count * between.rate) + between.latency) if size else 0.0
 
@@ -183,7 +185,7 @@ def reduce_scatter_seconds(size: float, count: int, between: Interconnect) -> fl
 def touched_share(experts: Numbers, chosen: Numbers, tokens: Numbers) -> Numbers:
     """Share of the experts that `tokens` tokens touch under uniform independent routing: 1 - (1 - k/E)^T.
 
-    Numbers or arrays. Exact for independent uniform tokens; an upper bound for real, skewed routing (MoE-CAP).
+    Takes numbers or arrays. Exact for independent uniform tokens; an upper bound for real, skewed routing (MoE-CAP).
     """
     share: Numbers = 1.0 - (1.0 - chosen / experts) ** tokens
     return share

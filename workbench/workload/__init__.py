@@ -1,6 +1,6 @@
-"""FOR WHOM: requests with their lengths and arrivals, tokenizers, and exams with exact answers.
+"""Workloads: requests with their lengths and arrivals, tokenizers, and exams with exact answers.
 
-Schedulers make batches of what a workload holds.
+Schedulers form batches of a workload's requests.
 """
 
 from workbench.workload.workload import (

@@ -1,4 +1,4 @@
-"""Exams: held-out exercises as a workload, with prompts as long as one likes, and marks for what a model answered."""
+"""Exams: held-out exercises as a workload with prompts of any length, and marks for a model's answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workbench.workload.exercises import KINDS, Exercise, exercises
 from workbench.workload.tokenizer import Tokenizer
 from workbench.workload.workload import Request, Workload
 
-OUTPUT_LEN = 12  # tokens: the longest answer has 9, the end of its line included 10
+OUTPUT_LEN = 12  # tokens: the longest answer has 9, and 10 with the end of its line
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Mark:
 
 @dataclass(frozen=True)
 class Exam:
-    """Held-out exercises and the requests that ask them, in the same order.
+    """Held-out exercises and their requests, in the same order.
 
     Attributes
     ----------
     exercises : tuple of Exercise
     workload : Workload
-        Each prompt ends with the question; what is generated up to the end of the line is the answer.
+        Requests whose prompts end with the question; the generated text up to the end of the line is the answer.
     tokenizer : Tokenizer
     """
 
@@ -86,12 +86,12 @@ def make_exam(
     ----------
     count : int
     tokenizer : Tokenizer
-        Of the model to examine.
+        Tokenizer of the model to examine.
     prompt_len : int or (int, int)
-        Length of the prompts, or the shortest and the longest of them, which then grow in turns [tokens]. Solved
-        exercises from the training split stand in front of the question as long as they fit.
+        Length of the prompts, or of the shortest and the longest of them, which then grow in turns [tokens]. Solved
+        exercises from the training split precede the question as long as they fit.
     output_len : int
-        Tokens to generate for each.
+        Tokens to generate for each exercise.
     kinds : str or sequence of str
     seed : int
 

@@ -1,4 +1,4 @@
-"""Exercises with exact answers, made from a seed: what the tiny model is trained on, and examined with."""
+"""Exercises with exact answers, made from a seed, on which the tiny model is trained and examined."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from workbench.core.errors import WorkloadError
 
 LETTERS = string.ascii_lowercase
 _NOT_X = LETTERS.replace("x", "")
-HELD_OUT = 10  # one prompt in ten is never trained on
+HELD_OUT = 10  # one prompt in ten is left out of training
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """A question, the end of its prompt included, and its only right answer, without the end of the line."""
+    """A question with the end of its prompt, and its only right answer without the end of the line."""
 
     kind: str
     prompt: str
@@ -38,7 +38,7 @@ class Exercise:
 
 
 Drawn = tuple[str, str, float]
-"""Question, answer, and the chance of one who picks among the answers of the right form that the question offers."""
+"""Question, answer, and the chance of a random pick among the answers of the right form that the question offers."""
 
 
 def _letters(pick: random.Random, least: int, most: int) -> list[str]:
@@ -63,9 +63,9 @@ def _sort(pick: random.Random) -> Drawn:
 def _recall(pick: random.Random) -> Drawn:
     keys = _letters(pick, 3, 6)
     values = [str(pick.randint(10, 99)) for _ in keys]
-    asked = pick.randrange(len(keys))
+    chosen = pick.randrange(len(keys))
     pairs = ",".join(key + value for key, value in zip(keys, values, strict=True))
-    return f"{pairs}={keys[asked]}", values[asked], 1 / len(keys)
+    return f"{pairs}={keys[chosen]}", values[chosen], 1 / len(keys)
 
 
 def _largest(pick: random.Random) -> Drawn:
@@ -114,7 +114,7 @@ def exercises(kinds: str | Sequence[str] = KINDS, *, seed: int | str = 0, held_o
         Some of `KINDS`.
     seed : int or str
     held_out : bool
-        Draw only those that are never trained on (one in ten, by the hash of the prompt), or only the others.
+        Draw only exercises that are left out of training (one in ten, by the hash of the prompt), or only the others.
 
     Raises
     ------
@@ -141,10 +141,11 @@ def _draw(kind: str, pick: random.Random) -> tuple[Exercise, float]:
 
 
 def chance(kind: str, *, sample: int = 4000) -> float:
-    """Share of right answers of one who does not work them out.
+    """Share of right answers by guessing.
 
-    The better of two ways to guess, over a fixed sample: always the kind's most frequent answer, or any of the answers
-    of the right form that the question offers (one of the values, an order of the letters, a number below ten).
+    It is that of the better of two ways to guess, over a fixed sample: always the kind's most frequent answer, or any
+    of the answers of the right form that the question offers (one of the values, an order of the letters, a number
+    below ten).
     """
     pick = random.Random(f"chance {kind}")
     drawn = [_draw(kind, pick) for _ in islice(range(sample), sample)]

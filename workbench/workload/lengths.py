@@ -1,4 +1,4 @@
-"""Lengths that are drawn: distributions fitted to what is published of a data set, and histograms of one's own."""
+"""Distributions of lengths: those fitted to the published statistics of a data set, and histograms of one's own."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from workbench.core.units import is_number, is_whole
 
 Lengths = npt.NDArray[np.int64]
 Counts = Mapping[int, float] | Mapping[tuple[int, int], float]
-"""How often each prompt length, or each pair of prompt and output length, occurs."""
+"""Counts by prompt length, or by pair of prompt and output length."""
 
 _LONGEST = 2**40
-"""Tokens of one request: sums over a workload stay far within 64 bits."""
+"""Most tokens of one request: sums over a workload then stay far within 64 bits."""
 
 _QUANTILE = 3.0902
-"""Of the standard normal distribution, 99.9 %."""
+"""The 99.9 % quantile of the standard normal distribution."""
 
 
 def whole_lengths(given: object, what: str) -> Lengths:
-    """One length or several [tokens], whatever they were given as.
+    """Check one length or several, given in any form [tokens].
 
     Raises
     ------
@@ -48,20 +48,20 @@ def whole_lengths(given: object, what: str) -> Lengths:
 
 
 class LengthDistribution(Protocol):
-    """Something that lengths are drawn from."""
+    """A distribution from which lengths are drawn."""
 
     def draw(self, generator: np.random.Generator, count: int) -> Lengths:
-        """So many lengths [tokens], each at least 1."""
+        """Draw `count` lengths, each at least 1 [tokens]."""
 
 
 @dataclass(frozen=True)
 class LogNormal:
-    """A log-normal of that mean whose 99.9 % quantile is the maximum; what lies beyond is drawn again.
+    """A log-normal distribution with this mean, whose 99.9 % quantile is the maximum; larger values are drawn again.
 
     Parameters
     ----------
     mean, maximum : float
-        [tokens]. Truncating lowers the mean by less than 1 %.
+        Mean and maximum [tokens]. Truncating lowers the mean by less than 1 %.
 
     Raises
     ------
@@ -94,14 +94,14 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class Gamma:
-    """A gamma distribution of that mean and standard deviation; what lies beyond a maximum is drawn again.
+    """A gamma distribution with this mean and standard deviation; values beyond a maximum are drawn again.
 
     Parameters
     ----------
     mean, deviation : float
-        [tokens].
+        Mean and standard deviation [tokens].
     maximum : float, optional
-        [tokens].
+        Largest length [tokens].
 
     Raises
     ------
@@ -139,7 +139,7 @@ def _whole(drawn: npt.NDArray[np.float64]) -> Lengths:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Lengths of requests and how often each occurs.
+    """Lengths of requests with their counts.
 
     Attributes
     ----------
@@ -153,7 +153,7 @@ class Histogram:
 
     @classmethod
     def of(cls, table: Counts) -> Histogram:
-        """From counts by prompt length, or by (prompt, output).
+        """Make a histogram of counts by prompt length, or by (prompt, output).
 
         Raises
         ------
@@ -165,12 +165,12 @@ class Histogram:
 
     @classmethod
     def read(cls, path: str | Path) -> Histogram:
-        """From a CSV file whose first line names its columns: prompt, count and, if they are known, output.
+        """Read a CSV file whose first line names its columns: prompt, count and, if they are known, output.
 
         Raises
         ------
         WorkloadError
-            If the file does not exist, lacks a column or has a row that is no such thing; the line is named.
+            If the file does not exist, lacks a column or has a malformed row; the line is named.
         """
         path = Path(path)
         if not is_file(path):
@@ -201,7 +201,7 @@ class Histogram:
         return len(self.lengths[0]) == 2
 
     def draw(self, generator: np.random.Generator, count: int) -> Lengths:
-        """So many rows, shape (count, 1 or 2), each as likely as it is frequent."""
+        """Draw `count` rows, shape (count, 1 or 2), with probabilities in proportion to their counts."""
         weights = np.array(self.counts, dtype=np.float64) / max(self.counts)  # their sum may be beyond floats
         chosen = generator.choice(len(weights), size=count, p=weights / weights.sum())
         return np.array(self.lengths, dtype=np.int64)[chosen]

@@ -1,4 +1,4 @@
-"""Text to token ids and back: a checkpoint's own tokenizer.json, or bytes where it has none."""
+"""Tokenizers, from text to token ids and back: a checkpoint's own tokenizer.json, or bytes if it has none."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Tokenizer(Protocol):
 
 
 class ByteTokenizer:
-    """A text's UTF-8 bytes are its token ids, 0 to 255."""
+    """A tokenizer whose token ids, 0 to 255, are a text's UTF-8 bytes."""
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of a text."""
         return tuple(text.encode("utf-8"))
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of token ids; what is no UTF-8, or no byte, becomes the replacement character."""
+        """The text of token ids; invalid UTF-8 and ids that are no bytes become the replacement character."""
         known = bytes(token if 0 <= token < 256 else 0xFF for token in tokens)
         return known.decode("utf-8", errors="replace")
 
@@ -57,7 +57,7 @@ class CheckpointTokenizer:
         Raises
         ------
         WorkloadError
-            If a part of the text is no token of this tokenizer, or the tokenizer is at odds with itself.
+            If some of the text is no token of this tokenizer, or the tokenizer contradicts itself.
         """
         try:
             found = self._tokenizer.encode(text, add_special_tokens=False)
@@ -91,7 +91,7 @@ class CheckpointTokenizer:
 
 
 def load_tokenizer(model: ModelConfig | str | Path) -> Tokenizer:
-    """The tokenizer of a checkpoint: its tokenizer.json, or bytes where it has none.
+    """The tokenizer of a checkpoint: its tokenizer.json, or bytes if it has none.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Requests to serve: prompt and output lengths, and token ids where a model is to run them."""
+"""Workloads, the requests to serve: prompt and output lengths, and token ids if a model is to run them."""
 
 from __future__ import annotations
 
@@ -66,20 +66,20 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """Requests that are served in this order: a pile, or as they arrive.
+    """Requests that are served in this order, all there at the start or arriving one after the other.
 
     Attributes
     ----------
     name : str
     prompt_len, output_len : ndarray (requests,) int64
     requests : tuple of Request
-        Empty where only the lengths are known; `run` needs the token ids.
+        Requests with token ids, which `run` needs; empty if only the lengths are known.
     synthetic : bool
-        True where the lengths were drawn from a distribution and not recorded.
+        True if the lengths were drawn from a distribution and not recorded.
     source : str
-        Where the distribution comes from, and what it was drawn as.
+        Source of the distribution, and the form in which it was drawn.
     arrival : ndarray (requests,) float64
-        Seconds after the start at which each comes, none before the one above it; empty if all are there at once.
+        Time of each arrival after the start, in ascending order; empty if all are there at once [s].
     """
 
     name: str
@@ -161,7 +161,7 @@ class Workload:
         if rate is not None:
             if not (is_number(rate) and 0 < rate < math.inf):
                 raise WorkloadError(f"a rate must be a positive number of requests per second, not {rate!r}.")
-            # A stream apart from the one that draws lengths, so that the same seed does not tie gaps to lengths.
+            # A random stream of its own, so that with the same seed gaps do not depend on lengths.
             gaps = np.random.default_rng((seed, 1)).exponential(1 / rate, len(self))
             return replace(self, arrival=np.cumsum(gaps))
         times: Any = at
@@ -194,9 +194,9 @@ class Workload:
         Parameters
         ----------
         prompt, output : int or sequence of int
-            Length of every request, or of each [tokens].
+            One length for all requests, or one for each [tokens].
         requests : int, optional
-            Their number, where both lengths are single numbers.
+            Number of requests, if both lengths are single numbers.
         """
         prompts = whole_lengths(prompt, "prompt")
         outputs = whole_lengths(output, "output")
@@ -210,7 +210,7 @@ class Workload:
 
     @classmethod
     def from_jsonl(cls, path: str | Path, *, output_len: int = 32, tokenizer: Tokenizer = BYTES) -> Workload:
-        """Requests from a file with one JSON object per line.
+        """Read requests from a file with one JSON object per line.
 
         Keys: ``prompt`` (text, encoded by the tokenizer: its UTF-8 bytes unless a checkpoint's is given) or ``tokens``
         (ids); optional ``output_len`` (else the argument), ``temperature``, ``top_p``, ``seed``, and in every line or
@@ -236,7 +236,7 @@ class Workload:
         output_len: int,
         tokenizer: Tokenizer = BYTES,
     ) -> Workload:
-        """The first `requests` non-empty lines of a text file as prompts, repeated from the top if there are fewer."""
+        """Take the first `requests` non-empty lines of a text file as prompts, repeating them if there are fewer."""
         path = Path(path)
         prompts = [line for line in _lines(path) if line.strip()]
         if not prompts or not _is_count(requests):
@@ -253,7 +253,7 @@ class Workload:
         output_len: int | None = None,
         seed: int = 0,
     ) -> Workload:
-        """Requests whose lengths are drawn from counts of one's own.
+        """Draw the lengths of requests from given counts.
 
         Parameters
         ----------
@@ -261,9 +261,9 @@ class Workload:
             Counts by prompt length, such as ``{98: 20, 450: 1}``, or by (prompt, output); or a CSV file whose first
             line is ``prompt,count`` or ``prompt,output,count``.
         requests : int
-            How many to draw, each length as likely as it is frequent.
+            Number of requests to draw, with probabilities in proportion to the counts.
         output_len : int, optional
-            Of every request; needed where the histogram has none, and then only.
+            Output length of every request; needed if the histogram has none, and not allowed otherwise.
         seed : int
 
         Raises
@@ -292,7 +292,7 @@ def byte_tokens(text: str) -> tuple[int, ...]:
 
 
 def _lines(path: Path) -> list[str]:
-    """Lines of a UTF-8 file; only newlines end them, not the other separators that a prompt may contain."""
+    """Lines of a UTF-8 file; only newlines end them, because a prompt may contain other separators."""
     if not is_file(path):
         raise WorkloadError(f"workload file {str(path)!r} does not exist; give the path of a text file.")
     try:
@@ -302,7 +302,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _parse(where: str, line: str, output_len: int, tokenizer: Tokenizer) -> tuple[Request, float | None]:
-    """The request of a line, and when it arrives if the line says so."""
+    """The request of a line, and its arrival if the line has one."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -368,14 +368,14 @@ def _positive(requests: int, name: str) -> int:
 
 @dataclass(frozen=True)
 class PublishedWorkload:
-    """A data set of which only statistics are published: what is drawn from them is synthetic, and marked so.
+    """A data set of which only statistics are published; workloads drawn from them are marked as synthetic.
 
     Attributes
     ----------
     name : str
     prompt : LengthDistribution
     output : LengthDistribution or tuple of int
-        What output lengths are drawn from, or the fixed ones that were asked for in the publication.
+        Distribution of output lengths, or the fixed lengths of the publication.
     source : str
     """
 
@@ -391,7 +391,7 @@ class PublishedWorkload:
         ----------
         requests : int
         output_len : int, optional
-            Of every request; by default drawn too, or the only length that the publication has.
+            Output length of every request; by default drawn too, or the only length that the publication has.
         seed : int
 
         Raises
@@ -430,7 +430,7 @@ class PublishedWorkload:
 
 
 def _fitted(table: Mapping[str, float]) -> LengthDistribution:
-    """Workload from the catalogue's statistics."""
+    """The distribution that fits the catalogue's statistics."""
     if "std" in table:
         return Gamma(table["mean"], table["std"], table.get("max", math.inf))
     return LogNormal(table["mean"], table["max"])

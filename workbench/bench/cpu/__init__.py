@@ -1,1 +1,1 @@
-"""The CPU kernels against memory, arithmetic and what a user would take instead."""
+"""Benchmark of the CPU kernels against ceilings of memory and arithmetic, and against baselines."""

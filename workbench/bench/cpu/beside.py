@@ -16,7 +16,7 @@ from workbench.hardware import usable_cores
 
 _SECONDS = 0.2
 _ROUNDS = 9
-"""How long each of the two goes on, and how often all is repeated."""
+"""Seconds that each of the two jobs lasts, and number of repetitions."""
 
 Job = Callable[[], None]
 

@@ -55,9 +55,9 @@ class Twin:
         """Compute as `decode_attention` does; operands are not checked."""
         tasks, first = _tasks(lengths)
         heads, dim = q.shape[1:]
-        parts = first[-1]
-        tops, totals = np.empty((2, parts, heads), np.float32)
-        values = np.empty((parts, heads, dim), np.float32)
+        partials = first[-1]
+        tops, totals = np.empty((2, partials, heads), np.float32)
+        values = np.empty((partials, heads, dim), np.float32)
         counter = np.zeros(1, np.int64)
         scale = ctypes.c_float(math.log2(math.e) / math.sqrt(dim))
         operands = (q, kv, table, table.shape[1], kv.shape[1], tasks, len(tasks), counter)
@@ -91,9 +91,9 @@ def _passed(value: Any) -> Any:
 
 
 def _tasks(lengths: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Tasks (sequence, first token, end, row of the partial result), longest first, and each sequence's first row.
+    """Tasks (sequence, first token, end, row of the partial softmax), longest first, and each sequence's first row.
 
-    A sequence of one task has no partial result: its row is -1.
+    A sequence of one task has no partial softmax: its row is -1.
     """
     tasks = list[tuple[int, int, int, int]]()
     first = [0]

@@ -50,7 +50,7 @@ class ExpertSpeeds:
 
     @property
     def contenders(self) -> tuple[str, ...]:
-        """Names of the implementations, in the order of `weight_bytes`."""
+        """Names of the implementations that are set side by side, in the order of `weight_bytes`."""
         return tuple(self.weight_bytes)
 
     def tokens(self, implementation: str) -> tuple[int, ...]:

@@ -32,7 +32,9 @@ def prefill(
     H = size.of(2, heads, heads)
     K = size.of(1, kv_heads, kv_heads)
     D, Dv = (size.of(16, dim, dim) for dim in dims)
-    q, k, v = (normal(device, count * rows, h, d) for h, d in ((H, D), (K, D), (K, Dv)))
+    q = normal(device, count * rows, H, D)
+    k = normal(device, count * rows, K, D)
+    v = normal(device, count * rows, K, Dv)
     starts = torch.arange(0, count * rows + 1, rows, device=device)
     prefix = None
     if cached:

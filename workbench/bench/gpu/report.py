@@ -91,15 +91,15 @@ def picture(rows: Sequence[Row], card: str) -> str:
         timed = [(row["case"], row["error"] / max(row["limit"], 1e-30)) for row in rows if "error" in row]
         title = f"{card}: error, as a share of what is allowed"
     height = _BAR * (len(timed) + 2)
-    parts = [
+    elements = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_RIGHT + 80}" height="{height}" font-family="sans-serif" '
         f'font-size="11"><text x="4" y="14" font-size="13">{escape(title)}</text>'
     ]
     for number, (name, share) in enumerate(timed, 1):
         y = _BAR * number + 6
         length = 340 * min(1.0, max(0.0, share))
-        parts.append(
+        elements.append(
             f'<text x="4" y="{y + 11}">{escape(name)}</text><rect x="270" y="{y}" width="{length:.1f}" height="13" '
             f'fill="#4c78a8"/><text x="{274 + length:.1f}" y="{y + 11}">{share:.0%}</text>'
         )
-    return "".join([*parts, "</svg>\n"])
+    return "".join([*elements, "</svg>\n"])

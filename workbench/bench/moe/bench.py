@@ -174,7 +174,7 @@ def measure_moe(
         Threads on the CPU; by default the cores that this process may use.
     tokens : sequence of int
     contenders : sequence of str, optional
-        Implementations to time; by default ours and the `baselines`.
+        Implementations to set side by side; by default ours and the `baselines`.
     seconds : float
         Duration of the measurement [s]; at least three repetitions are made.
 

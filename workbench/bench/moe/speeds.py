@@ -123,7 +123,7 @@ class MoeSpeeds:
 
     @property
     def contenders(self) -> tuple[str, ...]:
-        """Names of the implementations."""
+        """Names of the implementations that are set side by side."""
         return tuple(dict.fromkeys(run.contender for run in self.runs))
 
     @property

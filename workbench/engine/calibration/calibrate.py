@@ -29,7 +29,7 @@ from workbench.engine.lanes.affinity import affinities
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.lanes import Job, Transfer
 from workbench.engine.lanes.process import occupy
-from workbench.engine.model.ops import Part
+from workbench.engine.model.ops import RowLayout
 from workbench.engine.runnable import check_runnable
 from workbench.hardware import Machine, usable_cores
 from workbench.hardware.profile import Cores, Pace, Profile
@@ -236,7 +236,7 @@ class _Hollow(Engine):
         self.executing.append(self.watch.now - begin)
         return busy
 
-    def _action(self, task: Task, batches: tuple[Batch, ...], parts: list[Part]) -> Callable[[], Transfer | None]:
+    def _action(self, task: Task, batches: tuple[Batch, ...], parts: list[RowLayout]) -> Callable[[], Transfer | None]:
         return lambda: None
 
     def _check_bytes(self, jobs: list[Job], plan: Plan) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from workbench.core.timeline import Span, overlap, tasks_during
 from workbench.engine.engine import Engine
 from workbench.engine.lanes.lanes import Job
-from workbench.engine.model.ops import Part
+from workbench.engine.model.ops import RowLayout
 from workbench.hardware.profile import Pace
 from workbench.pipeline.layer_graph import NodeKind
 from workbench.scheduler.batch import NONE, Batch, Ids
@@ -204,9 +204,9 @@ class TimedEngine(Engine):
         around = passed - (max(span.end for span in spans) - first)
         return Pass(self._calls(), spans, self._moves, shape.requests, around)
 
-    def part(self, shape: Shape) -> Part:
+    def part(self, shape: Shape) -> RowLayout:
         """A shape as the operations of the last plan, which had it, saw it."""
-        return Part.of(shape.batch(self._layers), self._blocks)
+        return RowLayout.of(shape.batch(self._layers), self._blocks)
 
     def _record(self, ended: list[tuple[Job, str]], number: int) -> dict[str, float]:
         for job, _ in ended:
@@ -220,7 +220,7 @@ class TimedEngine(Engine):
         super().paced(plan)
         return self.pace
 
-    def _compute(self, task: Task, part: Part) -> None:
+    def _compute(self, task: Task, part: RowLayout) -> None:
         for stage in task.node.stages:
             work = partial(self.forward.compute, stage, task.layer, task.part or 0, part)
             resident = stage.op.has_weights and not self._streams(stage)
@@ -231,7 +231,7 @@ class TimedEngine(Engine):
         rows = partial(Rows, prefill=batch.rows.tokens)
         self._note(_Noted("embed", "gpu", False, rows), partial(super()._embed, number, batch))
 
-    def _emit(self, number: int, batch: Batch, part: Part) -> None:
+    def _emit(self, number: int, batch: Batch, part: RowLayout) -> None:
         rows = partial(Rows, prefill=batch.rows.emits)
         self._note(_Noted("head", "gpu", False, rows), partial(super()._emit, number, batch, part))
 
@@ -254,11 +254,11 @@ class TimedEngine(Engine):
         return calls
 
 
-def _stage_rows(stage: Stage, part: Part) -> Rows:
+def _stage_rows(stage: Stage, part: RowLayout) -> Rows:
     return rows_of(stage, part_rows(part))
 
 
-def part_rows(part: Part) -> Rows:
+def part_rows(part: RowLayout) -> Rows:
     """Rows that a part of whole prompts and decodes puts on the stages."""
     lengths = part.prefill_len
     pairs = sum(length * (length + 1) / 2 for length in lengths)

@@ -1,1 +1,1 @@
-"""Threads of the engine: a lane each, on cores of their own, with the clock, the meters and the stop of a run."""
+"""Threads of the engine: one per lane, on cores of their own; with the clock, the meters and the control of a run."""

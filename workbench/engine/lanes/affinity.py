@@ -20,7 +20,7 @@ _LINUX = sys.platform == "linux"
 
 
 class Affinity(NamedTuple):
-    """Torch threads of a lane, and the cores that it may use; none leaves the choice to the system."""
+    """Number of torch threads of a lane, and the cores that it may use; without cores, the system chooses."""
 
     threads: int
     cores: tuple[int, ...]
@@ -45,23 +45,23 @@ def affinities(pace: Pace, cores: Cores) -> dict[str, Affinity]:
 def pin(affinity: Affinity) -> None:
     """Give the calling thread its torch threads and cores.
 
-    Two threads are pinned to a core each. Left to the system, the second is often woken on the core of the first:
-    experts of 64 rows (8 of 1024 x 2048, bf16) took 28 ms so and 21 ms when pinned (2 Zen 4 cores). A larger team is
-    left alone, because libgomp ends threads that an operation does not need, and new ones inherit the first one's core.
+    Two threads are pinned to one core each. Without that, the system often wakes the second on the core of the first:
+    experts of 64 rows (8 of 1024 x 2048, bf16) took 28 ms, and 21 ms when pinned (2 Zen 4 cores). A larger team is not
+    pinned, because libgomp ends threads that an operation does not need, and new ones inherit the core of the first.
     """
     torch.set_num_threads(affinity.threads)
     if not affinity.cores or not _LINUX:
         return
     os.sched_setaffinity(0, affinity.cores)
     if affinity.threads == 2 and len(affinity.cores) >= 2:
-        torch.ones(1 << 17).add_(1.0)  # the other thread exists from the first shared work on
+        torch.ones(1 << 17).add_(1.0)  # the first shared work starts the other thread
         for other in _others():
             os.sched_setaffinity(other, affinity.cores[1:])
         os.sched_setaffinity(0, affinity.cores[:1])
 
 
 def pin_elsewhere() -> None:
-    """Let a new thread work on every core but those that it inherited from the thread it helps, if there are any."""
+    """Let the calling, new thread use all cores but those inherited from the thread that it helps, if others exist."""
     if _LINUX:
         everywhere = os.sched_getaffinity(os.getpid())
         inherited = os.sched_getaffinity(0)
@@ -79,7 +79,7 @@ def name_thread(lane: str) -> None:
 
 
 def end_sleeps_on_time() -> None:
-    """Timer slack of 1 us instead of 50 for the calling thread."""
+    """Set the timer slack of the calling thread to 1 us instead of 50 us."""
     if _LINUX:
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0)
 

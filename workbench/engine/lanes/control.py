@@ -1,4 +1,4 @@
-"""Control of a run that goes on, pauses or ends: long operations check it between two steps."""
+"""Control of a run: it lets the run go on, pause or end. Long operations check it between two steps."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import time
 from workbench.core.errors import StoppedError
 
 MOST_SLEPT = 0.05
-"""Seconds without a look at whether the run was stopped."""
+"""Most seconds between two checks for a stop request."""
 
 
 class Control:
-    """Tells the work of one run whether to go on. Every method may be called from any thread.
+    """Lets the work of one run go on, pause or end. Every method may be called from any thread.
 
     Attributes
     ----------
     gate : Event
-        Cleared while the run is held: no task starts then.
+        Cleared while the run is paused: no task starts then.
     ending : bool
-        True once the run was asked to end, for good.
+        True once the run was stopped, for good.
     """
 
     def __init__(self) -> None:
@@ -29,13 +29,13 @@ class Control:
 
     @property
     def stopped(self) -> bool:
-        """True while work that is left shall not be done."""
+        """True while the remaining work must not be done."""
         return self.ending or self._drained
 
     def hold(self) -> None:
-        """Let no task start until `go`; what ends is not held."""
+        """Let no task start until `go`; a run that is ending is not paused."""
         self.gate.clear()
-        if self.stopped:  # `stop` and `drain` say so before they open the gate
+        if self.stopped:  # `stop` and `drain` set this before they open the gate
             self.gate.set()
 
     def go(self) -> None:
@@ -43,32 +43,32 @@ class Control:
         self.gate.set()
 
     def stop(self) -> None:
-        """End the run, also if it is held."""
+        """End the run, also if it is paused."""
         self.ending = True
         self.gate.set()
 
     def drain(self) -> None:
-        """End the plan that is at work, also if it is held: one of its tasks failed, or the wait for it did."""
+        """End the plan under way, also if it is paused: one of its tasks failed, or the wait for it did."""
         self._drained = True
         self.gate.set()
 
     def renew(self) -> None:
-        """Begin another plan, unless the run was asked to end."""
+        """Begin another plan, unless the run was stopped."""
         self._drained = False
 
     def check(self) -> None:
-        """Called between two steps of long work.
+        """Raise if the remaining work must not be done; long work calls this between two steps.
 
         Raises
         ------
         StoppedError
-            If the rest shall not be done.
+            If the run was stopped, or the plan is drained.
         """
         if self.stopped:
             raise StoppedError("the run was stopped.")
 
     def sleep(self, seconds: float) -> None:
-        """Sleep so long, or until work shall end."""
+        """Sleep for that long, or until the run ends."""
         until = time.perf_counter() + seconds
         while seconds > 0 and not self.stopped:
             time.sleep(min(seconds, MOST_SLEPT))

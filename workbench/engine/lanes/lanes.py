@@ -1,4 +1,4 @@
-"""One thread per lane. A plan's task goes to its lane when the last task it waits for has ended."""
+"""Lanes, one thread each. A plan's task goes to its lane when the last task that it waits for has ended."""
 
 from __future__ import annotations
 
@@ -26,24 +26,23 @@ Copy = tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]
 
 @dataclass
 class Transfer:
-    """Copies to make over the link, and what to do when they have arrived."""
+    """Copies to make over the link, and an action to take when they have arrived."""
 
     copies: Sequence[Copy]
     arrived: Callable[[], None] | None = None
 
     @property
     def bytes(self) -> int:
-        """Bytes moved."""
+        """Bytes that are moved."""
         return sum(target.nbytes for target, _ in self.copies)
 
 
 @dataclass(eq=False)
 class Job:
-    """A task of the running plan: its action and how it went. Times are readings of `time.perf_counter`.
+    """A task of the running plan, its action and its times. Times are readings of `time.perf_counter`.
 
-    On a link lane the action returns the `Transfer` to make.
-
-    `pauses` are when a bulk transfer let small ones pass. A plan does not end before the jobs that it awaits are done.
+    On a link lane the action returns the `Transfer` to make. `pauses` are the times in which a bulk transfer let small
+    ones pass. A plan does not end before its `awaited` jobs are done.
     """
 
     task: Task
@@ -61,13 +60,13 @@ class Job:
 
     @property
     def spans(self) -> list[tuple[float, float]]:
-        """Times at which it worked."""
+        """Times in which the job was at work, pauses left out."""
         edges = [self.start, *(edge for pause in self.pauses for edge in pause), self.end]
         return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 class Lane(threading.Thread):
-    """Runs its jobs one at a time in issue order; a first job that is not ready blocks the others."""
+    """Runs its jobs one at a time in issue order; a next job that is not ready blocks the others."""
 
     def __init__(self, name: str, executor: Executor) -> None:
         super().__init__(name=f"lane-{name}", daemon=True)
@@ -83,7 +82,7 @@ class Lane(threading.Thread):
     def run(self) -> None:
         """Serve the inbox until None arrives."""
         name_thread(self.name.removeprefix("lane-"))
-        torch.get_num_threads()  # a thread's first use copies the process-wide value and would undo the next line
+        torch.get_num_threads()  # the first use copies the process-wide value; later, it would undo the next line
         torch.set_num_threads(self._pinned.threads)
         torch.set_grad_enabled(False)
         while (job := self.inbox.get()) is not None:
@@ -93,7 +92,7 @@ class Lane(threading.Thread):
                 self._look()
 
     def _look(self) -> None:
-        """Take in what became ready meanwhile."""
+        """Take in the jobs that have become ready meanwhile."""
         while not self.inbox.empty():
             job = self.inbox.get()
             if job is None:
@@ -109,7 +108,7 @@ class Lane(threading.Thread):
                 return line.popleft()
         return None
 
-    def _sit(self) -> None:
+    def _take_affinity(self) -> None:
         """Take the affinity that the plan gives this lane."""
         if self._pinned != self.affinity:
             pin(self.affinity)
@@ -120,8 +119,8 @@ class Lane(threading.Thread):
         self.since = job.start = time.perf_counter()
         cpu = time.thread_time()
         try:
-            if not self._executor.control.stopped:  # else the rest of the plan is drained, not run
-                self._sit()
+            if not self._executor.control.stopped:  # if it is, the rest of the plan is drained and not run
+                self._take_affinity()
                 self.work(job)
         except BaseException as error:
             job.error = error
@@ -133,7 +132,7 @@ class Lane(threading.Thread):
         self._executor.finished(job)
 
     def work(self, job: Job) -> None:
-        """Do what the job asks."""
+        """Do the job's action."""
         job.action()
 
 
@@ -144,7 +143,7 @@ class Mover(Lane):
         super().__init__(name, executor)
         self._rate = rate
         self._throttled = throttled
-        # A burst of two packets is made good after a late wake-up, never after idleness.
+        # After a late wake-up up to two packets are sent at once to catch up; after idleness none are.
         self._packet = int(min(max(rate * packet_seconds, 1 << 16), 1 << 26))
         self._burst = 2 * self._packet / rate
         self._free_at = 0.0
@@ -165,9 +164,9 @@ class Mover(Lane):
         for target, source in transfer.copies:
             step = max(1, self._packet // target.itemsize)
             for low in range(0, target.size, step):
-                piece = target[low : low + step]
-                np.copyto(piece, source[low : low + step])  # releases the GIL; Tensor.copy_ would take every core
-                unpaced += piece.nbytes
+                packet = target[low : low + step]
+                np.copyto(packet, source[low : low + step])  # releases the GIL; Tensor.copy_ would take every core
+                unpaced += packet.nbytes
                 if unpaced >= self._packet:
                     if not self._packet_ended(job, unpaced):
                         return
@@ -210,7 +209,7 @@ class Executor:
     packet_seconds : float
         Length of a packet in link time [s].
     control : Control, optional
-        Whether to go on; one of its own if not given.
+        Control of the run; a new one if not given.
     """
 
     def __init__(
@@ -231,7 +230,7 @@ class Executor:
         try:
             for lane in self.lanes.values():
                 lane.start()
-        except BaseException:  # Python that ends starts no thread
+        except BaseException:  # no thread can start while Python ends
             self.close()
             raise
 
@@ -241,17 +240,17 @@ class Executor:
             self.lanes[name].affinity = affinity
 
     def run(self, tasks: Sequence[Task], actions: Sequence[Callable[[], object]]) -> list[Job]:
-        """Execute a plan and wait for its end, though not for that of a transfer that runs on.
+        """Execute a plan and wait for its end, but not for the end of a transfer that runs on.
 
         Returns
         -------
         list of Job
-            One for each task; for the rest of a carried transfer the job that the plan before began.
+            One job for each task; for the rest of a carried transfer, the job that the plan before began.
 
         Raises
         ------
         StoppedError
-            If the run was asked to end; the rest of the plan was drained.
+            If the run was stopped; the rest of the plan was drained.
         BaseException
             The error of the first task in the plan that failed, after the rest of the plan was drained.
         """
@@ -265,18 +264,18 @@ class Executor:
             self.lanes[job.task.node.lane].inbox.put(job)
         self._wait()
         for job in jobs:
-            if job.error is not None and not isinstance(job.error, StoppedError):  # which only follows from another's
+            if job.error is not None and not isinstance(job.error, StoppedError):  # that follows another job's error
                 raise job.error
         self.check()
         return jobs
 
     def check(self) -> None:
-        """Called between two plans and while none is at work.
+        """Raise if the run was stopped or the carried transfer failed; called while no plan is at work.
 
         Raises
         ------
         StoppedError
-            If the run was asked to end.
+            If the run was stopped.
         BaseException
             The error of the transfer that runs on, if it failed.
         """
@@ -289,7 +288,7 @@ class Executor:
             raise carried.error
 
     def _jobs(self, tasks: Sequence[Task], actions: Sequence[Callable[[], object]]) -> tuple[list[Job], list[Job]]:
-        """A job for each task, and those of them that no lane has yet: all but the one that was carried over."""
+        """A job for each task, and the jobs that no lane has yet: all but the one that was carried over."""
         jobs: list[Job] = []
         with self._lock:  # the carried transfer may end at any moment
             for task, action in zip(tasks, actions, strict=True):
@@ -326,7 +325,7 @@ class Executor:
         }
 
     def finished(self, job: Job) -> None:
-        """Called by lanes: hand every follower that now waits for nothing to its lane."""
+        """Dispatch every follower of a job that now waits for nothing to its lane; lanes call this."""
         with self._lock:
             ready = []
             for follower in job.followers:
@@ -351,5 +350,5 @@ class Executor:
             for lane in begun:
                 lane.join()
         finally:
-            self._carried = None  # it keeps alive what it copies, for gigabytes
+            self._carried = None  # it would keep alive the tensors that it copies, gigabytes of them
             give_back()

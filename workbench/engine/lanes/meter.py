@@ -1,4 +1,4 @@
-"""Joules that the hardware itself counts: a GPU's through NVML, the processors' through RAPL."""
+"""Meters of the energy that the hardware itself counts: a GPU's through NVML, the processors' through RAPL."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from workbench.core.energy import Energy
 
 RAPL = Path("/sys/class/powercap")
 Counter = Callable[[], float]
-"""Joules since some moment."""
+"""Function that returns the joules counted since some moment."""
 
 
 class Meter:
-    """Counts from `start` on; `read` often enough that no counter passes its end twice in between.
+    """Counts joules from `start` on. `read` it so often that no counter passes its end twice in between.
 
     Parameters
     ----------
     source : str
     counters : list of (Counter, float)
-        Each with the joules after which it begins again at zero.
+        Counters, each with the joules after which it begins again at zero.
     """
 
     def __init__(self, source: str, counters: list[tuple[Counter, float]]) -> None:
@@ -29,12 +29,12 @@ class Meter:
         self.start()
 
     def start(self) -> None:
-        """Begin at zero."""
+        """Set the count to zero."""
         self._joules = 0.0
         self._seen = [count() for count, _ in self._counters]
 
     def read(self) -> Energy:
-        """Counts since `start`."""
+        """Energy since `start`."""
         now = [count() for count, _ in self._counters]
         for before, after, (_, most) in zip(self._seen, now, self._counters, strict=True):
             self._joules += after - before + (most if after < before else 0.0)
@@ -43,7 +43,7 @@ class Meter:
 
 
 def processors(root: Path = RAPL) -> Meter | None:
-    """The processors' packages; None where RAPL is absent or not readable for this user."""
+    """A meter of the processors' packages; None if RAPL is absent or not readable for this user."""
     try:
         packages = [
             (_file(folder / "energy_uj"), _file(folder / "max_energy_range_uj")())
@@ -55,12 +55,12 @@ def processors(root: Path = RAPL) -> Meter | None:
 
 
 def _file(path: Path) -> Counter:
-    """Microjoules in a file."""
+    """A counter that reads microjoules from a file."""
     return lambda: int(path.read_text()) / 1e6
 
 
 def gpus() -> Meter | None:
-    """All GPUs that NVML knows; None without its library, or where a GPU does not count."""
+    """A meter of all GPUs that NVML knows; None without its library, or if a GPU does not count."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
         count = ctypes.c_uint()

@@ -1,6 +1,6 @@
-"""The one owner of what the engine changes in the process as a whole: settings while lanes work, and live runs.
+"""Process-wide state of the engine: settings that hold while lanes work, and the live runs.
 
-Importing the engine changes nothing; the first user of lanes saves and sets, the last one restores.
+Importing the engine changes nothing. The first user of lanes saves and changes the settings; the last restores them.
 """
 
 from __future__ import annotations
@@ -19,32 +19,34 @@ from dataclasses import dataclass, field
 from workbench.core.errors import EngineError, StoppedError
 from workbench.engine.lanes.control import Control
 
-# A lane that wants the GIL waits at most this long for a thread that computes in Python. With a notebook's 30 ms of
-# Python per 200 ms beside it, a pass took 13 % longer at the default of 5 ms and 10 % at this (2 Zen 4 cores).
+# A lane that needs the GIL waits at most this long for a thread that computes in Python. With a notebook's 30 ms of
+# Python per 200 ms beside it, a pass took 13 % longer at the default of 5 ms and 10 % longer at this (2 Zen 4 cores).
 SWITCH_SECONDS = 5e-4
 
-# Idle pool threads must not spin on a core that another lane needs, but an expert is a dozen short regions in a row:
-# a bf16 linear (16 x 1024 x 4096, two threads) took 1.28 ms if they sleep at once, 0.97 ms after 1,000 turns, 0.95 ms
-# after 100,000 (Zen 4).
+# Idle pool threads must not spin on a core that another lane needs. But an expert is a dozen short parallel regions in
+# a row: a bf16 linear (16 x 1024 x 4096, two threads) took 1.28 ms if idle threads sleep at once, 0.97 ms if they sleep
+# after 1,000 turns, and 0.95 ms after 100,000 (Zen 4).
 _OPENMP = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "2000"}
 
-# Freed memory stays with the process, up to 256 MB: else every buffer of an iteration is mapped and cleared anew
-# (1,024 rows 512 wide, queries, keys and values: 10.8 ms so, 6.0 ms when kept; Zen 4). glibc's thresholds cannot
-# be read back; afterwards they are set to where its own adjustment ends once a large buffer was freed.
+# Up to 256 MB of freed memory stay with the process: otherwise every buffer of an iteration is mapped and cleared anew
+# (queries, keys and values of 1,024 rows 512 wide: 10.8 ms, and 6.0 ms when memory is kept; Zen 4). glibc's thresholds
+# cannot be read back; afterwards they are set to the values at which glibc's own adjustment ends once a large buffer
+# was freed.
 _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
 _KEPT = {_MMAP_THRESHOLD: 1 << 26, _TRIM_THRESHOLD: 1 << 28}
 _USUAL = {_MMAP_THRESHOLD: 1 << 25, _TRIM_THRESHOLD: 1 << 26}
 _FAREWELL = 2.0
-"""Seconds that Python's end waits for the thread of an ended run to drop its tensors; a user's may never end."""
+"""Seconds that Python's end waits for the thread of an ended run to drop its tensors; a user's code may never end."""
 _USERS_CHOICE = "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"
 
 
 @contextmanager
 def sleepy_openmp() -> Iterator[None]:
-    """Import torch within this: its idle pool threads then sleep soon. Afterwards the environment is as before.
+    """Set the environment so that idle pool threads of torch sleep soon, if torch is imported within this context.
 
-    libgomp reads these variables once, when torch loads it, and programs that are started later shall not inherit them.
+    libgomp reads these variables once, when torch loads it. The environment is restored at the end, so that programs
+    that are started later do not inherit them.
     """
     missing = [name for name in _OPENMP if name not in os.environ]
     os.environ.update({name: _OPENMP[name] for name in missing})
@@ -57,7 +59,7 @@ def sleepy_openmp() -> Iterator[None]:
 
 @dataclass(eq=False)
 class Occupation:
-    """Work of which a process does one at a time, until `end`; `what` names it in messages."""
+    """Work that a process does one at a time, until `end`; `what` names it in messages."""
 
     what: str
     control: Control
@@ -67,7 +69,7 @@ class Occupation:
     """The thread that called `end`."""
 
     def end(self) -> None:
-        """It goes on no longer; to be called however it ended."""
+        """Mark the work as ended; call this however it ended."""
         _PROCESS.leave(self)
 
     def __enter__(self) -> Control:
@@ -93,7 +95,7 @@ class _Process:
         self._closed = False
 
     def take(self) -> None:
-        """Set what lanes need."""
+        """Set the settings that lanes need."""
         import torch
 
         with self._lock:
@@ -105,7 +107,7 @@ class _Process:
             self._users += 1
 
     def give_back(self) -> None:
-        """Restore it, if nobody else needs it: lanes that have ended changed the threads that new threads inherit."""
+        """Restore the settings, if nobody else needs them. Ended lanes changed the threads that new threads inherit."""
         import torch
 
         with self._lock:
@@ -137,7 +139,7 @@ class _Process:
         return mine
 
     def leave(self, occupation: Occupation) -> None:
-        """Cross it off."""
+        """Remove work that has ended."""
         with self._lock:
             if occupation in self._at_work:
                 self._at_work.remove(occupation)
@@ -150,7 +152,7 @@ class _Process:
                 other.ended.wait()
 
     def _end_all(self) -> None:
-        """End every run first: a thread that is inside torch when Python ends aborts the process."""
+        """End every run before Python ends: a thread that is inside torch then would abort the process."""
         with self._lock:
             self._closed = True
             going = list(self._at_work)
@@ -162,7 +164,7 @@ class _Process:
                 each.thread.join(_FAREWELL)
 
     def _be_child(self) -> None:
-        """A forked process has none of the threads."""
+        """Forget all work in a forked process, which has none of the threads."""
         if self._users:
             sys.setswitchinterval(self._switch_seconds)
         self._lock = threading.Lock()
@@ -181,11 +183,11 @@ give_back = _PROCESS.give_back
 
 
 def occupy(what: str, *, alongside: bool = False) -> Occupation:
-    """Begin such work. What was already asked to stop is waited for; Python's end stops what goes on.
+    """Begin work that a process does one at a time. It waits for work that is stopping; Python's end stops all work.
 
     Raises
     ------
     EngineError
-        If other such work goes on, and this is not asked to be done alongside.
+        If other such work is under way, and `alongside` is not set.
     """
     return _PROCESS.enter(what, alongside)

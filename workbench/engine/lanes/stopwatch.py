@@ -1,4 +1,4 @@
-"""Wall time that can be held."""
+"""Wall time that can be paused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class Stopwatch:
-    """Seconds since `start`, without those during which it was held. Read from any thread; held from one."""
+    """Seconds since `start`, without pauses. Any thread may read it, but only one may pause it."""
 
     def __init__(self) -> None:
         self._zero = time.perf_counter()
@@ -33,7 +33,7 @@ class Stopwatch:
         return bool(self._pauses) and self._pauses[-1][1] == float("inf")
 
     def at(self, reading: float) -> float:
-        """The time shown when `time.perf_counter` read `reading`; what ended during a pause ended at its start."""
+        """The time shown when `time.perf_counter` read `reading`; a time within a pause is that of its start."""
         return reading - self._zero - sum(min(reading, end) - begin for begin, end in self._pauses if begin < reading)
 
     @property

@@ -1,4 +1,4 @@
-"""Opens a Hugging Face checkpoint: safetensors alone, every tensor checked before any work."""
+"""Opens Hugging Face checkpoints, in safetensors only, and checks every tensor before any work."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ def tensors_of(ops: Iterable[Op], model: ModelConfig) -> dict[str, tuple[int, ..
 
 
 def open_checkpoint(model: ModelConfig, ops: Iterable[Op] = ()) -> dict[str, torch.Tensor]:
-    """Every tensor of the model and of users' operations by name, in memory of its own.
+    """Read every tensor of the model and of users' operations, by name, into memory of its own.
 
-    Nothing stays mapped: whoever cuts or rewrites a file later neither ends this process nor changes its answer.
+    No file stays mapped: if one is cut or rewritten later, this process goes on with the same answer.
 
     Raises
     ------
     CheckpointError
-        If a file is truncated or damaged, or a tensor is missing, misshapen or of another type than its config or an
+        If a file is truncated or damaged, or a tensor is missing or has another shape or type than its config or an
         operation says.
     """
     if model.path is None:
@@ -118,7 +118,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _read(file: Path, expected: Set[str]) -> dict[str, torch.Tensor]:
-    if not is_file(file):  # to open a pipe would wait for a writer
+    if not is_file(file):  # opening a pipe would wait for a writer
         raise CheckpointError(f"{file} is no file, so it holds no weights; fetch it again.")
     try:
         with safe_open(file, framework="pt") as opened:

@@ -1,4 +1,4 @@
-"""The model in memory, and what each node of a plan does to the buffers of a batch's parts."""
+"""The model in memory: computes every node of a plan on the buffers of a batch's parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workbench.engine.lanes.lanes import Copy, Transfer
 from workbench.engine.model.checkpoint import TORCH_DTYPES
 from workbench.engine.model.kv_cache import FetchedKV, KVCache
 from workbench.engine.model.operations import OPERATIONS
-from workbench.engine.model.ops import Ops, Part, Tensors
+from workbench.engine.model.ops import Ops, RowLayout, Tensors
 from workbench.engine.model.weights import Weights, WeightStore, as_numpy
 from workbench.pipeline.layer_graph import Node
 from workbench.scheduler.batch import Batch
@@ -26,15 +26,15 @@ from workbench.serving.prepared import Prepared
 from workbench.stages import Place, Precision, RowClass, Stage, buffer_row, experts
 
 Key = tuple[Place, int, str]
-"""Place, part and buffer."""
+"""Device, number of the part, and name of the buffer."""
 
 
 class Forward:
-    """Weights, KV cache and buffers of one scenario. Every method works on one layer and part; none starts a thread.
+    """Weights, KV cache and buffers of one scenario.
 
-    `decodes` counts the decode tokens of all plans so far.
-
-    `close` ends the threads with which attention is shared out.
+    A method works on one part of a batch, in one layer; none starts a thread. In all of them `part` is the number of
+    the part and `layout` tells where its rows are. `decodes` counts the decode tokens of all plans so far. `close`
+    ends the threads that share attention.
     """
 
     def __init__(self, prepared: Prepared, control: Control | None = None) -> None:
@@ -60,9 +60,9 @@ class Forward:
         self._ops = Ops(self._model, self._control)
         self._buffers: dict[Key, torch.Tensor] = {}
         self._fetched: dict[tuple[int, int], FetchedKV] = {}  # by layer and part
-        self._hidden: dict[int, dict[Place, torch.Tensor]] = {}  # of prefills in flight, by request
-        self._ran: set[tuple[str, Place]] = set()
-        self._chosen = Counter[str]()  # experts that were computed for decodes
+        self._hidden: dict[int, dict[Place, torch.Tensor]] = {}  # rows of in-flight prefills, by request
+        self._ran: set[tuple[str, Place]] = set()  # operations and the devices that computed them
+        self._chosen = Counter[str]()  # experts computed for decodes, at once and late
         self.decodes = 0
         size = scenario.memory.kv_block
         self._cache = KVCache(self._model, scenario.kv_blocks, size, scenario.precision.kv, self._control)
@@ -70,68 +70,68 @@ class Forward:
         self._check_gpu_memory()
 
     def _check_gpu_memory(self) -> None:
-        """Check that the bytes allocated for weights and KV are those of the ledger, which keeps within the limit."""
+        """Check that the bytes allocated for weights and KV are those of the ledger, which stays within the limit."""
         taken = self._weights.gpu_bytes + self._norm.nbytes
         taken += self._cache.pool.nbytes if self._graph.pipeline.kv_device is Place.GPU else 0
         taken += self._embedding.nbytes + (0 if self._head is self._embedding else self._head.nbytes)
-        asked = sum(self._ledger[name] for name in ("weights", "weight slots", "KV cache"))
-        if taken != asked:
+        expected = sum(self._ledger[name] for name in ("weights", "weight slots", "KV cache"))
+        if taken != expected:
             raise EngineError(
-                f"{taken} bytes were allocated on the GPU for weights and KV where the ledger says {asked:.0f}; "
+                f"{taken} bytes were allocated on the GPU for weights and KV where the ledger says {expected:.0f}; "
                 "this is a bug."
             )
 
     def warm_up(self) -> None:
-        """Compile, and read every streamed weight once, so that neither is charged to a lane."""
+        """Compile the kernels and read every streamed weight once, so that no lane is charged for either."""
         model = self._model
-        one = Part.smallest()
+        one = RowLayout.smallest()
         rows = torch.zeros(1, model.kv_size)
         self._cache.append(0, np.zeros(1, dtype=np.int64), rows, rows)
         self._cache.attend(0, one, torch.zeros(1, model.q_size))
         if self._weights.buffer:
             for task in self._prepared.lowering.tasks(model.num_hidden_layers, Step.MIDDLE):
-                if task.pieces:
+                if task.weights_of:
                     self._control.check()
-                    for target, source in self._weights.buffer.transfer(task.pieces, task.page).copies:
+                    for target, source in self._weights.buffer.transfer(task.weights_of, task.page).copies:
                         np.copyto(target, source)
 
     def close(self) -> None:
-        """End the threads among which attention is shared out."""
+        """End the threads that share attention."""
         self._cache.close()
 
     def clear(self) -> None:
         """Forget the buffers of the last iteration."""
         self._buffers.clear()
 
-    def embed(self, number: int, ids: Sequence[int]) -> None:
-        """Token ids -> x (T, M) of a part; below the rows of prefills in flight, if there are any."""
+    def embed(self, part: int, ids: Sequence[int]) -> None:
+        """Token ids -> x (T, M) of a part; they follow the rows of in-flight prefills, if there are any."""
         rows = self._embedding[torch.tensor(ids)]
-        x = self._buffers.get((Place.GPU, number, "x"))
+        x = self._buffers.get((Place.GPU, part, "x"))
         if x is None:
-            self._buffers[Place.GPU, number, "x"] = rows
+            self._buffers[Place.GPU, part, "x"] = rows
         else:
             x[len(x) - len(ids) :] = rows
 
-    def resume(self, number: int, part: Part, batch: Batch) -> None:
-        """Put the rows of prefills in flight where they were when the last iteration ended."""
+    def resume(self, part: int, layout: RowLayout, batch: Batch) -> None:
+        """Put the rows of in-flight prefills back where they were when the last iteration ended."""
         if batch.prefill_layers.start == 0:
-            for request in batch.prefills.tolist():  # whatever is left of it was preempted
+            for request in batch.prefills.tolist():  # rows that are left belong to a prefill that was preempted
                 self._hidden.pop(request, None)
             return
         hidden = [self._hidden.pop(request) for request in batch.prefills.tolist()]
         for device in {device for one in hidden for device in one}:
             rows = torch.cat([one[device] for one in hidden])
-            self._place((device, number, "x"), part, rows)[: part.prefill] = rows
+            self._place((device, part, "x"), layout, rows)[: layout.prefill] = rows
 
-    def keep(self, number: int, part: Part, batch: Batch) -> None:
+    def keep(self, part: int, layout: RowLayout, batch: Batch) -> None:
         """Keep the rows of prefills that have not passed the last layer."""
         if not len(batch.prefills) or batch.prefill_layers.stop == batch.layers:
             return
         for device in Place:
-            x = self._buffers.get((device, number, "x"))
+            x = self._buffers.get((device, part, "x"))
             if x is not None:
-                pieces = zip(batch.prefills.tolist(), x[: part.prefill].split(part.prefill_len), strict=True)
-                for request, rows in pieces:
+                of_prefill = x[: layout.prefill].split(layout.prefill_len)
+                for request, rows in zip(batch.prefills.tolist(), of_prefill, strict=True):
                     self._hidden.setdefault(request, {})[device] = rows.clone()
 
     def experts_read(self) -> float:
@@ -140,87 +140,87 @@ class Forward:
         self._ops.touched = 0
         return touched * self._model.expert_params * self._prepared.scenario.precision.expert_bytes
 
-    def logits(self, number: int, part: Part) -> torch.Tensor:
-        """x of the rows that emit -> logits (requests, V) fp32."""
-        x = self._buffers[Place.GPU, number, "x"][part.last_rows]
+    def logits(self, part: int, layout: RowLayout) -> torch.Tensor:
+        """x (T, M) of the rows that emit -> logits (requests, V) fp32."""
+        x = self._buffers[Place.GPU, part, "x"][layout.last_rows]
         return self._ops.linear(self._ops.norm(x, self._norm), self._head).float()
 
-    def transfer_weights(self, pieces: Sequence[tuple[int, int]], page: Page = WHOLE) -> Transfer | None:
-        """Weights of (layer, node) pieces, or a page of them, into the next slot."""
-        return self._weights.buffer.transfer(pieces, page) if self._weights.buffer else None
+    def transfer_weights(self, weights_of: Sequence[tuple[int, int]], page: Page = WHOLE) -> Transfer | None:
+        """The transfer of the weights of these (layer, node) pairs, or of one page of them, into the next slot."""
+        return self._weights.buffer.transfer(weights_of, page) if self._weights.buffer else None
 
     def stages_of(self, node: Node, layer: int) -> tuple[Stage, ...]:
         """Stages of a segment that one layer has."""
         return self._stages[layer, node.code]
 
-    def compute(self, stage: Stage, layer: int, number: int, part: Part) -> None:
-        """One stage on the buffers of part `number`, on the device whose lane calls."""
+    def compute(self, stage: Stage, layer: int, part: int, layout: RowLayout) -> None:
+        """Compute one stage of a part, on the device whose lane calls."""
         self._ran.add((stage.op.name, _lane(stage)))
         if stage.op.keeps_kv:
-            self._attend(stage, layer, number, part)
-        elif part.rows_of(stage.op.rows).stop > part.rows_of(stage.op.rows).start:
-            self._operate(stage, layer, number, part)
+            self._attend(stage, layer, part, layout)
+        elif layout.rows_of(stage.op.rows).stop > layout.rows_of(stage.op.rows).start:
+            self._operate(stage, layer, part, layout)
 
-    def _operate(self, stage: Stage, layer: int, number: int, part: Part) -> None:
+    def _operate(self, stage: Stage, layer: int, part: int, layout: RowLayout) -> None:
         device = stage.device
-        rows = part.rows_of(stage.op.rows)
-        read = {buffer: self._buffers[device, number, buffer][rows] for buffer in stage.op.reads}
-        if stage.op.reads_past and part.before.any():
-            read |= self._before(layer, number, part, read["k"].dtype)
+        rows = layout.rows_of(stage.op.rows)
+        read = {buffer: self._buffers[device, part, buffer][rows] for buffer in stage.op.reads}
+        if stage.op.reads_past and layout.before.any():
+            read |= self._before(layer, part, layout, read["k"].dtype)
         if stage.op.run is not None:
             given = {"weights": self._weights.get(layer, stage)} if stage.op.tensors else {}
             written = self._own(stage, stage.op.run(**read, **given), rows.stop - rows.start)
         elif stage.op is experts:
-            written = (self._experts(stage, layer, number, part, read),)
+            written = (self._experts(stage, layer, part, layout, read),)
         else:
-            written = self._built_in(stage, layer, part, read)
+            written = self._built_in(stage, layer, layout, read)
         for buffer, tensor in zip(stage.op.writes, written, strict=True):
-            if stage.op.rows is RowClass.ALL and not part.skipped:
-                self._buffers[device, number, buffer] = tensor
+            if stage.op.rows is RowClass.ALL and not layout.skipped:
+                self._buffers[device, part, buffer] = tensor
             else:
-                self._place((device, number, buffer), part, tensor)[rows] = tensor
+                self._place((device, part, buffer), layout, tensor)[rows] = tensor
 
-    def _before(self, layer: int, number: int, part: Part, dtype: torch.dtype) -> Tensors:
-        """Keys and values of earlier pieces of the prompts, from the cache or from what was fetched of it."""
-        fetched = self._fetched.get((layer, number))
-        k, v = self._cache.before(layer, part) if fetched is None else fetched.before(part)
+    def _before(self, layer: int, part: int, layout: RowLayout, dtype: torch.dtype) -> Tensors:
+        """Keys and values of the tokens before the chunks, from the cache or from the blocks fetched of it."""
+        fetched = self._fetched.get((layer, part))
+        k, v = self._cache.before(layer, layout) if fetched is None else fetched.before(layout)
         return {"k_before": k.to(dtype), "v_before": v.to(dtype)}
 
-    def _built_in(self, stage: Stage, layer: int, part: Part, read: Tensors) -> tuple[torch.Tensor, ...]:
-        answer = OPERATIONS[stage.op].run(self._ops, part, read, self._weights.get(layer, stage))
+    def _built_in(self, stage: Stage, layer: int, layout: RowLayout, read: Tensors) -> tuple[torch.Tensor, ...]:
+        answer = OPERATIONS[stage.op].run(self._ops, layout, read, self._weights.get(layer, stage))
         return answer if isinstance(answer, tuple) else (answer,)
 
-    def _experts(self, stage: Stage, layer: int, number: int, part: Part, read: Tensors) -> torch.Tensor:
-        """Output of the routed experts that compute at once, and for decodes that of the previous layer's late ones."""
+    def _experts(self, stage: Stage, layer: int, part: int, layout: RowLayout, read: Tensors) -> torch.Tensor:
+        """Output of the routed experts that compute at once, plus the late output of the layer before for decodes."""
         device = stage.device
-        decodes = slice(part.prefill, part.rows)
+        decodes = slice(layout.prefill, layout.rows)
         chosen = self._model.num_experts_per_tok
         now = chosen - stage.defer - stage.skip
-        wanted = torch.ones(part.rows, chosen, dtype=torch.bool)
+        wanted = torch.ones(layout.rows, chosen, dtype=torch.bool)
         wanted[decodes, now:] = False
-        (out,) = self._built_in(stage, layer, part, read | {"wanted": wanted} if now < chosen else read)
-        late = self._buffers.pop((device, number, "pending"), None)
+        (out,) = self._built_in(stage, layer, layout, read | {"wanted": wanted} if now < chosen else read)
+        late = self._buffers.pop((device, part, "pending"), None)
         if late is not None:
             out[decodes] += late
         if stage.defer:
-            for buffer in ("h", "gates"):  # the next layer's may arrive before the late experts are computed
-                self._buffers[device, number, f"late_{buffer}"] = read[buffer][decodes].clone()
+            for buffer in ("h", "gates"):  # the next layer may write its own before the deferred experts are computed
+                self._buffers[device, part, f"late_{buffer}"] = read[buffer][decodes].clone()
         self._chosen["at once"] += int(wanted[decodes].sum())
         return out
 
-    def compute_late(self, stage: Stage, layer: int, number: int, part: Part) -> None:
-        """The lowest-scored experts that a stage deferred, to be added one layer later."""
+    def compute_late(self, stage: Stage, layer: int, part: int, layout: RowLayout) -> None:
+        """Compute the lowest-scored experts that a stage deferred; their output is added one layer later."""
         device = stage.device
         last = self._model.num_experts_per_tok - stage.skip
-        read = {buffer: self._buffers.pop((device, number, f"late_{buffer}")) for buffer in ("h", "gates")}
+        read = {buffer: self._buffers.pop((device, part, f"late_{buffer}")) for buffer in ("h", "gates")}
         wanted = torch.zeros(len(read["h"]), self._model.num_experts_per_tok, dtype=torch.bool)
         wanted[:, last - stage.defer : last] = True
-        (late,) = self._built_in(stage, layer, part, read | {"wanted": wanted})
-        self._buffers[device, number, "pending"] = late
+        (late,) = self._built_in(stage, layer, layout, read | {"wanted": wanted})
+        self._buffers[device, part, "pending"] = late
         self._chosen["late"] += int(wanted.sum())
 
     def _own(self, stage: Stage, answer: object, rows: int) -> tuple[torch.Tensor, ...]:
-        """Output of a user's operation, checked, and copied since it may have returned what it read."""
+        """Check the output of a user's operation, and copy it: it may share memory with what the operation read."""
         answers = answer if isinstance(answer, tuple) else (answer,)
         if len(answers) != len(stage.op.writes):
             raise EngineError(
@@ -237,71 +237,73 @@ class Forward:
                 )
         return tuple(tensor.clone(memory_format=torch.contiguous_format) for tensor in answers)
 
-    def _place(self, key: Key, part: Part, like: torch.Tensor) -> torch.Tensor:
-        """A buffer for all rows of a part, of which some are about to be written."""
-        shape = (part.skipped + part.rows, *like.shape[1:])
+    def _place(self, key: Key, layout: RowLayout, like: torch.Tensor) -> torch.Tensor:
+        """The buffer for all rows of a part, some of which are about to be written; made if there is none."""
+        shape = (layout.skipped + layout.rows, *like.shape[1:])
         if key not in self._buffers or self._buffers[key].shape != shape:
             self._buffers[key] = torch.empty(shape, dtype=like.dtype)
         return self._buffers[key]
 
-    def _attend(self, stage: Stage, layer: int, number: int, part: Part) -> None:
-        decodes = part.rows_of(RowClass.DECODE)
-        rows = part.rows_of(RowClass.ALL)
-        q, k, v = (self._buffers.get((stage.device, number, buffer)) for buffer in "qkv")
-        fetched = self._fetched.pop((layer, number), None)
+    def _attend(self, stage: Stage, layer: int, part: int, layout: RowLayout) -> None:
+        decodes = layout.rows_of(RowClass.DECODE)
+        rows = layout.rows_of(RowClass.ALL)
+        q = self._buffers.get((stage.device, part, "q"))
+        k = self._buffers.get((stage.device, part, "k"))
+        v = self._buffers.get((stage.device, part, "v"))
+        fetched = self._fetched.pop((layer, part), None)
         if k is None or v is None:
             raise EngineError(f"{stage} found no keys and values on the {stage.device.value}; the plan is wrong.")
         if fetched is None:
-            self._cache.append(layer, part.slots, k[rows], v[rows])
-        if q is None or not len(part.lengths):
+            self._cache.append(layer, layout.slots, k[rows], v[rows])
+        if q is None or not len(layout.lengths):
             return
         if fetched is None:
-            out = self._cache.attend(layer, part, q[decodes])
+            out = self._cache.attend(layer, layout, q[decodes])
         else:
-            out = fetched.attend(part, q[decodes], k[decodes], v[decodes])
-        self._place((stage.device, number, "attn"), part, out)[decodes] = out
+            out = fetched.attend(layout, q[decodes], k[decodes], v[decodes])
+        self._place((stage.device, part, "attn"), layout, out)[decodes] = out
 
-    def move(self, node: Node, number: int, part: Part) -> Transfer:
-        """Buffers that a transfer carries to the other device."""
+    def move(self, node: Node, part: int, layout: RowLayout) -> Transfer:
+        """The transfer of a node's buffers to the other device."""
         target = Place.CPU if node.lane == "d2h" else Place.GPU
         copies: list[Copy] = []
         for buffer, row_class in node.carries:
-            rows = part.rows_of(row_class)
+            rows = layout.rows_of(row_class)
             if rows.stop > rows.start:
-                source = self._buffers[target.other, number, buffer]
-                there = self._place((target, number, buffer), part, source)
+                source = self._buffers[target.other, part, buffer]
+                there = self._place((target, part, buffer), layout, source)
                 copies.append((as_numpy(there[rows]), as_numpy(source[rows])))
         return Transfer(copies)
 
-    def fetch_kv(self, layer: int, number: int, part: Part) -> Transfer | None:
-        """The KV that a part reads, to the GPU.
+    def fetch_kv(self, layer: int, part: int, layout: RowLayout) -> Transfer | None:
+        """The transfer of the KV that a part reads to the GPU.
 
         Raises
         ------
         EngineError
             If it is more than the ledger says.
         """
-        if not len(part.lengths) and not part.before.any():
+        if not len(layout.lengths) and not layout.before.any():
             return None
         held = list(self._fetched.values())  # a copy, because the gpu lane drops what it has read meanwhile
-        wanted = self._cache.fetched_bytes(part) + sum(fetched.pool.nbytes for fetched in held)
+        wanted = self._cache.fetched_bytes(layout) + sum(fetched.pool.nbytes for fetched in held)
         if wanted > self._ledger["fetched KV"]:
             raise EngineError(
-                f"the KV of {len(part.lengths)} decodes brings {wanted} bytes to the GPU where the ledger says at most "
-                f"{self._ledger['fetched KV']:.0f}; this is a bug."
+                f"the KV of {len(layout.lengths)} decodes brings {wanted} bytes to the GPU where the ledger says at "
+                f"most {self._ledger['fetched KV']:.0f}; this is a bug."
             )
-        self._fetched[layer, number], transfer = self._cache.fetch(layer, part)
+        self._fetched[layer, part], transfer = self._cache.fetch(layer, layout)
         return transfer
 
-    def store_kv(self, layer: int, number: int, part: Part) -> Transfer:
-        """A part's new keys and values to the cache on the host."""
-        new = [self._buffers[Place.GPU, number, buffer][part.rows_of(RowClass.ALL)] for buffer in "kv"]
+    def store_kv(self, layer: int, part: int, layout: RowLayout) -> Transfer:
+        """The transfer of a part's new keys and values to the cache on the host."""
+        new = [self._buffers[Place.GPU, part, buffer][layout.rows_of(RowClass.ALL)] for buffer in "kv"]
         there = [torch.empty_like(tensor) for tensor in new]
         copies = [(as_numpy(a), as_numpy(b)) for a, b in zip(there, new, strict=True)]
-        return Transfer(copies, lambda: self._cache.append(layer, part.slots, *there))
+        return Transfer(copies, lambda: self._cache.append(layer, layout.slots, *there))
 
     def read_back(self) -> None:
-        """Compare placement, precision and KV capacity that ran with those asked for.
+        """Compare placement, precision and KV capacity that ran with those of the scenario.
 
         Raises
         ------
@@ -310,7 +312,7 @@ class Forward:
         """
         scenario = self._prepared.scenario
         precision = {dtype: name for name, dtype in TORCH_DTYPES.items()}
-        asked = {
+        expected = {
             "placement": {(stage.op.name, stage.device) for stage in scenario.layer.stages},
             "KV blocks and tokens per block": (scenario.kv_blocks, scenario.memory.kv_block),
             "precision of weights and KV": scenario.precision,
@@ -322,7 +324,7 @@ class Forward:
             "precision of weights and KV": Precision(precision[self._weights.dtype], precision[self._cache.pool.dtype]),
             "experts of decodes": +self._chosen,
         }
-        for what, wanted in asked.items():
+        for what, wanted in expected.items():
             if ran[what] != wanted:
                 raise EngineError(f"{what}: {wanted} was asked for, {ran[what]} ran; this is a bug.")
 
@@ -339,6 +341,6 @@ class Forward:
 
 
 def _lane(stage: Stage) -> Place:
-    """The device whose lane is at work; a caller outside of the lanes works for the stage's own."""
+    """The device whose lane calls; for a caller that is no lane, the device of the stage."""
     name = threading.current_thread().name
     return Place(name.removeprefix("lane-")) if name.startswith("lane-") else stage.device

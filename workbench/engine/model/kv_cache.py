@@ -1,4 +1,4 @@
-"""The paged KV cache where decode attention reads it, and the copy of a part of it that `fetch(kv)` streams."""
+"""The paged KV cache, and the copies of its blocks that `fetch(kv)` streams to the GPU."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from workbench.engine.lanes.affinity import pin_elsewhere
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.lanes import Copy, Transfer
 from workbench.engine.model.checkpoint import TORCH_DTYPES
-from workbench.engine.model.ops import Part
+from workbench.engine.model.ops import RowLayout
 from workbench.engine.model.weights import as_numpy, host_memory
 from workbench.hardware import usable_cores
 from workbench.kernels import append_kv, decode_attention
 from workbench.models import ModelConfig
 
 STEP_BYTES = 2e9
-"""Keys and values that attention reads before it looks whether its run was stopped: in about half a second."""
+"""Bytes of keys and values that attention reads between two checks for a stop request: about half a second's."""
 
 
 class KVCache:
-    """Blocks of keys and values: pool (L, P, K, 2, b, D), keys beside values within a block.
+    """Blocks of keys and values: pool (L, P, K, 2, b, D); a block holds b keys of a head and then their values.
 
     Parameters
     ----------
@@ -46,11 +46,11 @@ class KVCache:
         self._control = control or Control()
         for layer in self.pool:
             self._control.check()
-            layer.zero_()  # touches every page, so that no lane pays for mapping them
+            layer.zero_()  # maps every page now, so that no lane pays for it
         self._team = ThreadPoolExecutor(max(1, usable_cores() - 1), "attention", initializer=pin_elsewhere)
 
     def close(self) -> None:
-        """End the threads among which attention is shared out."""
+        """End the threads that share attention."""
         self._team.shutdown()
 
     @property
@@ -62,22 +62,22 @@ class KVCache:
         """Store the keys and values (T, K D) of new rows."""
         _append(self.pool[layer], self._model, slots, k, v)
 
-    def attend(self, layer: int, part: Part, q: torch.Tensor) -> torch.Tensor:
-        """Decode attention of q (B, H D) over the cached entries of its sequences, on as many threads as torch has."""
-        return _attend(self.pool[layer], self._model, part, q, self._team, self._control)
+    def attend(self, layer: int, layout: RowLayout, q: torch.Tensor) -> torch.Tensor:
+        """Decode attention of q (B, H D) over the cached entries of its sequences, on as many threads as torch uses."""
+        return _attend(self.pool[layer], self._model, layout, q, self._team, self._control)
 
-    def before(self, layer: int, part: Part) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values (T, K D) that earlier pieces of a part's prompts wrote, prompt after prompt."""
-        tables = part.pieces.table if part.pieces is not None else ()
-        return _entries(self.pool[layer], zip(tables, part.before.tolist(), strict=True))
+    def before(self, layer: int, layout: RowLayout) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values (T, K D) of the tokens before each chunk of a part, chunk after chunk."""
+        tables = layout.chunks.table if layout.chunks is not None else ()
+        return _entries(self.pool[layer], zip(tables, layout.before.tolist(), strict=True))
 
-    def fetched_bytes(self, part: Part) -> int:
-        """Bytes of the blocks that a part reads, where they are copied to."""
-        return int((-(-_read(part)[0] // self.block_size)).sum()) * self.pool[0, 0].nbytes
+    def fetched_bytes(self, layout: RowLayout) -> int:
+        """Bytes of the copies of all blocks that a part reads."""
+        return int((-(-_read(layout)[0] // self.block_size)).sum()) * self.pool[0, 0].nbytes
 
-    def fetch(self, layer: int, part: Part) -> tuple[FetchedKV, Transfer]:
-        """The cached entries that a part reads, to be copied beside it; blocks are renumbered in order."""
-        lengths, old_table = _read(part)
+    def fetch(self, layer: int, layout: RowLayout) -> tuple[FetchedKV, Transfer]:
+        """The blocks that a part reads, numbered anew in order, and the transfer that copies them there."""
+        lengths, old_table = _read(layout)
         size = self.block_size
         places = np.arange(old_table.shape[1])
         width = -(-lengths // size)
@@ -91,11 +91,11 @@ class KVCache:
         return FetchedKV(there, table, self._model, self._team, self._control), Transfer(copies)
 
     def _block(self, target: torch.Tensor, source: torch.Tensor, tokens: int) -> list[Copy]:
-        """Copies of the first tokens of a block (K, 2, b, D): one piece if it is full, else one per head."""
+        """Copies of the first tokens of a block (K, 2, b, D): one copy if it is full, else two per head."""
         if tokens == self.block_size:
             return [(as_numpy(target), as_numpy(source))]
-        pieces = zip(target.flatten(0, 1), source.flatten(0, 1), strict=True)
-        return [(as_numpy(to[:tokens]), as_numpy(of[:tokens])) for to, of in pieces if tokens]
+        by_head = zip(target.flatten(0, 1), source.flatten(0, 1), strict=True)
+        return [(as_numpy(to[:tokens]), as_numpy(of[:tokens])) for to, of in by_head if tokens]
 
 
 class FetchedKV:
@@ -115,35 +115,38 @@ class FetchedKV:
         self._team = team
         self._control = control
 
-    def before(self, part: Part) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `KVCache.before`."""
-        lengths = part.before[part.before > 0].tolist()
-        return _entries(self.pool, zip(self._table[len(part.lengths) :], lengths, strict=True))
+    def before(self, layout: RowLayout) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `KVCache.before`."""
+        lengths = layout.before[layout.before > 0].tolist()
+        return _entries(self.pool, zip(self._table[len(layout.lengths) :], lengths, strict=True))
 
-    def attend(self, part: Part, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(self, layout: RowLayout, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Append the decodes' own k and v (B, K D) and attend."""
         size = self.pool.shape[3]
-        last = part.lengths - 1
+        last = layout.lengths - 1
         slots = self._table[np.arange(len(last)), last // size].astype(np.int64) * size + last % size
         _append(self.pool, self._model, slots, k, v)
-        return _attend(self.pool, self._model, replace(part, table=self._table), q, self._team, self._control)
+        return _attend(self.pool, self._model, replace(layout, table=self._table), q, self._team, self._control)
 
 
-def _read(part: Part) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """Lengths, one more than what is read, and tables of the decodes and after them of the prefills' earlier pieces."""
-    pieces = part.pieces
-    if pieces is None or not pieces.start.any():
-        return part.lengths, part.table
-    some = pieces.start > 0
-    width = max(part.table.shape[1], pieces.table.shape[1])
-    tables = (np.pad(table, ((0, 0), (0, width - table.shape[1]))) for table in (part.table, pieces.table[some]))
-    return np.concatenate((part.lengths, pieces.start[some] + 1)), np.concatenate(tuple(tables))
+def _read(layout: RowLayout) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    """Lengths and block tables of all that a part reads: of the decodes, then of the tokens before each chunk.
+
+    A length is one more than the entries that are read: of a decode it counts its own entry, which is not in the cache.
+    """
+    chunks = layout.chunks
+    if chunks is None or not chunks.start.any():
+        return layout.lengths, layout.table
+    some = chunks.start > 0
+    width = max(layout.table.shape[1], chunks.table.shape[1])
+    tables = [np.pad(table, ((0, 0), (0, width - table.shape[1]))) for table in (layout.table, chunks.table[some])]
+    return np.concatenate((layout.lengths, chunks.start[some] + 1)), np.concatenate(tables)
 
 
 def _entries(
     pool: torch.Tensor, sequences: Iterable[tuple[npt.NDArray[np.int32], int]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first entries of sequences, gathered from their blocks (P, K, 2, b, D)."""
+    """Keys and values (T, K D) of the first entries of sequences, gathered from their blocks (P, K, 2, b, D)."""
     found = []
     for table, tokens in sequences:
         blocks = pool[torch.from_numpy(table[: -(-tokens // pool.shape[3])].astype(np.int64))]
@@ -160,20 +163,25 @@ def _append(
 
 
 def _attend(
-    pool: torch.Tensor, model: ModelConfig, part: Part, q: torch.Tensor, team: ThreadPoolExecutor, control: Control
+    pool: torch.Tensor,
+    model: ModelConfig,
+    layout: RowLayout,
+    q: torch.Tensor,
+    team: ThreadPoolExecutor,
+    control: Control,
 ) -> torch.Tensor:
-    """Share the sequences out over the team and this thread, each with about as many KV entries as the others."""
-    steps = math.ceil(part.lengths.sum() * pool[0].nbytes / pool.shape[3] / STEP_BYTES)
+    """Decode attention whose sequences the team and this thread share, each with about as many KV entries."""
+    steps = math.ceil(layout.lengths.sum() * pool[0].nbytes / pool.shape[3] / STEP_BYTES)
     queries = q.float().view(len(q), model.num_attention_heads, model.head_dim)
     out = torch.empty_like(queries)
 
     def attend(low: int, high: int) -> None:
         mine = slice(low, high)
-        decode_attention(queries[mine], pool, part.table[mine], part.lengths[mine], threads=1, out=out[mine])
+        decode_attention(queries[mine], pool, layout.table[mine], layout.lengths[mine], threads=1, out=out[mine])
 
-    for first, last in _shares(part.lengths, steps):
+    for first, last in _shares(layout.lengths, steps):
         control.check()
-        shares = _shares(part.lengths[first:last], torch.get_num_threads())
+        shares = _shares(layout.lengths[first:last], torch.get_num_threads())
         (own, *rest) = [(first + low, first + high) for low, high in shares]
         others = [team.submit(attend, *share) for share in rest]
         try:
@@ -186,7 +194,7 @@ def _attend(
 
 
 def _shares(lengths: npt.NDArray[np.int64], count: int) -> list[tuple[int, int]]:
-    """At most so many runs of sequences, each with about as many KV entries as the others; none is empty."""
+    """At most `count` ranges of sequences, none empty, each with about as many KV entries as the others."""
     total = np.cumsum(lengths)
     edges = np.searchsorted(total, total[-1] * np.arange(1, count) / count, side="right").tolist()
     return [(low, high) for low, high in pairwise([0, *edges, len(lengths)]) if low < high]

@@ -1,4 +1,4 @@
-"""The built-in operations that the engine computes: one record each of the function and of the tensors it takes."""
+"""The built-in operations that the engine computes: one record each, of a function and the tensors it takes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from workbench.engine.model.ops import Ops, Part, Tensors
+from workbench.engine.model.ops import Ops, RowLayout, Tensors
 from workbench.models import ModelConfig
 from workbench.stages import (
     Op,
@@ -25,7 +25,7 @@ from workbench.stages import (
 
 @dataclass(frozen=True)
 class Packed:
-    """One tensor as an operation wants it: checkpoint tensors of one layer, stacked along their first dimension."""
+    """One tensor that an operation takes: checkpoint tensors of one layer, stacked along their first dimension."""
 
     key: str
     sources: tuple[str, ...]
@@ -74,12 +74,12 @@ class Implementation:
 
     Attributes
     ----------
-    run : callable (Ops, Part, buffers, weights) -> what it writes
+    run : callable (Ops, RowLayout, buffers, weights) -> written buffer or buffers
     pack : callable (ModelConfig) -> list of Packed
         Its weights in one layer.
     """
 
-    run: Callable[[Ops, Part, Tensors, Tensors], torch.Tensor | tuple[torch.Tensor, ...]]
+    run: Callable[[Ops, RowLayout, Tensors, Tensors], torch.Tensor | tuple[torch.Tensor, ...]]
     pack: Callable[[ModelConfig], list[Packed]] = _no_pack
 
 
@@ -96,7 +96,8 @@ OPERATIONS: dict[Op, Implementation] = {
     combine: _COMBINE,
     combine_shared: _COMBINE,
 }
-"""`decode_attention` works on the KV cache and lives with it; operations of users bring their own functions."""
+"""Implementations by operation. `decode_attention` is not here: it belongs to the KV cache. Neither are users'
+operations: they bring their own functions."""
 
 
 def packs(op: Op, model: ModelConfig) -> list[Packed]:

@@ -1,4 +1,4 @@
-"""Greedy and nucleus sampling; a request's tokens depend on its own seed and position, never on the batch."""
+"""Greedy and nucleus sampling. A request's tokens depend on its own seed and position, never on the batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def choose_all(
     positions: Sequence[int],
     check: Callable[[], None] = lambda: None,
 ) -> list[int]:
-    """The next token of every row of logits (B, V), `check` called before each that is drawn; see `choose`."""
+    """Choose the next token of every row of logits (B, V); `check` is called before each draw. See `choose`."""
     _check_finite(logits)
     chosen: list[int] = logits.argmax(dim=-1).tolist()
     for row, (how, position) in enumerate(zip(sampling, positions, strict=True)):
@@ -28,7 +28,7 @@ def choose_all(
 
 
 def choose(logits: torch.Tensor, sampling: Sampling, position: int) -> int:
-    """The next token.
+    """Choose the next token.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ def choose(logits: torch.Tensor, sampling: Sampling, position: int) -> int:
         Temperature 0 takes the largest logit; else tokens are drawn from the smallest set whose probability
         reaches `top_p`.
     position : int
-        How many tokens the request has generated; with the seed it fixes the draw.
+        Number of tokens that the request has generated; with the seed it fixes the draw.
 
     Raises
     ------
@@ -48,7 +48,7 @@ def choose(logits: torch.Tensor, sampling: Sampling, position: int) -> int:
     if not sampling.temperature:
         return int(logits.argmax())
     wide = logits.double().numpy()
-    with np.errstate(over="ignore"):  # a tiny temperature leaves only the largest
+    with np.errstate(over="ignore"):  # with a tiny temperature only the largest logit counts
         probability = np.exp((wide - wide.max()) / sampling.temperature)
     probability /= probability.sum()
     order = np.argsort(-probability, kind="stable")

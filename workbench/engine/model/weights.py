@@ -1,4 +1,4 @@
-"""Weights on the host, weights that stay where they are used, and the slots that streamed ones arrive in."""
+"""Weights on the host, resident weights, and the slots in which streamed weights arrive."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def as_numpy(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
 
 
 def host_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros for what the lanes read over and over, in huge pages where the system grants them."""
+    """Zeros for tensors that the lanes read many times, in huge pages where the system grants them."""
     raw = empty_in_huge_pages(math.prod(shape) * dtype.itemsize, np.int8)
     return torch.from_numpy(raw).view(dtype).view(shape)
 
 
 class WeightStore:
-    """The model's weights on the host, in the precision asked for; each is held once, here or where it is resident.
+    """The model's weights on the host, in the scenario's precision; each is held once, here or where it is resident.
 
-    Those of users' operations among `ops` are in the checkpoint beside the model's own.
+    The weights of users' operations among `ops` are in the checkpoint beside the model's own.
     """
 
     def __init__(self, model: ModelConfig, dtype: str, ops: Iterable[Op] = ()) -> None:
@@ -58,7 +58,7 @@ class WeightStore:
         return self._tensors[name]
 
     def sources(self, layer: int, op: Op) -> list[tuple[str, list[torch.Tensor]]]:
-        """Every packed tensor of an operation with the checkpoint tensors it is stacked from."""
+        """Every packed tensor of an operation, with the checkpoint tensors that it is stacked from."""
         found = []
         for packed in packs(op, self.model):
             tensors = [self._tensors[f"model.layers.{layer}.{name}"] for name in packed.sources]
@@ -66,8 +66,10 @@ class WeightStore:
         return found
 
     def resident(self, layer: int, op: Op, *, keep: bool = False) -> Tensors:
-        """An operation's weights, to stay where it runs: they leave the store, unless it is to keep them too."""
-        found = {key: torch.cat(parts) if len(parts) > 1 else parts[0] for key, parts in self.sources(layer, op)}
+        """An operation's weights, which stay where it runs; they leave the store unless `keep` is set."""
+        found: Tensors = {}
+        for key, sources in self.sources(layer, op):
+            found[key] = torch.cat(sources) if len(sources) > 1 else sources[0]
         for packed in () if keep else packs(op, self.model):
             for name in packed.sources:
                 del self._tensors[f"model.layers.{layer}.{name}"]
@@ -75,7 +77,7 @@ class WeightStore:
 
 
 class WeightBuffer:
-    """Two slots for streamed weights. A transfer takes the slot that was filled longer ago, its pages the same one.
+    """Slots for streamed weights. A transfer takes the slot that was filled longest ago, and its pages share that slot.
 
     Parameters
     ----------
@@ -100,11 +102,11 @@ class WeightBuffer:
 
     @property
     def bytes(self) -> int:
-        """GPU memory taken."""
+        """GPU memory that the slots take [B]."""
         return sum(slot.nbytes for slot in self._slots)
 
-    def transfer(self, pieces: Sequence[tuple[int, int]], page: Page = WHOLE) -> Transfer:
-        """Bring the weights of these (layer, node) pieces, or a page of them, into the next slot.
+    def transfer(self, weights_of: Sequence[tuple[int, int]], page: Page = WHOLE) -> Transfer:
+        """The transfer of the weights of these (layer, node) pairs, or of one page of them, into the next slot.
 
         They have arrived with the last page.
         """
@@ -112,25 +114,25 @@ class WeightBuffer:
             self._turn = (self._turn + 1) % len(self._slots)
             self._holds[self._turn] = {}
         turn = self._turn
-        copies, held = self._laid(turn, tuple(pieces), page)
+        copies, held = self._laid(turn, tuple(weights_of), page)
 
         def arrived() -> None:
             self._holds[turn] = held
 
         return Transfer(copies, arrived if page.number + 1 == page.pages else None)
 
-    def _laid(self, turn: int, pieces: tuple[tuple[int, int], ...], page: Page) -> _Laid:
-        """Copies of a transfer into a slot, and the tensors there for the operations; worked out once.
+    def _laid(self, turn: int, weights_of: tuple[tuple[int, int], ...], page: Page) -> _Laid:
+        """Copies of a transfer into a slot, and the tensors that operations find there; worked out once.
 
-        The mover needs it at every transfer, and to find it out keeps the GIL from the lanes that compute: 0.75 ms for
+        The mover needs both at every transfer. Working them out holds the GIL that the compute lanes need: 0.75 ms for
         31 tensors (Zen 4).
         """
-        key = (turn, pieces, page)
+        key = (turn, weights_of, page)
         if key not in self._known:
             copies = list[Copy]()
             held = _Held()
             place = 0
-            for layer, node in pieces:
+            for layer, node in weights_of:
                 found = self._graph.at(layer)[node]
                 for stage in found.stages if found else ():
                     if self._graph.pipeline.streams(stage):
@@ -141,13 +143,13 @@ class WeightBuffer:
 
     def _lay(self, turn: int, layer: int, stage: Stage, place: int, copies: list[Copy]) -> tuple[Tensors, int]:
         views: Tensors = {}
-        for key, parts in self._store.sources(layer, stage.op):
+        for key, sources in self._store.sources(layer, stage.op):
             begin = place
-            for part in parts:
-                copies.append((self._flat[turn][place : place + part.numel()], as_numpy(part)))
-                place += part.numel()
-            rows = sum(part.shape[0] for part in parts)
-            views[key] = self._slots[turn][begin:place].view(rows, *parts[0].shape[1:])
+            for source in sources:
+                copies.append((self._flat[turn][place : place + source.numel()], as_numpy(source)))
+                place += source.numel()
+            rows = sum(source.shape[0] for source in sources)
+            views[key] = self._slots[turn][begin:place].view(rows, *sources[0].shape[1:])
         return views, place
 
     def get(self, layer: int, op: Op) -> Tensors:
@@ -165,7 +167,7 @@ class WeightBuffer:
 
 
 def _between(copies: Sequence[Copy], begin: int, end: int) -> Iterator[Copy]:
-    """Of copies that fill a slot one behind the other: what lies between two of its elements."""
+    """Of copies that fill a slot one behind the other, those between two elements of the slot, cut at both."""
     place = 0
     for target, source in copies:
         low = max(begin - place, 0)
@@ -199,7 +201,7 @@ class Weights:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Precision of what the operations compute with."""
+        """Precision of the weights with which operations compute."""
         held = [tensor for tensors in self._resident.values() for tensor in tensors.values()]
         found = {tensor.dtype for tensor in held} | ({self.buffer.dtype} if self.buffer is not None else set())
         if len(found) != 1:

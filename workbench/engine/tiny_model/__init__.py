@@ -1,1 +1,1 @@
-"""Checkpoints made here: seeded random ones, and the tiny model that is trained on exercises."""
+"""Checkpoints that this package makes: seeded random ones, and the tiny model that is trained on exercises."""

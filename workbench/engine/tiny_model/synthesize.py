@@ -1,4 +1,4 @@
-"""Makes seeded random checkpoints whose router and head decide clearly, so that faults show."""
+"""Seeded random checkpoints whose router and head decide clearly, so that faults show."""
 
 from __future__ import annotations
 
@@ -59,23 +59,24 @@ RECIPES = {
         dtype="fp32",
     ),
 }
-"""Besides the usual shapes some that are not: many thin layers, many small experts, shared ones, single precision."""
+"""Recipes of checkpoints: usual shapes, and some that are not: many thin layers, many small experts, shared experts,
+single precision."""
 
 
 def write_checkpoint(model: ModelConfig, folder: str | Path, *, seed: int = 0) -> Path:
-    """Write a checkpoint in Hugging Face format, one file per layer; nothing is written if it is there already.
+    """Write a checkpoint in Hugging Face format, one file per layer, unless it is there already.
 
     Parameters
     ----------
     model : ModelConfig
-        Sizes and precision; its name and path are not used.
+        Sizes and precision of the model; its name and path are not used.
     folder : str or Path
     seed : int
         The same seed gives the same weights.
 
     Notes
     -----
-    Killed on the way, it leaves a folder without config.json, which nothing opens and the next call fills.
+    If it is killed, it leaves a folder without config.json, which no reader opens and the next call completes.
     Standard deviations: embedding 0.05; projections, experts and head 1/sqrt(fan in), the router four times that so
     that few top-2 choices are near ties, the head twice; biases 0.5. The small embedding makes position and attention
     matter.
@@ -89,7 +90,7 @@ def write_checkpoint(model: ModelConfig, folder: str | Path, *, seed: int = 0) -
         raise CheckpointError(f"{folder} holds another model; give an empty folder.")
     folder.mkdir(parents=True, exist_ok=True)
     done.write_text("", encoding="utf-8")
-    (folder / "config.json").unlink(missing_ok=True)  # what is half written is no checkpoint: it comes back at the end
+    (folder / "config.json").unlink(missing_ok=True)  # a folder without it is no checkpoint; it is written last
     for stale in folder.glob("model-*.safetensors"):
         stale.unlink()
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""The tiny model that ships with the project: its sizes, its tokenizer, and the record of what it can do."""
+"""The tiny model that ships with the project: its sizes, its tokenizer, and the record of its accuracy."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def train_tiny(
     Parameters
     ----------
     folder : str or Path
-        Where an interrupted training of the same settings is continued.
+        Folder of the checkpoint; an interrupted training of the same settings is continued there.
     settings : Settings, optional
     model : ModelConfig
     per_kind : int
@@ -86,7 +86,7 @@ def train_tiny(
 
 
 def examine(folder: str | Path, per_kind: int = EXAM_PER_KIND) -> dict[str, Any]:
-    """Held-out exact match of a checkpoint by kind and prompt length, with the chance of one who guesses."""
+    """Held-out exact match of a checkpoint by kind and prompt length, with the chance of guessing."""
     model = checkpoint(folder)
     weights = trained_tensors({name: tensor.float() for name, tensor in open_checkpoint(model).items()}, model)
     found: dict[str, Any] = {kind: {"chance": round(chance(kind), 4)} for kind in KINDS}
@@ -101,8 +101,8 @@ def examine(folder: str | Path, per_kind: int = EXAM_PER_KIND) -> dict[str, Any]
 def greedy_marks(exam: Exam, weights: Tensors, model: ModelConfig) -> dict[str, Mark]:
     """Marks of greedy decoding in fp32.
 
-    One pass for each exercise: greedy decoding gives the answer exactly if every token of it is the likeliest after
-    those before.
+    Each exercise takes one pass: greedy decoding gives the answer exactly if every token of it is the likeliest after
+    the tokens before.
     """
     net = Trainable(model)
     hits = dict.fromkeys(KINDS, 0)
@@ -118,6 +118,6 @@ def greedy_marks(exam: Exam, weights: Tensors, model: ModelConfig) -> dict[str, 
 
 
 def _plain(settings: Settings) -> dict[str, Any]:
-    """Settings as JSON reads them back."""
+    """The settings as JSON would read them back."""
     plain: dict[str, Any] = json.loads(json.dumps(asdict(settings)))
     return plain

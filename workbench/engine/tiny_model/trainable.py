@@ -1,4 +1,4 @@
-"""Mixtral's arithmetic as `engine/model/ops.py` does it, on whole batches and differentiable, for training."""
+"""Mixtral's forward pass for training: the arithmetic of `engine/model/ops.py` on whole batches, differentiable."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def shapes(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def draw(model: ModelConfig, seed: int) -> Tensors:
-    """Weights to start from: norms 1, the rest normal; what adds to the stream of hidden rows is smaller with depth."""
+    """Initial weights: norms 1, the rest normal; matrices that add to the residual stream shrink with the depth."""
     generator = torch.Generator().manual_seed(seed)
     weights: Tensors = {}
     for name, shape in shapes(model):
@@ -53,14 +53,14 @@ def checkpoint_tensors(weights: Tensors, model: ModelConfig) -> Tensors:
         made[f"{into}.input_layernorm.weight"] = weights[f"{layer}.attention_norm"]
         made[f"{into}.post_attention_layernorm.weight"] = weights[f"{layer}.moe_norm"]
         made[f"{into}.self_attn.o_proj.weight"] = weights[f"{layer}.out"]
-        parts = weights[f"{layer}.qkv"].split([model.q_size, model.kv_size, model.kv_size])
-        for letter, part in zip("qkv", parts, strict=True):
-            made[f"{into}.self_attn.{letter}_proj.weight"] = part
+        projections = weights[f"{layer}.qkv"].split([model.q_size, model.kv_size, model.kv_size])
+        for letter, projection in zip("qkv", projections, strict=True):
+            made[f"{into}.self_attn.{letter}_proj.weight"] = projection
         made[f"{into}.block_sparse_moe.gate.weight"] = weights[f"{layer}.router"]
         for expert in range(model.num_local_experts):
             gate, up = weights[f"{layer}.gate_up"][expert].chunk(2)
-            for key, part in (("w1", gate), ("w2", weights[f"{layer}.down"][expert]), ("w3", up)):
-                made[f"{into}.block_sparse_moe.experts.{expert}.{key}.weight"] = part
+            for key, matrix in (("w1", gate), ("w2", weights[f"{layer}.down"][expert]), ("w3", up)):
+                made[f"{into}.block_sparse_moe.experts.{expert}.{key}.weight"] = matrix
     return {name: tensor.clone() for name, tensor in made.items()}
 
 
@@ -75,10 +75,10 @@ def trained_tensors(tensors: Tensors, model: ModelConfig) -> Tensors:
         made[f"{layer}.out"] = of["self_attn.o_proj.weight"]
         made[f"{layer}.qkv"] = torch.cat([of[f"self_attn.{letter}_proj.weight"] for letter in "qkv"])
         made[f"{layer}.router"] = of["block_sparse_moe.gate.weight"]
-        parts = [f"block_sparse_moe.experts.{expert}" for expert in range(model.num_local_experts)]
-        gate_up = [torch.cat((of[f"{part}.w1.weight"], of[f"{part}.w3.weight"])) for part in parts]
+        experts = [f"block_sparse_moe.experts.{expert}" for expert in range(model.num_local_experts)]
+        gate_up = [torch.cat((of[f"{expert}.w1.weight"], of[f"{expert}.w3.weight"])) for expert in experts]
         made[f"{layer}.gate_up"] = torch.stack(gate_up)
-        made[f"{layer}.down"] = torch.stack([of[f"{part}.w2.weight"] for part in parts])
+        made[f"{layer}.down"] = torch.stack([of[f"{expert}.w2.weight"] for expert in experts])
     return made
 
 
@@ -96,21 +96,22 @@ class Trainable:
         self._cos, self._sin = (torch.cat((f, f), dim=-1) for f in (angles.cos(), angles.sin()))
 
     def forward(self, weights: Tensors, tokens: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits of some rows, and how unevenly the experts are used.
+        """Logits of some rows, and the imbalance of the experts.
 
         Parameters
         ----------
         weights : dict of Tensor
-            As `shapes` names them.
+            Weights by the names of `shapes`.
         tokens : Tensor (B, S) int64
         rows : Tensor (R,) int64
-            Which of the B S rows to give the logits of.
+            Rows among the B S rows whose logits are returned.
 
         Returns
         -------
         logits : Tensor (R, V)
         imbalance : Tensor ()
-            Mean over the layers of E sum(share of rows, mean router probability): 1 where all experts are used alike.
+            Mean over the layers of E times the sum over experts of (share of the rows) x (mean router probability): 1
+            if all experts are used equally.
         """
         x = functional.embedding(tokens.reshape(-1), weights["embed"])
         imbalance = torch.zeros(())
@@ -144,7 +145,7 @@ class Trainable:
         return x * self._cos[:length] + torch.cat((-high, low), dim=-1) * self._sin[:length]
 
     def _moe(self, h: torch.Tensor, weights: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
-        """h (T, M) -> routed (T, M): each expert computes its rows at once."""
+        """h (T, M) -> routed (T, M); each expert computes all of its rows in one call."""
         chosen = self._model.num_experts_per_tok
         experts = self._model.num_local_experts
         scores = functional.linear(h, weights["router"]).softmax(dim=-1)

@@ -1,4 +1,4 @@
-"""Trains the tiny model on exercises: seeded, and resumable to the same weights."""
+"""Training of the tiny model on exercises; it is seeded, and an interrupted one resumes to the same weights."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ SAVE_EVERY = 250  # updates, about a minute on two cores
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that, with the model's sizes, decides the trained weights.
+    """Settings of a training; with the model's sizes they determine the trained weights.
 
     Attributes
     ----------
     steps : int
-        Updates; the learning rate falls along a cosine to 2 % of its peak at the last one.
+        Number of updates; the learning rate falls along a cosine to 2 % of its peak at the last one.
     seed : int
     tokens : int
         Tokens of one update.
     contexts : tuple of int
-        Lengths of the packed contexts [tokens], one per step in turns; in the first quarter only the first, which
-        teaches faster.
+        Lengths of the packed contexts [tokens], one per step in turns. The first quarter of the steps uses only the
+        first, with which the model learns faster.
     learning_rate, warm_up, weight_decay, clip : float
-        Peak of AdamW's rate, steps until it is reached, decay of the matrices, largest norm of the gradient.
+        Peak of AdamW's rate, number of steps until it is reached, decay of the matrices, largest norm of the gradient.
     balance : float
         Weight of the load balancing loss (Switch Transformers, Eq. 4).
     """
@@ -71,23 +71,23 @@ class Settings:
 
 
 def lesson(settings: Settings, tokenizer: Tokenizer, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens of one training step: solved exercises of the training split in a row, cut at the context's end.
+    """Tokens of one training step: solved exercises of the training split in a row, cut at the end of the context.
 
     Returns
     -------
     tokens : Tensor (B, S + 1) int64
     rows : Tensor (R,) int64
-        Rows of the flattened first S tokens after which a token of an answer, or its end of line, comes.
+        Rows of the flattened first S tokens whose next token belongs to an answer or is its end of line.
     """
     context = settings.context(step)
     stream = exercises(settings.kinds, seed=f"{settings.seed}/{step}")
     packed = [_packed(stream, tokenizer, context + 1) for _ in range(settings.tokens // context)]
-    tokens, taught = (torch.tensor(part) for part in zip(*packed, strict=True))
+    tokens, taught = (torch.tensor(column) for column in zip(*packed, strict=True))
     return tokens, taught[:, 1:].reshape(-1).nonzero()[:, 0]
 
 
 def _packed(stream: Iterator[Exercise], tokenizer: Tokenizer, length: int) -> tuple[list[int], list[bool]]:
-    """Token ids, and which of them belong to answers."""
+    """Token ids, and a flag for each that is true if it belongs to an answer."""
     tokens: list[int] = []
     taught: list[bool] = []
     while len(tokens) < length:
@@ -123,7 +123,7 @@ class Training:
         self._adam = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, 0.98), fused=True)
 
     def update(self) -> float:
-        """Make one update; gives the loss of the answers."""
+        """Make one update and return the loss of the answers."""
         for group in self._adam.param_groups:
             group["lr"] = self.settings.rate(self.step)
         tokens, rows = lesson(self.settings, self._tokenizer, self.step)
@@ -139,7 +139,7 @@ class Training:
         return loss.item()
 
     def save(self, file: Path) -> None:
-        """Write the state; the file is complete or not there."""
+        """Write the state to a file, which is complete or absent at any moment."""
         tensors = {f"weight/{name}": weight.detach() for name, weight in self.weights.items()}
         for name, weight in self.weights.items():
             tensors |= {f"{key}/{name}": moment for key, moment in self._adam.state[weight].items()}
@@ -154,7 +154,7 @@ class Training:
         Raises
         ------
         CheckpointError
-            If the file is damaged, or of a training with other settings.
+            If the file is damaged or belongs to a training with other settings.
         """
         try:
             with safe_open(file, framework="pt") as opened:
@@ -175,7 +175,7 @@ class Training:
 
 
 def train(training: Training, state: Path) -> None:
-    """Make all updates, from the saved state if there is one; interrupted, at most `SAVE_EVERY` of them are lost."""
+    """Make all updates, from the saved state if there is one; an interruption loses at most `SAVE_EVERY` of them."""
     if state.is_file():
         training.restore(state)
     total = training.settings.steps

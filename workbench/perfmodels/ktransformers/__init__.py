@@ -1,4 +1,4 @@
-"""KTransformers: a decode layer's timeline with deferred experts, its machines, and which CPU kernel when."""
+"""KTransformers: a decode layer's timeline with deferred experts, its machines, and the choice of the CPU kernel."""
 
 from workbench.perfmodels.ktransformers.deferral import (
     Kernel,

@@ -1,4 +1,4 @@
-"""KTransformers: one decode layer's timeline with deferred experts, how many to defer, which CPU kernel when."""
+"""KTransformers: one decode layer's timeline with deferred experts, their number, and the choice of the CPU kernel."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from workbench.core.timeline import Span, Timeline
 from workbench.perfmodels.domain import Array, Number, at_least, positive, whole, within
 
-_VECTOR_TOKENS = 4  # the vector kernel is the faster one up to here, KTransformers Figure 7 and section 3.2
-_LEAST_IMMEDIATE = 2  # section 4.2: fewer change what the model says
+_VECTOR_TOKENS = 4  # up to this many the vector kernel is faster, KTransformers Figure 7 and section 3.2
+_LEAST_IMMEDIATE = 2  # section 4.2: with fewer the model's answers change too much
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class LayerTimes:
 
     @classmethod
     def from_utilisation(cls, *, cpu: float, gpu: float, shared: float, idle: float) -> LayerTimes:
-        """From a profile: shares of the layer that CPU and GPU are busy and both idle; shared experts' part of the GPU.
+        """Times from a profile: the shares of a layer in which CPU and GPU are busy, both idle, and shared experts run.
 
         Notes
         -----
@@ -84,7 +84,7 @@ def layer_time(times: LayerTimes, deferred: ArrayLike, *, top_k: int) -> Number:
 
 
 def _deferred(deferred: ArrayLike, top_k: int) -> Array:
-    """D, if that many of the k experts can be deferred."""
+    """D as an array, after the check that so many of the k experts can be deferred."""
     most = float(whole("top_k", top_k, "give the experts per token")) - 1
     later = within("deferred", deferred, 0, most, mend="keep at least one expert immediate")
     return whole("deferred", later, "give experts", low=0)
@@ -119,7 +119,7 @@ def end_to_end_speedup(reduction: ArrayLike, outside: ArrayLike) -> Number:
     Parameters
     ----------
     reduction : array_like
-        Of one layer's time, 0 to 1.
+        Reduction of one layer's time, 0 to 1.
     outside : array_like
         f, share of the time spent outside MoE layers.
 
@@ -176,14 +176,14 @@ def deferral_outputs(
     *,
     deferred: int,
 ) -> list[Any]:
-    """Output of every MoE layer's block when the least-scored experts come one layer late; next input is the output.
+    """Output of every MoE layer's block if the lowest-scored experts come one layer late; the output is the next input.
 
         O_1 = I + S(I) + imm(I);  O_k = I_k + S_k(I_k) + imm_k(I_k) + def_{k-1}(I_{k-1});  the last layer defers none
 
     Parameters
     ----------
     start : number or array
-        I_1, anything that adds.
+        I_1, of any type that can be added.
     shared : sequence of callable
         S of each layer.
     experts : sequence of sequence of callable
@@ -198,7 +198,7 @@ def deferral_outputs(
 
     Notes
     -----
-    KTransformers section 4.1. Dense layers are not part of the chain.
+    KTransformers section 4.1. Dense layers are not in the chain.
     """
     if not shared or len(shared) != len(experts):
         raise ValueError(
@@ -262,14 +262,14 @@ def decode_timeline(times: LayerTimes, layers: int, *, deferred: int, top_k: int
 
 
 class Kernel(enum.Enum):
-    """CPU kernels for an expert's matrices: by vectors, or by tiles of a matrix unit."""
+    """CPU kernels for an expert's matrices: with vectors, or with tiles of a matrix unit."""
 
     VECTOR = "AVX512"
     TILE = "AMX"
 
 
 class KernelChoice(NamedTuple):
-    """For each expert and call, whether it takes the tile kernel."""
+    """Choice of a kernel for each expert and call: true for the tile kernel."""
 
     tile: NDArray[np.bool_] | np.bool_
 
@@ -280,7 +280,7 @@ class KernelChoice(NamedTuple):
 
 
 def choose_kernel(tokens_per_expert: ArrayLike) -> KernelChoice:
-    """Kernel by arithmetic intensity: vectors up to 4 tokens per expert and call, tiles above.
+    """Choose the kernel by arithmetic intensity: vectors up to 4 tokens per expert and call, tiles above.
 
     Raises
     ------
@@ -296,7 +296,7 @@ def choose_kernel(tokens_per_expert: ArrayLike) -> KernelChoice:
 
 
 def switch_prompt(experts: ArrayLike, top_k: ArrayLike) -> Number:
-    """Shortest prompt whose experts get 4 tokens each on average, above which tiles pay [tokens]: ceil(4 E / k).
+    """Shortest prompt whose experts get 4 tokens each on average [tokens]: ceil(4 E / k); above it tiles are faster.
 
     Raises
     ------

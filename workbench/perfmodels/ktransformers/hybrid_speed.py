@@ -1,4 +1,4 @@
-"""KTransformers' machines: NUMA options, and how fast a model decodes and prefills with its experts on the CPU."""
+"""KTransformers' machines: NUMA options, and the speed of decode and prefill with the experts on the CPU."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def numa_bandwidth(numa: Numa, *, sockets: int, local: ArrayLike, remote: ArrayL
 
     Notes
     -----
-    KTransformers section 3.3 names the options; the formulas are this project's. OBLIVIOUS wants the
-    remote rate that is left while every socket reads across; the sum of partial outputs is free.
+    KTransformers section 3.3 names the options; the formulas are ours. OBLIVIOUS takes the remote rate that remains
+    while every socket reads from the others; adding up partial sums is free.
     """
     n = int(at_least("sockets", sockets, 1, mend="give the sockets of the host"))
     k = int(at_least("top_k", top_k, 1, mend="give the experts per token"))
@@ -100,7 +100,7 @@ class HybridMachine:
     local, remote : float
         DRAM bandwidth of a socket's own memory and of another's [B/s].
     tile_flops, vector_flops : float
-        What the CPU kernels reach per socket [FLOP/s].
+        Rates of the CPU kernels per socket [FLOP/s].
     gpu_efficiency, cpu_efficiency : float
         Shares of the GPU's and of the host's bandwidth that decode reaches.
     sync : float
@@ -139,11 +139,11 @@ class HybridMachine:
 
 
 def decode_layer(model: ModelConfig, machine: HybridMachine) -> LayerTimes:
-    """Times of one MoE layer for one token [s]: bytes of each part over the bandwidth that is reached.
+    """Times of one MoE layer for one token [s]: bytes of each component over the bandwidth that is reached.
 
     Notes
     -----
-    KTransformers section 4.2. Batch 1: every part is bound by reading its weights once.
+    KTransformers section 4.2. At batch 1 every component is bound by reading its weights once.
     """
     rate = machine.gpu.bandwidth * machine.gpu_efficiency
     chosen = model.num_experts_per_tok
@@ -175,7 +175,7 @@ def decode_speed(
     Parameters
     ----------
     model : ModelConfig
-        With the bytes per parameter that it is deployed in.
+        The model, with the bytes per parameter with which it is deployed.
     machine : HybridMachine
     deferred, context : array_like
         D, and cached tokens.
@@ -199,10 +199,11 @@ def decode_speed(
 
 
 def prefill_speed(model: ModelConfig, machine: HybridMachine, prompt: ArrayLike) -> Number:
-    """Prompt tokens per second of a single prompt that passes in one piece [tokens/s].
+    """Prompt tokens per second of a single prompt that is not cut into chunks [tokens/s].
 
-    A layer takes A + max(S, x + R): on the GPU the larger of reading weights and computing at its nominal rate, on the
-    CPU the larger of reading the experts touched and computing with the kernel that their mean tokens choose.
+    A layer takes A + max(S, x + R). The time on the GPU is the larger of reading weights and computing at its nominal
+    rate; that on the CPU is the larger of reading the touched experts and computing with the kernel that is chosen for
+    their mean number of tokens.
 
     Parameters
     ----------
@@ -226,7 +227,7 @@ def prefill_speed(model: ModelConfig, machine: HybridMachine, prompt: ArrayLike)
     flops = np.where(tile, machine.tile_flops, machine.vector_flops) * sockets
     share = uniform_coverage(length, experts=model.num_local_experts, top_k=model.num_experts_per_tok)
     touched = model.num_local_experts * share
-    # With every expert touched the sockets are balanced, whole experts or slices.
+    # If every expert is touched, the sockets are balanced, with whole experts and with slices of them.
     spread = Numa.TENSORS if machine.numa is Numa.EXPERTS else machine.numa
     host = numa_bandwidth(spread, sockets=machine.sockets, local=machine.local, remote=machine.remote, top_k=1)
     reading = touched * model.expert_params * model.expert_bytes / (host * machine.cpu_efficiency)

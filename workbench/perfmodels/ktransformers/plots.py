@@ -1,4 +1,4 @@
-"""Pictures of expert deferral beside expert skipping, over how many of a token's experts are left out at first."""
+"""Pictures of expert deferral beside expert skipping, over the number of a token's experts that are left out."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _STYLES = (("o-", "#059669"), ("s-", "#d97706"), (":", "#7c3aed"))
 def plot_left_out(
     curves: Mapping[str, Mapping[int, float]], ax: Axes | None = None, *, ylabel: str, title: str = ""
 ) -> Axes:
-    """One line per way to leave experts out: what it gives, over how many experts of each token it leaves out.
+    """Plot one line per way to leave experts out, over the number of experts of each token that it leaves out.
 
     Parameters
     ----------
     curves : mapping of name to mapping of experts to value
-        Deferred and skipped in this order, then whatever else, such as a model's prediction.
+        Curves of deferral and of skipping in this order, then any others, such as a model's prediction.
     """
     ax = ax if ax is not None else plt.subplots(figsize=(6, 3.2), layout="constrained")[1]
     for (name, curve), (style, colour) in zip(curves.items(), _STYLES, strict=False):

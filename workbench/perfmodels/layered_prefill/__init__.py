@@ -1,4 +1,4 @@
-"""Layered Prefill: groups of layers instead of chunks of tokens, what each reads, and both under random arrivals."""
+"""Layered Prefill: groups of layers instead of chunks of tokens, their traffic, and both under random arrivals."""
 
 from workbench.perfmodels.layered_prefill.traffic import (
     chunked_iteration,

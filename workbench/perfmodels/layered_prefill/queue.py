@@ -17,19 +17,19 @@ from workbench.perfmodels.domain import Array, at_least, positive, whole
 from workbench.perfmodels.layered_prefill.traffic import layer_groups
 from workbench.workload.lengths import Gamma, whole_lengths
 
-_MOST_TOKENS = 1 << 17  # one iteration of the longest prompts; coverage does not grow beyond
+_MOST_TOKENS = 1 << 17  # tokens of one iteration of the longest prompts; coverage does not grow beyond this
 
 
 @dataclass(frozen=True)
 class IterationTime:
-    """Seconds of one iteration: bytes / bandwidth + per_token x tokens + fixed, tokens by their share of layers.
+    """Time of one iteration: bytes / bandwidth + per_token x tokens + fixed; tokens count by their share of the layers.
 
     Parameters
     ----------
     bandwidth : float
-        At which experts and KV cache are read [B/s].
+        Rate at which experts and KV cache are read [B/s].
     per_token, fixed : float
-        [s].
+        Time per token, and fixed time of an iteration [s].
 
     Raises
     ------
@@ -54,8 +54,8 @@ class Arrivals:
     Raises
     ------
     ValueError
-        If there is no request or not one of each for every request, times are negative, infinite or fall, or lengths
-        are no whole numbers from 1 to 2**40.
+        If there is no request, the lists differ in length, times are negative, infinite or fall, or lengths are no
+        whole numbers from 1 to 2**40.
     """
 
     time: Array
@@ -107,11 +107,12 @@ class Served:
     Attributes
     ----------
     ttft, end_to_end, worst_gap : ndarray, shape (requests,)
-        From arrival to the first and to the last token, and the longest gap between two tokens, 0 if there is none [s].
+        Times from arrival to the first and to the last token, and longest gap between two tokens, 0 if there is none
+        [s].
     gaps : ndarray
         Every gap of every request [s].
     seconds, expert_bytes, kv_bytes, tokens : float
-        From start to end [s]; read from GPU memory [B]; prompt plus output tokens.
+        Time from start to end [s]; bytes read from GPU memory [B]; prompt plus output tokens.
     iterations : int
     """
 
@@ -144,12 +145,12 @@ def serve(
     layered: bool,
     granularity: int = 512,
 ) -> Served:
-    """Play the iterations of one server, FIFO, with KV memory to spare.
+    """Play the iterations of one server, first come first served, with KV memory to spare.
 
     Chunked: each iteration takes up to `granularity` prompt tokens from the head of the queue, of several requests if
-    they fit. Layered: one prefill in flight, to which waiting requests are joined while their sum stays within
-    `granularity`; in every iteration it passes one of G groups of layers (prompts longer than granularity x layers in
-    several passes). All decodes pass all layers in every iteration.
+    they fit. Layered: there is one in-flight prefill, which waiting requests join while their sum stays within
+    `granularity`; in every iteration it passes one of G groups of layers. Prompts longer than granularity x layers take
+    several passes. All decodes pass all layers in every iteration.
 
     Raises
     ------
@@ -158,7 +159,7 @@ def serve(
 
     Notes
     -----
-    A model of its own, with one calibrated time per iteration; the task-level virtual clock is `simulate`.
+    This model has one calibrated time per iteration; `simulate` plays every task instead.
     """
     most = int(whole("granularity", granularity, mend="give tokens, for example 512"))
     share = np.asarray(coverage(np.arange(_MOST_TOKENS + 1)))
@@ -228,9 +229,10 @@ class _Running:
         self._output = output
         self._window = model.sliding_window
         self._windowed = model.windowed_layers / model.num_hidden_layers
-        self._held = self._near = 0  # entries of all running requests: in the cache, and within the window
+        self._held = 0  # entries of all running requests in the cache
+        self._near = 0  # entries of all running requests within the window
         self._growing = 0  # requests that do not fill the window yet
-        self._filled: list[int] = []  # iterations after which one of them does
+        self._filled: list[int] = []  # iterations after which one of these fills it
         self._ends: list[tuple[int, int]] = []  # last decode iteration and number of each request
 
     def __len__(self) -> int:
@@ -253,7 +255,7 @@ class _Running:
             heapq.heappush(self._filled, min(now + self._window - prompt, end))
 
     def advance(self, now: int) -> None:
-        """Write the entries of an iteration, and leave out who has ended with it."""
+        """Write the entries of an iteration, and remove the requests that end with it."""
         self._held = self._held + len(self._ends)
         self._near = self._near + self._growing
         while self._filled and self._filled[0] == now:
@@ -267,7 +269,7 @@ class _Running:
 
 
 class _Chunked:
-    """Prompt tokens of the head of the queue, up to one chunk per iteration."""
+    """Chunked prefill: the prompt tokens at the head of the queue, up to one chunk per iteration."""
 
     def __init__(self, chunk: int) -> None:
         self._chunk = chunk
@@ -289,13 +291,13 @@ class _Chunked:
 
 
 class _Layered:
-    """One prefill in flight, one group of layers per iteration."""
+    """Layered prefill: one in-flight prefill, which passes one group of layers per iteration."""
 
     def __init__(self, layers: int, granularity: int) -> None:
         self._layers = layers
         self._granularity = granularity
         self._requests: list[int] = []
-        self._passes: list[tuple[int, int]] = []  # tokens and groups left of each pass still to make
+        self._passes: list[tuple[int, int]] = []  # tokens and remaining groups of each pass to come
         self._groups = 1
 
     @property

@@ -1,4 +1,4 @@
-"""Layered Prefill: groups of layers instead of chunks of tokens; what each reads of the experts, and its energy."""
+"""Layered Prefill: groups of layers instead of chunks of tokens; the expert traffic of both, and their energy."""
 
 from __future__ import annotations
 

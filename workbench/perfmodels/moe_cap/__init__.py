@@ -1,4 +1,4 @@
-"""MoE-CAP: sparsity-aware utilisation, its diagram of demand against hardware, and what processors cost."""
+"""MoE-CAP: sparsity-aware utilisation, its diagram of demand against hardware, and the cost of processors."""
 
 from workbench.perfmodels.moe_cap.utilisation import (
     Placement,

@@ -26,14 +26,14 @@ Verdict = np.bool_ | NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Requirement:
-    """One point or line of a CAP diagram: memory [B], bandwidth [B/s] and operations [FLOP/s] that a target needs."""
+    """Point or line of a CAP diagram: the memory [B], bandwidth [B/s] and operations [FLOP/s] that a target needs."""
 
     memory: Number
     bandwidth: Number
     ops: Number
 
     def practical(self, *, smbu: ArrayLike, smfu: ArrayLike) -> Requirement:
-        """The dashed line: the same, as hardware of this utilisation must nominally have it."""
+        """The practical demand, the dashed line: nominal figures that hardware of this utilisation must have."""
         return Requirement(self.memory, practical(self.bandwidth, smbu), practical(self.ops, smfu))
 
 
@@ -54,7 +54,7 @@ def requirement(
     coverage: ArrayLike,
     layers: ArrayLike | None = None,
 ) -> Requirement:
-    """Demand of a latency target on hardware: capacity, bandwidth and operations, all theoretical.
+    """Theoretical demand of a latency target on hardware: capacity, bandwidth and operations.
 
     Parameters
     ----------
@@ -66,12 +66,12 @@ def requirement(
     coverage : array_like
         Share of a layer's experts that the batch touches, 0 to 1.
     layers : array_like, optional
-        Layers of a larger or smaller sibling, embeddings and head unchanged; the model's own unless given.
+        Number of layers of a larger or smaller sibling, embeddings and head unchanged; by default the model's own.
 
     Returns
     -------
     Requirement
-        Of the arguments' broadcast shape.
+        Arrays of the arguments' broadcast shape.
 
     Raises
     ------
@@ -106,7 +106,7 @@ def requirement(
 
 
 def fits(needed: Requirement, processor: Processor) -> Fit:
-    """Compare each point with the processor's box; a figure that the catalogue lacks counts as not met."""
+    """Compare each point with the processor's box; a demand counts as not met if the catalogue lacks the figure."""
     return Fit(
         np.less_equal(needed.memory, processor.memory),
         np.less_equal(needed.bandwidth, processor.bandwidth),

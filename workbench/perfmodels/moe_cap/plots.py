@@ -30,7 +30,7 @@ _OWN = "#2563eb"
 _OFFLOADED = "#d97706"
 _FEW = 6
 _CROWD = 12
-"""Models and processors up to which each dot has its batch size, and from which a picture is drawn larger."""
+"""Number of models and processors up to which each dot shows its batch size; with more, the picture is drawn larger."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class CapDiagram:
     lines : mapping of model to Requirement
         Theoretical demand, one point per batch size.
     practical : mapping of model to Requirement
-        The same at the given utilisation.
+        Practical demand, at the given utilisation.
     boxes : mapping of name to Processor
     batch : array
         Batch sizes [sequences].
     context, tpot, smbu, smfu : float
-        As given to `cap_diagram`.
+        Values as given to `cap_diagram`.
     """
 
     lines: Mapping[str, Requirement]
@@ -75,7 +75,7 @@ def cap_diagram(
     smfu: float = 1.0,
     sigma: float = 0.0,
 ) -> CapDiagram:
-    """Data of a CAP diagram: what each model needs at each batch size, beside what each processor has.
+    """Data of a CAP diagram: the demand of each model at each batch size, and the box of each processor.
 
     Parameters
     ----------
@@ -117,9 +117,9 @@ def cap_diagram(
 
 
 def plot_cap(diagram: CapDiagram, ax: Axes | None = None, *, ops: bool = False) -> Axes:
-    """Memory [GB] against bandwidth [GB/s], or against operations [TFLOP/s]; solid theoretical, dashed practical.
+    """Plot memory [GB] against bandwidth [GB/s], or against operations [TFLOP/s]; solid theoretical, dashed practical.
 
-    Each processor is a box with its name at the corner. One of which the catalogue does not know a side is left out.
+    Each processor is a box with its name at the corner. A processor is left out if the catalogue lacks a side of it.
     """
     boxes = {name: corner for name, box in diagram.boxes.items() if (corner := _corner(box, ops))}
     ax = ax if ax is not None else _axes(len(diagram.lines) + len(boxes))
@@ -154,7 +154,7 @@ def plot_cap(diagram: CapDiagram, ax: Axes | None = None, *, ops: bool = False) 
 
 
 def _batches(diagram: CapDiagram, ops: bool) -> list[Label]:
-    """The batch size beside each dot."""
+    """Labels with the batch size beside each dot."""
     return [
         Label(f"{batch:g}", memory, demand, _MODELS[number % len(_MODELS)])
         for number, line in enumerate(diagram.lines.values())
@@ -168,7 +168,7 @@ def _axes(entries: int) -> Axes:
 
 
 def _corner(box: Processor, ops: bool) -> tuple[float, float] | None:
-    """Memory [GB] and bandwidth [GB/s] or operations [TFLOP/s] of a processor, None if one is not known."""
+    """Memory [GB] and bandwidth [GB/s] or operations [TFLOP/s] of a processor; None if one is not known."""
     sides = (box.memory / 1e9, box.flops / 1e12 if ops else box.bandwidth / 1e9)
     return sides if np.isfinite(sides).all() else None
 
@@ -202,7 +202,7 @@ def _meanings(diagram: CapDiagram, ops: bool) -> list[Artist]:
 
 @dataclass(frozen=True)
 class PowerPoint:
-    """One dot of bandwidth [B/s] against power [W]: of its own memory, or offloaded."""
+    """A dot of bandwidth [B/s] against power [W], of a processor's own memory or with offloading."""
 
     name: str
     power: float
@@ -213,7 +213,7 @@ class PowerPoint:
 def bandwidth_against_power(
     processors: Mapping[str, Processor], weights: float, *, host_power: float = 0.0
 ) -> list[PowerPoint]:
-    """One dot per processor of known power, and one more for what offloading leaves of it where the model does not fit.
+    """Dots of bandwidth against power: one per processor of known power, and one more with offloading if needed.
 
     Parameters
     ----------
@@ -221,7 +221,7 @@ def bandwidth_against_power(
     weights : float
         Size of the model [B]. GPUs that cannot hold it read the rest over their link from a host.
     host_power : float
-        Added to a GPU's power where it offloads [W].
+        Power of the host, which is added to a GPU's power if it offloads [W].
 
     Raises
     ------
@@ -246,7 +246,7 @@ def bandwidth_against_power(
 def plot_bandwidth_against_power(
     points: Iterable[PowerPoint], demands: Mapping[str, float], ax: Axes | None = None
 ) -> Axes:
-    """Dots over power, and one horizontal line per named demand [B/s]: dots above a line meet it."""
+    """Plot dots over power, and one horizontal line per named demand [B/s]: dots above a line meet it."""
     dots = list(points)
     ax = ax if ax is not None else _axes(len(dots))
     labels = []
@@ -269,7 +269,7 @@ def plot_bandwidth_against_power(
 
 
 def plot_coverage(tokens: ArrayLike, curves: Mapping[str, ArrayLike], ax: Axes | None = None) -> Axes:
-    """Share of a layer's experts that a batch touches, over its tokens.
+    """Plot the share of a layer's experts that a batch touches, over its tokens.
 
     Parameters
     ----------
@@ -292,19 +292,19 @@ def plot_coverage(tokens: ArrayLike, curves: Mapping[str, ArrayLike], ax: Axes |
     return ax
 
 
-def plot_cost(names: Sequence[str], parts: Mapping[str, ArrayLike], ax: Axes | None = None) -> Axes:
-    """Price of a million tokens, one bar per machine, stacked by what is paid for.
+def plot_cost(names: Sequence[str], costs: Mapping[str, ArrayLike], ax: Axes | None = None) -> Axes:
+    """Plot the price of a million tokens, one bar per machine, stacked by the kind of cost.
 
     Parameters
     ----------
     names : sequence of str, (P,)
         Machines.
-    parts : mapping of label to array (P,)
+    costs : mapping of label to array (P,)
         For example hardware and energy [USD per token].
     """
     ax = ax if ax is not None else plt.subplots(figsize=(7, 1 + 0.3 * len(names)), layout="constrained")[1]
     paid = np.zeros(len(names))
-    for (label, price), colour in zip(parts.items(), cycle(_MODELS), strict=False):
+    for (label, price), colour in zip(costs.items(), cycle(_MODELS), strict=False):
         ax.barh(range(len(names)), 1e6 * np.asarray(price), left=paid, height=0.7, color=colour, label=label)
         paid = paid + 1e6 * np.asarray(price)
     for place, total in enumerate(paid):
@@ -314,12 +314,12 @@ def plot_cost(names: Sequence[str], parts: Mapping[str, ArrayLike], ax: Axes | N
     ax.margins(x=0.12)
     ax.set_xlabel("US dollars per million tokens")
     ax.spines[["top", "right", "left"]].set_visible(False)
-    ax.legend(loc="lower right", bbox_to_anchor=(1, 1.0), ncols=len(parts), frameon=False, fontsize=8)
+    ax.legend(loc="lower right", bbox_to_anchor=(1, 1.0), ncols=len(costs), frameon=False, fontsize=8)
     return ax
 
 
 def _log_axes(ax: Axes) -> None:
-    """Both axes logarithmic with plain numbers: 1, 2 and 5 of each decade, more where there is only one."""
+    """Make both axes logarithmic with plain numbers: 1, 2 and 5 of each decade, more if there is only one decade."""
     ax.set(xscale="log", yscale="log")
     ax.autoscale_view()
     for axis, (low, high) in ((ax.xaxis, ax.get_xlim()), (ax.yaxis, ax.get_ylim())):

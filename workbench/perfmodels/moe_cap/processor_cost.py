@@ -1,4 +1,4 @@
-"""Purchase and running costs of processors, and the bandwidth they keep where they hold a part of a model."""
+"""Purchase and running costs of processors, and their bandwidth if they hold only a share of a model."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _JOULES_PER_KWH = 3.6e6
 
 
 def offloaded_bandwidth(weights: ArrayLike, *, memory: ArrayLike, bandwidth: ArrayLike, link: ArrayLike) -> Number:
-    """Bandwidth at which a processor reads weights of which it cannot hold all [B/s].
+    """Bandwidth at which a processor reads weights that do not all fit its memory [B/s].
 
         B_eff = 1 / max(1 / B, (1 - r) / B_link),   r = min(1, memory / weights)
 
     Parameters
     ----------
     weights, memory : array_like
-        Of the model, and of the processor [B].
+        Size of the model, and memory of the processor [B].
     bandwidth, link : array_like
         B of the processor's memory, B_link from the host [B/s].
 
@@ -30,8 +30,8 @@ def offloaded_bandwidth(weights: ArrayLike, *, memory: ArrayLike, bandwidth: Arr
 
     Notes
     -----
-    MoE-CAP's Figure 2 marks such processors without saying how; here reads are spread evenly over resident and
-    offloaded weights, the link works while the processor reads, and what arrives is read once more from its memory.
+    MoE-CAP's Figure 2 marks such processors without a formula. Here reads are spread evenly over resident and offloaded
+    weights, the link works while the processor reads, and weights that arrive are read once more from its memory.
     """
     weights = positive("weights", weights, "give the model's bytes")
     memory = positive("memory", memory, "give the processor's capacity in bytes")
@@ -68,14 +68,14 @@ def energy_rate(power: ArrayLike, *, per_kwh: ArrayLike) -> Number:
 def cost_per_token(
     price: ArrayLike, power: ArrayLike, tok_s: ArrayLike, *, years: ArrayLike, per_kwh: ArrayLike
 ) -> Number:
-    """Price of one token, hardware and energy [USD]: (purchase_rate + energy_rate) / tok_s.
+    """Price of one token for hardware and energy [USD]: (purchase_rate + energy_rate) / tok_s.
 
     Parameters
     ----------
     price, power : array_like
-        Of everything that works on it, host included [USD], [W].
+        Price [USD] and power [W] of all the hardware, host included.
     tok_s : array_like
-        Throughput [tokens/s], counted as the price per token shall be.
+        Throughput of the tokens whose price is wanted [tokens/s].
     years, per_kwh : array_like
         Lifetime [years] and energy price [USD/kWh].
 

@@ -1,4 +1,4 @@
-"""MoE-CAP: sparsity-aware utilisation of every resource, and what a latency target asks of bandwidth and arithmetic."""
+"""MoE-CAP: sparsity-aware utilisation of every resource, and the rates that a latency target needs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def activated_size(
     Parameters
     ----------
     layers, attention, expert : array_like
-        Layers; bytes of one layer's attention and of one expert [B].
+        Number of layers, and bytes of one layer's attention and of one expert [B].
     distinct : array_like
         Experts that at least one token was routed to, summed over the layers.
     always : array_like
-        Shared experts, dense layers, routers and head, which every step reads [B].
+        Bytes of shared experts, dense layers, routers and head, which every step reads [B].
 
     Raises
     ------
@@ -38,11 +38,12 @@ def activated_size(
     -----
     MoE-CAP, Eq. 5. A dense model is one whose single expert is always distinct.
     """
-    parts = (layers, attention, expert, distinct, always)
-    names = ("layers", "attention", "expert", "distinct", "always")
-    n, s_attn, s_expert, count, rest = (
-        at_least(name, part, 0, mend="give counts and bytes") for name, part in zip(names, parts, strict=True)
-    )
+    mend = "give counts and bytes"
+    n = at_least("layers", layers, 0, mend=mend)
+    s_attn = at_least("attention", attention, 0, mend=mend)
+    s_expert = at_least("expert", expert, 0, mend=mend)
+    count = at_least("distinct", distinct, 0, mend=mend)
+    rest = at_least("always", always, 0, mend=mend)
     return n * s_attn + count * s_expert + rest
 
 
@@ -99,7 +100,7 @@ def kv_tokens(model: ModelConfig, context: ArrayLike) -> Number:
 
 
 def required_bandwidth(activated: ArrayLike, kv: ArrayLike, tpot: ArrayLike) -> Number:
-    """Bandwidth that reading parameters and KV cache once per output token asks for [B/s]: (S_act + S_KV) / TPOT.
+    """Bandwidth that is needed to read parameters and KV cache once per output token [B/s]: (S_act + S_KV) / TPOT.
 
     Parameters
     ----------
@@ -130,7 +131,7 @@ def required_ops(
     *,
     query_group: ArrayLike,
 ) -> Number:
-    """Operations per second that one step per TPOT asks for [FLOP/s].
+    """Operations per second that are needed for one step per TPOT [FLOP/s].
 
         OPS = 2 B (p_act + l s_kv group) / TPOT
 
@@ -143,7 +144,7 @@ def required_ops(
     kv_tokens, kv_elements : array_like
         l, cached tokens of one sequence times layers; s_kv, cache ELEMENTS of one token and layer.
     tpot : array_like
-        [s].
+        Time per output token [s].
     query_group : array_like
         Multiply-adds per cached element: H / K for grouped queries, H (2 d_c + d_r) / (d_c + d_r) for absorbed MLA.
 
@@ -269,8 +270,8 @@ class Placement:
     weights_on_gpu, kv_on_gpu : float
         Shares of the routed experts and of the KV cache in GPU memory (r_w, r_c); the rest is in DRAM.
     gpu_experts, gpu_attention : bool
-        F_g and A_g: True if the GPU computes all of it, what lies in DRAM crossing the link; False if the CPU
-        computes what lies in DRAM where it lies.
+        F_g and A_g: True if the GPU computes everything, and data in DRAM cross the link; False if the CPU computes
+        with the data in DRAM.
 
     Raises
     ------
@@ -304,7 +305,7 @@ class Resources(NamedTuple):
 
     @classmethod
     def of(cls, machine: Machine, dtype: str = "bf16") -> Resources:
-        """A machine's rates [B/s], [B/s], [B/s], [FLOP/s], [FLOP/s]; sustained ones where it lists such."""
+        """A machine's rates [B/s], [B/s], [B/s], [FLOP/s], [FLOP/s]; sustained rates if it lists them."""
         gpu = machine.gpu
         cpu = machine.cpu
         rates = (gpu.bandwidth, cpu.bandwidth, machine.link.h2d, gpu.flop_rate(dtype), cpu.flop_rate(dtype))
@@ -329,9 +330,10 @@ def step_demand(
 
     Notes
     -----
-    MoE-CAP's Eqs. 5 to 7 for each resource instead of the GPU's alone. Experts touched are spread evenly over resident
-    and offloaded ones. What crosses the link is read once from DRAM and once from GPU memory; its arrival there is
-    left out. Only what the tokens need counts: streaming experts that nobody chose lowers the utilisation.
+    MoE-CAP's Eqs. 5 to 7 for each resource, instead of for the GPU alone. Touched experts are spread evenly over
+    resident and offloaded ones. Data that cross the link are read once from DRAM and once from GPU memory; writing them
+    there is left out. Only data that the tokens need count: streaming experts that no token chose lowers the
+    utilisation.
     """
     share = within("coverage", coverage, 0, 1, mend="give distinct experts / all experts")
     rows = at_least("batch", batch, 0, mend="give the sequences of one step")
@@ -366,7 +368,7 @@ def utilisation(demand: Resources, peaks: Resources, tpot: ArrayLike) -> Resourc
 
     Notes
     -----
-    MoE-CAP, Eqs. 5 and 6, per resource. The largest names what binds.
+    MoE-CAP, Eqs. 5 and 6, per resource. The largest is that of the resource that binds.
     """
     seconds = positive("tpot", tpot, "give seconds per output token")
     shares = (

@@ -1,4 +1,4 @@
-"""MoE-Lens: a reader that predicts with Stage 2, and the door to all of the paper's equations."""
+"""MoE-Lens: a reader that predicts with Stage 2, and the public names of all of the paper's equations."""
 
 from workbench.perfmodels.moe_lens.evaluation import Setting, evaluation_settings
 from workbench.perfmodels.moe_lens.intensity import IntensityForm, Units, intensity, kv_to_saturate, tokens_to_saturate

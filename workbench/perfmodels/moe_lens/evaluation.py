@@ -1,4 +1,4 @@
-"""MoE-Lens' own evaluation: its 36 settings, and what Stage 2 predicts for each."""
+"""MoE-Lens' own evaluation: its 36 settings, and the prediction of Stage 2 for each."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def evaluation_settings() -> tuple[Setting, ...]:
 
     Notes
     -----
-    MoE-Lens, section 8. Prompts have their mean length. Block size and n_it are chosen, since the paper
-    states neither; the file of the catalogue says why.
+    MoE-Lens, section 8. Prompts have their mean length. The paper states neither block size nor n_it; both are chosen,
+    for the reasons that the file of the catalogue gives.
     """
     tables = tomllib.loads(data_path("catalogue/moe_lens.toml").read_text(encoding="utf-8"))
     return tuple(

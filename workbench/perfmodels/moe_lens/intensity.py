@@ -1,4 +1,4 @@
-"""MoE-Lens, Equations 1 and 2 and Table 2: GEMM work per byte of weights, and what saturates a GPU.
+"""MoE-Lens, Equations 1 and 2 and Table 2: GEMM work per byte of weights, and the tokens that saturate a GPU.
 
 Bytes, FLOP, seconds and tokens; the bandwidth of the link is always an argument, because the paper works with 32, 20
 and 19.5 GB/s in different places.
@@ -119,7 +119,7 @@ def tokens_to_saturate(
 def kv_to_saturate(
     tokens: Number, sequence_len: Number, kv_bytes_per_token: Number, *, units: Units = Units.DECIMAL
 ) -> Number:
-    """KV cache of so many sequences, each of full length [B].
+    """KV cache of n sequences, each of full length [B].
 
         C_KV = n l kv_tok
 

@@ -1,4 +1,4 @@
-"""MoE-Lens' Figures 3 and 4: how much of the GPU can be used, over lengths, KV capacity and size of the job."""
+"""MoE-Lens' Figures 3 and 4: the usable share of the GPU over lengths, KV capacity and size of the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of MoE-Lens' equations: what saturates a GPU, what a sequence holds, maps and curves of what that allows.
+"""Pictures of MoE-Lens' equations: saturation of the GPU, KV held by a sequence, and maps and curves of utilisation.
 
 Each takes an `ax` and returns it.
 """
@@ -32,7 +32,7 @@ _POINTS = ("o", "x", "s", "+")
 def plot_saturation(
     flop_rates: Mapping[str, float], bandwidth: float, intensity_per_token: float, ax: Axes | None = None
 ) -> Axes:
-    """GEMM rate over the tokens that share one pass of weights: the link limits first, then the GPU.
+    """Plot the GEMM rate over the tokens that share one pass of weights: the link limits first, then the GPU.
 
         rate(n) = min(B I(1) n, C_GPU)
 
@@ -41,7 +41,7 @@ def plot_saturation(
     flop_rates : mapping of name to float
         C_GPU of each GPU [FLOP/s].
     bandwidth : float
-        B, the link that the weights come over [B/s].
+        B, rate of the link over which the weights come [B/s].
     intensity_per_token : float
         I(1), as `moe_lens.intensity` gives it for one token [FLOP/B].
 
@@ -78,7 +78,7 @@ def plot_saturation(
 
 
 def plot_kv_life(lengths: Iterable[tuple[int, int]], ax: Axes | None = None) -> Axes:
-    """KV tokens that a sequence holds from its admission to its end; the area is what it costs in memory and time.
+    """Plot the KV tokens that a sequence holds from its admission to its end; the area is its cost, memory times time.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def plot_kv_life(lengths: Iterable[tuple[int, int]], ax: Axes | None = None) -> 
 
     Notes
     -----
-    MoE-Lens, Eq. 3 and what it integrates.
+    MoE-Lens, Eq. 3 and its integrand.
     """
     ax = _axes(ax, (7, 3.6))
     for (prompt, output), colour in zip(lengths, cycle(_COLOURS), strict=False):
@@ -115,7 +115,7 @@ def plot_utilisation_map(
     *,
     marks: Mapping[str, tuple[float, float]] | None = None,
 ) -> Axes:
-    """A map over prompt and output length, such as `moe_lens.utilisation_over_lengths` gives.
+    """Plot a map over prompt and output length, such as `moe_lens.utilisation_over_lengths` gives.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def plot_stage1_map(
     host : Streaming
         As `moe_lens.streaming` gives it for a model and a machine.
     capacity : str or float
-        Of the KV cache, such as ``"70GB"`` [B].
+        Size of the KV cache, such as ``"70GB"`` [B].
     marks
         As for `plot_utilisation_map`.
 
@@ -185,7 +185,7 @@ def plot_utilisation_curves(
     *,
     roof: npt.ArrayLike | None = None,
 ) -> Axes:
-    """Curves over KV capacity, such as `moe_lens.utilisation_over_capacity` gives for several sizes of job.
+    """Plot curves over KV capacity, such as `moe_lens.utilisation_over_capacity` gives for several sizes of job.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ def plot_utilisation_curves(
     curves : mapping of label to array (C,)
         Shares of the GPU, 0 to 1.
     roof : array (C,), optional
-        What `moe_lens.stage1_utilisation` allows, dashed.
+        Utilisation that `moe_lens.stage1_utilisation` allows, drawn dashed.
     """
     ax = _axes(ax, (7, 3.8))
     if roof is not None:
@@ -219,7 +219,7 @@ def plot_over_output_len(
     points: Mapping[str, Mapping[float, float]] | None = None,
     title: str = "",
 ) -> Axes:
-    """Output tokens per second over the length of the outputs: predictions as lines, what was played as points.
+    """Plot output tokens per second over the output length: predictions as lines, simulations or runs as points.
 
     Parameters
     ----------
@@ -227,7 +227,7 @@ def plot_over_output_len(
     curves : mapping of label to array (G,)
         Predictions [tokens/s].
     roof : (label, array (G,)), optional
-        What nothing should exceed, dashed [tokens/s].
+        A bound, drawn dashed [tokens/s].
     points : mapping of label to mapping of length to rate, optional
         Simulations or measurements [tokens/s].
     """

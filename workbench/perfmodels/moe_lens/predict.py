@@ -1,4 +1,4 @@
-"""MoE-Lens' Stage 2 as a reader: what it predicts for a scenario that `bound`, `simulate` and `run` also read."""
+"""MoE-Lens' Stage 2 as a reader: its prediction for a scenario that `bound`, `simulate` and `run` also read."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ def predict(scenario: Scenario, schedule: Schedule) -> Result:
 
         T = min(K g / ((K / q + g) delta), K g / (It delta)),    q = N / mean of sum over i < g of ceil((p + i) / b)
 
-    The schedule is checked against the pipeline and named in the result. Stage 2 knows none: it takes every transfer
-    and the CPU's attention to be hidden behind the weights, as under VSLPipe.
+    The schedule is checked against the pipeline and named in the result. Stage 2 has no schedule: it takes every
+    transfer and the CPU's attention to be hidden behind the weights, as under VSLPipe.
 
     Parameters
     ----------
-    scenario, schedule
-        What, for whom, on what, and when.
+    scenario : Scenario
+    schedule : Schedule
 
     Returns
     -------
     Result
-        With source PREDICTED; `limits` has the seconds that KV memory and the GPU would take.
+        A result with source PREDICTED; `limits` has the times that KV memory alone and the GPU alone would take [s].
 
     Raises
     ------
     ScenarioError
-        If the model does not apply: no weights are streamed, KV is, something else than decode attention sits on the
-        CPU, requests arrive one after the other, or the scheduler is another than ResourceAware.
+        If the model does not apply: no weights are streamed, or KV is streamed; an operation other than decode
+        attention is on the CPU; requests arrive one after the other; or the scheduler is not ResourceAware.
     WorkbenchError
         If scenario and schedule do not go together.
 
     Notes
     -----
-    MoE-Lens, Eqs. 8 to 14, with the sum to g - 1 and Eq. 12 mended. p and g are means. n_it = T_GPU delta,
-    with T_GPU what the GPU reaches in iterations of the scheduler's token budget, attention not counted. It is no
-    bound: greedy admission beats it by up to 13 %.
+    MoE-Lens, Eqs. 8 to 14, with the sum to g - 1 and Eq. 12 mended. p and g are means. n_it = T_GPU delta, where T_GPU
+    is the rate of the GPU in iterations of the scheduler's token budget, without attention. It is no bound: greedy
+    admission beats it by up to 13 %.
     """
     prepared = prepare(scenario, schedule)
     if not isinstance(scenario.scheduler, ResourceAware):
@@ -94,7 +94,7 @@ def predict(scenario: Scenario, schedule: Schedule) -> Result:
 
 
 def _check_pipeline(pipeline: Pipeline) -> None:
-    """Refuse what Stage 2 has no term for, rather than take it to cost nothing."""
+    """Refuse a pipeline with work that Stage 2 has no term for, because it would count as free."""
     beside = [stage for stage in pipeline.stages if stage.device is Place.CPU and not stage.op.keeps_kv]
     if beside or kv in pipeline.fetches:
         raise ScenarioError(

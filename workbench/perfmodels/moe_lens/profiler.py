@@ -1,4 +1,4 @@
-"""MoE-Lens' pipeline profiler: how long the GPU takes for so many tokens, and how many hide behind the weights."""
+"""MoE-Lens' pipeline profiler: the GPU's time over the tokens of a pass, and the tokens hidden behind the weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workbench.perfmodels.domain import Array, Number, at_least, plain, positive
 
 @dataclass(frozen=True)
 class GpuTime:
-    """Seconds of the GPU against tokens of a pass: t(n) = fixed + per_token n."""
+    """The GPU's time for a pass of n tokens [s]: t(n) = fixed + per_token n."""
 
     fixed: float
     per_token: float
@@ -52,7 +52,7 @@ def fit_gpu_time(tokens: Sequence[float] | Array, seconds: Sequence[float] | Arr
     Parameters
     ----------
     tokens, seconds : sequence or array (points,)
-        n [tokens] and t [s], of one layer or of any other part of a pass.
+        n [tokens] and t [s], for one layer or for any other section of a pass.
 
     Returns
     -------
@@ -84,17 +84,17 @@ def fit_gpu_time(tokens: Sequence[float] | Array, seconds: Sequence[float] | Arr
 
 
 def profile_points(result: Result) -> tuple[Array, Array]:
-    """Tokens of every iteration of a result, and the seconds its gpu lane was busy: points for `fit_gpu_time`.
+    """Tokens of every iteration of a result, and the busy time of its gpu lane [s]: points for `fit_gpu_time`.
 
     Parameters
     ----------
     result : Result
-        With every task in its timeline, as `run` and ``simulate(..., detail=Detail.TASK)`` give it.
+        A result with every task in its timeline, as `run` and ``simulate(..., detail=Detail.TASK)`` give it.
 
     Returns
     -------
     tokens, seconds : array (iterations,)
-        Of all layers, embedding and head: compare with the time of a whole pass.
+        Tokens, and times of all layers, embedding and head: compare them with the time of a whole pass.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""MoE-Lens, Equations 3 to 7: Stage 1, its bound for any job, and what the host's CPU and memory have to deliver."""
+"""MoE-Lens, Equations 3 to 7: Stage 1, its bound for any job, and the rates that the host's CPU and memory need."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def parallelism_memory_efficiency(prompt_len: Number, output_len: Number, *, for
     prompt_len, output_len : number or array
         p and g [tokens].
     form : PmeForm
-        CLOSED is the paper's result, SUM_INCLUSIVE its sum, EXACT what a real sequence does.
+        CLOSED is the paper's result, SUM_INCLUSIVE its sum, EXACT the sum of a real sequence's iterations.
 
     Raises
     ------
@@ -267,7 +267,7 @@ def cpu_flops_needed(group_size: Number, kv_bandwidth: Number, flop_per_fp32_byt
 
 
 def effective_kv_capacity(prompt_len: Number, output_len: Number) -> Number:
-    """Factor by which a KV cache counts as larger if blocks are allocated as sequences grow, not for their full length.
+    """Factor by which a KV cache counts as larger if blocks are allocated as sequences grow, instead of all at once.
 
         C_KV,eff / C_KV = (p + g) / (p + g/2)
 

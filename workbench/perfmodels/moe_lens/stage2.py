@@ -174,9 +174,8 @@ def separated_tok_s(
 
     Notes
     -----
-    What MoE-Lens' overlap of prefill and decode is to be compared with, at equal KV memory; the iterations are
-    ours. No prompt is split: one of more than n_it tokens makes its iteration longer. A prefill emits the first
-    token.
+    The baseline of MoE-Lens' overlap of prefill and decode, at equal KV memory; the count of iterations is ours. No
+    prompt is split: one of more than n_it tokens makes its iteration longer. A prefill emits the first token.
     """
     p = at_least("prompt_len", prompt_len, 1, "give tokens")
     g = at_least("output_len", output_len, 1, "give tokens")
@@ -295,7 +294,7 @@ def stage2_at_rate(
     pass_tokens: Number,
     eq12: Eq12 = Eq12.MENDED,
 ) -> Stage2:
-    """As `stage2`, for a rate of admission that is known, such as that of a workload of unequal lengths.
+    """Stage 2's prediction for a known rate of admission, such as that of a workload of unequal lengths; see `stage2`.
 
         T = min(K g / ((K / q + g) delta), K g / (It delta))
 

@@ -25,11 +25,11 @@ class Streaming:
     gpu_tok_s : float
         T_GPU [tokens/s].
     pass_tokens : float
-        n_it, what the GPU computes in that time [tokens/iteration].
+        n_it, tokens that the GPU computes in that time [tokens/iteration].
     intensity : float
         I(1), GEMM work per byte of weights for each token that shares the pass [FLOP/B].
     kv_bytes_per_token : float
-        Over all layers [B].
+        KV cache of one token over all layers [B].
     """
 
     pass_seconds: float
@@ -98,7 +98,7 @@ def streaming(model: ModelConfig, machine: Machine, *, link: str | float | None 
     Parameters
     ----------
     model : ModelConfig
-        Weights, KV cache and GEMM in its own precision.
+        The model, whose weights, KV cache and GEMM have its own precision.
     machine : Machine
     link : str or float, optional
         B_IO [B/s], such as ``"32GB/s"``; the machine's own unless given.
@@ -113,7 +113,7 @@ def streaming(model: ModelConfig, machine: Machine, *, link: str | float | None 
     Notes
     -----
     MoE-Lens, section 5. All parameters are streamed, embedding and head included, as the paper counts them.
-    I(1) is Eq. 1 with the router, for layers of any shape: `moe_lens.intensity` wants them as Mixtral's.
+    I(1) is Eq. 1 with the router, for layers of any shape; `moe_lens.intensity` holds for layers like Mixtral's.
     """
     rate = machine.link.h2d if link is None else parse_bytes(link, what="link")
     delta = float(weight_pass_seconds(model.weight_bytes, rate))

@@ -1,4 +1,4 @@
-"""MoE-Lightning: a reader that predicts with its hierarchical roofline, and the door to its model and policy search."""
+"""MoE-Lightning: a reader that predicts with its hierarchical roofline, and the public names of model and search."""
 
 from workbench.perfmodels.moe_lightning.model import (
     Estimate,

@@ -1,4 +1,4 @@
-"""MoE-Lightning's own evaluation: what was measured under which policy, and the machines of its figures."""
+"""MoE-Lightning's own evaluation: measured throughputs with their policies, and the machines of its figures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PublishedRun:
     tok_s : float
         Measured output tokens per second, prefill included [tokens/s].
     assumed, calibrated : Job
-        With the machine's rates as the paper's optimiser assumes them, and as its authors measured them.
+        The job with the machine's rates as the paper's optimiser assumes them, and as its authors measured them.
     """
 
     setting: str
@@ -48,7 +48,7 @@ class PublishedRun:
 
     @property
     def policy(self) -> Policy:
-        """The published batch, its attention on the CPU, with as many weights on the GPU as the optimiser finds."""
+        """The published batch with attention on the CPU, and as many weights on the GPU as the optimiser finds."""
         return with_shares(self.assumed, Policy(self.batch, self.micro_batch), Mode.ARTIFACT)
 
     def predict(self, job: Job, mode: Mode) -> float:
@@ -103,12 +103,12 @@ def two_a100s(gpu_efficiency: float = 0.5) -> Job:
 
 @dataclass(frozen=True)
 class ScalingRun:
-    """Measured throughputs of Mixtral-8x22B on nodes of T4s that differ in the number of GPUs only.
+    """Measured throughputs of Mixtral-8x22B on nodes of T4s that differ only in the number of GPUs.
 
     Attributes
     ----------
     assumed : Job
-        On one GPU of the node, with rates as for `PublishedRun`; `policy_search.tensor_parallel` takes more.
+        The job on one GPU of the node, with rates as in `PublishedRun`; `policy_search.tensor_parallel` takes more.
     tok_s : dict of int to float
         Output tokens per second by number of GPUs [tokens/s].
     """

@@ -1,4 +1,4 @@
-"""The hierarchical roofline: what an operation reaches where its data lie one memory level away.
+"""The hierarchical roofline: the rate of an operation whose data lie one memory level away.
 
 Level i computes, level j (larger and slower) holds data, and a link carries bytes from j to i. Everything here holds
 for any operation and any two levels: GPU memory and DRAM, DRAM and disk. Arguments may be numbers or arrays.
@@ -63,7 +63,7 @@ def performance(intensity: Number, far_intensity: Number, *, flops: Number, band
 
 
 def first_turning_point(*, far_flops: Number, far_bandwidth: Number, link: Number) -> Number:
-    """P1: below this intensity the operation belongs where its data are [FLOP/B].
+    """P1, the intensity below which the operation belongs to the level of its data [FLOP/B].
 
         I_j(P1) = P_j / B_ji,  the solution of B_ji I = min(P_j, B_j I)
 
@@ -96,7 +96,7 @@ def first_turning_point(*, far_flops: Number, far_bandwidth: Number, link: Numbe
 
 
 def second_turning_point(intensity: Number, *, flops: Number, bandwidth: Number, link: Number) -> Number:
-    """P2: below this intensity the link is what bounds the operation at level i [FLOP/B].
+    """P2, the intensity below which the link bounds the operation at level i [FLOP/B].
 
         I_j(P2) = min(P_i, B_i I_i) / B_ji
 
@@ -121,7 +121,7 @@ def second_turning_point(intensity: Number, *, flops: Number, bandwidth: Number,
 
 
 def balance_point(intensity: Number, *, bandwidth: Number, link: Number) -> Number:
-    """Intensity towards level j at which the link and level i's memory are equally long at work [FLOP/B].
+    """Intensity towards level j at which the link and level i's memory are busy for equal times [FLOP/B].
 
         I_j = B_i I_i / B_ji
 

@@ -1,7 +1,7 @@
-"""MoE-Lightning's performance model: what one layer of decode takes under a policy, and the memory that policy needs.
+"""MoE-Lightning's performance model: the time of one layer of decode under a policy, and the throughput of a job.
 
-Three readings of it share every formula that they agree on (`Mode`). A policy's numbers may be arrays: the search
-(`policy_search`) evaluates all candidates at once.
+There are three versions of it (`Mode`), which share the formulas on which they agree. A policy's numbers may be arrays:
+the search (`policy_search`) evaluates all candidates at once.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from workbench.models import ModelConfig
 from workbench.perfmodels.domain import Array, Number, plain
 
 _STAGING_TRAFFIC = 3
-"""DRAM passes of a streamed byte that is copied to pinned memory first: one read, one write, one read by the link."""
+"""Passes of DRAM by a streamed byte that is copied to pinned memory first: a read, a write, and a read by the link."""
 
 
 class Mode(Enum):
-    """The equations to use: the paper's text, the authors' public optimiser, or the text with what both leave out.
+    """Equations to use: of the paper's text, of the authors' public optimiser, or of the text with all costs added.
 
-    PAPER is the text's Eqs 12 to 14 for all six variables of a policy. ARTIFACT is what the public optimiser computes:
+    PAPER has the text's Eqs 12 to 14 for all six variables of a policy. ARTIFACT computes as the public optimiser does:
     attention on the CPU and experts on the GPU, half of the attention's FLOP, the longest context, activations of the
-    experts read and written. FULL adds to PAPER what both leave out: prefill, attention projections, head, transfers of
-    queries and attention output, DRAM traffic of staging, embeddings in GPU memory.
+    experts read and written. FULL adds to PAPER the costs that both leave out: prefill, attention projections, head,
+    transfers of queries and attention output, DRAM traffic of staging, embeddings in GPU memory.
     """
 
     PAPER = "paper"
@@ -44,14 +44,14 @@ class Job:
     ----------
     model : ModelConfig
     machine : Machine
-        Whose gpu is ONE GPU, or a node's GPUs together; FULL predicts best with measured rates
+        The machine; its gpu is ONE GPU, or a node's GPUs together. FULL predicts best with measured rates
         (`Machine.limit(link=...)`).
     prompt_len, output_len : float
         s and n [tok]: the average prompt, or the longest where requests are padded.
     dtype : str
-        Of weights, activations and KV cache.
+        Number format of weights, activations and KV cache.
     gpus : int
-        How many of the machine's gpu work tensor-parallel within the node.
+        Number of the machine's gpu that work tensor-parallel within the node.
 
     Raises
     ------
@@ -109,7 +109,7 @@ class Job:
 
     @property
     def dense_params(self) -> float:
-        """W_att: parameters of one layer that every token passes but the router: attention, shared and dense parts."""
+        """W_att: parameters of one layer that every token passes, without the router: attention, shared and dense."""
         return self.model.attention_params + self.model.unrouted_params
 
     @property
@@ -156,7 +156,7 @@ class Policy(NamedTuple):
 
 
 class LayerTime(NamedTuple):
-    """Seconds that each resource is busy with one layer; all overlap, so the longest is the layer's time."""
+    """Time for which each resource is busy with one layer [s]; all overlap, so the longest is the layer's time."""
 
     link: Number
     gpu: Number
@@ -169,12 +169,12 @@ class LayerTime(NamedTuple):
         return plain(np.maximum.reduce(np.broadcast_arrays(*map(np.asarray, self))))
 
     def binding(self) -> str:
-        """Name of the resource that is longest at work, for a single policy."""
+        """Name of the resource that is busy longest, for a single policy."""
         return max(self._fields, key=lambda name: float(getattr(self, name)))
 
 
 class Estimate(NamedTuple):
-    """Outcome of a policy: one layer of decode, the passes, and output tokens per second over the whole job."""
+    """Outcome of a policy: times of one layer of decode and of the passes, and output tokens per second of the job."""
 
     layer: LayerTime
     prefill: Number
@@ -188,8 +188,8 @@ def check(policy: Policy) -> None:
     Raises
     ------
     ValueError
-        If mu is not in 1..N, N is infinite, an indicator is not 0 or 1, a share not in [0, 1], or a share is given to
-        the GPU of what the GPU does not compute with.
+        If mu is not in 1..N, N is infinite, an indicator is not 0 or 1, a share is not in [0, 1], or GPU memory gets a
+        share of data that the GPU does not compute with.
     """
     batch, micro, on_gpu, experts, weights, kv = map(np.asarray, policy)
     if np.any(~((micro >= 1) & (micro <= batch))):
@@ -207,7 +207,7 @@ def check(policy: Policy) -> None:
 
 
 def check_mode(mode: Mode) -> None:
-    """Refuse what is no `Mode`, a name such as "full" included.
+    """Refuse a value that is no `Mode`, such as the name "full".
 
     Raises
     ------
@@ -232,10 +232,10 @@ def layer_time(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> LayerTime:
     policy : Policy
         Number or arrays.
     mode : Mode
-        FULL adds the projections to `gpu`; to the link what the CPU computed, N b (h_att (1 - A_g) + h (1 - F_g)) with
-        h_att the width of the attention's output; 3 (1 - r_w) W_exp F_g / B_c to `cpu` (staging shares DRAM with the
-        attention, and its copies are taken not to overlap with it there); and `back`: the queries and hidden states
-        that the CPU computes with, and the new KV that is not kept on the GPU.
+        FULL adds: to `gpu` the projections; to the link the outputs of the CPU, N b (h_att (1 - A_g) + h (1 - F_g)),
+        where h_att is the width of the attention's output; to `cpu` 3 (1 - r_w) W_exp F_g / B_c, because staging shares
+        DRAM with the attention and is taken not to overlap with it; and `back`: the queries and hidden states that the
+        CPU computes with, and the new KV that is not kept on the GPU.
 
     Raises
     ------
@@ -279,7 +279,7 @@ def layer_time(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> LayerTime:
 def _attention(job: Job, batch: Array, mode: Mode) -> tuple[Array, Array]:
     """Bytes and FLOP of one layer's decode attention."""
     model = job.model
-    if mode is Mode.ARTIFACT:  # scores and softmax only, at the longest context; queries and outputs are moved too
+    if mode is Mode.ARTIFACT:  # only scores and softmax, at the longest context; queries and outputs are moved too
         context = job.prompt_len + job.output_len
         rows = model.entry_macs * job.element + context * job.kv_per_token
         return batch * rows, batch * context * (2.0 * model.absorbed_q_size + 2 * model.num_attention_heads)
@@ -316,8 +316,9 @@ def prefill_time(job: Job, policy: Policy) -> Number:
 
     Notes
     -----
-    The paper gives no formula (section 4: prefill runs on the GPU, KV goes to the CPU). Hidden states of the batch wait
-    in CPU memory between layers, both ways. The head runs once per sequence.
+    The paper gives no formula (section 4: prefill runs on the GPU, KV goes to the CPU). Between layers the hidden
+    states of the batch are kept in CPU memory, so they cross the link in both directions. The head runs once per
+    sequence.
     """
     check(policy)
     batch, micro, on_gpu, _, weights, kv_share = map(np.asarray, policy)

@@ -43,17 +43,17 @@ def plot_roofline(
     *,
     operations: Mapping[str, float] | None = None,
 ) -> Axes:
-    """Roofs of GPU, CPU and link over the FLOP per byte that lies in DRAM, with both turning points.
+    """Plot the roofs of GPU, CPU and link over the FLOP per byte that lies in DRAM, with both turning points.
 
     Parameters
     ----------
     machine : Machine
     gpu_intensity : float
-        FLOP per byte read from GPU memory: what the micro-batch allows, whatever the batch is.
+        FLOP per byte read from GPU memory, which the micro-batch alone decides.
     dtype : str
-        Whose GEMM rate is the GPU's compute roof.
+        Number format whose GEMM rate is the GPU's compute roof.
     operations : mapping of name to float, optional
-        Upright lines at the FLOP per byte of DRAM of operations.
+        FLOP per byte of DRAM of operations, which are drawn as vertical lines.
     """
     ax = _axes(ax, (7.5, 4.2))
     gpu = machine.gpu
@@ -85,14 +85,14 @@ def plot_roofline(
 
 
 def plot_layer_times(times: Mapping[str, LayerTime], ax: Axes | None = None) -> Axes:
-    """Draw the time that one layer of decode keeps link, GPU and CPU at work, policy by policy.
+    """Plot the times for which one layer of decode keeps link, GPU and CPU busy, policy by policy.
 
     The longest of the three is the layer's time.
 
     Parameters
     ----------
     times : mapping of label to LayerTime
-        Of single policies, as `moe_lightning.layer_time` gives them [s].
+        Times of single policies, as `moe_lightning.layer_time` gives them [s].
     """
     ax = _axes(ax, (7.5, 1.2 + 0.9 * len(times)))
     used = []
@@ -121,7 +121,7 @@ def plot_layer_times(times: Mapping[str, LayerTime], ax: Axes | None = None) -> 
 def plot_beside_measured(
     measured: Mapping[str, float], predicted: Mapping[str, Sequence[float]], ax: Axes | None = None
 ) -> Axes:
-    """Measured output tokens per second as bars, and what models predict of each as points.
+    """Plot measured output tokens per second as bars, and the predictions of models as points.
 
     Parameters
     ----------
@@ -146,9 +146,9 @@ def plot_beside_measured(
 
 
 def plot_policy_map(policies: PolicyMap, ax: Axes | None = None) -> Axes:
-    """Share of the weights on the GPU as colour, over link and CPU; red points where the CPU does the attention.
+    """Plot the share of the weights on the GPU as colour, over link and CPU, with red points for attention on the CPU.
 
-    Sizes of the other points tell the share of the KV cache that stays in GPU memory.
+    The size of the other points is the share of the KV cache that stays in GPU memory.
     """
     ax = _axes(ax, (7.5, 4.2))
     x, y = np.meshgrid(policies.links / 1e9, policies.cpu_scales)
@@ -173,13 +173,13 @@ def plot_scaling(
     measured: Mapping[int, float] | None = None,
     title: str = "",
 ) -> Axes:
-    """Output tokens per second over the number of GPUs, against a dotted line for twice the GPUs, twice the rate.
+    """Plot output tokens per second over the number of GPUs; a dotted line shows proportional growth.
 
     Parameters
     ----------
     degrees : sequence of int
     rates : mapping of label to array (degrees,)
-        As `policy_search.tensor_parallel` gives them [tokens/s].
+        Rates as `policy_search.tensor_parallel` gives them [tokens/s].
     measured : mapping of int to float, optional
         Rates by number of GPUs [tokens/s].
     """
@@ -214,7 +214,7 @@ def _axes(ax: Axes | None, figsize: tuple[float, float]) -> Axes:
 
 
 def _finish(ax: Axes) -> Axes:
-    """Legend above the picture, where it covers nothing."""
+    """Put the legend above the picture, where it covers nothing."""
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1.01), ncols=2, frameon=False, fontsize=8, borderaxespad=0.2)
     return ax

@@ -1,4 +1,4 @@
-"""GPU and CPU memory that a policy of MoE-Lightning needs, and whether a machine has it."""
+"""GPU and CPU memory that a policy of MoE-Lightning needs, and the check that a machine has it."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from workbench.perfmodels.moe_lightning.model import Job, Mode, Policy, check, c
 
 _GPU_SHARE = 0.86
 _CPU_SHARE = 0.8
-"""Parts of the two memories that a policy may fill: margins of the paper's public optimiser, which gives no reason."""
+"""Shares of the two memories that a policy may fill: margins of the paper's public optimiser, which gives no reason."""
 _FUSED_MOE = 1.2
-"""Room for the fused MoE kernel's intermediates over their own size, from the same optimiser."""
+"""Factor on the size of the fused MoE kernel's intermediates, from the same optimiser."""
 
 
 def gpu_room(job: Job) -> float:
-    """Memory of all GPUs that a policy may fill [B]: 0.86 of what there is (public optimiser)."""
+    """Memory of all GPUs that a policy may fill [B]: 0.86 of all of it (public optimiser)."""
     return _GPU_SHARE * job.gpus * job.machine.gpu.memory
 
 
 def cpu_room(job: Job) -> float:
-    """CPU memory that a policy may fill [B]: 0.8 of what there is (public optimiser)."""
+    """CPU memory that a policy may fill [B]: 0.8 of all of it (public optimiser)."""
     return _CPU_SHARE * job.machine.cpu.memory
 
 
 def _slots(job: Job) -> int:
-    """Layers of streamed weights that have room at a time: one is computed with while the next arrives."""
+    """Number of layers whose streamed weights have room at a time: one is computed with while the next arrives."""
     return min(2, job.model.num_hidden_layers)
 
 
@@ -43,7 +43,7 @@ def gpu_peaks(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> tuple[Number,
     policy : Policy
         Number or arrays. Peaks are linear in r_w, and in r_c below 1.
     mode : Mode
-        FULL adds embedding and head to what is resident.
+        FULL adds embedding and head to the resident weights.
 
     Raises
     ------

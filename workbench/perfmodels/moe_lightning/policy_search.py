@@ -21,18 +21,18 @@ _EVERY = 64
 """Candidates for mu and for N/mu are all whole numbers up to here, then spaced by `_SPACING`."""
 _SPACING = 1.03
 _TIE = 1e-9
-"""Throughputs this near to the best are equal; of equal policies on the same devices the smallest batch wins."""
+"""Throughputs this close to the best count as equal; of equal policies on the same devices the smallest batch wins."""
 _ARTIFACT_STEP = 32
 """The public optimiser tries mu = 1, 2, 3, 4 and then every 32nd."""
 _FLAT = 0.01
-"""Throughputs this near to the best are as good: the model's own error is far larger."""
+"""Throughputs this close to the best count as good as it: the model's own error is far larger."""
 _WIDE = 1.25
-"""From this ratio of the largest to the smallest batch that are as good on, the best is a plateau."""
+"""If the largest batch as good as the best is this many times the smallest, the best is a plateau."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """The best policy, what the model expects of it, and how much of both memories it needs [B].
+    """The best policy, its estimate, and the bytes that it needs of both memories [B].
 
     Attributes
     ----------
@@ -49,11 +49,11 @@ class Found:
 
     @property
     def plateau(self) -> bool:
-        """True if quite other batches or micro-batches are as good, so that the best says little about either."""
+        """True if very different batches or micro-batches are as good, so that the best one says little about them."""
         return any(most >= _WIDE * least for least, most in (self.batches, self.micro_batches))
 
     def __str__(self) -> str:
-        """``2,048 sequences in micro-batches of 128; ...``."""
+        """The policy in words: ``2,048 sequences in micro-batches of 128; ...``."""
         flat = "The best is a plateau: within 1 % of it lie {:,.0f} to {:,.0f} sequences".format(*self.batches)
         others = "in micro-batches of {:,.0f} to {:,.0f}".format(*self.micro_batches)
         return f"{self._best}\n{flat} {others}." if self.plateau else self._best
@@ -137,9 +137,9 @@ def tensor_parallel(job: Job, degrees: Sequence[int], mode: Mode = Mode.PAPER) -
 def with_shares(job: Job, policy: Policy, mode: Mode = Mode.FULL, *, kv_whole: bool = False) -> Policy:
     """The policy with as much of the weights, and then of the KV cache, in GPU memory as fits.
 
-    A byte of GPU memory saves more link time given to weights than to KV: a weight is read in every step, KV first
-    when it is written, and the two layers in flight are in GPU memory anyway. Only the whole KV cache resident is a
-    case of its own, as it needs no buffers: with `kv_whole` it comes first.
+    A byte of GPU memory saves more link time if it holds weights than if it holds KV: a weight is read in every step,
+    KV only once it has been written, and two layers of weights are in GPU memory in any case. Keeping the whole KV
+    cache resident is a separate case, because it needs no buffers: with `kv_whole` it comes first.
 
     Parameters
     ----------
@@ -157,8 +157,8 @@ def with_shares(job: Job, policy: Policy, mode: Mode = Mode.FULL, *, kv_whole: b
 
     Notes
     -----
-    The peaks are linear in either share, so the largest that fits is found by interpolation. Where not even none fits,
-    shares are 0 and `fits` is false.
+    The peaks are linear in either share, so the largest share that fits is found by interpolation. If not even a share
+    of 0 fits, shares are 0 and `fits` is false.
     """
     zero = np.zeros(np.broadcast_shapes(*(np.shape(value) for value in policy)))
     bare = policy._replace(weights_on_gpu=zero, kv_on_gpu=zero + (1.0 if kv_whole else 0.0))
@@ -168,7 +168,7 @@ def with_shares(job: Job, policy: Policy, mode: Mode = Mode.FULL, *, kv_whole: b
     placed = bare._replace(weights_on_gpu=weights)
     if kv_whole:
         return placed._replace(weights_on_gpu=plain(weights), kv_on_gpu=plain(zero + 1.0))
-    almost = np.asarray(policy.gpu_attention) * (1 - 1e-6)  # the last sequence's KV would make the buffers go
+    almost = np.asarray(policy.gpu_attention) * (1 - 1e-6)  # with the last sequence's KV there would be no buffers
     share = almost * _largest(job, placed, placed._replace(kv_on_gpu=zero + almost), mode)
     return placed._replace(weights_on_gpu=plain(weights), kv_on_gpu=plain(share))
 
@@ -176,7 +176,7 @@ def with_shares(job: Job, policy: Policy, mode: Mode = Mode.FULL, *, kv_whole: b
 def least_weights(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> float:
     """Smallest share of the weights in GPU memory that neither slows one policy down nor overfills the CPU's memory.
 
-    `search` fills GPU memory; where the link is not what binds, fewer weights would do as well.
+    `search` fills GPU memory; if the link does not bind, fewer weights give the same throughput.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ def least_weights(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> float:
 
     Notes
     -----
-    Throughput rises with the share and the CPU's memory empties, so bisection finds it, to 1e-6.
+    Throughput rises with the share, and the need of CPU memory falls, so bisection finds it, to 1e-6.
     """
     if not fits(job, policy, mode):
         raise CapacityError(f"the policy does not fit into {job.machine.name}; search for one that does.")
@@ -215,7 +215,7 @@ def least_weights(job: Job, policy: Policy, mode: Mode = Mode.FULL) -> float:
 
 
 def _largest(job: Job, none: Policy, whole: Policy, mode: Mode) -> Array:
-    """Largest share between two policies, 0 at `none` and 1 at `whole`, that the GPU memory holds."""
+    """Largest share that the GPU memory holds, where policy `none` has the share 0 and policy `whole` has 1."""
     share: Array = np.ones(np.shape(none.weights_on_gpu))
     for low, high in zip(gpu_peaks(job, none, mode), gpu_peaks(job, whole, mode), strict=True):
         room = gpu_room(job) - np.asarray(low)
@@ -239,7 +239,7 @@ class _Tried(NamedTuple):
 
 
 def _among(job: Job, micro: Array, count: Array, mode: Mode) -> list[_Tried]:
-    """Keep the pairs of mu and N/mu that fit, for every placement in which any does."""
+    """The pairs of mu and N/mu that fit, for every placement in which any fits."""
     tried: list[_Tried] = []
     for on_gpu, experts in [(0, 1)] if mode is Mode.ARTIFACT else product((0, 1), (0, 1)):
         for kv_whole in (False, True) if on_gpu else (False,):
@@ -252,12 +252,12 @@ def _among(job: Job, micro: Array, count: Array, mode: Mode) -> list[_Tried]:
 
 
 def _best(tried: Sequence[_Tried]) -> Policy:
-    """The policy with the highest throughput, on whichever device."""
+    """The policy with the highest throughput over all placements."""
     return max((one.best() for one in tried), key=lambda best: best[0])[1]
 
 
 def _candidates(job: Job, mode: Mode) -> tuple[Array, Array]:
-    """Pairs of mu and N/mu that are worth trying, up to what the memories could hold if they held nothing else."""
+    """Pairs of mu and N/mu to try, up to the number of sequences that the memories could hold without anything else."""
     smallest, next_one = (float(max(gpu_peaks(job, Policy(n, n), mode))) for n in (1, 2))
     most_micro = max(1, int((gpu_room(job) - smallest) / (next_one - smallest)) + 1)
     per_sequence = (job.prompt_len + job.output_len) * job.kv_per_token * job.model.num_hidden_layers
@@ -297,7 +297,7 @@ def _take(policy: Policy, places: npt.NDArray[np.intp]) -> Policy:
 
 
 def _found(job: Job, policy: Policy, tried: Sequence[_Tried], mode: Mode) -> Found:
-    """A policy, what it needs, and how far the policies as good as it reach."""
+    """A policy with its estimate, the memory that it needs, and the range of the policies that are as good."""
     expected = estimate(job, policy, mode)
     batches = []
     micro_batches = []
@@ -348,7 +348,7 @@ def policy_map(job: Job, links: Number, cpu_scales: Number, mode: Mode = Mode.PA
     Parameters
     ----------
     job : Job
-        Its machine is what scale 1 means; the link is replaced in both directions.
+        The job; its machine has scale 1, and the link is replaced in both directions.
     links : array
         Bandwidths [B/s].
     cpu_scales : array

@@ -1,4 +1,4 @@
-"""MoE-Lightning's model as a reader: what it predicts for a scenario that `bound`, `simulate` and `run` also read."""
+"""MoE-Lightning's model as a reader: its prediction for a scenario that `bound`, `simulate` and `run` also read."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ from workbench.stages import Place, Stage, add_shared, attention, combine_shared
 def predict(scenario: Scenario, schedule: Schedule) -> Result:
     """Throughput that MoE-Lightning's model, in FULL mode, predicts for this pipeline and memory.
 
-    The policy is read off: A_g and F_g from where decode attention and experts sit, r_w and r_c from what is streamed,
-    N from the KV cache (at most all requests), mu from the schedule's micro-batches.
+    The policy follows from the scenario: A_g and F_g from the devices of decode attention and experts, r_w and r_c from
+    the tensors that are streamed, N from the KV cache (at most all requests), mu from the number of the schedule's
+    parts.
 
     Returns
     -------
     Result
-        With source PREDICTED; `busy` has the seconds of decode by lane.
+        A result with source PREDICTED; `busy` has the time of decode by lane [s].
 
     Raises
     ------
     ScenarioError
-        If requests arrive one after the other, weights and KV are kept in different precisions, outputs have one
-        token, or the pipeline has operations that the model does not know, defers experts or has none.
+        If requests arrive one after the other, weights and KV have different precisions, outputs have one token, or the
+        pipeline has operations that the model does not know, defers experts or has no experts.
 
     Notes
     -----
     MoE-Lightning, Eqs 12 to 14 and what FULL adds. Batches of N equal requests of mean lengths follow one another
-    without overlap: the continuous admission of the other readers is no part of this model, nor is streaming of the
-    attention's weights. The schedule counts through its number of micro-batches only: overlap is taken to be perfect.
+    without overlap: this model has neither the continuous admission of the other readers nor streaming of the
+    attention's weights. Of the schedule only the number of its parts counts: overlap is taken to be perfect.
     """
     prepared = prepare(scenario, schedule)
     workload = scenario.workload
@@ -100,7 +101,7 @@ def _policy(scenario: Scenario, batch: int, parts: int) -> Policy:
 
 
 def _is_modelled(stage: Stage) -> bool:
-    """True if the model has a term for it: shared experts and dense layers are GPU weights that every token passes."""
+    """True if the model has a term for a stage; shared experts and dense layers count as GPU weights of every token."""
     if stage.op in (shared_experts, add_shared):
         return stage.device is Place.GPU
     return stage.op in (qkv, *attention, out_proj, *moe, combine_shared) and not stage.options
