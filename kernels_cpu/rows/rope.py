@@ -94,7 +94,7 @@ def _rotate(
     x: Any, strides: Any, places: Any, table: Any, interleaved: bool, weight: Any, eps: Any, out: Any,
     low: int, high: int,
 ) -> None:  # fmt: skip
-    """Rotate rows low .. high - 1. In one function the compiler sees that scratch rows are distinct, and vectorises."""
+    """Rotate rows low .. high - 1. In one function LLVM sees that the scratch rows are distinct, and vectorises."""
     _, heads, dim = out.shape
     half = table.shape[1] // 2
     own = np.empty(dim, np.float32)

@@ -15,7 +15,7 @@ from ..arguments import Operand, SameKind, checked, contiguous, frozen, in_rows
 from ..threads.team import side_by_side, team_size
 
 FLOATS = (np.float32, np.uint16)
-SHARE = 1 << 17  # least numbers per thread: an AVX-512 core norms them in the 54 us after which a thread starts
+SHARE = 1 << 17  # least numbers per thread: an AVX-512 core norms them in the 54 us that a thread takes to start
 
 
 class RowOperand(NamedTuple):
