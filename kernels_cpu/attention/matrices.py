@@ -189,7 +189,8 @@ def copy_values(
             lane = builder.add(builder.udiv(token, each), builder.mul(builder.urem(token, each), I64(padded)))
             to = e.at(values_, builder.mul(lane, I64(2 * size)))  # where `_order` puts the weight of this token
             for place in range(0, size, LINE):
-                a, b = (e.load(e.at(row, place), e.i32s, 2) for row in both)
+                a = e.load(e.at(both[0], place), e.i32s, 2)
+                b = e.load(e.at(both[1], place), e.i32s, 2)
                 even = builder.or_(builder.and_(a, e.iconst(0xFFFF)), builder.shl(b, e.iconst(16)))
                 e.store(even, e.at(to, 2 * place), LINE)
                 e.store(_side_by_side(e, a, b), e.at(to, 2 * place + LINE), LINE)

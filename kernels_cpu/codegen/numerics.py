@@ -12,7 +12,13 @@ from .compiled import compiled
 
 ROUND = np.float32(vector_ir.ROUND)
 FLOOR = np.float32(-126)
-C0, C1, C2, C3, C4, C5, C6 = map(np.float32, vector_ir.EXP2)
+C0 = np.float32(vector_ir.EXP2[0])
+C1 = np.float32(vector_ir.EXP2[1])
+C2 = np.float32(vector_ir.EXP2[2])
+C3 = np.float32(vector_ir.EXP2[3])
+C4 = np.float32(vector_ir.EXP2[4])
+C5 = np.float32(vector_ir.EXP2[5])
+C6 = np.float32(vector_ir.EXP2[6])
 LOG2_E = math.log2(math.e)
 
 

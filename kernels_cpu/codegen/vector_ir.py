@@ -17,7 +17,10 @@ from llvmlite import ir
 F64 = ir.DoubleType()
 F32 = ir.FloatType()
 F16 = ir.HalfType()
-I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+I8 = ir.IntType(8)
+I16 = ir.IntType(16)
+I32 = ir.IntType(32)
+I64 = ir.IntType(64)
 LINE = 64
 """Bytes of a cache line."""
 

@@ -16,8 +16,16 @@ from .rows import by_rows, rows_of, same_type
 _LOG2_E = np.float32(LOG2_E)
 _ROOT_HALF = np.float32(0.5**0.5)
 # erfc(z) exp(z^2) / t is the exp of a polynomial in t = 1 / (1 + z / 2): Numerical Recipes, erfcc, rel. error 1.2e-7.
-_E0, _E1, _E2, _E3, _E4 = map(np.float32, (-1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806))
-_E5, _E6, _E7, _E8, _E9 = map(np.float32, (0.27886807, -1.13520398, 1.48851587, -0.82215223, 0.17087277))
+_E0 = np.float32(-1.26551223)
+_E1 = np.float32(1.00002368)
+_E2 = np.float32(0.37409196)
+_E3 = np.float32(0.09678418)
+_E4 = np.float32(-0.18628806)
+_E5 = np.float32(0.27886807)
+_E6 = np.float32(-1.13520398)
+_E7 = np.float32(1.48851587)
+_E8 = np.float32(-0.82215223)
+_E9 = np.float32(0.17087277)
 
 
 @operation

@@ -63,8 +63,8 @@ def on_node(work: Callable[[], object], cpus: frozenset[int], threads: int) -> F
     The others need not be awaited, since `work` returns in no thread before all of it is done.
     """
     pool = _workers(cpus)
-    first, *_ = [pool.submit(work) for _ in range(max(1, min(threads, len(cpus))))]
-    return first
+    running = [pool.submit(work) for _ in range(max(1, min(threads, len(cpus))))]
+    return running[0]
 
 
 def side_by_side(work: Callable[[], object], threads: int) -> None:

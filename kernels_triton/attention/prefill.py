@@ -290,10 +290,11 @@ def prefill_attention_reference(
     3.0
     """
     options = Options.checked(q, scale, window, sinks, softcap)
+    key_edges = starts if key_starts is None else key_starts
     out = torch.zeros(*q.shape[:2], v.shape[2], dtype=torch.float64)
     for s in range(len(starts) - 1):
         low, high = starts[s : s + 2].tolist()
-        first, last = (starts if key_starts is None else key_starts)[s : s + 2].tolist()
+        first, last = key_edges[s : s + 2].tolist()
         past = 0 if prefix is None else int(prefix.lengths[s])
         for t in range(low, high):
             end = past + last - first - (high - 1 - t)
