@@ -1,9 +1,9 @@
-"""CPU kernels in Numba: decode attention on a paged KV cache and the append that feeds it, experts, norms, rotations.
+"""CPU kernels in Numba: decode attention and append on a paged KV cache, experts, norms, rotations, gates.
 
-Each op is a wrapper that validates, a kernel that computes (GIL released), the work it declares, and a float64 or
-bit-exact reference; norms, rotations and gates are twins of those in Triton, which declare and check them. Decorators
-of `declarations.py` declare them where they stand. `features()` tells the code path of this computer, `warm_up()`
-compiles, so that compile time is never measured.
+Each operation has a wrapper that validates operands, a kernel that computes with the GIL released, declared work, and a
+reference that is exact or in float64. Norms, rotations and gates are twins of operations of `kernels_triton`, which
+declares their work and references. Decorators of `declarations.py` declare operations. `features()` returns the code
+path of this computer; `warm_up()` compiles kernels, so that compile time is not measured.
 """
 
 from .attention.decode import decode_attention, decode_attention_reference, decode_attention_work, warm_up

@@ -1,4 +1,4 @@
-"""Operands of the public ops: numpy arrays, and CPU torch tensors taken without a copy."""
+"""Checks of the operands of public operations: numpy arrays, and CPU tensors of torch, read without a copy."""
 
 import math
 import numbers
@@ -9,11 +9,11 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import DTypeLike, NDArray
 
-from .codegen.vector_ir import Kind
+from .codegen.vector_ir import Storage
 
 
 class TorchLike(Protocol):
-    """The part of a torch tensor that is used here; torch itself is never imported."""
+    """The attributes of a torch tensor that this package uses; torch itself is never imported."""
 
     @property
     def dtype(self) -> Any: ...
@@ -24,16 +24,16 @@ class TorchLike(Protocol):
     def detach(self) -> Any: ...
 
 
-KINDS = {np.float32: Kind.FP32, np.uint16: Kind.BF16, np.float16: Kind.FP16, np.int8: Kind.INT8}
+STORAGES = {np.float32: Storage.FP32, np.uint16: Storage.BF16, np.float16: Storage.FP16, np.int8: Storage.INT8}
 CACHED = (np.float32, np.uint16, np.float16)
-"""Types of a cache without scales."""
+"""Dtypes of a KV cache without scales."""
 Operand: TypeAlias = NDArray[Any] | TorchLike
-_LARGEST = float(np.finfo(np.float32).max) / 2  # scores become exponents of two, 1.44 times as large
+_LARGEST = float(np.finfo(np.float32).max) / 2  # a score to the base 2 is 1.44 times as large, and must be finite
 SameKind = TypeVar("SameKind", bound=Operand)
 
 
 def host_array(name: str, operand: Operand) -> NDArray[Any]:
-    """The memory of `operand` as a numpy array; torch.bfloat16 becomes uint16 bits."""
+    """A numpy array over the memory of `operand`; torch.bfloat16 becomes uint16 that holds its bits."""
     if isinstance(operand, np.ndarray):
         if not operand.dtype.isnative:
             raise TypeError(f"{name} must be in this computer's byte order, not {operand.dtype}: convert it first.")
@@ -57,8 +57,8 @@ def host_array(name: str, operand: Operand) -> NDArray[Any]:
     tensor = operand.detach()
     try:
         bits = tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
-        return cast("NDArray[Any]", bits.numpy())  # as a type it would take longer than the view
-    except (TypeError, RuntimeError) as error:  # sparse, quantised, negated lazily or of a type that numpy lacks
+        return cast("NDArray[Any]", bits.numpy())  # a string, since evaluating the type takes longer than the view
+    except (TypeError, RuntimeError) as error:  # sparse, quantised, lazily negated, or of a dtype that numpy lacks
         raise TypeError(
             f"{name} must be a tensor that numpy can read, not {tensor.layout} of {tensor.dtype} ({error}): "
             "convert it before the call."
@@ -66,15 +66,15 @@ def host_array(name: str, operand: Operand) -> NDArray[Any]:
 
 
 def _has_tangent(tensor: TorchLike) -> bool:
-    """True if forward differentiation follows a tensor of torch."""
+    """True if a torch tensor takes part in forward-mode differentiation."""
     try:
         return sys.modules["torch"].autograd.forward_ad.unpack_dual(tensor).tangent is not None
-    except RuntimeError:  # of a tensor that vmap batches, and numpy cannot read
+    except RuntimeError:  # vmap batches this tensor; numpy cannot read it, which is reported later
         return False
 
 
 def float64(name: str, operand: Operand) -> NDArray[np.float64]:
-    """The numbers of `operand`, uint16 being bfloat16 bits: what the references compute with."""
+    """The numbers of `operand` in float64, for references; uint16 holds bfloat16 bits."""
     array = host_array(name, operand)
     if array.dtype == np.uint16:
         array = (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
@@ -82,7 +82,7 @@ def float64(name: str, operand: Operand) -> NDArray[np.float64]:
 
 
 def checked(name: str, operand: Operand, letters: str, *dtypes: DTypeLike) -> NDArray[Any]:
-    """`operand` as an array of one of `dtypes` with the axes in `letters`, for example "B H D"."""
+    """`operand` as an array, whose dtype must be one of `dtypes` and whose axes those in `letters`, such as "B H D"."""
     array = host_array(name, operand)
     allowed = [np.dtype(dtype) for dtype in dtypes]
     if array.dtype not in allowed:
@@ -95,14 +95,14 @@ def checked(name: str, operand: Operand, letters: str, *dtypes: DTypeLike) -> ND
 
 
 def whole(name: str, value: object) -> int:
-    """`value` itself, which must be an integer."""
+    """`value` as an int, after a check that it is an integer."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{name} must be a whole number, not {value!r}: pass an int.")
     return int(value)
 
 
 def real(name: str, value: object) -> float:
-    """`value` as a float, infinite where fp32 holds no such number."""
+    """`value` as a float; infinite if it is too large for fp32."""
     if not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, not {value!r}: pass a float.")
     try:
@@ -113,17 +113,17 @@ def real(name: str, value: object) -> float:
 
 
 def contiguous(name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """`array` itself, which must be C-contiguous and aligned."""
+    """`array` itself, after a check that it is C-contiguous and aligned."""
     if not (array.flags.c_contiguous and array.flags.aligned):
         raise ValueError(f"{name} must be C-contiguous and aligned: pass a copy (numpy.array or .clone()).")
     return array
 
 
 def in_rows(name: str, array: NDArray[Any]) -> tuple[NDArray[Any], tuple[int, ...]]:
-    """The memory of `array` from its first number to its last as a flat run, and the strides of its rows in numbers.
+    """The memory of `array` from its first number to its last as a flat array, and the strides of its rows in numbers.
 
-    Compiled code finds vectors in a flat run, wherever the rows are. The numbers of a row must be neighbours, and all
-    numbers aligned, which those in a field of a structured array need not be.
+    With a flat array the compiler vectorises loops over a row, whatever the rows' strides. The numbers of a row must be
+    contiguous, and all numbers aligned, which those in a field of a structured array need not be.
     """
     strides = tuple([stride // array.itemsize for stride in array.strides[:-1]])
     if array.flags.c_contiguous and array.flags.aligned:
@@ -146,14 +146,14 @@ def check_apart(name: str, written: NDArray[Any], **read: NDArray[Any] | None) -
 
 
 def writeable(name: str, array: NDArray[Any]) -> NDArray[Any]:
-    """`array` itself, which must be C-contiguous, aligned and writeable."""
+    """`array` itself, after a check that it is C-contiguous, aligned and writeable."""
     if not array.flags.writeable:
         raise ValueError(f"{name} must be writeable, because the kernel stores into it: pass a copy.")
     return contiguous(name, array)
 
 
 def scales_of(cache: NDArray[Any], scales: Operand | None) -> NDArray[np.float32] | None:
-    """The scales of a cache (P, K, 2, b, D) of int8, one per row; None for any other, which has none."""
+    """The scales (P, K, 2, b) of an int8 cache (P, K, 2, b, D), one per row, checked; None for other caches."""
     if cache.dtype != np.int8:
         if scales is not None:
             raise ValueError(f"scales must be left out: a cache of {cache.dtype} has none.")
@@ -170,13 +170,13 @@ def scales_of(cache: NDArray[Any], scales: Operand | None) -> NDArray[np.float32
 
 
 def frozen(array: NDArray[Any]) -> NDArray[Any]:
-    """A read-only view: Numba compiles once more for read-only arrays, so every input is made one."""
+    """A read-only view. All inputs are made read-only, since Numba would compile for both kinds of arrays."""
     view = array.view()
     view.flags.writeable = False
     return view
 
 
 def same_kind(operand: SameKind, array: NDArray[Any]) -> SameKind:
-    """`array` as a torch tensor where `operand` is one, else as it is; no copy."""
+    """`array` as a torch tensor if `operand` is one, else `array` itself; without a copy."""
     kind = array if isinstance(operand, np.ndarray) else sys.modules["torch"].from_numpy(array)
     return cast(SameKind, kind)

@@ -1,4 +1,4 @@
-"""Ceilings of kernels on these cores: the rate of reading memory in order, and of multiplying and adding."""
+"""Measured ceilings of CPU kernels: the rate of sequential reads from memory, and of multiply-adds."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from .codegen.vector_ir import F64, I32, I64, Emitter
 from .declarations import public
 from .machine.features import features
 from .threads.runs import split
-from .threads.task_counts import next_task, pull, take, task_done
+from .threads.task_counts import fetch_add, next_task, pull, task_done
 from .threads.team import side_by_side, team_size
 
 _SUMS = 16
-"""Running sums: enough to hide the latency of loads and of multiply-adds."""
-_PIECE = 1 << 20
-"""Bytes that a thread takes at a time."""
+"""Number of running sums: enough to hide the latency of loads and multiply-adds."""
+_CHUNK = 1 << 20
+"""Bytes per task."""
 
 
 @emitted
 def _read(typing: Any, lanes: Any, address: Any, steps: Any) -> Any:
-    """The sum of the words of `steps` times 16 registers, once at least."""
+    """The sum of the 32-bit words of `steps` times 16 registers; steps >= 1."""
     width = literal(lanes)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -46,16 +46,16 @@ def _read(typing: Any, lanes: Any, address: Any, steps: Any) -> Any:
 
 @emitted
 def _multiply_add(typing: Any, lanes: Any, steps: Any) -> Any:
-    """`steps` times 16 multiply-adds of a register each."""
+    """Compute `steps` times 16 multiply-adds of one register each; return a sum that depends on all."""
     width = literal(lanes)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         e = Emitter(builder, width)
         factor = e.const(0.999)
-        term = e.const(1e-3)
+        addend = e.const(1e-3)
 
         def body(_: Any, sums: list[Any]) -> list[Any]:
-            return [e.fma(value, factor, term) for value in sums]
+            return [e.fma(value, factor, addend) for value in sums]
 
         sums = e.loop(arguments[1], [e.const(float(n)) for n in range(_SUMS)], body)
         whole = e.across(functools.reduce(builder.fadd, sums), builder.fadd)
@@ -65,7 +65,7 @@ def _multiply_add(typing: Any, lanes: Any, steps: Any) -> Any:
 
 
 def _vector_lanes() -> int:
-    """Registers of the code path; the portable one is measured with 4 lanes, which every CPU of 64 bits has."""
+    """Lanes of the code path's registers; 4 on the portable path, which every 64-bit CPU has."""
     return features().lanes or 4
 
 
@@ -75,24 +75,24 @@ def _reader(lanes: int) -> Any:
 
     @compiled()
     def read(counter: int, base: int, size: int, sums: Any) -> None:
-        start = next_task(counter) * _PIECE
+        start = next_task(counter) * _CHUNK
         while start < size:
-            take(sums.ctypes.data, _read(lanes, base + start, min(_PIECE, size - start) // step))
+            fetch_add(sums.ctypes.data, _read(lanes, base + start, min(_CHUNK, size - start) // step))
             task_done(counter)
-            start = next_task(counter) * _PIECE
+            start = next_task(counter) * _CHUNK
 
     return read
 
 
 @public
 def read_memory(memory: Operand, *, threads: int = 1) -> int:
-    """Read an array in order, all of it but a remainder below 1 KiB; returns the sum of its 32-bit words.
+    """Read an array sequentially, except for a remainder below 1 KiB; return the sum of its 32-bit words.
 
     Parameters
     ----------
     memory : (N,) or with more axes, ndarray or CPU tensor, C-contiguous
     threads : int
-        Each takes pieces of 1 MiB in turn.
+        Number of threads, which take tasks of 1 MiB.
 
     Raises
     ------
@@ -109,11 +109,11 @@ def read_memory(memory: Operand, *, threads: int = 1) -> int:
     read = contiguous("memory", host_array("memory", memory))
     size = read.nbytes // 1024 * 1024
     reader = _reader(_vector_lanes())
-    return _summed(reader, (read.ctypes.data, size), -(-size // _PIECE), team_size(threads))
+    return _summed(reader, (read.ctypes.data, size), -(-size // _CHUNK), team_size(threads))
 
 
 def _summed(reader: Any, operands: tuple[Any, ...], tasks: int, threads: int) -> int:
-    """The sum over all tasks of a reader, whose threads are waited for as those of `decode_attention` are."""
+    """The sum over all tasks of a reader, run by the same task queue as `decode_attention`."""
     sums = np.zeros(1, np.int64)
     pull(lambda counter: reader(counter, *operands, sums), tasks, threads)
     return int(sums[0])
@@ -139,7 +139,7 @@ def _block_reader(lanes: int) -> Any:
                 for half in range(halves if steps else 0):
                     whole += _read(lanes, place + half * block * row, steps)
                 token += count
-            take(sums.ctypes.data, whole)
+            fetch_add(sums.ctypes.data, whole)
             task_done(counter)
             index = next_task(counter)
 
@@ -148,16 +148,16 @@ def _block_reader(lanes: int) -> Any:
 
 @public
 def read_blocks(kv: Operand, table: Operand, lengths: Operand, *, threads: int = 1) -> int:
-    """Read a paged cache in the order of `decode_attention`, and compute nothing; returns the sum of its words.
+    """Read a paged cache in the order of `decode_attention` without other computation; return the sum of its words.
 
     Parameters
     ----------
     kv : (P, K, 2, b, D), C-contiguous
     table : (B, W) int32
     lengths : (B,) int64
-        As of `decode_attention`. Of the rows of a block and head, a remainder below 1 KiB is not read.
+        As of `decode_attention`. A remainder below 1 KiB of the rows of each block and head is not read.
     threads : int
-        Each takes runs of tokens in turn, the longest first.
+        Number of threads, which take runs of tokens as tasks, the longest first.
 
     Raises
     ------
@@ -196,9 +196,9 @@ def _multiplier(lanes: int) -> Any:
 
 @public
 def multiply_add(steps: int = 2_000_000, *, threads: int = 1) -> float:
-    """Keep the fp32 units of `threads` cores busy and nothing else; returns the FLOP done.
+    """Execute multiply-adds in fp32 on `threads` cores at their full rate; return the number of FLOP.
 
-    The 5 to 20 ms that it takes unless told otherwise hide the start of the threads.
+    With the default `steps` it takes 5 to 20 ms, so that the start of the threads does not count.
 
     Examples
     --------

@@ -1,6 +1,6 @@
 """Decorators that declare each operation's wrapper, work and reference, and every other public name.
 
-`operations()` and `public_names()` return what has been declared, so that no list is kept by hand.
+`operations()` and `public_names()` return all declarations, so that no list has to be maintained.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Operation:
     Attributes
     ----------
     call : Callable
-        The wrapper, which checks operands and bears the operation's name.
+        The wrapper, which checks operands and has the operation's name.
     work : Callable, optional
         Flops and bytes of a call from its shapes: -> (flops [flop], bytes [byte]).
     reference : Callable, optional

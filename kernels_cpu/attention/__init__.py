@@ -1,1 +1,1 @@
-"""Decode attention on a paged KV cache, latent attention too, and the append that feeds it."""
+"""Decode attention and latent attention on a paged KV cache, and the append of new keys and values to the cache."""

@@ -1,4 +1,4 @@
-"""Addresses in the cache of the rows of a tile's tokens."""
+"""Addresses of a tile's rows in the paged cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .vectors import in_streams
 
 @compiled()
 def address_rows(table: Any, token: int, end: int, geometry: Any, rows: Any) -> None:
-    """Addresses of the rows of a tile's tokens in head 0; past the end they repeat the last one."""
+    """Store the addresses of the rows of tokens token .. end - 1 in head 0; the last one fills the rest of `rows`."""
     base = geometry[0]
     block = geometry[1]
     block_bytes = geometry[2]
@@ -31,7 +31,7 @@ def address_rows(table: Any, token: int, end: int, geometry: Any, rows: Any) -> 
 
 @compiled()
 def rows_and_order(table: Any, token: int, end: int, geometry: Any, rows: Any) -> None:
-    """Addresses of the rows of a tile's tokens in head 0, and once more in the order in which they are asked for."""
+    """Store the addresses of `address_rows` in the first half of `rows`, and in order of prefetch in the second."""
     tokens = len(rows) // 2
     address_rows(table, token, end, geometry, rows[:tokens])
     in_streams(rows[:tokens], min(tokens, end - token), rows[tokens:])
@@ -39,6 +39,6 @@ def rows_and_order(table: Any, token: int, end: int, geometry: Any, rows: Any) -
 
 @compiled()
 def rows_of_task(table: Any, tasks: Any, index: int, geometry: Any, rows: Any) -> None:
-    """As `rows_and_order` for a task's first tile, if there is such a task."""
+    """Apply `rows_and_order` to a task's first tile, if there is such a task."""
     if index < len(tasks):
         rows_and_order(table[tasks[index, 0]], tasks[index, 1], tasks[index, 2], geometry, rows)

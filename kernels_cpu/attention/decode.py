@@ -1,4 +1,4 @@
-"""Paged flash-decode: one query token per sequence against its cached keys and values."""
+"""Decode attention on the paged cache: one query token per sequence against its cached keys and values."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ..arguments import (
     CACHED,
-    KINDS,
+    STORAGES,
     Operand,
     SameKind,
     checked,
@@ -45,11 +45,13 @@ def decode_attention(
 
         out[s, h] = softmax(scale * q[s, h] . K[s, h // G]) V[s, h // G],  G = H / K
 
-    One pass over KV per KV head, shared by its G query heads; online softmax; fp32 computation. The GIL is released.
-    A cache of int8 is half as large as one of bf16 and read faster where memory is what is waited for: on Ice Lake at
-    11 GB/s a core 1.6, 1.6, 1.3 and 1.0 times as fast at G of 1, 2, 4 and 8; on Zen 4 at 33 GB/s a core, where
-    converting takes longer than reading, an earlier form was slower (0.7 at G of 4).
-    Numpy arrays and CPU torch tensors are read in place. The result does not depend on the number of threads.
+    K and V are read once per KV head for all of its G query heads, with an online softmax; computation is in fp32. The
+    GIL is released. Numpy arrays and CPU torch tensors are read in place. The result does not depend on the number of
+    threads.
+
+    A cache of int8 has half the size of one of bf16, which makes decodes faster where memory bandwidth limits them: on
+    Ice Lake at 11 GB/s per core 1.6, 1.6, 1.3 and 1.0 times as fast at G of 1, 2, 4 and 8. On Zen 4 at 33 GB/s per core
+    converting takes longer than reading: 0.7 times as fast at G of 4, measured with an earlier version.
 
     Parameters
     ----------
@@ -62,28 +64,28 @@ def decode_attention(
     lengths : (B,) int32 or int64
         Tokens in each sequence [tokens], in 1 .. W * b.
     scales : (P, K, 2, b) fp32, C-contiguous
-        Of a cache of int8, and of no other: what each of its rows is to be multiplied by, as `append_kv` stored it.
+        Factor of each row of an int8 cache, as `append_kv` stored it; not for other caches.
     scale : float, optional
-        Factor of the scores; 1 / sqrt(D) unless given.
+        Factor of the scores, by default 1 / sqrt(D).
     window : int, optional
-        Attend to the last so many tokens only (sliding window).
+        Number of last tokens to attend to (sliding window), by default all.
     sinks : (H,) fp32, optional
-        A score per head that joins the softmax without a value (GPT-OSS).
+        A score per head that adds to the softmax' denominator only (GPT-OSS).
     softcap : float, optional
         Scores become softcap * tanh(score / softcap).
     threads : int, optional
-        Threads that share the work; the cores that this process may use unless given.
+        Threads that share the work, by default as many as cores that this process may use.
     path : CodePath, optional
-        Code path; this computer's own (`features`) unless given. Each runs everywhere, at whatever speed.
+        Code path, by default this computer's own (`features`). Every path runs on every computer, slower on others.
     out : (B, H, D) fp32, C-contiguous, optional
-        Where to store the result; may be q itself.
+        Array that receives the result; may be q itself.
 
     Returns
     -------
     (B, H, D) fp32
-        `out` if given, else new and of the kind of `q`; max abs error 2e-6 against
-        float64 for operands of unit variance (1e-5 at scores near 100, where fp32 scores themselves round). What int8
-        lost when it was stored comes on top.
+        `out` if given, else new: a tensor if `q` is one, else an array. Max abs error 2e-6 against float64 for operands
+        of unit variance (1e-5 at scores near 100, where fp32 scores themselves round), apart from the rounding when an
+        int8 cache was stored.
 
     Raises
     ------
@@ -110,11 +112,11 @@ def decode_attention(
     check_blocks(blocks, spans, cache.shape[0], cache.shape[3], options["window"])
     factors = scales_of(cache, scales)
     result = result_of(out, queries, cache, blocks, queries.shape[2], factors, options["sinks"])
-    kind = KINDS[cache.dtype.type]
+    storage = STORAGES[cache.dtype.type]
     (_, kv_heads, _, block, dim) = cache.shape
-    row = dim * kind.itemsize
+    row = dim * storage.itemsize
     where = Cache(
-        cache.ctypes.data, kind, block, cache.strides[0], row, 2 * block * row, block * row, kv_heads,
+        cache.ctypes.data, storage, block, cache.strides[0], row, 2 * block * row, block * row, kv_heads,
         0 if factors is None else factors.ctypes.data,
     )  # fmt: skip
     decode(frozen(queries), where, frozen(blocks), spans, result, **options)
@@ -129,7 +131,7 @@ def decode_attention_work(
 
         flops = 4 H D context,  bytes = 2 K (D kv_itemsize + s) context + 2 itemsize H D rows
 
-    where s is 4, a row's scale, for int8 and 0 for any other cache.
+    where s is 4 for int8, the size of a row's scale, and 0 for other caches.
 
     Parameters
     ----------
@@ -138,11 +140,11 @@ def decode_attention_work(
     context : int
         Sum of the lengths [tokens].
     rows : int
-        B, the sequences; q is read and out written once each.
+        B, the number of sequences; q is read once and out is written once.
     kv_itemsize : int
-        4 for fp32, 2 for bfloat16 and fp16, 1 for int8 [byte].
+        Size of a number of the cache: 4 for fp32, 2 for bfloat16 and fp16, 1 for int8 [byte].
     itemsize : int
-        Bytes of a number of q [byte].
+        Size of a number of q [byte].
 
     Examples
     --------
@@ -167,7 +169,7 @@ def decode_attention_reference(
     sinks: Operand | None = None,
     softcap: float | None = None,
 ) -> NDArray[np.float64]:
-    """`decode_attention` in float64 numpy, the oracle of its tests: same operands, -> (B, H, D) float64.
+    """Compute `decode_attention` in float64 with numpy, the oracle of its tests: same operands, -> (B, H, D) float64.
 
     Examples
     --------
@@ -197,7 +199,7 @@ def decode_attention_reference(
 
 
 def _softmax_reference(scores: NDArray[Any], values: NDArray[Any], sinks: Operand | None) -> NDArray[np.float64]:
-    """softmax over t of scores (H, T), and of one sink per head, times values (T, H, D)."""
+    """The softmax of scores (H, T) over t, with one sink per head, times values (T, H, D): -> (H, D)."""
     sink = np.full(len(scores), -np.inf) if sinks is None else host_array("sinks", sinks).astype(np.float64)
     high = np.maximum(scores.max(axis=1), sink)[:, None]
     weights = np.exp(scores - high)
@@ -207,12 +209,12 @@ def _softmax_reference(scores: NDArray[Any], values: NDArray[Any], sinks: Operan
 
 
 def warm_up(group: int = 1, head_dim: int = 1) -> None:
-    """Compile append_kv and decode_attention for fp32 and bfloat16 caches; each shape with vectors has code of its own.
+    """Compile append_kv and decode_attention for fp32 and bfloat16 caches; vector code is compiled per shape.
 
     Parameters
     ----------
     group, head_dim : int
-        H / K and D of the calls to come.
+        H / K and D of the calls to follow.
 
     Examples
     --------

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ..arguments import (
     CACHED,
-    KINDS,
+    STORAGES,
     Operand,
     check_apart,
     checked,
@@ -27,9 +27,10 @@ from .portable import BF16, FP32
 
 @compiled()
 def _float16(bits: Any) -> Any:
-    """Bits of the fp16 nearest to fp32 bits, ties to even; NaN becomes a quiet NaN.
+    """Round fp32 bits to the bits of the nearest fp16, ties to even; NaN becomes a quiet NaN.
 
-    Below fp16's normal numbers, adding 1/2 in fp32 rounds: there its last bit is worth what fp16's smallest number is.
+    Numbers below fp16's normal ones are rounded by adding 1/2 in fp32, whose last bit there equals fp16's smallest
+    number.
     """
     size = np.uint32(bits & 0x7FFFFFFF)
     small = np.uint32(np.float32(size.view(np.float32) + np.float32(0.5)).view(np.uint32) - np.uint32(0x3F000000))
@@ -40,12 +41,12 @@ def _float16(bits: Any) -> Any:
 
 
 @compiled()
-def _store(form: int, source: Any, target: Any) -> None:
-    """Copy fp32 bits, or round them to the 16 of the cache's format."""
-    if form == FP32:
+def _store(storage: int, source: Any, target: Any) -> None:
+    """Copy fp32 bits, or round them to the cache's 16-bit format."""
+    if storage == FP32:
         for x in range(source.size):
             target[x] = source[x]
-    elif form == BF16:
+    elif storage == BF16:
         for x in range(source.size):
             target[x] = bfloat16(source[x])
     else:
@@ -55,7 +56,7 @@ def _store(form: int, source: Any, target: Any) -> None:
 
 @compiled()
 def _store_numbers(source: Any, target: Any) -> Any:
-    """Whole numbers of -127 to 127, and what they are to be multiplied by; a row that is not finite becomes NaN."""
+    """Round a row to integers in -127 .. 127 and return its scale; a row that is not finite is read back as NaN."""
     values = source.view(np.float32)
     most = np.float32(0)
     for x in range(values.size):
@@ -73,6 +74,7 @@ def _store_numbers(source: Any, target: Any) -> Any:
 
 @compiled()
 def _append_numbers(kv: Any, scales: Any, slots: Any, k: Any, k_stride: int, v: Any, v_stride: int) -> None:
+    """Store rows of K and V into an int8 cache, with their scales."""
     kv_heads = kv.shape[1]
     block = kv.shape[3]
     dim = kv.shape[4]
@@ -87,7 +89,8 @@ def _append_numbers(kv: Any, scales: Any, slots: Any, k: Any, k_stride: int, v: 
 
 
 @compiled()
-def _append(form: int, kv: Any, slots: Any, k: Any, k_stride: int, v: Any, v_stride: int) -> None:
+def _append(storage: int, kv: Any, slots: Any, k: Any, k_stride: int, v: Any, v_stride: int) -> None:
+    """Store rows of K and V into a cache of fp32 or 16 bits."""
     kv_heads = kv.shape[1]
     block = kv.shape[3]
     dim = kv.shape[4]
@@ -95,14 +98,15 @@ def _append(form: int, kv: Any, slots: Any, k: Any, k_stride: int, v: Any, v_str
         page = slots[t] // block
         offset = slots[t] - page * block
         for h in range(kv_heads):
-            _store(form, k[t * k_stride + h * dim : t * k_stride + (h + 1) * dim], kv[page, h, 0, offset])
-            _store(form, v[t * v_stride + h * dim : t * v_stride + (h + 1) * dim], kv[page, h, 1, offset])
+            _store(storage, k[t * k_stride + h * dim : t * k_stride + (h + 1) * dim], kv[page, h, 0, offset])
+            _store(storage, v[t * v_stride + h * dim : t * v_stride + (h + 1) * dim], kv[page, h, 1, offset])
 
 
 def _rows(name: str, operand: Operand, shape: tuple[int, int, int]) -> tuple[NDArray[np.uint32], int]:
-    """The bits of `operand` as one flat run and the distance between its rows, both in elements.
+    """The bits of `operand` as a flat array, and the stride of its rows in elements.
 
-    A slice of a fused qkv projection has rows apart; a flat run with a stride compiles once and still vectorises.
+    A slice of a fused qkv projection has strided rows; with a flat array and a stride the kernel is compiled once and
+    still vectorised.
     """
     array = checked(name, operand, "T K D", np.float32)
     if array.shape != shape:
@@ -121,10 +125,10 @@ def append_kv(kv: Operand, slots: Operand, k: Operand, v: Operand, *, scales: Op
 
         kv[slot // b, h, 0, slot % b] = k[t, h];  kv[slot // b, h, 1, slot % b] = v[t, h];  slot = slots[t]
 
-    One thread, with the GIL released. A cache of 16 bits rounds to nearest, ties to even; NaN stays NaN, and what fp16
-    cannot hold becomes infinite. A cache of int8 holds each row of D in units of 1/127 of its largest number, the row's
-    scale, at most half a unit away; a row that is not finite becomes NaN. Where a slot occurs twice, the last row wins.
-    Nothing is stored if any slot is out of range.
+    One thread stores, with the GIL released. Caches of 16 bits hold the nearest number, ties to even; NaN stays NaN,
+    and numbers beyond the range of fp16 become infinite. A cache of int8 holds each row of D in multiples of the row's
+    scale, 1/127 of its largest magnitude, with an error of at most half a scale; a row that is not finite becomes NaN.
+    If a slot occurs twice, the last row is kept. Nothing is stored if any slot is out of range.
 
     Parameters
     ----------
@@ -133,9 +137,9 @@ def append_kv(kv: Operand, slots: Operand, k: Operand, v: Operand, *, scales: Op
     slots : (T,) int64, C-contiguous
         block * b + offset of each row, in 0 .. P * b - 1.
     k, v : (T, K, D) fp32
-        New rows; each row (K, D) is contiguous, the rows may lie apart as in a slice of a fused qkv.
+        New rows; each row (K, D) is contiguous, rows may be strided as in a slice of a fused qkv.
     scales : (P, K, 2, b) fp32, C-contiguous
-        Of a cache of int8, and of no other: the rows' scales, written in place.
+        Scales of the rows of an int8 cache, written in place; not for other caches.
 
     Raises
     ------
@@ -176,7 +180,7 @@ def append_kv(kv: Operand, slots: Operand, k: Operand, v: Operand, *, scales: Op
         )  # fmt: skip
         return
     cells = cache.view(np.uint32 if cache.itemsize == 4 else np.uint16)
-    _append(int(KINDS[cache.dtype.type]), cells, frozen(where), k_bits, k_stride, v_bits, v_stride)
+    _append(int(STORAGES[cache.dtype.type]), cells, frozen(where), k_bits, k_stride, v_bits, v_stride)
 
 
 @work_of(append_kv)
@@ -185,7 +189,7 @@ def append_kv_work(kv_heads: int, head_dim: int, rows: int, kv_itemsize: int, it
 
         flops = 0,  bytes = 2 K (itemsize D + kv_itemsize D + s) rows
 
-    where s is 4, a row's scale, for int8 and 0 for any other cache.
+    where s is 4 for int8, the size of a row's scale, and 0 for other caches.
 
     Examples
     --------
@@ -196,13 +200,13 @@ def append_kv_work(kv_heads: int, head_dim: int, rows: int, kv_itemsize: int, it
 
 
 def row_bytes(head_dim: int, kv_itemsize: int) -> int:
-    """Bytes of a row of K or of V in the cache, with its scale if it is of int8."""
+    """Bytes of a row of K or V in the cache, including its scale in an int8 cache."""
     return head_dim * kv_itemsize + (4 if kv_itemsize == 1 else 0)
 
 
 @reference_of(append_kv)
 def append_kv_reference(kv: Operand, slots: Operand, k: Operand, v: Operand) -> NDArray[Any]:
-    """`append_kv` into fp32 or 16 bits in plain numpy, the oracle of its tests, -> a new cache; `kv` is left alone.
+    """Compute `append_kv` for fp32 or 16 bits in plain numpy, the oracle of its tests: -> a new cache.
 
     Examples
     --------

@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from ..arguments import (
     CACHED,
-    KINDS,
+    STORAGES,
     Operand,
     SameKind,
     checked,
@@ -36,11 +36,11 @@ def mla_decode(
     path: CodePath | None = None,
     out: SameKind | None = None,
 ) -> SameKind:
-    """Multi-head latent attention of one new token per sequence, with the projections absorbed (DeepSeek).
+    """Multi-head latent attention of one new token per sequence, with absorbed projections (DeepSeek).
 
         out[s, h] = softmax(scale * q[s, h] . C[s]) C[s][:, :value_dim]
 
-    Every head reads the same cached row: the compressed latent, which is also the value, and the rotated key behind it.
+    All heads share one cached row per token: the compressed latent, which is also the value, then the rotated key.
 
     Parameters
     ----------
@@ -53,20 +53,20 @@ def mla_decode(
     lengths : (B,) int32 or int64
         Tokens in each sequence [tokens], in 1 .. W * b.
     value_dim : int
-        Leading dims of a row that are its value.
+        Number of leading dims of a row that are its value.
     scale : float
-        Factor of the scores. There is no default: it belongs to the dims before absorption, 1 / sqrt(192) for
+        Factor of the scores. There is no default, since it depends on the dims before absorption: 1 / sqrt(192) for
         DeepSeek-V2 and V3 without YaRN's factor.
     threads, path
         As of `decode_attention`.
     out : (B, H, value_dim) fp32, C-contiguous, optional
-        Where to store the result.
+        Array that receives the result.
 
     Returns
     -------
     (B, H, value_dim) fp32
-        `out` if given, else new and of the kind of `q`; max abs error 2e-6 against
-        float64 for operands of unit variance.
+        `out` if given, else new: a tensor if `q` is one, else an array. Max abs error 2e-6 against float64 for operands
+        of unit variance.
 
     Raises
     ------
@@ -93,9 +93,9 @@ def mla_decode(
     check_shapes(queries, both, blocks, spans)
     check_blocks(blocks, spans, len(cache), cache.shape[1], window=None)
     result = result_of(out, queries, cache, blocks, value_dim)
-    kind = KINDS[cache.dtype.type]
-    row = cache.shape[2] * kind.itemsize
-    where = Cache(cache.ctypes.data, kind, cache.shape[1], cache.strides[0], row, 0, 0, kv_heads=1)
+    storage = STORAGES[cache.dtype.type]
+    row = cache.shape[2] * storage.itemsize
+    where = Cache(cache.ctypes.data, storage, cache.shape[1], cache.strides[0], row, 0, 0, kv_heads=1)
     options = options_of(queries, real("scale", scale), None, None, None, threads, path)
     decode(frozen(queries), where, frozen(blocks), spans, result, **options)
     return same_kind(q, result) if out is None else out
@@ -105,7 +105,7 @@ def mla_decode(
 def mla_decode_reference(
     q: Operand, kv: Operand, table: Operand, lengths: Operand, *, value_dim: int = 512, scale: float
 ) -> NDArray[np.float64]:
-    """`mla_decode` in float64 numpy, the oracle of its tests: same operands, -> (B, H, value_dim) float64.
+    """Compute `mla_decode` in float64 with numpy, the oracle of its tests: same operands, -> (B, H, value_dim) float64.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The operands that every decode takes, and its options."""
+"""Checks of the operands and options that all decodes share."""
 
 import math
 from typing import Any, TypedDict
@@ -10,10 +10,11 @@ from ..arguments import Operand, check_apart, checked, contiguous, real, whole, 
 from ..machine.features import CodePath, code_path
 from ..threads.team import team_size
 
-_WIDEST = 2**62  # tokens: no sequence is as long, and lengths of 64 bits stay within theirs less a window
+_WIDEST = 2**62  # tokens: longer than any sequence, and length - window does not overflow 64 bits
 
 
 def check_shapes(q: NDArray[Any], kv: NDArray[Any], table: NDArray[Any], lengths: NDArray[Any]) -> None:
+    """Raise ValueError unless q (B, H, D), kv (P, K, 2, b, D), table (B, W) and lengths (B,) match."""
     rows, heads, dim = q.shape
     if kv.shape[2] != 2 or 0 in kv.shape[1:]:
         raise ValueError(f"kv must have shape (P, K, 2, b, D) with K, b and D >= 1, not {kv.shape}: reshape the cache.")
@@ -31,6 +32,7 @@ def check_shapes(q: NDArray[Any], kv: NDArray[Any], table: NDArray[Any], lengths
 
 
 def check_blocks(table: NDArray[Any], lengths: NDArray[Any], blocks: int, block: int, window: int | None) -> None:
+    """Raise ValueError unless all lengths are in range and every block table entry that is read names a block."""
     short = lengths < 1
     if short.any():
         row = short.argmax()
@@ -62,13 +64,14 @@ def result_of(
     scales: NDArray[Any] | None = None,
     sinks: NDArray[Any] | None = None,
 ) -> NDArray[Any]:
+    """`out`, checked, or a new array (B, H, dim); `out` may overlap no other operand, but may be q itself."""
     shape = (*q.shape[:2], dim)
     if out is None:
         return np.empty(shape, np.float32)
     result = writeable("out", checked("out", out, "B H D", np.float32))
     if result.shape != shape:
         raise ValueError(f"out must have the shape {shape} of the result, not {result.shape}: leave it out.")
-    is_q = result.ctypes.data == q.ctypes.data and dim == q.shape[2]  # a row of q is read before its out is stored
+    is_q = result.ctypes.data == q.ctypes.data and dim == q.shape[2]  # each row of q is read before its out is stored
     check_apart("out", result, q=None if is_q else q, kv=kv, table=table, scales=scales, sinks=sinks)
     return result
 
@@ -93,6 +96,13 @@ def options_of(
     threads: int | None,
     path: CodePath | None,
 ) -> Options:
+    """Check the options of a decode and fill in defaults.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If one is of another type or out of range.
+    """
     factor = 1 / math.sqrt(q.shape[2]) if scale is None else real("scale", scale)
     if not math.isfinite(factor):
         raise ValueError(f"scale must be finite, not {scale}: leave it out for 1 / sqrt(D).")

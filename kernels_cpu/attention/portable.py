@@ -1,4 +1,4 @@
-"""The portable form of a tile's loops, for CPUs and head dims without vector code: plain loops for the compiler."""
+"""The portable loops over a tile, for CPUs and head dims without vector code; LLVM vectorises them where it can."""
 
 import math
 from typing import Any
@@ -12,9 +12,9 @@ from ..codegen.numerics import exp2
 
 # Tokens per pass over a query or an output row; 8 gave 1.1 to 1.2 times the rate of 4 on a Zen 3 core.
 STEP = 8
-FP32 = int(vector_ir.Kind.FP32)
-BF16 = int(vector_ir.Kind.BF16)
-INT8 = int(vector_ir.Kind.INT8)
+FP32 = int(vector_ir.Storage.FP32)
+BF16 = int(vector_ir.Storage.BF16)
+INT8 = int(vector_ir.Storage.INT8)
 
 
 @emitted
@@ -30,7 +30,7 @@ def _at(typing: Any, element: Any, address: Any) -> Any:
 
 @compiled()
 def _from_fp16(bits: Any) -> Any:
-    """The bits of the same number in fp32; subnormals come out by scaling, infinities and NaN keep their exponent."""
+    """Convert fp16 bits to fp32 bits; subnormals come out right by scaling, infinities and NaN keep their exponent."""
     magnitude = np.uint32(np.uint32(bits & 0x7FFF) << np.uint32(13))
     scaled = np.float32(magnitude.view(np.float32) * np.float32(2.0**112)).view(np.uint32)
     special = np.uint32(0x7F800000) if bits & 0x7C00 == 0x7C00 else np.uint32(0)
@@ -38,24 +38,24 @@ def _from_fp16(bits: Any) -> Any:
 
 
 @compiled()
-def gather(form: int, dim: int, rows: Any, offset: int, scale: Any, count: int, tile: Any) -> None:
-    """Widen `count` rows, INT8 times their `scale`, into the fp32 bits of `tile`; clear rows up to a whole STEP.
+def gather(storage: int, dim: int, rows: Any, offset: int, scale: Any, count: int, tile: Any) -> None:
+    """Convert `count` rows, INT8 times their `scale`, to fp32 bits in `tile`; clear rows up to a multiple of STEP.
 
-    Not masked later: a cleared K row scores 0 and that score weighs a cleared V row.
+    The loops need no mask: a cleared K row has the score 0, whose weight multiplies a cleared V row.
     """
     for t in range(count):
         target = tile[t]
-        if form == FP32:
+        if storage == FP32:
             words = carray(_at(np.uint32(0), rows[t] + offset), (dim,))
             for x in range(dim):
                 target[x] = words[x]
-        elif form == INT8:
+        elif storage == INT8:
             numbers = carray(_at(np.int8(0), rows[t] + offset), (dim,))
             for x in range(dim):
                 target[x] = np.float32(np.float32(numbers[x]) * scale[t]).view(np.uint32)
         else:
             halves = carray(_at(np.uint16(0), rows[t] + offset), (dim,))
-            if form == BF16:
+            if storage == BF16:
                 for x in range(dim):
                     target[x] = np.uint32(halves[x]) << 16
             else:
@@ -74,7 +74,7 @@ def read_scales(places: Any, offset: int, count: int, scale: Any) -> None:
 
 @compiled("contract", "reassoc", "nsz")
 def score(queries: Any, tile: Any, count: int, scores: Any) -> None:
-    """scores[g, t] = queries[g] . tile[t]; eight running sums hide the latency of the multiply-add."""
+    """scores[g, t] = queries[g] . tile[t], with eight running sums to hide the latency of multiply-adds."""
     for t in range(0, count, STEP):
         k0 = tile[t]
         k1 = tile[t + 1]
@@ -109,7 +109,7 @@ def score(queries: Any, tile: Any, count: int, scores: Any) -> None:
 
 @compiled("contract", "reassoc", "nsz")
 def softmax(scores: Any, count: int, top: Any, total: Any, acc: Any) -> Any:
-    """Turn one head's scores into weights relative to the new maximum; returns the new (maximum, sum)."""
+    """Turn one head's scores into weights relative to the new maximum; return the new maximum and sum of weights."""
     high = top
     for t in range(count):
         high = scores[t] if scores[t] > high else high
@@ -127,7 +127,7 @@ def softmax(scores: Any, count: int, top: Any, total: Any, acc: Any) -> Any:
 
 @compiled("contract")
 def accumulate(weights: Any, tile: Any, count: int, acc: Any) -> None:
-    """acc[g] += sum over t of weights[g, t] * tile[t]; eight tokens per pass spare loads and stores of acc."""
+    """acc[g] += sum over t of weights[g, t] * tile[t], eight tokens per pass to save loads and stores of acc."""
     for t in range(0, count, STEP):
         v0 = tile[t]
         v1 = tile[t + 1]
@@ -155,34 +155,35 @@ def accumulate(weights: Any, tile: Any, count: int, acc: Any) -> None:
 
 @compiled()
 def walk_tile(
-    form: int, cap: Any, rows: Any, geometry: Any, places: Any, scale_geometry: Any, count: int, queries: Any, top: Any,
-    total: Any, sums: Any, tile: Any, scores: Any, scale: Any,
+    storage: int, cap: Any, rows: Any, geometry: Any, places: Any, scale_geometry: Any, count: int, queries: Any,
+    top: Any, total: Any, sums: Any, tile: Any, scores: Any, scale: Any,
 ) -> None:  # fmt: skip
-    """One tile of every KV head: K, softmax, V. queries (K, G, D), sums (K, G, D of V), top and total (K, G).
+    """Compute one tile of every KV head: scores, softmax, weighted sums.
 
-    The scales of INT8 lie at `places`, as the rows lie at `rows`; there is room for those of a tile in `scale`.
+    queries (K, G, D), sums (K, G, D of V), top and total (K, G). `places` are the addresses of the scales of an INT8
+    cache, as `rows` are those of its rows; `scale` (tokens of a tile,) is scratch.
     """
     head_bytes = geometry[4]
     value_bytes = geometry[5]
     floats = tile.view(np.float32)
     for h in range(queries.shape[0]):
-        if form == INT8:
+        if storage == INT8:
             read_scales(places, h * scale_geometry[4], count, scale)
-        gather(form, queries.shape[2], rows, h * head_bytes, scale, count, tile)
+        gather(storage, queries.shape[2], rows, h * head_bytes, scale, count, tile)
         score(queries[h], floats, count, scores)
         for g in range(queries.shape[1]):
             if cap > 0:
                 cap_scores(scores[g], count, cap)
             top[h, g], total[h, g] = softmax(scores[g], count, top[h, g], total[h, g], sums[h, g])
-        if form == INT8:
+        if storage == INT8:
             read_scales(places, h * scale_geometry[4] + scale_geometry[5], count, scale)
-        gather(form, sums.shape[2], rows, h * head_bytes + value_bytes, scale, count, tile)
+        gather(storage, sums.shape[2], rows, h * head_bytes + value_bytes, scale, count, tile)
         accumulate(scores, floats, count, sums[h])
 
 
 @compiled()
 def cap_scores(scores: Any, count: int, cap: Any) -> None:
-    """cap tanh(score / cap), on scores to the base 2."""
+    """Apply the soft-cap cap tanh(score / cap) to scores to the base 2."""
     natural = np.float32(math.log(2.0) / cap)
     back = np.float32(cap / math.log(2.0))
     for t in range(count):

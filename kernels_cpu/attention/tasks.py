@@ -1,4 +1,4 @@
-"""One thread's share of a decode: it takes runs of tokens, walks them tile by tile, merges the parts of a sequence."""
+"""The loop of one thread of a decode: it takes runs of tokens as tasks and computes them tile by tile."""
 
 from __future__ import annotations
 
@@ -11,58 +11,58 @@ from numpy.typing import NDArray
 
 from ..codegen.compiled import compiled
 from ..codegen.numerics import LOG2_E, aligned_floats
-from ..codegen.vector_ir import Kind
+from ..codegen.vector_ir import Storage
 from ..machine.features import CodePath
 from ..threads.runs import split
 from ..threads.task_counts import next_task, pull, task_done
 from .addresses import address_rows, rows_and_order, rows_of_task
 from .matrix_tasks import fits_matrices, matrix_decoder
-from .parts import clear, conclude, pack, per_head
+from .partials import clear, conclude, pack, per_head
 from .portable import INT8, cap_scores, read_scales, walk_tile
-from .vectors import Ahead, scores, slots, softmax, tile_tokens, weighted
+from .vectors import Ahead, padded_heads, scores, softmax, tile_tokens, weighted
 
 _COPIED = 64
-"""Tokens that the portable path copies out of the cache at a time."""
+"""Tokens per tile on the portable path, which copies them out of the cache."""
 
 MOST_HEADS = {16: 8, 8: 4}
-"""Query heads that share the rows in registers, by lanes: more would leave no second token to hide latency with."""
+"""Most query heads that share a loaded row, by lanes: more leave no registers for a second token to hide latency."""
 
 
 @compiled()
-def _apply(scale: Any, count: int, room: int, tile: Any) -> None:
-    """Each token's scores, or weights, times its scale."""
+def _apply(scale: Any, count: int, padded: int, tile: Any) -> None:
+    """Multiply each token's scores, or weights, by the token's scale."""
     for t in range(count):
-        for x in range(t * room, (t + 1) * room):
+        for x in range(t * padded, (t + 1) * padded):
             tile[x] *= scale[t]
 
 
 @functools.cache
-def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped: bool) -> Any:
-    """The loop of one thread over tasks, compiled for a shape; `group` query heads share a KV head.
+def decoder(lanes: int, storage: Storage, group: int, dim: int, value_dim: int, capped: bool) -> Any:
+    """Compile the loop of one thread over tasks for a shape; `group` query heads share a KV head.
 
-    Only numbers are closed over, so that Numba's disk cache knows the result again in another process.
+    The loop closes over numbers only, so that Numba's disk cache recognises it in another process.
     """
-    form = int(kind)
+    stored = int(storage)
     chunks = -(-group // MOST_HEADS[lanes])
     size = -(-group // chunks)
-    room = slots(size)
+    padded = padded_heads(size)
     rest = group - (chunks - 1) * size
     heads = size if chunks > 1 else 0  # no code for chunks that do not occur
     ahead = int(Ahead.of(group))
-    scaled = kind is Kind.INT8
-    tokens = tile_tokens(dim * kind.itemsize)
+    scaled = storage is Storage.INT8
+    tokens = tile_tokens(dim * storage.itemsize)
 
     @compiled()
     def serve(
         counter: int, q: Any, geometry: Any, scale_geometry: Any, table: Any, tasks: Any, first: Any, left: Any,
-        scale: Any, cap: Any, sinks: Any, tops: Any, totals: Any, parts: Any, out: Any,
+        scale: Any, cap: Any, sinks: Any, partial_tops: Any, partial_totals: Any, partial_sums: Any, out: Any,
     ) -> None:  # fmt: skip
         head_bytes = geometry[4]
         value_bytes = geometry[5]
         kv_heads = geometry[6]
         all_heads = q.shape[1]
         registers = geometry[6] * chunks * lanes
-        tile = aligned_floats(tokens * room)
+        tile = aligned_floats(tokens * padded)
         top = aligned_floats(registers)
         total = aligned_floats(registers)
         packed = aligned_floats(all_heads * dim)
@@ -82,7 +82,7 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
             token = tasks[index, 1]
             end = tasks[index, 2]
             place = tasks[index, 3]
-            pack(lanes, form, dim, q[s], scale, packed)
+            pack(lanes, stored, dim, q[s], scale, packed)
             clear(top, total, sums)
             while token < end:
                 count = min(tokens, end - token)
@@ -107,14 +107,18 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
                         q_at = packed.ctypes.data + 4 * dim * head
                         sums_at = sums.ctypes.data + 4 * value_dim * head
                         if c + 1 < chunks:
-                            scores(lanes, form, dim, heads, room, 0, q_at, here, offset, count, tile_at, there, soon)
+                            scores(
+                                lanes, stored, dim, heads, padded, 0, q_at, here, offset, count, tile_at, there, soon
+                            )
                         else:
-                            scores(lanes, form, dim, rest, room, ahead, q_at, here, offset, count, tile_at, there, soon)
+                            scores(
+                                lanes, stored, dim, rest, padded, ahead, q_at, here, offset, count, tile_at, there, soon
+                            )
                         if scaled:
-                            _apply(key_scale, count, room, tile)
+                            _apply(key_scale, count, padded, tile)
                         if capped:
-                            cap_scores(tile, count * room, cap)
-                        for x in range(count * room, tokens * room):
+                            cap_scores(tile, count * padded, cap)
+                        for x in range(count * padded, tokens * padded):
                             tile[x] = -np.inf
                         top_at = top.ctypes.data + register
                         total_at = total.ctypes.data + register
@@ -122,31 +126,32 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
                         later = soon + value_bytes
                         if c + 1 < chunks:
                             softmax(
-                                lanes, form, value_dim, heads, room, 0, tokens, tile_at, top_at, total_at, sums_at,
-                                there, later,
+                                lanes, stored, value_dim, heads, padded, 0, tokens, tile_at, top_at, total_at,
+                                sums_at, there, later,
                             )  # fmt: skip
                             if scaled:
-                                _apply(value_scale, count, room, tile)
+                                _apply(value_scale, count, padded, tile)
                             weighted(
-                                lanes, form, value_dim, heads, room, 0, tokens, tile_at, here, value, count, sums_at,
-                                there, later,
+                                lanes, stored, value_dim, heads, padded, 0, tokens, tile_at, here, value, count,
+                                sums_at, there, later,
                             )  # fmt: skip
                         else:
                             softmax(
-                                lanes, form, value_dim, rest, room, ahead, tokens, tile_at, top_at, total_at, sums_at,
-                                there, later,
+                                lanes, stored, value_dim, rest, padded, ahead, tokens, tile_at, top_at, total_at,
+                                sums_at, there, later,
                             )  # fmt: skip
                             if scaled:
-                                _apply(value_scale, count, room, tile)
+                                _apply(value_scale, count, padded, tile)
                             weighted(
-                                lanes, form, value_dim, rest, room, ahead, tokens, tile_at, here, value, count, sums_at,
-                                there, later,
+                                lanes, stored, value_dim, rest, padded, ahead, tokens, tile_at, here, value, count,
+                                sums_at, there, later,
                             )  # fmt: skip
                 token += tokens
                 rows, coming = coming, rows
-            per_head(top, total, group, size, room, lanes, top_of, total_of)
+            per_head(top, total, group, size, padded, lanes, top_of, total_of)
             conclude(
-                lanes, form, value_dim, s, place, top_of, total_of, sums, first, left, tops, totals, parts, sinks, out
+                lanes, stored, value_dim, s, place, top_of, total_of, sums, first, left,
+                partial_tops, partial_totals, partial_sums, sinks, out,
             )  # fmt: skip
             index = following
             task_done(counter)
@@ -157,11 +162,11 @@ def decoder(lanes: int, kind: Kind, group: int, dim: int, value_dim: int, capped
 @compiled()
 def serve_portably(
     counter: int, q: Any, geometry: Any, scale_geometry: Any, table: Any, tasks: Any, first: Any, left: Any,
-    scale: Any, cap: Any, sinks: Any, tops: Any, totals: Any, parts: Any, out: Any,
+    scale: Any, cap: Any, sinks: Any, partial_tops: Any, partial_totals: Any, partial_sums: Any, out: Any,
 ) -> None:  # fmt: skip
-    """As `decoder`'s loop, for any shape and CPU."""
+    """The loop of `decoder` for any shape and CPU."""
     kv_heads = geometry[6]
-    form = geometry[7]
+    storage = geometry[7]
     heads = q.shape[1]
     dim = q.shape[2]
     value_dim = out.shape[2]
@@ -188,37 +193,39 @@ def serve_portably(
         clear(top, total, sums)
         while token < end:
             address_rows(table[s], token, end, geometry, rows)
-            if form == INT8:
+            if storage == INT8:
                 address_rows(table[s], token, end, scale_geometry, places)
             walk_tile(
-                form, cap, rows, geometry, places, scale_geometry, min(_COPIED, end - token),
+                storage, cap, rows, geometry, places, scale_geometry, min(_COPIED, end - token),
                 packed.reshape((kv_heads, group, dim)), top.reshape(shape), total.reshape(shape),
                 sums.reshape((kv_heads, group, value_dim)), tile, scores_, row_scale,
             )  # fmt: skip
             token += _COPIED
-        conclude(0, 0, 0, s, place, top, total, sums, first, left, tops, totals, parts, sinks, out)
+        conclude(
+            0, 0, 0, s, place, top, total, sums, first, left, partial_tops, partial_totals, partial_sums, sinks, out
+        )
         task_done(counter)
 
 
 @dataclass(frozen=True)
 class Cache:
-    """Addresses of the rows of a paged cache.
+    """Address and strides of a paged cache.
 
     Attributes
     ----------
     address : int
-    kind : Kind
+    storage : Storage
     block : int
         Tokens per block.
     block_bytes, row_bytes, head_bytes, value_bytes : int
-        From one block, row and KV head to the next, and from a key to its value [B].
+        Strides of blocks, rows and KV heads, and the distance from a key to its value [byte].
     kv_heads : int
     scales : int
-        Address of the scales (P, K, 2, b) of INT8.
+        Address of the scales (P, K, 2, b) of an INT8 cache.
     """
 
     address: int
-    kind: Kind
+    storage: Storage
     block: int
     block_bytes: int
     row_bytes: int
@@ -229,18 +236,18 @@ class Cache:
 
     @property
     def geometry(self) -> NDArray[np.int64]:
-        """Operands that the threads read."""
+        """The fields in the order in which compiled code reads them; `geometry[i]` is used by index."""
         return np.array(
             [self.address, self.block, self.block_bytes, self.row_bytes, self.head_bytes, self.value_bytes,
-             self.kv_heads, self.kind],
+             self.kv_heads, self.storage],
             np.int64,
         )  # fmt: skip
 
     @property
     def of_scales(self) -> Cache:
-        """Addresses of the scales, as rows of one fp32."""
+        """Address and strides of the scales, as a cache whose rows are one fp32."""
         half = 4 * self.block
-        return Cache(self.scales, Kind.FP32, self.block, self.kv_heads * 2 * half, 4, 2 * half, half, self.kv_heads)
+        return Cache(self.scales, Storage.FP32, self.block, self.kv_heads * 2 * half, 4, 2 * half, half, self.kv_heads)
 
 
 def decode(
@@ -257,7 +264,7 @@ def decode(
     threads: int,
     path: CodePath,
 ) -> None:
-    """Attention of q (B, H, D) over checked operands into out (B, H, D of V)."""
+    """Compute attention of q (B, H, D) over checked operands into out (B, H, D of V)."""
     begins = np.zeros_like(lengths) if window is None else np.maximum(lengths - window, 0)
     tasks, first = split(begins, lengths)
     (heads, dim) = q.shape[1:]
@@ -271,17 +278,17 @@ def decode(
         np.empty((several, heads), np.float32), np.empty((several, heads), np.float32),
         np.empty((several, heads * value_dim), np.float32), out,
     )  # fmt: skip
-    if fits_matrices(path, cache.kind, heads // cache.kv_heads, dim, value_dim):
+    if fits_matrices(path, cache.storage, heads // cache.kv_heads, dim, value_dim):
         serve = matrix_decoder(heads // cache.kv_heads, dim, value_dim, cap is not None)
     elif lanes:
-        serve = decoder(lanes, cache.kind, heads // cache.kv_heads, dim, value_dim, cap is not None)
+        serve = decoder(lanes, cache.storage, heads // cache.kv_heads, dim, value_dim, cap is not None)
     else:
         serve = serve_portably
     pull(lambda counter: serve(counter, *arguments), len(tasks), min(threads, len(tasks)))
 
 
 def even_lanes(path: CodePath, *dims: int) -> int:
-    """The widest registers of the path that rows of these lengths fill evenly, or 0."""
+    """Lanes of the path's widest registers that divide rows of these lengths, or 0."""
     for lanes in (16, 8):
         if lanes <= path.value and all(dim % lanes == 0 for dim in dims):
             return lanes

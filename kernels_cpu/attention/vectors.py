@@ -1,7 +1,8 @@
 """The inner loops of decode attention as intrinsics: scores, softmax and weighted sum of one tile, in registers.
 
-Every address is an integer. A tile is described by the addresses of its rows, one per token, so blocks of any size cost
-the same; rows past the last token repeat it. All configuration arrives as literals, so each shape has code of its own.
+A tile is the keys and values of one KV head for some tokens. It is given by the addresses of its rows, one per token,
+so that blocks of any size cost the same; rows past the last token repeat it. Addresses are integers. All configuration
+is passed as literals, so that each shape has code of its own.
 """
 
 from __future__ import annotations
@@ -16,30 +17,30 @@ from llvmlite import ir
 from numba import types
 
 from ..codegen.compiled import compiled, emitted, literal
-from ..codegen.vector_ir import I64, LINE, Emitter, Kind, Piece, pieces
+from ..codegen.vector_ir import I64, LINE, Emitter, Load, Storage, row_loads
 from ..machine.features import is_zen
 
 _NEAR = 32 << 10
-"""Bytes of keys, or of values, in a tile that stay in L1 while they are read again and again."""
+"""Bytes of a tile's keys, or values, that stay in L1 while several passes read them."""
 
 
 def tile_tokens(row: int) -> int:
-    """Tokens per tile, whose rows have so many bytes.
+    """Tokens per tile for rows of `row` bytes.
 
-    128 against 64 on Ice Lake, from memory, with 1 and 4 heads: 1.12 and 1.14 times as fast with D 64, where 256 are no
-    faster, 1.07 and 1.12 with 96, 0.99 and 1.02 with 128; on two Zen 4 cores the same with 128.
+    Speed with 128 tokens relative to 64 on Ice Lake, from memory, with 1 and 4 heads: D 64 1.12 and 1.14 (256 tokens
+    are no faster), D 96 1.07 and 1.12, D 128 0.99 and 1.02. On two Zen 4 cores D 128 is equally fast with both.
     """
     return 128 if 128 * row <= _NEAR else 64
 
 
 _ACCUMULATORS = {16: 16, 8: 8}
-"""Registers that hold running sums, by lanes: half of the 32 of AVX-512, of the 16 of AVX2."""
+"""Registers used for running sums, by lanes: half of the 32 of AVX-512, half of the 16 of AVX2."""
 
 
 class Ahead(enum.IntEnum):
-    """Cache lines of the next unit, the rows of one head and tile, that are prefetched while this one is computed.
+    """Cache lines of the next tile that are prefetched into L2 while this one is computed.
 
-    Into L2. Shares of sequential reading on 1 and 2 threads, D 128, medians, the next rows in one stream:
+    Fractions of the sequential read rate on 1 and 2 threads, D 128, medians, with the rows prefetched in one stream:
 
                    Zen 4                      Ice Lake (Xeon, 2.8 GHz)
                    1 head      4 heads        1 head      2 heads     4 heads
@@ -47,8 +48,8 @@ class Ahead(enum.IntEnum):
         FOURTH     0.78 0.91   0.44 0.55      0.81 0.80   0.74 0.79   0.69 0.66
         EACH       0.60 0.82   0.73 0.86      0.90 0.89   0.92 0.87   0.82 0.78
 
-    Into L1, with one head: 0.93 and 0.93 on Ice Lake. In four streams (see `_STREAMS`) on a Xeon with AMX: NOTHING
-    0.78, EACH 0.96, every second line 0.80, EACH into L1 0.93; with four heads 0.56, 0.95, 0.64 and 0.95.
+    Prefetched into L1, with one head: 0.93 and 0.93 on Ice Lake. In four streams (see `_STREAMS`) on a Xeon with AMX:
+    NOTHING 0.78, EACH 0.96, every second line 0.80, EACH into L1 0.93; with four heads 0.56, 0.95, 0.64 and 0.95.
     """
 
     NOTHING = 0
@@ -57,79 +58,79 @@ class Ahead(enum.IntEnum):
 
     @property
     def lines(self) -> int:
-        """From one line that is asked for to the next."""
+        """Distance from one prefetched line to the next [lines]."""
         return 4 if self is Ahead.FOURTH else 1
 
     @staticmethod
     def of(group: int) -> Ahead:
-        """The fastest settings for `group` query heads per KV head on this computer's make of CPU."""
+        """The fastest setting for `group` query heads per KV head on this make of CPU."""
         return Ahead.FOURTH if is_zen() and group <= 2 else Ahead.EACH
 
 
 _STREAMS = 1 if is_zen() else 4
-"""Parts of the next unit whose rows are asked for in turn: the hardware fetches more for several streams than for one.
+"""Streams in which the next tile's rows are prefetched by turns: the hardware prefetcher adds more to several than one.
 
-Shares of sequential reading, itself one stream, on Ice Lake with 1, 4 and 8 heads, one thread: 1 stream 0.93, 0.81 and
-0.70, 4 streams 1.12, 0.96 and 0.71, 8 streams 1.03, 0.86 and 0.66. On a Xeon with AMX with 1 and 4 heads: 1 stream 0.93
-and 0.86, 2 streams 0.95 and 0.95, 4 streams 0.96 and 0.95, 8 streams 0.97 and 0.93.
+Fractions of the sequential read rate, itself one stream, on Ice Lake with 1, 4 and 8 heads, one thread: 1 stream 0.93,
+0.81 and 0.70, 4 streams 1.12, 0.96 and 0.71, 8 streams 1.03, 0.86 and 0.66. On a Xeon with AMX with 1 and 4 heads: 1
+stream 0.93 and 0.86, 2 streams 0.95 and 0.95, 4 streams 0.96 and 0.95, 8 streams 0.97 and 0.93.
 """
 
 
 _TOGETHER = 4
-"""Most tokens whose values are weighted in one go, with one address of what is asked for.
+"""Most tokens that one iteration of `weighted` takes; it computes one prefetch address for all of them.
 
-With the order of asking found once per tile, not for each row: 1.06 to 1.11 times as fast with 4 to 16 heads on Ice
-Lake where all rows are in a cache; from memory 1.02 to 1.03 with 4, 1.07 to 1.12 with 8.
+With this, and with the order of the prefetches found once per tile instead of for each row, Ice Lake is 1.06 to 1.11
+times as fast with 4 to 16 heads where all rows are in a cache; from memory 1.02 to 1.03 with 4, 1.07 to 1.12 with 8.
 """
 
 
 LEVEL = 2
-"""The cache that rows are asked into."""
+"""Cache level into which rows are prefetched."""
 
 _MOST_PRODUCTS = {16: 12, 8: 8}
-"""Multiply-adds per line of the cache up to which reading sets the pace, by lanes."""
+"""Most multiply-adds per cache line with which reading takes longer than computing, by lanes."""
 
 
-def early(tokens: int, room: int) -> int:
-    """Rows of the next unit's values that `softmax` asks for, while `weighted` asks for the others.
+def early(tokens: int, padded: int) -> int:
+    """Rows of the next tile's values that `softmax` prefetches; `weighted` prefetches the others.
 
-    With all of them asked for by `weighted`, reading pauses during the softmax: on a Xeon with AMX, as long as LLVM had
-    the order of requests, 0.88 of sequential reading with 4 heads against 0.90, 0.79 with 8 heads against 0.81. With 7
-    heads a quarter of the rows is 0.82, an eighth 0.84.
+    If `weighted` prefetches all, memory is idle during the softmax. Fractions of the sequential read rate on a Xeon
+    with AMX, with prefetches in the order that LLVM chose: 0.88 instead of 0.90 with 4 heads, 0.79 instead of 0.81 with
+    8. With 7 heads a quarter of the rows gives 0.82, an eighth 0.84.
     """
-    return max(8, tokens // (4 if room <= 4 else 8))
+    return max(8, tokens // (4 if padded <= 4 else 8))
 
 
-def slots(heads: int) -> int:
-    """Lanes that a token takes in a register of scores: one per query head, filled up to a power of two."""
+def padded_heads(heads: int) -> int:
+    """Number of heads rounded up to a power of two: the lanes that a token takes in a register of scores."""
     return 1 << (heads - 1).bit_length()
 
 
 @emitted
 def scores(
-    typing: Any, lanes: Any, kind: Any, dim: Any, heads: Any, room: Any, ahead: Any,
+    typing: Any, lanes: Any, storage: Any, dim: Any, heads: Any, padded: Any, ahead: Any,
     q: Any, rows: Any, offset: Any, count: Any, tile: Any, next_rows: Any, next_offset: Any,
 ) -> Any:  # fmt: skip
-    """tile[t, h] = q[h] . row[t] for `heads` packed queries and `count` tokens; asks for the next unit's rows.
+    """tile[t, h] = q[h] . row[t] for `heads` packed queries and `count` tokens; prefetches the next tile's keys.
 
-    A row of the tile has `room` lanes; those past `heads` become 0.
+    A row of the tile has `padded` lanes; those past `heads` become 0.
     """
     width = literal(lanes)
-    form = Kind(literal(kind))
+    stored = Storage(literal(storage))
     length = literal(dim)
     group = literal(heads)
-    space = literal(room)
+    space = literal(padded)
     fetch = Ahead(literal(ahead))
-    parts = pieces(length, form, width)
+    loads = row_loads(length, stored, width)
     tokens = width // space
-    lines = _lines(length * form.itemsize, fetch)
-    # The sums of as many tokens as have room. Where multiplying sets the pace these share a query's load: of four heads
-    # four rather than two gave 1.05 times the rate on two Zen 4 cores. One or two heads read row by row, which the
-    # hardware foresees.
+    lines = _lines(length * stored.itemsize, fetch)
+    # As many tokens as have sums that fit in registers. Where computing takes longer than reading, they share the load
+    # of a query: with four heads, four tokens gave 1.05 times the rate of two on two Zen 4 cores. With one or two heads
+    # rows are read one by one, an order that the hardware prefetcher recognises.
     together = 1 if space < 4 else max(1, min(tokens, _ACCUMULATORS[width] // space))
-    evenly = _evenly(group, width, form, fetch)
-    sharing = 1 if evenly else together
-    goes = len(parts) * together // sharing
+    memory_bound = _memory_bound(group, width, stored, fetch)
+    sharing = 1 if memory_bound else together
+    steps = len(loads) * together // sharing
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if not group:
@@ -139,24 +140,24 @@ def scores(
 
         def products(row: list[Any], coming: list[Any]) -> list[Any]:
             sums = [[e.zero] * space for _ in row]
-            place = go = 0
+            place = step = 0
             wanted = [e.at(at, line) for at in coming for line in lines]
-            for piece in parts:
+            for load in loads:
                 for first in range(0, len(row), sharing):
-                    for line in dealt(wanted, go, goes):
+                    for line in lines_due(wanted, step, steps):
                         e.prefetch(line, LEVEL)
-                    if evenly:
+                    if memory_bound:
                         e.keep_order()
-                    go += 1
-                    widened = [e.widen(piece, address, form) for address in row[first : first + sharing]]
-                    for x in range(piece.vectors):
+                    step += 1
+                    widened = [e.widen(load, address, stored) for address in row[first : first + sharing]]
+                    for x in range(load.vectors):
                         for h in range(group):
                             weight = e.load_f32(q_, 4 * (h * length + (place + x) * width))
                             for j, registers in enumerate(widened, first):
                                 sums[j][h] = e.fma(registers[x], weight, sums[j][h])
-                    if evenly:
+                    if memory_bound:
                         e.keep_order()
-                place += piece.vectors
+                place += load.vectors
             return [total for own in sums for total in own]
 
         def body(index: Any, _: list[Any]) -> list[Any]:
@@ -178,87 +179,88 @@ def scores(
         e.loop(groups, [], body)
         return context.get_dummy_value()
 
-    return types.void(lanes, kind, dim, heads, room, ahead, *[types.int64] * 7), emit
+    return types.void(lanes, storage, dim, heads, padded, ahead, *[types.int64] * 7), emit
 
 
 @compiled()
-def in_streams(rows: Any, count: int, asked: Any) -> None:
-    """The addresses of a tile's `count` rows in the order in which they are asked for.
+def in_streams(rows: Any, count: int, ordered: Any) -> None:
+    """Store the addresses of a tile's `count` rows in the order in which they are prefetched.
 
-    `rows` and `asked` have room for as many, a multiple of `_STREAMS`.
+    `rows` and `ordered` have the same length, a multiple of `_STREAMS`.
     """
     each = -(-count // _STREAMS)
     for x in range(len(rows) // _STREAMS):
         for stream in range(_STREAMS):
-            asked[x * _STREAMS + stream] = rows[stream * each + x]
+            ordered[x * _STREAMS + stream] = rows[stream * each + x]
 
 
 def _lines(size: int, ahead: Ahead) -> range:
-    """Offsets in a row of `size` bytes at which lines are prefetched; a row need not begin with a line."""
+    """Offsets in a row of `size` bytes whose cache lines are prefetched; rows need not be aligned to lines."""
     return range(0, size if ahead else 0, ahead.lines * LINE)
 
 
-def _evenly(group: int, width: int, form: Kind, ahead: Ahead) -> bool:
-    """True if reading limits, not multiplying, so that lines should be loaded and prefetched as evenly as can be.
+def _memory_bound(group: int, width: int, stored: Storage, ahead: Ahead) -> bool:
+    """True if reading takes longer than computing, so that loads and prefetches are spread evenly between products.
 
-    Shares of sequential reading on one core of a Xeon with AMX, D 128 in bf16, loads and requests where LLVM puts them,
-    which is in a burst before several rows' products, and between the products of one row and the next:
+    Fractions of the sequential read rate on one core of a Xeon with AMX, D 128 in bf16, with loads and prefetches where
+    LLVM puts them (a burst before the products of several rows), and between the products of one row and the next:
 
                    1 head     2 heads    3 heads    4 heads    6 heads    7 heads
         AVX-512   0.96 0.96  0.92 0.93  0.90 0.93  0.90 0.96  0.87 0.88  0.84 0.82
         AVX2      0.92 0.93  0.91 0.94  0.89 0.88  0.88 0.86
 
-    Left out: heads that do not ask for rows, others reading the same ones after them (12 heads in fp16 would take 1.06
-    times as long); INT8, which must be converted, with 1.04, 0.99 and 0.98 of its speed with 1 to 3 heads; and Zen,
-    where it was not measured.
+    False for chunks of heads that prefetch nothing because a later chunk reads the same rows (12 heads in fp16 would
+    take 1.06 times as long); for INT8, which has to be converted: 1.04, 0.99 and 0.98 times as fast with 1 to 3 heads;
+    and for Zen, where it was not measured.
     """
-    if not ahead or is_zen() or form is Kind.INT8:
+    if not ahead or is_zen() or stored is Storage.INT8:
         return False
-    return group * LINE // (width * form.itemsize) <= _MOST_PRODUCTS[width]
+    return group * LINE // (width * stored.itemsize) <= _MOST_PRODUCTS[width]
 
 
-def dealt(lines: Sequence[Any], number: int, parts: int) -> Sequence[Any]:
-    """The lines that are asked for before part `number`: as evenly as can be, and rather sooner than later.
+def lines_due(lines: Sequence[Any], step: int, steps: int) -> Sequence[Any]:
+    """The lines to prefetch before step `step` of `steps`: spread evenly, each as early as that allows.
 
-    A line per row asked for at the row's end in place of its beginning cost 12 % with one query head per KV head.
+    With one line per row, prefetching it at the row's end instead of its beginning cost 12 % with one query head per KV
+    head.
     """
-    first, end = (-(-x * len(lines) // parts) for x in (number, number + 1))
+    first = -(-step * len(lines) // steps)
+    end = -(-(step + 1) * len(lines) // steps)
     return lines[first:end]
 
 
 @emitted
 def softmax(
-    typing: Any, lanes: Any, kind: Any, dim: Any, heads: Any, room: Any, ahead: Any, tokens: Any,
+    typing: Any, lanes: Any, storage: Any, dim: Any, heads: Any, padded: Any, ahead: Any, tokens: Any,
     tile: Any, top: Any, total: Any, sums: Any, next_rows: Any, next_offset: Any,
 ) -> Any:  # fmt: skip
-    """Turn a tile of `tokens` scores (to the base 2) into weights relative to each head's largest so far.
+    """Turn a tile of `tokens` scores (to the base 2) into weights relative to each head's largest score so far.
 
-    Asks for the first rows of the next unit's values.
-
-    `top` and `total` are a register each, laid out like a row of tokens: the largest scores, and running sums of
-    weights. `sums` are the heads' weighted values; they and `total` are scaled down when a largest score grows.
+    `top` and `total` are one register each, laid out like the scores: running maxima, and running sums of weights.
+    `sums` are the heads' weighted sums of values; they and `total` are scaled down when a maximum grows. Prefetches the
+    first rows of the next tile's values.
     """
     width = literal(lanes)
     length = literal(dim)
     group = literal(heads)
-    space = literal(room)
+    space = literal(padded)
     count = literal(tokens)
-    lines = _lines(length * Kind(literal(kind)).itemsize, Ahead(literal(ahead)))
+    lines = _lines(length * Storage(literal(storage)).itemsize, Ahead(literal(ahead)))
     times = count * space // (4 * width)
-    wanted = early(count, space) // times
+    rows_each = early(count, space) // times
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if not group:
             return context.get_dummy_value()
         e = Emitter(builder, width)
         tile_, top_, total_, sums_, next_, next_offset_ = arguments[7:]
-        some = range(0, 16 * width, 4 * width)  # four registers, of which a tile has a multiple
+        places = range(0, 16 * width, 4 * width)  # of four registers; a tile has a multiple of four
 
         def higher(index: Any, high: list[Any]) -> list[Any]:
-            here = e.at(tile_, builder.mul(index, I64(len(some) * some.step)))
-            return [e.larger(e.load_f32(here, place), own) for place, own in zip(some, high, strict=True)]
+            here = e.at(tile_, builder.mul(index, I64(len(places) * places.step)))
+            return [e.larger(e.load_f32(here, place), own) for place, own in zip(places, high, strict=True)]
 
-        high = e.loop(I64(times), [e.const(-math.inf)] * len(some), higher)
+        high = e.loop(I64(times), [e.const(-math.inf)] * len(places), higher)
         largest = e.across(functools.reduce(e.larger, high), e.larger, space)
         before = e.load_f32(top_)
         grown = builder.fcmp_ordered(">", largest, before)
@@ -275,13 +277,13 @@ def softmax(
         reference = e.load_f32(top_)
 
         def weigh(index: Any, running: list[Any]) -> list[Any]:
-            here = e.at(tile_, builder.mul(index, I64(len(some) * some.step)))
+            here = e.at(tile_, builder.mul(index, I64(len(places) * places.step)))
             total = running[0]
-            coming = e.at(next_, builder.mul(index, I64(8 * wanted)))
-            rows = [e.at(e.load(e.at(coming, place), I64, 8), next_offset_) for place in range(0, 8 * wanted, 8)]
-            asked = [e.at(row, line) for row in rows for line in lines]
-            for number, place in enumerate(some):
-                for line in dealt(asked, number, len(some)):
+            coming = e.at(next_, builder.mul(index, I64(8 * rows_each)))
+            rows = [e.at(e.load(e.at(coming, place), I64, 8), next_offset_) for place in range(0, 8 * rows_each, 8)]
+            wanted = [e.at(row, line) for row in rows for line in lines]
+            for step, place in enumerate(places):
+                for line in lines_due(wanted, step, len(places)):
                     e.prefetch(line, LEVEL)
                 weight = e.exp2(builder.fsub(e.load_f32(here, place), reference))
                 e.store_f32(weight, here, place)
@@ -291,79 +293,80 @@ def softmax(
         e.store_f32(e.loop(I64(times), [e.load_f32(total_)], weigh)[0], total_)
         return context.get_dummy_value()
 
-    return types.void(lanes, kind, dim, heads, room, ahead, tokens, *[types.int64] * 6), emit
+    return types.void(lanes, storage, dim, heads, padded, ahead, tokens, *[types.int64] * 6), emit
 
 
 @emitted
 def weighted(
-    typing: Any, lanes: Any, kind: Any, dim: Any, heads: Any, room: Any, ahead: Any, tokens: Any,
+    typing: Any, lanes: Any, storage: Any, dim: Any, heads: Any, padded: Any, ahead: Any, tokens: Any,
     tile: Any, rows: Any, offset: Any, count: Any, sums: Any, next_rows: Any, next_offset: Any,
 ) -> Any:  # fmt: skip
-    """sums[h] += tile[t, h] row[t] for `heads` heads and `count` tokens; asks for the next unit's rows."""
+    """sums[h] += tile[t, h] row[t] for `heads` heads and `count` tokens; prefetches the next tile's values."""
     width = literal(lanes)
-    form = Kind(literal(kind))
+    stored = Storage(literal(storage))
     length = literal(dim)
     group = literal(heads)
-    space = literal(room)
+    space = literal(padded)
     fetch = Ahead(literal(ahead))
-    evenly = _evenly(group, width, form, fetch)
-    asked = early(literal(tokens), space)
-    again = literal(tokens) // asked
+    memory_bound = _memory_bound(group, width, stored, fetch)
+    early_rows = early(literal(tokens), space)
+    repeat_after = literal(tokens) // early_rows
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if not group:
             return context.get_dummy_value()
         e = Emitter(builder, width)
         tile_, rows_, offset_, count_, sums_, next_, next_offset_ = arguments[7:]
-        passes = _passes(pieces(length, form, width), _ACCUMULATORS[width] // group)
+        passes = _passes(row_loads(length, stored, width), _ACCUMULATORS[width] // group)
         together = max(x for x in range(1, _TOGETHER + 1) if len(passes) % x == 0)
-        parts = len(passes) // together
-        lines = _lines(length * form.itemsize, fetch)
-        share = lines[: -(-len(lines) // parts)]
+        portions = len(passes) // together
+        lines = _lines(length * stored.itemsize, fetch)
+        portion = lines[: -(-len(lines) // portions)]
         several = builder.sdiv(count_, I64(together))
 
-        def go(number: int, chosen: list[Piece], place: int) -> None:
-            held = sum(piece.vectors for piece in chosen)
+        def one_pass(number: int, loads: list[Load], place: int) -> None:
+            held = sum(load.vectors for load in loads)
             where = [4 * (h * length + (place + x) * width) for h in range(group) for x in range(held)]
-            shares = [[piece] for piece in chosen] if evenly else [chosen]
+            steps = [[load] for load in loads] if memory_bound else [loads]
 
             def token(t: Any, sums: list[Any], wanted: Sequence[Any] = ()) -> list[Any]:
                 row = e.at(e.load(e.at(rows_, builder.mul(t, I64(8))), I64, 8), offset_)
                 weight_ = e.at(tile_, builder.mul(t, I64(4 * space)))
                 weights: list[Any] = []
                 before = 0
-                for turn, some in enumerate(shares):
-                    for line in dealt(wanted, turn, len(shares)):
+                for step, some in enumerate(steps):
+                    for line in lines_due(wanted, step, len(steps)):
                         e.prefetch(line, LEVEL)
-                    if evenly:
+                    if memory_bound:
                         e.keep_order()
-                    registers = [register for piece in some for register in e.widen(piece, row, form)]
+                    registers = [register for load in some for register in e.widen(load, row, stored)]
                     for h in range(group):
-                        if not turn:
+                        if not step:
                             weights.append(e.spread_f32(weight_, 4 * h))
                         for x, register in enumerate(registers, h * held + before):
                             sums[x] = e.fma(register, weights[h], sums[x])
                     before += len(registers)
-                    if evenly:
+                    if memory_bound:
                         e.keep_order()
                 return sums
 
             def side_by_side(index: Any, carried: list[Any]) -> list[Any]:
-                """Some tokens; those of all passes ask for the next rows, part by part as they lie in memory.
+                """Add `together` tokens and prefetch one portion of a row of the next tile.
 
-                Of the turns of as many rows as a tile has, those of rows asked for before are dealt out evenly: every
-                so often a row is asked for twice.
+                The iterations of all passes prefetch row after row, in order within a row. They have time for as many
+                rows as a tile has, of which `softmax` has prefetched `early_rows`; so every `repeat_after` rows one is
+                prefetched twice, which spreads the others evenly.
                 """
                 sums = list(carried)
                 first = builder.mul(index, I64(together))
-                part = builder.add(builder.mul(several, I64(number)), index)
-                turn = builder.udiv(part, I64(parts))
-                before = builder.udiv(builder.add(turn, I64(1)), I64(again))
-                entry = builder.sub(builder.add(turn, I64(asked)), before)
+                iteration = builder.add(builder.mul(several, I64(number)), index)
+                turn = builder.udiv(iteration, I64(portions))
+                before = builder.udiv(builder.add(turn, I64(1)), I64(repeat_after))
+                entry = builder.sub(builder.add(turn, I64(early_rows)), before)
                 row = e.at(e.load(e.at(next_, builder.mul(entry, I64(8))), I64, 8), next_offset_)
-                begin = e.at(row, builder.mul(builder.urem(part, I64(parts)), I64(len(share) * lines.step)))
+                begin = e.at(row, builder.mul(builder.urem(iteration, I64(portions)), I64(len(portion) * lines.step)))
                 for x in range(together):
-                    wanted = [e.at(begin, line) for line in dealt(share, x, together)]
+                    wanted = [e.at(begin, line) for line in lines_due(portion, x, together)]
                     sums = token(builder.add(first, I64(x)), sums, wanted)
                 return sums
 
@@ -376,22 +379,22 @@ def weighted(
                     for at, value in zip(where, sums, strict=True):
                         e.store_f32(value, sums_, at)
 
-        for number, (chosen, place) in enumerate(passes):
-            go(number, chosen, place)
+        for number, (loads, place) in enumerate(passes):
+            one_pass(number, loads, place)
         return context.get_dummy_value()
 
-    return types.void(lanes, kind, dim, heads, room, ahead, tokens, *[types.int64] * 7), emit
+    return types.void(lanes, storage, dim, heads, padded, ahead, tokens, *[types.int64] * 7), emit
 
 
-def _passes(parts: tuple[Piece, ...], room: int) -> list[tuple[list[Piece], int]]:
-    """Pieces that fit in `room` registers together, and how many registers stand before them in a row."""
-    found: list[tuple[list[Piece], int]] = []
+def _passes(loads: tuple[Load, ...], most: int) -> list[tuple[list[Load], int]]:
+    """Group a row's loads into passes of at most `most` registers, each with the number of registers before it."""
+    found: list[tuple[list[Load], int]] = []
     place = held = 0
-    for piece in parts:
-        if not found or held + piece.vectors > max(room, piece.vectors):
+    for load in loads:
+        if not found or held + load.vectors > max(most, load.vectors):
             found.append(([], place))
             held = 0
-        found[-1][0].append(piece)
-        held = held + piece.vectors
-        place = place + piece.vectors
+        found[-1][0].append(load)
+        held = held + load.vectors
+        place = place + load.vectors
     return found

@@ -1,6 +1,6 @@
-"""The Numba settings of this package: the GIL released, kept on disk until any file of the package changes.
+"""Compilation by Numba: the GIL is released, and machine code is cached on disk until a file of the package changes.
 
-What is kept on disk may only help: files that cannot be read are made anew, and where none can be written each process
+The disk cache is optional: files that cannot be read are compiled again, and where none can be written each process
 compiles for itself.
 """
 
@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 def _digest() -> str:
-    """Of every file in every folder of `kernels_cpu`."""
+    """A digest of all Python files of `kernels_cpu`."""
     found = hashlib.sha256()
     package = Path(__file__).parents[1]
     for file in sorted(package.rglob("*.py")):
@@ -34,7 +34,7 @@ _SOURCES = _digest()
 
 @functools.cache
 def _tell(problem: str) -> None:
-    """Say it once in a process."""
+    """Warn of a problem once per process."""
     warnings.warn(problem, RuntimeWarning, stacklevel=2)
 
 
@@ -50,12 +50,12 @@ def _not_written() -> None:
 
 
 class _Files(IndexDataCacheFile):
-    """Index and code of one function. Code stands behind its digest: damaged machine code would end the process."""
+    """Index and code of one function. A digest precedes the code, since damaged machine code would end the process."""
 
     def _load_index(self) -> dict[Any, str]:
         try:
             found = super()._load_index()  # type: ignore[no-untyped-call]
-        except Exception:  # whatever pickle makes of a damaged file
+        except Exception:  # pickle raises exceptions of many types for a damaged file
             _not_read(self._cache_path)
             found = {}
         return found if isinstance(found, dict) else {}
@@ -76,19 +76,19 @@ class _Files(IndexDataCacheFile):
 
 
 class _PackageCache(FunctionCache):
-    """Numba's disk cache looks only at the file of the function itself: here an edit of what it calls counts too."""
+    """Numba's disk cache, invalidated by an edit of any file of the package, not only of the function's own."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)  # type: ignore[no-untyped-call]
         impl = self._impl
         chosen: str = config.CACHE_DIR  # type: ignore[attr-defined]
-        if chosen and Path(self._cache_path).parent == Path(chosen):  # one for all copies of the same sources
-            package = function.__module__.rpartition(".")[0]  # names of files and functions differ within it
+        if chosen and Path(self._cache_path).parent == Path(chosen):  # one folder for all copies of the same sources
+            package = function.__module__.rpartition(".")[0]  # within it, file and function tell functions apart
             self._cache_path = impl.locator._cache_path = str(Path(chosen, f"{package}-{_SOURCES[:16]}"))
         self._cache_file = _Files(self._cache_path, impl.filename_base, _SOURCES)  # type: ignore[no-untyped-call]
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Load what is kept for a signature, or None."""
+        """Load the code cached for a signature, or return None."""
         try:
             return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
         except Exception:
@@ -96,7 +96,7 @@ class _PackageCache(FunctionCache):
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep what was compiled, where that is possible."""
+        """Cache compiled code, where that is possible."""
         try:
             super().save_overload(sig, data)  # type: ignore[no-untyped-call]
         except OSError:
@@ -104,13 +104,13 @@ class _PackageCache(FunctionCache):
 
 
 def compiled(*fastmath: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Compile with these LLVM fast-math flags; never nnan or ninf, so that NaN in live data stays NaN."""
+    """Decorate a function to be compiled with these LLVM fast-math flags; without nnan and ninf, NaN stays NaN."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         dispatcher: Any = njit(nogil=True, error_model="numpy", fastmath=set(fastmath))(function)
         try:
             dispatcher._cache = _PackageCache(function)
-        except (RuntimeError, OSError):  # no folder for it can be written
+        except (RuntimeError, OSError):  # no folder for the cache can be written
             _not_written()
         return cast(Callable[P, R], dispatcher)
 
@@ -118,10 +118,10 @@ def compiled(*fastmath: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def emitted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """An intrinsic of Numba: what it returns emits LLVM instructions; literal arguments arrive as such."""
+    """Decorate an intrinsic of Numba, whose result emits LLVM instructions; literal arguments arrive as literals."""
     return cast(Callable[..., Any], intrinsic(prefer_literal=True)(function))
 
 
 def literal(value: Any) -> int:
-    """An argument of an intrinsic that was given as a literal."""
+    """The value of an intrinsic's argument that was passed as a literal."""
     return int(value.literal_value)

@@ -1,4 +1,4 @@
-"""fp32 rounded to bfloat16, by its bits, and elements of either type as fp32 and back."""
+"""Conversions between fp32 and bfloat16, which is held as 16 bits of an unsigned integer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from .compiled import compiled
 
 @compiled()
 def bfloat16(bits: Any) -> Any:
-    """Bits of the bfloat16 nearest to fp32 bits, ties to even; NaN becomes a quiet NaN."""
+    """Round fp32 bits to the bits of the nearest bfloat16, ties to even; NaN becomes a quiet NaN."""
     high = np.uint32(bits >> np.uint32(16))
     rounded = np.uint32(np.uint32(bits + np.uint32(0x7FFF) + np.uint32(high & np.uint32(1))) >> np.uint32(16))
     is_nan = np.uint32(bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
@@ -21,14 +21,17 @@ def bfloat16(bits: Any) -> Any:
 
 @compiled()
 def bfloat16_pairs(bits: Any, out: Any) -> None:
-    """Two neighbours in a word of `out`, the first in its lower half."""
+    """Round fp32 bits (2 n,) to bfloat16 and store pairs of neighbours as words (n,), the first in the lower half."""
     for s in range(len(out)):
         out[s] = bfloat16(bits[2 * s]) | np.uint32(bfloat16(bits[2 * s + 1]) << np.uint32(16))
 
 
 @compiled()
-def bfloat16_parts(numbers: Any, out: Any) -> None:
-    """fp32 as the sum of three bfloat16 (3, n) uint16: the nearest finite one, that to what is left, and again."""
+def bfloat16_terms(numbers: Any, out: Any) -> None:
+    """Split fp32 (n,) into three bfloat16 terms (3, n) uint16 whose sum it is.
+
+    The first term is the nearest finite bfloat16, the second the nearest to the remainder, the third to the rest.
+    """
     for x in range(len(numbers)):
         bits = np.float32(numbers[x]).view(np.uint32)
         first = bfloat16(bits)
@@ -43,7 +46,7 @@ def bfloat16_parts(numbers: Any, out: Any) -> None:
 
 
 def widened(element: Any) -> Any:
-    """An element in fp32: itself, or what the bits of a bfloat16 in a uint16 mean. For compiled code alone."""
+    """An element as fp32: fp32 itself, or uint16 that holds bfloat16 bits; for compiled code only."""
     raise NotImplementedError
 
 
@@ -55,7 +58,7 @@ def _widened(element: Any) -> Callable[[Any], Any]:
 
 
 def narrowed(number: Any, like: Any) -> Any:
-    """An fp32 as an element of the type of `like`, rounded to nearest: back from `widened`."""
+    """An fp32 as an element of the type of `like`, rounded to nearest: the inverse of `widened`."""
     raise NotImplementedError
 
 

@@ -1,7 +1,7 @@
-"""Vectors of LLVM that Numba's own types lack: what the intrinsics of the kernels are written in.
+"""LLVM vectors, which Numba's types lack, for the intrinsics of the kernels.
 
 Every vector has `lanes` fp32 lanes, one register of the code path: 16 with AVX-512, 8 with AVX2. Only generic LLVM
-instructions are emitted, so each path also runs on a computer without its registers, slower.
+instructions are emitted, so that each path also runs, more slowly, on computers without its registers.
 """
 
 from __future__ import annotations
@@ -17,18 +17,21 @@ from llvmlite import ir
 F64 = ir.DoubleType()
 F32 = ir.FloatType()
 F16 = ir.HalfType()
-I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+I8 = ir.IntType(8)
+I16 = ir.IntType(16)
+I32 = ir.IntType(32)
+I64 = ir.IntType(64)
 LINE = 64
 """Bytes of a cache line."""
 
-# 2**f over |f| <= 1/2: Taylor terms of exp(f ln 2); the first left out is below 1.6e-7 of the result at |f| = 1/2.
+# 2**f for |f| <= 1/2: Taylor coefficients of exp(f ln 2); the first term left out is below 1.6e-7 of 2**f at |f| = 1/2.
 EXP2 = [math.log(2) ** k / math.factorial(k) for k in range(7)]
 ROUND = 1.5 * 2**23
-"""Added to a small fp32, it leaves the nearest whole number in the low bits."""
+"""Added to a small fp32, it leaves the nearest integer in the low bits."""
 
 
 class _BFloat(ir.Type):  # type: ignore[misc]
-    """LLVM's bfloat, which llvmlite lacks."""
+    """LLVM's type bfloat, which llvmlite lacks."""
 
     intrinsic_name = "bf16"
 
@@ -42,8 +45,8 @@ class _BFloat(ir.Type):  # type: ignore[misc]
         return hash(_BFloat)
 
 
-class Kind(enum.IntEnum):
-    """Number formats of cached rows; an int, because Numba passes it as a literal."""
+class Storage(enum.IntEnum):
+    """Number formats in which the cache stores rows; an int, so that Numba can pass it as a literal."""
 
     FP32 = 0
     BF16 = 1
@@ -53,22 +56,22 @@ class Kind(enum.IntEnum):
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""
-        return {Kind.FP32: 4, Kind.INT8: 1}.get(self, 2)
+        return {Storage.FP32: 4, Storage.INT8: 1}.get(self, 2)
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Part of a row that one load brings: `vectors` registers of fp32 from this element on."""
+class Load:
+    """One load of a row: the elements from `start` on that become `vectors` registers of fp32."""
 
     start: int
     vectors: int
 
 
-def pieces(dim: int, kind: Kind, lanes: int) -> tuple[Piece, ...]:
-    """A row of `dim` elements cut into loads; bf16 comes two registers at a time, its even and its odd elements."""
-    wide = 2 * lanes if kind is Kind.BF16 else lanes
-    whole = [Piece(start, wide // lanes) for start in range(0, dim - wide + 1, wide)]
-    rest = [Piece(start, 1) for start in range(len(whole) * wide, dim, lanes)]
+def row_loads(dim: int, storage: Storage, lanes: int) -> tuple[Load, ...]:
+    """The loads of a row of `dim` elements; a load of bf16 gives two registers, the even and the odd elements."""
+    wide = 2 * lanes if storage is Storage.BF16 else lanes
+    whole = [Load(start, wide // lanes) for start in range(0, dim - wide + 1, wide)]
+    rest = [Load(start, 1) for start in range(len(whole) * wide, dim, lanes)]
     return (*whole, *rest)
 
 
@@ -91,25 +94,25 @@ class Emitter:
         return ir.Constant(self.i32s, [I32(value)] * self.lanes)
 
     def at(self, address: Any, offset: Any = 0) -> Any:
-        """The address plus bytes."""
+        """An address plus an offset in bytes."""
         if isinstance(offset, int):
             return self.b.add(address, I64(offset)) if offset else address
         return self.b.add(address, offset)
 
-    def load(self, address: Any, kind: Any, align: int) -> Any:
-        """A value of an LLVM type."""
-        return self.b.load(self.b.inttoptr(address, kind.as_pointer()), align=align)
+    def load(self, address: Any, llvm_type: Any, align: int) -> Any:
+        """Load a value of an LLVM type."""
+        return self.b.load(self.b.inttoptr(address, llvm_type.as_pointer()), align=align)
 
     def store(self, value: Any, address: Any, align: int) -> None:
-        """Write a value."""
+        """Store a value."""
         self.b.store(value, self.b.inttoptr(address, value.type.as_pointer()), align=align)
 
     def load_f32(self, address: Any, offset: int = 0) -> Any:
-        """A register of fp32 from scratch memory, which is aligned to registers."""
+        """Load a register of fp32 from scratch memory, which is aligned to registers."""
         return self.load(self.at(address, offset), self.f32s, 4 * self.lanes)
 
     def store_f32(self, value: Any, address: Any, offset: int = 0) -> None:
-        """A register of fp32 to scratch memory."""
+        """Store a register of fp32 to scratch memory."""
         self.store(value, self.at(address, offset), 4 * self.lanes)
 
     def _function(self, name: str, result: Any, arguments: Sequence[Any]) -> Any:
@@ -122,67 +125,67 @@ class Emitter:
         return self.b.call(function, [a, b, c])
 
     def prefetch(self, address: Any, level: int) -> None:
-        """Ask for a line, into the cache of that level; past the caches (NTA) measured slower than not at all."""
-        kinds = [I8.as_pointer(), I32, I32, I32]
-        function = self._function("llvm.prefetch.p0", ir.VoidType(), kinds)
+        """Prefetch a cache line into this cache level; non-temporal prefetch (NTA) measured slower than none."""
+        types = [I8.as_pointer(), I32, I32, I32]
+        function = self._function("llvm.prefetch.p0", ir.VoidType(), types)
         reading = I32(0)
         data = I32(1)
-        self.b.call(function, [self.b.inttoptr(address, kinds[0]), reading, I32(4 - level), data])
+        self.b.call(function, [self.b.inttoptr(address, types[0]), reading, I32(4 - level), data])
 
     def keep_order(self) -> None:
-        """No load, store or prefetch moves past this place: LLVM puts those of a block at its beginning, in a burst."""
+        """Keep loads, stores and prefetches on their side of this place: LLVM gathers them in a burst otherwise."""
         self.b.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
 
     def shuffle(self, a: Any, b: Any, lanes: Sequence[int]) -> Any:
-        """Lanes of a, then of b, picked by number."""
+        """Select lanes by number: those of a come first, then those of b."""
         mask = ir.Constant(ir.VectorType(I32, len(lanes)), [I32(lane) for lane in lanes])
         return self.b.shuffle_vector(a, b, mask)
 
     def spread(self, value: Any) -> Any:
-        """A scalar in every lane."""
+        """Broadcast a scalar to every lane."""
         single = self.b.insert_element(ir.Constant(ir.VectorType(value.type, self.lanes), ir.Undefined), value, I32(0))
         return self.shuffle(single, single, [0] * self.lanes)
 
     def spread_f32(self, address: Any, offset: int = 0) -> Any:
-        """An fp32 from memory in every lane."""
+        """Broadcast an fp32 from memory to every lane."""
         return self.spread(self.load(self.at(address, offset), F32, 4))
 
     def spread_i32(self, address: Any) -> Any:
-        """A word from memory in every lane."""
+        """Broadcast a 32-bit word from memory to every lane."""
         return self.spread(self.load(address, I32, 4))
 
     def dot_bf16(self, total: Any, a: Any, b: Any) -> Any:
-        """total + a0 b0 + a1 b1 of the bf16 pairs in each word: an instruction of AVX512_BF16."""
+        """total + a0 b0 + a1 b1 for the bf16 pair in each word, an instruction of AVX512_BF16."""
         pairs = ir.VectorType(_BFloat(), 2 * self.lanes)
         function = self._function("llvm.x86.avx512bf16.dpbf16ps.512", self.f32s, [self.f32s, pairs, pairs])
         return self.b.call(function, [total, self.b.bitcast(a, pairs), self.b.bitcast(b, pairs)])
 
     def dot_bytes(self, total: Any, a: Any, b: Any) -> Any:
-        """total + the four unsigned bytes in each word of a times the signed ones of b, by AVX512_VNNI."""
+        """total + the dot product of four unsigned bytes of a and four signed bytes of b per word, by AVX512_VNNI."""
         function = self._function("llvm.x86.avx512.vpdpbusd.512", self.i32s, [self.i32s] * 3)
         return self.b.call(function, [total, a, b])
 
     def bits(self, value: Any) -> Any:
-        """The lanes as integers."""
+        """The bits of fp32 lanes as integers."""
         return self.b.bitcast(value, self.i32s)
 
     def floats(self, value: Any) -> Any:
-        """Integer lanes as fp32."""
+        """Integer lanes read as the bits of fp32."""
         return self.b.bitcast(value, self.f32s)
 
-    def widen(self, piece: Piece, row: Any, kind: Kind) -> list[Any]:
-        """The registers of one piece of a row; rows need no alignment beyond their elements'."""
+    def widen(self, load: Load, row: Any, storage: Storage) -> list[Any]:
+        """Load registers of fp32 from a row; rows need no alignment beyond that of their elements."""
         lanes = self.lanes
-        address = self.at(row, piece.start * kind.itemsize)
-        align = kind.itemsize
-        if kind is Kind.FP32:
+        address = self.at(row, load.start * storage.itemsize)
+        align = storage.itemsize
+        if storage is Storage.FP32:
             return [self.load(address, self.f32s, align)]
-        if kind is Kind.FP16:
+        if storage is Storage.FP16:
             return [self.b.fpext(self.load(address, ir.VectorType(F16, lanes), align), self.f32s)]
-        if kind is Kind.INT8:
+        if storage is Storage.INT8:
             numbers = self.b.sext(self.load(address, ir.VectorType(I8, lanes), align), self.i32s)
             return [self.b.sitofp(numbers, self.f32s)]
-        if piece.vectors == 1:
+        if load.vectors == 1:
             narrow = self.load(address, ir.VectorType(I16, lanes), align)
             return [self.floats(self.b.shl(self.b.zext(narrow, self.i32s), self.iconst(16)))]
         pairs = self.load(address, self.i32s, align)
@@ -192,21 +195,21 @@ class Emitter:
         ]
 
     def larger(self, a: Any, b: Any) -> Any:
-        """Lane by lane; where a is NaN, b."""
+        """The larger of a and b in each lane; b where a is NaN."""
         return self.b.select(self.b.fcmp_ordered(">", a, b), a, b)
 
-    def across(self, value: Any, combine: Callable[[Any, Any], Any], apart: int = 1) -> Any:
-        """Lanes whose numbers are equal modulo `apart` combined, in each of them."""
+    def across(self, value: Any, combine: Callable[[Any, Any], Any], period: int = 1) -> Any:
+        """Combine the lanes whose numbers are equal modulo `period`; each of them gets the result."""
         step = self.lanes // 2
-        while step >= apart:
+        while step >= period:
             value = combine(value, self.shuffle(value, value, [lane ^ step for lane in range(self.lanes)]))
             step //= 2
         return value
 
     def sums(self, vectors: Iterable[Any]) -> Any:
-        """A register whose lane i is the sum over the lanes of vector i; as many vectors as lanes.
+        """A register whose lane i is the sum over the lanes of vector i; there are as many vectors as lanes.
 
-        Vectors are added up as they come, so that what follows can be computed meanwhile.
+        Vectors are added as they come, so that the computation of the next ones overlaps.
         """
         waiting: list[tuple[int, Any]] = []
         for vector in vectors:
@@ -220,18 +223,18 @@ class Emitter:
         return waiting[0][1]
 
     def exp2(self, x: Any) -> Any:
-        """2**x for x <= 0: relative error below 3e-7, 0 below -126 or so, NaN stays NaN."""
+        """2**x for x <= 0: relative error below 3e-7; 0 for x below about -126; NaN stays NaN."""
         bounded = self.b.select(self.b.fcmp_ordered("<", x, self.const(-127.0)), self.const(-127.0), x)
         shifted = self.b.fadd(bounded, self.const(ROUND))
-        part = self.b.fsub(bounded, self.b.fsub(shifted, self.const(ROUND)))
+        fraction = self.b.fsub(bounded, self.b.fsub(shifted, self.const(ROUND)))
         value = self.const(EXP2[-1])
-        for term in reversed(EXP2[:-1]):
-            value = self.fma(value, part, self.const(term))
+        for coefficient in reversed(EXP2[:-1]):
+            value = self.fma(value, fraction, self.const(coefficient))
         exponent = self.b.shl(self.b.add(self.bits(shifted), self.iconst(127)), self.iconst(23))
         return self.b.fmul(value, self.floats(exponent))
 
     def loop(self, count: Any, carried: Sequence[Any], body: Callable[[Any, list[Any]], Sequence[Any]]) -> list[Any]:
-        """Run `body(index, carried)` for index 0 .. count - 1, count >= 1; what it returns is carried on."""
+        """Run `body(index, carried)` for index 0 .. count - 1, count >= 1; its result is carried to the next."""
         before = self.b.block
         inside = self.b.append_basic_block("each")
         self.b.branch(inside)
@@ -253,10 +256,10 @@ class Emitter:
 
 
 def _halves(step: int, lanes: int) -> tuple[list[int], list[int]]:
-    """Lanes of two registers a and b whose sum halves what is left to add up.
+    """Lanes of registers a and b to add in one step of a transposing reduction, which halves the units of each.
 
-    Four units, single lanes and then 128 bits, become two: (a0 a1 b2 b3) + (a2 a3 b0 b1), where the first is a blend
-    and costs no shuffle; and then one: (a0 a2 b0 b2) + (a1 a3 b1 b3).
+    Units are single lanes at first and 128 bits later. Four units become two by (a0 a1 b2 b3) + (a2 a3 b0 b1), whose
+    first operand is a blend and needs no shuffle, and two become one by (a0 a2 b0 b2) + (a1 a3 b1 b3).
     """
     unit = 1 if step < 4 else 4
     low: tuple[int, ...]
@@ -272,12 +275,12 @@ def _halves(step: int, lanes: int) -> tuple[list[int], list[int]]:
         high = (1, 3, 5, 7)
     count = len(low)
 
-    def spelled(units: tuple[int, ...]) -> list[int]:
-        return [
-            block + (place % count) * unit + lane + (lanes if place >= count else 0)
-            for block in range(0, lanes, count * unit)
-            for place in units
-            for lane in range(unit)
-        ]
+    def lanes_of(units: tuple[int, ...]) -> list[int]:
+        found: list[int] = []
+        for block in range(0, lanes, count * unit):
+            for place in units:
+                first = block + (place % count) * unit + (lanes if place >= count else 0)
+                found += range(first, first + unit)
+        return found
 
-    return spelled(low), spelled(high)
+    return lanes_of(low), lanes_of(high)

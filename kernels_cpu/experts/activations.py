@@ -1,4 +1,4 @@
-"""Activations of the experts: rows of tokens in fp32, in bf16, or in bytes with scales."""
+"""Activations of the experts, one row per token and expert: in fp32, in bf16, or in bytes with scales."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from numpy.typing import NDArray
 
 from ..codegen.compiled import compiled
 from ..codegen.numerics import LOG2_E, exp2
-from ..codegen.rounding import bfloat16_pairs, bfloat16_parts
+from ..codegen.rounding import bfloat16_pairs, bfloat16_terms
 from ..codegen.vector_ir import LINE, ROUND
 from .matrices import TOGETHER
 from .weights import Matrices, aligned
 
 
-class Rows(NamedTuple):
-    """Rows that matrices of one width are multiplied with, in the forms that those need; a tuple, which Numba takes.
+class Activations(NamedTuple):
+    """Activations to be multiplied with matrices of one width, in the formats that these need; a tuple for Numba.
 
     Attributes
     ----------
     exact : (n, width) fp32
-    pairs : (n, width / 2) uint32
-        Two bf16 per word, rounded; or three times as many words and a line, the three parts of each number one behind
-        the other, and rows that do not all begin in the same place of a cache; empty unless asked for.
+    pairs : (n, terms width / 2) uint32
+        Two bf16 per word. With one term the numbers are rounded; with three terms the row holds all first terms, then
+        all second and all third terms, and a cache line of padding, so that rows do not all map to the same cache set.
+        Empty with no term.
     numbers, scales, offsets : (n + 15, width + a line) int8, (n, groups) fp32, (n, groups) int32
-        Bytes, what they are multiples of, and the negative of their sum times what stands for 0 in a weight; empty
-        unless the weights have scales. Matrix registers read 16 rows wherever one begins; as of `pairs`, rows do not
-        all begin in the same place of a cache.
+        Bytes and their scales; offsets are the negative of the sum of a group's bytes times the code of 0 in a weight.
+        Empty unless the weights have scales. Matrix registers read 16 rows from any row on, hence 15 more; the line is
+        padding as of `pairs`.
     split : int
-        Lanes of the registers for which the exact form has its even columns apart from the odd ones, which it has for
-        rows in place; else 0.
-    parts : int
-        bf16 per number in `pairs`: 0, 1 or 3.
+        For weights in place, the lanes of the registers for which the rows of `exact` are reordered: of each two
+        registers' columns the even ones, then the odd ones. Else 0.
+    terms : int
+        bf16 terms per number in `pairs`: 0, 1 or 3.
     """
 
     exact: NDArray[np.float32]
@@ -41,64 +42,64 @@ class Rows(NamedTuple):
     scales: NDArray[np.float32]
     offsets: NDArray[np.int32]
     split: int
-    parts: int
+    terms: int
 
 
-def room(count: int, matrices: Matrices, parts: int, lanes: int) -> Rows:
-    """Memory for rows that the matrices take, in so many `parts` of bf16 too; not cleared."""
+def empty_activations(count: int, matrices: Matrices, terms: int, lanes: int) -> Activations:
+    """Allocate `count` rows for these matrices, with `terms` bf16 terms per number; not cleared."""
     width = matrices.width
     groups = matrices.scales.shape[2]
-    words = parts * width // 2 + (LINE // 4 if parts > 1 else 0)
-    return Rows(
+    words = terms * width // 2 + (LINE // 4 if terms > 1 else 0)
+    return Activations(
         aligned(np.float32, count, width),
         aligned(np.uint32, count, words),
         aligned(np.int8, count + TOGETHER - 1, width + LINE if groups else 0),
         np.empty((count, groups), np.float32),
         np.empty((count, groups), np.int32),
         lanes if matrices.in_place else 0,
-        parts,
+        terms,
     )
 
 
 @compiled()
-def fill(row: Any, t: int, rows: Any, zero: int) -> None:
-    """Row t in all its forms, filled up with zeros."""
-    rows.exact[t, : len(row)] = row
-    rows.exact[t, len(row) :] = 0
-    form(t, rows, zero)
+def fill(row: Any, t: int, activations: Any, zero: int) -> None:
+    """Store row t in all formats, padded with zeros."""
+    activations.exact[t, : len(row)] = row
+    activations.exact[t, len(row) :] = 0
+    _convert(t, activations, zero)
 
 
 @compiled("contract")
-def fill_swiglu(both: Any, dim: int, t: int, rows: Any, zero: int) -> None:
-    """Row t in all its forms: silu(gate) up, where `both` holds `dim` gates and then the ups."""
-    own = rows.exact[t]
+def fill_swiglu(both: Any, dim: int, t: int, activations: Any, zero: int) -> None:
+    """Store row t as silu(gate) up in all formats; row t of `both` holds `dim` gates, then the up projections."""
+    own = activations.exact[t]
     for f in range(dim):
         gate = both[t, f]
         fall = exp2(np.float32(-abs(gate) * np.float32(LOG2_E)))
         share = np.float32(1) / (np.float32(1) + fall)
         own[f] = gate * (share if gate >= 0 else fall * share) * both[t, dim + f]
     own[dim:] = 0
-    form(t, rows, zero)
+    _convert(t, activations, zero)
 
 
 @compiled()
-def form(t: int, rows: Any, zero: int) -> None:
-    """The other forms of row t from the exact one."""
-    if rows.split:
-        _split(rows.exact[t], rows.split)
-    if rows.parts == 1:
-        bfloat16_pairs(rows.exact[t].view(np.uint32), rows.pairs[t])
-    elif rows.parts:
-        width = rows.exact.shape[1]
-        halves = rows.pairs[t].view(np.uint16)
-        bfloat16_parts(rows.exact[t], halves[: rows.parts * width].reshape((rows.parts, width)))
-    if rows.numbers.shape[1]:
-        _numbers(rows.exact[t], zero, rows.numbers[t], rows.scales[t], rows.offsets[t])
+def _convert(t: int, activations: Any, zero: int) -> None:
+    """Convert row t of `exact` to the other formats."""
+    if activations.split:
+        _split(activations.exact[t], activations.split)
+    if activations.terms == 1:
+        bfloat16_pairs(activations.exact[t].view(np.uint32), activations.pairs[t])
+    elif activations.terms:
+        width = activations.exact.shape[1]
+        halves = activations.pairs[t].view(np.uint16)
+        bfloat16_terms(activations.exact[t], halves[: activations.terms * width].reshape((activations.terms, width)))
+    if activations.numbers.shape[1]:
+        _numbers(activations.exact[t], zero, activations.numbers[t], activations.scales[t], activations.offsets[t])
 
 
 @compiled()
 def _split(row: Any, lanes: int) -> None:
-    """Of each two registers' columns the even ones, then the odd ones: as a register of bf16 pairs is taken apart."""
+    """Reorder columns: of each two registers' the even ones, then the odd ones, as `widen` loads a bf16 row."""
     own = np.empty(2 * lanes, np.float32)
     for begin in range(0, len(row), 2 * lanes):
         own[:] = row[begin : begin + 2 * lanes]
@@ -108,14 +109,14 @@ def _split(row: Any, lanes: int) -> None:
 
 @compiled()
 def _numbers(x: Any, zero: int, out: Any, scales: Any, offsets: Any) -> None:
-    """Each group in multiples of its largest magnitude over 127; a group with NaN or infinity has the scale NaN."""
+    """Round each group to multiples of its largest magnitude over 127; with NaN or infinity its scale is NaN."""
     size = len(x) // len(scales)
     for g in range(len(scales)):
         own = x[g * size : (g + 1) * size]
         to = out[g * size : (g + 1) * size]
         bits = own.view(np.uint32)
         high = np.uint32(0)
-        for i in range(size):  # bits without a sign are ordered as the fp32 are, and vectors find their maximum
+        for i in range(size):  # bits without the sign are ordered like magnitudes, and their maximum vectorises
             high = np.uint32(max(high, np.uint32(bits[i] & np.uint32(0x7FFFFFFF))))
         finite = high < np.uint32(0x7F800000)
         scale = np.uint32(high).view(np.float32) / np.float32(127)

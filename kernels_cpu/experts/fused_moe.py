@@ -1,4 +1,4 @@
-"""Routed experts on the CPU: gate and up, SwiGLU, down, and the weighted sum over the chosen experts."""
+"""Routed experts on the CPU: gate and up projections, SwiGLU, down projections, and the weighted sum per token."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from ..declarations import operation, reference_of, work_of
 from ..machine.features import CodePath, code_path
 from ..threads.task_counts import counters
 from ..threads.team import helped, on_node, team_size
-from .activations import room
+from .activations import empty_activations
 from .nodes import NodeExperts
-from .tasks import FEW, MANY, PHASES, blocks_of, columns_of, parts_of, server
+from .tasks import FEW, MANY, PHASES, blocks_of, columns_of, server, terms_of
 from .weights import ROWS, PackedExperts, aligned, unpacked
 
 _WORTH = 1 << 20
-"""Bytes of weights per thread below which waking it takes longer than it helps."""
+"""Fewest bytes of weights per thread: with fewer, waking a thread takes longer than it saves."""
 
 
 def _check(x: NDArray[Any], experts: PackedExperts, ids: NDArray[Any], weights: NDArray[Any]) -> None:
+    """Raise ValueError unless x (T, M), ids (T, k) and weights (T, k) match the experts."""
     tokens, width = x.shape
     if experts.gate_up.dim != width:
         raise ValueError(
@@ -53,51 +54,52 @@ def fused_moe(
     path: CodePath | None = None,
     out: SameKind | None = None,
 ) -> SameKind:
-    """The routed experts of one layer, each read once for all tokens that chose it.
+    """Compute the routed experts of one layer; each is read once for all tokens that chose it.
 
         out[t] = sum over j of weights[t, j] * down[e] (silu(gate[e] x[t]) * up[e] x[t]),  e = ids[t, j]
 
-    Threads pull blocks of 64 rows from one queue, the blocks of an expert one after the other. Sums are in fp32, and
-    in the order given over j, so the result does not depend on the number of threads. The GIL is released. Numpy
-    arrays and CPU torch tensors are read in place.
+    Threads take blocks of 64 rows from one queue, expert by expert. Sums are in fp32 and in the given order over j, so
+    that the result does not depend on the number of threads. The GIL is released. Numpy arrays and CPU torch tensors
+    are read in place.
 
-    Activations stay fp32 with FP32 and BF16 weights, but where rounding them to bf16 pays: for a packed expert with
-    more than 4 tokens on Zen with AVX512_BF16, with more than 32 where the CPU has matrix registers (AMX). With INT8
-    and INT4 they are rounded to multiples of each group's largest magnitude over 127; vectors and matrix registers, for
-    an expert with more than 4 tokens and groups of a multiple of 32 columns, give the same bits (KTransformers' low and
-    high intensity kernels, section 3.1).
+    With FP32 and BF16 weights activations stay in fp32. They are rounded to bf16 only where that is faster: for packed
+    BF16 experts with more than 4 tokens on Zen with AVX512_BF16, and with more than 32 tokens on CPUs with matrix
+    registers (AMX). With INT8 and INT4 weights they are rounded to multiples of each group's largest magnitude over
+    127. There matrix registers, which serve experts with more than 4 tokens and groups of a multiple of 32 columns,
+    give the same bits as vectors (KTransformers' high and low intensity kernels, section 3.1).
 
     Parameters
     ----------
     x : (T, M) fp32
         Normed hidden states.
     experts : PackedExperts or NodeExperts
-        The layer's experts from `pack_experts` or `experts_in_place`, or from `pack_by_node`: then the cores of each
-        node compute with its own slice, and the slices' results are summed in their order.
+        The layer's experts from `pack_experts`, `experts_in_place` or `pack_by_node`. With the last, the cores of each
+        NUMA node compute with its own slice, and the slices' results are summed in order.
     ids : (T, k) int32 or int64
         Experts of each token.
     weights : (T, k) fp32
-        Their weights.
+        Weights of these experts.
     exact : bool
-        Keep activations in fp32 for any number of tokens with FP32 and BF16 weights: then a token's result depends on
-        who else is in the batch by no more than the order in which its fp32 sums are taken.
+        Keep activations in fp32 for any number of tokens with FP32 and BF16 weights. Other tokens of the batch then
+        change a token's result only by the order of its fp32 sums.
     threads : int, optional
-        Threads that share the work; the cores that this process may use unless given.
+        Threads that share the work, by default as many as cores that this process may use.
     path : CodePath, optional
-        Code path; this computer's own (`features`) unless given.
+        Code path, by default this computer's own (`features`).
     out : (T, M) fp32, C-contiguous, optional
-        Where to store the result, apart from all that is read.
+        Array that receives the result; must not overlap other operands.
 
     Returns
     -------
     (T, M) fp32
-        `out` if given, else new and of the kind of `x`. Relative Frobenius error against float64 with the packed
-        weights: 1e-6; 5e-3 where activations are rounded to bf16, 2e-2 with INT8 and INT4, 3e-2 in rows of a few.
+        `out` if given, else new: a tensor if `x` is one, else an array. Relative Frobenius error against float64 with
+        the packed weights: 1e-6; 5e-3 where activations are rounded to bf16, 2e-2 with INT8 and INT4, 3e-2 in rows of a
+        few numbers.
 
     Raises
     ------
     TypeError
-        If an operand is neither array nor tensor, or has another dtype, or `experts` are not packed.
+        If an operand is neither an array nor a tensor, or has another dtype, or `experts` are not packed.
     ValueError
         If shapes disagree, an operand is not contiguous, `out` overlaps one, or an expert is out of range.
 
@@ -123,9 +125,9 @@ def fused_moe(
         raise ValueError(f"out must have the shape {hidden.shape} of x, not {result.shape}: leave it out.")
     if out is not None:
         check_apart("out", result, x=hidden, weights=scales)
-        for part in slices:
-            check_apart("out", result, experts=part.gate_up.words)
-            check_apart("out", result, experts=part.down.words)
+        for own in slices:
+            check_apart("out", result, experts=own.gate_up.words)
+            check_apart("out", result, experts=own.down.words)
     pairs = _sorted(chosen, len(experts))
     call = partial(_call, hidden, pairs, scales, exact, taken)
     if isinstance(experts, PackedExperts):
@@ -136,9 +138,10 @@ def fused_moe(
 
 
 class _Pairs(NamedTuple):
-    """Pairs of token and expert, sorted by expert: expert e has pairs first[e] to first[e + 1].
+    """Pairs of token and expert, sorted by expert: expert e has the pairs first[e] .. first[e + 1] - 1.
 
-    `places` (T, k) tells where each pair went, `touched` which experts somebody chose, `most` how many an expert has.
+    `tokens` is the token of each pair, `places` (T, k) the position of each pair after sorting, `touched` the experts
+    that were chosen, and `most` the most pairs of one expert.
     """
 
     tokens: NDArray[np.int64]
@@ -149,6 +152,7 @@ class _Pairs(NamedTuple):
 
 
 def _sorted(ids: NDArray[Any], experts: int) -> _Pairs:
+    """Sort the pairs of ids (T, k) by expert, and then by token."""
     flat = ids.ravel()
     order = np.argsort(flat, kind="stable")
     counts = np.bincount(flat, minlength=experts)
@@ -162,7 +166,7 @@ def _sorted(ids: NDArray[Any], experts: int) -> _Pairs:
 
 
 def _worth(experts: PackedExperts, pairs: _Pairs) -> int:
-    """Most threads that are worth waking."""
+    """Most threads with enough work to be woken for."""
     return int(1 + len(pairs.touched) * experts.nbytes // len(experts) // _WORTH)
 
 
@@ -172,15 +176,15 @@ def _by_node(
     threads: int,
     out: NDArray[np.float32],
 ) -> None:
-    """Each slice on its node, side by side; their sum in order."""
-    parts = [out, *(np.empty_like(out) for _ in experts.slices[1:])]
-    calls = [call(own, part) for own, part in zip(experts.slices, parts, strict=True)]
+    """Compute each slice on its node, side by side, and sum the results in the order of the slices."""
+    results = [out, *(np.empty_like(out) for _ in experts.slices[1:])]
+    calls = [call(own, result) for own, result in zip(experts.slices, results, strict=True)]
     share = -(-threads // len(calls))
-    waiting = [on_node(serve, cpus, share) for serve, cpus in zip(calls, experts.nodes, strict=True)]
-    for part, done in zip(parts, waiting, strict=True):
-        done.result()
-        if part is not out:
-            out += part
+    running = [on_node(serve, cpus, share) for serve, cpus in zip(calls, experts.nodes, strict=True)]
+    for result, slice_done in zip(results, running, strict=True):
+        slice_done.result()
+        if result is not out:
+            out += result
 
 
 def _call(
@@ -192,24 +196,25 @@ def _call(
     experts: PackedExperts,
     out: NDArray[np.float32],
 ) -> Callable[[], object]:
-    """One thread's work: the pairs through both products, and back to tokens."""
+    """Return the function that one thread runs: both products of all pairs, and the weighted sums per token."""
     up = experts.gate_up
     down = experts.down
     count = len(pairs.tokens)
-    parts = parts_of(experts, path, exact) if pairs.most > FEW else 0
+    terms = terms_of(experts, path, exact) if pairs.most > FEW else 0
     lanes = path.value
     both: NDArray[Any] = aligned(np.float32, count, up.words.shape[1] * ROWS)
     answers: NDArray[Any] = aligned(np.float32, count, down.words.shape[1] * ROWS)
+    hidden = empty_activations(count, up, terms, lanes)
+    inner = empty_activations(count, down, terms, lanes)
     counter = counters(PHASES)
     serve = partial(
-        server(lanes, int(experts.format), up.in_place, parts, columns_of(experts, path)),
-        *(counter.ctypes.data, x, pairs.tokens, pairs.first, experts.format.zero, count if exact else MANY),
-        *(pairs.touched, up.words, up.scales, blocks_of(up, parts, pairs.most), room(count, up, parts, lanes), both),
-        *(down.dim, down.words, down.scales, blocks_of(down, parts, pairs.most), room(count, down, parts, lanes)),
-        answers,
-        *(pairs.places, weights, out),
-    )
-    return lambda: (serve(), counter)  # which the counter, of whom it knows the address, outlives
+        server(lanes, int(experts.format), up.in_place, terms, columns_of(experts, path)),
+        counter.ctypes.data, x, pairs.tokens, pairs.first, experts.format.zero, count if exact else MANY,
+        pairs.touched, up.words, up.scales, blocks_of(up, terms, pairs.most), hidden, both, down.dim,
+        down.words, down.scales, blocks_of(down, terms, pairs.most), inner, answers,
+        pairs.places, weights, out,
+    )  # fmt: skip
+    return lambda: (serve(), counter)  # `serve` holds only the counter's address, so the closure keeps the array
 
 
 @work_of(fused_moe)
@@ -231,12 +236,12 @@ def fused_moe_work(
     model_dim, expert_dim : int
         M and F.
     tokens, chosen, touched : int
-        T, k, and how many different experts they chose.
+        T, k, and the number of different experts that were chosen.
     weight_bytes : float
-        Bytes of one weight with its share of a scale, as `Format.weight_bytes` tells: 0.625 for 4 bits in groups of 32
-        with fp32 scales [byte].
+        Size of one weight with its share of a scale, from `Format.weight_bytes`: 0.625 for 4 bits in groups of 32 with
+        fp32 scales [byte].
     itemsize : int
-        Bytes of a number of x [byte].
+        Size of a number of x [byte].
 
     Examples
     --------
@@ -249,7 +254,7 @@ def fused_moe_work(
 
 @reference_of(fused_moe)
 def fused_moe_reference(x: Operand, experts: PackedExperts, ids: Operand, weights: Operand) -> NDArray[np.float64]:
-    """`fused_moe` in float64 numpy with the weights as packed, the oracle of its tests -> (T, M) float64.
+    """Compute `fused_moe` in float64 with numpy and the packed weights, the oracle of its tests: -> (T, M) float64.
 
     Examples
     --------
@@ -261,7 +266,8 @@ def fused_moe_reference(x: Operand, experts: PackedExperts, ids: Operand, weight
     rows = float64("x", x)
     chosen = host_array("ids", ids)
     scales = float64("weights", weights)
-    gate_up, down = (unpacked(matrices, range(len(experts))) for matrices in (experts.gate_up, experts.down))
+    gate_up = unpacked(experts.gate_up, range(len(experts)))
+    down = unpacked(experts.down, range(len(experts)))
     out = np.zeros(rows.shape)
     for t, row in enumerate(rows):
         for expert, scale in zip(chosen[t], scales[t], strict=True):

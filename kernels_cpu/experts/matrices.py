@@ -1,9 +1,9 @@
 """The experts' inner loops with matrix registers: a block of 64 rows of packed weights times up to 16 tokens.
 
-Packed words already lie as the right operand of a product: row s of it holds word s of every row of the block. With
-BF16 tokens are cut into three bf16 each, so that products are exact as in `vectors`; but an infinity gives NaN,
-and denormal parts count as zero. With INT8 all is whole numbers until a group's sums are scaled, and INT4 is unpacked
-to bytes before, so that results are those of `vectors` to the bit.
+Packed words have the layout of the right operand of a product: its row s holds word s of every row of the block. With
+BF16 weights each number of a token is split into three bf16 terms, so that products are exact, as in `vectors`; but an
+infinity gives NaN, and denormal terms count as zero. INT8 is computed in integers until the sums of a group are scaled,
+and INT4 is unpacked to bytes first, so that results are equal to those of `vectors` bit by bit.
 """
 
 from __future__ import annotations
@@ -13,49 +13,51 @@ from typing import Any
 from numba import types
 
 from ..codegen.compiled import emitted, literal
-from ..codegen.matrix_ir import PARTS, ROWS, Matrices
+from ..codegen.matrix_ir import TERMS, ROWS, Matrices
 from ..codegen.vector_ir import I64, LINE, Emitter
 from .vectors import ahead, nibbles
 from .weights import ROWS as BLOCK
 from .weights import Format
 
 COLUMNS = 2 * ROWS
-"""Columns that are multiplied together, of which rows must have a multiple."""
+"""Columns that one instruction multiplies; the number of columns must be a multiple of it."""
 TOGETHER = ROWS
-"""Most tokens that one reading of a block serves."""
+"""Most tokens that are computed with one read of a block."""
 _SUMS = range(4)
-_TOKENS = range(4, 4 + PARTS)
+_TOKENS = range(4, 4 + TERMS)
 _WEIGHTS = 7
 
 
 @emitted
-def shape(typing: Any, parts: Any, tokens: Any) -> Any:
-    """Shape the registers for blocks of so many tokens; nothing without `PARTS` parts."""
+def shape(typing: Any, terms: Any, tokens: Any) -> Any:
+    """Set the registers' shapes for `tokens` tokens; emits nothing unless there are `TERMS` terms."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if literal(parts) == PARTS:
-            Matrices(builder).shape([(arguments[1], ROWS)] * (len(_SUMS) + PARTS) + [(ROWS, ROWS)])
+        if literal(terms) == TERMS:
+            Matrices(builder).shape([(arguments[1], ROWS)] * (len(_SUMS) + TERMS) + [(ROWS, ROWS)])
         return context.get_dummy_value()
 
-    return types.void(parts, types.int64), emit
+    return types.void(terms, types.int64), emit
 
 
 @emitted
 def matrix_block(
-    typing: Any, parts: Any, whole: Any, block: Any, x: Any, stride: Any, part: Any, steps: Any, out: Any, apart: Any
-) -> Any:
-    """out[t, r] = row[r] . x[t] for the tokens of `shape`, whose rows lie `stride` bytes apart and their parts `part`.
+    typing: Any, terms: Any, exact: Any,
+    block: Any, x: Any, stride: Any, term_stride: Any, steps: Any, out: Any, out_stride: Any,
+) -> Any:  # fmt: skip
+    """out[t, r] = row[r] . x[t] for the tokens of `shape`, with all terms if `exact`, else with the first.
 
-    Nothing without `PARTS` parts.
+    Rows of x are `stride` bytes apart, the terms of a row `term_stride`, rows of out `out_stride`. Emits nothing unless
+    there are `TERMS` terms.
     """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if literal(parts) != PARTS:
+        if literal(terms) != TERMS:
             return context.get_dummy_value()
         e = Emitter(builder, ROWS)
         m = Matrices(builder)
-        block_, x_, stride_, part_, steps_, out_, apart_ = arguments[2:]
-        used = _TOKENS[: PARTS if literal(whole) else 1]
+        block_, x_, stride_, term_stride_, steps_, out_, out_stride_ = arguments[2:]
+        used = _TOKENS[: TERMS if literal(exact) else 1]
         for total in _SUMS:
             m.clear(total)
 
@@ -64,7 +66,7 @@ def matrix_block(
             at = e.at(x_, builder.mul(index, I64(LINE)))
             for tokens in used:
                 m.load(tokens, at, stride_)
-                at = e.at(at, part_)
+                at = e.at(at, term_stride_)
             for x, total in enumerate(_SUMS):
                 m.load(_WEIGHTS, e.at(here, LINE * x), I64(4 * BLOCK))
                 for y, tokens in enumerate(used):
@@ -75,25 +77,25 @@ def matrix_block(
 
         e.loop(builder.sdiv(steps_, I64(ROWS)), [], step)
         for x, total in enumerate(_SUMS):
-            m.store(total, e.at(out_, LINE * x), apart_)
+            m.store(total, e.at(out_, LINE * x), out_stride_)
         return context.get_dummy_value()
 
-    return types.void(parts, whole, *[types.int64] * 7), emit
+    return types.void(terms, exact, *[types.int64] * 7), emit
 
 
 _BYTES = 4
 _NUMBERS = 5
-"""Registers of tokens and weights in bytes; the sums are those of `matrix_block`."""
+"""Registers of the tokens' bytes and of the weights; sums are in the registers of `matrix_block`."""
 
 
 def columns_together(group: int) -> int:
-    """Columns of INT8 or INT4 that are multiplied together, of which a group has a multiple; 0 if it has none."""
+    """Columns of INT8 or INT4 that one instruction multiplies, a divisor of the scale group; 0 if there is none."""
     return next((columns for columns in (64, 32) if group % columns == 0), 0)
 
 
 @emitted
 def shape_bytes(typing: Any, columns: Any) -> Any:
-    """Shape the registers for so many columns of 16 tokens and 64 rows; nothing without columns."""
+    """Set the registers' shapes for `columns` columns of 16 tokens and 64 rows; emits nothing for 0 columns."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         words = literal(columns) // 4
@@ -106,7 +108,7 @@ def shape_bytes(typing: Any, columns: Any) -> Any:
 
 @emitted
 def unpack(typing: Any, words: Any, steps: Any, target: Any) -> Any:
-    """INT4 words (steps, 64) as INT8 words (2 steps, 64)."""
+    """Unpack INT4 words (steps, 64) into INT8 words (2 steps, 64)."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         e = Emitter(builder, ROWS)
@@ -118,8 +120,8 @@ def unpack(typing: Any, words: Any, steps: Any, target: Any) -> Any:
             for place in range(0, 4 * BLOCK, LINE):
                 ahead(e, e.at(here, place))
                 both = e.load(e.at(here, place), e.i32s, LINE)
-                for part in range(2):
-                    e.store(nibbles(e, both, part), e.at(to, 4 * BLOCK * part + place), LINE)
+                for half in range(2):
+                    e.store(nibbles(e, both, half), e.at(to, 4 * BLOCK * half + place), LINE)
             return []
 
         e.loop(steps_, [], step)
@@ -130,24 +132,26 @@ def unpack(typing: Any, words: Any, steps: Any, target: Any) -> Any:
 
 @emitted
 def scaled_matrix_block(
-    typing: Any, columns: Any, form: Any,
-    numbers: Any, scales: Any, x: Any, stride: Any, left: Any, products: Any, x_scales: Any, offsets: Any, apart: Any,
-    tile: Any, sums: Any,
+    typing: Any, columns: Any, format: Any,
+    numbers: Any, scales: Any, x: Any, stride: Any, left: Any, products: Any, x_scales: Any, offsets: Any,
+    scale_stride: Any, tile: Any, sums: Any,
 ) -> Any:  # fmt: skip
     """sums[t, r] += scale[r] x_scale[t] (offset[t] + row[r] . x[t]) over the columns of one group.
 
-    `numbers` are the group's words, of INT4 `unpack`ed; 16 tokens, of which `left` count, lie `stride` bytes apart,
-    their scales and offsets `apart`; `tile` (16, 64) int32 is scratch. Nothing without columns.
+    `numbers` are the group's words, INT4 after `unpack`. There are 16 tokens, of which `left` count; they are `stride`
+    bytes apart, their scales and offsets `scale_stride`. `tile` (16, 64) int32 is scratch. Emits nothing for 0 columns.
     """
     words = literal(columns) // 4
-    from_memory = Format(literal(form)) is Format.INT8
+    from_memory = Format(literal(format)) is Format.INT8
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if not words:
             return context.get_dummy_value()
         e = Emitter(builder, ROWS)
         m = Matrices(builder)
-        numbers_, scales_, x_, stride_, left_, products_, x_scales_, offsets_, apart_, tile_, sums_ = arguments[2:]
+        (
+            numbers_, scales_, x_, stride_, left_, products_, x_scales_, offsets_, scale_stride_, tile_, sums_
+        ) = arguments[2:]  # fmt: skip
         for total in _SUMS:
             m.clear(total)
 
@@ -168,7 +172,7 @@ def scaled_matrix_block(
         own = [e.load_f32(scales_, place) for place in places]
 
         def token(index: Any, _: list[Any]) -> list[Any]:
-            behind = builder.mul(index, apart_)
+            behind = builder.mul(index, scale_stride_)
             start = e.spread_i32(e.at(offsets_, behind))
             factor = e.spread_f32(e.at(x_scales_, behind))
             row = builder.mul(index, I64(4 * BLOCK))
@@ -182,22 +186,22 @@ def scaled_matrix_block(
         e.loop(left_, [], token)
         return context.get_dummy_value()
 
-    return types.void(columns, form, *[types.int64] * 11), emit
+    return types.void(columns, format, *[types.int64] * 11), emit
 
 
 @emitted
-def store_rows(typing: Any, columns: Any, sums: Any, count: Any, out: Any, apart: Any) -> Any:
-    """Rows of 64 fp32, one behind the other, to so many bytes apart; nothing without columns."""
+def store_rows(typing: Any, columns: Any, sums: Any, count: Any, out: Any, out_stride: Any) -> Any:
+    """Store contiguous rows of 64 fp32 to rows `out_stride` bytes apart; emits nothing for 0 columns."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if not literal(columns):
             return context.get_dummy_value()
         e = Emitter(builder, ROWS)
-        sums_, count_, out_, apart_ = arguments[1:]
+        sums_, count_, out_, out_stride_ = arguments[1:]
 
         def row(index: Any, _: list[Any]) -> list[Any]:
             here = e.at(sums_, builder.mul(index, I64(4 * BLOCK)))
-            to = e.at(out_, builder.mul(index, apart_))
+            to = e.at(out_, builder.mul(index, out_stride_))
             for place in range(0, 4 * BLOCK, LINE):
                 e.store_f32(e.load_f32(here, place), to, place)
             return []

@@ -1,7 +1,7 @@
-"""Experts spread over NUMA nodes: each holds a slice of every expert's inner dim, and its cores compute with it.
+"""Experts divided among NUMA nodes: each node holds a slice of every expert's inner dim, and its cores compute with it.
 
-Tensor parallelism inside a computer (KTransformers, section 3.3): no node reads another's weights, and what crosses
-is one row of partial sums per token and node.
+This is tensor parallelism inside one computer (KTransformers, section 3.3): no node reads another node's weights, and
+only one row of partial sums per token and node moves between nodes.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class NodeExperts:
     Attributes
     ----------
     slices : tuple of PackedExperts
-        Each the same experts with a part of their inner dim.
+        The experts of the layer, in each slice with a range of their inner dim.
     nodes : tuple of frozenset of int
-        CPUs of each slice's node.
+        CPUs of the node of each slice.
     """
 
     slices: tuple[PackedExperts, ...]
@@ -42,7 +42,7 @@ class NodeExperts:
     @property
     def nbytes(self) -> int:
         """Bytes of all slices."""
-        return sum(part.nbytes for part in self.slices)
+        return sum(own.nbytes for own in self.slices)
 
     def __len__(self) -> int:
         return len(self.slices[0])
@@ -50,7 +50,7 @@ class NodeExperts:
 
 @public
 def numa_nodes(system: Path = _SYSTEM) -> tuple[frozenset[int], ...]:
-    """CPUs that this process may use, by NUMA node; one node where the system tells of none.
+    """CPUs that this process may use, by NUMA node; a single node where the system reports none.
 
     Examples
     --------
@@ -66,10 +66,10 @@ def numa_nodes(system: Path = _SYSTEM) -> tuple[frozenset[int], ...]:
 
 
 def _listed(text: str) -> list[int]:
-    """``0-3,8`` as numbers."""
+    """Parse a list of CPUs such as ``0-3,8``."""
     found = list[int]()
-    for run in filter(None, text.strip().split(",")):
-        first, _, last = run.partition("-")
+    for numbers in filter(None, text.strip().split(",")):
+        first, _, last = numbers.partition("-")
         found += range(int(first), int(last or first) + 1)
     return found
 
@@ -83,16 +83,16 @@ def pack_by_node(
     group: int = GROUP,
     nodes: Sequence[Collection[int]] | None = None,
 ) -> NodeExperts:
-    """Pack a layer's experts in slices, each by a thread of its node, so that the node's memory holds it.
+    """Pack a layer's experts in slices, each by a thread of its node, so that it is in the node's memory.
 
     Parameters
     ----------
     gate_up : (E, 2 F, M), or E matrices (2 F, M)
     down : (E, M, F), or E matrices (M, F)
     format, group
-        These and the weights' types as of `pack_experts`.
+        As of `pack_experts`, like the weights' types.
     nodes : sequence of collections of CPUs, optional
-        The nodes; those of this computer (`numa_nodes`) unless given.
+        CPUs of each node, by default those of this computer (`numa_nodes`).
 
     Returns
     -------
@@ -107,7 +107,7 @@ def pack_by_node(
     Examples
     --------
     >>> gate_up, down = np.ones((2, 512, 4), np.float32), np.ones((2, 4, 256), np.float32)
-    >>> [part.down.dim for part in pack_by_node(gate_up, down, nodes=[{0}, {0}]).slices]
+    >>> [own.down.dim for own in pack_by_node(gate_up, down, nodes=[{0}, {0}]).slices]
     [128, 128]
     """
     first, second = checked_layer(gate_up, down)
@@ -119,22 +119,22 @@ def pack_by_node(
             f"nodes must each have a CPU and be at most {units}, the groups of {group} in the inner dim {inner}, not "
             f"{[sorted(node) for node in chosen]}: leave them out for this computer's."
         )
-    runs = [(part[0] * group, min(inner, (part[-1] + 1) * group)) for part in np.array_split(range(units), len(chosen))]
-    waiting = [
-        on_node(functools.partial(_slice, first, second, run, format, group), cpus, 1)
-        for run, cpus in zip(runs, chosen, strict=True)
-    ]
-    return NodeExperts(tuple(part.result() for part in waiting), chosen)
+    packing = []
+    for own, cpus in zip(np.array_split(range(units), len(chosen)), chosen, strict=True):
+        bounds = (own[0] * group, min(inner, (own[-1] + 1) * group))
+        packing.append(on_node(functools.partial(_slice, first, second, bounds, format, group), cpus, 1))
+    return NodeExperts(tuple(packed.result() for packed in packing), chosen)
 
 
 def _slice(
     gate_up: Sequence[NDArray[Any]],
     down: Sequence[NDArray[Any]],
-    run: tuple[int, int],
+    bounds: tuple[int, int],
     format: Format | str | None,
     group: int,
 ) -> PackedExperts:
-    begin, end = run
+    """Pack the columns begin .. end - 1 of the inner dim of all experts."""
+    begin, end = bounds
     inner = down[0].shape[1]
     both = [np.concatenate([m[begin:end], m[inner + begin : inner + end]]) for m in gate_up]
     return pack_experts(both, [m[:, begin:end] for m in down], format=format, group=group)

@@ -1,4 +1,4 @@
-"""The portable form of the experts' inner loops: rows of a block are neighbours, so the compiler finds vectors."""
+"""The portable inner loops of the experts; rows of a block are neighbours in memory, so LLVM vectorises over them."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from .weights import ROWS
 
 @compiled("contract")
 def fp32_rows(words: Any, x: Any, out: Any) -> None:
-    """out[r] = row[r] . x, of words (steps, 64) of FP32."""
+    """out[r] = row[r] . x for FP32 words (steps, 64)."""
     out[:] = 0
     for s in range(len(words)):
         for r in range(ROWS):
@@ -19,7 +19,7 @@ def fp32_rows(words: Any, x: Any, out: Any) -> None:
 
 @compiled("contract")
 def bf16_rows(words: Any, x: Any, out: Any) -> None:
-    """As `fp32_rows`, of BF16."""
+    """out[r] = row[r] . x for BF16 words (steps, 64)."""
     out[:] = 0
     for s in range(len(words)):
         for r in range(ROWS):
@@ -32,7 +32,7 @@ def bf16_rows(words: Any, x: Any, out: Any) -> None:
 def scaled_rows(
     words: Any, per_word: int, scales: Any, x: Any, x_scales: Any, offsets: Any, sums: Any, out: Any
 ) -> None:  # fmt: skip
-    """As `scaled_block` for one token, of INT8 (4 per word) or INT4 (8); `sums` (64,) int32 is scratch."""
+    """Compute `scaled_block` for one token, INT8 (4 per word) or INT4 (8); `sums` (64,) int32 is scratch."""
     groups = len(scales)
     steps = len(words) // groups
     bits = np.uint32(32 // per_word)
@@ -42,7 +42,7 @@ def scaled_rows(
         sums[:] = offsets[g]
         for s in range(g * steps, (g + 1) * steps):
             for j in range(per_word):
-                # INT4: the low halves of the four bytes, then the high ones
+                # INT4 words hold four numbers in the low halves of their bytes, then four in the high halves
                 shift = np.uint32(8 * (j % 4) + (4 if j >= 4 else 0)) if per_word == 8 else np.uint32(bits * j)
                 number = np.int32(x[s * per_word + j])
                 for r in range(ROWS):

@@ -1,4 +1,4 @@
-"""The experts' inner loop on weights as they lie, row behind row: a few rows times a few tokens, in registers."""
+"""The experts' inner loop on weights in place, with rows one after the other: a few rows times a few tokens."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ from typing import Any
 from numba import types
 
 from ..codegen.compiled import emitted, literal
-from ..codegen.vector_ir import I64, Emitter, Kind, Piece
+from ..codegen.vector_ir import I64, Emitter, Load, Storage
 from .vectors import SUMS, ahead, rows_of
 from .weights import ROWS
 
 TOKENS = 4
-"""Most tokens that one reading of a row serves."""
+"""Most tokens that are computed with one read of a row."""
 
 
 def _together(lanes: int, tokens: int) -> int:
-    """Rows that are read side by side: so many streams come in faster than one, and share the tokens' loads."""
+    """Rows that are read side by side: several streams are faster than one, and rows share the tokens' loads."""
     return 4 if 4 * tokens <= SUMS[lanes] else 2
 
 
 @emitted
 def row_block(
     typing: Any, lanes: Any, tokens: Any,
-    block: Any, x: Any, stride: Any, left: Any, steps: Any, out: Any, apart: Any,
+    block: Any, x: Any, stride: Any, left: Any, steps: Any, out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
     """out[t, r] = row[r] . x[t] in fp32 over 64 rows of bf16, `steps` registers each.
 
-    Tokens in fp32, in `split` order, `stride` bytes apart; code for `tokens`, of which `left` are there.
+    Tokens are fp32 with even and odd columns separated (`Activations.split`); rows of x are `stride` bytes apart, rows
+    of out `out_stride`. Compiled for `tokens` tokens, of which `left` exist.
     """
     width = literal(lanes)
     count = literal(tokens)
@@ -37,12 +38,12 @@ def row_block(
             return context.get_dummy_value()
         e = Emitter(builder, width)
         line = 4 * width
-        block_, x_, stride_, left_, steps_, out_, apart_ = arguments[2:]
+        block_, x_, stride_, left_, steps_, out_, out_stride_ = arguments[2:]
         token = rows_of(e, x_, stride_, count, left_)
-        result = rows_of(e, out_, apart_, count, left_)
+        result = rows_of(e, out_, out_stride_, count, left_)
         row_bytes = builder.mul(steps_, I64(line))
         several = _together(width, count)
-        halves = 2 if 2 * several * count <= SUMS[width] else 1  # even and odd columns apart: none waits for the other
+        halves = 2 if 2 * several * count <= SUMS[width] else 1  # with 2, even and odd columns have sums of their own
 
         def step(index: Any, sums: list[Any], rows: list[Any]) -> list[Any]:
             place = builder.mul(index, I64(line))
@@ -50,7 +51,7 @@ def row_block(
             for row in rows:
                 here = e.at(row, place)
                 ahead(e, here)
-                weights.append(e.widen(Piece(0, 2), here, Kind.BF16))
+                weights.append(e.widen(Load(0, 2), here, Storage.BF16))
             for t in range(count):
                 at = e.at(token[t], builder.mul(index, I64(2 * line)))
                 for half in range(2):

@@ -1,8 +1,8 @@
-"""The threads' work for the experts: five phases, each a queue of tasks of which a free thread takes the next.
+"""The work of a thread for the experts: five phases, each with a queue from which free threads take tasks.
 
-Form the rows of the tokens; gate and up, block of 64 rows after block; SwiGLU; down; and the weighted sums. A phase
-begins when all tasks of the one before are done, so a call needs its threads only once, and one that comes late, or
-not at all, holds up nobody.
+The phases are: convert activations, gate and up projections (in blocks of 64 rows), SwiGLU, down projections, weighted
+sums. A phase begins when all tasks of the previous one are done. A call therefore starts its threads only once, and a
+thread that starts late, or not at all, delays no other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numba import literally  # type: ignore[attr-defined]
 
 from ..codegen.compiled import compiled
-from ..codegen.matrix_ir import PARTS, release
+from ..codegen.matrix_ir import TERMS, release
 from ..codegen.numerics import aligned_floats
 from ..machine.features import CodePath, has, has_matrices, is_zen
 from ..threads.task_counts import next_task, task_done, tasks_done
@@ -37,208 +37,212 @@ from .vectors import exact_block, rounded_block, scaled_block
 from .weights import ROWS, STREAMS, Format, Matrices, PackedExperts
 
 FEW = 4
-"""Most tokens of an expert that vectors multiply, those of BF16 weights in fp32, where the CPU multiplies bf16 or
-matrices too: so few wait for memory anyway.
+"""Most tokens of an expert that vectors compute, with BF16 weights in fp32, on CPUs that also have products of bf16 or
+matrix registers: with so few tokens reading the weights takes longer than computing.
 
-Rounded against exact on two Zen 4 cores, at 1, 4, 5 and 8 tokens: 0.92, 0.96, 1.02 and 1.16 times as fast. Matrix
-registers against vectors on a core of a Xeon with AMX, both exact, at 5, 8, 16, 32 and 512: 1.1, 1.2, 1.7, 2.0 and 2.7;
-with INT8 1.1, 1.2, 1.4, 1.6 and 1.8, with INT4 1.1, 1.2, 1.7, 1.9 and 2.3.
+Speed with rounded relative to exact activations on two Zen 4 cores, at 1, 4, 5 and 8 tokens: 0.92, 0.96, 1.02, 1.16.
+Speed of matrix registers relative to vectors on a core of a Xeon with AMX, both exact, at 5, 8, 16, 32 and 512 tokens:
+1.1, 1.2, 1.7, 2.0, 2.7; with INT8 1.1, 1.2, 1.4, 1.6, 1.8, with INT4 1.1, 1.2, 1.7, 1.9, 2.3.
 """
 MANY = 32
-"""Most tokens of an expert that matrix registers multiply exactly: above, what is multiplied is the nearest bf16.
+"""Most tokens of an expert that matrix registers compute exactly; with more, activations are rounded to bf16.
 
-Exact and rounded in GFLOP/s on a core of a Xeon with AMX, and torch, which rounds, at 16, 32, 64, 128 and 512 tokens:
+GFLOP/s of exact, rounded, and torch's rounded products on a core of a Xeon with AMX, at 16, 32, 64, 128 and 512 tokens:
 160, 176, 113; 227, 259, 189; 263, 351, 257; 316, 439, 387; 411, 597, 579.
 """
 _STREAMS = 1 if is_zen() else STREAMS
-"""In how many streams a block is read for the first tokens; then it is in a cache, where one is up to 1.4 times faster.
+"""Streams in which a block is read for the first tokens. Later it is in a cache, where one is up to 1.4 times as fast.
 
-Shares of sequential reading, itself one stream, on two cores of an Ice Lake Xeon at 1 and 4 tokens of an expert: 1
-stream 0.93 and 0.87, 2 streams 1.00 and 0.97, 4 streams 1.07 to 1.10 and 0.97 to 0.99.
+Fractions of the sequential read rate, itself one stream, on two cores of an Ice Lake Xeon at 1 and 4 tokens per expert:
+1 stream 0.93 and 0.87, 2 streams 1.00 and 0.97, 4 streams 1.07 to 1.10 and 0.97 to 0.99.
 """
 _FP32 = int(Format.FP32)
 _BF16 = int(Format.BF16)
 _INT4 = int(Format.INT4)
 PHASES = 5
 _KEPT = 1 << 20
-"""Bytes of blocks, or of rows, that stay in L2 while they are read again and again."""
-_RUN = 64
-"""Tokens whose sums stay in L1 from one group of INT8 or INT4 to the next; 32 to 256 are within a tenth."""
+"""Bytes of blocks, or of activations, that stay in L2 while they are read repeatedly."""
+_SUMMED_TOKENS = 64
+"""Tokens whose sums stay in L1 from one scale group to the next; speeds with 32 to 256 are within a tenth."""
 
 
-def parts_of(experts: PackedExperts, path: CodePath, exact: bool) -> int:
-    """Count of bf16 numbers per activation where an expert has many tokens: 0 for fp32, 1 rounded, 3 that sum to it.
+def terms_of(experts: PackedExperts, path: CodePath, exact: bool) -> int:
+    """Number of bf16 terms per activation for experts with many tokens: 0 for fp32, 1 rounded, 3 for an exact sum.
 
-    Rounded for products of pairs is for Zen: on a Xeon with AMX those are 0.97 to 0.7 times as fast as exact ones.
+    Only Zen rounds for AVX512_BF16: on a Xeon with AMX its products are 0.97 to 0.7 times as fast as exact ones.
     """
     both = experts.gate_up, experts.down
     if experts.format is not Format.BF16 or path is not CodePath.AVX512 or experts.gate_up.in_place:
         return 0
     if has_matrices() and not any(matrices.width % COLUMNS for matrices in both):
-        return PARTS
+        return TERMS
     return 1 if is_zen() and has("avx512bf16") and not exact else 0
 
 
 def columns_of(experts: PackedExperts, path: CodePath) -> int:
-    """Columns of INT8 or INT4 that matrix registers multiply together for an expert's many tokens, or 0."""
+    """Columns of INT8 or INT4 that one matrix instruction multiplies, for experts with many tokens; 0 without."""
     if not experts.format.scaled or path is not CodePath.AVX512 or not has_matrices():
         return 0
     return columns_together(math.gcd(experts.gate_up.group, experts.down.group))
 
 
-def blocks_of(matrices: Matrices, parts: int, most: int) -> int:
-    """Blocks of a task: several where the rows of so many tokens would leave L2 from block to block."""
-    fits = 2 * parts * matrices.width * most <= _KEPT
-    return 1 if parts < PARTS or fits else max(1, _KEPT // (2 * ROWS * matrices.width))
+def blocks_of(matrices: Matrices, terms: int, most: int) -> int:
+    """Blocks per task; several if the activations of `most` tokens would not stay in L2 from block to block."""
+    fits = 2 * terms * matrices.width * most <= _KEPT
+    return 1 if terms < TERMS or fits else max(1, _KEPT // (2 * ROWS * matrices.width))
 
 
 @compiled()
 def _floats(
-    lanes: int, form: int, parts: int, block: int, steps: int, begin: int, end: int, x: Any, out: Any, number: int
+    lanes: int, format: int, terms: int, block: int, steps: int, begin: int, end: int, x: Any, out: Any, number: int
 ) -> None:
-    """A block of FP32 or BF16 times the rows begin .. end - 1."""
-    literally(lanes), literally(form), literally(parts)
+    """Multiply a block of FP32 or BF16 words with activations begin .. end - 1."""
+    literally(lanes), literally(format), literally(terms)
     stride = 4 * x.exact.shape[1]
-    apart = 4 * out.shape[1]
+    out_stride = 4 * out.shape[1]
     base = x.exact.ctypes.data
     result = out.ctypes.data + 4 * ROWS * number
-    if parts == 1 and end - begin > FEW:
+    if terms == 1 and end - begin > FEW:
         stride = 4 * x.pairs.shape[1]
         base = x.pairs.ctypes.data
         for t in range(begin, end, 6):
             at = base + t * stride
-            to = result + t * apart
+            to = result + t * out_stride
             left = end - t
             if left > 4 and t > begin:
-                rounded_block(lanes, form, 6, 1, block, at, stride, left, steps, to, apart)
+                rounded_block(lanes, format, 6, 1, block, at, stride, left, steps, to, out_stride)
             elif left > 4:
-                rounded_block(lanes, form, 6, _STREAMS, block, at, stride, left, steps, to, apart)
+                rounded_block(lanes, format, 6, _STREAMS, block, at, stride, left, steps, to, out_stride)
             elif left > 2:
-                rounded_block(lanes, form, 4, _STREAMS, block, at, stride, left, steps, to, apart)
+                rounded_block(lanes, format, 4, _STREAMS, block, at, stride, left, steps, to, out_stride)
             else:
-                rounded_block(lanes, form, 2, _STREAMS, block, at, stride, left, steps, to, apart)
+                rounded_block(lanes, format, 2, _STREAMS, block, at, stride, left, steps, to, out_stride)
         return
     for t in range(begin, end, 4):
         at = base + t * stride
-        to = result + t * apart
+        to = result + t * out_stride
         left = end - t
         if left > 2 and t > begin:
-            exact_block(lanes, form, 4, 1, block, at, stride, left, steps, to, apart)
+            exact_block(lanes, format, 4, 1, block, at, stride, left, steps, to, out_stride)
         elif left > 2:
-            exact_block(lanes, form, 4, _STREAMS, block, at, stride, left, steps, to, apart)
+            exact_block(lanes, format, 4, _STREAMS, block, at, stride, left, steps, to, out_stride)
         elif left == 2:
-            exact_block(lanes, form, 2, _STREAMS, block, at, stride, left, steps, to, apart)
+            exact_block(lanes, format, 2, _STREAMS, block, at, stride, left, steps, to, out_stride)
         else:
-            exact_block(lanes, form, 1, _STREAMS, block, at, stride, left, steps, to, apart)
+            exact_block(lanes, format, 1, _STREAMS, block, at, stride, left, steps, to, out_stride)
 
 
 @compiled()
 def _matrices(
-    parts: int, whole: bool, block: int, steps: int, blocks: int, begin: int, end: int, x: Any, out: Any, number: int
+    terms: int, exact: bool, block: int, steps: int, blocks: int, begin: int, end: int, x: Any, out: Any, number: int
 ) -> None:  # fmt: skip
-    """Some blocks of BF16 times the rows begin .. end - 1; a few rows stay in a cache from block to block."""
-    literally(parts)
+    """Multiply `blocks` blocks of BF16 words with activations begin .. end - 1 by matrix registers.
+
+    The blocks are the inner loop, so that 16 activations stay in a cache.
+    """
+    literally(terms)
     stride = 4 * x.pairs.shape[1]
-    apart = 4 * out.shape[1]
+    out_stride = 4 * out.shape[1]
     base = x.pairs.ctypes.data
     result = out.ctypes.data + 4 * ROWS * number
     for t in range(begin, end, TOGETHER):
         if t == begin or end - t < TOGETHER:
-            shape(parts, min(TOGETHER, end - t))
+            shape(terms, min(TOGETHER, end - t))
         for b in range(blocks):
             at = block + 4 * ROWS * steps * b
-            to = result + t * apart + 4 * ROWS * b
-            if whole:
-                matrix_block(parts, 1, at, base + t * stride, stride, 4 * steps, steps, to, apart)
+            to = result + t * out_stride + 4 * ROWS * b
+            if exact:
+                matrix_block(terms, 1, at, base + t * stride, stride, 4 * steps, steps, to, out_stride)
             else:
-                matrix_block(parts, 0, at, base + t * stride, stride, 4 * steps, steps, to, apart)
+                matrix_block(terms, 0, at, base + t * stride, stride, 4 * steps, steps, to, out_stride)
     release()
 
 
 @compiled()
 def _in_place(lanes: int, block: int, steps: int, begin: int, end: int, x: Any, out: Any, number: int) -> None:
-    """A block of BF16 rows as they lie times the rows begin .. end - 1."""
+    """Multiply a block of BF16 rows in place with activations begin .. end - 1."""
     literally(lanes)
     stride = 4 * x.exact.shape[1]
-    apart = 4 * out.shape[1]
+    out_stride = 4 * out.shape[1]
     base = x.exact.ctypes.data
     result = out.ctypes.data + 4 * ROWS * number
     for t in range(begin, end, TOKENS):
         at = base + t * stride
-        to = result + t * apart
+        to = result + t * out_stride
         left = end - t
         if left > 2:
-            row_block(lanes, 4, block, at, stride, left, steps, to, apart)
+            row_block(lanes, 4, block, at, stride, left, steps, to, out_stride)
         elif left == 2:
-            row_block(lanes, 2, block, at, stride, left, steps, to, apart)
+            row_block(lanes, 2, block, at, stride, left, steps, to, out_stride)
         else:
-            row_block(lanes, 1, block, at, stride, left, steps, to, apart)
+            row_block(lanes, 1, block, at, stride, left, steps, to, out_stride)
 
 
 @compiled()
 def _scaled(
-    lanes: int, form: int, block: int, steps: int, scales: int, groups: int, begin: int, end: int, x: Any, out: Any,
+    lanes: int, format: int, block: int, steps: int, scales: int, groups: int, begin: int, end: int, x: Any, out: Any,
     number: int,
 ) -> None:  # fmt: skip
-    """A block of INT8 or INT4 times the rows begin .. end - 1.
+    """Multiply a block of INT8 or INT4 words with activations begin .. end - 1.
 
-    Four first: of the code for six, which multiplies faster, the hardware often does not foresee the block's reading
-    (0.4 of the rate on Zen 4), so it takes over when the block is in a cache.
+    The first pass has four tokens. The code for six computes faster, but hardware often fails to prefetch the block for
+    it (0.4 of the read rate on Zen 4), so it serves the later passes, when the block is in a cache.
     """
-    literally(lanes), literally(form)
+    literally(lanes), literally(format)
     stride = x.numbers.shape[1]
-    apart = 4 * out.shape[1]
+    out_stride = 4 * out.shape[1]
     each = steps // groups
     base = x.numbers.ctypes.data
     result = out.ctypes.data + 4 * ROWS * number
     t = begin
     while t < end:
         at = base + t * stride
-        to = result + t * apart
+        to = result + t * out_stride
         left = end - t
         own = x.scales.ctypes.data + 4 * groups * t
         start = x.offsets.ctypes.data + 4 * groups * t
         if left > 4 and t > begin:
-            scaled_block(lanes, form, 6, block, scales, at, stride, left, own, start, groups, each, to, apart)
+            scaled_block(lanes, format, 6, block, scales, at, stride, left, own, start, groups, each, to, out_stride)
             t += 6
         elif left > 2:
-            scaled_block(lanes, form, 4, block, scales, at, stride, left, own, start, groups, each, to, apart)
+            scaled_block(lanes, format, 4, block, scales, at, stride, left, own, start, groups, each, to, out_stride)
             t += 4
         elif left == 2:
-            scaled_block(lanes, form, 2, block, scales, at, stride, left, own, start, groups, each, to, apart)
+            scaled_block(lanes, format, 2, block, scales, at, stride, left, own, start, groups, each, to, out_stride)
             t += 2
         else:
-            scaled_block(lanes, form, 1, block, scales, at, stride, left, own, start, groups, each, to, apart)
+            scaled_block(lanes, format, 1, block, scales, at, stride, left, own, start, groups, each, to, out_stride)
             t += 1
 
 
 @compiled()
 def _scaled_matrices(
-    form: int, columns: int, block: int, steps: int, scales: int, groups: int, begin: int, end: int, x: Any, out: Any,
+    format: int, columns: int, block: int, steps: int, scales: int, groups: int, begin: int, end: int, x: Any, out: Any,
     number: int,
 ) -> None:  # fmt: skip
-    """A block of INT8 or INT4 times the rows begin .. end - 1, group after group, by matrix registers."""
-    literally(form), literally(columns)
+    """Multiply a block of INT8 or INT4 words with activations begin .. end - 1, group by group, by matrix registers."""
+    literally(format), literally(columns)
     stride = x.numbers.shape[1]
-    apart = 4 * groups
+    scale_stride = 4 * groups
     each = steps // groups
-    sums = aligned_floats(_RUN * ROWS)
+    sums = aligned_floats(_SUMMED_TOKENS * ROWS)
     tile = aligned_floats(TOGETHER * ROWS)
-    unpacked = aligned_floats(2 * each * ROWS if form == _INT4 else 0)
+    unpacked = aligned_floats(2 * each * ROWS if format == _INT4 else 0)
     shape_bytes(columns)
-    for first in range(begin, end, _RUN):
-        past = min(first + _RUN, end)
+    for first in range(begin, end, _SUMMED_TOKENS):
+        past = min(first + _SUMMED_TOKENS, end)
         sums[: (past - first) * ROWS] = 0
         for g in range(groups):
             numbers: Any = block + 4 * ROWS * each * g
-            if form == _INT4:
+            if format == _INT4:
                 unpack(numbers, each, unpacked.ctypes.data)
-                numbers = np.int64(unpacked.ctypes.data)  # of int64 and uint64 Numba makes float64
+                numbers = np.int64(unpacked.ctypes.data)  # Numba would unify int64 and uint64 to float64
             for t in range(first, past, TOGETHER):
                 scaled_matrix_block(
-                    columns, form, numbers, scales + 4 * ROWS * g, x.numbers.ctypes.data + t * stride + each * form * g,
-                    stride, min(TOGETHER, past - t), each * form // columns, x.scales.ctypes.data + t * apart + 4 * g,
-                    x.offsets.ctypes.data + t * apart + 4 * g, apart, tile.ctypes.data,
+                    columns, format, numbers, scales + 4 * ROWS * g,
+                    x.numbers.ctypes.data + t * stride + each * format * g, stride, min(TOGETHER, past - t),
+                    each * format // columns, x.scales.ctypes.data + t * scale_stride + 4 * g,
+                    x.offsets.ctypes.data + t * scale_stride + 4 * g, scale_stride, tile.ctypes.data,
                     sums.ctypes.data + 4 * ROWS * (t - first),
                 )  # fmt: skip
         to = out.ctypes.data + 4 * (out.shape[1] * first + ROWS * number)
@@ -247,54 +251,54 @@ def _scaled_matrices(
 
 
 @compiled()
-def _portable(form: int, words: Any, scales: Any, begin: int, end: int, x: Any, out: Any, number: int) -> None:
-    """A block of any format times the rows begin .. end - 1, on any CPU."""
+def _portable(format: int, words: Any, scales: Any, begin: int, end: int, x: Any, out: Any, number: int) -> None:
+    """Multiply a block of any format with activations begin .. end - 1, on any CPU."""
     sums = np.empty(ROWS, np.int32)
     for t in range(begin, end):
         to = out[t, ROWS * number : ROWS * (number + 1)]
-        if form == _FP32:
+        if format == _FP32:
             fp32_rows(words, x.exact[t], to)
-        elif form == _BF16:
+        elif format == _BF16:
             bf16_rows(words, x.exact[t], to)
         else:
-            scaled_rows(words, form, scales, x.numbers[t], x.scales[t], x.offsets[t], sums, to)
+            scaled_rows(words, format, scales, x.numbers[t], x.scales[t], x.offsets[t], sums, to)
 
 
 @compiled()
 def _multiply(
-    lanes: int, form: int, in_place: bool, parts: int, columns: int, words: Any, scales: Any, first: Any, expert: int,
+    lanes: int, format: int, in_place: bool, terms: int, columns: int, words: Any, scales: Any, first: Any, expert: int,
     number: int, past: int, many: int, x: Any, out: Any,
 ) -> None:  # fmt: skip
-    """Blocks number .. past - 1 of an expert's matrix times the rows of those who chose it."""
-    literally(lanes), literally(form), literally(parts), literally(columns)
+    """Multiply blocks number .. past - 1 of an expert's matrix with the activations of the tokens that chose it."""
+    literally(lanes), literally(format), literally(terms), literally(columns)
     begin = first[expert]
     end = first[expert + 1]
     steps = words.shape[2]
     groups = scales.shape[2]
     size = 4 * ROWS * steps
     block = words.ctypes.data + (expert * words.shape[1] + number) * size
-    if parts == PARTS and end - begin > FEW:
-        _matrices(parts, end - begin <= many, block, steps, past - number, begin, end, x, out, number)
+    if terms == TERMS and end - begin > FEW:
+        _matrices(terms, end - begin <= many, block, steps, past - number, begin, end, x, out, number)
         return
     for b in range(number, past):
         if lanes == 0:
-            _portable(form, words[expert, b], scales[expert, b], begin, end, x, out, b)
+            _portable(format, words[expert, b], scales[expert, b], begin, end, x, out, b)
         elif in_place:
             _in_place(lanes, block, steps // lanes, begin, end, x, out, b)
         elif groups:
             factors = scales.ctypes.data + 4 * ROWS * groups * (expert * words.shape[1] + b)
             if columns and end - begin > FEW:
-                _scaled_matrices(form, columns, block, steps, factors, groups, begin, end, x, out, b)
+                _scaled_matrices(format, columns, block, steps, factors, groups, begin, end, x, out, b)
             else:
-                _scaled(lanes, form, block, steps, factors, groups, begin, end, x, out, b)
+                _scaled(lanes, format, block, steps, factors, groups, begin, end, x, out, b)
         else:
-            _floats(lanes, form, parts, block, steps, begin, end, x, out, b)
+            _floats(lanes, format, terms, block, steps, begin, end, x, out, b)
         block += size
 
 
 @compiled("contract")
 def _weighted_sum(answers: Any, places: Any, weights: Any, out: Any) -> None:
-    """out = sum over j of weights[j] answers[places[j]], in the order of j."""
+    """out = sum over j of weights[j] answers[places[j]], in order of j."""
     out[:] = 0
     for j in range(len(weights)):
         answer = answers[places[j]]
@@ -305,7 +309,7 @@ def _weighted_sum(answers: Any, places: Any, weights: Any, out: Any) -> None:
 
 @compiled()
 def _next(counter: int, phase: int, tasks: int) -> Any:
-    """The next task of a phase to do, or -1; there, wait until those that others have taken are done."""
+    """Take the next task of a phase; when none is left, wait until all are done and return -1."""
     index = next_task(counter, phase)
     if index < tasks:
         return index
@@ -315,8 +319,8 @@ def _next(counter: int, phase: int, tasks: int) -> Any:
 
 
 @functools.cache
-def server(lanes: int, form: int, in_place: bool, parts: int, columns: int) -> Any:
-    """One thread's work, compiled for registers and words; only numbers are closed over, for the disk cache."""
+def server(lanes: int, format: int, in_place: bool, terms: int, columns: int) -> Any:
+    """Compile one thread's work for a register width and format; it closes over numbers only, for the disk cache."""
 
     @compiled()
     def serve(
@@ -331,35 +335,35 @@ def server(lanes: int, form: int, in_place: bool, parts: int, columns: int) -> A
             task_done(counter, 0)
             i = _next(counter, 0, len(tokens))
         blocks = up_words.shape[1]
-        runs = -(-blocks // up_blocks)
-        i = _next(counter, 1, len(touched) * runs)
+        tasks_each = -(-blocks // up_blocks)
+        i = _next(counter, 1, len(touched) * tasks_each)
         while i >= 0:
-            expert = touched[i // runs]
-            number = i % runs * up_blocks
+            expert = touched[i // tasks_each]
+            number = i % tasks_each * up_blocks
             past = min(blocks, number + up_blocks)
             _multiply(
-                lanes, form, in_place, parts, columns, up_words, up_scales, first, expert, number, past, many, x, both
+                lanes, format, in_place, terms, columns, up_words, up_scales, first, expert, number, past, many, x, both
             )
             task_done(counter, 1)
-            i = _next(counter, 1, len(touched) * runs)
+            i = _next(counter, 1, len(touched) * tasks_each)
         i = _next(counter, 2, len(tokens))
         while i >= 0:
             fill_swiglu(both, dim, i, inner, zero)
             task_done(counter, 2)
             i = _next(counter, 2, len(tokens))
         blocks = down_words.shape[1]
-        runs = -(-blocks // down_blocks)
-        i = _next(counter, 3, len(touched) * runs)
+        tasks_each = -(-blocks // down_blocks)
+        i = _next(counter, 3, len(touched) * tasks_each)
         while i >= 0:
-            expert = touched[i // runs]
-            number = i % runs * down_blocks
+            expert = touched[i // tasks_each]
+            number = i % tasks_each * down_blocks
             past = min(blocks, number + down_blocks)
             _multiply(
-                lanes, form, in_place, parts, columns, down_words, down_scales, first, expert, number, past, many,
+                lanes, format, in_place, terms, columns, down_words, down_scales, first, expert, number, past, many,
                 inner, answers,
             )  # fmt: skip
             task_done(counter, 3)
-            i = _next(counter, 3, len(touched) * runs)
+            i = _next(counter, 3, len(touched) * tasks_each)
         i = _next(counter, 4, len(out))
         while i >= 0:
             _weighted_sum(answers, places[i], weights[i], out[i])

@@ -1,6 +1,6 @@
 """The inner loops of the experts as intrinsics: a block of 64 rows of weights times a few tokens, in registers.
 
-Lanes are rows, so a number of a token is spread over a register and no sum is taken across lanes.
+Lanes are rows of weights, so each number of a token is broadcast to a register, and no sum is taken across lanes.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from ..machine.features import has, is_zen
 from .weights import ROWS, Format
 
 SUMS = {16: 24, 8: 8}
-"""Registers for running sums, by lanes."""
+"""Registers used for running sums, by lanes."""
 _AHEAD = 6 << 10
-"""Bytes from what is read to what is asked for, into L1, on CPUs whose hardware does not foresee enough by itself.
+"""Prefetch distance [byte], into L1, on CPUs whose hardware prefetcher alone is too late.
 
-Shares of sequential reading on two cores of an Ice Lake Xeon at 1 and 4 tokens of an expert: not at all 0.85 and 0.73,
-1 KiB 0.90 and 0.82, 2 KiB 0.92 and 0.88, 4 to 8 KiB 0.94 to 0.95 and 0.88 to 0.92, 16 KiB 0.92 and 0.88; into L2 0.02
-to 0.05 less. Many tokens gain too: 8 of them are 1.2 times as fast, 32 of them 1.06. Two Zen 4 cores read 0.99 without.
+Fractions of the sequential read rate on two cores of an Ice Lake Xeon at 1 and 4 tokens per expert: no prefetch 0.85
+and 0.73, 1 KiB 0.90 and 0.82, 2 KiB 0.92 and 0.88, 4 to 8 KiB 0.94 to 0.95 and 0.88 to 0.92, 16 KiB 0.92 and 0.88; into
+L2 0.02 to 0.05 less. More tokens gain too: 8 are 1.2 times as fast, 32 are 1.06 times. Two Zen 4 cores reach 0.99
+without prefetch.
 """
 
 
-def _runs(lanes: int, tokens: int) -> list[range]:
-    """The registers of a block's rows, cut into runs whose sums fit in registers."""
+def _passes(lanes: int, tokens: int) -> list[range]:
+    """The registers of a block's rows, by number, divided into passes whose running sums fit in registers."""
     several = 1
     while 2 * several * tokens <= SUMS[lanes] and several * lanes < ROWS:
         several *= 2
@@ -36,95 +37,96 @@ def _runs(lanes: int, tokens: int) -> list[range]:
 
 
 def rows_of(e: Emitter, address: Any, stride: Any, count: int, left: Any) -> list[Any]:
-    """Addresses of `count` rows; those past the `left` that there are repeat the last."""
+    """Addresses of `count` rows, of which `left` exist; those past the last repeat it."""
     last = e.b.sub(left, I64(1))
     past = [e.b.icmp_signed(">", I64(t), last) for t in range(count)]
     return [e.at(address, e.b.mul(stride, e.b.select(past[t], last, I64(t)))) for t in range(count)]
 
 
 def ahead(e: Emitter, address: Any) -> None:
-    """Ask for what will be read soon after this address."""
+    """Prefetch the cache line at the prefetch distance from an address; nothing on Zen."""
     if not is_zen():
         e.prefetch(e.at(address, _AHEAD), level=1)
 
 
-def _words(e: Emitter, block: Any, step: Any, run: Sequence[int]) -> list[Any]:
-    """The words of a step, of the rows in these registers."""
+def _words(e: Emitter, block: Any, step: Any, registers: Sequence[int]) -> list[Any]:
+    """Load the words of one step for the rows of these registers, with their prefetch."""
     at = e.at(block, e.b.mul(step, I64(4 * ROWS)))
-    for v in run:
+    for v in registers:
         ahead(e, e.at(at, 4 * e.lanes * v))
-    return [e.load(e.at(at, 4 * e.lanes * v), e.i32s, 4 * e.lanes) for v in run]
+    return [e.load(e.at(at, 4 * e.lanes * v), e.i32s, 4 * e.lanes) for v in registers]
 
 
-def _widened(e: Emitter, words: Any, form: Format) -> list[Any]:
-    """The elements of words as registers of fp32, in order."""
-    if form is Format.FP32:
+def _widened(e: Emitter, words: Any, stored: Format) -> list[Any]:
+    """The elements of FP32 or BF16 words as registers of fp32, in order of columns."""
+    if stored is Format.FP32:
         return [e.floats(words)]
     return [e.floats(e.b.shl(words, e.iconst(16))), e.floats(e.b.and_(words, e.iconst(0xFFFF0000)))]
 
 
 @emitted
 def exact_block(
-    typing: Any, lanes: Any, form: Any, tokens: Any, streams: Any,
-    block: Any, x: Any, stride: Any, left: Any, steps: Any, out: Any, apart: Any,
+    typing: Any, lanes: Any, format: Any, tokens: Any, streams: Any,
+    block: Any, x: Any, stride: Any, left: Any, steps: Any, out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
-    """out[t, r] = row[r] . x[t] in fp32, for FP32 or BF16 words and tokens in fp32, `stride` bytes apart.
+    """out[t, r] = row[r] . x[t] in fp32, for a block of FP32 or BF16 words and fp32 tokens.
 
-    Code for `tokens`, of which `left` are there; the block is read in so many `streams` side by side.
+    Rows of x are `stride` bytes apart, rows of out `out_stride`. Compiled for `tokens` tokens, of which `left` exist.
+    The block is read in `streams` streams side by side.
     """
     width = literal(lanes)
-    kind = Format(literal(form))
+    stored = Format(literal(format))
     count = literal(tokens)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if not width or kind.scaled:
+        if not width or stored.scaled:
             return context.get_dummy_value()
         e = Emitter(builder, width)
-        block_, x_, stride_, left_, steps_, out_, apart_ = arguments[4:]
+        block_, x_, stride_, left_, steps_, out_, out_stride_ = arguments[4:]
         token = rows_of(e, x_, stride_, count, left_)
-        result = rows_of(e, out_, apart_, count, left_)
+        result = rows_of(e, out_, out_stride_, count, left_)
 
-        def step(index: Any, sums: list[Any], run: Sequence[int]) -> list[Any]:
-            place = builder.mul(index, I64(4 * kind))
+        def step(index: Any, sums: list[Any], registers: Sequence[int]) -> list[Any]:
+            place = builder.mul(index, I64(4 * stored))
             here = [e.at(address, place) for address in token]
-            for v, words in enumerate(_words(e, block_, index, run)):
-                for j, weights in enumerate(_widened(e, words, kind)):
+            for v, words in enumerate(_words(e, block_, index, registers)):
+                for j, weights in enumerate(_widened(e, words, stored)):
                     for t in range(count):
-                        at = (v * count + t) * kind + (j if _apart(width, run, count, kind) else 0)
+                        at = (v * count + t) * stored + (j if _separate_sums(width, registers, count, stored) else 0)
                         sums[at] = e.fma(weights, e.spread_f32(here[t], 4 * j), sums[at])
             return sums
 
-        for run in _runs(width, count):
-            sums = _through(e, steps_, literal(streams), run, len(run) * count * kind, step)
-            for v, register in enumerate(run):
+        for registers in _passes(width, count):
+            sums = _through(e, steps_, literal(streams), registers, len(registers) * count * stored, step)
+            for v, register in enumerate(registers):
                 for t in range(count):
-                    own = sums[(v * count + t) * kind : (v * count + t + 1) * kind]
-                    total = builder.fadd(own[0], own[1]) if _apart(width, run, count, kind) else own[0]
+                    own = sums[(v * count + t) * stored : (v * count + t + 1) * stored]
+                    total = builder.fadd(own[0], own[1]) if _separate_sums(width, registers, count, stored) else own[0]
                     e.store_f32(total, result[t], 4 * width * register)
         return context.get_dummy_value()
 
-    return types.void(lanes, form, tokens, streams, *[types.int64] * 7), emit
+    return types.void(lanes, format, tokens, streams, *[types.int64] * 7), emit
 
 
-def _apart(lanes: int, run: Sequence[int], tokens: int, form: Format) -> bool:
-    """True if each element of a word has a sum of its own, so that none waits for the one before."""
-    return form > 1 and len(run) * tokens * form <= SUMS[lanes] // 2
+def _separate_sums(lanes: int, registers: Sequence[int], tokens: int, stored: Format) -> bool:
+    """True if each element of a word gets a running sum of its own, so that no multiply-add waits for the last."""
+    return stored > 1 and len(registers) * tokens * stored <= SUMS[lanes] // 2
 
 
 def _through(
     e: Emitter,
     steps: Any,
     streams: int,
-    run: Sequence[int],
+    registers: Sequence[int],
     sums: int,
     step: Callable[[Any, list[Any], Sequence[int]], list[Any]],
 ) -> list[Any]:
-    """The sums after all steps over the registers of a run, parts of the steps side by side."""
+    """The sums of one pass after all steps, which are read in `streams` sections side by side."""
     each = e.b.sdiv(steps, I64(streams))
 
     def side_by_side(index: Any, carried: list[Any]) -> list[Any]:
         for stream in range(streams):
-            carried = step(e.b.add(index, e.b.mul(each, I64(stream))), list(carried), run)
+            carried = step(e.b.add(index, e.b.mul(each, I64(stream))), list(carried), registers)
         return carried
 
     return e.loop(each, [e.zero] * sums, side_by_side)
@@ -132,112 +134,113 @@ def _through(
 
 @emitted
 def rounded_block(
-    typing: Any, lanes: Any, form: Any, tokens: Any, streams: Any,
-    block: Any, x: Any, stride: Any, left: Any, steps: Any, out: Any, apart: Any,
+    typing: Any, lanes: Any, format: Any, tokens: Any, streams: Any,
+    block: Any, x: Any, stride: Any, left: Any, steps: Any, out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
-    """As `exact_block` for BF16 words and tokens in bf16: products of pairs, summed in fp32, by AVX512_BF16.
+    """As `exact_block` for BF16 words and bf16 tokens: products of pairs, summed in fp32, by AVX512_BF16.
 
-    Nothing where the CPU lacks it.
+    Emits nothing where the CPU lacks it.
     """
     width = literal(lanes)
-    kind = Format(literal(form))
+    stored = Format(literal(format))
     count = literal(tokens)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if width != 16 or kind is not Format.BF16 or not has("avx512bf16"):
+        if width != 16 or stored is not Format.BF16 or not has("avx512bf16"):
             return context.get_dummy_value()
         e = Emitter(builder, width)
-        block_, x_, stride_, left_, steps_, out_, apart_ = arguments[4:]
+        block_, x_, stride_, left_, steps_, out_, out_stride_ = arguments[4:]
         token = rows_of(e, x_, stride_, count, left_)
-        result = rows_of(e, out_, apart_, count, left_)
+        result = rows_of(e, out_, out_stride_, count, left_)
 
-        def step(index: Any, sums: list[Any], run: Sequence[int]) -> list[Any]:
-            words = _words(e, block_, index, run)
+        def step(index: Any, sums: list[Any], registers: Sequence[int]) -> list[Any]:
+            words = _words(e, block_, index, registers)
             for t in range(count):
                 pair = e.spread_i32(e.at(token[t], builder.mul(index, I64(4))))
-                for v in range(len(run)):
+                for v in range(len(registers)):
                     sums[v * count + t] = e.dot_bf16(sums[v * count + t], words[v], pair)
             return sums
 
-        for run in _runs(width, count):
-            sums = _through(e, steps_, literal(streams), run, len(run) * count, step)
-            for v, register in enumerate(run):
+        for registers in _passes(width, count):
+            sums = _through(e, steps_, literal(streams), registers, len(registers) * count, step)
+            for v, register in enumerate(registers):
                 for t in range(count):
                     e.store_f32(sums[v * count + t], result[t], 4 * width * register)
         return context.get_dummy_value()
 
-    return types.void(lanes, form, tokens, streams, *[types.int64] * 7), emit
+    return types.void(lanes, format, tokens, streams, *[types.int64] * 7), emit
 
 
 @emitted
 def scaled_block(
-    typing: Any, lanes: Any, form: Any, tokens: Any,
+    typing: Any, lanes: Any, format: Any, tokens: Any,
     block: Any, scales: Any, x: Any, stride: Any, left: Any, x_scales: Any, offsets: Any, groups: Any, steps: Any,
-    out: Any, apart: Any,
+    out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
-    """out[t, r] = sum over groups of scale[r] x_scale[t] (offset[t] + row[r] . x[t]), the products of whole numbers.
+    """out[t, r] = sum over groups of scale[r] x_scale[t] (offset[t] + row[r] . x[t]), with dot products of integers.
 
-    For INT8 or INT4 words and tokens of signed bytes; `steps` words per group. `x_scales` and `offsets` (T, groups)
-    lie row behind row. Four bytes are multiplied at once where the CPU has AVX512_VNNI.
+    For a block of INT8 or INT4 words and tokens of signed bytes, with `steps` words per row and scale group. `x_scales`
+    and `offsets` (T, groups) are contiguous. Four bytes are multiplied at once where the CPU has AVX512_VNNI.
     """
     width = literal(lanes)
-    kind = Format(literal(form))
+    stored = Format(literal(format))
     count = literal(tokens)
-    fours = kind // 4  # words of a token per word of weights
+    fours = stored // 4  # words of a token per word of weights
     vnni = width == 16 and has("avx512vnni")
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if not width or not kind.scaled:
+        if not width or not stored.scaled:
             return context.get_dummy_value()
         e = Emitter(builder, width)
-        block_, scales_, x_, stride_, left_, x_scales_, offsets_, groups_, steps_, out_, apart_ = arguments[3:]
+        block_, scales_, x_, stride_, left_, x_scales_, offsets_, groups_, steps_, out_, out_stride_ = arguments[3:]
         token = rows_of(e, x_, stride_, count, left_)
-        result = rows_of(e, out_, apart_, count, left_)
-        factors, starts = (rows_of(e, at, builder.mul(groups_, I64(4)), count, left_) for at in (x_scales_, offsets_))
+        result = rows_of(e, out_, out_stride_, count, left_)
+        factors = rows_of(e, x_scales_, builder.mul(groups_, I64(4)), count, left_)
+        starts = rows_of(e, offsets_, builder.mul(groups_, I64(4)), count, left_)
 
-        def step(index: Any, sums: list[Any], run: Sequence[int]) -> list[Any]:
+        def step(index: Any, sums: list[Any], registers: Sequence[int]) -> list[Any]:
             place = builder.mul(index, I64(4 * fours))
-            for v, words in enumerate(_words(e, block_, index, run)):
-                for part in range(fours):
-                    bytes_ = nibbles(e, words, part) if fours == 2 else words
+            for v, words in enumerate(_words(e, block_, index, registers)):
+                for half in range(fours):
+                    bytes_ = nibbles(e, words, half) if fours == 2 else words
                     for t in range(count):
-                        here = e.at(e.at(token[t], place), 4 * part)
+                        here = e.at(e.at(token[t], place), 4 * half)
                         at = v * count + t
                         sums[at] = _dot(e, sums[at], bytes_, here, vnni)
             return sums
 
-        def group(number: Any, _: list[Any], run: Sequence[int]) -> list[Any]:
+        def group(number: Any, _: list[Any], registers: Sequence[int]) -> list[Any]:
             first = builder.mul(number, steps_)
             place = builder.mul(number, I64(4))
-            begin = [e.spread_i32(e.at(start, place)) for _ in run for start in starts]
-            sums = e.loop(steps_, begin, lambda index, own: step(builder.add(first, index), list(own), run))
+            begin = [e.spread_i32(e.at(start, place)) for _ in registers for start in starts]
+            sums = e.loop(steps_, begin, lambda index, own: step(builder.add(first, index), list(own), registers))
             begun = builder.icmp_signed(">", number, I64(0))
             totals = []
-            for v, register in enumerate(run):
+            for v, register in enumerate(registers):
                 own = e.load_f32(e.at(scales_, builder.mul(number, I64(4 * ROWS))), 4 * width * register)
                 for t in range(count):
                     scale = builder.fmul(own, e.spread_f32(e.at(factors[t], place)))
                     before = builder.select(begun, e.load_f32(result[t], 4 * width * register), e.zero)
                     totals.append(e.fma(builder.sitofp(sums[v * count + t], e.f32s), scale, before))
-            for v, register in enumerate(run):  # only now: rows that repeat the last would add to it once more
+            for v, register in enumerate(registers):  # after all loads, since rows past the last share its memory
                 for t in range(count):
                     e.store_f32(totals[v * count + t], result[t], 4 * width * register)
             return []
 
-        for run in _runs(width, count):
-            e.loop(groups_, [], partial(group, run=run))
+        for registers in _passes(width, count):
+            e.loop(groups_, [], partial(group, registers=registers))
         return context.get_dummy_value()
 
-    return types.void(lanes, form, tokens, *[types.int64] * 11), emit
+    return types.void(lanes, format, tokens, *[types.int64] * 11), emit
 
 
-def nibbles(e: Emitter, words: Any, part: int) -> Any:
-    """The low or the high halves of each byte."""
-    return e.b.and_(e.b.lshr(words, e.iconst(4)) if part else words, e.iconst(0x0F0F0F0F))
+def nibbles(e: Emitter, words: Any, half: int) -> Any:
+    """The low (half 0) or high (half 1) four bits of each byte."""
+    return e.b.and_(e.b.lshr(words, e.iconst(4)) if half else words, e.iconst(0x0F0F0F0F))
 
 
 def _dot(e: Emitter, total: Any, words: Any, x: Any, vnni: bool) -> Any:
-    """total + the four bytes of each word times four signed bytes at `x`."""
+    """total + the dot product of the four unsigned bytes of each word and four signed bytes at `x`."""
     if vnni:
         return e.dot_bytes(total, words, e.spread_i32(x))
     for j in range(4):

@@ -1,10 +1,10 @@
-"""Weights of routed experts in the layout that the expert kernels read: blocks of 64 rows, columns in order.
+"""Packed weights of routed experts: blocks of 64 rows, with columns in order.
 
-A matrix (R, C) becomes words of 32 bits, (blocks, C / per word, 64): word [b, s, r] holds the elements
-s * per word, ... of row 64 b + r, the first in its lowest bits; of INT4 the low nibbles of the four bytes come first,
-then the high ones. So a block is one stream in memory, a register of words serves as many rows, and no sum is taken
-across lanes. INT8 and INT4 are symmetric per row and group of columns; words hold the number plus 128 or 8. Weights
-left in place are the same words by other strides: the 64 rows of a block lie one behind the other.
+A matrix (R, C) becomes 32-bit words (blocks, C / per word, 64). Word [b, s, r] holds the elements s * per word, ... of
+row 64 b + r, the first in its lowest bits; with INT4 four elements are in the low nibbles of its bytes and the next
+four in the high nibbles. A block is thus one stream in memory, the lanes of a register of words are rows, and no sum is
+taken across lanes. INT8 and INT4 are symmetric with one scale per row and group of columns; words hold the number plus
+128 or 8. Weights in place are a view of the same words with other strides: the 64 rows of a block are contiguous.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from ..declarations import public
 ROWS = 64
 """Rows of a block."""
 STREAMS = 4
-"""Parts of a block, of equal numbers of steps where there are no groups, that may be read side by side."""
+"""Streams in which a block may be read side by side; without groups the number of steps is a multiple of it."""
 COLUMNS = 32
-"""Columns, or a multiple of so many, that rows in place have: whole registers on every code path."""
+"""Rows in place have a multiple of this many columns: whole registers on every code path."""
 GROUP = 128
-"""Columns that share a scale, unless chosen."""
+"""Default number of columns that share a scale."""
 
 
 @public
 class Format(enum.IntEnum):
-    """Number formats of packed weights: elements per word of 32 bits; an int, because Numba passes it as a literal."""
+    """Number formats of packed weights; values are elements per 32-bit word, which Numba can pass as literals."""
 
     FP32 = 1
     BF16 = 2
@@ -48,16 +48,16 @@ class Format(enum.IntEnum):
 
     @property
     def scaled(self) -> bool:
-        """True if groups of columns have scales."""
+        """True if groups of columns share a scale."""
         return self in (Format.INT8, Format.INT4)
 
     def weight_bytes(self, group: int = 128) -> float:
-        """Bytes of one weight with its share of the scale of `group` columns [byte]."""
+        """Size of one weight with its share of the scale of `group` columns [byte]."""
         return self.bits / 8 + (4 / group if self.scaled else 0)
 
     @property
     def zero(self) -> int:
-        """Code of 0 in a word."""
+        """Code of the number 0 in a word."""
         return 1 << (self.bits - 1) if self.scaled else 0
 
 
@@ -68,11 +68,11 @@ class Matrices:
     Attributes
     ----------
     words : (E, blocks, steps, 64) uint32
-        Contiguous, or a view of rows as they lie.
+        Contiguous if packed, else a view of rows in place.
     scales : (E, blocks, groups, 64) fp32
         Empty unless the format has scales.
     rows, dim : int
-        Rows and columns of each matrix, without what fills up blocks and groups.
+        Rows and columns of each matrix, without the padding of blocks and groups.
     format : Format
     group : int
         Columns that share a scale.
@@ -87,12 +87,12 @@ class Matrices:
 
     @property
     def width(self) -> int:
-        """Columns with those that fill up the last group or word."""
+        """Number of columns including the padding of the last group or word."""
         return int(self.words.shape[2]) * self.format
 
     @property
     def in_place(self) -> bool:
-        """True if the words are those of the rows as they lie."""
+        """True if the words are a view of rows in place."""
         return not self.words.flags.c_contiguous
 
     @property
@@ -104,12 +104,12 @@ class Matrices:
 @public
 @dataclass(frozen=True)
 class PackedExperts:
-    """The routed experts of one layer, packed by `pack_experts` or left where they are by `experts_in_place`.
+    """The routed experts of one layer, packed by `pack_experts` or used in place by `experts_in_place`.
 
     Attributes
     ----------
     gate_up, down : Matrices
-        Per expert the gate's rows and then the up projection's, and the down projection.
+        Per expert the rows of the gate, then those of the up projection; and the down projection.
     """
 
     gate_up: Matrices
@@ -142,23 +142,23 @@ def pack_experts(
     Parameters
     ----------
     gate_up : (E, 2 F, M), or E matrices (2 F, M); fp32, fp16, torch.bfloat16, or uint16 that holds bfloat16 bits
-        Per expert the rows of the gate and then of the up projection. A list's matrices may lie anywhere.
+        Per expert the rows of the gate, then those of the up projection. The matrices of a list may be anywhere.
     down : (E, M, F), or E matrices (M, F); as gate_up
     format : Format or its name, optional
         "fp32", "bf16" (rounded to nearest even), "int8" or "int4" (rounded to the nearest multiple of the group's
-        largest magnitude over 127 or 7); unless given bf16 for bf16 weights, else fp32.
+        largest magnitude over 127 or 7); by default bf16 for bf16 weights, else fp32.
     group : int
         Columns that share a scale in INT8 and INT4, a multiple of 8.
 
     Returns
     -------
     PackedExperts
-        Of new memory; the weights given are needed no longer.
+        A copy; the original weights are no longer needed.
 
     Raises
     ------
     TypeError
-        If an operand is neither array nor tensor, or has another dtype.
+        If an operand is neither an array nor a tensor, or has another dtype.
     ValueError
         If shapes disagree, the format is unknown, or a weight that shares a scale is not finite.
 
@@ -177,30 +177,29 @@ def pack_experts(
 
 @public
 def experts_in_place(gate_up: Operand, down: Operand) -> PackedExperts:
-    """The weights of a layer's experts for `fused_moe`, read where they lie: nothing is copied.
+    """Use the weights of a layer's experts in place, without a copy, for `fused_moe`.
 
-    As fast as what `pack_experts` makes, or faster, where activations stay fp32 (see `fused_moe`) and no matrix
-    registers serve.
+    They are at least as fast as packed weights where activations stay in fp32 (see `fused_moe`) and no matrix registers
+    are used.
 
     Parameters
     ----------
     gate_up : (E, 2 F, M) torch.bfloat16, or uint16 that holds bfloat16 bits; C-contiguous
-        Per expert the rows of the gate and then of the up projection; 2 F a multiple of 64 and M of 64.
+        Per expert the rows of the gate, then those of the up projection; 2 F and M are multiples of 64.
     down : (E, M, F), as gate_up
-        F a multiple of 32.
+        F is a multiple of 32.
 
     Returns
     -------
     PackedExperts
-        Of the same memory: later changes of the weights count.
+        A view of the same memory: later changes of the weights take effect.
 
     Raises
     ------
     TypeError
-        If an operand is neither array nor tensor, or has another dtype.
+        If an operand is neither an array nor a tensor, or has another dtype.
     ValueError
-        If shapes disagree or are no such multiples, or the memory is not contiguous or begins at no multiple of four
-        bytes.
+        If shapes disagree or are not such multiples, or the memory is not contiguous or not aligned to four bytes.
 
     Examples
     --------
@@ -208,7 +207,8 @@ def experts_in_place(gate_up: Operand, down: Operand) -> PackedExperts:
     >>> len(experts), experts.format.name
     (2, 'BF16')
     """
-    first, second = (checked(name, m, "E R C", np.uint16) for name, m in (("gate_up", gate_up), ("down", down)))
+    first = checked("gate_up", gate_up, "E R C", np.uint16)
+    second = checked("down", down, "E R C", np.uint16)
     if 0 in first.shape:
         raise ValueError("gate_up must have an expert with rows and columns at least: pass (E, 2 F, M).")
     _check(first, second)
@@ -216,6 +216,7 @@ def experts_in_place(gate_up: Operand, down: Operand) -> PackedExperts:
 
 
 def _in_place(name: str, array: NDArray[Any]) -> Matrices:
+    """View matrices (E, R, C) of bfloat16 bits as words, after a check of shape and memory layout."""
     count, rows, dim = array.shape
     if rows % ROWS or dim % COLUMNS or not array.flags.c_contiguous or array.ctypes.data % 4:
         raise ValueError(
@@ -229,7 +230,7 @@ def _in_place(name: str, array: NDArray[Any]) -> Matrices:
 def checked_layer(
     gate_up: Operand | Sequence[Operand], down: Operand | Sequence[Operand]
 ) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
-    """The matrices of each expert, of shapes that go together."""
+    """Check the matrices of a layer's experts and return them as lists, one matrix per expert."""
     first = _several("gate_up", gate_up)
     second = _several("down", down)
     _check(first, second)
@@ -274,6 +275,7 @@ def _format(name: Format | str | None, dtype: Any) -> Format:
 
 
 def _packed(name: str, matrices: Sequence[NDArray[Any]], format: Format, group: int) -> Matrices:
+    """Pack one matrix per expert."""
     rows, dim = matrices[0].shape
     unit = group if format.scaled else STREAMS * format
     width = -(-dim // unit) * unit
@@ -283,21 +285,22 @@ def _packed(name: str, matrices: Sequence[NDArray[Any]], format: Format, group: 
     scales = aligned(np.float32, len(matrices), blocks, groups, ROWS)
     for e, matrix in enumerate(matrices):
         for b in range(blocks):  # one block at a time keeps the scratch memory small
-            part = matrix[b * ROWS : (b + 1) * ROWS]
+            own = matrix[b * ROWS : (b + 1) * ROWS]
             full = np.zeros((ROWS, width), np.float32)
-            full[: len(part), :dim] = _fp32(part)
+            full[: len(own), :dim] = _fp32(own)
             words[e, b], scales[e, b] = _block(f"{name}[{e}]", full, format, group)
     return Matrices(words, scales, rows, dim, format, group)
 
 
-def _fp32(part: NDArray[Any]) -> NDArray[np.float32]:
-    if part.dtype == np.uint16:
-        return (part.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return part.astype(np.float32)
+def _fp32(rows: NDArray[Any]) -> NDArray[np.float32]:
+    """Rows of any accepted dtype in fp32; uint16 holds bfloat16 bits."""
+    if rows.dtype == np.uint16:
+        return (rows.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return rows.astype(np.float32)
 
 
 def _block(name: str, full: NDArray[np.float32], format: Format, group: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Words (steps, 64) and scales (groups, 64) of 64 whole rows."""
+    """Pack 64 padded rows: words (steps, 64) and scales (groups, 64)."""
     none = np.empty((0, ROWS), np.float32)
     if format is Format.FP32:
         return full.view(np.uint32).T, none
@@ -318,7 +321,7 @@ def _block(name: str, full: NDArray[np.float32], format: Format, group: int) -> 
 
 
 def aligned(dtype: Any, *shape: int) -> NDArray[Any]:
-    """New memory that begins on a cache line, not cleared."""
+    """A new array that begins on a cache line, not cleared."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     room = np.empty(size + 64, np.uint8)
     begin = -room.ctypes.data % 64
@@ -327,22 +330,22 @@ def aligned(dtype: Any, *shape: int) -> NDArray[Any]:
 
 
 def unpacked(matrices: Matrices, experts: Iterable[int]) -> list[NDArray[np.float64]]:
-    """The matrices (rows, dim) of some experts in float64, as the kernels read them."""
+    """Unpack the matrices (rows, dim) of some experts to float64."""
     return [_unpacked(matrices, expert) for expert in experts]
 
 
 def _unpacked(matrices: Matrices, expert: int) -> NDArray[np.float64]:
     words = matrices.words[expert].transpose(0, 2, 1).reshape(-1, matrices.words.shape[2])
-    form = matrices.format
-    if form is Format.FP32:
+    stored = matrices.format
+    if stored is Format.FP32:
         values = float64("words", words.view(np.float32))
-    elif form is Format.BF16:
+    elif stored is Format.BF16:
         values = float64("words", np.ascontiguousarray(words).view(np.uint16))
     else:
         numbers = np.ascontiguousarray(words).view(np.uint8)
-        if form is Format.INT4:
+        if stored is Format.INT4:
             fours = numbers.reshape(len(words), -1, 4)
             numbers = np.concatenate([fours & 15, fours >> 4], axis=2).reshape(len(words), -1)
         scales = matrices.scales[expert].transpose(0, 2, 1).reshape(len(words), -1)
-        values = (numbers.astype(float) - form.zero) * np.repeat(scales.astype(float), matrices.group, axis=1)
+        values = (numbers.astype(float) - stored.zero) * np.repeat(scales.astype(float), matrices.group, axis=1)
     return np.asarray(values[: matrices.rows, : matrices.dim], np.float64)

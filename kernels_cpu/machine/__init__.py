@@ -1,1 +1,1 @@
-"""This computer's instruction sets, vectors, matrix registers, and memory in huge pages."""
+"""This computer's instruction sets and vector widths, and memory in huge pages."""

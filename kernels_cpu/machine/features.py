@@ -17,7 +17,7 @@ from ..declarations import public
 
 @public
 class CodePath(enum.Enum):
-    """Code paths, by the fp32 lanes of a register; PORTABLE leaves vectors to the compiler."""
+    """Code paths; values are the fp32 lanes of a register. PORTABLE leaves vectorisation to the compiler."""
 
     AVX512 = 16
     AVX2 = 8
@@ -33,10 +33,10 @@ class Features:
     ----------
     path : CodePath
     reason : str
-        The instructions found, or the ones that are missing.
+        The instruction sets that were found, or those that are missing.
     matrices : bool
-        Whether matrix registers (AMX) multiply bf16 and bytes: for attention with many query heads per KV head, and
-        experts with some tokens.
+        True if matrix registers (AMX) multiply bf16 and bytes, in attention with many query heads per KV head and in
+        experts with more than a few tokens.
     """
 
     path: CodePath
@@ -62,7 +62,7 @@ def code_path(path: CodePath | None) -> CodePath:
     return path or features().path
 
 
-@functools.cache  # LLVM asks the CPU anew each time: 0.4 ms
+@functools.cache  # LLVM queries the CPU at each call, which takes 0.4 ms
 def has(feature: str) -> bool:
     """True if this CPU has a feature, named as LLVM does (``avx512bf16``), and NUMBA_CPU_FEATURES permits it."""
     if config.CPU_FEATURES is not None:  # type: ignore[attr-defined]
@@ -72,13 +72,13 @@ def has(feature: str) -> bool:
 
 @functools.cache
 def has_matrices() -> bool:
-    """True if this CPU multiplies matrices (AMX) and Linux permits this process to, which it must request."""
+    """True if this CPU multiplies matrices (AMX) and Linux grants this process's request to use the registers."""
     arch_prctl = 158
-    ask_for_state = 0x1023
+    request_permission = 0x1023
     tile_data = 18
     if sys.platform != "linux" or not all(map(has, ("amx-tile", "amx-bf16", "amx-int8"))):
         return False
-    return bool(ctypes.CDLL(None).syscall(arch_prctl, ask_for_state, tile_data) == 0)
+    return bool(ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0)
 
 
 def is_zen() -> bool:
@@ -89,7 +89,7 @@ def is_zen() -> bool:
 @public
 @functools.cache
 def features() -> Features:
-    """The code path of this computer.
+    """Determine the code path of this computer.
 
     Examples
     --------

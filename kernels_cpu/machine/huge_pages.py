@@ -1,4 +1,4 @@
-"""Memory for what is read at random: with small pages the translation of addresses is part of the price."""
+"""Memory in huge pages for data that is read at random, since with small pages address translation costs time."""
 
 import math
 import mmap
@@ -14,18 +14,18 @@ _HUGE = 1 << 21
 
 @public
 def empty_in_huge_pages(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """An array for a KV pool or weights, on a boundary of 2 MiB and in huge pages where the system grants them.
+    """An array for a KV pool or weights, aligned to 2 MiB and in huge pages where the system provides them.
 
     Parameters
     ----------
     shape : int or tuple of int
     dtype : data type
-        Of numpy; for bf16 take uint16 and view it in torch.
+        A dtype of numpy; for bf16 pass uint16 and view the array in torch.
 
     Returns
     -------
     ndarray
-        Zeros, whose pages are not mapped before they are touched.
+        Zeros. A page is mapped when it is first touched.
 
     Examples
     --------
@@ -33,16 +33,17 @@ def empty_in_huge_pages(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> n
     >>> pool.shape, pool.ctypes.data % (1 << 21)
     ((32, 8, 2, 64, 128), 0)
     """
-    kind = np.dtype(dtype)
+    element = np.dtype(dtype)
     shape = (shape,) if isinstance(shape, int) else shape
     count = math.prod(shape)
-    memory = _mapped(count * kind.itemsize + _HUGE)
+    memory = _mapped(count * element.itemsize + _HUGE)
     whole = np.frombuffer(memory, np.int8)
     first = -whole.ctypes.data % _HUGE
-    return whole[first : first + count * kind.itemsize].view(kind).reshape(shape)
+    return whole[first : first + count * element.itemsize].view(element).reshape(shape)
 
 
 def _mapped(size: int) -> mmap.mmap:
+    """Anonymous private memory, with huge pages requested where the system has them."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return mmap.mmap(-1, size)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory gets no huge pages

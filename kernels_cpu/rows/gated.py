@@ -15,34 +15,42 @@ from .rows import by_rows, rows_of, same_type
 
 _LOG2_E = np.float32(LOG2_E)
 _ROOT_HALF = np.float32(0.5**0.5)
-# erfc(z) exp(z^2) / t as exp of a polynomial of t = 1 / (1 + z / 2): Numerical Recipes, erfcc, relative error 1.2e-7.
-_E0, _E1, _E2, _E3, _E4 = map(np.float32, (-1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806))
-_E5, _E6, _E7, _E8, _E9 = map(np.float32, (0.27886807, -1.13520398, 1.48851587, -0.82215223, 0.17087277))
+# erfc(z) exp(z^2) / t is the exp of a polynomial in t = 1 / (1 + z / 2): Numerical Recipes, erfcc, rel. error 1.2e-7.
+_E0 = np.float32(-1.26551223)
+_E1 = np.float32(1.00002368)
+_E2 = np.float32(0.37409196)
+_E3 = np.float32(0.09678418)
+_E4 = np.float32(-0.18628806)
+_E5 = np.float32(0.27886807)
+_E6 = np.float32(-1.13520398)
+_E7 = np.float32(1.48851587)
+_E8 = np.float32(-0.82215223)
+_E9 = np.float32(0.17087277)
 
 
 @operation
 def gated(x: SameKind, *, activation: str = "swiglu", threads: int | None = None) -> SameKind:
-    """Join each row's gates and ups.
+    """Multiply each row's activated gates with its up projections.
 
         out[t] = a(x[t, :F]) * x[t, F:],  a(g) = g sigmoid(g) or g Phi(g)
 
     Parameters
     ----------
     x : (T, 2 F) fp32, torch.bfloat16, or uint16 that holds bfloat16 bits
-        Gates, then ups. Rows may lie apart, the numbers of a row not.
+        Gates, then up projections. Rows may be strided, columns not.
     activation : "swiglu" or "geglu"
     threads : int, optional
-        Threads that share the rows at most; the cores that this process may use unless given.
+        Most threads that share the rows, by default as many as cores that this process may use.
 
     Returns
     -------
-    (T, F) of x's kind and type
+    (T, F) of x's dtype, array or tensor as x
         Relative Frobenius error against float64: 4e-3 in bfloat16, 1e-6 in fp32.
 
     Raises
     ------
     TypeError
-        If x is neither array nor tensor, or has another dtype.
+        If x is neither an array nor a tensor, or has another dtype.
     ValueError
         If its shape or memory layout is another, or there is no such activation.
 
@@ -93,7 +101,7 @@ def _geglu(x: Any, strides: Any, out: Any, low: int, high: int) -> None:
 
 @compiled("contract")
 def _erfc(z: Any) -> Any:
-    """The complementary error function of z >= 0; no call and no branch, so that loops over it vectorise."""
+    """The complementary error function for z >= 0; without call or branch, so that loops over it vectorise."""
     t = np.float32(1) / (np.float32(1) + np.float32(0.5) * z)
     high = ((((_E9 * t + _E8) * t + _E7) * t + _E6) * t + _E5) * t
     power = ((((high + _E4) * t + _E3) * t + _E2) * t + _E1) * t + _E0 - z * z

@@ -22,21 +22,21 @@ def rms_norm(x: SameKind, weight: Operand, *, eps: float = 1e-5, threads: int | 
     Parameters
     ----------
     x : (T, M) fp32, torch.bfloat16, or uint16 that holds bfloat16 bits
-        Rows may lie apart, the numbers of a row not.
+        Rows may be strided, columns not.
     weight : (M,) of the same type
     eps : float
     threads : int, optional
-        Threads that share the rows at most; the cores that this process may use unless given.
+        Most threads that share the rows, by default as many as cores that this process may use.
 
     Returns
     -------
-    (T, M) of x's kind and type
+    (T, M) of x's dtype, array or tensor as x
         Relative error against float64: 1e-5 in fp32, 8e-3 in bfloat16.
 
     Raises
     ------
     TypeError
-        If an operand is neither array nor tensor, or has another dtype.
+        If an operand is neither an array nor a tensor, or has another dtype.
     ValueError
         If shapes or memory layout disagree.
 
@@ -57,7 +57,7 @@ def rms_norm(x: SameKind, weight: Operand, *, eps: float = 1e-5, threads: int | 
 def add_rms_norm(
     x: SameKind, residual: Operand, weight: Operand, *, eps: float = 1e-5, threads: int | None = None
 ) -> tuple[SameKind, SameKind]:
-    """Add what a layer's half computed to the residual stream and normalise the sum, in one pass over memory.
+    """Add a sublayer's output to the residual stream and normalise the sum, in one pass over memory.
 
         total[t] = round(x[t] + residual[t]);  out[t] = rms_norm(total[t])
 
@@ -70,7 +70,7 @@ def add_rms_norm(
 
     Returns
     -------
-    out, total : (T, M) of x's kind and type
+    out, total : (T, M) of x's dtype, arrays or tensors as x
 
     Raises
     ------
@@ -95,6 +95,7 @@ def add_rms_norm(
 
 @compiled()
 def _norms(x: Any, strides: Any, weight: Any, eps: Any, out: Any, low: int, high: int) -> None:
+    """Normalise and store rows low .. high - 1."""
     for t in range(low, high):
         begin = t * strides[0]
         _norm(x[begin : begin + len(weight)], weight, eps, out[t])
@@ -102,11 +103,13 @@ def _norms(x: Any, strides: Any, weight: Any, eps: Any, out: Any, low: int, high
 
 @compiled("contract")
 def _added_norms(
-    x: Any, strides: Any, residual: Any, apart: Any, weight: Any, eps: Any, out: Any, total: Any, low: int, high: int
-) -> None:
+    x: Any, strides: Any, residual: Any, residual_strides: Any, weight: Any, eps: Any, out: Any, total: Any,
+    low: int, high: int,
+) -> None:  # fmt: skip
+    """Add, normalise and store rows low .. high - 1."""
     for t in range(low, high):
         begin = t * strides[0]
-        behind = t * apart[0]
+        behind = t * residual_strides[0]
         both = total[t]
         one = x[begin : begin + len(weight)]
         other = residual[behind : behind + len(weight)]
@@ -117,6 +120,7 @@ def _added_norms(
 
 @compiled()
 def _norm(row: Any, weight: Any, eps: Any, out: Any) -> None:
+    """Normalise one row, round it and scale it."""
     factor = inverse_root(row, eps)
     for m in range(len(row)):
         normed = narrowed(widened(row[m]) * factor, row[m])

@@ -1,4 +1,4 @@
-"""Operands and threads of all ops on rows of fp32 or bfloat16: checks, and the division of rows among threads."""
+"""Checks of operands of fp32 or bfloat16 rows, and the division of rows among threads."""
 
 from __future__ import annotations
 
@@ -15,45 +15,47 @@ from ..arguments import Operand, SameKind, checked, contiguous, frozen, in_rows
 from ..threads.team import side_by_side, team_size
 
 FLOATS = (np.float32, np.uint16)
-SHARE = 1 << 17  # numbers per thread: one more comes after 54 us, in which an AVX-512 core norms so many
+SHARE = 1 << 17  # least numbers per thread: an AVX-512 core norms them in the 54 us that a thread takes to start
 
 
-class Rows(NamedTuple):
-    """Rows whose numbers are neighbours, wherever the rows are: compiled code then finds vectors.
+class RowOperand(NamedTuple):
+    """An operand of strided rows with contiguous numbers, in a form that the compiler vectorises.
 
-    numbers (n,): memory from the first row to the last; strides: numbers from one row to the next, and from one head
-    to the next where there are heads.
+    numbers (n,): the memory from the first row to the last; strides: numbers from one row to the next, and from one
+    head to the next if there are heads.
     """
 
     numbers: NDArray[Any]
     strides: tuple[int, ...]
 
 
-def rows_of(name: str, operand: Operand, letters: str, like: NDArray[Any] | None = None) -> tuple[NDArray[Any], Rows]:
-    """An operand of fp32 or bfloat16 with these axes as an array, and as rows; of the dtype and shape of `like`.
+def rows_of(
+    name: str, operand: Operand, letters: str, like: NDArray[Any] | None = None
+) -> tuple[NDArray[Any], RowOperand]:
+    """Check an operand of fp32 or bfloat16 with the axes in `letters`; return it as an array and as a RowOperand.
 
     Raises
     ------
     TypeError
-        If the dtype is another.
+        If it has another dtype, or not that of `like`.
     ValueError
-        If shape or memory layout is another.
+        If shape or memory layout is another, or the shape not that of `like`.
     """
     array = checked(name, operand, letters, *(FLOATS if like is None else (like.dtype,)))
     if like is not None and array.shape != like.shape:
         raise ValueError(f"{name} must be {like.shape} as x, not {array.shape}: pass one batch.")
     if 0 in array.shape[1:]:
         raise ValueError(f"{name} must have numbers in every row, not {array.shape}: leave the call out.")
-    return array, Rows(*in_rows(name, array))
+    return array, RowOperand(*in_rows(name, array))
 
 
 def vector_of(name: str, operand: Operand, x: NDArray[Any]) -> NDArray[Any]:
-    """An operand with one number of x's type per column of x.
+    """Check an operand with one number of x's type per column of x, and return it as an array.
 
     Raises
     ------
     TypeError
-        If the dtype is another.
+        If it has another dtype.
     ValueError
         If shape or memory layout is another.
     """
@@ -64,20 +66,20 @@ def vector_of(name: str, operand: Operand, x: NDArray[Any]) -> NDArray[Any]:
 
 
 def same_type(operand: SameKind, array: NDArray[Any]) -> SameKind:
-    """`array` as a torch tensor of the dtype of `operand` where that is one, else as it is; no copy."""
+    """`array` as a torch tensor of the dtype of `operand` if that is a tensor, else `array` itself; without a copy."""
     if isinstance(operand, np.ndarray):
         return cast(SameKind, array)
     return cast(SameKind, sys.modules["torch"].from_numpy(array).view(operand.dtype))
 
 
 def by_rows(work: Callable[[int, int], object], shape: tuple[int, ...], threads: int | None) -> None:
-    """Run `work(low, high)` over all rows of a result of this shape, in as many threads as pay."""
+    """Run `work(low, high)` over all rows of a result of this shape, in as many threads as have enough work."""
     rows = shape[0]
     most = min(shape[0], math.prod(shape) // SHARE)
     team = min(team_size(threads), max(1, most)) if most > 1 or threads is not None else 1
     if team == 1:
         work(0, rows)
         return
-    edges = [rows * part // team for part in range(team + 1)]
-    parts = iter(list(pairwise(edges)))
-    side_by_side(lambda: work(*next(parts)), team)
+    edges = [rows * share // team for share in range(team + 1)]
+    shares = iter(list(pairwise(edges)))
+    side_by_side(lambda: work(*next(shares)), team)

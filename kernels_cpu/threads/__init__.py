@@ -1,1 +1,1 @@
-"""Threads side by side, the counters by which they take tasks, and the runs of tokens that tasks are cut into."""
+"""Teams of threads, the counters by which they take tasks, and the division of sequences into runs of tokens."""

@@ -1,4 +1,4 @@
-"""Division of sequences into the runs of tokens that threads take."""
+"""Division of sequences into runs of tokens, each a task for one thread."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 
 from ..codegen.compiled import compiled
 
-# Tokens per task: long enough to hide its start, short enough that threads end together. Longer sequences are cut into
-# runs that shrink towards their end. 256 to 2048 gave 32.0 to 33.6 GB/s on two Zen 4 cores.
+# Tokens per run: enough to hide the start of a task, few enough that threads end together. Long sequences are divided
+# into runs that get shorter towards the end. 256 to 2048 tokens gave 32.0 to 33.6 GB/s on two Zen 4 cores.
 RUN = 2048
 LEAST_RUN = 1024
 
 
 @compiled()
 def count_tasks(begins: Any, lengths: Any) -> int:
-    """Number of tasks that `list_tasks` makes."""
+    """Number of tasks that `list_tasks` makes of tokens begins[s] .. lengths[s] - 1 of each sequence s."""
     count = 0
     for s in range(lengths.size):
         token = begins[s]
@@ -29,6 +29,7 @@ def count_tasks(begins: Any, lengths: Any) -> int:
 
 @compiled()
 def _run(rest: int, whole: int) -> int:
+    """Tokens of the next run of a sequence of `whole` tokens, of which `rest` are left."""
     if whole <= 2 * RUN:
         return RUN
     return max(LEAST_RUN, (rest // 4 + 255) // 256 * 256)
@@ -36,7 +37,7 @@ def _run(rest: int, whole: int) -> int:
 
 @compiled()
 def list_tasks(begins: Any, lengths: Any, tasks: Any, first: Any) -> None:
-    """tasks[i] = sequence, first token, end, place among all; first[s]: place of the first one of sequence s."""
+    """tasks[i] = (sequence, first token, end, i); first[s] is the first task of sequence s, first[B] their number."""
     place = 0
     for s in range(lengths.size):
         first[s] = place
@@ -53,7 +54,7 @@ def list_tasks(begins: Any, lengths: Any, tasks: Any, first: Any) -> None:
 
 
 def split(begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The tasks that `list_tasks` makes, the longest first, and where those of each sequence begin."""
+    """The tasks of `list_tasks`, sorted with the longest first, and `first`, which refers to the unsorted order."""
     tasks = np.empty((count_tasks(begins, lengths), 4), np.int64)
     first = np.empty(len(lengths) + 1, np.int64)
     list_tasks(begins, lengths, tasks, first)

@@ -1,4 +1,4 @@
-"""Counters by which threads take tasks from queues and know when all of them are done."""
+"""Atomic counters by which threads take tasks from queues and learn that all tasks are done."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ..codegen.vector_ir import I64, LINE
 from .team import helped
 
 _LOOKS = 100_000
-"""How often `_soon_done` looks: for about a millisecond."""
+"""Number of times that `_soon_done` polls, about a millisecond."""
 
 
 def counters(queues: int = 1) -> NDArray[np.int64]:
-    """Per queue how many tasks are taken and how many done, each on a line of the cache of its own.
+    """Counters of taken and of done tasks of each queue, each on its own cache line.
 
-    Threads know the address alone, so that whoever starts them must keep the array until the last one has ended.
+    Threads hold only the address, so the caller must keep the array until the last thread has ended.
     """
     return np.zeros((2 * queues, LINE // 8), np.int64)
 
 
 @emitted
-def take(typing: Any, address: Any, amount: Any) -> Any:
-    """Atomically add to an int64 and return what it was."""
+def fetch_add(typing: Any, address: Any, amount: Any) -> Any:
+    """Add to an int64 atomically and return its value before."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         place = builder.inttoptr(arguments[0], I64.as_pointer())
@@ -38,25 +38,25 @@ def take(typing: Any, address: Any, amount: Any) -> Any:
 
 @compiled()
 def next_task(counter: int, queue: int = 0) -> Any:
-    """A task's number that nobody else gets; there is no such task if it is past the last one."""
-    return take(counter + 2 * LINE * queue, 1)
+    """Take the next task number of a queue, which no other thread gets; past the last task the queue is empty."""
+    return fetch_add(counter + 2 * LINE * queue, 1)
 
 
 @compiled()
 def task_done(counter: int, queue: int = 0) -> None:
-    """One more task is done."""
-    take(counter + 2 * LINE * queue + LINE, 1)
+    """Count one more task of a queue as done."""
+    fetch_add(counter + 2 * LINE * queue + LINE, 1)
 
 
 @compiled()
 def tasks_done(counter: int, queue: int = 0) -> Any:
-    """Count of tasks that are done."""
-    return take(counter + 2 * LINE * queue + LINE, 0)
+    """Number of tasks of a queue that are done."""
+    return fetch_add(counter + 2 * LINE * queue + LINE, 0)
 
 
 @compiled()
 def _soon_done(counter: int, tasks: int) -> bool:
-    """True if so many tasks of the first queue are done within a moment: the system would take longer to tell."""
+    """True if all tasks of the first queue are done within about a millisecond; waiting for threads takes longer."""
     looks = 0
     while looks < _LOOKS and tasks_done(counter) < tasks:
         looks += 1
@@ -64,7 +64,7 @@ def _soon_done(counter: int, tasks: int) -> bool:
 
 
 def pull(serve: Callable[[int], object], tasks: int, threads: int) -> None:
-    """Run `serve` in so many threads with a counter of one queue, whose tasks it takes; return when all are done."""
+    """Run `serve` in `threads` threads, which take `tasks` tasks from one queue; return when all tasks are done."""
     counter = counters()
     address = counter.ctypes.data
     helped(lambda: (serve(address), counter), threads, lambda: _soon_done(address, tasks))

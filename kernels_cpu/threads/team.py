@@ -1,7 +1,7 @@
-"""Threads that run one compiled function side by side, the GIL released.
+"""Teams of threads that run one compiled function with the GIL released.
 
-Plain threads of Python rather than Numba's pools: callers in several threads never abort (workqueue does) and never
-wait for one another's pool, and nothing spins when it is done.
+They are Python threads instead of Numba's pools: calls from several threads at once do not abort, as they do with
+workqueue, and do not wait for one another's pool, and no thread spins after the work.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from ..arguments import whole
 
 
 def team_size(threads: int | None) -> int:
-    """`threads`, which must be a whole number of at least 1, or else every core that this process may use."""
+    """`threads`, checked to be an integer of at least 1; by default the number of cores that this process may use."""
     if threads is not None and whole("threads", threads) < 1:
         raise ValueError(f"threads must be >= 1, not {threads}: leave it out to use every core.")
     return threads or usable_cores()
 
 
 def usable_cores() -> int:
-    """Count of cores that this process may use."""
+    """Number of cores that this process may use."""
     return len(usable_cpus())
 
 
 def usable_cpus() -> frozenset[int]:
-    """Cores that this process may use, by number."""
+    """Numbers of the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
@@ -40,10 +40,10 @@ _making = threading.Lock()
 
 @functools.cache
 def _pool(process: int, cpus: frozenset[int] | None = None) -> ThreadPoolExecutor:
-    """A fork has no threads of its own yet, so each process makes its pool; its threads stay on these CPUs."""
+    """The pool of a process, with threads pinned to these CPUs if given; a forked process needs a pool of its own."""
     if cpus is None:
         return ThreadPoolExecutor(max(1, 2 * usable_cores()), "kernels-cpu")
-    return ThreadPoolExecutor(len(cpus), "kernels-cpu-node", lambda: _stay(cpus))
+    return ThreadPoolExecutor(len(cpus), "kernels-cpu-node", lambda: _pin(cpus))
 
 
 def _workers(cpus: frozenset[int] | None = None) -> ThreadPoolExecutor:
@@ -51,24 +51,24 @@ def _workers(cpus: frozenset[int] | None = None) -> ThreadPoolExecutor:
         return _pool(os.getpid(), cpus)
 
 
-def _stay(cpus: frozenset[int]) -> None:
-    """Keep this thread on these CPUs, where the system can."""
+def _pin(cpus: frozenset[int]) -> None:
+    """Set this thread's CPU affinity, where the system supports it."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cpus)
 
 
 def on_node(work: Callable[[], object], cpus: frozenset[int], threads: int) -> Future[Any]:
-    """Run `work` in `threads` threads that stay on these CPUs; what the first of them returns.
+    """Run `work` in `threads` threads with affinity to these CPUs; return the future of the first.
 
-    The others are not waited for: `work` ends nowhere before all of it is done.
+    The others need not be awaited, since `work` returns in no thread before all of it is done.
     """
     pool = _workers(cpus)
-    first, *_ = [pool.submit(work) for _ in range(max(1, min(threads, len(cpus))))]
-    return first
+    running = [pool.submit(work) for _ in range(max(1, min(threads, len(cpus))))]
+    return running[0]
 
 
 def side_by_side(work: Callable[[], object], threads: int) -> None:
-    """Run `work` in this thread and in `threads` - 1 others; return when all have ended, or raise what one raised."""
+    """Run `work` in this thread and in `threads` - 1 others; return when all have ended, or raise an error of one."""
     if threads == 1:
         work()
         return
@@ -83,10 +83,10 @@ def side_by_side(work: Callable[[], object], threads: int) -> None:
 
 
 def helped(work: Callable[[], object], threads: int, done: Callable[[], bool] = lambda: True) -> None:
-    """Run `work`, which takes tasks until none is left, in this thread and meanwhile in `threads` - 1 others.
+    """Run `work`, which takes tasks until none is left, in this thread and in `threads` - 1 others.
 
-    Of these, when this thread has found no task left, those that have not begun are called off, and those that have are
-    waited for unless `done` says that all tasks are: waking a thread takes the system a tenth of a millisecond.
+    When this thread finds no task left, the others that have not started are cancelled. Those that have are awaited
+    unless `done` returns True, that is, all tasks are done: waking a thread takes a tenth of a millisecond.
     """
     others = [_workers().submit(work) for _ in range(threads - 1)]
     try:

@@ -1,6 +1,6 @@
 """Attention with an online softmax: of packed prompts, and of one query per sequence over a paged cache.
 
-Scores are exponents of two. A row's maximum starts from a finite number, so that a row that has seen no key yet has
+Scores are to the base 2. A row's running maximum starts at a finite number, so that a row without keys so far has
 weights of zero instead of NaN.
 """
 
@@ -49,7 +49,7 @@ def _attend(
     CHECKED: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Add keys low .. end to the online softmax; a query sees keys up to its own position.
+    """Add keys low .. end - 1 to the online softmax; a query sees keys up to its own position.
 
     PAGE is 0 where keys and values are contiguous rows instead of pages.
     """
@@ -123,9 +123,10 @@ def prefill(
     BLOCK_N: tl.constexpr,
     BLOCK_B: tl.constexpr,
 ):
-    """Attend with one block of queries of one head; the last blocks, which see most keys, start first.
+    """Attend with one block of queries of one head; the last blocks, which see the most keys, start first.
 
-    The blocks of sequence s begin at starts[s] // BLOCK_M + s: enough for each, without lengths on the host.
+    The blocks of sequence s begin at starts[s] // BLOCK_M + s. Every sequence has enough blocks then, and the host need
+    not know lengths.
     """
     pid = tl.num_programs(0) - 1 - tl.program_id(0)
     head = tl.program_id(1)

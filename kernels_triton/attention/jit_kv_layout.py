@@ -18,6 +18,7 @@ def move_kv(
     OUT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Copy K and V of token t, HEADS heads of DIM numbers, into its slot, or out of it with OUT."""
     t = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < HEADS * DIM

@@ -16,7 +16,7 @@ from ..backend.operators import check_tensor
 from ..declarations import public
 
 _LOG2E = 1 / math.log(2)
-_LEAST_DIM = 16  # the least of a matrix instruction
+_LEAST_DIM = 16  # the smallest operand of a matrix instruction
 
 
 @public
@@ -86,7 +86,7 @@ class Options:
 
     @property
     def factors(self) -> tuple[float, float]:
-        """Factors `scale` and `cap` of the kernels: scores become exponents of two, with a softcap by way of tanh."""
+        """Factors `scale` and `cap` of the kernels, whose scores are to the base 2; a soft-cap is computed by tanh."""
         if self.softcap is None:
             return self.scale * _LOG2E, 0.0
         return 2 * self.scale / self.softcap * _LOG2E, self.softcap * _LOG2E
@@ -212,7 +212,7 @@ def attention_tiles(kind: str, arch: int, dtype: torch.dtype, dim: int) -> Atten
 
 
 def head_blocks(dim: int, value_dim: int) -> dict[str, int]:
-    """Cut a head into the largest power of two and a rest, since tiles are powers of two: 192 = 128 + 64.
+    """Split a head into its largest power of two and the rest, since tiles are powers of two: 192 = 128 + 64.
 
     Examples
     --------

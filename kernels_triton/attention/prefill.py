@@ -43,9 +43,10 @@ def prefill_attention(
 
         out[t, h] = softmax(scale * q[t, h] . K[.., h // G]) V[.., h // G],  G = H / K
 
-    over the cached tokens of t's sequence and then its own keys up to t: its queries are the last of its keys. Online
-    softmax and sums in fp32; weights are rounded to q's type before they meet the values. A chunk of a prompt passes
-    what is cached as `prefix`; latent attention (MLA) expands that to keys and values and passes `key_starts`.
+    A token t attends to the cached tokens of its sequence and to the sequence's keys up to t; the queries of a sequence
+    belong to the last of its keys. Online softmax and sums are in fp32; weights are rounded to q's type before they are
+    multiplied with values. For a chunk of a prompt, pass the cached tokens as `prefix`; for latent attention (MLA),
+    expand them to keys and values and pass `key_starts`.
 
     Parameters
     ----------
@@ -58,8 +59,8 @@ def prefill_attention(
     key_starts : (B + 1,) of the same type, optional
         First key of each sequence, and S, if there are more keys than queries; by default `starts`.
     prefix : Prefix, optional
-        Cached tokens before these, for D = Dv. Neither slots past a length nor table entries that no query needs are
-        read.
+        Cached tokens before the first query, for D = Dv. Slots past a length, and table entries that no query needs,
+        are not read.
     scale, window, sinks, softcap
         As of `decode_attention`.
     tiles : AttentionTiles, optional
@@ -251,7 +252,7 @@ def prefill_attention_work(
     heads, kv_heads, head_dim, value_dim : int
         H, K, D and Dv.
     pairs : int
-        Pairs of a query and a key that it sees: L (L + 1) / 2 for a prompt of L.
+        Number of pairs of a query and a key that it sees: L (L + 1) / 2 for a prompt of L tokens.
     queries, keys : int
         T and S, including cached tokens [tokens].
     itemsize : int
@@ -289,10 +290,11 @@ def prefill_attention_reference(
     3.0
     """
     options = Options.checked(q, scale, window, sinks, softcap)
+    key_edges = starts if key_starts is None else key_starts
     out = torch.zeros(*q.shape[:2], v.shape[2], dtype=torch.float64)
     for s in range(len(starts) - 1):
         low, high = starts[s : s + 2].tolist()
-        first, last = (starts if key_starts is None else key_starts)[s : s + 2].tolist()
+        first, last = key_edges[s : s + 2].tolist()
         past = 0 if prefix is None else int(prefix.lengths[s])
         for t in range(low, high):
             end = past + last - first - (high - 1 - t)

@@ -88,7 +88,9 @@ def _fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options) 
     """Attend by torch's own kernel, without softcap and sinks: 1.3 to 2 times as fast on an AVX-512 core."""
     whole = len(q) == len(k) and options.window is None
     mask = None if whole else ~_hidden(len(q), len(k), options.window, q.device)
-    queries, keys, values = (rows.transpose(0, 1)[None] for rows in (q, k, v))
+    queries = q.transpose(0, 1)[None]
+    keys = k.transpose(0, 1)[None]
+    values = v.transpose(0, 1)[None]
     out = functional.scaled_dot_product_attention(
         queries, keys, values, attn_mask=mask, is_causal=whole, scale=options.scale, enable_gqa=True
     )

@@ -1,4 +1,4 @@
-"""The only import of triton, and whether it compiles or interprets kernels.
+"""The only import of triton, which decides whether kernels are compiled or interpreted.
 
 Triton decides once per process, at its first import: with TRITON_INTERPRET=1 in the environment it interprets.
 """

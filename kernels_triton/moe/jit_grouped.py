@@ -1,7 +1,7 @@
 """Grouped GEMM of routed experts, and the sum over a token's experts.
 
-A tile is transposed, (columns, rows) of the output: Hopper's matrix instruction takes 64 rows of its first operand,
-which are then weights, so that few tokens do not leave it idle. For many tokens both orders take the same time.
+Output tiles are transposed, (columns, rows): Hopper's matrix instruction takes 64 rows of its first operand, which are
+then rows of weights, so that a few tokens do not leave it partly idle. For many tokens both orders are equally fast.
 """
 
 from ..backend.mode import tl, triton
@@ -95,7 +95,7 @@ def grouped(
     """
     blocks = (tl.load(rows) // BLOCK_M).to(tl.int32)
     across = tl.cdiv(N, BLOCK_N)
-    # a byte of 4-bit weights holds one of its group's first half in the lower and one of the second in the upper bits
+    # a byte of 4-bit weights holds one of the group's first half in its lower bits, one of the second half in its upper
     HALVES: tl.constexpr = 2 if BITS == 4 else 1
     STEP: tl.constexpr = BLOCK_K // HALVES
     RUN: tl.constexpr = GROUP // HALVES
@@ -148,7 +148,7 @@ def grouped(
                 else:
                     up_tile = tl.load(up_rows + at[None, :], mask=mask, other=0.0)
                 total_up = _add(total_up, up_tile, up_scales + group, inside, low, high, BITS)
-        # Loaded again, volatile so that the compiler does it: pairs kept over the loop make large tiles spill.
+        # Loaded again, as volatile so that the compiler does so: pairs live across the loop make large tiles spill.
         pair = tl.load(pairs + row, volatile=True).to(tl.int64)
         live = pair < n
         if BIASED:
@@ -160,7 +160,7 @@ def grouped(
             total = _activated(total, total_up, ACTIVATION)
         if WEIGHTED:
             total *= tl.load(factors + pair, mask=live, other=0.0)[None, :]
-        total = tl.where(held, total, float("nan"))  # ids are not checked on the host: no answer for an invalid one
+        total = tl.where(held, total, float("nan"))  # ids are not checked on the host: an invalid one gives NaN
         place = out + pair[None, :] * out_stride + columns[:, None]
         tl.store(place, total.to(out.dtype.element_ty), mask=inside[:, None] & live[None, :])
 

@@ -20,14 +20,14 @@ class Segment(NamedTuple):
 
 
 _FEW = 512
-"""Most pairs that plain Python sorts: with caches that are full of a layer's weights, one call of torch or numpy that
-sorts or counts 8 numbers takes 100 µs, and Python 40 (Zen 4)."""
+"""Most pairs that plain Python sorts: with caches full of a layer's weights, one call of torch or numpy that sorts or
+counts 8 numbers takes 100 µs, Python 40 µs (Zen 4)."""
 _TOGETHER = 2048
 """Most pairs of several experts that are gathered, multiplied, activated and summed together, since each operation
-starts with cold caches: 64 tokens with 8 of 128 experts of 2048 x 768 take 15 % less time with 256 (bf16,
-Zen 4). On a Xeon with AMX, whose products are faster, 2048 in place of 256: 3 % less time with 512 to 4096 tokens and 2
-of 8 experts of 2048 x 7168, 8 % less with 512 tokens and the smaller experts, 3 % more with 4096; 8192 take 4096 tokens
-and the larger experts 1.3 times as long."""
+starts with cold caches. With groups of 256, 64 tokens with 8 of 128 experts of 2048 x 768 take 15 % less time (bf16,
+Zen 4). On a Xeon with AMX, whose products are faster, 2048 instead of 256 takes 3 % less time for 512 to 4096 tokens
+and 2 of 8 experts of 2048 x 7168, 8 % less for 512 tokens and the smaller experts, 3 % more for 4096 tokens. With 8192,
+4096 tokens and the larger experts take 1.3 times as long."""
 
 
 def _sorted(ids: torch.Tensor, pages: torch.Tensor | None, held: int) -> tuple[torch.Tensor, list[Segment]]:

@@ -44,8 +44,8 @@ class Layer(NamedTuple):
     chosen: int
 
 
-class Case(NamedTuple):
-    """One row of the table: architecture, kind of weights, layer, and most pairs per expert."""
+class TunedShape(NamedTuple):
+    """Key of a row of the table: architecture, kind of weights, layer, and most pairs per expert."""
 
     arch: int
     weights: str
@@ -61,38 +61,38 @@ class Candidate(NamedTuple):
     tiles: Tiles
 
 
-Measure = Callable[[Case, Candidate], float | None]
+Measure = Callable[[TunedShape, Candidate], float | None]
 """Seconds of one product, None where the candidate does not run."""
 
 
-def cases(arch: int, layers: Sequence[Layer], kinds: Sequence[str]) -> list[Case]:
+def tuned_shapes(arch: int, layers: Sequence[Layer], kinds: Sequence[str]) -> list[TunedShape]:
     """List every layer and kind of weights with every number of pairs per expert."""
-    return [Case(arch, kind, layer, most) for layer, kind, most in itertools.product(layers, kinds, BUCKETS)]
+    return [TunedShape(arch, kind, layer, most) for layer, kind, most in itertools.product(layers, kinds, BUCKETS)]
 
 
-def candidates(case: Case) -> Iterator[Candidate]:
+def candidates(shape: TunedShape) -> Iterator[Candidate]:
     """Yield the tiles whose loads in flight fit the shared memory and whose accumulators fit the registers.
 
     Examples
     --------
-    >>> len(list(candidates(Case(90, "16-bit", Layer(4096, 14336, 8, 2), 16))))
+    >>> len(list(candidates(TunedShape(90, "16-bit", Layer(4096, 14336, 8, 2), 16))))
     68
     """
-    steps = (64, 128) if case.arch >= 90 else (32, 64, 128)
-    sizes = itertools.product(BUCKETS[case.most_rows][1], (True, False), (64, 128, 256), steps, (4, 8), (3, 4))
-    room = 1024 * SHARED_KIB[max(arch for arch in SHARED_KIB if arch <= case.arch)]
+    steps = (64, 128) if shape.arch >= 90 else (32, 64, 128)
+    sizes = itertools.product(BUCKETS[shape.most_rows][1], (True, False), (64, 128, 256), steps, (4, 8), (3, 4))
+    room = 1024 * SHARED_KIB[max(arch for arch in SHARED_KIB if arch <= shape.arch)]
     for m, gated, n, k, warps, stages in sizes:
-        shared = stages * k * (n * (1 + gated) * _BYTES[case.weights] + 2 * m)
+        shared = stages * k * (n * (1 + gated) * _BYTES[shape.weights] + 2 * m)
         sums = m * n * (1 + gated) / (32 * warps)
         if shared <= room and _FEWEST_SUMS <= sums <= _MOST_SUMS:
-            for tma, per_sm in _schedules(case):
+            for tma, per_sm in _launch_modes(shape):
                 yield Candidate(m, gated, Tiles(n, k, 8, warps, stages, tma, per_sm))
 
 
-def _schedules(case: Case) -> Iterator[tuple[bool, int]]:
+def _launch_modes(shape: TunedShape) -> Iterator[tuple[bool, int]]:
     """Values of `tma` and `per_sm` to try: TMA from sm_90 on, persistent programs for many rows."""
-    tma = (False, True) if case.arch >= 90 else (False,)
-    per_sm = (0,) if case.most_rows else (0, 1)
+    tma = (False, True) if shape.arch >= 90 else (False,)
+    per_sm = (0,) if shape.most_rows else (0, 1)
     return itertools.product(tma, per_sm)
 
 
@@ -105,10 +105,10 @@ def tune(
     arch: int | None = None,
     measure: Measure | None = None,
 ) -> None:
-    """Time every candidate of every case and write the fastest into the table.
+    """Time every candidate of every shape and write the fastest into the table.
 
-    A journal beside the table keeps each time, so that an interrupted run continues where it ended. The table is
-    replaced as a whole after each case.
+    A journal beside the table keeps each time, so that an interrupted run can continue. The table is replaced as a
+    whole after each shape.
 
     Parameters
     ----------
@@ -126,19 +126,19 @@ def tune(
     time = measure or Bench().seconds
     table = out or PATH
     journal = _Journal(table.with_suffix(".measured.jsonl"))
-    todo = cases(architecture, layers, kinds)
-    for place, case in enumerate(todo, start=1):
-        left = [candidate for candidate in candidates(case) if not journal.knows(case, candidate)]
-        say(f"{place} of {len(todo)}: {len(left)} candidates to time for {case}")
+    todo = tuned_shapes(architecture, layers, kinds)
+    for place, shape in enumerate(todo, start=1):
+        left = [candidate for candidate in candidates(shape) if not journal.knows(shape, candidate)]
+        say(f"{place} of {len(todo)}: {len(left)} candidates to time for {shape}")
         for candidate in left:
-            journal.note(case, candidate, time(case, candidate))
-        row = _best(case, journal)
+            journal.note(shape, candidate, time(shape, candidate))
+        row = _best(shape, journal)
         _write(table, row)
         say(json.dumps(row))
 
 
 class _Journal:
-    """Times by case and candidate on this GPU with this triton [s]; each is on disk before the next is measured.
+    """Times by shape and candidate on this GPU with this triton [s]; each is on disk before the next is measured.
 
     Lines that cannot be read are measured again. Where the file cannot be written, an interrupted run starts anew.
     """
@@ -160,18 +160,22 @@ class _Journal:
                 TypeError,
                 KeyError,
                 RecursionError,
-            ):  # also one that an interrupted run left incomplete
+            ):  # or a line that an interrupted run left incomplete
                 continue
 
     @staticmethod
-    def _key(case: Case, candidate: Candidate) -> str:
-        return f"{where()}: {case} {candidate}"
+    def _key(shape: TunedShape, candidate: Candidate) -> str:
+        """Key of a time in the journal; its text never changes, so that an older journal is still read."""
+        fields = ", ".join(f"{name}={value!r}" for name, value in shape._asdict().items())
+        return f"{where()}: Case({fields}) {candidate}"
 
-    def knows(self, case: Case, candidate: Candidate) -> bool:
-        return self._key(case, candidate) in self._known
+    def knows(self, shape: TunedShape, candidate: Candidate) -> bool:
+        """True if the candidate has been timed."""
+        return self._key(shape, candidate) in self._known
 
-    def note(self, case: Case, candidate: Candidate, seconds: float | None) -> None:
-        key = self._key(case, candidate)
+    def note(self, shape: TunedShape, candidate: Candidate, seconds: float | None) -> None:
+        """Keep the time of a candidate, and append it to the file."""
+        key = self._key(shape, candidate)
         self._known[key] = seconds
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -182,8 +186,9 @@ class _Journal:
                 warnings.warn(f"{self._path} cannot be written ({error}); times are lost if this ends.", stacklevel=4)
             self._warned = True
 
-    def seconds(self, case: Case, candidate: Candidate) -> float:
-        found = self._known[self._key(case, candidate)]
+    def seconds(self, shape: TunedShape, candidate: Candidate) -> float:
+        """Time of a candidate [s], infinite if it does not run."""
+        found = self._known[self._key(shape, candidate)]
         return float("inf") if found is None else found
 
 
@@ -195,22 +200,22 @@ def where() -> str:
     return f"{device}, triton {version('triton')}"
 
 
-def _best(case: Case, journal: _Journal) -> dict[str, Any]:
+def _best(shape: TunedShape, journal: _Journal) -> dict[str, Any]:
     """Row of the table with the least time of both products together, which share the rows of a block."""
     fastest: dict[tuple[int, bool], tuple[float, Tiles]] = {}
-    for candidate in candidates(case):
+    for candidate in candidates(shape):
         key = (candidate.m, candidate.gated)
-        seconds = journal.seconds(case, candidate)
+        seconds = journal.seconds(shape, candidate)
         if key not in fastest or seconds < fastest[key][0]:
             fastest[key] = (seconds, candidate.tiles)
-    m = min(BUCKETS[case.most_rows][1], key=lambda m: fastest[m, True][0] + fastest[m, False][0])
+    m = min(BUCKETS[shape.most_rows][1], key=lambda m: fastest[m, True][0] + fastest[m, False][0])
     gated_time, gated = fastest[m, True]
     plain_time, plain = fastest[m, False]
     return {
-        "arch": case.arch,
-        "weights": case.weights,
-        "sizes": [case.layer.model_dim, case.layer.expert_dim],
-        "most_rows": case.most_rows,
+        "arch": shape.arch,
+        "weights": shape.weights,
+        "sizes": [shape.layer.model_dim, shape.layer.expert_dim],
+        "most_rows": shape.most_rows,
         "m": m,
         "gated": list(astuple(gated)),
         "plain": list(astuple(plain)),
@@ -220,9 +225,9 @@ def _best(case: Case, journal: _Journal) -> dict[str, Any]:
 
 
 def _write(path: Path, row: dict[str, Any]) -> None:
-    """Replace the row of the same case; the old table stays in place until the new one is complete."""
+    """Replace the row of the same shape; the old table stays in place until the new one is complete."""
     table = read_table(path if path.exists() else PATH)
-    kept = [old for old in table["rows"] if not _same_case(old, row)]
+    kept = [old for old in table["rows"] if not _same_shape(old, row)]
     table["rows"] = [row, *kept]
     lines = ",\n".join(f"    {json.dumps(each)}" for each in table["rows"])
     head = "".join(f"  {json.dumps(name)}: {json.dumps(table[name])},\n" for name in table if name != "rows")
@@ -231,25 +236,25 @@ def _write(path: Path, row: dict[str, Any]) -> None:
     os.replace(fresh, path)
 
 
-def _same_case(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def _same_shape(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return all(one.get(name) == other[name] for name in ("arch", "weights", "sizes", "most_rows"))
 
 
 class Bench:
-    """Timing of products on the GPU; keeps the operands of the current case."""
+    """Timing of products on the GPU; keeps the operands of the current shape."""
 
     def __init__(self) -> None:
         enter_mode(Backend.TRITON)
-        self._case: Case | None = None
+        self._shape: TunedShape | None = None
 
-    def seconds(self, case: Case, candidate: Candidate) -> float | None:
+    def seconds(self, shape: TunedShape, candidate: Candidate) -> float | None:
         """Median time of one product with a cold cache [s]; None if it exceeds the GPU's resources."""
         from ..backend.mode import triton
 
-        if case != self._case:
-            self._prepare(case)
+        if shape != self._shape:
+            self._prepare(shape)
         too_much = (triton.runtime.errors.OutOfResources, triton.runtime.errors.PTXASError)
-        blocks = sort_pairs(self._ids, case.layer.experts, candidate.m)
+        blocks = sort_pairs(self._ids, shape.layer.experts, candidate.m)
         launched: tuple[Any, ...]
         if candidate.gated:
             launched = (self._x, self._gate_up, None, self._ids, None, None, Activation.SWIGLU)
@@ -261,16 +266,16 @@ class Bench:
         except too_much:
             return None
 
-    def _prepare(self, case: Case) -> None:
-        M, F, E, k = case.layer
-        tokens = max(1, BUCKETS[case.most_rows][0] * E // k)
+    def _prepare(self, shape: TunedShape) -> None:
+        M, F, E, k = shape.layer
+        tokens = max(1, BUCKETS[shape.most_rows][0] * E // k)
         self._x = torch.randn(tokens, M, device="cuda").bfloat16()
         self._inner = torch.randn(tokens, k, F, device="cuda").bfloat16()
         self._ids = torch.rand(tokens, E, device="cuda").topk(k).indices
         self._factors = torch.rand(tokens, k, device="cuda")
-        self._gate_up = _stored((E, 2 * F, M), case.weights)
-        self._down = _stored((E, M, F), case.weights)
-        self._case = case
+        self._gate_up = _stored((E, 2 * F, M), shape.weights)
+        self._down = _stored((E, M, F), shape.weights)
+        self._shape = shape
 
 
 def _stored(shape: tuple[int, ...], kind: str) -> Weights:

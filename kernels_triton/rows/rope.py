@@ -195,7 +195,8 @@ def rope_reference(
         wide = weight.double() * wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt()
     half = table.shape[1] // 2
     dims = torch.arange(2 * half)
-    first, second = (dims.view(half, 2) if interleaved else dims.view(2, half).T).unbind(1)
+    pairs = dims.view(half, 2) if interleaved else dims.view(2, half).T
+    first, second = pairs.unbind(1)
     rotation = torch.complex(*table[positions.long()].double().chunk(2, dim=1))[:, None]
     rotated = torch.complex(wide[..., first], wide[..., second]) * rotation
     out = wide.clone()

@@ -121,7 +121,7 @@ def _compute_logits(x: torch.Tensor, rows: torch.Tensor, head: torch.Tensor, bac
         check_range("rows", rows, len(x), "correct them")
     if backend == Backend.TORCH:
         wide = x[rows.long()].float()
-        return torch.cat([wide @ words.float().T for words in head.split(_HEAD_ROWS)], dim=1)
+        return torch.cat([wide @ entries.float().T for entries in head.split(_HEAD_ROWS)], dim=1)
     enter_mode(Backend(backend))
     from .jit_vocabulary import logits as kernel
 

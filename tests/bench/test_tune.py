@@ -25,6 +25,6 @@ def test_a_dry_run_lists_all_candidates(capsys):
     assert main(["tune", "--dry-run", "--weights", "16-bit"]) == 0
     lines = capsys.readouterr().out.splitlines()
     layers = [tuning.Layer(4096, 14336, 8, 2), tuning.Layer(2048, 768, 128, 8)]
-    total = sum(len(list(tuning.candidates(case))) for case in tuning.cases(90, layers, ["16-bit"]))
+    total = sum(len(list(tuning.candidates(shape))) for shape in tuning.tuned_shapes(90, layers, ["16-bit"]))
     assert lines[-1] == f"{total} candidates in 8 cases"
     assert sum(line.startswith("  ") for line in lines) == total

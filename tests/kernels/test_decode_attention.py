@@ -31,7 +31,7 @@ from kernels_cpu import (
 )
 from kernels_cpu.attention import tasks as decode_tasks
 from kernels_cpu.attention.matrix_tasks import fits_matrices
-from kernels_cpu.codegen.vector_ir import Kind
+from kernels_cpu.codegen.vector_ir import Storage
 from kernels_cpu.machine.features import is_zen
 from kernels_cpu.threads import task_counts, team
 from tests.examples import examples
@@ -152,7 +152,7 @@ def test_matrices_equal_float64_whatever_the_unused_memory_holds(data):
     near = st.sampled_from((1, 31, 32, 33, 127, 128, 129, 255, 256, 257)) | st.integers(1, 400)
     lengths, kv_heads = data.draw(st.lists(near, min_size=1, max_size=4)), data.draw(st.integers(1, 3))
     case = problem(lengths, kv_heads, group, dim, block, "bf16", data.draw(st.integers(0, 2**32 - 1)))
-    assert fits_matrices(CodePath.AVX512, Kind.BF16, group, dim, dim)
+    assert fits_matrices(CodePath.AVX512, Storage.BF16, group, dim, dim)
     options = {"window": data.draw(st.none() | st.integers(1, 300))}
     if data.draw(st.booleans()):
         options["sinks"] = np.linspace(-2, 3, case.q.shape[1], dtype=np.float32)
@@ -161,10 +161,10 @@ def test_matrices_equal_float64_whatever_the_unused_memory_holds(data):
 
 
 @pytest.mark.skipif(kernels_cpu.features().lanes != 16 or is_zen(), reason="a CPU where the order is LLVM's")
-def test_next_lines_are_asked_for_between_products():
-    """LLVM gathers a dozen requests at a block's beginning unless it is told to keep the order; then memory waits."""
+def test_next_lines_are_prefetched_between_products():
+    """LLVM gathers a dozen prefetches at a block's beginning unless it is told to keep the order; then memory waits."""
     problem([64], group=4, dim=128, dtype="bf16").decode(path=CodePath.AVX512)
-    known = decode_tasks.decoder(16, Kind.BF16, 4, 128, 128, False)
+    known = decode_tasks.decoder(16, Storage.BF16, 4, 128, 128, False)
     code = numba.njit(known.py_func)
     code.compile(known.signatures[0])
     (assembly,) = code.inspect_asm().values()
@@ -681,7 +681,7 @@ def test_an_edit_anywhere_in_the_package_is_seen_by_the_next_process(tmp_path):
     beside = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
     assert said() == said() == 1.0
     assert list((tmp_path / "kernels_cpu").rglob("*.nbi"))
-    edited = tmp_path / "kernels_cpu/attention/parts.py"
+    edited = tmp_path / "kernels_cpu/attention/partials.py"
     text = edited.read_text()
     assert "np.float32(1) / whole" in text
     edited.write_text(text.replace("np.float32(1) / whole", "np.float32(2) / whole"))

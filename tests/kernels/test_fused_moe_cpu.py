@@ -21,7 +21,7 @@ from kernels_cpu import (
     pack_experts,
 )
 from kernels_cpu.experts import tasks as expert_tasks
-from kernels_cpu.experts.tasks import columns_of, parts_of
+from kernels_cpu.experts.tasks import columns_of, terms_of
 from kernels_cpu.experts.weights import unpacked
 from kernels_cpu.machine.features import features
 from tests.examples import examples
@@ -52,8 +52,8 @@ def error(found: Any, want: Any) -> float:
 def bound(experts: PackedExperts, path: CodePath, ids: Any) -> float:
     if experts.format.scaled:
         return 2e-2
-    most, parts = np.bincount(ids.ravel(), minlength=1).max(), parts_of(experts, path, exact=False)
-    return 5e-3 if (parts == 1 and most > 4) or (parts == 3 and most > 32) else 1e-6
+    most, terms = np.bincount(ids.ravel(), minlength=1).max(), terms_of(experts, path, exact=False)
+    return 5e-3 if (terms == 1 and most > 4) or (terms == 3 and most > 32) else 1e-6
 
 
 def in_bytes(x: Any, group: int) -> Any:
@@ -115,7 +115,7 @@ def test_matrix_registers_multiply_exactly_up_to_many_tokens_or_as_asked(tokens,
     assert error(asked, want) < 1e-6
     found = fused_moe(h, packed, ids, weights)
     fits = shape[1] % 32 == 0  # 200 columns of down do not
-    assert parts_of(packed, CodePath.AVX512, exact=False) == (3 if fits else 0)
+    assert terms_of(packed, CodePath.AVX512, exact=False) == (3 if fits else 0)
     assert np.array_equal(found, asked) == (not fits or tokens - tokens // 8 <= 32)
     assert error(found, want) < 5e-3
     monkeypatch.setattr(importlib.import_module("kernels_cpu.experts.fused_moe"), "_WORTH", 1)  # else one thread serves

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from kernels_triton.moe import tiles, tuning
-from kernels_triton.moe.tuning import Candidate, Case, Layer, candidates, cases, tune
+from kernels_triton.moe.tuning import Candidate, Layer, TunedShape, candidates, tune, tuned_shapes
 from tests.damage import JSON_DAMAGES
 
 LAYER = Layer(4096, 14336, 8, 2)
 
 
-def speed(case: Case, candidate: Candidate) -> float | None:
+def speed(shape: TunedShape, candidate: Candidate) -> float | None:
     """Least for 32 rows and 64 columns with 8 warps by TMA in programs that last; 256 columns do not run."""
     n, k, _, warps, stages, tma, per_sm = dataclasses.astuple(candidate.tiles)
     if n == 256:
@@ -23,10 +23,10 @@ def speed(case: Case, candidate: Candidate) -> float | None:
 
 
 @pytest.mark.parametrize("arch", [75, 80, 86, 89, 90, 100])
-def test_every_case_has_candidates_of_both_products_with_every_height(arch):
-    for case in cases(arch, [LAYER], tuple(tuning.STORED)):
-        found = {(candidate.m, candidate.gated) for candidate in candidates(case)}
-        assert found == {(m, gated) for m in tuning.BUCKETS[case.most_rows][1] for gated in (True, False)}
+def test_every_shape_has_candidates_of_both_products_with_every_height(arch):
+    for shape in tuned_shapes(arch, [LAYER], tuple(tuning.STORED)):
+        found = {(candidate.m, candidate.gated) for candidate in candidates(shape)}
+        assert found == {(m, gated) for m in tuning.BUCKETS[shape.most_rows][1] for gated in (True, False)}
 
 
 def test_the_fastest_is_written_and_found_by_layers_of_these_sizes_only(tmp_path, monkeypatch):
@@ -47,9 +47,9 @@ def test_the_fastest_is_written_and_found_by_layers_of_these_sizes_only(tmp_path
 
 @pytest.mark.parametrize("arch", [75, 80, 86, 90])
 def test_only_sm_90_is_offered_the_copy_engine_and_only_many_rows_programs_that_last(arch):
-    for case in cases(arch, [LAYER], tuple(tuning.STORED)):
-        found = {(candidate.tiles.tma, candidate.tiles.per_sm) for candidate in candidates(case)}
-        copies, lasting = {False, arch >= 90}, {0, int(case.most_rows is None)}
+    for shape in tuned_shapes(arch, [LAYER], tuple(tuning.STORED)):
+        found = {(candidate.tiles.tma, candidate.tiles.per_sm) for candidate in candidates(shape)}
+        copies, lasting = {False, arch >= 90}, {0, int(shape.most_rows is None)}
         assert found == {(tma, per_sm) for tma in copies for per_sm in lasting}
 
 
@@ -64,11 +64,11 @@ def test_an_interrupted_run_goes_on_and_measures_nothing_twice(tmp_path):
     out, seen = tmp_path / "tiles.json", []
 
     def until(limit):
-        def measure(case, candidate):
+        def measure(shape, candidate):
             if len(seen) == limit:
                 raise KeyboardInterrupt
-            seen.append((case, candidate))
-            return speed(case, candidate)
+            seen.append((shape, candidate))
+            return speed(shape, candidate)
 
         return measure
 
@@ -77,7 +77,8 @@ def test_an_interrupted_run_goes_on_and_measures_nothing_twice(tmp_path):
     first = tiles.read_table(out)["rows"]
     (tmp_path / "tiles.measured.jsonl").open("a").write('\n{"what": "cut in the mid')
     tune([LAYER], ["16-bit"], out=out, say=lambda _: None, arch=90, measure=until(-1))
-    assert len(seen) == len(set(seen)) == sum(len(list(candidates(case))) for case in cases(90, [LAYER], ["16-bit"]))
+    shapes = tuned_shapes(90, [LAYER], ["16-bit"])
+    assert len(seen) == len(set(seen)) == sum(len(list(candidates(shape))) for shape in shapes)
     last = tiles.read_table(out)["rows"]
     assert all(row in last for row in first)
     tune([LAYER], ["16-bit"], out=out, say=lambda _: None, arch=90, measure=until(len(seen)))
@@ -89,9 +90,9 @@ def test_a_damaged_journal_costs_no_more_than_measuring_again(damage, tmp_path):
     """Lines that can be read are still known; the table is the same."""
     out, journal, seen = tmp_path / "t" / "tiles.json", tmp_path / "t" / "tiles.measured.jsonl", []
 
-    def measure(case, candidate):
+    def measure(shape, candidate):
         seen.append(candidate)
-        return speed(case, candidate)
+        return speed(shape, candidate)
 
     tune([LAYER], ["16-bit"], out=out, say=lambda _: None, arch=80, measure=measure)
     whole, table = len(seen), sorted(map(json.dumps, tiles.read_table(out)["rows"]))

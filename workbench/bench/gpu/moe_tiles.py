@@ -46,7 +46,7 @@ def tune(
     there = torch.cuda.is_available()
     if dry_run:
         major, minor = torch.cuda.get_device_capability() if there else _UNSEEN
-        _list(tuning.cases(10 * major + minor, layers, kinds), say)
+        _list(tuning.tuned_shapes(10 * major + minor, layers, kinds), say)
         return
     if not there:
         raise EngineError(
@@ -55,13 +55,13 @@ def tune(
     tuning.tune(layers, kinds, out=out, say=say)
 
 
-def _list(cases: Sequence[tuning.Case], say: Callable[[str], None]) -> None:
+def _list(shapes: Sequence[tuning.TunedShape], say: Callable[[str], None]) -> None:
     total = 0
-    for case in cases:
-        own = list(tuning.candidates(case))
+    for shape in shapes:
+        own = list(tuning.candidates(shape))
         total += len(own)
-        rows = "more" if case.most_rows is None else f"up to {case.most_rows}"
-        say(f"sm_{case.arch}, {case.weights}, {case.layer}, {rows} pairs per expert: {len(own)} candidates")
+        rows = "more" if shape.most_rows is None else f"up to {shape.most_rows}"
+        say(f"sm_{shape.arch}, {shape.weights}, {shape.layer}, {rows} pairs per expert: {len(own)} candidates")
         for m, gated, tiles in own:
             say(f"  {'gated' if gated else 'plain'}, {m} rows, {tiles}")
-    say(f"{total} candidates in {len(cases)} cases")
+    say(f"{total} candidates in {len(shapes)} cases")
