@@ -78,7 +78,8 @@ class Tree:
         if block.caption.startswith("Change "):
             self._change(file, block.body)
         elif block.caption.startswith("Append to "):
-            file.write_text(file.read_text(encoding="utf-8") + block.body, encoding="utf-8")
+            text = file.read_text(encoding="utf-8")
+            file.write_text(f"{text}\n{block.body}", encoding="utf-8")
         else:
             file.write_text(block.body, encoding="utf-8")
         if file.suffix == ".py":
