@@ -25,15 +25,25 @@ CPUS = {
 }  # fmt: skip
 OWN_GPU = Processor("own gpu", ProcessorKind.GPU, 1e12, memory=8e9, flops=1e13, link=2e10)
 OWN_CPU = Processor("own cpu", ProcessorKind.CPU, 1e11, memory=64e9, vector_flops=1e12)
+NEEDED = {ProcessorKind.GPU: ("memory", "flops", "link"), ProcessorKind.CPU: ("vector_flops",)}
+
+
+def complete(kind):
+    """Parts of the catalogue of which nothing is missing that a machine needs."""
+    return [name for name, part in processors.items() if part.kind is kind and is_complete(part)]
+
+
+def is_complete(part):
+    return not any(math.isnan(getattr(part, what)) for what in NEEDED[part.kind])
 
 
 def test_25_gpus_and_11_cpus_are_there():
     assert (len(GPUS), len(CPUS)) == (25, 11)
     assert {name for name, part in processors.items() if part.kind is ProcessorKind.GPU} >= GPUS
-    assert {name for name, part in processors.items() if part.kind is ProcessorKind.CPU} == CPUS
+    assert {name for name, part in processors.items() if part.kind is ProcessorKind.CPU} >= CPUS
 
 
-@pytest.mark.parametrize("gpu", sorted(GPUS))
+@pytest.mark.parametrize("gpu", complete(ProcessorKind.GPU))
 @pytest.mark.parametrize("efficiency", ["sustained", "nominal"])
 def test_every_gpu_makes_a_machine(gpu, efficiency):
     made = machine(gpu, "xeon-8380", memory="512GB", efficiency=efficiency)
@@ -45,7 +55,7 @@ def test_every_gpu_makes_a_machine(gpu, efficiency):
     assert list(made.sources) == value_names(made)
 
 
-@pytest.mark.parametrize("cpu", sorted(CPUS))
+@pytest.mark.parametrize("cpu", complete(ProcessorKind.CPU))
 def test_every_cpu_makes_a_machine(cpu):
     made = machine("l4", cpu, memory="256GB")
     assert made.cpu.memory == 256e9

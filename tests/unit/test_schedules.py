@@ -27,7 +27,7 @@ from workbench.schedules import (
     WeightPlace,
     contenders,
 )
-from workbench.schedules.contenders import ALL
+from workbench.schedules.contenders import every_candidate
 from workbench.schedules.micro_batches import MicroBatched
 from workbench.schedules.plan import Carry
 from workbench.serving import prepare
@@ -76,7 +76,7 @@ def test_contenders_begin_with_the_baseline_that_prefetches_and_take_the_pipelin
 def test_contenders_are_all_schedules_that_take_the_pipeline():
     known = Schedule.__subclasses__() + MicroBatched.__subclasses__()
     every = {schedule.__name__ for schedule in known if schedule.__module__.startswith("workbench.")}
-    named = {schedule.name.partition("(")[0] for schedule in ALL}
+    named = {schedule.name.partition("(")[0] for schedule in every_candidate()}
     assert named == every - {"MicroBatched"}
     assert [schedule.name for schedule in contenders(VSL)[1:]] == ["FlexGenS3", "FastDecode", "CGOPipe", "VSLPipe"]
     assert [schedule.name for schedule in contenders(PIPELINES["flexgen_s4"])[1:]] == ["FlexGenS4"]

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from workbench.core.display import escaped
-from workbench.reproductions import ktransformers, layered_prefill, moe_cap, moe_lens, moe_lightning
-from workbench.reproductions.rows import Evidence, Inputs, Outcome, Printed, Row, Tolerance, Value, printed
+from workbench.reproductions.rows import Evidence, Inputs, Outcome, Printed, Row, Tolerance, Value, papers, printed
 
 if TYPE_CHECKING:
     import pandas
 
-_COMPUTE: dict[str, Callable[[Inputs], Value]] = {
-    **ktransformers.COMPUTE,
-    **layered_prefill.COMPUTE,
-    **moe_cap.COMPUTE,
-    **moe_lens.COMPUTE,
-    **moe_lightning.COMPUTE,
-}
 _UNCHANGED: Mapping[str, Any] = MappingProxyType({})
 _COLOURS = {
     Outcome.MET: "#059669",
@@ -134,7 +128,16 @@ def summary(reproductions: Iterable[Reproduction]) -> pandas.DataFrame:
 
 def compute(one: Printed, changes: Inputs = _UNCHANGED) -> Value | None:
     """The value as the workbench computes it, with other inputs if given; None if nothing computes it."""
-    return None if one.expected is Outcome.OPEN else _COMPUTE[one.group]({**one.given, **changes})
+    return None if one.expected is Outcome.OPEN else _functions()[one.group]({**one.given, **changes})
+
+
+@cache
+def _functions() -> dict[str, Callable[[Inputs], Value]]:
+    """The function that computes each group of values, from the module of every paper."""
+    found = dict[str, Callable[[Inputs], Value]]()
+    for paper in papers():
+        found |= importlib.import_module(f"workbench.reproductions.{paper}").COMPUTE
+    return found
 
 
 def _plain(row: Row) -> dict[str, Any]:

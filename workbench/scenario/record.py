@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cache
 from reprlib import repr as short
 from typing import Any
 
@@ -19,6 +20,7 @@ from workbench.scenario.memory import Memory
 from workbench.scheduler.chunked_prefill import ChunkedPrefill
 from workbench.scheduler.continuous import ContinuousBatching
 from workbench.scheduler.layered_prefill import LayeredPrefill
+from workbench.scheduler.registry import every_scheduler
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.scheduler.static import StaticBatching
 from workbench.stages import BUILT_IN, Move, Op, Place, Stage, Streamed, kv, weights
@@ -29,9 +31,8 @@ FORMAT = "scenario 1"
 
 _MOVES = {str(move): move for move in (Move(Place.CPU), Move(Place.GPU))}
 _LONGEST_PATH = 200
-_SCHEDULERS: dict[str, type] = {
-    kind.__name__: kind for kind in (ResourceAware, StaticBatching, ContinuousBatching, ChunkedPrefill, LayeredPrefill)
-}
+_SCHEDULERS = (ResourceAware, StaticBatching, ContinuousBatching, ChunkedPrefill, LayeredPrefill)
+"""Schedulers in the order in which an error names them; others of the package stand behind them."""
 
 
 class NotImportedError(ScenarioError):
@@ -79,7 +80,7 @@ def fields_from(record: dict[str, Any]) -> dict[str, Any]:
         "machine": from_plain(Machine, record["machine"]),
         "memory": from_plain(Memory, record["memory"]),
         "workload": _workload_from(record["workload"]),
-        "scheduler": from_plain(_SCHEDULERS[scheduler.pop("kind")], scheduler),
+        "scheduler": from_plain(_schedulers()[scheduler.pop("kind")], scheduler),
     }
 
 
@@ -232,7 +233,15 @@ def _workload_from(record: dict[str, Any]) -> Workload:
 
 def _plain_scheduler(scheduler: object) -> dict[str, Any]:
     kind = type(scheduler)
-    if _SCHEDULERS.get(kind.__name__) is not kind:
-        known = ", ".join(_SCHEDULERS)
+    every = _schedulers()
+    if every.get(kind.__name__) is not kind:
+        known = ", ".join(every)
         raise ScenarioError(f"the scheduler {scheduler!r} is not built in and cannot be saved; use {known}.")
     return {"kind": kind.__name__, **to_plain(scheduler)}
+
+
+@cache
+def _schedulers() -> dict[str, type]:
+    """Every scheduler of the package by its name."""
+    kinds: list[type] = [*_SCHEDULERS, *map(type, every_scheduler())]
+    return {kind.__name__: kind for kind in kinds}

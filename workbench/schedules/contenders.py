@@ -12,10 +12,11 @@ from workbench.schedules.fiddler import Fiddler
 from workbench.schedules.flexgen import FlexGenS3, FlexGenS4
 from workbench.schedules.ktransformers import KTransformers
 from workbench.schedules.layer_streaming import LayerStreaming
+from workbench.schedules.registry import every_schedule
 from workbench.schedules.sequential import Sequential
 from workbench.schedules.vslpipe import VSLPipe
 
-ALL: tuple[Schedule, ...] = (
+_IN_ORDER: tuple[Schedule, ...] = (
     Sequential(prefetch=True),
     LayerStreaming(),
     Fiddler(),
@@ -28,6 +29,13 @@ ALL: tuple[Schedule, ...] = (
 )
 """Every schedule with its default settings, the simple ones first. `Sequential()`, without any overlap, is left out."""
 _LAYERS = 4
+
+
+def every_candidate() -> tuple[Schedule, ...]:
+    """Every schedule of the package with its default settings: those above in their order, then each other one."""
+    kinds = {type(schedule) for schedule in _IN_ORDER}
+    others = [kind() for kind in every_schedule() if kind not in kinds]
+    return (*_IN_ORDER, *others)
 
 
 def contenders(pipeline: Pipeline) -> tuple[Schedule, ...]:
@@ -55,7 +63,7 @@ def contenders(pipeline: Pipeline) -> tuple[Schedule, ...]:
     """
     graph = layer_graph(pipeline)
     found = dict[object, Schedule]()
-    for schedule in ALL:
+    for schedule in every_candidate():
         try:
             found.setdefault(schedule.tasks(graph, _LAYERS, Step.MIDDLE), schedule)
         except ScheduleError:
