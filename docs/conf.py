@@ -1,18 +1,19 @@
-"""Settings of Sphinx: `sphinx-build docs out/docs` builds these pages."""
+"""Settings of Sphinx: `./lab docs` builds these pages."""
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent
-sys.path[:0] = [str(ROOT), str(HERE)]
+sys.path[:0] = [str(HERE.parent), str(HERE)]
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the reference imports the kernels, and needs no GPU
 
 import docstrings  # noqa: E402
 import generate  # noqa: E402
 
-generate.pages(HERE / "generated")
+generate.write(HERE / "generated")
 
 project = "MoE Workbench"
 copyright = "MoE Workbench authors"
@@ -30,6 +31,7 @@ myst_heading_anchors = 3
 nb_execution_mode = "off"  # tests run the notebooks; here they show their text and code
 
 autodoc_member_order = "bysource"
+autodoc_mock_imports = [] if importlib.util.find_spec("triton") else ["triton"]
 autodoc_typehints = "signature"
 autodoc_class_signature = "mixed"
 napoleon_google_docstring = False
@@ -39,6 +41,6 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 90
 
 
-def setup(app):
+def setup(app: Any) -> None:
     """Connect the plain docstrings."""
     app.connect("autodoc-process-docstring", docstrings.as_rst, priority=400)

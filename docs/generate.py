@@ -1,14 +1,12 @@
-"""Pages made from the tree: the notebooks, the reference of every package, and tables of measured records."""
+"""Pages and tables made from the tree at build time: notebooks, reference, catalogue, and tables of measured records."""
 
-import json
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-NOTEBOOKS = ROOT / "notebooks"
-MEASURED = ROOT / "data" / "measured"
+import packages
+import tables
 
 
-def pages(folder: Path) -> None:
+def write(folder: Path) -> None:
     """Write all pages and delete those of earlier builds. An unchanged file is left, so that Sphinx skips it."""
     wanted = {folder / name: text for name, text in texts().items()}
     for old in folder.rglob("*"):
@@ -21,45 +19,22 @@ def pages(folder: Path) -> None:
 
 
 def texts() -> dict[str, str]:
-    """Text of every page by its path."""
-    found = {f"notebooks/{path.name}": path.read_text(encoding="utf-8") for path in sorted(NOTEBOOKS.glob("*.ipynb"))}
-    found["records.md"] = records()
-    for package in packages():
-        name = package.relative_to(ROOT).as_posix().replace("/", ".")
-        found[f"reference/{name}.md"] = reference(name, package)
+    """Text of every page and table by its path."""
+    found = {
+        "catalogue.md": tables.catalogue(),
+        "notebooks.md": tables.notebooks(),
+        "records.md": tables.records(),
+        "reference/workbench.md": tables.names(),
+        "parts/cpu_experts.md": tables.cpu_experts(),
+        "parts/moe_cpu.md": tables.moe_cpu(),
+        "parts/operations.md": tables.operations(),
+        "parts/overlap.md": tables.overlap("overlap-mix-b"),
+        "parts/overlap_slow_link.md": tables.overlap("overlap-mix-b-slow-link"),
+        "parts/sim_odd_models.md": tables.prediction_errors("model"),
+        "parts/sim_odd_ways.md": tables.prediction_errors("way"),
+    }
+    for notebook in sorted(tables.NOTEBOOKS.glob("*.ipynb")):
+        found[f"notebooks/{notebook.name}"] = notebook.read_text(encoding="utf-8")
+    for package in packages.packages():
+        found[f"reference/{packages.page(package.name)}"] = packages.reference(package)
     return found
-
-
-def packages() -> list[Path]:
-    """Packages of the workbench, and the two kernel packages."""
-    inside = sorted(path.parent for path in (ROOT / "workbench").glob("*/__init__.py"))
-    return [*inside, ROOT / "kernels_cpu", ROOT / "kernels_triton"]
-
-
-def modules(package: Path) -> list[Path]:
-    """Modules of a package at any depth, without ``__init__``."""
-    return [path for path in sorted(package.rglob("*.py")) if path.stem not in ("__init__", "__main__")]
-
-
-def reference(name: str, package: Path) -> str:
-    """Page of a package's reference, made from docstrings."""
-    lines = [f"# `{name}`", "", "```{eval-rst}"]
-    for path in modules(package):
-        title = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        lines += [title, "-" * len(title), "", f".. automodule:: {title}", "   :members:", ""]
-    return "\n".join([*lines, "```", ""])
-
-
-def records() -> str:
-    """Page of the measured ratios, a table for each record."""
-    lines = ["# Measured records", "", "Medians of interleaved repetitions, with the smallest and the largest."]
-    for path in sorted(MEASURED.glob("*.json")):
-        record = json.loads(path.read_text(encoding="utf-8"))
-        if not record.get("ratios"):
-            continue
-        lines += ["", f"## {path.stem}", "", f"{record['machine']}, {record['date'][:10]}.", ""]
-        lines += ["| ratio | median | smallest | largest | runs |", "|---|---|---|---|---|"]
-        for name, ratio in record["ratios"].items():
-            figures = " | ".join(f"{ratio[key]:.3g}" for key in ("median", "min", "max"))
-            lines.append(f"| {name} | {figures} | {ratio['runs']} |")
-    return "\n".join([*lines, ""])

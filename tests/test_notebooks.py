@@ -1,4 +1,4 @@
-"""Every notebook runs, is thin, and is committed without outputs; README and tour show the same cell."""
+"""Every notebook runs, is thin, and is committed without outputs; README, docs and tour show the same."""
 
 import json
 import re
@@ -47,29 +47,35 @@ def test_notebook_is_thin_and_stripped(notebook: Path) -> None:
     assert "assert " in "".join(cells[-1]["source"])
 
 
+def python_blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)\n```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+
+
 def test_readme_and_tour_show_the_same_cell() -> None:
     first = "".join(code_cells(ROOT / "notebooks" / "00_tour.ipynb")[0]["source"])
-    blocks = re.findall(r"```python\n(.*?)\n```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert blocks[0] == first
+    assert python_blocks("README.md")[0] == first
 
 
-def test_readme_shows_what_the_cell_answers() -> None:
-    """The readers' table and sentences in the README are those of this version."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    cell, *_ = re.findall(r"```python\n(.*?)\n```", readme, re.DOTALL)
+def test_readme_and_page_of_schedules_show_what_the_cell_answers() -> None:
+    """The README has the readers' table of this version, the page also the sentences under it."""
+    cell = python_blocks("README.md")[0]
     names: dict[str, object] = {}
     exec(cell.replace("wb.compare(results)", "answer = str(wb.compare(results))"), names)
-    assert str(names["answer"]) in readme
+    answer = str(names["answer"])
+    assert answer.partition("\n\n")[0] in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert answer in (ROOT / "docs" / "schedules.md").read_text(encoding="utf-8")
 
 
-def test_the_readme_compares_with_the_best_baseline_and_the_best_other_placement() -> None:
+def test_vslpipe_is_compared_with_the_best_baseline_and_the_best_other_placement() -> None:
     """The headline's factor, and what the baselines' other settings and attention on the GPU give, are so."""
+    page = " ".join((ROOT / "docs" / "schedules.md").read_text(encoding="utf-8").split())
     readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     scenario = server_scenario()
     rates = {schedule.name: simulate(scenario, schedule).gen_tok_s for schedule in contenders(scenario.layer)}
     best = max(rate for name, rate in rates.items() if name not in ("CGOPipe", "VSLPipe"))
     assert f"VSLPipe gives {rates['VSLPipe'] / best:.2f} times the best baseline" in readme
-    assert f"and {rates['VSLPipe'] / rates['CGOPipe']:.2f} times CGOPipe" in readme
+    assert f"| the best baseline as it stands | {rates['VSLPipe'] / best:.2f} times as much |" in page
+    assert f"| CGOPipe as it stands | {rates['VSLPipe'] / rates['CGOPipe']:.2f} times as much |" in page
     settings = [
         *(Sequential(parts, prefetch=True) for parts in (2, 4, 8)),
         *(FastDecode(parts) for parts in (2, 8)),
@@ -77,34 +83,21 @@ def test_the_readme_compares_with_the_best_baseline_and_the_best_other_placement
     ]
     tuned = {schedule.name: simulate(scenario, schedule).gen_tok_s for schedule in settings}
     name = max(tuned, key=lambda name: tuned[name])
-    assert f"With other settings the best baseline, `{name}`, reaches {tuned[name]:.3g}" in readme
+    gain = rates["VSLPipe"] / tuned[name]
+    said = f"the best baseline with other settings: `{name}`, {tuned[name]:.3g} output tok/s"
+    assert f"| {said} | {gain:.2f} times as much |" in page
     paged = {parts: simulate(scenario, CGOPipe(parts)).gen_tok_s for parts in (2, 4, 8, 16)}
     parts = max(paged, key=lambda parts: paged[parts])
-    assert f"`CGOPipe(micro_batches={parts})` {paged[parts]:.3g}" in readme
-    left = rates["VSLPipe"] / tuned[name], rates["VSLPipe"] / paged[parts]
-    assert f"**{left[0]:.2f} and {left[1]:.2f} times** remain" in readme
+    gain = rates["VSLPipe"] / paged[parts]
+    said = f"CGOPipe with other settings: `CGOPipe(micro_batches={parts})`, {paged[parts]:.3g} output tok/s"
+    assert f"| {said} | {gain:.2f} times as much |" in page
     on_gpu = scenario.on(pipeline=fetch(weights, kv) | gpu(qkv, attention, out_proj, moe))
     elsewhere = {schedule.name: simulate(on_gpu, schedule).gen_tok_s for schedule in contenders(on_gpu.layer)}
-    assert f"the KV cache streamed (`FlexGenS4`) the same machine reaches {max(elsewhere.values()):.3g}." in readme
+    assert f"streamed (`FlexGenS4`) the same machine reaches {max(elsewhere.values()):.3g} output tok/s." in page
     assert max(elsewhere.values()) == elsewhere["FlexGenS4"]
 
 
 def test_the_readme_and_the_report_have_one_scenario() -> None:
-    cell, *_ = re.findall(r"```python\n(.*?)\n```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     names: dict[str, object] = {}
-    exec(cell.partition("# WHEN")[0], names)
+    exec(python_blocks("README.md")[0].partition("# WHEN")[0], names)
     assert str(names["scenario"]) == str(server_scenario())
-
-
-def test_what_the_readme_says_of_memory_prices_and_papers_is_so(capsys: pytest.CaptureFixture[str]) -> None:
-    """The blocks that need no weights here run, and say what stands behind them."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    tour, questions, *rest = re.findall(r"```python\n(.*?)\n```", readme, re.DOTALL)
-    names: dict[str, object] = {}
-    exec(tour, names)
-    told = " ".join(line.removeprefix("# ") for line in questions.splitlines())
-    answers = [eval(line.partition("  #")[0], names) for line in questions.splitlines() if re.match(r"\w", line)]
-    assert str(answers[1]) in told
-    assert all(line in questions for line in str(answers[2]).splitlines())
-    exec(next(block for block in rest if "moe_lens" in block), names)
-    assert "MoE-Lens predicts" in capsys.readouterr().out

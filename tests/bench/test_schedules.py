@@ -1,4 +1,4 @@
-"""How often the order of tasks decides: drawn scenarios, what is told of them, and what the README says."""
+"""How often the order of tasks decides: drawn scenarios, what is told of them, and what docs/schedules.md says."""
 
 import json
 from dataclasses import replace
@@ -12,7 +12,7 @@ from workbench.bench.schedules import BASELINE, ELSEWHERE, Drawn, draw, drawn, p
 from workbench.schedules import contenders
 from workbench.serving import prepare
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "schedules.md"
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_the_record_has_every_scenario(monkeypatch, tmp_path, few):
     assert [row["rates"] for row in kept["rows"]] == [each.rates for each in few[:2]]
 
 
-def test_the_readme_shows_what_the_command_prints():
+def test_the_page_of_schedules_shows_what_the_command_prints():
     """`python -m workbench bench schedules`, as it stands by default."""
-    readme = README.read_text(encoding="utf-8")
-    assert "\n".join(summary(list(drawn(60, seed=0)))) in readme
+    page = PAGE.read_text(encoding="utf-8")
+    assert "\n".join(summary(list(drawn(60, seed=0)))) in page

@@ -138,6 +138,7 @@ def test_jupyterlab_listens_here_only_and_keeps_its_token():
         (["test", "--all"], ["tests/every.py"]),
         (["test", "tests/laws", "--all", "-x"], ["tests/every.py", "tests/laws", "-x"]),
         (["test", "--deep", "-x"], ["tests/every.py", "--deep", "-x"]),
+        (["docs"], ["docs/make.py"]),
         (["--setup-only"], []),
     ],
 )
@@ -156,6 +157,7 @@ def test_arguments(argv, arguments):
         (["--setup-only"], ("lab",)),
         (["test", "-x"], ("test",)),
         (["test", "--all"], ("test",)),
+        (["docs"], ("docs",)),
     ],
 )
 def test_each_command_installs_what_it_needs(argv, extras):
@@ -449,7 +451,7 @@ def test_interruption(root, monkeypatch, capsys):
 def test_help_is_short():
     run = subprocess.run([sys.executable, LAB, "--help"], capture_output=True, text=True)
     assert run.returncode == 0
-    assert len(run.stdout.splitlines()) == 15
+    assert len(run.stdout.splitlines()) == 17
 
 
 def test_run_keeps_stderr_and_the_exit_code(tmp_path):

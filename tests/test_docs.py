@@ -1,0 +1,434 @@
+"""README and docs: short, with links that lead somewhere, blocks that run, errors as the source has them, true figures."""
+
+import ast
+import importlib
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from statistics import median
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import workbench as wb
+from workbench.bench import simulator
+from workbench.core import errors
+from workbench.core.quiet import OTHERS
+from workbench.hardware.processors import ProcessorKind
+from workbench.models.families import FAMILIES, RUNNABLE
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+README = ROOT / "README.md"
+PAGES = [README, *sorted(DOCS.glob("*.md"))]
+HOW_TO = sorted((DOCS / "howto").glob("*.md"))
+SOURCES = ("workbench", "kernels_cpu", "kernels_triton")
+MOST_LINES = 150
+Names = dict[str, Any]
+
+
+def from_docs(name: str) -> ModuleType:
+    """A module of the folder docs, which Sphinx imports by its name alone."""
+    if str(DOCS) not in sys.path:
+        sys.path.append(str(DOCS))
+    return importlib.import_module(name)
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def flat(text: str) -> str:
+    """The text with single spaces, so that lines may break anywhere."""
+    return " ".join(text.split())
+
+
+def shown(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def test_the_readme_is_short() -> None:
+    assert len(text_of("README.md").splitlines()) <= MOST_LINES
+
+
+# ------------------------------------------------------------------------------------------------------------ links
+
+
+@cache
+def generated() -> set[str]:
+    """Paths of the pages that are made at build time."""
+    return {f"docs/generated/{name}" for name in from_docs("generate").texts()}
+
+
+def targets(page: Path) -> list[str]:
+    """Files that a page links to, shows or includes, and pages in its tables of contents."""
+    text = page.read_text(encoding="utf-8")
+    found = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r"```\{include\} (\S+)", text)
+    for body in re.findall(r"```\{toctree\}\n(.*?)```", text, re.DOTALL):
+        entries = [line for line in body.splitlines() if line and not line.startswith(":") and "*" not in line]
+        found += [f"{entry}.md" for entry in entries]
+    return [target for target in found if not re.match(r"https?://|#", target)]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *HOW_TO], ids=shown)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    lost = []
+    for target in targets(page):
+        path = (page.parent / target.partition("#")[0]).resolve()
+        if not path.exists() and path.relative_to(ROOT).as_posix() not in generated():
+            lost.append(target)
+    assert lost == []
+
+
+def test_the_readme_leads_to_every_page_of_its_own() -> None:
+    linked = {target.removeprefix("docs/") for target in targets(README)}
+    assert {page.name for page in DOCS.glob("*.md")} - linked == set()
+
+
+def test_every_package_has_a_page_with_its_place_and_all_of_its_files() -> None:
+    packages = from_docs("packages")
+    assert set(packages.PLACES) == {package.name for package in packages.packages()}
+    for package in packages.packages():
+        page = packages.reference(package)
+        assert f"| takes | {packages.PLACES[package.name]['takes']} |" in page
+        assert all(f"automodule:: {packages.dotted(module)}\n" in page for module in packages.modules(package))
+        assert page.count("](#file-") == len(packages.modules(package))
+
+
+def test_the_imports_that_a_page_tells_are_those_of_the_modules() -> None:
+    packages = from_docs("packages")
+    assert packages.imports(ROOT / "workbench" / "core") == []
+    assert packages.imports(ROOT / "workbench" / "kernels") == ["kernels_cpu", "kernels_triton"]
+    assert "serving" in packages.importers(ROOT / "workbench" / "scenario")
+
+
+def test_a_word_has_one_entry_in_the_glossary() -> None:
+    entries = re.findall(r"^(?!:|#|  )(\S.*)\n  ", text_of("docs/glossary.md"), re.MULTILINE)
+    assert len(entries) > 50
+    assert len(set(entries)) == len(entries)
+
+
+# ----------------------------------------------------------------------------------------------------------- blocks
+
+
+def blocks(page: Path, language: str = "python") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+LIVE = re.compile(r"\bcalibrate\(|\bwb\.(run|start)\b|\bDashboard\(")
+"""Blocks with one of these measure or show; they are only compiled, and their imports are looked up."""
+EVERY_BLOCK = [(page, block) for page in [*PAGES, *HOW_TO] for block in blocks(page)]
+OWN_BLOCKS = [(page, block) for page in PAGES for block in blocks(page) if not LIVE.search(block)]
+
+
+def label(value: object) -> str:
+    return shown(value) if isinstance(value, Path) else str(value).partition("\n")[0][:40]
+
+
+@pytest.fixture(scope="module")
+def tour() -> Names:
+    """Names of the tour's cell, with its scenario and without its results."""
+    names: Names = {}
+    exec(blocks(README)[0].partition("# WHEN")[0], names)
+    return names
+
+
+@pytest.mark.parametrize(("page", "block"), EVERY_BLOCK, ids=label)
+def test_every_block_is_python_whose_imports_are_there(page: Path, block: str) -> None:
+    for node in ast.walk(ast.parse(block)):
+        if isinstance(node, ast.ImportFrom):
+            module = importlib.import_module(str(node.module))
+            for alias in node.names:
+                if not hasattr(module, alias.name):
+                    importlib.import_module(f"{node.module}.{alias.name}")
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                importlib.import_module(alias.name)
+
+
+@pytest.mark.parametrize(("page", "block"), OWN_BLOCKS[1:], ids=label)
+def test_blocks_run_after_the_tours_scenario(page: Path, block: str, tour: Names) -> None:
+    """A block that shows an error raises it; the README's first block is run by the test of its answer."""
+    names = dict(tour)
+    told = re.search(r"^# (\w+Error): (.*)", block, re.DOTALL | re.MULTILINE)
+    if told is None:
+        exec(block, names)
+        return
+    with pytest.raises(Exception) as raised:
+        exec(block, names)
+    assert type(raised.value).__name__ == told[1]
+    assert flat(str(raised.value)) == flat(told[2].replace("\n# ", "\n"))
+
+
+def test_the_pages_of_memory_and_papers_tell_what_their_blocks_answer(
+    tour: Names, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions = blocks(DOCS / "memory.md")[0]
+    told = " ".join(line.removeprefix("# ") for line in questions.splitlines())
+    calls = [line.partition("  #")[0] for line in questions.splitlines() if re.match(r"\w", line)]
+    _, verdict, prices = (eval(call, dict(tour)) for call in calls)
+    assert str(verdict) in told
+    assert all(line in questions for line in str(prices).splitlines())
+    exec(blocks(DOCS / "papers.md")[0], dict(tour))
+    assert "MoE-Lens predicts" in capsys.readouterr().out
+
+
+# ----------------------------------------------------------------------------------------------------------- errors
+
+
+HOLE = "\0"
+"""Stands in a template for a value that is filled in."""
+LEAST = 25
+"""Characters that a message's own words must have at least, so that it is not matched by chance."""
+
+
+def template(node: ast.expr) -> str:
+    """A string of the source, with a hole where a value is filled in."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return re.sub(r"\{[^{}]*\}", HOLE, re.sub(r"\s+", " ", node.value))
+    if isinstance(node, ast.JoinedStr):
+        return "".join(template(value) for value in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return template(node.left) + template(node.right)
+    return HOLE
+
+
+def fits(message: str, form: str) -> bool:
+    """True if the message is the template with its holes filled."""
+    first, *rest = re.split(f"{HOLE}+", form)
+    if not rest:
+        return message == first
+    *middle, last = rest
+    if not (message.startswith(first) and message.endswith(last)):
+        return False
+    at = len(first)
+    for words in middle:
+        at = message.find(words, at)
+        if at < 0:
+            return False
+        at += len(words)
+    return at + len(last) <= len(message)
+
+
+@cache
+def templates() -> frozenset[str]:
+    """Templates of the source's strings and of those of `lab`."""
+    files = [ROOT / "lab"]
+    for package in SOURCES:
+        files += sorted((ROOT / package).rglob("*.py"))
+    found = set[str]()
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant | ast.JoinedStr | ast.BinOp):
+                found.add(template(node))
+    return frozenset(form for form in found if len(form.replace(HOLE, "")) >= LEAST)
+
+
+def written(message: str) -> bool:
+    """True if a string of the source can become this message; a warning's full stop may be added where it is given."""
+    return any(fits(words, form) for words in (message, message.removesuffix(".")) for form in templates())
+
+
+def quoted() -> list[str]:
+    return [flat(block) for block in blocks(DOCS / "troubleshooting.md", "text")]
+
+
+@pytest.mark.parametrize("message", quoted(), ids=lambda message: message[:50])
+def test_a_quoted_message_is_one_of_the_source(message: str) -> None:
+    kind, _, said = message.partition(": ")
+    known = {"lab", "RuntimeError", "RuntimeWarning", "ValueError"}
+    known |= {name for name in vars(errors) if name.endswith("Error")}
+    assert written(said if kind in known else message)
+
+
+def test_a_message_that_nobody_writes_is_found_out() -> None:
+    assert not written("the disk is full, and nobody knows what to do about it.")
+
+
+# ---------------------------------------------------------------------------------------------------------- figures
+
+
+def percent(share: float, digits: int = 1) -> str:
+    return f"{100 * share:.{digits}f} %"
+
+
+def measured(name: str) -> Any:
+    return from_docs("tables").read(name)
+
+
+def of_random_settings() -> Iterator[tuple[str, str]]:
+    rows = measured("sim-odd")["rows"]
+    sizes = [abs(row["error"]) for row in rows]
+    yield (
+        "docs/accuracy.md",
+        f"Of {len(rows)} settings half were predicted within {percent(median(sizes))}, and 90 % within "
+        f"{percent(float(np.percentile(sizes, 90)))} (`data/measured/sim-odd.json`).",
+    )
+    yield "docs/accuracy.md", f"took more than {OTHERS:.0%} of the cores are dropped".replace("%", " %")
+
+
+def of_overlap() -> Iterator[tuple[str, str]]:
+    ratios = {name: ratio["median"] for name, ratio in measured("overlap-mix-b")["ratios"].items()}
+    first = "VSLPipe(weight_slots=3)"
+    plain = ratios[f"{first} / Sequential, speed"]
+    prefetch = ratios[f"{first} / Sequential(prefetch=True), speed"]
+    yield (
+        "docs/accuracy.md",
+        f"VSLPipe with three slots for weights is {plain:.2f} times as fast as Sequential and {prefetch:.2f} times as "
+        "Sequential with weight prefetch.",
+    )
+    size = re.search(r"mix-b \((\d+)\.0 GB\)", text_of("workbench/__main__.py"))
+    assert size is not None
+    yield "docs/accuracy.md", f"until the weights of a {size[1]} GB model take as long as computing"
+
+
+def of_the_simulators_targets() -> Iterator[tuple[str, str]]:
+    quick, whole = simulator.MOST.values()
+    yield "docs/accuracy.md", f"a job of {simulator.REQUESTS:,} requests in both details"
+    yield "docs/accuracy.md", f"a sweep over {len(list(simulator.sweep()))} scenarios of as many requests"
+    yield "docs/accuracy.md", f"at most {quick:g} s, at most {whole:g} s with every task of every layer laid out"
+    yield "docs/accuracy.md", f"at least {simulator.PER_MINUTE} scenarios a minute"
+
+
+def of_kernels() -> Iterator[tuple[str, str]]:
+    better = from_docs("tables").BETTER
+    speeds = [ratio["median"] for name, ratio in measured("moe-cpu")["ratios"].items() if name.endswith(better)]
+    yield (
+        "docs/kernels.md",
+        f"On two Ice Lake cores that is {min(speeds):.1f} to {max(speeds):.1f} times as fast as the faster of torch's "
+        "two ways at 1 to 4096 tokens",
+    )
+
+
+def of_online_serving() -> Iterator[tuple[str, str]]:
+    proof = json.loads(text_of("data/proofs/layered_prefill_online.json"))["shown"]
+    changes = {}
+    for name, found in proof.items():
+        if name.startswith("test_layered_prefill_reads_fewer_experts"):
+            changes[name.split()[1]] = -found["mean change"]
+    first = proof["test_the_first_token_comes_in_less_than_half_the_time_on_arxiv"]["ratio"]
+    yield "docs/online.md", f"| ShareGPT | {percent(changes['sharegpt'], 0)} less | |"
+    yield "docs/online.md", f"| arXiv | {percent(changes['arxiv'], 0)} less | in {percent(first, 0)} of the time |"
+
+
+def of_drawn_scenarios() -> Iterator[tuple[str, str]]:
+    """From the table in docs/schedules.md, which another test compares with what the command prints."""
+    table = text_of("docs/schedules.md")
+    prefetch = re.search(r"^Sequential\(prefetch=True\)  \d+% +(\d+)% ", table, re.MULTILINE)
+    best = re.search(r"^VSLPipe +\d+% +\d+% +([\d.]+) \(\S+ to \S+\) +\S+ \(\S+ to (\S+)\)$", table, re.MULTILINE)
+    drawn = re.search(r"^(\d+) scenarios: ", table, re.MULTILINE)
+    assert prefetch is not None
+    assert best is not None
+    assert drawn is not None
+    yield "docs/schedules.md", f"In {prefetch[1]} % of these scenarios prefetching weights is as good as anything"
+    yield "docs/schedules.md", f"VSLPipe gives up to {best[2]} times as much as the baseline"
+    yield "docs/schedules.md", "gives at least 2 % more than any other"
+    yield "docs/schedules.md", "in which no other gives 2 % more"
+    yield "README.md", f"Over {drawn[1]} drawn ones VSLPipe's median is {best[1]} times the best other schedule"
+
+
+def of_the_catalogue() -> Iterator[tuple[str, str]]:
+    kinds = [part.kind for part in wb.processors.values()]
+    gpus = kinds.count(ProcessorKind.GPU)
+    weights = (ROOT / "data/models/tiny-moe/model.safetensors").stat().st_size
+    numbers = {8: "eight", 9: "nine", 10: "ten", 11: "eleven", 12: "twelve"}
+    layers = tomllib.loads(text_of("pyproject.toml"))["tool"]["importlinter"]["contracts"][0]["layers"]
+    yield "docs/models.md", f"`wb.models` is the catalogue: {len(wb.models)} models"
+    yield "docs/models.md", f"of one of {len(FAMILIES)} families. Parameters are within 0.5 % of what transformers builds."
+    yield "docs/models.md", f"`data/models/tiny-moe` ({weights / 1e6:.1f} MB)"
+    yield "docs/machines.md", f"`wb.processors` has {gpus} GPUs and {len(kinds) - gpus} CPUs"
+    yield "docs/machines.md", f"`wb.workloads` has {numbers[len(wb.workloads)]} workloads of the papers"
+    yield "docs/index.md", f"{numbers[len(layers)]} layers of packages"
+    assert "BAR = 0.005\n" in text_of("tests/unit/test_families.py")
+    for architecture in RUNNABLE:
+        yield "docs/models.md", f"| `{architecture}` |"
+
+
+KINDS: list[Callable[[], Iterator[tuple[str, str]]]] = [
+    of_random_settings,
+    of_overlap,
+    of_the_simulators_targets,
+    of_kernels,
+    of_online_serving,
+    of_drawn_scenarios,
+    of_the_catalogue,
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_figures_are_those_of_records_and_code(kind: Callable[[], Iterator[tuple[str, str]]]) -> None:
+    for page, sentence in kind():
+        assert sentence in flat(text_of(page)), page
+
+
+ELSEWHERE = [
+    r"VSLPipe gives 1\.\d+ times the best baseline",
+    r"\| [^|]*\| \d\.\d+ times as much \|",
+    r"reaches \d+ output tok/s",
+    r"\d+ GiB",
+]
+"""Figures that tests of their own hold: in test_notebooks.py and in test_lab.py."""
+NO_FIGURES = [r"Python 3\.\d+( to 3\.\d+)?", r"arXiv [\d.]+", r"doi [\d./]+", r"90 % of the runs", r"127\.0\.0\.1"]
+"""Numbers that nobody measured or computed."""
+FIGURE = re.compile(r"\d+ ?%|\d+\.\d+|\d+ (times|s|ms|GB|MB|tok/s)\b")
+
+
+def prose(page: Path) -> str:
+    """A page without its blocks and code."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return flat(text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=shown)
+def test_no_figure_stands_without_a_test(page: Path) -> None:
+    text = prose(page)
+    for kind in KINDS:
+        for where, sentence in kind():
+            text = text.replace(sentence, "") if where == shown(page) else text
+    for known in (*ELSEWHERE, *NO_FIGURES, r"`[^`]*`", r"\]\([^)]*\)"):
+        text = re.sub(known, "", text)
+    if page.name == "troubleshooting.md":
+        text = re.sub(r"\b\d+\.\d+\b", "", text)  # versions in messages that are held to the source
+    assert FIGURE.findall(text) == []
+
+
+# ---------------------------------------------------------------------------------------------------------- picture
+
+
+def test_the_picture_shows_what_this_version_simulates() -> None:
+    """Drawn anew by ``python docs/picture.py`` where this fails."""
+    picture = from_docs("picture")
+    assert picture.FILE.stat().st_size < 150_000
+    kept = picture.committed()
+    fresh = picture.drawn(picture.results())
+    assert list(kept) == list(fresh)
+    for schedule, data in fresh.items():
+        assert kept[schedule]["rate"] == pytest.approx(data["rate"], rel=1e-3)
+        assert [span[:2] for span in kept[schedule]["spans"]] == [span[:2] for span in data["spans"]]
+        for span, again in zip(kept[schedule]["spans"], data["spans"], strict=True):
+            assert span[2:] == pytest.approx(again[2:], rel=1e-3, abs=0.05)
+
+
+def test_a_picture_without_data_is_refused(tmp_path: Path) -> None:
+    picture = from_docs("picture")
+    (tmp_path / "empty.svg").write_text("<svg/>", encoding="utf-8")
+    with pytest.raises(ValueError, match="draw it anew"):
+        picture.committed(tmp_path / "empty.svg")
+
+
+# ---------------------------------------------------------------------------------------------------------- notebooks
+
+
+def test_the_page_of_notebooks_has_each_claim() -> None:
+    tables = from_docs("tables")
+    page = tables.notebooks()
+    for notebook in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        title, claim = tables.headline(notebook)
+        assert f"## [{title}](notebooks/{notebook.name})" in page
+        assert len(claim) > 50
