@@ -28,8 +28,9 @@ def texts() -> dict[str, str]:
         "parts/cpu_experts.md": tables.cpu_experts(),
         "parts/moe_cpu.md": tables.moe_cpu(),
         "parts/operations.md": tables.operations(),
-        "parts/overlap.md": tables.overlap("overlap-mix-b"),
+        "parts/overlap.md": tables.overlap("overlap-mix-b-xeon-amx"),
         "parts/overlap_slow_link.md": tables.overlap("overlap-mix-b-slow-link"),
+        "parts/predictions.md": tables.predictions(),
         "parts/sim_odd_models.md": tables.prediction_errors("model"),
         "parts/sim_odd_ways.md": tables.prediction_errors("way"),
     }

@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 import workbench as wb
 from workbench.core.units import format_bytes
 from workbench.hardware.processors import Processor, ProcessorKind
@@ -63,10 +65,27 @@ def errors_by(record: Record, what: str) -> dict[str, list[float]]:
     return found
 
 
+def predictions() -> str:
+    """Table of the records of `bench sim`, one row for each computer."""
+    rows = []
+    for path in sorted(MEASURED.glob("sim-odd*.json")):
+        record = read(path.stem)
+        errors = [abs(row["error"]) for row in record["rows"]]
+        intervals = [(row["interval"], row) for row in record["rows"] if row["interval"]]
+        inside = sum(low <= row["measured"] <= high for (low, high), row in intervals)
+        width = median((high - low) / row["simulated"] for (low, high), row in intervals)
+        shares = [f"{value:.1%}" for value in (median(errors), *np.percentile(errors, (90, 95)), width)]
+        half, most, nearly_all, wide = shares
+        computer = f"{record['machine'].removeprefix('local: ')} (`{path.stem}`)"
+        rows.append([computer, str(len(errors)), half, most, nearly_all, f"{inside} of {len(intervals)}", wide])
+    errors_told = ("median error", "90 % within", "95 % within")
+    return table(("computer", "settings", *errors_told, "inside the interval", "its median width"), rows)
+
+
 def prediction_errors(what: str) -> str:
     """Table of the errors of `bench sim`, by model or by way."""
     rows = []
-    for name, errors in errors_by(read("sim-odd"), what).items():
+    for name, errors in errors_by(read("sim-odd-xeon-amx"), what).items():
         absolute = median(abs(error) for error in errors)
         rows.append([f"`{name}`", f"{median(errors):+.1%}", f"{absolute:.1%}", str(len(errors))])
     return table((what, "median of measured over simulated, less one", "median without sign", "settings"), rows)

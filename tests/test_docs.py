@@ -263,18 +263,11 @@ def measured(name: str) -> Any:
 
 
 def of_random_settings() -> Iterator[tuple[str, str]]:
-    rows = measured("sim-odd")["rows"]
-    sizes = [abs(row["error"]) for row in rows]
-    yield (
-        "docs/accuracy.md",
-        f"Of {len(rows)} settings half were predicted within {percent(median(sizes))}, and 90 % within "
-        f"{percent(float(np.percentile(sizes, 90)))} (`data/measured/sim-odd.json`).",
-    )
     yield "docs/accuracy.md", f"took more than {OTHERS:.0%} of the cores are dropped".replace("%", " %")
 
 
 def of_overlap() -> Iterator[tuple[str, str]]:
-    ratios = {name: ratio["median"] for name, ratio in measured("overlap-mix-b")["ratios"].items()}
+    ratios = {name: ratio["median"] for name, ratio in measured("overlap-mix-b-xeon-amx")["ratios"].items()}
     first = "VSLPipe(weight_slots=3)"
     plain = ratios[f"{first} / Sequential, speed"]
     prefetch = ratios[f"{first} / Sequential(prefetch=True), speed"]

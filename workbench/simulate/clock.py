@@ -24,7 +24,6 @@ from workbench.serving.plan_cost import LaidOut
 from workbench.serving.prepared import Prepared
 from workbench.simulate.late_bar import LateBar
 
-
 UNSEEN = 0.033
 """Relative half width of a run's 90 % interval that computing does not explain. Of 48 runs of four models, those in
 which the link decided were off by 2 % (standard deviation; two cores of a Xeon with AMX)."""
