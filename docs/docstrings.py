@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-
 CODE = re.compile(r"(``.+?``|`[^`]+`)")
 MARKS = re.compile(r"(?<!\\)([*|])|(?<=\w)(_)(?=\W|$)")
 

@@ -15,15 +15,15 @@ import matplotlib as mpl
 
 mpl.use("Agg")
 
-from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.axes import Axes
 
-from workbench.analysis.report import server_scenario  # noqa: E402
-from workbench.core.result import Result  # noqa: E402
-from workbench.core.timeline import Timeline  # noqa: E402
-from workbench.core.units import format_seconds  # noqa: E402
-from workbench.plots.schedules import middle_layers, plot_layers  # noqa: E402
-from workbench.schedules import Sequential, VSLPipe  # noqa: E402
-from workbench.simulate import Detail, simulate  # noqa: E402
+from workbench.analysis.report import server_scenario
+from workbench.core.result import Result
+from workbench.core.timeline import Timeline
+from workbench.core.units import format_seconds
+from workbench.plots.schedules import middle_layers, plot_layers
+from workbench.schedules import Sequential, VSLPipe
+from workbench.simulate import Detail, simulate
 
 FILE = Path(__file__).with_name("lanes.svg")
 LAYERS = 2

@@ -107,7 +107,13 @@ def overlap(name: str) -> str:
                 f"{seconds / first:.2f}",
             ]
         )
-    head = ("schedule", "one pass, measured", "of its bound", "simulated over measured seconds", "times as long as the first")
+    head = (
+        "schedule",
+        "one pass, measured",
+        "of its bound",
+        "simulated over measured seconds",
+        "times as long as the first",
+    )
     return table(head, rows)
 
 
@@ -252,7 +258,11 @@ def _first(found: Any) -> str:
 
 def notebooks() -> str:
     """Page of the notebooks with their claims, each from its first cell."""
-    lines = ["# Notebooks", "", "Each notebook makes one claim and checks it in its last cell. `./lab` opens the first."]
+    lines = [
+        "# Notebooks",
+        "",
+        "Each notebook makes one claim and checks it in its last cell. `./lab` opens the first.",
+    ]
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         title, claim = headline(path)
         lines += ["", f"## [{title}](notebooks/{path.name})", "", claim]

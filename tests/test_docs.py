@@ -9,11 +9,9 @@ import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from statistics import median
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 
 import workbench as wb
@@ -333,7 +331,10 @@ def of_the_catalogue() -> Iterator[tuple[str, str]]:
     numbers = {8: "eight", 9: "nine", 10: "ten", 11: "eleven", 12: "twelve"}
     layers = tomllib.loads(text_of("pyproject.toml"))["tool"]["importlinter"]["contracts"][0]["layers"]
     yield "docs/models.md", f"`wb.models` is the catalogue: {len(wb.models)} models"
-    yield "docs/models.md", f"of one of {len(FAMILIES)} families. Parameters are within 0.5 % of what transformers builds."
+    yield (
+        "docs/models.md",
+        f"of one of {len(FAMILIES)} families. Parameters are within 0.5 % of what transformers builds.",
+    )
     yield "docs/models.md", f"`data/models/tiny-moe` ({weights / 1e6:.1f} MB)"
     yield "docs/machines.md", f"`wb.processors` has {gpus} GPUs and {len(kinds) - gpus} CPUs"
     yield "docs/machines.md", f"`wb.workloads` has {numbers[len(wb.workloads)]} workloads of the papers"

@@ -13,7 +13,7 @@ from typing import Any
 from numba import types
 
 from ..codegen.compiled import emitted, literal
-from ..codegen.matrix_ir import TERMS, ROWS, Matrices
+from ..codegen.matrix_ir import ROWS, TERMS, Matrices
 from ..codegen.vector_ir import I64, LINE, Emitter
 from .vectors import ahead, nibbles
 from .weights import ROWS as BLOCK

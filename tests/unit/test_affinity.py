@@ -95,13 +95,13 @@ def test_a_lane_that_is_pinned_leaves_another_engines_lane_of_that_name_where_it
         name_thread("gpu")
         pin(Affinity(1, (one,)))
         pinned.set()
-        done.wait()
+        done.wait(10)
         found.append(os.sched_getaffinity(0))
 
     def work():
         name_thread("gpu")
         torch.get_num_threads()
-        pinned.wait()
+        assert pinned.wait(10)
         pin(Affinity(2, (one, two)))
 
     thread = threading.Thread(target=other)

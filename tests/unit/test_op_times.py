@@ -188,6 +188,27 @@ def test_the_interval_is_as_wide_as_rounds_drift_and_plans_are_off():
     assert spread(plans, ops)[1] == pytest.approx(np.exp(1.645 * 1.4826 * np.log(1.1)), rel=0.02)
 
 
+def test_typical_leaves_out_the_fastest_and_the_slowest_of_three():
+    assert typical([1.0, 2.0, 90.0]) == 2.0
+    assert typical([1.0, 3.0]) == 2.0
+    assert typical([4.0]) == 4.0
+    assert typical([*range(20), 1e9]) == pytest.approx(np.mean(range(2, 19)))
+
+
+def test_lanes_that_share_a_core_slow_one_another_down_and_wait_for_nothing():
+    alone = [
+        call for n in (8, 16) for op in ("experts", "combine") for call in calls("gpu", 2, 1e-3 * n, op=op, tokens=n)
+    ]
+    seen = []
+    for tokens in (8, 16):
+        one = plan(1e-3 * tokens, 1e-3 * tokens, tokens=tokens, count=4)
+        one.calls[:] = [call._replace(wall=2 * call.cpu) for call in one.calls]
+        seen.append(one)
+    found = contention(seen, op_times(alone), Cores.of(1), 1e9)
+    assert (found.gpu, found.cpu) == pytest.approx((1.0, 1.0))
+    assert found.gpu_wait == found.cpu_wait == 0
+
+
 def test_a_rest_is_what_plans_that_wait_take_longer():
     ops = op_times([call for n in (8, 16, 32) for call in calls("gpu", 4, 1e-3 * n, tokens=n)])
     waited = [Pass(calls("gpu", 3, 1e-3 * n + 1e-4, tokens=n), [], []) for n in (8, 16, 32)]

@@ -9,11 +9,11 @@ from workbench.core.errors import ScenarioError
 from workbench.core.records import from_plain, to_plain
 from workbench.core.result import Source
 from workbench.core.timeline import overlap, tasks_during
-from workbench.hardware.profile import Contention, Cores, OpTime, Profile
+from workbench.hardware.profile import Contention, Cores, OpTime, Pace, Profile
 from workbench.pipeline.layer_graph import EMBED, Node, NodeKind
 from workbench.schedules import CGOPipe, FlexGenS3, Sequential, VSLPipe
 from workbench.schedules.base import Step
-from workbench.schedules.plan import RESTS, Task, Turns, play
+from workbench.schedules.plan import RESTS, Task, Turns, busy_seconds, play
 from workbench.serving import prepare
 from workbench.serving.task_cost import profile_shape
 from workbench.simulate import Detail, simulate
@@ -64,19 +64,37 @@ def test_lanes_that_work_at_once_slow_each_other_down_and_lanes_that_alternate_d
         assert contending < 3 * plain
 
 
-@pytest.mark.parametrize("detail", Detail)
-def test_a_lane_waits_for_the_tasks_that_others_begin_while_it_works(detail):
-    """Where lanes alternate, nothing runs beside the gpu lane, and it waits for nothing."""
+@pytest.mark.parametrize("lane", ["gpu", "cpu"])
+def test_a_lane_waits_for_each_task_of_another_lane_that_runs_while_it_works(lane):
+    """Long tasks of one lane, and one task of the other inside: the whole wait is added to the lane's own seconds."""
+    scenario = tiny_scenario([8] * 4, [5] * 4, machine=small_machine(h2d=1e8))
+    wait = 1e-4
+    waiting = timed(scenario, contention=Contention(**{f"{lane}_wait": wait}))
+    prepared = prepare(waiting, VSLPipe())
+    rows = {"gpu": Rows(prefill=80, pairs=80, emits=1), "cpu": Rows(decode=40, context=40, emits=40)}[lane]
+    parts = [rows, rows]
+    tasks = prepared.lowering.tasks(prepared.layers, Step.MIDDLE)
+    pace = prepared.plans.pace(tasks, parts, waiting.machine.cores)
+    alone = prepared.plans.tasks(tasks, parts, pace)
+    seconds = busy_seconds(tasks, alone)
+    packet = prepared.lowering.schedule.packet_seconds
+    laid_out = prepared.plans.lay_out(tasks, parts, packet, Pace(1, 1, "", 0.0, 0.0), 0.0)
+    slowed = {name: getattr(pace.contention, name) for name in ("gpu", "cpu")}
+    other = "cpu" if lane == "gpu" else "gpu"
+    assert slowed[other] == 0
+    spans = [(task, start, end) for task, start, end in zip(tasks, laid_out.starts, laid_out.ends, strict=True)]
+    busy = [(start, end) for task, start, end in spans if task.node.lane == lane and end > start]
+    others = [((start, end),) for task, start, end in spans if task.node.lane != lane]
+    least = wait * tasks_during(others, busy)
+    assert slowed[lane] * seconds[lane] == pytest.approx(least, rel=0.25)
+
+
+def test_lanes_that_alternate_do_not_wait():
     scenario = tiny_scenario([8] * 12, [5] * 12, machine=small_machine(h2d=1e8))
-    waits = Contention(gpu_wait=1e-4)
     for schedule, together in ((Sequential(), False), (VSLPipe(), True), (CGOPipe(2), True)):
-        plain = simulate(timed(scenario), schedule, detail=detail)
-        waiting = simulate(timed(scenario, contention=waits), schedule, detail=detail)
-        longer = waiting.busy["gpu"] - plain.busy["gpu"]
-        assert (longer > 0) == together, schedule
-        layers = scenario.model.num_hidden_layers
-        tasks = 12 * (layers + 1) * len(plain.steps.seconds)  # tasks of other lanes are fewer
-        assert longer < 1e-4 * tasks
+        plain = simulate(timed(scenario), schedule)
+        waiting = simulate(timed(scenario, contention=Contention(gpu_wait=1e-4)), schedule)
+        assert (waiting.busy["gpu"] > plain.busy["gpu"]) == together, schedule
 
 
 def test_lanes_that_slow_one_another_down_overlap_longer():
@@ -105,12 +123,13 @@ def test_a_task_after_a_rest_takes_longer_and_one_that_follows_at_once_does_not(
 
 def test_tasks_during_counts_each_by_its_share_of_time_within_the_spans():
     busy = [(1.0, 2.0), (4.0, 6.0)]
-    assert tasks_during([(0.0, 1.0), (2.0, 4.0), (7.0, 9.0)], busy) == 0
-    assert tasks_during([(1.0, 2.0), (4.5, 5.0)], busy) == pytest.approx(2)
-    assert tasks_during([(0.0, 10.0)], busy) == pytest.approx(0.3)
-    assert tasks_during([(1.5, 5.0)], busy) == pytest.approx(1.5 / 3.5)
-    assert tasks_during([(1.5, 1.5)], busy) == 0
-    assert tasks_during([(0.0, 1.0)], []) == 0
+    assert tasks_during([[(0.0, 1.0)], [(2.0, 4.0)], [(7.0, 9.0)]], busy) == 0
+    assert tasks_during([[(1.0, 2.0)], [(4.5, 5.0)]], busy) == pytest.approx(2)
+    assert tasks_during([[(0.0, 10.0)]], busy) == pytest.approx(0.3)
+    assert tasks_during([[(1.5, 5.0)]], busy) == pytest.approx(1.5 / 3.5)
+    assert tasks_during([[(1.5, 2.0), (3.0, 4.5)]], busy) == pytest.approx(1.0 / 2.0)
+    assert tasks_during([[(1.5, 1.5)]], busy) == 0
+    assert tasks_during([[(0.0, 1.0)]], []) == 0
 
 
 def test_overlap_counts_every_second_in_which_both_work():

@@ -106,12 +106,13 @@ def overlap(ones: Sequence[tuple[float, float]], others: Sequence[tuple[float, f
     return both
 
 
-def tasks_during(tasks: Iterable[tuple[float, float]], busy: Sequence[tuple[float, float]]) -> float:
+def tasks_during(tasks: Iterable[Sequence[tuple[float, float]]], busy: Sequence[tuple[float, float]]) -> float:
     """Number of tasks that run while a lane works, each counted by the share of its time that lies there.
 
     Parameters
     ----------
-    tasks : iterable of (start, end)
+    tasks : iterable of sequence of (start, end)
+        Spans of each task: several if it made pauses.
     busy : sequence of (start, end)
         Spans of the lane, which follow one another.
     """
@@ -125,7 +126,12 @@ def tasks_during(tasks: Iterable[tuple[float, float]], busy: Sequence[tuple[floa
         begun = bisect_right(starts, time)
         return worked[begun] - max(0.0, busy[begun - 1][1] - time) if begun else 0.0
 
-    return sum((until(end) - until(start)) / (end - start) for start, end in tasks if end > start)
+    count = 0.0
+    for spans in tasks:
+        inside = sum(until(end) - until(start) for start, end in spans)
+        length = sum(end - start for start, end in spans)
+        count += inside / length if length else 0.0
+    return count
 
 
 def write_perfetto(path: str | Path, tracks: Sequence[tuple[str, Timeline]]) -> Path:

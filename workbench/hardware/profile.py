@@ -76,14 +76,14 @@ class OpTime:
 
 @dataclass(frozen=True)
 class Contention:
-    """Slowdown of each compute lane while the other one works too: they share DRAM and the interpreter's lock.
+    """Slowdown of each compute lane in plans in which both work at once: they share DRAM and the interpreter's lock.
 
     Attributes
     ----------
     gpu, cpu : float
-        Relative growth of each lane's times.
+        Relative growth of a lane's times while the other compute lane works.
     gpu_wait, cpu_wait : float
-        Seconds that each lane waits for every task of another lane, transfers included, that runs while it works.
+        Seconds that a lane waits for each task of another lane, transfers included, that runs while it works.
     """
 
     gpu: float = 0.0
@@ -116,7 +116,7 @@ class Profile:
     rest : float
         Seconds by which the gpu lane's first task after an idle time takes longer.
     contention : Contention
-        Slowdown of the compute lanes by one another.
+        Slowdown of the compute lanes in plans in which both work at once.
     spread : tuple of (float, float)
         90 % interval of the measured times of passes through the layers, over the times that follow from `ops`.
     others : float

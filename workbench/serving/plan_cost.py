@@ -89,12 +89,17 @@ class _CostGroups(NamedTuple):
         """The lane of every group."""
         return [group.lane for group in self.groups]
 
+    def seconds(self, lane: str, prices: Sequence[float]) -> float:
+        """Seconds of all tasks of a lane, where each of a group takes the group's price [s]."""
+        counted = zip(self.turns.groups, prices, strict=True)
+        return sum(price * count for (where, count), price in counted if where == lane)
+
 
 class _Beside(NamedTuple):
-    """Share of a compute lane's time in which the other one works too, and tasks of other lanes per second of it."""
+    """Share of a compute lane's time in which the other one works too, and tasks of other lanes in all of its time."""
 
     share: float
-    tasks_per_second: float
+    tasks: float
 
 
 class PlanCost:
@@ -219,8 +224,8 @@ class PlanCost:
         slower = Contention()
         for _ in range(_ROUNDS):
             gpu, cpu = _beside(tasks, groups, slower.stretch(alone, groups.lanes))
-            gpu_growth = gpu.share * found.gpu + gpu.tasks_per_second * found.gpu_wait
-            cpu_growth = cpu.share * found.cpu + cpu.tasks_per_second * found.cpu_wait
+            gpu_growth = gpu.share * found.gpu + _over(gpu.tasks * found.gpu_wait, groups.seconds("gpu", alone))
+            cpu_growth = cpu.share * found.cpu + _over(cpu.tasks * found.cpu_wait, groups.seconds("cpu", alone))
             slower = Contention(gpu_growth, cpu_growth)
         return slower
 
@@ -288,6 +293,11 @@ def _progress_lost(slowdown: float, link: float) -> float:
     return 1 - 1 / (1 + slowdown * link)
 
 
+def _over(part: float, whole: float) -> float:
+    """A part over the whole, 0 where there is none."""
+    return part / whole if whole else 0.0
+
+
 def _beside(tasks: Sequence[Task], groups: _CostGroups, seconds: Sequence[float]) -> tuple[_Beside, _Beside]:
     """Activity of the other lanes beside the gpu lane, and beside the cpu lane."""
     starts, ends, _ = play(groups.turns, seconds, _PACKET, [0.0] * len(seconds))
@@ -300,8 +310,8 @@ def _beside(tasks: Sequence[Task], groups: _CostGroups, seconds: Sequence[float]
     for lane in COMPUTE:
         busy = sum(end - start for start, end in spans[lane])
         others = chain.from_iterable(spans[other] for other in LANES if other != lane)
-        count = tasks_during(others, spans[lane])
-        found.append(_Beside(both / busy, count / busy) if busy else _Beside(0.0, 0.0))
+        count = tasks_during(((span,) for span in others), spans[lane])
+        found.append(_Beside(_over(both, busy), count))
     gpu, cpu = found
     return gpu, cpu
 

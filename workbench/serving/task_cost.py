@@ -343,7 +343,7 @@ class TaskCost:
     def _amortising_tokens(self) -> float:
         """Tokens from which on nine tenths of the GPU's time are proportional to them, to a thousandth."""
         per_token = self.gpu_seconds(ENDLESS) / ENDLESS
-        few = 0.0
+        few = 1.0
         enough = 1.0
         while 0.9 * self.gpu_seconds(enough) > per_token * enough:
             few = enough

@@ -327,10 +327,14 @@ class _Bench:
                 taken = time.perf_counter() - begin
                 rounds += 1
 
+    def _pace(self, threads: int) -> Pace:
+        """Each compute lane has so many threads; the movers have the spare cores, or else those of the cpu lane."""
+        return Pace(threads, threads, "" if self._cores.spare else "cpu", 0.0, 0.0)
+
     def _pass(self, kind: str, threads: int, shape: Shape) -> Pass:
         self._control.check()
         engine = self._engines[kind]
-        engine.pace = Pace(threads, threads, "cpu", 0.0, 0.0)
+        engine.pace = self._pace(threads)
         return engine.make(shape)
 
     def _others(self, passes: dict[_What, _Passes]) -> float:
@@ -391,7 +395,7 @@ class _Bench:
         layer = self._model.num_hidden_layers - 1
         action = lambda: engine.forward.compute(stage, layer, 0, part)  # noqa: E731
         own_seconds = lambda job: job.cpu if threads == 1 else job.end - job.start  # noqa: E731
-        return beside(op, action, affinities(Pace(threads, threads, "cpu", 0.0, 0.0), self._cores), own_seconds)
+        return beside(op, action, affinities(self._pace(threads), self._cores), own_seconds)
 
     def _sequential_read(self) -> float:
         numbers = torch.ones(1 << 26)

@@ -62,13 +62,14 @@ def contention(passes: Sequence[Pass], ops: Sequence[OpTime], cores: Cores, link
 
         t_own = t_alone (1 + s q + f b),    t = t_own + stolen + n w
 
-    t_own is the time of the lane's own thread (of a team: by the clock, so that its waits are part of b), s the
-    slowdown by the stream, which works for the share q of the plan, f the share of the lane's time in which the other
-    one worked, and n the tasks of other lanes that ran meanwhile. b and w are medians over the plans in which f and n
-    are large enough to tell them from the times' own errors.
+    t_own is the time of the lane's own thread, s the slowdown by the stream, which works for the share q of the plan,
+    f the share of the lane's time in which the other one worked, and n the tasks of other lanes that ran meanwhile. b
+    and w are medians over the plans in which f and n are large enough to tell them from the times' own errors. Of a team
+    of threads, and of lanes that share a core, t_own is the time by the clock without what is stolen, and w is 0.
     """
     times = _by_key(ops)
     slowed = {"gpu": cores.gpu_slowdown * link, "cpu": cores.cpu_slowdown * link}
+    apart = cores.gpu + cores.cpu <= cores.alone
     growths = dict[str, float]()
     waits = dict[str, float]()
     for lane, slowdown in slowed.items():
@@ -76,15 +77,18 @@ def contention(passes: Sequence[Pass], ops: Sequence[OpTime], cores: Cores, link
         wait = list[float]()
         for one in passes:
             mine = [call for call in one.calls if call.lane == lane]
-            own = sum(map(own_seconds, mine))
+            computed = sum(call.wall for call in mine) - _stolen(one, lane, cores, link)
+            own = computed
+            count = one.tasks_beside(lane)
+            if apart and all(call.threads == 1 for call in mine):
+                own = sum(map(own_seconds, mine))
+                if count >= FEWEST:
+                    wait.append((computed - own) / count)
             share = one.beside_the_other(lane)
             if share >= TOLD:
                 alone = sum(measured_seconds(times[_key(call)], call.rows) for call in mine)
                 streaming = min(1.0, one.busy("h2d") / one.seconds)
                 growth.append((own / alone - 1 - slowdown * streaming) / share)
-            count = one.tasks_beside(lane)
-            if count >= FEWEST:
-                wait.append((sum(call.wall for call in mine) - own - _stolen(one, lane, cores, link)) / count)
         growths[lane] = max(0.0, median(growth)) if growth else 0.0
         waits[lane] = max(0.0, median(wait)) if wait else 0.0
     return Contention(growths["gpu"], growths["cpu"], waits["gpu"], waits["cpu"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -134,8 +135,11 @@ class Pass:
 
     def tasks_beside(self, lane: str) -> float:
         """Number of other lanes' tasks that ran while this one worked."""
-        others = [(span.start, span.end) for span in self.spans if span.lane != lane]
-        return tasks_during(others, self.spans_of(lane))
+        others = defaultdict[tuple[str, str], list[tuple[float, float]]](list)
+        for span in self.spans:
+            if span.lane != lane:
+                others[span.lane, span.name].append((span.start, span.end))
+        return tasks_during(others.values(), self.spans_of(lane))
 
     def waits(self, lanes: tuple[str, ...]) -> list[float]:
         """Seconds between the end of the task that let one on these lanes begin, and its beginning."""
