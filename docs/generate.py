@@ -1,4 +1,4 @@
-"""Pages and tables made from the tree at build time: notebooks, reference, catalogue, and tables of measured records."""
+"""Pages and tables made from the tree at build time: notebooks, reference, catalogue, measured records."""
 
 from pathlib import Path
 

@@ -1,8 +1,8 @@
-"""Draws docs/lanes.svg, the picture of the README: lane charts of two layers of the tour's scenario under two schedules.
+"""Draws docs/lanes.svg, the picture of the README: two layers of the tour's scenario under two schedules.
 
     .venv/bin/python docs/picture.py
 
-The file holds what it shows: rates and spans stand in its metadata as JSON, and a test compares them with this version's.
+Rates and spans stand in the file's metadata as JSON, and a test compares them with this version's.
 """
 
 import json
