@@ -1,4 +1,4 @@
-"""README and docs: short, with links that lead somewhere, blocks that run, errors as the source has them, true figures."""
+"""README and docs: short, links lead somewhere, blocks run, errors are the source's, figures are true."""
 
 import ast
 import importlib

@@ -161,7 +161,7 @@ def other_weights(self: ops.Ops, layout: Any, read: Any, weights: Any) -> Any:
 
 
 def unbiased(self: ops.Ops, layout: Any, read: Any, weights: Any) -> Any:
-    return right_qkv(self, part, read, {key: weight for key, weight in weights.items() if key != "bias"})
+    return right_qkv(self, layout, read, {key: weight for key, weight in weights.items() if key != "bias"})
 
 
 def ungained(self: ops.Ops, layout: Any, read: Any, weights: Any) -> Any:

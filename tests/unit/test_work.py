@@ -68,12 +68,12 @@ def test_experts_touched_by_uniform_tokens():
 CURVE = OpTime("qkv", 1, (2.0, 4.0, 8.0), (1.0, 2.0, 6.0))
 
 
-@pytest.mark.parametrize(
-    ("tokens", "expected"), [(0, 0), (0.25, 0.25), (1, 1), (2, 1), (3, 1.5), (4, 2), (6, 4), (8, 6), (10, 8)]
-)
-def test_a_measured_time_is_a_share_below_one_token_flat_before_its_points_linear_between_and_goes_on_behind(
-    tokens, expected
-):
+POINTS = [(0, 0), (0.25, 0.25), (1, 1), (2, 1), (3, 1.5), (4, 2), (6, 4), (8, 6), (10, 8)]
+"""Tokens and seconds: a share below one token, flat before the curve, linear between its points and beyond them."""
+
+
+@pytest.mark.parametrize(("tokens", "expected"), POINTS)
+def test_a_measured_time_follows_its_points(tokens, expected):
     assert measured_seconds(CURVE, Rows(prefill=tokens)) == expected
     assert measured_seconds(CURVE, Rows(decode=tokens)) == expected
 

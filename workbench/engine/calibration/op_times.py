@@ -63,9 +63,9 @@ def contention(passes: Sequence[Pass], ops: Sequence[OpTime], cores: Cores, link
         t_own = t_alone (1 + s q + f b),    t = t_own + stolen + n w
 
     t_own is the time of the lane's own thread, s the slowdown by the stream, which works for the share q of the plan,
-    f the share of the lane's time in which the other one worked, and n the tasks of other lanes that ran meanwhile. b
-    and w are medians over the plans in which f and n are large enough to tell them from the times' own errors. Of a team
-    of threads, and of lanes that share a core, t_own is the time by the clock without what is stolen, and w is 0.
+    f the share of the lane's time in which the other one worked, and n the tasks of other lanes that ran meanwhile.
+    b and w are medians over the plans in which f and n are large enough to tell them from the times' own errors. Of a
+    team of threads, and of lanes that share a core, t_own is the time by the clock less what is stolen, and w is 0.
     """
     times = _by_key(ops)
     slowed = {"gpu": cores.gpu_slowdown * link, "cpu": cores.cpu_slowdown * link}
