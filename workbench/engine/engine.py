@@ -155,9 +155,7 @@ class Engine:
                 self.timeline.spans.append(span)
         return busy
 
-    def _action(
-        self, task: Task, parts: tuple[Batch, ...], layouts: list[RowLayout]
-    ) -> Callable[[], Transfer | None]:
+    def _action(self, task: Task, parts: tuple[Batch, ...], layouts: list[RowLayout]) -> Callable[[], Transfer | None]:
         forward = self.forward
         layer = task.layer
         if task.part is None:
