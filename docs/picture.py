@@ -90,7 +90,7 @@ def draw(shown: list[Result], file: Path = FILE) -> None:
 def _name(ax: Axes, result: Result) -> None:
     """Title, names of lanes, no legend."""
     seconds = middle_layers(result.timeline, LAYERS).seconds
-    rate = f"{result.gen_tok_s:.0f} output tokens per second"
+    rate = f"{result.gen_tok_s:.4g} output tokens per second"
     ax.set_title(f"{result.schedule}: two layers in {format_seconds(seconds)}, {rate}", loc="left", fontsize=11)
     ax.set_yticks(ax.get_yticks(), [LANES[label.get_text()] for label in ax.get_yticklabels()])
     legend = ax.get_legend()
