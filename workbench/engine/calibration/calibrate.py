@@ -236,7 +236,7 @@ class _Hollow(Engine):
         self.executing.append(self.watch.now - begin)
         return busy
 
-    def _action(self, task: Task, batches: tuple[Batch, ...], parts: list[RowLayout]) -> Callable[[], Transfer | None]:
+    def _action(self, task: Task, parts: tuple[Batch, ...], layouts: list[RowLayout]) -> Callable[[], Transfer | None]:
         return lambda: None
 
     def _check_bytes(self, jobs: list[Job], plan: Plan) -> None:
@@ -391,9 +391,9 @@ class _Bench:
         engine = self._engines["streamed"]
         self._pass("streamed", threads, shape)
         stage = next(stage for stage in self._scenario.pipeline.stages if stage.op.name == op)
-        part = engine.part(shape)
+        layout = engine.layout(shape)
         layer = self._model.num_hidden_layers - 1
-        action = lambda: engine.forward.compute(stage, layer, 0, part)  # noqa: E731
+        action = lambda: engine.forward.compute(stage, layer, 0, layout)  # noqa: E731
         own_seconds = lambda job: job.cpu if threads == 1 else job.end - job.start  # noqa: E731
         return beside(op, action, affinities(self._pace(threads), self._cores), own_seconds)
 

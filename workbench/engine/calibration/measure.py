@@ -91,9 +91,10 @@ def _attention_rate() -> float:
     model = ModelConfig("attention", 1, 1024, 64, 16, 4, 64, 2, 1, 64, 512)
     cache = KVCache(model, 1024, 16, "bf16")
     table = np.random.default_rng(0).permutation(1024).reshape(32, 32).astype(np.int32)
-    part = RowLayout([], torch.zeros(32, dtype=torch.int64), np.zeros(32, np.int64), table, np.full(32, 512, np.int64))
+    positions = torch.zeros(32, dtype=torch.int64)
+    layout = RowLayout([], positions, np.zeros(32, np.int64), table, np.full(32, 512, np.int64))
     q = torch.randn(32, model.q_size)
-    return 32 * 512 * model.kv_bytes_per_token("bf16") / _seconds(lambda: cache.attend(0, part, q))
+    return 32 * 512 * model.kv_bytes_per_token("bf16") / _seconds(lambda: cache.attend(0, layout, q))
 
 
 def _copy_rate() -> float:
@@ -106,7 +107,7 @@ def _operation_overhead() -> float:
     """Mean time of the built-in operations on four rows of a model so small that arithmetic is nothing."""
     torch.set_num_threads(1)
     ops = Ops(_TINY)
-    part = RowLayout([], torch.arange(4), np.arange(4), np.zeros((4, 1), np.int32), np.ones(4, np.int64))
+    layout = RowLayout([], torch.arange(4), np.arange(4), np.zeros((4, 1), np.int32), np.ones(4, np.int64))
     rows = {"x": torch.randn(4, 64), "attn": torch.randn(4, 64), "h": torch.randn(4, 64), "routed": torch.randn(4, 64)}
     rows["gates"] = torch.tensor([[0.0, 1.0, 0.5, 0.5]] * 4)
     square = torch.randn(64, 64)
@@ -119,7 +120,7 @@ def _operation_overhead() -> float:
         combine: {},
     }
     run = {OPERATIONS[op].run: held for op, held in weights.items()}
-    return _seconds(lambda: [each(ops, part, rows, held) for each, held in run.items()], repeats=31) / len(run)
+    return _seconds(lambda: [each(ops, layout, rows, held) for each, held in run.items()], repeats=31) / len(run)
 
 
 def _dispatch() -> float:

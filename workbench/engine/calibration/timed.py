@@ -208,8 +208,8 @@ class TimedEngine(Engine):
         around = passed - (max(span.end for span in spans) - first)
         return Pass(self._calls(), spans, self._moves, shape.requests, around)
 
-    def part(self, shape: Shape) -> RowLayout:
-        """A shape as the operations of the last plan, which had it, saw it."""
+    def layout(self, shape: Shape) -> RowLayout:
+        """The layout of a shape's rows in the last plan, which had that shape."""
         return RowLayout.of(shape.batch(self._layers), self._blocks)
 
     def _record(self, ended: list[tuple[Job, str]], number: int) -> dict[str, float]:
@@ -224,20 +224,20 @@ class TimedEngine(Engine):
         super().paced(plan)
         return self.pace
 
-    def _compute(self, task: Task, part: RowLayout) -> None:
+    def _compute(self, task: Task, layout: RowLayout) -> None:
         for stage in task.node.stages:
-            work = partial(self.forward.compute, stage, task.layer, task.part or 0, part)
+            work = partial(self.forward.compute, stage, task.layer, task.part or 0, layout)
             resident = stage.op.has_weights and not self._streams(stage)
-            rows = partial(_stage_rows, stage, part)
+            rows = partial(_stage_rows, stage, layout)
             self._note(_Noted(stage.op.name, task.node.lane, resident, rows), work)
 
-    def _embed(self, number: int, batch: Batch) -> None:
+    def _embed(self, part: int, batch: Batch) -> None:
         rows = partial(Rows, prefill=batch.rows.tokens)
-        self._note(_Noted("embed", "gpu", False, rows), partial(super()._embed, number, batch))
+        self._note(_Noted("embed", "gpu", False, rows), partial(super()._embed, part, batch))
 
-    def _emit(self, number: int, batch: Batch, part: RowLayout) -> None:
+    def _emit(self, part: int, batch: Batch, layout: RowLayout) -> None:
         rows = partial(Rows, prefill=batch.rows.emits)
-        self._note(_Noted("head", "gpu", False, rows), partial(super()._emit, number, batch, part))
+        self._note(_Noted("head", "gpu", False, rows), partial(super()._emit, part, batch, layout))
 
     def _note(self, noted: _Noted, work: Callable[[], object]) -> None:
         wall = time.perf_counter()
@@ -258,12 +258,14 @@ class TimedEngine(Engine):
         return calls
 
 
-def _stage_rows(stage: Stage, part: RowLayout) -> Rows:
-    return rows_of(stage, part_rows(part))
+def _stage_rows(stage: Stage, layout: RowLayout) -> Rows:
+    return rows_of(stage, part_rows(layout))
 
 
-def part_rows(part: RowLayout) -> Rows:
-    """Rows that a part of whole prompts and decodes puts on the stages."""
-    lengths = part.prefill_len
+def part_rows(layout: RowLayout) -> Rows:
+    """Counts of the rows of one part, whose prompts are whole."""
+    lengths = layout.prefill_len
     pairs = sum(length * (length + 1) / 2 for length in lengths)
-    return Rows(sum(lengths), len(part.lengths), pairs, float(part.lengths.sum()), len(lengths) + len(part.lengths))
+    decodes = len(layout.lengths)
+    context = float(layout.lengths.sum())
+    return Rows(sum(lengths), decodes, pairs, context, len(lengths) + decodes)
