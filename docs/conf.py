@@ -19,6 +19,8 @@ project = "MoE Workbench"
 copyright = "MoE Workbench authors"
 html_title = "MoE Workbench"
 html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["pages.css"]
 html_show_copyright = False
 html_copy_source = False
 
