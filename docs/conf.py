@@ -30,6 +30,7 @@ suppress_warnings = ["ref.python"]  # a name that several modules have: the firs
 default_role = "py:obj"  # names in docstrings link where they can
 myst_enable_extensions = ["colon_fence", "dollarmath", "deflist"]
 myst_heading_anchors = 3
+highlight_language = "none"
 nb_execution_mode = "off"  # tests run the notebooks; here they show their text and code
 
 autodoc_member_order = "bysource"
