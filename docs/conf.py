@@ -19,6 +19,8 @@ project = "MoE Workbench"
 copyright = "MoE Workbench authors"
 html_title = "MoE Workbench"
 html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["pages.css"]
 html_show_copyright = False
 html_copy_source = False
 
@@ -28,6 +30,7 @@ suppress_warnings = ["ref.python"]  # a name that several modules have: the firs
 default_role = "py:obj"  # names in docstrings link where they can
 myst_enable_extensions = ["colon_fence", "dollarmath", "deflist"]
 myst_heading_anchors = 3
+highlight_language = "none"
 nb_execution_mode = "off"  # tests run the notebooks; here they show their text and code
 
 autodoc_member_order = "bysource"

@@ -9,8 +9,13 @@ MARKS = re.compile(r"(?<!\\)([*|])|(?<=\w)(_)(?=\W|$)")
 
 
 def as_rst(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Rewrite a docstring in place, before napoleon reads it."""
-    lines[:] = rewritten(lines)
+    """Rewrite a docstring in place, before napoleon reads it.
+
+    Napoleon takes what stands before a colon in the first line of an attribute for its type; an empty first line
+    prevents that.
+    """
+    first = [""] if what in ("attribute", "data", "property") else []
+    lines[:] = [*first, *rewritten(lines)]
 
 
 def rewritten(lines: Sequence[str]) -> list[str]:

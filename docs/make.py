@@ -10,8 +10,11 @@ OUT = DOCS.parent / "out" / "docs"
 
 
 def main() -> int:
-    """Build all pages and print the path of the first one; the exit code is Sphinx's."""
-    code = build_main(["--fail-on-warning", "--keep-going", "--quiet", str(DOCS), str(OUT)])
+    """Build all pages and print the path of the first one; the exit code is Sphinx's.
+
+    Every page is read anew: Sphinx does not repeat the warnings of a page that it has kept from a build that failed.
+    """
+    code = build_main(["--fail-on-warning", "--keep-going", "--fresh-env", "--quiet", str(DOCS), str(OUT)])
     if code == 0:
         print(OUT / "index.html")
     return code

@@ -31,7 +31,7 @@ def modules(package: Path) -> list[Path]:
 def reference(package: Path) -> str:
     """Page of one package."""
     place = PLACES[package.name]
-    rows = [("takes", place["takes"]), ("gives", place["gives"])]
+    rows = [(what, place[what].replace("|", "\\|")) for what in ("takes", "gives")]
     rows += [("imports", _links(imports(package))), ("is imported by", _links(importers(package)))]
     lines = [f"# `{dotted(package)}`", "", docstring(package / "__init__.py"), "", "## Place in the flow", ""]
     lines += ["| | |", "|---|---|", *(f"| {name} | {told} |" for name, told in rows)]
@@ -54,6 +54,7 @@ def first_sentence(path: Path) -> str:
     return paragraph.replace("\n", " ").replace("|", "\\|")
 
 
+@cache
 def imports(package: Path) -> list[str]:
     """Packages that the modules of this one import, by their names."""
     found = set[str]()

@@ -166,14 +166,20 @@ def _models() -> str:
                 f"`{name}`",
                 str(model.num_hidden_layers),
                 f"{model.num_experts_per_tok} of {model.num_local_experts}",
-                f"{model.params / 1e9:.3g} B",
-                f"{model.active_params / 1e9:.3g} B",
+                _billions(model.params),
+                _billions(model.active_params),
                 format_bytes(model.weight_bytes),
                 format_bytes(model.kv_bytes_per_token(model.dtype)),
             ]
         )
-    head = ("model", "layers", "experts per token", "parameters", "of them active", "weights", "KV cache per token")
-    return table(head, rows)
+    sizes = ("parameters [billions]", "of them active", "weights", "KV cache per token")
+    return table(("model", "layers", "experts per token", *sizes), rows)
+
+
+def _billions(count: float) -> str:
+    """Three digits, or all before the point."""
+    billions = count / 1e9
+    return f"{billions:.3g}" if billions < 1000 else f"{billions:.0f}"
 
 
 def _machines() -> str:
