@@ -148,9 +148,8 @@ class PlanCost:
             work[group] = carried
         if pace is None:
             bandwidth = self._machine.cpu.bandwidth
-            counts = [count for _, count in groups.turns.groups]
-            sizes = [size for _, size in prices]
-            dram = sum([size * count for size, count in zip(sizes, counts, strict=True)]) / bandwidth
+            priced = zip(prices, groups.turns.groups, strict=True)
+            dram = sum([size * count for (_, size), (_, count) in priced]) / bandwidth
             for group in groups.on_host:
                 slowdowns[group] = self._slowdown(*prices[group])
         else:
