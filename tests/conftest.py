@@ -18,7 +18,7 @@ os.environ.setdefault("NUMBA_CACHE_DIR", str(CACHE))
 settings.register_profile("workbench", examples(100), deadline=None, derandomize=not DEEP)
 settings.load_profile("workbench")
 
-APART = ("tests/test_notebooks.py", "tests/test_every.py", "tests/kernels/test_triton.py")
+APART = ("tests/test_notebooks.py", "tests/test_howto.py", "tests/test_every.py", "tests/kernels/test_triton.py")
 
 
 @pytest.hookimpl(optionalhook=True)
