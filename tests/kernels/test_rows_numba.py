@@ -98,6 +98,19 @@ def test_threads_share_the_rows_and_change_nothing(threads, monkeypatch):
     assert rope(heads, positions, table, threads=threads).equal(rope(heads, positions, table, threads=1))
 
 
+def test_rows_are_divided_among_as_many_threads_as_have_work(monkeypatch):
+    monkeypatch.setattr(rows, "SHARE", 16)
+
+    def shares(shape):
+        found = []
+        rows.by_rows(lambda low, high: found.append((low, high)), shape, 3)
+        return sorted(found)
+
+    assert shares((7, 48)) == [(0, 2), (2, 4), (4, 7)]
+    assert shares((7, 5)) == [(0, 3), (3, 7)]  # 35 numbers are two threads' least
+    assert shares((1, 4)) == [(0, 1)]
+
+
 def test_nan_stays_in_its_row():
     x = numbers(3, 20, BF16)
     x[1, 3] = torch.nan

@@ -249,6 +249,12 @@ def test_the_largest_batch_is_met():
     assert tokens(token_budget=10, blocks=13) == 43  # preempted, the longest prefills its first three outputs too
 
 
+def test_the_blocks_of_one_part_leave_the_others_their_least():
+    """A sequence has 2 blocks at most, and 2 at least when it decodes: beyond 2 of 12, one of two parts reads half."""
+    scenario = tiny_scenario([4] * 20, [5] * 20, blocks=12, token_budget=1000)
+    assert largest_batch(scenario, VSLPipe(), 1000).part_blocks == 2 + 10 / 2
+
+
 # --------------------------------------------------------------------------------------------- what would make it fit
 
 

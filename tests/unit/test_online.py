@@ -230,6 +230,17 @@ def test_the_energy_of_a_simulation_is_a_models_and_says_so():
     assert bound(tiny_scenario([8], [4]), Sequential()).energy is None
 
 
+def test_modelled_energy_is_that_of_time_of_bytes_read_and_of_operations():
+    """One prompt of 8 and 3 decodes, which read 9 + 10 + 11 KV entries; 450 W, 80 pJ per byte and 1 pJ per FLOP."""
+    scenario = tiny_scenario([8], [4])
+    model = scenario.model
+    result = simulate(scenario, Sequential())
+    kv = 30 * 4 * 2 * 2 * 16 * 2  # layers, keys and values, heads, numbers, bytes
+    read = sum(result.steps.expert_bytes) + kv + 4 * model.always_bytes
+    moving = result.energy.joules - 450 * result.seconds - 1e-12 * 2 * model.active_params * 11
+    assert moving == pytest.approx(80e-12 * read)
+
+
 def test_layered_prefill_reads_experts_of_its_group_for_all_tokens_and_of_the_others_for_decodes():
     """FULL (f c(nd + L) + (1 - f) c(nd)), SPEC 7."""
     model = routed(tiny_model(4, num_local_experts=32), skewed(32, 2))

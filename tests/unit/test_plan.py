@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.systems import MIXED, PIPELINES, VSL
 from workbench.core.timeline import ITERATION
-from workbench.pipeline.layer_graph import WEIGHTS, Node, NodeKind, layer_graph
+from workbench.pipeline.layer_graph import EMBED, HEAD, WEIGHTS, Node, NodeKind, layer_graph
 from workbench.schedules import Sequential, Step, VSLPipe
 from workbench.schedules.plan import (
     Page,
@@ -147,6 +147,12 @@ def test_a_task_is_named_by_node_layer_and_part():
     assert [part_name(part) for part in (0, 25, 26)] == ["a", "z", "p26"]
 
 
+def test_a_task_outside_the_layers_is_placed_before_the_first_or_after_the_last():
+    assert Task(GPU, 3, 0).place(4) == 3
+    assert [Task(node, -1, 0).place(4) for node in (EMBED, OUT)] == [-1, -1]
+    assert [Task(node, -1, 0).place(4) for node in (HEAD, IN)] == [4, 4]
+
+
 def test_plans_are_equal_if_they_do_the_same_for_the_same_batch():
     plan = Sequential().lower(VSL, MIXED)
     assert plan == Sequential().lower(VSL, MIXED)
@@ -174,6 +180,12 @@ def test_a_plan_shows_its_chart_in_a_notebook():
 def test_a_task_beside_a_stream_makes_less_progress(stream, expected):
     starts, ends = lay_out([bulk(), task(GPU)], [stream, 2.0], 1.0, [0.0, 0.5])
     assert (starts[1], ends[1]) == (0, expected)
+
+
+def test_a_stream_that_ended_while_another_lane_was_busy_still_slows_down_the_lane_that_was_free():
+    """The CPU is busy until 5, but the GPU begins at 0 beside the first stream, which ends at 2."""
+    starts, ends = lay_out([bulk(), task(CPU), bulk(), task(GPU)], [2.0, 5.0, 3.0, 1.0], 1.0, [0.0, 0.0, 0.0, 0.5])
+    assert list(zip(starts, ends, strict=True)) == [(0, 2), (0, 5), (2, 5), (0, 2)]
 
 
 def test_only_the_lane_that_pays_is_slowed_down():
@@ -214,6 +226,11 @@ def test_what_let_a_task_begin_is_the_last_to_end_of_its_needs_and_of_what_its_l
     tasks = [task(GPU), task(CPU), task(OUT, 0, 1), task(GPU, 2), task(CPU, 0)]
     assert begun_by(tasks, [2.0, 3.0, 1.0, 1.0, 1.0]) == [ITERATION, ITERATION, "cpu C0a", "d2h Q0a", "cpu C0a"]
     assert begun_by(tasks, [5.0, 3.0, 1.0, 1.0, 1.0]) == [ITERATION, ITERATION, "gpu A0a", "d2h Q0a", "gpu A0a"]
+
+
+def test_of_what_ends_at_once_the_first_need_let_a_task_begin():
+    assert begun_by([task(GPU), task(CPU), task(OUT, 0, 1)], [2.0, 2.0, 1.0])[2] == "gpu A0a"
+    assert begun_by([task(GPU), task(CPU), task(GPU, 1)], [2.0, 2.0, 1.0])[2] == "cpu C0a"  # and not its own lane
 
 
 def test_a_task_without_work_stands_for_what_let_it_begin():

@@ -4,20 +4,21 @@ from dataclasses import replace
 
 import pytest
 
-from tests.builders import small_machine, tiny_scenario
+from tests.builders import small_machine, tiny_model, tiny_scenario
 from workbench.core.errors import ScenarioError
 from workbench.core.records import from_plain, to_plain
 from workbench.core.result import Source
 from workbench.core.timeline import overlap, tasks_during
 from workbench.hardware.profile import Contention, Cores, OpTime, Pace, Profile
+from workbench.pipeline import cpu, gpu, load, offload
 from workbench.pipeline.layer_graph import EMBED, Node, NodeKind
-from workbench.schedules import CGOPipe, FlexGenS3, Sequential, VSLPipe
+from workbench.schedules import CGOPipe, FlexGenS3, KTransformers, Sequential, VSLPipe
 from workbench.schedules.base import Step
 from workbench.schedules.plan import RESTS, Task, Turns, busy_seconds, play
 from workbench.serving import prepare
 from workbench.serving.task_cost import profile_shape
 from workbench.simulate import Detail, simulate
-from workbench.stages import Rows
+from workbench.stages import Rows, attention, combine, experts, out_proj, qkv, route
 
 
 def timed(scenario, **rest):
@@ -161,3 +162,15 @@ def test_what_was_calibrated_under_load_is_told_with_what_it_predicts():
     assert "calibrated" not in simulate(timed(tiny_scenario(6), others=0.01), VSLPipe()).facts
     facts = simulate(timed(tiny_scenario(6), others=0.4), VSLPipe()).facts
     assert facts["calibrated"] == "under load: others took 40% of the cores"
+
+
+def test_measured_experts_that_are_deferred_or_skipped_are_a_share_of_the_decodes():
+    """8 decodes at 10 us each: of four experts one is deferred and one is skipped, so that half is computed at once."""
+    layer = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts, defer=1, skip=1) >> load >> gpu(combine)
+    scenario = timed(tiny_scenario(6, pipeline=layer, model=tiny_model(num_experts_per_tok=4)))
+    prepared = prepare(scenario, KTransformers())
+    graph = prepared.lowering.graph
+    (now,) = (each for each in graph.nodes if each.kind is NodeKind.SEGMENT and each.lane == "cpu")
+    (late,) = (each for each in graph.nodes if each.kind is NodeKind.DEFERRED)
+    seconds = [prepared.cost.node(each, Rows(decode=8, emits=8), threads=1) for each in (now, late)]
+    assert seconds == pytest.approx([4e-5, 2e-5])

@@ -13,8 +13,10 @@ from workbench.core.errors import CapacityError, ScenarioError
 from workbench.core.units import format_bytes
 from workbench.perfmodels import bound
 from workbench.scheduler.batch import Batch, Ids
+from workbench.scheduler.layered_prefill import LayeredPrefill
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.schedules import Sequential
+from workbench.serving import prepare
 from workbench.simulate import simulate
 
 
@@ -109,3 +111,11 @@ def test_a_result_tells_the_bytes_of_all_layers_that_stream():
     layer = scenario.model.layer_params * 2
     told = simulate(scenario, Sequential()).facts["weights"]
     assert told == f"{format_bytes(4 * layer)} streamed per iteration in bf16"
+
+
+def test_one_long_prompt_among_short_ones_is_enough_to_refuse_pieces():
+    """Prompts of more than 4 x 4 tokens come in pieces, which the GPU's attention cannot read from the host."""
+    short, both = (tiny_scenario(prompt, 4, scheduler=LayeredPrefill(4)) for prompt in ([8, 8], [8, 40]))
+    prepare(short, Sequential())
+    with pytest.raises(ScenarioError, match="prefills prompts in pieces"):
+        prepare(both, Sequential())

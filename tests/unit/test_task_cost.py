@@ -24,8 +24,10 @@ from workbench.serving import prepare
 from workbench.serving.task_cost import TaskCost
 from workbench.stages import (
     Op,
+    Place,
     Precision,
     Rows,
+    Stage,
     attention,
     buffer_bytes,
     combine,
@@ -244,6 +246,13 @@ def test_a_segment_costs_the_sum_of_its_operations():
     whole = node(VSL, "B")
     expected = sum(seconds(stage.op.work(rows, MIXTRAL, BF16), machines["a40"].gpu) for stage in whole.stages)
     assert cost.node(whole, rows) == pytest.approx(expected)
+
+
+def test_a_call_reads_the_experts_that_it_defers_too():
+    """Each of the two chosen experts is 3 matrices of 64 x 96 and takes and gives a row of 64, in bf16."""
+    cost = TaskCost(tiny_scenario(), layer_graph(VSL))
+    one_expert = 2 * 3 * 64 * 96 + 2 * 2 * 64
+    assert cost.call(Stage(experts, Place.CPU, defer=1))(Rows(decode=1, emits=1))[1] == pytest.approx(2 * one_expert)
 
 
 def test_a_segment_runs_at_the_rate_of_its_device():
