@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.browser, pytest.mark.timeout(240)]
 
 MOVED = ("Requests", "Prompt tokens", "Link speed")
 MOVES = 5  # of each
-CLOSED = "widget model not found"  # part of a message in the browser's console
+CLOSED = ("widget model not found", "Comm not found for comm id")  # parts of messages in the browser's console
 WATCH = """() => {
     const picture = document.querySelector("img.wb-curves");
     window.moved = window.drawn = null;
@@ -218,6 +218,6 @@ def test_a_closed_tab_harms_neither_run_nor_notebook(page, session: Session, ser
 
 
 def test_nothing_was_asked_for_outside_and_no_error_logged(session):
-    """A cell that runs again closes its widgets, which JupyterLab may still be drawing: it then logs `CLOSED`."""
+    """A cell that runs again closes its widgets, which JupyterLab may still be drawing: it then logs one of `CLOSED`."""
     assert session.requests == []
-    assert [error for error in session.errors if CLOSED not in error] == []
+    assert [error for error in session.errors if not any(part in error for part in CLOSED)] == []

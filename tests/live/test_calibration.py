@@ -104,9 +104,7 @@ def test_slow_operations_too_are_seen_beside_a_stream(tiny, quick, tmp_path, mon
 
     monkeypatch.setattr(Forward, "compute", slowly)
     monkeypatch.setattr(calibration, "cache_path", lambda name: tmp_path / name)
-    few = SHAPES[:2] + SHAPES[-2:]
-    monkeypatch.setattr(calibration, "SHAPES", few)
-    monkeypatch.setattr(calibration, "RESIDENT", few)
+    monkeypatch.setattr(calibration, "SHAPES", SHAPES[:2] + SHAPES[-2:])
     found = wb.calibrate(tiny, refresh=True)
     assert all(math.isfinite(rate) and rate > 0 for _, rate in found.rates)
 
@@ -136,9 +134,10 @@ def test_rounds_go_on_while_there_is_time_and_what_others_disturbed_is_left_out(
     assert filled.bench._others(filled.passes) == 0
 
 
-def test_three_rounds_are_made_however_long_they_take(monkeypatch):
+def test_the_least_rounds_are_made_however_long_they_take(monkeypatch):
     filled = Filled(monkeypatch, 0, 0, 0, 0, 0, 0)
     monkeypatch.setattr(calibration, "SECONDS", 1.0)
+    monkeypatch.setattr(calibration, "LEAST_ROUNDS", 3)
     filled.bench._fill(filled.passes)
     assert [len(seen.quiet) for seen in filled.passes.values()] == [3, 3]
 
@@ -189,9 +188,7 @@ def test_a_gpus_ceilings_are_told_only_where_there_is_one(calibrated):
 
 def test_shared_experts_are_timed_and_predicted_wherever_they_are(make_model, quick, tmp_path, monkeypatch):
     model = make_model(QWEN2)
-    few = SHAPES[:2] + SHAPES[-2:]
-    monkeypatch.setattr(calibration, "SHAPES", few)
-    monkeypatch.setattr(calibration, "RESIDENT", few)
+    monkeypatch.setattr(calibration, "SHAPES", SHAPES[:2] + SHAPES[-2:])
     monkeypatch.setattr(calibration, "cache_path", lambda name: tmp_path / name)
     monkeypatch.setattr(calibration, "card_rates", lambda: (("GPU memory copied, GB/s", 4e3),))
     found = wb.calibrate(model)

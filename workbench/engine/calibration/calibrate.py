@@ -68,8 +68,6 @@ DECODES = (
 SHAPES = (*(Shape(*prompts) for prompts in PROMPTS), *(Shape(0, 0, *decodes) for decodes in DECODES))
 FEW = 40
 """Rows up to which every further one may choose experts that no other has: the times between two points are no line."""
-RESIDENT = tuple(shape for number, shape in enumerate(SHAPES) if shape.rows.tokens <= FEW or number % 2)
-"""Shapes of passes with resident weights."""
 TOGETHER = (
     Shape(0, 0, 8, 64),
     Shape(0, 0, 32, 128),
@@ -205,6 +203,11 @@ def _scenario(machine: Machine, model: ModelConfig, weights_in: str | None, kv_i
     return whole.on(model=few, machine=machine.limit(link=rate), memory=replace(whole.memory, kv_capacity=kept))
 
 
+def _of_resident(shapes: Sequence[Shape]) -> list[Shape]:
+    """Shapes of passes with resident weights: all of few rows, and every other one."""
+    return [shape for number, shape in enumerate(shapes) if shape.rows.tokens <= FEW or number % 2]
+
+
 @dataclass
 class _Passes:
     """Passes of one shape on one number of threads: those that counted, and those that others disturbed."""
@@ -271,7 +274,7 @@ class _Bench:
         cores = self._cores
         threads = sorted({cores.gpu, cores.cpu, cores.alone})
         wanted: list[_What] = [("streamed", count, each) for count in threads for each in SHAPES]
-        wanted += [("resident", count, each) for count in threads for each in RESIDENT]
+        wanted += [("resident", count, each) for count in threads for each in _of_resident(SHAPES)]
         wanted += [(kind, cores.gpu, each) for kind in ("waiting", *_TOGETHER) for each in TOGETHER]
         passes = {what: _Passes() for what in wanted}
         self._fill(passes)
