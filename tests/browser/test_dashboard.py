@@ -218,6 +218,6 @@ def test_a_closed_tab_harms_neither_run_nor_notebook(page, session: Session, ser
 
 
 def test_nothing_was_asked_for_outside_and_no_error_logged(session):
-    """A cell that runs again closes its widgets, which JupyterLab may still be drawing: it then logs one of `CLOSED`."""
+    """A cell that runs again closes widgets that JupyterLab may still be drawing: it then logs one of `CLOSED`."""
     assert session.requests == []
     assert [error for error in session.errors if not any(part in error for part in CLOSED)] == []
