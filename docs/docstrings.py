@@ -11,10 +11,10 @@ MARKS = re.compile(r"(?<!\\)([*|])|(?<=\w)(_)(?=\W|$)")
 def as_rst(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Rewrite a docstring in place, before napoleon reads it.
 
-    Napoleon takes what stands before a colon in the first line of an attribute for its type; an empty first line
-    prevents that.
+    Napoleon takes what stands before a colon in the first line of an attribute for its type; an empty comment
+    before it prevents that.
     """
-    first = [""] if what in ("attribute", "data", "property") else []
+    first = ["..", ""] if what in ("attribute", "data", "property") else []
     lines[:] = [*first, *rewritten(lines)]
 
 
