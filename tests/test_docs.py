@@ -435,3 +435,10 @@ def test_the_page_of_notebooks_has_each_claim() -> None:
         title, claim = tables.headline(notebook)
         assert f"## [{title}](notebooks/{notebook.name})" in page
         assert len(claim) > 50
+
+
+# ----------------------------------------------------------------------------------------------------------- citation
+
+
+def test_the_citation_is_of_this_version() -> None:
+    assert f"\nversion: {wb.__version__}\n" in text_of("CITATION.cff")
