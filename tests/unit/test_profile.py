@@ -67,7 +67,7 @@ def test_lanes_that_work_at_once_slow_each_other_down_and_lanes_that_alternate_d
 
 @pytest.mark.parametrize("lane", ["gpu", "cpu"])
 def test_a_lane_waits_for_each_task_of_another_lane_that_runs_while_it_works(lane):
-    """Long tasks of one lane, and one task of the other inside: the whole wait is added to the lane's own seconds."""
+    """The waits for all tasks beside a lane are added to the lane's own seconds."""
     scenario = tiny_scenario([8] * 4, [5] * 4, machine=small_machine(h2d=1e8))
     wait = 1e-4
     waiting = timed(scenario, contention=Contention(**{f"{lane}_wait": wait}))

@@ -25,8 +25,9 @@ from workbench.serving.prepared import Prepared
 from workbench.simulate.late_bar import LateBar
 
 UNSEEN = 0.033
-"""Relative half width of a run's 90 % interval that computing does not explain. Of 48 runs of four models, those in
-which the link decided were off by 2 % (standard deviation; two cores of a Xeon with AMX)."""
+"""Relative half width of a run's 90 % interval beside that of computing: 1.645 standard deviations of 2 %. Six runs in
+which the link alone decided were off by 1.6 % (root mean square; two cores of a Xeon with AMX,
+`data/measured/sim-odd-xeon-amx.json`)."""
 
 
 class Detail(enum.Enum):

@@ -67,7 +67,7 @@ DECODES = (
 )
 SHAPES = (*(Shape(*prompts) for prompts in PROMPTS), *(Shape(0, 0, *decodes) for decodes in DECODES))
 FEW = 40
-"""Rows up to which every further one may choose experts that no other has: the times between two points are no line."""
+"""With fewer rows, a further row may choose experts that no other row has, so times between points are not linear."""
 TOGETHER = (
     Shape(0, 0, 8, 64),
     Shape(0, 0, 32, 128),
@@ -86,8 +86,9 @@ SECONDS = 50.0
 """Rounds over all passes go on for so long: the computer's speed drifts by a tenth within seconds (Zen 4), so a time is
 the mean of repetitions far apart."""
 LEAST_ROUNDS = 3
-"""Rounds that are made however long they take. The first call of a shape touches memory that no call had: with one
-round the head of a 3 GB model seemed seven times as long as it is."""
+"""Rounds that are made however long they take. The first call of a shape touches new memory: with one round, passes of
+a 3 GB model were simulated 3 to 13 % too slow, with three rounds 0 to 6 % (`bench overlap`, two cores of a Xeon with
+AMX)."""
 LAYER_SECONDS = 5e-3
 """A layer's weights take so long to arrive where lanes shall rest, or both work meanwhile."""
 LINKS = (0.2e9, 4e9)
@@ -203,8 +204,8 @@ def _scenario(machine: Machine, model: ModelConfig, weights_in: str | None, kv_i
     return whole.on(model=few, machine=machine.limit(link=rate), memory=replace(whole.memory, kv_capacity=kept))
 
 
-def _of_resident(shapes: Sequence[Shape]) -> list[Shape]:
-    """Shapes of passes with resident weights: all of few rows, and every other one."""
+def _resident_shapes(shapes: Sequence[Shape]) -> list[Shape]:
+    """Shapes of passes with resident weights: all shapes with few rows, and every second one."""
     return [shape for number, shape in enumerate(shapes) if shape.rows.tokens <= FEW or number % 2]
 
 
@@ -274,7 +275,7 @@ class _Bench:
         cores = self._cores
         threads = sorted({cores.gpu, cores.cpu, cores.alone})
         wanted: list[_What] = [("streamed", count, each) for count in threads for each in SHAPES]
-        wanted += [("resident", count, each) for count in threads for each in _of_resident(SHAPES)]
+        wanted += [("resident", count, each) for count in threads for each in _resident_shapes(SHAPES)]
         wanted += [(kind, cores.gpu, each) for kind in ("waiting", *_TOGETHER) for each in TOGETHER]
         passes = {what: _Passes() for what in wanted}
         self._fill(passes)

@@ -16,13 +16,13 @@ from workbench.hardware.profile import Contention, Cores, OpTime
 from workbench.stages import BUILT_IN, Rows, measured_seconds
 
 TOLD = 0.25
-"""Share of a lane's time beside the other from which on the other's doing is seen."""
+"""Least share of a lane's time beside the other compute lane: with less, growth is lost in the times' errors."""
 FEWEST = 3
-"""Tasks of other lanes from which on a lane's waiting for them is seen."""
+"""Least number of other lanes' tasks: with fewer, a lane's waits are lost in the times' errors."""
 LEAST_SPREAD = 0.056
-"""Relative standard deviation of computing below which no interval goes: minutes lie between calibrating and a run, and
-computers drift meanwhile. Of 48 predictions for four models, half were off by 2.2 % and nine of ten by less than 8.8 %
-(two cores of a Xeon with AMX)."""
+"""Least relative standard deviation of computing that an interval assumes: computers drift in the minutes between
+calibration and run. Of 46 predictions for four models, half were within 3.3 %, nine of ten within 8.3 % (two cores of a
+Xeon with AMX, `data/measured/sim-odd-xeon-amx.json`)."""
 _OF_NORMAL = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
 _SIDE = 1.645
@@ -95,7 +95,7 @@ def contention(passes: Sequence[Pass], ops: Sequence[OpTime], cores: Cores, link
 
 
 def _stolen(one: Pass, lane: str, cores: Cores, link: float) -> float:
-    """Seconds that the movers, which work on the cores of the cpu lane where none is spare, take from a lane."""
+    """Seconds that the movers take from a lane. They share the cores of the cpu lane if no core is spare."""
     if lane != "cpu" or cores.spare:
         return 0.0
     return cores.stolen(link) * one.both_work(lane, "h2d")
@@ -188,7 +188,7 @@ class Seen:
 def typical(seconds: Sequence[float]) -> float:
     """Mean without the fastest and the slowest tenth: a run adds calls up, so the mean is what it sees.
 
-    Of three and more, one at either end is left out at least.
+    Of three or more values, at least the fastest and the slowest are left out.
     """
     cut = min(max(1, len(seconds) // 10), (len(seconds) - 1) // 2)
     return float(np.mean(sorted(seconds)[cut : len(seconds) - cut]))
