@@ -7,7 +7,14 @@ path of this computer; `warm_up()` compiles kernels, so that compile time is not
 """
 
 from .attention.decode import decode_attention, decode_attention_reference, decode_attention_work, warm_up
-from .attention.kv_cache import append_kv, append_kv_reference, append_kv_work
+from .attention.kv_cache import (
+    append_kv,
+    append_kv_reference,
+    append_kv_work,
+    copy_blocks,
+    copy_blocks_reference,
+    copy_blocks_work,
+)
 from .attention.mla_decode import mla_decode, mla_decode_reference
 from .ceilings import multiply_add, read_blocks, read_memory
 from .declarations import Operation, operations, public_names

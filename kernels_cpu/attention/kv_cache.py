@@ -1,4 +1,4 @@
-"""Append new keys and values to the paged KV cache that `decode_attention` reads."""
+"""Append new keys and values to the paged KV cache that `decode_attention` reads, and copy its blocks."""
 
 from typing import Any
 
@@ -224,4 +224,121 @@ def append_kv_reference(kv: Operand, slots: Operand, k: Operand, v: Operand) -> 
         rows = rows.astype(cache.dtype)
         for slot, row in zip(host_array("slots", slots), rows, strict=True):
             cache[slot // cache.shape[3], :, half, slot % cache.shape[3]] = row
+    return cache
+
+
+@compiled()
+def _copy(target: Any, source: Any, blocks: Any, counts: Any) -> None:
+    """Copy the first counts[n] bytes of each row of block blocks[n] (P, R, S) to block n."""
+    rows = source.shape[1]
+    for n in range(blocks.size):
+        for row in range(rows):
+            into = target[n, row]
+            of = source[blocks[n], row]
+            for x in range(counts[n]):
+                into[x] = of[x]
+
+
+@operation
+def copy_blocks(target: Operand, source: Operand, blocks: Operand, tokens: Operand) -> None:
+    """Copy the first entries of blocks of a paged cache to another cache, one block behind the other.
+
+        target[n, :, :, :tokens[n]] = source[blocks[n], :, :, :tokens[n]]
+
+    One thread copies, with the GIL released. The other entries of the target stay as they are. A block may be copied
+    several times.
+
+    Parameters
+    ----------
+    target : (N, K, 2, b, D) fp32, fp16, torch.bfloat16, uint16 that holds bfloat16 bits, or int8, C-contiguous
+        The cache that is written, of the source's dtype. Scales (P, K, 2, b) of an int8 cache are copied as a cache
+        with D = 1.
+    source : (P, K, 2, b, D), C-contiguous
+    blocks : (N,) int32, C-contiguous
+        Blocks of the source, in 0 .. P - 1.
+    tokens : (N,) int64, C-contiguous
+        Entries to copy of each block, in 0 .. b.
+
+    Raises
+    ------
+    TypeError
+        If an operand is neither array nor tensor, or has another dtype.
+    ValueError
+        If shapes disagree, an operand is not contiguous or overlaps the target, or a block or a number of entries is
+        out of range.
+
+    Examples
+    --------
+    >>> source = np.arange(8, dtype=np.float32).reshape(2, 1, 2, 2, 1)
+    >>> target = np.zeros((1, 1, 2, 2, 1), np.float32)
+    >>> copy_blocks(target, source, np.array([1], np.int32), np.array([1]))
+    >>> target.ravel()
+    array([4., 0., 6., 0.], dtype=float32)
+    """
+    into = writeable("target", checked("target", target, "N K 2 b D", *CACHED, np.int8))
+    of = contiguous("source", checked("source", source, "P K 2 b D", into.dtype))
+    numbers = contiguous("blocks", checked("blocks", blocks, "N", np.int32))
+    counts = contiguous("tokens", checked("tokens", tokens, "N", np.int64))
+    size = len(of)
+    block, dim = of.shape[3:]
+    if of.shape[2] != 2 or 0 in of.shape[1:]:
+        raise ValueError(
+            f"source must have shape (P, K, 2, b, D) with K, b and D >= 1, not {of.shape}: reshape the cache."
+        )
+    if into.shape != (numbers.size, *of.shape[1:]):
+        raise ValueError(
+            f"target must have shape (N, K, 2, b, D) = {(numbers.size, *of.shape[1:])} of blocks and source, not "
+            f"{into.shape}: allocate one block for each that is copied."
+        )
+    if counts.shape != numbers.shape:
+        raise ValueError(f"tokens must have shape {numbers.shape} of blocks, not {counts.shape}: pass one per block.")
+    for name, array, most in (("blocks", numbers, size - 1), ("tokens", counts, block)):
+        bad = np.flatnonzero((array < 0) | (array > most))
+        if bad.size:
+            raise ValueError(
+                f"{name}[{bad[0]}] must be in 0 .. {most} for a source of shape {of.shape}, not {array[bad[0]]}: pass "
+                "blocks of source, and at most b entries of each."
+            )
+    check_apart("target", into, source=of, blocks=numbers, tokens=counts)
+    rows = 2 * of.shape[1]
+    entry = dim * of.itemsize
+    _copy(
+        into.view(np.uint8).reshape(numbers.size, rows, block * entry),
+        frozen(of.view(np.uint8).reshape(size, rows, block * entry)),
+        frozen(numbers),
+        frozen(counts * entry),
+    )
+
+
+@work_of(copy_blocks)
+def copy_blocks_work(kv_heads: int, head_dim: int, tokens: int, kv_itemsize: int) -> tuple[int, int]:
+    """Work that one call declares: (flops [flop], bytes [byte]); every entry is read and stored once.
+
+        flops = 0,  bytes = 4 K D kv_itemsize tokens
+
+    where `tokens` is the number of entries of all blocks together.
+
+    Examples
+    --------
+    >>> copy_blocks_work(kv_heads=8, head_dim=128, tokens=2, kv_itemsize=2)
+    (0, 16384)
+    """
+    return 0, 4 * kv_heads * head_dim * kv_itemsize * tokens
+
+
+@reference_of(copy_blocks)
+def copy_blocks_reference(target: Operand, source: Operand, blocks: Operand, tokens: Operand) -> NDArray[Any]:
+    """Compute `copy_blocks` in plain numpy, the oracle of its tests: -> a new cache.
+
+    Examples
+    --------
+    >>> source = np.arange(8, dtype=np.float32).reshape(2, 1, 2, 2, 1)
+    >>> copy_blocks_reference(np.zeros_like(source[:1]), source, np.array([0]), np.array([2])).ravel()
+    array([0., 1., 2., 3.], dtype=float32)
+    """
+    cache = host_array("target", target).copy()
+    of = host_array("source", source)
+    pairs = zip(host_array("blocks", blocks), host_array("tokens", tokens), strict=True)
+    for n, (block, count) in enumerate(pairs):
+        cache[n, :, :, :count] = of[block, :, :, :count]
     return cache

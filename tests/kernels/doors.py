@@ -319,6 +319,22 @@ def _gathered(kv: torch.Tensor, slots: torch.Tensor) -> Answer:
     return wide(rows[:, :, 0]), wide(rows[:, :, 1])
 
 
+def _copy_blocks(random: Random) -> Operands:
+    P, K, b, D = random.choice(((3, 2, 4, 8), (2, 1, 3, 5), (4, 1, 8, 1)))
+    dtype, N = random.choice((*FLOATS, torch.int8)), random.choice((0, 1, 3, 7))
+    blocks = torch.tensor([random.randrange(P) for _ in range(N)], dtype=torch.int32)
+    tokens = torch.tensor([random.randint(0, b) for _ in range(N)], dtype=torch.int64)
+    cells = {name: _cells(random, dtype, held, K, 2, b, D) for name, held in (("target", N), ("source", P))}
+    return cells | {"blocks": blocks, "tokens": tokens}
+
+
+def _copied(target: torch.Tensor, source: torch.Tensor, blocks: torch.Tensor, tokens: torch.Tensor) -> Answer:
+    after = wide(target)
+    for n, (block, count) in enumerate(zip(blocks.tolist(), tokens.tolist(), strict=True)):
+        after[n, :, :, :count] = wide(source)[block, :, :, :count]
+    return (after,)
+
+
 # Experts
 
 
@@ -658,6 +674,7 @@ DOORS = {
     ),
     "append_kv": Door(_append_kv, kernels.append_kv, _appended, SAME, frozenset({"kv"}), BOTH, TORCH),
     "gather_kv": Door(_gather_kv, kernels.gather_kv, _gathered, SAME, kinds=BOTH, backends=TORCH),
+    "copy_blocks": Door(_copy_blocks, kernels.copy_blocks, _copied, SAME, frozenset({"target"}), BOTH),
     "fused_moe": Door(_fused_moe, _call_layer, LAYERS, _of_layers, kinds=BOTH, backends=TORCH),
     "grouped_gemm": Door(_grouped_gemm, kernels.grouped_gemm, PRODUCTS, _of_layers, kinds=BOTH, backends=TORCH),
     "kernels_cpu.fused_moe": Door(_packed_experts, _call_experts, _into_out(_expert_sums), _of_experts, OUT, BOTH),

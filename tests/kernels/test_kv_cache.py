@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from kernels_cpu import append_kv, append_kv_reference, append_kv_work, decode_attention, warm_up
+from kernels_cpu import (
+    append_kv,
+    append_kv_reference,
+    append_kv_work,
+    copy_blocks,
+    copy_blocks_reference,
+    copy_blocks_work,
+    decode_attention,
+    warm_up,
+)
 from tests.examples import examples
 
 EDGES = np.array(
@@ -310,3 +319,53 @@ def test_python_runs_while_rows_are_stored():
         return half_done
 
     assert any(seen_half_done() for _ in range(20))
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([np.float32, np.uint16, np.float16, np.int8]))
+def test_copied_blocks_are_the_references_bit_by_bit(seed, dtype):
+    random = np.random.default_rng(seed)
+    held, kv_heads, block, dim, count = random.integers(1, [5, 4, 9, 12, 8]).tolist()
+    shape = (kv_heads, 2, block, dim)
+    source, target = (
+        random.integers(0, 256, (number, *shape, np.dtype(dtype).itemsize), dtype=np.uint8).view(dtype)[..., 0]
+        for number in (held, count)
+    )
+    source, target = source.copy(), target.copy()
+    blocks = random.integers(0, held, count, dtype=np.int32)
+    tokens = random.integers(0, block + 1, count)
+    want = copy_blocks_reference(target, source, blocks, tokens)
+    copy_blocks(target, source, blocks, tokens)
+    assert target.tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "match"),
+    [
+        ("blocks", np.array([2], np.int32), r"blocks\[0\] must be in 0 .. 1"),
+        ("blocks", np.array([-1], np.int32), r"blocks\[0\] must be in 0 .. 1"),
+        ("tokens", np.array([5]), r"tokens\[0\] must be in 0 .. 4"),
+        ("tokens", np.array([1, 1]), "tokens must have shape"),
+        ("target", np.zeros((2, 1, 2, 4, 3), np.float32), "target must have shape"),
+        ("source", np.zeros((2, 1, 1, 4, 3), np.float32), "source must have shape"),
+    ],
+)
+def test_blocks_that_cannot_be_copied_are_refused_and_the_target_stays(name, value, match):
+    operands = {
+        "target": np.zeros((1, 1, 2, 4, 3), np.float32),
+        "source": np.ones((2, 1, 2, 4, 3), np.float32),
+        "blocks": np.array([1], np.int32),
+        "tokens": np.array([4]),
+    } | {name: value}
+    with pytest.raises(ValueError, match=match):
+        copy_blocks(**operands)
+    assert not operands["target"].any()
+
+
+def test_a_target_that_overlaps_the_source_is_refused():
+    pool = np.zeros((3, 1, 2, 4, 3), np.float32)
+    with pytest.raises(ValueError, match="target must not overlap source"):
+        copy_blocks(pool[:1], pool, np.zeros(1, np.int32), np.ones(1, np.int64))
+
+
+def test_copying_declares_every_entry_read_and_stored_once():
+    assert copy_blocks_work(kv_heads=2, head_dim=8, tokens=3, kv_itemsize=2) == (0, 3 * 2 * 2 * 8 * 2 * 2)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from workbench.core.errors import StoppedError
-from workbench.engine.lanes.lanes import Executor, Transfer
+from workbench.engine.lanes.lanes import Executor
+from workbench.engine.lanes.transfer import ArrayCopy, Transfer
 from workbench.pipeline.layer_graph import EMBED, HEAD, WEIGHTS
 from workbench.schedules.plan import Carry, Task
 
@@ -32,7 +33,7 @@ def nothing() -> None:
 
 def slow() -> Transfer:
     source = np.ones(int(SECONDS * 1e7), np.uint8)
-    return Transfer([(np.zeros_like(source), source)])
+    return Transfer([ArrayCopy(np.zeros_like(source), source)])
 
 
 def transfer(executor: Executor, action: Callable[[], object]) -> list:
@@ -89,7 +90,7 @@ def test_stopping_does_not_wait_for_it(executor):
 def test_nothing_is_kept_alive_after_closing(executor):
     source = np.ones(100, np.uint8)
     alive = weakref.ref(source)
-    copies = [(np.zeros_like(source), source)]
+    copies = [ArrayCopy(np.zeros_like(source), source)]
     transfer(executor, lambda copies=copies: Transfer(copies))
     executor.close()
     del source, copies
@@ -113,9 +114,9 @@ def test_small_tensors_share_a_packet_and_large_ones_are_cut(executor, monkeypat
     count = 40 if size < 50_000 else 4
     sources = [np.full(size, number, np.uint8) for number in range(count)]
     targets = [np.zeros_like(source) for source in sources]
-    copies = list(zip(targets, sources, strict=True))
+    copies = list(map(ArrayCopy, targets, sources))
     lane._packet = 50_000
     executor.run([Task(WEIGHTS, 1, None, bulk=True)], [lambda: Transfer(copies)])
     assert len(paced) == packets
     assert sum(paced) == size * count
-    assert all((target == source).all() for target, source in copies)
+    assert all((copy.target == copy.source).all() for copy in copies)

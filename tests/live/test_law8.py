@@ -28,7 +28,7 @@ from workbench.core.errors import CapacityError, EngineError
 from workbench.core.result import Result, Source
 from workbench.core.timeline import ITERATION
 from workbench.engine import engine, runnable
-from workbench.engine.lanes.lanes import Transfer
+from workbench.engine.lanes.transfer import Transfer
 from workbench.engine.model import forward, kv_cache, weights
 from workbench.models import ModelConfig
 from workbench.scheduler.block_manager import BlockManager

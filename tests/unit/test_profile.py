@@ -90,12 +90,14 @@ def test_a_lane_waits_for_each_task_of_another_lane_that_runs_while_it_works(lan
     assert slowed[lane] * seconds[lane] == pytest.approx(least, rel=0.25)
 
 
-def test_lanes_that_alternate_do_not_wait():
+def test_a_lane_waits_where_anything_works_beside_it_and_nowhere_else():
+    """Lanes that alternate wait for transfers beside them alone; without prefetch there are none."""
     scenario = tiny_scenario([8] * 12, [5] * 12, machine=small_machine(h2d=1e8))
-    for schedule, together in ((Sequential(), False), (VSLPipe(), True), (CGOPipe(2), True)):
+    schedules = ((Sequential(), False), (Sequential(prefetch=True), True), (VSLPipe(), True), (CGOPipe(2), True))
+    for schedule, waits in schedules:
         plain = simulate(timed(scenario), schedule)
         waiting = simulate(timed(scenario, contention=Contention(gpu_wait=1e-4)), schedule)
-        assert (waiting.busy["gpu"] > plain.busy["gpu"]) == together, schedule
+        assert (waiting.busy["gpu"] > 1.001 * plain.busy["gpu"]) == waits, schedule
 
 
 def test_lanes_that_slow_one_another_down_overlap_longer():

@@ -9,9 +9,10 @@ from workbench.core.errors import EngineError
 from workbench.core.timeline import Span, Timeline
 from workbench.engine.lanes.affinity import affinities
 from workbench.engine.lanes.control import MOST_SLEPT, Control
-from workbench.engine.lanes.lanes import Executor, Job, Transfer
+from workbench.engine.lanes.lanes import Executor, Job
 from workbench.engine.lanes.meter import processors
 from workbench.engine.lanes.stopwatch import Stopwatch
+from workbench.engine.lanes.transfer import Transfer
 from workbench.engine.model.forward import Forward
 from workbench.engine.model.ops import RowLayout
 from workbench.engine.model.sampler import choose_all

@@ -194,8 +194,7 @@ class PlanCost:
         gpu_team_slowdown = _progress_lost(cores.gpu_team_slowdown, link)
         cpu_team_slowdown = _progress_lost(cores.cpu_team_slowdown, link)
         whole = Pace(cores.alone, cores.alone, "", gpu_team_slowdown, cpu_team_slowdown)
-        alternate = one_at_a_time(tasks, crowded)
-        if alternate and self._faster(tasks, parts, whole, crowded):
+        if one_at_a_time(tasks, crowded) and self._faster(tasks, parts, whole, crowded):
             return whole
         busy = busy_seconds(tasks, crowded)
         beside = "gpu" if busy["gpu"] < busy["cpu"] else "cpu"
@@ -210,7 +209,7 @@ class PlanCost:
             beside,
             gpu_slowdown,
             cpu_slowdown,
-            Contention() if alternate else self._contention(tasks, parts, cores),
+            self._contention(tasks, parts, cores),
         )
 
     def _contention(self, tasks: Sequence[Task], parts: Sequence[PartRows], cores: Cores) -> Contention:

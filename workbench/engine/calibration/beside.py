@@ -13,7 +13,8 @@ from workbench.core.errors import EngineError
 from workbench.core.quiet import kept, listening
 from workbench.engine.calibration.op_times import typical
 from workbench.engine.lanes.affinity import Affinity
-from workbench.engine.lanes.lanes import Copy, Executor, Job, Transfer
+from workbench.engine.lanes.lanes import Executor, Job
+from workbench.engine.lanes.transfer import ArrayCopy, Transfer
 from workbench.pipeline.layer_graph import EMBED, WEIGHTS
 from workbench.schedules.plan import Task
 
@@ -64,7 +65,7 @@ def beside(
         If no call ended before the stream did.
     """
     source = np.ones(1 << 28, np.int8)
-    stream = (np.ones_like(source), source)
+    stream = ArrayCopy(np.ones_like(source), source)
     quiet = list[_Round]()
     disturbed = list[_Round]()
     longest = _LONG
@@ -87,12 +88,12 @@ def beside(
 
 
 def _round(
-    executor: Executor, action: Callable[[], object], calls: int, stream: Copy, seconds: Callable[[Job], float]
+    executor: Executor, action: Callable[[], object], calls: int, stream: ArrayCopy, seconds: Callable[[Job], float]
 ) -> _Round:
     tasks = [Task(EMBED, 0, 0, after=(i - 1,) if i else ()) for i in range(calls)]
     alone = executor.run(tasks, [action] * calls)
     longest = max(job.end - job.start for job in alone)
-    copies = [stream] * math.ceil(STRETCH * calls * longest * BESIDE / stream[0].nbytes)
+    copies = [stream] * math.ceil(STRETCH * calls * longest * BESIDE / stream.nbytes)
     tasks = [Task(EMBED, 0, 0, after=(i - 1,) if i > 1 else ()) for i in range(1, calls + 1)]
     tasks = [Task(WEIGHTS, 0, None, bulk=True), *tasks]
     moved, *jobs = executor.run(tasks, [lambda: Transfer(copies), *[action] * calls])

@@ -27,8 +27,9 @@ from workbench.engine.calibration.timed import Pass, Shape, TimedEngine
 from workbench.engine.engine import Engine
 from workbench.engine.lanes.affinity import affinities
 from workbench.engine.lanes.control import Control
-from workbench.engine.lanes.lanes import Job, Transfer
+from workbench.engine.lanes.lanes import Job
 from workbench.engine.lanes.process import occupy
+from workbench.engine.lanes.transfer import Transfer
 from workbench.engine.model.ops import RowLayout
 from workbench.engine.runnable import check_runnable
 from workbench.hardware import Machine, usable_cores

@@ -10,31 +10,14 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from workbench.core.errors import StoppedError
 from workbench.engine.lanes.affinity import Affinity, end_sleeps_on_time, name_thread, pin
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.process import give_back, take
+from workbench.engine.lanes.transfer import Transfer
 from workbench.schedules.plan import Carry, Task
-
-Copy = tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]
-"""Destination and source: one-dimensional, of one type and length."""
-
-
-@dataclass
-class Transfer:
-    """Copies to make over the link, and an action to take when they have arrived."""
-
-    copies: Sequence[Copy]
-    arrived: Callable[[], None] | None = None
-
-    @property
-    def bytes(self) -> int:
-        """Bytes that are moved."""
-        return sum(target.nbytes for target, _ in self.copies)
 
 
 @dataclass(eq=False)
@@ -161,12 +144,9 @@ class Mover(Lane):
         job.bytes = transfer.bytes
         self._free_at = max(self._free_at, time.perf_counter())
         unpaced = 0
-        for target, source in transfer.copies:
-            step = max(1, self._packet // target.itemsize)
-            for low in range(0, target.size, step):
-                packet = target[low : low + step]
-                np.copyto(packet, source[low : low + step])  # releases the GIL; Tensor.copy_ would take every core
-                unpaced += packet.nbytes
+        for copy in transfer.copies:
+            for size in copy.pieces(self._packet):
+                unpaced += size
                 if unpaced >= self._packet:
                     if not self._packet_ended(job, unpaced):
                         return

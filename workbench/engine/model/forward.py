@@ -11,7 +11,7 @@ import torch
 
 from workbench.core.errors import EngineError
 from workbench.engine.lanes.control import Control
-from workbench.engine.lanes.lanes import Copy, Transfer
+from workbench.engine.lanes.transfer import ArrayCopy, Transfer
 from workbench.engine.model.checkpoint import TORCH_DTYPES
 from workbench.engine.model.kv_cache import FetchedKV, KVCache
 from workbench.engine.model.operations import OPERATIONS
@@ -88,12 +88,12 @@ class Forward:
         rows = torch.zeros(1, model.kv_size)
         self._cache.append(0, np.zeros(1, dtype=np.int64), rows, rows)
         self._cache.attend(0, one, torch.zeros(1, model.q_size))
+        self._cache.fetch(0, one)[1].make()
         if self._weights.buffer:
             for task in self._prepared.lowering.tasks(model.num_hidden_layers, Step.MIDDLE):
                 if task.weights_of:
                     self._control.check()
-                    for target, source in self._weights.buffer.transfer(task.weights_of, task.page).copies:
-                        np.copyto(target, source)
+                    self._weights.buffer.transfer(task.weights_of, task.page).make()
 
     def close(self) -> None:
         """End the threads that share attention."""
@@ -266,13 +266,13 @@ class Forward:
     def move(self, node: Node, part: int, layout: RowLayout) -> Transfer:
         """The transfer of a node's buffers to the other device."""
         target = Place.CPU if node.lane == "d2h" else Place.GPU
-        copies: list[Copy] = []
+        copies: list[ArrayCopy] = []
         for buffer, row_class in node.carries:
             rows = layout.rows_of(row_class)
             if rows.stop > rows.start:
                 source = self._buffers[target.other, part, buffer]
                 there = self._place((target, part, buffer), layout, source)
-                copies.append((as_numpy(there[rows]), as_numpy(source[rows])))
+                copies.append(ArrayCopy(as_numpy(there[rows]), as_numpy(source[rows])))
         return Transfer(copies)
 
     def fetch_kv(self, layer: int, part: int, layout: RowLayout) -> Transfer | None:
@@ -299,7 +299,7 @@ class Forward:
         """The transfer of a part's new keys and values to the cache on the host."""
         new = [self._buffers[Place.GPU, part, buffer][layout.rows_of(RowClass.ALL)] for buffer in "kv"]
         there = [torch.empty_like(tensor) for tensor in new]
-        copies = [(as_numpy(a), as_numpy(b)) for a, b in zip(there, new, strict=True)]
+        copies = [ArrayCopy(as_numpy(a), as_numpy(b)) for a, b in zip(there, new, strict=True)]
         return Transfer(copies, lambda: self._cache.append(layer, layout.slots, *there))
 
     def read_back(self) -> None:

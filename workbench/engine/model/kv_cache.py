@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -14,12 +14,12 @@ import torch
 
 from workbench.engine.lanes.affinity import pin_elsewhere
 from workbench.engine.lanes.control import Control
-from workbench.engine.lanes.lanes import Copy, Transfer
+from workbench.engine.lanes.transfer import Transfer
 from workbench.engine.model.checkpoint import TORCH_DTYPES
 from workbench.engine.model.ops import RowLayout
-from workbench.engine.model.weights import as_numpy, host_memory
+from workbench.engine.model.weights import host_memory
 from workbench.hardware import usable_cores
-from workbench.kernels import append_kv, decode_attention
+from workbench.kernels import append_kv, copy_blocks, decode_attention
 from workbench.models import ModelConfig
 
 STEP_BYTES = 2e9
@@ -85,17 +85,36 @@ class KVCache:
         table = np.where(used, (np.cumsum(width) - width)[:, None] + places, 0).astype(np.int32)
         filled = np.clip(lengths[:, None] - 1 - places * size, 0, size)
         there = torch.zeros((int(width.sum()), *self.pool.shape[2:]), dtype=self.pool.dtype)
-        copies: list[Copy] = []
-        for new, old, tokens in zip(*(column[used].tolist() for column in (table, old_table, filled)), strict=True):
-            copies += self._block(there[new], self.pool[layer, old], tokens)
-        return FetchedKV(there, table, self._model, self._team, self._control), Transfer(copies)
+        copy = BlockCopy(there, self.pool[layer], old_table[used], filled[used])
+        return FetchedKV(there, table, self._model, self._team, self._control), Transfer([copy])
 
-    def _block(self, target: torch.Tensor, source: torch.Tensor, tokens: int) -> list[Copy]:
-        """Copies of the first tokens of a block (K, 2, b, D): one copy if it is full, else two per head."""
-        if tokens == self.block_size:
-            return [(as_numpy(target), as_numpy(source))]
-        by_head = zip(target.flatten(0, 1), source.flatten(0, 1), strict=True)
-        return [(as_numpy(to[:tokens]), as_numpy(of[:tokens])) for to, of in by_head if tokens]
+
+@dataclass(frozen=True)
+class BlockCopy:
+    """Copy of the first `tokens` entries of some blocks (N,) of a layer's cache into a cache of these blocks alone."""
+
+    target: torch.Tensor
+    source: torch.Tensor
+    blocks: npt.NDArray[np.int32]
+    tokens: npt.NDArray[np.int64]
+
+    @property
+    def nbytes(self) -> int:
+        """See `Copy.nbytes`."""
+        return int(self.tokens.sum()) * _entry_bytes(self.source)
+
+    def pieces(self, size: int) -> Iterator[int]:
+        """See `Copy.pieces`."""
+        blocks = max(1, size // self.source[0].nbytes)
+        for low in range(0, len(self.blocks), blocks):
+            some = slice(low, low + blocks)
+            copy_blocks(self.target[some], self.source, self.blocks[some], self.tokens[some])
+            yield int(self.tokens[some].sum()) * _entry_bytes(self.source)
+
+
+def _entry_bytes(pool: torch.Tensor) -> int:
+    """Bytes of one token's keys and values in blocks (P, K, 2, b, D)."""
+    return pool[0].nbytes // pool.shape[3]
 
 
 class FetchedKV:

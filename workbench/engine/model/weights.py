@@ -12,7 +12,7 @@ import torch
 
 from workbench.core.errors import EngineError
 from workbench.engine.lanes.control import Control
-from workbench.engine.lanes.lanes import Copy, Transfer
+from workbench.engine.lanes.transfer import ArrayCopy, Transfer
 from workbench.engine.model.checkpoint import TORCH_DTYPES, open_checkpoint
 from workbench.engine.model.operations import packs
 from workbench.engine.model.ops import Tensors
@@ -24,7 +24,7 @@ from workbench.stages import Op, Place, Stage
 
 _Held = dict[tuple[int, Op], Tensors]
 """Tensors by layer and operation."""
-_Laid = tuple[list[Copy], _Held]
+_Laid = tuple[list[ArrayCopy], _Held]
 
 
 def as_numpy(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
@@ -129,7 +129,7 @@ class WeightBuffer:
         """
         key = (turn, weights_of, page)
         if key not in self._known:
-            copies = list[Copy]()
+            copies = list[ArrayCopy]()
             held = _Held()
             place = 0
             for layer, node in weights_of:
@@ -141,12 +141,12 @@ class WeightBuffer:
             self._known[key] = list(_between(copies, begin, end)), held
         return self._known[key]
 
-    def _lay(self, turn: int, layer: int, stage: Stage, place: int, copies: list[Copy]) -> tuple[Tensors, int]:
+    def _lay(self, turn: int, layer: int, stage: Stage, place: int, copies: list[ArrayCopy]) -> tuple[Tensors, int]:
         views: Tensors = {}
         for key, sources in self._store.sources(layer, stage.op):
             begin = place
             for source in sources:
-                copies.append((self._flat[turn][place : place + source.numel()], as_numpy(source)))
+                copies.append(ArrayCopy(self._flat[turn][place : place + source.numel()], as_numpy(source)))
                 place += source.numel()
             rows = sum(source.shape[0] for source in sources)
             views[key] = self._slots[turn][begin:place].view(rows, *sources[0].shape[1:])
@@ -166,15 +166,15 @@ class WeightBuffer:
         raise EngineError(f"the weights of {op} of layer {layer} are in no slot; the schedule's plan is wrong.")
 
 
-def _between(copies: Sequence[Copy], begin: int, end: int) -> Iterator[Copy]:
+def _between(copies: Sequence[ArrayCopy], begin: int, end: int) -> Iterator[ArrayCopy]:
     """Of copies that fill a slot one behind the other, those between two elements of the slot, cut at both."""
     place = 0
-    for target, source in copies:
+    for copy in copies:
         low = max(begin - place, 0)
-        high = min(end - place, target.size)
+        high = min(end - place, copy.target.size)
         if low < high:
-            yield target[low:high], source[low:high]
-        place += target.size
+            yield ArrayCopy(copy.target[low:high], copy.source[low:high])
+        place += copy.target.size
 
 
 class Weights:
