@@ -25,6 +25,7 @@ SCHEDULERS = (
     wb.StaticBatching(2, 3),
     wb.ContinuousBatching(40),
     wb.ChunkedPrefill(9),
+    wb.ChunkedPrefill(8),  # pieces end where blocks end
     wb.LayeredPrefill(8),
     wb.LayeredPrefill(2),
 )

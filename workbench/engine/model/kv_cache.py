@@ -80,8 +80,8 @@ class KVCache:
         lengths, old_table = _read(layout)
         size = self.block_size
         places = np.arange(old_table.shape[1])
-        width = -(-lengths // size)
-        used = places < width[:, None]
+        used = places < -(-lengths // size)[:, None]
+        width = used.sum(axis=1)
         table = np.where(used, (np.cumsum(width) - width)[:, None] + places, 0).astype(np.int32)
         filled = np.clip(lengths[:, None] - 1 - places * size, 0, size)
         there = torch.zeros((int(width.sum()), *self.pool.shape[2:]), dtype=self.pool.dtype)
