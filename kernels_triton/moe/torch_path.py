@@ -25,9 +25,13 @@ counts 8 numbers takes 100 µs, Python 40 µs (Zen 4)."""
 _TOGETHER = 2048
 """Most pairs of several experts that are gathered, multiplied, activated and summed together, since each operation
 starts with cold caches. With groups of 256, 64 tokens with 8 of 128 experts of 2048 x 768 take 15 % less time (bf16,
-Zen 4). On a Xeon with AMX, whose products are faster, 2048 instead of 256 takes 3 % less time for 512 to 4096 tokens
-and 2 of 8 experts of 2048 x 7168, 8 % less for 512 tokens and the smaller experts, 3 % more for 4096 tokens. With 8192,
-4096 tokens and the larger experts take 1.3 times as long."""
+Zen 4)."""
+_ALONE = 32
+"""An expert with more pairs is computed alone. Routing gives it another number of rows each time, for which oneDNN
+compiles a kernel: in groups, 1500 tokens with 2 of 8 experts of 1024 x 7168 took 1.33 times as long as alone, 500
+tokens 1.37 times, 64 tokens 1.02 times (bf16, one core of a Xeon with AMX)."""
+_FILLED = 8
+"""The rows of such an expert are padded with zeros to a multiple of so many in bf16."""
 
 
 def _sorted(ids: torch.Tensor, pages: torch.Tensor | None, held: int) -> tuple[torch.Tensor, list[Segment]]:
@@ -63,27 +67,35 @@ def _sort_many(ids: torch.Tensor) -> tuple[torch.Tensor, dict[int, int]]:
 
 
 def _groups(segments: list[Segment], most: int) -> list[list[Segment]]:
-    """Group neighbouring segments: each group is a single segment or has at most `most` pairs."""
+    """Group neighbouring segments: each group is a single segment, or has at most `most` pairs of experts with few."""
     groups: list[list[Segment]] = []
     for segment in segments:
-        if groups and segment.end - groups[-1][0].begin <= most:
-            groups[-1].append(segment)
+        small = segment.end - segment.begin <= _ALONE
+        before = groups[-1] if groups else []
+        if before and small and before[-1].end - before[-1].begin <= _ALONE and segment.end - before[0].begin <= most:
+            before.append(segment)
         else:
             groups.append([segment])
     return groups
 
 
 def _product(rows: torch.Tensor, matrices: Weights, bias: torch.Tensor | None, segments: list[Segment]) -> torch.Tensor:
-    """Multiply the rows of neighbouring segments, each with the matrix on its page."""
+    """Multiply the rows of neighbouring segments, each with the matrix on its page; one segment has all rows."""
     if isinstance(matrices, torch.Tensor) and bias is None and _fits_grouped(rows, matrices, segments):
         return _grouped(rows, matrices, segments)
-    first = segments[0].begin
     products = []
-    for page, begin, end in segments:
-        page_bias = None if bias is None else bias[page]
-        matrix = matrix_on(matrices, page, rows.dtype)
-        products.append(functional.linear(rows[begin - first : end - first], matrix, page_bias))
+    counts = [segment.end - segment.begin for segment in segments] if len(segments) > 1 else [len(rows)]
+    for segment, own in zip(segments, rows.split(counts), strict=True):
+        page_bias = None if bias is None else bias[segment.page]
+        products.append(functional.linear(own, matrix_on(matrices, segment.page, rows.dtype), page_bias))
     return products[0] if len(products) == 1 else torch.cat(products)
+
+
+def _filled(rows: torch.Tensor) -> torch.Tensor:
+    """Rows of one expert, padded with zeros to a multiple of `_FILLED` where oneDNN multiplies them."""
+    missing = -len(rows) % _FILLED
+    by_onednn = rows.is_cpu and rows.dtype is torch.bfloat16 and len(rows) > _ALONE
+    return functional.pad(rows, (0, 0, 0, missing)) if missing and by_onednn else rows
 
 
 def _fits_grouped(rows: torch.Tensor, matrices: torch.Tensor, segments: list[Segment]) -> bool:
@@ -122,7 +134,8 @@ def multiply(
     out = x.new_empty(ids.numel(), matrices.shape[1])
     for segment in segments:
         own = slice(segment.begin, segment.end)
-        out.index_copy_(0, order[own], _product(rows[own], matrices, bias, [segment]))
+        product = _product(_filled(rows[own]), matrices, bias, [segment])
+        out.index_copy_(0, order[own], product[: segment.end - segment.begin])
     return out if weights is None else (out * weights.reshape(-1, 1)).to(x.dtype)
 
 
@@ -150,7 +163,9 @@ def experts_of(
         begin = group[0].begin
         end = group[-1].end
         group_tokens = tokens[begin:end]
-        both = _product(x.index_select(0, group_tokens), gate_up, biases[0], group)
-        rows = _product(activate(both, activation), down, biases[1], group)
-        out.index_add_(0, group_tokens, rows * factors[begin:end])
+        rows = x.index_select(0, group_tokens)
+        rows = _filled(rows) if len(group) == 1 else rows
+        both = _product(rows, gate_up, biases[0], group)
+        answer = _product(activate(both, activation), down, biases[1], group)
+        out.index_add_(0, group_tokens, answer[: end - begin] * factors[begin:end])
     return out.to(x.dtype)

@@ -111,12 +111,12 @@ def _operation_overhead() -> float:
     rows = {"x": torch.randn(4, 64), "attn": torch.randn(4, 64), "h": torch.randn(4, 64), "routed": torch.randn(4, 64)}
     rows["gates"] = torch.tensor([[0.0, 1.0, 0.5, 0.5]] * 4)
     square = torch.randn(64, 64)
-    pairs = {f"{kind}.{e}": torch.randn(rows, 64) for e in range(4) for kind, rows in (("gate_up", 128), ("down", 64))}
+    pair = {"gate_up": torch.randn(4, 128, 64), "down": torch.randn(4, 64, 64)}
     weights: dict[Op, Tensors] = {
         qkv: {"norm": torch.ones(64), "proj": torch.randn(128, 64)},
         out_proj: {"proj": square},
         route: {"norm": torch.ones(64), "gate": torch.randn(4, 64)},
-        experts: pairs,
+        experts: pair,
         combine: {},
     }
     run = {OPERATIONS[op].run: held for op, held in weights.items()}

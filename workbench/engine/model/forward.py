@@ -63,6 +63,7 @@ class Forward:
         self._hidden: dict[int, dict[Place, torch.Tensor]] = {}  # rows of in-flight prefills, by request
         self._ran: set[tuple[str, Place]] = set()  # operations and the devices that computed them
         self._chosen = Counter[str]()  # experts computed for decodes, at once and late
+        self._touched = 0  # distinct experts that a part chose in a layer, summed over parts and layers
         self.decodes = 0
         size = scenario.memory.kv_block
         self._cache = KVCache(self._model, scenario.kv_blocks, size, scenario.precision.kv, self._control)
@@ -89,6 +90,7 @@ class Forward:
         self._cache.append(0, np.zeros(1, dtype=np.int64), rows, rows)
         self._cache.attend(0, one, torch.zeros(1, model.q_size))
         self._cache.fetch(0, one)[1].make()
+        self._ops.warm_up(self._weights.dtype)
         if self._weights.buffer:
             for task in self._prepared.lowering.tasks(model.num_hidden_layers, Step.MIDDLE):
                 if task.weights_of:
@@ -136,8 +138,8 @@ class Forward:
 
     def experts_read(self) -> float:
         """Bytes of the experts that rows were routed to since the last call, each once per layer and part."""
-        touched = self._ops.touched
-        self._ops.touched = 0
+        touched = self._touched
+        self._touched = 0
         return touched * self._model.expert_params * self._prepared.scenario.precision.expert_bytes
 
     def logits(self, part: int, layout: RowLayout) -> torch.Tensor:
@@ -193,31 +195,49 @@ class Forward:
     def _experts(self, stage: Stage, layer: int, part: int, layout: RowLayout, read: Tensors) -> torch.Tensor:
         """Output of the routed experts that compute at once, plus the late output of the layer before for decodes."""
         device = stage.device
+        prefills = slice(0, layout.prefill)
         decodes = slice(layout.prefill, layout.rows)
-        chosen = self._model.num_experts_per_tok
-        now = chosen - stage.defer - stage.skip
-        wanted = torch.ones(layout.rows, chosen, dtype=torch.bool)
-        wanted[decodes, now:] = False
-        (out,) = self._built_in(stage, layer, layout, read | {"wanted": wanted} if now < chosen else read)
+        h = read["h"]
+        gates = read["gates"]
+        now = _columns(gates[decodes], 0, self._model.num_experts_per_tok - stage.defer - stage.skip)
+        if now.shape[1] == gates.shape[1]:
+            groups = [(h, gates)]
+        else:
+            groups = [(h[prefills], gates[prefills]), (h[decodes], now)]
+        outputs = [self._routed(stage, layer, layout, *group) for group in groups]
+        out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        self._note_touched(*(chosen for _, chosen in groups))
         late = self._buffers.pop((device, part, "pending"), None)
         if late is not None:
             out[decodes] += late
         if stage.defer:
             for buffer in ("h", "gates"):  # the next layer may write its own before the deferred experts are computed
                 self._buffers[device, part, f"late_{buffer}"] = read[buffer][decodes].clone()
-        self._chosen["at once"] += int(wanted[decodes].sum())
+        self._chosen["at once"] += now.numel() // 2
         return out
 
     def compute_late(self, stage: Stage, layer: int, part: int, layout: RowLayout) -> None:
         """Compute the lowest-scored experts that a stage deferred; their output is added one layer later."""
         device = stage.device
         last = self._model.num_experts_per_tok - stage.skip
-        read = {buffer: self._buffers.pop((device, part, f"late_{buffer}")) for buffer in ("h", "gates")}
-        wanted = torch.zeros(len(read["h"]), self._model.num_experts_per_tok, dtype=torch.bool)
-        wanted[:, last - stage.defer : last] = True
-        (late,) = self._built_in(stage, layer, layout, read | {"wanted": wanted})
-        self._buffers[device, part, "pending"] = late
-        self._chosen["late"] += int(wanted.sum())
+        h, gates = (self._buffers.pop((device, part, f"late_{buffer}")) for buffer in ("h", "gates"))
+        deferred = _columns(gates, last - stage.defer, last)
+        self._buffers[device, part, "pending"] = self._routed(stage, layer, layout, h, deferred)
+        self._note_touched(deferred)
+        self._chosen["late"] += deferred.numel() // 2
+
+    def _routed(
+        self, stage: Stage, layer: int, layout: RowLayout, h: torch.Tensor, gates: torch.Tensor
+    ) -> torch.Tensor:
+        """Output (T, M) of the experts in gates (T, 2 j)."""
+        if not gates.numel():
+            return torch.zeros_like(h)
+        (out,) = self._built_in(stage, layer, layout, {"h": h, "gates": gates})
+        return out
+
+    def _note_touched(self, *gates: torch.Tensor) -> None:
+        """Count the distinct experts in gates (T, 2 j)."""
+        self._touched += len({expert for some in gates for expert in some.chunk(2, dim=-1)[0].flatten().tolist()})
 
     def _own(self, stage: Stage, answer: object, rows: int) -> tuple[torch.Tensor, ...]:
         """Check the output of a user's operation, and copy it: it may share memory with what the operation read."""
@@ -338,6 +358,11 @@ class Forward:
                 whole = self.decodes * (self._model.num_experts_per_tok - stage.skip) * layers
                 found.update({"at once": whole - late, "late": late})
         return +found
+
+
+def _columns(gates: torch.Tensor, first: int, last: int) -> torch.Tensor:
+    """Of gates (T, 2 k), experts `first` to `last` - 1 of every row and their weights."""
+    return torch.cat([half[:, first:last] for half in gates.chunk(2, dim=-1)], dim=-1)
 
 
 def _lane(stage: Stage) -> Place:

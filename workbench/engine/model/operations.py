@@ -25,10 +25,24 @@ from workbench.stages import (
 
 @dataclass(frozen=True)
 class Packed:
-    """One tensor that an operation takes: checkpoint tensors of one layer, stacked along their first dimension."""
+    """One tensor that an operation takes: checkpoint tensors of one layer, one behind the other.
+
+    Attributes
+    ----------
+    key : str
+    sources : tuple of str
+        The checkpoint tensors, joined along their first dimension.
+    matrices : int, optional
+        Number of matrices of equal shape that they make, along a new first dimension; without it, one.
+    """
 
     key: str
     sources: tuple[str, ...]
+    matrices: int | None = None
+
+    def shaped(self, rows: torch.Tensor) -> torch.Tensor:
+        """The joined sources (R, ...) as the operation takes them: (matrices, R / matrices, ...)."""
+        return rows if self.matrices is None else rows.unflatten(0, (self.matrices, -1))
 
 
 def _qkv_pack(model: ModelConfig) -> list[Packed]:
@@ -46,22 +60,22 @@ def _route_pack(model: ModelConfig) -> list[Packed]:
     return [norm, Packed("gate", (f"{model.family.tensors.mixture}.gate.weight",))]
 
 
-def _expert_pack(model: ModelConfig, name: str, key: str = "") -> list[Packed]:
+def _expert_pack(model: ModelConfig, names: list[str], matrices: int | None = None) -> list[Packed]:
+    """Gates and ups, expert by expert, and the down projections."""
     tensors = model.family.tensors
-    gate = f"{name}.{tensors.gate}.weight"
-    up = f"{name}.{tensors.up}.weight"
-    down = f"{name}.{tensors.down}.weight"
-    return [Packed(f"gate_up{key}", (gate, up)), Packed(f"down{key}", (down,))]
+    gate_up = [f"{name}.{matrix}.weight" for name in names for matrix in (tensors.gate, tensors.up)]
+    down = [f"{name}.{tensors.down}.weight" for name in names]
+    return [Packed("gate_up", tuple(gate_up), matrices), Packed("down", tuple(down), matrices)]
 
 
 def _routed_pack(model: ModelConfig) -> list[Packed]:
-    each = (_expert_pack(model, model.family.tensors.expert(n), f".{n}") for n in range(model.num_local_experts))
-    return [packed for packs in each for packed in packs]
+    count = model.num_local_experts
+    return _expert_pack(model, [model.family.tensors.expert(number) for number in range(count)], count)
 
 
 def _shared_pack(model: ModelConfig) -> list[Packed]:
     name = model.family.tensors.shared_expert
-    return [*_expert_pack(model, name), Packed("gate", (f"{name}_gate.weight",))]
+    return [*_expert_pack(model, [name]), Packed("gate", (f"{name}_gate.weight",))]
 
 
 def _no_pack(model: ModelConfig) -> list[Packed]:

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from workbench.engine.lanes.control import Control
+from workbench.kernels import fused_moe
 from workbench.models import ModelConfig
 from workbench.scheduler.batch import Batch
 from workbench.scheduler.block_manager import BlockManager
@@ -145,9 +146,14 @@ class Ops:
     def __init__(self, model: ModelConfig, control: Control | None = None) -> None:
         self._model = model
         self._control = control or Control()
-        self.touched = 0  # distinct experts per call, summed over the calls
         exponent = torch.arange(0, model.head_dim, 2, dtype=torch.int64).float() / model.head_dim
         self._frequencies = 1.0 / (model.rope_theta**exponent)
+
+    def warm_up(self, dtype: torch.dtype) -> None:
+        """Compile the kernels of experts with weights of this type."""
+        pair = torch.zeros(1, 128, 64, dtype=dtype), torch.zeros(1, 64, 64, dtype=dtype)
+        one = torch.zeros(1, 1)
+        fused_moe(torch.zeros(1, 64, dtype=dtype), pair, one.int(), one)
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """RMSNorm of rows (T, M): normalised in fp32, rounded to the rows' type, then scaled."""
@@ -243,30 +249,18 @@ class Ops:
         return h, torch.cat((ids.float(), top), dim=-1)
 
     def experts(self, layout: RowLayout, read: Tensors, weights: Tensors) -> torch.Tensor:
-        """h (T, M), gates (T, 2 k) -> routed (T, M); each expert computes all of its rows in one call.
-
-        If `wanted` (T, k) bool is among the read buffers, only the (token, expert) pairs that it marks are computed.
-        """
-        wanted = read.get("wanted")
+        """h (T, M), gates (T, 2 j) -> routed (T, M), the weighted sum over the j experts of each row."""
         h = read["h"]
-        chosen = self._model.num_experts_per_tok
-        ids = read["gates"][:, :chosen].reshape(-1).long()
-        scales = read["gates"][:, chosen:].reshape(-1).to(h.dtype)
-        pairs = torch.arange(ids.numel()) if wanted is None else wanted.reshape(-1).nonzero()[:, 0]
-        order = pairs[ids[pairs].argsort(stable=True)]
-        counts = torch.bincount(ids[pairs], minlength=self._model.num_local_experts).tolist()
-        self.touched += sum(count > 0 for count in counts)
-        out = torch.zeros_like(h)
-        low = 0
-        for expert, count in enumerate(counts):
-            if count:
-                self._control.check()
-                mine = order[low : low + count]
-                rows = mine // chosen
-                answer = self._gated(_filled(h[rows]), weights[f"gate_up.{expert}"], weights[f"down.{expert}"])
-                out.index_add_(0, rows, answer[:count] * scales[mine, None])
-            low += count
-        return out
+        ids, scales = (half.contiguous() for half in read["gates"].chunk(2, dim=-1))
+        chosen = ids.int()
+        pair = weights["gate_up"], weights["down"]
+        step = max(1, int(STEP_FLOPS / (2 * chosen.shape[1] * sum(matrices[0].numel() for matrices in pair))))
+        outputs = []
+        for low in range(0, len(h), step):
+            self._control.check()
+            some = slice(low, low + step)
+            outputs.append(fused_moe(h[some], pair, chosen[some], scales[some]))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def shared_experts(self, layout: RowLayout, read: Tensors, weights: Tensors) -> torch.Tensor:
         """h (T, M) -> shared (T, M), scaled by the sigmoid of its gate; where `routed` is read, their sum."""
@@ -294,14 +288,3 @@ def _per_head(angles: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _heads(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
     """Rows (L, H D) as heads (1, H, L, D)."""
     return rows.view(1, len(rows), -1, head_dim).transpose(1, 2)
-
-
-def _filled(rows: torch.Tensor) -> torch.Tensor:
-    """Rows padded with zeros to a multiple of eight in bf16; other types as they are.
-
-    oneDNN compiles a kernel for every new number of rows, which takes 0.2 to 1.2 ms, and routing gives an expert
-    another number each time. With 256 rows and 8 experts of 1024 x 512 the experts took 31 ms while their kernels were
-    compiled, and 12 ms afterwards (Zen 4).
-    """
-    missing = -len(rows) % 8
-    return functional.pad(rows, (0, 0, 0, missing)) if missing and rows.dtype is torch.bfloat16 else rows

@@ -14,7 +14,7 @@ from workbench.core.errors import EngineError
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.transfer import ArrayCopy, Transfer
 from workbench.engine.model.checkpoint import TORCH_DTYPES, open_checkpoint
-from workbench.engine.model.operations import packs
+from workbench.engine.model.operations import Packed, packs
 from workbench.engine.model.ops import Tensors
 from workbench.kernels import empty_in_huge_pages
 from workbench.models import ModelConfig
@@ -57,19 +57,19 @@ class WeightStore:
         """A tensor that belongs to no layer."""
         return self._tensors[name]
 
-    def sources(self, layer: int, op: Op) -> list[tuple[str, list[torch.Tensor]]]:
-        """Every packed tensor of an operation, with the checkpoint tensors that it is stacked from."""
+    def sources(self, layer: int, op: Op) -> list[tuple[Packed, list[torch.Tensor]]]:
+        """Every packed tensor of an operation, with the checkpoint tensors that it is joined from."""
         found = []
         for packed in packs(op, self.model):
             tensors = [self._tensors[f"model.layers.{layer}.{name}"] for name in packed.sources]
-            found.append((packed.key, tensors))
+            found.append((packed, tensors))
         return found
 
     def resident(self, layer: int, op: Op, *, keep: bool = False) -> Tensors:
         """An operation's weights, which stay where it runs; they leave the store unless `keep` is set."""
         found: Tensors = {}
-        for key, sources in self.sources(layer, op):
-            found[key] = torch.cat(sources) if len(sources) > 1 else sources[0]
+        for packed, sources in self.sources(layer, op):
+            found[packed.key] = packed.shaped(torch.cat(sources) if len(sources) > 1 else sources[0])
         for packed in () if keep else packs(op, self.model):
             for name in packed.sources:
                 del self._tensors[f"model.layers.{layer}.{name}"]
@@ -143,13 +143,13 @@ class WeightBuffer:
 
     def _lay(self, turn: int, layer: int, stage: Stage, place: int, copies: list[ArrayCopy]) -> tuple[Tensors, int]:
         views: Tensors = {}
-        for key, sources in self._store.sources(layer, stage.op):
+        for packed, sources in self._store.sources(layer, stage.op):
             begin = place
             for source in sources:
                 copies.append(ArrayCopy(self._flat[turn][place : place + source.numel()], as_numpy(source)))
                 place += source.numel()
             rows = sum(source.shape[0] for source in sources)
-            views[key] = self._slots[turn][begin:place].view(rows, *sources[0].shape[1:])
+            views[packed.key] = packed.shaped(self._slots[turn][begin:place].view(rows, *sources[0].shape[1:]))
         return views, place
 
     def get(self, layer: int, op: Op) -> Tensors:
