@@ -39,16 +39,26 @@ _making = threading.Lock()
 
 
 @functools.cache
-def _pool(process: int, cpus: frozenset[int] | None = None) -> ThreadPoolExecutor:
-    """The pool of a process, with threads pinned to these CPUs if given; a forked process needs a pool of its own."""
-    if cpus is None:
-        return ThreadPoolExecutor(max(1, 2 * usable_cores()), "kernels-cpu")
-    return ThreadPoolExecutor(len(cpus), "kernels-cpu-node", lambda: _pin(cpus))
+def _pool(process: int, cpus: frozenset[int], size: int) -> ThreadPoolExecutor:
+    """A pool of a process, with threads pinned to these CPUs; a forked process needs pools of its own."""
+    return ThreadPoolExecutor(size, "kernels-cpu", lambda: _pin(cpus))
 
 
-def _workers(cpus: frozenset[int] | None = None) -> ThreadPoolExecutor:
+def _workers() -> ThreadPoolExecutor:
+    """The pool that helps the calling thread: on the CPUs that the process may use and the thread may not, or on all.
+
+    A thread pinned to one CPU thus gets its helpers on others, whichever thread made the pool.
+    """
+    own = usable_cpus()
+    everywhere = frozenset(os.sched_getaffinity(os.getpid())) if hasattr(os, "sched_getaffinity") else own
     with _making:
-        return _pool(os.getpid(), cpus)
+        return _pool(os.getpid(), everywhere - own or everywhere, max(1, 2 * len(everywhere)))
+
+
+def _workers_of(cpus: frozenset[int]) -> ThreadPoolExecutor:
+    """The pool on these CPUs."""
+    with _making:
+        return _pool(os.getpid(), cpus, len(cpus))
 
 
 def _pin(cpus: frozenset[int]) -> None:
@@ -62,7 +72,7 @@ def on_node(work: Callable[[], object], cpus: frozenset[int], threads: int) -> F
 
     The others need not be awaited, since `work` returns in no thread before all of it is done.
     """
-    pool = _workers(cpus)
+    pool = _workers_of(cpus)
     running = [pool.submit(work) for _ in range(max(1, min(threads, len(cpus))))]
     return running[0]
 

@@ -618,6 +618,25 @@ def test_a_call_ends_when_another_thread_has_done_its_tasks(path, group, looks, 
     np.testing.assert_array_equal(out.copy(), want)
 
 
+@pytest.mark.skipif(len(getattr(os, "sched_getaffinity", lambda _: ())(0)) < 2, reason="needs two cores")
+def test_threads_that_help_a_pinned_one_work_on_other_cores():
+    """Whichever thread called first, and wherever it was pinned."""
+    everywhere = os.sched_getaffinity(0)
+    found = {}
+
+    def call(core):
+        os.sched_setaffinity(0, {core})
+        begun = threading.Barrier(2)
+        team.side_by_side(lambda: (begun.wait(10), found.setdefault(core, []).append(os.sched_getaffinity(0))), 2)
+
+    for core in everywhere:
+        thread = threading.Thread(target=call, args=(core,))
+        thread.start()
+        thread.join()
+    assert all({core} in seen and everywhere - {core} in seen for core, seen in found.items())
+    assert set(found) == everywhere
+
+
 def test_threads_that_have_not_begun_are_called_off():
     begun, hold = [], threading.Event()
     busy = [team._workers().submit(hold.wait) for _ in range(2 * team.usable_cores())]

@@ -155,6 +155,5 @@ def test_weights_and_cache_on_the_host_are_to_the_byte(name: str, model: ModelCo
         for tensor in parts
     )
     cache = KVCache(model, of.kv_blocks, of.memory.kv_block, model.dtype)
-    cache.close()
     on_host = cache.pool.nbytes if of.pipeline.kv_device is Place.CPU else 0
     assert (weights, on_host) == (found.host["weights"], found.host["KV cache"])

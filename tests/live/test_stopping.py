@@ -86,7 +86,6 @@ def test_every_operation_looks_as_often_as_its_work_is_long(
             forward.compute(stage, 0, 0, layout)
         assert watched.looks == looks // 2, stage
         watched.ending, watched.last = False, -1
-    forward.close()
     assert seen >= {"qkv", "prefill_attention", decode_attention.name, "out_proj", "experts"}
 
 
@@ -100,7 +99,6 @@ def test_the_head_looks_too(tiny: ModelConfig, monkeypatch: pytest.MonkeyPatch) 
     assert watched.looks == len(logits) == 52
     choose_all(logits, [Sampling(temperature=1.0, seed=1)] * 52, [0] * 52, watched.check)
     assert watched.looks == 104
-    forward.close()
 
 
 def test_loading_looks_at_every_layer(tiny: ModelConfig) -> None:
@@ -108,7 +106,6 @@ def test_loading_looks_at_every_layer(tiny: ModelConfig) -> None:
         prepared, watched = prepare(scenario(tiny, requests((5,), 2), RUNNABLE[name]), Sequential()), Watched()
         forward = Forward(prepared, watched)
         forward.warm_up()
-        forward.close()
         assert watched.looks >= 2 * tiny.num_hidden_layers
         looks, watched.looks, watched.last = watched.looks, 0, watched.looks // 2
         with pytest.raises(StoppedError):

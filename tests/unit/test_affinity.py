@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from workbench.engine.lanes import affinity as affinity_module
-from workbench.engine.lanes.affinity import Affinity, affinities, name_thread, pin, pin_elsewhere
+from workbench.engine.lanes.affinity import Affinity, affinities, name_thread, pin
 from workbench.hardware.profile import Cores, Pace
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="cores are chosen on Linux only")
@@ -112,16 +112,3 @@ def test_a_lane_that_is_pinned_leaves_another_engines_lane_of_that_name_where_it
         done.set()
         thread.join()
     assert found == [{one}]
-
-
-@linux
-@pytest.mark.skipif(len(getattr(os, "sched_getaffinity", lambda _: ())(0)) < 2, reason="needs two cores")
-def test_a_thread_that_helps_another_works_on_other_cores():
-    everywhere = os.sched_getaffinity(0)
-    first = min(everywhere)
-
-    def work():
-        os.sched_setaffinity(0, {first})
-        return in_a_thread(lambda: (pin_elsewhere(), os.sched_getaffinity(0))[1])
-
-    assert in_a_thread(work) == everywhere - {first}

@@ -42,19 +42,15 @@ class Engine:
         self.watch = Stopwatch()
         self.forward = Forward(prepared, self.control)
         self._cores = scenario.machine.cores or Cores.of(usable_cores())
-        try:
-            self.forward.warm_up()
-            link = scenario.machine.link
-            self._executor = Executor(
-                link.h2d,
-                link.d2h,
-                throttled=scenario.machine.throttled,
-                packet_seconds=prepared.lowering.schedule.packet_seconds,
-                control=self.control,
-            )
-        except BaseException:
-            self.forward.close()
-            raise
+        self.forward.warm_up()
+        link = scenario.machine.link
+        self._executor = Executor(
+            link.h2d,
+            link.d2h,
+            throttled=scenario.machine.throttled,
+            packet_seconds=prepared.lowering.schedule.packet_seconds,
+            control=self.control,
+        )
 
     @property
     def generated(self) -> tuple[tuple[int, ...], ...]:
@@ -78,10 +74,7 @@ class Engine:
 
     def close(self) -> None:
         """End every thread."""
-        try:
-            self._executor.close()
-        finally:
-            self.forward.close()
+        self._executor.close()
 
     # ------------------------------------------------------------------------------------------------- the clock
 

@@ -60,14 +60,6 @@ def pin(affinity: Affinity) -> None:
         os.sched_setaffinity(0, affinity.cores[:1])
 
 
-def pin_elsewhere() -> None:
-    """Let the calling, new thread use all cores but those inherited from the thread that it helps, if others exist."""
-    if _LINUX:
-        everywhere = os.sched_getaffinity(os.getpid())
-        inherited = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, everywhere - inherited or everywhere)
-
-
 def name_thread(lane: str) -> None:
     """Name the calling thread for the system by its lane and its number, so that no other thread has the name.
 

@@ -33,8 +33,7 @@ class Forward:
     """Weights, KV cache and buffers of one scenario.
 
     A method works on one part of a batch, in one layer; none starts a thread. In all of them `part` is the number of
-    the part and `layout` tells where its rows are. `decodes` counts the decode tokens of all plans so far. `close`
-    ends the threads that share attention.
+    the part and `layout` tells where its rows are. `decodes` counts the decode tokens of all plans so far.
     """
 
     def __init__(self, prepared: Prepared, control: Control | None = None) -> None:
@@ -96,10 +95,6 @@ class Forward:
                 if task.weights_of:
                     self._control.check()
                     self._weights.buffer.transfer(task.weights_of, task.page).make()
-
-    def close(self) -> None:
-        """End the threads that share attention."""
-        self._cache.close()
 
     def clear(self) -> None:
         """Forget the buffers of the last iteration."""

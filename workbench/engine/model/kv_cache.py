@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -12,13 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from workbench.engine.lanes.affinity import pin_elsewhere
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.transfer import Transfer
 from workbench.engine.model.checkpoint import TORCH_DTYPES
 from workbench.engine.model.ops import RowLayout
 from workbench.engine.model.weights import host_memory
-from workbench.hardware import usable_cores
 from workbench.kernels import append_kv, copy_blocks, decode_attention
 from workbench.models import ModelConfig
 
@@ -47,11 +44,6 @@ class KVCache:
         for layer in self.pool:
             self._control.check()
             layer.zero_()  # maps every page now, so that no lane pays for it
-        self._team = ThreadPoolExecutor(max(1, usable_cores() - 1), "attention", initializer=pin_elsewhere)
-
-    def close(self) -> None:
-        """End the threads that share attention."""
-        self._team.shutdown()
 
     @property
     def block_size(self) -> int:
@@ -64,7 +56,7 @@ class KVCache:
 
     def attend(self, layer: int, layout: RowLayout, q: torch.Tensor) -> torch.Tensor:
         """Decode attention of q (B, H D) over the cached entries of its sequences, on as many threads as torch uses."""
-        return _attend(self.pool[layer], self._model, layout, q, self._team, self._control)
+        return _attend(self.pool[layer], self._model, layout, q, self._control)
 
     def before(self, layer: int, layout: RowLayout) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values (T, K D) of the tokens before each chunk of a part, chunk after chunk."""
@@ -86,7 +78,7 @@ class KVCache:
         filled = np.clip(lengths[:, None] - 1 - places * size, 0, size)
         there = torch.zeros((int(width.sum()), *self.pool.shape[2:]), dtype=self.pool.dtype)
         copy = BlockCopy(there, self.pool[layer], old_table[used], filled[used])
-        return FetchedKV(there, table, self._model, self._team, self._control), Transfer([copy])
+        return FetchedKV(there, table, self._model, self._control), Transfer([copy])
 
 
 @dataclass(frozen=True)
@@ -125,13 +117,11 @@ class FetchedKV:
         pool: torch.Tensor,
         table: npt.NDArray[np.int32],
         model: ModelConfig,
-        team: ThreadPoolExecutor,
         control: Control,
     ) -> None:
         self.pool = pool
         self._table = table
         self._model = model
-        self._team = team
         self._control = control
 
     def before(self, layout: RowLayout) -> tuple[torch.Tensor, torch.Tensor]:
@@ -145,7 +135,7 @@ class FetchedKV:
         last = layout.lengths - 1
         slots = self._table[np.arange(len(last)), last // size].astype(np.int64) * size + last % size
         _append(self.pool, self._model, slots, k, v)
-        return _attend(self.pool, self._model, replace(layout, table=self._table), q, self._team, self._control)
+        return _attend(self.pool, self._model, replace(layout, table=self._table), q, self._control)
 
 
 def _read(layout: RowLayout) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
@@ -182,38 +172,28 @@ def _append(
 
 
 def _attend(
-    pool: torch.Tensor,
-    model: ModelConfig,
-    layout: RowLayout,
-    q: torch.Tensor,
-    team: ThreadPoolExecutor,
-    control: Control,
+    pool: torch.Tensor, model: ModelConfig, layout: RowLayout, q: torch.Tensor, control: Control
 ) -> torch.Tensor:
-    """Decode attention whose sequences the team and this thread share, each with about as many KV entries."""
-    steps = math.ceil(layout.lengths.sum() * pool[0].nbytes / pool.shape[3] / STEP_BYTES)
+    """Decode attention on as many threads as torch uses, in steps between which the run can be stopped."""
     queries = q.float().view(len(q), model.num_attention_heads, model.head_dim)
     out = torch.empty_like(queries)
-
-    def attend(low: int, high: int) -> None:
-        mine = slice(low, high)
-        decode_attention(queries[mine], pool, layout.table[mine], layout.lengths[mine], threads=1, out=out[mine])
-
-    for first, last in _shares(layout.lengths, steps):
+    for low, high in _steps(layout.lengths, pool[0].nbytes / pool.shape[3]):
         control.check()
-        shares = _shares(layout.lengths[first:last], torch.get_num_threads())
-        (own, *rest) = [(first + low, first + high) for low, high in shares]
-        others = [team.submit(attend, *share) for share in rest]
-        try:
-            attend(*own)
-        finally:
-            wait(others)
-        for other in others:
-            other.result()
+        mine = slice(low, high)
+        decode_attention(
+            queries[mine],
+            pool,
+            layout.table[mine],
+            layout.lengths[mine],
+            threads=torch.get_num_threads(),
+            out=out[mine],
+        )
     return out.view(len(q), -1).to(q.dtype)
 
 
-def _shares(lengths: npt.NDArray[np.int64], count: int) -> list[tuple[int, int]]:
-    """At most `count` ranges of sequences, none empty, each with about as many KV entries as the others."""
+def _steps(lengths: npt.NDArray[np.int64], entry_bytes: float) -> list[tuple[int, int]]:
+    """Ranges of sequences, none empty, each with at most about `STEP_BYTES` of keys and values."""
     total = np.cumsum(lengths)
-    edges = np.searchsorted(total, total[-1] * np.arange(1, count) / count, side="right").tolist()
+    count = math.ceil(total[-1] * entry_bytes / STEP_BYTES)
+    edges = np.searchsorted(total, total[-1] * np.arange(1, count) / count, side="right").tolist() if count > 1 else []
     return [(low, high) for low, high in pairwise([0, *edges, len(lengths)]) if low < high]
