@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from workbench.core.energy import Energy
 from workbench.core.errors import EngineError
 from workbench.core.timeline import Span, Timeline
@@ -19,7 +21,7 @@ from workbench.engine.model.sampler import choose_all
 from workbench.hardware import usable_cores
 from workbench.hardware.profile import Cores, Pace
 from workbench.pipeline.layer_graph import NodeKind
-from workbench.scheduler.batch import Batch
+from workbench.scheduler.batch import Batch, Ids
 from workbench.scheduler.block_manager import BlockCounts, BlockManager
 from workbench.schedules.base import Step
 from workbench.schedules.plan import LANES, Carry, Plan, Task, let_begin
@@ -111,6 +113,11 @@ class Engine:
             self._executor.check()
             self.control.sleep(min(left, MOST_SLEPT))
         self._now = self.watch.now
+
+    def stopped(self, batch: Batch) -> Ids:
+        """See `Clock.stopped`."""
+        ended = [n for n in batch.emitting.tolist() if self._tokens[n][-1] in self._requests[n].sampling.stop_token_ids]
+        return np.array(ended, dtype=np.int64)
 
     def expert_bytes(self, plan: Plan) -> float:
         """See `Clock.expert_bytes`."""
