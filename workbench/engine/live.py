@@ -58,9 +58,14 @@ def run(scenario: Scenario, schedule: Schedule, *, alongside: bool = False) -> R
 def _run(prepared: Prepared, control: Control) -> Result:
     engine = Engine(prepared, control)
     try:
-        total = int(prepared.scenario.workload.output_len.sum())
+        total = int(prepared.scenario.workload.generated_len.sum())
         with tqdm(total=total, unit="tok", desc="run", delay=1, mininterval=1) as bar:
-            return _measure(prepared, engine, lambda progress: bar.update(progress.emitted - bar.n))
+
+            def draw(progress: Progress) -> None:
+                bar.total = progress.total
+                bar.update(progress.emitted - bar.n)
+
+            return _measure(prepared, engine, draw)
     finally:
         engine.close()
 
@@ -123,7 +128,7 @@ class LiveRun:
     def __init__(self, prepared: Prepared, occupation: Occupation) -> None:
         scenario = prepared.scenario
         self.error: BaseException | None = None
-        self._progress = Progress(total=int(scenario.workload.output_len.sum()), blocks=scenario.kv_blocks)
+        self._progress = Progress(total=int(scenario.workload.generated_len.sum()), blocks=scenario.kv_blocks)
         self._prepared = prepared
         self._occupation = occupation
         self._engine: Engine | None = None
