@@ -18,6 +18,7 @@ from workbench.engine.lanes.transfer import Transfer
 from workbench.engine.model.forward import Forward
 from workbench.engine.model.ops import RowLayout
 from workbench.engine.model.sampler import choose_all
+from workbench.engine.token_log import TokenLog
 from workbench.hardware import usable_cores
 from workbench.hardware.profile import Cores, Pace
 from workbench.pipeline.layer_graph import NodeKind
@@ -31,11 +32,13 @@ from workbench.serving.prepared import Prepared
 class Engine:
     """A `Clock` that executes plans on the real model.
 
-    It loads the model when it is made, before the clock starts; `control` may end that. `close` ends its threads.
+    It loads the model when it is made, before the clock starts; `control` may end that. `close` ends its threads. Each
+    token is written to `log` as soon as it is sampled.
     """
 
-    def __init__(self, prepared: Prepared, control: Control | None = None) -> None:
+    def __init__(self, prepared: Prepared, control: Control | None = None, log: TokenLog | None = None) -> None:
         self.control = control or Control()
+        self._log = log or TokenLog()
         self._prepared = prepared
         scenario = prepared.scenario
         self._requests = scenario.workload.requests
@@ -205,6 +208,7 @@ class Engine:
         chosen = choose_all(logits, [request.sampling for request in requests], made, self.control.check)
         for line, token in zip(tokens, chosen, strict=True):
             line.append(token)
+        self._log.add(zip(emitting, chosen, strict=True))
 
     # ------------------------------------------------------------------------------------- bytes that were moved
 
