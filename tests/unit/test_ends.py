@@ -235,6 +235,15 @@ def test_results_of_other_ends_are_of_another_question():
     assert (results[0].facts["ended"], results[1].facts.get("ended")) == (told, None)
 
 
+def test_the_same_ends_of_other_requests_are_another_question():
+    one = tiny_scenario([4] * 3, [5] * 3)
+    asked = [one.on(workload=one.workload.ending(at=at)) for at in ([2, 3, 5], [2, 5, 3], [2, 3, 5])]
+    first, other, again = (simulate(scenario, Sequential()) for scenario in asked)
+    assert first.facts["ended"] == other.facts["ended"]
+    assert first.same_question(again)
+    assert not first.same_question(other)
+
+
 def test_ends_that_are_the_output_lengths_change_no_answer():
     scenario = ending()
     to_the_last = scenario.on(workload=scenario.workload.ending(at=OUTPUTS))
