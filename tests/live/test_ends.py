@@ -8,6 +8,7 @@ import pytest
 
 import workbench as wb
 from tests.live.test_law8 import live_and_virtual
+from tests.live.test_schedulers import SCHEDULERS
 from tests.live.world import OF_SYSTEMS, RUNNABLE, WIRED, longest, requests, scenario
 from workbench.core.errors import EngineError
 from workbench.core.result import Result
@@ -103,7 +104,7 @@ def test_a_run_ends_requests_where_the_workload_does(tiny: ModelConfig, whole: A
 # ---------------------------------------------------------------------------------------------- live and simulated
 
 
-@pytest.mark.parametrize("scheduler", every_scheduler(), ids=repr)
+@pytest.mark.parametrize("scheduler", [*every_scheduler(), *SCHEDULERS], ids=repr)
 def test_with_the_ends_of_a_run_simulate_has_its_batches(scheduler: Any, tiny: ModelConfig) -> None:
     of = stopping(tiny, spare=0, block=1).on(scheduler=scheduler)
     first = wb.run(of, Sequential(2))
