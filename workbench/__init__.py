@@ -12,7 +12,7 @@ from workbench.core.latency import Slo
 from workbench.core.result import Result, Source
 from workbench.hardware import Interconnect, Machine, machines
 from workbench.hardware.processors import Efficiency, Processor, efficiencies, links, machine, processors
-from workbench.models import ModelConfig, checkpoint, model, models
+from workbench.models import ModelConfig, checkpoint, eos_token_ids, model, models
 from workbench.perfmodels import bound
 from workbench.scenario import Memory, Scenario
 from workbench.scheduler.chunked_prefill import ChunkedPrefill
@@ -62,6 +62,7 @@ __all__ = [
     "compare",
     "data_path",
     "efficiencies",
+    "eos_token_ids",
     "fits",
     "links",
     "load_tokenizer",

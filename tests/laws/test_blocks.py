@@ -1,6 +1,7 @@
 """Law 5: KV blocks are conserved, errors included. And every request gets its last token, however short KV is."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from workbench.scheduler.block_manager import BlockCounts, BlockManager
 from workbench.schedules import Sequential, VSLPipe
 from workbench.serving import prepare, serve
 from workbench.simulate import simulate
+from workbench.workload import Request, Sampling
 
 SEQUENCES = 6
 some = st.lists(st.integers(0, SEQUENCES - 1), unique=True, max_size=SEQUENCES)
@@ -62,9 +64,10 @@ def test_blocks_are_conserved_after_any_sequence_of_operations(account, total, s
 
 
 class Counting:
-    """A clock that counts emitted tokens, checks the blocks at every step, and fails when told."""
+    """A clock that counts emitted tokens, checks the blocks at every step, and fails or stops requests when told."""
 
-    def __init__(self, fail_at: int = -1) -> None:
+    def __init__(self, fail_at: int = -1, stops: tuple[int, ...] = ()) -> None:
+        self.stops = stops
         self.now, self.timeline, self.emitted, self.fail_at = 0.0, Timeline(), Counter(), fail_at
         self.steps, self.covered, self.prefilled = [], {}, 0
 
@@ -92,6 +95,9 @@ class Counting:
     def wait(self, until):
         self.now = max(self.now, until)
 
+    def stopped(self, batch):
+        return ids(*(n for n in batch.emitting.tolist() if self.stops and self.emitted[n] == self.stops[n]))
+
     def expert_bytes(self, plan):
         return 0.0
 
@@ -115,6 +121,34 @@ def test_every_request_gets_exactly_its_tokens_whatever_the_cache(case):
     assert result.processed == int(least.sum()) + result.recomputed
     assert (clock.blocks.free, clock.blocks.used) == (scenario.kv_blocks, 0)
     clock.blocks.check()
+
+
+@examples(60)
+@given(scenarios(), st.data())
+def test_every_request_ends_where_it_stops_and_its_blocks_come_back(case, data):
+    """In a run its tokens say where, in a simulation the workload does; no iteration is another one for that."""
+    scenario, schedule = case
+    stops = tuple(data.draw(st.integers(1, output)) for output in scenario.workload.output_len.tolist())
+    told = scenario.on(workload=scenario.workload.ending(at=stops))
+    clocks = Counting(stops=stops), Counting()
+    asked = scenario.on(workload=replace(scenario.workload, requests=asked_to_stop(scenario)))
+    stopped, ended = (
+        serve(prepare(of, schedule), clock, Source.SIMULATED) for of, clock in zip((asked, told), clocks, strict=True)
+    )
+    for clock in clocks:
+        assert [clock.emitted[request] for request in range(len(stops))] == list(stops)
+        assert (clock.blocks.free, clock.blocks.used) == (scenario.kv_blocks, 0)
+        clock.blocks.check()
+    assert stopped.generated == ended.generated == sum(stops)
+    assert clocks[0].steps == clocks[1].steps
+    assert (stopped.steps, stopped.recomputed) == (ended.steps, ended.recomputed)
+    assert stopped.processed == int((scenario.workload.prompt_len + stops - 1).sum()) + stopped.recomputed
+
+
+def asked_to_stop(scenario):
+    """Requests of the workload's lengths that may stop at a token."""
+    lengths = zip(scenario.workload.prompt_len.tolist(), scenario.workload.output_len.tolist(), strict=True)
+    return tuple(Request((0,) * prompt, output, Sampling(stop_token_ids=(1,))) for prompt, output in lengths)
 
 
 @examples(40)

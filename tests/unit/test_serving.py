@@ -39,10 +39,10 @@ class Spoiled:
         self.turns += 1
         return None if self.fault == "stops" and self.turns > 2 else self.queue.next(now)
 
-    def complete(self, batch: Batch) -> Ids:
+    def complete(self, batch: Batch, ended: Ids) -> Ids:
         if self.fault == "keeps":
             self.queue._blocks.release = lambda sequences: None
-        return self.queue.complete(batch)
+        return self.queue.complete(batch, ended)
 
     def ends_with(self, batch: Batch) -> bool:
         return self.queue.ends_with(batch)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from workbench.core.energy import Energy
 from workbench.core.errors import EngineError
 from workbench.core.timeline import Span, Timeline
@@ -16,10 +18,11 @@ from workbench.engine.lanes.transfer import Transfer
 from workbench.engine.model.forward import Forward
 from workbench.engine.model.ops import RowLayout
 from workbench.engine.model.sampler import choose_all
+from workbench.engine.token_log import TokenLog
 from workbench.hardware import usable_cores
 from workbench.hardware.profile import Cores, Pace
 from workbench.pipeline.layer_graph import NodeKind
-from workbench.scheduler.batch import Batch
+from workbench.scheduler.batch import Batch, Ids
 from workbench.scheduler.block_manager import BlockCounts, BlockManager
 from workbench.schedules.base import Step
 from workbench.schedules.plan import LANES, Carry, Plan, Task, let_begin
@@ -29,11 +32,13 @@ from workbench.serving.prepared import Prepared
 class Engine:
     """A `Clock` that executes plans on the real model.
 
-    It loads the model when it is made, before the clock starts; `control` may end that. `close` ends its threads.
+    It loads the model when it is made, before the clock starts; `control` may end that. `close` ends its threads. Each
+    token is written to `log` as soon as it is sampled.
     """
 
-    def __init__(self, prepared: Prepared, control: Control | None = None) -> None:
+    def __init__(self, prepared: Prepared, control: Control | None = None, log: TokenLog | None = None) -> None:
         self.control = control or Control()
+        self._log = log or TokenLog()
         self._prepared = prepared
         scenario = prepared.scenario
         self._requests = scenario.workload.requests
@@ -104,6 +109,11 @@ class Engine:
             self._executor.check()
             self.control.sleep(min(left, MOST_SLEPT))
         self._now = self.watch.now
+
+    def stopped(self, batch: Batch) -> Ids:
+        """See `Clock.stopped`."""
+        ended = [n for n in batch.emitting.tolist() if self._tokens[n][-1] in self._requests[n].sampling.stop_token_ids]
+        return np.array(ended, dtype=np.int64)
 
     def expert_bytes(self, plan: Plan) -> float:
         """See `Clock.expert_bytes`."""
@@ -191,6 +201,7 @@ class Engine:
         chosen = choose_all(logits, [request.sampling for request in requests], made, self.control.check)
         for line, token in zip(tokens, chosen, strict=True):
             line.append(token)
+        self._log.add(zip(emitting, chosen, strict=True))
 
     # ------------------------------------------------------------------------------------- bytes that were moved
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from tqdm.auto import tqdm
@@ -17,6 +17,7 @@ from workbench.engine.engine import Engine
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.process import Occupation, occupy
 from workbench.engine.runnable import check_runnable
+from workbench.engine.token_log import TokenLog
 from workbench.kernels import features
 from workbench.scenario import Scenario
 from workbench.schedules.base import Schedule
@@ -58,9 +59,14 @@ def run(scenario: Scenario, schedule: Schedule, *, alongside: bool = False) -> R
 def _run(prepared: Prepared, control: Control) -> Result:
     engine = Engine(prepared, control)
     try:
-        total = int(prepared.scenario.workload.output_len.sum())
+        total = int(prepared.scenario.workload.generated_len.sum())
         with tqdm(total=total, unit="tok", desc="run", delay=1, mininterval=1) as bar:
-            return _measure(prepared, engine, lambda progress: bar.update(progress.emitted - bar.n))
+
+            def draw(progress: Progress) -> None:
+                bar.total = progress.total
+                bar.update(progress.emitted - bar.n)
+
+            return _measure(prepared, engine, draw)
     finally:
         engine.close()
 
@@ -114,6 +120,8 @@ class RunState(enum.Enum):
 class LiveRun:
     """A run in its own daemon thread. Every method may be called from any thread, and all but `wait` return at once.
 
+    The iterator of `stream` waits for tokens; the run waits for no one.
+
     Attributes
     ----------
     error : BaseException or None
@@ -123,9 +131,10 @@ class LiveRun:
     def __init__(self, prepared: Prepared, occupation: Occupation) -> None:
         scenario = prepared.scenario
         self.error: BaseException | None = None
-        self._progress = Progress(total=int(scenario.workload.output_len.sum()), blocks=scenario.kv_blocks)
+        self._progress = Progress(total=int(scenario.workload.generated_len.sum()), blocks=scenario.kv_blocks)
         self._prepared = prepared
         self._occupation = occupation
+        self._log = TokenLog()
         self._engine: Engine | None = None
         self._result: Result | None = None
         self._lock = threading.RLock()
@@ -141,7 +150,7 @@ class LiveRun:
 
     def _serve(self) -> None:
         try:
-            engine = Engine(self._prepared, self._occupation.control)
+            engine = Engine(self._prepared, self._occupation.control, self._log)
             try:
                 with self._lock:
                     self._engine = engine
@@ -153,6 +162,7 @@ class LiveRun:
             self.error = error
         finally:
             self._occupation.end()
+            self._log.end()
 
     def _watch(self, progress: Progress) -> None:
         self._progress = progress
@@ -201,6 +211,14 @@ class LiveRun:
         if engine is None or not self._thread.is_alive() or not progress.iterations:
             return progress
         return replace(progress, seconds=engine.watch.now, busy=engine.busy())
+
+    def stream(self) -> Iterator[tuple[int, int]]:
+        """Every token as it comes, from the first one on: the number of its request, and its id.
+
+        Tokens of one request come in their order. The iterator waits for the next token and ends when the run does, for
+        whatever reason; `wait` then says how. There may be several, each with all tokens.
+        """
+        return self._log.follow()
 
     @property
     def timeline(self) -> Timeline:

@@ -46,7 +46,7 @@ def check_runnable(prepared: Prepared) -> None:
             f"workload {scenario.workload.name!r} has lengths but no tokens; give Workload.from_jsonl(path)."
         )
     for number, request in enumerate(requests):
-        for token in request.prompt:
+        for token in (*request.prompt, *request.sampling.stop_token_ids):
             if not isinstance(token, int | np.integer) or not 0 <= token < model.vocab_size:
                 raise EngineError(
                     f"request {number} has the token id {token!r}, {model.name!r} knows 0 to {model.vocab_size - 1}; "

@@ -4,7 +4,8 @@ Scenarios, stages and formulas take a `ModelConfig` and need nothing else of a m
 """
 
 from workbench.models.config import ModelConfig
+from workbench.models.generation import eos_token_ids
 from workbench.models.huggingface import checkpoint, model, models
 from workbench.models.layers import LayerKind
 
-__all__ = ["LayerKind", "ModelConfig", "checkpoint", "model", "models"]
+__all__ = ["LayerKind", "ModelConfig", "checkpoint", "eos_token_ids", "model", "models"]

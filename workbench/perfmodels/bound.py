@@ -45,7 +45,7 @@ def bound(scenario: Scenario, schedule: Schedule) -> Result:
     link share its bandwidth. Where lanes share a computer's cores, those cores are a limit instead.
     """
     prepared = prepare(scenario, schedule)
-    workload = scenario.workload
+    workload = scenario.workload.as_served
     forced = least_forced(workload, scenario.model, scenario.kv_blocks, scenario.memory.kv_block)
     limits = _least_limits(prepared, workload, forced)
     if len(workload.arrival):
@@ -60,7 +60,7 @@ def bound(scenario: Scenario, schedule: Schedule) -> Result:
         processed=int((workload.prompt_len + workload.output_len - 1).sum()),
         iterations=forced.iterations,
         limits=limits,
-        facts=facts(scenario, prepared),
+        facts=facts(scenario, prepared, workload.output_len),
     )
 
 

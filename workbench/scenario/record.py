@@ -210,13 +210,15 @@ def _plain_workload(workload: Workload) -> dict[str, Any]:
     marks: dict[str, Any] = {"name": workload.name, "synthetic": workload.synthetic, "source": workload.source}
     if len(workload.arrival):
         marks["arrival"] = workload.arrival.tolist()
+    if len(workload.ends):
+        marks["ends"] = workload.ends.tolist()
     if workload.requests:
         return {**marks, "requests": to_plain(workload.requests)}
     return {**marks, "prompt_len": workload.prompt_len.tolist(), "output_len": workload.output_len.tolist()}
 
 
 def _workload_from(record: dict[str, Any]) -> Workload:
-    _refuse_others(record, "name", "synthetic", "source", "arrival", "requests", "prompt_len", "output_len")
+    _refuse_others(record, "name", "synthetic", "source", "arrival", "ends", "requests", "prompt_len", "output_len")
     requests = from_plain(tuple[Request, ...], record.get("requests", []))
     prompts = record.get("prompt_len", [len(request.prompt) for request in requests])
     outputs = record.get("output_len", [request.output_len for request in requests])
@@ -228,6 +230,7 @@ def _workload_from(record: dict[str, Any]) -> Workload:
         from_plain(bool, record["synthetic"]),
         from_plain(str, record["source"]),
         np.array(from_plain(tuple[float, ...], record.get("arrival", [])), dtype=np.float64),
+        whole_lengths(record.get("ends", []), "generated"),
     )
 
 

@@ -7,7 +7,7 @@ from numbers import Real
 from typing import Protocol
 
 from workbench.core.errors import CapacityError
-from workbench.scheduler.batch import Batch, Ids
+from workbench.scheduler.batch import NONE, Batch, Ids
 from workbench.scheduler.block_manager import BlockCounts
 from workbench.workload import Workload
 
@@ -24,11 +24,14 @@ class Queue(Protocol):
         None if every request that has arrived by `now` (seconds since the start) is finished.
         """
 
-    def complete(self, batch: Batch) -> Ids:
-        """Account for a batch that ran: return the requests that finished with it, and release their blocks."""
+    def complete(self, batch: Batch, ended: Ids = NONE) -> Ids:
+        """Account for a batch that ran: return the requests that finished with it, and release their blocks.
+
+        Those of the batch that `ended` with the token which it gave them are finished, whatever their output length.
+        """
 
     def ends_with(self, batch: Batch) -> bool:
-        """True if every request will be finished after this batch."""
+        """True if every request will be finished after this batch, even if none ends before its output length."""
 
     def close(self) -> None:
         """Release every block, also after an error."""

@@ -186,8 +186,9 @@ class PagedQueue(ABC):
 
     # ------------------------------------------------------------------------------------------------ finished requests
 
-    def complete(self, batch: Batch) -> Ids:
+    def complete(self, batch: Batch, ended: Ids = NONE) -> Ids:
         """See `Queue.complete`."""
+        self._ends_at[ended] = self._decoded
         going_on = self._ends_at.take(self._running) != self._decoded
         if np.count_nonzero(going_on) == len(going_on):
             return NONE

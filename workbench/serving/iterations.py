@@ -18,7 +18,13 @@ _NEVER = -2
 
 @dataclass
 class Record:
-    """Record of one served workload, which grows with every iteration."""
+    """Record of one served workload, which grows with every iteration.
+
+    Attributes
+    ----------
+    generated_len : ndarray (requests,) int64
+        Tokens that each request generates: its output length, until it has ended before.
+    """
 
     workload: Workload
     seconds: list[float] = field(default_factory=list)
@@ -33,6 +39,9 @@ class Record:
     def __post_init__(self) -> None:
         self.last: Seconds = np.full(len(self.workload), np.nan)
         self.tokens = _Tokens(len(self.workload))
+        self.generated_len = self.workload.output_len.copy()
+        self._may_end = self.workload.may_end
+        self._made: Ids = np.zeros(len(self.workload), dtype=np.int64)
 
     def add(
         self, batch: Batch, begin: float, end: float, used: int, busy: dict[str, float], expert_bytes: float
@@ -48,6 +57,20 @@ class Record:
         for lane in busy:
             self.busy[lane] += busy[lane]
         self.tokens.add(batch.prefills[batch.emits] if batch.cut else batch.prefills, batch.decodes, end)
+
+    def end(self, batch: Batch, stopped: Ids) -> Ids:
+        """Requests that end with the token that a batch has just given them.
+
+        They are those that `stopped`, and those whose end the workload knows.
+        """
+        if not self._may_end:
+            return NONE
+        emitting = batch.emitting
+        self._made[emitting] += 1
+        known = emitting[self._made[emitting] == self.workload.generated_len[emitting]]
+        ended: Ids = np.union1d(known, stopped)
+        self.generated_len[ended] = self._made[ended]
+        return ended
 
     def finish(self, requests: Ids, now: float) -> None:
         """Record that these requests have all their tokens."""
@@ -77,7 +100,7 @@ class Record:
     @property
     def mean_gap(self) -> float:
         """Mean time between the tokens of a request, over the requests that have several [s]."""
-        outputs = self.workload.output_len
+        outputs = self.generated_len
         several = (outputs > 1) & ~np.isnan(self.last)
         gaps = (self.last[several] - self.tokens.first[several]) / (outputs[several] - 1)
         return float(gaps.mean()) if several.any() else float("nan")

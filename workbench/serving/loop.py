@@ -15,7 +15,7 @@ from workbench.core.result import Result, Source
 from workbench.core.timeline import Timeline
 from workbench.scenario import Scenario
 from workbench.scheduler.base import Queue
-from workbench.scheduler.batch import Batch
+from workbench.scheduler.batch import Batch, Ids
 from workbench.scheduler.block_manager import BlockCounts, BlockManager
 from workbench.schedules.base import Step
 from workbench.schedules.plan import Plan
@@ -41,6 +41,9 @@ class Clock(Protocol):
     def wait(self, until: float) -> None:
         """Let time pass without work, at least until `until`."""
 
+    def stopped(self, batch: Batch) -> Ids:
+        """Requests whose token of the batch just executed is one that they stop at."""
+
     def expert_bytes(self, plan: Plan) -> float:
         """Bytes of routed experts that the plan just executed has read, expected or counted [B]."""
 
@@ -60,7 +63,7 @@ class Progress:
     prefill, decode : int
         Tokens of each class pushed through the model.
     emitted, total : int
-        Output tokens generated, and to generate in all.
+        Output tokens generated, and to generate in all if no further request ends before its output length.
     used_blocks, blocks : int
         KV blocks in use during the last iteration, and in all.
     preemptions : int
@@ -98,7 +101,7 @@ def serve(
     workload = scenario.workload
     longest = int((workload.prompt_len + workload.output_len).max())
     blocks = account(scenario.kv_blocks, scenario.memory.kv_block, len(workload), longest)
-    queue = scenario.scheduler.open(workload, blocks, prepared.token_budget, prepared.layers)
+    queue = scenario.scheduler.open(workload.as_asked, blocks, prepared.token_budget, prepared.layers)
     record = Record(workload)
     clock.begin(blocks)
     step = Step.FIRST
@@ -112,7 +115,8 @@ def serve(
             plan = prepared.lowering.plan(batch, step)
             busy = clock.execute(plan, len(record.seconds), step)
             record.add(batch, begin, clock.now, used, busy, clock.expert_bytes(plan))
-            record.finish(queue.complete(batch), clock.now)
+            ended = record.end(batch, clock.stopped(batch))
+            record.finish(queue.complete(batch, ended), clock.now)
             step = Step.MIDDLE
             if watch is not None:
                 watch(_progress(record, clock.now, blocks.total, queue.preemptions))
@@ -143,7 +147,7 @@ def serve(
         latencies=record.latencies,
         energy=clock.energy() or _modelled(prepared, record, clock.now),
         timeline=clock.timeline,
-        facts=facts(scenario, prepared),
+        facts=facts(scenario, prepared, record.generated_len),
         stopped=stopped,
     )
 
@@ -155,7 +159,7 @@ def _progress(record: Record, now: float, blocks: int, preemptions: int) -> Prog
         prefill=sum(record.prefill),
         decode=sum(record.decode),
         emitted=record.emitted,
-        total=int(record.workload.output_len.sum()),
+        total=int(record.generated_len.sum()),
         used_blocks=record.used[-1],
         blocks=blocks,
         preemptions=preemptions,
@@ -187,10 +191,11 @@ def _modelled(prepared: Prepared, record: Record, seconds: float) -> Energy:
 def _check_served(scenario: Scenario, record: Record, blocks: BlockCounts) -> None:
     """Refuse a run whose scheduler stopped early or kept blocks: it did not serve everything."""
     open_requests = int(np.isnan(record.last).sum())
-    if open_requests or record.emitted != scenario.workload.output_len.sum():
+    if open_requests or record.emitted != record.generated_len.sum():
         raise ScenarioError(
             f"{scenario.scheduler} stopped with {open_requests} requests unfinished and {record.emitted} tokens "
-            "emitted; its next() must hand out every request until it has emitted output_len tokens."
+            "emitted; its next() must hand out every request until it has emitted output_len tokens, or complete() is "
+            "told that it ended."
         )
     if blocks.used:
         raise CapacityError(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+import numpy as np
+
 from workbench.core.errors import ScenarioError, ScheduleError
 from workbench.core.quiet import OTHERS, Noise
 from workbench.core.units import format_bytes, format_seconds
@@ -17,6 +19,7 @@ from workbench.schedules.base import Lowering, Schedule, Step
 from workbench.serving.plan_cost import PlanCost
 from workbench.serving.task_cost import TaskCost
 from workbench.stages import Place, RowClass, Rows, Stage, decode_attention, kv
+from workbench.workload.lengths import Lengths
 
 FEW_PARTS = 16
 """Number of parts that is allowed even for fewer requests; the default of every schedule is below it."""
@@ -121,8 +124,8 @@ def _forgets(stage: Stage) -> bool:
     return op.rows is RowClass.PREFILL and "k" in op.reads and op.run is not None and not op.reads_past
 
 
-def facts(scenario: Scenario, prepared: Prepared) -> dict[str, str]:
-    """The settings that stand beside every number."""
+def facts(scenario: Scenario, prepared: Prepared, generated: Lengths) -> dict[str, str]:
+    """The settings that stand beside every number; `generated` are the tokens of each request, (requests,)."""
     streamed = prepared.cost.weights_per_layer * prepared.layers
     return {
         "pipeline": str(scenario.layer),
@@ -135,7 +138,8 @@ def facts(scenario: Scenario, prepared: Prepared) -> dict[str, str]:
         "measured": scenario.machine.measured or "catalogue",
         **_blemishes(prepared.cost.profile),
         **_left_out(scenario),
-        "question": _digest(scenario),
+        "question": _digest(scenario, generated),
+        **_early(scenario, generated),
         **_unlike_layers(scenario.model),
         **_decodes(scenario, prepared.cost.decodes_at),
         **_joined(scenario.machine),
@@ -184,10 +188,20 @@ def _unlike_layers(model: ModelConfig) -> dict[str, str]:
     return told
 
 
-def _digest(scenario: Scenario) -> str:
+def _early(scenario: Scenario, generated: Lengths) -> dict[str, str]:
+    """Note on requests that ended before their output length; empty if there are none."""
+    asked = scenario.workload.output_len
+    early = int(np.count_nonzero(generated < asked))
+    told = f"{early} requests before their output length, after {generated.sum()} of {asked.sum()} tokens in all"
+    return {"ended": told} if early else {}
+
+
+def _digest(scenario: Scenario, generated: Lengths) -> str:
     """Digest of everything in a scenario that changes a number: lengths, tokens, sizes and rates."""
     workload = scenario.workload
     digest = hashlib.sha256(workload.prompt_len.tobytes() + workload.output_len.tobytes())
+    if (generated < workload.output_len).any():
+        digest.update(generated.tobytes())
     digest.update(workload.arrival.tobytes())
     for field in (workload.requests, scenario.model, scenario.machine, scenario.memory, scenario.scheduler):
         digest.update(repr(field).encode())

@@ -16,6 +16,7 @@ from workbench.core.result import Result, Source
 from workbench.core.timeline import Span, Timeline
 from workbench.hardware.profile import Profile
 from workbench.scenario import Scenario
+from workbench.scheduler.batch import NONE, Batch, Ids
 from workbench.scheduler.block_manager import BlockCounts
 from workbench.schedules.base import Schedule, Step
 from workbench.schedules.plan import Plan, let_begin
@@ -94,7 +95,7 @@ class _Clock:
     def __init__(self, prepared: Prepared, timeline: Timeline) -> None:
         self.now = 0.0
         self.timeline = timeline
-        self.bar = LateBar(int(prepared.scenario.workload.output_len.sum()))
+        self.bar = LateBar(int(prepared.scenario.workload.generated_len.sum()))
         self._carried = 0.0  # remaining seconds of the transfer that the last iteration let run on
         self._cores = prepared.scenario.machine.cores
         self._cost = prepared.cost
@@ -108,6 +109,10 @@ class _Clock:
         """See `Clock.wait`."""
         self._carried = max(0.0, self._carried - max(0.0, until - self.now))
         self.now = max(self.now, until)
+
+    def stopped(self, batch: Batch) -> Ids:
+        """See `Clock.stopped`: there are no tokens to stop at."""
+        return NONE
 
     def expert_bytes(self, plan: Plan) -> float:
         """See `Clock.expert_bytes`."""

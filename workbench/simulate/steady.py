@@ -48,7 +48,8 @@ def steady(scenario: Scenario, schedule: Schedule, *, detail: Detail = Detail.TA
         If scenario and schedule do not go together, or the KV cache cannot hold all requests.
     """
     prepared = prepare(scenario, schedule)
-    batch = _at_all_ages(scenario.workload, phase, scenario.model.num_hidden_layers)
+    workload = scenario.workload.as_served
+    batch = _at_all_ages(workload, phase, scenario.model.num_hidden_layers)
     _check_cache(scenario, batch)
     plan = prepared.lowering.plan(batch, Step.MIDDLE)
     clock = TaskClock(prepared) if detail is Detail.TASK else IterationClock(prepared)
@@ -68,7 +69,7 @@ def steady(scenario: Scenario, schedule: Schedule, *, detail: Detail = Detail.TA
         iterations=1,
         busy=busy,
         timeline=Timeline(moved, of_this.labels),
-        facts={**facts(scenario, prepared), "iteration": f"one, settled: {batch.describe()}"},
+        facts={**facts(scenario, prepared, workload.output_len), "iteration": f"one, settled: {batch.describe()}"},
     )
 
 
@@ -82,7 +83,7 @@ def in_flight(scenario: Scenario, requests: int) -> Scenario:
     """
     if requests < 1:
         raise ScenarioError(f"{requests} requests cannot be in flight; give at least one.")
-    workload = scenario.workload
+    workload = scenario.workload.as_served
     memory = scenario.memory
     prompt = np.resize(workload.prompt_len, requests)
     output = np.resize(workload.output_len, requests)
@@ -117,7 +118,7 @@ def steady_rates(
 def _mean_rate(scenario: Scenario, schedule: Schedule) -> float:
     """Output tokens per second, mean over all phases; with fewer requests than output tokens, some have no prefill."""
     requests = len(scenario.workload)
-    prefilling = min(1.0, requests / float(scenario.workload.output_len.mean()))
+    prefilling = min(1.0, requests / float(scenario.workload.generated_len.mean()))
     seconds = sum(
         share * steady(scenario, schedule, detail=Detail.ITERATION, phase=phase).seconds
         for share, phase in ((prefilling, 0.0), (1 - prefilling, (1 + prefilling) / 2))

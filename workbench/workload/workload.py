@@ -23,15 +23,37 @@ from workbench.workload.tokenizer import BYTES, Tokenizer
 Times = npt.NDArray[np.float64]
 AT_ONCE: Times = np.empty(0)
 AT_ONCE.flags.writeable = False
+TO_THE_LAST: Lengths = np.empty(0, dtype=np.int64)
+TO_THE_LAST.flags.writeable = False
+_SAMPLING: dict[str, type | tuple[type, ...]] = {
+    "temperature": (int, float),
+    "top_p": (int, float),
+    "seed": int,
+    "stop_token_ids": list,
+}
+"""Keys of a `Sampling` in a line of JSON, and the types of their values."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling of a request's tokens; temperature 0 is greedy. The same seed gives the same tokens in any batch."""
+    """Sampling of a request's tokens. The same seed gives the same tokens in any batch.
+
+    Attributes
+    ----------
+    temperature : float
+        Divisor of the logits; 0 is greedy.
+    top_p : float
+        Probability that the most likely tokens, from which one is drawn, have together.
+    seed : int
+    stop_token_ids : tuple of int
+        Tokens with which the request ends, and which it keeps; by default it goes on to its output length, whatever it
+        samples.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
+    stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not (is_number(self.temperature) and 0 <= self.temperature < math.inf):
@@ -41,11 +63,18 @@ class Sampling:
         if not (is_whole(self.seed) and 0 <= self.seed < 2**64):
             raise WorkloadError(f"seed must be a number of 64 bits without a sign, not {self.seed!r}.")
         object.__setattr__(self, "seed", int(self.seed))
+        stops = self.stop_token_ids
+        if not (isinstance(stops, Sequence) and all(map(_is_token, stops))):
+            raise WorkloadError(
+                f"stop_token_ids must be token ids, non-negative integers below 2**63, not {short(stops)}; give a "
+                "tuple, or () to end with the output length."
+            )
+        object.__setattr__(self, "stop_token_ids", tuple(map(int, stops)))
 
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt, given as token ids, and the exact number of tokens to generate for it."""
+    """One prompt, given as token ids, and the number of tokens to generate for it, or until it samples a stop token."""
 
     prompt: tuple[int, ...]
     output_len: int
@@ -80,6 +109,9 @@ class Workload:
         Source of the distribution, and the form in which it was drawn.
     arrival : ndarray (requests,) float64
         Time of each arrival after the start, in ascending order; empty if all are there at once [s].
+    ends : ndarray (requests,) int64
+        Tokens with which each request ends, from 1 to its `output_len`; empty if none is known to end before. No
+        scheduler sees them: it has to expect `output_len` tokens of each.
     """
 
     name: str
@@ -89,6 +121,7 @@ class Workload:
     synthetic: bool = False
     source: str = ""
     arrival: Times = field(default_factory=lambda: AT_ONCE)
+    ends: Lengths = field(default_factory=lambda: TO_THE_LAST)
 
     def __post_init__(self) -> None:
         shapes = np.shape(self.prompt_len), np.shape(self.output_len)
@@ -111,6 +144,7 @@ class Workload:
         if self.requests and not np.array_equal(lengths_of, self.prompt_len):
             raise WorkloadError(f"requests of workload {self.name!r} have other lengths; use Workload.of(requests).")
         self._check_arrival()
+        self._check_ends()
 
     def _check_arrival(self) -> None:
         try:
@@ -128,14 +162,48 @@ class Workload:
                 f"arrivals of workload {self.name!r} must be seconds from 0 on in ascending order; sort the requests."
             )
 
+    def _check_ends(self) -> None:
+        ends = whole_lengths(self.ends, "generated")
+        object.__setattr__(self, "ends", ends)
+        if ends.shape not in ((0,), self.prompt_len.shape):
+            raise WorkloadError(f"workload {self.name!r} has {ends.size} ends of {len(self)} requests; give all.")
+        wrong = np.flatnonzero((ends < 1) | (ends > self.output_len)) if len(ends) else ends
+        if len(wrong):
+            worst = int(wrong[0])
+            raise WorkloadError(
+                f"request {worst} of workload {self.name!r} ends with token {ends[worst]}; give 1 to "
+                f"{self.output_len[worst]}, its output length."
+            )
+
     def __len__(self) -> int:
         return len(self.prompt_len)
+
+    @property
+    def generated_len(self) -> Lengths:
+        """Tokens that each request generates as far as is known: its end, or else its output length."""
+        return self.ends if len(self.ends) else self.output_len
+
+    @property
+    def may_end(self) -> bool:
+        """True if a request may end before its output length."""
+        return bool(len(self.ends)) or any(request.sampling.stop_token_ids for request in self.requests)
+
+    @property
+    def as_asked(self) -> Workload:
+        """The workload as its schedulers see it: nobody knows when a request will end."""
+        return replace(self, ends=TO_THE_LAST) if len(self.ends) else self
+
+    @property
+    def as_served(self) -> Workload:
+        """A workload that asks for no more tokens than this one generates."""
+        return replace(self, output_len=self.ends, ends=TO_THE_LAST) if len(self.ends) else self
 
     def __str__(self) -> str:
         drawn = " (synthetic)" if self.synthetic else ""
         means = f"mean prompt {self.prompt_len.mean():.4g}, mean output {self.output_len.mean():.4g}"
         online = f", arriving within {self.arrival[-1]:.4g} s" if len(self.arrival) else ""
-        return f"{self.name}: {len(self)} requests, {means}{online}{drawn}"
+        ended = f", mean end {self.ends.mean():.4g}" if len(self.ends) else ""
+        return f"{self.name}: {len(self)} requests, {means}{ended}{online}{drawn}"
 
     __repr__ = __str__
 
@@ -168,6 +236,50 @@ class Workload:
         if not np.size(times):
             raise WorkloadError(f"workload {self.name!r} has {len(self)} requests and no arrivals; give all.")
         return replace(self, arrival=times)
+
+    def ending(self, *, at: Sequence[int] | Lengths) -> Workload:
+        """The same requests, each ending with a token that no scheduler knows before it has come.
+
+        All readers take it: `simulate` and `run` let the requests go there, `bound` and predictions count no more.
+
+        Parameters
+        ----------
+        at : sequence of int
+            Tokens that each request generates, from 1 to its output length. Those of a run are
+            ``[len(tokens) for tokens in result.tokens]``.
+
+        Raises
+        ------
+        WorkloadError
+            If there is not one end for each request, or one is no whole number from 1 to the output length.
+        """
+        if not np.size(at):
+            raise WorkloadError(f"workload {self.name!r} has {len(self)} requests and no ends; give all.")
+        return replace(self, ends=whole_lengths(at, "generated"))
+
+    def stopping(self, *, at: Sequence[int]) -> Workload:
+        """The same requests, each ending with the first token that is one of these, if it samples one.
+
+        Only `run` has tokens: `simulate` and `bound` let each request go on to its output length, unless they are told
+        its end by `ending`.
+
+        Parameters
+        ----------
+        at : sequence of int
+            Token ids, such as ``wb.eos_token_ids(model)``.
+
+        Raises
+        ------
+        WorkloadError
+            If the requests have no tokens, or one of the ids is none.
+        """
+        if not self.requests:
+            raise WorkloadError(f"workload {self.name!r} has lengths but no tokens to stop at; use ending(at=lengths).")
+        if not isinstance(at, Sequence):
+            raise WorkloadError(f"stopping takes a sequence of token ids, not {short(at)}; give at=[...].")
+        stops = tuple(at)
+        requests = (replace(each, sampling=replace(each.sampling, stop_token_ids=stops)) for each in self.requests)
+        return replace(self, requests=tuple(requests))
 
     @classmethod
     def of(cls, requests: Iterable[Request], *, name: str = "requests") -> Workload:
@@ -213,8 +325,8 @@ class Workload:
         """Read requests from a file with one JSON object per line.
 
         Keys: ``prompt`` (text, encoded by the tokenizer: its UTF-8 bytes unless a checkpoint's is given) or ``tokens``
-        (ids); optional ``output_len`` (else the argument), ``temperature``, ``top_p``, ``seed``, and in every line or
-        in none ``arrival`` (seconds after the start).
+        (ids); optional ``output_len`` (else the argument), ``temperature``, ``top_p``, ``seed``, ``stop_token_ids``,
+        and in every line or in none ``arrival`` (seconds after the start).
 
         Raises
         ------
@@ -309,7 +421,7 @@ def _parse(where: str, line: str, output_len: int, tokenizer: Tokenizer) -> tupl
         raise WorkloadError(f"{where} is not valid JSON ({error}); write one object per line.") from error
     if not isinstance(entry, Mapping) or ("prompt" in entry) == ("tokens" in entry):
         raise WorkloadError(f"{where} must be an object with either 'prompt' (text) or 'tokens' (a list of ids).")
-    unknown = set(entry).difference(("prompt", "tokens", "output_len", "temperature", "top_p", "seed", "arrival"))
+    unknown = set(entry).difference(("prompt", "tokens", "output_len", *_SAMPLING, "arrival"))
     if unknown:
         raise WorkloadError(f"{where} has the unknown key {sorted(unknown)[0]!r}; remove it.")
     if "prompt" in entry:
@@ -336,9 +448,7 @@ def _encode(text: str, tokenizer: Tokenizer, where: str) -> tuple[int, ...]:
 
 
 def _sampling(entry: Mapping[str, Any], where: str) -> Sampling:
-    given = {key: entry[key] for key in ("temperature", "top_p", "seed") if key in entry}
-    for key in given:
-        _typed(entry, key, int if key == "seed" else (int, float), where)
+    given = {key: _typed(entry, key, kind, where) for key, kind in _SAMPLING.items() if key in entry}
     try:
         return Sampling(**given)
     except WorkloadError as error:

@@ -62,7 +62,7 @@ def predict(scenario: Scenario, schedule: Schedule) -> Result:
         )
     _check_pipeline(scenario.pipeline)
     all_at_once("moe_lens.predict", scenario.workload)
-    workload = scenario.workload
+    workload = scenario.workload.as_served
     generated = int(workload.output_len.sum())
     requests = len(workload)
     predicted = stage2_at_rate(
@@ -88,7 +88,7 @@ def predict(scenario: Scenario, schedule: Schedule) -> Result:
         processed=int((workload.prompt_len + workload.output_len - 1).sum()),
         iterations=math.ceil(round(seconds / delta, 6)),
         limits=limits,
-        facts=facts(scenario, prepared),
+        facts=facts(scenario, prepared, workload.output_len),
         predictor="MoE-Lens",
     )
 

@@ -40,7 +40,7 @@ def predict(scenario: Scenario, schedule: Schedule) -> Result:
     attention's weights. Of the schedule only the number of its parts counts: overlap is taken to be perfect.
     """
     prepared = prepare(scenario, schedule)
-    workload = scenario.workload
+    workload = scenario.workload.as_served
     precision = scenario.precision
     all_at_once("moe_lightning.predict", workload)
     prompt = float(workload.prompt_len.mean())
@@ -69,7 +69,7 @@ def predict(scenario: Scenario, schedule: Schedule) -> Result:
         processed=int((workload.prompt_len + workload.output_len - 1).sum()),
         iterations=math.ceil(rounds * output),
         busy={lane: float(seconds) * layers_decoded for lane, seconds in lanes},
-        facts=facts(scenario, prepared),
+        facts=facts(scenario, prepared, workload.output_len),
         predictor="MoE-Lightning",
     )
 

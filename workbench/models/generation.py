@@ -1,0 +1,54 @@
+"""Tokens with which a text ends, as a checkpoint names them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from reprlib import repr as short
+
+from workbench.core.errors import CheckpointError
+from workbench.core.records import is_file, read_json
+from workbench.core.units import is_whole
+from workbench.models.config import ModelConfig
+
+_FILES = ("generation_config.json", "config.json")
+"""Files that may name the tokens, the one that is heard first in front."""
+
+
+def eos_token_ids(model: ModelConfig | str | Path) -> tuple[int, ...]:
+    """End-of-sequence tokens of a checkpoint, from its ``generation_config.json``, or else its ``config.json``.
+
+    No request ends with them by itself: ``workload.stopping(at=wb.eos_token_ids(model))`` asks for it.
+
+    Parameters
+    ----------
+    model : ModelConfig or str or Path
+        A checkpoint, or its folder.
+
+    Raises
+    ------
+    CheckpointError
+        If the model has no folder, a file is damaged, or neither names such a token.
+    """
+    folder = model.path if isinstance(model, ModelConfig) else Path(model)
+    if folder is None:
+        raise CheckpointError(f"model {short(str(model))} is no checkpoint with files; give the token ids themselves.")
+    for file in (folder / name for name in _FILES):
+        found = _eos(file) if is_file(file) else None
+        if found is not None:
+            return found
+    raise CheckpointError(
+        f"checkpoint {folder.name!r} names no eos_token_id in {' or '.join(_FILES)}; give the token ids themselves."
+    )
+
+
+def _eos(file: Path) -> tuple[int, ...] | None:
+    """The tokens that a file names; None if it names none."""
+    try:
+        raw = read_json(file)
+    except ValueError as error:
+        raise CheckpointError(f"{error}; restore it from where the model came.") from error
+    found = raw.get("eos_token_id") if isinstance(raw, dict) else None
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(is_whole(token) and 0 <= token < 2**63 for token in ids):
+        raise CheckpointError(f"{file} has eos_token_id={short(found)}; it must be a token id or a list of them.")
+    return tuple(ids) or None
