@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Tokenizer(Protocol):
     """Translates between text and token ids."""
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of a text."""
+    def encode(self, text: str, *, special: bool = False) -> tuple[int, ...]:
+        """Token ids of a text, with the special tokens around it that a prompt has if `special` is set."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -29,8 +29,8 @@ class Tokenizer(Protocol):
 class ByteTokenizer:
     """A tokenizer whose token ids, 0 to 255, are a text's UTF-8 bytes."""
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of a text."""
+    def encode(self, text: str, *, special: bool = False) -> tuple[int, ...]:
+        """Token ids of a text; there are no special ones."""
         return tuple(text.encode("utf-8"))
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -43,7 +43,7 @@ BYTES = ByteTokenizer()
 
 
 class CheckpointTokenizer:
-    """The tokenizer.json of a checkpoint, without special tokens added around a text."""
+    """The tokenizer.json of a checkpoint."""
 
     def __init__(self, name: str, tokenizer: tokenizers.Tokenizer) -> None:
         self._name = name
@@ -51,8 +51,14 @@ class CheckpointTokenizer:
         named = getattr(tokenizer.model, "unk_token", None)
         self._unknown = tokenizer.token_to_id(named) if named else None
 
-    def encode(self, text: str) -> tuple[int, ...]:
+    def encode(self, text: str, *, special: bool = False) -> tuple[int, ...]:
         """Token ids of a text.
+
+        Parameters
+        ----------
+        text : str
+        special : bool
+            Add the special tokens that the tokenizer puts around a prompt, such as a first one.
 
         Raises
         ------
@@ -60,7 +66,7 @@ class CheckpointTokenizer:
             If some of the text is no token of this tokenizer, or the tokenizer contradicts itself.
         """
         try:
-            found = self._tokenizer.encode(text, add_special_tokens=False)
+            found = self._tokenizer.encode(text, add_special_tokens=special)
         except UnicodeEncodeError:
             raise
         except Exception as error:  # the library raises nothing narrower

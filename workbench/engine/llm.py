@@ -1,0 +1,144 @@
+"""Text from a checkpoint in three lines, for those who need neither pipeline nor schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+
+from workbench.core.errors import CapacityError, CheckpointError, WorkloadError
+from workbench.engine.live import run
+from workbench.hardware import Machine
+from workbench.models import ModelConfig, checkpoint, eos_token_ids
+from workbench.pipeline import cpu, gpu
+from workbench.scenario import Memory, Scenario
+from workbench.scheduler.base import Scheduler
+from workbench.scheduler.resource_aware import ResourceAware
+from workbench.schedules import Sequential
+from workbench.serving import fits
+from workbench.stages import attention, moe, out_proj, qkv
+from workbench.workload import Request, Sampling, Workload
+from workbench.workload.tokenizer import load_tokenizer
+
+_PLACES = (gpu(qkv, attention, out_proj, moe), cpu(qkv, attention, out_proj, moe))
+_BLOCK = 16
+_HALVINGS = 8
+"""How often the KV cache may be halved before the next place is tried; prompts then wait for one another."""
+
+
+class LLM:
+    """Text from a checkpoint on this computer, with all weights resident.
+
+    The model is on the GPU where it fits, else on the CPU. The KV cache holds all requests of a call where that fits,
+    else as many as fit. Another place, schedule or cache is a `Scenario`: `generate` makes one and calls `run`.
+
+    Parameters
+    ----------
+    model : ModelConfig or str or Path
+        A checkpoint from `wb.checkpoint`, or its folder.
+    scheduler : Scheduler, optional
+        By default `ResourceAware()`.
+
+    Raises
+    ------
+    CheckpointError
+        If the folder holds no checkpoint, or the model has no weights.
+
+    Examples
+    --------
+    >>> import workbench as wb
+    >>> llm = wb.LLM(wb.data_path("models/tiny-moe"))
+    >>> for text in llm.generate(["sort:plmku=", "reverse:agjyxd="], stop_token_ids=llm.tokenizer.encode("\\n")):
+    ...     print(text)
+    klmpu
+    dxyjga
+    """
+
+    def __init__(self, model: ModelConfig | str | Path, *, scheduler: Scheduler | None = None) -> None:
+        self.model = model if isinstance(model, ModelConfig) else checkpoint(model)
+        if self.model.path is None:
+            raise CheckpointError(f"model {self.model.name!r} has no weights here; give wb.checkpoint(folder).")
+        self.tokenizer = load_tokenizer(self.model)
+        self._scheduler = scheduler or ResourceAware()
+
+    def generate(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        *,
+        max_tokens: int = 64,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        stop_token_ids: Sequence[int] = (),
+        ignore_eos: bool = False,
+    ) -> list[str]:
+        """The texts that follow some prompts, in the order of the prompts.
+
+        Parameters
+        ----------
+        prompts : sequence of str, or of sequences of int
+            Texts, or token ids. A text gets the special tokens that the tokenizer adds to a prompt.
+        max_tokens : int
+            Most tokens of a text.
+        temperature, top_p, seed
+            See `Sampling`; the prompt with number n has the seed ``seed + n``.
+        stop_token_ids : sequence of int
+            Tokens with which a text ends, besides the end-of-sequence tokens of the checkpoint. It is not part of the
+            text.
+        ignore_eos : bool
+            Go on after an end-of-sequence token of the checkpoint.
+
+        Raises
+        ------
+        WorkloadError
+            If a prompt is empty or a text has no tokens, or an argument is out of range.
+        CapacityError
+            If the model does not fit this computer.
+        """
+        if isinstance(prompts, str):
+            raise WorkloadError(f"prompts must be a list of texts, not one text; give [{prompts[:20]!r}].")
+        if not len(prompts):
+            return []
+        stops = (*stop_token_ids, *(() if ignore_eos else self._eos()))
+        requests = list[Request]()
+        for number, prompt in enumerate(prompts):
+            tokens = self.tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else tuple(prompt)
+            requests.append(Request(tokens, max_tokens, Sampling(temperature, top_p, seed + number, stops)))
+        result = run(self.scenario(Workload.of(requests)), Sequential())
+        texts = list[str]()
+        for tokens in result.tokens:
+            ended = bool(tokens) and tokens[-1] in stops
+            texts.append(self.tokenizer.decode(tokens[:-1] if ended else tokens))
+        return texts
+
+    def scenario(self, workload: Workload) -> Scenario:
+        """The scenario in which `generate` serves a workload.
+
+        Raises
+        ------
+        CapacityError
+            If the model does not fit this computer.
+        """
+        tokens = sum(-(-int(held) // _BLOCK) * _BLOCK for held in workload.prompt_len + workload.output_len)
+        capacity = float(tokens * self.model.kv_bytes_per_token(self.model.dtype))
+        machine = Machine.local()
+        refused = ""
+        for place, halvings in product(_PLACES, range(_HALVINGS)):
+            memory = Memory(capacity / 2**halvings, _BLOCK)
+            try:
+                made = Scenario(place, self.model, machine, memory, workload, self._scheduler)
+                found = fits(made, Sequential())
+            except CapacityError as error:  # the cache is too small for the longest request
+                refused = refused or str(error)
+                continue
+            if found:
+                return made
+            refused = refused or found.verdict
+        raise CapacityError(refused)
+
+    def _eos(self) -> tuple[int, ...]:
+        """End-of-sequence tokens of the checkpoint; none if it names none."""
+        try:
+            return eos_token_ids(self.model)
+        except CheckpointError:
+            return ()
