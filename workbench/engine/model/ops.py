@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -198,40 +198,25 @@ class Ops:
         A chunk also attends to the tokens of its prompt before it: `k_before` and `v_before` hold their keys and
         values, chunk after chunk.
         """
-        q, k, v = (self._keys(layout, read, name).unflatten(1, (-1, self._model.head_dim)) for name in "qkv")
-        out = torch.empty_like(q)
-        for starts, key_starts in self._attention_steps(layout):
-            self._control.check()
-            rows = slice(int(starts[0]), int(starts[-1]))
-            seen = slice(int(key_starts[0]), int(key_starts[-1]))
-            edges = torch.from_numpy(starts - starts[0])
-            key_edges = torch.from_numpy(key_starts - key_starts[0])
-            out[rows] = prefill_attention(q[rows], k[seen], v[seen], edges, key_starts=key_edges)
-        return out.flatten(1)
-
-    def _keys(self, layout: RowLayout, read: Tensors, name: str) -> torch.Tensor:
-        """Rows of a buffer, each prompt's behind those of its tokens before."""
-        if f"{name}_before" not in read:
-            return read[name]
-        before = read[f"{name}_before"].split(layout.before.tolist())
-        rows = read[name].split(layout.prefill_len)
-        return torch.cat([*chain.from_iterable(zip(before, rows, strict=True))])
-
-    def _attention_steps(self, layout: RowLayout) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """First query and first key of each prompt, then the ends; prompt by prompt in steps if all are long work."""
-        lengths = np.array(layout.prefill_len)
-        keys = lengths + layout.before
-        starts = np.concatenate(([0], lengths.cumsum()))
-        key_starts = np.concatenate(([0], keys.cumsum()))
+        q, k, v = (_with_before(layout, read, name).unflatten(1, (-1, self._model.head_dim)) for name in "qkv")
+        lengths = layout.prefill_len
+        keys = [length + before for length, before in zip(lengths, layout.before.tolist(), strict=True)]
+        starts = [0, *accumulate(lengths)]
+        key_starts = [0, *accumulate(keys)]
         pair = 4 * self._model.q_size  # floating-point operations of a query and a key
-        if pair * int(lengths @ keys) <= STEP_FLOPS:
-            yield starts, key_starts
-            return
-        for (low, high), (first, last) in zip(pairwise(starts.tolist()), pairwise(key_starts.tolist()), strict=True):
+        if pair * sum(map(mul, lengths, keys)) <= STEP_FLOPS:
+            self._control.check()
+            return _attended(q, k, v, starts, key_starts)
+        outputs = []
+        for (low, high), (first, last) in zip(pairwise(starts), pairwise(key_starts), strict=True):
             step = max(1, int(STEP_FLOPS / (pair * (last - first))))
             for begin in range(low, high, step):
+                self._control.check()
                 end = min(begin + step, high)
-                yield np.array([begin, end]), np.array([first, last - (high - end)])
+                seen = slice(first, last - (high - end))
+                edges = [0, end - begin]
+                outputs.append(_attended(q[begin:end], k[seen], v[seen], edges, [0, seen.stop - first]))
+        return torch.cat(outputs)
 
     def out_proj(self, layout: RowLayout, read: Tensors, weights: Tensors) -> torch.Tensor:
         """attn (T, H D) and x (T, M) -> x."""
@@ -289,6 +274,23 @@ class Ops:
         """down (silu(gate x) * (up x)) of rows (T, M)."""
         gate, up = self.linear(rows, gate_up).chunk(2, dim=-1)
         return self.linear(functional.silu(gate).mul_(up), down)
+
+
+def _with_before(layout: RowLayout, read: Tensors, name: str) -> torch.Tensor:
+    """Rows of a buffer, each prompt's behind those of its tokens before."""
+    if f"{name}_before" not in read:
+        return read[name]
+    before = read[f"{name}_before"].split(layout.before.tolist())
+    rows = read[name].split(layout.prefill_len)
+    return torch.cat([*chain.from_iterable(zip(before, rows, strict=True))])
+
+
+def _attended(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: list[int], key_starts: list[int]
+) -> torch.Tensor:
+    """Attention of sequences by their first queries and keys: -> (T, H D)."""
+    ends = None if key_starts == starts else torch.tensor(key_starts)
+    return prefill_attention(q, k, v, torch.tensor(starts), key_starts=ends).flatten(1)
 
 
 def _filled(rows: torch.Tensor) -> torch.Tensor:
