@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from workbench.engine.lanes.control import Control
-from workbench.kernels import gated, prefill_attention, rms_norm, rope, rope_table
+from workbench.kernels import gated, prefill_attention, rms_norm, rope, rope_table, route
 from workbench.models import ModelConfig
 from workbench.scheduler.batch import Batch
 from workbench.scheduler.block_manager import BlockManager
@@ -157,6 +157,7 @@ class Ops:
         self.norm(row, row[0])
         self._rotated(torch.zeros(1, dtype=torch.int64), row, None)
         gated(row, threads=1)
+        route(row, 1, threads=1)
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """RMSNorm of rows (T, M), on as many threads as torch uses."""
@@ -225,11 +226,11 @@ class Ops:
     def route(self, layout: RowLayout, read: Tensors, weights: Tensors) -> tuple[torch.Tensor, ...]:
         """x (T, M) -> h (T, M) and gates (T, 2 k) fp32, the k expert ids of each row and then their k weights."""
         h = self.norm(read["x"], weights["norm"])
-        scores = functional.linear(h, weights["gate"]).float().softmax(dim=-1)
-        top, ids = scores.topk(self._model.num_experts_per_tok, dim=-1)
-        if self._model.norm_topk_prob:
-            top /= top.sum(dim=-1, keepdim=True)
-        return h, torch.cat((ids.float(), top), dim=-1)
+        logits = functional.linear(h, weights["gate"])
+        chosen = self._model.num_experts_per_tok
+        renormalise = self._model.norm_topk_prob
+        ids, scales = route(logits, chosen, renormalise=renormalise, threads=torch.get_num_threads())
+        return h, torch.cat((ids.float(), scales), dim=-1)
 
     def experts(self, layout: RowLayout, read: Tensors, weights: Tensors) -> torch.Tensor:
         """h (T, M), gates (T, 2 k) -> routed (T, M); each expert computes all of its rows in one call.
