@@ -103,6 +103,6 @@ def _route(
             own = score[best] / total
             weights[t, j] = own if widened(row[best]) != -np.inf or own != own else np.float32(0)
             chosen += weights[t, j]
-        factor = scale / (chosen + _TINY) if renormalise else scale
+        whole = chosen + _TINY if renormalise else np.float32(1)
         for j in range(k):
-            weights[t, j] *= factor
+            weights[t, j] = weights[t, j] / whole * scale
