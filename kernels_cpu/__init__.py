@@ -1,9 +1,9 @@
-"""CPU kernels in Numba: decode attention and append on a paged KV cache, experts, norms, rotations, gates.
+"""CPU kernels in Numba: decode attention and append on a paged KV cache, experts, router, norms, rotations, gates.
 
 Each operation has a wrapper that validates operands, a kernel that computes with the GIL released, declared work, and a
-reference that is exact or in float64. Norms, rotations and gates are twins of operations of `kernels_triton`, which
-declares their work and references. Decorators of `declarations.py` declare operations. `features()` returns the code
-path of this computer; `warm_up()` compiles kernels, so that compile time is not measured.
+reference that is exact or in float64. Router, norms, rotations and gates are twins of operations of `kernels_triton`,
+which declares their work and references. Decorators of `declarations.py` declare operations. `features()` returns the
+code path of this computer; `warm_up()` compiles kernels, so that compile time is not measured.
 """
 
 from .attention.decode import decode_attention, decode_attention_reference, decode_attention_work, warm_up
@@ -26,3 +26,4 @@ from .machine.huge_pages import empty_in_huge_pages
 from .rows.gated import gated
 from .rows.rms_norm import add_rms_norm, rms_norm
 from .rows.rope import rope
+from .rows.route import route

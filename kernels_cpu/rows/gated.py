@@ -11,7 +11,7 @@ from ..codegen.compiled import compiled
 from ..codegen.numerics import LOG2_E, exp2
 from ..codegen.rounding import narrowed, widened
 from ..declarations import operation
-from .rows import by_rows, rows_of, same_type
+from .rows import by_rows, results, rows_of, same_type
 
 _LOG2_E = np.float32(LOG2_E)
 _ROOT_HALF = np.float32(0.5**0.5)
@@ -64,7 +64,7 @@ def gated(x: SameKind, *, activation: str = "swiglu", threads: int | None = None
         raise ValueError(
             f"gated takes (T, 2 F) and 'swiglu' or 'geglu', not {array.shape} and {activation!r}: pass both halves."
         )
-    out = np.empty((len(array), array.shape[1] // 2), array.dtype)
+    out = results((len(array), array.shape[1] // 2), array.dtype)
     kernel = _swiglu if activation == "swiglu" else _geglu
     by_rows(lambda low, high: kernel(*rows, out, low, high), out.shape, threads)
     return same_type(x, out)

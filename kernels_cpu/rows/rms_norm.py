@@ -10,7 +10,7 @@ from ..arguments import Operand, SameKind
 from ..codegen.compiled import compiled
 from ..codegen.rounding import narrowed, widened
 from ..declarations import operation
-from .rows import by_rows, rows_of, same_type, vector_of
+from .rows import by_rows, results, rows_of, same_type, vector_of
 
 
 @operation
@@ -47,7 +47,7 @@ def rms_norm(x: SameKind, weight: Operand, *, eps: float = 1e-5, threads: int | 
     """
     array, rows = rows_of("x", x, "T M")
     scale = vector_of("weight", weight, array)
-    out = np.empty(array.shape, array.dtype)
+    out = results(array.shape, array.dtype)
     least = np.float32(eps)
     by_rows(lambda low, high: _norms(*rows, scale, least, out, low, high), out.shape, threads)
     return same_type(x, out)
@@ -87,7 +87,8 @@ def add_rms_norm(
     array, rows = rows_of("x", x, "T M")
     _, others = rows_of("residual", residual, "T M", array)
     scale = vector_of("weight", weight, array)
-    (out, total) = np.empty((2, *array.shape), array.dtype)
+    out = results(array.shape, array.dtype)
+    total = results(array.shape, array.dtype)
     least = np.float32(eps)
     by_rows(lambda low, high: _added_norms(*rows, *others, scale, least, out, total, low, high), out.shape, threads)
     return same_type(x, out), same_type(x, total)

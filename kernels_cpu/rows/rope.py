@@ -12,7 +12,7 @@ from ..codegen.compiled import compiled
 from ..codegen.rounding import narrowed, widened
 from ..declarations import operation
 from .rms_norm import inverse_root
-from .rows import by_rows, rows_of, same_type, vector_of
+from .rows import by_rows, results, rows_of, same_type, vector_of
 
 
 @operation
@@ -73,7 +73,7 @@ def rope(
         raise ValueError(f"table must be (P, R) with an even R <= {array.shape[2]}, not {angles.shape}: shorten it.")
     places = _places(positions, len(array), len(angles))
     scale = frozen(np.empty(0, array.dtype)) if weight is None else vector_of("weight", weight, array)
-    out = np.empty(array.shape, array.dtype)
+    out = results(array.shape, array.dtype)
     operands = (*rows, places, frozen(angles), bool(interleaved), scale, np.float32(eps), out)
     by_rows(lambda low, high: _rotate(*operands, low, high), out.shape, threads)
     return same_type(x, out)

@@ -16,6 +16,7 @@ from .options import (
     attention_tiles,
     check_blocks,
     check_cache,
+    check_dim,
     check_heads,
     head_blocks,
     power,
@@ -49,7 +50,7 @@ def decode_attention(
 
     Parameters
     ----------
-    q : (B, H, D) fp32, fp16 or bf16, D >= 16
+    q : (B, H, D) fp32, fp16 or bf16; D >= 16 for Triton
         Query heads of the new tokens; rows and heads may be strided.
     kv : (P, K, 2, b, D) fp32, fp16 or bf16, contiguous
         The cache: per block and KV head, b rows of K and then b rows of V. Slots past a length are never read.
@@ -99,6 +100,7 @@ def decode_attention(
     check_operand("lengths", lengths, (len(q),), INDEX, q)
     options = Options.checked(q, scale, window, sinks, softcap)
     chosen = choose_backend(backend, q, kv, sinks)
+    check_dim("q", q, chosen)
     sizes = None if tiles is None else tiles.sizes
     out: torch.Tensor = _decode(q, kv, table, lengths, *options.operands, sizes, str(chosen))
     return out

@@ -115,9 +115,12 @@ def gather_kv(
 def _fetch(kv: torch.Tensor, slots: torch.Tensor, backend: str) -> tuple[torch.Tensor, torch.Tensor]:
     _check_slots(kv, slots)
     if backend == Backend.TORCH:
-        page = slots // kv.shape[3]
-        offset = slots % kv.shape[3]
-        return kv[page, :, 0, offset].contiguous(), kv[page, :, 1, offset].contiguous()
+        _, heads, _, size, dim = kv.shape
+        first = slots // size * (2 * heads * size) + slots % size  # the key of the first head, in rows of D numbers
+        keys = first[:, None] + torch.arange(0, 2 * heads * size, 2 * size, device=kv.device)
+        cells = kv.view(-1, dim)
+        k, v = (cells.index_select(0, rows.flatten()).view(-1, heads, dim) for rows in (keys, keys + size))
+        return k, v
     k, v = _rows(kv, slots)
     _launch(Backend(backend), kv, slots, k, v, out=True)
     return k, v

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..backend.backend import Backend
 from ..backend.operands import FLOATS, check_operand
 from ..backend.operators import check_tensor
 from ..declarations import public
@@ -98,7 +99,7 @@ class Options:
 
 
 def check_heads(name: str, rows: torch.Tensor) -> None:
-    """Raise unless `rows` is (T, heads, dim) with contiguous heads and a dim that the kernels take.
+    """Raise unless `rows` is (T, heads, dim) with contiguous heads.
 
     Raises
     ------
@@ -110,12 +111,19 @@ def check_heads(name: str, rows: torch.Tensor) -> None:
     check_tensor(name, rows)
     if rows.dtype not in FLOATS:
         raise TypeError(f"{name} must be fp32, fp16 or bf16, not {rows.dtype}: convert it before the call.")
-    if rows.ndim != 3 or rows.shape[1] == 0 or rows.shape[2] < _LEAST_DIM:
-        raise ValueError(
-            f"{name} must be (T, heads, dim) with a dim >= {_LEAST_DIM}, not {tuple(rows.shape)}: reshape it."
-        )
+    if rows.ndim != 3 or 0 in rows.shape[1:]:
+        raise ValueError(f"{name} must be (T, heads, dim), not {tuple(rows.shape)}: reshape it.")
     if rows.stride(2) != 1 and rows.shape[2] > 1:
         raise ValueError(f"{name} must have the numbers of a head together: call .contiguous() first.")
+
+
+def check_dim(name: str, rows: torch.Tensor, backend: Backend) -> None:
+    """Raise ValueError if heads (T, heads, dim) are smaller than the kernels of a backend take."""
+    if backend is not Backend.TORCH and rows.shape[2] < _LEAST_DIM:
+        raise ValueError(
+            f"{name} must be (T, heads, dim) with a dim >= {_LEAST_DIM} for backend {str(backend)!r}, not "
+            f"{tuple(rows.shape)}: pass backend='torch'."
+        )
 
 
 def check_cache(kv: torch.Tensor, table: torch.Tensor, q: torch.Tensor, rows: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 from ..backend.backend import Backend, choose_backend, enter_mode
@@ -17,6 +19,7 @@ from .options import (
     attention_tiles,
     check_blocks,
     check_cache,
+    check_dim,
     check_heads,
     head_blocks,
     reference_row,
@@ -50,7 +53,7 @@ def prefill_attention(
 
     Parameters
     ----------
-    q : (T, H, D) fp32, fp16 or bf16, D >= 16
+    q : (T, H, D) fp32, fp16 or bf16; D and Dv >= 16 for Triton
         Queries of all sequences, one after the other. Rows and heads may be strided, here and in k and v.
     k, v : (S, K, D) and (S, K, Dv) of q's type
         Keys and values of the sequences.
@@ -95,6 +98,8 @@ def prefill_attention(
     options = Options.checked(q, scale, window, sinks, softcap)
     cached = (None,) * 3 if prefix is None else prefix
     chosen = choose_backend(backend, q, k, v, cached[0], sinks)
+    for name, rows in (("q", q), ("v", v)):
+        check_dim(name, rows, chosen)
     sizes = None if tiles is None else tiles.sizes
     out: torch.Tensor = _prefill(q, k, v, starts, ends, *cached, *options.operands, sizes, str(chosen))
     return out
@@ -177,12 +182,14 @@ def _check_values(
     prefix: Prefix | None,
     window: int | None,
 ) -> None:
-    for name, given, rows in (("starts", starts, len(q)), ("key_starts", key_starts, len(k))):
-        if int(given[0]) or int(given[-1]) != rows or bool((given.diff() < 0).any()):
-            raise ValueError(f"{name} must rise from 0 to {rows}, not be {given.tolist()}: sum up the lengths.")
-    if bool((key_starts.diff() < starts.diff()).any()):
+    edges = starts.tolist()
+    key_edges = edges if key_starts is starts else key_starts.tolist()
+    for name, given, rows in (("starts", edges, len(q)), ("key_starts", key_edges, len(k))):
+        if given[0] or given[-1] != rows or given != sorted(given):
+            raise ValueError(f"{name} must rise from 0 to {rows}, not be {given}: sum up the lengths.")
+    if any(d - c < b - a for (a, b), (c, d) in zip(pairwise(edges), pairwise(key_edges), strict=True)):
         raise ValueError(
-            f"key_starts must give each sequence as many keys as queries, not {key_starts.tolist()}: sum lengths up."
+            f"key_starts must give each sequence as many keys as queries, not {key_edges}: sum lengths up."
         )
     if prefix is not None:
         check_blocks(prefix.table, prefix.lengths, prefix.kv, window, ahead=1)

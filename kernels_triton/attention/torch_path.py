@@ -22,20 +22,25 @@ def prefill(
     options: Options,
 ) -> torch.Tensor:
     """Compute `prefill_attention` of checked operands."""
-    out = q.new_empty(*q.shape[:2], v.shape[2])
-    fused = options.softcap is None and options.sinks is None and q.shape[2] == v.shape[2]
+    edges = starts.tolist()
     key_edges = key_starts.tolist()
-    for s, (low, high) in enumerate(pairwise(starts.tolist())):
+    fused = options.softcap is None and options.sinks is None and q.shape[2] == v.shape[2]
+    lengths = {high - low for low, high in pairwise(edges)}
+    if fused and prefix is None and options.window is None and edges == key_edges and len(lengths) == 1 and len(q):
+        return _alike(q, k, v, len(edges) - 1, options)
+    out = q.new_empty(*q.shape[:2], v.shape[2])
+    for s, (low, high) in enumerate(pairwise(edges)):
         keys = k[key_edges[s] : key_edges[s + 1]]
         values = v[key_edges[s] : key_edges[s + 1]]
         if prefix is not None:
             old_keys, old_values = cached(prefix.kv, prefix.table[s], 0, int(prefix.lengths[s]), options.window)
             keys = torch.cat((old_keys.to(q.dtype), keys))
             values = torch.cat((old_values.to(q.dtype), values))
-        whole = options.window is None and len(keys) == high - low
-        step = high - low if fused and whole else _QUERIES
-        for first in range(low, high, step or 1):
-            last = min(first + step, high)
+        if fused and options.window is None and len(keys) == high - low:
+            out[low:high] = _fused(q[low:high], keys, values, options)
+            continue
+        for first in range(low, high, _QUERIES):
+            last = min(first + _QUERIES, high)
             end = len(keys) - (high - last)
             begin = max(0, end - (last - first) + 1 - (options.window or end))
             attention = _fused if fused else attend
@@ -76,7 +81,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options) 
     scores = (grouped @ k.float().permute(1, 2, 0) * options.scale).view(heads, length, keys)
     if options.softcap is not None:
         scores = options.softcap * torch.tanh(scores / options.softcap)
-    scores = scores.masked_fill(_hidden(length, keys, options.window, q.device), -torch.inf)
+    scores = scores.masked_fill(~_seen(length, keys, options.window, q.device), -torch.inf)
     if options.sinks is not None:
         scores = torch.cat((scores, options.sinks[:, None, None].expand(-1, length, 1)), dim=2)
     weights = scores.softmax(dim=2)[:, :, :keys]
@@ -84,20 +89,30 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options) 
     return mixed.view(heads, length, -1).transpose(0, 1)
 
 
+def _alike(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, count: int, options: Options) -> torch.Tensor:
+    """Attend with `count` sequences of one length at once, by torch's own kernel: -> (T, H, D)."""
+    queries, keys, values = (rows.unflatten(0, (count, -1)).transpose(1, 2) for rows in (q, k, v))
+    out = functional.scaled_dot_product_attention(
+        queries, keys, values, is_causal=True, scale=options.scale, enable_gqa=True
+    )
+    return out.transpose(1, 2).flatten(0, 1)
+
+
 def _fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options) -> torch.Tensor:
     """Attend by torch's own kernel, without softcap and sinks: 1.3 to 2 times as fast on an AVX-512 core."""
     whole = len(q) == len(k) and options.window is None
-    mask = None if whole else ~_hidden(len(q), len(k), options.window, q.device)
-    queries = q.transpose(0, 1)[None]
-    keys = k.transpose(0, 1)[None]
-    values = v.transpose(0, 1)[None]
+    mask = None if whole else _seen(len(q), len(k), options.window, q.device)
+    queries = q.transpose(0, 1).unsqueeze(0)
+    keys = k.transpose(0, 1).unsqueeze(0)
+    values = v.transpose(0, 1).unsqueeze(0)
     out = functional.scaled_dot_product_attention(
         queries, keys, values, attn_mask=mask, is_causal=whole, scale=options.scale, enable_gqa=True
     )
-    return out[0].transpose(0, 1)
+    return out.squeeze(0).transpose(0, 1)
 
 
-def _hidden(queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """Mask (queries, keys) of the keys that each of the last queries does not see."""
-    ahead = torch.arange(keys, device=device) - torch.arange(keys - queries, keys, device=device)[:, None]
-    return ahead > 0 if window is None else (ahead > 0) | (ahead <= -window)
+def _seen(queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """Mask (queries, keys) of the keys that each of the last queries sees."""
+    ahead = keys - queries
+    mask = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(ahead)
+    return mask if window is None else mask.triu(ahead - window + 1)

@@ -53,5 +53,8 @@ def check_range(name: str, indices: torch.Tensor, end: int, remedy: str) -> None
     ValueError
         If one is not, naming all indices and the remedy.
     """
-    if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < end:
+    if not indices.numel():
+        return
+    low, high = indices.aminmax()
+    if not 0 <= int(low) <= int(high) < end:
         raise ValueError(f"{name} must be in [0, {end}), not {indices.tolist()}: {remedy}.")

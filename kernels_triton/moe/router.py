@@ -285,8 +285,10 @@ def _best(rank: torch.Tensor, k: int) -> torch.Tensor:
     k = 8, two Zen 4 cores).
     """
     values, ids = rank.topk(min(k + 1, rank.shape[1]), dim=1)
-    equal = (values[:, 1:] == values[:, :-1]).any(dim=1)
-    ids[equal] = rank[equal].argsort(dim=1, descending=True, stable=True)[:, : ids.shape[1]]
+    equal = values[:, 1:] == values[:, :-1]
+    if bool(equal.any()):
+        rows = equal.any(dim=1)
+        ids[rows] = rank[rows].argsort(dim=1, descending=True, stable=True)[:, : ids.shape[1]]
     return ids[:, :k]
 
 

@@ -21,8 +21,8 @@ class Draws(NamedTuple):
     """Parameters of each row's draw.
 
     temperatures (R,) fp64: 0 takes the largest logit; top_p (R,) fp64: tokens are drawn from the smallest set whose
-    probability reaches it; seeds (R,) int64, at least 0; positions (R,) int64: number of tokens that the request has
-    generated. Seed and position determine the draw.
+    probability reaches it; seeds (R,) int64: 64 bits, of which a negative number is taken as one without a sign;
+    positions (R,) int64: number of tokens that the request has generated. Seed and position determine the draw.
     """
 
     temperatures: torch.Tensor
@@ -59,8 +59,8 @@ def sample(logits: torch.Tensor, draws: Draws | None = None, *, backend: str | N
     TypeError
         If an operand has another dtype.
     ValueError
-        If shapes, memory layout or devices disagree, (on the CPU) a seed or position is negative, or the backend cannot
-        compute here.
+        If shapes, memory layout or devices disagree, (on the CPU) a position is negative, or the backend cannot compute
+        here.
 
     Examples
     --------
@@ -84,7 +84,7 @@ def _compute(
     draws = None
     if temperatures is not None and top_p is not None and seeds is not None and positions is not None:
         draws = Draws(temperatures, top_p, seeds, positions)
-        _check_counts(draws)
+        _check_positions(positions)
     if backend == Backend.TORCH:
         greedy = logits.argmax(dim=1)
         if draws is None:
@@ -122,10 +122,9 @@ def _check(logits: torch.Tensor, draws: Draws | None) -> None:
             check_operand(f"draws.{name}", tensor, (len(logits),), (dtype,), logits)
 
 
-def _check_counts(draws: Draws) -> None:
-    for name, counts in (("seeds", draws.seeds), ("positions", draws.positions)):
-        if counts.device.type == "cpu" and bool((counts < 0).any()):
-            raise ValueError(f"draws.{name} must be at least 0, not {counts.tolist()}: count from 0.")
+def _check_positions(positions: torch.Tensor) -> None:
+    if positions.device.type == "cpu" and bool((positions < 0).any()):
+        raise ValueError(f"draws.positions must be at least 0, not {positions.tolist()}: count from 0.")
 
 
 def _drawn(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
@@ -152,7 +151,7 @@ def uniform(seed: int, position: int) -> float:
     >>> uniform(0, 0) == uniform(0, 0) != uniform(0, 1)
     True
     """
-    return float(np.random.Generator(np.random.Philox(key=seed, counter=position)).random())
+    return float(np.random.Generator(np.random.Philox(key=seed % 2**64, counter=position)).random())
 
 
 @work_of(sample)

@@ -55,7 +55,7 @@ def _compute_rows(ids: torch.Tensor, table: torch.Tensor, backend: str) -> torch
     if table.device.type == "cpu":
         check_range("ids", ids, len(table), "correct them")
     if backend == Backend.TORCH:
-        return table[ids.long()]
+        return table.index_select(0, ids)
     enter_mode(Backend(backend))
     from .jit_vocabulary import embed as kernel
 

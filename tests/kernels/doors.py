@@ -464,6 +464,12 @@ def _route(random: Random) -> Operands:
     return operands | maybe(random, "bias", lambda: numbers(random, FP32, E)) | maybe(random, "scale", lambda: 2.5)
 
 
+def _plain_route(random: Random) -> Operands:
+    E, k = random.choice(((1, 1), (8, 2), (60, 4)))
+    logits = numbers(random, random.choice(ROWS), random.choice((0, 1, 7)), E, scale=2)
+    return {"logits": logits, "k": k, "renormalise": random.random() < 0.5} | maybe(random, "scale", lambda: 2.5)
+
+
 def _routed(**operands: Any) -> Answer:
     found = kernels.route_reference(**operands)
     return found.ids.double(), found.weights
@@ -679,6 +685,9 @@ DOORS = {
     "grouped_gemm": Door(_grouped_gemm, kernels.grouped_gemm, PRODUCTS, _of_layers, kinds=BOTH, backends=TORCH),
     "kernels_cpu.fused_moe": Door(_packed_experts, _call_experts, _into_out(_expert_sums), _of_experts, OUT, BOTH),
     "route": Door(_route, kernels.route, _routed, NEAR, kinds=BOTH, backends=TORCH),
+    "kernels_cpu.route": Door(
+        _plain_route, lambda **operands: Routing(*kernels_cpu.route(**operands)), _routed, NEAR, kinds=BOTH
+    ),
     "with_shared": Door(_with_shared, kernels.with_shared, _shared, SAME, kinds=BOTH),
     "embed": Door(
         _embed, kernels.embed, lambda ids, table: (wide(table)[ids.long()],), SAME, kinds=BOTH, backends=TORCH

@@ -66,7 +66,7 @@ def test_the_cpus_kernels_share_the_cache():
 
 BAD_PREFILL = [
     ({"q": lambda q: q[0]}, ValueError, r"q must be \(T, heads, dim\)"),
-    ({"q": lambda q: q[:, :, :8]}, ValueError, "dim >= 16"),
+    (dict.fromkeys("qkv", lambda x: x[:, :, :8]) | {"backend": lambda _: "triton-interpret"}, ValueError, "dim >= 16"),
     ({"q": lambda q: q.double()}, TypeError, "q must be fp32, fp16 or bf16"),
     ({"k": lambda k: k.half()}, ValueError, "k must be torch.float32 on cpu as q"),
     ({"v": lambda v: v[:-1]}, ValueError, r"k and v must be \(S, K, 16\)"),

@@ -36,8 +36,6 @@ from kernels_triton import (
 from kernels_triton.rows.rope_table import frequencies
 from tests.examples import examples
 from tests.kernels.experts_at_hand import error
-from workbench.engine.model.sampler import choose
-from workbench.workload import Sampling
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 LIMITS = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -123,19 +121,30 @@ def test_vocabulary():
     assert embed(torch.tensor([7, 7]), head).equal(head[[7, 7]])
 
 
-def test_sample_draws_what_the_engine_draws():
+def drawn(logits: np.ndarray, temperature: float, top_p: float, seed: int, position: int) -> int:
+    """By a running sum of probabilities in float64."""
+    if not temperature:
+        return int(logits.argmax())
+    wide = logits.astype(np.float64)
+    probability = np.exp((wide - wide.max()) / temperature)
+    order = np.argsort(-probability, kind="stable")
+    mass = np.cumsum(probability[order] / probability.sum())
+    nucleus = mass[min(int(np.searchsorted(mass, top_p)), len(mass) - 1)]
+    draw = np.random.Generator(np.random.Philox(key=seed, counter=position)).random()
+    return int(order[np.searchsorted(mass, draw * nucleus, side="right")])
+
+
+def test_sample_draws_by_the_running_sum_of_probabilities():
+    """Also with seeds of 64 bits, which int64 holds as negative numbers."""
     rng = np.random.default_rng(0)
-    logits = torch.from_numpy(rng.standard_normal((300, 60), dtype=np.float32) * 3)
-    how = [Sampling(t, p, seed=s) for t, p, s in zip(
-        rng.choice([0.0, 0.5, 1.0], 300).tolist(), rng.choice([0.2, 0.8, 1.0], 300).tolist(), range(300), strict=True
-    )]  # fmt: skip
-    draws = Draws(
-        torch.tensor([one.temperature for one in how], dtype=torch.float64),
-        torch.tensor([one.top_p for one in how], dtype=torch.float64),
-        torch.tensor([one.seed for one in how]),
-        torch.arange(300),
-    )
-    assert sample(logits, draws).tolist() == [choose(logits[r], how[r], r) for r in range(300)]
+    logits = rng.standard_normal((300, 60), dtype=np.float32) * 3
+    temperatures, top_p = rng.choice([0.0, 0.5, 1.0], 300), rng.choice([0.2, 0.8, 1.0], 300)
+    seeds = np.arange(300, dtype=np.uint64)
+    seeds[::2] = 2**64 - 1 - seeds[::2]
+    columns = (temperatures, top_p, seeds.view(np.int64), np.arange(300))
+    found = sample(torch.from_numpy(logits), Draws(*map(torch.from_numpy, columns)))
+    how = zip(logits, temperatures, top_p, seeds.tolist(), range(300), strict=True)
+    assert found.tolist() == [drawn(*one) for one in how]
 
 
 def test_sample_follows_the_probabilities():

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from kernels_triton import route, route_reference, route_work
 from tests.examples import examples
+from workbench import kernels
 
 
 @st.composite
@@ -72,6 +73,53 @@ def test_ids_stay_valid_and_different_where_logits_are_not_finite():
     found = route(logits, 3)
     assert found.ids.tolist() == [[1, 0, 2], [3, 1, 2]]
     assert found.weights[0].tolist() == [1.0, 0.0, 0.0]
+
+
+@examples(100)
+@given(
+    st.integers(0, 5), st.sampled_from([1, 8, 60, 129]), st.integers(1, 8), st.booleans(), st.sampled_from([1.0, 2.5])
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_numbas_kernel_agrees_with_float64(dtype, tokens, experts, k, renormalise, scale):
+    """Also where logits tie."""
+    torch.manual_seed(experts)
+    logits = (torch.randn(tokens, experts + 2) * 3).to(dtype)[:, :experts]
+    options = {"renormalise": renormalise, "scale": scale}
+    for these in (logits, logits.round()):
+        found = kernels.route(these, min(k, experts), threads=2, **options)
+        want = route_reference(these, min(k, experts), **options)
+        assert found.ids.equal(want.ids)
+        torch.testing.assert_close(found.weights.double(), want.weights, rtol=1e-5, atol=1e-9)
+        assert kernels.route(these, min(k, experts), **options).weights.equal(found.weights)
+
+
+def test_numbas_ids_stay_valid_and_different_where_logits_are_not_finite():
+    rows = [
+        [-torch.inf, 1.0, -torch.inf, -torch.inf],
+        [torch.nan, 1.0, 0.0, 2.0],
+        [-torch.inf] * 4,
+        [0, torch.inf, 1, 2],
+    ]
+    found, want = kernels.route(torch.tensor(rows), 3), route(torch.tensor(rows), 3)
+    assert found.ids.equal(want.ids)
+    assert found.weights.allclose(want.weights, equal_nan=True, atol=0)
+    assert found.weights[0].tolist() == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"scoring": "sigmoid"},
+        {"groups": 2},
+        {"groups": 2, "kept_groups": 2},
+        {"bias": torch.zeros(8)},
+        {"backend": "torch"},
+    ],
+)
+def test_threads_are_refused_where_torch_computes(change):
+    with pytest.raises(ValueError, match="leave"):
+        kernels.route(torch.zeros(2, 8), 2, threads=1, **change)
+    assert kernels.route(torch.zeros(2, 8), 2, **change).ids.shape == (2, 2)
 
 
 BAD = [

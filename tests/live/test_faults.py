@@ -69,7 +69,7 @@ def second_choice_dropped(patch: pytest.MonkeyPatch) -> None:
 
 
 def rope_off(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ops.Ops, "_rotate", lambda self, x, cos, sin: x.contiguous())
+    patch.setattr(ops, "rope", lambda heads, *rest, **how: heads)
 
 
 def decode_positions_one_late(patch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def prefill_attention_zeroed(patch: pytest.MonkeyPatch) -> None:
 
 def prefill_not_causal(patch: pytest.MonkeyPatch) -> None:
     attend = torch.nn.functional.scaled_dot_product_attention
-    patch.setattr(ops.functional, "scaled_dot_product_attention", lambda *a, is_causal, **k: attend(*a, **k))
+    patch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda *a, is_causal, **k: attend(*a, **k))
 
 
 def weights_one_layer_off(patch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,17 @@ import torch
 import workbench as wb
 from tests.live.world import differing, longest, requests, scenario
 from workbench.core.errors import EngineError, WorkloadError
-from workbench.engine.model.sampler import choose
+from workbench.engine.model.sampler import choose_all
 from workbench.models import ModelConfig
 from workbench.schedules import Schedule, Sequential, VSLPipe
 from workbench.workload import Request, Sampling
 
 ASKED = requests((5, 1, 9, 3, 7, 2, 4, 6), 14, seed=5, t=0.9)
+
+
+def choose(logits: torch.Tensor, sampling: Sampling, position: int) -> int:
+    """The next token after one row of logits."""
+    return choose_all(logits[None], [sampling], [position])[0]
 
 
 def served(model: ModelConfig, asked: tuple[Request, ...], schedule: Schedule, **options: float) -> wb.Result:

@@ -129,7 +129,7 @@ def test_the_exam_bites(exam: Exam, model: ModelConfig, monkeypatch: pytest.Monk
         return h, gates
 
     for break_it in (
-        lambda: monkeypatch.setattr(ops.Ops, "_rotate", lambda self, x, cos, sin: x.contiguous()),
+        lambda: monkeypatch.setattr(ops, "rope", lambda heads, *rest, **how: heads),
         lambda: computed_by(monkeypatch, "route", wrong),
     ):
         break_it()

@@ -49,7 +49,7 @@ def directly(x: object, for_numba: Mapping[str, object], for_tensors: Mapping[st
     if numba_only is None and not any(isinstance(operand, np.ndarray) for operand in (x, *others)):
         return False
     device = getattr(x, "device", None)
-    if device is not None and str(device) != "cpu":
+    if device is not None and getattr(device, "type", device) != "cpu":
         if numba_only is not None:
             raise ValueError(
                 f"{numba_only} must be left out for tensors on {device}, whose kernel does not take it: leave it out, "

@@ -20,7 +20,7 @@ import kernels_triton
 from kernels_cpu import CodePath
 from kernels_cpu.experts.weights import COLUMNS, ROWS
 from kernels_cpu.machine.features import has
-from kernels_triton import AttentionTiles
+from kernels_triton import AttentionTiles, Routing
 from kernels_triton.backend.operators import check_tensor, operator
 from kernels_triton.moe.experts import Activation, Weights, check_chosen
 from kernels_triton.moe.fused_moe import check_moe
@@ -84,6 +84,35 @@ def rope(
         )
     out: torch.Tensor = _rope(x, positions, table, bool(interleaved), weight, float(eps))
     return out
+
+
+def route(
+    logits: torch.Tensor,
+    k: int,
+    *,
+    scoring: str = "softmax",
+    renormalise: bool = False,
+    bias: torch.Tensor | None = None,
+    groups: int = 1,
+    kept_groups: int = 1,
+    scale: float = 1.0,
+    backend: str | None = None,
+) -> Routing:
+    """Compute `route` of tensors."""
+    plain = scoring == "softmax" and bias is None and groups == kept_groups == 1
+    if plain and _in_numba(backend, _ROWS, logits):
+        return Routing(*_route(logits, k, bool(renormalise), float(scale)))
+    return kernels_triton.route(
+        logits,
+        k,
+        scoring=scoring,
+        renormalise=renormalise,
+        bias=bias,
+        groups=groups,
+        kept_groups=kept_groups,
+        scale=scale,
+        backend=backend,
+    )
 
 
 def decode_attention(
@@ -214,6 +243,10 @@ def _compute_rope(
     return kernels_cpu.rope(x, positions, table, interleaved=interleaved, weight=weight, eps=eps)
 
 
+def _compute_route(logits: torch.Tensor, k: int, renormalise: bool, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    return kernels_cpu.route(logits, k, renormalise=renormalise, scale=scale)
+
+
 def _compute_decode(
     q: torch.Tensor,
     kv: torch.Tensor,
@@ -283,6 +316,13 @@ _rope = _registered(
     _compute_rope,
     lambda x, positions, table, interleaved, weight, eps: kernels_triton.rope(
         x, positions, table, interleaved=interleaved, weight=weight, eps=eps, backend=_TORCH
+    ),
+)
+_route = _registered(
+    "route",
+    _compute_route,
+    lambda logits, k, renormalise, scale: kernels_triton.route(
+        logits, k, renormalise=renormalise, scale=scale, backend=_TORCH
     ),
 )
 _decode = _registered(

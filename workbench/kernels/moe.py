@@ -1,4 +1,4 @@
-"""Routed experts: packed or in place by Numba, as matrices by torch and Triton."""
+"""Router and routed experts: by Numba, and by torch and Triton what it has no kernel for."""
 
 from __future__ import annotations
 
@@ -6,14 +6,102 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import kernels_cpu
 from kernels_cpu import CodePath, NodeExperts, PackedExperts
-from workbench.kernels.arrays import computed, for_tensors
+from workbench.kernels.arrays import computed, directly, for_tensors
 
 if TYPE_CHECKING:
     from kernels_cpu.arguments import Operand, SameKind
+    from kernels_triton import Routing
 
-__all__ = ["fused_moe", "fused_moe_reference"]
+__all__ = ["fused_moe", "fused_moe_reference", "route"]
 
 Experts: TypeAlias = "PackedExperts | NodeExperts | tuple[Any, Any]"
+
+
+def route(
+    logits: Operand,
+    k: int,
+    *,
+    scoring: str = "softmax",
+    renormalise: bool = False,
+    bias: Operand | None = None,
+    groups: int = 1,
+    kept_groups: int = 1,
+    scale: float = 1.0,
+    threads: int | None = None,
+    backend: str | None = None,
+) -> Routing:
+    """Choose k experts per token.
+
+        s = softmax(logits) or sigmoid(logits);  ids = the k experts with the largest s + bias in the kept groups
+        weights = scale * s[ids],  divided by their sum if `renormalise`
+
+    Mixtral, Qwen3: softmax, renormalise. GPT-OSS, Granite: the same, since a softmax over the chosen logits is the
+    renormalised softmax over all. OLMoE, Qwen1.5: softmax. DeepSeek-V2: softmax, groups. DeepSeek-V3: sigmoid, bias,
+    groups, renormalise. The computation is in fp32. Of equal experts, and of equal groups, the lowest index wins on
+    every backend. NaN and -inf rank last, so that the ids of a token are always k different experts.
+
+    Parameters
+    ----------
+    logits : (T, E) fp32, fp16 or bf16; a numpy array, or a tensor on any device
+        uint16 arrays hold bfloat16 bits. Rows may be strided, columns not.
+    k : int
+        Experts per token.
+    scoring : "softmax" or "sigmoid"
+    renormalise : bool
+        True if the weights of a token sum to `scale`.
+    bias : (E,) fp32, optional
+        Added to the scores for the choice only, not to the weights.
+    groups, kept_groups : int
+        Number of groups of E / `groups` consecutive experts, and of the best groups, from which experts are chosen. A
+        group is as good as its best expert with softmax, as the sum of its two best with sigmoid.
+    scale : float
+        Factor of all weights.
+    threads : int, optional
+        Most threads on the CPU, for softmax without bias and groups.
+    backend : "triton", "triton-interpret" or "torch", optional
+        By default Triton on a GPU; on the CPU Numba for fp32 and bf16, softmax and neither bias nor groups, and torch
+        for others and where an operand requires a gradient. With a backend, arrays are taken as CPU tensors.
+
+    Returns
+    -------
+    Routing
+        ids (T, k) int32, best first; weights (T, k) fp32, relative error 1e-5 against float64.
+
+    Raises
+    ------
+    TypeError
+        If an operand has another dtype.
+    ValueError
+        If shapes disagree, there are fewer than k experts to choose, or an argument is given that the kernel for these
+        operands does not take.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> ids, weights = route(np.array([[0, 2, 1, 2]], np.float32), 2, renormalise=True)
+    >>> ids, weights
+    (array([[1, 3]], dtype=int32), array([[0.5, 0.5]], dtype=float32))
+    """
+    if threads is None or not directly(logits, {"threads": threads}, {"backend": backend}):
+        found: Routing = computed(
+            for_tensors("route"),
+            logits,
+            k,
+            scoring=scoring,
+            renormalise=renormalise,
+            bias=bias,
+            groups=groups,
+            kept_groups=kept_groups,
+            scale=scale,
+            backend=backend,
+        )
+        return found
+    if scoring != "softmax" or bias is not None or (groups, kept_groups) != (1, 1):
+        raise ValueError("scoring, bias and groups must be left out for a call with threads: leave threads out.")
+    import kernels_triton
+
+    both: Any = kernels_cpu.route(logits, k, renormalise=renormalise, scale=scale, threads=threads)
+    return kernels_triton.Routing(*both)
 
 
 def fused_moe(

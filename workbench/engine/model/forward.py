@@ -17,6 +17,7 @@ from workbench.engine.model.kv_cache import FetchedKV, KVCache
 from workbench.engine.model.operations import OPERATIONS
 from workbench.engine.model.ops import Ops, RowLayout, Tensors
 from workbench.engine.model.weights import Weights, WeightStore, as_numpy
+from workbench.kernels import embed
 from workbench.pipeline.layer_graph import Node
 from workbench.scheduler.batch import Batch
 from workbench.schedules.base import Step
@@ -85,11 +86,11 @@ class Forward:
         """Compile the kernels and read every streamed weight once, so that no lane is charged for either."""
         model = self._model
         one = RowLayout.smallest()
+        self._ops.warm_up(self._weights.dtype)
         rows = torch.zeros(1, model.kv_size)
         self._cache.append(0, np.zeros(1, dtype=np.int64), rows, rows)
         self._cache.attend(0, one, torch.zeros(1, model.q_size))
         self._cache.fetch(0, one)[1].make()
-        self._ops.warm_up(self._weights.dtype)
         if self._weights.buffer:
             for task in self._prepared.lowering.tasks(model.num_hidden_layers, Step.MIDDLE):
                 if task.weights_of:
@@ -102,7 +103,7 @@ class Forward:
 
     def embed(self, part: int, ids: Sequence[int]) -> None:
         """Token ids -> x (T, M) of a part; they follow the rows of in-flight prefills, if there are any."""
-        rows = self._embedding[torch.tensor(ids)]
+        rows = embed(torch.tensor(ids), self._embedding)
         x = self._buffers.get((Place.GPU, part, "x"))
         if x is None:
             self._buffers[Place.GPU, part, "x"] = rows

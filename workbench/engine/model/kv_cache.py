@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -16,7 +16,7 @@ from workbench.engine.lanes.transfer import Transfer
 from workbench.engine.model.checkpoint import TORCH_DTYPES
 from workbench.engine.model.ops import RowLayout
 from workbench.engine.model.weights import host_memory
-from workbench.kernels import append_kv, copy_blocks, decode_attention
+from workbench.kernels import append_kv, copy_blocks, decode_attention, gather_kv
 from workbench.models import ModelConfig
 
 STEP_BYTES = 2e9
@@ -60,8 +60,8 @@ class KVCache:
 
     def before(self, layer: int, layout: RowLayout) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values (T, K D) of the tokens before each chunk of a part, chunk after chunk."""
-        tables = layout.chunks.table if layout.chunks is not None else ()
-        return _entries(self.pool[layer], zip(tables, layout.before.tolist(), strict=True))
+        table = np.zeros((len(layout.before), 0), np.int32) if layout.chunks is None else layout.chunks.table
+        return _entries(self.pool[layer], table, layout.before)
 
     def fetched_bytes(self, layout: RowLayout) -> int:
         """Bytes of the copies of all blocks that a part reads."""
@@ -126,8 +126,7 @@ class FetchedKV:
 
     def before(self, layout: RowLayout) -> tuple[torch.Tensor, torch.Tensor]:
         """See `KVCache.before`."""
-        lengths = layout.before[layout.before > 0].tolist()
-        return _entries(self.pool, zip(self._table[len(layout.lengths) :], lengths, strict=True))
+        return _entries(self.pool, self._table[len(layout.lengths) :], layout.before[layout.before > 0])
 
     def attend(self, layout: RowLayout, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Append the decodes' own k and v (B, K D) and attend."""
@@ -153,15 +152,14 @@ def _read(layout: RowLayout) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int3
 
 
 def _entries(
-    pool: torch.Tensor, sequences: Iterable[tuple[npt.NDArray[np.int32], int]]
+    pool: torch.Tensor, table: npt.NDArray[np.int32], tokens: npt.NDArray[np.int64]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values (T, K D) of the first entries of sequences, gathered from their blocks (P, K, 2, b, D)."""
-    found = []
-    for table, tokens in sequences:
-        blocks = pool[torch.from_numpy(table[: -(-tokens // pool.shape[3])].astype(np.int64))]
-        found.append(blocks.permute(2, 0, 3, 1, 4).flatten(1, 2)[:, :tokens])
-    k, v = torch.cat(found, dim=1).flatten(2)
-    return k, v
+    """Keys and values (T, K D) of the first tokens (N,) of sequences with a block table (N, W)."""
+    size = pool.shape[3]
+    places = np.arange(table.shape[1] * size)
+    slots = table[:, places // size].astype(np.int64) * size + places % size
+    k, v = gather_kv(pool, torch.from_numpy(slots[places < tokens[:, None]]))
+    return k.flatten(1), v.flatten(1)
 
 
 def _append(

@@ -1,9 +1,11 @@
-"""The built-in operations on tensors. They round where Hugging Face's implementations round."""
+"""The built-in operations on tensors: calls of the kernels, and matrix products between which a run can be stopped."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
+from itertools import accumulate, chain, pairwise
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from workbench.engine.lanes.control import Control
-from workbench.kernels import fused_moe
+from workbench.kernels import fused_moe, gated, prefill_attention, rms_norm, rope, rope_table, route
 from workbench.models import ModelConfig
 from workbench.scheduler.batch import Batch
 from workbench.scheduler.block_manager import BlockManager
@@ -146,20 +148,22 @@ class Ops:
     def __init__(self, model: ModelConfig, control: Control | None = None) -> None:
         self._model = model
         self._control = control or Control()
-        exponent = torch.arange(0, model.head_dim, 2, dtype=torch.int64).float() / model.head_dim
-        self._frequencies = 1.0 / (model.rope_theta**exponent)
+        self._angles = rope_table(model.head_dim, model.max_position_embeddings, theta=model.rope_theta)
 
     def warm_up(self, dtype: torch.dtype) -> None:
-        """Compile the kernels of experts with weights of this type."""
+        """Compile the kernels for rows and weights of a type."""
+        row = torch.zeros(1, self._model.head_dim, dtype=dtype)
+        self.norm(row, row[0])
+        self._rotated(torch.zeros(1, dtype=torch.int64), row, None)
+        gated(row, threads=1)
+        route(row, 1, threads=1)
         pair = torch.zeros(1, 128, 64, dtype=dtype), torch.zeros(1, 64, 64, dtype=dtype)
         one = torch.zeros(1, 1)
         fused_moe(torch.zeros(1, 64, dtype=dtype), pair, one.int(), one)
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """RMSNorm of rows (T, M): normalised in fp32, rounded to the rows' type, then scaled."""
-        wide = x.float()
-        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._model.rms_norm_eps)
-        return weight * scaled.to(x.dtype)
+        """RMSNorm of rows (T, M), on as many threads as torch uses."""
+        return rms_norm(x, weight, eps=self._model.rms_norm_eps, threads=torch.get_num_threads())
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """`functional.linear` of rows (T, M), in steps between which the run can be stopped."""
@@ -177,22 +181,19 @@ class Ops:
         model = self._model
         projected = self.linear(self.norm(read["x"], weights["norm"]), weights["proj"], weights.get("bias"))
         q, k, v = projected.split([model.q_size, model.kv_size, model.kv_size], dim=-1)
-        if model.family.qk_norm:
-            q = self._norm_heads(q, weights["q_norm"])
-            k = self._norm_heads(k, weights["k_norm"])
-        angles = layout.positions[:, None].float() * self._frequencies
-        cos = _per_head(angles.cos(), q.dtype)
-        sin = _per_head(angles.sin(), q.dtype)
-        return self._rotate(q, cos, sin), self._rotate(k, cos, sin), v.contiguous()
+        q = self._rotated(layout.positions, q, weights.get("q_norm"))
+        k = self._rotated(layout.positions, k, weights.get("k_norm"))
+        return q, k, v.contiguous()
 
-    def _norm_heads(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """RMSNorm over groups of columns of x (T, H D), each as wide as the weight: one head, or all heads together."""
-        return self.norm(x.view(len(x), -1, len(weight)), weight).view(x.shape)
-
-    def _rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        heads = x.view(len(x), -1, self._model.head_dim)
-        low, high = heads.chunk(2, dim=-1)
-        return (heads * cos + torch.cat((-high, low), dim=-1) * sin).reshape(len(x), -1)
+    def _rotated(self, positions: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        """Heads x (T, H D), rotated; before that normed by a weight (D,) one by one, or by (H D,) all together."""
+        if weight is not None and len(weight) == x.shape[1]:
+            x = self.norm(x, weight)
+            weight = None
+        heads: torch.Tensor = x.unflatten(1, (-1, self._model.head_dim))
+        eps = self._model.rms_norm_eps
+        threads = torch.get_num_threads()
+        return rope(heads, positions, self._angles, weight=weight, eps=eps, threads=threads).flatten(1)
 
     def prefill_attention(self, layout: RowLayout, read: Tensors, weights: Tensors) -> torch.Tensor:
         """q (T, H D), k and v (T, K D) of the prefill rows -> attn (T, H D), causal within each prompt.
@@ -200,40 +201,25 @@ class Ops:
         A chunk also attends to the tokens of its prompt before it: `k_before` and `v_before` hold their keys and
         values, chunk after chunk.
         """
-        head_dim = self._model.head_dim
-        out = torch.empty_like(read["q"])
-        low = 0
-        past = 0
-        for length, before in zip(layout.prefill_len, layout.before.tolist(), strict=True):
+        q, k, v = (_with_before(layout, read, name).unflatten(1, (-1, self._model.head_dim)) for name in "qkv")
+        lengths = layout.prefill_len
+        keys = [length + before for length, before in zip(lengths, layout.before.tolist(), strict=True)]
+        starts = [0, *accumulate(lengths)]
+        key_starts = [0, *accumulate(keys)]
+        pair = 4 * self._model.q_size  # floating-point operations of a query and a key
+        if pair * sum(map(mul, lengths, keys)) <= STEP_FLOPS:
             self._control.check()
-            q = read["q"][low : low + length]
-            k = read["k"][low : low + length]
-            v = read["v"][low : low + length]
-            if before:
-                k = torch.cat((read["k_before"][past : past + before], k))
-                v = torch.cat((read["v_before"][past : past + before], v))
-            attended = self._causal(_heads(q, head_dim), _heads(k, head_dim), _heads(v, head_dim), before)
-            out[low : low + length] = attended.transpose(1, 2).reshape(length, -1)
-            low = low + length
-            past = past + before
-        return out
-
-    def _causal(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, before: int) -> torch.Tensor:
-        """Attention of queries (1, H, L, D) over keys (1, K, before + L, D), of which query i sees before + i + 1."""
-        attend = partial(functional.scaled_dot_product_attention, enable_gqa=True)
-        length = q.shape[2]
-        keys = k.shape[2]
-        step = max(1, int(STEP_FLOPS / (4 * keys * q.shape[1] * q.shape[3])))
-        if length <= step and not before:
-            return attend(q, k, v, is_causal=True)
+            return _attended(q, k, v, starts, key_starts)
         outputs = []
-        for low in range(0, length, step):
-            self._control.check()
-            high = min(low + step, length)
-            seen = before + high
-            mask = torch.ones(high - low, seen, dtype=torch.bool).tril(before + low)
-            outputs.append(attend(q[:, :, low:high], k[:, :, :seen], v[:, :, :seen], attn_mask=mask))
-        return torch.cat(outputs, dim=2)
+        for (low, high), (first, last) in zip(pairwise(starts), pairwise(key_starts), strict=True):
+            step = max(1, int(STEP_FLOPS / (pair * (last - first))))
+            for begin in range(low, high, step):
+                self._control.check()
+                end = min(begin + step, high)
+                seen = slice(first, last - (high - end))
+                edges = [0, end - begin]
+                outputs.append(_attended(q[begin:end], k[seen], v[seen], edges, [0, seen.stop - first]))
+        return torch.cat(outputs)
 
     def out_proj(self, layout: RowLayout, read: Tensors, weights: Tensors) -> torch.Tensor:
         """attn (T, H D) and x (T, M) -> x."""
@@ -242,11 +228,11 @@ class Ops:
     def route(self, layout: RowLayout, read: Tensors, weights: Tensors) -> tuple[torch.Tensor, ...]:
         """x (T, M) -> h (T, M) and gates (T, 2 k) fp32, the k expert ids of each row and then their k weights."""
         h = self.norm(read["x"], weights["norm"])
-        scores = functional.linear(h, weights["gate"]).float().softmax(dim=-1)
-        top, ids = scores.topk(self._model.num_experts_per_tok, dim=-1)
-        if self._model.norm_topk_prob:
-            top /= top.sum(dim=-1, keepdim=True)
-        return h, torch.cat((ids.float(), top), dim=-1)
+        logits = functional.linear(h, weights["gate"])
+        chosen = self._model.num_experts_per_tok
+        renormalise = self._model.norm_topk_prob
+        ids, scales = route(logits, chosen, renormalise=renormalise, threads=torch.get_num_threads())
+        return h, torch.cat((ids.float(), scales), dim=-1)
 
     def experts(self, layout: RowLayout, read: Tensors, weights: Tensors) -> torch.Tensor:
         """h (T, M), gates (T, 2 j) -> routed (T, M), the weighted sum over the j experts of each row."""
@@ -264,7 +250,8 @@ class Ops:
 
     def shared_experts(self, layout: RowLayout, read: Tensors, weights: Tensors) -> torch.Tensor:
         """h (T, M) -> shared (T, M), scaled by the sigmoid of its gate; where `routed` is read, their sum."""
-        out = self._gated(read["h"], weights["gate_up"], weights["down"])
+        inner = gated(self.linear(read["h"], weights["gate_up"]), threads=torch.get_num_threads())
+        out = self.linear(inner, weights["down"])
         out *= functional.linear(read["h"], weights["gate"]).sigmoid_()
         return out.add_(read["routed"]) if "routed" in read else out
 
@@ -274,17 +261,19 @@ class Ops:
             return (read["routed"] + read["shared"]).add_(read["x"])
         return read["x"] + read["routed"]
 
-    def _gated(self, rows: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-        """down (silu(gate x) * (up x)) of rows (T, M)."""
-        gate, up = self.linear(rows, gate_up).chunk(2, dim=-1)
-        return self.linear(functional.silu(gate).mul_(up), down)
+
+def _with_before(layout: RowLayout, read: Tensors, name: str) -> torch.Tensor:
+    """Rows of a buffer, each prompt's behind those of its tokens before."""
+    if f"{name}_before" not in read:
+        return read[name]
+    before = read[f"{name}_before"].split(layout.before.tolist())
+    rows = read[name].split(layout.prefill_len)
+    return torch.cat([*chain.from_iterable(zip(before, rows, strict=True))])
 
 
-def _per_head(angles: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Cosines or sines (T, D / 2), repeated for both halves of a head: (T, 1, D)."""
-    return torch.cat((angles, angles), dim=-1).to(dtype)[:, None, :]
-
-
-def _heads(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Rows (L, H D) as heads (1, H, L, D)."""
-    return rows.view(1, len(rows), -1, head_dim).transpose(1, 2)
+def _attended(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: list[int], key_starts: list[int]
+) -> torch.Tensor:
+    """Attention of sequences by their first queries and keys: -> (T, H D)."""
+    ends = None if key_starts == starts else torch.tensor(key_starts)
+    return prefill_attention(q, k, v, torch.tensor(starts), key_starts=ends).flatten(1)

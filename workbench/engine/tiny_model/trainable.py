@@ -1,4 +1,4 @@
-"""Mixtral's forward pass for training: the arithmetic of `engine/model/ops.py` on whole batches, differentiable."""
+"""Mixtral's forward pass for training: the kernels of `engine/model/ops.py` on whole batches, differentiable."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from workbench.engine.model.ops import Tensors
+from workbench.kernels import embed, fused_moe, prefill_attention, rms_norm, rope, rope_table, route
 from workbench.models import ModelConfig
 
 
@@ -91,9 +92,7 @@ class Trainable:
 
     def __init__(self, model: ModelConfig) -> None:
         self._model = model
-        exponent = torch.arange(0, model.head_dim, 2, dtype=torch.int64).float() / model.head_dim
-        angles = torch.arange(model.max_position_embeddings)[:, None] / model.rope_theta**exponent
-        self._cos, self._sin = (torch.cat((f, f), dim=-1) for f in (angles.cos(), angles.sin()))
+        self._angles = rope_table(model.head_dim, model.max_position_embeddings, theta=model.rope_theta)
 
     def forward(self, weights: Tensors, tokens: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits of some rows, and the imbalance of the experts.
@@ -113,7 +112,7 @@ class Trainable:
             Mean over the layers of E times the sum over experts of (share of the rows) x (mean router probability): 1
             if all experts are used equally.
         """
-        x = functional.embedding(tokens.reshape(-1), weights["embed"])
+        x = embed(tokens.reshape(-1), weights["embed"])
         imbalance = torch.zeros(())
         for layer in range(self._model.num_hidden_layers):
             own = {key.partition(".")[2]: w for key, w in weights.items() if key.startswith(f"{layer}.")}
@@ -125,41 +124,24 @@ class Trainable:
         return functional.linear(last, weights["head"]), imbalance / self._model.num_hidden_layers
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return functional.rms_norm(x, weight.shape, weight, self._model.rms_norm_eps)
+        return rms_norm(x, weight, eps=self._model.rms_norm_eps)
 
     def _attention(self, h: torch.Tensor, weights: Tensors, shape: torch.Size) -> torch.Tensor:
+        """h (T, M) of sequences of one length -> (T, M)."""
         model = self._model
-        projected = functional.linear(h, weights["qkv"]).view(*shape, -1, model.head_dim).transpose(1, 2)
-        groups = model.num_key_value_heads
-        q, k, v = projected.split([model.num_attention_heads, groups, groups], dim=1)
-        q = self._rotate(q, shape[1])
-        k = self._rotate(k, shape[1])
-        repeats = model.num_attention_heads // groups
-        k = k.repeat_interleave(repeats, dim=1)
-        v = v.repeat_interleave(repeats, dim=1)
-        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return functional.linear(attended.transpose(1, 2).reshape(len(h), -1), weights["out"])
-
-    def _rotate(self, x: torch.Tensor, length: int) -> torch.Tensor:
-        low, high = x.chunk(2, dim=-1)
-        return x * self._cos[:length] + torch.cat((-high, low), dim=-1) * self._sin[:length]
+        projected = functional.linear(h, weights["qkv"]).unflatten(1, (-1, model.head_dim))
+        q, k, v = projected.split([model.num_attention_heads, model.num_key_value_heads, model.num_key_value_heads], 1)
+        positions = torch.arange(shape[1]).repeat(shape[0])
+        starts = torch.arange(0, len(h) + 1, shape[1])
+        q = rope(q, positions, self._angles)
+        k = rope(k, positions, self._angles)
+        return functional.linear(prefill_attention(q, k, v, starts).flatten(1), weights["out"])
 
     def _moe(self, h: torch.Tensor, weights: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
-        """h (T, M) -> routed (T, M); each expert computes all of its rows in one call."""
-        chosen = self._model.num_experts_per_tok
+        """h (T, M) -> routed (T, M), and the imbalance of this layer."""
         experts = self._model.num_local_experts
-        scores = functional.linear(h, weights["router"]).softmax(dim=-1)
-        top, ids = scores.topk(chosen, dim=-1)
-        scales = (top / top.sum(dim=-1, keepdim=True)).reshape(-1)
-        order = ids.reshape(-1).argsort(stable=True)
-        counts = torch.bincount(ids.reshape(-1), minlength=experts)
-        rows = order // chosen
-        answers = []
-        for mine, gate_up, down in zip(
-            h[rows].split(counts.tolist()), weights["gate_up"].unbind(), weights["down"].unbind(), strict=True
-        ):
-            gate, up = functional.linear(mine, gate_up).chunk(2, dim=-1)
-            answers.append(functional.linear(functional.silu(gate) * up, down))
-        routed = torch.zeros_like(h).index_add(0, rows, torch.cat(answers) * scales[order, None])
-        uneven = experts * (counts / len(rows) * scores.mean(dim=0)).sum()
-        return routed, uneven
+        logits = functional.linear(h, weights["router"])
+        chosen = route(logits, self._model.num_experts_per_tok, renormalise=True)
+        routed = fused_moe(h, (weights["gate_up"], weights["down"]), *chosen)
+        share = torch.bincount(chosen.ids.flatten(), minlength=experts) / chosen.ids.numel()
+        return routed, experts * (share * logits.softmax(dim=-1).mean(dim=0)).sum()
