@@ -61,6 +61,7 @@ def test_tokens_come_while_the_run_goes_on(tiny: ModelConfig) -> None:
     assert not run.state.ended
     assert run.progress.emitted < 12 * len(ASKED)
     assert first[0] in range(len(ASKED))
+    until(lambda: run.progress.iterations)
     run.stop()
     run.wait(20)
 
