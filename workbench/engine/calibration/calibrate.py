@@ -199,7 +199,9 @@ def _scenario(machine: Machine, model: ModelConfig, weights_in: str | None, kv_i
         scheduler=ResourceAware(),
     )
     size = price(whole, Sequential()).cost.weights_per_layer
-    few = replace(model, num_hidden_layers=min(model.num_hidden_layers, max(LAYERS, math.ceil(BEYOND_CACHE / size))))
+    layers = min(model.num_hidden_layers, max(LAYERS, math.ceil(BEYOND_CACHE / size)))
+    positions = max(model.max_position_embeddings, *(shape.held for shape in shapes))  # small models have fewer
+    few = replace(model, num_hidden_layers=layers, max_position_embeddings=positions)
     kept = float(tokens * few.kv_bytes_per_token(kv_in or model.dtype))
     rate = min(max(size / LAYER_SECONDS, LINKS[0]), LINKS[1], machine.link.h2d, machine.link.d2h)
     return whole.on(model=few, machine=machine.limit(link=rate), memory=replace(whole.memory, kv_capacity=kept))
