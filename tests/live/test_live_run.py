@@ -155,5 +155,5 @@ def test_it_tells_what_others_took_of_the_cores(tiny: ModelConfig, monkeypatch: 
 
 def test_it_tells_what_computed_each_lane(tiny: ModelConfig):
     measured = wb.run(scenario(tiny, ASKED), Sequential())
-    assert measured.backend == f"gpu lane by torch on the CPU, cpu lane by Numba ({features().path.name.lower()})"
+    assert measured.backend == f"both lanes on the CPU, by Numba ({features().path.name.lower()}) and torch"
     assert wb.simulate(scenario(tiny, ASKED), Sequential()).backend == ""

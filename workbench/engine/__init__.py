@@ -1,6 +1,6 @@
 """The live engine (HOW FAST, measured): a clock that executes plans with torch and the kernels of `workbench.kernels`.
 
-It uses no GPU yet: the gpu lane is torch on the CPU with threads of its own, and the link is a real copy by the data
+It uses no GPU yet: the gpu lane computes on the CPU with threads of its own, and the link is a real copy by the data
 mover.
 """
 

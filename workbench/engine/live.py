@@ -85,7 +85,7 @@ def _measure(prepared: Prepared, engine: Engine, watch: Callable[[Progress], obj
 
 
 def _backend() -> str:
-    return f"gpu lane by torch on the CPU, cpu lane by Numba ({features().path.name.lower()})"
+    return f"both lanes on the CPU, by Numba ({features().path.name.lower()}) and torch"
 
 
 def start(scenario: Scenario, schedule: Schedule, *, alongside: bool = False) -> LiveRun:

@@ -1,4 +1,4 @@
-"""The built-in operations on tensors: calls of the kernels, and matrix products between which a run can be stopped."""
+"""The built-in operations on tensors: calls of `workbench.kernels`, and matrix products by torch."""
 
 from __future__ import annotations
 
