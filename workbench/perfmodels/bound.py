@@ -60,7 +60,7 @@ def bound(scenario: Scenario, schedule: Schedule) -> Result:
         processed=int((workload.prompt_len + workload.output_len - 1).sum()),
         iterations=forced.iterations,
         limits=limits,
-        facts=facts(scenario, prepared, workload.output_len),
+        facts=facts(scenario, prepared),
     )
 
 

@@ -124,8 +124,12 @@ def _forgets(stage: Stage) -> bool:
     return op.rows is RowClass.PREFILL and "k" in op.reads and op.run is not None and not op.reads_past
 
 
-def facts(scenario: Scenario, prepared: Prepared, generated: Lengths) -> dict[str, str]:
-    """The settings that stand beside every number; `generated` are the tokens of each request, (requests,)."""
+def facts(scenario: Scenario, prepared: Prepared, generated: Lengths | None = None) -> dict[str, str]:
+    """The settings that stand beside every number.
+
+    `generated` (requests,) are the tokens of each request, by default those that its workload tells.
+    """
+    generated = scenario.workload.generated_len if generated is None else generated
     streamed = prepared.cost.weights_per_layer * prepared.layers
     return {
         "pipeline": str(scenario.layer),

@@ -69,7 +69,7 @@ def steady(scenario: Scenario, schedule: Schedule, *, detail: Detail = Detail.TA
         iterations=1,
         busy=busy,
         timeline=Timeline(moved, of_this.labels),
-        facts={**facts(scenario, prepared, workload.output_len), "iteration": f"one, settled: {batch.describe()}"},
+        facts={**facts(scenario, prepared), "iteration": f"one, settled: {batch.describe()}"},
     )
 
 

@@ -88,7 +88,7 @@ def predict(scenario: Scenario, schedule: Schedule) -> Result:
         processed=int((workload.prompt_len + workload.output_len - 1).sum()),
         iterations=math.ceil(round(seconds / delta, 6)),
         limits=limits,
-        facts=facts(scenario, prepared, workload.output_len),
+        facts=facts(scenario, prepared),
         predictor="MoE-Lens",
     )
 

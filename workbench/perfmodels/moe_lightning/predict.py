@@ -69,7 +69,7 @@ def predict(scenario: Scenario, schedule: Schedule) -> Result:
         processed=int((workload.prompt_len + workload.output_len - 1).sum()),
         iterations=math.ceil(rounds * output),
         busy={lane: float(seconds) * layers_decoded for lane, seconds in lanes},
-        facts=facts(scenario, prepared, workload.output_len),
+        facts=facts(scenario, prepared),
         predictor="MoE-Lightning",
     )
 
