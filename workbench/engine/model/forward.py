@@ -195,11 +195,11 @@ class Forward:
         decodes = slice(layout.prefill, layout.rows)
         h = read["h"]
         gates = read["gates"]
-        now = _columns(gates[decodes], 0, self._model.num_experts_per_tok - stage.defer - stage.skip)
-        if now.shape[1] == gates.shape[1]:
+        now = self._model.num_experts_per_tok - stage.defer - stage.skip
+        if now == self._model.num_experts_per_tok:
             groups = [(h, gates)]
         else:
-            groups = [(h[prefills], gates[prefills]), (h[decodes], now)]
+            groups = [(h[prefills], gates[prefills]), (h[decodes], _columns(gates[decodes], 0, now))]
         outputs = [self._routed(stage, layer, layout, *group) for group in groups]
         out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         self._note_touched(*(chosen for _, chosen in groups))
@@ -209,7 +209,7 @@ class Forward:
         if stage.defer:
             for buffer in ("h", "gates"):  # the next layer may write its own before the deferred experts are computed
                 self._buffers[device, part, f"late_{buffer}"] = read[buffer][decodes].clone()
-        self._chosen["at once"] += now.numel() // 2
+        self._chosen["at once"] += now * (layout.rows - layout.prefill)
         return out
 
     def compute_late(self, stage: Stage, layer: int, part: int, layout: RowLayout) -> None:
