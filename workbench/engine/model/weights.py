@@ -155,12 +155,16 @@ class WeightBuffer:
     def get(self, layer: int, op: Op) -> Tensors:
         """The weights of an operation, which must have arrived.
 
+        Where several slots hold them, those that came last: an older copy may be overwritten while the operation runs.
+
         Raises
         ------
         EngineError
             If they are in no slot: the plan did not wait for them, or overwrote them.
         """
-        for held in self._holds:
+        newest = self._turn
+        for age in range(len(self._slots)):
+            held = self._holds[newest - age]
             if (layer, op) in held:
                 return held[layer, op]
         raise EngineError(f"the weights of {op} of layer {layer} are in no slot; the schedule's plan is wrong.")
