@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from workbench.core.energy import Energy
@@ -11,10 +9,9 @@ from workbench.core.errors import EngineError
 from workbench.core.timeline import Span, Timeline
 from workbench.engine.lanes.affinity import affinities
 from workbench.engine.lanes.control import MOST_SLEPT, Control
-from workbench.engine.lanes.lanes import Executor, Job
+from workbench.engine.lanes.lanes import Action, Executor, Job
 from workbench.engine.lanes.meter import processors
 from workbench.engine.lanes.stopwatch import Stopwatch
-from workbench.engine.lanes.transfer import Transfer
 from workbench.engine.model.forward import Forward
 from workbench.engine.model.ops import RowLayout
 from workbench.engine.model.sampler import choose_all
@@ -135,7 +132,7 @@ class Engine:
         afters = let_begin(plan.tasks, [job.start for job in jobs], [job.end for job in jobs])
         ended = []
         for task, job, after in zip(plan.tasks, jobs, afters, strict=True):
-            if task.carry is not Carry.OUT:
+            if task.carry is not Carry.OUT and job.action is not None:
                 ended.append((job, after))
         self._check_bytes([job for job, _ in ended], plan)
         for part, (layout, batch) in enumerate(zip(layouts, plan.parts, strict=True)):
@@ -159,7 +156,8 @@ class Engine:
                 self.timeline.spans.append(span)
         return busy
 
-    def _action(self, task: Task, parts: tuple[Batch, ...], layouts: list[RowLayout]) -> Callable[[], Transfer | None]:
+    def _action(self, task: Task, parts: tuple[Batch, ...], layouts: list[RowLayout]) -> Action | None:
+        """What a task does, None if it has nothing to do."""
         forward = self.forward
         layer = task.layer
         if task.part is None:
@@ -168,8 +166,8 @@ class Engine:
         batch = parts[part]
         here = batch.at(task.place(batch.layers))
         layout = layouts[part] if here is batch else layouts[part].decodes_alone
-        if not layout.rows:
-            return lambda: None
+        if not layout.rows or forward.moves_nothing(task.node, layout):
+            return None
         return {
             NodeKind.EMBED: lambda: self._embed(part, here),
             NodeKind.HEAD: lambda: self._emit(part, here, layout),

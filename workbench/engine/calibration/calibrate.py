@@ -6,7 +6,7 @@ import hashlib
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,9 +27,8 @@ from workbench.engine.calibration.timed import Pass, Shape, TimedEngine
 from workbench.engine.engine import Engine
 from workbench.engine.lanes.affinity import affinities
 from workbench.engine.lanes.control import Control
-from workbench.engine.lanes.lanes import Job
+from workbench.engine.lanes.lanes import Action, Job
 from workbench.engine.lanes.process import occupy
-from workbench.engine.lanes.transfer import Transfer
 from workbench.engine.model.ops import RowLayout
 from workbench.engine.runnable import check_runnable
 from workbench.hardware import Machine, usable_cores
@@ -179,7 +178,7 @@ def _quiet() -> bool:
 
 def _record_path(machine: Machine, shape: str) -> Path:
     """Its name changes with the computer's own record, which changes with versions, and with the model's shape."""
-    key = f"calibration 15|{machine.host}|{machine.measured}|{shape}"
+    key = f"calibration 16|{machine.host}|{machine.measured}|{shape}"
     return cache_path(f"calibration-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json")
 
 
@@ -243,7 +242,7 @@ class _Hollow(Engine):
         self.executing.append(self.watch.now - begin)
         return busy
 
-    def _action(self, task: Task, parts: tuple[Batch, ...], layouts: list[RowLayout]) -> Callable[[], Transfer | None]:
+    def _action(self, task: Task, parts: tuple[Batch, ...], layouts: list[RowLayout]) -> Action | None:
         return lambda: None
 
     def _check_bytes(self, jobs: list[Job], plan: Plan) -> None:

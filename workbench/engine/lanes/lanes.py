@@ -19,17 +19,21 @@ from workbench.engine.lanes.process import give_back, take
 from workbench.engine.lanes.transfer import Transfer
 from workbench.schedules.plan import Carry, Task
 
+Action = Callable[[], object]
+"""What a task does."""
+
 
 @dataclass(eq=False)
 class Job:
     """A task of the running plan, its action and its times. Times are readings of `time.perf_counter`.
 
-    On a link lane the action returns the `Transfer` to make. `pauses` are the times in which a bulk transfer let small
-    ones pass. A plan does not end before its `awaited` jobs are done.
+    On a link lane the action returns the `Transfer` to make. A job without an action ends when its turn on the lane
+    comes, and waits for no packet. `pauses` are the times in which a bulk transfer let small ones pass. A plan does not
+    end before its `awaited` jobs are done.
     """
 
     task: Task
-    action: Callable[[], object]
+    action: Action | None
     awaited: bool
     missing: int = 0
     done: bool = False
@@ -116,7 +120,8 @@ class Lane(threading.Thread):
 
     def work(self, job: Job) -> None:
         """Do the job's action."""
-        job.action()
+        if job.action is not None:
+            job.action()
 
 
 class Mover(Lane):
@@ -138,7 +143,7 @@ class Mover(Lane):
 
     def work(self, job: Job) -> None:
         """Make the copies in packets."""
-        transfer = job.action()
+        transfer = job.action() if job.action is not None else None
         if not isinstance(transfer, Transfer):
             return
         job.bytes = transfer.bytes
@@ -219,8 +224,10 @@ class Executor:
         for name, affinity in affinities.items():
             self.lanes[name].affinity = affinity
 
-    def run(self, tasks: Sequence[Task], actions: Sequence[Callable[[], object]]) -> list[Job]:
+    def run(self, tasks: Sequence[Task], actions: Sequence[Action | None]) -> list[Job]:
         """Execute a plan and wait for its end, but not for the end of a transfer that runs on.
+
+        Tasks that have nothing to do have no action.
 
         Returns
         -------
@@ -239,9 +246,13 @@ class Executor:
         jobs, fresh = self._jobs(tasks, actions)
         for job in fresh:
             lane = self.lanes[job.task.node.lane]
-            (lane.bulk if job.task.bulk else lane.small).append(job)
+            if job.action is not None:
+                (lane.bulk if job.task.bulk else lane.small).append(job)
         for job in [job for job in fresh if not job.missing]:  # collected first: lanes start at once
-            self.lanes[job.task.node.lane].inbox.put(job)
+            if job.action is None:
+                self.finished(job)
+            else:
+                self.lanes[job.task.node.lane].inbox.put(job)
         self._wait()
         for job in jobs:
             if job.error is not None and not isinstance(job.error, StoppedError):  # that follows another job's error
@@ -267,9 +278,13 @@ class Executor:
         if carried is not None and carried.error is not None:
             raise carried.error
 
-    def _jobs(self, tasks: Sequence[Task], actions: Sequence[Callable[[], object]]) -> tuple[list[Job], list[Job]]:
-        """A job for each task, and the jobs that no lane has yet: all but the one that was carried over."""
+    def _jobs(self, tasks: Sequence[Task], actions: Sequence[Action | None]) -> tuple[list[Job], list[Job]]:
+        """A job for each task, and the jobs that no lane has yet: all but the one that was carried over.
+
+        A job without an action keeps its turn: it waits for the job before it on its lane, and the next waits for it.
+        """
         jobs: list[Job] = []
+        before: dict[str, Job] = {}
         with self._lock:  # the carried transfer may end at any moment
             for task, action in zip(tasks, actions, strict=True):
                 if task.carry is Carry.IN and self._carried is not None:
@@ -277,10 +292,17 @@ class Executor:
                     self._carried.awaited = True
                 else:
                     jobs.append(Job(task, action, awaited=task.carry is not Carry.OUT))
-                for earlier in (jobs[index] for index in task.after):
+                job = jobs[-1]
+                awaited = [jobs[index] for index in task.after]
+                if not task.bulk:
+                    in_turn = before.get(task.node.lane)
+                    before[task.node.lane] = job
+                    if in_turn is not None and (job.action is None or in_turn.action is None):
+                        awaited.append(in_turn)
+                for earlier in awaited:
                     if not earlier.done:
-                        earlier.followers.append(jobs[-1])
-                        jobs[-1].missing += 1
+                        earlier.followers.append(job)
+                        job.missing += 1
             fresh = [job for job in jobs if job is not self._carried]
             self._carried = next((job for job in fresh if not job.awaited), None)
             self._open = sum(job.awaited and not job.done for job in jobs)
@@ -305,16 +327,24 @@ class Executor:
         }
 
     def finished(self, job: Job) -> None:
-        """Dispatch every follower of a job that now waits for nothing to its lane; lanes call this."""
+        """Dispatch every follower of a job that now waits for nothing to its lane; lanes call this.
+
+        Followers without an action are finished with it.
+        """
+        now = time.perf_counter()
+        finished = [job]
+        ready: list[Job] = []
         with self._lock:
-            ready = []
-            for follower in job.followers:
-                follower.missing -= 1
-                if not follower.missing:
-                    ready.append(follower)
-            job.done = True
-            self._open -= job.awaited
-            last = job.awaited and not self._open
+            for one in finished:  # grows
+                if one.action is None:
+                    one.start = one.end = now
+                one.done = True
+                self._open -= one.awaited
+                for follower in one.followers:
+                    follower.missing -= 1
+                    if not follower.missing:
+                        (finished if follower.action is None else ready).append(follower)
+            last = not self._open and any(one.awaited for one in finished)
         for follower in ready:
             self.lanes[follower.task.node.lane].inbox.put(follower)
         if last:

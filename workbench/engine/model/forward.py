@@ -18,7 +18,7 @@ from workbench.engine.model.operations import OPERATIONS
 from workbench.engine.model.ops import Ops, RowLayout, Tensors
 from workbench.engine.model.weights import Weights, WeightStore, as_numpy
 from workbench.kernels import embed
-from workbench.pipeline.layer_graph import Node
+from workbench.pipeline.layer_graph import Node, NodeKind
 from workbench.scheduler.batch import Batch
 from workbench.schedules.base import Step
 from workbench.schedules.plan import WHOLE, Page
@@ -156,7 +156,7 @@ class Forward:
         self._ran.add((stage.op.name, _lane(stage)))
         if stage.op.keeps_kv:
             self._attend(stage, layer, part, layout)
-        elif layout.rows_of(stage.op.rows).stop > layout.rows_of(stage.op.rows).start:
+        elif layout.has(stage.op.rows):
             self._operate(stage, layer, part, layout)
 
     def _operate(self, stage: Stage, layer: int, part: int, layout: RowLayout) -> None:
@@ -279,19 +279,27 @@ class Forward:
             out = fetched.attend(layout, q[decodes], k[decodes], v[decodes])
         self._place((stage.device, part, "attn"), layout, out)[decodes] = out
 
+    def moves_nothing(self, node: Node, layout: RowLayout) -> bool:
+        """True for a transfer that has no rows of a part to move."""
+        if node.kind is NodeKind.MOVE:
+            return not any(layout.has(row_class) for _, row_class in node.carries)
+        if node.kind is NodeKind.KV_IN:
+            return not len(layout.lengths) and not layout.before.any()
+        return False
+
     def move(self, node: Node, part: int, layout: RowLayout) -> Transfer:
         """The transfer of a node's buffers to the other device."""
         target = Place.CPU if node.lane == "d2h" else Place.GPU
         copies: list[ArrayCopy] = []
         for buffer, row_class in node.carries:
-            rows = layout.rows_of(row_class)
-            if rows.stop > rows.start:
+            if layout.has(row_class):
+                rows = layout.rows_of(row_class)
                 source = self._buffers[target.other, part, buffer]
                 there = self._place((target, part, buffer), layout, source)
                 copies.append(ArrayCopy(as_numpy(there[rows]), as_numpy(source[rows])))
         return Transfer(copies)
 
-    def fetch_kv(self, layer: int, part: int, layout: RowLayout) -> Transfer | None:
+    def fetch_kv(self, layer: int, part: int, layout: RowLayout) -> Transfer:
         """The transfer of the KV that a part reads to the GPU.
 
         Raises
@@ -299,8 +307,6 @@ class Forward:
         EngineError
             If it is more than the ledger says.
         """
-        if not len(layout.lengths) and not layout.before.any():
-            return None
         held = list(self._fetched.values())  # a copy, because the gpu lane drops what it has read meanwhile
         wanted = self._cache.fetched_bytes(layout) + sum(fetched.pool.nbytes for fetched in held)
         if wanted > self._ledger["fetched KV"]:

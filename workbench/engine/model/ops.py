@@ -131,6 +131,11 @@ class RowLayout:
         first = self.skipped + (self.prefill if row_class is RowClass.DECODE else 0)
         return slice(first, self.skipped + (self.prefill if row_class is RowClass.PREFILL else self.rows))
 
+    def has(self, row_class: RowClass) -> bool:
+        """True if there are rows of a class."""
+        rows = self.rows_of(row_class)
+        return bool(rows.start < rows.stop)
+
     @property
     def before(self) -> npt.NDArray[np.int64]:
         """KV entries of each prefill that earlier chunks of its prompt wrote."""
