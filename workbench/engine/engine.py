@@ -157,7 +157,7 @@ class Engine:
         return busy
 
     def _action(self, task: Task, parts: tuple[Batch, ...], layouts: list[RowLayout]) -> Action | None:
-        """What a task does, None if it has nothing to do."""
+        """The action of a task, None if it has nothing to do."""
         forward = self.forward
         layer = task.layer
         if task.part is None:

@@ -20,7 +20,7 @@ from workbench.engine.lanes.transfer import Transfer
 from workbench.schedules.plan import Carry, Task
 
 Action = Callable[[], object]
-"""What a task does."""
+"""The work of a task."""
 
 
 @dataclass(eq=False)
