@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     sim = benches.add_parser("sim", help="random settings, simulated and run; the residual by cause")
     sim.add_argument("--models", nargs="+", metavar="NAME", help=f"{_RECIPES}; default: the four odd ones")
     sim.add_argument("--settings", type=_count, default=56)
-    sim.add_argument("--repeats", type=_count, default=1)
+    sim.add_argument("--repeats", type=_count, default=3, help="undisturbed runs of a setting (default: 3)")
     sim.add_argument("--seed", type=_seed, default=0)
     sim.add_argument("--json", type=_file, help="file to write the record to")
     sim.set_defaults(command=_bench_sim)

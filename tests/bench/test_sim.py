@@ -85,6 +85,15 @@ def test_the_table_has_every_setting_its_causes_and_the_errors_of_all():
     assert "within the simulation's 90 % interval: 2 of 3; median width 25.0%" in text
 
 
+def test_how_far_repetitions_are_off_their_median_is_told_where_there_are_some():
+    lines: list[str] = []
+    sim._print([setting(0.8, 1.0, 1.1), setting(1.0)], lines.append)
+    assert "off their median by 18.0% in 90 % of the runs, 20.0% at most" in "\n".join(lines)
+    lines.clear()
+    sim._print([setting(0.8), setting(1.0)], lines.append)
+    assert "off their median" not in "\n".join(lines)
+
+
 class Disturbed:
     """Every repetition is disturbed, or only those of one schedule."""
 

@@ -168,6 +168,13 @@ class Setting:
         return self.rate / self.simulated.gen_tok_s - 1
 
     @property
+    def deviations(self) -> list[float]:
+        """How far each repetition is from their median, relative [1]; none of a single run."""
+        if len(self.runs) < 2:
+            return []
+        return [abs(result.gen_tok_s / self.rate - 1) for result in self.runs]
+
+    @property
     def foreseen(self) -> bool:
         """True if the median run lies in the simulation's 90 % interval."""
         low, high = self.simulated.interval or (0.0, 0.0)
@@ -373,6 +380,13 @@ def _print(settings: list[Setting], say: Callable[[str], None]) -> None:
         say(
             f"measured within the simulation's 90 % interval: {inside} of {len(with_interval)}; "
             f"median width {width:.1%}"
+        )
+    repeated = [deviation for setting in settings for deviation in setting.deviations]
+    if repeated:
+        say(
+            "repetitions of a setting are off their median by "
+            f"{np.percentile(repeated, 90):.1%} in 90 % of the runs, {max(repeated):.1%} at most: "
+            "no prediction of a single run is closer than this computer is to itself"
         )
     most = ", ".join(f"{share} % within {np.percentile(errors, share):.1%}" for share in (90, 95))
     say(f"absolute error: median {median(errors):.1%}, mean {np.mean(errors):.1%}, {most}, largest {max(errors):.1%}")
