@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,10 @@ from .nodes import NodeExperts
 from .tasks import FEW, MANY, PHASES, blocks_of, columns_of, server, terms_of
 from .weights import ROWS, PackedExperts, aligned, unpacked
 
+_BUFFERED = 16 << 20
+"""Bytes of buffers for the pairs that are computed at once, which shall stay in the last cache."""
+_FEWEST = 128
+"""Fewest pairs that are computed at once: with fewer of an expert, reading its weights again takes too long."""
 _WORTH = 1 << 20
 """Fewest bytes of weights per thread: with fewer, waking a thread takes longer than it saves."""
 
@@ -150,6 +155,12 @@ class _Pairs(NamedTuple):
     touched: NDArray[np.int64]
     most: int
 
+    def part(self, begin: int, past: int) -> _Pairs:
+        """The pairs from `begin` to `past` - 1, counted from 0."""
+        first = np.clip(self.first, begin, past) - begin
+        counts = np.diff(first)
+        return _Pairs(self.tokens[begin:past], first, self.places, np.flatnonzero(counts), int(counts.max(initial=0)))
+
 
 def _sorted(ids: NDArray[Any], experts: int) -> _Pairs:
     """Sort the pairs of ids (T, k) by expert, and then by token."""
@@ -196,25 +207,66 @@ def _call(
     experts: PackedExperts,
     out: NDArray[np.float32],
 ) -> Callable[[], object]:
-    """Return the function that one thread runs: both products of all pairs, and the weighted sums per token."""
+    """Return the function that one thread runs: both products of all pairs, and the weighted sums per token.
+
+    Pairs are computed range by range, in the same buffers. The weighted sums follow the last range.
+    """
     up = experts.gate_up
     down = experts.down
-    count = len(pairs.tokens)
-    terms = terms_of(experts, path, exact) if pairs.most > FEW else 0
     lanes = path.value
-    both: NDArray[Any] = aligned(np.float32, count, up.words.shape[1] * ROWS)
-    answers: NDArray[Any] = aligned(np.float32, count, down.words.shape[1] * ROWS)
-    hidden = empty_activations(count, up, terms, lanes)
-    inner = empty_activations(count, down, terms, lanes)
-    counter = counters(PHASES)
-    serve = partial(
-        server(lanes, int(experts.format), up.in_place, terms, columns_of(experts, path)),
-        counter.ctypes.data, x, pairs.tokens, pairs.first, experts.format.zero, count if exact else MANY,
-        pairs.touched, up.words, up.scales, blocks_of(up, terms, pairs.most), hidden, both, down.dim,
-        down.words, down.scales, blocks_of(down, terms, pairs.most), inner, answers,
-        pairs.places, weights, out,
-    )  # fmt: skip
-    return lambda: (serve(), counter)  # `serve` holds only the counter's address, so the closure keeps the array
+    parts = _parts(pairs, max(_FEWEST, _BUFFERED // _buffered(experts)))
+    longest = max(len(part.tokens) for part in parts)
+    most = max(part.most for part in parts)
+    terms = terms_of(experts, path, exact) if most > FEW else 0
+    both: NDArray[Any] = aligned(np.float32, longest, up.words.shape[1] * ROWS)
+    answers: NDArray[Any] = aligned(np.float32, len(pairs.tokens), down.words.shape[1] * ROWS)
+    hidden = empty_activations(longest, up, terms, lanes)
+    inner = empty_activations(longest, down, terms, lanes)
+    serve = server(lanes, int(experts.format), up.in_place, terms, columns_of(experts, path))
+    calls = list[Callable[[], object]]()
+    kept = list[NDArray[np.int64]]()
+    begin = 0
+    for part in parts:
+        counter = counters(PHASES)
+        kept.append(counter)
+        past = begin + len(part.tokens)
+        summed = slice(None) if part is parts[-1] else slice(0)
+        call = partial(
+            serve,
+            counter.ctypes.data, x, part.tokens, part.first, experts.format.zero, longest if exact else MANY,
+            part.touched, up.words, up.scales, blocks_of(up, terms, most), hidden, both, down.dim,
+            down.words, down.scales, blocks_of(down, terms, most), inner, answers[begin:past],
+            answers, pairs.places[summed], weights[summed], out[summed],
+        )  # fmt: skip
+        calls.append(call)
+        begin = past
+
+    def work(kept: object = kept) -> None:  # the calls hold only the counters' addresses, so the closure keeps them
+        for call in calls:
+            call()
+
+    return work
+
+
+def _buffered(experts: PackedExperts) -> int:
+    """Bytes that one pair takes in the buffers, without the copies of its activations in other formats."""
+    return 4 * (experts.gate_up.width + experts.gate_up.rows + experts.down.width)
+
+
+def _parts(pairs: _Pairs, limit: int) -> list[_Pairs]:
+    """Cut pairs into parts of at most `limit`: whole experts as long as they fit, an expert with more cut evenly."""
+    edges = [0]
+    for expert in pairs.touched:
+        first = int(pairs.first[expert])
+        past = int(pairs.first[expert + 1])
+        if past - edges[-1] <= limit:
+            continue
+        if first > edges[-1]:
+            edges.append(first)
+        pieces = -(-(past - first) // limit)
+        edges += [first + (past - first) * piece // pieces for piece in range(1, pieces)]
+    edges.append(len(pairs.tokens))
+    return [pairs.part(begin, past) for begin, past in pairwise(edges)]
 
 
 @work_of(fused_moe)

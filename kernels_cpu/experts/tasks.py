@@ -327,7 +327,7 @@ def server(lanes: int, format: int, in_place: bool, terms: int, columns: int) ->
         counter: int, h: Any, tokens: Any, first: Any, zero: int, many: int,
         touched: Any, up_words: Any, up_scales: Any, up_blocks: int, x: Any, both: Any, dim: int,
         down_words: Any, down_scales: Any, down_blocks: int, inner: Any, answers: Any,
-        places: Any, weights: Any, out: Any,
+        every: Any, places: Any, weights: Any, out: Any,
     ) -> None:  # fmt: skip
         i = _next(counter, 0, len(tokens))
         while i >= 0:
@@ -366,7 +366,7 @@ def server(lanes: int, format: int, in_place: bool, terms: int, columns: int) ->
             i = _next(counter, 3, len(touched) * tasks_each)
         i = _next(counter, 4, len(out))
         while i >= 0:
-            _weighted_sum(answers, places[i], weights[i], out[i])
+            _weighted_sum(every, places[i], weights[i], out[i])
             task_done(counter, 4)
             i = _next(counter, 4, len(out))
 

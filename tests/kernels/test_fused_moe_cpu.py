@@ -2,6 +2,7 @@
 
 import importlib
 import threading
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from kernels_cpu.experts.weights import unpacked
 from kernels_cpu.machine.features import features
 from tests.examples import examples
 
+module = importlib.import_module("kernels_cpu.experts.fused_moe")
 # (M, F): whole groups and blocks, what fills neither, and fewer than one of each
 SHAPES = [(256, 128), (136, 200), (20, 13)]
 NAMES = [format.name.lower() for format in Format]
@@ -118,7 +120,7 @@ def test_matrix_registers_multiply_exactly_up_to_many_tokens_or_as_asked(tokens,
     assert terms_of(packed, CodePath.AVX512, exact=False) == (3 if fits else 0)
     assert np.array_equal(found, asked) == (not fits or tokens - tokens // 8 <= 32)
     assert error(found, want) < 5e-3
-    monkeypatch.setattr(importlib.import_module("kernels_cpu.experts.fused_moe"), "_WORTH", 1)  # else one thread serves
+    monkeypatch.setattr(module, "_WORTH", 1)  # else one thread serves
     for kept in (1, 1 << 16):  # blocks of a task: one, or two with one left over
         monkeypatch.setattr(expert_tasks, "_KEPT", kept)
         np.testing.assert_array_equal(fused_moe(h, packed, ids, weights, exact=True, threads=2), asked)
@@ -133,10 +135,10 @@ def test_matrix_registers_multiply_bytes_as_vectors_do(tokens, group, columns, f
     h, ids, weights = batch(tokens, 2, 1, 256, seed=tokens)
     ids[:5] = 1
     h[-1, 3] = np.inf
-    monkeypatch.setattr(importlib.import_module("kernels_cpu.experts.fused_moe"), "_WORTH", 1)  # else one thread serves
+    monkeypatch.setattr(module, "_WORTH", 1)  # else one thread serves
     found = fused_moe(h, packed, ids, weights, threads=2)
     assert [columns_of(packed, path) for path in (CodePath.AVX512, CodePath.AVX2)] == [columns, 0]
-    monkeypatch.setattr(importlib.import_module("kernels_cpu.experts.fused_moe"), "columns_of", lambda *_: 0)
+    monkeypatch.setattr(module, "columns_of", lambda *_: 0)
     np.testing.assert_array_equal(found, fused_moe(h, packed, ids, weights, threads=2))
     assert np.isfinite(found[:-1]).all()
     assert error(found[:-1], oracle(h[:-1], packed, ids[:-1], weights[:-1])) < 1e-2
@@ -197,6 +199,33 @@ def test_the_answer_depends_on_nobody_else_and_not_on_threads(form):
     np.testing.assert_array_equal(fused_moe(h, packed, ids, weights, threads=4), whole)
     alone = [fused_moe(h[t : t + 1], packed, ids[t : t + 1], weights[t : t + 1]) for t in range(7)]
     np.testing.assert_allclose(np.concatenate(alone), whole, rtol=0, atol=1e-5 * np.abs(whole).max())
+
+
+@pytest.mark.parametrize("form", NAMES)
+@pytest.mark.parametrize("tokens", [9, 70])
+def test_pairs_computed_part_by_part_give_what_all_at_once_give(form, tokens, monkeypatch):
+    packed = pack_experts(*layer(4, SHAPES[1]), format=form)
+    h, ids, weights = batch(tokens, 4, 3, SHAPES[1][0])
+    whole = fused_moe(h, packed, ids, weights, exact=True)
+    monkeypatch.setattr(module, "_BUFFERED", 0)
+    monkeypatch.setattr(module, "_FEWEST", 20)
+    for threads in (1, 3):
+        found = fused_moe(h, packed, ids, weights, exact=True, threads=threads)
+        assert error(found, whole) < 1e-6
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=8), st.integers(1, 30))
+def test_parts_are_within_the_limit_and_cut_only_experts_that_exceed_it(counts, limit):
+    ids = np.repeat(np.arange(len(counts)), counts)[:, None]
+    pairs = module._sorted(ids, len(counts))
+    parts = module._parts(pairs, limit)
+    assert np.concatenate([part.tokens for part in parts]).tolist() == pairs.tokens.tolist()
+    assert all(len(part.tokens) <= limit for part in parts)
+    assert sum(np.diff(part.first) for part in parts).tolist() == counts
+    for expert, count in enumerate(counts):
+        assert sum(expert in part.touched for part in parts) == -(-count // limit)
+    fullest = [a + b for a, b in pairwise([len(part.tokens) for part in parts])]
+    assert all(two > limit for two in fullest) or max(counts) > limit
 
 
 @pytest.mark.parametrize("form", ["fp32", "bf16"])
