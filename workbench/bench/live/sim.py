@@ -169,7 +169,7 @@ class Setting:
 
     @property
     def deviations(self) -> list[float]:
-        """How far each repetition is from their median, relative [1]; none of a single run."""
+        """Distance of each repetition from their median, relative [1]; none of a single run."""
         if len(self.runs) < 2:
             return []
         return [abs(result.gen_tok_s / self.rate - 1) for result in self.runs]
