@@ -1,6 +1,5 @@
 """CAP diagrams and bandwidth against power: what is drawn, and how fast."""
 
-
 import matplotlib as mpl
 import numpy as np
 import pytest
