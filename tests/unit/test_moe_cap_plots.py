@@ -1,4 +1,4 @@
-"""CAP diagrams and bandwidth against power: what is drawn, and how fast."""
+"""CAP diagrams and bandwidth against power: what is drawn."""
 
 import matplotlib as mpl
 import numpy as np
