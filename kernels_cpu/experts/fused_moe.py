@@ -21,9 +21,9 @@ from .tasks import FEW, MANY, PHASES, blocks_of, columns_of, server, terms_of
 from .weights import ROWS, PackedExperts, aligned, unpacked
 
 _BUFFERED = 16 << 20
-"""Bytes of buffers for the pairs that are computed at once, which shall stay in the last cache."""
+"""Bytes of buffers of one part of the pairs. They stay in the last-level cache."""
 _FEWEST = 128
-"""Fewest pairs that are computed at once: with fewer of an expert, reading its weights again takes too long."""
+"""Least limit of a part [pairs]: every part of an expert reads all of its weights again."""
 _WORTH = 1 << 20
 """Fewest bytes of weights per thread: with fewer, waking a thread takes longer than it saves."""
 
@@ -209,7 +209,7 @@ def _call(
 ) -> Callable[[], object]:
     """Return the function that one thread runs: both products of all pairs, and the weighted sums per token.
 
-    Pairs are computed range by range, in the same buffers. The weighted sums follow the last range.
+    Pairs are computed part by part, in the same buffers. The weighted sums follow the last part.
     """
     up = experts.gate_up
     down = experts.down
@@ -223,12 +223,10 @@ def _call(
     hidden = empty_activations(longest, up, terms, lanes)
     inner = empty_activations(longest, down, terms, lanes)
     serve = server(lanes, int(experts.format), up.in_place, terms, columns_of(experts, path))
-    calls = list[Callable[[], object]]()
-    kept = list[NDArray[np.int64]]()
+    calls = list[tuple[Callable[[], object], NDArray[np.int64]]]()
     begin = 0
     for part in parts:
         counter = counters(PHASES)
-        kept.append(counter)
         past = begin + len(part.tokens)
         summed = slice(None) if part is parts[-1] else slice(0)
         call = partial(
@@ -238,11 +236,11 @@ def _call(
             down.words, down.scales, blocks_of(down, terms, most), inner, answers[begin:past],
             answers, pairs.places[summed], weights[summed], out[summed],
         )  # fmt: skip
-        calls.append(call)
+        calls.append((call, counter))  # the call holds only the counter's address, so the list keeps the array
         begin = past
 
-    def work(kept: object = kept) -> None:  # the calls hold only the counters' addresses, so the closure keeps them
-        for call in calls:
+    def work() -> None:
+        for call, _ in calls:
             call()
 
     return work
