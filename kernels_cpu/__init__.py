@@ -20,7 +20,7 @@ from .ceilings import multiply_add, read_blocks, read_memory
 from .declarations import Operation, operations, public_names
 from .experts.fused_moe import fused_moe, fused_moe_reference, fused_moe_work
 from .experts.nodes import NodeExperts, numa_nodes, pack_by_node
-from .experts.weights import Format, PackedExperts, experts_in_place, pack_experts
+from .experts.weights import Format, PackedExperts, experts_in_place, experts_of_blocks, pack_experts
 from .machine.features import CodePath, Features, features
 from .machine.huge_pages import empty_in_huge_pages
 from .rows.gated import gated

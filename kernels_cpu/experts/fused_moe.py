@@ -78,8 +78,8 @@ def fused_moe(
     x : (T, M) fp32
         Normed hidden states.
     experts : PackedExperts or NodeExperts
-        The layer's experts from `pack_experts`, `experts_in_place` or `pack_by_node`. With the last, the cores of each
-        NUMA node compute with its own slice, and the slices' results are summed in order.
+        The layer's experts from `pack_experts`, `experts_of_blocks`, `experts_in_place` or `pack_by_node`. With the
+        last, the cores of each NUMA node compute with its own slice, and the slices' results are summed in order.
     ids : (T, k) int32 or int64
         Experts of each token.
     weights : (T, k) fp32

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import Operand, checked, float64, whole
+from ..arguments import Operand, checked, contiguous, float64, whole
+from ..codegen.compiled import compiled
 from ..codegen.rounding import bfloat16_pairs
 from ..declarations import public
 
@@ -30,6 +31,9 @@ COLUMNS = 32
 """Rows in place have a multiple of this many columns: whole registers on every code path."""
 GROUP = 128
 """Default number of columns that share a scale."""
+LINE = 64
+"""Bytes of a cache line, on which packed memory begins."""
+_LINE_WORDS = LINE // 4
 
 
 @public
@@ -59,6 +63,15 @@ class Format(enum.IntEnum):
     def zero(self) -> int:
         """Code of the number 0 in a word."""
         return 1 << (self.bits - 1) if self.scaled else 0
+
+
+_TYPES: dict[Format, Any] = {
+    Format.FP32: np.float32,
+    Format.BF16: np.uint16,
+    Format.INT8: np.int8,
+    Format.INT4: np.uint8,
+}
+"""Type that tells the format of matrices in the order of blocks; uint8 holds two numbers."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +113,18 @@ class Matrices:
         """Bytes of words and scales."""
         return self.words.nbytes + self.scales.nbytes
 
+    @property
+    def blocks(self) -> NDArray[Any]:
+        """The words as `experts_of_blocks` takes them: (E, R, C) of the format's type, or (E, R, C / 2) for INT4."""
+        experts, blocks, _, _ = self.words.shape
+        numbers: NDArray[Any] = self.words.reshape(experts, -1).view(_TYPES[self.format])
+        return numbers.reshape(experts, blocks * ROWS, -1)
+
 
 @public
 @dataclass(frozen=True)
 class PackedExperts:
-    """The routed experts of one layer, packed by `pack_experts` or used in place by `experts_in_place`.
+    """The routed experts of one layer, from `pack_experts`, `experts_of_blocks` or `experts_in_place`.
 
     Attributes
     ----------
@@ -227,6 +247,83 @@ def _in_place(name: str, array: NDArray[Any]) -> Matrices:
     return Matrices(words, np.empty((count, rows // ROWS, 0, ROWS), np.float32), rows, dim, Format.BF16, GROUP)
 
 
+@public
+def experts_of_blocks(
+    gate_up: Operand, down: Operand, gate_up_scales: Operand | None = None, down_scales: Operand | None = None
+) -> PackedExperts:
+    """Use packed weights that lie anywhere in memory, such as copies of what `pack_experts` returned, without a copy.
+
+    Only weights without padding: M and F are multiples of 64, and of the columns that share a scale.
+
+    Parameters
+    ----------
+    gate_up : (E, 2 F, M) fp32, torch.bfloat16, uint16 that holds bfloat16 bits, or int8; (E, 2 F, M / 2) uint8 for INT4
+        `PackedExperts.gate_up.blocks`, or a copy that begins on a multiple of 64 bytes.
+    down : (E, M, F), or (E, M, F / 2) uint8; as gate_up
+    gate_up_scales : (E, 2 F / 64, groups, 64) fp32, optional
+        `PackedExperts.gate_up.scales` of INT8 and INT4, or a copy.
+    down_scales : (E, M / 64, groups, 64) fp32, optional
+
+    Returns
+    -------
+    PackedExperts
+        A view of the same memory: later changes of the weights take effect.
+
+    Raises
+    ------
+    TypeError
+        If an operand is neither an array nor a tensor, or has another dtype.
+    ValueError
+        If shapes disagree or are not such multiples, the memory is not contiguous or begins elsewhere, or scales are
+        missing or superfluous.
+
+    Examples
+    --------
+    >>> packed = pack_experts(np.ones((2, 128, 64), np.float32), np.ones((2, 64, 64), np.float32))
+    >>> experts = experts_of_blocks(packed.gate_up.blocks, packed.down.blocks)
+    >>> len(experts), experts.format.name
+    (2, 'FP32')
+    """
+    first = _of_blocks("gate_up", gate_up, gate_up_scales)
+    second = _of_blocks("down", down, down_scales)
+    if first.format is not second.format:
+        raise ValueError(
+            f"down must be {first.format.name} as gate_up, not {second.format.name}: pass the matrices of one layer."
+        )
+    _check_layer((len(first.words), first.rows, first.dim), (len(second.words), second.rows, second.dim))
+    return PackedExperts(first, second)
+
+
+def _of_blocks(name: str, operand: Operand, scales: Operand | None) -> Matrices:
+    """View matrices in the order of blocks as words."""
+    array = checked(name, operand, "E R C", *_TYPES.values())
+    format = next(format for format, dtype in _TYPES.items() if array.dtype == dtype)
+    count, rows, dim = array.shape
+    dim *= 2 if format is Format.INT4 else 1
+    if 0 in array.shape or rows % ROWS or dim % ROWS or not array.flags.c_contiguous or array.ctypes.data % LINE:
+        raise ValueError(
+            f"{name} must be C-contiguous from a multiple of {LINE} bytes on, with multiples of {ROWS} rows and "
+            f"columns, not {array.shape} with strides {array.strides}: pass what pack_experts returned."
+        )
+    words = array.reshape(count, -1).view(np.uint32).reshape(count, rows // ROWS, -1, ROWS)
+    if not format.scaled:
+        if scales is not None:
+            raise ValueError(f"{name}_scales must be left out: {format.name} has none.")
+        return Matrices(words, np.empty((count, rows // ROWS, 0, ROWS), np.float32), rows, dim, format, GROUP)
+    if scales is None:
+        raise ValueError(f"{name}_scales must be given for {format.name}: pass the scales that pack_experts returned.")
+    steps = contiguous(f"{name}_scales", checked(f"{name}_scales", scales, "E R/64 G 64", np.float32))
+    groups = steps.shape[2]
+    if steps.shape != (count, rows // ROWS, groups, ROWS) or groups == 0 or dim % groups or dim // groups % 8:
+        raise ValueError(
+            f"{name}_scales must be ({count}, {rows // ROWS}, groups, {ROWS}) with groups of a multiple of 8 columns, "
+            f"not {steps.shape}: pass the scales that pack_experts returned."
+        )
+    if steps.ctypes.data % LINE:
+        raise ValueError(f"{name}_scales must begin on a multiple of {LINE} bytes: copy them to such a place.")
+    return Matrices(words, steps, rows, dim, format, dim // groups)
+
+
 def checked_layer(
     gate_up: Operand | Sequence[Operand], down: Operand | Sequence[Operand]
 ) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
@@ -253,13 +350,17 @@ def _several(name: str, operands: Operand | Sequence[Operand]) -> list[NDArray[A
 
 
 def _check(gate_up: Sequence[NDArray[Any]] | NDArray[Any], down: Sequence[NDArray[Any]] | NDArray[Any]) -> None:
-    (rows, width) = gate_up[0].shape
-    found = (len(down), *down[0].shape)
+    _check_layer((len(gate_up), *gate_up[0].shape), (len(down), *down[0].shape))
+
+
+def _check_layer(gate_up: tuple[int, ...], down: tuple[int, ...]) -> None:
+    """Check the sizes (E, 2 F, M) and (E, M, F) of one layer's matrices."""
+    count, rows, width = gate_up
     if rows % 2:
         raise ValueError(f"gate_up must have an even number of rows, not {rows}: pass (E, 2 F, M), gates before ups.")
-    want = (len(gate_up), width, rows // 2)
-    if found != want:
-        raise ValueError(f"down must be {want}, which gate_up asks for, not {found}: pass (E, M, F) of the same layer.")
+    want = (count, width, rows // 2)
+    if down != want:
+        raise ValueError(f"down must be {want}, which gate_up asks for, not {down}: pass (E, M, F) of the same layer.")
 
 
 def _format(name: Format | str | None, dtype: Any) -> Format:
@@ -283,13 +384,29 @@ def _packed(name: str, matrices: Sequence[NDArray[Any]], format: Format, group: 
     words = aligned(np.uint32, len(matrices), blocks, width // format, ROWS)
     groups = width // group if format.scaled else 0
     scales = aligned(np.float32, len(matrices), blocks, groups, ROWS)
+    kept = format is _format(None, matrices[0].dtype) and matrices[0].dtype != np.float16
     for e, matrix in enumerate(matrices):
+        if kept and (rows, dim) == (blocks * ROWS, width):
+            _reorder(np.ascontiguousarray(matrix).view(np.uint32).reshape(blocks, ROWS, -1), words[e])
+            continue
         for b in range(blocks):  # one block at a time keeps the scratch memory small
             own = matrix[b * ROWS : (b + 1) * ROWS]
             full = np.zeros((ROWS, width), np.float32)
             full[: len(own), :dim] = _fp32(own)
             words[e, b], scales[e, b] = _block(f"{name}[{e}]", full, format, group)
     return Matrices(words, scales, rows, dim, format, group)
+
+
+@compiled()
+def _reorder(rows: Any, words: Any) -> None:
+    """Copy rows of words (blocks, 64, steps) to blocks (blocks, steps, 64), a line of every row after the other."""
+    blocks, _, steps = rows.shape
+    for block in range(blocks):
+        for begin in range(0, steps, _LINE_WORDS):
+            end = min(steps, begin + _LINE_WORDS)
+            for row in range(ROWS):
+                for step in range(begin, end):
+                    words[block, step, row] = rows[block, row, step]
 
 
 def _fp32(rows: NDArray[Any]) -> NDArray[np.float32]:
@@ -323,8 +440,8 @@ def _block(name: str, full: NDArray[np.float32], format: Format, group: int) -> 
 def aligned(dtype: Any, *shape: int) -> NDArray[Any]:
     """A new array that begins on a cache line, not cleared."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    room = np.empty(size + 64, np.uint8)
-    begin = -room.ctypes.data % 64
+    room = np.empty(size + LINE, np.uint8)
+    begin = -room.ctypes.data % LINE
     found: NDArray[Any] = room[begin : begin + size].view(dtype).reshape(shape)
     return found
 

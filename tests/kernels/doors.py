@@ -387,17 +387,19 @@ def _grouped_gemm(random: Random) -> Operands:
     return operands
 
 
-WAYS_TO_PACK = {"pack_experts", "experts_in_place", "pack_by_node"}
+WAYS_TO_PACK = {"pack_experts", "experts_in_place", "experts_of_blocks", "pack_by_node"}
 
 
 def _packed_experts(random: Random) -> Operands:
     """`packed` tells how the weights get to the op, in which format."""
-    packed = random.choice(("pack_experts", "experts_in_place", "experts_in_place", "pack_by_node"))
+    packed = random.choice(
+        ("pack_experts", "experts_in_place", "experts_in_place", "experts_of_blocks", "pack_by_node")
+    )
     T, E = random.choice((0, 1, 3, 20)), random.choice((1, 3))
     M, F = random.choice(((64, 32), (128, 96)))
     dtype, form = BF16, None
     if packed != "experts_in_place":
-        M, F = random.choice(((64, 32), (24, 40), (5, 3)))
+        M, F = random.choice(((64, 32), (24, 40), (5, 3)) if packed != "experts_of_blocks" else ((64, 64), (128, 192)))
         dtype, form = random.choice(FLOATS), random.choice((None, *Format))
     ids, weights = _routing(random, T, E)
     operands = {
@@ -427,8 +429,13 @@ def _experts(packed: str, gate_up: Any, down: Any, form: Format | None) -> Any:
     if packed == "experts_in_place":
         return kernels.experts_in_place(gate_up, down)
     if packed == "pack_by_node":
-        return kernels.pack_by_node(gate_up, down, format=form, nodes=[{0}])
-    return kernels.pack_experts(gate_up, down, format=form)
+        return kernels.pack_by_node(gate_up, down, format=form, group=64, nodes=[{0}])
+    experts = kernels.pack_experts(gate_up, down, format=form, group=64)
+    if packed == "pack_experts":
+        return experts
+    matrices = experts.gate_up, experts.down
+    scales = [matrix.scales for matrix in matrices if experts.format.scaled]
+    return kernels.experts_of_blocks(*[matrix.blocks for matrix in matrices], *scales)
 
 
 def _call_experts(packed: str, format: Format | None, gate_up: Any, down: Any, **operands: Any) -> Any:
@@ -441,7 +448,7 @@ def _expert_sums(
     first, second = (m if isinstance(m, torch.Tensor) else torch.stack(m) for m in (gate_up, down))
     form = format or (Format.BF16 if first.dtype is BF16 else Format.FP32)
     if form.scaled:  # what rounding to so few bits loses is another test's
-        experts = kernels.pack_experts(first, second, format=form)
+        experts = kernels.pack_experts(first, second, format=form, group=64)
         return (torch.from_numpy(kernels.fused_moe_reference(x, experts, ids, weights)),)
     first, second = ((m.bfloat16() if form is Format.BF16 else m).float() for m in (first, second))
     return (kernels.fused_moe_reference(x, (first, second), ids, weights),)

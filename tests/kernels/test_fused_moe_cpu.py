@@ -16,6 +16,7 @@ from kernels_cpu import (
     Format,
     PackedExperts,
     experts_in_place,
+    experts_of_blocks,
     fused_moe,
     fused_moe_reference,
     fused_moe_work,
@@ -23,7 +24,7 @@ from kernels_cpu import (
 )
 from kernels_cpu.experts import tasks as expert_tasks
 from kernels_cpu.experts.tasks import columns_of, terms_of
-from kernels_cpu.experts.weights import unpacked
+from kernels_cpu.experts.weights import aligned, unpacked
 from kernels_cpu.machine.features import features
 from tests.examples import examples
 
@@ -188,6 +189,91 @@ def test_weights_that_cannot_be_read_in_place_are_named_with_their_mend(change, 
         case[name] = make(case[name])
     with pytest.raises(kind, match=message):
         experts_in_place(**case)
+
+
+def copied(array: Any) -> Any:
+    """A copy that begins on a cache line."""
+    found = aligned(array.dtype, *array.shape)
+    found[...] = array
+    return found
+
+
+def of_copies(packed: Any, **changes: Any) -> Any:
+    """The operands of `experts_of_blocks` for copies of packed weights, with changes."""
+    matrices = {"gate_up": packed.gate_up, "down": packed.down}
+    case = {name: copied(matrix.blocks) for name, matrix in matrices.items()}
+    if packed.format.scaled:
+        case |= {f"{name}_scales": copied(matrix.scales) for name, matrix in matrices.items()}
+    for name, make in changes.items():
+        case[name] = make(case.get(name))
+    return case
+
+
+@pytest.mark.parametrize("form", NAMES)
+@pytest.mark.parametrize(("shape", "group"), [((256, 128), 128), ((64, 192), 64), ((128, 64), 32)])
+def test_packed_weights_elsewhere_give_the_same_bits(form, shape, group):
+    packed = pack_experts(*layer(3, shape), format=form, group=group)
+    found = experts_of_blocks(**of_copies(packed))
+    assert (found.format, len(found), found.nbytes) == (packed.format, 3, packed.nbytes)
+    for there, here in ((found.gate_up, packed.gate_up), (found.down, packed.down)):
+        assert (there.rows, there.dim, there.width) == (here.rows, here.dim, here.width)
+        assert there.group == here.group or not packed.format.scaled
+        np.testing.assert_array_equal(there.words, here.words)
+        np.testing.assert_array_equal(there.scales, here.scales)
+    case = batch(9, 3, 2, shape[0])
+    np.testing.assert_array_equal(fused_moe(case[0], found, *case[1:]), fused_moe(case[0], packed, *case[1:]))
+
+
+def test_tensors_of_bfloat16_may_be_packed_weights_elsewhere():
+    packed = pack_experts(*plain(2, (128, 64)))
+    there = [
+        torch.from_numpy(copied(m.blocks).view(np.int16)).view(torch.bfloat16) for m in (packed.gate_up, packed.down)
+    ]
+    assert experts_of_blocks(*there).format is Format.BF16
+    there[1].zero_()
+    h, ids, weights = batch(3, 2, 1, 128)
+    assert not fused_moe(h, experts_of_blocks(*there), ids, weights).any()
+
+
+MISPLACED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
+    ("fp32", {"gate_up": lambda w: w.astype(np.float64)}, TypeError, "gate_up must be float32"),
+    ("fp32", {"gate_up": lambda w: w[:, :-1]}, ValueError, "gate_up must be C-contiguous .*: pass what pack_experts"),
+    (
+        "fp32",
+        {"gate_up": lambda w: w[:, :32].copy()},
+        ValueError,
+        "gate_up must be C-contiguous .*multiples of 64 rows",
+    ),
+    ("bf16", {"down": lambda w: copied(w[..., :32])}, ValueError, "down must be C-contiguous .*multiples of 64 rows"),
+    ("bf16", {"down": lambda w: copied(w[:0])}, ValueError, "down must be C-contiguous"),
+    ("bf16", {"down": lambda w: copied(w[:1])}, ValueError, r"down must be \(2, 256, 128\), which gate_up asks for"),
+    ("bf16", {"down": lambda w: copied(w.view(np.float32))}, ValueError, "down must be BF16 as gate_up, not FP32"),
+    (
+        "bf16",
+        {"down": lambda w: aligned(np.uint8, w.nbytes + 64)[32 : w.nbytes + 32].view(w.dtype).reshape(w.shape)},
+        ValueError,
+        "from a multiple of 64 bytes on",
+    ),
+    ("fp32", {"down_scales": lambda _: np.ones((2, 4, 1, 64), np.float32)}, ValueError, "down_scales must be left out"),
+    ("int8", {"down_scales": lambda _: None}, ValueError, "down_scales must be given for INT8"),
+    ("int8", {"down_scales": lambda s: s.astype(np.float64)}, TypeError, "down_scales must be float32"),
+    ("int4", {"gate_up_scales": lambda s: copied(s[:1])}, ValueError, r"gate_up_scales must be \(2, 4, groups, 64\)"),
+    ("int4", {"gate_up_scales": lambda s: copied(s[:, :, :0])}, ValueError, r"gate_up_scales must be \(2, 4, groups"),
+    ("int4", {"gate_up_scales": lambda s: copied(s.repeat(32, axis=2))}, ValueError, "a multiple of 8 columns"),
+    (
+        "int8",
+        {"down_scales": lambda s: aligned(np.float32, s.size + 16)[4 : s.size + 4].reshape(s.shape)},
+        ValueError,
+        "down_scales must begin on a multiple of 64",
+    ),
+]
+
+
+@pytest.mark.parametrize("form, change, kind, message", MISPLACED)
+def test_packed_weights_that_cannot_be_read_where_they_lie_are_named(form, change, kind, message):
+    packed = pack_experts(*layer(2, (256, 128)), format=form)
+    with pytest.raises(kind, match=message):
+        experts_of_blocks(**of_copies(packed, **change))
 
 
 @pytest.mark.parametrize("form", NAMES)

@@ -27,7 +27,16 @@ OTHERS = {
     for name, config in MODELS.items()
     if "norm_topk_prob" in config.family.own_keys
 }
-MODELS |= OTHERS | {"qwen3_moe, narrow heads": replace(MODELS["qwen3_moe"], head_dim=12, norm_topk_prob=False)}
+PACKED = {
+    f"{name}, packed": replace(
+        config,
+        hidden_size=64,
+        head_dim=16,
+        **{"moe_intermediate_size" if config.moe_intermediate_size else "intermediate_size": 64},
+    )
+    for name, config in MODELS.items()
+}
+MODELS |= OTHERS | PACKED | {"qwen3_moe, narrow heads": replace(MODELS["qwen3_moe"], head_dim=12, norm_topk_prob=False)}
 ASKED = requests((1, 40, 7, 33, 3, 17, 2, 5), (10, 8, 12, 1, 9, 10, 2, 12), vocab=211, seed=7)
 BUDGET = 120
 
@@ -39,7 +48,7 @@ def case(make_model: Any, oracle: Any) -> Case:
     """A model, and what transformers answers."""
 
     def of(name: str) -> tuple[ModelConfig, tuple[tuple[int, ...], ...]]:
-        model = make_model(replace(MODELS[name], name=name), 1)
+        model = make_model(replace(MODELS[name], name=name), 7 if name in PACKED else 1)
         answer = oracle(model).generate(ASKED)
         assert answer.gap > ROUNDING, "the oracle itself wavers: choose another seed"
         assert len(set(sum(answer.tokens, ()))) > 20, "it answers always the same: equality would mean nothing"

@@ -17,9 +17,10 @@ MODEL = ModelConfig("rounded", 3, 64, 96, 4, 2, 16, 6, 2, 499, 512, dtype="bf16"
 ASKED = requests((20, 3, 64, 9, 33, 1, 14, 41), 16, vocab=MODEL.vocab_size, seed=9)
 
 
-@pytest.fixture(scope="module")
-def model(make_model: Callable[..., ModelConfig]) -> ModelConfig:
-    return make_model(MODEL, 4)
+@pytest.fixture(scope="module", params=[96, 128], ids=["in rows", "packed"])
+def model(make_model: Callable[..., ModelConfig], request: pytest.FixtureRequest) -> ModelConfig:
+    """Experts of 128 columns are packed."""
+    return make_model(replace(MODEL, name=f"rounded-{request.param}", intermediate_size=request.param), 4)
 
 
 def agreement(oracle: Any, tokens: tuple[tuple[int, ...], ...]) -> float:

@@ -16,7 +16,7 @@ from workbench.stages import experts
 def test_pages_bring_what_the_whole_transfer_brings(pages: int, tiny: ModelConfig) -> None:
     graph, store = layer_graph(LIGHTNING, tiny), WeightStore(tiny, "fp32")
     (node,) = graph.streamed
-    size = sum(t.nbytes for _, parts in store.sources(0, experts) for t in parts)
+    size = sum(part.nbytes for stored in store.sources(0, experts) for part in stored.parts)
     paged, whole = (WeightBuffer(store, graph, size, 2) for _ in range(2))
     arrive(whole.transfer([(1, node)]))
     moved = 0

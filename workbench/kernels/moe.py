@@ -140,9 +140,9 @@ def fused_moe(
         Normed hidden states: a numpy array, or a tensor, which for a pair may be on any device. A pair's operands are
         all arrays or all tensors.
     experts : PackedExperts, NodeExperts, or a pair (gate_up, down)
-        From `pack_experts`, `experts_in_place` or `pack_by_node`; or gate_up (P, 2 F, M) and down (P, M, F) of x's type
-        or Quantised: per page an expert's gates and then its ups, which alternate where the activation is
-        "swiglu-clamped".
+        From `pack_experts`, `experts_of_blocks`, `experts_in_place` or `pack_by_node`; or gate_up (P, 2 F, M) and down
+        (P, M, F) of x's type or Quantised: per page an expert's gates and then its ups, which alternate where the
+        activation is "swiglu-clamped".
     ids : (T, k) int32 or int64, contiguous
         Experts of each token. On a GPU they are not checked: one that is out of range, or whose page is, makes its
         token's row NaN and no other.

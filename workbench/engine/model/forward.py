@@ -86,7 +86,7 @@ class Forward:
         """Compile the kernels and read every streamed weight once, so that no lane is charged for either."""
         model = self._model
         one = RowLayout.smallest()
-        self._ops.warm_up(self._weights.dtype)
+        self._ops.warm_up(TORCH_DTYPES[self._prepared.scenario.precision.weights])
         rows = torch.zeros(1, model.kv_size)
         self._cache.append(0, np.zeros(1, dtype=np.int64), rows, rows)
         self._cache.attend(0, one, torch.zeros(1, model.q_size))

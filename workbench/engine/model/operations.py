@@ -40,9 +40,9 @@ class Packed:
     sources: tuple[str, ...]
     matrices: int | None = None
 
-    def shaped(self, rows: torch.Tensor) -> torch.Tensor:
-        """The joined sources (R, ...) as the operation takes them: (matrices, R / matrices, ...)."""
-        return rows if self.matrices is None else rows.unflatten(0, (self.matrices, -1))
+    def shape(self, rows: int, row: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape in which the operation takes `rows` rows of a shape: (matrices, rows / matrices, ...)."""
+        return (rows, *row) if self.matrices is None else (self.matrices, rows // self.matrices, *row)
 
 
 def _qkv_pack(model: ModelConfig) -> list[Packed]:

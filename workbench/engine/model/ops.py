@@ -14,7 +14,20 @@ import torch
 from torch.nn import functional
 
 from workbench.engine.lanes.control import Control
-from workbench.kernels import fused_moe, gated, prefill_attention, rms_norm, rope, rope_table, route
+from workbench.kernels import (
+    CodePath,
+    PackedExperts,
+    experts_of_blocks,
+    features,
+    fused_moe,
+    gated,
+    pack_experts,
+    prefill_attention,
+    rms_norm,
+    rope,
+    rope_table,
+    route,
+)
 from workbench.models import ModelConfig
 from workbench.scheduler.batch import Batch
 from workbench.scheduler.block_manager import BlockManager
@@ -22,6 +35,10 @@ from workbench.stages import RowClass
 
 Tensors = dict[str, torch.Tensor]
 
+_UNIT = 64
+"""Packed experts have sizes that are multiples of this."""
+_FEW = 4
+"""Most rows of an expert for which packed experts have code of their own."""
 STEP_FLOPS = 5e10
 """Floating-point operations between two checks for a stop request: 0.3 to 1 s on a CPU. With a matrix of 4096 x 28672
 a step has 212 rows; reading the weights again in every step costs a few percent of it."""
@@ -142,6 +159,18 @@ class RowLayout:
         return np.zeros(len(self.prefill_len), np.int64) if self.chunks is None else self.chunks.start
 
 
+def packable(model: ModelConfig, dtype: torch.dtype) -> bool:
+    """True if routed experts are to be packed: then Numba computes them, and without vectors torch is faster."""
+    sizes = model.hidden_size, model.expert_width
+    fits = dtype in (torch.float32, torch.bfloat16) and not any(size % _UNIT for size in sizes)
+    return fits and features().path is not CodePath.PORTABLE
+
+
+def _packed(weights: Tensors) -> PackedExperts | None:
+    """The routed experts among weights, if they are packed."""
+    return experts_of_blocks(weights["gate_up_blocks"], weights["down_blocks"]) if "gate_up_blocks" in weights else None
+
+
 class Ops:
     """Operations of one model.
 
@@ -162,9 +191,11 @@ class Ops:
         self._rotated(torch.zeros(1, dtype=torch.int64), row, None)
         gated(row, threads=1)
         route(row, 1, threads=1)
-        pair = torch.zeros(1, 128, 64, dtype=dtype), torch.zeros(1, 64, 64, dtype=dtype)
-        one = torch.zeros(1, 1)
-        fused_moe(torch.zeros(1, 64, dtype=dtype), pair, one.int(), one)
+        pair = torch.zeros(1, 2 * _UNIT, _UNIT, dtype=dtype), torch.zeros(1, _UNIT, _UNIT, dtype=dtype)
+        matrices = pack_experts(*pair) if packable(self._model, dtype) else pair
+        for rows in (1, _FEW + 1):
+            weights = torch.ones(rows, 1)
+            self._routed(torch.zeros(rows, _UNIT, dtype=dtype), matrices, torch.zeros_like(weights).int(), weights)
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """RMSNorm of rows (T, M), on as many threads as torch uses."""
@@ -244,14 +275,26 @@ class Ops:
         h = read["h"]
         ids, scales = (half.contiguous() for half in read["gates"].chunk(2, dim=-1))
         chosen = ids.int()
-        pair = weights["gate_up"], weights["down"]
-        step = max(1, int(STEP_FLOPS / (2 * chosen.shape[1] * sum(matrices[0].numel() for matrices in pair))))
+        matrices = _packed(weights) or (weights["gate_up"], weights["down"])
+        step = max(1, int(STEP_FLOPS / (2 * chosen.shape[1] * self._model.expert_params)))
         outputs = []
         for low in range(0, len(h), step):
             self._control.check()
             some = slice(low, low + step)
-            outputs.append(fused_moe(h[some], pair, chosen[some], scales[some]))
+            outputs.append(self._routed(h[some], matrices, chosen[some], scales[some]))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def _routed(
+        self,
+        h: torch.Tensor,
+        matrices: PackedExperts | tuple[torch.Tensor, torch.Tensor],
+        ids: torch.Tensor,
+        scales: torch.Tensor,
+    ) -> torch.Tensor:
+        """Rows h (T, M) through the experts `ids` (T, j) -> (T, M); packed ones on as many threads as torch uses."""
+        if isinstance(matrices, tuple):
+            return fused_moe(h, matrices, ids, scales)
+        return fused_moe(h.float(), matrices, ids, scales, threads=torch.get_num_threads()).to(h.dtype)
 
     def shared_experts(self, layout: RowLayout, read: Tensors, weights: Tensors) -> torch.Tensor:
         """h (T, M) -> shared (T, M), scaled by the sigmoid of its gate; where `routed` is read, their sum."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +14,13 @@ from workbench.core.errors import EngineError
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.transfer import ArrayCopy, Transfer
 from workbench.engine.model.checkpoint import TORCH_DTYPES, open_checkpoint
-from workbench.engine.model.operations import Packed, packs
-from workbench.engine.model.ops import Tensors
-from workbench.kernels import empty_in_huge_pages
+from workbench.engine.model.operations import packs
+from workbench.engine.model.ops import Tensors, packable
+from workbench.kernels import Format, empty_in_huge_pages, pack_experts
 from workbench.models import ModelConfig
 from workbench.pipeline.layer_graph import LayerGraph
 from workbench.schedules.plan import WHOLE, Page
-from workbench.stages import Op, Place, Stage
+from workbench.stages import Op, Place, Stage, experts
 
 _Held = dict[tuple[int, Op], Tensors]
 """Tensors by layer and operation."""
@@ -35,45 +35,109 @@ def as_numpy(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
     return cast("npt.NDArray[np.generic]", flat.numpy())
 
 
+def _bytes(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
+    """A flat view of a tensor's bytes."""
+    return as_numpy(tensor).view(np.uint8)
+
+
 def host_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Zeros for tensors that the lanes read many times, in huge pages where the system grants them."""
     raw = empty_in_huge_pages(math.prod(shape) * dtype.itemsize, np.int8)
     return torch.from_numpy(raw).view(dtype).view(shape)
 
 
+class Stored(NamedTuple):
+    """A tensor that an operation takes, as the host stores it.
+
+    Attributes
+    ----------
+    key : str
+    shape : tuple of int
+    parts : list of Tensor
+        Its rows, one part behind the other.
+    aligned : bool
+        True if it begins on a cache line, and its size is a multiple of one.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    parts: list[torch.Tensor]
+
+    aligned: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the numbers."""
+        return self.parts[0].dtype
+
+    def joined(self) -> torch.Tensor:
+        """The tensor in one piece: the only part itself, or a copy of several."""
+        return (torch.cat(self.parts) if len(self.parts) > 1 else self.parts[0]).view(self.shape)
+
+
 class WeightStore:
     """The model's weights on the host, in the scenario's precision; each is held once, here or where it is resident.
 
-    The weights of users' operations among `ops` are in the checkpoint beside the model's own.
+    The weights of users' operations among `ops` are in the checkpoint beside the model's own. Routed experts are packed
+    where Numba computes them.
     """
 
     def __init__(self, model: ModelConfig, dtype: str, ops: Iterable[Op] = ()) -> None:
         self.model = model
         self.dtype = TORCH_DTYPES[dtype]
-        found = open_checkpoint(model, ops)
+        every = list(ops)
+        found = open_checkpoint(model, every)
         self._tensors = {name: found.pop(name).to(self.dtype) for name in list(found)}
+        self._packed = dict[tuple[int, Op], list[Stored]]()
+        if experts in every and packable(model, self.dtype):
+            for layer in range(model.num_hidden_layers):
+                self._packed[layer, experts] = self._pack(layer)
 
     def table(self, name: str) -> torch.Tensor:
         """A tensor that belongs to no layer."""
         return self._tensors[name]
 
-    def sources(self, layer: int, op: Op) -> list[tuple[Packed, list[torch.Tensor]]]:
-        """Every packed tensor of an operation, with the checkpoint tensors that it is joined from."""
+    def sources(self, layer: int, op: Op) -> list[Stored]:
+        """Every tensor of an operation."""
+        return self._packed.get((layer, op)) or self._of_checkpoint(layer, op)
+
+    def _of_checkpoint(self, layer: int, op: Op) -> list[Stored]:
         found = []
         for packed in packs(op, self.model):
             tensors = [self._tensors[f"model.layers.{layer}.{name}"] for name in packed.sources]
-            found.append((packed, tensors))
+            rows = sum(len(tensor) for tensor in tensors)
+            found.append(Stored(packed.key, packed.shape(rows, tensors[0].shape[1:]), tensors))
         return found
+
+    def _pack(self, layer: int) -> list[Stored]:
+        """Pack a layer's routed experts; the tensors of the checkpoint leave the store."""
+        count = self.model.num_local_experts
+        gate_up, down = (stored.parts for stored in self._of_checkpoint(layer, experts))
+        both = [torch.cat(gate_up[2 * expert : 2 * expert + 2]) for expert in range(count)]
+        packed = pack_experts(both, down)
+        self._drop(layer, experts)
+        matrices = {"gate_up": packed.gate_up, "down": packed.down}
+        found = {f"{name}_blocks": _tensor(matrix.blocks, matrix.format) for name, matrix in matrices.items()}
+        return [Stored(key, tuple(tensor.shape), [tensor], aligned=True) for key, tensor in found.items()]
+
+    def _drop(self, layer: int, op: Op) -> None:
+        """Remove the checkpoint's tensors of an operation."""
+        for packed in packs(op, self.model):
+            for name in packed.sources:
+                del self._tensors[f"model.layers.{layer}.{name}"]
 
     def resident(self, layer: int, op: Op, *, keep: bool = False) -> Tensors:
         """An operation's weights, which stay where it runs; they leave the store unless `keep` is set."""
-        found: Tensors = {}
-        for packed, sources in self.sources(layer, op):
-            found[packed.key] = packed.shaped(torch.cat(sources) if len(sources) > 1 else sources[0])
-        for packed in () if keep else packs(op, self.model):
-            for name in packed.sources:
-                del self._tensors[f"model.layers.{layer}.{name}"]
+        found = {stored.key: stored.joined() for stored in self.sources(layer, op)}
+        if not keep and self._packed.pop((layer, op), None) is None:
+            self._drop(layer, op)
         return found
+
+
+def _tensor(array: npt.NDArray[Any], format: Format) -> torch.Tensor:
+    """A tensor over the memory of a packed array, of the format's type."""
+    tensor = torch.from_numpy(array.view(np.int16) if format is Format.BF16 else array)
+    return tensor.view(torch.bfloat16) if format is Format.BF16 else tensor
 
 
 class WeightBuffer:
@@ -88,22 +152,20 @@ class WeightBuffer:
     def __init__(self, store: WeightStore, graph: LayerGraph, slot_bytes: float, slots: int) -> None:
         self._store = store
         self._graph = graph
-        elements = round(slot_bytes / store.dtype.itemsize)
-        self._slots = [host_memory((elements,), store.dtype) for _ in range(slots)]
-        self._flat = [as_numpy(slot) for slot in self._slots]
+        self._slots = [host_memory((round(slot_bytes),), torch.uint8) for _ in range(slots)]
         self._holds: list[_Held] = [{} for _ in range(slots)]
         self._turn = 0
         self._known: dict[tuple[int, tuple[tuple[int, int], ...], Page], _Laid] = {}
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Precision of the slots."""
-        return self._slots[0].dtype
-
-    @property
     def bytes(self) -> int:
         """GPU memory that the slots take [B]."""
         return sum(slot.nbytes for slot in self._slots)
+
+    @property
+    def laid(self) -> list[_Held]:
+        """Tensors of every transfer so far, as operations find them in the slots."""
+        return [held for _, held in self._known.values()]
 
     def transfer(self, weights_of: Sequence[tuple[int, int]], page: Page = WHOLE) -> Transfer:
         """The transfer of the weights of these (layer, node) pairs, or of one page of them, into the next slot.
@@ -129,28 +191,33 @@ class WeightBuffer:
         """
         key = (turn, weights_of, page)
         if key not in self._known:
+            streamed = [
+                (layer, stage.op, stored)
+                for layer, node in weights_of
+                for found in (self._graph.at(layer)[node],)
+                for stage in (found.stages if found else ())
+                if self._graph.pipeline.streams(stage)
+                for stored in self._store.sources(layer, stage.op)
+            ]
+            streamed.sort(key=lambda each: not each[2].aligned)
             copies = list[ArrayCopy]()
             held = _Held()
             place = 0
-            for layer, node in weights_of:
-                found = self._graph.at(layer)[node]
-                for stage in found.stages if found else ():
-                    if self._graph.pipeline.streams(stage):
-                        held[layer, stage.op], place = self._lay(turn, layer, stage, place, copies)
-            begin, end = (int(edge) // self.dtype.itemsize for edge in page.cut(place * self.dtype.itemsize))
+            for layer, op, stored in streamed:
+                view, place = self._lay(turn, stored, place, copies)
+                held.setdefault((layer, op), {})[stored.key] = view
+            begin, end = (int(edge) for edge in page.cut(place))
             self._known[key] = list(_between(copies, begin, end)), held
         return self._known[key]
 
-    def _lay(self, turn: int, layer: int, stage: Stage, place: int, copies: list[ArrayCopy]) -> tuple[Tensors, int]:
-        views: Tensors = {}
-        for packed, sources in self._store.sources(layer, stage.op):
-            begin = place
-            for source in sources:
-                copies.append(ArrayCopy(self._flat[turn][place : place + source.numel()], as_numpy(source)))
-                place += source.numel()
-            rows = sum(source.shape[0] for source in sources)
-            views[packed.key] = packed.shaped(self._slots[turn][begin:place].view(rows, *sources[0].shape[1:]))
-        return views, place
+    def _lay(self, turn: int, stored: Stored, place: int, copies: list[ArrayCopy]) -> tuple[torch.Tensor, int]:
+        """Lay a tensor into a slot from a place on: its view there, and the place behind it."""
+        begin = place
+        for part in stored.parts:
+            source = _bytes(part)
+            copies.append(ArrayCopy(_bytes(self._slots[turn])[place : place + source.size], source))
+            place += source.size
+        return self._slots[turn][begin:place].view(stored.dtype).view(stored.shape), place
 
     def get(self, layer: int, op: Op) -> Tensors:
         """The weights of an operation, which must have arrived.
@@ -171,7 +238,7 @@ class WeightBuffer:
 
 
 def _between(copies: Sequence[ArrayCopy], begin: int, end: int) -> Iterator[ArrayCopy]:
-    """Of copies that fill a slot one behind the other, those between two elements of the slot, cut at both."""
+    """Of copies that fill a slot one behind the other, those between two bytes of the slot, cut at both."""
     place = 0
     for copy in copies:
         low = max(begin - place, 0)
@@ -206,8 +273,10 @@ class Weights:
     @property
     def dtype(self) -> torch.dtype:
         """Precision of the weights with which operations compute."""
-        held = [tensor for tensors in self._resident.values() for tensor in tensors.values()]
-        found = {tensor.dtype for tensor in held} | ({self.buffer.dtype} if self.buffer is not None else set())
+        streamed = self.buffer.laid if self.buffer is not None else []
+        found = {
+            tensor.dtype for held in (self._resident, *streamed) for one in held.values() for tensor in one.values()
+        }
         if len(found) != 1:
             raise EngineError(f"weights are held in {found or 'no precision'}, not in one; this is a bug.")
         return found.pop()
