@@ -35,7 +35,7 @@ from workbench.pipeline import cpu, gpu, load, offload
 from workbench.scheduler.block_manager import BlockCounts
 from workbench.schedules import Sequential, VSLPipe
 from workbench.serving import fits
-from workbench.stages import attention, combine, experts, out_proj, qkv, route, shared_experts
+from workbench.stages import Precision, attention, combine, experts, out_proj, qkv, route, shared_experts
 from workbench.workload import Request, Workload
 
 ASKED = requests((5, 1, 19), 4, seed=5)
@@ -175,7 +175,7 @@ def test_files_that_are_cut_or_rewritten_later_change_nothing(folder: Path) -> N
 
 
 def test_weights_are_held_once(tiny: ModelConfig) -> None:
-    store = WeightStore(tiny, "fp32")
+    store = WeightStore(tiny, Precision("fp32", "fp32"))
     resident = store.resident(1, experts)
     assert {key: len(matrices) for key, matrices in resident.items()} == dict.fromkeys(
         ("gate_up", "down"), tiny.num_local_experts

@@ -187,7 +187,9 @@ def test_other_kv_precision_raises(of: wb.Scenario, monkeypatch: pytest.MonkeyPa
 def test_other_weight_precision_raises(of: wb.Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
     original = weights.WeightStore.__init__
     monkeypatch.setattr(
-        weights.WeightStore, "__init__", lambda self, model, dtype, ops: original(self, model, "bf16", ops)
+        weights.WeightStore,
+        "__init__",
+        lambda self, model, precision, ops: original(self, model, precision._replace(weights="bf16"), ops),
     )
     with pytest.raises(EngineError):
         wb.run(of, VSLPipe())

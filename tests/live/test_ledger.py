@@ -146,7 +146,7 @@ def test_normed_heads_too_are_in_the_ledger(
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_weights_and_cache_on_the_host_are_to_the_byte(name: str, model: ModelConfig) -> None:
     of = asked_of(model, name)
-    found, store = fits(of, Sequential()), WeightStore(model, model.dtype)
+    found, store = fits(of, Sequential()), WeightStore(model, of.precision)
     weights = sum(
         tensor.nbytes
         for stage in of.layer.stages

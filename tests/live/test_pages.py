@@ -9,12 +9,12 @@ from workbench.engine.model.weights import WeightBuffer, WeightStore
 from workbench.models import ModelConfig
 from workbench.pipeline.layer_graph import layer_graph
 from workbench.schedules.plan import Page
-from workbench.stages import experts
+from workbench.stages import Precision, experts
 
 
 @pytest.mark.parametrize("pages", [1, 2, 3, 7, 1000])
 def test_pages_bring_what_the_whole_transfer_brings(pages: int, tiny: ModelConfig) -> None:
-    graph, store = layer_graph(LIGHTNING, tiny), WeightStore(tiny, "fp32")
+    graph, store = layer_graph(LIGHTNING, tiny), WeightStore(tiny, Precision("fp32", "fp32"))
     (node,) = graph.streamed
     size = sum(part.nbytes for stored in store.sources(0, experts) for part in stored.parts)
     paged, whole = (WeightBuffer(store, graph, size, 2) for _ in range(2))

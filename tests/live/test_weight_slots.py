@@ -4,13 +4,13 @@ from workbench.engine.model.weights import WeightBuffer, WeightStore
 from workbench.models import ModelConfig
 from workbench.pipeline import fetch, gpu
 from workbench.pipeline.layer_graph import layer_graph
-from workbench.stages import attention, moe, out_proj, qkv, weights
+from workbench.stages import Precision, attention, moe, out_proj, qkv, weights
 
 
 def test_the_newest_copy_is_read(tiny: ModelConfig) -> None:
     """An older one may be overwritten by the next transfer while an operation reads it."""
     graph = layer_graph(fetch(weights) | gpu(qkv, attention, out_proj, moe), tiny)
-    slots = WeightBuffer(WeightStore(tiny, "fp32"), graph, 4 * tiny.layer_params, 3)
+    slots = WeightBuffer(WeightStore(tiny, Precision("fp32", "fp32")), graph, 4 * tiny.layer_params, 3)
     read = []
     for number in range(8):
         layer = number % 2

@@ -361,6 +361,16 @@ def test_a_smaller_type_is_proposed_where_weights_do_not_fit():
     assert change.scenario.precision == Precision("bf16", "fp32")
 
 
+@pytest.mark.parametrize(("left", "form"), [(0.7, "int8"), (0.4, "int4")])
+def test_rounded_experts_are_proposed_where_they_alone_fit(left, form):
+    model = tiny_model(hidden_size=64, intermediate_size=640)
+    total = fits(tiny_scenario(model=model), VSLPipe()).gpu.total
+    found = fits(tiny_scenario(model=model, machine=small_machine(gpu_memory=left * total)), VSLPipe())
+    (change,) = (change for change in found.changes if "weights=" in change.text)
+    assert change.text == f"weights={form!r} (now bf16)"
+    assert fits(change.scenario, VSLPipe()).gpu.left >= 0
+
+
 def test_no_type_is_proposed_that_would_make_the_smallest_weights_larger():
     """With bf16 the wide embedding would fit, but 4-bit experts would be four times as large: not a smaller type."""
     model = replace(tiny_model_of("quantised", dtype="fp32"), vocab_size=100_000)

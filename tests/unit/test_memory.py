@@ -37,8 +37,8 @@ def test_a_block_that_is_no_whole_number_is_refused(block):
 
 @pytest.mark.parametrize("which", ["weights", "kv"])
 def test_an_unknown_precision_is_refused(which):
-    with pytest.raises(CapacityError, match=rf"Memory\({which}='int4'\) is not supported; use 'fp32', 'bf16'"):
-        Memory("1GB", **{which: "int4"})
+    with pytest.raises(CapacityError, match=rf"Memory\({which}='int3'\) is not supported; use 'fp32', 'bf16'"):
+        Memory("1GB", **{which: "int3"})
 
 
 def test_a_capacity_below_one_block_is_refused_with_both_sizes():

@@ -150,6 +150,22 @@ def test_precision_is_the_memorys_or_else_the_models_own():
     assert halved.kv_blocks == tiny_scenario().on(memory=Memory("1GB", kv_block=4)).kv_blocks // 2
 
 
+@pytest.mark.parametrize(("form", "bits"), [("int8", 8.5), ("int4", 4.5)])
+def test_rounded_experts_leave_all_else_in_the_models_precision(form, bits):
+    model = tiny_model(hidden_size=64, intermediate_size=128)
+    scenario = tiny_scenario(model=model).on(memory=Memory("1GB", weights=form))
+    assert scenario.precision == Precision("bf16", "bf16", form, group=64)
+    assert scenario.weight_formats == f"{form} (experts) and bf16"
+    assert experts.weight_bytes(model, scenario.precision) == model.num_local_experts * model.expert_params * bits / 8
+    assert qkv.weight_bytes(model, scenario.precision) == qkv.weight_bytes(model, Precision("bf16", "bf16"))
+
+
+def test_experts_that_groups_do_not_divide_cannot_be_rounded():
+    model = tiny_model(hidden_size=64, intermediate_size=96)
+    with pytest.raises(ScenarioError, match=r"are 64 x 96, which groups of 64 columns .*weights='int4'.*leave weights"):
+        tiny_scenario(model=model).on(memory=Memory("1GB", weights="int4"))
+
+
 def test_a_quantised_model_keeps_its_formats_unless_the_memory_asks_for_one():
     scenario = tiny_scenario(model=tiny_model_of("quantised"))
     assert scenario.precision == Precision("bf16", "bf16", "mxfp4", "fp8")

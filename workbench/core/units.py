@@ -13,6 +13,10 @@ _QUANTITY = re.compile(r"\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*((?:[KMGT]i?
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 WEIGHT_BYTES: dict[str, float] = {**DTYPE_BYTES, "fp8": 1.0, "int8": 1.0, "mxfp4": 4.25 / 8, "int4": 0.5}
 """Bytes per weight. MXFP4 includes its 8-bit scale per 32 weights; scales of larger blocks (0.02 %) are left out."""
+QUANTISED = ("int8", "int4")
+"""Formats into which routed experts can be rounded when a model is loaded."""
+GROUP = 64
+"""Columns of such weights that share a scale in fp32."""
 
 
 def is_whole(value: object) -> TypeGuard[int]:

@@ -13,7 +13,7 @@ from workbench.models import ModelConfig
 from workbench.models.families import RUNNABLE
 from workbench.pipeline import Pipeline
 from workbench.serving.prepared import Prepared
-from workbench.stages import Stage, add_shared, decode_attention, shared_experts
+from workbench.stages import Precision, Stage, add_shared, decode_attention, shared_experts
 
 
 def check_runnable(prepared: Prepared) -> None:
@@ -37,10 +37,7 @@ def check_runnable(prepared: Prepared) -> None:
             f"{' or '.join(RUNNABLE)} without."
         )
     _check_shared(scenario.layer, model)
-    for what, dtype in scenario.precision._asdict().items():
-        if dtype is not None and dtype not in TORCH_DTYPES:
-            known = " or ".join(TORCH_DTYPES)
-            raise EngineError(f"run keeps {what} in {known}, not in {dtype}; give Memory one of these.")
+    _check_precision(scenario.precision)
     if not requests:
         raise EngineError(
             f"workload {scenario.workload.name!r} has lengths but no tokens; give Workload.from_jsonl(path)."
@@ -56,6 +53,17 @@ def check_runnable(prepared: Prepared) -> None:
         others = scenario.layer.stages[:number] + scenario.layer.stages[number + 1 :]
         if problem := _problem(stage, model) or _shared_tensor(stage, others, model):
             raise EngineError(f"{stage} {problem}.")
+
+
+def _check_precision(precision: Precision) -> None:
+    """Refuse number formats that the engine does not hold; experts that it rounds itself are in groups."""
+    kept = {"weights": precision.weights, "kv": precision.kv, "others": precision.others}
+    if precision.group is None:
+        kept["experts"] = precision.experts
+    for what, dtype in kept.items():
+        if dtype is not None and dtype not in TORCH_DTYPES:
+            known = " or ".join(TORCH_DTYPES)
+            raise EngineError(f"run keeps {what} in {known}, not in {dtype}; give Memory one of these.")
 
 
 def _strange(model: ModelConfig) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workbench.core.errors import CapacityError
-from workbench.core.units import DTYPE_BYTES, format_bytes, is_whole, parse_bytes
+from workbench.core.units import DTYPE_BYTES, QUANTISED, format_bytes, is_whole, parse_bytes
 from workbench.stages import Place
 
 
@@ -20,7 +20,9 @@ class Memory:
     kv_block : int
         Tokens per KV block.
     weights, kv : str, optional
-        "fp32", "bf16" or "fp16"; the model's own precision if not given. `run` takes the first two.
+        "fp32", "bf16" or "fp16"; the model's own precision if not given. `run` takes the first two. Weights may also be
+        "int8" or "int4": then routed experts are rounded, group by group of 64 columns with a scale in fp32, and all
+        else keeps the model's own precision.
     gpu_reserve, host_reserve : str or float
         Memory that is kept free for users that are not counted: driver, allocator, other programs [B].
 
@@ -48,9 +50,10 @@ class Memory:
         if not is_whole(self.kv_block) or self.kv_block < 1:
             raise CapacityError(f"kv_block is a whole number of tokens, at least 1, not {self.kv_block!r}.")
         object.__setattr__(self, "kv_block", int(self.kv_block))
-        for what, dtype in (("weights", self.weights), ("kv", self.kv)):
-            if dtype is not None and dtype not in tuple(DTYPE_BYTES):
-                raise CapacityError(f"Memory({what}={dtype!r}) is not supported; use 'fp32', 'bf16' or 'fp16'.")
+        for what, dtype, known in (("weights", self.weights, (*DTYPE_BYTES, *QUANTISED)), ("kv", self.kv, DTYPE_BYTES)):
+            if dtype is not None and dtype not in tuple(known):
+                names = ", ".join(map(repr, tuple(known)[:-1])) + f" or {tuple(known)[-1]!r}"
+                raise CapacityError(f"Memory({what}={dtype!r}) is not supported; use {names}.")
 
     def reserve(self, device: Place) -> float:
         """Bytes of a device's memory that are kept free [B]."""

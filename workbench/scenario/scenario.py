@@ -10,7 +10,7 @@ from typing import Any
 from workbench.core.display import html_table
 from workbench.core.errors import CapacityError, ScenarioError
 from workbench.core.records import read_json, reason
-from workbench.core.units import format_bytes, parse_bytes
+from workbench.core.units import GROUP, QUANTISED, format_bytes, parse_bytes
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, resolve, with_shared_experts
@@ -60,6 +60,7 @@ class Scenario:
         resolve(self.layer)
         self._check_choices()
         self._check_lengths()
+        self._check_groups()
 
     def _check_choices(self) -> None:
         chosen = self.model.num_experts_per_tok
@@ -86,10 +87,20 @@ class Scenario:
                 f"{self.model.max_position_embeddings}. Shorten it."
             )
 
+    def _check_groups(self) -> None:
+        sizes = self.model.hidden_size, self.model.expert_width
+        if self.memory.weights in QUANTISED and any(size % GROUP for size in sizes):
+            raise ScenarioError(
+                f"experts of {self.model.name} are {sizes[0]} x {sizes[1]}, which groups of {GROUP} columns do not "
+                f"divide, so Memory(weights={self.memory.weights!r}) cannot be; leave weights out."
+            )
+
     @property
     def precision(self) -> Precision:
         """Number formats of weights and KV cache: the memory's, or else the model's own."""
         kv = self.memory.kv or self.model.dtype
+        if self.memory.weights in QUANTISED:
+            return Precision(self.model.dtype, kv, self.memory.weights, self.model.other_dtype, GROUP)
         if self.memory.weights:
             return Precision(self.memory.weights, kv)
         return Precision(self.model.dtype, kv, self.model.expert_dtype, self.model.other_dtype)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from workbench.core.errors import CapacityError, WorkbenchError
-from workbench.core.units import DTYPE_BYTES, format_bytes, parse_bytes
+from workbench.core.units import DTYPE_BYTES, QUANTISED, WEIGHT_BYTES, format_bytes, parse_bytes
 from workbench.hardware import Machine
 from workbench.pipeline.layer_graph import LayerGraph, NodeKind
 from workbench.scenario import Scenario
@@ -294,15 +294,15 @@ def _smaller_weights(prepared: Prepared) -> Iterator[Change]:
     schedule = prepared.lowering.schedule
     precision = scenario.precision
     now = min(DTYPE_BYTES[precision.weights], precision.expert_bytes, precision.other_bytes)
-    for dtype in sorted(DTYPE_BYTES, key=lambda name: -DTYPE_BYTES[name]):
-        if DTYPE_BYTES[dtype] < now:
+    for dtype in (*sorted(DTYPE_BYTES, key=lambda name: -DTYPE_BYTES[name]), *QUANTISED):
+        if WEIGHT_BYTES[dtype] < now:
             try:
                 other = price(scenario.on(memory=replace(scenario.memory, weights=dtype)), schedule)
-            except WorkbenchError:  # the engine or the machine does not have this number format
+            except WorkbenchError:  # the model, the engine or the machine does not have this number format
                 continue
             if _fits(_Needs(other).accounts(other.scenario, schedule, other.token_budget)):
                 text = f"weights={dtype!r} (now {scenario.weight_formats})"
-                yield Change(text, now / DTYPE_BYTES[dtype], other.scenario, schedule)
+                yield Change(text, now / other.scenario.precision.expert_bytes, other.scenario, schedule)
                 return
 
 

@@ -92,17 +92,20 @@ class Precision(NamedTuple):
         Formats of the weights and activations, and of the KV cache ("fp32", "bf16" or "fp16").
     experts, others : str or None
         Formats in which the routed experts and the layers' other weights are stored, if smaller than `weights`.
+    group : int or None
+        Columns of routed experts that share a scale in fp32; None if the format's bytes are all.
     """
 
     weights: str
     kv: str
     experts: str | None = None
     others: str | None = None
+    group: int | None = None
 
     @property
     def expert_bytes(self) -> float:
-        """Bytes per weight of the routed experts."""
-        return WEIGHT_BYTES[self.experts or self.weights]
+        """Bytes per weight of the routed experts, with its share of a scale."""
+        return WEIGHT_BYTES[self.experts or self.weights] + (4 / self.group if self.group else 0)
 
     @property
     def other_bytes(self) -> float:

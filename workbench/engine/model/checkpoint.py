@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from reprlib import repr as short
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,6 +17,17 @@ from workbench.models import ModelConfig
 from workbench.stages import Op
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+}
+"""Types by their names in safetensors."""
 
 
 def expected_tensors(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -66,10 +79,11 @@ def tensors_of(ops: Iterable[Op], model: ModelConfig) -> dict[str, tuple[int, ..
     return {f"model.layers.{layer}.{name}": shape for layer in layers for name, shape in shapes}
 
 
-def open_checkpoint(model: ModelConfig, ops: Iterable[Op] = ()) -> dict[str, torch.Tensor]:
-    """Read every tensor of the model and of users' operations, by name, into memory of its own.
+class Checkpoint:
+    """The tensors of a model and of users' operations, checked before any is read; a context manager.
 
-    No file stays mapped: if one is cut or rewritten later, this process goes on with the same answer.
+    Each is read into memory of its own. Files are mapped until the end of the context, and not longer: if one is cut or
+    rewritten later, this process goes on with the same answer.
 
     Raises
     ------
@@ -77,25 +91,60 @@ def open_checkpoint(model: ModelConfig, ops: Iterable[Op] = ()) -> dict[str, tor
         If a file is truncated or damaged, or a tensor is missing or has another shape or type than its config or an
         operation says.
     """
-    if model.path is None:
-        raise CheckpointError(f"model {model.name!r} has no weights here; give wb.checkpoint(folder).")
-    tensors: dict[str, torch.Tensor] = {}
-    added = tensors_of(ops, model)
-    expected = dict(expected_tensors(model)) | added
-    for file in _files(model.path):
-        tensors.update(_read(file, expected.keys()))
-    wanted = TORCH_DTYPES[model.dtype]
-    for name, shape in expected.items():
-        tensor = tensors.get(name)
-        if tensor is None:
+
+    def __init__(self, model: ModelConfig, ops: Iterable[Op] = ()) -> None:
+        if model.path is None:
+            raise CheckpointError(f"model {model.name!r} has no weights here; give wb.checkpoint(folder).")
+        added = tensors_of(ops, model)
+        expected = dict(expected_tensors(model)) | added
+        self.folder = model.path
+        self.names = tuple(expected)
+        self._file_of: dict[str, Path] = {}
+        self._opened: dict[Path, Any] = {}
+        with ExitStack() as closing:
+            for path in _files(model.path):
+                opened = closing.enter_context(_open(path))
+                self._opened[path] = opened
+                self._file_of.update(dict.fromkeys(opened.keys(), path))
+            for name, shape in expected.items():
+                asking = "an operation" if name in added else "its config.json"
+                self._check(model, name, shape, asking)
+            self._closing = closing.pop_all()
+
+    def _check(self, model: ModelConfig, name: str, shape: tuple[int, ...], asking: str) -> None:
+        path = self._file_of.get(name)
+        if path is None:
             raise CheckpointError(f"checkpoint {model.name!r} has no tensor {name}; fetch its files again.")
-        if tuple(tensor.shape) != shape or tensor.dtype is not wanted:
+        wanted = TORCH_DTYPES[model.dtype]
+        with _told(path):
+            there = self._opened[path].get_slice(name)
+            found = tuple(there.get_shape())
+            dtype = there.get_dtype()
+        if found != shape or _DTYPES.get(dtype) is not wanted:
             raise CheckpointError(
-                f"tensor {name} of {model.name!r} is {tuple(tensor.shape)} {tensor.dtype}, "
-                f"{'an operation' if name in added else 'its config.json'} asks for {shape} {wanted}; the two do not "
-                "belong together."
+                f"tensor {name} of {model.name!r} is {found} {_DTYPES.get(dtype, dtype)}, {asking} asks for {shape} "
+                f"{wanted}; the two do not belong together."
             )
-    return tensors
+
+    def read(self, name: str) -> torch.Tensor:
+        """A tensor, in memory of its own."""
+        path = self._file_of[name]
+        with _told(path):
+            tensor: torch.Tensor = self._opened[path].get_tensor(name)
+            return tensor.clone()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._opened.clear()
+        self._closing.close()
+
+
+def open_checkpoint(model: ModelConfig, ops: Iterable[Op] = ()) -> dict[str, torch.Tensor]:
+    """Read every tensor of a `Checkpoint`, by name."""
+    with Checkpoint(model, ops) as checkpoint:
+        return {name: checkpoint.read(name) for name in checkpoint.names}
 
 
 def _files(folder: Path) -> list[Path]:
@@ -117,12 +166,18 @@ def _files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(set(found.values()))]
 
 
-def _read(file: Path, expected: Set[str]) -> dict[str, torch.Tensor]:
+def _open(file: Path) -> Any:
+    """Open a file of tensors; a context manager."""
     if not is_file(file):  # opening a pipe would wait for a writer
         raise CheckpointError(f"{file} is no file, so it holds no weights; fetch it again.")
+    with _told(file):
+        return safe_open(file, framework="pt")
+
+
+@contextmanager
+def _told(file: Path) -> Iterator[None]:
+    """Name the file in errors of reading it."""
     try:
-        with safe_open(file, framework="pt") as opened:
-            kept = expected & set(opened.keys())
-            return {name: opened.get_tensor(name).clone() for name in kept}
+        yield
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{file} is truncated or damaged ({reason(error)}); fetch it again.") from error

@@ -16,6 +16,7 @@ from workbench.engine.model.checkpoint import TORCH_DTYPES
 from workbench.engine.model.kv_cache import FetchedKV, KVCache
 from workbench.engine.model.operations import OPERATIONS
 from workbench.engine.model.ops import Ops, RowLayout, Tensors
+from workbench.engine.model.stored import FORMATS, smallest
 from workbench.engine.model.weights import Weights, WeightStore, as_numpy
 from workbench.kernels import embed
 from workbench.pipeline.layer_graph import Node, NodeKind
@@ -24,7 +25,7 @@ from workbench.schedules.base import Step
 from workbench.schedules.plan import WHOLE, Page
 from workbench.serving.capacity import ledger
 from workbench.serving.prepared import Prepared
-from workbench.stages import Place, Precision, RowClass, Stage, buffer_row, experts
+from workbench.stages import Place, RowClass, Stage, buffer_row, experts
 
 Key = tuple[Place, int, str]
 """Device, number of the part, and name of the buffer."""
@@ -50,7 +51,7 @@ class Forward:
             if node is not None
         }
         ops = (stage.op for stage in self._graph.pipeline.stages)
-        store = WeightStore(self._model, scenario.precision.weights, ops)
+        store = WeightStore(self._model, scenario.precision, ops)
         slots = prepared.lowering.schedule.weight_slots
         self._weights = Weights(store, self._graph, prepared.slot_bytes, slots, self._control)
         self._embedding = store.table("model.embed_tokens.weight")
@@ -86,7 +87,8 @@ class Forward:
         """Compile the kernels and read every streamed weight once, so that no lane is charged for either."""
         model = self._model
         one = RowLayout.smallest()
-        self._ops.warm_up(TORCH_DTYPES[self._prepared.scenario.precision.weights])
+        precision = self._prepared.scenario.precision
+        self._ops.warm_up(TORCH_DTYPES[precision.weights], smallest(model, precision))
         rows = torch.zeros(1, model.kv_size)
         self._cache.append(0, np.zeros(1, dtype=np.int64), rows, rows)
         self._cache.attend(0, one, torch.zeros(1, model.q_size))
@@ -333,7 +335,6 @@ class Forward:
             If they differ.
         """
         scenario = self._prepared.scenario
-        precision = {dtype: name for name, dtype in TORCH_DTYPES.items()}
         expected = {
             "placement": {(stage.op.name, stage.device) for stage in scenario.layer.stages},
             "KV blocks and tokens per block": (scenario.kv_blocks, scenario.memory.kv_block),
@@ -343,7 +344,7 @@ class Forward:
         ran = {
             "placement": self._ran,
             "KV blocks and tokens per block": (self._cache.pool.shape[1], self._cache.block_size),
-            "precision of weights and KV": Precision(precision[self._weights.dtype], precision[self._cache.pool.dtype]),
+            "precision of weights and KV": self._weights.precision(FORMATS[self._cache.pool.dtype]),
             "experts of decodes": +self._chosen,
         }
         for what, wanted in expected.items():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from operator import mul
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +15,10 @@ from torch.nn import functional
 
 from workbench.engine.lanes.control import Control
 from workbench.kernels import (
-    CodePath,
     PackedExperts,
     experts_of_blocks,
-    features,
     fused_moe,
     gated,
-    pack_experts,
     prefill_attention,
     rms_norm,
     rope,
@@ -34,9 +31,8 @@ from workbench.scheduler.block_manager import BlockManager
 from workbench.stages import RowClass
 
 Tensors = dict[str, torch.Tensor]
+Matrices: TypeAlias = PackedExperts | tuple[torch.Tensor, torch.Tensor]
 
-_UNIT = 64
-"""Packed experts have sizes that are multiples of this."""
 _FEW = 4
 """Most rows of an expert for which packed experts have code of their own."""
 STEP_FLOPS = 5e10
@@ -159,16 +155,12 @@ class RowLayout:
         return np.zeros(len(self.prefill_len), np.int64) if self.chunks is None else self.chunks.start
 
 
-def packable(model: ModelConfig, dtype: torch.dtype) -> bool:
-    """True if routed experts are to be packed: then Numba computes them, and without vectors torch is faster."""
-    sizes = model.hidden_size, model.expert_width
-    fits = dtype in (torch.float32, torch.bfloat16) and not any(size % _UNIT for size in sizes)
-    return fits and features().path is not CodePath.PORTABLE
-
-
-def _packed(weights: Tensors) -> PackedExperts | None:
-    """The routed experts among weights, if they are packed."""
-    return experts_of_blocks(weights["gate_up_blocks"], weights["down_blocks"]) if "gate_up_blocks" in weights else None
+def _matrices(weights: Tensors) -> Matrices:
+    """The routed experts as `fused_moe` takes them: packed, or a pair."""
+    if "gate_up_blocks" not in weights:
+        return weights["gate_up"], weights["down"]
+    scales = weights.get("gate_up_scales"), weights.get("down_scales")
+    return experts_of_blocks(weights["gate_up_blocks"], weights["down_blocks"], *scales)
 
 
 class Ops:
@@ -184,18 +176,18 @@ class Ops:
         self._control = control or Control()
         self._angles = rope_table(model.head_dim, model.max_position_embeddings, theta=model.rope_theta)
 
-    def warm_up(self, dtype: torch.dtype) -> None:
-        """Compile the kernels for rows and weights of a type."""
+    def warm_up(self, dtype: torch.dtype, routed: Tensors) -> None:
+        """Compile the kernels for rows of a type and for routed experts stored as `routed`."""
         row = torch.zeros(1, self._model.head_dim, dtype=dtype)
         self.norm(row, row[0])
         self._rotated(torch.zeros(1, dtype=torch.int64), row, None)
         gated(row, threads=1)
         route(row, 1, threads=1)
-        pair = torch.zeros(1, 2 * _UNIT, _UNIT, dtype=dtype), torch.zeros(1, _UNIT, _UNIT, dtype=dtype)
-        matrices = pack_experts(*pair) if packable(self._model, dtype) else pair
+        matrices = _matrices(routed)
+        width = matrices.gate_up.dim if isinstance(matrices, PackedExperts) else matrices[0].shape[2]
         for rows in (1, _FEW + 1):
-            weights = torch.ones(rows, 1)
-            self._routed(torch.zeros(rows, _UNIT, dtype=dtype), matrices, torch.zeros_like(weights).int(), weights)
+            chosen = torch.zeros(rows, 1, dtype=torch.int32)
+            self._routed(torch.zeros(rows, width, dtype=dtype), matrices, chosen, torch.ones(rows, 1))
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """RMSNorm of rows (T, M), on as many threads as torch uses."""
@@ -275,7 +267,7 @@ class Ops:
         h = read["h"]
         ids, scales = (half.contiguous() for half in read["gates"].chunk(2, dim=-1))
         chosen = ids.int()
-        matrices = _packed(weights) or (weights["gate_up"], weights["down"])
+        matrices = _matrices(weights)
         step = max(1, int(STEP_FLOPS / (2 * chosen.shape[1] * self._model.expert_params)))
         outputs = []
         for low in range(0, len(h), step):
@@ -287,7 +279,7 @@ class Ops:
     def _routed(
         self,
         h: torch.Tensor,
-        matrices: PackedExperts | tuple[torch.Tensor, torch.Tensor],
+        matrices: Matrices,
         ids: torch.Tensor,
         scales: torch.Tensor,
     ) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -13,14 +13,15 @@ import torch
 from workbench.core.errors import EngineError
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.transfer import ArrayCopy, Transfer
-from workbench.engine.model.checkpoint import TORCH_DTYPES, open_checkpoint
+from workbench.engine.model.checkpoint import TORCH_DTYPES, Checkpoint
 from workbench.engine.model.operations import packs
-from workbench.engine.model.ops import Tensors, packable
-from workbench.kernels import Format, empty_in_huge_pages, pack_experts
+from workbench.engine.model.ops import Tensors
+from workbench.engine.model.stored import FORMATS, Stored, format_of, names_of_experts, pack, packed
+from workbench.kernels import empty_in_huge_pages
 from workbench.models import ModelConfig
 from workbench.pipeline.layer_graph import LayerGraph
 from workbench.schedules.plan import WHOLE, Page
-from workbench.stages import Op, Place, Stage, experts
+from workbench.stages import Op, Place, Precision, Stage, experts
 
 _Held = dict[tuple[int, Op], Tensors]
 """Tensors by layer and operation."""
@@ -46,52 +47,22 @@ def host_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(raw).view(dtype).view(shape)
 
 
-class Stored(NamedTuple):
-    """A tensor that an operation takes, as the host stores it.
-
-    Attributes
-    ----------
-    key : str
-    shape : tuple of int
-    parts : list of Tensor
-        Its rows, one part behind the other.
-    aligned : bool
-        True if it begins on a cache line, and its size is a multiple of one.
-    """
-
-    key: str
-    shape: tuple[int, ...]
-    parts: list[torch.Tensor]
-
-    aligned: bool = False
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the numbers."""
-        return self.parts[0].dtype
-
-    def joined(self) -> torch.Tensor:
-        """The tensor in one piece: the only part itself, or a copy of several."""
-        return (torch.cat(self.parts) if len(self.parts) > 1 else self.parts[0]).view(self.shape)
-
-
 class WeightStore:
     """The model's weights on the host, in the scenario's precision; each is held once, here or where it is resident.
 
     The weights of users' operations among `ops` are in the checkpoint beside the model's own. Routed experts are packed
-    where Numba computes them.
+    where Numba computes them, and read last.
     """
 
-    def __init__(self, model: ModelConfig, dtype: str, ops: Iterable[Op] = ()) -> None:
+    def __init__(self, model: ModelConfig, precision: Precision, ops: Iterable[Op] = ()) -> None:
         self.model = model
-        self.dtype = TORCH_DTYPES[dtype]
+        dtype = TORCH_DTYPES[precision.weights]
         every = list(ops)
-        found = open_checkpoint(model, every)
-        self._tensors = {name: found.pop(name).to(self.dtype) for name in list(found)}
-        self._packed = dict[tuple[int, Op], list[Stored]]()
-        if experts in every and packable(model, self.dtype):
-            for layer in range(model.num_hidden_layers):
-                self._packed[layer, experts] = self._pack(layer)
+        layers = range(model.num_hidden_layers if experts in every and packed(model, precision) else 0)
+        routed = {name for layer in layers for names in names_of_experts(model, layer).values() for name in names}
+        with Checkpoint(model, every) as files:
+            self._tensors = {name: files.read(name).to(dtype) for name in files.names if name not in routed}
+            self._packed = {(layer, experts): pack(files, model, layer, precision) for layer in layers}
 
     def table(self, name: str) -> torch.Tensor:
         """A tensor that belongs to no layer."""
@@ -99,45 +70,23 @@ class WeightStore:
 
     def sources(self, layer: int, op: Op) -> list[Stored]:
         """Every tensor of an operation."""
-        return self._packed.get((layer, op)) or self._of_checkpoint(layer, op)
-
-    def _of_checkpoint(self, layer: int, op: Op) -> list[Stored]:
+        if (layer, op) in self._packed:
+            return self._packed[layer, op]
         found = []
-        for packed in packs(op, self.model):
-            tensors = [self._tensors[f"model.layers.{layer}.{name}"] for name in packed.sources]
+        for operand in packs(op, self.model):
+            tensors = [self._tensors[f"model.layers.{layer}.{name}"] for name in operand.sources]
             rows = sum(len(tensor) for tensor in tensors)
-            found.append(Stored(packed.key, packed.shape(rows, tensors[0].shape[1:]), tensors))
+            found.append(Stored(operand.key, operand.shape(rows, tensors[0].shape[1:]), tensors))
         return found
-
-    def _pack(self, layer: int) -> list[Stored]:
-        """Pack a layer's routed experts; the tensors of the checkpoint leave the store."""
-        count = self.model.num_local_experts
-        gate_up, down = (stored.parts for stored in self._of_checkpoint(layer, experts))
-        both = [torch.cat(gate_up[2 * expert : 2 * expert + 2]) for expert in range(count)]
-        packed = pack_experts(both, down)
-        self._drop(layer, experts)
-        matrices = {"gate_up": packed.gate_up, "down": packed.down}
-        found = {f"{name}_blocks": _tensor(matrix.blocks, matrix.format) for name, matrix in matrices.items()}
-        return [Stored(key, tuple(tensor.shape), [tensor], aligned=True) for key, tensor in found.items()]
-
-    def _drop(self, layer: int, op: Op) -> None:
-        """Remove the checkpoint's tensors of an operation."""
-        for packed in packs(op, self.model):
-            for name in packed.sources:
-                del self._tensors[f"model.layers.{layer}.{name}"]
 
     def resident(self, layer: int, op: Op, *, keep: bool = False) -> Tensors:
         """An operation's weights, which stay where it runs; they leave the store unless `keep` is set."""
         found = {stored.key: stored.joined() for stored in self.sources(layer, op)}
         if not keep and self._packed.pop((layer, op), None) is None:
-            self._drop(layer, op)
+            for operand in packs(op, self.model):
+                for name in operand.sources:
+                    del self._tensors[f"model.layers.{layer}.{name}"]
         return found
-
-
-def _tensor(array: npt.NDArray[Any], format: Format) -> torch.Tensor:
-    """A tensor over the memory of a packed array, of the format's type."""
-    tensor = torch.from_numpy(array.view(np.int16) if format is Format.BF16 else array)
-    return tensor.view(torch.bfloat16) if format is Format.BF16 else tensor
 
 
 class WeightBuffer:
@@ -270,16 +219,18 @@ class Weights:
         for (_, op), tensors in self._resident.items():
             self.gpu_bytes += sum(tensor.nbytes for tensor in tensors.values()) if op in on_gpu else 0
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Precision of the weights with which operations compute."""
+    def precision(self, kv: str) -> Precision:
+        """Number formats of the weights with which operations compute, beside that of the KV cache."""
         streamed = self.buffer.laid if self.buffer is not None else []
-        found = {
-            tensor.dtype for held in (self._resident, *streamed) for one in held.values() for tensor in one.values()
-        }
-        if len(found) != 1:
-            raise EngineError(f"weights are held in {found or 'no precision'}, not in one; this is a bug.")
-        return found.pop()
+        every = [(op, tensors) for held in (self._resident, *streamed) for (_, op), tensors in held.items()]
+        routed = {format_of(tensors) for op, tensors in every if op == experts}
+        others = {FORMATS[tensor.dtype] for op, tensors in every if op != experts for tensor in tensors.values()}
+        others = others or {form for form, _ in routed}
+        if len(others) != 1 or len(routed) > 1:
+            raise EngineError(f"weights are held in {others or 'no precision'} and {routed}; this is a bug.")
+        (weights,) = others
+        form, group = routed.pop() if routed else (weights, None)
+        return Precision(weights, kv, form if form != weights else None, group=group)
 
     def get(self, layer: int, stage: Stage) -> Tensors:
         """The weights of a stage in one layer; none for an operation without any."""
