@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -36,6 +37,8 @@ class LLM:
     ----------
     model : ModelConfig or str or Path
         A checkpoint from `wb.checkpoint`, or its folder.
+    weights : str, optional
+        Precision of the weights, as in `Memory`: "int8" and "int4" round the routed experts. The model's own by default.
     scheduler : Scheduler, optional
         By default `ResourceAware()`.
 
@@ -43,6 +46,8 @@ class LLM:
     ------
     CheckpointError
         If the folder holds no checkpoint, or the model has no weights.
+    CapacityError
+        If the precision is unknown.
 
     Examples
     --------
@@ -54,11 +59,14 @@ class LLM:
     dxyjga
     """
 
-    def __init__(self, model: ModelConfig | str | Path, *, scheduler: Scheduler | None = None) -> None:
+    def __init__(
+        self, model: ModelConfig | str | Path, *, weights: str | None = None, scheduler: Scheduler | None = None
+    ) -> None:
         self.model = model if isinstance(model, ModelConfig) else checkpoint(model)
         if self.model.path is None:
             raise CheckpointError(f"model {self.model.name!r} has no weights here; give wb.checkpoint(folder).")
         self.tokenizer = load_tokenizer(self.model)
+        self._memory = Memory(1.0, _BLOCK, weights)
         self._scheduler = scheduler or ResourceAware()
 
     def generate(
@@ -124,7 +132,7 @@ class LLM:
         machine = Machine.local()
         refused = ""
         for place, halvings in product(_PLACES, range(_HALVINGS)):
-            memory = Memory(capacity / 2**halvings, _BLOCK)
+            memory = replace(self._memory, kv_capacity=capacity / 2**halvings)
             try:
                 made = Scenario(place, self.model, machine, memory, workload, self._scheduler)
                 found = fits(made, Sequential())
