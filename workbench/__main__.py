@@ -103,6 +103,14 @@ def _parser() -> argparse.ArgumentParser:
     overlap.add_argument("--repeats", type=_count, default=9, help="undisturbed passes (default: 9)")
     overlap.add_argument("--json", type=_file, help="file to write the record to")
     overlap.set_defaults(command=_bench_overlap)
+    e2e = benches.add_parser("e2e", help="whole answers, beside transformers and vLLM where they can be had")
+    e2e.add_argument("--model", default="mix-b", help=f"{_RECIPES}; default: mix-b")
+    e2e.add_argument("--loads", nargs="+", choices=("mixed", "decode", "one"), default=["mixed", "decode", "one"])
+    e2e.add_argument("--engines", nargs="+", metavar="NAME", help="such as 'workbench bf16' vllm; default: all")
+    e2e.add_argument("--python", nargs="+", default=[], metavar="ENGINE=FILE", help="interpreter of its environment")
+    e2e.add_argument("--rounds", type=_count, default=3, help="runs of each engine on each load (default: 3)")
+    e2e.add_argument("--json", type=_file, help="file to write the record to")
+    e2e.set_defaults(command=_bench_e2e)
     tune = commands.add_parser("tune", help="time the Triton kernels' tiles on the GPU and write the fastest down")
     tune.add_argument("--weights", nargs="+", choices=("16-bit", "8-bit", "4-bit"), help="default: all")
     tune.add_argument(
@@ -256,6 +264,14 @@ def _bench_overlap(options: argparse.Namespace) -> None:
 
     given = {key: getattr(options, key) for key in ("rows", "context", "repeats", "json")}
     bench_overlap(options.model, rate=options.link, **given)
+
+
+def _bench_e2e(options: argparse.Namespace) -> None:
+    from workbench.bench.e2e.bench import ENGINES, bench_e2e
+
+    pythons = dict(text.partition("=")[::2] for text in options.python)
+    given = {key: getattr(options, key) for key in ("loads", "rounds", "json")}
+    bench_e2e(options.model, engines=options.engines or list(ENGINES), pythons=pythons, **given)
 
 
 def _tune(options: argparse.Namespace) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -37,15 +37,21 @@ class Noise:
 
 
 @contextmanager
-def listening() -> Iterator[Noise]:
-    """Measure the noise while the body runs."""
+def listening(also: Callable[[], float] = lambda: 0.0) -> Iterator[Noise]:
+    """Measure the noise while the body runs.
+
+    Parameters
+    ----------
+    also : callable -> float
+        Core-seconds that another process, which the body waits for, has used so far.
+    """
     noise = Noise()
     others = _busy()
-    mine = time.process_time()
+    mine = time.process_time() + also()
     begin = time.perf_counter()
     yield noise
     passed = (time.perf_counter() - begin) * (os.cpu_count() or 1)
-    spent = time.process_time() - mine
+    spent = time.process_time() + also() - mine
     noise.others = min(max(0.0, _busy() - others - spent - _TICKS) / passed, 1.0)
 
 

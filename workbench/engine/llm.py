@@ -38,7 +38,8 @@ class LLM:
     model : ModelConfig or str or Path
         A checkpoint from `wb.checkpoint`, or its folder.
     weights : str, optional
-        Precision of the weights, as in `Memory`: "int8" and "int4" round the routed experts. The model's own by default.
+        Precision of the weights, as in `Memory`, by default the model's own; "int8" and "int4" round the routed
+        experts.
     scheduler : Scheduler, optional
         By default `ResourceAware()`.
 

@@ -1,0 +1,1 @@
+"""Whole answers: this engine beside those that a user would take instead."""
