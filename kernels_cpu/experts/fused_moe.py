@@ -10,7 +10,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import Operand, SameKind, check_apart, checked, contiguous, float64, host_array, same_kind, writeable
+from ..arguments import (
+    Operand,
+    SameKind,
+    check_apart,
+    checked,
+    contiguous,
+    float64,
+    frozen,
+    host_array,
+    same_kind,
+    writeable,
+)
+from ..codegen.compiled import compiled
 from ..declarations import operation, reference_of, work_of
 from ..machine.features import CodePath, code_path
 from ..threads.task_counts import counters
@@ -39,11 +51,6 @@ def _check(x: NDArray[Any], experts: PackedExperts, ids: NDArray[Any], weights: 
         raise ValueError(
             f"weights must have the shape of ids and both one row per row of x, {tokens}, not {weights.shape} and "
             f"{ids.shape}: pass one batch."
-        )
-    if ids.size and not 0 <= ids.min() <= ids.max() < len(experts):
-        t, j = np.argwhere((ids < 0) | (ids >= len(experts)))[0]
-        raise ValueError(
-            f"ids[{t}, {j}] must be an expert in [0, {len(experts)}), not {ids[t, j]}: correct the routing."
         )
 
 
@@ -162,18 +169,41 @@ class _Pairs(NamedTuple):
         return _Pairs(self.tokens[begin:past], first, self.places, np.flatnonzero(counts), int(counts.max(initial=0)))
 
 
+@compiled()
+def _sort(ids: Any, first: Any, tokens: Any, places: Any) -> int:
+    """Sort the pairs of ids (T, k) by expert, and then by token; -1, or the number of a pair whose expert is not one.
+
+    `first` (experts + 1,) holds zeros before.
+    """
+    for t in range(ids.shape[0]):
+        for j in range(ids.shape[1]):
+            if not 0 <= ids[t, j] < len(first) - 1:
+                return int(t * ids.shape[1] + j)
+            first[ids[t, j] + 1] += 1
+    for expert in range(1, len(first)):
+        first[expert] += first[expert - 1]
+    free = first.copy()
+    for t in range(ids.shape[0]):
+        for j in range(ids.shape[1]):
+            place = free[ids[t, j]]
+            free[ids[t, j]] += 1
+            places[t, j] = place
+            tokens[place] = t
+    return -1
+
+
 def _sorted(ids: NDArray[Any], experts: int) -> _Pairs:
-    """Sort the pairs of ids (T, k) by expert, and then by token."""
-    flat = ids.ravel()
-    order = np.argsort(flat, kind="stable")
-    counts = np.bincount(flat, minlength=experts)
+    """The pairs of ids (T, k), sorted."""
+    chosen = frozen(np.ascontiguousarray(ids, np.int64))
     first = np.zeros(experts + 1, np.int64)
-    places = np.empty(len(flat), np.int64)
-    np.cumsum(counts, out=first[1:])
-    places[order] = np.arange(len(flat))
-    tokens = order // max(1, ids.shape[1])
-    most = int(counts.max(initial=0))
-    return _Pairs(tokens, first, places.reshape(ids.shape), np.flatnonzero(counts), most)
+    tokens = np.empty(ids.size, np.int64)
+    places = np.empty(ids.shape, np.int64)
+    wrong = _sort(chosen, first, tokens, places)
+    if wrong >= 0:
+        t, j = divmod(wrong, ids.shape[1])
+        raise ValueError(f"ids[{t}, {j}] must be an expert in [0, {experts}), not {ids[t, j]}: correct the routing.")
+    counts = np.diff(first)
+    return _Pairs(tokens, first, places, np.flatnonzero(counts), int(counts.max(initial=0)))
 
 
 def _worth(experts: PackedExperts, pairs: _Pairs) -> int:
@@ -253,6 +283,8 @@ def _buffered(experts: PackedExperts) -> int:
 
 def _parts(pairs: _Pairs, limit: int) -> list[_Pairs]:
     """Cut pairs into parts of at most `limit`: whole experts as long as they fit, an expert with more cut evenly."""
+    if len(pairs.tokens) <= limit:
+        return [pairs]
     edges = [0]
     for expert in pairs.touched:
         first = int(pairs.first[expert])
