@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import workbench as wb
+from workbench.bench.e2e.bench import BASELINE
 from workbench.core.units import format_bytes
 from workbench.hardware.processors import Processor, ProcessorKind
 from workbench.kernels.collected import doors
@@ -114,6 +115,25 @@ def overlap(name: str) -> str:
         "simulated over measured seconds",
         "times as long as the first",
     )
+    return table(head, rows)
+
+
+def engines(name: str) -> str:
+    """Table of a record of `bench e2e`."""
+    rows = []
+    every = read(name)["rows"]
+    first = {row["load"]: row["core_seconds"] for row in every if row["engine"] == BASELINE}
+    for row in every:
+        rows.append(
+            [
+                row["load"],
+                row["engine"] if row["version"] == "here" else f"{row['engine']} ({row['version']})",
+                f"{row['tokens_per_second']:.1f}",
+                f"{row['core_seconds']:.1f}",
+                f"{row['core_seconds'] / first[row['load']]:.2f}",
+            ]
+        )
+    head = ("requests", "engine", "generated tokens per second", "core-seconds", f"over those of {BASELINE}")
     return table(head, rows)
 
 

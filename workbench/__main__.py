@@ -103,6 +103,10 @@ def _parser() -> argparse.ArgumentParser:
     overlap.add_argument("--repeats", type=_count, default=9, help="undisturbed passes (default: 9)")
     overlap.add_argument("--json", type=_file, help="file to write the record to")
     overlap.set_defaults(command=_bench_overlap)
+    rounding = benches.add_parser("rounding", help="the shipped model's exam with experts in bf16, INT8 and INT4")
+    rounding.add_argument("--questions", type=_count, default=1200, help="default: 1200")
+    rounding.add_argument("--json", type=_file, help="file to write the record to")
+    rounding.set_defaults(command=_bench_rounding)
     e2e = benches.add_parser("e2e", help="whole answers, beside transformers and vLLM where they can be had")
     e2e.add_argument("--model", default="mix-b", help=f"{_RECIPES}; default: mix-b")
     e2e.add_argument("--loads", nargs="+", choices=("mixed", "decode", "one"), default=["mixed", "decode", "one"])
@@ -264,6 +268,12 @@ def _bench_overlap(options: argparse.Namespace) -> None:
 
     given = {key: getattr(options, key) for key in ("rows", "context", "repeats", "json")}
     bench_overlap(options.model, rate=options.link, **given)
+
+
+def _bench_rounding(options: argparse.Namespace) -> None:
+    from workbench.bench.live.rounding import bench_rounding
+
+    bench_rounding(options.questions, json=options.json)
 
 
 def _bench_e2e(options: argparse.Namespace) -> None:

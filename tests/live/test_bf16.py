@@ -9,6 +9,7 @@ import torch
 
 import workbench as wb
 from tests.live.world import RUNNABLE, machine, requests, scenario
+from workbench.core.errors import WorkbenchError
 from workbench.engine import engine
 from workbench.models import ModelConfig
 from workbench.schedules import Schedule, Sequential, VSLPipe
@@ -71,6 +72,17 @@ def test_precisions_mix(weights: str, kv: str, model: ModelConfig, oracle: Any) 
     of = scenario(model, ASKED, precision="fp32")
     result = wb.run(of.on(memory=replace(of.memory, weights=weights, kv=kv)), VSLPipe())
     assert agreement(oracle(model), result.tokens) >= (1.0 if weights == kv == "fp32" else 0.8)
+
+
+@pytest.mark.parametrize("width", [96, 128])
+def test_checkpoints_in_fp16_run_in_fp32_with_transformers_tokens(width: int, make_model: Any, oracle: Any) -> None:
+    model = make_model(replace(MODEL, name=f"halves-{width}", dtype="fp16", intermediate_size=width), 4)
+    of = scenario(model, ASKED, RUNNABLE["all_cpu"], precision="fp32")
+    assert wb.run(of, Sequential()).tokens == oracle(model).generate(ASKED).tokens
+    llm = wb.LLM(model.path, weights="fp32", kv="fp32")
+    assert wb.run(llm.scenario(of.workload), Sequential()).tokens == oracle(model).generate(ASKED).tokens
+    with pytest.raises(WorkbenchError, match=r"for fp16, only for bf16, fp32; give Memory\(weights=.*one of these"):
+        wb.run(wb.LLM(model.path).scenario(of.workload), Sequential())
 
 
 # ------------------------------------------------------------------------------------------------------------ the link

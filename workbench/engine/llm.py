@@ -37,9 +37,9 @@ class LLM:
     ----------
     model : ModelConfig or str or Path
         A checkpoint from `wb.checkpoint`, or its folder.
-    weights : str, optional
-        Precision of the weights, as in `Memory`, by default the model's own; "int8" and "int4" round the routed
-        experts.
+    weights, kv : str, optional
+        Precision of weights and KV cache, as in `Memory`; by default the model's own. "int8" and "int4" round the
+        routed experts. A checkpoint in fp16 needs both, as "fp32" or "bf16".
     scheduler : Scheduler, optional
         By default `ResourceAware()`.
 
@@ -61,13 +61,18 @@ class LLM:
     """
 
     def __init__(
-        self, model: ModelConfig | str | Path, *, weights: str | None = None, scheduler: Scheduler | None = None
+        self,
+        model: ModelConfig | str | Path,
+        *,
+        weights: str | None = None,
+        kv: str | None = None,
+        scheduler: Scheduler | None = None,
     ) -> None:
         self.model = model if isinstance(model, ModelConfig) else checkpoint(model)
         if self.model.path is None:
             raise CheckpointError(f"model {self.model.name!r} has no weights here; give wb.checkpoint(folder).")
         self.tokenizer = load_tokenizer(self.model)
-        self._memory = Memory(1.0, _BLOCK, weights)
+        self._memory = Memory(1.0, _BLOCK, weights, kv)
         self._scheduler = scheduler or ResourceAware()
 
     def generate(
@@ -129,7 +134,7 @@ class LLM:
             If the model does not fit this computer.
         """
         tokens = sum(-(-int(held) // _BLOCK) * _BLOCK for held in workload.prompt_len + workload.output_len)
-        capacity = float(tokens * self.model.kv_bytes_per_token(self.model.dtype))
+        capacity = float(tokens * self.model.kv_bytes_per_token(self._memory.kv or self.model.dtype))
         machine = Machine.local()
         refused = ""
         for place, halvings in product(_PLACES, range(_HALVINGS)):

@@ -361,8 +361,8 @@ def _check_executable(raw: Mapping[str, Any], name: str) -> None:
     supported: dict[str, tuple[Any, ...]] = {
         "hidden_act": ("silu",),
         "quantization_config": (),
-        "dtype": ("float32", "bfloat16"),
-        "torch_dtype": ("float32", "bfloat16"),
+        "dtype": tuple(_DTYPES),
+        "torch_dtype": tuple(_DTYPES),
         **dict.fromkeys((*_LATENT, "q_lora_rank", "text_config"), ()),
         **dict.fromkeys(("first_k_dense_replace", "n_shared_experts"), (0,)),
         **family.only,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from workbench.core.catalogue import data_path
 from workbench.core.errors import ScenarioError, ScheduleError
 from workbench.core.quiet import OTHERS, Noise
+from workbench.core.records import read_json
 from workbench.core.units import format_bytes, format_seconds
 from workbench.hardware import Machine
 from workbench.hardware.profile import Profile
@@ -147,7 +151,29 @@ def facts(scenario: Scenario, prepared: Prepared, generated: Lengths | None = No
         **_unlike_layers(scenario.model),
         **_decodes(scenario, prepared.cost.decodes_at),
         **_joined(scenario.machine),
+        **_rounded(scenario),
     }
+
+
+def _rounded(scenario: Scenario) -> dict[str, str]:
+    """Note on what rounding the experts costs in accuracy, as measured on the shipped model; empty without rounding."""
+    if scenario.precision.group is None or not _exam():
+        return {}
+    own, *rounded = _exam()
+    right = next(row["right"] for row in rounded if row["weights"] == scenario.memory.weights)
+    return {
+        "rounding": f"experts in {scenario.memory.weights}, {scenario.precision.group} columns to a scale; of the "
+        f"{own['questions']} questions of {own['model']}'s exam {right:.2%} are answered rightly, in {own['weights']} "
+        f"{own['right']:.2%}"
+    }
+
+
+@functools.cache
+def _exam() -> list[dict[str, Any]]:
+    """Rows of the record of `bench rounding`: the shipped model in its own precision, and then with rounded experts."""
+    path = data_path("models/tiny-moe/rounding.json")
+    rows: list[dict[str, Any]] = read_json(path)["rows"] if path.is_file() else []
+    return rows
 
 
 def _decodes(scenario: Scenario, rate: str | None) -> dict[str, str]:

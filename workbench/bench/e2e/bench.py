@@ -103,13 +103,13 @@ class Worker:
     def __init__(self, python: str, engine: str, option: str, folder: Path) -> None:
         self._errors = TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed with the worker
         script = str(Path(__file__).with_name("worker.py"))
-        self._process = subprocess.Popen(
-            [python, script, engine, str(folder), option],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-        )
+        command = [python, script, engine, str(folder), option]
+        pipe = subprocess.PIPE
+        try:
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._errors, text=True)
+        except OSError as error:
+            self._errors.close()
+            raise WorkbenchError(f"there is no interpreter {python!r} ({error.strerror}); give its path.") from error
         if self._process.stdin is None or self._process.stdout is None:
             raise WorkbenchError("a worker has no streams; this is a bug.")
         self._input = self._process.stdin
@@ -165,11 +165,15 @@ def bench_e2e(
     Raises
     ------
     WorkbenchError
-        If this engine itself is among them.
+        If this engine itself is among them, an engine is unknown, or an interpreter does not exist.
     """
+    if unknown := sorted(set(engines) - set(ENGINES)):
+        raise WorkbenchError(f"there is no engine {unknown[0]!r}; there are {', '.join(map(repr, ENGINES))}.")
     folder = make_checkpoint(name)
     model = checkpoint(folder)
-    found = {load: {engine: Timed() for engine in engines} for load in loads}
+    found = dict[str, dict[str, Timed]]()
+    for load in loads:
+        found[load] = {engine: Timed() for engine in engines}
     versions = dict[str, str]()
     with ExitStack() as closing:
         workers = dict[str, Worker]()

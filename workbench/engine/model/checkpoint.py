@@ -17,6 +17,8 @@ from workbench.models import ModelConfig
 from workbench.stages import Op
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+STORED_DTYPES = TORCH_DTYPES | {"fp16": torch.float16}
+"""Types in which a checkpoint may hold its tensors; those in fp16 are converted when they are loaded."""
 _DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -115,7 +117,7 @@ class Checkpoint:
         path = self._file_of.get(name)
         if path is None:
             raise CheckpointError(f"checkpoint {model.name!r} has no tensor {name}; fetch its files again.")
-        wanted = TORCH_DTYPES[model.dtype]
+        wanted = STORED_DTYPES[model.dtype]
         with _told(path):
             there = self._opened[path].get_slice(name)
             found = tuple(there.get_shape())

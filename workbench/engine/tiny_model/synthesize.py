@@ -11,10 +11,10 @@ from tqdm.auto import tqdm
 
 from workbench.core.catalogue import cache_path
 from workbench.core.errors import CheckpointError
-from workbench.engine.model.checkpoint import TORCH_DTYPES, expected_tensors
+from workbench.engine.model.checkpoint import STORED_DTYPES, expected_tensors
 from workbench.models import ModelConfig
 
-_HF_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+_HF_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 _CONFIG_KEYS = (
     "num_hidden_layers",
@@ -139,7 +139,7 @@ def _draw(name: str, shape: tuple[int, ...], model: ModelConfig, generator: torc
         spread = 0.05 if "embed_tokens" in name else shape[1] ** -0.5
         spread *= 4.0 if ".gate." in name else 2.0 if "lm_head" in name else 1.0
         weights = spread * torch.randn(shape, generator=generator)
-    return weights.to(TORCH_DTYPES[model.dtype])
+    return weights.to(STORED_DTYPES[model.dtype])
 
 
 def hf_config(model: ModelConfig) -> dict[str, object]:

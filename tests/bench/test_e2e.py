@@ -1,0 +1,96 @@
+"""`bench e2e`: engines in processes of their own answer the same requests, and what cannot be had is named."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+import workbench as wb
+from workbench.bench.e2e import bench
+from workbench.bench.e2e.bench import BASELINE, LOADS, Load, Run, Timed, Worker, bench_e2e
+from workbench.core.errors import WorkbenchError
+from workbench.schedules import Sequential
+
+pytestmark = pytest.mark.alone
+
+SHIPPED = wb.data_path("models/tiny-moe")
+SMALL = {"mixed": Load(6, 3, 20, 5), "one": Load(1, 8, 8, 7)}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(bench, "make_checkpoint", lambda name: SHIPPED)
+    monkeypatch.setattr(bench, "LOADS", SMALL)
+
+
+def test_a_load_gives_every_engine_the_same_prompts_of_its_lengths():
+    model = wb.checkpoint(SHIPPED)
+    prompts = LOADS["mixed"].prompts(model)
+    assert prompts == LOADS["mixed"].prompts(model)
+    lengths = [len(prompt) for prompt in prompts]
+    assert len(lengths) == 64
+    assert 32 <= min(lengths) < 60
+    assert 220 < max(lengths) <= 256
+    assert all(0 <= token < model.vocab_size for prompt in prompts for token in prompt)
+
+
+def test_engines_answer_and_those_that_are_not_installed_are_named(small, tmp_path):
+    said: list[str] = []
+    path = tmp_path / "record.json"
+    engines = (BASELINE, "workbench int8", "vllm")
+    found = bench_e2e("tiny", loads=("mixed", "one"), engines=engines, pythons={}, rounds=2, json=path, say=said.append)
+    assert [line for line in said if "left out: vllm" in line and "No module named 'vllm'" in line]
+    answered = [(load, engine) for load, timed in found.items() for engine in timed]
+    assert answered == [(load, engine) for load in SMALL for engine in engines[:2]]
+    for load, timed in found.items():
+        for one in timed.values():
+            assert len(one.runs) == 2
+            assert all(0 < run.core_seconds < 64 * run.seconds for run in one.runs)
+        assert any(line.startswith(f"{load}: {SMALL[load].requests} requests") for line in said)
+    record = json.loads(path.read_text(encoding="utf-8"))
+    assert {(row["load"], row["engine"]) for row in record["rows"]} == {(a, b) for a in SMALL for b in engines[:2]}
+    (ours, other) = (found["mixed"][engine] for engine in engines[:2])
+    ratios = [b.seconds / a.seconds for a, b in zip(ours.runs, other.runs, strict=True)]
+    told = record["ratios"][f"mixed: seconds of workbench int8 / {BASELINE}"]
+    assert told["median"] == pytest.approx(np.median(ratios))
+
+
+def test_a_worker_gives_the_tokens_of_a_run():
+    model = wb.checkpoint(SHIPPED)
+    prompts = SMALL["mixed"].prompts(model)
+    worker = Worker(sys.executable, "workbench", "bf16", SHIPPED)
+    try:
+        answer = worker.serve(prompts, 5)
+    finally:
+        worker.close()
+    workload = wb.Workload.of([wb.Request(tuple(prompt), 5) for prompt in prompts])
+    want = wb.run(wb.LLM(model, weights="bf16").scenario(workload), Sequential()).tokens
+    assert answer["tokens"] == [list(tokens) for tokens in want]
+
+
+def test_this_engine_itself_must_be_had(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "make_checkpoint", lambda name: SHIPPED)
+    monkeypatch.setitem(bench.ENGINES, BASELINE, ("workbench", "int3"))
+    said: list[str] = []
+    with pytest.raises(WorkbenchError, match="this engine itself failed"):
+        bench_e2e("tiny", loads=("one",), engines=(BASELINE,), pythons={}, rounds=1, json=None, say=said.append)
+    assert any("Memory(weights='int3') is not supported" in line for line in said)
+
+
+def test_quiet_runs_count_where_there_are_enough():
+    quiet = [Run(1.0, 2.0, True), Run(1.2, 2.2, True), Run(1.1, 2.1, True)]
+    assert Timed([*quiet, Run(9.0, 9.0, False)]).seconds == 1.1
+    assert Timed([*quiet[:2], Run(9.0, 9.0, False)]).core_seconds == 2.2
+
+
+def test_what_cannot_begin_is_told(tmp_path):
+    with pytest.raises(WorkbenchError, match=r"there is no interpreter '.*none'"):
+        Worker(str(tmp_path / "none"), "workbench", "bf16", SHIPPED)
+    with pytest.raises(WorkbenchError, match=r"there is no engine 'vlm'; there are 'workbench bf16'"):
+        bench_e2e("tiny", loads=("one",), engines=("vlm",), pythons={}, rounds=1, json=None)
+    worker = Worker(sys.executable, "workbench", "bf16", tmp_path)
+    try:
+        assert "config.json" in worker.failure
+    finally:
+        worker.close()
