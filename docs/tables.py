@@ -118,10 +118,10 @@ def overlap(name: str) -> str:
     return table(head, rows)
 
 
-def engines(name: str) -> str:
-    """Table of a record of `bench e2e`."""
+def engines(*names: str) -> str:
+    """Table of records of `bench e2e`."""
     rows = []
-    every = read(name)["rows"]
+    every = [row for name in names for row in read(name)["rows"]]
     first = {row["load"]: row["core_seconds"] for row in every if row["engine"] == BASELINE}
     for row in every:
         rows.append(
