@@ -78,6 +78,32 @@ def test_this_engine_itself_must_be_had(small, tmp_path, monkeypatch):
     assert any("Memory(weights='int3') is not supported" in line for line in said)
 
 
+def test_an_engine_that_fails_later_is_left_out_and_the_others_are_told(small, monkeypatch):
+    served: dict[str, int] = {}
+    serve = Worker.serve
+
+    def failing(self, prompts, new):
+        if self.option == "int8":
+            served["int8"] = served.get("int8", 0) + 1
+            if served["int8"] == 3:
+                self._process.kill()
+                self._process.wait()
+        return serve(self, prompts, new)
+
+    monkeypatch.setattr(Worker, "serve", failing)
+    said: list[str] = []
+    engines = (BASELINE, "workbench int8")
+    found = bench_e2e("tiny", loads=("one",), engines=engines, pythons={}, rounds=3, json=None, say=said.append)
+    assert {engine: len(timed.runs) for engine, timed in found["one"].items()} == {BASELINE: 3, "workbench int8": 1}
+    assert [line for line in said if line.startswith("left out from here on: workbench int8: the engine ended")]
+
+
+def test_without_this_engine_nothing_is_compared(small):
+    said: list[str] = []
+    bench_e2e("tiny", loads=("one",), engines=("workbench int8",), pythons={}, rounds=1, json=None, say=said.append)
+    assert not [line for line in said if "x " in line and "int8" in line]
+
+
 def test_quiet_runs_count_where_there_are_enough():
     quiet = [Run(1.0, 2.0, True), Run(1.2, 2.2, True), Run(1.1, 2.1, True)]
     assert Timed([*quiet, Run(9.0, 9.0, False)]).seconds == 1.1
@@ -89,6 +115,8 @@ def test_what_cannot_begin_is_told(tmp_path):
         Worker(str(tmp_path / "none"), "workbench", "bf16", SHIPPED)
     with pytest.raises(WorkbenchError, match=r"there is no engine 'vlm'; there are 'workbench bf16'"):
         bench_e2e("tiny", loads=("one",), engines=("vlm",), pythons={}, rounds=1, json=None)
+    with pytest.raises(WorkbenchError, match=r"there is no engine 'vlm' to give an interpreter; there are transf"):
+        bench_e2e("tiny", loads=("one",), engines=(BASELINE,), pythons={"vlm": "x"}, rounds=1, json=None)
     worker = Worker(sys.executable, "workbench", "bf16", tmp_path)
     try:
         assert "config.json" in worker.failure

@@ -12,15 +12,17 @@ from safetensors.torch import load_file, save_file
 
 import workbench as wb
 from tests.live.world import QWEN2, RUNNABLE, STREAMED, TINY, requests, scenario
-from workbench.core.errors import ScenarioError
+from workbench.core.errors import CheckpointError, EngineError, ScenarioError, StoppedError
+from workbench.engine.lanes.control import Control
 from workbench.engine.model import ops, stored
 from workbench.engine.model.weights import WeightBuffer, WeightStore
 from workbench.kernels import fused_moe
 from workbench.models import ModelConfig
+from workbench.pipeline import cpu
 from workbench.pipeline.layer_graph import layer_graph
 from workbench.schedules import LayerStreaming, Sequential
 from workbench.serving import fits
-from workbench.stages import Precision, experts
+from workbench.stages import Precision, attention, combine, experts, out_proj, qkv, route, shared_experts
 
 WIDE = replace(QWEN2, name="wide", hidden_size=64, moe_intermediate_size=128, num_hidden_layers=2)
 ASKED = requests((1, 40, 7), (10, 8, 12), vocab=WIDE.vocab_size, seed=7)
@@ -233,7 +235,7 @@ def reshape(model: ModelConfig) -> None:
     """Files of the right source with tensors of another model."""
     assert model.path is not None
     for file in kept(model):
-        save_file({"down_blocks": torch.zeros(3)}, file, {"source": stored._fingerprint(model.path)})
+        save_file({"down_blocks": torch.zeros(3)}, file, {"source": stored.fingerprint(stored.Checkpoint(model))})
 
 
 @pytest.mark.parametrize("change", [change_the_checkpoint, cut, reshape])
@@ -247,6 +249,62 @@ def test_files_of_other_weights_or_damaged_ones_are_made_again(
     assert torch.equal(again["down_scales"], factor * first["down_scales"])
     without_rounding(monkeypatch)
     assert torch.equal(held_by(mine)["down_scales"], again["down_scales"])
+
+
+def test_files_that_are_replaced_while_they_are_read_are_not_kept(
+    mine: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else experts of the old files would be taken for those of the new ones."""
+    packed = stored._packed
+
+    def replaced(*given: Any) -> Any:
+        found = packed(*given)
+        if given[2] == 0:
+            change_the_checkpoint(mine)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stored, "_packed", replaced)
+        held_by(mine)
+    assert kept(mine) == []
+
+
+def test_kept_files_are_for_the_readers_of_the_checkpoint(mine: ModelConfig) -> None:
+    assert mine.path is not None
+    for file in mine.path.glob("*.safetensors"):
+        file.chmod(0o640)
+    held_by(mine)
+    assert {file.stat().st_mode & 0o777 for file in kept(mine)} == {0o640}
+
+
+def test_experts_that_are_not_finite_cannot_be_rounded(mine: ModelConfig) -> None:
+    assert mine.path is not None
+    file = mine.path / "model-00002.safetensors"
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.endswith("experts.3.down_proj.weight"))
+    tensors[name][1, 1] = torch.inf
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"experts of layer 1 of 'mine' cannot be rounded to int8: down\[3\]"):
+        held_by(mine)
+
+
+def test_loading_can_be_stopped(mine: ModelConfig) -> None:
+    control = Control()
+    control.stop()
+    with pytest.raises(StoppedError):
+        WeightStore(mine, PRECISIONS["int8"], [experts], control)
+    assert kept(mine) == []
+
+
+def test_only_built_in_experts_are_rounded(model: ModelConfig, kind: str) -> None:
+    own = replace(experts, name="own", run=lambda h, gates: h, params=None)
+    layer = cpu(qkv, attention, out_proj, route, own, shared_experts, combine)
+    of = asked_of(kind, model).on(pipeline=layer)
+    if kind in ("int8", "int4"):
+        with pytest.raises(EngineError, match=rf"Memory\(weights='{kind}'\) rounds the built-in experts, .* has none"):
+            wb.run(of, Sequential())
+    else:
+        wb.run(of, Sequential())
 
 
 def test_a_folder_that_cannot_be_written_is_left_as_it_is(mine: ModelConfig) -> None:

@@ -12,8 +12,9 @@ from workbench.engine.model.operations import OPERATIONS, packs
 from workbench.models import ModelConfig
 from workbench.models.families import RUNNABLE
 from workbench.pipeline import Pipeline
+from workbench.scenario import Scenario
 from workbench.serving.prepared import Prepared
-from workbench.stages import Precision, Stage, add_shared, decode_attention, shared_experts
+from workbench.stages import Precision, Stage, add_shared, decode_attention, experts, shared_experts
 
 
 def check_runnable(prepared: Prepared) -> None:
@@ -38,6 +39,7 @@ def check_runnable(prepared: Prepared) -> None:
         )
     _check_shared(scenario.layer, model)
     _check_precision(scenario.precision)
+    _check_rounded(scenario)
     if not requests:
         raise EngineError(
             f"workload {scenario.workload.name!r} has lengths but no tokens; give Workload.from_jsonl(path)."
@@ -64,6 +66,17 @@ def _check_precision(precision: Precision) -> None:
         if dtype is not None and dtype not in TORCH_DTYPES:
             known = " or ".join(TORCH_DTYPES)
             raise EngineError(f"run keeps {what} in {known}, not in {dtype}; give Memory one of these.")
+
+
+def _check_rounded(scenario: Scenario) -> None:
+    """Refuse to round the experts of a pipeline whose experts the user computes: only the built-in ones are rounded."""
+    ops = [stage.op for stage in scenario.layer.stages]
+    others = [op.name for op in ops if op.routed and op != experts]
+    if scenario.precision.group is not None and (others or experts not in ops):
+        raise EngineError(
+            f"Memory(weights={scenario.memory.weights!r}) rounds the built-in experts, and {scenario.layer} "
+            f"{f'has {others[0]!r} too' if experts in ops else 'has none'}; leave weights out."
+        )
 
 
 def _strange(model: ModelConfig) -> str:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryFile
@@ -101,6 +102,7 @@ class Worker:
     """
 
     def __init__(self, python: str, engine: str, option: str, folder: Path) -> None:
+        self.option = option
         self._errors = TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed with the worker
         script = str(Path(__file__).with_name("worker.py"))
         command = [python, script, engine, str(folder), option]
@@ -114,7 +116,11 @@ class Worker:
             raise WorkbenchError("a worker has no streams; this is a bug.")
         self._input = self._process.stdin
         self._output = self._process.stdout
-        told = self._hear()
+        try:
+            told = self._hear()
+        except ValueError as error:
+            self.close()
+            raise WorkbenchError(f"{engine} said what is no JSON ({error}); this is a bug.") from error
         self.version: str = told.get("version", "")
         self.failure: str = told.get("failure", "")
 
@@ -133,12 +139,21 @@ class Worker:
         return float(times.user + times.system)
 
     def serve(self, prompts: Sequence[Sequence[int]], new: int) -> dict[str, Any]:
-        """Serve requests: seconds, core-seconds and tokens."""
-        self._input.write(codec.dumps({"prompts": prompts, "new": new}) + "\n")
-        self._input.flush()
+        """Serve requests: seconds, core-seconds and tokens.
+
+        Raises
+        ------
+        WorkbenchError
+            If the process has ended.
+        """
+        try:
+            self._input.write(codec.dumps({"prompts": prompts, "new": new}) + "\n")
+            self._input.flush()
+        except OSError:  # it has ended: what it said last is the answer
+            pass
         answer = self._hear()
         if "failure" in answer:
-            raise WorkbenchError(f"an engine ended: {answer['failure']}")
+            raise WorkbenchError(f"the engine ended: {answer['failure']}")
         return answer
 
     def close(self) -> None:
@@ -158,15 +173,18 @@ def bench_e2e(
     json: Path | None,
     say: Callable[[str], None] = record.say,
 ) -> dict[str, dict[str, Timed]]:
-    """Serve the same requests with every engine, round by round, and print generated tokens per second and ratios.
+    """Serve the same prompts with every engine, round by round, and print generated tokens per second and ratios.
 
-    Engines that cannot be had are named and left out.
+    Engines that cannot be had, or fail later, are named and left out.
 
     Raises
     ------
     WorkbenchError
         If this engine itself is among them, an engine is unknown, or an interpreter does not exist.
     """
+    kinds = sorted({kind for kind, _ in ENGINES.values()})
+    if unheard := sorted(set(pythons) - set(kinds)):
+        raise WorkbenchError(f"there is no engine {unheard[0]!r} to give an interpreter; there are {', '.join(kinds)}.")
     if unknown := sorted(set(engines) - set(ENGINES)):
         raise WorkbenchError(f"there is no engine {unknown[0]!r}; there are {', '.join(map(repr, ENGINES))}.")
     folder = make_checkpoint(name)
@@ -177,7 +195,7 @@ def bench_e2e(
     versions = dict[str, str]()
     with ExitStack() as closing:
         workers = dict[str, Worker]()
-        for engine in engines:
+        for engine in dict.fromkeys(engines):
             kind, option = ENGINES[engine]
             begin = time.perf_counter()
             worker = Worker(pythons.get(kind, sys.executable), kind, option, folder)
@@ -185,23 +203,39 @@ def bench_e2e(
             if worker.failure:
                 say(f"left out: {engine}: {worker.failure}")
                 continue
-            worker.serve([[1] * _WARM] * _WARM, _WARM)
+            if not _served(partial(worker.serve, [[1] * _WARM] * _WARM, _WARM), engine, say):
+                continue
             workers[engine] = worker
             versions[engine] = worker.version
             say(f"{engine} ({worker.version}) is ready after {time.perf_counter() - begin:.0f} s")
         if BASELINE in engines and BASELINE not in workers:
             raise WorkbenchError("this engine itself failed; see above.")
+        order = list(workers)
+        alive = set(workers)
         for turn in range(rounds):
             for load in loads:
-                for number in np.random.default_rng(turn).permutation(len(workers)).tolist():
-                    engine = list(workers)[number]
-                    _time(found[load][engine], workers[engine], LOADS[load], model, f"{load}, {engine}", say)
+                for number in np.random.default_rng(turn).permutation(len(order)).tolist():
+                    engine = order[number]
+                    what = f"{load}, {engine}"
+                    timing = partial(_time, found[load][engine], workers[engine], LOADS[load], model, what, say)
+                    if engine in alive and not _served(timing, engine, say):
+                        alive.remove(engine)
     for load in loads:
-        found[load] = {engine: timed for engine, timed in found[load].items() if engine in workers}
+        found[load] = {engine: timed for engine, timed in found[load].items() if timed.runs}
         _print(load, found[load], say)
     if json is not None:
         record.write(json, Machine.local(), _ratios(found), _rows(found, versions))
     return found
+
+
+def _served(serve: Callable[[], object], engine: str, say: Callable[[str], None]) -> bool:
+    """True if an engine served; one that has ended is named."""
+    try:
+        serve()
+    except WorkbenchError as error:
+        say(f"left out from here on: {engine}: {error}")
+        return False
+    return True
 
 
 def _time(timed: Timed, worker: Worker, load: Load, model: ModelConfig, what: str, say: Callable[[str], None]) -> None:
@@ -224,8 +258,11 @@ def _print(load: str, timed: Mapping[str, Timed], say: Callable[[str], None]) ->
     for engine, one in timed.items():
         rate = given.requests * given.new / one.seconds
         quiet = f"{sum(run.quiet for run in one.runs)} of {len(one.runs)}"
-        clock, cores = (one.seconds / ours.seconds, one.core_seconds / ours.core_seconds) if ours else (1.0, 1.0)
-        say(f"{engine:26} {rate:6.1f} {one.core_seconds:13.1f}  {clock:36.2f}x {cores:15.2f}x  {quiet}")
+        clock, cores = "-", "-"
+        if ours is not None:
+            clock = f"{one.seconds / ours.seconds:.2f}x"
+            cores = f"{one.core_seconds / ours.core_seconds:.2f}x"
+        say(f"{engine:26} {rate:6.1f} {one.core_seconds:13.1f}  {clock:>37} {cores:>16}  {quiet}")
 
 
 def _ratios(found: Mapping[str, Mapping[str, Timed]]) -> dict[str, dict[str, float]]:
@@ -235,7 +272,7 @@ def _ratios(found: Mapping[str, Mapping[str, Timed]]) -> dict[str, dict[str, flo
         if BASELINE not in timed:
             continue
         for engine, one in timed.items():
-            pairs = zip(one.runs, timed[BASELINE].runs, strict=True)
+            pairs = zip(one.runs, timed[BASELINE].runs, strict=False)  # one that failed has fewer
             ratios[f"{load}: seconds of {engine} / {BASELINE}"] = record.ratio(
                 [a.seconds / b.seconds for a, b in pairs]
             )

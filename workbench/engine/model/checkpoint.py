@@ -100,11 +100,12 @@ class Checkpoint:
         added = tensors_of(ops, model)
         expected = dict(expected_tensors(model)) | added
         self.folder = model.path
+        self.files = tuple(_files(model.path))
         self.names = tuple(expected)
         self._file_of: dict[str, Path] = {}
         self._opened: dict[Path, Any] = {}
         with ExitStack() as closing:
-            for path in _files(model.path):
+            for path in self.files:
                 opened = closing.enter_context(_open(path))
                 self._opened[path] = opened
                 self._file_of.update(dict.fromkeys(opened.keys(), path))

@@ -51,7 +51,7 @@ class Forward:
             if node is not None
         }
         ops = (stage.op for stage in self._graph.pipeline.stages)
-        store = WeightStore(self._model, scenario.precision, ops)
+        store = WeightStore(self._model, scenario.precision, ops, self._control)
         slots = prepared.lowering.schedule.weight_slots
         self._weights = Weights(store, self._graph, prepared.slot_bytes, slots, self._control)
         self._embedding = store.table("model.embed_tokens.weight")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from workbench.core.errors import CheckpointError
 from workbench.core.units import GROUP, QUANTISED
 from workbench.engine.model.checkpoint import TORCH_DTYPES, Checkpoint
 from workbench.engine.model.operations import packs
@@ -72,16 +74,24 @@ def names_of_experts(model: ModelConfig, layer: int) -> dict[str, list[str]]:
     return found
 
 
-def pack(files: Checkpoint, model: ModelConfig, layer: int, precision: Precision) -> list[Stored]:
-    """The packed experts of one layer; rounded ones are kept for the next run, in a folder within the checkpoint's."""
+def pack(files: Checkpoint, model: ModelConfig, layer: int, precision: Precision, source: str) -> list[Stored]:
+    """The packed experts of one layer; rounded ones are kept for the next run, in a folder within the checkpoint's.
+
+    `source` is the checkpoint's fingerprint before anything was read.
+
+    Raises
+    ------
+    CheckpointError
+        If experts that are to be rounded are not finite.
+    """
     if precision.experts is None or precision.experts not in QUANTISED:
         return _stored(_packed(files, model, layer, precision))
     path = files.folder / f"experts-{precision.experts}" / f"{layer:05d}.safetensors"
-    source = _fingerprint(files.folder)
     found = _read(path, source)
-    if found is None or {key: tuple(tensor.shape) for key, tensor in found.items()} != _shapes(model, precision):
+    if found is None or not _fits(found, model, precision):
         found = _packed(files, model, layer, precision)
-        _write(path, found, source)
+        if fingerprint(files) == source:  # else files were replaced while they were read
+            _write(path, found, source, like=files.files[0])
     return _stored(found)
 
 
@@ -96,7 +106,14 @@ def _packed(files: Checkpoint, model: ModelConfig, layer: int, precision: Precis
         torch.cat((files.read(gate), files.read(up))).to(dtype)
         for gate, up in zip(names["gate_up"][::2], names["gate_up"][1::2], strict=True)
     ]
-    return _in_blocks(gate_up, [files.read(name).to(dtype) for name in names["down"]], precision)
+    down = [files.read(name).to(dtype) for name in names["down"]]
+    try:
+        return _in_blocks(gate_up, down, precision)
+    except ValueError as error:
+        raise CheckpointError(
+            f"experts of layer {layer} of {model.name!r} cannot be rounded to {precision.experts}: {error} Or leave "
+            "weights out."
+        ) from error
 
 
 def _in_blocks(gate_up: list[torch.Tensor], down: list[torch.Tensor], precision: Precision) -> Tensors:
@@ -129,15 +146,15 @@ def format_of(held: Tensors) -> tuple[str, int | None]:
     return FORMATS[matrices.dtype], columns // scales.shape[2] if scales is not None else None
 
 
-def _shapes(model: ModelConfig, precision: Precision) -> dict[str, tuple[int, ...]]:
-    """Shapes of the rounded experts of one layer, by key."""
-    found = dict[str, tuple[int, ...]]()
+def _fits(tensors: Tensors, model: ModelConfig, precision: Precision) -> bool:
+    """True if tensors have the shapes and types of the rounded experts of one layer."""
+    found = dict[str, tuple[tuple[int, ...], str]]()
     inner = model.expert_width
     for key, rows, columns in (("gate_up", 2 * inner, model.hidden_size), ("down", model.hidden_size, inner)):
         held = columns // 2 if precision.experts == "int4" else columns
-        found[f"{key}_blocks"] = (model.num_local_experts, rows, held)
-        found[f"{key}_scales"] = (model.num_local_experts, rows // UNIT, columns // GROUP, UNIT)
-    return found
+        found[f"{key}_blocks"] = (model.num_local_experts, rows, held), str(precision.experts)
+        found[f"{key}_scales"] = (model.num_local_experts, rows // UNIT, columns // GROUP, UNIT), "fp32"
+    return {key: (tuple(tensor.shape), FORMATS.get(tensor.dtype)) for key, tensor in tensors.items()} == found
 
 
 def _tensor(array: npt.NDArray[Any], format: Format) -> torch.Tensor:
@@ -147,10 +164,12 @@ def _tensor(array: npt.NDArray[Any], format: Format) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def _fingerprint(folder: Path) -> str:
+def fingerprint(files: Checkpoint) -> str:
     """Tells a checkpoint's files from others: their names, sizes and times of change."""
-    files = [(path.name, path.stat()) for path in sorted(folder.glob("*.safetensors"))]
-    told = [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in files]
+    told = list[str]()
+    for path in files.files:
+        stat = path.stat()
+        told.append(f"{path.name} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}")
     return hashlib.sha256("\n".join((_VERSION, str(GROUP), *told)).encode()).hexdigest()
 
 
@@ -165,13 +184,16 @@ def _read(path: Path, source: str) -> Tensors | None:
         return None
 
 
-def _write(path: Path, tensors: Tensors, source: str) -> None:
-    """Write a file whole or not at all; a folder that cannot be written is left as it is."""
+def _write(path: Path, tensors: Tensors, source: str, *, like: Path) -> None:
+    """Write a file whole or not at all, for those who may read `like`; where nothing can be written, do nothing."""
     partial = path.with_suffix(f".{os.getpid()}.partial")
     with contextlib.suppress(OSError, SafetensorError):
         path.parent.mkdir(exist_ok=True)
         try:
             save_file(tensors, partial, {"source": source})
+            shutil.copymode(like, partial)
+            with partial.open("rb") as written:
+                os.fsync(written.fileno())
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 import torch
+from tqdm.auto import tqdm
 
 from workbench.core.errors import EngineError
 from workbench.engine.lanes.control import Control
@@ -16,7 +17,7 @@ from workbench.engine.lanes.transfer import ArrayCopy, Transfer
 from workbench.engine.model.checkpoint import TORCH_DTYPES, Checkpoint
 from workbench.engine.model.operations import packs
 from workbench.engine.model.ops import Tensors
-from workbench.engine.model.stored import FORMATS, Stored, format_of, names_of_experts, pack, packed
+from workbench.engine.model.stored import FORMATS, Stored, fingerprint, format_of, names_of_experts, pack, packed
 from workbench.kernels import empty_in_huge_pages
 from workbench.models import ModelConfig
 from workbench.pipeline.layer_graph import LayerGraph
@@ -50,19 +51,30 @@ def host_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 class WeightStore:
     """The model's weights on the host, in the scenario's precision; each is held once, here or where it is resident.
 
-    The weights of users' operations among `ops` are in the checkpoint beside the model's own. Routed experts are packed
-    where Numba computes them, and read last.
+    The weights of users' operations among `ops` are in the checkpoint beside the model's own. Routed experts are read
+    last, and packed if `packed` says so. `control` may end the reading.
     """
 
-    def __init__(self, model: ModelConfig, precision: Precision, ops: Iterable[Op] = ()) -> None:
+    def __init__(
+        self, model: ModelConfig, precision: Precision, ops: Iterable[Op] = (), control: Control | None = None
+    ) -> None:
         self.model = model
+        check = (control or Control()).check
         dtype = TORCH_DTYPES[precision.weights]
         every = list(ops)
         layers = range(model.num_hidden_layers if experts in every and packed(model, precision) else 0)
         routed = {name for layer in layers for names in names_of_experts(model, layer).values() for name in names}
+        self._tensors = dict[str, torch.Tensor]()
+        self._packed = dict[tuple[int, Op], list[Stored]]()
         with Checkpoint(model, every) as files:
-            self._tensors = {name: files.read(name).to(dtype) for name in files.names if name not in routed}
-            self._packed = {(layer, experts): pack(files, model, layer, precision) for layer in layers}
+            source = fingerprint(files)
+            for name in files.names:
+                if name not in routed:
+                    check()
+                    self._tensors[name] = files.read(name).to(dtype)
+            for layer in tqdm(layers, unit="layer", desc="pack experts", delay=1, leave=False):
+                check()
+                self._packed[layer, experts] = pack(files, model, layer, precision, source)
 
     def table(self, name: str) -> torch.Tensor:
         """A tensor that belongs to no layer."""
@@ -82,11 +94,18 @@ class WeightStore:
     def resident(self, layer: int, op: Op, *, keep: bool = False) -> Tensors:
         """An operation's weights, which stay where it runs; they leave the store unless `keep` is set."""
         found = {stored.key: stored.joined() for stored in self.sources(layer, op)}
-        if not keep and self._packed.pop((layer, op), None) is None:
-            for operand in packs(op, self.model):
-                for name in operand.sources:
-                    del self._tensors[f"model.layers.{layer}.{name}"]
+        if not keep:
+            self._drop(layer, op)
         return found
+
+    def _drop(self, layer: int, op: Op) -> None:
+        """Let an operation's tensors leave the store."""
+        if (layer, op) in self._packed:
+            del self._packed[layer, op]
+            return
+        for operand in packs(op, self.model):
+            for name in operand.sources:
+                del self._tensors[f"model.layers.{layer}.{name}"]
 
 
 class WeightBuffer:
@@ -140,14 +159,12 @@ class WeightBuffer:
         """
         key = (turn, weights_of, page)
         if key not in self._known:
-            streamed = [
-                (layer, stage.op, stored)
-                for layer, node in weights_of
-                for found in (self._graph.at(layer)[node],)
-                for stage in (found.stages if found else ())
-                if self._graph.pipeline.streams(stage)
-                for stored in self._store.sources(layer, stage.op)
-            ]
+            streamed = list[tuple[int, Op, Stored]]()
+            for layer, node in weights_of:
+                found = self._graph.at(layer)[node]
+                for stage in found.stages if found else ():
+                    if self._graph.pipeline.streams(stage):
+                        streamed += [(layer, stage.op, each) for each in self._store.sources(layer, stage.op)]
             streamed.sort(key=lambda each: not each[2].aligned)
             copies = list[ArrayCopy]()
             held = _Held()
