@@ -250,7 +250,7 @@ def test_the_precision_is_read_under_both_names(spelled, dtype):
         pytest.param({"sliding_window": 4096}, ["sliding_window=4096"], id="sliding window"),
         pytest.param({"rope_scaling": {"rope_type": "yarn"}}, ["rope_type='yarn'"], id="rope"),
         pytest.param({"quantization_config": {"bits": 4}}, ["quantization_config"], id="quantised"),
-        pytest.param({"torch_dtype": "float16"}, ["float16", "unsupported"], id="precision"),
+        pytest.param({"torch_dtype": "float64"}, ["float64", "unsupported"], id="precision"),
         pytest.param({"kv_lora_rank": 16}, ["kv_lora_rank=16"], id="latent attention"),
         pytest.param({"n_shared_experts": 1}, ["n_shared_experts=1"], id="shared experts"),
         pytest.param({"first_k_dense_replace": 1}, ["first_k_dense_replace=1"], id="dense layers"),
