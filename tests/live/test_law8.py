@@ -189,7 +189,7 @@ def test_other_weight_precision_raises(of: wb.Scenario, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         weights.WeightStore,
         "__init__",
-        lambda self, model, precision, ops: original(self, model, precision._replace(weights="bf16"), ops),
+        lambda self, model, precision, *rest: original(self, model, precision._replace(weights="bf16"), *rest),
     )
     with pytest.raises(EngineError):
         wb.run(of, VSLPipe())
