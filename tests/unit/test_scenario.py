@@ -150,11 +150,14 @@ def test_precision_is_the_memorys_or_else_the_models_own():
     assert halved.kv_blocks == tiny_scenario().on(memory=Memory("1GB", kv_block=4)).kv_blocks // 2
 
 
-@pytest.mark.parametrize(("form", "bits"), [("int8", 8.5), ("int4", 4.5)])
-def test_rounded_experts_leave_all_else_in_the_models_precision(form, bits):
-    model = tiny_model(hidden_size=64, intermediate_size=128)
+@pytest.mark.parametrize(
+    ("form", "hidden", "group", "bits"),
+    [("int8", 64, 64, 8.5), ("int4", 64, 64, 4.5), ("int8", 128, 128, 8.25), ("int4", 256, 128, 4.25)],
+)
+def test_rounded_experts_leave_all_else_in_the_models_precision(form, hidden, group, bits):
+    model = tiny_model(hidden_size=hidden, intermediate_size=128)
     scenario = tiny_scenario(model=model).on(memory=Memory("1GB", weights=form))
-    assert scenario.precision == Precision("bf16", "bf16", form, group=64)
+    assert scenario.precision == Precision("bf16", "bf16", form, group=group)
     assert scenario.weight_formats == f"{form} (experts) and bf16"
     assert experts.weight_bytes(model, scenario.precision) == model.num_local_experts * model.expert_params * bits / 8
     assert qkv.weight_bytes(model, scenario.precision) == qkv.weight_bytes(model, Precision("bf16", "bf16"))

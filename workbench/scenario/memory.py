@@ -21,8 +21,9 @@ class Memory:
         Tokens per KV block.
     weights, kv : str, optional
         "fp32", "bf16" or "fp16"; the model's own precision if not given. `run` takes the first two. Weights may also be
-        "int8" or "int4": then routed experts, whose sizes must be multiples of 64, are rounded in groups of 64 columns
-        with a scale in fp32, and all else keeps the model's own precision.
+        "int8" or "int4": then routed experts, whose sizes must be multiples of 64, are rounded in groups of 128
+        columns, or 64 where 128 does not divide the sizes, with a scale in fp32; all else keeps the model's own
+        precision.
     gpu_reserve, host_reserve : str or float
         Memory that is kept free for users that are not counted: driver, allocator, other programs [B].
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from workbench.core.display import html_table
 from workbench.core.errors import CapacityError, ScenarioError
 from workbench.core.records import read_json, reason
-from workbench.core.units import GROUP, QUANTISED, format_bytes, parse_bytes
+from workbench.core.units import GROUPS, QUANTISED, format_bytes, parse_bytes
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, resolve, with_shared_experts
@@ -88,19 +89,25 @@ class Scenario:
             )
 
     def _check_groups(self) -> None:
-        sizes = self.model.hidden_size, self.model.expert_width
-        if self.memory.weights in QUANTISED and any(size % GROUP for size in sizes):
+        if self.memory.weights in QUANTISED and self._group is None:
             raise ScenarioError(
-                f"experts of {self.model.name} are {sizes[0]} x {sizes[1]}, which groups of {GROUP} columns do not "
+                f"experts of {self.model.name} are {self.model.hidden_size} x {self.model.expert_width}, which groups "
+                f"of {GROUPS[-1]} columns do not "
                 f"divide, so Memory(weights={self.memory.weights!r}) cannot be; leave weights out."
             )
+
+    @property
+    def _group(self) -> int | None:
+        """Columns that share a scale in rounded experts; None if no number of `GROUPS` divides their sizes."""
+        both = math.gcd(self.model.hidden_size, self.model.expert_width)
+        return next((group for group in GROUPS if both % group == 0), None)
 
     @property
     def precision(self) -> Precision:
         """Number formats of weights and KV cache: the memory's, or else the model's own."""
         kv = self.memory.kv or self.model.dtype
         if self.memory.weights in QUANTISED:
-            return Precision(self.model.dtype, kv, self.memory.weights, self.model.other_dtype, GROUP)
+            return Precision(self.model.dtype, kv, self.memory.weights, self.model.other_dtype, self._group)
         if self.memory.weights:
             return Precision(self.memory.weights, kv)
         return Precision(self.model.dtype, kv, self.model.expert_dtype, self.model.other_dtype)

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from workbench.core.errors import CheckpointError
-from workbench.core.units import GROUP, QUANTISED
+from workbench.core.units import GROUPS, QUANTISED
 from workbench.engine.model.checkpoint import TORCH_DTYPES, Checkpoint
 from workbench.engine.model.operations import packs
 from workbench.engine.model.ops import Tensors
@@ -28,7 +28,7 @@ UNIT = 64
 """Packed experts have sizes that are multiples of this."""
 FORMATS = {dtype: name for name, dtype in TORCH_DTYPES.items()} | {torch.int8: "int8", torch.uint8: "int4"}
 """Number formats by the type of the tensors that hold them."""
-_VERSION = "1"
+_VERSION = "2"
 """Changes when the same weights are rounded or laid out otherwise."""
 
 
@@ -119,7 +119,7 @@ def _packed(files: Checkpoint, model: ModelConfig, layer: int, precision: Precis
 def _in_blocks(gate_up: list[torch.Tensor], down: list[torch.Tensor], precision: Precision) -> Tensors:
     """Pack gates and ups (2 F, M) and downs (M, F) of every expert."""
     form = precision.experts if precision.experts in QUANTISED else None
-    both = pack_experts(gate_up, down, format=form, group=GROUP)
+    both = pack_experts(gate_up, down, format=form, group=precision.group or GROUPS[0])
     found = Tensors()
     for key, matrices in (("gate_up", both.gate_up), ("down", both.down)):
         found[f"{key}_blocks"] = _tensor(matrices.blocks, matrices.format)
@@ -131,8 +131,9 @@ def _in_blocks(gate_up: list[torch.Tensor], down: list[torch.Tensor], precision:
 def smallest(model: ModelConfig, precision: Precision) -> Tensors:
     """One expert of zeros, of the least size, stored as the model's are."""
     dtype = TORCH_DTYPES[precision.weights]
-    gate_up = torch.zeros(1, 2 * UNIT, UNIT, dtype=dtype)
-    down = torch.zeros(1, UNIT, UNIT, dtype=dtype)
+    size = precision.group or UNIT
+    gate_up = torch.zeros(1, 2 * size, size, dtype=dtype)
+    down = torch.zeros(1, size, size, dtype=dtype)
     if packed(model, precision):
         return _in_blocks([*gate_up], [*down], precision)
     return {"gate_up": gate_up, "down": down}
@@ -149,11 +150,12 @@ def format_of(held: Tensors) -> tuple[str, int | None]:
 def _fits(tensors: Tensors, model: ModelConfig, precision: Precision) -> bool:
     """True if tensors have the shapes and types of the rounded experts of one layer."""
     found = dict[str, tuple[tuple[int, ...], str]]()
+    group = precision.group or GROUPS[0]
     inner = model.expert_width
     for key, rows, columns in (("gate_up", 2 * inner, model.hidden_size), ("down", model.hidden_size, inner)):
         held = columns // 2 if precision.experts == "int4" else columns
         found[f"{key}_blocks"] = (model.num_local_experts, rows, held), str(precision.experts)
-        found[f"{key}_scales"] = (model.num_local_experts, rows // UNIT, columns // GROUP, UNIT), "fp32"
+        found[f"{key}_scales"] = (model.num_local_experts, rows // UNIT, columns // group, UNIT), "fp32"
     return {key: (tuple(tensor.shape), FORMATS.get(tensor.dtype)) for key, tensor in tensors.items()} == found
 
 
@@ -170,7 +172,7 @@ def fingerprint(files: Checkpoint) -> str:
     for path in files.files:
         stat = path.stat()
         told.append(f"{path.name} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}")
-    return hashlib.sha256("\n".join((_VERSION, str(GROUP), *told)).encode()).hexdigest()
+    return hashlib.sha256("\n".join((_VERSION, *told)).encode()).hexdigest()
 
 
 def _read(path: Path, source: str) -> Tensors | None:
