@@ -51,9 +51,10 @@ class Memory:
         if not is_whole(self.kv_block) or self.kv_block < 1:
             raise CapacityError(f"kv_block is a whole number of tokens, at least 1, not {self.kv_block!r}.")
         object.__setattr__(self, "kv_block", int(self.kv_block))
-        for what, dtype, known in (("weights", self.weights, (*DTYPE_BYTES, *QUANTISED)), ("kv", self.kv, DTYPE_BYTES)):
-            if dtype is not None and dtype not in tuple(known):
-                names = ", ".join(map(repr, tuple(known)[:-1])) + f" or {tuple(known)[-1]!r}"
+        floats = tuple(DTYPE_BYTES)
+        for what, dtype, known in (("weights", self.weights, (*floats, *QUANTISED)), ("kv", self.kv, floats)):
+            if dtype is not None and dtype not in known:
+                names = f"{', '.join(map(repr, known[:-1]))} or {known[-1]!r}"
                 raise CapacityError(f"Memory({what}={dtype!r}) is not supported; use {names}.")
 
     def reserve(self, device: Place) -> float:

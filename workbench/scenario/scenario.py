@@ -92,8 +92,8 @@ class Scenario:
         if self.memory.weights in QUANTISED and self._group is None:
             raise ScenarioError(
                 f"experts of {self.model.name} are {self.model.hidden_size} x {self.model.expert_width}, which groups "
-                f"of {GROUPS[-1]} columns do not "
-                f"divide, so Memory(weights={self.memory.weights!r}) cannot be; leave weights out."
+                f"of {GROUPS[-1]} columns do not divide, so Memory(weights={self.memory.weights!r}) cannot round them; "
+                "leave weights out."
             )
 
     @property

@@ -163,8 +163,8 @@ def _rounded(scenario: Scenario) -> dict[str, str]:
     right = next(row["right"] for row in rounded if row["weights"] == scenario.memory.weights)
     return {
         "rounding": f"experts in {scenario.memory.weights}, {scenario.precision.group} columns to a scale; of the "
-        f"{own['questions']} questions of {own['model']}'s exam {right:.2%} are answered rightly, in {own['weights']} "
-        f"{own['right']:.2%}"
+        f"{own['questions']} questions of {own['model']}'s exam {right:.2%} are answered correctly, in "
+        f"{own['weights']} {own['right']:.2%}"
     }
 
 

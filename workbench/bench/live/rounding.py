@@ -25,7 +25,7 @@ def bench_rounding(questions: int, *, json: Path | None, say: Callable[[str], No
     for form in (own.model.dtype, *QUANTISED):
         marks = exam.marks(run(LLM(own.model, weights=form).scenario(exam.workload), Sequential()))
         found[form] = sum(mark.right for mark in marks.values()) / questions
-        say(f"{form}: {found[form]:.2%} of {questions} questions are answered rightly")
+        say(f"{form}: {found[form]:.2%} of {questions} questions are answered correctly")
     if json is not None:
         ratios = dict[str, dict[str, float]]()
         for form in QUANTISED:
