@@ -173,7 +173,7 @@ class Engine:
             NodeKind.HEAD: lambda: self._emit(part, here, layout),
             NodeKind.SEGMENT: lambda: self._compute(task, layout),
             NodeKind.DEFERRED: lambda: forward.compute_late(task.node.stages[0], layer, part, layout),
-            NodeKind.MOVE: lambda: forward.move(task.node, part, layout),
+            NodeKind.MOVE: lambda: forward.move(task.node, task.layer, part, layout),
             NodeKind.KV_IN: lambda: forward.fetch_kv(layer, part, layout),
             NodeKind.KV_OUT: lambda: forward.store_kv(layer, part, layout),
         }[task.node.kind]
@@ -208,13 +208,13 @@ class Engine:
         for job in jobs:
             task = job.task
             if task.node.kind is NodeKind.WEIGHTS:
-                expected = cost.weight_transfer(task)
+                expected = cost.moved_weights(task)
             elif task.node.kind in (NodeKind.MOVE, NodeKind.KV_IN, NodeKind.KV_OUT) and task.part is not None:
                 here = plan.parts[task.part].at(task.place(plan.layers))
-                expected = cost.transfer(task.node, here.rows)
+                expected = cost.transfer(task.node, here.rows, self.forward.absent(task.layer))
             else:
                 continue
-            if job.bytes != expected:
+            if job.bytes != round(expected):
                 raise EngineError(
                     f"task {task.name} moved {job.bytes} bytes where the plan says {expected:.0f}; this is a bug."
                 )

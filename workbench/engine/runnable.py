@@ -8,10 +8,12 @@ import numpy as np
 
 from workbench.core.errors import EngineError
 from workbench.engine.model.checkpoint import TORCH_DTYPES
-from workbench.engine.model.operations import OPERATIONS, packs
+from workbench.engine.model.operations import OPERATIONS
+from workbench.engine.model.tensors import sources
 from workbench.models import ModelConfig
 from workbench.models.families import RUNNABLE
 from workbench.pipeline import Pipeline
+from workbench.pipeline.layer_graph import LayerGraph
 from workbench.scenario import Scenario
 from workbench.serving.prepared import Prepared
 from workbench.stages import Precision, Stage, add_shared, decode_attention, experts, shared_experts
@@ -38,6 +40,7 @@ def check_runnable(prepared: Prepared) -> None:
             f"{' or '.join(RUNNABLE)} without."
         )
     _check_shared(scenario.layer, model)
+    _check_dense(prepared.lowering.graph, model)
     _check_precision(scenario.precision)
     _check_rounded(scenario)
     if not requests:
@@ -83,9 +86,8 @@ def _strange(model: ModelConfig) -> str:
     """The components of a model's layers that `run` cannot execute; empty if there are none."""
     found = {
         "latent attention": model.kv_lora_rank,
-        "dense layers": model.dense_layers,
-        "sliding windows": model.windowed_layers,
-        f"shared experts unlike {model.family.architecture}'s": model.shared_params and not model.family.shared_gate,
+        "shared experts": model.shared_params and model.family.tensors.shared is None,
+        "attention biases": model.attention_bias and "attention_bias" not in model.family.options,
     }
     return ", ".join(what for what, there in found.items() if there)
 
@@ -100,10 +102,29 @@ def _check_shared(layer: Pipeline, model: ModelConfig) -> None:
         )
 
 
+def _check_dense(graph: LayerGraph, model: ModelConfig) -> None:
+    """Refuse what layers without experts cannot do: to feed a user's operation, or to add what was deferred."""
+    layers = range(model.num_hidden_layers)
+    for stage in graph.pipeline.stages:
+        missing = [(layer, buffer) for layer in layers for buffer in sorted(graph.missing(stage, layer))]
+        if missing and stage.op.run is not None:
+            layer, buffer = missing[0]
+            raise EngineError(
+                f"{stage} reads {buffer}, which layer {layer} of {model.name!r} does not have; use a model whose "
+                "layers are alike, or the built-in operation."
+            )
+        dense = [kind.dense for kind in model.layer_kinds]
+        if stage.defer and dense != sorted(dense, reverse=True):
+            raise EngineError(
+                f"{stage} defers experts to the next layer, and layers of {model.name!r} without experts follow some "
+                "with; leave defer out."
+            )
+
+
 def _problem(stage: Stage, model: ModelConfig) -> str:
     """Reason that `run` cannot execute a stage; empty if it can."""
     op = stage.op
-    if op in (shared_experts, add_shared) and not model.shared_params:
+    if op in (shared_experts, add_shared) and not model.unrouted_params:
         return f"has no such experts in {model.name!r}; remove the stage"
     if op.run is None:
         built_in = op in OPERATIONS or op == decode_attention
@@ -115,6 +136,10 @@ def _problem(stage: Stage, model: ModelConfig) -> str:
 
 def _shared_tensor(stage: Stage, others: Sequence[Stage], model: ModelConfig) -> str:
     """A tensor of a user's operation that another stage reads too, so that the ledger counts it twice; else empty."""
-    theirs = {name for other in others for packed in packs(other.op, model) for name in packed.sources}
-    shared = sorted(theirs.intersection(stage.op.shapes(model)))
+    if not stage.op.tensors:
+        return ""
+    layers = range(model.num_hidden_layers)
+    own = zip(stage.op.shapes(model), sources(stage.op, model, 0), strict=True)
+    theirs = {source.name for other in others for layer in layers for source in sources(other.op, model, layer)}
+    shared = sorted(name for name, source in own if source.name in theirs)
     return f"reads the tensor {shared[0]!r}, as another stage does; give each stage its own" if shared else ""

@@ -16,8 +16,9 @@ from workbench.core.display import html_table
 from workbench.core.errors import ScenarioError
 from workbench.core.units import DTYPE_BYTES, WEIGHT_BYTES, is_number, is_whole
 from workbench.models.families import FAMILIES, RUNNABLE
-from workbench.models.family import Family, HeadNorm
+from workbench.models.family import Family, HeadNorm, Norm
 from workbench.models.layers import LayerKind, Layers, Pattern, contradiction, fold, spelled, unfold
+from workbench.models.rope import PLAIN, Rope
 
 LARGEST = 2**40
 """Largest value of any size: products of a few sizes then stay within floats."""
@@ -40,7 +41,8 @@ class ModelConfig:
     shared_expert_intermediate_size : int
         Inner width of all shared experts of a layer together: every token passes them.
     first_k_dense_replace : int
-        Layers that have an ordinary feed-forward network instead of experts.
+        Layers that have an ordinary feed-forward network instead of experts; the first ones, unless `layers` has
+        another order.
     q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim : int or None
         Latent attention (DeepSeek's MLA), if `kv_lora_rank` is given; `head_dim` is then the sum of the two qk widths.
     sliding_window, windowed_layers : int
@@ -48,6 +50,20 @@ class ModelConfig:
     layers : tuple of (tuple of LayerKind, int)
         Order of the layers: patterns of kinds, and the number of times that each is repeated. Unless given, windowed
         layers come before the others, and the first `first_k_dense_replace` layers are dense.
+    rope : Rope
+        Rotated part of a head, and scaling of its frequencies.
+    attention_bias, use_qk_norm, lm_head_bias : bool
+        True if projections of attention have biases, queries and keys the family's norm, and the head a bias.
+    clip_qkv : float or None
+        Largest magnitude of queries, keys and values before RoPE.
+    n_group, topk_group : int
+        Groups of experts, and the best of them, from which a token's experts are chosen.
+    routed_scaling_factor : float
+        Factor of the weights of a token's experts.
+    attention_multiplier : float or None
+        Factor of the attention scores, if it is not 1 / sqrt(head_dim).
+    embedding_multiplier, residual_multiplier, logits_scaling : float
+        Factors of the embedding and of what each sublayer adds, and divisor of the logits (Granite).
     dtype : str
         Precision of activations, and of all weights without a format of their own: "fp32", "bf16" or "fp16".
     expert_dtype, other_dtype : str or None
@@ -102,6 +118,18 @@ class ModelConfig:
     architecture: str | None = None
     path: Path | None = None
     layers: Layers = ()
+    rope: Rope = PLAIN
+    attention_bias: bool = False
+    use_qk_norm: bool = True
+    lm_head_bias: bool = False
+    clip_qkv: float | None = None
+    n_group: int = 1
+    topk_group: int = 1
+    routed_scaling_factor: float = 1.0
+    attention_multiplier: float | None = None
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_scaling: float = 1.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -113,7 +141,7 @@ class ModelConfig:
                     told = f"{self.name} has {field.name}={short(value)}"
                     raise ScenarioError(f"{told}; give a whole number from {least} on, up to 2**40.")
                 object.__setattr__(self, field.name, int(value))
-            if field.type == "float" and not (is_number(value) and 0 < value < math.inf):
+            if field.type.startswith("float") and not optional and not (is_number(value) and 0 < value < math.inf):
                 raise ScenarioError(f"{self.name} has {field.name}={short(value)}; give a positive number.")
         for name, most, what in (
             ("num_experts_per_tok", self.num_local_experts, "experts"),
@@ -240,8 +268,33 @@ class ModelConfig:
     @cached_property
     def attention_vectors(self) -> int:
         """Elements of one layer's biases of queries, keys and values, and of the norms of their heads."""
-        biases = self.q_size + 2 * self.kv_size if self.family.qkv_bias else 0
+        biases = self.q_size + 2 * self.kv_size if self.has_qkv_bias else 0
         return biases + sum(self.head_norm_sizes)
+
+    @property
+    def has_qkv_bias(self) -> bool:
+        """True if queries, keys and values have biases."""
+        return self.family.qkv_bias or self.attention_bias
+
+    @property
+    def out_vectors(self) -> int:
+        """Elements of the bias of one layer's output projection."""
+        return self.hidden_size if self.attention_bias and self.family.out_bias else 0
+
+    @property
+    def norm_size(self) -> int:
+        """Elements of one norm of the residual stream."""
+        return self.hidden_size * (2 if self.family.norm is Norm.LAYER_BIAS else 1)
+
+    @property
+    def rotated_dims(self) -> int:
+        """Dims of a head that RoPE rotates."""
+        return self.qk_rope_head_dim or int(self.head_dim * self.rope.share)
+
+    @property
+    def score_scale(self) -> float:
+        """Factor of the attention scores."""
+        return (self.attention_multiplier or self.head_dim**-0.5) * self.rope.score_factor
 
     @property
     def head_norm_sizes(self) -> tuple[int, int]:
@@ -251,9 +304,36 @@ class ModelConfig:
             HeadNorm.EACH: (self.head_dim, self.head_dim),
             HeadNorm.WHOLE: (self.q_size, self.kv_size),
         }
-        return sizes[self.family.qk_norm]
+        return sizes[self.family.qk_norm if self.use_qk_norm else None]
 
     # ---------------------------------------------------------------------------------------------- feed-forward
+
+    @property
+    def router_vectors(self) -> int:
+        """Elements of the bias of one MoE layer's router."""
+        return self.num_local_experts if self.family.router_bias else 0
+
+    @property
+    def choice_vectors(self) -> int:
+        """Elements of what one MoE layer's router adds for the choice; always in fp32."""
+        return self.num_local_experts if self.family.choice_bias else 0
+
+    @property
+    def expert_vectors(self) -> int:
+        """Elements of the biases of one MoE layer's routed experts."""
+        stacks = (*self.family.tensors.gate_up, *self.family.tensors.down_stack)
+        biased = any(stack.bias for stack in stacks)
+        return self.num_local_experts * (2 * self.expert_width + self.hidden_size) if biased else 0
+
+    @property
+    def vectors(self) -> int:
+        """Elements of the whole model that `params` leaves out: biases, sinks and the norms of heads."""
+        layers = self.num_hidden_layers
+        per_layer = self.attention_vectors + self.out_vectors + 2 * (self.norm_size - self.hidden_size)
+        per_layer += self.num_attention_heads if self.family.sinks else 0
+        per_moe = self.router_vectors + self.choice_vectors + self.expert_vectors
+        head = self.norm_size - self.hidden_size + (self.vocab_size if self.lm_head_bias else 0)
+        return layers * per_layer + self.moe_layers * per_moe + head
 
     @property
     def dense_layers(self) -> int:

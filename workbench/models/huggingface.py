@@ -10,13 +10,14 @@ from reprlib import repr as short
 from typing import Any
 
 from workbench.core.catalogue import Catalogue
-from workbench.core.errors import CheckpointError
+from workbench.core.errors import CheckpointError, ScenarioError
 from workbench.core.records import is_file, is_folder, read_json
 from workbench.core.units import is_number, is_whole
 from workbench.models.config import LARGEST, ModelConfig
 from workbench.models.families import FAMILIES, RUNNABLE, runnable_family
 from workbench.models.family import Family
-from workbench.models.layers import LayerKind, Layers, fold
+from workbench.models.layers import LayerKind, fold
+from workbench.models.rope import KINDS, PLAIN, READ, Rope
 
 __all__ = ["ModelConfig", "checkpoint", "model", "models"]
 
@@ -32,11 +33,24 @@ _SIZES = (
     "max_position_embeddings",
 )
 _LATENT = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-_OPTIONAL = ("head_dim", "moe_intermediate_size", "q_lora_rank", "sliding_window")
-_COUNTS = ("first_k_dense_replace", "n_shared_experts", "shared_expert_intermediate_size")
-_NUMBERS = ("rms_norm_eps", "rope_theta")
-_FLAGS = ("tie_word_embeddings", "norm_topk_prob")
-_TAKEN = (*_SIZES, *_LATENT, *_OPTIONAL, "first_k_dense_replace", "rms_norm_eps", *_FLAGS)
+_OPTIONAL = (
+    *("head_dim", "moe_intermediate_size", "q_lora_rank", "sliding_window", "n_group", "topk_group"),
+    *("decoder_sparse_step", "moe_layer_interval"),
+)
+_COUNTS = (
+    *("first_k_dense_replace", "n_shared_experts", "shared_expert_intermediate_size"),
+    "moe_layer_start_index",
+)
+_FACTORS = (
+    *("rms_norm_eps", "clip_qkv", "routed_scaling_factor"),
+    *("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"),
+)
+_NUMBERS = (*_FACTORS, "rope_theta")
+_FLAGS = ("tie_word_embeddings", "norm_topk_prob", "attention_bias", "use_qk_norm", "lm_head_bias")
+_TAKEN = (
+    *(*_SIZES, *_LATENT, "head_dim", "moe_intermediate_size", "q_lora_rank", "sliding_window", "n_group", "topk_group"),
+    *(*_FACTORS, *_FLAGS),
+)
 """Keys that become the field of the same name unchanged; every other field follows from several keys."""
 _UNNAMED = {"num_experts_per_tok": ("num_experts_per_token", "moe_topk")}
 """Other keys for a number, used by families without a file; a ``config.json`` with them is read if it has no type."""
@@ -52,8 +66,6 @@ _UNPRICED = ("attn_layer_", "expert_layer_", "index_", "kv_channels", "linear_",
 attention, mixtures of attention heads."""
 _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 _UNIFORM = {
-    "mlp_only_layers": ([],),
-    "decoder_sparse_step": (1,),
     "moe_layer_freq": (1,),
     "interleave_moe_layer_step": (1,),
     "full_attention_interval": (1,),
@@ -151,18 +163,22 @@ def _translate(config: Mapping[str, Any], name: str) -> ModelConfig:
     family = runnable_family(raw)
     if family is not None:
         raw = {**family.defaults, **{key: value for key, value in raw.items() if value is not None}}
+    for outer in ("attn_config", "ffn_config"):
+        inner = raw.get(outer)
+        raw |= {f"{outer}.{key}": value for key, value in inner.items()} if isinstance(inner, Mapping) else {}
     for key, others in _keys_by_field().items():
         raw[key] = next((raw[other] for other in (key, *others) if raw.get(other) is not None), None)
     if raw.get("kv_lora_rank") is not None:
         raw["num_key_value_heads"] = raw.get("num_attention_heads")
     if raw.get("use_sliding_window") is False:
         raw["sliding_window"] = None
-    if raw.get("mlp_layer_types") is not None:
-        raw["first_k_dense_replace"] = _leading_dense(raw["mlp_layer_types"], raw.get("num_hidden_layers"), name)
+    if raw.get("topk_method") == "greedy":
+        raw["n_group"] = raw["topk_group"] = None
     if not raw.get("first_k_dense_replace") and raw.get("intermediate_size") is None:
         raw["intermediate_size"] = raw.get("moe_intermediate_size")
     _check_sizes(raw, name)
     _check_layers(raw, name)
+    dense = dense_layers(raw, name)
     given = {key: raw[key] for key in _TAKEN if raw.get(key) is not None}
     expert, other = _formats(raw, name)
     given |= {
@@ -172,8 +188,10 @@ def _translate(config: Mapping[str, Any], name: str) -> ModelConfig:
         "expert_dtype": expert,
         "other_dtype": other,
         "shared_expert_intermediate_size": _shared_width(raw),
-        **_windows(raw, name),
+        "first_k_dense_replace": sum(dense),
+        **_windows(raw, dense, family, name),
         "rope_theta": _rope_theta(raw, family),
+        "rope": _scaling(raw, name),
         "architecture": None if family is None else family.architecture,
     }
     return ModelConfig(**given)
@@ -205,30 +223,63 @@ def _check_kind(raw: Mapping[str, Any], name: str) -> None:
         )
 
 
-def _leading_dense(kinds: object, layers: object, name: str) -> int:
-    """Number of layers before the first one with experts, if ``mlp_layer_types`` lists the layers."""
-    found = kinds if isinstance(kinds, list | tuple) else ()
-    dense = next((place for place, kind in enumerate(found) if kind != "dense"), len(found))
-    if not found or any(kind != "sparse" for kind in found[dense:]):
+def dense_layers(raw: Mapping[str, Any], name: str) -> list[bool]:
+    """True for every layer with an ordinary feed-forward network in the place of experts."""
+    count = raw["num_hidden_layers"]
+    kinds = raw.get("mlp_layer_types")
+    if kinds is not None:
+        found = kinds if isinstance(kinds, list | tuple) else ()
+        if len(found) != count or any(kind not in ("dense", "sparse") for kind in found):
+            raise CheckpointError(
+                f"config.json of {name!r} sets mlp_layer_types={short(kinds)}, which is not understood; give 'dense' "
+                f"or 'sparse' for each of its {count} layers."
+            )
+        return _some_sparse([kind == "dense" for kind in found], "mlp_layer_types", name)
+    alone = raw.get("mlp_only_layers") or ()
+    if not isinstance(alone, list | tuple) or not all(_is_whole(layer, 0) for layer in alone):
         raise CheckpointError(
-            f"config.json of {name!r} sets mlp_layer_types={short(kinds)}, which is not understood; give 'dense' for "
-            "each of the first layers and 'sparse' for each of the others."
+            f"config.json of {name!r} sets mlp_only_layers={short(alone)}, no list of layers; correct it."
         )
-    if len(found) != layers:
-        raise CheckpointError(
-            f"config.json of {name!r} gives {len(found)} mlp_layer_types for {short(layers)} layers; give one for each."
-        )
+    first = raw.get("first_k_dense_replace") or raw.get("moe_layer_start_index") or 0
+    last = raw.get("moe_layer_end_index")
+    last = count - 1 if last in (None, -1) else last
+    step = raw.get("decoder_sparse_step") or raw.get("moe_layer_interval") or 1
+    sparse = [first <= layer <= last and layer not in alone and not (layer + 1) % step for layer in range(count)]
+    return _some_sparse([not has for has in sparse], "first_k_dense_replace" if first else "the dense layers", name)
+
+
+def _some_sparse(dense: list[bool], key: str, name: str) -> list[bool]:
+    if all(dense):
+        raise CheckpointError(f"config.json of {name!r} leaves no layer with experts; correct {key}.")
     return dense
 
 
 def _rope(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = raw.get("rope_parameters")
-    return found if isinstance(found, Mapping) else {}
+    """RoPE's numbers, from one object or the older two places."""
+    found: dict[str, Any] = {"partial_rotary_factor": raw.get("partial_rotary_factor")}
+    for key in ("rope_scaling", "rope_parameters"):
+        given = raw.get(key)
+        found |= given if isinstance(given, Mapping) else {}
+    if raw.get("original_max_position_embeddings") is not None:
+        found.setdefault("original_max_position_embeddings", raw["original_max_position_embeddings"])
+    return found
+
+
+def _scaling(raw: Mapping[str, Any], name: str) -> Rope:
+    """Scaling of RoPE; kinds that are not understood do not matter for predictions, and `run` refuses them."""
+    found = _rope(raw)
+    kind = found.get("rope_type") or found.get("type") or "default"
+    if not isinstance(kind, str) or kind not in KINDS:
+        return PLAIN
+    try:
+        return Rope.of(found)
+    except ScenarioError as error:
+        raise CheckpointError(f"config.json of {name!r}: {error}") from error
 
 
 def _rope_theta(raw: Mapping[str, Any], family: Family | None) -> float:
     default = ModelConfig.rope_theta if family is None else family.rope_theta
-    return float(raw.get("rope_theta") or _rope(raw).get("rope_theta", default))
+    return float(_rope(raw).get("rope_theta") or raw.get("rope_theta") or default)
 
 
 def _head_dim(raw: Mapping[str, Any]) -> int:
@@ -263,8 +314,6 @@ def _check_sizes(raw: Mapping[str, Any], name: str) -> None:
         raise CheckpointError(f"config.json of {name!r} has head_dim {_head_dim(raw)}; RoPE turns pairs, make it even.")
     if raw["num_experts_per_tok"] > raw["num_local_experts"]:
         raise CheckpointError(f"config.json of {name!r} asks for more experts per token than it has; correct it.")
-    if (raw.get("first_k_dense_replace") or 0) >= raw["num_hidden_layers"]:
-        raise CheckpointError(f"config.json of {name!r} leaves no layer with experts; correct first_k_dense_replace.")
 
 
 def _refuse(keys: Iterable[str], good: Callable[[str], bool], name: str, what: str) -> None:
@@ -297,21 +346,19 @@ def _shared_width(raw: Mapping[str, Any]) -> int:
     return int(raw.get("shared_expert_intermediate_size") or (raw.get("n_shared_experts") or 0) * width)
 
 
-def _windows(raw: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Fields for sliding windows: their width, the number of layers, and the order of layers if some have none."""
-    windowed = _windowed(raw, name)
+def _windows(raw: Mapping[str, Any], dense: Sequence[bool], family: Family | None, name: str) -> dict[str, Any]:
+    """Fields for the order of the layers and their sliding windows."""
+    windowed = _windowed(raw, family, name)
     given: dict[str, Any] = {"windowed_layers": sum(windowed)}
-    if 0 < sum(windowed) < len(windowed):
-        given["layers"] = _order(windowed, raw.get("first_k_dense_replace") or 0)
+    usual = sorted(dense, reverse=True) == list(dense) and sum(windowed) in (0, len(windowed))
+    if not usual:
+        given["layers"] = fold(
+            [LayerKind.of(dense=one, windowed=other) for one, other in zip(dense, windowed, strict=True)]
+        )
     return given
 
 
-def _order(windowed: Sequence[bool], dense: int) -> Layers:
-    """Layers in order, of which some have a window and the first `dense` are dense."""
-    return fold([LayerKind.of(dense=layer < dense, windowed=has) for layer, has in enumerate(windowed)])
-
-
-def _windowed(raw: Mapping[str, Any], name: str) -> list[bool]:
+def _windowed(raw: Mapping[str, Any], family: Family | None, name: str) -> list[bool]:
     """True for every layer with a sliding window."""
     kinds = raw.get("layer_types")
     if kinds is not None and not isinstance(kinds, list | tuple):
@@ -327,7 +374,8 @@ def _windowed(raw: Mapping[str, Any], name: str) -> list[bool]:
             )
     if raw.get("sliding_window") is None or raw.get("use_sliding_window") is False:
         return [False] * raw["num_hidden_layers"]
-    if kinds is None and raw.get("use_sliding_window"):
+    everywhere = family is not None and family.window_everywhere
+    if kinds is None and raw.get("use_sliding_window") and not everywhere:
         raise CheckpointError(f"config.json of {name!r} does not tell which layers have its window; add layer_types.")
     if kinds is None:
         return [True] * raw["num_hidden_layers"]
@@ -364,7 +412,7 @@ def _check_executable(raw: Mapping[str, Any], name: str) -> None:
         "dtype": tuple(_DTYPES),
         "torch_dtype": tuple(_DTYPES),
         **dict.fromkeys((*_LATENT, "q_lora_rank", "text_config"), ()),
-        **dict.fromkeys(("first_k_dense_replace", "n_shared_experts"), (0,)),
+        **_options(family),
         **family.only,
     }
     for key, values in supported.items():
@@ -373,11 +421,42 @@ def _check_executable(raw: Mapping[str, Any], name: str) -> None:
                 f"checkpoint {name!r} sets {key}={short(raw[key])}, which is unsupported; use a model without."
             )
     kinds = raw.get("layer_types")
-    if isinstance(kinds, list) and "sliding_attention" in kinds:
+    if isinstance(kinds, list) and "chunked_attention" in kinds:
         raise CheckpointError(
-            f"checkpoint {name!r} has sliding_attention in layer_types, which is unsupported; use a model without."
+            f"checkpoint {name!r} has chunked_attention in layer_types, which is unsupported; use a model without."
         )
     _check_rope(raw, name)
+    _check_groups(raw, name)
+
+
+def _check_groups(raw: Mapping[str, Any], name: str) -> None:
+    """Refuse groups that do not part the experts evenly, or of which too few are kept."""
+    found = _translate(raw, name)
+    count = found.num_local_experts
+    kept = found.topk_group * (count // found.n_group)
+    if count % found.n_group or found.topk_group > found.n_group or kept < found.num_experts_per_tok:
+        raise CheckpointError(
+            f"config.json of {name!r} chooses {found.num_experts_per_tok} experts from {found.topk_group} of "
+            f"{found.n_group} groups of its {count} experts; correct n_group and topk_group."
+        )
+
+
+def _options(family: Family) -> dict[str, tuple[Any, ...]]:
+    """Values of the keys of options that the layers of a family do not have."""
+    without: dict[str, tuple[Any, ...]] = {
+        "n_shared_experts": (0,),
+        "shared_expert_intermediate_size": (0,),
+        "attention_bias": (False,),
+        "lm_head_bias": (False,),
+        "use_qk_norm": (False,),
+        "clip_qkv": (),
+        "n_group": (1,),
+        "topk_group": (1,),
+        **dict.fromkeys(("routed_scaling_factor", *_FACTORS[3:]), (1,)),
+    }
+    has_shared = family.tensors.shared is not None
+    had = {*family.options, *(("n_shared_experts", "shared_expert_intermediate_size") if has_shared else ())}
+    return {key: values for key, values in without.items() if key not in had}
 
 
 def _check_rope(raw: Mapping[str, Any], name: str) -> None:
@@ -386,11 +465,10 @@ def _check_rope(raw: Mapping[str, Any], name: str) -> None:
         if not isinstance(rope, Mapping):
             raise CheckpointError(f"checkpoint {name!r} sets {key}={short(rope)}; it must be an object. Correct it.")
         kind = rope.get("rope_type", rope.get("type", "default"))
-        unread = set(rope) - {"rope_type", "type", "rope_theta"}
-        if kind != "default" or unread:
+        if kind not in tuple(KINDS) or set(rope) - READ:
             raise CheckpointError(
                 f"checkpoint {name!r} sets rope_type={short(kind)} in {key}={short(rope)}, which is unsupported; "
-                "use a model with plain RoPE."
+                f"use a model with RoPE of the kinds {', '.join(KINDS)}, and the keys {', '.join(sorted(READ))}."
             )
 
 

@@ -95,8 +95,6 @@ def contradiction(layers: Layers, counts: Mapping[str, int]) -> str | None:
     for name, count in found.items():
         if count != counts[name]:
             return f"{name}={counts[name]} and {count} of them in layers={told}; correct one, or give layers=()"
-    if not all(kind.dense for kind in kinds[: counts["first_k_dense_replace"]]):
-        return f"layers={told}; put dense layers before all others"
     return None
 
 

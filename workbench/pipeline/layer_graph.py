@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from workbench.core.errors import PipelineError
@@ -130,6 +130,26 @@ class LayerGraph:
         if not 0 <= layer < layers:
             raise PipelineError(f"{self.model.name} has no layer {layer}; give one from 0 to {layers - 1}.")
         return tuple(node and self._present(node, layer) for node in self.planned(layer, layers))
+
+    def absent(self, layer: int) -> set[str]:
+        """Buffers that no stage of one layer of the model writes, because the layer has none of those that do."""
+        return self._written(self.pipeline.stages) - self._written(self._stages(layer))
+
+    def missing(self, stage: Stage, layer: int) -> set[str]:
+        """Buffers that a stage reads and that no other stage of one layer of the model writes, though one could."""
+        others = [other for other in self._stages(layer) if other != stage]
+        read = self._written(self.pipeline.stages).intersection(stage.op.reads)
+        return read - self._written(others)
+
+    def _stages(self, layer: int) -> list[Stage]:
+        """The stages of the pipeline that one layer of the model has."""
+        model = self.model
+        stages = self.pipeline.stages
+        return [stage for stage in stages if model is None or stage.op.is_in(model, model.layer_kinds[layer])]
+
+    @staticmethod
+    def _written(stages: Iterable[Stage]) -> set[str]:
+        return {buffer for stage in stages for buffer in stage.op.writes}
 
     def _present(self, node: Node, layer: int) -> Node:
         """The node with the stages that one layer has."""

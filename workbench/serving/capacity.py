@@ -112,10 +112,12 @@ def largest_batch(scenario: Scenario, schedule: Schedule, budget: float) -> Larg
 
 
 def embedding_bytes(scenario: Scenario) -> float:
-    """Embedding, head and final norm, which always stay on the GPU [B]."""
+    """Embedding, head, final norm and sinks, which always stay on the GPU [B]."""
     model = scenario.model
-    tables = 1 if model.tie_word_embeddings else 2
-    return (tables * model.vocab_size + 1) * model.hidden_size * DTYPE_BYTES[scenario.precision.weights]
+    elements = (1 if model.tie_word_embeddings else 2) * model.vocab_size * model.hidden_size + model.norm_size
+    elements += model.vocab_size if model.lm_head_bias else 0
+    sinks = model.num_hidden_layers * model.num_attention_heads if model.family.sinks else 0
+    return elements * DTYPE_BYTES[scenario.precision.weights] + sinks * DTYPE_BYTES["fp32"]
 
 
 def ledger(prepared: Prepared) -> Ledger:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from workbench.core.errors import ScenarioError
@@ -113,11 +114,11 @@ class TaskCost:
 
     def weight_transfer(self, task: Task) -> float:
         """Bytes that one weight transfer moves: the weights of its nodes in a mean layer, or its page of them."""
-        size = sum(self._weights[node] for _, node in task.weights_of)
-        if task.page is WHOLE:
-            return size
-        begin, end = task.page.cut(size)
-        return end - begin
+        return _of_page(sum(self._weights[node] for _, node in task.weights_of), task)
+
+    def moved_weights(self, task: Task) -> float:
+        """Bytes that one weight transfer moves, each layer as it is."""
+        return _of_page(self.exact_transfer(task.weights_of), task)
 
     def exact_transfer(self, weights_of: Sequence[tuple[int, int]]) -> float:
         """Bytes of the weights of these (layer, node) pairs, each layer as it is: with experts or without."""
@@ -128,11 +129,14 @@ class TaskCost:
             sizes.append(of_kind[node])
         return sum(sizes)
 
-    def transfer(self, node: Node, rows: Rows) -> float:
-        """Bytes that a transfer of activations or KV moves for these rows in one layer."""
+    def transfer(self, node: Node, rows: Rows, absent: AbstractSet[str] = frozenset()) -> float:
+        """Bytes that a transfer of activations or KV moves for these rows in a layer without the `absent` buffers."""
         if node.kind is NodeKind.KV_IN:
             return (rows.context - rows.decode + rows.before) * self._kv_in
         per_prefill, per_decode = self._carried[id(node)]
+        if absent:
+            carries = tuple(carried for carried in node.carries if carried[0] not in absent)
+            per_prefill, per_decode = self._carried_bytes(replace(node, carries=carries))
         return per_prefill * rows.prefill + per_decode * rows.decode
 
     def host_bytes(self, node: Node, rows: Rows) -> float:
@@ -358,6 +362,14 @@ class TaskCost:
         segments = [node for node in self._graph.nodes if node.kind is NodeKind.SEGMENT and node.lane == "gpu"]
         threads = 0 if self._machine.cores is None else self._machine.cores.gpu
         return sum(self.node(node, Rows(prefill=tokens), threads) for node in segments)
+
+
+def _of_page(size: float, task: Task) -> float:
+    """The bytes of a weight transfer's page."""
+    if task.page is WHOLE:
+        return size
+    begin, end = task.page.cut(size)
+    return end - begin
 
 
 def _summed(stages: Sequence[Stage], model: ModelConfig) -> set[tuple[str, Place]]:

@@ -84,6 +84,8 @@ class Op:
         `v_before`, the keys and values of all earlier chunks, chunk after chunk. It must read `k`.
     in_parts : bool
         True if GPUs or sockets that share its weights compute partial sums, which must be added up.
+    fp32 : callable (ModelConfig) -> float, optional
+        Weights per layer that stay in fp32 whatever the precision [elements], beside `params`.
     present : callable (ModelConfig, LayerKind) -> bool, optional
         True for the kinds of layers that have it; by default every layer has it. Weights and work stay means over all
         layers.
@@ -107,6 +109,7 @@ class Op:
     tensors: Callable[[ModelConfig], Shapes] | None = None
     reads_past: bool = False
     in_parts: bool = False
+    fp32: Callable[[ModelConfig], float] | None = None
     present: Callable[[ModelConfig, LayerKind], bool] | None = None
 
     def __post_init__(self) -> None:
@@ -165,7 +168,8 @@ class Op:
 
     def weight_bytes(self, model: ModelConfig, precision: Precision) -> float:
         """Bytes of its weights in one layer, mean over the layers."""
-        return self.elements(model) * (precision.expert_bytes if self.routed else precision.other_bytes)
+        kept = self.fp32(model) * DTYPE_BYTES["fp32"] if self.fp32 else 0.0
+        return kept + self.elements(model) * (precision.expert_bytes if self.routed else precision.other_bytes)
 
     def working_bytes(self, model: ModelConfig, precision: Precision) -> float:
         """Bytes per row that it needs while it runs, beyond the buffers that it reads and writes."""
@@ -445,7 +449,7 @@ qkv = Op(
     ("x",),
     ("q", "k", "v"),
     work=_qkv_work,
-    params=lambda m: m.attention_in_params + m.attention_vectors + m.hidden_size,
+    params=lambda m: m.attention_in_params + m.attention_vectors + m.norm_size,
     working=_qkv_working,
 )
 prefill_attention = Op(
@@ -472,7 +476,7 @@ out_proj = Op(
     ("attn", "x"),
     ("x",),
     work=_out_proj_work,
-    params=lambda m: m.attention_out_params,
+    params=lambda m: m.attention_out_params + m.out_vectors,
     working=_out_proj_working,
     in_parts=True,
 )
@@ -481,7 +485,8 @@ route = Op(
     ("x",),
     ("h", "gates"),
     work=_route_work,
-    params=lambda m: m.moe_share * m.router_params + m.hidden_size,
+    params=lambda m: m.moe_share * (m.router_params + m.router_vectors) + m.norm_size,
+    fp32=lambda m: m.moe_share * m.choice_vectors,
     working=lambda m, size: (8 + size) * m.hidden_size,
 )
 experts = Op(
@@ -489,7 +494,7 @@ experts = Op(
     ("h", "gates"),
     ("routed",),
     work=_experts_work,
-    params=lambda m: m.moe_share * m.num_local_experts * m.expert_params,
+    params=lambda m: m.moe_share * (m.num_local_experts * m.expert_params + m.expert_vectors),
     routed=True,
     working=_experts_working,
     in_parts=True,

@@ -119,7 +119,7 @@ def _operation_overhead() -> float:
         experts: pair,
         combine: {},
     }
-    run = {OPERATIONS[op].run: held for op, held in weights.items()}
+    run = {OPERATIONS[op]: held for op, held in weights.items()}
     return _seconds(lambda: [each(ops, layout, rows, held) for each, held in run.items()], repeats=31) / len(run)
 
 

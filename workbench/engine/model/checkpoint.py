@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from workbench.core.errors import CheckpointError
 from workbench.core.records import is_file, read_json, reason
+from workbench.engine.model.tensors import Source, every_source, sources
 from workbench.models import ModelConfig
 from workbench.stages import Op
 
@@ -32,55 +33,6 @@ _DTYPES = {
 """Types by their names in safetensors."""
 
 
-def expected_tensors(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every tensor of a model's checkpoint."""
-    hidden = model.hidden_size
-    yield "model.embed_tokens.weight", (model.vocab_size, hidden)
-    for layer in range(model.num_hidden_layers):
-        yield from ((f"model.layers.{layer}.{name}", shape) for name, shape in _of_layer(model))
-    yield "model.norm.weight", (hidden,)
-    if not model.tie_word_embeddings:
-        yield "lm_head.weight", (model.vocab_size, hidden)
-
-
-def _of_layer(model: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    family = model.family
-    tensors = family.tensors
-    hidden = model.hidden_size
-    yield "input_layernorm.weight", (hidden,)
-    yield "post_attention_layernorm.weight", (hidden,)
-    widths = {"q": model.q_size, "k": model.kv_size, "v": model.kv_size}
-    for letter, width in widths.items():
-        yield f"self_attn.{letter}_proj.weight", (width, hidden)
-    if family.qkv_bias:
-        yield from ((f"self_attn.{letter}_proj.bias", (width,)) for letter, width in widths.items())
-    if family.qk_norm:
-        for letter, size in zip("qk", model.head_norm_sizes, strict=True):
-            yield f"self_attn.{letter}_norm.weight", (size,)
-    yield "self_attn.o_proj.weight", (hidden, model.q_size)
-    yield f"{tensors.mixture}.gate.weight", (model.num_local_experts, hidden)
-    for expert in range(model.num_local_experts):
-        yield from _of_expert(model, tensors.expert(expert), model.expert_width)
-    if model.shared_params:
-        yield from _of_expert(model, tensors.shared_expert, model.shared_expert_intermediate_size)
-        yield f"{tensors.shared_expert}_gate.weight", (1, hidden)
-
-
-def _of_expert(model: ModelConfig, name: str, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    tensors = model.family.tensors
-    hidden = model.hidden_size
-    yield f"{name}.{tensors.gate}.weight", (width, hidden)
-    yield f"{name}.{tensors.down}.weight", (hidden, width)
-    yield f"{name}.{tensors.up}.weight", (width, hidden)
-
-
-def tensors_of(ops: Iterable[Op], model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor of users' operations in a model's checkpoint."""
-    layers = range(model.num_hidden_layers)
-    shapes = [(name, shape) for op in ops for name, shape in op.shapes(model).items()]
-    return {f"model.layers.{layer}.{name}": shape for layer in layers for name, shape in shapes}
-
-
 class Checkpoint:
     """The tensors of a model and of users' operations, checked before any is read; a context manager.
 
@@ -97,11 +49,13 @@ class Checkpoint:
     def __init__(self, model: ModelConfig, ops: Iterable[Op] = ()) -> None:
         if model.path is None:
             raise CheckpointError(f"model {model.name!r} has no weights here; give wb.checkpoint(folder).")
-        added = tensors_of(ops, model)
-        expected = dict(expected_tensors(model)) | added
+        added = [
+            source for op in ops for layer in range(model.num_hidden_layers) for source in _added(op, model, layer)
+        ]
+        self.sources = (*every_source(model), *added)
+        theirs = {source.name for source in added}
         self.folder = model.path
         self.files = tuple(_files(model.path))
-        self.names = tuple(expected)
         self._file_of: dict[str, Path] = {}
         self._opened: dict[Path, Any] = {}
         with ExitStack() as closing:
@@ -109,32 +63,39 @@ class Checkpoint:
                 opened = closing.enter_context(_open(path))
                 self._opened[path] = opened
                 self._file_of.update(dict.fromkeys(opened.keys(), path))
-            for name, shape in expected.items():
-                asking = "an operation" if name in added else "its config.json"
-                self._check(model, name, shape, asking)
+            for source in {source.name: source for source in self.sources}.values():
+                self._check(model, source, "an operation" if source.name in theirs else "its config.json")
             self._closing = closing.pop_all()
 
-    def _check(self, model: ModelConfig, name: str, shape: tuple[int, ...], asking: str) -> None:
+    def _check(self, model: ModelConfig, source: Source, asking: str) -> None:
+        name = source.name
         path = self._file_of.get(name)
         if path is None:
             raise CheckpointError(f"checkpoint {model.name!r} has no tensor {name}; fetch its files again.")
-        wanted = STORED_DTYPES[model.dtype]
+        wanted = [STORED_DTYPES[model.dtype], *([torch.float32] if source.kept else [])]
         with _told(path):
             there = self._opened[path].get_slice(name)
             found = tuple(there.get_shape())
             dtype = there.get_dtype()
-        if found != shape or _DTYPES.get(dtype) is not wanted:
+        if found != source.shape or _DTYPES.get(dtype) not in wanted:
             raise CheckpointError(
-                f"tensor {name} of {model.name!r} is {found} {_DTYPES.get(dtype, dtype)}, {asking} asks for {shape} "
-                f"{wanted}; the two do not belong together."
+                f"tensor {name} of {model.name!r} is {found} {_DTYPES.get(dtype, dtype)}, {asking} asks for "
+                f"{source.shape} {wanted[0]}; the two do not belong together."
             )
 
-    def read(self, name: str) -> torch.Tensor:
-        """A tensor, in memory of its own."""
-        path = self._file_of[name]
+    def read(self, source: Source) -> torch.Tensor:
+        """A tensor, or the part of one that is meant, in memory of its own."""
+        path = self._file_of[source.name]
         with _told(path):
-            tensor: torch.Tensor = self._opened[path].get_tensor(name)
-            return tensor.clone()
+            opened = self._opened[path]
+            if source.part is None:
+                tensor: torch.Tensor = opened.get_tensor(source.name)
+            elif isinstance(source.part, int):
+                tensor = opened.get_slice(source.name)[source.part]
+            else:
+                tensor = opened.get_slice(source.name)[source.part[0] : source.part[1]]
+        tensor = tensor.T if source.transposed else tensor
+        return tensor.clone(memory_format=torch.contiguous_format)
 
     def __enter__(self) -> Self:
         return self
@@ -145,9 +106,14 @@ class Checkpoint:
 
 
 def open_checkpoint(model: ModelConfig, ops: Iterable[Op] = ()) -> dict[str, torch.Tensor]:
-    """Read every tensor of a `Checkpoint`, by name."""
+    """Read every tensor of a `Checkpoint` whole, by name."""
     with Checkpoint(model, ops) as checkpoint:
-        return {name: checkpoint.read(name) for name in checkpoint.names}
+        return {source.name: checkpoint.read(source.whole) for source in checkpoint.sources}
+
+
+def _added(op: Op, model: ModelConfig, layer: int) -> list[Source]:
+    """What a user's operation takes of the checkpoint."""
+    return sources(op, model, layer) if op.tensors else []
 
 
 def _files(folder: Path) -> list[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 import torch
@@ -18,7 +19,6 @@ from workbench.engine.model.operations import OPERATIONS
 from workbench.engine.model.ops import Ops, RowLayout, Tensors
 from workbench.engine.model.stored import FORMATS, smallest
 from workbench.engine.model.weights import Weights, WeightStore, as_numpy
-from workbench.kernels import embed
 from workbench.pipeline.layer_graph import Node, NodeKind
 from workbench.scheduler.batch import Batch
 from workbench.schedules.base import Step
@@ -54,11 +54,16 @@ class Forward:
         store = WeightStore(self._model, scenario.precision, ops, self._control)
         slots = prepared.lowering.schedule.weight_slots
         self._weights = Weights(store, self._graph, prepared.slot_bytes, slots, self._control)
-        self._embedding = store.table("model.embed_tokens.weight")
-        tied = self._model.tie_word_embeddings
-        self._norm = store.table("model.norm.weight")
-        self._head = self._embedding if tied else store.table("lm_head.weight")
-        self._ops = Ops(self._model, self._control)
+        self._tables = store.tables()
+        self._ops = Ops(self._model, self._control, self._tables)
+        self._layers = [self._ops.at(layer) for layer in range(self._model.num_hidden_layers)]
+        layers = range(self._model.num_hidden_layers)
+        self._absent = [self._graph.absent(layer) for layer in layers]
+        self._missing = {
+            (stage.op, layer): self._graph.missing(stage, layer)
+            for stage in self._graph.pipeline.stages
+            for layer in layers
+        }
         self._buffers: dict[Key, torch.Tensor] = {}
         self._fetched: dict[tuple[int, int], FetchedKV] = {}  # by layer and part
         self._hidden: dict[int, dict[Place, torch.Tensor]] = {}  # rows of in-flight prefills, by request
@@ -73,11 +78,10 @@ class Forward:
 
     def _check_gpu_memory(self) -> None:
         """Check that the bytes allocated for weights and KV are those of the ledger, which stays within the limit."""
-        taken = self._weights.gpu_bytes + self._norm.nbytes
+        taken = self._weights.gpu_bytes + sum(table.nbytes for table in self._tables.values())
         taken += self._cache.pool.nbytes if self._graph.pipeline.kv_device is Place.GPU else 0
-        taken += self._embedding.nbytes + (0 if self._head is self._embedding else self._head.nbytes)
         expected = sum(self._ledger[name] for name in ("weights", "weight slots", "KV cache"))
-        if taken != expected:
+        if taken != round(expected):  # where layers differ, the ledger's mean of them is no whole number
             raise EngineError(
                 f"{taken} bytes were allocated on the GPU for weights and KV where the ledger says {expected:.0f}; "
                 "this is a bug."
@@ -105,7 +109,7 @@ class Forward:
 
     def embed(self, part: int, ids: Sequence[int]) -> None:
         """Token ids -> x (T, M) of a part; they follow the rows of in-flight prefills, if there are any."""
-        rows = embed(torch.tensor(ids), self._embedding)
+        rows = self._ops.embed(ids)
         x = self._buffers.get((Place.GPU, part, "x"))
         if x is None:
             self._buffers[Place.GPU, part, "x"] = rows
@@ -143,7 +147,7 @@ class Forward:
     def logits(self, part: int, layout: RowLayout) -> torch.Tensor:
         """x (T, M) of the rows that emit -> logits (requests, V) fp32."""
         x = self._buffers[Place.GPU, part, "x"][layout.last_rows]
-        return self._ops.linear(self._ops.norm(x, self._norm), self._head).float()
+        return self._ops.logits(x)
 
     def transfer_weights(self, weights_of: Sequence[tuple[int, int]], page: Page = WHOLE) -> Transfer | None:
         """The transfer of the weights of these (layer, node) pairs, or of one page of them, into the next slot."""
@@ -164,7 +168,8 @@ class Forward:
     def _operate(self, stage: Stage, layer: int, part: int, layout: RowLayout) -> None:
         device = stage.device
         rows = layout.rows_of(stage.op.rows)
-        read = {buffer: self._buffers[device, part, buffer][rows] for buffer in stage.op.reads}
+        there = [buffer for buffer in stage.op.reads if buffer not in self._missing[stage.op, layer]]
+        read = {buffer: self._buffers[device, part, buffer][rows] for buffer in there}
         if stage.op.reads_past and layout.before.any():
             read |= self._before(layer, part, layout, read["k"].dtype)
         if stage.op.run is not None:
@@ -187,7 +192,7 @@ class Forward:
         return {"k_before": k.to(dtype), "v_before": v.to(dtype)}
 
     def _built_in(self, stage: Stage, layer: int, layout: RowLayout, read: Tensors) -> tuple[torch.Tensor, ...]:
-        answer = OPERATIONS[stage.op].run(self._ops, layout, read, self._weights.get(layer, stage))
+        answer = OPERATIONS[stage.op](self._layers[layer], layout, read, self._weights.get(layer, stage))
         return answer if isinstance(answer, tuple) else (answer,)
 
     def _experts(self, stage: Stage, layer: int, part: int, layout: RowLayout, read: Tensors) -> torch.Tensor:
@@ -276,10 +281,14 @@ class Forward:
         if q is None or not len(layout.lengths):
             return
         if fetched is None:
-            out = self._cache.attend(layer, layout, q[decodes])
+            out = self._cache.attend(layer, layout, q[decodes], self._layers[layer].attention)
         else:
-            out = fetched.attend(layout, q[decodes], k[decodes], v[decodes])
+            out = fetched.attend(layout, q[decodes], k[decodes], v[decodes], self._layers[layer].attention)
         self._place((stage.device, part, "attn"), layout, out)[decodes] = out
+
+    def absent(self, layer: int) -> AbstractSet[str]:
+        """Buffers that a layer does not have; before the first and after the last layer there are all."""
+        return self._absent[layer] if 0 <= layer < len(self._absent) else frozenset()
 
     def moves_nothing(self, node: Node, layout: RowLayout) -> bool:
         """True for a transfer that has no rows of a part to move."""
@@ -289,12 +298,13 @@ class Forward:
             return not len(layout.lengths) and not layout.before.any()
         return False
 
-    def move(self, node: Node, part: int, layout: RowLayout) -> Transfer:
-        """The transfer of a node's buffers to the other device."""
+    def move(self, node: Node, layer: int, part: int, layout: RowLayout) -> Transfer:
+        """The transfer of a node's buffers to the other device, those that the layer has."""
         target = Place.CPU if node.lane == "d2h" else Place.GPU
+        absent = self.absent(layer)
         copies: list[ArrayCopy] = []
         for buffer, row_class in node.carries:
-            if layout.has(row_class):
+            if layout.has(row_class) and buffer not in absent:
                 rows = layout.rows_of(row_class)
                 source = self._buffers[target.other, part, buffer]
                 there = self._place((target, part, buffer), layout, source)
@@ -353,7 +363,7 @@ class Forward:
 
     def _choices(self) -> Counter[str]:
         """Expected counts of experts of decodes, computed at once and one layer late; the last layer defers none."""
-        layers = self._model.num_hidden_layers
+        layers = self._model.moe_layers
         found = Counter[str]()
         for stage in self._graph.pipeline.stages:
             if stage.op is experts:

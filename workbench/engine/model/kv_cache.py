@@ -14,7 +14,7 @@ import torch
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.transfer import Transfer
 from workbench.engine.model.checkpoint import TORCH_DTYPES
-from workbench.engine.model.ops import RowLayout
+from workbench.engine.model.ops import EVERYTHING, Attention, RowLayout
 from workbench.engine.model.weights import host_memory
 from workbench.kernels import append_kv, copy_blocks, decode_attention, gather_kv
 from workbench.models import ModelConfig
@@ -54,9 +54,9 @@ class KVCache:
         """Store the keys and values (T, K D) of new rows."""
         _append(self.pool[layer], self._model, slots, k, v)
 
-    def attend(self, layer: int, layout: RowLayout, q: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, layout: RowLayout, q: torch.Tensor, attention: Attention = EVERYTHING) -> torch.Tensor:
         """Decode attention of q (B, H D) over the cached entries of its sequences, on as many threads as torch uses."""
-        return _attend(self.pool[layer], self._model, layout, q, self._control)
+        return _attend(self.pool[layer], self._model, layout, q, attention, self._control)
 
     def before(self, layer: int, layout: RowLayout) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values (T, K D) of the tokens before each chunk of a part, chunk after chunk."""
@@ -128,13 +128,15 @@ class FetchedKV:
         """See `KVCache.before`."""
         return _entries(self.pool, self._table[len(layout.lengths) :], layout.before[layout.before > 0])
 
-    def attend(self, layout: RowLayout, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self, layout: RowLayout, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attention: Attention
+    ) -> torch.Tensor:
         """Append the decodes' own k and v (B, K D) and attend."""
         size = self.pool.shape[3]
         last = layout.lengths - 1
         slots = self._table[np.arange(len(last)), last // size].astype(np.int64) * size + last % size
         _append(self.pool, self._model, slots, k, v)
-        return _attend(self.pool, self._model, replace(layout, table=self._table), q, self._control)
+        return _attend(self.pool, self._model, replace(layout, table=self._table), q, attention, self._control)
 
 
 def _read(layout: RowLayout) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
@@ -170,7 +172,12 @@ def _append(
 
 
 def _attend(
-    pool: torch.Tensor, model: ModelConfig, layout: RowLayout, q: torch.Tensor, control: Control
+    pool: torch.Tensor,
+    model: ModelConfig,
+    layout: RowLayout,
+    q: torch.Tensor,
+    attention: Attention,
+    control: Control,
 ) -> torch.Tensor:
     """Decode attention on as many threads as torch uses, in steps between which the run can be stopped."""
     queries = q.float().view(len(q), model.num_attention_heads, model.head_dim)
@@ -183,6 +190,7 @@ def _attend(
             pool,
             layout.table[mine],
             layout.lengths[mine],
+            **attention._asdict(),
             threads=torch.get_num_threads(),
             out=out[mine],
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
@@ -15,10 +17,16 @@ from torch.nn import functional
 
 from workbench.engine.lanes.control import Control
 from workbench.kernels import (
+    Linear,
+    Llama3,
     PackedExperts,
+    Routing,
+    Yarn,
+    embed,
     experts_of_blocks,
     fused_moe,
     gated,
+    layer_norm,
     prefill_attention,
     rms_norm,
     rope,
@@ -26,6 +34,7 @@ from workbench.kernels import (
     route,
 )
 from workbench.models import ModelConfig
+from workbench.models.family import Norm
 from workbench.scheduler.batch import Batch
 from workbench.scheduler.block_manager import BlockManager
 from workbench.stages import RowClass
@@ -33,6 +42,27 @@ from workbench.stages import RowClass
 Tensors = dict[str, torch.Tensor]
 Matrices: TypeAlias = PackedExperts | tuple[torch.Tensor, torch.Tensor]
 
+
+class Attention(NamedTuple):
+    """What sets the attention of one layer apart.
+
+    Attributes
+    ----------
+    scale : float or None
+        Factor of the scores, if it is not 1 / sqrt(D).
+    window : int or None
+        Last tokens that a token attends to, if not all.
+    sinks : Tensor (H,) fp32 or None
+        Score of each head that adds to the softmax' denominator alone.
+    """
+
+    scale: float | None = None
+    window: int | None = None
+    sinks: torch.Tensor | None = None
+
+
+EVERYTHING = Attention()
+"""Attention to all tokens before."""
 _FEW = 4
 """Most rows of an expert for which packed experts have code of their own."""
 STEP_FLOPS = 5e10
@@ -171,10 +201,34 @@ class Ops:
     Shape letters: T rows, M model dim, H query heads, K key-value heads, D head dim, E experts, F expert dim.
     """
 
-    def __init__(self, model: ModelConfig, control: Control | None = None) -> None:
+    def __init__(self, model: ModelConfig, control: Control | None = None, tables: Tensors | None = None) -> None:
         self._model = model
         self._control = control or Control()
-        self._angles = rope_table(model.head_dim, model.max_position_embeddings, theta=model.rope_theta)
+        self._tables = tables or {}
+        self._angles = _angles(model)
+        self.attention = EVERYTHING
+
+    def at(self, layer: int) -> Ops:
+        """The operations of one layer."""
+        model = self._model
+        usual = model.score_scale == model.head_dim**-0.5
+        window = model.sliding_window if model.layer_kinds[layer].windowed else None
+        own = copy(self)
+        own.attention = Attention(None if usual else model.score_scale, window, self._tables.get(f"sinks {layer}"))
+        return own
+
+    def embed(self, ids: Sequence[int]) -> torch.Tensor:
+        """Token ids -> x (T, M)."""
+        x = embed(torch.tensor(ids), self._tables["embedding"])
+        return x if self._model.embedding_multiplier == 1 else x.mul_(self._model.embedding_multiplier)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """x (T, M) -> logits (T, V) fp32."""
+        tables = self._tables
+        head = tables.get("head", tables["embedding"])
+        normed = self.norm(x, tables["norm norm"], tables.get("norm norm_bias"))
+        found = self.linear(normed, head, tables.get("head bias")).float()
+        return found if self._model.logits_scaling == 1 else found.div_(self._model.logits_scaling)
 
     def warm_up(self, dtype: torch.dtype, routed: Tensors) -> None:
         """Compile the kernels for rows of a type and for routed experts stored as `routed`."""
@@ -182,16 +236,19 @@ class Ops:
         self.norm(row, row[0])
         self._rotated(torch.zeros(1, dtype=torch.int64), row, None)
         gated(row, threads=1)
-        route(row, 1, threads=1)
+        self._chosen(row, 1, None)
         matrices = _matrices(routed)
         width = matrices.gate_up.dim if isinstance(matrices, PackedExperts) else matrices[0].shape[2]
         for rows in (1, _FEW + 1):
             chosen = torch.zeros(rows, 1, dtype=torch.int32)
-            self._routed(torch.zeros(rows, width, dtype=dtype), matrices, chosen, torch.ones(rows, 1))
+            self._routed(torch.zeros(rows, width, dtype=dtype), matrices, chosen, torch.ones(rows, 1), {})
 
-    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """RMSNorm of rows (T, M), on as many threads as torch uses."""
-        return rms_norm(x, weight, eps=self._model.rms_norm_eps, threads=torch.get_num_threads())
+    def norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """The family's norm of rows (T, M), on as many threads as torch uses."""
+        eps = self._model.rms_norm_eps
+        if self._model.family.norm is not Norm.RMS:
+            return layer_norm(x, weight, bias, eps=eps)
+        return rms_norm(x, weight, eps=eps, threads=torch.get_num_threads())
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """`functional.linear` of rows (T, M), in steps between which the run can be stopped."""
@@ -207,7 +264,10 @@ class Ops:
     def qkv(self, layout: RowLayout, read: Tensors, weights: Tensors) -> tuple[torch.Tensor, ...]:
         """x (T, M) -> q (T, H D), k and v (T, K D), rotated."""
         model = self._model
-        projected = self.linear(self.norm(read["x"], weights["norm"]), weights["proj"], weights.get("bias"))
+        normed = self.norm(read["x"], weights["norm"], weights.get("norm_bias"))
+        projected = self.linear(normed, weights["proj"], weights.get("bias"))
+        if model.clip_qkv is not None:
+            projected.clamp_(-model.clip_qkv, model.clip_qkv)
         q, k, v = projected.split([model.q_size, model.kv_size, model.kv_size], dim=-1)
         q = self._rotated(layout.positions, q, weights.get("q_norm"))
         k = self._rotated(layout.positions, k, weights.get("k_norm"))
@@ -219,9 +279,16 @@ class Ops:
             x = self.norm(x, weight)
             weight = None
         heads: torch.Tensor = x.unflatten(1, (-1, self._model.head_dim))
-        eps = self._model.rms_norm_eps
-        threads = torch.get_num_threads()
-        return rope(heads, positions, self._angles, weight=weight, eps=eps, threads=threads).flatten(1)
+        rotated = rope(
+            heads,
+            positions,
+            self._angles,
+            interleaved=self._model.family.interleaved,
+            weight=weight,
+            eps=self._model.rms_norm_eps,
+            threads=torch.get_num_threads(),
+        )
+        return rotated.flatten(1)
 
     def prefill_attention(self, layout: RowLayout, read: Tensors, weights: Tensors) -> torch.Tensor:
         """q (T, H D), k and v (T, K D) of the prefill rows -> attn (T, H D), causal within each prompt.
@@ -237,7 +304,7 @@ class Ops:
         pair = 4 * self._model.q_size  # floating-point operations of a query and a key
         if pair * sum(map(mul, lengths, keys)) <= STEP_FLOPS:
             self._control.check()
-            return _attended(q, k, v, starts, key_starts)
+            return self._attended(q, k, v, starts, key_starts)
         outputs = []
         for (low, high), (first, last) in zip(pairwise(starts), pairwise(key_starts), strict=True):
             step = max(1, int(STEP_FLOPS / (pair * (last - first))))
@@ -246,21 +313,59 @@ class Ops:
                 end = min(begin + step, high)
                 seen = slice(first, last - (high - end))
                 edges = [0, end - begin]
-                outputs.append(_attended(q[begin:end], k[seen], v[seen], edges, [0, seen.stop - first]))
+                outputs.append(self._attended(q[begin:end], k[seen], v[seen], edges, [0, seen.stop - first]))
         return torch.cat(outputs)
+
+    def _attended(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: list[int], key_starts: list[int]
+    ) -> torch.Tensor:
+        """Attention of sequences by their first queries and keys: -> (T, H D)."""
+        ends = None if key_starts == starts else torch.tensor(key_starts)
+        how = self.attention._asdict()
+        return prefill_attention(q, k, v, torch.tensor(starts), key_starts=ends, **how).flatten(1)
+
+    def _added(self, x: torch.Tensor, sublayer: torch.Tensor) -> torch.Tensor:
+        """The residual stream x (T, M) with what a sublayer adds."""
+        multiplier = self._model.residual_multiplier
+        return x + sublayer if multiplier == 1 else torch.add(x, sublayer, alpha=multiplier)
 
     def out_proj(self, layout: RowLayout, read: Tensors, weights: Tensors) -> torch.Tensor:
         """attn (T, H D) and x (T, M) -> x."""
-        return read["x"] + self.linear(read["attn"], weights["proj"])
+        return self._added(read["x"], self.linear(read["attn"], weights["proj"], weights.get("bias")))
 
     def route(self, layout: RowLayout, read: Tensors, weights: Tensors) -> tuple[torch.Tensor, ...]:
-        """x (T, M) -> h (T, M) and gates (T, 2 k) fp32, the k expert ids of each row and then their k weights."""
-        h = self.norm(read["x"], weights["norm"])
-        logits = functional.linear(h, weights["gate"])
-        chosen = self._model.num_experts_per_tok
-        renormalise = self._model.norm_topk_prob
-        ids, scales = route(logits, chosen, renormalise=renormalise, threads=torch.get_num_threads())
+        """x (T, M) -> h (T, M) and gates (T, 2 k) fp32, the k expert ids of each row and then their k weights.
+
+        A layer without experts has no gate, and its gates are zeros.
+        """
+        h = self.norm(read["x"], weights["norm"], weights.get("norm_bias"))
+        count = self._model.num_experts_per_tok
+        if "gate" not in weights:
+            return h, torch.zeros(len(h), 2 * count)
+        gate = weights["gate"]
+        exact = self._model.family.exact_router
+        rows, gate = (h.float(), gate.float()) if exact else (h, gate)
+        logits = functional.linear(rows, gate, weights.get("gate_bias"))
+        ids, scales = self._chosen(logits, count, weights.get("choice_bias"))
         return h, torch.cat((ids.float(), scales), dim=-1)
+
+    def _chosen(self, logits: torch.Tensor, count: int, bias: torch.Tensor | None) -> Routing:
+        """The experts of each row and their weights, on as many threads as torch uses where Numba chooses."""
+        model = self._model
+        scale = model.routed_scaling_factor
+        renormalise = model.norm_topk_prob
+        if model.family.scoring == "softmax" and bias is None and model.n_group == 1:
+            return route(logits, count, renormalise=renormalise, scale=scale, threads=torch.get_num_threads())
+        return route(
+            logits,
+            count,
+            scoring=model.family.scoring,
+            renormalise=renormalise,
+            bias=bias,
+            groups=model.n_group,
+            kept_groups=model.topk_group,
+            scale=scale,
+        )
 
     def experts(self, layout: RowLayout, read: Tensors, weights: Tensors) -> torch.Tensor:
         """h (T, M), gates (T, 2 j) -> routed (T, M), the weighted sum over the j experts of each row."""
@@ -273,7 +378,7 @@ class Ops:
         for low in range(0, len(h), step):
             self._control.check()
             some = slice(low, low + step)
-            outputs.append(self._routed(h[some], matrices, chosen[some], scales[some]))
+            outputs.append(self._routed(h[some], matrices, chosen[some], scales[some], weights))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _routed(
@@ -282,24 +387,34 @@ class Ops:
         matrices: Matrices,
         ids: torch.Tensor,
         scales: torch.Tensor,
+        weights: Tensors,
     ) -> torch.Tensor:
         """Rows h (T, M) through the experts `ids` (T, j) -> (T, M); packed ones on as many threads as torch uses."""
         if isinstance(matrices, tuple):
-            return fused_moe(h, matrices, ids, scales)
+            return fused_moe(
+                h,
+                matrices,
+                ids,
+                scales,
+                activation=self._model.family.activation,
+                gate_up_bias=weights.get("gate_up_bias"),
+                down_bias=weights.get("down_bias"),
+            )
         return fused_moe(h.float(), matrices, ids, scales, threads=torch.get_num_threads()).to(h.dtype)
 
     def shared_experts(self, layout: RowLayout, read: Tensors, weights: Tensors) -> torch.Tensor:
-        """h (T, M) -> shared (T, M), scaled by the sigmoid of its gate; where `routed` is read, their sum."""
+        """h (T, M) -> shared (T, M), scaled by the sigmoid of a gate if there is one; with `routed`, their sum."""
         inner = gated(self.linear(read["h"], weights["gate_up"]), threads=torch.get_num_threads())
         out = self.linear(inner, weights["down"])
-        out *= functional.linear(read["h"], weights["gate"]).sigmoid_()
+        if "gate" in weights:
+            out *= functional.linear(read["h"], weights["gate"]).sigmoid_()
         return out.add_(read["routed"]) if "routed" in read else out
 
     def combine(self, layout: RowLayout, read: Tensors, weights: Tensors) -> torch.Tensor:
-        """x (T, M) + routed (T, M), + shared (T, M) where it is read -> x."""
-        if "shared" in read:
-            return (read["routed"] + read["shared"]).add_(read["x"])
-        return read["x"] + read["routed"]
+        """x (T, M) + routed (T, M) + shared (T, M), those of both that the layer has -> x."""
+        if "routed" in read and "shared" in read:
+            return self._added(read["x"], read["routed"] + read["shared"])
+        return self._added(read["x"], read["routed"] if "routed" in read else read["shared"])
 
 
 def _with_before(layout: RowLayout, read: Tensors, name: str) -> torch.Tensor:
@@ -311,9 +426,16 @@ def _with_before(layout: RowLayout, read: Tensors, name: str) -> torch.Tensor:
     return torch.cat([*chain.from_iterable(zip(before, rows, strict=True))])
 
 
-def _attended(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: list[int], key_starts: list[int]
-) -> torch.Tensor:
-    """Attention of sequences by their first queries and keys: -> (T, H D)."""
-    ends = None if key_starts == starts else torch.tensor(key_starts)
-    return prefill_attention(q, k, v, torch.tensor(starts), key_starts=ends).flatten(1)
+def _angles(model: ModelConfig) -> torch.Tensor:
+    """The table of RoPE's angles."""
+    found = model.rope
+    factor = found.factor or 1.0
+    trained = int(found.trained or model.max_position_embeddings)
+    scaling: Linear | Yarn | Llama3 | None = None
+    if found.kind == "linear":
+        scaling = Linear(factor)
+    elif found.kind == "yarn":
+        scaling = Yarn(factor, trained, found.fast, found.slow, found.yarn_amplitude, found.truncate)
+    elif found.kind == "llama3":
+        scaling = Llama3(factor, trained, found.low, found.high)
+    return rope_table(model.rotated_dims, model.max_position_embeddings, theta=model.rope_theta, scaling=scaling)

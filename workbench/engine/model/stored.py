@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from workbench.core.errors import CheckpointError
 from workbench.core.units import GROUPS, QUANTISED
 from workbench.engine.model.checkpoint import TORCH_DTYPES, Checkpoint
-from workbench.engine.model.operations import packs
 from workbench.engine.model.ops import Tensors
+from workbench.engine.model.tensors import operands
 from workbench.kernels import CodePath, Format, features, pack_experts
 from workbench.models import ModelConfig
 from workbench.stages import Precision, experts
@@ -61,17 +61,14 @@ class Stored(NamedTuple):
 
 
 def packed(model: ModelConfig, precision: Precision) -> bool:
-    """True if routed experts are packed: rounded ones always, others of such sizes where Numba's kernel has vectors."""
+    """True if routed experts are packed: rounded ones always, others of such sizes where Numba's kernel has vectors.
+
+    That kernel has neither biases nor other activations than SwiGLU.
+    """
     whole = not (model.hidden_size % UNIT or model.expert_width % UNIT)
+    if model.expert_vectors or model.family.activation != "swiglu":
+        return False
     return precision.experts in QUANTISED or (whole and features().path is not CodePath.PORTABLE)
-
-
-def names_of_experts(model: ModelConfig, layer: int) -> dict[str, list[str]]:
-    """Names of the checkpoint's tensors of one layer's routed experts, by the operand that they make."""
-    found = dict[str, list[str]]()
-    for operand in packs(experts, model):
-        found[operand.key] = [f"model.layers.{layer}.{source}" for source in operand.sources]
-    return found
 
 
 def pack(files: Checkpoint, model: ModelConfig, layer: int, precision: Precision, source: str) -> list[Stored]:
@@ -100,13 +97,14 @@ def _stored(tensors: Tensors) -> list[Stored]:
 
 
 def _packed(files: Checkpoint, model: ModelConfig, layer: int, precision: Precision) -> Tensors:
-    names = names_of_experts(model, layer)
     dtype = TORCH_DTYPES[precision.weights]
-    gate_up = [
-        torch.cat((files.read(gate), files.read(up))).to(dtype)
-        for gate, up in zip(names["gate_up"][::2], names["gate_up"][1::2], strict=True)
-    ]
-    down = [files.read(name).to(dtype) for name in names["down"]]
+    taken = {operand.key: operand.sources for operand in operands(experts, model, layer)}
+    each = len(taken["gate_up"]) // model.num_local_experts
+    gate_up = list[torch.Tensor]()
+    for first in range(0, len(taken["gate_up"]), each):
+        parts = [files.read(source) for source in taken["gate_up"][first : first + each]]
+        gate_up.append(torch.cat(parts).to(dtype))
+    down = [files.read(source).to(dtype) for source in taken["down"]]
     try:
         return _in_blocks(gate_up, down, precision)
     except ValueError as error:

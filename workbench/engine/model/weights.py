@@ -15,9 +15,9 @@ from workbench.core.errors import EngineError
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.transfer import ArrayCopy, Transfer
 from workbench.engine.model.checkpoint import TORCH_DTYPES, Checkpoint
-from workbench.engine.model.operations import packs
 from workbench.engine.model.ops import Tensors
-from workbench.engine.model.stored import FORMATS, Stored, fingerprint, format_of, names_of_experts, pack, packed
+from workbench.engine.model.stored import FORMATS, Stored, fingerprint, format_of, pack, packed
+from workbench.engine.model.tensors import Source, operands, sources, tables
 from workbench.kernels import empty_in_huge_pages
 from workbench.models import ModelConfig
 from workbench.pipeline.layer_graph import LayerGraph
@@ -62,33 +62,33 @@ class WeightStore:
         check = (control or Control()).check
         dtype = TORCH_DTYPES[precision.weights]
         every = list(ops)
-        layers = range(model.num_hidden_layers if experts in every and packed(model, precision) else 0)
-        routed = {name for layer in layers for names in names_of_experts(model, layer).values() for name in names}
-        self._tensors = dict[str, torch.Tensor]()
+        whole = range(model.num_hidden_layers if experts in every and packed(model, precision) else 0)
+        layers = [layer for layer in whole if experts.is_in(model, model.layer_kinds[layer])]
+        routed = {source for layer in layers for source in sources(experts, model, layer)}
+        self._tensors = dict[Source, torch.Tensor]()
         self._packed = dict[tuple[int, Op], list[Stored]]()
         with Checkpoint(model, every) as files:
-            source = fingerprint(files)
-            for name in files.names:
-                if name not in routed:
+            opened = fingerprint(files)
+            for source in files.sources:
+                if source not in routed:
                     check()
-                    self._tensors[name] = files.read(name).to(dtype)
+                    self._tensors[source] = files.read(source).to(torch.float32 if source.kept else dtype)
             for layer in tqdm(layers, unit="layer", desc="pack experts", delay=1, leave=False):
                 check()
-                self._packed[layer, experts] = pack(files, model, layer, precision, source)
+                self._packed[layer, experts] = pack(files, model, layer, precision, opened)
 
-    def table(self, name: str) -> torch.Tensor:
-        """A tensor that belongs to no layer."""
-        return self._tensors[name]
+    def tables(self) -> Tensors:
+        """The tensors that belong to no stage; see `tensors.tables`."""
+        return {key: self._tensors[source] for key, source in tables(self.model).items()}
 
     def sources(self, layer: int, op: Op) -> list[Stored]:
         """Every tensor of an operation."""
         if (layer, op) in self._packed:
             return self._packed[layer, op]
         found = []
-        for operand in packs(op, self.model):
-            tensors = [self._tensors[f"model.layers.{layer}.{name}"] for name in operand.sources]
-            rows = sum(len(tensor) for tensor in tensors)
-            found.append(Stored(operand.key, operand.shape(rows, tensors[0].shape[1:]), tensors))
+        for operand in operands(op, self.model, layer):
+            tensors = [self._tensors[source] for source in operand.sources]
+            found.append(Stored(operand.key, operand.shape, tensors))
         return found
 
     def resident(self, layer: int, op: Op, *, keep: bool = False) -> Tensors:
@@ -103,9 +103,8 @@ class WeightStore:
         if (layer, op) in self._packed:
             del self._packed[layer, op]
             return
-        for operand in packs(op, self.model):
-            for name in operand.sources:
-                del self._tensors[f"model.layers.{layer}.{name}"]
+        for source in sources(op, self.model, layer):
+            del self._tensors[source]
 
 
 class WeightBuffer:
@@ -165,7 +164,7 @@ class WeightBuffer:
                 for stage in found.stages if found else ():
                     if self._graph.pipeline.streams(stage):
                         streamed += [(layer, stage.op, each) for each in self._store.sources(layer, stage.op)]
-            streamed.sort(key=lambda each: not each[2].aligned)
+            streamed.sort(key=lambda each: (not each[2].aligned, -each[2].dtype.itemsize))
             copies = list[ArrayCopy]()
             held = _Held()
             place = 0
@@ -241,7 +240,8 @@ class Weights:
         streamed = self.buffer.laid if self.buffer is not None else []
         every = [(op, tensors) for held in (self._resident, *streamed) for (_, op), tensors in held.items()]
         routed = {format_of(tensors) for op, tensors in every if op == experts}
-        others = {FORMATS[tensor.dtype] for op, tensors in every if op != experts for tensor in tensors.values()}
+        unrouted = [(key, tensor) for op, tensors in every if op != experts for key, tensor in tensors.items()]
+        others = {FORMATS[tensor.dtype] for key, tensor in unrouted if key != "choice_bias"}
         others = others or {form for form, _ in routed}
         if len(others) != 1 or len(routed) > 1:
             raise EngineError(f"weights are held in {others or 'no precision'} and {routed}; this is a bug.")

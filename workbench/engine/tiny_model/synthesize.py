@@ -11,7 +11,8 @@ from tqdm.auto import tqdm
 
 from workbench.core.catalogue import cache_path
 from workbench.core.errors import CheckpointError
-from workbench.engine.model.checkpoint import STORED_DTYPES, expected_tensors
+from workbench.engine.model.checkpoint import STORED_DTYPES
+from workbench.engine.model.tensors import every_source
 from workbench.models import ModelConfig
 
 _HF_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -123,7 +124,8 @@ def make_checkpoint(name: str, folder: str | Path | None = None, *, seed: int = 
 
 def _by_file(model: ModelConfig) -> dict[str, list[tuple[str, tuple[int, ...]]]]:
     groups: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
-    for name, shape in expected_tensors(model):
+    shapes = {source.name: source.shape for source in every_source(model)}
+    for name, shape in sorted(shapes.items()):
         words = name.split(".")
         layer = int(words[2]) + 1 if words[1] == "layers" else 0
         groups.setdefault(f"model-{layer:05d}.safetensors", []).append((name, shape))

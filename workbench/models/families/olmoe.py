@@ -10,13 +10,7 @@ FAMILY = Family(
     rope_theta=1e4,
     own_keys=("norm_topk_prob",),
     qk_norm=HeadNorm.WHOLE,
-    only={
-        "clip_qkv": (),
-        "attention_bias": (False,),
-        "sliding_window": (),
-        "moe_intermediate_size": (),
-        "shared_expert_intermediate_size": (0,),
-    },
+    only={"sliding_window": (), "moe_intermediate_size": ()},
     example={"num_key_value_heads": 4},
 )
 """The defaults are those of transformers' `OlmoeConfig`."""

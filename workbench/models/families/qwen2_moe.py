@@ -1,6 +1,6 @@
 """Qwen1.5-MoE and Qwen2-MoE: biases before attention, a shared expert behind a gate."""
 
-from workbench.models.family import Family
+from workbench.models.family import Family, TensorNames
 
 FAMILY = Family(
     "qwen2_moe",
@@ -13,10 +13,11 @@ FAMILY = Family(
         "shared_expert_intermediate_size": 5632,
     },
     rope_theta=1e4,
+    tensors=TensorNames(shared="shared_expert"),
     own_keys=("moe_intermediate_size", "shared_expert_intermediate_size", "norm_topk_prob"),
     qkv_bias=True,
     shared_gate=True,
-    only={"use_sliding_window": (False,), "qkv_bias": (True,)},
+    only={"qkv_bias": (True,)},
     example={
         "rms_norm_eps": 1e-6,
         "moe_intermediate_size": 20,

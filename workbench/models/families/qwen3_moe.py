@@ -10,7 +10,7 @@ FAMILY = Family(
     rope_theta=1e4,
     own_keys=("moe_intermediate_size", "norm_topk_prob"),
     qk_norm=HeadNorm.EACH,
-    only={"use_sliding_window": (False,), "attention_bias": (False,), "shared_expert_intermediate_size": (0,)},
+    window_everywhere=True,
     example={"rms_norm_eps": 1e-6, "moe_intermediate_size": 20},
 )
 """The defaults are those of transformers' `Qwen3MoeConfig`."""

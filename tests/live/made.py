@@ -1,0 +1,163 @@
+"""Checkpoints that transformers itself writes: two odd random configurations of every family."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+BASE: dict[str, Any] = {
+    "vocab_size": 211,
+    "hidden_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 160,
+    "tie_word_embeddings": False,
+    "eos_token_id": None,
+}
+SQUARE: dict[str, Any] = BASE | {"hidden_size": 36, "head_dim": 6}
+"""Heads as wide together as the model, for families without a head_dim of their own."""
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40, "rope_theta": 1e4}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "original_max_position_embeddings": 40,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "rope_theta": 1e4,
+}
+LINEAR = {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e4}
+_DBRX: dict[str, Any] = {"vocab_size": 211, "n_layers": 3, "max_seq_len": 160}
+_GLM: dict[str, Any] = BASE | {"num_hidden_layers": 4, "intermediate_size": 52, "moe_intermediate_size": 20}
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("mixtral", BASE | {"intermediate_size": 44, "num_local_experts": 5, "sliding_window": 9}),
+    "mixtral, packed": (
+        "mixtral",
+        BASE | {"hidden_size": 64, "intermediate_size": 64, "num_local_experts": 7, "rope_parameters": LINEAR},
+    ),
+    "olmoe": ("olmoe", SQUARE | {"intermediate_size": 20, "num_experts": 9, "rope_parameters": LLAMA3}),
+    "olmoe, tied": (
+        "olmoe",
+        SQUARE
+        | {"intermediate_size": 28, "num_experts": 6, "num_experts_per_tok": 3, "tie_word_embeddings": True}
+        | {"norm_topk_prob": True},
+    ),
+    "qwen2_moe, dense and windowed": (
+        "qwen2_moe",
+        SQUARE
+        | {"num_hidden_layers": 5, "intermediate_size": 44, "moe_intermediate_size": 20, "num_experts": 7}
+        | {"shared_expert_intermediate_size": 28, "decoder_sparse_step": 2, "use_sliding_window": True}
+        | {"sliding_window": 11, "max_window_layers": 4},
+    ),
+    "qwen2_moe, packed": (
+        "qwen2_moe",
+        SQUARE
+        | {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 44, "moe_intermediate_size": 64}
+        | {"num_experts": 6, "shared_expert_intermediate_size": 28, "rope_parameters": YARN},
+    ),
+    "qwen3_moe, dense": (
+        "qwen3_moe",
+        BASE
+        | {"num_hidden_layers": 4, "intermediate_size": 44, "moe_intermediate_size": 20, "num_experts": 9}
+        | {"mlp_only_layers": [0, 2], "norm_topk_prob": True},
+    ),
+    "qwen3_moe, windowed": (
+        "qwen3_moe",
+        BASE
+        | {"intermediate_size": 44, "moe_intermediate_size": 28, "num_experts": 8, "num_experts_per_tok": 3}
+        | {"use_sliding_window": True, "sliding_window": 7, "rope_parameters": YARN},
+    ),
+    "granitemoe": (
+        "granitemoe",
+        SQUARE
+        | {"intermediate_size": 20, "num_local_experts": 7, "num_experts_per_tok": 3, "embedding_multiplier": 3.0}
+        | {"residual_multiplier": 0.4, "attention_multiplier": 0.3, "logits_scaling": 2.5, "attention_bias": True},
+    ),
+    "granitemoe, packed": (
+        "granitemoe",
+        SQUARE
+        | {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 64, "num_local_experts": 6}
+        | {"attention_multiplier": 0.25, "tie_word_embeddings": True},
+    ),
+    "dbrx": (
+        "dbrx",
+        _DBRX
+        | {"d_model": 36, "n_heads": 6, "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.8, "rope_theta": 1e4}}
+        | {"ffn_config": {"ffn_hidden_size": 20, "moe_num_experts": 7, "moe_top_k": 3}},
+    ),
+    "dbrx, packed": (
+        "dbrx",
+        _DBRX
+        | {"d_model": 64, "n_heads": 4, "attn_config": {"kv_n_heads": 4, "clip_qkv": 1.5, "rope_theta": 1e4}}
+        | {"ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 5, "moe_top_k": 2}},
+    ),
+    "gpt_oss": (
+        "gpt_oss",
+        BASE | {"intermediate_size": 28, "num_local_experts": 7, "sliding_window": 8, "rope_parameters": YARN},
+    ),
+    "gpt_oss, wide": (
+        "gpt_oss",
+        BASE
+        | {"hidden_size": 64, "intermediate_size": 64, "num_local_experts": 5, "num_experts_per_tok": 3}
+        | {"sliding_window": 5, "num_hidden_layers": 4, "rope_parameters": YARN | {"truncate": False}},
+    ),
+    "glm4_moe": (
+        "glm4_moe",
+        _GLM
+        | {"n_routed_experts": 9, "n_group": 3, "topk_group": 2, "n_shared_experts": 1, "first_k_dense_replace": 1}
+        | {"attention_bias": True, "use_qk_norm": True, "routed_scaling_factor": 1.7},
+    ),
+    "glm4_moe, packed": (
+        "glm4_moe",
+        _GLM
+        | {"hidden_size": 64, "moe_intermediate_size": 64, "n_routed_experts": 6, "n_shared_experts": 2}
+        | {"first_k_dense_replace": 2, "norm_topk_prob": False, "rope_parameters": LINEAR},
+    ),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        _GLM | {"moe_num_experts": 9, "moe_k": 3, "moe_num_shared_experts": 2, "moe_layer_start_index": 1},
+    ),
+    "ernie4_5_moe, every other": (
+        "ernie4_5_moe",
+        _GLM
+        | {"hidden_size": 64, "moe_intermediate_size": 64, "moe_num_experts": 5, "moe_k": 2}
+        | {"moe_num_shared_experts": 1, "moe_layer_interval": 2, "tie_word_embeddings": True},
+    ),
+}
+"""By name: the type of the model, and its configuration."""
+
+
+def write(name: str, folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
+    """Write a model of random weights that decide clearly; the scores of its router are further apart than others."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    kind, given = CONFIGS[name]
+    made = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **given))
+    generator = torch.Generator().manual_seed(seed)
+    held = {**dict(made.named_parameters()), **dict(made.named_buffers())}
+    with torch.no_grad():
+        for key, tensor in sorted(held.items()):
+            if "inv_freq" not in key:
+                tensor.copy_(_spread(key, tensor) * torch.randn(tensor.shape, generator=generator))
+                tensor += 1.0 if _is_gain(key, tensor) else 0.0
+    made.to(dtype).save_pretrained(folder)
+    return folder
+
+
+def _spread(key: str, tensor: torch.Tensor) -> float:
+    """Standard deviation of a tensor's numbers."""
+    if _is_gain(key, tensor):
+        return 0.1
+    if "embed" in key or "wte" in key:
+        return 0.05
+    if tensor.ndim == 1 or "bias" in key:
+        return 0.1 if "correction" in key else 0.5
+    factor = 4.0 if "gate.weight" in key or "router" in key else 2.0 if "lm_head" in key else 1.0
+    return factor * float(tensor.shape[-1]) ** -0.5
+
+
+def _is_gain(key: str, tensor: torch.Tensor) -> bool:
+    """True for the weight of a norm."""
+    return tensor.ndim == 1 and "norm" in key and key.endswith("weight")
