@@ -85,7 +85,6 @@ def test_kinds_agree_with_the_counts_and_survive_a_file(name):
         ({"layers": (((FULL,), 3),)}, "num_hidden_layers=4 and 3 of them in layers=3 x full"),
         ({"layers": (((DENSE,), 1), ((FULL,), 3))}, "first_k_dense_replace=0 and 1 of them"),
         ({"layers": (((FULL, WINDOWED), 2),), "sliding_window": 8}, "windowed_layers=0 and 2 of them"),
-        ({"layers": (((FULL,), 3), ((DENSE,), 1)), "first_k_dense_replace": 1}, "put dense layers before all others"),
         ({"layers": ((("full",), 4),)}, "give patterns of LayerKind, and how often"),
         ({"layers": 4}, "give patterns of LayerKind"),
         ({"layers": (FULL,) * 4}, "give patterns of LayerKind"),

@@ -142,7 +142,8 @@ def test_a_window_that_is_switched_off_does_not_count():
         ({"layer_types": ["full_attention"]}, "1 layer_types"),
         ({"sliding_window": 8, "use_sliding_window": True}, "add layer_types"),
         ({"sliding_window": -8}, "positive integers for sliding_window"),
-        ({"decoder_sparse_step": 2}, "decoder_sparse_step=2"),
+        ({"decoder_sparse_step": 3}, "no layer with experts; correct the dense layers"),
+        ({"mlp_only_layers": 1}, "mlp_only_layers=1, no list of layers"),
         ({"first_k_dense_replace": 2}, "no layer with experts"),
         ({"n_shared_experts": "1"}, "whole numbers for n_shared_experts"),
         ({"kv_lora_rank": 16}, "positive integers for qk_nope_head_dim, qk_rope_head_dim, v_head_dim"),
@@ -178,20 +179,19 @@ def test_keys_of_ours_in_a_config_of_theirs_are_not_taken():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model_type": "jamba"}, "type 'jamba', whose layers are not understood; use one of deepseek_v2"),
+        ({"model_type": "jamba"}, "type 'jamba', whose layers are not understood; use one of dbrx"),
         ({"model_type": ["mixtral"]}, "whose layers are not understood"),
         ({"mamba_d_state": 16}, "sets 'mamba_d_state', a key of layers that are not understood"),
         ({"attn_layer_period": 8}, "attn_layer_period"),
         ({"kv_channels": 128}, "kv_channels"),
         ({"linear_num_key_heads": 16}, "linear_num_key_heads"),
         ({"index_topk": 2048}, "index_topk"),
-        ({"mlp_layer_types": ["sparse", "dense"]}, "mlp_layer_types=.*; give 'dense' for each of the first"),
         ({"mlp_layer_types": 3}, "mlp_layer_types=3"),
-        ({"mlp_layer_types": ["dense"] * 3}, "gives 3 mlp_layer_types for"),
+        ({"mlp_layer_types": ["dense"] * 3}, "give 'dense' or 'sparse' for each of its 2 layers"),
         ({"num_hidden_layers": 10**400}, "positive integers for num_hidden_layers"),
         ({"rope_theta": 10**400}, "positive numbers for rope_theta"),
         ({"hidden_size": 2**41}, "positive integers for hidden_size"),
-        ({"decoder_sparse_step": [[[[[[[[3]]]]]]]] * 1000}, r"decoder_sparse_step=\[\[\[\[\[\[\[\.\.\."),
+        ({"decoder_sparse_step": [[[[[[[[3]]]]]]]] * 1000}, "positive integers for decoder_sparse_step"),
     ],
 )
 def test_what_reveals_layers_that_are_not_priced_is_named_in_a_few_words(change, words):
@@ -200,9 +200,23 @@ def test_what_reveals_layers_that_are_not_priced_is_named_in_a_few_words(change,
     assert len(str(error.value)) < 500
 
 
-def test_dense_first_layers_are_counted_where_they_are_told_one_by_one():
-    told = {"mlp_layer_types": ["dense", "sparse"]}
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"mlp_layer_types": ["dense", "sparse"]},
+        {"mlp_only_layers": [0]},
+        {"decoder_sparse_step": 2},
+        {"moe_layer_start_index": 1},
+    ],
+)
+def test_dense_first_layers_are_counted_however_they_are_told(told):
     assert model(MIXTRAL | told, name="m") == model(MIXTRAL | {"first_k_dense_replace": 1}, name="m")
+
+
+def test_dense_layers_behind_others_keep_their_place():
+    found = model(MIXTRAL | {"mlp_layer_types": ["sparse", "dense"]}, name="m")
+    assert [kind.dense for kind in found.layer_kinds] == [False, True]
+    assert found.dense_layers == 1
 
 
 @pytest.mark.parametrize("config", [None, 3, b"folder", ["folder"]])
@@ -247,8 +261,9 @@ def test_the_precision_is_read_under_both_names(spelled, dtype):
         pytest.param({"num_key_value_heads": 3}, ["4 query heads", "3 key-value heads"], id="uneven groups"),
         pytest.param({"num_experts_per_tok": 5}, ["more experts per token"], id="too many experts"),
         pytest.param({"hidden_act": "gelu"}, ["hidden_act='gelu'"], id="activation"),
-        pytest.param({"sliding_window": 4096}, ["sliding_window=4096"], id="sliding window"),
-        pytest.param({"rope_scaling": {"rope_type": "yarn"}}, ["rope_type='yarn'"], id="rope"),
+        pytest.param({"rope_scaling": {"rope_type": "yarn"}}, ["rope_parameters", "factor=None"], id="rope"),
+        pytest.param({"rope_scaling": {"rope_type": "longrope"}}, ["rope_type='longrope'"], id="kind of rope"),
+        pytest.param({"n_group": 3}, ["n_group=3"], id="groups"),
         pytest.param({"quantization_config": {"bits": 4}}, ["quantization_config"], id="quantised"),
         pytest.param({"torch_dtype": "float64"}, ["float64", "unsupported"], id="precision"),
         pytest.param({"kv_lora_rank": 16}, ["kv_lora_rank=16"], id="latent attention"),
@@ -307,16 +322,16 @@ def test_a_window_of_0_that_is_switched_off_loads(folder):
 @pytest.mark.parametrize(
     ("kind", "change"),
     [
-        ("qwen2_moe", {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 2}),
-        ("qwen2_moe", {"layer_types": ["sliding_attention"] * 2}),
         ("qwen2_moe", {"layer_types": 3}),
         ("qwen2_moe", {"qkv_bias": False}),
         ("qwen2_moe", {"n_shared_experts": 1}),
         ("qwen3_moe", {"attention_bias": True}),
         ("qwen3_moe", {"shared_expert_intermediate_size": 8}),
         ("qwen2_moe", {"norm_topk_prob": "yes"}),
-        ("qwen3_moe", {"mlp_only_layers": [0]}),
-        ("qwen3_moe", {"decoder_sparse_step": 2}),
+        ("qwen3_moe", {"first_k_dense_replace": 1}),
+        ("mixtral", {"decoder_sparse_step": 2}),
+        ("mixtral", {"mlp_only_layers": [0]}),
+        ("glm4_moe", {"n_group": 3}),
         ("mixtral", {"norm_topk_prob": False}),
     ],
 )
@@ -328,7 +343,7 @@ def test_qwens_options_that_the_engine_would_not_do_are_errors(kind, change, fol
 
 
 def test_an_architecture_that_nothing_is_known_of_is_an_error():
-    with pytest.raises(ScenarioError, match="architecture='GPT2'; give one of MixtralForCausalLM"):
+    with pytest.raises(ScenarioError, match="architecture='GPT2'; give one of DbrxForCausalLM"):
         replace(model(MIXTRAL, name="m"), architecture="GPT2")
 
 

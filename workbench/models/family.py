@@ -59,7 +59,7 @@ class TensorNames:
     gate, up, down : str
         The projections of an expert, of a shared expert and of a dense network.
     router, choice_bias : str
-        The router, and what is added to its scores for the choice, within the mixture.
+        The router, and the bias of its scores for the choice, within the mixture.
     choice_bias_in_row : bool
         True if that is a matrix of one row.
     shared : str or None

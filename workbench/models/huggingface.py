@@ -166,8 +166,10 @@ def _translate(config: Mapping[str, Any], name: str) -> ModelConfig:
     for outer in ("attn_config", "ffn_config"):
         inner = raw.get(outer)
         raw |= {f"{outer}.{key}": value for key, value in inner.items()} if isinstance(inner, Mapping) else {}
+    own = FAMILIES[raw["model_type"]].keys if raw.get("model_type") in FAMILIES else {}
     for key, others in _keys_by_field().items():
-        raw[key] = next((raw[other] for other in (key, *others) if raw.get(other) is not None), None)
+        known = [own[key]] if key in own else []
+        raw[key] = next((raw[other] for other in (*known, key, *others) if raw.get(other) is not None), None)
     if raw.get("kv_lora_rank") is not None:
         raw["num_key_value_heads"] = raw.get("num_attention_heads")
     if raw.get("use_sliding_window") is False:
@@ -260,9 +262,8 @@ def _rope(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     for key in ("rope_scaling", "rope_parameters"):
         given = raw.get(key)
         found |= given if isinstance(given, Mapping) else {}
-    if raw.get("original_max_position_embeddings") is not None:
-        found.setdefault("original_max_position_embeddings", raw["original_max_position_embeddings"])
-    return found
+    trained = raw.get("original_max_position_embeddings") or raw.get("max_position_embeddings")
+    return {"original_max_position_embeddings": trained, **found}
 
 
 def _scaling(raw: Mapping[str, Any], name: str) -> Rope:
@@ -274,7 +275,7 @@ def _scaling(raw: Mapping[str, Any], name: str) -> Rope:
     try:
         return Rope.of(found)
     except ScenarioError as error:
-        raise CheckpointError(f"config.json of {name!r}: {error}") from error
+        raise CheckpointError(f"config.json of {name!r}, rope_parameters: {error}") from error
 
 
 def _rope_theta(raw: Mapping[str, Any], family: Family | None) -> float:
@@ -397,6 +398,18 @@ def _formats(raw: Mapping[str, Any], name: str) -> tuple[str | None, str | None]
 # ------------------------------------------------------------------------------------------- what can be executed
 
 
+_WITHOUT: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("first_k_dense_replace", "n_shared_experts", "shared_expert_intermediate_size"), (0,)),
+    **dict.fromkeys(("attention_bias", "lm_head_bias", "use_qk_norm"), (False,)),
+    **dict.fromkeys(("n_group", "topk_group", "routed_scaling_factor", "decoder_sparse_step"), (1,)),
+    **dict.fromkeys(
+        ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling", "clip_qkv"), ()
+    ),
+    "mlp_only_layers": ([],),
+}
+"""Keys of options, and their values in a family that lacks them; an absent key does as well."""
+
+
 def _check_executable(raw: Mapping[str, Any], name: str) -> None:
     """Refuse a config with any setting that the engine does not execute."""
     family = runnable_family(raw)
@@ -443,20 +456,7 @@ def _check_groups(raw: Mapping[str, Any], name: str) -> None:
 
 def _options(family: Family) -> dict[str, tuple[Any, ...]]:
     """Values of the keys of options that the layers of a family do not have."""
-    without: dict[str, tuple[Any, ...]] = {
-        "n_shared_experts": (0,),
-        "shared_expert_intermediate_size": (0,),
-        "attention_bias": (False,),
-        "lm_head_bias": (False,),
-        "use_qk_norm": (False,),
-        "clip_qkv": (),
-        "n_group": (1,),
-        "topk_group": (1,),
-        **dict.fromkeys(("routed_scaling_factor", *_FACTORS[3:]), (1,)),
-    }
-    has_shared = family.tensors.shared is not None
-    had = {*family.options, *(("n_shared_experts", "shared_expert_intermediate_size") if has_shared else ())}
-    return {key: values for key, values in without.items() if key not in had}
+    return {key: values for key, values in _WITHOUT.items() if key not in family.options}
 
 
 def _check_rope(raw: Mapping[str, Any], name: str) -> None:

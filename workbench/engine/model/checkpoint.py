@@ -112,7 +112,7 @@ def open_checkpoint(model: ModelConfig, ops: Iterable[Op] = ()) -> dict[str, tor
 
 
 def _added(op: Op, model: ModelConfig, layer: int) -> list[Source]:
-    """What a user's operation takes of the checkpoint."""
+    """The tensors that a user's operation takes of the checkpoint."""
     return sources(op, model, layer) if op.tensors else []
 
 

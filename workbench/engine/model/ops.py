@@ -44,7 +44,7 @@ Matrices: TypeAlias = PackedExperts | tuple[torch.Tensor, torch.Tensor]
 
 
 class Attention(NamedTuple):
-    """What sets the attention of one layer apart.
+    """The options of one layer's attention.
 
     Attributes
     ----------

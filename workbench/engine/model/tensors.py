@@ -82,7 +82,7 @@ def operands(op: Op, model: ModelConfig, layer: int) -> list[Operand]:
 
 
 def sources(op: Op, model: ModelConfig, layer: int) -> list[Source]:
-    """What an operation takes of a checkpoint in one layer."""
+    """The tensors that an operation takes of a checkpoint in one layer."""
     return [source for operand in operands(op, model, layer) for source in operand.sources]
 
 
@@ -104,7 +104,7 @@ def tables(model: ModelConfig) -> dict[str, Source]:
 
 
 def every_source(model: ModelConfig) -> Iterator[Source]:
-    """What the built-in operations take of a model's checkpoint."""
+    """The tensors that the built-in operations take of a model's checkpoint."""
     yield from tables(model).values()
     for layer, kind in enumerate(model.layer_kinds):
         for op in (qkv, out_proj, route, experts, shared_experts):
@@ -166,7 +166,7 @@ def _route(model: ModelConfig, layer: int) -> list[Operand]:
 
 
 def _choice_bias(model: ModelConfig, begin: str) -> Source:
-    """What is added to the scores for the choice."""
+    """The bias of the scores for the choice."""
     names = model.family.tensors
     count = model.num_local_experts
     name = f"{begin}.{names.choice_bias}"

@@ -20,7 +20,15 @@ FAMILY = Family(
     scoring="sigmoid",
     choice_bias=True,
     exact_router=True,
-    options=("attention_bias", "use_qk_norm", "n_group", "topk_group", "routed_scaling_factor"),
+    options=(
+        "attention_bias",
+        "first_k_dense_replace",
+        "n_group",
+        "n_shared_experts",
+        "routed_scaling_factor",
+        "topk_group",
+        "use_qk_norm",
+    ),
     only={"sliding_window": ()},
 )
 """The defaults are those of transformers' `Glm4MoeConfig`."""

@@ -17,6 +17,7 @@ FAMILY = Family(
     own_keys=("moe_intermediate_size", "shared_expert_intermediate_size", "norm_topk_prob"),
     qkv_bias=True,
     shared_gate=True,
+    options=("shared_expert_intermediate_size", "decoder_sparse_step", "mlp_only_layers"),
     only={"qkv_bias": (True,)},
     example={
         "rms_norm_eps": 1e-6,

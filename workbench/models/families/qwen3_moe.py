@@ -11,6 +11,7 @@ FAMILY = Family(
     own_keys=("moe_intermediate_size", "norm_topk_prob"),
     qk_norm=HeadNorm.EACH,
     window_everywhere=True,
+    options=("decoder_sparse_step", "mlp_only_layers"),
     example={"rms_norm_eps": 1e-6, "moe_intermediate_size": 20},
 )
 """The defaults are those of transformers' `Qwen3MoeConfig`."""
