@@ -31,6 +31,14 @@ LLAMA3 = {
 LINEAR = {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e4}
 _DBRX: dict[str, Any] = {"vocab_size": 211, "n_layers": 3, "max_seq_len": 160}
 _GLM: dict[str, Any] = BASE | {"num_hidden_layers": 4, "intermediate_size": 52, "moe_intermediate_size": 20}
+_DEEPSEEK: dict[str, Any] = {key: value for key, value in _GLM.items() if key != "head_dim"} | {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 14,
+}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", BASE | {"intermediate_size": 44, "num_local_experts": 5, "sliding_window": 9}),
     "mixtral, packed": (
@@ -124,6 +132,31 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         _GLM
         | {"hidden_size": 64, "moe_intermediate_size": 64, "moe_num_experts": 5, "moe_k": 2}
         | {"moe_num_shared_experts": 1, "moe_layer_interval": 2, "tie_word_embeddings": True},
+    ),
+    "deepseek_v2": (
+        "deepseek_v2",
+        _DEEPSEEK
+        | {"n_routed_experts": 9, "n_group": 3, "topk_group": 2, "topk_method": "group_limited_greedy"}
+        | {"n_shared_experts": 2, "first_k_dense_replace": 1, "q_lora_rank": 18, "routed_scaling_factor": 1.3}
+        | {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.9}},
+    ),
+    "deepseek_v2, packed": (
+        "deepseek_v2",
+        _DEEPSEEK
+        | {"hidden_size": 64, "moe_intermediate_size": 64, "n_routed_experts": 6, "n_shared_experts": 1}
+        | {"first_k_dense_replace": 2, "q_lora_rank": None},
+    ),
+    "deepseek_v3": (
+        "deepseek_v3",
+        _DEEPSEEK
+        | {"n_routed_experts": 9, "n_group": 3, "topk_group": 2, "n_shared_experts": 1, "first_k_dense_replace": 1}
+        | {"q_lora_rank": 18, "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
+    "deepseek_v3, packed": (
+        "deepseek_v3",
+        _DEEPSEEK
+        | {"hidden_size": 64, "moe_intermediate_size": 64, "n_routed_experts": 8, "n_group": 2, "topk_group": 1}
+        | {"n_shared_experts": 1, "first_k_dense_replace": 2, "q_lora_rank": None, "v_head_dim": 16},
     ),
 }
 """By name: the type of the model, and its configuration."""

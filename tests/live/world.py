@@ -14,7 +14,7 @@ import pytest
 
 import workbench as wb
 from tests.systems import ADDED, LIGHTNING, PIPELINES, STREAMED, VSL
-from workbench.engine.model.operations import OPERATIONS
+from workbench.engine.model.ops import Ops
 from workbench.hardware import Device, Link, Machine
 from workbench.models import ModelConfig
 from workbench.models.families import RUNNABLE as RUNNABLE_FAMILIES
@@ -140,9 +140,7 @@ def lane_threads() -> list[str]:
 
 def computed_by(patch: pytest.MonkeyPatch, name: str, run: Callable[..., Any]) -> None:
     """Let the engine compute the built-in operations of a name by another function."""
-    for op in OPERATIONS:
-        if op.name == name:
-            patch.setitem(OPERATIONS, op, run)
+    patch.setattr(Ops, name, run)
 
 
 def files_in_use(folder: Path) -> list[str]:

@@ -16,7 +16,18 @@ from workbench.pipeline import Pipeline
 from workbench.pipeline.layer_graph import LayerGraph
 from workbench.scenario import Scenario
 from workbench.serving.prepared import Prepared
-from workbench.stages import Precision, Stage, add_shared, decode_attention, experts, shared_experts
+from workbench.stages import (
+    Precision,
+    Stage,
+    add_shared,
+    decode_attention,
+    experts,
+    kv,
+    out_proj,
+    prefill_attention,
+    qkv,
+    shared_experts,
+)
 
 
 def check_runnable(prepared: Prepared) -> None:
@@ -41,6 +52,8 @@ def check_runnable(prepared: Prepared) -> None:
         )
     _check_shared(scenario.layer, model)
     _check_dense(prepared.lowering.graph, model)
+    if model.kv_lora_rank:
+        _check_latent(prepared.lowering.graph, model)
     _check_precision(scenario.precision)
     _check_rounded(scenario)
     if not requests:
@@ -85,7 +98,7 @@ def _check_rounded(scenario: Scenario) -> None:
 def _strange(model: ModelConfig) -> str:
     """The components of a model's layers that `run` cannot execute; empty if there are none."""
     found = {
-        "latent attention": model.kv_lora_rank,
+        "latent attention": model.kv_lora_rank and "kv_lora_rank" not in model.family.options,
         "shared experts": model.shared_params and model.family.tensors.shared is None,
         "attention biases": model.attention_bias and "attention_bias" not in model.family.options,
     }
@@ -100,6 +113,27 @@ def _check_shared(layer: Pipeline, model: ModelConfig) -> None:
             f"model {model.name!r} has shared experts, whose output {layer} adds nowhere; use the built-in experts and "
             "combine, or an operation that reads shared."
         )
+
+
+def _check_latent(graph: LayerGraph, model: ModelConfig) -> None:
+    """Refuse pipelines in which prompt attention cannot read the projections around it, or that fetch the cache."""
+    pipeline = graph.pipeline
+    around = [stage for stage in pipeline.stages if stage.op in (qkv, prefill_attention, out_proj)]
+    holding = [node for node in graph.nodes if set(around) & set(node.stages)]
+    streamed = [stage for stage in around if pipeline.streams(stage)]
+    if kv in pipeline.fetches:
+        raise EngineError(f"{pipeline} fetches the KV cache, which run cannot with {model.name!r}'s latents; leave it.")
+    if len({stage.device for stage in around}) > 1 or (streamed and len(holding) > 1):
+        raise EngineError(
+            f"prompt attention of {model.name!r} expands latents with the weights of qkv and out_proj; place all three "
+            "on one device, and without a stage of the other between them where their weights are streamed."
+        )
+    for stage in pipeline.stages:
+        if stage.op.run is not None and {"q", "attn"}.intersection((*stage.op.reads, *stage.op.writes)):
+            raise EngineError(
+                f"{stage} reads or writes q or attn, whose rows differ between prompts and decodes in {model.name!r}; "
+                "use the built-in operation."
+            )
 
 
 def _check_dense(graph: LayerGraph, model: ModelConfig) -> None:

@@ -267,7 +267,9 @@ class ModelConfig:
 
     @cached_property
     def attention_vectors(self) -> int:
-        """Elements of one layer's biases of queries, keys and values, and of the norms of their heads."""
+        """Elements of one layer's biases of queries, keys and values, and of the norms of their heads or latents."""
+        if self.kv_lora_rank:
+            return (self.q_lora_rank or 0) + self.kv_lora_rank
         biases = self.q_size + 2 * self.kv_size if self.has_qkv_bias else 0
         return biases + sum(self.head_norm_sizes)
 

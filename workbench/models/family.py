@@ -103,6 +103,10 @@ class TensorNames:
         return f"{self.mixture}.{self.shared}"
 
 
+LATENT = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+"""Keys of latent attention."""
+
+
 @dataclass(frozen=True)
 class Family:
     """A family of Hugging Face decoders whose layers are attention and a mixture of experts.

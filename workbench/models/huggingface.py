@@ -405,6 +405,7 @@ _WITHOUT: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling", "clip_qkv"), ()
     ),
+    **dict.fromkeys((*_LATENT, "q_lora_rank"), ()),
     "mlp_only_layers": ([],),
 }
 """Keys of options, and their values in a family that lacks them; an absent key does as well."""
@@ -424,7 +425,7 @@ def _check_executable(raw: Mapping[str, Any], name: str) -> None:
         "quantization_config": (),
         "dtype": tuple(_DTYPES),
         "torch_dtype": tuple(_DTYPES),
-        **dict.fromkeys((*_LATENT, "q_lora_rank", "text_config"), ()),
+        "text_config": (),
         **_options(family),
         **family.only,
     }

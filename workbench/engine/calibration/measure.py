@@ -119,8 +119,8 @@ def _operation_overhead() -> float:
         experts: pair,
         combine: {},
     }
-    run = {OPERATIONS[op]: held for op, held in weights.items()}
-    return _seconds(lambda: [each(ops, layout, rows, held) for each, held in run.items()], repeats=31) / len(run)
+    run = {getattr(ops, OPERATIONS[op]): held for op, held in weights.items()}
+    return _seconds(lambda: [each(layout, rows, held) for each, held in run.items()], repeats=31) / len(run)
 
 
 def _dispatch() -> float:

@@ -6,8 +6,8 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from typing import cast
 
-import numpy as np
 import torch
 
 from workbench.core.errors import EngineError
@@ -15,6 +15,7 @@ from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.transfer import ArrayCopy, Transfer
 from workbench.engine.model.checkpoint import TORCH_DTYPES
 from workbench.engine.model.kv_cache import FetchedKV, KVCache
+from workbench.engine.model.latent import SPLIT, ByClass, LatentCache, LatentOps
 from workbench.engine.model.operations import OPERATIONS
 from workbench.engine.model.ops import Ops, RowLayout, Tensors
 from workbench.engine.model.stored import FORMATS, smallest
@@ -25,7 +26,7 @@ from workbench.schedules.base import Step
 from workbench.schedules.plan import WHOLE, Page
 from workbench.serving.capacity import ledger
 from workbench.serving.prepared import Prepared
-from workbench.stages import Place, RowClass, Stage, buffer_row, experts
+from workbench.stages import Place, RowClass, Stage, buffer_row, experts, kv, out_proj, prefill_attention, qkv
 
 Key = tuple[Place, int, str]
 """Device, number of the part, and name of the buffer."""
@@ -55,7 +56,8 @@ class Forward:
         slots = prepared.lowering.schedule.weight_slots
         self._weights = Weights(store, self._graph, prepared.slot_bytes, slots, self._control)
         self._tables = store.tables()
-        self._ops = Ops(self._model, self._control, self._tables)
+        latent = bool(self._model.kv_lora_rank)
+        self._ops = (LatentOps if latent else Ops)(self._model, self._control, self._tables)
         self._layers = [self._ops.at(layer) for layer in range(self._model.num_hidden_layers)]
         layers = range(self._model.num_hidden_layers)
         self._absent = [self._graph.absent(layer) for layer in layers]
@@ -72,7 +74,8 @@ class Forward:
         self._touched = 0  # distinct experts that a part chose in a layer, summed over parts and layers
         self.decodes = 0
         size = scenario.memory.kv_block
-        self._cache = KVCache(self._model, scenario.kv_blocks, size, scenario.precision.kv, self._control)
+        cache = LatentCache if latent else KVCache
+        self._cache = cache(self._model, scenario.kv_blocks, size, scenario.precision.kv, self._control)
         self._ledger = ledger(prepared).gpu
         self._check_gpu_memory()
 
@@ -90,13 +93,11 @@ class Forward:
     def warm_up(self) -> None:
         """Compile the kernels and read every streamed weight once, so that no lane is charged for either."""
         model = self._model
-        one = RowLayout.smallest()
         precision = self._prepared.scenario.precision
         self._ops.warm_up(TORCH_DTYPES[precision.weights], smallest(model, precision))
-        rows = torch.zeros(1, model.kv_size)
-        self._cache.append(0, np.zeros(1, dtype=np.int64), rows, rows)
-        self._cache.attend(0, one, torch.zeros(1, model.q_size))
-        self._cache.fetch(0, one)[1].make()
+        self._cache.warm_up()
+        if kv in self._graph.pipeline.fetches:
+            self._cache.fetch(0, RowLayout.smallest())[1].make()
         if self._weights.buffer:
             for task in self._prepared.lowering.tasks(model.num_hidden_layers, Step.MIDDLE):
                 if task.weights_of:
@@ -192,8 +193,18 @@ class Forward:
         return {"k_before": k.to(dtype), "v_before": v.to(dtype)}
 
     def _built_in(self, stage: Stage, layer: int, layout: RowLayout, read: Tensors) -> tuple[torch.Tensor, ...]:
-        answer = OPERATIONS[stage.op](self._layers[layer], layout, read, self._weights.get(layer, stage))
+        compute = getattr(self._layers[layer], OPERATIONS[stage.op])
+        answer = compute(layout, read, self._weights_of(stage, layer))
         return answer if isinstance(answer, tuple) else (answer,)
+
+    def _weights_of(self, stage: Stage, layer: int) -> Tensors:
+        """The weights of a stage; prompt attention expands latents with those of the projections around it."""
+        if stage.op is not prefill_attention or not self._model.kv_lora_rank:
+            return self._weights.get(layer, stage)
+        around = {other.op: other for other in self._graph.pipeline.stages}
+        keys = self._weights.get(layer, around[qkv])
+        values = self._weights.get(layer, around[out_proj])
+        return {"up_k": keys["up_k"], "up_v": values["up_v"]}
 
     def _experts(self, stage: Stage, layer: int, part: int, layout: RowLayout, read: Tensors) -> torch.Tensor:
         """Output of the routed experts that compute at once, plus the late output of the layer before for decodes."""
@@ -262,9 +273,24 @@ class Forward:
 
     def _place(self, key: Key, layout: RowLayout, like: torch.Tensor) -> torch.Tensor:
         """The buffer for all rows of a part, some of which are about to be written; made if there is none."""
+        if self._model.kv_lora_rank and key[2] in SPLIT:
+            return self._place_by_class(key, layout)
         shape = (layout.skipped + layout.rows, *like.shape[1:])
         if key not in self._buffers or self._buffers[key].shape != shape:
             self._buffers[key] = torch.empty(shape, dtype=like.dtype)
+        return self._buffers[key]
+
+    def _place_by_class(self, key: Key, layout: RowLayout) -> torch.Tensor:
+        """See `_place`, for a buffer whose rows of prompts and decodes differ."""
+        precision = self._prepared.scenario.precision
+        counts = {RowClass.PREFILL: layout.skipped + layout.prefill, RowClass.DECODE: len(layout.lengths)}
+        held = self._buffers.get(key)
+        if not isinstance(held, ByClass) or [len(held.prefill), len(held.decode)] != [*counts.values()]:
+            made = []
+            for row_class, count in counts.items():
+                width, form = buffer_row(key[2], self._model, precision, row_class)
+                made.append(torch.empty(count, width, dtype=TORCH_DTYPES[form]))
+            self._buffers[key] = cast("torch.Tensor", ByClass(*made))
         return self._buffers[key]
 
     def _attend(self, stage: Stage, layer: int, part: int, layout: RowLayout) -> None:

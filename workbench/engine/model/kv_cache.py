@@ -18,6 +18,7 @@ from workbench.engine.model.ops import EVERYTHING, Attention, RowLayout
 from workbench.engine.model.weights import host_memory
 from workbench.kernels import append_kv, copy_blocks, decode_attention, gather_kv
 from workbench.models import ModelConfig
+from workbench.stages.ops import BUFFERS
 
 STEP_BYTES = 2e9
 """Bytes of keys and values that attention reads between two checks for a stop request: about half a second's."""
@@ -38,9 +39,12 @@ class KVCache:
         self, model: ModelConfig, blocks: int, block_size: int, dtype: str, control: Control | None = None
     ) -> None:
         shape = (model.num_hidden_layers, blocks, model.num_key_value_heads, 2, block_size, model.head_dim)
-        self.pool = host_memory(shape, TORCH_DTYPES[dtype])
+        self._allocate(host_memory(shape, TORCH_DTYPES[dtype]), model, control or Control())
+
+    def _allocate(self, pool: torch.Tensor, model: ModelConfig, control: Control) -> None:
+        self.pool = pool
         self._model = model
-        self._control = control or Control()
+        self._control = control
         for layer in self.pool:
             self._control.check()
             layer.zero_()  # maps every page now, so that no lane pays for it
@@ -49,6 +53,13 @@ class KVCache:
     def block_size(self) -> int:
         """Tokens per block."""
         return self.pool.shape[4]
+
+    def warm_up(self) -> None:
+        """Compile the kernels."""
+        one = RowLayout.smallest()
+        key, value = (torch.zeros(1, BUFFERS[name].width(self._model)) for name in "kv")
+        self.append(0, one.slots, key, value)
+        self.attend(0, one, torch.zeros(1, BUFFERS["q"].width(self._model)))
 
     def append(self, layer: int, slots: npt.NDArray[np.int64], k: torch.Tensor, v: torch.Tensor) -> None:
         """Store the keys and values (T, K D) of new rows."""
@@ -182,7 +193,7 @@ def _attend(
     """Decode attention on as many threads as torch uses, in steps between which the run can be stopped."""
     queries = q.float().view(len(q), model.num_attention_heads, model.head_dim)
     out = torch.empty_like(queries)
-    for low, high in _steps(layout.lengths, pool[0].nbytes / pool.shape[3]):
+    for low, high in steps(layout.lengths, pool[0].nbytes / pool.shape[3]):
         control.check()
         mine = slice(low, high)
         decode_attention(
@@ -197,7 +208,7 @@ def _attend(
     return out.view(len(q), -1).to(q.dtype)
 
 
-def _steps(lengths: npt.NDArray[np.int64], entry_bytes: float) -> list[tuple[int, int]]:
+def steps(lengths: npt.NDArray[np.int64], entry_bytes: float) -> list[tuple[int, int]]:
     """Ranges of sequences, none empty, each with at most about `STEP_BYTES` of keys and values."""
     total = np.cumsum(lengths)
     count = math.ceil(total[-1] * entry_bytes / STEP_BYTES)

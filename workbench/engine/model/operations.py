@@ -1,12 +1,5 @@
-"""The functions by which the engine computes the built-in operations."""
+"""The built-in operations that the engine computes, each by the method of `Ops` of that name."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
-import torch
-
-from workbench.engine.model.ops import Ops, RowLayout, Tensors
 from workbench.stages import (
     Op,
     add_shared,
@@ -20,18 +13,10 @@ from workbench.stages import (
     shared_experts,
 )
 
-Implementation = Callable[[Ops, RowLayout, Tensors, Tensors], torch.Tensor | tuple[torch.Tensor, ...]]
-"""Takes the layout of the rows, the buffers and the weights; returns the written buffer or buffers."""
-OPERATIONS: dict[Op, Implementation] = {
-    qkv: Ops.qkv,
-    prefill_attention: Ops.prefill_attention,
-    out_proj: Ops.out_proj,
-    route: Ops.route,
-    experts: Ops.experts,
-    shared_experts: Ops.shared_experts,
-    add_shared: Ops.shared_experts,
-    combine: Ops.combine,
-    combine_shared: Ops.combine,
+OPERATIONS: dict[Op, str] = {
+    **{op: op.name for op in (qkv, prefill_attention, out_proj, route, experts, shared_experts, combine)},
+    add_shared: shared_experts.name,
+    combine_shared: combine.name,
 }
-"""Implementations by operation. `decode_attention` is not here: it belongs to the KV cache. Neither are users'
-operations: they bring their own functions."""
+"""Methods by operation. `decode_attention` is not here: it belongs to the KV cache. Neither are users' operations: they
+bring their own functions."""

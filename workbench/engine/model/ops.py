@@ -236,7 +236,7 @@ class Ops:
         self.norm(row, row[0])
         self._rotated(torch.zeros(1, dtype=torch.int64), row, None)
         gated(row, threads=1)
-        self._chosen(row, 1, None)
+        self._chosen(torch.zeros(1, self._model.num_local_experts, dtype=dtype), 1, None)
         matrices = _matrices(routed)
         width = matrices.gate_up.dim if isinstance(matrices, PackedExperts) else matrices[0].shape[2]
         for rows in (1, _FEW + 1):
@@ -296,7 +296,9 @@ class Ops:
         A chunk also attends to the tokens of its prompt before it: `k_before` and `v_before` hold their keys and
         values, chunk after chunk.
         """
-        q, k, v = (_with_before(layout, read, name).unflatten(1, (-1, self._model.head_dim)) for name in "qkv")
+        model = self._model
+        dims = {"q": model.head_dim, "k": model.head_dim, "v": model.v_head_dim or model.head_dim}
+        q, k, v = (_with_before(layout, read, name).unflatten(1, (-1, dim)) for name, dim in dims.items())
         lengths = layout.prefill_len
         keys = [length + before for length, before in zip(lengths, layout.before.tolist(), strict=True)]
         starts = [0, *accumulate(lengths)]

@@ -127,6 +127,8 @@ def _qkv(model: ModelConfig, layer: int) -> list[Operand]:
     names = model.family.tensors
     hidden = model.hidden_size
     begin = _name(model, layer, names.attention)
+    if model.kv_lora_rank:
+        return [*_norm(model, _name(model, layer, names.attention_norm)), *_latent(model, begin)]
     widths = {"q": model.q_size, "k": model.kv_size, "v": model.kv_size}
     proj = tuple(Source(f"{begin}.{each}_proj.weight", (width, hidden)) for each, width in widths.items())
     if names.qkv is not None:
@@ -141,10 +143,40 @@ def _qkv(model: ModelConfig, layer: int) -> list[Operand]:
     return found
 
 
+def _latent(model: ModelConfig, begin: str) -> list[Operand]:
+    """The projections of latent attention to queries, the latent and the rotated key, and the expansion of keys."""
+    hidden = model.hidden_size
+    rank = model.q_lora_rank
+    latent = model.kv_lora_rank or 0
+    found = []
+    if rank:
+        found.append(Operand("q_a", (Source(f"{begin}.q_a_proj.weight", (rank, hidden)),)))
+        found.append(Operand("q_a_norm", (Source(f"{begin}.q_a_layernorm.weight", (rank,)),)))
+    name = "q_b_proj" if rank else "q_proj"
+    found.append(Operand("q_b", (Source(f"{begin}.{name}.weight", (model.q_size, rank or hidden)),)))
+    kv_a = Source(f"{begin}.kv_a_proj_with_mqa.weight", (model.kv_elements, hidden))
+    found.append(Operand("kv_a", (kv_a,)))
+    found.append(Operand("kv_a_norm", (Source(f"{begin}.kv_a_layernorm.weight", (latent,)),)))
+    return [*found, _expansion(model, begin, "up_k", 0, model.qk_nope_head_dim or 0)]
+
+
+def _expansion(model: ModelConfig, begin: str, key: str, first: int, rows: int) -> Operand:
+    """One matrix per head from the latent to keys or values: `rows` rows of the head's, from the `first` on."""
+    heads = model.num_attention_heads
+    each = (model.qk_nope_head_dim or 0) + (model.v_head_dim or 0)
+    shape = (heads * each, model.kv_lora_rank or 0)
+    starts = [head * each + first for head in range(heads)]
+    parts = tuple(Source(f"{begin}.kv_b_proj.weight", shape, (start, start + rows)) for start in starts)
+    return Operand(key, parts, heads)
+
+
 def _out_proj(model: ModelConfig, layer: int) -> list[Operand]:
     names = model.family.tensors
     name = _name(model, layer, f"{names.attention}.{names.out}")
-    found = [Operand("proj", (Source(f"{name}.weight", (model.hidden_size, model.q_size)),))]
+    found = [Operand("proj", (Source(f"{name}.weight", (model.hidden_size, model.attn_size)),))]
+    if model.kv_lora_rank:
+        begin = _name(model, layer, names.attention)
+        found.append(_expansion(model, begin, "up_v", model.qk_nope_head_dim or 0, model.v_head_dim or 0))
     if model.out_vectors:
         found.append(Operand("bias", (Source(f"{name}.bias", (model.hidden_size,)),)))
     return found

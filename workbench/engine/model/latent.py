@@ -1,0 +1,208 @@
+"""Latent attention (DeepSeek's MLA): its operations, its cache, and buffers that differ between prompts and decodes.
+
+The cache holds one latent and one rotated key per token. Decodes attend to it directly, with queries that have absorbed
+the expansion of keys; outputs are expanded behind attention. Prompts attend to expanded keys and values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from workbench.engine.lanes.control import Control
+from workbench.engine.model.checkpoint import TORCH_DTYPES
+from workbench.engine.model.kv_cache import KVCache, steps
+from workbench.engine.model.ops import EVERYTHING, Attention, Ops, RowLayout, Tensors
+from workbench.engine.model.weights import host_memory
+from workbench.kernels import mla_decode, prefill_attention, rms_norm, rope
+from workbench.models import ModelConfig
+
+EPSILON = 1e-6
+"""Of the norms of latents, whatever ``config.json`` says: transformers' `DeepseekV3Attention` gives them none."""
+SPLIT = ("q", "attn")
+"""Buffers whose rows are wider for decodes than for prompts."""
+
+
+class ByClass:
+    """A buffer whose rows of prompts and of decodes have different widths; indexed by rows as a tensor is.
+
+    Parameters
+    ----------
+    prefill : Tensor (T, W)
+        Rows of prompts, which come first.
+    decode : Tensor (B, V)
+    """
+
+    def __init__(self, prefill: torch.Tensor, decode: torch.Tensor) -> None:
+        self.prefill = prefill
+        self.decode = decode
+
+    def __len__(self) -> int:
+        return len(self.prefill) + len(self.decode)
+
+    def __getitem__(self, rows: slice) -> ByClass | torch.Tensor:
+        """Rows of one class as a tensor; else of both."""
+        first, last = self._of(rows)
+        if rows.start >= len(self.prefill):
+            return self.decode[last]
+        if rows.stop <= len(self.prefill):
+            return self.prefill[first]
+        return ByClass(self.prefill[first], self.decode[last])
+
+    def __setitem__(self, rows: slice, value: ByClass | torch.Tensor) -> None:
+        first, last = self._of(rows)
+        if isinstance(value, ByClass):
+            self.prefill[first] = value.prefill
+            self.decode[last] = value.decode
+        elif rows.start >= len(self.prefill):
+            self.decode[last] = value
+        else:
+            self.prefill[first] = value
+
+    def _of(self, rows: slice) -> tuple[slice, slice]:
+        """The rows' parts in both tensors."""
+        edge = len(self.prefill)
+        first = slice(min(rows.start, edge), min(rows.stop, edge))
+        return first, slice(max(rows.start - edge, 0), max(rows.stop - edge, 0))
+
+
+class LatentOps(Ops):
+    """Operations of a model with latent attention.
+
+    Shape letters beside those of `Ops`: N and R dims of a head's query that are not and that are rotated, C dims of the
+    latent, V dims of a head's value.
+    """
+
+    def qkv(self, layout: RowLayout, read: Tensors, weights: Tensors) -> tuple[torch.Tensor, ...]:
+        """x (T, M) -> q, of prompts (T, H (N + R)) and of decodes (B, H (C + R)); the rotated key (T, R); the latent
+        (T, C)."""
+        model = self._model
+        normed = self.norm(read["x"], weights["norm"], weights.get("norm_bias"))
+        queries = normed
+        if "q_a" in weights:
+            queries = self._latent_norm(self.linear(normed, weights["q_a"]), weights["q_a_norm"])
+        heads = self.linear(queries, weights["q_b"]).unflatten(1, (model.num_attention_heads, -1))
+        plain, turned = heads.split([heads.shape[2] - model.rotated_dims, model.rotated_dims], dim=2)
+        turned = self._turned(layout.positions, turned)
+        latent, key = self.linear(normed, weights["kv_a"]).split([weights["up_k"].shape[2], model.rotated_dims], dim=1)
+        latent = self._latent_norm(latent.contiguous(), weights["kv_a_norm"])
+        key = self._turned(layout.positions, key.unflatten(1, (1, -1))).flatten(1)
+        edge = layout.prefill
+        prompts = torch.cat((plain[:edge], turned[:edge]), dim=2)
+        absorbed = _each_head(plain[edge:], weights["up_k"])
+        decodes = torch.cat((absorbed, turned[edge:]), dim=2)
+        q = ByClass(prompts.flatten(1), decodes.flatten(1))
+        return cast("torch.Tensor", q), key, latent
+
+    def _latent_norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, weight, eps=EPSILON, threads=torch.get_num_threads())
+
+    def _turned(self, positions: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
+        threads = torch.get_num_threads()
+        return rope(heads, positions, self._angles, interleaved=self._model.family.interleaved, threads=threads)
+
+    def prefill_attention(self, layout: RowLayout, read: Tensors, weights: Tensors) -> torch.Tensor:
+        """q (T, H (N + R)), k (T, R) and v (T, C) of the prefill rows -> attn (T, H V); `Ops.prefill_attention`."""
+        return super().prefill_attention(layout, read | self._expanded(layout, read, weights), {})
+
+    def _expanded(self, layout: RowLayout, read: Tensors, weights: Tensors) -> Tensors:
+        """Keys (T, H (N + R)) and values (T, H V) of latents, of this chunk and of those before."""
+        found = Tensors()
+        for suffix in ("", "_before"):
+            if f"k{suffix}" not in read:
+                continue
+            latent = read[f"v{suffix}"]
+            heads = self._model.num_attention_heads
+            keys = self.linear(latent, weights["up_k"].flatten(0, 1)).unflatten(1, (heads, -1))
+            turned = read[f"k{suffix}"][:, None].expand(-1, heads, -1)
+            found[f"k{suffix}"] = torch.cat((keys, turned), dim=2).flatten(1)
+            found[f"v{suffix}"] = self.linear(latent, weights["up_v"].flatten(0, 1))
+        return found
+
+    def _attended(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: list[int], key_starts: list[int]
+    ) -> torch.Tensor:
+        ends = None if key_starts == starts else torch.tensor(key_starts)
+        scale = self._model.score_scale
+        return prefill_attention(q, k, v, torch.tensor(starts), key_starts=ends, scale=scale).flatten(1)
+
+    def out_proj(self, layout: RowLayout, read: Tensors, weights: Tensors) -> torch.Tensor:
+        """attn of prompts (T, H V) and of decodes (B, H C), and x (T, M) -> x."""
+        attn = cast("ByClass | torch.Tensor", read["attn"])
+        up = weights["up_v"].transpose(1, 2)
+        if isinstance(attn, ByClass):
+            rows = torch.cat((attn.prefill, _expanded(attn.decode, up)))
+        else:
+            rows = attn if layout.prefill else _expanded(attn, up)
+        return self._added(read["x"], self.linear(rows, weights["proj"]))
+
+
+def _expanded(rows: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Outputs of attention to latents (B, H C) with matrices (H, C, V) -> (B, H V)."""
+    return _each_head(rows.unflatten(1, (len(up), -1)), up).flatten(1)
+
+
+def _each_head(x: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
+    """Rows x (T, H, A) times one matrix per head (H, A, B) -> (T, H, B)."""
+    return torch.bmm(x.transpose(0, 1), matrices).transpose(0, 1)
+
+
+class LatentCache(KVCache):
+    """Blocks of latents and rotated keys: pool (L, P, b, C + R)."""
+
+    def __init__(
+        self, model: ModelConfig, blocks: int, block_size: int, dtype: str, control: Control | None = None
+    ) -> None:
+        shape = (model.num_hidden_layers, blocks, block_size, model.kv_elements)
+        self._allocate(host_memory(shape, TORCH_DTYPES[dtype]), model, control or Control())
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return self.pool.shape[2]
+
+    def append(self, layer: int, slots: npt.NDArray[np.int64], k: torch.Tensor, v: torch.Tensor) -> None:
+        """Store the rotated keys (T, R) and latents (T, C) of new rows."""
+        self._rows(layer)[torch.from_numpy(slots)] = torch.cat((v, k), dim=1).to(self.pool.dtype)
+
+    def attend(self, layer: int, layout: RowLayout, q: torch.Tensor, attention: Attention = EVERYTHING) -> torch.Tensor:
+        """Decode attention of q (B, H (C + R)) -> (B, H C), on as many threads as torch uses."""
+        model = self._model
+        queries = q.float().view(len(q), model.num_attention_heads, -1)
+        width = model.kv_lora_rank or 0
+        out = torch.empty(len(q), model.num_attention_heads, width)
+        for mine in self._steps(layout):
+            mla_decode(
+                queries[mine],
+                self.pool[layer],
+                layout.table[mine],
+                layout.lengths[mine],
+                value_dim=width,
+                scale=model.score_scale,
+                threads=torch.get_num_threads(),
+                out=out[mine],
+            )
+        return out.flatten(1).to(q.dtype)
+
+    def _steps(self, layout: RowLayout) -> Iterator[slice]:
+        """Ranges of sequences between which the run can be stopped."""
+        for low, high in steps(layout.lengths, self.pool[0, 0, 0].nbytes):
+            self._control.check()
+            yield slice(low, high)
+
+    def before(self, layer: int, layout: RowLayout) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotated keys (T, R) and latents (T, C) of the tokens before each chunk of a part, chunk after chunk."""
+        table = np.zeros((len(layout.before), 0), np.int32) if layout.chunks is None else layout.chunks.table
+        places = np.arange(table.shape[1] * self.block_size)
+        slots = table[:, places // self.block_size].astype(np.int64) * self.block_size + places % self.block_size
+        rows = self._rows(layer)[torch.from_numpy(slots[places < layout.before[:, None]])]
+        latent, key = rows.split([self._model.kv_lora_rank or 0, self._model.rotated_dims], dim=1)
+        return key, latent
+
+    def _rows(self, layer: int) -> torch.Tensor:
+        """Every slot of a layer as a row."""
+        return self.pool[layer].flatten(0, 1)
