@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from ..backend.operators import check_tensor, operator
 from ..declarations import operation, public, reference_of, work_of
 
 _FLOOR = -1e38  # rank of NaN and -inf: below every number, above experts that are excluded
+_NEAR = 0.02  # Phi-3.5-MoE's: twice its router_jitter_noise
 _TINY = 1e-20  # DeepSeek's: avoids a division by zero where all scores underflow
 
 
@@ -21,6 +23,7 @@ class Scoring(enum.StrEnum):
 
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"
+    SPARSEMIXER = "sparsemixer"
 
 
 @public
@@ -49,6 +52,9 @@ def route(
         s = softmax(logits) or sigmoid(logits);  ids = the k experts with the largest s + bias in the kept groups
         weights = scale * s[ids],  divided by their sum if `renormalise`
 
+    With "sparsemixer" (Phi-3.5-MoE; Liu et al., GRIN, 2024) each choice has a softmax of its own, over the experts that
+    are left and whose logit l is near the best of these, m: (m - l) / max(|l|, m) <= 0.02.
+
     Mixtral, Qwen3: softmax, renormalise. GPT-OSS, Granite: the same, since a softmax over the chosen logits is the
     renormalised softmax over all. OLMoE, Qwen1.5: softmax. DeepSeek-V2: softmax, groups. DeepSeek-V3: sigmoid, bias,
     groups, renormalise. The computation is in fp32. Of equal experts, and of equal groups, the lowest index wins on
@@ -60,7 +66,8 @@ def route(
         Rows may be strided, columns not.
     k : int
         Experts per token.
-    scoring : "softmax" or "sigmoid"
+    scoring : "softmax", "sigmoid" or "sparsemixer"
+        "sparsemixer" has neither bias nor groups, and does not renormalise; torch computes it on any device.
     renormalise : bool
         True if the weights of a token sum to `scale`.
     bias : (E,) fp32, optional
@@ -91,7 +98,7 @@ def route(
     >>> ids.tolist(), weights.tolist()
     ([[1, 3]], [[0.5, 0.5]])
     """
-    checked = _check(logits, k, scoring, bias, groups, kept_groups)
+    checked = _check(logits, k, scoring, renormalise, bias, groups, kept_groups)
     options = (int(k), str(checked), bool(renormalise), bias, int(groups), int(kept_groups), float(scale))
     return Routing(*_route(logits, *options, str(choose_backend(backend, logits, bias))))
 
@@ -107,6 +114,8 @@ def _compute(
     scale: float,
     backend: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    if scoring == Scoring.SPARSEMIXER:
+        return _sparsemixer(logits.float(), k, scale)
     compute = _torch if backend == Backend.TORCH else _triton
     if backend != Backend.TORCH:
         enter_mode(Backend(backend))
@@ -180,13 +189,22 @@ def with_shared(routing: Routing, experts: Sequence[int], weights: torch.Tensor 
 
 
 def _check(
-    logits: torch.Tensor, k: int, scoring: str, bias: torch.Tensor | None, groups: int, kept_groups: int
+    logits: torch.Tensor,
+    k: int,
+    scoring: str,
+    renormalise: bool,
+    bias: torch.Tensor | None,
+    groups: int,
+    kept_groups: int,
 ) -> Scoring:
     check_tensor("logits", logits)
     if bias is not None:
         check_tensor("bias", bias)
     if scoring not in set(Scoring):
-        raise ValueError(f"scoring must be 'softmax' or 'sigmoid', not {scoring!r}: leave it out for 'softmax'.")
+        known = ", ".join(map(repr, map(str, Scoring)))
+        raise ValueError(f"scoring must be one of {known}, not {scoring!r}: leave it out for 'softmax'.")
+    if scoring == Scoring.SPARSEMIXER and (renormalise or bias is not None or (groups, kept_groups) != (1, 1)):
+        raise ValueError("scoring 'sparsemixer' has neither renormalise nor bias nor groups: leave them out.")
     if logits.ndim != 2 or logits.shape[1] == 0:
         raise ValueError(f"logits must have shape (T, E) with E >= 1, not {tuple(logits.shape)}: reshape them.")
     if logits.dtype not in (torch.float32, torch.float16, torch.bfloat16):
@@ -278,6 +296,21 @@ def _torch(
     return Routing(ids.int(), weights * scale)
 
 
+def _sparsemixer(logits: torch.Tensor, k: int, scale: float) -> Routing:
+    logits = logits.nan_to_num(nan=_FLOOR, neginf=_FLOOR)
+    left = logits
+    ids = []
+    weights = []
+    for _ in range(k):
+        chosen = _best(left, 1)
+        best = left.gather(1, chosen)
+        far = (best - logits) / torch.maximum(logits.abs(), best) > _NEAR
+        weights.append(left.masked_fill(far, -torch.inf).softmax(dim=1).gather(1, chosen))
+        ids.append(chosen)
+        left = left.scatter(1, chosen, -torch.inf)
+    return Routing(torch.cat(ids, 1).int(), torch.cat(weights, 1) * scale)
+
+
 def _best(rank: torch.Tensor, k: int) -> torch.Tensor:
     """Columns of the k largest values of each row, best first; of equal values the first, unlike topk.
 
@@ -333,6 +366,8 @@ def route_reference(
     [[0.5]]
     """
     wide = logits.double()
+    if scoring == "sparsemixer":
+        return _sparsemixer_reference(wide, k, scale)
     scores = wide.sigmoid() if scoring == "sigmoid" else wide.softmax(dim=1)
     rank = (scores if bias is None else scores + bias.double()).unflatten(1, (groups, -1))
     ordered = rank.sort(dim=2, descending=True).values
@@ -343,3 +378,19 @@ def route_reference(
     weights = scores.gather(1, ids)
     weights = weights / weights.sum(dim=1, keepdim=True) if renormalise else weights
     return Routing(ids.int(), weights * scale)
+
+
+def _sparsemixer_reference(logits: torch.Tensor, k: int, scale: float) -> Routing:
+    """One token and one choice at a time."""
+    ids = torch.zeros(len(logits), k, dtype=torch.int32)
+    weights = torch.zeros(len(logits), k, dtype=torch.float64)
+    for token, row in enumerate(logits.tolist()):
+        left = dict(enumerate(row))
+        for place in range(k):
+            chosen = max(left, key=lambda expert: (left[expert], -expert))
+            best = left[chosen]
+            near = [value for value in left.values() if (best - value) / max(abs(value), best) <= _NEAR]
+            ids[token, place] = chosen
+            weights[token, place] = scale / sum(math.exp(value - best) for value in near)
+            del left[chosen]
+    return Routing(ids, weights)

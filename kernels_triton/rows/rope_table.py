@@ -50,7 +50,24 @@ class Llama3:
     high: float = 4.0
 
 
-Scaling: TypeAlias = Linear | Yarn | Llama3
+@public
+@dataclass(frozen=True)
+class LongRope:
+    """LongRoPE: the frequency of pair i is divided by factors[i]; cosines and sines have the factor `attention`.
+
+    Ding et al., LongRoPE, 2024. A checkpoint has factors for contexts up to the trained ones, and others beyond.
+    """
+
+    factors: tuple[float, ...]
+    attention: float = 1.0
+
+    @property
+    def factor(self) -> float:
+        """The least factor."""
+        return min(self.factors)
+
+
+Scaling: TypeAlias = Linear | Yarn | Llama3 | LongRope
 
 
 @operation
@@ -70,7 +87,7 @@ def rope_table(
     positions : int
         P, one more than the largest position.
     theta : float
-    scaling : Linear, Yarn or Llama3, optional
+    scaling : Linear, Yarn, Llama3 or LongRope, optional
     device : str
 
     Returns
@@ -81,7 +98,7 @@ def rope_table(
     Raises
     ------
     ValueError
-        If `dims` is not even, or a factor is no positive number.
+        If `dims` is not even, a factor is no positive number, or LongRoPE's are not one for each pair.
 
     Examples
     --------
@@ -92,6 +109,8 @@ def rope_table(
         raise ValueError(f"dims must be even and >= 2, not {dims}: pass the dims that are turned.")
     if scaling is not None and not scaling.factor > 0:
         raise ValueError(f"the factor of {scaling} must be positive: leave scaling out for none.")
+    if isinstance(scaling, LongRope) and len(scaling.factors) != dims // 2:
+        raise ValueError(f"LongRope needs {dims // 2} factors, one for each pair, not {len(scaling.factors)}.")
     angles = torch.arange(positions).float()[:, None] * frequencies(dims, theta, scaling)
     return (torch.cat((angles.cos(), angles.sin()), dim=1) * _amplitude(scaling)).to(device)
 
@@ -107,6 +126,8 @@ def frequencies(dims: int, theta: float, scaling: Scaling | None) -> torch.Tenso
     waves = theta ** (torch.arange(0, dims, 2).float() / dims)
     if isinstance(scaling, Linear):
         return 1 / waves / scaling.factor
+    if isinstance(scaling, LongRope):
+        return 1 / (torch.tensor(scaling.factors) * waves)
     if isinstance(scaling, Yarn):
         divided = _divided_share(scaling, dims, theta)
         return divided / (scaling.factor * waves) + (1 - divided) / waves
@@ -135,6 +156,8 @@ def _divided_share(scaling: Yarn, dims: int, theta: float) -> torch.Tensor:
 
 def _amplitude(scaling: Scaling | None) -> float:
     """Factor of cos and sin."""
+    if isinstance(scaling, LongRope):
+        return scaling.attention
     if not isinstance(scaling, Yarn):
         return 1.0
     if scaling.attention is not None:

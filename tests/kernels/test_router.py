@@ -1,5 +1,7 @@
 """`route` in torch against its float64 oracle, a softmax over the chosen, and its own promises."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -22,7 +24,9 @@ def routings(draw):
     if draw(st.booleans()):
         logits = torch.randn(tokens, groups * size) * 3
     # multiples of 1/8 that are added to scores of a softmax could tie by rounding: the oracle has no bias there
-    scoring = draw(st.sampled_from(["softmax", "sigmoid"]))
+    scoring = draw(st.sampled_from(["softmax", "sigmoid", "sparsemixer"]))
+    if scoring == "sparsemixer":
+        return logits, min(k, 4), {"scoring": scoring, "bias": None, "scale": 2.5, "groups": 1}
     bias = torch.randn(groups * size) if scoring == "sigmoid" and draw(st.booleans()) else None
     options = {"scoring": scoring, "bias": bias, "renormalise": draw(st.booleans()), "scale": 2.5}
     return logits, k, options | {"groups": groups, "kept_groups": kept}
@@ -38,6 +42,12 @@ def test_agrees_with_float64(case):
     torch.testing.assert_close(found.weights.double(), want.weights, rtol=1e-5, atol=1e-9)
     if options["bias"] is None and options["groups"] == 1:
         assert found.ids.equal(want.ids)
+
+
+def test_sparsemixer_looks_at_experts_near_the_best_that_is_left():
+    found = route(torch.tensor([[2.0, 1.99, 1.0, -5.0]]), 2, scoring="sparsemixer")
+    assert found.ids.tolist() == [[0, 1]]
+    assert found.weights[0].tolist() == pytest.approx([1 / (1 + math.exp(-0.01)), 1.0])
 
 
 def test_renormalised_softmax_is_the_softmax_over_the_chosen_logits():
@@ -131,7 +141,8 @@ BAD = [
     ({"groups": 3}, ValueError, "groups must part 8 experts evenly"),
     ({"kept_groups": 2}, ValueError, r"kept_groups be in \[1, 1\]"),
     ({"bias": torch.zeros(7)}, ValueError, r"bias must be \(8,\) fp32"),
-    ({"scoring": "tanh"}, ValueError, "scoring must be 'softmax' or 'sigmoid', not 'tanh'"),
+    ({"scoring": "tanh"}, ValueError, "scoring must be one of 'softmax', 'sigmoid', 'sparsemixer', not 'tanh'"),
+    ({"scoring": "sparsemixer", "renormalise": True}, ValueError, "neither renormalise nor bias nor groups"),
     ({"backend": "cuda"}, ValueError, "backend must be 'triton', 'triton-interpret', 'torch' or None, not 'cuda'"),
     ({"backend": "triton"}, ValueError, "backend 'triton' needs GPU tensors, not cpu"),
 ]

@@ -29,6 +29,16 @@ LLAMA3 = {
     "rope_theta": 1e4,
 }
 LINEAR = {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e4}
+LONG = {  # longer contexts than the original ones get the short factors too in transformers 5.23
+    "rope_type": "longrope",
+    "factor": 8.0,
+    "original_max_position_embeddings": 120,
+    "short_factor": [1.0, 1.5, 2.0],
+    "long_factor": [2.0, 3.0, 9.0],
+    "short_mscale": 1.1,
+    "long_mscale": 1.3,
+    "rope_theta": 1e4,
+}
 _DBRX: dict[str, Any] = {"vocab_size": 211, "n_layers": 3, "max_seq_len": 160}
 _GLM: dict[str, Any] = BASE | {"num_hidden_layers": 4, "intermediate_size": 52, "moe_intermediate_size": 20}
 _DEEPSEEK: dict[str, Any] = {key: value for key, value in _GLM.items() if key != "head_dim"} | {
@@ -132,6 +142,18 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         _GLM
         | {"hidden_size": 64, "moe_intermediate_size": 64, "moe_num_experts": 5, "moe_k": 2}
         | {"moe_num_shared_experts": 1, "moe_layer_interval": 2, "tie_word_embeddings": True},
+    ),
+    "phimoe": (
+        "phimoe",
+        SQUARE
+        | {"intermediate_size": 20, "num_local_experts": 7, "attention_bias": True, "lm_head_bias": True}
+        | {"rope_parameters": LONG},
+    ),
+    "phimoe, packed": (
+        "phimoe",
+        SQUARE
+        | {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 64, "num_local_experts": 5}
+        | {"sliding_window": 11},
     ),
     "deepseek_v2": (
         "deepseek_v2",

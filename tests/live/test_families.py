@@ -34,7 +34,15 @@ WAYS: tuple[tuple[str, Schedule], ...] = (
 )
 TOGETHER = ("all_gpu", "all_cpu", "streamed", "experts_on_cpu", "shared_beside")
 """Pipelines in which latent attention has its weights: of prompts on one device with its projections."""
-SEEDS = {"qwen2_moe, dense and windowed": 1, "granitemoe": 8, "gpt_oss": 2, "gpt_oss, wide": 8, "glm4_moe": 3}
+SEEDS = {
+    "qwen2_moe, dense and windowed": 1,
+    "granitemoe": 8,
+    "gpt_oss": 2,
+    "gpt_oss, wide": 8,
+    "glm4_moe": 3,
+    "phimoe": 1,
+    "phimoe, packed": 1,
+}
 """Other seeds where the first gives few different tokens, or logits too close to tell rounding from a fault."""
 
 Case = Callable[[str], tuple[ModelConfig, tuple[tuple[int, ...], ...]]]
@@ -205,6 +213,10 @@ FAULTS: list[tuple[str, Callable[[pytest.MonkeyPatch], None]]] = [
     ("granitemoe", other(residual_multiplier=1.0)),
     ("granitemoe", other(embedding_multiplier=1.0)),
     ("dbrx", other(clip_qkv=None)),
+    ("phimoe", without("norm_bias")),
+    ("phimoe", other(rope=PLAIN)),
+    ("deepseek_v2", other(rope=PLAIN)),
+    ("deepseek_v3", without("choice_bias")),
     ("gpt_oss", attending(sinks=None)),
     ("gpt_oss", without("down_bias")),
     ("gpt_oss", without("gate_bias")),

@@ -35,6 +35,9 @@ def route(
         s = softmax(logits) or sigmoid(logits);  ids = the k experts with the largest s + bias in the kept groups
         weights = scale * s[ids],  divided by their sum if `renormalise`
 
+    With "sparsemixer" (Phi-3.5-MoE; Liu et al., GRIN, 2024) each choice has a softmax of its own, over the experts that
+    are left and whose logit l is near the best of these, m: (m - l) / max(|l|, m) <= 0.02.
+
     Mixtral, Qwen3: softmax, renormalise. GPT-OSS, Granite: the same, since a softmax over the chosen logits is the
     renormalised softmax over all. OLMoE, Qwen1.5: softmax. DeepSeek-V2: softmax, groups. DeepSeek-V3: sigmoid, bias,
     groups, renormalise. The computation is in fp32. Of equal experts, and of equal groups, the lowest index wins on
@@ -46,7 +49,8 @@ def route(
         uint16 arrays hold bfloat16 bits. Rows may be strided, columns not.
     k : int
         Experts per token.
-    scoring : "softmax" or "sigmoid"
+    scoring : "softmax", "sigmoid" or "sparsemixer"
+        "sparsemixer" has neither bias nor groups, and does not renormalise; torch computes it on any device.
     renormalise : bool
         True if the weights of a token sum to `scale`.
     bias : (E,) fp32, optional

@@ -57,7 +57,9 @@ class Forward:
         self._weights = Weights(store, self._graph, prepared.slot_bytes, slots, self._control)
         self._tables = store.tables()
         latent = bool(self._model.kv_lora_rank)
-        self._ops = (LatentOps if latent else Ops)(self._model, self._control, self._tables)
+        workload = scenario.workload
+        positions = int((workload.prompt_len + workload.output_len).max())
+        self._ops = (LatentOps if latent else Ops)(self._model, self._control, self._tables, positions)
         self._layers = [self._ops.at(layer) for layer in range(self._model.num_hidden_layers)]
         layers = range(self._model.num_hidden_layers)
         self._absent = [self._graph.absent(layer) for layer in layers]

@@ -19,6 +19,7 @@ from workbench.engine.lanes.control import Control
 from workbench.kernels import (
     Linear,
     Llama3,
+    LongRope,
     PackedExperts,
     Routing,
     Yarn,
@@ -194,18 +195,24 @@ def _matrices(weights: Tensors) -> Matrices:
 
 
 class Ops:
-    """Operations of one model.
+    """Operations of one model, for requests of so many positions at most.
 
     Each operation takes the layout of the rows, the buffers that it reads (rows of its class) and its weights, and
     returns the buffers that it writes.
     Shape letters: T rows, M model dim, H query heads, K key-value heads, D head dim, E experts, F expert dim.
     """
 
-    def __init__(self, model: ModelConfig, control: Control | None = None, tables: Tensors | None = None) -> None:
+    def __init__(
+        self,
+        model: ModelConfig,
+        control: Control | None = None,
+        tables: Tensors | None = None,
+        positions: int | None = None,
+    ) -> None:
         self._model = model
         self._control = control or Control()
         self._tables = tables or {}
-        self._angles = _angles(model)
+        self._angles = _angles(model, positions or model.max_position_embeddings)
         self.attention = EVERYTHING
 
     def at(self, layer: int) -> Ops:
@@ -428,16 +435,18 @@ def _with_before(layout: RowLayout, read: Tensors, name: str) -> torch.Tensor:
     return torch.cat([*chain.from_iterable(zip(before, rows, strict=True))])
 
 
-def _angles(model: ModelConfig) -> torch.Tensor:
-    """The table of RoPE's angles."""
+def _angles(model: ModelConfig, positions: int) -> torch.Tensor:
+    """The table of RoPE's angles; LongRoPE's differ if some of `positions` are beyond the trained ones."""
     found = model.rope
     factor = found.factor or 1.0
     trained = int(found.trained or model.max_position_embeddings)
-    scaling: Linear | Yarn | Llama3 | None = None
+    scaling: Linear | Yarn | Llama3 | LongRope | None = None
     if found.kind == "linear":
         scaling = Linear(factor)
     elif found.kind == "yarn":
         scaling = Yarn(factor, trained, found.fast, found.slow, found.yarn_amplitude, found.truncate)
     elif found.kind == "llama3":
         scaling = Llama3(factor, trained, found.low, found.high)
+    elif found.kind == "longrope":
+        scaling = LongRope(*found.longrope(positions, model.max_position_embeddings))
     return rope_table(model.rotated_dims, model.max_position_embeddings, theta=model.rope_theta, scaling=scaling)

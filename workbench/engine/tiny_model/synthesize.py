@@ -125,11 +125,28 @@ def make_checkpoint(name: str, folder: str | Path | None = None, *, seed: int = 
 def _by_file(model: ModelConfig) -> dict[str, list[tuple[str, tuple[int, ...]]]]:
     groups: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
     shapes = {source.name: source.shape for source in every_source(model)}
-    for name, shape in sorted(shapes.items()):
+    for name, shape in sorted(shapes.items(), key=lambda named: _turn(named[0], model)):
         words = name.split(".")
         layer = int(words[2]) + 1 if words[1] == "layers" else 0
         groups.setdefault(f"model-{layer:05d}.safetensors", []).append((name, shape))
     return groups
+
+
+def _turn(name: str, model: ModelConfig) -> tuple[int, ...]:
+    """The place of a tensor in the order in which weights are drawn: the same seed gives the same weights."""
+    names = model.family.tensors
+    parts = (
+        *(names.embedding, names.attention_norm, names.mixture_norm),
+        *(f"{letter}_proj.{kind}" for kind in ("weight", "bias") for letter in "qkv"),
+        *("q_norm", "k_norm", names.out, f".{names.router}.", ".experts.", ".shared_expert.", ".shared_expert_gate."),
+        *(names.final_norm, "lm_head"),
+    )
+    matrices = (names.gate, names.down, names.up)
+    words = name.split(".")
+    numbers = [int(word) for word in words if word.isdigit()]
+    place = next(place for place, part in enumerate(parts) if part in name)
+    matrix = next((place for place, part in enumerate(matrices) if part in words), 0)
+    return numbers[0] if numbers else -1, place, numbers[-1] if numbers else 0, matrix
 
 
 def _draw(name: str, shape: tuple[int, ...], model: ModelConfig, generator: torch.Generator) -> torch.Tensor:
