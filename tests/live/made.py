@@ -180,6 +180,19 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"hidden_size": 64, "moe_intermediate_size": 64, "n_routed_experts": 8, "n_group": 2, "topk_group": 1}
         | {"n_shared_experts": 1, "first_k_dense_replace": 2, "q_lora_rank": None, "v_head_dim": 16},
     ),
+    "deepseek_v3, fp8": (
+        "deepseek_v3",
+        _DEEPSEEK
+        | {"hidden_size": 256, "num_attention_heads": 4, "moe_intermediate_size": 128, "intermediate_size": 128}
+        | {"n_routed_experts": 4, "n_group": 2, "topk_group": 2, "n_shared_experts": 1, "first_k_dense_replace": 1}
+        | {"q_lora_rank": 128, "kv_lora_rank": 128, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32},
+    ),
+    "gpt_oss, mxfp4": (
+        "gpt_oss",
+        BASE
+        | {"hidden_size": 64, "intermediate_size": 32, "num_local_experts": 5, "sliding_window": 8}
+        | {"rope_parameters": YARN},
+    ),
 }
 """By name: the type of the model, and its configuration."""
 

@@ -262,7 +262,7 @@ def test_the_precision_is_read_under_both_names(spelled, dtype):
         pytest.param({"num_experts_per_tok": 5}, ["more experts per token"], id="too many experts"),
         pytest.param({"hidden_act": "gelu"}, ["hidden_act='gelu'"], id="activation"),
         pytest.param({"rope_scaling": {"rope_type": "yarn"}}, ["rope_parameters", "factor=None"], id="rope"),
-        pytest.param({"rope_scaling": {"rope_type": "longrope"}}, ["rope_type='longrope'"], id="kind of rope"),
+        pytest.param({"rope_scaling": {"rope_type": "dynamic"}}, ["rope_type='dynamic'"], id="kind of rope"),
         pytest.param({"n_group": 3}, ["n_group=3"], id="groups"),
         pytest.param({"quantization_config": {"bits": 4}}, ["quantization_config"], id="quantised"),
         pytest.param({"torch_dtype": "float64"}, ["float64", "unsupported"], id="precision"),
@@ -281,11 +281,9 @@ def test_what_the_engine_would_not_do_is_an_error(change, words, folder):
 
 def test_a_checkpoint_that_the_engine_cannot_run_can_still_be_predicted(folder):
     raw = {key: value for key, value in ENTRIES["deepseek-v3"].items() if key not in ("source", "parameters")}
-    (folder / "config.json").write_text(
-        json.dumps(raw | {"architectures": ["DeepseekV3ForCausalLM"]}), encoding="utf-8"
-    )
+    (folder / "config.json").write_text(json.dumps(raw | {"architectures": ["SolarOpenForCausalLM"]}), encoding="utf-8")
     assert replace(model(folder), name="deepseek-v3") == models["deepseek-v3"]
-    with pytest.raises(CheckpointError, match=r"DeepseekV3ForCausalLM.*To predict only, give wb\.model\(folder\)"):
+    with pytest.raises(CheckpointError, match=r"SolarOpenForCausalLM.*To predict only, give wb\.model\(folder\)"):
         checkpoint(folder)
 
 

@@ -422,7 +422,6 @@ def _check_executable(raw: Mapping[str, Any], name: str) -> None:
         )
     supported: dict[str, tuple[Any, ...]] = {
         "hidden_act": ("silu",),
-        "quantization_config": (),
         "dtype": tuple(_DTYPES),
         "torch_dtype": tuple(_DTYPES),
         "text_config": (),
@@ -441,6 +440,21 @@ def _check_executable(raw: Mapping[str, Any], name: str) -> None:
         )
     _check_rope(raw, name)
     _check_groups(raw, name)
+    _check_quantised(raw, name)
+
+
+def _check_quantised(raw: Mapping[str, Any], name: str) -> None:
+    """Refuse quantised weights other than FP8 in blocks of 128 x 128 and MXFP4."""
+    found = raw.get("quantization_config")
+    if found is None:
+        return
+    told = found if isinstance(found, Mapping) else {}
+    fp8 = told.get("quant_method") == "fp8" and told.get("weight_block_size") == [128, 128]
+    if not fp8 and told.get("quant_method") != "mxfp4":
+        raise CheckpointError(
+            f"checkpoint {name!r} sets quantization_config={short(found)}, which is unsupported; use one in FP8 with "
+            "weight_block_size [128, 128], in MXFP4, or not quantised."
+        )
 
 
 def _check_groups(raw: Mapping[str, Any], name: str) -> None:

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from workbench.core.errors import CheckpointError
 from workbench.core.records import is_file, read_json, reason
 from workbench.engine.model.tensors import Source, every_source, sources
+from workbench.kernels import fp8_weights, mxfp4_weights
 from workbench.models import ModelConfig
 from workbench.stages import Op
 
@@ -29,6 +30,7 @@ _DTYPES = {
     "I32": torch.int32,
     "I8": torch.int8,
     "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn,
 }
 """Types by their names in safetensors."""
 
@@ -58,6 +60,7 @@ class Checkpoint:
         self.files = tuple(_files(model.path))
         self._file_of: dict[str, Path] = {}
         self._opened: dict[Path, Any] = {}
+        self._converted = ("", torch.empty(0))
         with ExitStack() as closing:
             for path in self.files:
                 opened = closing.enter_context(_open(path))
@@ -69,10 +72,15 @@ class Checkpoint:
 
     def _check(self, model: ModelConfig, source: Source, asking: str) -> None:
         name = source.name
+        if _fp4(name, "blocks") in self._file_of:
+            self._check_fp4(model, source)
+            return
         path = self._file_of.get(name)
         if path is None:
             raise CheckpointError(f"checkpoint {model.name!r} has no tensor {name}; fetch its files again.")
         wanted = [STORED_DTYPES[model.dtype], *([torch.float32] if source.kept else [])]
+        if model.expert_dtype == "fp8" and _fp8_scale(name) in self._file_of:
+            wanted = [torch.float8_e4m3fn]
         with _told(path):
             there = self._opened[path].get_slice(name)
             found = tuple(there.get_shape())
@@ -83,25 +91,58 @@ class Checkpoint:
                 f"{source.shape} {wanted[0]}; the two do not belong together."
             )
 
+    def _check_fp4(self, model: ModelConfig, source: Source) -> None:
+        """Check the two tensors in which MXFP4 holds a matrix of each expert: its rows are outputs."""
+        experts, columns, rows = source.shape
+        wanted = {"blocks": (experts, rows, columns // 32, 16), "scales": (experts, rows, columns // 32)}
+        for what, shape in wanted.items():
+            name = _fp4(source.name, what)
+            path = self._file_of.get(name)
+            found = None if path is None else tuple(self._opened[path].get_slice(name).get_shape())
+            if found != shape or columns % 32:
+                raise CheckpointError(
+                    f"tensor {name} of {model.name!r} is {found}, its config.json asks for {shape} torch.uint8; the "
+                    "two do not belong together."
+                )
+
     def read(self, source: Source) -> torch.Tensor:
-        """A tensor, or the part of one that is meant, in memory of its own."""
-        path = self._file_of[source.name]
-        with _told(path):
-            opened = self._opened[path]
-            if source.part is None:
-                tensor: torch.Tensor = opened.get_tensor(source.name)
-            elif isinstance(source.part, int):
-                tensor = opened.get_slice(source.name)[source.part]
-            else:
-                tensor = opened.get_slice(source.name)[source.part[0] : source.part[1]]
+        """A tensor, or the part of one that is meant, in memory of its own; quantised ones as bf16."""
+        if _fp4(source.name, "blocks") in self._file_of:
+            blocks, scales = (self._slice(_fp4(source.name, what), source.part) for what in ("blocks", "scales"))
+            return mxfp4_weights(blocks, scales, torch.bfloat16)
+        if _fp8_scale(source.name) in self._file_of:
+            return self._of_fp8(source)
+        tensor = self._slice(source.name, source.part)
         tensor = tensor.T if source.transposed else tensor
         return tensor.clone(memory_format=torch.contiguous_format)
+
+    def _of_fp8(self, source: Source) -> torch.Tensor:
+        """A part of an FP8 matrix; the last matrix is kept, for its parts are read one after the other."""
+        if self._converted[0] != source.name:
+            values, scales = self._slice(source.name, None), self._slice(_fp8_scale(source.name), None)
+            self._converted = source.name, fp8_weights(values, scales, torch.bfloat16)
+        matrix = self._converted[1]
+        return (matrix[slice(*source.part)] if isinstance(source.part, tuple) else matrix).clone()
+
+    def _slice(self, name: str, part: int | tuple[int, int] | None) -> torch.Tensor:
+        """A part of a tensor along its first dimension, as it is in the file."""
+        path = self._file_of[name]
+        with _told(path):
+            opened = self._opened[path]
+            if part is None:
+                tensor: torch.Tensor = opened.get_tensor(name)
+            elif isinstance(part, int):
+                tensor = opened.get_slice(name)[part]
+            else:
+                tensor = opened.get_slice(name)[part[0] : part[1]]
+            return tensor
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._opened.clear()
+        self._converted = ("", torch.empty(0))
         self._closing.close()
 
 
@@ -109,6 +150,16 @@ def open_checkpoint(model: ModelConfig, ops: Iterable[Op] = ()) -> dict[str, tor
     """Read every tensor of a `Checkpoint` whole, by name."""
     with Checkpoint(model, ops) as checkpoint:
         return {source.name: checkpoint.read(source.whole) for source in checkpoint.sources}
+
+
+def _fp4(name: str, what: str) -> str:
+    """Name of the tensor that holds the numbers of 4 bits of another, or their scales."""
+    return f"{name}_{what}"
+
+
+def _fp8_scale(name: str) -> str:
+    """Name of the tensor that holds the factors of another's blocks."""
+    return f"{name}_scale_inv"
 
 
 def _added(op: Op, model: ModelConfig, layer: int) -> list[Source]:
