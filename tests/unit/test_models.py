@@ -330,6 +330,7 @@ def test_a_window_of_0_that_is_switched_off_loads(folder):
         ("mixtral", {"decoder_sparse_step": 2}),
         ("mixtral", {"mlp_only_layers": [0]}),
         ("glm4_moe", {"n_group": 3}),
+        ("dbrx", {"ffn_config": {"moe_normalize_expert_weights": 2}}),
         ("mixtral", {"norm_topk_prob": False}),
     ],
 )

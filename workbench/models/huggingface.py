@@ -14,10 +14,11 @@ from workbench.core.errors import CheckpointError, ScenarioError
 from workbench.core.records import is_file, is_folder, read_json
 from workbench.core.units import is_number, is_whole
 from workbench.models.config import LARGEST, ModelConfig
-from workbench.models.families import FAMILIES, RUNNABLE, runnable_family
+from workbench.models.executable import DTYPES, check_executable, check_groups
+from workbench.models.families import FAMILIES, runnable_family
 from workbench.models.family import Family
 from workbench.models.layers import LayerKind, fold
-from workbench.models.rope import KINDS, PLAIN, READ, Rope
+from workbench.models.rope import KINDS, PLAIN, Rope
 
 __all__ = ["ModelConfig", "checkpoint", "model", "models"]
 
@@ -54,7 +55,6 @@ _TAKEN = (
 """Keys that become the field of the same name unchanged; every other field follows from several keys."""
 _UNNAMED = {"num_experts_per_tok": ("num_experts_per_token", "moe_topk")}
 """Other keys for a number, used by families without a file; a ``config.json`` with them is read if it has no type."""
-_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _FORMATS: dict[str | None, tuple[str | None, str | None]] = {
     None: (None, None),
     "fp8": ("fp8", "fp8"),
@@ -127,8 +127,10 @@ def checkpoint(path: str | Path) -> ModelConfig:
         )
     raw = _read(file)
     _check_weight_files(folder)
-    _check_executable(raw, folder.name)
-    return replace(_translate(raw, folder.name), path=folder)
+    check_executable(_flat(raw), folder.name)
+    found = _translate(raw, folder.name)
+    check_groups(found)
+    return replace(found, path=folder)
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -157,15 +159,11 @@ def _check_weight_files(folder: Path) -> None:
 
 
 def _translate(config: Mapping[str, Any], name: str) -> ModelConfig:
-    text = config.get("text_config")
-    raw = {**config, **text} if isinstance(text, Mapping) else dict(config)
+    raw = _flat(config)
     _check_kind(raw, name)
     family = runnable_family(raw)
     if family is not None:
         raw = {**family.defaults, **{key: value for key, value in raw.items() if value is not None}}
-    for outer in ("attn_config", "ffn_config"):
-        inner = raw.get(outer)
-        raw |= {f"{outer}.{key}": value for key, value in inner.items()} if isinstance(inner, Mapping) else {}
     own = FAMILIES[raw["model_type"]].keys if raw.get("model_type") in FAMILIES else {}
     for key, others in _keys_by_field().items():
         known = [own[key]] if key in own else []
@@ -180,13 +178,13 @@ def _translate(config: Mapping[str, Any], name: str) -> ModelConfig:
         raw["intermediate_size"] = raw.get("moe_intermediate_size")
     _check_sizes(raw, name)
     _check_layers(raw, name)
-    dense = dense_layers(raw, name)
+    dense = _dense_layers(raw, name)
     given = {key: raw[key] for key in _TAKEN if raw.get(key) is not None}
     expert, other = _formats(raw, name)
     given |= {
         "name": name,
         "head_dim": _head_dim(raw),
-        "dtype": _DTYPES[_dtype(raw)],
+        "dtype": DTYPES[_dtype(raw)],
         "expert_dtype": expert,
         "other_dtype": other,
         "shared_expert_intermediate_size": _shared_width(raw),
@@ -197,6 +195,16 @@ def _translate(config: Mapping[str, Any], name: str) -> ModelConfig:
         "architecture": None if family is None else family.architecture,
     }
     return ModelConfig(**given)
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with the keys of its inner objects: those of the text model as they are, DBRX's as ``outer.inner``."""
+    text = config.get("text_config")
+    raw = {**config, **text} if isinstance(text, Mapping) else dict(config)
+    for outer in ("attn_config", "ffn_config"):
+        inner = raw.get(outer)
+        raw |= {f"{outer}.{key}": value for key, value in inner.items()} if isinstance(inner, Mapping) else {}
+    return raw
 
 
 def _keys_by_field() -> dict[str, tuple[str, ...]]:
@@ -225,7 +233,7 @@ def _check_kind(raw: Mapping[str, Any], name: str) -> None:
         )
 
 
-def dense_layers(raw: Mapping[str, Any], name: str) -> list[bool]:
+def _dense_layers(raw: Mapping[str, Any], name: str) -> list[bool]:
     """True for every layer with an ordinary feed-forward network in the place of experts."""
     count = raw["num_hidden_layers"]
     kinds = raw.get("mlp_layer_types")
@@ -386,105 +394,13 @@ def _windowed(raw: Mapping[str, Any], family: Family | None, name: str) -> list[
 def _formats(raw: Mapping[str, Any], name: str) -> tuple[str | None, str | None]:
     found = raw.get("quantization_config") or {}
     method = found.get("quant_method") if isinstance(found, Mapping) else found
-    if _dtype(raw) not in tuple(_DTYPES) or method not in tuple(_FORMATS):
+    if _dtype(raw) not in tuple(DTYPES) or method not in tuple(_FORMATS):
         raise CheckpointError(
             f"config.json of {name!r} has weights of {short(_dtype(raw))} quantised by {short(method)}; known are "
-            f"{', '.join(_DTYPES)}, fp8 and mxfp4. Remove quantization_config and set expert_dtype and other_dtype "
+            f"{', '.join(DTYPES)}, fp8 and mxfp4. Remove quantization_config and set expert_dtype and other_dtype "
             "with dataclasses.replace."
         )
     return _FORMATS[method]
-
-
-# ------------------------------------------------------------------------------------------- what can be executed
-
-
-_WITHOUT: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("first_k_dense_replace", "n_shared_experts", "shared_expert_intermediate_size"), (0,)),
-    **dict.fromkeys(("attention_bias", "lm_head_bias", "use_qk_norm"), (False,)),
-    **dict.fromkeys(("n_group", "topk_group", "routed_scaling_factor", "decoder_sparse_step"), (1,)),
-    **dict.fromkeys(
-        ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling", "clip_qkv"), ()
-    ),
-    **dict.fromkeys((*_LATENT, "q_lora_rank"), ()),
-    "mlp_only_layers": ([],),
-}
-"""Keys of options, and their values in a family that lacks them; an absent key does as well."""
-
-
-def _check_executable(raw: Mapping[str, Any], name: str) -> None:
-    """Refuse a config with any setting that the engine does not execute."""
-    family = runnable_family(raw)
-    if family is None:
-        found = short(raw.get("architectures") or [raw.get("model_type")])
-        raise CheckpointError(
-            f"checkpoint {name!r} has the architecture {found}; run supports "
-            f"{', '.join(RUNNABLE)}. To predict only, give wb.model(folder)."
-        )
-    supported: dict[str, tuple[Any, ...]] = {
-        "hidden_act": ("silu",),
-        "dtype": tuple(_DTYPES),
-        "torch_dtype": tuple(_DTYPES),
-        "text_config": (),
-        **_options(family),
-        **family.only,
-    }
-    for key, values in supported.items():
-        if raw.get(key) is not None and raw[key] not in values:
-            raise CheckpointError(
-                f"checkpoint {name!r} sets {key}={short(raw[key])}, which is unsupported; use a model without."
-            )
-    kinds = raw.get("layer_types")
-    if isinstance(kinds, list) and "chunked_attention" in kinds:
-        raise CheckpointError(
-            f"checkpoint {name!r} has chunked_attention in layer_types, which is unsupported; use a model without."
-        )
-    _check_rope(raw, name)
-    _check_groups(raw, name)
-    _check_quantised(raw, name)
-
-
-def _check_quantised(raw: Mapping[str, Any], name: str) -> None:
-    """Refuse quantised weights other than FP8 in blocks of 128 x 128 and MXFP4."""
-    found = raw.get("quantization_config")
-    if found is None:
-        return
-    told = found if isinstance(found, Mapping) else {}
-    fp8 = told.get("quant_method") == "fp8" and told.get("weight_block_size") == [128, 128]
-    if not fp8 and told.get("quant_method") != "mxfp4":
-        raise CheckpointError(
-            f"checkpoint {name!r} sets quantization_config={short(found)}, which is unsupported; use one in FP8 with "
-            "weight_block_size [128, 128], in MXFP4, or not quantised."
-        )
-
-
-def _check_groups(raw: Mapping[str, Any], name: str) -> None:
-    """Refuse groups that do not part the experts evenly, or of which too few are kept."""
-    found = _translate(raw, name)
-    count = found.num_local_experts
-    kept = found.topk_group * (count // found.n_group)
-    if count % found.n_group or found.topk_group > found.n_group or kept < found.num_experts_per_tok:
-        raise CheckpointError(
-            f"config.json of {name!r} chooses {found.num_experts_per_tok} experts from {found.topk_group} of "
-            f"{found.n_group} groups of its {count} experts; correct n_group and topk_group."
-        )
-
-
-def _options(family: Family) -> dict[str, tuple[Any, ...]]:
-    """Values of the keys of options that the layers of a family do not have."""
-    return {key: values for key, values in _WITHOUT.items() if key not in family.options}
-
-
-def _check_rope(raw: Mapping[str, Any], name: str) -> None:
-    for key in ("rope_parameters", "rope_scaling"):
-        rope = raw.get(key) or {}
-        if not isinstance(rope, Mapping):
-            raise CheckpointError(f"checkpoint {name!r} sets {key}={short(rope)}; it must be an object. Correct it.")
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind not in tuple(KINDS) or set(rope) - READ:
-            raise CheckpointError(
-                f"checkpoint {name!r} sets rope_type={short(kind)} in {key}={short(rope)}, which is unsupported; "
-                f"use a model with RoPE of the kinds {', '.join(KINDS)}, and the keys {', '.join(sorted(READ))}."
-            )
 
 
 def _from_catalogue(name: str, table: dict[str, Any]) -> ModelConfig:

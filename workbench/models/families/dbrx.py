@@ -37,6 +37,7 @@ FAMILY = Family(
     options=("clip_qkv",),
     only={
         "ffn_config.moe_normalize_expert_weights": (1,),
+        "ffn_config.ffn_act_fn": ({"name": "silu"},),
         "sliding_window": (),
         "moe_intermediate_size": (),
         "norm_topk_prob": (True,),
