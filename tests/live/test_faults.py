@@ -87,17 +87,17 @@ def decode_forgets_the_oldest_token(patch: pytest.MonkeyPatch) -> None:
     """KV of position 0 is overwritten with the newest, as by a slot computed wrongly."""
     original = kv_cache.KVCache.attend
 
-    def attend(self: Any, layer: int, one: ops.RowLayout, q: torch.Tensor) -> torch.Tensor:
+    def attend(self: Any, layer: int, one: ops.RowLayout, q: torch.Tensor, how: ops.Attention) -> torch.Tensor:
         for row, length in zip(one.table, one.lengths, strict=True):
             block, offset = divmod(int(length) - 1, self.block_size)
             self.pool[layer, row[0], :, :, 0] = self.pool[layer, row[block], :, :, offset]
-        return original(self, layer, one, q)
+        return original(self, layer, one, q, how)
 
     patch.setattr(kv_cache.KVCache, "attend", attend)
 
 
 def decode_attention_zeroed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(kv_cache.KVCache, "attend", lambda self, layer, one, q: torch.zeros_like(q))
+    patch.setattr(kv_cache.KVCache, "attend", lambda self, layer, one, q, how: torch.zeros_like(q))
 
 
 def prefill_attention_zeroed(patch: pytest.MonkeyPatch) -> None:
