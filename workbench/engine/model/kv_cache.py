@@ -59,7 +59,7 @@ class KVCache:
         one = RowLayout.smallest()
         key, value = (torch.zeros(1, BUFFERS[name].width(self._model)) for name in "kv")
         self.append(0, one.slots, key, value)
-        self.attend(0, one, torch.zeros(1, BUFFERS["q"].width(self._model)))
+        self.attend(0, one, torch.zeros(1, BUFFERS["q"].width(self._model)), EVERYTHING)
 
     def append(self, layer: int, slots: npt.NDArray[np.int64], k: torch.Tensor, v: torch.Tensor) -> None:
         """Store the keys and values (T, K D) of new rows."""
