@@ -156,10 +156,10 @@ def in_move(lane: str) -> Strike:
     def arm(patch: pytest.MonkeyPatch, strike: Countdown) -> None:
         original = forward.Forward.move
 
-        def move(self: Any, node: Any, part: int, layout: Any) -> Any:
+        def move(self: Any, node: Any, *rest: Any) -> Any:
             if node.lane == lane:
                 strike()
-            return original(self, node, part, layout)
+            return original(self, node, *rest)
 
         patch.setattr(forward.Forward, "move", move)
 
