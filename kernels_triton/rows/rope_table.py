@@ -61,11 +61,6 @@ class LongRope:
     factors: tuple[float, ...]
     attention: float = 1.0
 
-    @property
-    def factor(self) -> float:
-        """The least factor."""
-        return min(self.factors)
-
 
 Scaling: TypeAlias = Linear | Yarn | Llama3 | LongRope
 
@@ -107,12 +102,16 @@ def rope_table(
     """
     if dims < 2 or dims % 2:
         raise ValueError(f"dims must be even and >= 2, not {dims}: pass the dims that are turned.")
-    if scaling is not None and not scaling.factor > 0:
+    if scaling is not None and not min(_factors(scaling), default=0) > 0:
         raise ValueError(f"the factor of {scaling} must be positive: leave scaling out for none.")
     if isinstance(scaling, LongRope) and len(scaling.factors) != dims // 2:
         raise ValueError(f"LongRope needs {dims // 2} factors, one for each pair, not {len(scaling.factors)}.")
     angles = torch.arange(positions).float()[:, None] * frequencies(dims, theta, scaling)
     return (torch.cat((angles.cos(), angles.sin()), dim=1) * _amplitude(scaling)).to(device)
+
+
+def _factors(scaling: Scaling) -> tuple[float, ...]:
+    return scaling.factors if isinstance(scaling, LongRope) else (scaling.factor,)
 
 
 def frequencies(dims: int, theta: float, scaling: Scaling | None) -> torch.Tensor:

@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,18 @@ from workbench.models.families import RUNNABLE as FAMILIES
 from workbench.models.rope import PLAIN
 from workbench.pipeline import cpu, gpu, load, offload
 from workbench.schedules import KTransformers, LayerStreaming, Schedule, Sequential, VSLPipe
-from workbench.stages import Op, attention, combine, experts, out_proj, qkv, route
+from workbench.stages import (
+    Op,
+    attention,
+    combine,
+    decode_attention,
+    experts,
+    moe,
+    out_proj,
+    prefill_attention,
+    qkv,
+    route,
+)
 
 DEEP = "WB_TEST_DEEP" in os.environ
 ROUNDING = 1e-4
@@ -42,6 +54,7 @@ SEEDS = {
     "glm4_moe": 3,
     "phimoe": 1,
     "phimoe, packed": 1,
+    "gpt_oss, mxfp4": 4,
 }
 """Other seeds where the first gives few different tokens, or logits too close to tell rounding from a fault."""
 
@@ -237,6 +250,74 @@ def test_a_fault_changes_logits(
     with monkeypatch.context() as patch:
         fault(patch)
         assert error(model, oracle(model), patch) > 10 * ROUNDING
+
+
+@pytest.mark.parametrize("name", ["glm4_moe", "deepseek_v3"])
+def test_experts_are_late_behind_dense_first_layers(name: str, case: Case) -> None:
+    model, tokens = case(name)
+    late = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts, defer=1) >> load >> gpu(combine)
+    result = wb.run(scenario(model, ASKED, late), KTransformers())
+    assert [len(row) for row in result.tokens] == [len(row) for row in tokens]
+    assert result.tokens != tokens
+
+
+SCHEDULERS = (wb.StaticBatching(2, 3), wb.ChunkedPrefill(9), wb.LayeredPrefill(8))
+
+
+@pytest.mark.parametrize(
+    ("name", "pipeline", "scheduler"),
+    [
+        ("mixtral", "flexgen_s4", SCHEDULERS[1]),
+        ("gpt_oss", "flexgen_s4", SCHEDULERS[2]),
+        ("gpt_oss", "all_gpu", SCHEDULERS[1]),
+        ("qwen2_moe, dense and windowed", "all_cpu", SCHEDULERS[2]),
+        ("glm4_moe", "all_gpu", SCHEDULERS[0]),
+        ("deepseek_v2", "all_gpu", SCHEDULERS[1]),
+        ("deepseek_v3", "all_cpu", SCHEDULERS[2]),
+        ("deepseek_v3, packed", "streamed", SCHEDULERS[1]),
+    ],
+)
+def test_every_scheduler(name: str, pipeline: str, scheduler: Any, case: Case) -> None:
+    """Chunks of prompts, also within a window and from latents; layers that prompts have not yet passed."""
+    model, tokens = case(name)
+    of = scenario(model, ASKED, WIRED[pipeline], block=8).on(scheduler=scheduler)
+    assert wb.run(of, Sequential(2)).tokens == tokens
+
+
+def test_latent_decodes_on_the_other_device(case: Case) -> None:
+    model, tokens = case("deepseek_v3")
+    apart = gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load >> gpu(out_proj, moe)
+    assert wb.run(scenario(model, ASKED, apart, block=1), Sequential(2)).tokens == tokens
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_experts_that_cannot_be_rounded_are_refused(precision: str, case: Case) -> None:
+    model, _ = case("gpt_oss, wide")
+    of = scenario(model, ASKED, RUNNABLE["all_gpu"])
+    with pytest.raises(EngineError, match="rounds experts of SwiGLU without biases"):
+        wb.run(of.on(memory=wb.Memory(kv_capacity="1MB", weights=precision)), Sequential())
+
+
+def test_ernies_router_stays_in_fp32(case: Case, tmp_path: Path, oracle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As transformers saves it: it keeps the router in fp32 where the others are bf16."""
+    from transformers import AutoModelForCausalLM
+
+    model, _ = case("ernie4_5_moe")
+    AutoModelForCausalLM.from_pretrained(model.path, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert file.get_slice("model.layers.1.mlp.gate.weight").get_dtype() == "F32"
+    found = wb.checkpoint(tmp_path)
+    assert error(found, oracle(found), monkeypatch, "bf16") < 0.1
+
+
+def test_operations_of_ones_own_on_what_a_dense_layer_lacks(case: Case) -> None:
+    """Two of them, each of which writes what the other reads."""
+    model, _ = case("qwen3_moe, dense")
+    same = Op("same", ("routed",), ("routed",), work=combine.work, run=lambda routed: routed)
+    again = Op("again", ("routed",), ("routed",), work=combine.work, run=lambda routed: routed)
+    layer = gpu(qkv, attention, out_proj, route, experts, same, again, combine)
+    with pytest.raises(EngineError, match="reads routed, which layer 0 of"):
+        wb.run(scenario(model, ASKED, layer), Sequential())
 
 
 def test_dense_layers_refuse_what_they_cannot_do(case: Case) -> None:

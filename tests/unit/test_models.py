@@ -331,6 +331,7 @@ def test_a_window_of_0_that_is_switched_off_loads(folder):
         ("mixtral", {"mlp_only_layers": [0]}),
         ("glm4_moe", {"n_group": 3}),
         ("dbrx", {"ffn_config": {"moe_normalize_expert_weights": 2}}),
+        ("dbrx", {"ffn_config": {"moe_normalize_expert_weights": None}}),
         ("mixtral", {"norm_topk_prob": False}),
     ],
 )

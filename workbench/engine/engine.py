@@ -172,7 +172,7 @@ class Engine:
             NodeKind.EMBED: lambda: self._embed(part, here),
             NodeKind.HEAD: lambda: self._emit(part, here, layout),
             NodeKind.SEGMENT: lambda: self._compute(task, layout),
-            NodeKind.DEFERRED: lambda: forward.compute_late(task.node.stages[0], layer, part, layout),
+            NodeKind.DEFERRED: lambda: self._compute_late(task, layout),
             NodeKind.MOVE: lambda: forward.move(task.node, task.layer, part, layout),
             NodeKind.KV_IN: lambda: forward.fetch_kv(layer, part, layout),
             NodeKind.KV_OUT: lambda: forward.store_kv(layer, part, layout),
@@ -189,6 +189,10 @@ class Engine:
     def _compute(self, task: Task, layout: RowLayout) -> None:
         for stage in self.forward.stages_of(task.node, task.layer):
             self.forward.compute(stage, task.layer, task.part or 0, layout)
+
+    def _compute_late(self, task: Task, layout: RowLayout) -> None:
+        for stage in self.forward.stages_of(task.node, task.layer):
+            self.forward.compute_late(stage, task.layer, task.part or 0, layout)
 
     def _emit(self, part: int, batch: Batch, layout: RowLayout) -> None:
         emitting = batch.emitting.tolist()

@@ -86,6 +86,12 @@ def _check_precision(precision: Precision) -> None:
 
 def _check_rounded(scenario: Scenario) -> None:
     """Refuse to round the experts of a pipeline whose experts the user computes: only the built-in ones are rounded."""
+    model = scenario.model
+    if scenario.precision.group is not None and (model.expert_vectors or model.family.activation != "swiglu"):
+        raise EngineError(
+            f"Memory(weights={scenario.memory.weights!r}) rounds experts of SwiGLU without biases, and those of "
+            f"{model.name!r} are others; leave weights out, or give fp32 or bf16."
+        )
     ops = [stage.op for stage in scenario.layer.stages]
     others = [op.name for op in ops if op.routed and op != experts]
     if scenario.precision.group is not None and (others or experts not in ops):

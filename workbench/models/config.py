@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -29,8 +29,8 @@ class ModelConfig:
     """A decoder whose layers are attention followed by a mixture of experts.
 
     Field names are those of Hugging Face's ``config.json``. Numbers of parameters count matrices; norms count only in
-    `layer_params` and `params`; biases and the norms of heads count only in `attention_vectors` (below 0.1 % of the
-    total).
+    `layer_params` and `params`; biases, sinks and the norms of heads count only in `vectors` and its parts (below 0.1 %
+    of the total).
 
     Attributes
     ----------
@@ -182,6 +182,17 @@ class ModelConfig:
             LayerKind.of(dense=layer < dense, windowed=layer < windowed) for layer in range(self.num_hidden_layers)
         )
 
+    def first(self, layers: int) -> ModelConfig:
+        """The model of its first layers alone."""
+        kinds = self.layer_kinds[:layers]
+        return replace(
+            self,
+            num_hidden_layers=layers,
+            first_k_dense_replace=sum(kind.dense for kind in kinds),
+            windowed_layers=sum(kind.windowed for kind in kinds),
+            layers=fold(kinds) if self.layers else (),
+        )
+
     @property
     def family(self) -> Family:
         """Options of its layers and names of its tensors: Mixtral's where no architecture is named."""
@@ -296,7 +307,8 @@ class ModelConfig:
     @property
     def score_scale(self) -> float:
         """Factor of the attention scores."""
-        return (self.attention_multiplier or self.head_dim**-0.5) * self.rope.score_factor
+        usual = self.attention_multiplier or self.head_dim**-0.5
+        return usual * self.rope.score_factor if self.kv_lora_rank else usual
 
     @property
     def head_norm_sizes(self) -> tuple[int, int]:
@@ -317,8 +329,13 @@ class ModelConfig:
 
     @property
     def choice_vectors(self) -> int:
-        """Elements of what one MoE layer's router adds for the choice; always in fp32."""
+        """Elements of what one MoE layer's router adds for the choice."""
         return self.num_local_experts if self.family.choice_bias else 0
+
+    @property
+    def kept_router_params(self) -> int:
+        """Elements of one MoE layer's router that stay in fp32 whatever the precision of the others."""
+        return self.choice_vectors + (self.router_params if self.family.kept_router else 0)
 
     @property
     def expert_vectors(self) -> int:

@@ -49,6 +49,9 @@ def check_executable(raw: Mapping[str, Any], name: str) -> None:
             raise CheckpointError(
                 f"checkpoint {name!r} sets {key}={short(raw[key])}, which is unsupported; use a model without."
             )
+    for key in family.never_null:
+        if key in raw and raw[key] is None:
+            raise CheckpointError(f"checkpoint {name!r} sets {key}=None, which is unsupported; use a model without.")
     kinds = raw.get("layer_types")
     if isinstance(kinds, list) and "chunked_attention" in kinds:
         raise CheckpointError(
@@ -90,8 +93,13 @@ def _check_rope(raw: Mapping[str, Any], name: str) -> None:
             )
 
 
-def check_groups(model: ModelConfig) -> None:
-    """Refuse groups that do not part the experts evenly, or of which too few are kept."""
+def check_sizes(model: ModelConfig) -> None:
+    """Refuse groups that do not part the experts evenly, or of which too few are kept, and halves of rotated pairs."""
+    if model.rotated_dims < 2 or model.rotated_dims % 2:
+        raise CheckpointError(
+            f"config.json of {model.name!r} rotates {model.rotated_dims} of {model.head_dim} dims; RoPE turns pairs, "
+            "correct partial_rotary_factor."
+        )
     count = model.num_local_experts
     kept = model.topk_group * (count // model.n_group)
     if count % model.n_group or model.topk_group > model.n_group or kept < model.num_experts_per_tok:

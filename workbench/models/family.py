@@ -119,6 +119,8 @@ class Family:
         The ``model_type`` in ``config.json``.
     architecture : str or None
         Name of the class in transformers, if `run` executes it.
+    other_names : tuple of str
+        Other names of the class in published checkpoints.
     keys : mapping of str to str
         Keys of ``config.json`` by Mixtral's name for the same number, if the two differ; ``outer.inner`` is a key of
         the object ``outer``.
@@ -143,13 +145,13 @@ class Family:
     sinks : bool
         True if every head has a score that adds to the softmax' denominator alone.
     scoring : str
-        The router's scores: "softmax" or "sigmoid".
+        The router's scores: "softmax", "sigmoid" or "sparsemixer".
     window_everywhere : bool
         True if a sliding window is that of all layers where ``layer_types`` does not tell.
     choice_bias, router_bias : bool
         True if a bias is added to the scores for the choice, or to the router's logits.
-    exact_router : bool
-        True if the router's product is in fp32 whatever the weights are in.
+    exact_router, kept_router : bool
+        True if the router's product is in fp32 whatever the weights are in, and if its matrix stays in fp32 too.
     activation : str
         The experts' activation, as `workbench.kernels.fused_moe` calls it.
     shared_gate : bool
@@ -158,6 +160,8 @@ class Family:
         Keys of options that its layers have, and that `run` executes with any value.
     only : mapping of str to tuple
         Values of keys that `run` can execute, beside an absent key; a checkpoint with another value is refused.
+    never_null : tuple of str
+        Keys that may be absent, but not null, which means something else.
     example : mapping
         Fields of a small `ModelConfig` that show the family's options; the tests of all families run such a model.
     """
@@ -181,8 +185,11 @@ class Family:
     choice_bias: bool = False
     router_bias: bool = False
     exact_router: bool = False
+    kept_router: bool = False
     activation: str = "swiglu"
     shared_gate: bool = False
     options: tuple[str, ...] = ()
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    never_null: tuple[str, ...] = ()
+    other_names: tuple[str, ...] = ()
     example: Mapping[str, Any] = field(default_factory=dict)

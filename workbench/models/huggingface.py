@@ -14,9 +14,9 @@ from workbench.core.errors import CheckpointError, ScenarioError
 from workbench.core.records import is_file, is_folder, read_json
 from workbench.core.units import is_number, is_whole
 from workbench.models.config import LARGEST, ModelConfig
-from workbench.models.executable import DTYPES, check_executable, check_groups
+from workbench.models.executable import DTYPES, check_executable, check_sizes
 from workbench.models.families import FAMILIES, runnable_family
-from workbench.models.family import Family
+from workbench.models.family import LATENT, Family
 from workbench.models.layers import LayerKind, fold
 from workbench.models.rope import KINDS, PLAIN, Rope
 
@@ -33,7 +33,7 @@ _SIZES = (
     "vocab_size",
     "max_position_embeddings",
 )
-_LATENT = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_LATENT = tuple(key for key in LATENT if key != "q_lora_rank")
 _OPTIONAL = (
     *("head_dim", "moe_intermediate_size", "q_lora_rank", "sliding_window", "n_group", "topk_group"),
     *("decoder_sparse_step", "moe_layer_interval"),
@@ -129,7 +129,7 @@ def checkpoint(path: str | Path) -> ModelConfig:
     _check_weight_files(folder)
     check_executable(_flat(raw), folder.name)
     found = _translate(raw, folder.name)
-    check_groups(found)
+    check_sizes(found)
     return replace(found, path=folder)
 
 
@@ -253,6 +253,8 @@ def _dense_layers(raw: Mapping[str, Any], name: str) -> list[bool]:
     first = raw.get("first_k_dense_replace") or raw.get("moe_layer_start_index") or 0
     last = raw.get("moe_layer_end_index")
     last = count - 1 if last in (None, -1) else last
+    if not _is_whole(last, 0):
+        raise CheckpointError(f"config.json of {name!r} sets moe_layer_end_index={short(last)}; give a layer, or -1.")
     step = raw.get("decoder_sparse_step") or raw.get("moe_layer_interval") or 1
     sparse = [first <= layer <= last and layer not in alone and not (layer + 1) % step for layer in range(count)]
     return _some_sparse([not has for has in sparse], "first_k_dense_replace" if first else "the dense layers", name)

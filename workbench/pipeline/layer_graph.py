@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from workbench.core.errors import PipelineError
@@ -133,18 +133,19 @@ class LayerGraph:
 
     def absent(self, layer: int) -> set[str]:
         """Buffers that no stage of one layer of the model writes, because the layer has none of those that do."""
-        return self._written(self.pipeline.stages) - self._written(self._stages(layer))
+        stages = self.pipeline.stages
+        return self._written(stages) - self._written(self._in_layer(stages, layer))
 
     def missing(self, stage: Stage, layer: int) -> set[str]:
-        """Buffers that a stage reads and that no other stage of one layer of the model writes, though one could."""
-        others = [other for other in self._stages(layer) if other != stage]
-        read = self._written(self.pipeline.stages).intersection(stage.op.reads)
-        return read - self._written(others)
-
-    def _stages(self, layer: int) -> list[Stage]:
-        """The stages of the pipeline that one layer of the model has."""
-        model = self.model
+        """Buffers that a stage reads and that no stage before it writes in one layer of the model, though one could."""
         stages = self.pipeline.stages
+        before = stages[: stages.index(stage)]
+        written = self._written(self._in_layer(before, layer))
+        return self._written(before).intersection(stage.op.reads) - written
+
+    def _in_layer(self, stages: Sequence[Stage], layer: int) -> list[Stage]:
+        """Those of some stages that one layer of the model has."""
+        model = self.model
         return [stage for stage in stages if model is None or stage.op.is_in(model, model.layer_kinds[layer])]
 
     @staticmethod

@@ -107,7 +107,8 @@ class Scenario:
         """Number formats of weights and KV cache: the memory's, or else the model's own."""
         kv = self.memory.kv or self.model.dtype
         if self.memory.weights in QUANTISED:
-            return Precision(self.model.dtype, kv, self.memory.weights, self.model.other_dtype, self._group)
+            others = None if self.model.path else self.model.other_dtype  # a run converts them
+            return Precision(self.model.dtype, kv, self.memory.weights, others, self._group)
         if self.memory.weights:
             return Precision(self.memory.weights, kv)
         return Precision(self.model.dtype, kv, self.model.expert_dtype, self.model.other_dtype)

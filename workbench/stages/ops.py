@@ -84,7 +84,7 @@ class Op:
         `v_before`, the keys and values of all earlier chunks, chunk after chunk. It must read `k`.
     in_parts : bool
         True if GPUs or sockets that share its weights compute partial sums, which must be added up.
-    fp32 : callable (ModelConfig) -> float, optional
+    kept : callable (ModelConfig) -> float, optional
         Weights per layer that stay in fp32 whatever the precision [elements], beside `params`.
     present : callable (ModelConfig, LayerKind) -> bool, optional
         True for the kinds of layers that have it; by default every layer has it. Weights and work stay means over all
@@ -109,7 +109,7 @@ class Op:
     tensors: Callable[[ModelConfig], Shapes] | None = None
     reads_past: bool = False
     in_parts: bool = False
-    fp32: Callable[[ModelConfig], float] | None = None
+    kept: Callable[[ModelConfig], float] | None = None
     present: Callable[[ModelConfig, LayerKind], bool] | None = None
 
     def __post_init__(self) -> None:
@@ -168,7 +168,7 @@ class Op:
 
     def weight_bytes(self, model: ModelConfig, precision: Precision) -> float:
         """Bytes of its weights in one layer, mean over the layers."""
-        kept = self.fp32(model) * DTYPE_BYTES["fp32"] if self.fp32 else 0.0
+        kept = self.kept(model) * DTYPE_BYTES["fp32"] if self.kept else 0.0
         return kept + self.elements(model) * (precision.expert_bytes if self.routed else precision.other_bytes)
 
     def working_bytes(self, model: ModelConfig, precision: Precision) -> float:
@@ -442,6 +442,11 @@ def _shared_experts_working(m: ModelConfig, size: int) -> float:
     return 3 * size * max(m.shared_expert_intermediate_size, m.intermediate_size if m.dense_layers else 0)
 
 
+def _router_elements(m: ModelConfig) -> float:
+    """Elements of one MoE layer's router in the precision of the others."""
+    return m.router_params + m.router_vectors + m.choice_vectors - m.kept_router_params
+
+
 embed = Op("embed", (), ("x",), work=_embed_work)
 """The implicit first stage, on the GPU: one row of the embedding per token."""
 qkv = Op(
@@ -485,8 +490,8 @@ route = Op(
     ("x",),
     ("h", "gates"),
     work=_route_work,
-    params=lambda m: m.moe_share * (m.router_params + m.router_vectors) + m.norm_size,
-    fp32=lambda m: m.moe_share * m.choice_vectors,
+    params=lambda m: m.norm_size + m.moe_share * _router_elements(m),
+    kept=lambda m: m.moe_share * m.kept_router_params,
     working=lambda m, size: (8 + size) * m.hidden_size,
 )
 experts = Op(

@@ -17,6 +17,7 @@ import torch
 from tqdm.auto import tqdm
 
 from workbench.core.catalogue import cache_path
+from workbench.core.errors import EngineError
 from workbench.core.kept import kept
 from workbench.core.quiet import OTHERS, Noise, listening
 from workbench.core.result import Source
@@ -139,8 +140,13 @@ def calibrate(
     Raises
     ------
     EngineError
-        If the model has no weights here.
+        If the model has no weights here, or latent attention.
     """
+    if model.kv_lora_rank:
+        raise EngineError(
+            f"model {model.name!r} has latent attention, which calibrate does not time; simulate it with the rates of "
+            "Machine.local()."
+        )
     machine = Machine.local(refresh=refresh)
     scenario = _scenario(machine, model, weights, kv)
     shape = profile_shape(model, scenario.precision)
@@ -200,7 +206,7 @@ def _scenario(machine: Machine, model: ModelConfig, weights_in: str | None, kv_i
     size = price(whole, Sequential()).cost.weights_per_layer
     layers = min(model.num_hidden_layers, max(LAYERS, math.ceil(BEYOND_CACHE / size)))
     positions = max(model.max_position_embeddings, *(shape.held for shape in shapes))  # small models have fewer
-    few = replace(model, num_hidden_layers=layers, max_position_embeddings=positions)
+    few = replace(model.first(layers), max_position_embeddings=positions)
     kept = float(tokens * few.kv_bytes_per_token(kv_in or model.dtype))
     rate = min(max(size / LAYER_SECONDS, LINKS[0]), LINKS[1], machine.link.h2d, machine.link.d2h)
     return whole.on(model=few, machine=machine.limit(link=rate), memory=replace(whole.memory, kv_capacity=kept))

@@ -225,7 +225,7 @@ class TimedEngine(Engine):
         return self.pace
 
     def _compute(self, task: Task, layout: RowLayout) -> None:
-        for stage in task.node.stages:
+        for stage in self.forward.stages_of(task.node, task.layer):
             work = partial(self.forward.compute, stage, task.layer, task.part or 0, layout)
             resident = stage.op.has_weights and not self._streams(stage)
             rows = partial(_stage_rows, stage, layout)

@@ -33,6 +33,8 @@ _DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
 }
 """Types by their names in safetensors."""
+FP8_BLOCK = 128
+"""Rows and columns of FP8 weights that share a factor."""
 
 
 class Checkpoint:
@@ -81,6 +83,7 @@ class Checkpoint:
         wanted = [STORED_DTYPES[model.dtype], *([torch.float32] if source.kept else [])]
         if model.expert_dtype == "fp8" and _fp8_scale(name) in self._file_of:
             wanted = [torch.float8_e4m3fn]
+            self._check_scales(model, source)
         with _told(path):
             there = self._opened[path].get_slice(name)
             found = tuple(there.get_shape())
@@ -96,31 +99,51 @@ class Checkpoint:
         experts, columns, rows = source.shape
         wanted = {"blocks": (experts, rows, columns // 32, 16), "scales": (experts, rows, columns // 32)}
         for what, shape in wanted.items():
-            name = _fp4(source.name, what)
-            path = self._file_of.get(name)
-            found = None if path is None else tuple(self._opened[path].get_slice(name).get_shape())
-            if found != shape or columns % 32:
-                raise CheckpointError(
-                    f"tensor {name} of {model.name!r} is {found}, its config.json asks for {shape} torch.uint8; the "
-                    "two do not belong together."
-                )
+            self._check_part(model, _fp4(source.name, what), shape, torch.uint8)
+        if columns % 32:
+            raise CheckpointError(
+                f"MXFP4 has 32 columns in a block, and {source.name} of {model.name!r} has {columns}; use another "
+                "model."
+            )
 
-    def read(self, source: Source) -> torch.Tensor:
-        """A tensor, or the part of one that is meant, in memory of its own; quantised ones as bf16."""
+    def _check_scales(self, model: ModelConfig, source: Source) -> None:
+        """Check the factors of an FP8 matrix."""
+        shape = tuple(-(-size // FP8_BLOCK) for size in source.shape)
+        self._check_part(model, _fp8_scale(source.name), shape, torch.float32)
+
+    def _check_part(self, model: ModelConfig, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Check a tensor that is part of a quantised one."""
+        path = self._file_of.get(name)
+        found: tuple[object, object] = (None, None)
+        if path is not None:
+            with _told(path):
+                there = self._opened[path].get_slice(name)
+                found = tuple(there.get_shape()), _DTYPES.get(there.get_dtype())
+        if found != (shape, dtype):
+            raise CheckpointError(
+                f"tensor {name} of {model.name!r} is {found[0]} {found[1]}, its config.json asks for {shape} {dtype}; "
+                "the two do not belong together."
+            )
+
+    def read(self, source: Source, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A tensor, or the part of one that is meant, in memory of its own, in a type or as it is in the file.
+
+        Quantised ones are converted, by default to bf16.
+        """
         if _fp4(source.name, "blocks") in self._file_of:
             blocks, scales = (self._slice(_fp4(source.name, what), source.part) for what in ("blocks", "scales"))
-            return mxfp4_weights(blocks, scales, torch.bfloat16)
+            return mxfp4_weights(blocks, scales, dtype or torch.bfloat16)
         if _fp8_scale(source.name) in self._file_of:
-            return self._of_fp8(source)
+            return self._of_fp8(source, dtype or torch.bfloat16)
         tensor = self._slice(source.name, source.part)
         tensor = tensor.T if source.transposed else tensor
-        return tensor.clone(memory_format=torch.contiguous_format)
+        return tensor.clone(memory_format=torch.contiguous_format).to(dtype or tensor.dtype)
 
-    def _of_fp8(self, source: Source) -> torch.Tensor:
+    def _of_fp8(self, source: Source, dtype: torch.dtype) -> torch.Tensor:
         """A part of an FP8 matrix; the last matrix is kept, for its parts are read one after the other."""
         if self._converted[0] != source.name:
             values, scales = self._slice(source.name, None), self._slice(_fp8_scale(source.name), None)
-            self._converted = source.name, fp8_weights(values, scales, torch.bfloat16)
+            self._converted = source.name, fp8_weights(values, scales, dtype, block=FP8_BLOCK)
         matrix = self._converted[1]
         return (matrix[slice(*source.part)] if isinstance(source.part, tuple) else matrix).clone()
 

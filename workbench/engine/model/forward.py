@@ -58,7 +58,7 @@ class Forward:
         self._tables = store.tables()
         latent = bool(self._model.kv_lora_rank)
         workload = scenario.workload
-        positions = int((workload.prompt_len + workload.output_len).max())
+        positions = int((workload.prompt_len + workload.output_len).max()) - 1  # the last token is never read
         self._ops = (LatentOps if latent else Ops)(self._model, self._control, self._tables, positions)
         self._layers = [self._ops.at(layer) for layer in range(self._model.num_hidden_layers)]
         layers = range(self._model.num_hidden_layers)

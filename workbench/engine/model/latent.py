@@ -18,7 +18,7 @@ from workbench.engine.model.checkpoint import TORCH_DTYPES
 from workbench.engine.model.kv_cache import KVCache, steps
 from workbench.engine.model.ops import EVERYTHING, Attention, Ops, RowLayout, Tensors
 from workbench.engine.model.weights import host_memory
-from workbench.kernels import mla_decode, prefill_attention, rms_norm, rope
+from workbench.kernels import mla_decode, rms_norm, rope
 from workbench.models import ModelConfig
 
 EPSILON = 1e-6
@@ -122,13 +122,6 @@ class LatentOps(Ops):
             found[f"k{suffix}"] = torch.cat((keys, turned), dim=2).flatten(1)
             found[f"v{suffix}"] = self.linear(latent, weights["up_v"].flatten(0, 1))
         return found
-
-    def _attended(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: list[int], key_starts: list[int]
-    ) -> torch.Tensor:
-        ends = None if key_starts == starts else torch.tensor(key_starts)
-        scale = self._model.score_scale
-        return prefill_attention(q, k, v, torch.tensor(starts), key_starts=ends, scale=scale).flatten(1)
 
     def out_proj(self, layout: RowLayout, read: Tensors, weights: Tensors) -> torch.Tensor:
         """attn of prompts (T, H V) and of decodes (B, H C), and x (T, M) -> x."""

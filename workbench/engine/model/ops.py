@@ -243,7 +243,8 @@ class Ops:
         self.norm(row, row[0])
         self._rotated(torch.zeros(1, dtype=torch.int64), row, None)
         gated(row, threads=1)
-        self._chosen(torch.zeros(1, self._model.num_local_experts, dtype=dtype), 1, None)
+        logits = torch.float32 if self._model.family.exact_router else dtype
+        self._chosen(torch.zeros(1, self._model.num_local_experts, dtype=logits), 1, None)
         matrices = _matrices(routed)
         width = matrices.gate_up.dim if isinstance(matrices, PackedExperts) else matrices[0].shape[2]
         for rows in (1, _FEW + 1):

@@ -102,9 +102,9 @@ def _packed(files: Checkpoint, model: ModelConfig, layer: int, precision: Precis
     each = len(taken["gate_up"]) // model.num_local_experts
     gate_up = list[torch.Tensor]()
     for first in range(0, len(taken["gate_up"]), each):
-        parts = [files.read(source) for source in taken["gate_up"][first : first + each]]
-        gate_up.append(torch.cat(parts).to(dtype))
-    down = [files.read(source).to(dtype) for source in taken["down"]]
+        parts = [files.read(source, dtype) for source in taken["gate_up"][first : first + each]]
+        gate_up.append(torch.cat(parts))
+    down = [files.read(source, dtype) for source in taken["down"]]
     try:
         return _in_blocks(gate_up, down, precision)
     except ValueError as error:

@@ -189,7 +189,8 @@ def _route(model: ModelConfig, layer: int) -> list[Operand]:
     if model.layer_kinds[layer].dense:
         return found
     begin = _name(model, layer, names.mixture)
-    found.append(Operand("gate", (Source(f"{begin}.{names.router}.weight", (count, model.hidden_size)),)))
+    matrix = Source(f"{begin}.{names.router}.weight", (count, model.hidden_size), kept=model.family.kept_router)
+    found.append(Operand("gate", (matrix,)))
     if model.router_vectors:
         found.append(Operand("gate_bias", (Source(f"{begin}.{names.router}.bias", (count,)),)))
     if model.choice_vectors:

@@ -72,7 +72,7 @@ class WeightStore:
             for source in files.sources:
                 if source not in routed:
                     check()
-                    self._tensors[source] = files.read(source).to(torch.float32 if source.kept else dtype)
+                    self._tensors[source] = files.read(source, torch.float32 if source.kept else dtype)
             for layer in tqdm(layers, unit="layer", desc="pack experts", delay=1, leave=False):
                 check()
                 self._packed[layer, experts] = pack(files, model, layer, precision, opened)
@@ -213,6 +213,16 @@ def _between(copies: Sequence[ArrayCopy], begin: int, end: int) -> Iterator[Arra
         place += copy.target.size
 
 
+def _kept(model: ModelConfig, graph: LayerGraph) -> set[tuple[Op, str]]:
+    """Operands that stay in fp32, by operation and key."""
+    found = set()
+    for stage in graph.pipeline.stages:
+        for layer in range(model.num_hidden_layers):
+            wanted = operands(stage.op, model, layer) if stage.op.is_in(model, model.layer_kinds[layer]) else []
+            found |= {(stage.op, operand.key) for operand in wanted if operand.sources[0].kept}
+    return found
+
+
 class Weights:
     """Weights of every stage: resident, or in the buffer."""
 
@@ -220,6 +230,7 @@ class Weights:
         self.buffer = WeightBuffer(store, graph, slot_bytes, slots) if graph.streamed else None
         self._streams = graph.pipeline.streams
         self._resident: _Held = {}
+        self._kept = _kept(store.model, graph)
         stages = graph.pipeline.stages
         streamed = {stage.op for stage in stages if self._streams(stage)}
         resident = dict.fromkeys(stage.op for stage in stages if stage.op.has_weights and not self._streams(stage))
@@ -240,8 +251,8 @@ class Weights:
         streamed = self.buffer.laid if self.buffer is not None else []
         every = [(op, tensors) for held in (self._resident, *streamed) for (_, op), tensors in held.items()]
         routed = {format_of(tensors) for op, tensors in every if op == experts}
-        unrouted = [(key, tensor) for op, tensors in every if op != experts for key, tensor in tensors.items()]
-        others = {FORMATS[tensor.dtype] for key, tensor in unrouted if key != "choice_bias"}
+        unrouted = [(op, key, tensor) for op, tensors in every if op != experts for key, tensor in tensors.items()]
+        others = {FORMATS[tensor.dtype] for op, key, tensor in unrouted if (op, key) not in self._kept}
         others = others or {form for form, _ in routed}
         if len(others) != 1 or len(routed) > 1:
             raise EngineError(f"weights are held in {others or 'no precision'} and {routed}; this is a bug.")

@@ -82,6 +82,10 @@ def write_checkpoint(model: ModelConfig, folder: str | Path, *, seed: int = 0) -
     that few top-2 choices are near ties, the head twice; biases 0.5. The small embedding makes position and attention
     matter.
     """
+    if not model.family.example and model.family.model_type != "mixtral":
+        raise CheckpointError(
+            f"{model.name!r} is of {model.family.model_type}, which is not made here; use transformers."
+        )
     folder = Path(folder)
     stamp = json.dumps({"seed": seed, **hf_config(model)}, sort_keys=True)
     done = folder / "complete.json"

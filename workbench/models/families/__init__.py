@@ -30,6 +30,6 @@ def runnable_family(config: Mapping[str, Any]) -> Family | None:
     """The family that a ``config.json`` names, if `run` executes it."""
     named = config.get("architectures") or [config.get("model_type")]
     for family in RUNNABLE.values():
-        if named in ([family.architecture], [family.model_type]):
+        if named in [[name] for name in (family.architecture, family.model_type, *family.other_names)]:
             return family
     return None

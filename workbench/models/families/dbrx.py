@@ -35,6 +35,7 @@ FAMILY = Family(
     ),
     norm=Norm.LAYER,
     options=("clip_qkv",),
+    never_null=("ffn_config.moe_normalize_expert_weights",),
     only={
         "ffn_config.moe_normalize_expert_weights": (1,),
         "ffn_config.ffn_act_fn": ({"name": "silu"},),

@@ -28,4 +28,4 @@ FAMILY = Family(
         "topk_method": ("noaux_tc",),
     },
 )
-"""The defaults are those of transformers' `DeepseekV3Config`."""
+"""The defaults are those of transformers' `DeepseekV3Config`; groups, factors and dense layers must be told."""

@@ -20,6 +20,7 @@ FAMILY = Family(
     interleaved=True,
     choice_bias=True,
     exact_router=True,
+    kept_router=True,
     only={"use_bias": (False,), "sliding_window": (), "norm_topk_prob": (True,)},
 )
 """The defaults are those of transformers' `Ernie4_5_MoeConfig`."""
