@@ -39,7 +39,7 @@ def test_layers_and_ends_weigh_as_much_as_the_model(pipeline, name):
     model = enough_experts(EVERY[name], PIPELINES[pipeline])
     scenario = tiny_scenario(model=model, pipeline=PIPELINES[pipeline])
     layer = sum(stage.op.weight_bytes(model, scenario.precision) for stage in scenario.layer.stages)
-    norms = 2 * model.num_hidden_layers * model.hidden_size * model.other_bytes
+    norms = model.num_hidden_layers * (2 * model.hidden_size + model.attention_vectors) * model.other_bytes
     final = model.hidden_size * WEIGHT_BYTES[model.dtype]
     total = model.num_hidden_layers * layer + embedding_bytes(scenario)
     assert total == pytest.approx(model.weight_bytes + norms + final, rel=1e-12)
@@ -77,11 +77,11 @@ def test_a_pass_streams_every_layer_once_and_a_slot_holds_the_largest(name):
     model, roomy = EVERY[name], small_machine(gpu_memory=1e13, host_memory=1e14)
     prepared = prepare(tiny_scenario(model=model, machine=roomy), Sequential())
     streamed = model.num_hidden_layers * prepared.cost.weights_per_layer
-    norms = 2 * model.num_hidden_layers * model.hidden_size * model.other_bytes
+    norms = model.num_hidden_layers * (2 * model.hidden_size + model.attention_vectors) * model.other_bytes
     ends = model.weight_bytes - model.routed_bytes - (model.always_params - model.head_params) * model.other_bytes
     assert streamed == pytest.approx(model.weight_bytes - ends + norms, rel=1e-12)
     routed = model.num_local_experts * model.expert_params
-    others = model.layer_params - routed
+    others = model.layer_params + model.attention_vectors - routed
     assert prepared.slot_bytes == pytest.approx(routed * model.expert_bytes + others * model.other_bytes)
     assert ("shared_experts" in facts(prepared.scenario, prepared)["pipeline"]) == (model.unrouted_params > 0)
 

@@ -112,13 +112,14 @@ def test_weights_slots_and_cache_of_every_kind_of_model_are_the_models_own(kind,
         return
     model = enough_experts(tiny_model_of(kind), PIPELINES[name])
     found = fits(tiny_scenario(model=model, pipeline=PIPELINES[name]), schedule)
-    norms = 2 * model.num_hidden_layers * M * model.other_bytes + 2 * M
+    vectors = model.attention_vectors
+    norms = model.num_hidden_layers * (2 * M + vectors) * model.other_bytes + 2 * M
     assert found.gpu["weights"] + found.host["weights"] == pytest.approx(model.weight_bytes + norms)
     assert found.gpu["KV cache"] + found.host["KV cache"] == 4 * 1000 * 4 * model.kv_elements * 2
     if "fetch(weights" in str(PIPELINES[name]):
         routed = model.num_local_experts * model.expert_params
-        largest = routed * model.expert_bytes + (model.layer_params - routed) * model.other_bytes
-        begin = (model.attention_in_params + M) * model.other_bytes if isinstance(schedule, VSLPipe) else 0
+        largest = routed * model.expert_bytes + (model.layer_params + vectors - routed) * model.other_bytes
+        begin = (model.attention_in_params + vectors + M) * model.other_bytes if isinstance(schedule, VSLPipe) else 0
         if model.dense_layers:  # VSLPipe's transfer of layer 0 and the begin of layer 1 may be the larger one or not
             assert 2 * largest - 1 < found.gpu["weight slots"] < 2 * (largest + begin) + 1
         else:
