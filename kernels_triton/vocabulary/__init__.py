@@ -1,1 +1,1 @@
-"""Operations over the vocabulary: embeddings, logits of the rows that sample, and sampling."""
+"""Operations over the vocabulary: embeddings, logits of the rows that sample, penalties, sampling, logprobs."""

@@ -1,4 +1,4 @@
-"""Greedy and nucleus sampling: a request's tokens depend on its seed and position, never on batch or device."""
+"""Greedy sampling and draws of the likely tokens: a token depends on seed and position, never on batch or device."""
 
 from __future__ import annotations
 
@@ -9,24 +9,30 @@ import torch
 
 from ..backend.backend import Backend, choose_backend, enter_mode
 from ..backend.operands import check_operand
-from ..backend.operators import check_tensor, operator
+from ..backend.operators import operator
 from ..declarations import operation, public, work_of
+from .operands import check_logits
 
 _BLOCK = 4096
 _ONE = 2.0**32  # weight of the largest logit
+_NO_DRAWS = (None,) * 6
 
 
 @public
 class Draws(NamedTuple):
     """Parameters of each row's draw.
 
-    temperatures (R,) fp64: 0 takes the largest logit; top_p (R,) fp64: tokens are drawn from the smallest set whose
-    probability reaches it; seeds (R,) int64: 64 bits, of which a negative number is taken as one without a sign;
-    positions (R,) int64: number of tokens that the request has generated. Seed and position determine the draw.
+    temperatures (R,) fp64: 0 takes the largest logit; top_k (R,) int64: tokens are drawn from so many of the likeliest,
+    from all if it is 0; top_p (R,) fp64: of these from the smallest set that reaches this share of their probability;
+    min_p (R,) fp64: of these from those that are at least so likely, as a share of the likeliest; seeds (R,) int64: 64
+    bits, of which a negative number is taken as one without a sign; positions (R,) int64: number of tokens that the
+    request has generated. Seed and position determine the draw.
     """
 
     temperatures: torch.Tensor
+    top_k: torch.Tensor
     top_p: torch.Tensor
+    min_p: torch.Tensor
     seeds: torch.Tensor
     positions: torch.Tensor
 
@@ -37,10 +43,11 @@ def sample(logits: torch.Tensor, draws: Draws | None = None, *, backend: str | N
 
         w[i] = floor(2^32 exp((l[i] - max l) / temperature))
 
-    Tokens are ranked by logit, equal ones by index. The nucleus is the shortest beginning of the ranking with
-    sum w >= top_p sum w over all, and the token is where the running sum passes u times the nucleus' sum. u is the
-    first number of numpy's Philox with the seed as key and the position as counter. Weights are integers, so that every
-    backend and block size gives the same token; one within 2^-32 of a boundary may differ where exp does.
+    Tokens are ranked by logit, equal ones by index. A token is drawn from the beginning of the ranking: of the first
+    top_k, the fewest with sum w >= top_p times the sum of these top_k, and of those the ones with
+    w >= floor(2^32 min_p). It is where the running sum passes u times the sum of that beginning. u is the first number
+    of numpy's Philox with the seed as key and the position as counter. Weights are integers, so that every backend and
+    block size gives the same token; one within 2^-32 of a boundary may differ where exp does.
 
     Parameters
     ----------
@@ -59,8 +66,13 @@ def sample(logits: torch.Tensor, draws: Draws | None = None, *, backend: str | N
     TypeError
         If an operand has another dtype.
     ValueError
-        If shapes, memory layout or devices disagree, (on the CPU) a position is negative, or the backend cannot compute
-        here.
+        If shapes, memory layout or devices disagree, (on the CPU) a position or a top_k is negative, or the backend
+        cannot compute here.
+
+    Notes
+    -----
+    The order top_k, top_p, min_p is that of transformers' logits processors. Of equal logits at the boundary of top_k
+    they keep all, this the first.
 
     Examples
     --------
@@ -69,22 +81,25 @@ def sample(logits: torch.Tensor, draws: Draws | None = None, *, backend: str | N
     """
     _check(logits, draws)
     chosen = choose_backend(backend, logits.detach())  # token ids have no gradient
-    out: torch.Tensor = _sample(logits.detach(), *((None,) * 4 if draws is None else draws), str(chosen))
+    out: torch.Tensor = _sample(logits.detach(), *(_NO_DRAWS if draws is None else draws), str(chosen))
     return out
 
 
 def _compute(
     logits: torch.Tensor,
     temperatures: torch.Tensor | None,
+    top_k: torch.Tensor | None,
     top_p: torch.Tensor | None,
+    min_p: torch.Tensor | None,
     seeds: torch.Tensor | None,
     positions: torch.Tensor | None,
     backend: str,
 ) -> torch.Tensor:
-    draws = None
-    if temperatures is not None and top_p is not None and seeds is not None and positions is not None:
-        draws = Draws(temperatures, top_p, seeds, positions)
-        _check_positions(positions)
+    columns = (temperatures, top_k, top_p, min_p, seeds, positions)
+    given = [column for column in columns if column is not None]
+    draws = Draws(*given) if len(given) == len(columns) else None
+    if draws is not None:
+        _check_counts(draws)
     if backend == Backend.TORCH:
         greedy = logits.argmax(dim=1)
         if draws is None:
@@ -97,7 +112,7 @@ def _compute(
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
     block = min(_BLOCK, 1 << (size - 1).bit_length())
     if rows:
-        operands = (None,) * 4 if draws is None else tuple(draws)
+        operands = _NO_DRAWS if draws is None else tuple(draws)
         constants = {"DRAWN": draws is not None, "BLOCK": block, "num_warps": 8}
         kernel[(rows,)](logits, *operands, out, logits.stride(0), size, **constants)
     return out
@@ -107,24 +122,17 @@ _sample = operator("sample", _compute, lambda logits, *_rest: logits.new_empty(l
 
 
 def _check(logits: torch.Tensor, draws: Draws | None) -> None:
-    check_tensor("logits", logits)
-    if logits.dtype is not torch.float32:
-        raise TypeError(f"logits must be fp32, not {logits.dtype}: convert them before the call.")
-    wide = logits.ndim == 2 and 1 <= logits.shape[1] <= 1 << 20
-    if not wide or (logits.stride(1) != 1 and logits.shape[1] > 1):
-        raise ValueError(
-            f"logits must be (R, V) with contiguous columns, V in 1 .. 2^20, not {tuple(logits.shape)}: copy or "
-            "reshape them."
-        )
+    check_logits(logits)
     if draws is not None:
-        dtypes = (torch.float64, torch.float64, torch.int64, torch.int64)
-        for name, tensor, dtype in zip(Draws._fields, draws, dtypes, strict=True):
+        for name, tensor in zip(Draws._fields, draws, strict=True):
+            dtype = torch.int64 if name in ("top_k", "seeds", "positions") else torch.float64
             check_operand(f"draws.{name}", tensor, (len(logits),), (dtype,), logits)
 
 
-def _check_positions(positions: torch.Tensor) -> None:
-    if positions.device.type == "cpu" and bool((positions < 0).any()):
-        raise ValueError(f"draws.positions must be at least 0, not {positions.tolist()}: count from 0.")
+def _check_counts(draws: Draws) -> None:
+    for name, counts in (("top_k", draws.top_k), ("positions", draws.positions)):
+        if counts.device.type == "cpu" and bool((counts < 0).any()):
+            raise ValueError(f"draws.{name} must be at least 0, not {counts.tolist()}: count from 0.")
 
 
 def _drawn(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
@@ -133,9 +141,12 @@ def _drawn(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
     temperatures = torch.where(draws.temperatures > 0, draws.temperatures, 1.0)[:, None]
     weights = (((ranked - ranked[:, :1]).double() / temperatures).exp() * _ONE).long()
     total = weights.cumsum(dim=1)
-    need = (draws.top_p[:, None] * total[:, -1:].double()).ceil().long().clamp(min=1)
-    last = torch.searchsorted(total, need).clamp(max=logits.shape[1] - 1)
-    nucleus = total.gather(1, last)
+    size = logits.shape[1]
+    kept = torch.where(draws.top_k > 0, draws.top_k.clamp(max=size), size)[:, None]
+    need = (draws.top_p[:, None] * total.gather(1, kept - 1).double()).ceil().long().clamp(min=1)
+    last = torch.searchsorted(total, need).clamp(max=size - 1)
+    likely = (weights >= (draws.min_p[:, None].clamp(max=1) * _ONE).long()).sum(dim=1, keepdim=True)
+    nucleus = total.gather(1, torch.minimum(last, likely - 1))
     pairs = zip(draws.seeds.tolist(), draws.positions.tolist(), strict=True)
     numbers = [uniform(seed, position) for seed, position in pairs]
     draw = torch.tensor(numbers, dtype=torch.float64, device=logits.device)[:, None]

@@ -99,10 +99,10 @@ def around(arch: int) -> Iterator[tuple[str, Any]]:
         yield "move_kv", built(move_kv, arch, types, constants, 4, 3, ("page_stride", "k_row", "v_row"))
     types = {"ids": "*i64", "table": "*bf16", "out": "*bf16", "stride": "i32", "M": "i32"}
     yield "embed", built(embed, arch, types, {"BLOCK": 1024}, 4, 3, ("M",))
-    types = dict.fromkeys(("temperatures", "top_ps"), "*fp64") | dict.fromkeys(("seeds", "positions", "out"), "*i64")
-    types |= {"logits": "*fp32", "stride": "i32", "V": "i32"}
+    types = dict.fromkeys(("temperatures", "top_ps", "min_ps"), "*fp64") | {"logits": "*fp32"}
+    types |= dict.fromkeys(("top_ks", "seeds", "positions", "out"), "*i64") | {"stride": "i32", "V": "i32"}
     yield "sample", built(sample, arch, types, {"DRAWN": True, "BLOCK": 4096}, 8, 3)
-    draws = ("temperatures", "top_ps", "seeds", "positions")
+    draws = ("temperatures", "top_ks", "top_ps", "min_ps", "seeds", "positions")
     greedy = {name: kind for name, kind in types.items() if name not in draws}
     yield "sample", built(sample, arch, greedy, dict.fromkeys(draws) | {"DRAWN": False, "BLOCK": 4096}, 8, 3)
 

@@ -513,11 +513,18 @@ def _sampled_logits(random: Random) -> Operands:
 
 def _sample(random: Random) -> Operands:
     R, V = random.choice((0, 1, 4)), random.choice((1, 5, 33))
+    choices = {
+        "temperatures": (0.0, 0.7, 1.0),
+        "top_k": (0, 1, 3, 99),
+        "top_p": (0.3, 0.9, 1.0),
+        "min_p": (0.0, 0.2, 1.0),
+        "seeds": range(99),
+        "positions": range(99),
+    }
+    columns = {name: [random.choice(each) for _ in range(R)] for name, each in choices.items()}
+    whole = ("top_k", "seeds", "positions")
     draws = Draws(
-        torch.tensor([random.choice((0.0, 0.7, 1.0)) for _ in range(R)], dtype=torch.float64),
-        torch.tensor([random.choice((0.3, 0.9, 1.0)) for _ in range(R)], dtype=torch.float64),
-        torch.tensor([random.randrange(99) for _ in range(R)], dtype=torch.int64),
-        torch.tensor([random.randrange(99) for _ in range(R)], dtype=torch.int64),
+        **{name: torch.tensor(c, dtype=torch.int64 if name in whole else torch.float64) for name, c in columns.items()}
     )
     return {"logits": numbers(random, FP32, R, V, scale=2)} | maybe(random, "draws", lambda: draws)
 
@@ -532,11 +539,58 @@ def _sampled(logits: torch.Tensor, draws: Draws | None = None) -> Answer:
             chosen.append(ranked[0])
             continue
         gaps = torch.tensor([row[i] - row[ranked[0]] for i in ranked], dtype=torch.float64)
-        sums = torch.floor(torch.exp(gaps / heat) * 2.0**32).long().cumsum(0).tolist()
+        weights = torch.floor(torch.exp(gaps / heat) * 2.0**32).long()
+        sums = weights.cumsum(0).tolist()[: int(draws.top_k[r]) or None]
         nucleus = next(total for total in sums if total >= float(draws.top_p[r]) * sums[-1])
+        nucleus = min(nucleus, int(weights[weights >= int(float(draws.min_p[r]) * 2**32)].sum()))
         target = int(uniform(int(draws.seeds[r]), int(draws.positions[r])) * nucleus)
         chosen.append(next(i for i, total in zip(ranked, sums, strict=True) if total > target))
     return (torch.tensor(chosen, dtype=torch.float64),)
+
+
+def _penalise(random: Random) -> Operands:
+    R, V = random.choice((0, 1, 4)), random.choice((1, 5, 33))
+    N = random.choice((0, 1, 7, 40)) if R else 0
+    return {
+        "logits": numbers(random, FP32, R, V, scale=2),
+        "rows": torch.tensor([random.randrange(R) for _ in range(N)], dtype=torch.int64),
+        "tokens": torch.tensor([random.randrange(V) for _ in range(N)], dtype=torch.int64),
+        "generated": torch.tensor([random.random() < 0.5 for _ in range(N)], dtype=torch.bool),
+        "repetition": torch.tensor([random.choice((0.5, 1.0, 1.3)) for _ in range(R)], dtype=torch.float64),
+        "presence": torch.tensor([random.choice((-1.0, 0.0, 0.7)) for _ in range(R)], dtype=torch.float64),
+    }
+
+
+def _penalised(
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    tokens: torch.Tensor,
+    generated: torch.Tensor,
+    repetition: torch.Tensor,
+    presence: torch.Tensor,
+) -> Answer:
+    """Token by token."""
+    pairs = list(zip(rows.tolist(), tokens.tolist(), generated.tolist(), strict=True))
+    out = list(wide(logits).unbind())
+    for r, v in {(r, v) for r, v, _ in pairs}:
+        own = wide(logits)[r, v]
+        own = own / repetition[r] if own > 0 else own * repetition[r]
+        lower = own - presence[r] if (r, v, True) in pairs else own
+        out[r] = out[r].index_put((torch.tensor(v),), lower)
+    return (torch.stack(out) if out else wide(logits),)
+
+
+def _logprobs(random: Random) -> Operands:
+    R, V = random.choice((0, 1, 4)), random.choice((1, 5, 33))
+    tokens = torch.tensor([random.randrange(V) for _ in range(R)], dtype=torch.int64)
+    operands = {"logits": numbers(random, FP32, R, V, scale=9), "tokens": tokens}
+    return operands | maybe(random, "best", lambda: random.choice((0, 1, 4, 99)))
+
+
+def _log_probabilities(logits: torch.Tensor, tokens: torch.Tensor, best: int = 0) -> Answer:
+    every = wide(logits) - wide(logits).exp().sum(1, keepdim=True).log()
+    ids = logits.sort(dim=1, descending=True).indices[:, :best]
+    return every.gather(1, tokens[:, None])[:, 0], ids.double(), every.gather(1, ids)
 
 
 def _quantise(random: Random) -> Operands:
@@ -708,6 +762,8 @@ DOORS = {
         backends=TORCH,
     ),
     "sample": Door(_sample, kernels.sample, _sampled, SAME, kinds=BOTH, backends=TORCH),
+    "penalise": Door(_penalise, kernels.penalise, _penalised, at_most(ONCE[FP32]), kinds=BOTH),
+    "logprobs": Door(_logprobs, kernels.logprobs, _log_probabilities, at_most(ONCE[FP32]), kinds=BOTH),
     "quantise": Door(_quantise, _quantised_and_back, _weights, at_most(0.2)),
     "dequantise": Door(_steps, kernels.dequantise, _dequantised, lambda operands: TWICE[operands["dtype"]]),
     "read_memory": Door(_memory, _modulo(kernels.read_memory), _words, SAME, kinds=BOTH),

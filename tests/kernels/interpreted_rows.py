@@ -97,8 +97,10 @@ def draws(R, seed):
     """Half of the rows are greedy or take every token."""
     torch.manual_seed(seed)
     heat = torch.tensor([0.0, 0.3, 1.0, 1.7], dtype=torch.float64)[torch.randint(4, (R,))]
+    top_k = torch.tensor([0, 1, 5, 9999])[torch.randint(4, (R,))]
     top_p = torch.tensor([0.1, 0.5, 0.9, 1.0], dtype=torch.float64)[torch.randint(4, (R,))]
-    return Draws(heat, top_p, torch.randint(2**62, (R,)), torch.arange(R) % 5)
+    min_p = torch.tensor([0.0, 0.0, 0.1, 1.0], dtype=torch.float64)[torch.randint(4, (R,))]
+    return Draws(heat, top_k, top_p, min_p, torch.randint(2**62, (R,)), torch.arange(R) % 5)
 
 
 @pytest.mark.parametrize("R, V", [(14, 33), (2, 5000), (4, 1), (0, 8)])

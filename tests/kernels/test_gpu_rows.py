@@ -21,6 +21,10 @@ from kernels_triton import (
     layer_norm,
     layer_norm_reference,
     layer_norm_work,
+    logprobs,
+    logprobs_work,
+    penalise,
+    penalise_work,
     rms_norm,
     rms_norm_reference,
     rms_norm_work,
@@ -121,15 +125,19 @@ def test_vocabulary():
     assert embed(torch.tensor([7, 7]), head).equal(head[[7, 7]])
 
 
-def drawn(logits: np.ndarray, temperature: float, top_p: float, seed: int, position: int) -> int:
+def drawn(
+    logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float, seed: int, position: int
+) -> int:
     """By a running sum of probabilities in float64."""
     if not temperature:
         return int(logits.argmax())
     wide = logits.astype(np.float64)
     probability = np.exp((wide - wide.max()) / temperature)
     order = np.argsort(-probability, kind="stable")
-    mass = np.cumsum(probability[order] / probability.sum())
+    order = order[: top_k or None]
+    mass = np.cumsum(probability[order] / probability[order].sum())
     nucleus = mass[min(int(np.searchsorted(mass, top_p)), len(mass) - 1)]
+    nucleus = min(nucleus, mass[np.count_nonzero(probability[order] >= min_p) - 1])
     draw = np.random.Generator(np.random.Philox(key=seed, counter=position)).random()
     return int(order[np.searchsorted(mass, draw * nucleus, side="right")])
 
@@ -139,31 +147,32 @@ def test_sample_draws_by_the_running_sum_of_probabilities():
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((300, 60), dtype=np.float32) * 3
     temperatures, top_p = rng.choice([0.0, 0.5, 1.0], 300), rng.choice([0.2, 0.8, 1.0], 300)
+    top_k, min_p = rng.choice([0, 3, 20], 300), rng.choice([0.0, 0.05, 0.4], 300)
     seeds = np.arange(300, dtype=np.uint64)
     seeds[::2] = 2**64 - 1 - seeds[::2]
-    columns = (temperatures, top_p, seeds.view(np.int64), np.arange(300))
+    columns = (temperatures, top_k, top_p, min_p, seeds.view(np.int64), np.arange(300))
     found = sample(torch.from_numpy(logits), Draws(*map(torch.from_numpy, columns)))
-    how = zip(logits, temperatures, top_p, seeds.tolist(), range(300), strict=True)
+    how = zip(logits, temperatures, top_k, top_p, min_p, seeds.tolist(), range(300), strict=True)
     assert found.tolist() == [drawn(*one) for one in how]
 
 
 def test_sample_follows_the_probabilities():
     logits = torch.tensor([0.5, 0.3, 0.2]).log().expand(4000, 3).contiguous()
-    ones = torch.ones(4000, dtype=torch.float64)
-    counts = torch.bincount(sample(logits, Draws(ones, ones, torch.zeros(4000).long(), torch.arange(4000))))
+    ones, none, places = torch.ones(4000, dtype=torch.float64), torch.zeros(4000).long(), torch.arange(4000)
+    counts = torch.bincount(sample(logits, Draws(ones, none, ones, 0 * ones, none, places)))
     assert (counts / 4000 - torch.tensor([0.5, 0.3, 0.2])).abs().max() < 0.03
-    half = sample(logits, Draws(ones, 0.6 * ones, torch.zeros(4000).long(), torch.arange(4000)))
-    assert half.unique().tolist() == [0, 1]
+    for cut in ((none, 0.6 * ones, 0 * ones), (none + 2, ones, 0 * ones), (none, ones, 0.5 * ones)):
+        assert sample(logits, Draws(ones, *cut, none, places)).unique().tolist() == [0, 1]
 
 
 def test_a_row_does_not_depend_on_its_batch():
     logits, one = torch.randn(5, 40), torch.ones(5, dtype=torch.float64)
-    draws = Draws(one, 0.9 * one, torch.arange(5), torch.arange(5))
+    draws = Draws(one, torch.arange(5) * 9, 0.9 * one, 0.1 * one, torch.arange(5), torch.arange(5))
     alone = [sample(logits[r : r + 1], Draws(*(part[r : r + 1] for part in draws))) for r in range(5)]
     assert torch.cat(alone).equal(sample(logits, draws))
 
 
-X = torch.ones(2, 4)
+X, ONE, HALF = torch.ones(2, 4), torch.tensor([1]), torch.full((2,), 0.5, dtype=torch.float64)
 BAD = [
     (lambda: rms_norm(torch.ones(4), torch.ones(4)), ValueError, r"x must be \(T, M\)"),
     (lambda: rms_norm(X, torch.ones(3)), ValueError, r"weight must be \(4,\)"),
@@ -182,7 +191,11 @@ BAD = [
     (lambda: embed(torch.tensor([2]), X), ValueError, r"ids must be in \[0, 2\)"),
     (lambda: sampled_logits(X, torch.tensor([0]), X.half()), ValueError, r"head must be \(V, 4\)"),
     (lambda: sample(X.half()), TypeError, "logits must be fp32"),
-    (lambda: sample(X, Draws(*[torch.ones(2)] * 4)), TypeError, "draws.temperatures must be float64"),
+    (lambda: logprobs(X, torch.tensor([0, 4])), ValueError, r"tokens must be in \[0, 4\)"),
+    (lambda: logprobs(X, torch.tensor([0, 1]), -1), ValueError, "best must be at least 0"),
+    (lambda: penalise(X, ONE, 9 * ONE, ONE > 0, HALF, HALF), ValueError, r"tokens must be in \[0, 4\)"),
+    (lambda: penalise(X, ONE, ONE, ONE, HALF, HALF), TypeError, "generated must be bool"),
+    (lambda: sample(X, Draws(*[torch.ones(2)] * 6)), TypeError, "draws.temperatures must be float64"),
 ]
 
 
@@ -201,3 +214,5 @@ def test_declared_work():
     assert embed_work(3, 8, 2) == (0, 2 * 2 * 3 * 8)
     assert sampled_logits_work(3, 8, 10, 2) == (2 * 3 * 8 * 10, 2 * 8 * 13 + 4 * 30)
     assert sample_work(3, 10) == (0, 144)
+    assert penalise_work(3, 10) == (0, 240)
+    assert logprobs_work(3, 10, 2) == (0, 4 * 30 + 4 * 3 + 12 * 6)

@@ -19,7 +19,7 @@ from tests.systems import VSL
 from workbench.core.catalogue import data_path
 from workbench.core.errors import WorkbenchError, WorkloadError
 from workbench.core.records import to_plain
-from workbench.core.result import Result
+from workbench.core.result import Result, TokenLogprobs
 from workbench.engine.model.checkpoint import open_checkpoint
 from workbench.engine.tiny_model.synthesize import hf_config, write_checkpoint
 from workbench.hardware import Machine
@@ -35,6 +35,7 @@ from workbench.workload.tokenizer import load_tokenizer
 DRAWS = 24
 """Mutations of each kind of file; 400 of each were tried by hand."""
 LONGEST = 1200
+SAMPLING = Sampling(0.5, 0.9, 7, (4,), top_k=3, min_p=0.1, repetition_penalty=1.2, stop=("end",), logprobs=2)
 TINY = ModelConfig("tiny", 2, 32, 24, 4, 2, 8, 4, 2, 97, 512, dtype="fp32")
 QWEN = replace(
     TINY,
@@ -255,14 +256,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sources={"all": "us"},
     )
     machine.save(made / "machine.json")
-    asked = Workload.of([Request((1, 2, 3), 4), Request((5,), 2, Sampling(0.5, 0.9, 7))])
+    asked = Workload.of([Request((1, 2, 3), 4), Request((5,), 2, SAMPLING)])
     small = tiny_scenario([8, 5, 3], [4, 1, 6], pipeline=VSL, machine=machine, model=tiny_model(2))
     small.save(made / "scenario.json")
     small.on(workload=asked.arriving(at=[0.5, 2.0])).save(made / "asked.json")
     played = simulate(small.on(machine=small_machine()), VSLPipe(), detail=Detail.TASK)
-    replace(played, interval=(1.0, 2.0), tokens=((1, 2), (3,))).save(made / "simulated.json")
+    logprobs = ((TokenLogprobs(-0.5, ((1, -0.5), (4, -1.5))), TokenLogprobs(-2.0)), ())
+    replace(played, interval=(1.0, 2.0), tokens=((1, 2), (3,)), logprobs=logprobs).save(made / "simulated.json")
     bound(small.on(machine=small_machine()), VSLPipe()).save(made / "result.json")
-    lines = [{"prompt": "a b", "output_len": 3}, {"tokens": [1, 2, 3], "temperature": 0.5, "seed": 3}]
+    lines = [{"prompt": "a b", "output_len": 3}, {"tokens": [1, 2, 3], **to_plain(SAMPLING)}]
     lines = [{**line, "arrival": 0.5 * number} for number, line in enumerate(lines)]
     (made / "asked.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     return made

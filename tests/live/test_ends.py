@@ -16,6 +16,7 @@ from workbench.models import ModelConfig
 from workbench.scheduler.registry import every_scheduler
 from workbench.schedules import Schedule, Sequential, VSLPipe
 from workbench.workload import Request, Sampling, Workload
+from workbench.workload.tokenizer import BYTES
 
 ASKED = requests((5, 1, 19, 3, 7, 2, 4, 6, 1, 11), (14, 9, 14, 14, 1, 14, 8, 14, 14, 14), seed=5)
 STOPS = (66, 1, 40, 81, 23, 52, 8, 95, 33, 70, 12, 47)
@@ -68,6 +69,25 @@ def test_a_request_ends_with_its_first_stop_token(scheduler: Any, tiny: ModelCon
 def test_every_schedule_ends_them_alike(name: str, schedule: Schedule, tiny: ModelConfig, right: Any) -> None:
     """Also where the last iteration, which nobody knew to be the last, brings weights for one that never comes."""
     assert wb.run(stopping(tiny, name), schedule).tokens == right
+
+
+def test_a_text_ends_a_request_as_a_token_does(tiny: ModelConfig, whole: Any) -> None:
+    """Its tokens are bytes; each stops at two of its own, and its blocks are free for the next one."""
+    spelled = [BYTES.decode(tokens[2:4]) if len(tokens) > 3 else "" for tokens in whole]
+    asked = [
+        replace(each, sampling=Sampling(stop=(text,) if text else ()))
+        for each, text in zip(ASKED, spelled, strict=True)
+    ]
+    right = tuple(
+        next((t[:n] for n in range(1, len(t)) if text and text in BYTES.decode(t[:n])), t)
+        for t, text in zip(whole, spelled, strict=True)
+    )
+    assert sum(len(cut) == 4 for cut in right) >= 5
+    of = scenario(tiny, asked, WIRED["all_gpu"], tokens=longest(ASKED) + 6, block=4, budget=30)
+    result = wb.run(of, Sequential(2))
+    assert result.tokens == right
+    told = of.on(workload=of.workload.ending(at=lengths(result)))
+    assert wb.simulate(told, Sequential(2)).steps.used_blocks == result.steps.used_blocks
 
 
 def test_stop_tokens_are_each_requests_own(tiny: ModelConfig, whole: Any) -> None:

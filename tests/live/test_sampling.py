@@ -1,10 +1,19 @@
-"""A request's sampled tokens depend on its own seed and position, never on the batch; nucleus draws are exact."""
+"""A request's sampled tokens depend on its own seed, position and tokens, never on the batch; draws are exact."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import workbench as wb
+from tests.examples import examples
+from tests.live.conftest import Oracle, one_thread
 from tests.live.world import differing, longest, requests, scenario
 from workbench.core.errors import EngineError, WorkloadError
 from workbench.engine.model.sampler import choose_all
@@ -12,12 +21,30 @@ from workbench.models import ModelConfig
 from workbench.schedules import Schedule, Sequential, VSLPipe
 from workbench.workload import Request, Sampling
 
-ASKED = requests((5, 1, 9, 3, 7, 2, 4, 6), 14, seed=5, t=0.9)
+KNOBS = (
+    {},
+    {"top_k": 5},
+    {"min_p": 0.2},
+    {"repetition_penalty": 1.7},
+    {"presence_penalty": 1.5, "logprobs": 2},
+    {"temperature": 0.0, "repetition_penalty": 1.3, "presence_penalty": 0.5},
+    {"top_k": 20, "min_p": 0.01, "repetition_penalty": 0.8, "presence_penalty": -1.0, "logprobs": 0},
+    {"temperature": 0.0, "logprobs": 3},
+)
+ASKED = tuple(
+    replace(request, sampling=replace(request.sampling, **knobs))
+    for request, knobs in zip(requests((5, 1, 9, 3, 7, 2, 4, 6), 14, seed=5, t=0.9), KNOBS, strict=True)
+)
 
 
 def choose(logits: torch.Tensor, sampling: Sampling, position: int) -> int:
     """The next token after one row of logits."""
-    return choose_all(logits[None], [sampling], [position])[0]
+    return after(logits, sampling, (0,), (0,) * position)
+
+
+def after(logits: torch.Tensor, sampling: Sampling, prompt: tuple[int, ...], made: tuple[int, ...]) -> int:
+    """The next token of a request after one row of logits."""
+    return choose_all(logits[None], [Request(prompt, 99, sampling)], [prompt + made])[0]
 
 
 def served(model: ModelConfig, asked: tuple[Request, ...], schedule: Schedule, **options: float) -> wb.Result:
@@ -44,6 +71,8 @@ def test_same_tokens_after_preemption(block: int, tiny: ModelConfig, alone: tupl
     result = served(tiny, ASKED, VSLPipe(), tokens=longest(ASKED), block=block, budget=1000)
     assert result.preemptions >= 4
     assert result.tokens == alone
+    asked = [request.sampling.logprobs for request in ASKED]
+    assert [len(own) for own in result.logprobs] == [0 if each is None else 14 for each in asked]
 
 
 def test_seed_temperature_and_position_matter(tiny: ModelConfig, alone: tuple[tuple[int, ...], ...]) -> None:
@@ -128,3 +157,113 @@ def test_ties_go_to_the_first() -> None:
 def test_a_seed_that_cannot_be_used_is_refused_at_once(seed: int) -> None:
     with pytest.raises(WorkloadError, match="seed"):
         Sampling(1.0, 1.0, seed)
+
+
+# ------------------------------------------------------------------------------------------ transformers' definitions
+
+
+def processed(
+    logits: torch.Tensor, how: Sampling, prompt: tuple[int, ...], made: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores behind the penalties, and the probabilities of a draw, in float64 by transformers' processors.
+
+    The presence penalty, which it lacks, is as OpenAI's documentation gives it: `mu[j] - (c[j] > 0) alpha_presence`.
+    """
+    from transformers.generation import logits_process as theirs
+
+    ids, scores = torch.tensor([prompt + made]), logits.double()[None]
+    scores = theirs.RepetitionPenaltyLogitsProcessor(float(how.repetition_penalty))(ids, scores)
+    counts = torch.bincount(torch.tensor(made, dtype=torch.long), minlength=len(logits))
+    scores = penalised = scores - (counts > 0) * how.presence_penalty
+    if how.temperature:
+        scores = theirs.TemperatureLogitsWarper(float(how.temperature))(ids, scores)
+    if how.top_k:
+        scores = theirs.TopKLogitsWarper(how.top_k)(ids, scores)
+    if how.top_p < 1:
+        scores = theirs.TopPLogitsWarper(how.top_p)(ids, scores)
+    if how.min_p:
+        scores = theirs.MinPLogitsWarper(how.min_p)(ids, scores)
+    return penalised[0], scores[0].softmax(0)
+
+
+ids = st.lists(st.integers(0, 29), max_size=12).map(tuple)
+settings = st.builds(
+    Sampling,
+    temperature=st.sampled_from([1.0, 2.5, 0.5, 0.0]),
+    top_k=st.sampled_from([0, 0, 17, 3, 1, 40]),
+    top_p=st.sampled_from([1.0, 1.0, 0.99, 0.8, 0.3, 0.001]),
+    min_p=st.sampled_from([0.0, 0.0, 0.01, 0.1, 1.0]),
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.6, 5.0]),
+    presence_penalty=st.sampled_from([0.0, 0.7, -1.2, 2.0]),
+)
+"""Mostly such that many tokens are left."""
+
+
+@examples(200)
+@given(settings, ids.filter(len), ids, st.integers(0, 2**32 - 1))
+def test_every_token_is_drawn_with_the_probability_of_transformers(
+    how: Sampling, prompt: tuple[int, ...], made: tuple[int, ...], seed: int
+) -> None:
+    """The whole distribution: a number within a token's share of [0, 1] draws it, the likeliest token first."""
+    pytest.importorskip("transformers")
+    logits = torch.randn(30, generator=torch.Generator().manual_seed(seed)) * 3
+    scores, exact = processed(logits, how, prompt, made)
+    if not how.temperature:
+        assert after(logits, how, prompt, made) == int(scores.argmax())
+        return
+    order = exact.argsort(descending=True)
+    ends = exact[order].cumsum(0).tolist()
+    for token, share, end in zip(order.tolist(), exact[order].tolist(), ends, strict=True):
+        if share > 1e-4:
+            for number in (end - 0.98 * share, end - 0.02 * share):
+                with patch("kernels_triton.vocabulary.sampling.uniform", return_value=number):
+                    assert after(logits, how, prompt, made) == token
+
+
+def test_of_equal_logits_the_first_are_kept() -> None:
+    logits = torch.tensor([1.0, 2.0, 2.0, 2.0, 0.0])
+    assert {choose(logits, Sampling(1.0, top_k=2, seed=n), 0) for n in range(50)} == {1, 2}
+
+
+@pytest.mark.parametrize("penalty", [1.3, 0.7])
+def test_greedy_tokens_with_a_penalty_are_those_of_transformers(
+    penalty: float, tiny: ModelConfig, oracle: Callable[[ModelConfig], Oracle]
+) -> None:
+    asked = requests((5, 1, 9), 20, seed=3)
+    mine = served(tiny, tuple(replace(r, sampling=Sampling(repetition_penalty=penalty)) for r in asked), VSLPipe())
+    assert differing(mine.tokens, served(tiny, asked, VSLPipe()).tokens) > 0.5
+    for request, tokens in zip(asked, mine.tokens, strict=True):
+        how = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0, "repetition_penalty": penalty}
+        with one_thread():
+            theirs = oracle(tiny).model.generate(torch.tensor([request.prompt]), **how)
+        assert tuple(theirs[0, len(request.prompt) :].tolist()) == tokens
+
+
+# ----------------------------------------------------------------------------------------------- log probabilities
+
+
+def test_log_probabilities_are_of_the_models_own_logits(
+    tiny: ModelConfig, oracle: Callable[[ModelConfig], Oracle]
+) -> None:
+    how = Sampling(0.9, repetition_penalty=1.5, presence_penalty=1.0, top_k=9, logprobs=4)
+    asked = tuple(replace(request, sampling=how) for request in requests((5, 1, 9), 12, seed=3))
+    result = served(tiny, asked, VSLPipe())
+    for request, tokens, own in zip(asked, result.tokens, result.logprobs, strict=True):
+        scores = oracle(tiny).scores(request.prompt + tokens[:-1])[len(request.prompt) - 1 :]
+        exact = scores.double().log_softmax(1)
+        assert [each.logprob for each in own] == pytest.approx(exact[range(12), list(tokens)].tolist(), abs=1e-4)
+        best = exact.topk(4)
+        assert [[token for token, _ in each.best] for each in own] == best.indices.tolist()
+        found = torch.tensor([[value for _, value in each.best] for each in own], dtype=torch.float64)
+        torch.testing.assert_close(found, best.values, rtol=0, atol=1e-4)
+
+
+def test_log_probabilities_are_saved_and_change_no_token(
+    tiny: ModelConfig, alone: tuple[tuple[int, ...], ...], tmp_path: Path
+) -> None:
+    result = served(tiny, ASKED, Sequential())
+    assert wb.Result.load(result.save(tmp_path / "result.json")).logprobs == result.logprobs
+    assert {len(each.best) for own in result.logprobs for each in own} == {0, 2, 3}
+    plain = tuple(replace(r, sampling=replace(r.sampling, logprobs=None)) for r in ASKED)
+    assert served(tiny, plain, Sequential()).logprobs == ()
+    assert served(tiny, plain, Sequential()).tokens == result.tokens == alone

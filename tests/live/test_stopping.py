@@ -22,7 +22,7 @@ from workbench.scheduler.base import Scheduler
 from workbench.schedules import Schedule, Sequential, VSLPipe
 from workbench.serving import prepare
 from workbench.stages import Precision, Rows, Stage, decode_attention, experts
-from workbench.workload import Sampling
+from workbench.workload import Request, Sampling
 
 pytestmark = pytest.mark.alone
 
@@ -97,7 +97,8 @@ def test_the_head_looks_too(tiny: ModelConfig, monkeypatch: pytest.MonkeyPatch) 
     watched.looks = 0
     logits = forward.logits(0, layout)
     assert watched.looks == len(logits) == 52
-    choose_all(logits, [Sampling(temperature=1.0, seed=1)] * 52, [0] * 52, watched.check)
+    request = Request((0,), 1, Sampling(temperature=1.0, seed=1))
+    choose_all(logits, [request] * 52, [request.prompt] * 52, watched.check)
     assert watched.looks == 104
 
 

@@ -1,6 +1,7 @@
 """Text and token ids: the tokenizer of a checkpoint, and bytes where it has none."""
 
 import json
+import os
 from itertools import islice
 
 import pytest
@@ -76,6 +77,24 @@ def test_text_without_a_token_is_refused(tiny):
 def test_a_damaged_file_is_named(tmp_path):
     (tmp_path / "tokenizer.json").write_text('{"model": 3}')
     with pytest.raises(CheckpointError, match=r"tokenizer\.json is no valid tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "vocab.json"])
+def test_a_tokenizer_of_another_kind_is_not_taken_for_bytes(name, tmp_path):
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(CheckpointError, match=f"has {name} and no tokenizer.json; make one by transformers"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_that_has_changed_is_read_again(tmp_path):
+    file = tmp_path / "tokenizer.json"
+    file.write_text((TINY / "tokenizer.json").read_text())
+    first = load_tokenizer(tmp_path)
+    assert load_tokenizer(tmp_path) is first
+    file.write_text("{}")
+    os.utime(file, ns=(1, 1))
+    with pytest.raises(CheckpointError, match="no valid tokenizer"):
         load_tokenizer(tmp_path)
 
 

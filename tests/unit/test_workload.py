@@ -2,12 +2,14 @@
 
 import json
 import math
+from dataclasses import fields
 
 import numpy as np
 import pytest
 
 from workbench.core.errors import CatalogueError, WorkloadError
 from workbench.workload import Request, Sampling, Workload, byte_tokens, workloads
+from workbench.workload.request import SamplingOptions
 
 # Mean and maximum of prompts, and output lengths: MoE-Lens, Table 3, and MoE-Lightning, Table 3.
 PUBLISHED = {
@@ -228,11 +230,35 @@ def test_a_text_without_prompts_or_no_requests_is_refused(tmp_path, text, reques
         {"top_p": None},
         {"seed": 1.5},
         {"seed": "one"},
+        {"top_k": -1},
+        {"top_k": 2.0},
+        {"min_p": 1.1},
+        {"min_p": -0.1},
+        {"min_p": float("nan")},
+        {"repetition_penalty": 0},
+        {"repetition_penalty": float("inf")},
+        {"presence_penalty": 2.1},
+        {"presence_penalty": float("nan")},
+        {"stop": "end"},
+        {"stop": ("end", "")},
+        {"stop": (1,)},
+        {"logprobs": -1},
+        {"logprobs": True},
     ],
 )
 def test_sampling_outside_its_range_is_refused(options):
     with pytest.raises(WorkloadError, match=next(iter(options))):
         Sampling(**options)
+
+
+def test_the_options_of_sampling_are_its_fields():
+    assert SamplingOptions.__optional_keys__ == {field.name for field in fields(Sampling)}
+
+
+def test_a_request_may_end_early_with_a_token_or_a_text():
+    for how in (Sampling(stop=["end"]), Sampling(stop_token_ids=[3])):
+        assert Workload.of([Request((1,), 2), Request((1,), 2, how)]).may_end
+    assert not Workload.of([Request((1,), 2)]).may_end
 
 
 def test_mtbench_has_the_published_mean_and_never_more_than_its_maximum():

@@ -65,6 +65,24 @@ class Iterations:
 
 
 @dataclass(frozen=True)
+class TokenLogprobs:
+    """Log probability of a generated token, and of the tokens that were the most likely in its place.
+
+    They are of the model's own logits, before penalties and temperature.
+
+    Attributes
+    ----------
+    logprob : float
+        Natural logarithm of the token's probability.
+    best : tuple of (int, float)
+        Token ids and their log probabilities, the most likely first.
+    """
+
+    logprob: float
+    best: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class Result:
     """Throughput of one scenario under one schedule, with the measurements or the model behind it.
 
@@ -87,6 +105,10 @@ class Result:
         Latencies of every request, from which quantiles and objectives are computed.
     energy : Energy or None
         Energy of the whole run, with its source.
+    tokens : tuple of tuples of int
+        For a measurement: tokens that each request generated.
+    logprobs : tuple of tuples of TokenLogprobs
+        For a measurement: those of each token of the requests that ask for them, empty for the others.
     interval : tuple of (float, float), optional
         For a simulation of a calibrated computer: range of output tokens per second in 90 of 100 runs, estimated from
         the computer's drift between the passes of the calibration.
@@ -124,6 +146,7 @@ class Result:
     energy: Energy | None = None
     timeline: Timeline = field(default_factory=Timeline, repr=False)
     tokens: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
+    logprobs: tuple[tuple[TokenLogprobs, ...], ...] = field(default=(), repr=False)
     facts: Mapping[str, str] = field(default_factory=dict)
     stopped: bool = False
     others: float = 0.0
@@ -249,7 +272,7 @@ class Result:
 
     def diff(self, other: Result) -> dict[str, tuple[Any, Any]]:
         """Fields in which two results differ, the long columns left out."""
-        skipped = ("steps", "latencies", "timeline", "tokens", "date")
+        skipped = ("steps", "latencies", "timeline", "tokens", "logprobs", "date")
         mine = self.to_dict(timeline=False)
         theirs = other.to_dict(timeline=False)
         return {key: (mine[key], theirs[key]) for key in mine if key not in skipped and mine[key] != theirs[key]}

@@ -6,6 +6,7 @@ import numpy as np
 
 from workbench.core.energy import Energy
 from workbench.core.errors import EngineError
+from workbench.core.result import TokenLogprobs
 from workbench.core.timeline import Span, Timeline
 from workbench.engine.lanes.affinity import affinities
 from workbench.engine.lanes.control import MOST_SLEPT, Control
@@ -14,7 +15,7 @@ from workbench.engine.lanes.meter import processors
 from workbench.engine.lanes.stopwatch import Stopwatch
 from workbench.engine.model.forward import Forward
 from workbench.engine.model.ops import RowLayout
-from workbench.engine.model.sampler import choose_all
+from workbench.engine.model.sampler import choose_all, logprobs_of
 from workbench.engine.token_log import TokenLog
 from workbench.hardware import usable_cores
 from workbench.hardware.profile import Cores, Pace
@@ -24,6 +25,8 @@ from workbench.scheduler.block_manager import BlockCounts, BlockManager
 from workbench.schedules.base import Step
 from workbench.schedules.plan import LANES, Carry, Plan, Task, let_begin
 from workbench.serving.prepared import Prepared
+from workbench.workload.stop_strings import spells
+from workbench.workload.tokenizer import BYTES, load_tokenizer
 
 
 class Engine:
@@ -40,6 +43,9 @@ class Engine:
         scenario = prepared.scenario
         self._requests = scenario.workload.requests
         self._tokens = [list(request.prompt) for request in self._requests]
+        self._logprobs = [list[TokenLogprobs]() for _ in self._requests]
+        stops = any(request.sampling.stop for request in self._requests)
+        self._tokenizer = load_tokenizer(scenario.model) if stops else BYTES
         self.timeline = Timeline(labels=prepared.lowering.graph.labels)
         self.watch = Stopwatch()
         self.forward = Forward(prepared, self.control)
@@ -59,6 +65,11 @@ class Engine:
         """The tokens generated for each request."""
         pairs = zip(self._tokens, self._requests, strict=True)
         return tuple(tuple(tokens[len(request.prompt) :]) for tokens, request in pairs)
+
+    @property
+    def logprobs(self) -> tuple[tuple[TokenLogprobs, ...], ...]:
+        """Log probabilities of these tokens, where the request asks for them."""
+        return tuple(map(tuple, self._logprobs)) if any(self._logprobs) else ()
 
     def pause(self) -> None:
         """Let no task start and no time pass until `resume`; tasks that run already are finished."""
@@ -109,8 +120,16 @@ class Engine:
 
     def stopped(self, batch: Batch) -> Ids:
         """See `Clock.stopped`."""
-        ended = [n for n in batch.emitting.tolist() if self._tokens[n][-1] in self._requests[n].sampling.stop_token_ids]
-        return np.array(ended, dtype=np.int64)
+        return np.array([number for number in batch.emitting.tolist() if self._stops(number)], dtype=np.int64)
+
+    def _stops(self, number: int) -> bool:
+        """True if the latest token of a request is one that it stops at, or completes a text that it stops at."""
+        request = self._requests[number]
+        tokens = self._tokens[number]
+        how = request.sampling
+        return tokens[-1] in how.stop_token_ids or (
+            bool(how.stop) and spells(tokens[len(request.prompt) :], how.stop, self._tokenizer)
+        )
 
     def expert_bytes(self, plan: Plan) -> float:
         """See `Clock.expert_bytes`."""
@@ -198,11 +217,12 @@ class Engine:
         emitting = batch.emitting.tolist()
         requests = [self._requests[number] for number in emitting]
         tokens = [self._tokens[number] for number in emitting]
-        made = [len(t) - len(request.prompt) for t, request in zip(tokens, requests, strict=True)]
         logits = self.forward.logits(part, layout)
-        chosen = choose_all(logits, [request.sampling for request in requests], made, self.control.check)
-        for line, token in zip(tokens, chosen, strict=True):
-            line.append(token)
+        chosen = choose_all(logits, requests, tokens, self.control.check)
+        for row, (number, request, token) in enumerate(zip(emitting, requests, chosen, strict=True)):
+            self._tokens[number].append(token)
+            if request.sampling.logprobs is not None:
+                self._logprobs[number].append(logprobs_of(logits[row], token, request.sampling.logprobs))
         self._log.add(zip(emitting, chosen, strict=True))
 
     # ------------------------------------------------------------------------------------- bytes that were moved

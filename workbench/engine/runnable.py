@@ -28,6 +28,7 @@ from workbench.stages import (
     qkv,
     shared_experts,
 )
+from workbench.workload.tokenizer import load_tokenizer
 
 
 def check_runnable(prepared: Prepared) -> None:
@@ -37,6 +38,8 @@ def check_runnable(prepared: Prepared) -> None:
     ------
     EngineError
         If model, machine, precision, requests or a stage cannot be run.
+    CheckpointError
+        If a request ends with a text, and the model's tokenizer cannot be loaded.
     """
     scenario = prepared.scenario
     model = scenario.model
@@ -67,6 +70,8 @@ def check_runnable(prepared: Prepared) -> None:
                     f"request {number} has the token id {token!r}, {model.name!r} knows 0 to {model.vocab_size - 1}; "
                     "use the model's own tokenizer."
                 )
+    if any(request.sampling.stop for request in requests):
+        load_tokenizer(model)  # the engine needs it, and loads the weights first
     for number, stage in enumerate(scenario.layer.stages):
         others = scenario.layer.stages[:number] + scenario.layer.stages[number + 1 :]
         if problem := _problem(stage, model) or _shared_tensor(stage, others, model):

@@ -3,11 +3,10 @@
 Schedulers form batches of a workload's requests.
 """
 
+from workbench.workload.request import Request, Sampling
 from workbench.workload.workload import (
     AT_ONCE,
     PublishedWorkload,
-    Request,
-    Sampling,
     Times,
     Workload,
     byte_tokens,

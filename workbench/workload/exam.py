@@ -10,8 +10,9 @@ from workbench.core.errors import WorkloadError
 from workbench.core.result import Result
 from workbench.core.units import is_whole
 from workbench.workload.exercises import KINDS, Exercise, exercises
+from workbench.workload.request import Request
 from workbench.workload.tokenizer import Tokenizer
-from workbench.workload.workload import Request, Workload
+from workbench.workload.workload import Workload
 
 OUTPUT_LEN = 12  # tokens: the longest answer has 9, and 10 with the end of its line
 

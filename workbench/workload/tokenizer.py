@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -12,6 +13,9 @@ from workbench.models import ModelConfig
 
 if TYPE_CHECKING:
     import tokenizers
+
+_OTHERS = ("tokenizer.model", "tekken.json", "vocab.json", "vocab.txt", "tiktoken.model")
+"""Files of tokenizers that are no tokenizer.json."""
 
 
 class Tokenizer(Protocol):
@@ -107,7 +111,7 @@ def load_tokenizer(model: ModelConfig | str | Path) -> Tokenizer:
     Raises
     ------
     CheckpointError
-        If the file is damaged, or the folder does not exist.
+        If the file is damaged, the folder does not exist, or it has another tokenizer's files alone.
     """
     folder = model.path if isinstance(model, ModelConfig) else Path(model)
     if folder is None:
@@ -115,11 +119,23 @@ def load_tokenizer(model: ModelConfig | str | Path) -> Tokenizer:
     if not is_folder(folder):
         raise CheckpointError(f"checkpoint {str(folder)!r} is no folder; give the one that holds tokenizer.json.")
     file = folder / "tokenizer.json"
-    if not is_file(file):
-        return BYTES
+    if is_file(file):
+        return _read(file, file.stat().st_mtime_ns)
+    other = next((name for name in _OTHERS if is_file(folder / name)), None)
+    if other is not None:
+        raise CheckpointError(
+            f"checkpoint {folder.name!r} has {other} and no tokenizer.json; make one by "
+            "transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)."
+        )
+    return BYTES
+
+
+@functools.lru_cache(maxsize=4)
+def _read(file: Path, changed: int) -> CheckpointTokenizer:
+    """The tokenizer of a file, which is read again once it has changed."""
     import tokenizers
 
     try:
-        return CheckpointTokenizer(folder.name, tokenizers.Tokenizer.from_file(str(file)))
+        return CheckpointTokenizer(file.parent.name, tokenizers.Tokenizer.from_file(str(file)))
     except Exception as error:  # the library raises nothing narrower
         raise CheckpointError(f"{file} is no valid tokenizer ({reason(error)}); fetch it again.") from error

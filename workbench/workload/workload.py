@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,9 +14,10 @@ import numpy.typing as npt
 
 from workbench.core.catalogue import Catalogue
 from workbench.core.errors import WorkloadError
-from workbench.core.records import is_file
 from workbench.core.units import is_number, is_whole
 from workbench.workload.lengths import Counts, Gamma, Histogram, LengthDistribution, Lengths, LogNormal, whole_lengths
+from workbench.workload.prompt_files import lines, parse_request
+from workbench.workload.request import Request
 from workbench.workload.tokenizer import BYTES, Tokenizer
 
 Times = npt.NDArray[np.float64]
@@ -25,72 +25,6 @@ AT_ONCE: Times = np.empty(0)
 AT_ONCE.flags.writeable = False
 TO_THE_LAST: Lengths = np.empty(0, dtype=np.int64)
 TO_THE_LAST.flags.writeable = False
-_SAMPLING: dict[str, type | tuple[type, ...]] = {
-    "temperature": (int, float),
-    "top_p": (int, float),
-    "seed": int,
-    "stop_token_ids": list,
-}
-"""Keys of a `Sampling` in a line of JSON, and the types of their values."""
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Sampling of a request's tokens. The same seed gives the same tokens in any batch.
-
-    Attributes
-    ----------
-    temperature : float
-        Divisor of the logits; 0 is greedy.
-    top_p : float
-        Probability that the most likely tokens, from which one is drawn, have together.
-    seed : int
-    stop_token_ids : tuple of int
-        Tokens with which the request ends, and which it keeps; by default it goes on to its output length, whatever it
-        samples.
-    """
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
-    stop_token_ids: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not (is_number(self.temperature) and 0 <= self.temperature < math.inf):
-            raise WorkloadError(f"temperature must be 0 (greedy) or positive, not {self.temperature!r}.")
-        if not (is_number(self.top_p) and 0 < self.top_p <= 1):
-            raise WorkloadError(f"top_p must lie in (0, 1], not {self.top_p!r}; 1 keeps every token.")
-        if not (is_whole(self.seed) and 0 <= self.seed < 2**64):
-            raise WorkloadError(f"seed must be a number of 64 bits without a sign, not {self.seed!r}.")
-        object.__setattr__(self, "seed", int(self.seed))
-        stops = self.stop_token_ids
-        if not (isinstance(stops, Sequence) and all(map(_is_token, stops))):
-            raise WorkloadError(
-                f"stop_token_ids must be token ids, non-negative integers below 2**63, not {short(stops)}; give a "
-                "tuple, or () to end with the output length."
-            )
-        object.__setattr__(self, "stop_token_ids", tuple(map(int, stops)))
-
-
-@dataclass(frozen=True)
-class Request:
-    """One prompt, given as token ids, and the number of tokens to generate for it, or until it samples a stop token."""
-
-    prompt: tuple[int, ...]
-    output_len: int
-    sampling: Sampling = field(default_factory=Sampling)
-
-    def __post_init__(self) -> None:
-        if not (isinstance(self.prompt, Sequence) and self.prompt and all(map(_is_token, self.prompt))):
-            raise WorkloadError(
-                "a prompt must be token ids, at least one token, each id a non-negative integer below 2**63, not "
-                f"{short(self.prompt)}; "
-                "encode text with a tokenizer, such as byte_tokens(text)."
-            )
-        if not isinstance(self.sampling, Sampling):
-            raise WorkloadError(
-                f"sampling must be a Sampling, such as Sampling(temperature=0.7), not {self.sampling!r}."
-            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +120,7 @@ class Workload:
     @property
     def may_end(self) -> bool:
         """True if a request may end before its output length."""
-        return bool(len(self.ends)) or any(request.sampling.stop_token_ids for request in self.requests)
+        return bool(len(self.ends)) or any(request.sampling.may_end for request in self.requests)
 
     @property
     def as_asked(self) -> Workload:
@@ -325,8 +259,8 @@ class Workload:
         """Read requests from a file with one JSON object per line.
 
         Keys: ``prompt`` (text, encoded by the tokenizer: its UTF-8 bytes unless a checkpoint's is given) or ``tokens``
-        (ids); optional ``output_len`` (else the argument), ``temperature``, ``top_p``, ``seed``, ``stop_token_ids``,
-        and in every line or in none ``arrival`` (seconds after the start).
+        (ids); optional ``output_len`` (else the argument), the fields of `Sampling`, and in every line or in none
+        ``arrival`` (seconds after the start).
 
         Raises
         ------
@@ -334,8 +268,8 @@ class Workload:
             If the file or one of its lines is malformed, or has text without a token; the line number is named.
         """
         path = Path(path)
-        numbered = [(number, line) for number, line in enumerate(_lines(path), 1) if line.strip()]
-        parsed = [_parse(f"{path.name}:{number}", line, output_len, tokenizer) for number, line in numbered]
+        numbered = [(number, line) for number, line in enumerate(lines(path), 1) if line.strip()]
+        parsed = [parse_request(f"{path.name}:{number}", line, output_len, tokenizer) for number, line in numbered]
         times: Any = [time for _, time in parsed if time is not None]
         return replace(cls.of((request for request, _ in parsed), name=path.stem), arrival=times)
 
@@ -350,7 +284,7 @@ class Workload:
     ) -> Workload:
         """Take the first `requests` non-empty lines of a text file as prompts, repeating them if there are fewer."""
         path = Path(path)
-        prompts = [line for line in _lines(path) if line.strip()]
+        prompts = [line for line in lines(path) if line.strip()]
         if not prompts or not _is_count(requests):
             raise WorkloadError(f"{path.name} with requests={requests} gives no prompt; both must be at least one.")
         chosen = (prompts[index % len(prompts)] for index in range(requests))
@@ -401,69 +335,6 @@ class Workload:
 def byte_tokens(text: str) -> tuple[int, ...]:
     """Token ids of a text under the byte tokenizer: its UTF-8 bytes, 0 to 255."""
     return BYTES.encode(text)
-
-
-def _lines(path: Path) -> list[str]:
-    """Lines of a UTF-8 file; only newlines end them, because a prompt may contain other separators."""
-    if not is_file(path):
-        raise WorkloadError(f"workload file {str(path)!r} does not exist; give the path of a text file.")
-    try:
-        return path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise WorkloadError(f"workload file {path.name} is not UTF-8 text ({error.reason}); convert it.") from error
-
-
-def _parse(where: str, line: str, output_len: int, tokenizer: Tokenizer) -> tuple[Request, float | None]:
-    """The request of a line, and its arrival if the line has one."""
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise WorkloadError(f"{where} is not valid JSON ({error}); write one object per line.") from error
-    if not isinstance(entry, Mapping) or ("prompt" in entry) == ("tokens" in entry):
-        raise WorkloadError(f"{where} must be an object with either 'prompt' (text) or 'tokens' (a list of ids).")
-    unknown = set(entry).difference(("prompt", "tokens", "output_len", *_SAMPLING, "arrival"))
-    if unknown:
-        raise WorkloadError(f"{where} has the unknown key {sorted(unknown)[0]!r}; remove it.")
-    if "prompt" in entry:
-        prompt = _encode(_typed(entry, "prompt", str, where), tokenizer, where)
-    else:
-        prompt = tuple(_typed(entry, "tokens", list, where))
-    if "output_len" in entry:
-        output_len = _typed(entry, "output_len", int, where)
-    arrival = _typed(entry, "arrival", (int, float), where) if "arrival" in entry else None
-    sampling = _sampling(entry, where)
-    try:
-        return Request(prompt, output_len, sampling), arrival
-    except WorkloadError as error:
-        raise WorkloadError(f"{where}: {error}") from None
-
-
-def _encode(text: str, tokenizer: Tokenizer, where: str) -> tuple[int, ...]:
-    try:
-        return tokenizer.encode(text)
-    except UnicodeEncodeError as error:
-        raise WorkloadError(f"{where} has a prompt that is no UTF-8 ({error.reason}); correct it.") from None
-    except WorkloadError as error:
-        raise WorkloadError(f"{where}: {error}") from None
-
-
-def _sampling(entry: Mapping[str, Any], where: str) -> Sampling:
-    given = {key: _typed(entry, key, kind, where) for key, kind in _SAMPLING.items() if key in entry}
-    try:
-        return Sampling(**given)
-    except WorkloadError as error:
-        raise WorkloadError(f"{where}: {error}") from None
-
-
-def _typed(entry: Mapping[str, Any], key: str, kind: type | tuple[type, ...], where: str) -> Any:
-    if not isinstance(entry[key], kind) or isinstance(entry[key], bool):
-        names = kind.__name__ if isinstance(kind, type) else "number"
-        raise WorkloadError(f"{where} has {key}={short(entry[key])}; it must be of type {names}.")
-    return entry[key]
-
-
-def _is_token(token: object) -> bool:
-    return is_whole(token) and bool(0 <= token < 2**63)
 
 
 def _is_count(requests: object) -> bool:

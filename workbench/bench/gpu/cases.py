@@ -184,7 +184,8 @@ def _sample(size: Size, device: torch.device, *, drawn: bool) -> Call:
     V = size.of(20, 3000, 128256)
     logits = torch.randn(R, V, device=device) * 3
     ones = torch.ones(R, dtype=torch.float64, device=device)
-    how = Draws(ones, 0.9 * ones, torch.arange(R, device=device), torch.arange(R, device=device)) if drawn else None
+    places = torch.arange(R, device=device)
+    how = Draws(ones, 0 * places, 0.9 * ones, 0 * ones, places, places) if drawn else None
 
     def exact() -> torch.Tensor:
         there = None if how is None else Draws(*host(*how))

@@ -1,4 +1,4 @@
-"""Greedy and nucleus sampling. A request's tokens depend on its own seed and position, never on the batch."""
+"""The choice of the next tokens. A request's tokens depend on its own seed, position and tokens, never on the batch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import numpy as np
 import torch
 
 from workbench.core.errors import EngineError
-from workbench.kernels import Draws, sample
-from workbench.workload import Sampling
+from workbench.core.result import TokenLogprobs
+from workbench.kernels import Draws, logprobs, penalise, sample
+from workbench.workload import Request, Sampling
 
 
 def choose_all(
     logits: torch.Tensor,
-    sampling: Sequence[Sampling],
-    positions: Sequence[int],
+    requests: Sequence[Request],
+    tokens: Sequence[Sequence[int]],
     check: Callable[[], None] = lambda: None,
 ) -> list[int]:
     """Choose the next token of every row of logits.
@@ -23,11 +24,11 @@ def choose_all(
     Parameters
     ----------
     logits : Tensor (B, V) float32
-    sampling : sequence of Sampling
-        Temperature 0 takes the largest logit; else tokens are drawn from the smallest set whose probability
-        reaches `top_p`.
-    positions : sequence of int
-        Number of tokens that each request has generated; with the seed it fixes the draw.
+    requests : sequence of Request
+        The request of each row; its `Sampling` says how the token is chosen.
+    tokens : sequence of sequences of int
+        The tokens of each request so far: its prompt, and those that it has generated. Their number fixes the draw,
+        with the seed.
     check : callable
         Called before each draw.
 
@@ -39,16 +40,38 @@ def choose_all(
     if not torch.isfinite(logits).all():
         raise EngineError("the logits are not finite; check the weights, or keep them in another precision.")
     chosen: list[int] = sample(logits).tolist()
-    for row, (how, position) in enumerate(zip(sampling, positions, strict=True)):
-        if how.temperature:
+    for row, (request, line) in enumerate(zip(requests, tokens, strict=True)):
+        how = request.sampling
+        if how.temperature or how.penalised:
             check()
-            chosen[row] = int(sample(logits[row : row + 1], _draw(how, position)))
+            made = len(line) - len(request.prompt)
+            own = _penalised(logits[row : row + 1], how, line, made) if how.penalised else logits[row : row + 1]
+            chosen[row] = int(sample(own, _draw(how, made)))
     return chosen
+
+
+def _penalised(logits: torch.Tensor, how: Sampling, tokens: Sequence[int], made: int) -> torch.Tensor:
+    """One row of logits behind the penalties; the last `made` of its tokens were generated."""
+    ids = torch.tensor(tokens)
+    generated = torch.arange(len(tokens)) >= len(tokens) - made
+    penalties = (torch.tensor([one], dtype=torch.float64) for one in (how.repetition_penalty, how.presence_penalty))
+    return penalise(logits, torch.zeros_like(ids), ids, generated, *penalties)
 
 
 def _draw(how: Sampling, position: int) -> Draws:
     """Parameters of one row's draw; the seed's 64 bits are taken as a number with a sign."""
-    temperature = torch.tensor([how.temperature], dtype=torch.float64)
-    top_p = torch.tensor([how.top_p], dtype=torch.float64)
+    temperature, top_p, min_p = torch.tensor([[how.temperature], [how.top_p], [how.min_p]], dtype=torch.float64)
     seed = np.array([how.seed], np.uint64).view(np.int64)
-    return Draws(temperature, top_p, torch.from_numpy(seed), torch.tensor([position]))
+    return Draws(temperature, torch.tensor([how.top_k]), top_p, min_p, torch.from_numpy(seed), torch.tensor([position]))
+
+
+def logprobs_of(logits: torch.Tensor, token: int, best: int) -> TokenLogprobs:
+    """Log probabilities of a chosen token and of the `best` most likely ones, from one row of the model's own logits.
+
+    Parameters
+    ----------
+    logits : Tensor (V,) float32
+    """
+    found = logprobs(logits[None], torch.tensor([token]), best)
+    pairs = zip(found.ids[0].tolist(), found.best[0].tolist(), strict=True)
+    return TokenLogprobs(float(found.chosen[0]), tuple(pairs))
