@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import product
 from pathlib import Path
+from typing import Any, Unpack
 
 from workbench.core.errors import CapacityError, CheckpointError, WorkloadError
+from workbench.core.result import TokenLogprobs
 from workbench.engine.live import run
 from workbench.hardware import Machine
 from workbench.models import ModelConfig, checkpoint, eos_token_ids
+from workbench.models.generation import sampling_defaults
 from workbench.pipeline import cpu, gpu
 from workbench.scenario import Memory, Scenario
 from workbench.scheduler.base import Scheduler
@@ -19,12 +23,36 @@ from workbench.schedules import Sequential
 from workbench.serving import fits
 from workbench.stages import attention, moe, out_proj, qkv
 from workbench.workload import Request, Sampling, Workload
+from workbench.workload.chat import ChatTemplate, Message, load_chat_template
+from workbench.workload.request import SamplingOptions
+from workbench.workload.stop_strings import before
 from workbench.workload.tokenizer import load_tokenizer
 
 _PLACES = (gpu(qkv, attention, out_proj, moe), cpu(qkv, attention, out_proj, moe))
 _BLOCK = 16
 _HALVINGS = 8
 """How often the KV cache may be halved before the next place is tried; prompts then wait for one another."""
+
+
+class Completion(str):
+    """A generated text, and what it was made of.
+
+    Attributes
+    ----------
+    tokens : tuple of int
+        Generated tokens; the stop token, or those that spell a text at which it stopped, are the last.
+    logprobs : tuple of TokenLogprobs
+        Those of each token, where they were asked for.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+
+    def __new__(cls, text: str, tokens: tuple[int, ...] = (), logprobs: tuple[TokenLogprobs, ...] = ()) -> Completion:
+        made = super().__new__(cls, text)
+        made.tokens = tokens
+        made.logprobs = logprobs
+        return made
 
 
 class LLM:
@@ -50,6 +78,15 @@ class LLM:
     CapacityError
         If the precision is unknown.
 
+    Attributes
+    ----------
+    model : ModelConfig
+    tokenizer : Tokenizer
+    defaults : dict
+        What the checkpoint's ``generation_config.json`` says of ``top_k``, ``top_p``, ``min_p`` and
+        ``repetition_penalty``; `generate` and `chat` take it where it is not given. The temperature is never taken from
+        there: texts are greedy unless a temperature is given.
+
     Examples
     --------
     >>> import workbench as wb
@@ -72,6 +109,7 @@ class LLM:
         if self.model.path is None:
             raise CheckpointError(f"model {self.model.name!r} has no weights here; give wb.checkpoint(folder).")
         self.tokenizer = load_tokenizer(self.model)
+        self.defaults = sampling_defaults(self.model)
         self._memory = Memory(1.0, _BLOCK, weights, kv)
         self._scheduler = scheduler or ResourceAware()
 
@@ -80,12 +118,9 @@ class LLM:
         prompts: Sequence[str | Sequence[int]],
         *,
         max_tokens: int = 64,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        seed: int = 0,
-        stop_token_ids: Sequence[int] = (),
         ignore_eos: bool = False,
-    ) -> list[str]:
+        **sampling: Unpack[SamplingOptions],
+    ) -> list[Completion]:
         """The texts that follow some prompts, in the order of the prompts.
 
         Parameters
@@ -94,13 +129,14 @@ class LLM:
             Texts, or token ids. A text gets the special tokens that the tokenizer adds to a prompt.
         max_tokens : int
             Most tokens of a text.
-        temperature, top_p, seed
-            See `Sampling`; the prompt with number n has the seed ``seed + n``.
-        stop_token_ids : sequence of int
-            Tokens with which a text ends, besides the end-of-sequence tokens of the checkpoint. It is not part of the
-            text.
         ignore_eos : bool
             Go on after an end-of-sequence token of the checkpoint.
+        **sampling
+            Fields of `Sampling`: ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``repetition_penalty``,
+            ``presence_penalty``, ``seed``, ``stop_token_ids``, ``stop``, ``logprobs``. What is left out is as in
+            `defaults`, or else as in `Sampling`, which is greedy. The prompt with number n has the seed ``seed + n``.
+            A text ends before its stop token, which may also be an end-of-sequence token of the checkpoint, and before
+            the first of the texts in ``stop``.
 
         Raises
         ------
@@ -113,17 +149,58 @@ class LLM:
             raise WorkloadError(f"prompts must be a list of texts, not one text; give [{prompts[:20]!r}].")
         if not len(prompts):
             return []
-        stops = (*stop_token_ids, *(() if ignore_eos else self._eos()))
+        given: dict[str, Any] = {**self.defaults, **sampling}
+        how = Sampling(**given)
+        how = replace(how, stop_token_ids=(*how.stop_token_ids, *(() if ignore_eos else self._eos())))
         requests = list[Request]()
         for number, prompt in enumerate(prompts):
             tokens = self.tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else tuple(prompt)
-            requests.append(Request(tokens, max_tokens, Sampling(temperature, top_p, seed + number, stops)))
+            requests.append(Request(tokens, max_tokens, replace(how, seed=how.seed + number)))
         result = run(self.scenario(Workload.of(requests)), Sequential())
-        texts = list[str]()
-        for tokens in result.tokens:
-            ended = bool(tokens) and tokens[-1] in stops
-            texts.append(self.tokenizer.decode(tokens[:-1] if ended else tokens))
-        return texts
+        logprobs = result.logprobs or ((),) * len(requests)
+        return [self._completion(how, *made) for made in zip(result.tokens, logprobs, strict=True)]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        *,
+        max_tokens: int = 64,
+        ignore_eos: bool = False,
+        **sampling: Unpack[SamplingOptions],
+    ) -> list[Completion]:
+        """The model's answers to one conversation, or to each of several.
+
+        The checkpoint's chat template makes a prompt of each, with the special tokens that it has; none are added.
+
+        Parameters
+        ----------
+        messages : sequence of mappings, or of sequences of mappings
+            Messages such as ``{"role": "user", "content": "Hello"}`` of one conversation, or of each.
+        max_tokens, ignore_eos, **sampling
+            See `generate`.
+
+        Raises
+        ------
+        CheckpointError
+            If the checkpoint has no chat template.
+        WorkloadError
+            If its template refuses a conversation, or as `generate` does.
+        """
+        one = len(messages) > 0 and isinstance(messages[0], Mapping)
+        conversations: Any = [messages] if one else messages
+        texts = [self._chat_template.render(each) for each in conversations]
+        prompts = [self.tokenizer.encode(text) for text in texts]
+        return self.generate(prompts, max_tokens=max_tokens, ignore_eos=ignore_eos, **sampling)
+
+    @cached_property
+    def _chat_template(self) -> ChatTemplate:
+        return load_chat_template(self.model)
+
+    def _completion(self, how: Sampling, tokens: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]) -> Completion:
+        ended = bool(tokens) and tokens[-1] in how.stop_token_ids
+        text = self.tokenizer.decode(tokens[:-1] if ended else tokens)
+        cut = before(text, how.stop)
+        return Completion(text if cut is None else cut, tokens, logprobs)
 
     def scenario(self, workload: Workload) -> Scenario:
         """The scenario in which `generate` serves a workload.
