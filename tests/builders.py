@@ -178,13 +178,14 @@ def open_queue(
     admission: Admission = Admission.GREEDY,
     scheduler: Scheduler | None = None,
     layers: int = 1,
-    arrival: Sequence[float] = (),
+    there: int | None = None,
 ) -> tuple[object, BlockManager]:
-    """A queue over its own blocks, of the resource-aware scheduler if no other is given."""
+    """A queue over its own blocks, of the resource-aware scheduler if no other is given; `there` requests, or all."""
     workload = Workload.lengths(prompt, output)
-    workload = workload.arriving(at=arrival) if arrival else workload
     memory = BlockManager(blocks, block, len(workload), int((workload.prompt_len + workload.output_len).max()))
-    return (scheduler or ResourceAware(admission=admission)).open(workload, memory, budget, layers), memory
+    queue = (scheduler or ResourceAware(admission=admission)).open(workload, memory, budget, layers)
+    queue.add(np.arange(len(workload))[:there])
+    return queue, memory
 
 
 def make_batch(prefills: Sequence[int] = (), contexts: Sequence[int] = (), *, layers: int = 2) -> Batch:

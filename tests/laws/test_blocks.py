@@ -15,7 +15,7 @@ from workbench.core.errors import CapacityError
 from workbench.core.result import Source
 from workbench.core.timeline import Timeline
 from workbench.scheduler.block_manager import BlockCounts, BlockManager
-from workbench.schedules import Sequential, VSLPipe
+from workbench.schedules import Sequential, Step, VSLPipe
 from workbench.serving import prepare, serve
 from workbench.simulate import simulate
 from workbench.workload import Request, Sampling
@@ -64,10 +64,12 @@ def test_blocks_are_conserved_after_any_sequence_of_operations(account, total, s
 
 
 class Counting:
-    """A clock that counts emitted tokens, checks the blocks at every step, and fails or stops requests when told."""
+    """A clock that counts emitted tokens, checks the blocks at every step, and fails, stops or cancels when told."""
 
-    def __init__(self, fail_at: int = -1, stops: tuple[int, ...] = ()) -> None:
-        self.stops = stops
+    def __init__(
+        self, fail_at: int = -1, stops: tuple[int, ...] = (), cancels: tuple[tuple[int, int], ...] = ()
+    ) -> None:
+        self.stops, self.cancels = stops, cancels
         self.now, self.timeline, self.emitted, self.fail_at = 0.0, Timeline(), Counter(), fail_at
         self.steps, self.covered, self.prefilled = [], {}, 0
 
@@ -94,6 +96,10 @@ class Counting:
 
     def wait(self, until):
         self.now = max(self.now, until)
+
+    def cancelled(self):
+        """Requests of (request, iteration), again and again from there on."""
+        return ids(*(request for request, number in self.cancels if number <= len(self.steps)))
 
     def stopped(self, batch):
         return ids(*(n for n in batch.emitting.tolist() if self.stops and self.emitted[n] == self.stops[n]))
@@ -145,6 +151,39 @@ def test_every_request_ends_where_it_stops_and_its_blocks_come_back(case, data):
     assert stopped.processed == int((scenario.workload.prompt_len + stops - 1).sum()) + stopped.recomputed
 
 
+@examples(80)
+@given(scenarios(), st.data())
+def test_a_cancelled_request_gets_no_further_token_and_its_blocks_come_back(case, data):
+    """Wherever it is: it runs, waits, is in flight, was preempted, has not arrived or is finished."""
+    scenario, schedule = case
+    count = len(scenario.workload)
+    cancels = data.draw(st.lists(st.tuples(st.integers(0, count - 1), st.integers(1, 12)), max_size=count))
+    clock, first = Counting(cancels=tuple(cancels)), dict(sorted(cancels, reverse=True))
+    found = []
+    execute = clock.execute
+
+    def watched(plan, number, step):
+        there = {int(request) for part in plan.parts for request in part.requests}
+        assert not there & {request for request, since in first.items() if since <= number}
+        assert all(clock.blocks.held[request] == 0 for request, since in first.items() if since <= number)
+        found.append(number)
+        return execute(plan, number, step)
+
+    clock.execute = watched
+    result = serve(prepare(scenario, schedule), clock, Source.MEASURED)
+    assert result.generated == sum(clock.emitted.values())
+    for request, output in enumerate(scenario.workload.output_len.tolist()):
+        whole = clock.emitted[request] == output
+        assert whole or (request in first and clock.emitted[request] < output)
+        assert (request in result.latencies.request) == whole
+    missing = sum(clock.emitted[n] < output for n, output in enumerate(scenario.workload.output_len.tolist()))
+    assert not any(Step.LAST in step for step in clock.steps[:-1])
+    assert Step.LAST in clock.steps[-1] or len(clock.steps) in first.values(), "it was known to be the last"
+    assert result.facts.get("cancelled") == (f"{missing} requests" if missing else None)
+    assert (clock.blocks.free, clock.blocks.used) == (scenario.kv_blocks, 0)
+    clock.blocks.check()
+
+
 def asked_to_stop(scenario):
     """Requests of the workload's lengths that may stop at a token."""
     lengths = zip(scenario.workload.prompt_len.tolist(), scenario.workload.output_len.tolist(), strict=True)
@@ -183,8 +222,6 @@ def test_a_block_lost_on_the_way_is_noticed_at_the_end():
 @examples(25)
 @given(scenarios())
 def test_the_first_and_only_the_first_iteration_is_the_first_and_so_for_the_last(case):
-    from workbench.schedules import Step
-
     scenario, schedule = case
     clock = Counting()
     serve(prepare(scenario, schedule), clock, Source.SIMULATED)

@@ -71,18 +71,20 @@ def test_a_file_may_say_when_requests_arrive(tmp_path):
 
 
 @pytest.mark.parametrize("scheduler", ALL, ids=repr)
-def test_a_queue_sees_only_who_has_arrived(scheduler):
+def test_a_queue_serves_who_was_added(scheduler):
     budget = scheduler.token_budget or 50
-    queue, _ = open_queue([3, 3, 3], [2] * 3, blocks=50, block=4, budget=budget, scheduler=scheduler, arrival=[1, 1, 5])
-    assert queue.next(0.5) is None
-    batch = queue.next(1.0)
+    queue, _ = open_queue([3, 3, 3], [2] * 3, blocks=50, block=4, budget=budget, scheduler=scheduler, there=0)
+    assert queue.next() is None
+    queue.add(np.array([0, 1]))
+    batch = queue.next()
     assert batch.prefills.tolist() == [0, 1]
     assert not queue.ends_with(batch)
     queue.complete(batch)
-    while (batch := queue.next(4.9)) is not None:
+    while (batch := queue.next()) is not None:
         assert 2 not in batch.requests
         queue.complete(batch)
-    assert queue.next(5.0).prefills.tolist() == [2]
+    queue.add(np.array([2]))
+    assert queue.next().prefills.tolist() == [2]
 
 
 @pytest.mark.parametrize("detail", Detail)

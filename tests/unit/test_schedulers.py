@@ -1,10 +1,13 @@
 """Static and continuous batching, chunked and layered prefill, rule by rule."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import workbench as wb
 from tests.builders import open_queue, schedulers, tiny_scenario
 from tests.systems import PIPELINES, VSL
 from workbench.core.errors import CapacityError, ScenarioError
@@ -266,3 +269,60 @@ def test_pieces_of_prompts_need_the_cache_where_their_attention_is(scheduler, pi
             simulate(scenario, VSLPipe())
     else:
         assert simulate(scenario, Sequential()).generated == 2
+
+
+# ---------------------------------------------------------------------------------------------------------- cancelled
+
+
+def played_without(scheduler, gone, after, blocks):
+    """Who was in the batches, and whether the last one was known to be; `gone` is cancelled after so many iterations.
+
+    None if it is finished by then.
+    """
+    queue, memory = open_queue(
+        [2, 9, 14, 3, 5, 11], [9] * 6, blocks=blocks, block=3, budget=8, scheduler=scheduler, layers=3
+    )
+    seen, finished, last = [], set(), False
+    while True:
+        if len(seen) == after:
+            if gone in finished:
+                return None
+            queue.cancel(np.array([gone]))
+            assert memory.held[gone] == 0
+        batch = queue.next()
+        if batch is None:
+            return (seen, finished, last) if len(seen) > after else None
+        last = queue.ends_with(batch)
+        seen.append(set(batch.requests.tolist()))
+        finished |= set(queue.complete(batch).tolist())
+        memory.check()
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        wb.ResourceAware(),
+        StaticBatching(2),
+        StaticBatching(1, 3),
+        ContinuousBatching(),
+        ChunkedPrefill(8),
+        LayeredPrefill(4),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("blocks", [9, 30])
+def test_a_cancelled_request_is_forgotten_wherever_it_is(blocks, scheduler):
+    """After every iteration and of every request: it runs, is in flight, waits, was preempted or was put off.
+
+    In the smaller cache requests are preempted, also while they are in flight.
+    """
+    tried = 0
+    for gone, after in itertools.product(range(6), range(60)):
+        found = played_without(scheduler, gone, after, blocks)
+        if found is not None:
+            seen, finished, last = found
+            assert not any(gone in batch for batch in seen[after:])
+            assert finished == set(range(6)) - {gone}
+            assert last
+            tried += 1
+    assert tried > 60

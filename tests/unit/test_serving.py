@@ -1,6 +1,5 @@
 """A scheduler that stops early, or keeps blocks, must not pass for one that served everything."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,9 +34,12 @@ class Spoiled:
         self.queue, self.fault, self.turns = queue, fault, 0
         self.preemptions = self.recomputed = 0
 
-    def next(self, now: float = math.inf) -> Batch | None:
+    def add(self, requests: Ids) -> None:
+        self.queue.add(requests)
+
+    def next(self) -> Batch | None:
         self.turns += 1
-        return None if self.fault == "stops" and self.turns > 2 else self.queue.next(now)
+        return None if self.fault == "stops" and self.turns > 2 else self.queue.next()
 
     def complete(self, batch: Batch, ended: Ids) -> Ids:
         if self.fault == "keeps":

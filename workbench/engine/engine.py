@@ -118,6 +118,12 @@ class Engine:
             self.control.sleep(min(left, MOST_SLEPT))
         self._now = self.watch.now
 
+    def cancelled(self) -> Ids:
+        """See `Clock.cancelled`."""
+        numbers = self.control.take_cancelled()
+        self.forward.forget(numbers)
+        return np.array(numbers, dtype=np.int64)
+
     def stopped(self, batch: Batch) -> Ids:
         """See `Clock.stopped`."""
         return np.array([number for number in batch.emitting.tolist() if self._stops(number)], dtype=np.int64)

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 from tqdm.auto import tqdm
 
-from workbench.core.errors import EngineError, StoppedError
+from workbench.core.errors import EngineError, StoppedError, WorkloadError
 from workbench.core.quiet import listening
 from workbench.core.result import Result, Source
 from workbench.core.timeline import Timeline
+from workbench.core.units import is_whole
 from workbench.engine.engine import Engine
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.process import Occupation, occupy
@@ -191,6 +192,23 @@ class LiveRun:
     def stop(self) -> None:
         """End the run within about a second, or after a user's own operation; results so far remain."""
         self._want(RunState.STOPPED)
+
+    def cancel(self, request: int) -> None:
+        """Let a request get no further token, by its number in the workload; its KV blocks are free at once.
+
+        Its tokens so far remain. It counts from the next iteration on, and not for a request that has ended.
+
+        Raises
+        ------
+        WorkloadError
+            If the workload has no such request.
+        """
+        workload = self._prepared.scenario.workload
+        if not (is_whole(request) and 0 <= request < len(workload)):
+            raise WorkloadError(
+                f"workload {workload.name!r} has no request {request!r}; give a number from 0 to {len(workload) - 1}."
+            )
+        self._occupation.control.cancel(int(request))
 
     @property
     def state(self) -> RunState:

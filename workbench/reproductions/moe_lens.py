@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 
+import numpy as np
+
 from workbench.hardware import machines
 from workbench.models import models
 from workbench.perfmodels import moe_lens
@@ -66,6 +68,7 @@ def play(
     workload = Workload.lengths(prompt, output, requests)
     memory = BlockManager(blocks, block, requests, prompt + output)
     queue = ResourceAware(admission=admission).open(workload, memory, limit, 1)
+    queue.add(np.arange(requests))
     passes = 0.0
     prefill = []
     while (batch := queue.next()) is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from numbers import Real
 from typing import Protocol
 
@@ -18,11 +17,17 @@ class Queue(Protocol):
     preemptions: int
     recomputed: int
 
-    def next(self, now: float = math.inf) -> Batch | None:
-        """The next iteration's batch, its KV blocks already allocated.
+    def add(self, requests: Ids) -> None:
+        """Let these requests of the workload wait behind all others: they have arrived."""
 
-        None if every request that has arrived by `now` (seconds since the start) is finished.
+    def cancel(self, requests: Ids) -> None:
+        """Forget these requests, which were added and are not finished, and release their blocks.
+
+        It is called between `complete` and `next`.
         """
+
+    def next(self) -> Batch | None:
+        """The next iteration's batch, its KV blocks already allocated; None if every added request is finished."""
 
     def complete(self, batch: Batch, ended: Ids = NONE) -> Ids:
         """Account for a batch that ran: return the requests that finished with it, and release their blocks.
@@ -31,7 +36,7 @@ class Queue(Protocol):
         """
 
     def ends_with(self, batch: Batch) -> bool:
-        """True if every request will be finished after this batch, even if none ends before its output length."""
+        """True if every added request will be finished after this batch, even if none ends before its output length."""
 
     def close(self) -> None:
         """Release every block, also after an error."""
@@ -48,7 +53,7 @@ class Scheduler(Protocol):
         """True if a prefill of `longest` tokens may be cut into chunks, which read the KV of the chunks before."""
 
     def open(self, workload: Workload, blocks: BlockCounts, token_budget: float, layers: int) -> Queue:
-        """Begin to serve a workload with `token_budget` tokens per iteration."""
+        """Begin to serve a workload with `token_budget` tokens per iteration; no request of it is there yet."""
 
 
 def check_budget(name: str, budget: object) -> None:

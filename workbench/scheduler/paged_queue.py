@@ -28,18 +28,17 @@ class PagedQueue(ABC):
 
     Running sequences take blocks as they grow. Where too few are free, the newest become victims and lose their
     blocks: in-flight prefills first, then running sequences. Victims wait, the oldest first, ahead of all new requests,
-    and begin again from their first token. New requests wait in the order of the workload; those that have not arrived
+    and begin again from their first token. New requests wait in the order in which they were added; those that were not
     are not seen.
 
     The state is kept in lists of requests, and in columns with one entry per request of the workload. Here 0 and 1
-    run, 2 is in flight, 3 was preempted, 4 and 5 have not begun, and 6 has not arrived::
+    run, 2 is in flight, 3 was preempted, 4 and 5 have not begun, and 6 has not been added::
 
         request        0     1     2     3     4     5     6
         _running       0  <- 1                                  sequences that decode, the oldest first
         _in_flight                 2                            prefills of several iterations, the oldest first
         _preempted                       3                      waiting victims, the oldest first
-        _new                                   4                first of the new requests that wait
-        _arrived                                           6    first of the requests that have not arrived
+        _new                                   4  <- 5          new requests that wait, the first to come in front
         _emitted       0     4     0     0     0     0     0    tokens emitted before the latest preemption
         _offset       88    90                                  context is `_offset + _decoded`
         _full_at       8    22                                  the last block is full once `_decoded` is this
@@ -56,9 +55,8 @@ class PagedQueue(ABC):
         self._layers = layers
         self._prompt = workload.prompt_len
         self._output = workload.output_len
-        self._arrival = workload.arrival
-        self._new = 0
-        self._arrived = 0
+        self._new = NONE
+        self._added = 0
         self._preempted = deque[int]()
         self._emitted: Ids = np.zeros(len(workload), dtype=np.int64)
         self._finished = 0
@@ -69,9 +67,23 @@ class PagedQueue(ABC):
         self._full_at: Ids = np.zeros(len(workload), dtype=np.int64)
         self._ends_at: Ids = np.zeros(len(workload), dtype=np.int64)
 
-    def next(self, now: float = math.inf) -> Batch | None:
+    def add(self, requests: Ids) -> None:
+        """See `Queue.add`."""
+        self._new = np.concatenate((self._new, requests))
+        self._added += len(requests)
+
+    def cancel(self, requests: Ids) -> None:
+        """See `Queue.cancel`."""
+        gone = set(requests.tolist())
+        self._new = self._new[~np.isin(self._new, requests)]
+        self._running = self._running[~np.isin(self._running, requests)]
+        self._preempted = deque(request for request in self._preempted if request not in gone)
+        self._in_flight = [prefill for prefill in self._in_flight if prefill.request not in gone]
+        self._blocks.release(requests)
+        self._added -= len(requests)
+
+    def next(self) -> Batch | None:
         """See `Queue.next`."""
-        self._arrived = int(self._arrival.searchsorted(now, "right")) if len(self._arrival) else len(self._prompt)
         batch = self._choose()
         return batch if len(batch) else None
 
@@ -151,8 +163,7 @@ class PagedQueue(ABC):
         """
         again = min(len(self._preempted), self._blocks.free)
         preempted = np.fromiter(self._preempted, dtype=np.int64, count=again)
-        until = min(self._arrived, self._new + min(self._blocks.free - again, most_new))
-        return np.concatenate((preempted, np.arange(self._new, int(until))))
+        return np.concatenate((preempted, self._new[: int(min(len(self._new), self._blocks.free - again, most_new))]))
 
     def _fitting(self, waiting: Ids, budget: float, *, at_least_one: bool) -> int:
         """Number of waiting requests, from the first on, whose whole prompts fit the token budget and the free blocks.
@@ -171,7 +182,7 @@ class PagedQueue(ABC):
         again = min(len(requests), len(self._preempted))
         for _ in range(again):
             self._preempted.popleft()
-        self._new += len(requests) - again
+        self._new = self._new[len(requests) - again :]
         self._blocks.allocate(requests, lengths)
         return lengths
 
@@ -200,7 +211,7 @@ class PagedQueue(ABC):
 
     def ends_with(self, batch: Batch) -> bool:
         """See `Queue.ends_with`."""
-        all_run = self._finished + len(self._running) == len(self._prompt)
+        all_run = self._finished + len(self._running) == self._added
         return all_run and bool((self._ends_at[self._running] == self._decoded).all())
 
     def close(self) -> None:

@@ -77,6 +77,13 @@ class StaticQueue(PagedQueue):
         self._batch = NONE
         self._micro_batch = np.zeros(len(workload), dtype=np.int64)
 
+    def cancel(self, requests: Ids) -> None:
+        """See `Queue.cancel`."""
+        super().cancel(requests)
+        gone = set(requests.tolist())
+        self._put_off = [request for request in self._put_off if request not in gone]
+        self._batch = self._batch[~np.isin(self._batch, requests)]
+
     def _choose(self) -> Batch:
         if not len(self._running) and not len(self._batch):
             self._form()
@@ -107,9 +114,9 @@ class StaticQueue(PagedQueue):
 
         The batch takes one request of each micro-batch in turn, so that a prefill of only some is balanced too.
         """
-        waiting = np.array([*self._preempted, *self._put_off, *range(self._new, self._arrived)], dtype=np.int64)
+        waiting = np.array([*self._preempted, *self._put_off, *self._new], dtype=np.int64)
         self._preempted.clear()
-        self._new = self._arrived
+        self._new = NONE
         if not len(waiting):
             return
         lengths = self._lengths(waiting)

@@ -8,7 +8,7 @@ import numpy as np
 
 from workbench.core.latency import Latencies, Seconds
 from workbench.core.result import Iterations
-from workbench.scheduler.batch import NONE, Batch, Ids
+from workbench.scheduler.batch import NONE, Batch, Flags, Ids
 from workbench.schedules.plan import LANES
 from workbench.workload import Workload
 
@@ -24,9 +24,15 @@ class Record:
     ----------
     generated_len : ndarray (requests,) int64
         Tokens that each request generates: its output length, until it has ended before.
+    cancelled : ndarray (requests,) bool
+    all_there : bool
+        True once every request has arrived.
+    counted : bool
+        Count the tokens of each request: one may end before its output length, or be cancelled.
     """
 
     workload: Workload
+    counted: bool = False
     seconds: list[float] = field(default_factory=list)
     prefill: list[int] = field(default_factory=list)
     decode: list[int] = field(default_factory=list)
@@ -40,8 +46,31 @@ class Record:
         self.last: Seconds = np.full(len(self.workload), np.nan)
         self.tokens = _Tokens(len(self.workload))
         self.generated_len = self.workload.output_len.copy()
-        self._may_end = self.workload.may_end
+        self.cancelled: Flags = np.zeros(len(self.workload), dtype=np.bool_)
         self._made: Ids = np.zeros(len(self.workload), dtype=np.int64)
+        self._come = 0  # the first request that has not arrived
+        self.all_there = False
+
+    @property
+    def next_arrival(self) -> float:
+        """Time at which the next request arrives [s]."""
+        return float(self.workload.arrival[self._come])
+
+    def arrived(self, now: float) -> Ids:
+        """Requests that have arrived by now, told once, without cancelled ones."""
+        times = self.workload.arrival
+        begin = self._come
+        self._come = int(times.searchsorted(now, "right")) if len(times) else len(self.workload)
+        self.all_there = self._come == len(self.workload)
+        come = np.arange(begin, self._come)
+        return come[~self.cancelled[begin : self._come]]
+
+    def cancel(self, requests: Ids) -> Ids:
+        """Record that these requests, unless they are finished, get no further token; return those that are there."""
+        gone: Ids = np.unique(requests[np.isnan(self.last[requests]) & ~self.cancelled[requests]])
+        self.cancelled[gone] = True
+        self.generated_len[gone] = self._made[gone]
+        return gone[gone < self._come]
 
     def add(
         self, batch: Batch, begin: float, end: float, used: int, busy: dict[str, float], expert_bytes: float
@@ -63,7 +92,7 @@ class Record:
 
         They are those that `stopped`, and those whose end the workload knows.
         """
-        if not self._may_end:
+        if not self.counted:
             return NONE
         emitting = batch.emitting
         self._made[emitting] += 1
@@ -93,9 +122,11 @@ class Record:
 
     @property
     def mean_ttft(self) -> float:
-        """Mean time from arrival to first token, over the requests that have one [s]."""
+        """Mean time from arrival to first token, over the requests that have one [s]; NaN if none has."""
         first = self.tokens.first
-        return float(np.nanmean(first - self.workload.arrival if len(self.workload.arrival) else first))
+        waited = first - self.workload.arrival if len(self.workload.arrival) else first
+        known = waited[~np.isnan(first)]
+        return float(known.mean()) if len(known) else float("nan")
 
     @property
     def mean_gap(self) -> float:

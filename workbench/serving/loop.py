@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from workbench.core.energy import Energy, published_model
 from workbench.core.errors import CapacityError, ScenarioError, StoppedError
@@ -40,6 +39,9 @@ class Clock(Protocol):
 
     def wait(self, until: float) -> None:
         """Let time pass without work, at least until `until`."""
+
+    def cancelled(self) -> Ids:
+        """Requests that nobody waits for any more, told once; they may be finished, or not have arrived."""
 
     def stopped(self, batch: Batch) -> Ids:
         """Requests whose token of the batch just executed is one that they stop at."""
@@ -102,13 +104,13 @@ def serve(
     longest = int((workload.prompt_len + workload.output_len).max())
     blocks = account(scenario.kv_blocks, scenario.memory.kv_block, len(workload), longest)
     queue = scenario.scheduler.open(workload.as_asked, blocks, prepared.token_budget, prepared.layers)
-    record = Record(workload)
+    record = Record(workload, counted=workload.may_end or source is Source.MEASURED)
     clock.begin(blocks)
     step = Step.FIRST
     stopped = False
     try:
-        while (batch := _next(queue, clock, workload.arrival)) is not None:
-            if queue.ends_with(batch):
+        while (batch := _next(queue, clock, record)) is not None:
+            if record.all_there and queue.ends_with(batch):
                 step |= Step.LAST
             begin = clock.now
             used = blocks.total - blocks.free
@@ -127,6 +129,8 @@ def serve(
     finally:
         queue.close()
         blocks.check()
+    if not record.seconds:
+        raise StoppedError("every request was cancelled before the first iteration.")
     if not stopped:
         _check_served(scenario, record, blocks)
     return Result(
@@ -147,7 +151,7 @@ def serve(
         latencies=record.latencies,
         energy=clock.energy() or _modelled(prepared, record, clock.now),
         timeline=clock.timeline,
-        facts=facts(scenario, prepared, record.generated_len),
+        facts=facts(scenario, prepared, record.generated_len) | _cancelled(record),
         stopped=stopped,
     )
 
@@ -167,14 +171,24 @@ def _progress(record: Record, now: float, blocks: int, preemptions: int) -> Prog
     )
 
 
-def _next(queue: Queue, clock: Clock, arrival: npt.NDArray[np.float64]) -> Batch | None:
+def _next(queue: Queue, clock: Clock, record: Record) -> Batch | None:
     """The next batch, after waiting for a request if none is there; None when all have been served."""
-    while (batch := queue.next(clock.now)) is None:
-        coming = arrival[arrival.searchsorted(clock.now, "right") :]
-        if not len(coming):
-            return None
-        clock.wait(float(coming[0]))
-    return batch
+    while True:
+        cancelled = clock.cancelled()
+        if len(cancelled):
+            queue.cancel(record.cancel(cancelled))
+        if not record.all_there:
+            queue.add(record.arrived(clock.now))
+        batch = queue.next()
+        if batch is not None or record.all_there:
+            return batch
+        clock.wait(record.next_arrival)
+
+
+def _cancelled(record: Record) -> dict[str, str]:
+    """Note on requests that were cancelled; empty if there are none."""
+    count = int(np.count_nonzero(record.cancelled))
+    return {"cancelled": f"{count} requests"} if count else {}
 
 
 def _modelled(prepared: Prepared, record: Record, seconds: float) -> Energy:
@@ -190,7 +204,7 @@ def _modelled(prepared: Prepared, record: Record, seconds: float) -> Energy:
 
 def _check_served(scenario: Scenario, record: Record, blocks: BlockCounts) -> None:
     """Refuse a run whose scheduler stopped early or kept blocks: it did not serve everything."""
-    open_requests = int(np.isnan(record.last).sum())
+    open_requests = int(np.count_nonzero(np.isnan(record.last) & ~record.cancelled))
     if open_requests or record.emitted != record.generated_len.sum():
         raise ScenarioError(
             f"{scenario.scheduler} stopped with {open_requests} requests unfinished and {record.emitted} tokens "

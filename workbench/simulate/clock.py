@@ -110,6 +110,10 @@ class _Clock:
         self._carried = max(0.0, self._carried - max(0.0, until - self.now))
         self.now = max(self.now, until)
 
+    def cancelled(self) -> Ids:
+        """See `Clock.cancelled`: nobody cancels a simulated request."""
+        return NONE
+
     def stopped(self, batch: Batch) -> Ids:
         """See `Clock.stopped`: there are no tokens to stop at."""
         return NONE

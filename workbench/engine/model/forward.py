@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import cast
 
@@ -140,6 +140,11 @@ class Forward:
                 of_prefill = x[: layout.prefill].split(layout.prefill_len)
                 for request, rows in zip(batch.prefills.tolist(), of_prefill, strict=True):
                     self._hidden.setdefault(request, {})[device] = rows.clone()
+
+    def forget(self, requests: Iterable[int]) -> None:
+        """Drop the rows of prefills that nobody waits for any more."""
+        for request in requests:
+            self._hidden.pop(request, None)
 
     def experts_read(self) -> float:
         """Bytes of the experts that rows were routed to since the last call, each once per layer and part."""
