@@ -184,7 +184,7 @@ def open_queue(
     workload = Workload.lengths(prompt, output)
     memory = BlockManager(blocks, block, len(workload), int((workload.prompt_len + workload.output_len).max()))
     queue = (scheduler or ResourceAware(admission=admission)).open(workload, memory, budget, layers)
-    queue.add(np.arange(len(workload))[:there])
+    queue.add(np.arange(len(workload))[:there], workload.prompt_len[:there], workload.output_len[:there])
     return queue, memory
 
 

@@ -17,6 +17,7 @@ from workbench.core.timeline import Timeline
 from workbench.scheduler.block_manager import BlockCounts, BlockManager
 from workbench.schedules import Sequential, Step, VSLPipe
 from workbench.serving import prepare, serve
+from workbench.serving.loop import Called
 from workbench.simulate import simulate
 from workbench.workload import Request, Sampling
 
@@ -97,9 +98,12 @@ class Counting:
     def wait(self, until):
         self.now = max(self.now, until)
 
-    def cancelled(self):
+    def called(self):
         """Requests of (request, iteration), again and again from there on."""
-        return ids(*(request for request, number in self.cancels if number <= len(self.steps)))
+        return Called(cancelled=tuple(request for request, number in self.cancels if number <= len(self.steps)))
+
+    def over(self):
+        return True
 
     def stopped(self, batch):
         return ids(*(n for n in batch.emitting.tolist() if self.stops and self.emitted[n] == self.stops[n]))

@@ -211,7 +211,7 @@ def test_no_iteration_has_more_tokens_requests_or_blocks_than_the_largest_batch(
     block = scenario.memory.kv_block
     blocks = BlockManager(scenario.kv_blocks, block, len(workload), longest)
     queue = scenario.scheduler.open(workload, blocks, prepared.token_budget, prepared.layers)
-    queue.add(np.arange(len(workload)))
+    queue.add(np.arange(len(workload)), workload.prompt_len, workload.output_len)
     found = fits(scenario, schedule)
     accounts = {Place.GPU: found.gpu, Place.CPU: found.host}
     while (batch := queue.next()) is not None:

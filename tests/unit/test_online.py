@@ -73,9 +73,9 @@ def test_a_file_may_say_when_requests_arrive(tmp_path):
 @pytest.mark.parametrize("scheduler", ALL, ids=repr)
 def test_a_queue_serves_who_was_added(scheduler):
     budget = scheduler.token_budget or 50
-    queue, _ = open_queue([3, 3, 3], [2] * 3, blocks=50, block=4, budget=budget, scheduler=scheduler, there=0)
+    queue, memory = open_queue([3, 3, 3], [2] * 3, blocks=50, block=4, budget=budget, scheduler=scheduler, there=0)
     assert queue.next() is None
-    queue.add(np.array([0, 1]))
+    queue.add(np.array([0, 1]), np.array([3, 3]), np.array([2, 2]))
     batch = queue.next()
     assert batch.prefills.tolist() == [0, 1]
     assert not queue.ends_with(batch)
@@ -83,8 +83,14 @@ def test_a_queue_serves_who_was_added(scheduler):
     while (batch := queue.next()) is not None:
         assert 2 not in batch.requests
         queue.complete(batch)
-    queue.add(np.array([2]))
-    assert queue.next().prefills.tolist() == [2]
+    for further in (2, 3, 6):  # the workload has three
+        queue.add(np.array([further]), np.array([3]), np.array([2]))
+    served = set()
+    while (batch := queue.next()) is not None:
+        served |= set(batch.requests.tolist())
+        queue.complete(batch)
+    assert served == {2, 3, 6}
+    assert (memory.free, len(memory.table)) == (50, 7)
 
 
 @pytest.mark.parametrize("detail", Detail)

@@ -34,8 +34,8 @@ class Spoiled:
         self.queue, self.fault, self.turns = queue, fault, 0
         self.preemptions = self.recomputed = 0
 
-    def add(self, requests: Ids) -> None:
-        self.queue.add(requests)
+    def add(self, *arrived: Ids) -> None:
+        self.queue.add(*arrived)
 
     def next(self) -> Batch | None:
         self.turns += 1

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
 from workbench.core.energy import Energy
 from workbench.core.errors import EngineError
 from workbench.core.result import TokenLogprobs
 from workbench.core.timeline import Span, Timeline
+from workbench.engine.inbox import Inbox
 from workbench.engine.lanes.affinity import affinities
 from workbench.engine.lanes.control import MOST_SLEPT, Control
 from workbench.engine.lanes.lanes import Action, Executor, Job
@@ -24,28 +27,34 @@ from workbench.scheduler.batch import Batch, Ids
 from workbench.scheduler.block_manager import BlockCounts, BlockManager
 from workbench.schedules.base import Step
 from workbench.schedules.plan import LANES, Carry, Plan, Task, let_begin
+from workbench.serving.loop import Called
 from workbench.serving.prepared import Prepared
 from workbench.workload.stop_strings import spells
-from workbench.workload.tokenizer import BYTES, load_tokenizer
+from workbench.workload.tokenizer import Tokenizer, load_tokenizer
 
 
 class Engine:
     """A `Clock` that executes plans on the real model.
 
     It loads the model when it is made, before the clock starts; `control` may end that. `close` ends its threads. Each
-    token is written to `log` as soon as it is sampled.
+    token is written to `log` as soon as it is sampled; what other threads ask of the run is in `inbox`.
     """
 
-    def __init__(self, prepared: Prepared, control: Control | None = None, log: TokenLog | None = None) -> None:
+    def __init__(
+        self,
+        prepared: Prepared,
+        control: Control | None = None,
+        log: TokenLog | None = None,
+        inbox: Inbox | None = None,
+    ) -> None:
         self.control = control or Control()
         self._log = log or TokenLog()
         self._prepared = prepared
         scenario = prepared.scenario
-        self._requests = scenario.workload.requests
+        self._inbox = inbox or Inbox(len(scenario.workload))
+        self._requests = list(scenario.workload.requests)
         self._tokens = [list(request.prompt) for request in self._requests]
         self._logprobs = [list[TokenLogprobs]() for _ in self._requests]
-        stops = any(request.sampling.stop for request in self._requests)
-        self._tokenizer = load_tokenizer(scenario.model) if stops else BYTES
         self.timeline = Timeline(labels=prepared.lowering.graph.labels)
         self.watch = Stopwatch()
         self.forward = Forward(prepared, self.control)
@@ -59,6 +68,11 @@ class Engine:
             packet_seconds=prepared.lowering.schedule.packet_seconds,
             control=self.control,
         )
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, which only requests with texts to stop at need."""
+        return load_tokenizer(self._prepared.scenario.model)
 
     @property
     def generated(self) -> tuple[tuple[int, ...], ...]:
@@ -113,16 +127,24 @@ class Engine:
         StoppedError
             If the run was stopped meanwhile.
         """
-        while (left := until - self.watch.now) > 0:  # again if the run was paused meanwhile
+        while (left := until - self.watch.now) > 0 and not self._inbox.waiting:  # again if the run was paused meanwhile
             self._executor.check()
             self.control.sleep(min(left, MOST_SLEPT))
         self._now = self.watch.now
 
-    def cancelled(self) -> Ids:
-        """See `Clock.cancelled`."""
-        numbers = self.control.take_cancelled()
-        self.forward.forget(numbers)
-        return np.array(numbers, dtype=np.int64)
+    def called(self) -> Called:
+        """See `Clock.called`."""
+        called = self._inbox.take()
+        for request, _ in called.joined:
+            self._requests.append(request)
+            self._tokens.append(list(request.prompt))
+            self._logprobs.append([])
+        self.forward.forget(called.cancelled)
+        return called
+
+    def over(self) -> bool:
+        """See `Clock.over`."""
+        return self._inbox.close_if_none()
 
     def stopped(self, batch: Batch) -> Ids:
         """See `Clock.stopped`."""

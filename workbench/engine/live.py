@@ -9,21 +9,23 @@ from dataclasses import replace
 
 from tqdm.auto import tqdm
 
-from workbench.core.errors import EngineError, StoppedError, WorkloadError
+from workbench.core.errors import CapacityError, EngineError, StoppedError, WorkloadError
 from workbench.core.quiet import listening
 from workbench.core.result import Result, Source
 from workbench.core.timeline import Timeline
 from workbench.core.units import is_whole
 from workbench.engine.engine import Engine
+from workbench.engine.inbox import Inbox
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.process import Occupation, occupy
-from workbench.engine.runnable import check_runnable
+from workbench.engine.runnable import check_request, check_runnable
 from workbench.engine.token_log import TokenLog
 from workbench.kernels import features
 from workbench.scenario import Scenario
 from workbench.schedules.base import Schedule
 from workbench.serving import Progress, prepare, serve
 from workbench.serving.prepared import Prepared
+from workbench.workload import Request, Workload
 
 
 def run(scenario: Scenario, schedule: Schedule, *, alongside: bool = False) -> Result:
@@ -136,6 +138,7 @@ class LiveRun:
         self._prepared = prepared
         self._occupation = occupation
         self._log = TokenLog()
+        self._inbox = Inbox(len(scenario.workload))
         self._engine: Engine | None = None
         self._result: Result | None = None
         self._lock = threading.RLock()
@@ -151,7 +154,7 @@ class LiveRun:
 
     def _serve(self) -> None:
         try:
-            engine = Engine(self._prepared, self._occupation.control, self._log)
+            engine = Engine(self._prepared, self._occupation.control, self._log, self._inbox)
             try:
                 with self._lock:
                     self._engine = engine
@@ -162,6 +165,7 @@ class LiveRun:
         except BaseException as error:  # shown by `state` and raised by `wait`: a thread must not die silently
             self.error = error
         finally:
+            self._inbox.close()
             self._occupation.end()
             self._log.end()
 
@@ -193,6 +197,32 @@ class LiveRun:
         """End the run within about a second, or after a user's own operation; results so far remain."""
         self._want(RunState.STOPPED)
 
+    def add(self, request: Request) -> int:
+        """Let a further request be served, behind those that wait; its number, which is the next one.
+
+        Raises
+        ------
+        EngineError
+            If the run has ended, as it does when all its requests are served, or the model does not know a token.
+        CapacityError
+            If the prompt, or prompt and output together, are longer than the longest of the workload, for which the
+            memory was planned.
+        WorkloadError
+            If it is no request.
+        """
+        scenario = self._prepared.scenario
+        Workload.of([request])  # which checks it
+        check_request(self._inbox.requests, request, scenario.model)
+        longest = int(scenario.workload.prompt_len.max())
+        most = int((scenario.workload.prompt_len + scenario.workload.output_len).max())
+        if len(request.prompt) > longest or len(request.prompt) + request.output_len > most:
+            raise CapacityError(
+                f"a request of {len(request.prompt)} + {request.output_len} tokens is too long for this run, which was "
+                f"planned for prompts of {longest} and {most} tokens in all; start a run with one so long."
+            )
+        engine = self._engine
+        return self._inbox.join(request, 0.0 if engine is None else max(0.0, engine.watch.now))
+
     def cancel(self, request: int) -> None:
         """Let a request get no further token, by its number in the workload; its KV blocks are free at once.
 
@@ -201,14 +231,12 @@ class LiveRun:
         Raises
         ------
         WorkloadError
-            If the workload has no such request.
+            If the run has no such request.
         """
-        workload = self._prepared.scenario.workload
-        if not (is_whole(request) and 0 <= request < len(workload)):
-            raise WorkloadError(
-                f"workload {workload.name!r} has no request {request!r}; give a number from 0 to {len(workload) - 1}."
-            )
-        self._occupation.control.cancel(int(request))
+        most = self._inbox.requests - 1
+        if not (is_whole(request) and 0 <= request <= most):
+            raise WorkloadError(f"the run has no request {request!r}; give a number from 0 to {most}.")
+        self._inbox.cancel(int(request))
 
     @property
     def state(self) -> RunState:

@@ -28,6 +28,7 @@ from workbench.stages import (
     qkv,
     shared_experts,
 )
+from workbench.workload import Request
 from workbench.workload.tokenizer import load_tokenizer
 
 
@@ -64,18 +65,31 @@ def check_runnable(prepared: Prepared) -> None:
             f"workload {scenario.workload.name!r} has lengths but no tokens; give Workload.from_jsonl(path)."
         )
     for number, request in enumerate(requests):
-        for token in (*request.prompt, *request.sampling.stop_token_ids):
-            if not isinstance(token, int | np.integer) or not 0 <= token < model.vocab_size:
-                raise EngineError(
-                    f"request {number} has the token id {token!r}, {model.name!r} knows 0 to {model.vocab_size - 1}; "
-                    "use the model's own tokenizer."
-                )
-    if any(request.sampling.stop for request in requests):
-        load_tokenizer(model)  # the engine needs it, and loads the weights first
+        check_request(number, request, model)
     for number, stage in enumerate(scenario.layer.stages):
         others = scenario.layer.stages[:number] + scenario.layer.stages[number + 1 :]
         if problem := _problem(stage, model) or _shared_tensor(stage, others, model):
             raise EngineError(f"{stage} {problem}.")
+
+
+def check_request(number: int, request: Request, model: ModelConfig) -> None:
+    """Refuse a request that the model cannot serve.
+
+    Raises
+    ------
+    EngineError
+        If the model does not know one of its tokens.
+    CheckpointError
+        If it ends with a text, and the model's tokenizer cannot be loaded.
+    """
+    for token in (*request.prompt, *request.sampling.stop_token_ids):
+        if not isinstance(token, int | np.integer) or not 0 <= token < model.vocab_size:
+            raise EngineError(
+                f"request {number} has the token id {token!r}, {model.name!r} knows 0 to {model.vocab_size - 1}; "
+                "use the model's own tokenizer."
+            )
+    if request.sampling.stop:
+        load_tokenizer(model)
 
 
 def _check_precision(precision: Precision) -> None:

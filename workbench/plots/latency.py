@@ -75,7 +75,7 @@ def layer_tokens(scheduler: Scheduler, prompts: Sequence[int], layers: int) -> n
     workload = Workload.lengths(list(prompts), 1)
     blocks = BlockManager(int(workload.prompt_len.sum()), 1, len(workload), int(workload.prompt_len.max()) + 1)
     queue = scheduler.open(workload, blocks, scheduler.token_budget or np.inf, layers)
-    queue.add(np.arange(len(workload)))
+    queue.add(np.arange(len(workload)), workload.prompt_len, workload.output_len)
     columns = []
     while (batch := queue.next()) is not None:
         passed = np.zeros(layers, dtype=np.int64)

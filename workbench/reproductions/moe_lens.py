@@ -68,7 +68,7 @@ def play(
     workload = Workload.lengths(prompt, output, requests)
     memory = BlockManager(blocks, block, requests, prompt + output)
     queue = ResourceAware(admission=admission).open(workload, memory, limit, 1)
-    queue.add(np.arange(requests))
+    queue.add(np.arange(requests), workload.prompt_len, workload.output_len)
     passes = 0.0
     prefill = []
     while (batch := queue.next()) is not None:

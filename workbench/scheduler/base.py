@@ -17,8 +17,11 @@ class Queue(Protocol):
     preemptions: int
     recomputed: int
 
-    def add(self, requests: Ids) -> None:
-        """Let these requests of the workload wait behind all others: they have arrived."""
+    def add(self, requests: Ids, prompt_len: Ids, output_len: Ids) -> None:
+        """Let these requests, with prompts and outputs of these lengths, wait behind all others: they have arrived.
+
+        Each is one of the workload, or a further one that has the next number.
+        """
 
     def cancel(self, requests: Ids) -> None:
         """Forget these requests, which were added and are not finished, and release their blocks.

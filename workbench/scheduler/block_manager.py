@@ -51,6 +51,10 @@ class BlockCounts:
         self._most = -(-longest // block_size)
         self.held: Ids = np.zeros(sequences, dtype=np.int64)
 
+    def grow(self, sequences: int) -> None:
+        """Let so many further sequences hold blocks."""
+        self.held = np.concatenate((self.held, np.zeros(sequences, dtype=np.int64)))
+
     @property
     def used(self) -> int:
         """Blocks held by sequences."""
@@ -123,6 +127,11 @@ class BlockManager(BlockCounts):
         super().__init__(blocks, block_size, sequences, longest)
         self._stack = np.arange(blocks - 1, -1, -1, dtype=np.int32)  # the first `free` entries are the free blocks
         self.table: npt.NDArray[np.int32] = np.empty((sequences, self._most), dtype=np.int32)
+
+    def grow(self, sequences: int) -> None:
+        """See `BlockCounts.grow`."""
+        super().grow(sequences)
+        self.table = np.concatenate((self.table, np.empty((sequences, self._most), dtype=np.int32)))
 
     def allocate(self, sequences: Ids, tokens: Ids) -> None:
         """See `BlockCounts.allocate`."""

@@ -23,6 +23,11 @@ class InFlight:
     done: int = 0
 
 
+def longer(column: Ids, requests: int) -> Ids:
+    """The column with so many zeros behind it."""
+    return np.concatenate((column, np.zeros(requests, dtype=np.int64)))
+
+
 class PagedQueue(ABC):
     """Requests of one served workload over one block manager, preempted by recomputation.
 
@@ -53,8 +58,8 @@ class PagedQueue(ABC):
         self.recomputed = 0
         self._blocks = blocks
         self._layers = layers
-        self._prompt = workload.prompt_len
-        self._output = workload.output_len
+        self._prompt: Ids = np.zeros(len(workload), dtype=np.int64)
+        self._output: Ids = np.zeros(len(workload), dtype=np.int64)
         self._new = NONE
         self._added = 0
         self._preempted = deque[int]()
@@ -67,10 +72,21 @@ class PagedQueue(ABC):
         self._full_at: Ids = np.zeros(len(workload), dtype=np.int64)
         self._ends_at: Ids = np.zeros(len(workload), dtype=np.int64)
 
-    def add(self, requests: Ids) -> None:
+    def add(self, requests: Ids, prompt_len: Ids, output_len: Ids) -> None:
         """See `Queue.add`."""
+        further = int(requests.max(initial=-1)) + 1 - len(self._prompt)
+        if further > 0:
+            self._grow(further)
+        self._prompt[requests] = prompt_len
+        self._output[requests] = output_len
         self._new = np.concatenate((self._new, requests))
         self._added += len(requests)
+
+    def _grow(self, requests: int) -> None:
+        """Make every column longer, by so many requests."""
+        self._blocks.grow(requests)
+        for name in ("_prompt", "_output", "_emitted", "_offset", "_full_at", "_ends_at"):
+            setattr(self, name, longer(getattr(self, name), requests))
 
     def cancel(self, requests: Ids) -> None:
         """See `Queue.cancel`."""

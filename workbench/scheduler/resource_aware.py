@@ -87,6 +87,11 @@ class ResourceAwareQueue(PagedQueue):
         self._due = 0.0  # new requests that the pace allows now
         self._shortest = int(workload.prompt_len.min())
 
+    def add(self, requests: Ids, prompt_len: Ids, output_len: Ids) -> None:
+        """See `Queue.add`."""
+        super().add(requests, prompt_len, output_len)
+        self._shortest = min(self._shortest, int(prompt_len.min(initial=self._shortest)))
+
     def _choose(self) -> Batch:
         decodes, context, preempted = self._decode()
         # Only a fraction of a request is carried over: requests that were due and did not fit do not come in a burst.

@@ -13,7 +13,7 @@ from workbench.core.units import is_whole
 from workbench.scheduler.base import check_budget
 from workbench.scheduler.batch import NONE, Batch, Hint, Ids
 from workbench.scheduler.block_manager import BlockCounts
-from workbench.scheduler.paged_queue import PagedQueue
+from workbench.scheduler.paged_queue import PagedQueue, longer
 from workbench.scheduler.token_balance import balance
 from workbench.workload import Workload
 
@@ -75,7 +75,11 @@ class StaticQueue(PagedQueue):
         self._put_off: list[int] = []
         self._count = 1
         self._batch = NONE
-        self._micro_batch = np.zeros(len(workload), dtype=np.int64)
+        self._micro_batch: Ids = np.zeros(len(workload), dtype=np.int64)
+
+    def _grow(self, requests: int) -> None:
+        super()._grow(requests)
+        self._micro_batch = longer(self._micro_batch, requests)
 
     def cancel(self, requests: Ids) -> None:
         """See `Queue.cancel`."""

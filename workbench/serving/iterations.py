@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,10 +12,17 @@ from workbench.core.latency import Latencies, Seconds
 from workbench.core.result import Iterations
 from workbench.scheduler.batch import NONE, Batch, Flags, Ids
 from workbench.schedules.plan import LANES
-from workbench.workload import Workload
+from workbench.workload import Request, Workload
 
 _NEVER = -2
 """Iteration of the latest token of a request that has none yet; -1 would be the iteration before the first."""
+
+
+class Joined(NamedTuple):
+    """A request that the workload does not have, and the seconds after the start at which it came."""
+
+    request: Request
+    seconds: float
 
 
 @dataclass
@@ -26,7 +35,7 @@ class Record:
         Tokens that each request generates: its output length, until it has ended before.
     cancelled : ndarray (requests,) bool
     all_there : bool
-        True once every request has arrived.
+        True once every request has arrived, or was cancelled.
     counted : bool
         Count the tokens of each request: one may end before its output length, or be cancelled.
     """
@@ -46,6 +55,10 @@ class Record:
         self.last: Seconds = np.full(len(self.workload), np.nan)
         self.tokens = _Tokens(len(self.workload))
         self.generated_len = self.workload.output_len.copy()
+        self._known = self.workload.generated_len
+        self._arrival: Seconds = np.zeros(len(self.workload))
+        if len(self.workload.arrival):
+            self._arrival = self.workload.arrival
         self.cancelled: Flags = np.zeros(len(self.workload), dtype=np.bool_)
         self._made: Ids = np.zeros(len(self.workload), dtype=np.int64)
         self._come = 0  # the first request that has not arrived
@@ -53,24 +66,41 @@ class Record:
 
     @property
     def next_arrival(self) -> float:
-        """Time at which the next request arrives [s]."""
-        return float(self.workload.arrival[self._come])
+        """Time at which the next request arrives that was not cancelled [s]."""
+        return float(self.workload.arrival[self._come + int(self.cancelled[self._come :].argmin())])
 
     def arrived(self, now: float) -> Ids:
         """Requests that have arrived by now, told once, without cancelled ones."""
         times = self.workload.arrival
         begin = self._come
         self._come = int(times.searchsorted(now, "right")) if len(times) else len(self.workload)
-        self.all_there = self._come == len(self.workload)
+        self._look()
         come = np.arange(begin, self._come)
         return come[~self.cancelled[begin : self._come]]
+
+    def _look(self) -> None:
+        self.all_there = bool(self.cancelled[self._come : len(self.workload)].all())
 
     def cancel(self, requests: Ids) -> Ids:
         """Record that these requests, unless they are finished, get no further token; return those that are there."""
         gone: Ids = np.unique(requests[np.isnan(self.last[requests]) & ~self.cancelled[requests]])
         self.cancelled[gone] = True
         self.generated_len[gone] = self._made[gone]
-        return gone[gone < self._come]
+        self._look()
+        return gone[(gone < self._come) | (gone >= len(self.workload))]
+
+    def join(self, joined: Sequence[Joined]) -> Ids:
+        """Record further requests, which the workload does not have; their numbers."""
+        numbers = np.arange(len(self.last), len(self.last) + len(joined))
+        outputs = np.array([each.request.output_len for each in joined])
+        self.last = np.concatenate((self.last, np.full(len(joined), np.nan)))
+        self.generated_len = np.concatenate((self.generated_len, outputs))
+        self._known = np.concatenate((self._known, outputs))
+        self._arrival = np.concatenate((self._arrival, [each.seconds for each in joined]))
+        self.cancelled = np.concatenate((self.cancelled, np.zeros(len(joined), dtype=np.bool_)))
+        self._made = np.concatenate((self._made, np.zeros_like(outputs)))
+        self.tokens.grow(len(joined))
+        return numbers
 
     def add(
         self, batch: Batch, begin: float, end: float, used: int, busy: dict[str, float], expert_bytes: float
@@ -96,7 +126,7 @@ class Record:
             return NONE
         emitting = batch.emitting
         self._made[emitting] += 1
-        known = emitting[self._made[emitting] == self.workload.generated_len[emitting]]
+        known = emitting[self._made[emitting] == self._known[emitting]]
         ended: Ids = np.union1d(known, stopped)
         self.generated_len[ended] = self._made[ended]
         return ended
@@ -115,17 +145,15 @@ class Record:
     def latencies(self) -> Latencies:
         """Latencies of the requests that were served to their end."""
         served = np.flatnonzero(~np.isnan(self.last))
-        arrival = self.workload.arrival if len(self.workload.arrival) else np.zeros(len(self.workload))
         worst, *gaps = self.tokens.gaps()
-        columns = (tuple(column[served].tolist()) for column in (arrival, self.tokens.first, self.last, worst))
+        columns = (tuple(column[served].tolist()) for column in (self._arrival, self.tokens.first, self.last, worst))
         return Latencies(tuple(served.tolist()), *columns, *gaps)
 
     @property
     def mean_ttft(self) -> float:
         """Mean time from arrival to first token, over the requests that have one [s]; NaN if none has."""
-        first = self.tokens.first
-        waited = first - self.workload.arrival if len(self.workload.arrival) else first
-        known = waited[~np.isnan(first)]
+        waited = self.tokens.first - self._arrival
+        known = waited[~np.isnan(waited)]
         return float(known.mean()) if len(known) else float("nan")
 
     @property
@@ -155,6 +183,11 @@ class _Tokens:
         self._on_time: list[int] = []  # tokens of each iteration that continue a stretch
         self._latest: Ids = np.full(requests, _NEVER)  # iteration of each request's latest token
         self._begun = [(NONE, NONE, NONE)]  # of stretches: request, first iteration, iteration of the token before
+
+    def grow(self, requests: int) -> None:
+        """Let so many further requests have tokens."""
+        self.first = np.concatenate((self.first, np.full(requests, np.nan)))
+        self._latest = np.concatenate((self._latest, np.full(requests, _NEVER)))
 
     def add(self, prefilled: Ids, decodes: Ids, end: float) -> None:
         """Record the requests that got a token from an iteration that ended at `end`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -18,8 +18,22 @@ from workbench.scheduler.batch import Batch, Ids
 from workbench.scheduler.block_manager import BlockCounts, BlockManager
 from workbench.schedules.base import Step
 from workbench.schedules.plan import Plan
-from workbench.serving.iterations import Record
+from workbench.serving.iterations import Joined, Record
 from workbench.serving.prepared import Prepared, facts
+
+
+class Called(NamedTuple):
+    """Changes that somebody asked of a run while it served.
+
+    `joined` are further requests; `cancelled` those that nobody waits for any more: they may be finished, or not have
+    arrived.
+    """
+
+    joined: tuple[Joined, ...] = ()
+    cancelled: tuple[int, ...] = ()
+
+
+NOT_CALLED = Called()
 
 
 class Clock(Protocol):
@@ -38,10 +52,13 @@ class Clock(Protocol):
         """Run one iteration and move `now` to its end; return the busy time per lane [s]."""
 
     def wait(self, until: float) -> None:
-        """Let time pass without work, at least until `until`."""
+        """Let time pass without work until then, or until the clock is called."""
 
-    def cancelled(self) -> Ids:
-        """Requests that nobody waits for any more, told once; they may be finished, or not have arrived."""
+    def called(self) -> Called:
+        """Changes that somebody asked for since the last time."""
+
+    def over(self) -> bool:
+        """True if no further request joins; false if one has joined that was not told yet."""
 
     def stopped(self, batch: Batch) -> Ids:
         """Requests whose token of the batch just executed is one that they stop at."""
@@ -119,7 +136,7 @@ def serve(
             record.add(batch, begin, clock.now, used, busy, clock.expert_bytes(plan))
             ended = record.end(batch, clock.stopped(batch))
             record.finish(queue.complete(batch, ended), clock.now)
-            step = Step.MIDDLE
+            step = Step.FIRST if Step.LAST in step else Step.MIDDLE  # a request may join after the last
             if watch is not None:
                 watch(_progress(record, clock.now, blocks.total, queue.preemptions))
     except StoppedError:
@@ -151,7 +168,7 @@ def serve(
         latencies=record.latencies,
         energy=clock.energy() or _modelled(prepared, record, clock.now),
         timeline=clock.timeline,
-        facts=facts(scenario, prepared, record.generated_len) | _cancelled(record),
+        facts=facts(scenario, prepared, record.generated_len[: len(workload)]) | _changed(record),
         stopped=stopped,
     )
 
@@ -174,21 +191,29 @@ def _progress(record: Record, now: float, blocks: int, preemptions: int) -> Prog
 def _next(queue: Queue, clock: Clock, record: Record) -> Batch | None:
     """The next batch, after waiting for a request if none is there; None when all have been served."""
     while True:
-        cancelled = clock.cancelled()
-        if len(cancelled):
-            queue.cancel(record.cancel(cancelled))
+        called = clock.called()
+        if called.joined:
+            lengths = np.array([(len(each.request.prompt), each.request.output_len) for each in called.joined])
+            queue.add(record.join(called.joined), *lengths.T)
+        if called.cancelled:
+            queue.cancel(record.cancel(np.array(called.cancelled)))
         if not record.all_there:
-            queue.add(record.arrived(clock.now))
+            come = record.arrived(clock.now)
+            queue.add(come, record.workload.prompt_len[come], record.workload.output_len[come])
         batch = queue.next()
-        if batch is not None or record.all_there:
+        if batch is not None:
             return batch
-        clock.wait(record.next_arrival)
+        if not record.all_there:
+            clock.wait(record.next_arrival)
+        elif clock.over():
+            return None
 
 
-def _cancelled(record: Record) -> dict[str, str]:
-    """Note on requests that were cancelled; empty if there are none."""
-    count = int(np.count_nonzero(record.cancelled))
-    return {"cancelled": f"{count} requests"} if count else {}
+def _changed(record: Record) -> dict[str, str]:
+    """Notes on requests that joined or were cancelled while others were served; empty if there are none."""
+    joined = len(record.last) - len(record.workload)
+    counts = {"joined": joined, "cancelled": int(np.count_nonzero(record.cancelled))}
+    return {what: f"{count} requests" for what, count in counts.items() if count}
 
 
 def _modelled(prepared: Prepared, record: Record, seconds: float) -> Energy:

@@ -21,6 +21,7 @@ from workbench.scheduler.block_manager import BlockCounts
 from workbench.schedules.base import Schedule, Step
 from workbench.schedules.plan import Plan, let_begin
 from workbench.serving import prepare, serve
+from workbench.serving.loop import NOT_CALLED, Called
 from workbench.serving.plan_cost import LaidOut
 from workbench.serving.prepared import Prepared
 from workbench.simulate.late_bar import LateBar
@@ -110,9 +111,13 @@ class _Clock:
         self._carried = max(0.0, self._carried - max(0.0, until - self.now))
         self.now = max(self.now, until)
 
-    def cancelled(self) -> Ids:
-        """See `Clock.cancelled`: nobody cancels a simulated request."""
-        return NONE
+    def called(self) -> Called:
+        """See `Clock.called`: nobody asks anything of a simulation."""
+        return NOT_CALLED
+
+    def over(self) -> bool:
+        """See `Clock.over`."""
+        return True
 
     def stopped(self, batch: Batch) -> Ids:
         """See `Clock.stopped`: there are no tokens to stop at."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 
 from workbench.core.errors import StoppedError
 
@@ -27,7 +26,6 @@ class Control:
         self.gate = threading.Event()
         self.gate.set()
         self.ending = self._drained = False
-        self._cancelled = deque[int]()
 
     @property
     def stopped(self) -> bool:
@@ -53,14 +51,6 @@ class Control:
         """End the plan under way, also if it is paused: one of its tasks failed, or the wait for it did."""
         self._drained = True
         self.gate.set()
-
-    def cancel(self, request: int) -> None:
-        """Let nobody wait for a request any more."""
-        self._cancelled.append(request)
-
-    def take_cancelled(self) -> list[int]:
-        """Requests that were cancelled since the last call."""
-        return [self._cancelled.popleft() for _ in range(len(self._cancelled))]
 
     def renew(self) -> None:
         """Begin another plan, unless the run was stopped."""

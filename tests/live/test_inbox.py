@@ -1,19 +1,23 @@
-"""Requests that are cancelled while they are served: their blocks are free, and nobody else gets another token."""
+"""Requests that join or are cancelled while others are served: nobody gets another token for that."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import workbench as wb
+from tests.live.test_live_run import until
 from tests.live.test_schedulers import SCHEDULERS
 from tests.live.world import OF_SYSTEMS, WIRED, longest, requests, scenario
-from workbench.core.errors import EngineError, WorkloadError
+from workbench.core.errors import CapacityError, EngineError, WorkloadError
 from workbench.engine import LiveRun
 from workbench.engine.engine import Engine
 from workbench.models import ModelConfig
 from workbench.scheduler.registry import every_scheduler
 from workbench.schedules import Schedule, Sequential, VSLPipe
+from workbench.workload import Request, Sampling
+from workbench.workload.tokenizer import BYTES
 
 ASKED = requests((5, 1, 19, 3, 7, 2, 24, 6), 14, seed=5)
 CANCELS = {1: (0, 2), 3: (6,), 6: (7, 0)}
@@ -110,11 +114,96 @@ def test_a_run_of_which_all_is_cancelled_ends(tiny: ModelConfig, during: During)
         held.wait(60)
 
 
-def test_a_request_that_has_not_arrived_can_be_cancelled(tiny: ModelConfig, whole: Any) -> None:
-    of = scenario(tiny, ASKED[:2])
-    run = wb.start(of.on(workload=of.workload.arriving(at=[0.0, 0.5])), Sequential())
+def test_a_request_that_has_not_arrived_is_not_awaited_once_it_is_cancelled(tiny: ModelConfig, whole: Any) -> None:
+    of = scenario(tiny, ASKED[:3])
+    run = wb.start(of.on(workload=of.workload.arriving(at=[0.0, 1000.0, 1001.0])), Sequential())
+    run.cancel(2)
+    until(lambda: run.progress.emitted == 14)
     run.cancel(1)
-    assert run.wait(60).tokens == (whole[0], ())
+    assert run.wait(20).tokens == (whole[0], (), ())
+
+
+# --------------------------------------------------------------------------------------------------------- joining
+
+
+def joining(of: wb.Scenario, schedule: Schedule, during: During, calls: dict[int, Sequence[Request]]) -> wb.Result:
+    """A run to which requests are added."""
+    run: list[LiveRun] = []
+
+    def join(further: Sequence[Request]) -> None:
+        for request in further:
+            numbers.append(run[0].add(request))
+
+    numbers: list[int] = []
+    during({number: lambda further=further: join(further) for number, further in calls.items()})
+    run.append(wb.start(of, schedule))
+    result = run[0].wait(60)
+    assert numbers == list(range(len(of.workload), len(result.tokens)))
+    assert result.facts["joined"] == f"{len(numbers)} requests"
+    assert run[0].progress.total == run[0].progress.emitted == result.generated == sum(map(len, result.tokens))
+    assert result.latencies.request == tuple(range(len(result.tokens)))
+    assert all(time >= 0 for time in result.latencies.ttft)
+    return result
+
+
+@pytest.mark.parametrize("scheduler", [*every_scheduler(), *SCHEDULERS], ids=repr)
+def test_who_joins_gets_the_same_tokens_under_any_scheduler(
+    scheduler: Any, tiny: ModelConfig, whole: Any, during: During
+) -> None:
+    """Wherever it comes: with preemptions, and with requests that are longer, shorter and more than at first."""
+    order = (6, 0, 1, 2, 3, 4, 5, 7)
+    asked = [ASKED[number] for number in order]
+    of = scenario(tiny, asked[:2], WIRED["all_gpu"], tokens=longest(ASKED) + 6, block=4, budget=30)
+    result = joining(of.on(scheduler=scheduler), Sequential(2), during, {1: asked[2:4], 6: asked[4:]})
+    assert result.tokens == tuple(whole[number] for number in order)
+
+
+@pytest.mark.parametrize(("name", "schedule"), [("vslpipe", VSLPipe()), *OF_SYSTEMS], ids=str)
+def test_who_joins_during_the_last_iteration_begins_anew(
+    name: str, schedule: Schedule, tiny: ModelConfig, whole: Any, during: During
+) -> None:
+    """The plan knew it to be the last, and brought no weights for the next; then again."""
+    of = scenario(tiny, ASKED[6:7], WIRED[name])
+    result = joining(of, schedule, during, {13: ASKED[:1], 27: ASKED[2:4]})
+    assert result.iterations == 3 * 14
+    assert result.tokens == (whole[6], whole[0], whole[2], whole[3])
+
+
+def test_who_joins_can_be_cancelled_and_may_sample(tiny: ModelConfig, whole: Any, during: During) -> None:
+    run: list[LiveRun] = []
+    how = Sampling(0.8, seed=3, stop=(BYTES.decode(whole[0][3:5]),), logprobs=1)
+    drawn = replace(ASKED[0], sampling=replace(how, temperature=0.0))
+    during({2: lambda: [run[0].add(ASKED[1]), run[0].add(drawn), run[0].cancel(1)], 5: lambda: run[0].add(ASKED[3])})
+    run.append(wb.start(scenario(tiny, ASKED[6:7]), Sequential()))
+    result = run[0].wait(60)
+    assert result.tokens == (whole[6], (), whole[0][: len(result.tokens[2])], whole[3])
+    assert 0 < len(result.tokens[2]) == len(result.logprobs[2]) <= 5
+    assert (result.facts["joined"], result.facts["cancelled"]) == ("3 requests", "1 requests")
+
+
+def test_who_joins_is_served_at_once_where_others_are_still_to_arrive(tiny: ModelConfig, whole: Any) -> None:
+    of = scenario(tiny, ASKED[5:7])
+    run = wb.start(of.on(workload=of.workload.arriving(at=[0.0, 1000.0])), Sequential())
+    until(lambda: run.progress.emitted == 14)
+    assert run.add(ASKED[0]) == 2
+    until(lambda: run.progress.emitted == 28)
+    run.cancel(1)
+    assert run.wait(20).tokens == (whole[5], (), whole[0])
+
+
+def test_who_cannot_join_is_told_why(tiny: ModelConfig) -> None:
+    run = wb.start(scenario(tiny, ASKED[:2]), Sequential())
+    with pytest.raises(CapacityError, match=r"a request of 6 \+ 1 tokens is too long .* prompts of 5 and 19"):
+        run.add(Request((1,) * 6, 1))
+    with pytest.raises(CapacityError, match=r"1 \+ 19 tokens"):
+        run.add(Request((1,), 19))
+    with pytest.raises(EngineError, match="request 2 has the token id 97"):
+        run.add(Request((97,), 1))
+    with pytest.raises(WorkloadError, match="is no Request"):
+        run.add((1, 2))  # type: ignore[arg-type]
+    run.wait(60)
+    with pytest.raises(EngineError, match="the run has ended and takes no further request"):
+        run.add(ASKED[0])
 
 
 @pytest.mark.parametrize("number", [-1, 8, 1.5, "first"])
