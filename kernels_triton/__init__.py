@@ -24,7 +24,7 @@ from .rows.layer_norm import layer_norm, layer_norm_reference, layer_norm_work
 from .rows.rms_norm import add_rms_norm, add_rms_norm_work, rms_norm, rms_norm_reference, rms_norm_work
 from .rows.rope import rope, rope_reference, rope_work
 from .rows.rope_table import Linear, Llama3, LongRope, Yarn, rope_table
-from .vocabulary.logprobs import Logprobs, logprobs, logprobs_work
-from .vocabulary.penalties import penalise, penalise_work
+from .vocabulary.logprobs import Logprobs, logprobs
+from .vocabulary.penalties import penalise
 from .vocabulary.sampling import Draws, sample, sample_work
 from .vocabulary.vocabulary import embed, embed_work, sampled_logits, sampled_logits_work

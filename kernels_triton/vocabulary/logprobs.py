@@ -8,7 +8,7 @@ import torch
 
 from ..backend.operands import check_operand, check_range
 from ..backend.operators import operator
-from ..declarations import operation, public, work_of
+from ..declarations import operation, public
 from .operands import check_logits
 
 
@@ -79,15 +79,3 @@ def _shaped(logits: torch.Tensor, tokens: torch.Tensor, best: int) -> tuple[torc
 
 
 _logprobs = operator("logprobs", _compute, _shaped)
-
-
-@work_of(logprobs)
-def logprobs_work(rows: int, vocabulary: int, best: int) -> tuple[int, int]:
-    """Work that one call declares: (flops [flop], bytes [byte]) = (0, 4 R V + 4 R + 12 R n).
-
-    Examples
-    --------
-    >>> logprobs_work(rows=2, vocabulary=10, best=1)
-    (0, 112)
-    """
-    return 0, 4 * rows * vocabulary + 4 * rows + 12 * rows * best

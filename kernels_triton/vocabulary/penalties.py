@@ -6,7 +6,7 @@ import torch
 
 from ..backend.operands import check_indices, check_operand, check_range
 from ..backend.operators import operator
-from ..declarations import operation, work_of
+from ..declarations import operation
 from .operands import check_logits
 
 
@@ -83,10 +83,11 @@ def _compute(
         check_range("tokens", tokens, logits.shape[1], "correct them")
     had = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
     had[rows, tokens] = True
-    made = torch.zeros_like(had, dtype=torch.int64).index_put_((rows, tokens), generated.long(), accumulate=True)
+    made = torch.zeros_like(had)
+    made[rows[generated], tokens[generated]] = True
     wide = logits.double()
     factor = repetition[:, None]
-    lowered = torch.where(wide > 0, wide / factor, wide * factor) - presence[:, None] * (made > 0)
+    lowered = torch.where(wide > 0, wide / factor, wide * factor) - presence[:, None] * made
     return torch.where(had, lowered.float(), logits)
 
 
@@ -95,15 +96,3 @@ _penalise = operator(
     _compute,
     lambda logits, *_: torch.empty_like(logits, memory_format=torch.contiguous_format),
 )
-
-
-@work_of(penalise)
-def penalise_work(rows: int, vocabulary: int) -> tuple[int, int]:
-    """Work that one call declares: (flops [flop], bytes [byte]) = (0, 8 R V); logits are read and written.
-
-    Examples
-    --------
-    >>> penalise_work(rows=2, vocabulary=10)
-    (0, 160)
-    """
-    return 0, 8 * rows * vocabulary

@@ -46,7 +46,7 @@ def choose_all(
             check()
             made = len(line) - len(request.prompt)
             own = _penalised(logits[row : row + 1], how, line, made) if how.penalised else logits[row : row + 1]
-            chosen[row] = int(sample(own, _draw(how, made)))
+            chosen[row] = int(sample(own, _draw(how, made) if how.temperature else None))
     return chosen
 
 
