@@ -13,6 +13,8 @@ CALLS = 40
 """Drawn calls per door."""
 MEASURES = {"copy_rate", "link_rates", "matmul_rate", "multiply_add"}
 SAYS = {"features", "numa_nodes", "empty_in_huge_pages"}
+STORED = {"fp8_weights", "mxfp4_weights"}
+"""Formats of checkpoints; `test_stored_formats.py` has their oracles."""
 
 
 @pytest.mark.parametrize("name", DOORS | DISPATCHED)
@@ -27,7 +29,7 @@ def test_every_op_has_a_door_in_the_table():
 
 
 def test_every_other_name_is_a_type_a_measure_or_told():
-    others = MEASURES | SAYS | WAYS_TO_PACK
+    others = MEASURES | SAYS | STORED | WAYS_TO_PACK
     for name in kernels.__all__:
         is_type = isinstance(getattr(kernels, name), type)
         told = name.endswith(("_work", "_reference"))

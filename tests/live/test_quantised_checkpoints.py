@@ -157,3 +157,11 @@ def test_other_quantised_checkpoints_are_refused(
     (tmp_path / "config.json").write_text(json.dumps(raw | {"quantization_config": change}))
     with pytest.raises(CheckpointError, match=words):
         wb.checkpoint(tmp_path)
+
+
+def test_an_llm_converts_by_itself(folder: Any) -> None:
+    model = wb.checkpoint(folder("gpt_oss, mxfp4"))
+    (made,) = wb.LLM(model).generate([ASKED[1].prompt], max_tokens=4)
+    (told,) = wb.LLM(model, weights="bf16").generate([ASKED[1].prompt], max_tokens=4)
+    assert made.tokens == told.tokens
+    assert len(made.tokens) == 4

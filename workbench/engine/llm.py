@@ -66,8 +66,8 @@ class LLM:
     model : ModelConfig or str or Path
         A checkpoint from `wb.checkpoint`, or its folder.
     weights, kv : str, optional
-        Precision of weights and KV cache, as in `Memory`; by default the model's own. "int8" and "int4" round the
-        routed experts. A checkpoint in fp16 needs both, as "fp32" or "bf16".
+        Precision of weights and KV cache, as in `Memory`; by default the model's own, to which weights in FP8 and MXFP4
+        are converted. "int8" and "int4" round the routed experts. A checkpoint in fp16 needs both, as "fp32" or "bf16".
     scheduler : Scheduler, optional
         By default `ResourceAware()`.
 
@@ -110,7 +110,8 @@ class LLM:
             raise CheckpointError(f"model {self.model.name!r} has no weights here; give wb.checkpoint(folder).")
         self.tokenizer = load_tokenizer(self.model)
         self.defaults = sampling_defaults(self.model)
-        self._memory = Memory(1.0, _BLOCK, weights, kv)
+        quantised = self.model.expert_dtype or self.model.other_dtype
+        self._memory = Memory(1.0, _BLOCK, weights or (self.model.dtype if quantised else None), kv)
         self._scheduler = scheduler or ResourceAware()
 
     def generate(
