@@ -3,7 +3,7 @@
 Each operation has a wrapper that validates operands, a kernel that computes with the GIL released, declared work, and a
 reference that is exact or in float64. Router, norms, rotations and gates are twins of operations of `kernels_triton`,
 which declares their work and references. Decorators of `declarations.py` declare operations. `features()` returns the
-code path of this computer; `warm_up()` compiles kernels, so that compile time is not measured.
+code path of this computer; `warm_up()` and `warm_up_experts()` compile kernels, so that compile time is not measured.
 """
 
 from .attention.decode import decode_attention, decode_attention_reference, decode_attention_work, warm_up
@@ -18,7 +18,7 @@ from .attention.kv_cache import (
 from .attention.mla_decode import mla_decode, mla_decode_reference
 from .ceilings import multiply_add, read_blocks, read_memory
 from .declarations import Operation, operations, public_names
-from .experts.fused_moe import fused_moe, fused_moe_reference, fused_moe_work
+from .experts.fused_moe import fused_moe, fused_moe_reference, fused_moe_work, warm_up_experts
 from .experts.nodes import NodeExperts, numa_nodes, pack_by_node
 from .experts.weights import Format, PackedExperts, experts_in_place, experts_of_blocks, pack_experts
 from .machine.features import CodePath, Features, features

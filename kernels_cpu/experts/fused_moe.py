@@ -23,7 +23,7 @@ from ..arguments import (
     writeable,
 )
 from ..codegen.compiled import compiled
-from ..declarations import operation, reference_of, work_of
+from ..declarations import operation, public, reference_of, work_of
 from ..machine.features import CodePath, code_path
 from ..threads.task_counts import counters
 from ..threads.team import helped, on_node, team_size
@@ -297,6 +297,20 @@ def _parts(pairs: _Pairs, limit: int) -> list[_Pairs]:
         edges += [first + (past - first) * piece // pieces for piece in range(1, pieces)]
     edges.append(len(pairs.tokens))
     return [pairs.part(begin, past) for begin, past in pairwise(edges)]
+
+
+@public
+def warm_up_experts(experts: PackedExperts) -> None:
+    """Compile `fused_moe` for experts of this format, for few and for many tokens per expert.
+
+    Examples
+    --------
+    >>> from kernels_cpu import pack_experts
+    >>> warm_up_experts(pack_experts(np.ones((1, 2, 1), np.float32), np.ones((1, 1, 1), np.float32)))
+    """
+    for tokens in (1, FEW + 1):
+        x = np.zeros((tokens, experts.gate_up.dim), np.float32)
+        fused_moe(x, experts, np.zeros((tokens, 1), np.int32), np.ones((tokens, 1), np.float32))
 
 
 @work_of(fused_moe)

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from ..arguments import Operand, checked, contiguous, float64, whole
 from ..codegen.compiled import compiled
 from ..codegen.rounding import bfloat16_pairs
 from ..declarations import public
+from ..machine.huge_pages import empty_in_huge_pages
 
 ROWS = 64
 """Rows of a block."""
@@ -65,6 +66,8 @@ class Format(enum.IntEnum):
         return 1 << (self.bits - 1) if self.scaled else 0
 
 
+_PACKED_FROM = (np.float32, np.uint16, np.float16)
+"""Types of matrices that can be packed; uint16 holds bfloat16 bits."""
 _TYPES: dict[Format, Any] = {
     Format.FP32: np.float32,
     Format.BF16: np.uint16,
@@ -130,8 +133,11 @@ class PackedExperts:
     ----------
     gate_up, down : Matrices
         Per expert the rows of the gate, then those of the up projection; and the down projection.
+    UNIT : int
+        Weights whose M and F are multiples of it have no padding.
     """
 
+    UNIT: ClassVar[int] = ROWS
     gate_up: Matrices
     down: Matrices
 
@@ -162,7 +168,8 @@ def pack_experts(
     Parameters
     ----------
     gate_up : (E, 2 F, M), or E matrices (2 F, M); fp32, fp16, torch.bfloat16, or uint16 that holds bfloat16 bits
-        Per expert the rows of the gate, then those of the up projection. The matrices of a list may be anywhere.
+        Per expert the rows of the gate, then those of the up projection. The matrices of a list may be anywhere; each
+        is asked for once, and may be gone when the next one is.
     down : (E, M, F), or E matrices (M, F); as gate_up
     format : Format or its name, optional
         "fp32", "bf16" (rounded to nearest even), "int8" or "int4" (rounded to the nearest multiple of the group's
@@ -188,10 +195,12 @@ def pack_experts(
     >>> len(experts), experts.format.name
     (2, 'INT8')
     """
-    first, second = checked_layer(gate_up, down)
+    first = _Given("gate_up", gate_up)
+    second = _Given("down", down)
+    _check_layer(first.shape, second.shape)
     if whole("group", group) < 8 or group % 8:
         raise ValueError(f"group must be a multiple of 8 columns, not {group}: leave it out for {GROUP}.")
-    chosen = _format(format, first[0].dtype)
+    chosen = _format(format, first.dtype)
     return PackedExperts(_packed("gate_up", first, chosen, group), _packed("down", second, chosen, group))
 
 
@@ -231,7 +240,7 @@ def experts_in_place(gate_up: Operand, down: Operand) -> PackedExperts:
     second = checked("down", down, "E R C", np.uint16)
     if 0 in first.shape:
         raise ValueError("gate_up must have an expert with rows and columns at least: pass (E, 2 F, M).")
-    _check(first, second)
+    _check_layer(first.shape, second.shape)
     return PackedExperts(_in_place("gate_up", first), _in_place("down", second))
 
 
@@ -324,33 +333,43 @@ def _of_blocks(name: str, operand: Operand, scales: Operand | None) -> Matrices:
     return Matrices(words, steps, rows, dim, format, dim // groups)
 
 
+class _Given:
+    """The matrices (R, C) of a layer's experts as they were given, each checked when its turn comes."""
+
+    def __init__(self, name: str, operands: Operand | Sequence[Operand]) -> None:
+        self._name = name
+        self._operands: Any = operands
+        if not isinstance(operands, Sequence):
+            self._operands = checked(name, operands, "E R C", *_PACKED_FROM)
+        self._first = self._matrix(0) if len(self._operands) else np.empty((0, 0), np.float32)
+        if 0 in self._first.shape:
+            raise ValueError(f"{name} must have an expert with rows and columns at least: pass (E, R, C).")
+        self.dtype = self._first.dtype
+        self.shape = (len(self._operands), *self._first.shape)
+
+    def _matrix(self, expert: int) -> NDArray[Any]:
+        return checked(f"{self._name}[{expert}]", self._operands[expert], "R C", *_PACKED_FROM)
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        yield self._first
+        for expert in range(1, len(self._operands)):
+            matrix = self._matrix(expert)
+            if (matrix.shape, matrix.dtype) != (self._first.shape, self.dtype):
+                raise ValueError(
+                    f"{self._name}[{expert}] must be {self._first.shape} {self.dtype} as {self._name}[0], not "
+                    f"{matrix.shape} {matrix.dtype}: pass experts of one layer."
+                )
+            yield matrix
+
+
 def checked_layer(
     gate_up: Operand | Sequence[Operand], down: Operand | Sequence[Operand]
 ) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
     """Check the matrices of a layer's experts and return them as lists, one matrix per expert."""
-    first = _several("gate_up", gate_up)
-    second = _several("down", down)
-    _check(first, second)
-    return first, second
-
-
-def _several(name: str, operands: Operand | Sequence[Operand]) -> list[NDArray[Any]]:
-    dtypes = (np.float32, np.uint16, np.float16)
-    several: Any = operands if isinstance(operands, Sequence) else checked(name, operands, "E R C", *dtypes)
-    arrays = [checked(f"{name}[{e}]", m, "R C", *dtypes) for e, m in enumerate(several)]
-    if not arrays or 0 in arrays[0].shape:
-        raise ValueError(f"{name} must have an expert with rows and columns at least: pass (E, R, C).")
-    for e, array in enumerate(arrays):
-        if (array.shape, array.dtype) != (arrays[0].shape, arrays[0].dtype):
-            raise ValueError(
-                f"{name}[{e}] must be {arrays[0].shape} {arrays[0].dtype} as {name}[0], not {array.shape} "
-                f"{array.dtype}: pass experts of one layer."
-            )
-    return arrays
-
-
-def _check(gate_up: Sequence[NDArray[Any]] | NDArray[Any], down: Sequence[NDArray[Any]] | NDArray[Any]) -> None:
-    _check_layer((len(gate_up), *gate_up[0].shape), (len(down), *down[0].shape))
+    first = _Given("gate_up", gate_up)
+    second = _Given("down", down)
+    _check_layer(first.shape, second.shape)
+    return [*first], [*second]
 
 
 def _check_layer(gate_up: tuple[int, ...], down: tuple[int, ...]) -> None:
@@ -375,16 +394,16 @@ def _format(name: Format | str | None, dtype: Any) -> Format:
         raise ValueError(f"format must be one of {known}, not {name!r}: leave it out for the weights' own.") from None
 
 
-def _packed(name: str, matrices: Sequence[NDArray[Any]], format: Format, group: int) -> Matrices:
+def _packed(name: str, matrices: _Given, format: Format, group: int) -> Matrices:
     """Pack one matrix per expert."""
-    rows, dim = matrices[0].shape
+    count, rows, dim = matrices.shape
     unit = group if format.scaled else STREAMS * format
     width = -(-dim // unit) * unit
     blocks = -(-rows // ROWS)
-    words = aligned(np.uint32, len(matrices), blocks, width // format, ROWS)
+    words = empty_in_huge_pages((count, blocks, width // format, ROWS), np.uint32)
     groups = width // group if format.scaled else 0
-    scales = aligned(np.float32, len(matrices), blocks, groups, ROWS)
-    kept = format is _format(None, matrices[0].dtype) and matrices[0].dtype != np.float16
+    scales = empty_in_huge_pages((count, blocks, groups, ROWS), np.float32)
+    kept = format is _format(None, matrices.dtype) and matrices.dtype != np.float16
     for e, matrix in enumerate(matrices):
         if kept and (rows, dim) == (blocks * ROWS, width):
             _reorder(np.ascontiguousarray(matrix).view(np.uint32).reshape(blocks, ROWS, -1), words[e])
@@ -425,16 +444,38 @@ def _block(name: str, full: NDArray[np.float32], format: Format, group: int) -> 
         words = np.empty(full.size // 2, np.uint32)
         bfloat16_pairs(full.view(np.uint32).ravel(), words)
         return words.reshape(ROWS, -1).T, none
-    grouped = full.reshape(ROWS, -1, group)
-    largest = np.abs(grouped).max(axis=2)
-    if not np.isfinite(largest).all():
+    words = np.empty((full.shape[1] // format, ROWS), np.uint32)
+    scales = np.empty((full.shape[1] // group, ROWS), np.float32)
+    if not _round(full, format.zero, format is Format.INT4, words, scales):
         raise ValueError(f"{name} must be finite to share scales: pack it as fp32 or bf16.")
-    scales = (largest / np.float32(format.zero - 1)).astype(np.float32)
-    steps = np.where(scales > 0, scales, np.float32(1))[..., None]
-    numbers = (np.rint(grouped / steps) + format.zero).astype(np.uint8).reshape(ROWS, -1, int(format))
-    if format is Format.INT4:
-        numbers = numbers[..., :4] | numbers[..., 4:] << np.uint8(4)
-    return np.ascontiguousarray(numbers).view("<u4")[..., 0].T, scales.T
+    return words, scales
+
+
+@compiled()
+def _round(full: Any, zero: int, halves: bool, words: Any, scales: Any) -> bool:
+    """Round rows (64, width) to words (steps, 64) with scales (groups, 64); False if a number is not finite."""
+    group = full.shape[1] // len(scales)
+    steps = len(words) // len(scales)
+    numbers = np.empty(group, np.uint8)
+    fours = numbers.view(np.uint32)
+    for g in range(len(scales)):
+        for row in range(ROWS):
+            own = full[row, g * group : (g + 1) * group]
+            bits = own.view(np.uint32)
+            high = np.uint32(0)
+            for i in range(group):  # bits without the sign are ordered like magnitudes, and their maximum vectorises
+                high = np.uint32(max(high, np.uint32(bits[i] & np.uint32(0x7FFFFFFF))))
+            if high >= np.uint32(0x7F800000):
+                return False
+            scale = np.float32(np.uint32(high).view(np.float32) / np.float32(zero - 1))
+            unit = scale if scale > 0 else np.float32(1)
+            for i in range(group):
+                numbers[i] = np.uint8(np.int32(np.rint(np.float32(own[i] / unit))) + zero)
+            scales[g, row] = scale
+            for s in range(steps):
+                word = np.uint32(fours[2 * s] | np.uint32(fours[2 * s + 1] << np.uint32(4))) if halves else fours[s]
+                words[g * steps + s, row] = word
+    return True
 
 
 def aligned(dtype: Any, *shape: int) -> NDArray[Any]:

@@ -16,6 +16,8 @@ _HUGE = 1 << 21
 def empty_in_huge_pages(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """An array for a KV pool or weights, aligned to 2 MiB and in huge pages where the system provides them.
 
+    Only pages that it fills are huge. Its memory goes back to the system when it is dropped.
+
     Parameters
     ----------
     shape : int or tuple of int
@@ -35,17 +37,18 @@ def empty_in_huge_pages(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> n
     """
     element = np.dtype(dtype)
     shape = (shape,) if isinstance(shape, int) else shape
-    count = math.prod(shape)
-    memory = _mapped(count * element.itemsize + _HUGE)
+    size = math.prod(shape) * element.itemsize
+    memory = _mapped(size + _HUGE)
     whole = np.frombuffer(memory, np.int8)
     first = -whole.ctypes.data % _HUGE
-    return whole[first : first + count * element.itemsize].view(element).reshape(shape)
+    full = size // _HUGE * _HUGE  # the rest is in small pages and takes no more memory than is asked for
+    if full and hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE, first, full)
+    return whole[first : first + size].view(element).reshape(shape)
 
 
 def _mapped(size: int) -> mmap.mmap:
-    """Anonymous private memory, with huge pages requested where the system has them."""
+    """Anonymous memory; private where the system tells the difference, for shared memory gets no huge pages."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return mmap.mmap(-1, size)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory gets no huge pages
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

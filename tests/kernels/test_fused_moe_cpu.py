@@ -409,6 +409,22 @@ def test_scaled_weights_are_within_half_a_step_of_their_group(form, step):
     assert (np.abs(found - down[0]) <= step * largest * (1 + 1e-5)).all()
 
 
+@pytest.mark.parametrize("shape", [(64, 128), (72, 200)])
+@pytest.mark.parametrize("group", [8, 64, 128])
+@pytest.mark.parametrize(("form", "most"), [("int8", 127), ("int4", 7)])
+def test_scaled_weights_are_rounded_as_numpy_rounds(form, most, group, shape):
+    """To the bit: the group's largest magnitude over the largest number, and multiples of it, halves to even."""
+    gate_up, down = layer(1, shape)
+    down[0, 0], down[0, 1] = 0, np.float32(1e-45)
+    down[0, 2] = np.arange(down.shape[2]) / 2 % most
+    width = -(-down.shape[2] // group) * group
+    grouped = np.pad(down[0], ((0, 0), (0, width - down.shape[2]))).reshape(len(down[0]), -1, group)
+    scales = np.abs(grouped).max(axis=2, keepdims=True) / np.float32(most)
+    want = np.rint(grouped / np.where(scales > 0, scales, np.float32(1))).astype(float) * scales
+    found = unpacked(pack_experts(gate_up, down, format=form, group=group).down, [0])[0]
+    np.testing.assert_array_equal(found, want.reshape(len(want), -1)[:, : found.shape[1]])
+
+
 def test_packed_weights_take_their_format_s_room():
     gate_up, down = layer(2, (256, 128))
     weights = 2 * 3 * 256 * 128
@@ -421,7 +437,11 @@ def test_packed_weights_take_their_format_s_room():
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"gate_up": lambda w: w[:, :-1]}, ValueError, "gate_up must have an even number of rows, not 255"),
     ({"gate_up": lambda w: w[:0]}, ValueError, "gate_up must have an expert"),
-    ({"gate_up": lambda w: [w[0], w[1].astype(np.float16)]}, ValueError, r"gate_up\[1\] must be .* as gate_up\[0\]"),
+    (
+        {"gate_up": lambda w: [w[0], w[1].astype(np.float16), w[2]]},
+        ValueError,
+        r"gate_up\[1\] must be .* as gate_up\[0\]",
+    ),
     ({"gate_up": lambda w: w.astype(np.int8)}, TypeError, "gate_up must be float32 or uint16"),
     ({"down": lambda w: w[:2]}, ValueError, r"down must be \(3, 256, 128\), which gate_up asks for, not \(2,"),
     ({"format": lambda _: "int5"}, ValueError, "format must be one of fp32, bf16, int8, int4, not 'int5'"),

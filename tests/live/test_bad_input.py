@@ -175,7 +175,7 @@ def test_files_that_are_cut_or_rewritten_later_change_nothing(folder: Path) -> N
 
 
 def test_weights_are_held_once(tiny: ModelConfig) -> None:
-    store = WeightStore(tiny, Precision("fp32", "fp32"))
+    store = WeightStore(tiny, Precision("fp32", "fp32"), [experts])
     resident = store.resident(1, experts)
     assert {key: len(matrices) for key, matrices in resident.items()} == dict.fromkeys(
         ("gate_up", "down"), tiny.num_local_experts

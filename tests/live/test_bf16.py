@@ -9,7 +9,7 @@ import torch
 
 import workbench as wb
 from tests.live.world import RUNNABLE, machine, requests, scenario
-from workbench.core.errors import WorkbenchError
+from workbench.core.errors import ScenarioError, WorkbenchError
 from workbench.engine import engine
 from workbench.models import ModelConfig
 from workbench.schedules import Schedule, Sequential, VSLPipe
@@ -83,6 +83,13 @@ def test_checkpoints_in_fp16_run_in_fp32_with_transformers_tokens(width: int, ma
     assert wb.run(llm.scenario(of.workload), Sequential()).tokens == oracle(model).generate(ASKED).tokens
     with pytest.raises(WorkbenchError, match=r"for fp16, only for bf16, fp32; give Memory\(weights=.*one of these"):
         wb.run(wb.LLM(model.path).scenario(of.workload), Sequential())
+
+
+def test_rounding_experts_of_a_checkpoint_in_fp16_is_refused_with_what_to_do(make_model: Any) -> None:
+    model = make_model(replace(MODEL, name="halves-64", dtype="fp16", hidden_size=64, intermediate_size=128), 4)
+    of = scenario(model, ASKED, RUNNABLE["all_cpu"], precision="fp32")
+    with pytest.raises(ScenarioError, match=r"other weights stay in fp16, .* convert the checkpoint to fp32 or bf16"):
+        wb.run(of.on(memory=replace(of.memory, weights="int8")), Sequential())
 
 
 # ------------------------------------------------------------------------------------------------------------ the link

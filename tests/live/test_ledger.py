@@ -146,14 +146,14 @@ def test_normed_heads_too_are_in_the_ledger(
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_weights_and_cache_on_the_host_are_to_the_byte(name: str, model: ModelConfig) -> None:
     of = asked_of(model, name)
-    found, store = fits(of, Sequential()), WeightStore(model, of.precision)
+    found = fits(of, Sequential())
+    store = WeightStore(model, of.precision, [stage.op for stage in of.layer.stages])
     weights = sum(
-        tensor.nbytes
+        stored.tensor.nbytes
         for stage in of.layer.stages
         if stage.op.has_weights and (stage.device is Place.CPU or of.layer.streams(stage))
         for layer in range(model.num_hidden_layers)
         for stored in store.sources(layer, stage.op)
-        for tensor in stored.parts
     )
     cache = KVCache(model, of.kv_blocks, of.memory.kv_block, model.dtype)
     on_host = cache.pool.nbytes if of.pipeline.kv_device is Place.CPU else 0

@@ -14,9 +14,9 @@ from workbench.stages import Precision, experts
 
 @pytest.mark.parametrize("pages", [1, 2, 3, 7, 1000])
 def test_pages_bring_what_the_whole_transfer_brings(pages: int, tiny: ModelConfig) -> None:
-    graph, store = layer_graph(LIGHTNING, tiny), WeightStore(tiny, Precision("fp32", "fp32"))
+    graph, store = layer_graph(LIGHTNING, tiny), WeightStore(tiny, Precision("fp32", "fp32"), [experts])
     (node,) = graph.streamed
-    size = sum(part.nbytes for stored in store.sources(0, experts) for part in stored.parts)
+    size = sum(stored.tensor.nbytes for stored in store.sources(0, experts))
     paged, whole = (WeightBuffer(store, graph, size, 2) for _ in range(2))
     arrive(whole.transfer([(1, node)]))
     moved = 0

@@ -10,7 +10,8 @@ from workbench.stages import Precision, attention, moe, out_proj, qkv, weights
 def test_the_newest_copy_is_read(tiny: ModelConfig) -> None:
     """An older one may be overwritten by the next transfer while an operation reads it."""
     graph = layer_graph(fetch(weights) | gpu(qkv, attention, out_proj, moe), tiny)
-    slots = WeightBuffer(WeightStore(tiny, Precision("fp32", "fp32")), graph, 4 * tiny.layer_params, 3)
+    store = WeightStore(tiny, Precision("fp32", "fp32"), [stage.op for stage in graph.pipeline.stages])
+    slots = WeightBuffer(store, graph, 4 * tiny.layer_params, 3)
     read = []
     for number in range(8):
         layer = number % 2

@@ -44,6 +44,7 @@ M, Q, KV, F, V = 64, 64, 32, 96, 128
 EMBEDDING = (2 * V + 1) * M * 2
 LAYER = MODEL.layer_params * 2
 SLOT = LAYER + (M * (Q + 2 * KV) + M) * 2  # a whole layer, and what the next one begins with
+ANGLES = 1000 * 4 * 16 * 4  # cosines and sines of a head's 16 dims, for as many positions as the cache has tokens
 CACHE = 1000 * 4 * MODEL.kv_bytes_per_token("bf16")
 EXPERTS = 2 * (2 * (3 * F + 2 * M)) + 2 * M  # gate, up, product and rows in and out of both choices, and the sum
 HEAD = (4 + 2) * V + (8 + 4) * M
@@ -70,7 +71,9 @@ def test_a_ledger_by_hand():
     gpu, host = found.gpu, found.host
     assert (gpu["weights"], gpu["weight slots"], gpu["KV cache"]) == (EMBEDDING, 2 * SLOT, 0)
     assert gpu["largest operation"] == 8 * EXPERTS
-    assert gpu.total == EMBEDDING + 2 * SLOT + HAND["vslpipe"][0] + 8 * EXPERTS
+    assert gpu["RoPE angles"] == ANGLES
+    assert host["RoPE angles"] == 0
+    assert gpu.total == EMBEDDING + 2 * SLOT + ANGLES + HAND["vslpipe"][0] + 8 * EXPERTS
     assert gpu.left == 1e9 - gpu.total
     assert (host["weights"], host["KV cache"]) == (4 * LAYER, CACHE)
     assert host["largest operation"] == 8 * ATTENTION
@@ -332,7 +335,7 @@ def test_the_budget_proposed_is_the_largest_that_fits(tokens):
     """With one part, activations and the experts' working space are in proportion to the tokens."""
     scenario = tiny_scenario([8] * 20, [4] * 20)
     per_token = HAND["vslpipe"][0] / 8 + EXPERTS
-    fixed = EMBEDDING + 2 * LAYER
+    fixed = EMBEDDING + 2 * LAYER + ANGLES
     tight = with_memory(scenario, fixed + (tokens + 0.5) * per_token, 1e10)
     (budget,) = (change for change in fits(tight, Sequential()).changes if "token_budget" in change.text)
     assert budget.scenario.scheduler.token_budget == tokens
@@ -343,8 +346,8 @@ def test_the_budget_proposed_is_the_largest_that_fits(tokens):
     ("memory", "schedule", "named"),
     [
         ({"host_memory": 4 * LAYER + CACHE / 2}, VSLPipe(), "kv_capacity"),
-        ({"gpu_memory": EMBEDDING + 2 * SLOT + 60_000}, VSLPipe(), "token_budget"),
-        ({"gpu_memory": EMBEDDING + 2 * LAYER + 250_000}, Sequential(), "micro_batches"),
+        ({"gpu_memory": EMBEDDING + 2 * SLOT + ANGLES + 60_000}, VSLPipe(), "token_budget"),
+        ({"gpu_memory": EMBEDDING + 2 * LAYER + ANGLES + 250_000}, Sequential(), "micro_batches"),
         ({"gpu_memory": EMBEDDING + 2 * SLOT - 1}, VSLPipe(), "of GPU memory"),
         ({"host_memory": 4 * LAYER}, VSLPipe(), "of host memory"),
     ],
@@ -357,7 +360,9 @@ def test_each_kind_of_change_is_proposed_where_it_helps(memory, schedule, named)
 def test_a_smaller_type_is_proposed_where_weights_do_not_fit():
     model = tiny_model(dtype="fp32")
     total = fits(tiny_scenario(model=model), VSLPipe()).gpu.total
-    found = fits(tiny_scenario(model=model, machine=small_machine(gpu_memory=0.6 * total)), VSLPipe())
+    found = fits(
+        tiny_scenario(model=model, machine=small_machine(gpu_memory=ANGLES + 0.6 * (total - ANGLES))), VSLPipe()
+    )
     (change,) = (change for change in found.changes if "weights=" in change.text)
     assert change.text == "weights='bf16' (now fp32)"
     assert change.scenario.precision == Precision("bf16", "fp32")
@@ -367,7 +372,9 @@ def test_a_smaller_type_is_proposed_where_weights_do_not_fit():
 def test_rounded_experts_are_proposed_where_they_alone_fit(left, form):
     model = tiny_model(hidden_size=64, intermediate_size=640)
     total = fits(tiny_scenario(model=model), VSLPipe()).gpu.total
-    found = fits(tiny_scenario(model=model, machine=small_machine(gpu_memory=left * total)), VSLPipe())
+    found = fits(
+        tiny_scenario(model=model, machine=small_machine(gpu_memory=ANGLES + left * (total - ANGLES))), VSLPipe()
+    )
     (change,) = (change for change in found.changes if "weights=" in change.text)
     assert change.text == f"weights={form!r} (now bf16)"
     assert fits(change.scenario, VSLPipe()).gpu.left >= 0

@@ -100,8 +100,11 @@ class Engine:
         return self._executor.busy()
 
     def close(self) -> None:
-        """End every thread."""
-        self._executor.close()
+        """End every thread, and let the model go: a run that has ended may be kept for what it tells."""
+        try:
+            self._executor.close()
+        finally:
+            del self.forward
 
     # ------------------------------------------------------------------------------------------------- the clock
 

@@ -7,14 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from workbench.core.errors import EngineError
+from workbench.core.units import format_bytes
 from workbench.engine.model.checkpoint import TORCH_DTYPES
 from workbench.engine.model.operations import OPERATIONS
 from workbench.engine.model.tensors import sources
+from workbench.hardware import free_memory
 from workbench.models import ModelConfig
 from workbench.models.families import RUNNABLE
 from workbench.pipeline import Pipeline
 from workbench.pipeline.layer_graph import LayerGraph
 from workbench.scenario import Scenario
+from workbench.serving.capacity import ledger
 from workbench.serving.prepared import Prepared
 from workbench.stages import (
     Precision,
@@ -38,7 +41,7 @@ def check_runnable(prepared: Prepared) -> None:
     Raises
     ------
     EngineError
-        If model, machine, precision, requests or a stage cannot be run.
+        If model, machine, precision, requests or a stage cannot be run, or less memory is free than it takes.
     CheckpointError
         If a request ends with a text, and the model's tokenizer cannot be loaded.
     """
@@ -70,6 +73,22 @@ def check_runnable(prepared: Prepared) -> None:
         others = scenario.layer.stages[:number] + scenario.layer.stages[number + 1 :]
         if problem := _problem(stage, model) or _shared_tensor(stage, others, model):
             raise EngineError(f"{stage} {problem}.")
+    _check_free(prepared)
+
+
+def _check_free(prepared: Prepared) -> None:
+    """Refuse what does not fit the memory that is free now; both lanes are on the host."""
+    found = ledger(prepared)
+    needed = found.gpu.total + found.host.total
+    free = free_memory()
+    if needed > free.bytes:
+        entries = sorted((*found.gpu.entries, *found.host.entries), key=lambda entry: -entry.bytes)
+        most = " and ".join(f"{entry.name} {format_bytes(entry.bytes)}" for entry in entries[:2])
+        raise EngineError(
+            f"a run on {prepared.scenario.model.name!r} takes {format_bytes(needed)} of memory ({most} are most of "
+            f"it), and {free.of} has {format_bytes(free.bytes)} of {format_bytes(free.whole)} free. End other "
+            "programs, or give Memory a smaller kv_capacity or weights='int8' or 'int4'."
+        )
 
 
 def check_request(number: int, request: Request, model: ModelConfig) -> None:

@@ -3,6 +3,17 @@
 Stages are priced by these rates.
 """
 
+from workbench.hardware.free_memory import FreeMemory, free_memory
 from workbench.hardware.machine import Device, Interconnect, Link, Machine, machines, usable_cores, value_names
 
-__all__ = ["Device", "Interconnect", "Link", "Machine", "machines", "usable_cores", "value_names"]
+__all__ = [
+    "Device",
+    "FreeMemory",
+    "Interconnect",
+    "Link",
+    "Machine",
+    "free_memory",
+    "machines",
+    "usable_cores",
+    "value_names",
+]

@@ -10,6 +10,7 @@ from workbench.core.errors import CheckpointError
 from workbench.core.records import is_file, read_json
 from workbench.core.units import is_number, is_whole
 from workbench.models.config import ModelConfig
+from workbench.models.huggingface import folder_of
 
 _FILES = ("generation_config.json", "config.json")
 """Files that may name the tokens, the one that is heard first in front."""
@@ -34,7 +35,7 @@ def eos_token_ids(model: ModelConfig | str | Path) -> tuple[int, ...]:
     CheckpointError
         If the model has no folder, a file is damaged, or neither names such a token.
     """
-    folder = model.path if isinstance(model, ModelConfig) else Path(model)
+    folder = folder_of(model)
     if folder is None:
         raise CheckpointError(f"model {short(str(model))} is no checkpoint with files; give the token ids themselves.")
     for file in (folder / name for name in _FILES):

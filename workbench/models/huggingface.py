@@ -20,7 +20,7 @@ from workbench.models.family import LATENT, Family
 from workbench.models.layers import LayerKind, fold
 from workbench.models.rope import KINDS, PLAIN, Rope
 
-__all__ = ["ModelConfig", "checkpoint", "model", "models"]
+__all__ = ["ModelConfig", "checkpoint", "folder_of", "model", "models"]
 
 _SIZES = (
     "num_hidden_layers",
@@ -131,6 +131,11 @@ def checkpoint(path: str | Path) -> ModelConfig:
     found = _translate(raw, folder.name)
     check_sizes(found)
     return replace(found, path=folder)
+
+
+def folder_of(model: ModelConfig | str | Path) -> Path | None:
+    """Folder of a checkpoint, given itself or as its model; None for a model without weights."""
+    return model.path if isinstance(model, ModelConfig) else Path(model)
 
 
 def _read(file: Path) -> dict[str, Any]:

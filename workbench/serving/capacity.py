@@ -19,9 +19,10 @@ from workbench.scheduler.resource_aware import ResourceAware
 from workbench.scheduler.static import StaticBatching
 from workbench.schedules import Schedule
 from workbench.schedules.micro_batches import MicroBatched
+from workbench.serving.host_kernels import experts_bytes, is_packed
 from workbench.serving.ledger import Account, Change, Entry, Ledger
 from workbench.serving.prepared import Prepared, price
-from workbench.stages import DEFERRED_BUFFERS, Place, RowClass, buffer_bytes, head, kv
+from workbench.stages import DEFERRED_BUFFERS, Place, RowClass, buffer_bytes, experts, head, kv, qkv
 
 
 def fits(scenario: Scenario, schedule: Schedule) -> Ledger:
@@ -120,6 +121,20 @@ def embedding_bytes(scenario: Scenario) -> float:
     return elements * DTYPE_BYTES[scenario.precision.weights] + sinks * DTYPE_BYTES["fp32"]
 
 
+def positions(scenario: Scenario) -> int:
+    """Positions whose RoPE angles are held: no sequence is longer than the model's positions, or than the KV cache."""
+    return min(scenario.model.max_position_embeddings, scenario.kv_blocks * scenario.memory.kv_block)
+
+
+def _angles(device: Place, scenario: Scenario) -> Entry:
+    """Cosines and sines in fp32, where queries and keys are rotated."""
+    model = scenario.model
+    there = any(stage.op == qkv and stage.device is device for stage in scenario.layer.stages)
+    count = positions(scenario) if there else 0
+    size = count * model.rotated_dims * DTYPE_BYTES["fp32"]
+    return Entry("RoPE angles", size, f"{count} positions" if size else "")
+
+
 def ledger(prepared: Prepared) -> Ledger:
     """The needs in both memories, and the changes that make a scenario fit if it does not."""
     needs = _Needs(prepared)
@@ -175,6 +190,7 @@ class _Needs:
                 count = min(batch.part_blocks * slots, scenario.kv_blocks * -(-slots // schedule.parts))
                 size = count * per_block / scenario.model.num_hidden_layers
                 entries.append(Entry("fetched KV", size, f"{count:.0f} blocks of one layer"))
+        entries.append(_angles(device, scenario))
         copies = scenario.machine.gpu.count if device is Place.GPU else 1  # each GPU of a node holds all of them
         size = copies * batch.held(*self._rows[device])
         tokens = f"{batch.tokens} tokens{f' on each of {copies} GPUs' if copies > 1 else ''}" if size else ""
@@ -205,10 +221,14 @@ def _largest_operation(device: Place, scenario: Scenario, batch: Largest) -> Ent
     model = scenario.model
     precision = scenario.precision
     needs = dict[str, float]()
+    on_cores = device is Place.CPU or scenario.machine.host is not None  # a computer at hand uses no GPU yet
     for op in (stage.op for stage in scenario.layer.stages if stage.device is device):
         # The buffers that it writes are counted a second time: those of the layer before still exist beside them.
         written = max(_row_bytes(op.writes, rows, scenario) for rows in op.rows.classes)
-        needs[op.name] = (written + op.working_bytes(model, precision)) * batch.part_tokens
+        working = op.working_bytes(model, precision) * batch.part_tokens
+        if op == experts and on_cores and is_packed(model):
+            working = experts_bytes(model, precision, batch.part_tokens)
+        needs[op.name] = written * batch.part_tokens + working
     if device is Place.GPU:
         needs[head.name] = head.working_bytes(model, precision) * min(batch.requests, batch.part_tokens)
     name = max(needs, key=lambda one: needs[one], default="")

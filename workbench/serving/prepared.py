@@ -13,7 +13,7 @@ from workbench.core.catalogue import data_path
 from workbench.core.errors import ScenarioError, ScheduleError
 from workbench.core.quiet import OTHERS, Noise
 from workbench.core.records import read_json
-from workbench.core.units import format_bytes, format_seconds
+from workbench.core.units import DTYPE_BYTES, QUANTISED, format_bytes, format_seconds
 from workbench.hardware import Machine
 from workbench.hardware.profile import Profile
 from workbench.models import ModelConfig
@@ -95,7 +95,22 @@ def _check_rates(cost: TaskCost, scenario: Scenario, graph: LayerGraph) -> None:
     threads = {"gpu": cores.gpu, "cpu": cores.cpu} if cores is not None else {"gpu": 0, "cpu": 0}
     for node in graph.all_nodes:
         if node.lane in threads and all(stage.op.work is not None for stage in node.stages):
+            if any(stage.op.has_weights for stage in node.stages):
+                _check_own_format(scenario, Place(node.lane))
             cost.node(node, _ONE_OF_EACH, threads[node.lane])
+
+
+def _check_own_format(scenario: Scenario, place: Place) -> None:
+    """Check that a device has a rate for what is not rounded, where experts are: another format cannot be asked for."""
+    device = scenario.machine.gpu if place is Place.GPU else scenario.machine.cpu
+    model = scenario.model
+    if scenario.memory.weights in QUANTISED and model.dtype not in dict(device.flops):
+        known = " or ".join(dtype for dtype, _ in device.flops if dtype in DTYPE_BYTES)
+        raise ScenarioError(
+            f"Memory(weights={scenario.memory.weights!r}) rounds only the experts of {model.name!r}, whose other "
+            f"weights stay in {model.dtype}, for which {device.name} has no FLOP rate; convert the checkpoint to "
+            f"{known}, or give one of these as weights."
+        )
 
 
 def _check_chunks(scenario: Scenario, graph: LayerGraph) -> None:

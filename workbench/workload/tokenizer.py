@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from workbench.core.errors import CheckpointError, WorkloadError
 from workbench.core.records import is_file, is_folder, reason
-from workbench.models import ModelConfig
+from workbench.models import ModelConfig, folder_of
 
 if TYPE_CHECKING:
     import tokenizers
@@ -113,7 +113,7 @@ def load_tokenizer(model: ModelConfig | str | Path) -> Tokenizer:
     CheckpointError
         If the file is damaged, the folder does not exist, or it has another tokenizer's files alone.
     """
-    folder = model.path if isinstance(model, ModelConfig) else Path(model)
+    folder = folder_of(model)
     if folder is None:
         return BYTES
     if not is_folder(folder):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any, Self
+from typing import Self
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from workbench.core.errors import CheckpointError
-from workbench.core.records import is_file, read_json, reason
+from workbench.core.records import is_file, read_json
+from workbench.engine.model.tensor_files import TensorFile
 from workbench.engine.model.tensors import Source, every_source, sources
 from workbench.kernels import fp8_weights, mxfp4_weights
 from workbench.models import ModelConfig
@@ -21,18 +22,6 @@ from workbench.stages import Op
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 STORED_DTYPES = TORCH_DTYPES | {"fp16": torch.float16}
 """Types in which a checkpoint may hold its tensors; those in fp16 are converted when they are loaded."""
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "F8_E4M3": torch.float8_e4m3fn,
-}
-"""Types by their names in safetensors."""
 FP8_BLOCK = 128
 """Rows and columns of FP8 weights that share a factor."""
 
@@ -40,8 +29,16 @@ FP8_BLOCK = 128
 class Checkpoint:
     """The tensors of a model and of users' operations, checked before any is read; a context manager.
 
-    Each is read into memory of its own. Files are mapped until the end of the context, and not longer: if one is cut or
-    rewritten later, this process goes on with the same answer.
+    Each is read into memory of its own; several threads may read at once. Files are open until the end of the context,
+    and not longer: if one is cut or rewritten later, this process goes on with the same answer.
+
+    Parameters
+    ----------
+    model : ModelConfig
+    ops : iterable of Op
+        Operations that may have tensors in the checkpoint beside the model's own.
+    check : callable, optional
+        Called between pieces of a long read; it may raise.
 
     Raises
     ------
@@ -50,7 +47,7 @@ class Checkpoint:
         operation says.
     """
 
-    def __init__(self, model: ModelConfig, ops: Iterable[Op] = ()) -> None:
+    def __init__(self, model: ModelConfig, ops: Iterable[Op] = (), check: Callable[[], object] = lambda: None) -> None:
         if model.path is None:
             raise CheckpointError(f"model {model.name!r} has no weights here; give wb.checkpoint(folder).")
         added = [
@@ -59,15 +56,12 @@ class Checkpoint:
         self.sources = (*every_source(model), *added)
         theirs = {source.name for source in added}
         self.folder = model.path
-        self.files = tuple(_files(model.path))
-        self._file_of: dict[str, Path] = {}
-        self._opened: dict[Path, Any] = {}
-        self._converted = ("", torch.empty(0))
+        self._file_of: dict[str, TensorFile] = {}
+        self._converted = threading.local()
         with ExitStack() as closing:
-            for path in self.files:
-                opened = closing.enter_context(_open(path))
-                self._opened[path] = opened
-                self._file_of.update(dict.fromkeys(opened.keys(), path))
+            self.files = [closing.enter_context(TensorFile(path, check)) for path in _files(model.path)]
+            for file in self.files:
+                self._file_of.update(dict.fromkeys(file.names, file))
             for source in {source.name: source for source in self.sources}.values():
                 self._check(model, source, "an operation" if source.name in theirs else "its config.json")
             self._closing = closing.pop_all()
@@ -77,21 +71,18 @@ class Checkpoint:
         if _fp4(name, "blocks") in self._file_of:
             self._check_fp4(model, source)
             return
-        path = self._file_of.get(name)
-        if path is None:
+        file = self._file_of.get(name)
+        if file is None:
             raise CheckpointError(f"checkpoint {model.name!r} has no tensor {name}; fetch its files again.")
         wanted = [STORED_DTYPES[model.dtype], *([torch.float32] if source.kept else [])]
         if model.expert_dtype == "fp8" and _fp8_scale(name) in self._file_of:
             wanted = [torch.float8_e4m3fn]
             self._check_scales(model, source)
-        with _told(path):
-            there = self._opened[path].get_slice(name)
-            found = tuple(there.get_shape())
-            dtype = there.get_dtype()
-        if found != source.shape or _DTYPES.get(dtype) not in wanted:
+        found = file[name]
+        if found.shape != source.shape or found.dtype not in wanted:
             raise CheckpointError(
-                f"tensor {name} of {model.name!r} is {found} {_DTYPES.get(dtype, dtype)}, {asking} asks for "
-                f"{source.shape} {wanted[0]}; the two do not belong together."
+                f"tensor {name} of {model.name!r} is {found.shape} {found.dtype}, {asking} asks for {source.shape} "
+                f"{wanted[0]}; the two do not belong together."
             )
 
     def _check_fp4(self, model: ModelConfig, source: Source) -> None:
@@ -113,17 +104,23 @@ class Checkpoint:
 
     def _check_part(self, model: ModelConfig, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Check a tensor that is part of a quantised one."""
-        path = self._file_of.get(name)
-        found: tuple[object, object] = (None, None)
-        if path is not None:
-            with _told(path):
-                there = self._opened[path].get_slice(name)
-                found = tuple(there.get_shape()), _DTYPES.get(there.get_dtype())
+        file = self._file_of.get(name)
+        found = (None, None) if file is None else (file[name].shape, file[name].dtype)
         if found != (shape, dtype):
             raise CheckpointError(
                 f"tensor {name} of {model.name!r} is {found[0]} {found[1]}, its config.json asks for {shape} {dtype}; "
                 "the two do not belong together."
             )
+
+    @property
+    def stamps(self) -> tuple[str, ...]:
+        """Name, size and times of change of each file when it was opened, before anything of it was read."""
+        return tuple(file.stamp for file in self.files)
+
+    @property
+    def unchanged(self) -> bool:
+        """True if nothing has been written to a file since it was opened."""
+        return all(file.unchanged for file in self.files)
 
     def read(self, source: Source, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A tensor, or the part of one that is meant, in memory of its own, in a type or as it is in the file.
@@ -136,36 +133,38 @@ class Checkpoint:
         if _fp8_scale(source.name) in self._file_of:
             return self._of_fp8(source, dtype or torch.bfloat16)
         tensor = self._slice(source.name, source.part)
-        tensor = tensor.T if source.transposed else tensor
-        return tensor.clone(memory_format=torch.contiguous_format).to(dtype or tensor.dtype)
+        tensor = tensor.T.contiguous() if source.transposed else tensor
+        return tensor.to(dtype or tensor.dtype)
+
+    def read_into(self, source: Source, out: torch.Tensor) -> None:
+        """Read a tensor, or the part of one that is meant, into contiguous memory, converted to its type."""
+        file = self._file_of.get(source.name)
+        if file is not None and file[source.name].dtype == out.dtype and not source.transposed:
+            file.read_into(source.name, out, source.begin * out.itemsize)
+        else:
+            out.copy_(self.read(source, out.dtype))
 
     def _of_fp8(self, source: Source, dtype: torch.dtype) -> torch.Tensor:
-        """A part of an FP8 matrix; the last matrix is kept, for its parts are read one after the other."""
-        if self._converted[0] != source.name:
+        """A part of an FP8 matrix; each thread keeps the last matrix, for its parts are read one after the other."""
+        name, matrix = getattr(self._converted, "last", ("", torch.empty(0)))
+        if (name, matrix.dtype) != (source.name, dtype):
             values, scales = self._slice(source.name, None), self._slice(_fp8_scale(source.name), None)
-            self._converted = source.name, fp8_weights(values, scales, dtype, block=FP8_BLOCK)
-        matrix = self._converted[1]
+            matrix = fp8_weights(values, scales, dtype, block=FP8_BLOCK)
+            self._converted.last = source.name, matrix
         return (matrix[slice(*source.part)] if isinstance(source.part, tuple) else matrix).clone()
 
     def _slice(self, name: str, part: int | tuple[int, int] | None) -> torch.Tensor:
         """A part of a tensor along its first dimension, as it is in the file."""
-        path = self._file_of[name]
-        with _told(path):
-            opened = self._opened[path]
-            if part is None:
-                tensor: torch.Tensor = opened.get_tensor(name)
-            elif isinstance(part, int):
-                tensor = opened.get_slice(name)[part]
-            else:
-                tensor = opened.get_slice(name)[part[0] : part[1]]
-            return tensor
+        file = self._file_of[name]
+        meant = Source(name, file[name].shape, part)
+        there = torch.empty(meant.taken, dtype=file.dtype(name))
+        file.read_into(name, there, meant.begin * there.itemsize)
+        return there
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._opened.clear()
-        self._converted = ("", torch.empty(0))
         self._closing.close()
 
 
@@ -207,20 +206,3 @@ def _files(folder: Path) -> list[Path]:
                 f"{index.name} of {folder.name!r} names the file {short(name)}, not there; fetch it again."
             )
     return [folder / name for name in sorted(set(found.values()))]
-
-
-def _open(file: Path) -> Any:
-    """Open a file of tensors; a context manager."""
-    if not is_file(file):  # opening a pipe would wait for a writer
-        raise CheckpointError(f"{file} is no file, so it holds no weights; fetch it again.")
-    with _told(file):
-        return safe_open(file, framework="pt")
-
-
-@contextmanager
-def _told(file: Path) -> Iterator[None]:
-    """Name the file in errors of reading it."""
-    try:
-        yield
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file} is truncated or damaged ({reason(error)}); fetch it again.") from error

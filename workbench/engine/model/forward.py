@@ -24,7 +24,7 @@ from workbench.pipeline.layer_graph import Node, NodeKind
 from workbench.scheduler.batch import Batch
 from workbench.schedules.base import Step
 from workbench.schedules.plan import WHOLE, Page
-from workbench.serving.capacity import ledger
+from workbench.serving.capacity import ledger, positions
 from workbench.serving.prepared import Prepared
 from workbench.stages import Place, RowClass, Stage, buffer_row, experts, kv, out_proj, prefill_attention, qkv
 
@@ -55,11 +55,12 @@ class Forward:
         store = WeightStore(self._model, scenario.precision, ops, self._control)
         slots = prepared.lowering.schedule.weight_slots
         self._weights = Weights(store, self._graph, prepared.slot_bytes, slots, self._control)
-        self._tables = store.tables()
+        self._tables = store.tables
         latent = bool(self._model.kv_lora_rank)
         workload = scenario.workload
-        positions = int((workload.prompt_len + workload.output_len).max()) - 1  # the last token is never read
-        self._ops = (LatentOps if latent else Ops)(self._model, self._control, self._tables, positions)
+        longest = int((workload.prompt_len + workload.output_len).max()) - 1  # the last token is never read
+        kind = LatentOps if latent else Ops
+        self._ops = kind(self._model, self._control, self._tables, longest, positions(scenario))
         self._layers = [self._ops.at(layer) for layer in range(self._model.num_hidden_layers)]
         layers = range(self._model.num_hidden_layers)
         self._absent = [self._graph.absent(layer) for layer in layers]
@@ -82,14 +83,15 @@ class Forward:
         self._check_gpu_memory()
 
     def _check_gpu_memory(self) -> None:
-        """Check that the bytes allocated for weights and KV are those of the ledger, which stays within the limit."""
+        """Check that the bytes allocated for good are those of the ledger, which stays within the limit."""
         taken = self._weights.gpu_bytes + sum(table.nbytes for table in self._tables.values())
+        taken += self._ops.angles.nbytes if self._ledger["RoPE angles"] else 0
         taken += self._cache.pool.nbytes if self._graph.pipeline.kv_device is Place.GPU else 0
-        expected = sum(self._ledger[name] for name in ("weights", "weight slots", "KV cache"))
+        expected = sum(self._ledger[name] for name in ("weights", "weight slots", "KV cache", "RoPE angles"))
         if taken != round(expected):  # where layers differ, the ledger's mean of them is no whole number
             raise EngineError(
-                f"{taken} bytes were allocated on the GPU for weights and KV where the ledger says {expected:.0f}; "
-                "this is a bug."
+                f"{taken} bytes were allocated on the GPU for weights, KV and RoPE angles where the ledger says "
+                f"{expected:.0f}; this is a bug."
             )
 
     def warm_up(self) -> None:

@@ -15,7 +15,7 @@ from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.transfer import Transfer
 from workbench.engine.model.checkpoint import TORCH_DTYPES
 from workbench.engine.model.ops import EVERYTHING, Attention, RowLayout
-from workbench.engine.model.weights import host_memory
+from workbench.engine.model.stored import host_memory
 from workbench.kernels import append_kv, copy_blocks, decode_attention, gather_kv
 from workbench.models import ModelConfig
 from workbench.stages.ops import BUFFERS

@@ -33,6 +33,7 @@ from workbench.kernels import (
     rope,
     rope_table,
     route,
+    warm_up_experts,
 )
 from workbench.models import ModelConfig
 from workbench.models.family import Norm
@@ -64,8 +65,6 @@ class Attention(NamedTuple):
 
 EVERYTHING = Attention()
 """Attention to all tokens before."""
-_FEW = 4
-"""Most rows of an expert for which packed experts have code of their own."""
 STEP_FLOPS = 5e10
 """Floating-point operations between two checks for a stop request: 0.3 to 1 s on a CPU. With a matrix of 4096 x 28672
 a step has 212 rows; reading the weights again in every step costs a few percent of it."""
@@ -186,12 +185,15 @@ class RowLayout:
         return np.zeros(len(self.prefill_len), np.int64) if self.chunks is None else self.chunks.start
 
 
-def _matrices(weights: Tensors) -> Matrices:
-    """The routed experts as `fused_moe` takes them: packed, or a pair."""
-    if "gate_up_blocks" not in weights:
-        return weights["gate_up"], weights["down"]
+def packed_of(weights: Tensors) -> PackedExperts:
+    """The packed routed experts among an operation's weights."""
     scales = weights.get("gate_up_scales"), weights.get("down_scales")
     return experts_of_blocks(weights["gate_up_blocks"], weights["down_blocks"], *scales)
+
+
+def _matrices(weights: Tensors) -> Matrices:
+    """The routed experts as `fused_moe` takes them: packed, or a pair."""
+    return packed_of(weights) if "gate_up_blocks" in weights else (weights["gate_up"], weights["down"])
 
 
 class Ops:
@@ -200,6 +202,11 @@ class Ops:
     Each operation takes the layout of the rows, the buffers that it reads (rows of its class) and its weights, and
     returns the buffers that it writes.
     Shape letters: T rows, M model dim, H query heads, K key-value heads, D head dim, E experts, F expert dim.
+
+    Attributes
+    ----------
+    angles : Tensor (P, D) fp32
+        See `rope_table`; of the first `held` positions, by default of all that the model takes.
     """
 
     def __init__(
@@ -208,11 +215,12 @@ class Ops:
         control: Control | None = None,
         tables: Tensors | None = None,
         positions: int | None = None,
+        held: int | None = None,
     ) -> None:
         self._model = model
         self._control = control or Control()
         self._tables = tables or {}
-        self._angles = _angles(model, positions or model.max_position_embeddings)
+        self.angles = _angles(model, positions or model.max_position_embeddings, held)
         self.attention = EVERYTHING
 
     def at(self, layer: int) -> Ops:
@@ -245,11 +253,11 @@ class Ops:
         gated(row, threads=1)
         logits = torch.float32 if self._model.family.exact_router else dtype
         self._chosen(torch.zeros(1, self._model.num_local_experts, dtype=logits), 1, None)
-        matrices = _matrices(routed)
-        width = matrices.gate_up.dim if isinstance(matrices, PackedExperts) else matrices[0].shape[2]
-        for rows in (1, _FEW + 1):
-            chosen = torch.zeros(rows, 1, dtype=torch.int32)
-            self._routed(torch.zeros(rows, width, dtype=dtype), matrices, chosen, torch.ones(rows, 1), {})
+        if "gate_up_blocks" in routed:
+            warm_up_experts(packed_of(routed))
+        else:
+            x = torch.zeros(1, routed["gate_up"].shape[2], dtype=dtype)
+            self._routed(x, _matrices(routed), torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, 1), {})
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """The family's norm of rows (T, M), on as many threads as torch uses."""
@@ -290,7 +298,7 @@ class Ops:
         rotated = rope(
             heads,
             positions,
-            self._angles,
+            self.angles,
             interleaved=self._model.family.interleaved,
             weight=weight,
             eps=self._model.rms_norm_eps,
@@ -436,7 +444,7 @@ def _with_before(layout: RowLayout, read: Tensors, name: str) -> torch.Tensor:
     return torch.cat([*chain.from_iterable(zip(before, rows, strict=True))])
 
 
-def _angles(model: ModelConfig, positions: int) -> torch.Tensor:
+def _angles(model: ModelConfig, positions: int, held: int | None) -> torch.Tensor:
     """The table of RoPE's angles; LongRoPE's differ if some of `positions` are beyond the trained ones."""
     found = model.rope
     factor = found.factor or 1.0
@@ -450,4 +458,5 @@ def _angles(model: ModelConfig, positions: int) -> torch.Tensor:
         scaling = Llama3(factor, trained, found.low, found.high)
     elif found.kind == "longrope":
         scaling = LongRope(*found.longrope(positions, model.max_position_embeddings))
-    return rope_table(model.rotated_dims, model.max_position_embeddings, theta=model.rope_theta, scaling=scaling)
+    held = held or model.max_position_embeddings
+    return rope_table(model.rotated_dims, held, theta=model.rope_theta, scaling=scaling)

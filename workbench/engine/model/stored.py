@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import shutil
+import zlib
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from workbench.core.errors import CheckpointError
 from workbench.core.units import GROUPS, QUANTISED
 from workbench.engine.model.checkpoint import TORCH_DTYPES, Checkpoint
-from workbench.engine.model.ops import Tensors
-from workbench.engine.model.tensors import operands
-from workbench.kernels import CodePath, Format, features, pack_experts
+from workbench.engine.model.ops import Tensors, packed_of
+from workbench.engine.model.tensor_files import TensorFile, bytes_of
+from workbench.engine.model.tensors import Source, operands
+from workbench.kernels import CodePath, Format, PackedExperts, empty_in_huge_pages, features, pack_experts
 from workbench.models import ModelConfig
 from workbench.stages import Precision, experts
 
-UNIT = 64
-"""Packed experts have sizes that are multiples of this."""
 FORMATS = {dtype: name for name, dtype in TORCH_DTYPES.items()} | {torch.int8: "int8", torch.uint8: "int4"}
 """Number formats by the type of the tensors that hold them."""
-_VERSION = "2"
+_PAGES = 1 << 16
+"""Fewest bytes for which memory is asked of the system itself."""
+_VERSION = "3"
 """Changes when the same weights are rounded or laid out otherwise."""
 
 
@@ -38,26 +43,25 @@ class Stored(NamedTuple):
     Attributes
     ----------
     key : str
-    shape : tuple of int
-    parts : list of Tensor
-        Its rows, one part behind the other.
+    tensor : Tensor
     aligned : bool
-        True if it begins on a cache line, and its size is a multiple of one.
+        True if its size is a multiple of a cache line, on which it must begin.
     """
 
     key: str
-    shape: tuple[int, ...]
-    parts: list[torch.Tensor]
+    tensor: torch.Tensor
     aligned: bool = False
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the numbers."""
-        return self.parts[0].dtype
 
-    def joined(self) -> torch.Tensor:
-        """The tensor in one piece: the only part itself, or a copy of several."""
-        return (torch.cat(self.parts) if len(self.parts) > 1 else self.parts[0]).view(self.shape)
+def host_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros for tensors that the lanes read many times, in huge pages where the system grants them.
+
+    Other memory stays with the process when it is freed; this goes back, so that the next model finds it.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if size < _PAGES:
+        return torch.zeros(shape, dtype=dtype)
+    return torch.from_numpy(empty_in_huge_pages(size, np.int8)).view(dtype).view(shape)
 
 
 def packed(model: ModelConfig, precision: Precision) -> bool:
@@ -65,16 +69,18 @@ def packed(model: ModelConfig, precision: Precision) -> bool:
 
     That kernel has neither biases nor other activations than SwiGLU.
     """
-    whole = not (model.hidden_size % UNIT or model.expert_width % UNIT)
+    whole = not (model.hidden_size % PackedExperts.UNIT or model.expert_width % PackedExperts.UNIT)
     if model.expert_vectors or model.family.activation != "swiglu":
         return False
     return precision.experts in QUANTISED or (whole and features().path is not CodePath.PORTABLE)
 
 
-def pack(files: Checkpoint, model: ModelConfig, layer: int, precision: Precision, source: str) -> list[Stored]:
+def pack(
+    files: Checkpoint, model: ModelConfig, layer: int, precision: Precision, step: Callable[[int], object]
+) -> list[Stored]:
     """The packed experts of one layer; rounded ones are kept for the next run, in a folder within the checkpoint's.
 
-    `source` is the checkpoint's fingerprint before anything was read.
+    `step` is called with the bytes that were read, as they are held, and may raise.
 
     Raises
     ------
@@ -82,31 +88,61 @@ def pack(files: Checkpoint, model: ModelConfig, layer: int, precision: Precision
         If experts that are to be rounded are not finite.
     """
     if precision.experts is None or precision.experts not in QUANTISED:
-        return _stored(_packed(files, model, layer, precision))
+        return _stored(_packed(files, model, layer, precision, step))
     path = files.folder / f"experts-{precision.experts}" / f"{layer:05d}.safetensors"
-    found = _read(path, source)
+    source = fingerprint(files)
+    found = _read(path, source, step)
     if found is None or not _fits(found, model, precision):
-        found = _packed(files, model, layer, precision)
-        if fingerprint(files) == source:  # else files were replaced while they were read
-            _write(path, found, source, like=files.files[0])
+        found = _packed(files, model, layer, precision, step)
+        if files.unchanged:
+            _write(path, found, source, like=files.files[0].path)
+    else:
+        step(sum(tensor.nbytes for tensor in found.values()))
     return _stored(found)
 
 
 def _stored(tensors: Tensors) -> list[Stored]:
-    return [Stored(key, tuple(tensor.shape), [tensor], aligned=True) for key, tensor in tensors.items()]
+    return [Stored(key, tensor, aligned=True) for key, tensor in tensors.items()]
 
 
-def _packed(files: Checkpoint, model: ModelConfig, layer: int, precision: Precision) -> Tensors:
-    dtype = TORCH_DTYPES[precision.weights]
-    taken = {operand.key: operand.sources for operand in operands(experts, model, layer)}
-    each = len(taken["gate_up"]) // model.num_local_experts
-    gate_up = list[torch.Tensor]()
-    for first in range(0, len(taken["gate_up"]), each):
-        parts = [files.read(source, dtype) for source in taken["gate_up"][first : first + each]]
-        gate_up.append(torch.cat(parts))
-    down = [files.read(source, dtype) for source in taken["down"]]
+class _Rows(Sequence[torch.Tensor]):
+    """Matrices of a layer's experts in rows, each read when it is asked for, all into the same memory.
+
+    `read` is called after each.
+    """
+
+    def __init__(
+        self, files: Checkpoint, sources: Sequence[Source], matrix: torch.Tensor, count: int, read: Callable[[], object]
+    ) -> None:
+        self._files = files
+        self._sources = sources
+        self._matrix = matrix
+        self._count = count
+        self._read = read
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, expert: Any) -> Any:
+        each = len(self._sources) // self._count
+        parts = self._sources[each * expert : each * (expert + 1)]
+        for source, rows in zip(parts, self._matrix.split([source.taken[0] for source in parts]), strict=True):
+            self._files.read_into(source, rows)
+        self._read()
+        return self._matrix
+
+
+def _packed(
+    files: Checkpoint, model: ModelConfig, layer: int, precision: Precision, step: Callable[[int], object]
+) -> Tensors:
+    """Read and pack one expert after the other, so that no more than one is held in rows."""
+    rows = dict[str, _Rows]()
+    for operand in operands(experts, model, layer):
+        matrix = host_memory(operand.shape[1:], TORCH_DTYPES[precision.weights])
+        size = round(matrix.numel() * precision.expert_bytes)
+        rows[operand.key] = _Rows(files, operand.sources, matrix, operand.shape[0], partial(step, size))
     try:
-        return _in_blocks(gate_up, down, precision)
+        return _in_blocks(rows["gate_up"], rows["down"], precision)
     except ValueError as error:
         raise CheckpointError(
             f"experts of layer {layer} of {model.name!r} cannot be rounded to {precision.experts}: {error} Or leave "
@@ -114,7 +150,7 @@ def _packed(files: Checkpoint, model: ModelConfig, layer: int, precision: Precis
         ) from error
 
 
-def _in_blocks(gate_up: list[torch.Tensor], down: list[torch.Tensor], precision: Precision) -> Tensors:
+def _in_blocks(gate_up: Sequence[torch.Tensor], down: Sequence[torch.Tensor], precision: Precision) -> Tensors:
     """Pack gates and ups (2 F, M) and downs (M, F) of every expert."""
     form = precision.experts if precision.experts in QUANTISED else None
     both = pack_experts(gate_up, down, format=form, group=precision.group or GROUPS[0])
@@ -129,7 +165,7 @@ def _in_blocks(gate_up: list[torch.Tensor], down: list[torch.Tensor], precision:
 def smallest(model: ModelConfig, precision: Precision) -> Tensors:
     """One expert of zeros, of the least size, stored as the model's are."""
     dtype = TORCH_DTYPES[precision.weights]
-    size = precision.group or UNIT
+    size = precision.group or PackedExperts.UNIT
     gate_up = torch.zeros(1, 2 * size, size, dtype=dtype)
     down = torch.zeros(1, size, size, dtype=dtype)
     if packed(model, precision):
@@ -146,15 +182,18 @@ def format_of(held: Tensors) -> tuple[str, int | None]:
 
 
 def _fits(tensors: Tensors, model: ModelConfig, precision: Precision) -> bool:
-    """True if tensors have the shapes and types of the rounded experts of one layer."""
-    found = dict[str, tuple[tuple[int, ...], str]]()
+    """True if tensors are the rounded experts of one layer of a model."""
+    try:
+        found = packed_of(tensors)
+    except (KeyError, TypeError, ValueError):
+        return False
+    sizes = len(found), found.gate_up.dim, found.down.dim
+    forms = found.format.name.lower(), found.gate_up.group, found.down.group
     group = precision.group or GROUPS[0]
-    inner = model.expert_width
-    for key, rows, columns in (("gate_up", 2 * inner, model.hidden_size), ("down", model.hidden_size, inner)):
-        held = columns // 2 if precision.experts == "int4" else columns
-        found[f"{key}_blocks"] = (model.num_local_experts, rows, held), str(precision.experts)
-        found[f"{key}_scales"] = (model.num_local_experts, rows // UNIT, columns // group, UNIT), "fp32"
-    return {key: (tuple(tensor.shape), FORMATS.get(tensor.dtype)) for key, tensor in tensors.items()} == found
+    return (sizes, forms) == (
+        (model.num_local_experts, model.hidden_size, model.expert_width),
+        (precision.experts, group, group),
+    )
 
 
 def _tensor(array: npt.NDArray[Any], format: Format) -> torch.Tensor:
@@ -165,23 +204,25 @@ def _tensor(array: npt.NDArray[Any], format: Format) -> torch.Tensor:
 
 
 def fingerprint(files: Checkpoint) -> str:
-    """Tells a checkpoint's files from others: their names, sizes and times of change."""
-    told = list[str]()
-    for path in files.files:
-        stat = path.stat()
-        told.append(f"{path.name} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}")
-    return hashlib.sha256("\n".join((_VERSION, *told)).encode()).hexdigest()
+    """Tells a checkpoint's files, as they were opened, from others: by their names, sizes and times of change."""
+    return hashlib.sha256("\n".join((_VERSION, *files.stamps)).encode()).hexdigest()
 
 
-def _read(path: Path, source: str) -> Tensors | None:
-    """The tensors of a file that was written for these sources; None if there is none."""
-    try:
-        with safe_open(path, framework="pt") as opened:
-            if (opened.metadata() or {}).get("source") != source:
-                return None
-            return {name: opened.get_tensor(name).clone() for name in sorted(opened.keys())}
-    except (SafetensorError, OSError):
-        return None
+def _read(path: Path, source: str, step: Callable[[int], object]) -> Tensors | None:
+    """The tensors of a file that was written for these sources; None if there is none, or it is damaged."""
+    with contextlib.suppress(CheckpointError), TensorFile(path, lambda: step(0)) as file:
+        if file.metadata.get("source") == source:
+            found = Tensors()
+            for name in sorted(file.names):
+                found[name] = host_memory(file[name].shape, file.dtype(name))
+                file.read_into(name, found[name])
+            if all(file.metadata.get(name) == _checksum(tensor) for name, tensor in found.items()):
+                return found
+    return None
+
+
+def _checksum(tensor: torch.Tensor) -> str:
+    return f"{zlib.crc32(bytes_of(tensor)):08x}"
 
 
 def _write(path: Path, tensors: Tensors, source: str, *, like: Path) -> None:
@@ -190,7 +231,8 @@ def _write(path: Path, tensors: Tensors, source: str, *, like: Path) -> None:
     with contextlib.suppress(OSError, SafetensorError):
         path.parent.mkdir(exist_ok=True)
         try:
-            save_file(tensors, partial, {"source": source})
+            sums = {name: _checksum(tensor) for name, tensor in tensors.items()}
+            save_file(tensors, partial, {"source": source, **sums})
             shutil.copymode(like, partial)
             with partial.open("rb") as written:
                 os.fsync(written.fileno())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -42,6 +43,12 @@ class Source(NamedTuple):
         elif self.part is not None:
             shape = (self.part[1] - self.part[0], *shape[1:])
         return shape[::-1] if self.transposed else shape
+
+    @property
+    def begin(self) -> int:
+        """Elements of the checkpoint's tensor before the part."""
+        first = self.part[0] if isinstance(self.part, tuple) else self.part or 0
+        return first * math.prod(self.shape[1:])
 
     @property
     def whole(self) -> Source:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from tqdm.auto import tqdm
 
 from workbench.core.errors import EngineError
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.transfer import ArrayCopy, Transfer
-from workbench.engine.model.checkpoint import TORCH_DTYPES, Checkpoint
+from workbench.engine.model.loading import load
 from workbench.engine.model.ops import Tensors
-from workbench.engine.model.stored import FORMATS, Stored, fingerprint, format_of, pack, packed
-from workbench.engine.model.tensors import Source, operands, sources, tables
-from workbench.kernels import empty_in_huge_pages
+from workbench.engine.model.stored import FORMATS, Stored, format_of, host_memory
+from workbench.engine.model.tensors import operands
 from workbench.models import ModelConfig
 from workbench.pipeline.layer_graph import LayerGraph
 from workbench.schedules.plan import WHOLE, Page
@@ -37,74 +34,26 @@ def as_numpy(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
     return cast("npt.NDArray[np.generic]", flat.numpy())
 
 
-def _bytes(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
-    """A flat view of a tensor's bytes."""
-    return as_numpy(tensor).view(np.uint8)
-
-
-def host_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros for tensors that the lanes read many times, in huge pages where the system grants them."""
-    raw = empty_in_huge_pages(math.prod(shape) * dtype.itemsize, np.int8)
-    return torch.from_numpy(raw).view(dtype).view(shape)
-
-
 class WeightStore:
-    """The model's weights on the host, in the scenario's precision; each is held once, here or where it is resident.
+    """The weights of operations on the host, in the scenario's precision; each is held once, here or where it stays.
 
-    The weights of users' operations among `ops` are in the checkpoint beside the model's own. Routed experts are read
-    last, and packed if `packed` says so. `control` may end the reading.
+    `control` may end the reading.
     """
 
     def __init__(
-        self, model: ModelConfig, precision: Precision, ops: Iterable[Op] = (), control: Control | None = None
+        self, model: ModelConfig, precision: Precision, ops: Iterable[Op], control: Control | None = None
     ) -> None:
         self.model = model
-        check = (control or Control()).check
-        dtype = TORCH_DTYPES[precision.weights]
-        every = list(ops)
-        whole = range(model.num_hidden_layers if experts in every and packed(model, precision) else 0)
-        layers = [layer for layer in whole if experts.is_in(model, model.layer_kinds[layer])]
-        routed = {source for layer in layers for source in sources(experts, model, layer)}
-        self._tensors = dict[Source, torch.Tensor]()
-        self._packed = dict[tuple[int, Op], list[Stored]]()
-        with Checkpoint(model, every) as files:
-            opened = fingerprint(files)
-            for source in files.sources:
-                if source not in routed:
-                    check()
-                    self._tensors[source] = files.read(source, torch.float32 if source.kept else dtype)
-            for layer in tqdm(layers, unit="layer", desc="pack experts", delay=1, leave=False):
-                check()
-                self._packed[layer, experts] = pack(files, model, layer, precision, opened)
-
-    def tables(self) -> Tensors:
-        """The tensors that belong to no stage; see `tensors.tables`."""
-        return {key: self._tensors[source] for key, source in tables(self.model).items()}
+        self.tables, self._held = load(model, precision, ops, control or Control())
 
     def sources(self, layer: int, op: Op) -> list[Stored]:
         """Every tensor of an operation."""
-        if (layer, op) in self._packed:
-            return self._packed[layer, op]
-        found = []
-        for operand in operands(op, self.model, layer):
-            tensors = [self._tensors[source] for source in operand.sources]
-            found.append(Stored(operand.key, operand.shape, tensors))
-        return found
+        return self._held[layer, op]
 
     def resident(self, layer: int, op: Op, *, keep: bool = False) -> Tensors:
         """An operation's weights, which stay where it runs; they leave the store unless `keep` is set."""
-        found = {stored.key: stored.joined() for stored in self.sources(layer, op)}
-        if not keep:
-            self._drop(layer, op)
-        return found
-
-    def _drop(self, layer: int, op: Op) -> None:
-        """Let an operation's tensors leave the store."""
-        if (layer, op) in self._packed:
-            del self._packed[layer, op]
-            return
-        for source in sources(op, self.model, layer):
-            del self._tensors[source]
+        found = self._held[layer, op] if keep else self._held.pop((layer, op))
+        return {stored.key: stored.tensor for stored in found}
 
 
 class WeightBuffer:
@@ -164,7 +113,7 @@ class WeightBuffer:
                 for stage in found.stages if found else ():
                     if self._graph.pipeline.streams(stage):
                         streamed += [(layer, stage.op, each) for each in self._store.sources(layer, stage.op)]
-            streamed.sort(key=lambda each: (not each[2].aligned, -each[2].dtype.itemsize))
+            streamed.sort(key=lambda each: (not each[2].aligned, -each[2].tensor.dtype.itemsize))
             copies = list[ArrayCopy]()
             held = _Held()
             place = 0
@@ -177,12 +126,11 @@ class WeightBuffer:
 
     def _lay(self, turn: int, stored: Stored, place: int, copies: list[ArrayCopy]) -> tuple[torch.Tensor, int]:
         """Lay a tensor into a slot from a place on: its view there, and the place behind it."""
-        begin = place
-        for part in stored.parts:
-            source = _bytes(part)
-            copies.append(ArrayCopy(_bytes(self._slots[turn])[place : place + source.size], source))
-            place += source.size
-        return self._slots[turn][begin:place].view(stored.dtype).view(stored.shape), place
+        source = as_numpy(stored.tensor).view(np.uint8)
+        end = place + source.size
+        there = self._slots[turn][place:end]
+        copies.append(ArrayCopy(as_numpy(there), source))
+        return there.view(stored.tensor.dtype).view(stored.tensor.shape), end
 
     def get(self, layer: int, op: Op) -> Tensors:
         """The weights of an operation, which must have arrived.
