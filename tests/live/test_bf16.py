@@ -88,7 +88,7 @@ def test_checkpoints_in_fp16_run_in_fp32_with_transformers_tokens(width: int, ma
 def test_rounding_experts_of_a_checkpoint_in_fp16_is_refused_with_what_to_do(make_model: Any) -> None:
     model = make_model(replace(MODEL, name="halves-64", dtype="fp16", hidden_size=64, intermediate_size=128), 4)
     of = scenario(model, ASKED, RUNNABLE["all_cpu"], precision="fp32")
-    with pytest.raises(ScenarioError, match=r"other weights stay in fp16, .* convert the checkpoint to fp32 or bf16"):
+    with pytest.raises(ScenarioError, match=r"other weights stay in fp16, .* convert the checkpoint to bf16 or fp32"):
         wb.run(of.on(memory=replace(of.memory, weights="int8")), Sequential())
 
 

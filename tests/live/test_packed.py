@@ -1,8 +1,10 @@
 """Routed experts of whole blocks are packed when the model is loaded, rounded if the memory says so, and held once."""
 
+import importlib
 import os
 import shutil
 import threading
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,12 @@ from workbench.core.errors import CheckpointError, EngineError, ScenarioError, S
 from workbench.engine.lanes.control import Control
 from workbench.engine.model import ops, stored
 from workbench.engine.model.weights import WeightBuffer, WeightStore
-from workbench.kernels import fused_moe
+from workbench.kernels import PackedExperts, fused_moe
 from workbench.models import ModelConfig
 from workbench.pipeline import cpu
 from workbench.pipeline.layer_graph import layer_graph
 from workbench.schedules import LayerStreaming, Sequential
-from workbench.serving import fits
+from workbench.serving import fits, host_kernels
 from workbench.stages import Precision, attention, combine, experts, out_proj, qkv, route, shared_experts
 
 WIDE = replace(QWEN2, name="wide", hidden_size=64, moe_intermediate_size=128, num_hidden_layers=2)
@@ -87,6 +89,40 @@ def test_packed_experts_compute_what_those_of_the_checkpoint_do(
     error = (found.double() - want).norm() / want.norm()
     assert error < ERRORS[kind], error
     assert error > ERRORS[kind] / 100 or kind == "fp32"
+
+
+@pytest.mark.parametrize("rows", [1, 7, 100, 1500])
+def test_packed_experts_take_no_more_than_the_ledger_says(
+    rows: int, kind: str, model: ModelConfig, store: WeightStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numpy's arrays, which torch does not count; with many rows they are buffers of one part of the pairs."""
+    for module, most in (
+        (importlib.import_module("kernels_cpu.experts.fused_moe"), "_BUFFERED"),
+        (host_kernels, "BUFFERED"),
+    ):
+        monkeypatch.setattr(module, most, 1 << 20)
+    held = store.resident(1, experts)
+    h = torch.randn(rows, 64).to(torch.bfloat16 if model.dtype == "bf16" else torch.float32)
+    ids = torch.randint(0, model.num_local_experts, (rows, model.num_experts_per_tok))
+    read = {"h": h, "gates": torch.cat((ids, torch.ones(ids.shape)), 1)}
+    made = ops.Ops(model)
+    made.experts(None, read, held)  # type: ignore[arg-type]
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        made.experts(None, read, held)  # type: ignore[arg-type]
+        taken = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    told = host_kernels.experts_bytes(model, PRECISIONS[kind], rows)
+    assert taken < told + 20_000, "and what Python's own objects take"
+    assert told < 3 * taken
+
+
+def test_the_ledger_knows_the_kernels_numbers() -> None:
+    kernel = importlib.import_module("kernels_cpu.experts.fused_moe")
+    assert (host_kernels.BUFFERED, host_kernels.FEWEST) == (kernel._BUFFERED, kernel._FEWEST)
+    assert host_kernels.UNIT == PackedExperts.UNIT
 
 
 def test_packed_experts_are_held_once(kind: str, model: ModelConfig, store: WeightStore) -> None:

@@ -15,6 +15,7 @@ from workbench.engine.lanes.affinity import affinities
 from workbench.engine.lanes.control import MOST_SLEPT, Control
 from workbench.engine.lanes.lanes import Action, Executor, Job
 from workbench.engine.lanes.meter import processors
+from workbench.engine.lanes.process import give_back, take
 from workbench.engine.lanes.stopwatch import Stopwatch
 from workbench.engine.model.forward import Forward
 from workbench.engine.model.ops import RowLayout
@@ -57,17 +58,21 @@ class Engine:
         self._logprobs = [list[TokenLogprobs]() for _ in self._requests]
         self.timeline = Timeline(labels=prepared.lowering.graph.labels)
         self.watch = Stopwatch()
-        self.forward = Forward(prepared, self.control)
         self._cores = scenario.machine.cores or Cores.of(usable_cores())
-        self.forward.warm_up()
         link = scenario.machine.link
-        self._executor = Executor(
-            link.h2d,
-            link.d2h,
-            throttled=scenario.machine.throttled,
-            packet_seconds=prepared.lowering.schedule.packet_seconds,
-            control=self.control,
-        )
+        take()  # at once: a run that begins while this one reads its model would take the readers' threads for usual
+        try:
+            self.forward = Forward(prepared, self.control)
+            self.forward.warm_up()
+            self._executor = Executor(
+                link.h2d,
+                link.d2h,
+                throttled=scenario.machine.throttled,
+                packet_seconds=prepared.lowering.schedule.packet_seconds,
+                control=self.control,
+            )
+        finally:
+            give_back()
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:

@@ -19,6 +19,8 @@ _TERMS = 3
 """Most terms in bf16 to which a number is split."""
 _PADDING = 64
 """Bytes behind a row of terms."""
+_AHEAD = 15
+"""Rows of bytes behind the last one, which matrix registers may read."""
 
 
 def is_packed(model: ModelConfig) -> bool:
@@ -38,4 +40,5 @@ def experts_bytes(model: ModelConfig, precision: Precision, rows: float) -> floa
     part = min(pairs, max(FEWEST, BUFFERED // (4 * (outer + 3 * inner))))
     operands = (4 + 2 * _TERMS) * (outer + inner) + 2 * _PADDING
     each_row = (8 + DTYPE_BYTES[precision.weights]) * outer
-    return rows * each_row + pairs * (4 * outer + 24) + part * (8 * inner + operands)
+    ahead = _AHEAD * (outer + inner + 2 * _PADDING)
+    return rows * each_row + pairs * (4 * outer + 24) + part * (8 * inner + operands) + ahead

@@ -93,24 +93,27 @@ def _check_rates(cost: TaskCost, scenario: Scenario, graph: LayerGraph) -> None:
     """Check that every operation that declares its work has a price: its device has a rate for its precision."""
     cores = scenario.machine.cores
     threads = {"gpu": cores.gpu, "cpu": cores.cpu} if cores is not None else {"gpu": 0, "cpu": 0}
+    _check_own_format(scenario)
     for node in graph.all_nodes:
         if node.lane in threads and all(stage.op.work is not None for stage in node.stages):
-            if any(stage.op.has_weights for stage in node.stages):
-                _check_own_format(scenario, Place(node.lane))
             cost.node(node, _ONE_OF_EACH, threads[node.lane])
 
 
-def _check_own_format(scenario: Scenario, place: Place) -> None:
-    """Check that a device has a rate for what is not rounded, where experts are: another format cannot be asked for."""
-    device = scenario.machine.gpu if place is Place.GPU else scenario.machine.cpu
+def _check_own_format(scenario: Scenario) -> None:
+    """Check for rates of what is not rounded where experts are: it keeps its format, and no other can be asked for."""
     model = scenario.model
-    if scenario.memory.weights in QUANTISED and model.dtype not in dict(device.flops):
-        known = " or ".join(dtype for dtype, _ in device.flops if dtype in DTYPE_BYTES)
-        raise ScenarioError(
-            f"Memory(weights={scenario.memory.weights!r}) rounds only the experts of {model.name!r}, whose other "
-            f"weights stay in {model.dtype}, for which {device.name} has no FLOP rate; convert the checkpoint to "
-            f"{known}, or give one of these as weights."
-        )
+    if scenario.memory.weights not in QUANTISED:
+        return
+    places = {Place.GPU, *(stage.device for stage in scenario.layer.stages if stage.op.has_weights)}
+    for device in (scenario.machine.gpu if place is Place.GPU else scenario.machine.cpu for place in places):
+        rates = dict(device.flops)
+        if model.dtype not in rates:
+            known = " or ".join(sorted(rates.keys() & DTYPE_BYTES.keys()))
+            raise ScenarioError(
+                f"Memory(weights={scenario.memory.weights!r}) rounds only the experts of {model.name!r}, whose other "
+                f"weights stay in {model.dtype}, for which {device.name} has no FLOP rate; convert the checkpoint to "
+                f"{known}, or give one of these as weights."
+            )
 
 
 def _check_chunks(scenario: Scenario, graph: LayerGraph) -> None:

@@ -83,15 +83,14 @@ class Forward:
         self._check_gpu_memory()
 
     def _check_gpu_memory(self) -> None:
-        """Check that the bytes allocated for good are those of the ledger, which stays within the limit."""
+        """Check that the bytes allocated for weights and KV are those of the ledger, which stays within the limit."""
         taken = self._weights.gpu_bytes + sum(table.nbytes for table in self._tables.values())
-        taken += self._ops.angles.nbytes if self._ledger["RoPE angles"] else 0
         taken += self._cache.pool.nbytes if self._graph.pipeline.kv_device is Place.GPU else 0
-        expected = sum(self._ledger[name] for name in ("weights", "weight slots", "KV cache", "RoPE angles"))
+        expected = sum(self._ledger[name] for name in ("weights", "weight slots", "KV cache"))
         if taken != round(expected):  # where layers differ, the ledger's mean of them is no whole number
             raise EngineError(
-                f"{taken} bytes were allocated on the GPU for weights, KV and RoPE angles where the ledger says "
-                f"{expected:.0f}; this is a bug."
+                f"{taken} bytes were allocated on the GPU for weights and KV where the ledger says {expected:.0f}; "
+                "this is a bug."
             )
 
     def warm_up(self) -> None:
