@@ -14,6 +14,7 @@ from workbench.core.errors import EngineError
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.transfer import ArrayCopy, Transfer
 from workbench.engine.model.checkpoint import TORCH_DTYPES
+from workbench.engine.model.few_rows import MOST, FewRows
 from workbench.engine.model.kv_cache import FetchedKV, KVCache
 from workbench.engine.model.latent import SPLIT, ByClass, LatentCache, LatentOps
 from workbench.engine.model.operations import OPERATIONS
@@ -60,6 +61,7 @@ class Forward:
         workload = scenario.workload
         positions = int((workload.prompt_len + workload.output_len).max()) - 1  # the last token is never read
         self._ops = (LatentOps if latent else Ops)(self._model, self._control, self._tables, positions)
+        self._few = FewRows(self._model, self._ops.angles, self._tables)
         self._layers = [self._ops.at(layer) for layer in range(self._model.num_hidden_layers)]
         layers = range(self._model.num_hidden_layers)
         self._absent = [self._graph.absent(layer) for layer in layers]
@@ -96,8 +98,11 @@ class Forward:
         """Compile the kernels and read every streamed weight once, so that no lane is charged for either."""
         model = self._model
         precision = self._prepared.scenario.precision
-        self._ops.warm_up(TORCH_DTYPES[precision.weights], smallest(model, precision))
-        self._cache.warm_up()
+        dtype = TORCH_DTYPES[precision.weights]
+        routed = smallest(model, precision)
+        self._ops.warm_up(dtype, routed)
+        self._few.warm_up(dtype, routed)
+        self._cache.warm_up(dtype)
         if kv in self._graph.pipeline.fetches:
             self._cache.fetch(0, RowLayout.smallest())[1].make()
         if self._weights.buffer:
@@ -155,7 +160,8 @@ class Forward:
     def logits(self, part: int, layout: RowLayout) -> torch.Tensor:
         """x (T, M) of the rows that emit -> logits (requests, V) fp32."""
         x = self._buffers[Place.GPU, part, "x"][layout.last_rows]
-        return self._ops.logits(x)
+        few = self._few.logits if len(x) <= MOST else None
+        return few(x) if few else self._ops.logits(x)
 
     def transfer_weights(self, weights_of: Sequence[tuple[int, int]], page: Page = WHOLE) -> Transfer | None:
         """The transfer of the weights of these (layer, node) pairs, or of one page of them, into the next slot."""
@@ -201,7 +207,9 @@ class Forward:
 
     def _built_in(self, stage: Stage, layer: int, layout: RowLayout, read: Tensors) -> tuple[torch.Tensor, ...]:
         compute = getattr(self._layers[layer], OPERATIONS[stage.op])
-        answer = compute(layout, read, self._weights_of(stage, layer))
+        weights = self._weights_of(stage, layer)
+        few = self._few.of(compute, weights) if layout.rows <= MOST else None
+        answer = few(layout, read) if few else compute(layout, read, weights)
         return answer if isinstance(answer, tuple) else (answer,)
 
     def _weights_of(self, stage: Stage, layer: int) -> Tensors:

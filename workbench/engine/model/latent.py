@@ -103,7 +103,7 @@ class LatentOps(Ops):
 
     def _turned(self, positions: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
         threads = torch.get_num_threads()
-        return rope(heads, positions, self._angles, interleaved=self._model.family.interleaved, threads=threads)
+        return rope(heads, positions, self.angles, interleaved=self._model.family.interleaved, threads=threads)
 
     def prefill_attention(self, layout: RowLayout, read: Tensors, weights: Tensors) -> torch.Tensor:
         """q (T, H (N + R)), k (T, R) and v (T, C) of the prefill rows -> attn (T, H V); `Ops.prefill_attention`."""

@@ -148,10 +148,10 @@ class RowLayout:
         return RowLayout([], *rest, skipped=self.skipped + first)
 
     @classmethod
-    def smallest(cls) -> RowLayout:
-        """The layout of one decode that reads its own entry, in slot 0."""
-        zero = np.zeros(1, np.int64)
-        return cls([], torch.from_numpy(zero), zero, np.zeros((1, 1), np.int32), np.ones(1, np.int64))
+    def smallest(cls, decodes: int = 1) -> RowLayout:
+        """The layout of decodes that read one entry, all that in slot 0."""
+        zero = np.zeros(decodes, np.int64)
+        return cls([], torch.from_numpy(zero), zero, np.zeros((decodes, 1), np.int32), np.ones(decodes, np.int64))
 
     @property
     def prefill(self) -> int:
@@ -212,7 +212,7 @@ class Ops:
         self._model = model
         self._control = control or Control()
         self._tables = tables or {}
-        self._angles = _angles(model, positions or model.max_position_embeddings)
+        self.angles = _angles(model, positions or model.max_position_embeddings)
         self.attention = EVERYTHING
 
     def at(self, layer: int) -> Ops:
@@ -290,7 +290,7 @@ class Ops:
         rotated = rope(
             heads,
             positions,
-            self._angles,
+            self.angles,
             interleaved=self._model.family.interleaved,
             weight=weight,
             eps=self._model.rms_norm_eps,
