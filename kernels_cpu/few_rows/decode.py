@@ -23,7 +23,7 @@ from ..machine.features import CodePath, code_path
 from ..threads.crew import crew
 from ..threads.runs import RUN
 from .linear import DTYPES
-from .operands import memory_of, new_rows, rows_at, storage_of
+from .operands import memory_of, new_rows, rows_at, storage_of, uses
 
 _ALONE = 1 << 20
 """Most bytes of keys and values that the calling thread reads alone: reading them takes as long as waking another."""
@@ -189,7 +189,7 @@ class FewDecode:
         blocks, kv_heads, _, block, dim = cache.shape
         self._sizes = blocks, kv_heads, block, dim
         width = heads * dim
-        self._uses = (
+        self._uses = uses(
             ("counter", np.int64, 2 * LINE // 8),
             ("tasks", np.int64, 4),
             ("first", np.int64, 2),
@@ -249,7 +249,7 @@ class FewDecode:
         out: SameKind
         out, to = new_rows(q, tokens, self._heads * dim)
         right = len(pages) == len(spans) == tokens and attend(
-            *self._geometry, memory_of(own, *self._uses), blocks, self._serve_scale, tokens, pages.shape[1], at,
+            *self._geometry, memory_of(own, self._uses), blocks, self._serve_scale, tokens, pages.shape[1], at,
             pages.__array_interface__["data"][0], spans.__array_interface__["data"][0], to,
         )  # fmt: skip
         if not right:

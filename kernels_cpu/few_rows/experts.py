@@ -21,7 +21,7 @@ from ..experts.tasks import weighted_sum
 from ..experts.weights import ROWS, Matrices, PackedExperts
 from ..machine.features import CodePath, code_path
 from .linear import DTYPES
-from .operands import Plan, memory_of, new_rows, rows_at, storage_of
+from .operands import Plan, Uses, memory_of, new_rows, rows_at, storage_of, uses
 from .products import gathered, multiply_blocks
 
 
@@ -159,6 +159,7 @@ class FewExperts:
         self._dim = up.dim
         zero = experts.format.zero
         self._plan = Plan(self._count, up.dim, down.dim, zero, *_numbers_of(up), *_numbers_of(down))
+        self._used: dict[int, Uses] = {}
         self._sizes = experts.gate_up, experts.down
         self._servers: dict[Storage | None, Any] = {of: _server(self._lanes, int(experts.format), of) for of in DTYPES}
 
@@ -187,7 +188,7 @@ class FewExperts:
         out, to = new_rows(h, tokens, self._dim)
         serve = self._servers[storage]
         wrong = serve(
-            crew.board, self._plan.numbers, memory_of(crew, *self._uses(chosen)), tokens, chosen, at, at_gates, to
+            crew.board, self._plan.numbers, memory_of(crew, self._uses(chosen)), tokens, chosen, at, at_gates, to
         )
         if wrong >= 0:
             t, j = divmod(wrong, chosen)
@@ -197,8 +198,13 @@ class FewExperts:
             )
         return out
 
-    def _uses(self, chosen: int) -> list[tuple[str, Any, int]]:
+    def _uses(self, chosen: int) -> Uses:
         """Memory of a call with `chosen` experts per row."""
+        if chosen not in self._used:
+            self._used[chosen] = uses(*self._memory(chosen))
+        return self._used[chosen]
+
+    def _memory(self, chosen: int) -> list[tuple[str, Any, int]]:
         up, down = self._sizes
         found: list[tuple[str, Any, int]] = [
             ("ids", np.int64, chosen),

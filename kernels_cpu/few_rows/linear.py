@@ -16,7 +16,7 @@ from ..codegen.views import pointer
 from ..declarations import public
 from ..machine.features import CodePath
 from ..rows.rms_norm import norm_row
-from .operands import Plan, memory_of, new_rows, rows_at, vector_of, weight_of
+from .operands import Plan, memory_of, new_rows, rows_at, uses, vector_of, weight_of
 from .products import MOST, gathered, lay, multiply_rows
 
 DTYPES: dict[Storage, Any] = {Storage.FP32: np.float32, Storage.BF16: np.uint16}
@@ -121,7 +121,8 @@ class FewLinear:
         self._storage = held.storage
         self._lanes = held.lanes
         self._eps = np.float32(eps)
-        self._uses = ("normed", dtype, held.columns), ("x", np.float32, held.columns), ("sums", np.float32, held.rows)
+        columns = held.columns
+        self._uses = uses(("normed", dtype, columns), ("x", np.float32, columns), ("sums", np.float32, held.rows))
         self._serve = _server(held.lanes, held.storage)
 
     def __call__(self, x: SameKind, residual: Operand | None = None, *, threads: int = 1) -> SameKind:
@@ -141,6 +142,6 @@ class FewLinear:
         crew = gathered(self._lanes, threads)
         out: SameKind
         out, to = new_rows(x, tokens, self._rows)
-        memory = memory_of(crew, *self._uses)
+        memory = memory_of(crew, self._uses)
         self._serve(crew.board, self._plan.numbers, memory, self._eps, tokens, at, added, to)
         return out

@@ -144,17 +144,43 @@ def new_rows(like: Any, rows: int, width: int, *, fp32: bool = False) -> tuple[A
     return tensor, tensor.data_ptr()
 
 
-def memory_of(crew: Crew, *uses: tuple[str, Any, int]) -> NDArray[np.int64]:
+class Uses:
+    """Memory that a stage uses: a use, dtype and width of rows for each; equal ones are one object."""
+
+    def __init__(self, each: tuple[tuple[str, Any, int], ...]) -> None:
+        self.each = each
+
+
+@functools.cache
+def uses(*each: tuple[str, Any, int]) -> Uses:
+    """The object of these uses."""
+    return Uses(each)
+
+
+def memory_of(crew: Crew, wanted: Uses) -> NDArray[np.int64]:
     """Addresses of memory (MOST, width) of the calling thread, one for each use, dtype and width.
 
     The next call with this use overwrites it.
     """
-    found = crew.kept.get(uses)
+    found = crew.kept.get(wanted)
     if found is None:
         arrays = []
-        for use in uses:
+        for use in wanted.each:
             if use not in crew.kept:
                 crew.kept[use] = aligned(use[1], MOST, use[2])
             arrays.append(crew.kept[use])
-        found = crew.kept[uses] = np.array([array.ctypes.data for array in arrays], np.int64)
+        found = crew.kept[wanted] = np.array([array.ctypes.data for array in arrays], np.int64)
     return cast("NDArray[np.int64]", found)
+
+
+def whole_numbers_at(name: str, operand: Any, count: int) -> int:
+    """The address of int64 (count,)."""
+    right = str(operand.dtype).endswith("int64") and tuple(operand.shape) == (count,)
+    if right and isinstance(operand, np.ndarray) and operand.flags.c_contiguous and operand.flags.aligned:
+        return int(operand.__array_interface__["data"][0])
+    if right and not isinstance(operand, np.ndarray) and operand.is_cpu and operand.is_contiguous():
+        return int(operand.data_ptr())
+    raise ValueError(
+        f"{name} must be ({count},) int64 in CPU memory, contiguous, not {tuple(operand.shape)} of {operand.dtype}: "
+        "pass one number per row."
+    )

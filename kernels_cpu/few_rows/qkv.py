@@ -18,7 +18,7 @@ from ..machine.features import CodePath
 from ..rows.rms_norm import norm_row
 from ..rows.rope import rotate
 from .linear import DTYPES, add_bias
-from .operands import Plan, memory_of, new_rows, rows_at, vector_of, weight_of
+from .operands import Plan, memory_of, new_rows, rows_at, uses, vector_of, weight_of, whole_numbers_at
 from .products import gathered, lay, multiply_rows
 
 
@@ -168,7 +168,7 @@ class FewQkv:
         self._storage = held.storage
         self._lanes = held.lanes
         self._eps = np.float32(eps)
-        self._uses = (
+        self._uses = uses(
             ("normed", dtype, held.columns),
             ("x", np.float32, held.columns),
             ("sums", np.float32, held.rows),
@@ -181,24 +181,23 @@ class FewQkv:
 
         Raises
         ------
-        TypeError
-            If positions have another dtype.
         ValueError
-            If x is not of the weights' type and sizes, or a position is out of the table's range.
+            If x is not of the weights' type and sizes, or positions have another type or are out of the table's range.
         """
         tokens, at = rows_at("x", x, self._columns, self._storage)
-        places = contiguous("positions", checked("positions", positions, "T", np.int64))
+        places = whole_numbers_at("positions", positions, tokens)
         crew = gathered(self._lanes, threads)
         queries, kv = self._widths
         q, to_q = new_rows(x, tokens, queries)
         k, to_k = new_rows(x, tokens, kv)
         v, to_v = new_rows(x, tokens, kv)
-        known = len(places) == tokens and self._serve(
-            crew.board, self._plan.numbers, memory_of(crew, *self._uses), self._table, self._eps, tokens, at,
-            places.__array_interface__["data"][0], to_q, to_k, to_v,
+        known = self._serve(
+            crew.board, self._plan.numbers, memory_of(crew, self._uses), self._table, self._eps, tokens, at,
+            places, to_q, to_k, to_v,
         )  # fmt: skip
         if not known:
+            given: Any = positions
             raise ValueError(
-                f"positions must be one per row in [0, {len(self._table)}), not {places.tolist()}: make a longer table."
+                f"positions must be in [0, {len(self._table)}), not {given.tolist()}: make a longer table."
             )
         return q, k, v

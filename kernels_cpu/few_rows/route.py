@@ -17,7 +17,7 @@ from ..machine.features import CodePath
 from ..rows.rms_norm import norm_row
 from ..rows.route import choose
 from .linear import DTYPES, add_bias
-from .operands import Plan, memory_of, new_rows, rows_at, vector_of, weight_of
+from .operands import Plan, memory_of, new_rows, rows_at, uses, vector_of, weight_of
 from .products import gathered, lay, multiply_rows
 
 
@@ -121,7 +121,7 @@ class FewRoute:
         self._lanes = held.lanes
         self._eps = np.float32(eps)
         self._scale = np.float32(scale)
-        self._uses = (
+        self._uses = uses(
             ("x", np.float32, held.columns),
             ("sums", np.float32, held.rows),
             ("joined", dtype, held.rows),
@@ -142,6 +142,6 @@ class FewRoute:
         crew = gathered(self._lanes, threads)
         h, to = new_rows(x, tokens, self._columns)
         gates, to_gates = new_rows(x, tokens, 2 * self._k, fp32=True)
-        memory = memory_of(crew, *self._uses)
+        memory = memory_of(crew, self._uses)
         self._serve(crew.board, self._plan.numbers, memory, self._eps, self._scale, tokens, at, to, to_gates)
         return h, gates
