@@ -27,6 +27,7 @@ _CALL = 0
 _INSIDE = LINE
 _TASK = 2 * LINE
 _WAITING = 3 * LINE
+_ALLOWED = _WAITING + 8
 FIRST = 4 * _WORDS
 """First word of a board that describes the call; the words before are counters, each on its own cache line."""
 _SIZE = FIRST + 3 * _WORDS
@@ -77,8 +78,8 @@ def join_call(board: int, last: int) -> Any:
     while looks < _LOOKS:
         call = peek(board + _CALL)
         if call & 1 and call != last:
-            fetch_add(board + _INSIDE, 1)
-            if peek(board + _CALL) == call:  # from now on the caller waits for this helper
+            before = fetch_add(board + _INSIDE, 1)
+            if before < peek(board + _ALLOWED) and peek(board + _CALL) == call:  # now the caller waits for this helper
                 return call
             fetch_add(board + _INSIDE, -1)
         _rest()
@@ -117,10 +118,11 @@ class Crew:
         self._address: int = self.board.ctypes.data
 
     def gather(self, stand_by: Callable[[NDArray[np.int64]], object], threads: int) -> None:
-        """Start as many helpers as are missing for `threads` threads; they run `stand_by(board)`.
+        """Start as many helpers as are missing for `threads` threads, which run `stand_by(board)`; no more may join.
 
         `stand_by` works on the calls that `join_call` gives it until there is none.
         """
+        self.board[_ALLOWED // 8] = threads - 1
         for _ in range(threads - 1 - int(self.board[_WAITING // 8])):
             _add_waiting(self._address)
             start(lambda: stand_by(self.board))

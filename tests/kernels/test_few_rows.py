@@ -130,13 +130,13 @@ def test_rows_are_normed_and_routed(T, sizes, dtype, path, renormalise):
 @given(
     TOKENS,
     st.sampled_from([(64, 64), (128, 192), (24, 40)]),
-    st.sampled_from(Format),
+    st.sampled_from([*[(form, CodePath.AVX512) for form in Format], (Format.BF16, CodePath.AVX2)]),
     st.sampled_from(DTYPES),
-    PATHS,
     st.integers(1, 3),
 )
-def test_experts_are_those_of_fused_moe_bit_by_bit(T, sizes, form, dtype, path, threads):
+def test_experts_are_those_of_fused_moe_bit_by_bit(T, sizes, kind, dtype, threads):
     M, F = sizes
+    form, path = kind
     E, k = 5, 3
     torch.manual_seed(T + M)
     pair = numbers(FP32, E, 2 * F, M, scale=M**-0.5), numbers(FP32, E, M, F, scale=F**-0.5)
@@ -150,7 +150,7 @@ def test_experts_are_those_of_fused_moe_bit_by_bit(T, sizes, form, dtype, path, 
 @examples(30)
 @given(
     TOKENS,
-    st.sampled_from([(4, 2, 16), (6, 3, 24), (8, 1, 5)]),
+    st.sampled_from([(4, 2, 16), (8, 1, 5)]),
     st.sampled_from(DTYPES),
     st.sampled_from(DTYPES),
     st.sampled_from(CodePath),
