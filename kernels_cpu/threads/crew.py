@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from ..codegen.compiled import compiled, emitted
-from ..codegen.vector_ir import LINE
+from ..codegen.vector_ir import I32, LINE
 from .task_counts import fetch_add, peek
 from .team import start
 
@@ -50,6 +51,29 @@ def _rest(typing: Any) -> Any:
     return types.void(), emit
 
 
+@emitted
+def _give_way(typing: Any) -> Any:
+    """Let another thread have the core, if one waits for it: the one that is waited for may."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if sys.platform == "linux":
+            give = ir.FunctionType(I32, [])
+            known = builder.module.globals.get("sched_yield")
+            builder.call(known or ir.Function(builder.module, give, "sched_yield"), [])
+        return context.get_dummy_value()
+
+    return types.void(), emit
+
+
+@compiled()
+def _pause(looks: int) -> None:
+    """Pass the time between two looks; give way now and then, about every 3 us."""
+    if looks % 64 == 63:
+        _give_way()
+    else:
+        _rest()
+
+
 @compiled()
 def open_call(board: int) -> None:
     """Let helpers join the call that the board describes."""
@@ -61,8 +85,10 @@ def open_call(board: int) -> None:
 def close_call(board: int) -> None:
     """Let no helper join any more, and return when none is at work: then the board may describe another call."""
     fetch_add(board + _CALL, 1)
+    looks = 0
     while peek(board + _INSIDE) > 0:
-        _rest()
+        _pause(looks)
+        looks += 1
 
 
 @compiled()
@@ -82,7 +108,7 @@ def join_call(board: int, last: int) -> Any:
             if before < peek(board + _ALLOWED) and peek(board + _CALL) == call:  # now the caller waits for this helper
                 return call
             fetch_add(board + _INSIDE, -1)
-        _rest()
+        _pause(looks)
         looks += 1
     fetch_add(board + _WAITING, -1)
     return -1
