@@ -21,6 +21,12 @@ from .declarations import Operation, operations, public_names
 from .experts.fused_moe import fused_moe, fused_moe_reference, fused_moe_work, warm_up_experts
 from .experts.nodes import NodeExperts, numa_nodes, pack_by_node
 from .experts.weights import Format, PackedExperts, experts_in_place, experts_of_blocks, pack_experts
+from .few_rows.decode import FewDecode
+from .few_rows.experts import FewExperts
+from .few_rows.linear import FewLinear
+from .few_rows.operands import fits_few_rows
+from .few_rows.qkv import FewQkv
+from .few_rows.route import FewRoute
 from .machine.features import CodePath, Features, features
 from .machine.huge_pages import empty_in_huge_pages
 from .rows.gated import gated

@@ -7,7 +7,6 @@ from numpy.typing import NDArray
 
 from ..arguments import (
     CACHED,
-    STORAGES,
     Operand,
     SameKind,
     checked,
@@ -112,14 +111,7 @@ def decode_attention(
     check_blocks(blocks, spans, cache.shape[0], cache.shape[3], options["window"])
     factors = scales_of(cache, scales)
     result = result_of(out, queries, cache, blocks, queries.shape[2], factors, options["sinks"])
-    storage = STORAGES[cache.dtype.type]
-    (_, kv_heads, _, block, dim) = cache.shape
-    row = dim * storage.itemsize
-    where = Cache(
-        cache.ctypes.data, storage, block, cache.strides[0], row, 2 * block * row, block * row, kv_heads,
-        0 if factors is None else factors.ctypes.data,
-    )  # fmt: skip
-    decode(frozen(queries), where, frozen(blocks), spans, result, **options)
+    decode(frozen(queries), Cache.of(cache, factors), frozen(blocks), spans, result, **options)
     return same_kind(q, result) if out is None else out
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arguments import STORAGES
 from ..codegen.compiled import compiled
 from ..codegen.numerics import LOG2_E, aligned_floats
 from ..codegen.vector_ir import Storage
@@ -234,6 +235,17 @@ class Cache:
     kv_heads: int
     scales: int = 0
 
+    @classmethod
+    def of(cls, kv: NDArray[Any], scales: NDArray[np.float32] | None = None) -> Cache:
+        """Of a cache kv (P, K, 2, b, D), with the scales of an int8 cache."""
+        storage = STORAGES[kv.dtype.type]
+        _, kv_heads, _, block, dim = kv.shape
+        row = dim * storage.itemsize
+        at_scales = 0 if scales is None else scales.ctypes.data
+        return cls(
+            kv.ctypes.data, storage, block, kv.strides[0], row, 2 * block * row, block * row, kv_heads, at_scales
+        )
+
     @property
     def geometry(self) -> NDArray[np.int64]:
         """The fields in the order in which compiled code reads them; `geometry[i]` is used by index."""
@@ -248,6 +260,14 @@ class Cache:
         """Address and strides of the scales, as a cache whose rows are one fp32."""
         half = 4 * self.block
         return Cache(self.scales, Storage.FP32, self.block, self.kv_heads * 2 * half, 4, 2 * half, half, self.kv_heads)
+
+
+def server(path: CodePath, storage: Storage, group: int, dim: int, value_dim: int, capped: bool) -> Any:
+    """The loop of one thread for a code path and a shape; `group` query heads share a KV head."""
+    if fits_matrices(path, storage, group, dim, value_dim):
+        return matrix_decoder(group, dim, value_dim, capped)
+    lanes = even_lanes(path, dim, value_dim)
+    return decoder(lanes, storage, group, dim, value_dim, capped) if lanes else serve_portably
 
 
 def decode(
@@ -269,7 +289,6 @@ def decode(
     tasks, first = split(begins, lengths)
     (heads, dim) = q.shape[1:]
     value_dim = out.shape[2]
-    lanes = even_lanes(path, dim, value_dim)
     several = len(tasks) if len(tasks) > len(lengths) else 0
     arguments = (
         q, cache.geometry, cache.of_scales.geometry, table, tasks, first, np.diff(first),
@@ -278,12 +297,7 @@ def decode(
         np.empty((several, heads), np.float32), np.empty((several, heads), np.float32),
         np.empty((several, heads * value_dim), np.float32), out,
     )  # fmt: skip
-    if fits_matrices(path, cache.storage, heads // cache.kv_heads, dim, value_dim):
-        serve = matrix_decoder(heads // cache.kv_heads, dim, value_dim, cap is not None)
-    elif lanes:
-        serve = decoder(lanes, cache.storage, heads // cache.kv_heads, dim, value_dim, cap is not None)
-    else:
-        serve = serve_portably
+    serve = server(path, cache.storage, heads // cache.kv_heads, dim, value_dim, cap is not None)
     pull(lambda counter: serve(counter, *arguments), len(tasks), min(threads, len(tasks)))
 
 

@@ -66,7 +66,7 @@ def fill(row: Any, t: int, activations: Any, zero: int) -> None:
     """Store row t in all formats, padded with zeros."""
     activations.exact[t, : len(row)] = row
     activations.exact[t, len(row) :] = 0
-    _convert(t, activations, zero)
+    convert(t, activations, zero)
 
 
 @compiled("contract")
@@ -79,11 +79,11 @@ def fill_swiglu(both: Any, dim: int, t: int, activations: Any, zero: int) -> Non
         share = np.float32(1) / (np.float32(1) + fall)
         own[f] = gate * (share if gate >= 0 else fall * share) * both[t, dim + f]
     own[dim:] = 0
-    _convert(t, activations, zero)
+    convert(t, activations, zero)
 
 
 @compiled()
-def _convert(t: int, activations: Any, zero: int) -> None:
+def convert(t: int, activations: Any, zero: int) -> None:
     """Convert row t of `exact` to the other formats."""
     if activations.split:
         _split(activations.exact[t], activations.split)

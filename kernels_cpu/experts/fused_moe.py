@@ -170,7 +170,7 @@ class _Pairs(NamedTuple):
 
 
 @compiled()
-def _sort(ids: Any, first: Any, tokens: Any, places: Any) -> int:
+def sort_pairs(ids: Any, first: Any, tokens: Any, places: Any) -> int:
     """Sort the pairs of ids (T, k) by expert, and then by token; -1, or the number of a pair whose expert is not one.
 
     `first` (experts + 1,) holds zeros before.
@@ -198,7 +198,7 @@ def _sorted(ids: NDArray[Any], experts: int) -> _Pairs:
     first = np.zeros(experts + 1, np.int64)
     tokens = np.empty(ids.size, np.int64)
     places = np.empty(ids.shape, np.int64)
-    wrong = _sort(chosen, first, tokens, places)
+    wrong = sort_pairs(chosen, first, tokens, places)
     if wrong >= 0:
         t, j = divmod(wrong, ids.shape[1])
         raise ValueError(f"ids[{t}, {j}] must be an expert in [0, {experts}), not {ids[t, j]}: correct the routing.")

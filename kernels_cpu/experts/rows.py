@@ -1,4 +1,4 @@
-"""The experts' inner loop on weights in place, with rows one after the other: a few rows times a few tokens."""
+"""The inner loop on weights in place, with rows one after the other: a few rows times a few tokens."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from numba import types
 from ..codegen.compiled import emitted, literal
 from ..codegen.vector_ir import I64, Emitter, Load, Storage
 from .vectors import SUMS, ahead, rows_of
-from .weights import ROWS
 
 TOKENS = 4
 """Most tokens that are computed with one read of a row."""
+TOGETHER = 4
+"""Number of rows is a multiple of this."""
 
 
 def _together(lanes: int, tokens: int) -> int:
@@ -22,15 +23,16 @@ def _together(lanes: int, tokens: int) -> int:
 
 @emitted
 def row_block(
-    typing: Any, lanes: Any, tokens: Any,
-    block: Any, x: Any, stride: Any, left: Any, steps: Any, out: Any, out_stride: Any,
+    typing: Any, lanes: Any, storage: Any, tokens: Any,
+    block: Any, x: Any, stride: Any, left: Any, rows: Any, steps: Any, out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
-    """out[t, r] = row[r] . x[t] in fp32 over 64 rows of bf16, `steps` registers each.
+    """out[t, r] = row[r] . x[t] in fp32 over `rows` rows of fp32 or bf16, `steps` registers each.
 
-    Tokens are fp32 with even and odd columns separated (`Activations.split`); rows of x are `stride` bytes apart, rows
-    of out `out_stride`. Compiled for `tokens` tokens, of which `left` exist.
+    Tokens are fp32, for bf16 with even and odd columns separated (`Activations.split`); rows of x are `stride` bytes
+    apart, rows of out `out_stride`. Compiled for `tokens` tokens, of which `left` exist.
     """
     width = literal(lanes)
+    stored = Storage(literal(storage))
     count = literal(tokens)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -38,12 +40,13 @@ def row_block(
             return context.get_dummy_value()
         e = Emitter(builder, width)
         line = 4 * width
-        block_, x_, stride_, left_, steps_, out_, out_stride_ = arguments[2:]
+        block_, x_, stride_, left_, rows_, steps_, out_, out_stride_ = arguments[3:]
         token = rows_of(e, x_, stride_, count, left_)
         result = rows_of(e, out_, out_stride_, count, left_)
         row_bytes = builder.mul(steps_, I64(line))
         several = _together(width, count)
-        halves = 2 if 2 * several * count <= SUMS[width] else 1  # with 2, even and odd columns have sums of their own
+        loaded = 4 // stored.itemsize  # registers of fp32 from one of a row
+        halves = loaded if loaded * several * count <= SUMS[width] else 1  # or even and odd columns share their sums
 
         def step(index: Any, sums: list[Any], rows: list[Any]) -> list[Any]:
             place = builder.mul(index, I64(line))
@@ -51,10 +54,10 @@ def row_block(
             for row in rows:
                 here = e.at(row, place)
                 ahead(e, here)
-                weights.append(e.widen(Load(0, 2), here, Storage.BF16))
+                weights.append(e.widen(Load(0, loaded), here, stored))
             for t in range(count):
-                at = e.at(token[t], builder.mul(index, I64(2 * line)))
-                for half in range(2):
+                at = e.at(token[t], builder.mul(index, I64(loaded * line)))
+                for half in range(loaded):
                     number = e.load_f32(at, half * line)
                     for r in range(several):
                         own = (r * count + t) * halves + half % halves
@@ -74,7 +77,7 @@ def row_block(
                     e.store(builder.extract_element(total, I64(0)), e.at(result[t], place), 4)
             return []
 
-        e.loop(I64(ROWS // several), [], group)
+        e.loop(builder.sdiv(rows_, I64(several)), [], group)
         return context.get_dummy_value()
 
-    return types.void(lanes, tokens, *[types.int64] * 7), emit
+    return types.void(lanes, storage, tokens, *[types.int64] * 8), emit

@@ -17,6 +17,7 @@ from numba import literally  # type: ignore[attr-defined]
 from ..codegen.compiled import compiled
 from ..codegen.matrix_ir import TERMS, release
 from ..codegen.numerics import aligned_floats
+from ..codegen.vector_ir import Storage
 from ..machine.features import CodePath, has, has_matrices, is_zen
 from ..threads.task_counts import next_task, task_done, tasks_done
 from .activations import fill, fill_swiglu
@@ -50,7 +51,7 @@ MANY = 32
 GFLOP/s of exact, rounded, and torch's rounded products on a core of a Xeon with AMX, at 16, 32, 64, 128 and 512 tokens:
 160, 176, 113; 227, 259, 189; 263, 351, 257; 316, 439, 387; 411, 597, 579.
 """
-_STREAMS = 1 if is_zen() else STREAMS
+SIDE_BY_SIDE = 1 if is_zen() else STREAMS
 """Streams in which a block is read for the first tokens. Later it is in a cache, where one is up to 1.4 times as fast.
 
 Fractions of the sequential read rate, itself one stream, on two cores of an Ice Lake Xeon at 1 and 4 tokens per expert:
@@ -59,6 +60,7 @@ Fractions of the sequential read rate, itself one stream, on two cores of an Ice
 _FP32 = int(Format.FP32)
 _BF16 = int(Format.BF16)
 _INT4 = int(Format.INT4)
+_STORED = int(Storage.BF16)  # of rows in place
 PHASES = 5
 _KEPT = 1 << 20
 """Bytes of blocks, or of activations, that stay in L2 while they are read repeatedly."""
@@ -112,11 +114,11 @@ def _floats(
             if left > 4 and t > begin:
                 rounded_block(lanes, format, 6, 1, block, at, stride, left, steps, to, out_stride)
             elif left > 4:
-                rounded_block(lanes, format, 6, _STREAMS, block, at, stride, left, steps, to, out_stride)
+                rounded_block(lanes, format, 6, SIDE_BY_SIDE, block, at, stride, left, steps, to, out_stride)
             elif left > 2:
-                rounded_block(lanes, format, 4, _STREAMS, block, at, stride, left, steps, to, out_stride)
+                rounded_block(lanes, format, 4, SIDE_BY_SIDE, block, at, stride, left, steps, to, out_stride)
             else:
-                rounded_block(lanes, format, 2, _STREAMS, block, at, stride, left, steps, to, out_stride)
+                rounded_block(lanes, format, 2, SIDE_BY_SIDE, block, at, stride, left, steps, to, out_stride)
         return
     for t in range(begin, end, 4):
         at = base + t * stride
@@ -125,11 +127,11 @@ def _floats(
         if left > 2 and t > begin:
             exact_block(lanes, format, 4, 1, block, at, stride, left, steps, to, out_stride)
         elif left > 2:
-            exact_block(lanes, format, 4, _STREAMS, block, at, stride, left, steps, to, out_stride)
+            exact_block(lanes, format, 4, SIDE_BY_SIDE, block, at, stride, left, steps, to, out_stride)
         elif left == 2:
-            exact_block(lanes, format, 2, _STREAMS, block, at, stride, left, steps, to, out_stride)
+            exact_block(lanes, format, 2, SIDE_BY_SIDE, block, at, stride, left, steps, to, out_stride)
         else:
-            exact_block(lanes, format, 1, _STREAMS, block, at, stride, left, steps, to, out_stride)
+            exact_block(lanes, format, 1, SIDE_BY_SIDE, block, at, stride, left, steps, to, out_stride)
 
 
 @compiled()
@@ -171,11 +173,11 @@ def _in_place(lanes: int, block: int, steps: int, begin: int, end: int, x: Any, 
         to = result + t * out_stride
         left = end - t
         if left > 2:
-            row_block(lanes, 4, block, at, stride, left, steps, to, out_stride)
+            row_block(lanes, _STORED, 4, block, at, stride, left, ROWS, steps, to, out_stride)
         elif left == 2:
-            row_block(lanes, 2, block, at, stride, left, steps, to, out_stride)
+            row_block(lanes, _STORED, 2, block, at, stride, left, ROWS, steps, to, out_stride)
         else:
-            row_block(lanes, 1, block, at, stride, left, steps, to, out_stride)
+            row_block(lanes, _STORED, 1, block, at, stride, left, ROWS, steps, to, out_stride)
 
 
 @compiled()
@@ -297,7 +299,7 @@ def _multiply(
 
 
 @compiled("contract")
-def _weighted_sum(answers: Any, places: Any, weights: Any, out: Any) -> None:
+def weighted_sum(answers: Any, places: Any, weights: Any, out: Any) -> None:
     """out = sum over j of weights[j] answers[places[j]], in order of j."""
     out[:] = 0
     for j in range(len(weights)):
@@ -366,7 +368,7 @@ def server(lanes: int, format: int, in_place: bool, terms: int, columns: int) ->
             i = _next(counter, 3, len(touched) * tasks_each)
         i = _next(counter, 4, len(out))
         while i >= 0:
-            _weighted_sum(every, places[i], weights[i], out[i])
+            weighted_sum(every, places[i], weights[i], out[i])
             task_done(counter, 4)
             i = _next(counter, 4, len(out))
 

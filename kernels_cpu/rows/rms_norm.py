@@ -99,7 +99,7 @@ def _norms(x: Any, strides: Any, weight: Any, eps: Any, out: Any, low: int, high
     """Normalise and store rows low .. high - 1."""
     for t in range(low, high):
         begin = t * strides[0]
-        _norm(x[begin : begin + len(weight)], weight, eps, out[t])
+        norm_row(x[begin : begin + len(weight)], weight, eps, out[t])
 
 
 @compiled("contract")
@@ -116,11 +116,11 @@ def _added_norms(
         other = residual[behind : behind + len(weight)]
         for m in range(len(weight)):
             both[m] = narrowed(widened(one[m]) + widened(other[m]), one[m])
-        _norm(both, weight, eps, out[t])
+        norm_row(both, weight, eps, out[t])
 
 
 @compiled()
-def _norm(row: Any, weight: Any, eps: Any, out: Any) -> None:
+def norm_row(row: Any, weight: Any, eps: Any, out: Any) -> None:
     """Normalise one row, round it and scale it."""
     factor = inverse_root(row, eps)
     for m in range(len(row)):

@@ -75,7 +75,7 @@ def rope(
     scale = frozen(np.empty(0, array.dtype)) if weight is None else vector_of("weight", weight, array)
     out = results(array.shape, array.dtype)
     operands = (*rows, places, frozen(angles), bool(interleaved), scale, np.float32(eps), out)
-    by_rows(lambda low, high: _rotate(*operands, low, high), out.shape, threads)
+    by_rows(lambda low, high: rotate(*operands, low, high), out.shape, threads)
     return same_type(x, out)
 
 
@@ -90,7 +90,7 @@ def _places(positions: Operand, tokens: int, most: int) -> NDArray[Any]:
 
 
 @compiled("contract")
-def _rotate(
+def rotate(
     x: Any, strides: Any, places: Any, table: Any, interleaved: bool, weight: Any, eps: Any, out: Any,
     low: int, high: int,
 ) -> None:  # fmt: skip

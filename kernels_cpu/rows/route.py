@@ -67,12 +67,12 @@ def route(
     ids = np.empty((len(array), int(k)), np.int32)
     weights = np.empty(ids.shape, np.float32)
     operands = (*rows, experts, bool(renormalise), np.float32(real("scale", scale)), ids, weights)
-    by_rows(lambda low, high: _route(*operands, low, high), array.shape, threads)
+    by_rows(lambda low, high: choose(*operands, low, high), array.shape, threads)
     return same_kind(logits, ids), same_kind(logits, weights)
 
 
 @compiled("contract")
-def _route(
+def choose(
     x: Any, strides: Any, experts: int, renormalise: bool, scale: Any, ids: Any, weights: Any, low: int, high: int
 ) -> None:
     """Choose the experts of rows low .. high - 1."""

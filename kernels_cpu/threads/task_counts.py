@@ -36,6 +36,16 @@ def fetch_add(typing: Any, address: Any, amount: Any) -> Any:
     return types.int64(types.int64, types.int64), emit
 
 
+@emitted
+def peek(typing: Any, address: Any) -> Any:
+    """Read an int64 that other threads change."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load_atomic(builder.inttoptr(arguments[0], I64.as_pointer()), "seq_cst", 8)
+
+    return types.int64(types.int64), emit
+
+
 @compiled()
 def next_task(counter: int, queue: int = 0) -> Any:
     """Take the next task number of a queue, which no other thread gets; past the last task the queue is empty."""

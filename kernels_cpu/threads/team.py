@@ -77,6 +77,11 @@ def on_node(work: Callable[[], object], cpus: frozenset[int], threads: int) -> F
     return running[0]
 
 
+def start(work: Callable[[], object]) -> None:
+    """Run `work` in another thread, and go on."""
+    _workers().submit(work)
+
+
 def side_by_side(work: Callable[[], object], threads: int) -> None:
     """Run `work` in this thread and in `threads` - 1 others; return when all have ended, or raise an error of one."""
     if threads == 1:

@@ -14,6 +14,7 @@ from workbench.core.errors import EngineError
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.transfer import ArrayCopy, Transfer
 from workbench.engine.model.checkpoint import TORCH_DTYPES
+from workbench.engine.model.few_rows import MOST, FewRows
 from workbench.engine.model.kv_cache import FetchedKV, KVCache
 from workbench.engine.model.latent import SPLIT, ByClass, LatentCache, LatentOps
 from workbench.engine.model.operations import OPERATIONS
@@ -61,6 +62,7 @@ class Forward:
         longest = int((workload.prompt_len + workload.output_len).max()) - 1  # the last token is never read
         kind = LatentOps if latent else Ops
         self._ops = kind(self._model, self._control, self._tables, longest, positions(scenario))
+        self._few = FewRows(self._model, self._ops.angles, self._tables)
         self._layers = [self._ops.at(layer) for layer in range(self._model.num_hidden_layers)]
         layers = range(self._model.num_hidden_layers)
         self._absent = [self._graph.absent(layer) for layer in layers]
@@ -97,8 +99,11 @@ class Forward:
         """Compile the kernels and read every streamed weight once, so that no lane is charged for either."""
         model = self._model
         precision = self._prepared.scenario.precision
-        self._ops.warm_up(TORCH_DTYPES[precision.weights], smallest(model, precision))
-        self._cache.warm_up()
+        dtype = TORCH_DTYPES[precision.weights]
+        routed = smallest(model, precision)
+        self._ops.warm_up(dtype, routed)
+        self._few.warm_up(dtype, routed)
+        self._cache.warm_up(dtype)
         if kv in self._graph.pipeline.fetches:
             self._cache.fetch(0, RowLayout.smallest())[1].make()
         if self._weights.buffer:
@@ -156,7 +161,8 @@ class Forward:
     def logits(self, part: int, layout: RowLayout) -> torch.Tensor:
         """x (T, M) of the rows that emit -> logits (requests, V) fp32."""
         x = self._buffers[Place.GPU, part, "x"][layout.last_rows]
-        return self._ops.logits(x)
+        few = self._few.logits if len(x) <= MOST else None
+        return few(x) if few else self._ops.logits(x)
 
     def transfer_weights(self, weights_of: Sequence[tuple[int, int]], page: Page = WHOLE) -> Transfer | None:
         """The transfer of the weights of these (layer, node) pairs, or of one page of them, into the next slot."""
@@ -178,7 +184,7 @@ class Forward:
         device = stage.device
         rows = layout.rows_of(stage.op.rows)
         there = [buffer for buffer in stage.op.reads if buffer not in self._missing[stage.op, layer]]
-        read = {buffer: self._buffers[device, part, buffer][rows] for buffer in there}
+        read = {buffer: _rows(self._buffers[device, part, buffer], rows) for buffer in there}
         if stage.op.reads_past and layout.before.any():
             read |= self._before(layer, part, layout, read["k"].dtype)
         if stage.op.run is not None:
@@ -202,7 +208,9 @@ class Forward:
 
     def _built_in(self, stage: Stage, layer: int, layout: RowLayout, read: Tensors) -> tuple[torch.Tensor, ...]:
         compute = getattr(self._layers[layer], OPERATIONS[stage.op])
-        answer = compute(layout, read, self._weights_of(stage, layer))
+        weights = self._weights_of(stage, layer)
+        few = self._few.of(compute, weights) if layout.rows <= MOST else None
+        answer = few(layout, read) if few else compute(layout, read, weights)
         return answer if isinstance(answer, tuple) else (answer,)
 
     def _weights_of(self, stage: Stage, layer: int) -> Tensors:
@@ -259,7 +267,10 @@ class Forward:
 
     def _note_touched(self, *gates: torch.Tensor) -> None:
         """Count the distinct experts in gates (T, 2 j)."""
-        self._touched += len({expert for some in gates for expert in some.chunk(2, dim=-1)[0].flatten().tolist()})
+        touched = set[float]()
+        for some in gates:
+            touched.update(some.numpy()[:, : some.shape[1] // 2].ravel().tolist())
+        self._touched += len(touched)
 
     def _own(self, stage: Stage, answer: object, rows: int) -> tuple[torch.Tensor, ...]:
         """Check the output of a user's operation, and copy it: it may share memory with what the operation read."""
@@ -311,14 +322,17 @@ class Forward:
         if k is None or v is None:
             raise EngineError(f"{stage} found no keys and values on the {stage.device.value}; the plan is wrong.")
         if fetched is None:
-            self._cache.append(layer, layout.slots, k[rows], v[rows])
+            self._cache.append(layer, layout.slots, _rows(k, rows), _rows(v, rows))
         if q is None or not len(layout.lengths):
             return
         if fetched is None:
-            out = self._cache.attend(layer, layout, q[decodes], self._layers[layer].attention)
+            out = self._cache.attend(layer, layout, _rows(q, decodes), self._layers[layer].attention)
         else:
             out = fetched.attend(layout, q[decodes], k[decodes], v[decodes], self._layers[layer].attention)
-        self._place((stage.device, part, "attn"), layout, out)[decodes] = out
+        if decodes == rows and not layout.skipped:
+            self._buffers[stage.device, part, "attn"] = out
+        else:
+            self._place((stage.device, part, "attn"), layout, out)[decodes] = out
 
     def absent(self, layer: int) -> AbstractSet[str]:
         """Buffers that a layer does not have; before the first and after the last layer there are all."""
@@ -405,6 +419,13 @@ class Forward:
                 whole = self.decodes * (self._model.num_experts_per_tok - stage.skip) * layers
                 found.update({"at once": whole - late, "late": late})
         return +found
+
+
+def _rows(buffer: torch.Tensor | ByClass, rows: slice) -> torch.Tensor:
+    """Some rows of a buffer; of all rows the buffer itself, since torch takes 50 us to begin a slice in cold caches."""
+    if isinstance(buffer, torch.Tensor) and rows == slice(0, buffer.shape[0]):
+        return buffer
+    return cast("torch.Tensor", buffer[rows])
 
 
 def _columns(gates: torch.Tensor, first: int, last: int) -> torch.Tensor:

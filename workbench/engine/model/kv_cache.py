@@ -14,9 +14,10 @@ import torch
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.transfer import Transfer
 from workbench.engine.model.checkpoint import TORCH_DTYPES
+from workbench.engine.model.few_rows import MOST
 from workbench.engine.model.ops import EVERYTHING, Attention, RowLayout
 from workbench.engine.model.stored import host_memory
-from workbench.kernels import append_kv, copy_blocks, decode_attention, gather_kv
+from workbench.kernels import FewDecode, append_kv, copy_blocks, decode_attention, gather_kv
 from workbench.models import ModelConfig
 from workbench.stages.ops import BUFFERS
 
@@ -40,6 +41,7 @@ class KVCache:
     ) -> None:
         shape = (model.num_hidden_layers, blocks, model.num_key_value_heads, 2, block_size, model.head_dim)
         self._allocate(host_memory(shape, TORCH_DTYPES[dtype]), model, control or Control())
+        self._few = [FewDecode(layer, model.num_attention_heads) for layer in self.pool]
 
     def _allocate(self, pool: torch.Tensor, model: ModelConfig, control: Control) -> None:
         self.pool = pool
@@ -54,19 +56,26 @@ class KVCache:
         """Tokens per block."""
         return self.pool.shape[4]
 
-    def warm_up(self) -> None:
-        """Compile the kernels."""
-        one = RowLayout.smallest()
-        key, value = (torch.zeros(1, BUFFERS[name].width(self._model)) for name in "kv")
-        self.append(0, one.slots, key, value)
-        self.attend(0, one, torch.zeros(1, BUFFERS["q"].width(self._model)), EVERYTHING)
+    def warm_up(self, dtype: torch.dtype) -> None:
+        """Compile the kernels for rows of a type."""
+        for rows in (1, MOST + 1):
+            several = RowLayout.smallest(rows)
+            q, k, v = (torch.zeros(rows, BUFFERS[name].width(self._model), dtype=dtype) for name in "qkv")
+            self.append(0, several.slots, k, v)
+            self.attend(0, several, q, EVERYTHING)
 
     def append(self, layer: int, slots: npt.NDArray[np.int64], k: torch.Tensor, v: torch.Tensor) -> None:
         """Store the keys and values (T, K D) of new rows."""
+        if 0 < len(slots) <= MOST:
+            self._few[layer].append(slots, k, v)
+            return
         _append(self.pool[layer], self._model, slots, k, v)
 
     def attend(self, layer: int, layout: RowLayout, q: torch.Tensor, attention: Attention = EVERYTHING) -> torch.Tensor:
         """Decode attention of q (B, H D) over the cached entries of its sequences, on as many threads as torch uses."""
+        few = self._few[layer]
+        if len(q) <= MOST and all(option is None for option in attention) and few.is_short(layout.lengths):
+            return few(q, layout.table, layout.lengths)
         return _attend(self.pool[layer], self._model, layout, q, attention, self._control)
 
     def before(self, layer: int, layout: RowLayout) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,186 @@
+"""Operands of the stages: weights, checked once, and rows, checked at every call as cheaply as possible."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..arguments import Operand, checked, contiguous
+from ..codegen.vector_ir import Storage
+from ..declarations import public
+from ..experts.rows import TOGETHER
+from ..experts.weights import aligned
+from ..machine.features import CodePath, code_path
+from ..threads.crew import Crew
+from .products import MOST
+
+
+class Weight(NamedTuple):
+    """A matrix (R, C) in rows, where it lies in memory; `lanes` is the register width that reads it."""
+
+    array: NDArray[Any]
+    lanes: int
+
+    @property
+    def rows(self) -> int:
+        """R."""
+        return len(self.array)
+
+    @property
+    def columns(self) -> int:
+        """C."""
+        return int(self.array.shape[1])
+
+    @property
+    def storage(self) -> Storage:
+        """Format of its numbers."""
+        return Storage.BF16 if self.array.dtype == np.uint16 else Storage.FP32
+
+
+@public
+def fits_few_rows(weight: Operand, path: CodePath | None = None) -> bool:
+    """Tell whether `FewLinear` and the other stages for few rows take a matrix (R, C).
+
+    Its rows are read in registers, four at a time: R is a multiple of 4, and C one of 32 in bfloat16 and of 16 in fp32
+    with AVX-512, half of that with AVX2. The portable path takes none.
+
+    Parameters
+    ----------
+    weight : (R, C) fp32, torch.bfloat16, or uint16 that holds bfloat16 bits
+    path : CodePath, optional
+        Code path, by default this computer's own (`features`).
+
+    Raises
+    ------
+    TypeError
+        If it is neither an array nor a tensor, or has another dtype.
+    ValueError
+        If it has another number of axes.
+
+    Examples
+    --------
+    >>> fits_few_rows(np.zeros((4, 30), np.float32))
+    False
+    """
+    return _fits(checked("weight", weight, "R C", np.float32, np.uint16), code_path(path).value)
+
+
+def _fits(array: NDArray[Any], lanes: int) -> bool:
+    rows, columns = array.shape
+    whole = lanes > 0 and not columns % (4 * lanes // array.itemsize) and not rows % TOGETHER
+    return bool(whole and array.size and array.flags.c_contiguous and array.flags.aligned)
+
+
+def weight_of(name: str, operand: Operand, path: CodePath | None) -> Weight:
+    """Check a matrix that `fits_few_rows`."""
+    array = checked(name, operand, "R C", np.float32, np.uint16)
+    lanes = code_path(path).value
+    if not _fits(array, lanes):
+        raise ValueError(
+            f"{name} must be C-contiguous with whole registers of columns and a multiple of {TOGETHER} rows on a path "
+            f"with vectors, not {array.shape} on {code_path(path).name.lower()}: see fits_few_rows."
+        )
+    return Weight(array, lanes)
+
+
+def vector_of(name: str, operand: Operand | None, dtype: Any, *sizes: int) -> NDArray[Any]:
+    """Check a vector with one of these numbers of elements; of none if it is None."""
+    if operand is None:
+        return np.empty(0, dtype)
+    vector = contiguous(name, checked(name, operand, "N", dtype))
+    if len(vector) not in sizes:
+        raise ValueError(
+            f"{name} must have {' or '.join(map(str, sizes))} numbers, not {len(vector)}: pass one layer's."
+        )
+    return vector
+
+
+class Plan:
+    """Numbers that describe a stage to compiled code: sizes, and addresses of arrays, which it keeps."""
+
+    def __init__(self, *numbers: int | NDArray[Any]) -> None:
+        self._kept = [number for number in numbers if isinstance(number, np.ndarray)]
+        told = [number.ctypes.data if isinstance(number, np.ndarray) else int(number) for number in numbers]
+        self.numbers = np.array(told, np.int64)
+
+
+@functools.cache
+def storage_of(dtype: Any) -> Storage | None:
+    """The format of rows of a dtype of numpy or torch: fp32, or bfloat16, which arrays hold as uint16."""
+    return {"float32": Storage.FP32, "uint16": Storage.BF16, "bfloat16": Storage.BF16}.get(
+        str(dtype).removeprefix("torch.")
+    )
+
+
+def rows_at(name: str, operand: Any, width: int, storage: Storage | None) -> tuple[int, int]:
+    """T and the address of rows (T, width), T in 1 .. MOST, of a format; None is a format of no rows."""
+    shape = operand.shape
+    own = storage_of(operand.dtype)
+    if len(shape) == 2 and 1 <= shape[0] <= MOST and shape[1] == width and own is not None and own is storage:
+        if isinstance(operand, np.ndarray):
+            if operand.flags.c_contiguous and operand.flags.aligned:
+                return shape[0], operand.__array_interface__["data"][0]
+        elif operand.is_cpu and operand.is_contiguous():
+            return shape[0], operand.data_ptr()
+    wanted = "fp32 or bfloat16" if storage is None else storage.name
+    raise ValueError(
+        f"{name} must be (T, {width}) of {wanted} in CPU memory, contiguous, with T in 1 .. {MOST}, not {tuple(shape)} "
+        f"of {operand.dtype}: pass few rows of the weights' type (uint16 holds bfloat16 bits)."
+    )
+
+
+def new_rows(like: Any, rows: int, width: int, *, fp32: bool = False) -> tuple[Any, int]:
+    """Memory (rows, width) of the kind of `like`, and of its dtype or fp32, with its address."""
+    if isinstance(like, np.ndarray):
+        array = np.empty((rows, width), np.float32 if fp32 else like.dtype)
+        return array, array.__array_interface__["data"][0]
+    tensor = (
+        like.new_empty((rows, width), dtype=sys.modules["torch"].float32) if fp32 else like.new_empty((rows, width))
+    )
+    return tensor, tensor.data_ptr()
+
+
+class Uses:
+    """Memory that a stage uses: a use, dtype and width of rows for each; equal ones are one object."""
+
+    def __init__(self, each: tuple[tuple[str, Any, int], ...]) -> None:
+        self.each = each
+
+
+@functools.cache
+def uses(*each: tuple[str, Any, int]) -> Uses:
+    """The object of these uses."""
+    return Uses(each)
+
+
+def memory_of(crew: Crew, wanted: Uses) -> NDArray[np.int64]:
+    """Addresses of memory (MOST, width) of the calling thread, one for each use, dtype and width.
+
+    The next call with this use overwrites it.
+    """
+    found = crew.kept.get(wanted)
+    if found is None:
+        arrays = []
+        for use in wanted.each:
+            if use not in crew.kept:
+                crew.kept[use] = aligned(use[1], MOST, use[2])
+            arrays.append(crew.kept[use])
+        found = crew.kept[wanted] = np.array([array.ctypes.data for array in arrays], np.int64)
+    return cast("NDArray[np.int64]", found)
+
+
+def whole_numbers_at(name: str, operand: Any, count: int) -> int:
+    """The address of int64 (count,)."""
+    right = str(operand.dtype).endswith("int64") and tuple(operand.shape) == (count,)
+    if right and isinstance(operand, np.ndarray) and operand.flags.c_contiguous and operand.flags.aligned:
+        return int(operand.__array_interface__["data"][0])
+    if right and not isinstance(operand, np.ndarray) and operand.is_cpu and operand.is_contiguous():
+        return int(operand.data_ptr())
+    raise ValueError(
+        f"{name} must be ({count},) int64 in CPU memory, contiguous, not {tuple(operand.shape)} of {operand.dtype}: "
+        "pass one number per row."
+    )

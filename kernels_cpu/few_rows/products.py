@@ -1,0 +1,223 @@
+"""Products of a few rows with weights as they lie in memory, read once by a thread and its helpers."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from numba import literally  # type: ignore[attr-defined]
+
+from ..codegen.compiled import compiled
+from ..codegen.rounding import widened
+from ..codegen.vector_ir import Storage
+from ..experts.rows import row_block
+from ..experts.tasks import SIDE_BY_SIDE
+from ..experts.vectors import exact_block, scaled_block
+from ..experts.weights import ROWS, Format
+from ..threads.crew import FIRST, Crew, close_call, crew, join_call, leave_call, next_of_call, open_call
+from ..threads.task_counts import peek
+
+MOST = 4
+"""Most rows of a call. They are multiplied with one read of the weights, which takes longer than computing."""
+_TASK_BYTES = 1 << 16
+"""Weights of a task: a core reads them in about 5 us."""
+
+# Words of the board that describe a call.
+_KIND, _TASKS, _EACH, _STEPS, _WEIGHTS, _X, _X_STRIDE, _OUT, _OUT_STRIDE, _TOKENS = range(FIRST, FIRST + 10)
+_ROWS = FIRST + 10
+_PARTS, _GROUPS, _X_SCALES, _OFFSETS = range(FIRST + 11, FIRST + 15)
+
+_BF16_ROWS = 0
+_FP32_ROWS = 1
+_IN_BLOCKS = 2
+"""Kinds of a call; one of packed experts has its format added."""
+_FP32 = int(Storage.FP32)
+_BF16 = int(Storage.BF16)
+_FP32_BLOCKS = int(Format.FP32)
+_BF16_BLOCKS = int(Format.BF16)
+_INT8_BLOCKS = int(Format.INT8)
+_INT4_BLOCKS = int(Format.INT4)
+
+
+@compiled()
+def _serve_rows(lanes: int, storage: int, board: Any) -> None:
+    """Take tasks of weights in rows until none is left."""
+    literally(lanes), literally(storage)
+    at = board.ctypes.data
+    each = board[_EACH]
+    steps = board[_STEPS]
+    stride = board[_X_STRIDE]
+    out_stride = board[_OUT_STRIDE]
+    task = next_of_call(at)
+    while task < board[_TASKS]:
+        first = task * each
+        count = min(each, board[_ROWS] - first)
+        block = board[_WEIGHTS] + first * steps * 4 * lanes
+        for t in range(0, board[_TOKENS], MOST):
+            left = board[_TOKENS] - t
+            x = board[_X] + t * stride
+            to = board[_OUT] + 4 * first + t * out_stride
+            if left > 2:
+                row_block(lanes, storage, 4, block, x, stride, left, count, steps, to, out_stride)
+            elif left == 2:
+                row_block(lanes, storage, 2, block, x, stride, left, count, steps, to, out_stride)
+            else:
+                row_block(lanes, storage, 1, block, x, stride, left, count, steps, to, out_stride)
+        task = next_of_call(at)
+
+
+@compiled()
+def _serve_blocks(lanes: int, format: int, board: Any) -> None:
+    """Take tasks of packed weights until none is left: one block of one expert each."""
+    literally(lanes), literally(format)
+    at = board.ctypes.data
+    each = board[_EACH]
+    steps = board[_STEPS]
+    groups = board[_GROUPS]
+    stride = board[_X_STRIDE]
+    out_stride = board[_OUT_STRIDE]
+    task = next_of_call(at)
+    while task < board[_TASKS]:
+        part = board[_PARTS] + 32 * (task // each)
+        number = task % each
+        block = peek(part) + 4 * ROWS * steps * number
+        scales = peek(part + 8) + 4 * ROWS * groups * number
+        begin = peek(part + 16)
+        end = peek(part + 24)
+        for t in range(begin, end, MOST):
+            left = end - t
+            x = board[_X] + t * stride
+            to = board[_OUT] + 4 * ROWS * number + t * out_stride
+            factors = board[_X_SCALES] + 4 * groups * t
+            offsets = board[_OFFSETS] + 4 * groups * t
+            if left > 2:
+                _block(
+                    lanes, format, 4, block, scales, x, stride, left, factors, offsets, groups, steps, to, out_stride
+                )
+            elif left == 2:
+                _block(
+                    lanes, format, 2, block, scales, x, stride, left, factors, offsets, groups, steps, to, out_stride
+                )
+            else:
+                _block(
+                    lanes, format, 1, block, scales, x, stride, left, factors, offsets, groups, steps, to, out_stride
+                )
+        task = next_of_call(at)
+
+
+@compiled()
+def _block(
+    lanes: int, format: int, tokens: int, block: int, scales: int, x: int, stride: int, left: int, factors: int,
+    offsets: int, groups: int, steps: int, out: int, out_stride: int,
+) -> None:  # fmt: skip
+    """Multiply a block with one to four rows."""
+    literally(lanes), literally(format), literally(tokens)
+    if groups:
+        each = steps // groups
+        scaled_block(
+            lanes, format, tokens, block, scales, x, stride, left, factors, offsets, groups, each, out, out_stride
+        )
+    else:
+        exact_block(lanes, format, tokens, SIDE_BY_SIDE, block, x, stride, left, steps, out, out_stride)
+
+
+@compiled()
+def multiply_rows(
+    lanes: int, storage: int, board: Any, weights: int, rows: int, x: Any, tokens: int, out: Any
+) -> None:  # fmt: skip
+    """out[t, r] = weights[r] . x[t] for `tokens` rows of x (T, width) fp32, in the order of `lay`, with helpers."""
+    literally(lanes), literally(storage)
+    row_bytes = x.shape[1] * (2 if storage == _BF16 else 4)
+    each = max(1, _TASK_BYTES // (4 * row_bytes)) * 4
+    board[_KIND] = _BF16_ROWS if storage == _BF16 else _FP32_ROWS
+    board[_TASKS] = -(-rows // each)
+    board[_EACH] = each
+    board[_ROWS] = rows
+    board[_STEPS] = row_bytes // (4 * lanes)
+    board[_WEIGHTS] = weights
+    board[_X] = x.ctypes.data
+    board[_X_STRIDE] = 4 * x.shape[1]
+    board[_OUT] = out.ctypes.data
+    board[_OUT_STRIDE] = 4 * out.shape[1]
+    board[_TOKENS] = tokens
+    at = board.ctypes.data
+    open_call(at)
+    _serve_rows(lanes, storage, board)
+    close_call(at)
+
+
+@compiled()
+def multiply_blocks(
+    lanes: int, format: int, board: Any, parts: Any, count: int, blocks: int, steps: int, x: Any, out: Any
+) -> None:
+    """Multiply packed experts with activations x, with helpers.
+
+    parts (count, 4) int64 holds for each expert the addresses of its words and its scales, and its first activation and
+    the one behind its last.
+    """
+    literally(lanes), literally(format)
+    groups = x.scales.shape[1]
+    board[_KIND] = _IN_BLOCKS + format
+    board[_TASKS] = count * blocks
+    board[_EACH] = blocks
+    board[_STEPS] = steps
+    board[_GROUPS] = groups
+    board[_PARTS] = parts.ctypes.data
+    board[_X] = x.numbers.ctypes.data if groups else x.exact.ctypes.data
+    board[_X_STRIDE] = x.numbers.shape[1] if groups else 4 * x.exact.shape[1]
+    board[_X_SCALES] = x.scales.ctypes.data
+    board[_OFFSETS] = x.offsets.ctypes.data
+    board[_OUT] = out.ctypes.data
+    board[_OUT_STRIDE] = 4 * out.shape[1]
+    at = board.ctypes.data
+    open_call(at)
+    _serve_blocks(lanes, format, board)
+    close_call(at)
+
+
+@functools.cache
+def _helper(lanes: int) -> Any:
+    """Compile the work of a helper, which takes tasks of every kind."""
+
+    @compiled()
+    def stand_by(board: Any) -> None:
+        at = board.ctypes.data
+        call = join_call(at, -1)
+        while call >= 0:
+            kind = board[_KIND]
+            if kind == _BF16_ROWS:
+                _serve_rows(lanes, _BF16, board)
+            elif kind == _FP32_ROWS:
+                _serve_rows(lanes, _FP32, board)
+            elif kind == _IN_BLOCKS + _FP32_BLOCKS:
+                _serve_blocks(lanes, _FP32_BLOCKS, board)
+            elif kind == _IN_BLOCKS + _BF16_BLOCKS:
+                _serve_blocks(lanes, _BF16_BLOCKS, board)
+            elif kind == _IN_BLOCKS + _INT8_BLOCKS:
+                _serve_blocks(lanes, _INT8_BLOCKS, board)
+            else:
+                _serve_blocks(lanes, _INT4_BLOCKS, board)
+            leave_call(at)
+            call = join_call(at, call)
+
+    return stand_by
+
+
+def gathered(lanes: int, threads: int) -> Crew:
+    """The calling thread with helpers for the next calls, `threads` together."""
+    found = crew(lanes)
+    found.gather(_helper(lanes), threads)
+    return found
+
+
+@compiled()
+def lay(lanes: int, storage: int, row: Any, out: Any) -> None:
+    """Copy a row to fp32 in the order in which `row_block` reads it: for bf16 even columns apart from odd ones."""
+    if storage == _BF16:
+        for begin in range(0, len(row), 2 * lanes):
+            for i in range(lanes):
+                out[begin + i] = widened(row[begin + 2 * i])
+                out[begin + lanes + i] = widened(row[begin + 2 * i + 1])
+    else:
+        for m in range(len(row)):
+            out[m] = widened(row[m])

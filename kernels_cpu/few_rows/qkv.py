@@ -1,0 +1,203 @@
+"""Queries, keys and values of few rows: norm, projection, norms of heads and rotation."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+from numba import carray  # type: ignore[attr-defined]
+from numpy.typing import NDArray
+
+from ..arguments import Operand, SameKind, checked, contiguous, frozen
+from ..codegen.compiled import compiled
+from ..codegen.vector_ir import Storage
+from ..codegen.views import pointer
+from ..declarations import public
+from ..machine.features import CodePath
+from ..rows.rms_norm import norm_row
+from ..rows.rope import rotate
+from .linear import DTYPES, add_bias
+from .operands import Plan, memory_of, new_rows, rows_at, uses, vector_of, weight_of, whole_numbers_at
+from .products import gathered, lay, multiply_rows
+
+
+@compiled()
+def _heads(
+    joined: Any, first: int, places: Any, table: Any, interleaved: bool, weight: Any, eps: Any, out: Any
+) -> None:
+    """Norm and rotate the heads that begin at column `first` of rows joined (T, R); out (T, H, D)."""
+    tokens, heads, dim = out.shape
+    each = weight
+    if len(weight) == heads * dim:  # one norm of all heads together, rounded before they are rotated
+        for t in range(tokens):
+            row = joined[t, first : first + heads * dim]
+            norm_row(row, weight, eps, row)
+        each = weight[:0]
+    numbers = joined.reshape(-1)[first:]
+    rotate(numbers, (joined.shape[1], dim), places, table, interleaved, each, eps, out, 0, tokens)
+
+
+@functools.cache
+def _server(lanes: int, storage: Storage) -> Any:
+    stored = int(storage)
+    number = DTYPES[storage]
+
+    @compiled()
+    def serve(
+        board: Any, plan: Any, memory: Any, table: Any, eps: Any, tokens: int, x: int, positions: int, q: int, k: int,
+        v: int,
+    ) -> bool:  # fmt: skip
+        rows = plan[0]
+        width = plan[1]
+        heads = plan[3]
+        kv_heads = plan[4]
+        dim = rows // (heads + 2 * kv_heads)
+        places = carray(pointer(positions), (tokens,), np.int64)
+        for t in range(tokens):
+            if not 0 <= places[t] < len(table):
+                return False
+        given = carray(pointer(x), (tokens, width), number)
+        norm = carray(pointer(plan[6]), (width,), number)
+        bias = carray(pointer(plan[7]), (plan[8],), number)
+        h = carray(pointer(memory[0]), (tokens, width), number)
+        wide = carray(pointer(memory[1]), (tokens, width), np.float32)
+        sums = carray(pointer(memory[2]), (tokens, rows), np.float32)
+        joined = carray(pointer(memory[3]), (tokens, rows), number)
+        for t in range(tokens):
+            norm_row(given[t], norm, eps, h[t])
+            lay(lanes, stored, h[t], wide[t])
+        multiply_rows(lanes, stored, board, plan[2], rows, wide, tokens, sums)
+        for t in range(tokens):
+            add_bias(sums[t], bias, joined[t])
+        queries = carray(pointer(q), (tokens, heads, dim), number)
+        keys = carray(pointer(k), (tokens, kv_heads, dim), number)
+        values = carray(pointer(v), (tokens, kv_heads * dim), number)
+        interleaved = plan[5] != 0
+        _heads(joined, 0, places, table, interleaved, carray(pointer(plan[9]), (plan[10],), number), eps, queries)
+        begin = heads * dim
+        _heads(joined, begin, places, table, interleaved, carray(pointer(plan[11]), (plan[12],), number), eps, keys)
+        begin += kv_heads * dim
+        for t in range(tokens):
+            for c in range(kv_heads * dim):
+                values[t, c] = joined[t, begin + c]
+        return True
+
+    return serve
+
+
+@public
+class FewQkv:
+    """Queries, keys and values of one layer, for calls with at most four rows; weights are held and checked once.
+
+        q, k, v = split(round(proj rms_norm(x[t]) + bias));  q and k are normed per head, or all heads together, and
+        rotated as by `rope`
+
+    Parameters
+    ----------
+    norm : (M,) fp32, torch.bfloat16, or uint16 that holds bfloat16 bits
+    proj : (H D + 2 K D, M) of its type
+        Rows of queries, keys and values; as `fits_few_rows` says, and read in place.
+    table : (P, R) fp32
+        From `rope_table`, R <= D.
+    heads, kv_heads : int
+        H and K.
+    bias : (H D + 2 K D,) of its type, optional
+    q_norm, k_norm : (D,), or (H D,) and (K D,), of its type, optional
+    interleaved : bool
+        See `rope`.
+    eps : float
+        Epsilon of all norms.
+    path : CodePath, optional
+        Code path, by default this computer's own (`features`).
+
+    Raises
+    ------
+    TypeError
+        If an operand is neither an array nor a tensor, or has another dtype.
+    ValueError
+        If shapes disagree, or the projection does not fit.
+
+    Examples
+    --------
+    >>> table = np.array([[1, 0], [0, 1]], np.float32)  # no turn, a quarter turn
+    >>> stage = FewQkv(np.ones(32, np.float32), np.ones((8, 32), np.float32), table, 2, 1)
+    >>> q, k, v = stage(np.ones((1, 32), np.float32), np.array([1]))
+    >>> q.round(2), v.round(2)
+    (array([[-32.,  32., -32.,  32.]], dtype=float32), array([[32., 32.]], dtype=float32))
+    """
+
+    def __init__(
+        self,
+        norm: Operand,
+        proj: Operand,
+        table: Operand,
+        heads: int,
+        kv_heads: int,
+        *,
+        bias: Operand | None = None,
+        q_norm: Operand | None = None,
+        k_norm: Operand | None = None,
+        interleaved: bool = False,
+        eps: float = 1e-5,
+        path: CodePath | None = None,
+    ) -> None:
+        held = weight_of("proj", proj, path)
+        dtype = held.array.dtype
+        self._table = frozen(contiguous("table", checked("table", table, "P R", np.float32)))
+        dim = held.rows // (heads + 2 * kv_heads)
+        turned = self._table.shape[1]
+        if held.rows != (heads + 2 * kv_heads) * dim or turned % 2 or not 2 <= turned <= dim:
+            raise ValueError(
+                f"proj must have (H + 2 K) D = ({heads} + 2 {kv_heads}) D rows, and table an even number of columns up "
+                f"to D, not {held.rows} and {turned}: pass heads and table of one model."
+            )
+        vectors = list[int | NDArray[Any]]()
+        for name, operand, sizes in (
+            ("bias", bias, (held.rows,)),
+            ("q_norm", q_norm, (dim, heads * dim)),
+            ("k_norm", k_norm, (dim, kv_heads * dim)),
+        ):
+            vector = vector_of(name, operand, dtype, *sizes)
+            vectors += [vector, len(vector)]
+        scale = vector_of("norm", norm, dtype, held.columns)
+        sizes = held.rows, held.columns
+        self._plan = Plan(*sizes, held.array, heads, kv_heads, int(interleaved), scale, *vectors)
+        self._columns = held.columns
+        self._widths = heads * dim, kv_heads * dim
+        self._storage = held.storage
+        self._lanes = held.lanes
+        self._eps = np.float32(eps)
+        self._uses = uses(
+            ("normed", dtype, held.columns),
+            ("x", np.float32, held.columns),
+            ("sums", np.float32, held.rows),
+            ("joined", dtype, held.rows),
+        )
+        self._serve = _server(held.lanes, held.storage)
+
+    def __call__(self, x: SameKind, positions: Operand, *, threads: int = 1) -> tuple[SameKind, SameKind, SameKind]:
+        """Compute q (T, H D), k and v (T, K D) of rows x (T, M) at positions (T,) int64, T in 1 .. 4.
+
+        Raises
+        ------
+        ValueError
+            If x is not of the weights' type and sizes, or positions have another type or are out of the table's range.
+        """
+        tokens, at = rows_at("x", x, self._columns, self._storage)
+        places = whole_numbers_at("positions", positions, tokens)
+        crew = gathered(self._lanes, threads)
+        queries, kv = self._widths
+        q, to_q = new_rows(x, tokens, queries)
+        k, to_k = new_rows(x, tokens, kv)
+        v, to_v = new_rows(x, tokens, kv)
+        known = self._serve(
+            crew.board, self._plan.numbers, memory_of(crew, self._uses), self._table, self._eps, tokens, at,
+            places, to_q, to_k, to_v,
+        )  # fmt: skip
+        if not known:
+            given: Any = positions
+            raise ValueError(
+                f"positions must be in [0, {len(self._table)}), not {given.tolist()}: make a longer table."
+            )
+        return q, k, v

@@ -1,0 +1,147 @@
+"""The router of few rows: norm, gate, and the choice of experts."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+from numba import carray  # type: ignore[attr-defined]
+
+from ..arguments import Operand, SameKind
+from ..codegen.compiled import compiled
+from ..codegen.vector_ir import Storage
+from ..codegen.views import pointer
+from ..declarations import public
+from ..machine.features import CodePath
+from ..rows.rms_norm import norm_row
+from ..rows.route import choose
+from .linear import DTYPES, add_bias
+from .operands import Plan, memory_of, new_rows, rows_at, uses, vector_of, weight_of
+from .products import gathered, lay, multiply_rows
+
+
+@functools.cache
+def _server(lanes: int, storage: Storage) -> Any:
+    stored = int(storage)
+    number = DTYPES[storage]
+
+    @compiled()
+    def serve(
+        board: Any, plan: Any, memory: Any, eps: Any, scale: Any, tokens: int, x: int, out: int, out_gates: int
+    ) -> None:  # fmt: skip
+        experts = plan[0]
+        width = plan[1]
+        chosen = plan[3]
+        given = carray(pointer(x), (tokens, width), number)
+        norm = carray(pointer(plan[5]), (width,), number)
+        bias = carray(pointer(plan[6]), (plan[7],), number)
+        wide = carray(pointer(memory[0]), (tokens, width), np.float32)
+        sums = carray(pointer(memory[1]), (tokens, experts), np.float32)
+        logits = carray(pointer(memory[2]), (tokens, experts), number)
+        ids = carray(pointer(memory[3]), (tokens, chosen), np.int32)
+        shares = carray(pointer(memory[4]), (tokens, chosen), np.float32)
+        h = carray(pointer(out), (tokens, width), number)
+        gates = carray(pointer(out_gates), (tokens, 2 * chosen), np.float32)
+        for t in range(tokens):
+            norm_row(given[t], norm, eps, h[t])
+            lay(lanes, stored, h[t], wide[t])
+        multiply_rows(lanes, stored, board, plan[2], experts, wide, tokens, sums)
+        for t in range(tokens):
+            add_bias(sums[t], bias, logits[t])
+        choose(logits.reshape(-1), (experts,), experts, plan[4] != 0, scale, ids, shares, 0, tokens)
+        for t in range(tokens):
+            for j in range(chosen):
+                gates[t, j] = ids[t, j]
+                gates[t, chosen + j] = shares[t, j]
+
+    return serve
+
+
+@public
+class FewRoute:
+    """The router of one layer, for calls with at most four rows; weights are held and checked once.
+
+        h = rms_norm(x);  ids, weights = route(round(gate h + bias), k)
+
+    Parameters
+    ----------
+    norm : (M,) fp32, torch.bfloat16, or uint16 that holds bfloat16 bits
+    gate : (E, M) of its type
+        As `fits_few_rows` says, and read in place.
+    k : int
+        Experts per row.
+    bias : (E,) of its type, optional
+        Added to the logits.
+    renormalise : bool
+        True if the weights of a row sum to `scale`.
+    scale : float
+        Factor of all weights.
+    eps : float
+    path : CodePath, optional
+        Code path, by default this computer's own (`features`).
+
+    Raises
+    ------
+    TypeError
+        If an operand is neither an array nor a tensor, or has another dtype.
+    ValueError
+        If shapes disagree, the gate does not fit, or there are fewer than k experts.
+
+    Examples
+    --------
+    >>> gate = np.arange(4, dtype=np.float32)[:, None] * np.full((1, 32), 1 / 32, np.float32)
+    >>> h, gates = FewRoute(np.ones(32, np.float32), gate, 2, renormalise=True)(np.ones((1, 32), np.float32))
+    >>> gates.round(2)
+    array([[3.  , 2.  , 0.73, 0.27]], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        norm: Operand,
+        gate: Operand,
+        k: int,
+        *,
+        bias: Operand | None = None,
+        renormalise: bool = False,
+        scale: float = 1.0,
+        eps: float = 1e-5,
+        path: CodePath | None = None,
+    ) -> None:
+        held = weight_of("gate", gate, path)
+        dtype = held.array.dtype
+        if not 1 <= k <= held.rows:
+            raise ValueError(f"k must be in [1, {held.rows}], the rows of gate, not {k}: choose fewer experts.")
+        vector = vector_of("norm", norm, dtype, held.columns)
+        shift = vector_of("bias", bias, dtype, held.rows)
+        self._plan = Plan(held.rows, held.columns, held.array, k, int(renormalise), vector, shift, len(shift))
+        self._columns = held.columns
+        self._k = k
+        self._storage = held.storage
+        self._lanes = held.lanes
+        self._eps = np.float32(eps)
+        self._scale = np.float32(scale)
+        self._uses = uses(
+            ("x", np.float32, held.columns),
+            ("sums", np.float32, held.rows),
+            ("joined", dtype, held.rows),
+            ("ids", np.int32, k),
+            ("shares", np.float32, k),
+        )
+        self._serve = _server(held.lanes, held.storage)
+
+    def __call__(self, x: SameKind, *, threads: int = 1) -> tuple[SameKind, SameKind]:
+        """Route rows x (T, M), T in 1 .. 4: -> h (T, M) of x's type and gates (T, 2 k) fp32, ids and then weights.
+
+        Raises
+        ------
+        ValueError
+            If x is not of the weights' type and sizes.
+        """
+        tokens, at = rows_at("x", x, self._columns, self._storage)
+        crew = gathered(self._lanes, threads)
+        h, to = new_rows(x, tokens, self._columns)
+        gates, to_gates = new_rows(x, tokens, 2 * self._k, fp32=True)
+        memory = memory_of(crew, self._uses)
+        self._serve(crew.board, self._plan.numbers, memory, self._eps, self._scale, tokens, at, to, to_gates)
+        return h, gates

@@ -1,0 +1,289 @@
+"""Stages of few rows: as the single operations in float64 or bit by bit, on every path and number of threads."""
+
+import itertools
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels_cpu import (
+    CodePath,
+    FewDecode,
+    FewExperts,
+    FewLinear,
+    FewQkv,
+    FewRoute,
+    Format,
+    append_kv,
+    decode_attention,
+    experts_in_place,
+    fits_few_rows,
+    fused_moe,
+    pack_experts,
+    rms_norm,
+    rope,
+    route,
+)
+from kernels_triton import rope_table
+from tests.examples import examples
+from tests.kernels.experts_at_hand import error
+
+FP32, BF16 = DTYPES = torch.float32, torch.bfloat16
+LIMIT = {FP32: 1e-5, BF16: 8e-3}
+PATHS = st.sampled_from([CodePath.AVX512, CodePath.AVX2])
+TOKENS = st.integers(1, FewLinear.MOST)
+
+
+def numbers(dtype, *shape, scale=1.0):
+    return (torch.randn(shape) * scale).to(dtype)
+
+
+def product(x, weight, bias=None):
+    """The exact product, rounded once."""
+    found = x.double() @ weight.double().T
+    return (found if bias is None else found + bias.double()).to(x.dtype)
+
+
+@examples(60)
+@given(
+    TOKENS,
+    st.sampled_from([(4, 32), (8, 64), (60, 96), (132, 1024), (1536, 32)]),
+    st.sampled_from(DTYPES),
+    PATHS,
+    st.integers(0, 7),
+    st.integers(1, 3),
+)
+def test_products_agree_with_float64(T, sizes, dtype, path, options, threads):
+    R, C = sizes
+    torch.manual_seed(R + T)
+    x, weight = numbers(dtype, T, C, scale=3), numbers(dtype, R, C, scale=C**-0.5)
+    bias = numbers(dtype, R) if options & 1 else None
+    norm = numbers(dtype, C) if options & 2 else None
+    residual = numbers(dtype, T, R) if options & 4 else None
+    found = FewLinear(weight, bias, norm=norm, eps=1e-3, path=path)(x, residual, threads=threads)
+    assert found.dtype is dtype
+    want = product(x if norm is None else rms_norm(x, norm, eps=1e-3), weight, bias)
+    assert error(found, (want if residual is None else residual + want).double()) <= LIMIT[dtype]
+
+
+@examples(60)
+@given(
+    TOKENS,
+    st.sampled_from([(4, 2, 16, 16), (6, 2, 12, 8), (2, 2, 64, 64), (1, 1, 8, 2)]),
+    st.sampled_from(DTYPES),
+    PATHS,
+    st.sampled_from(["", "each", "whole"]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_queries_keys_and_values_are_normed_projected_and_rotated(T, heads, dtype, path, normed, biased, interleaved):
+    H, K, D, R = heads
+    torch.manual_seed(T + H)
+    M, rows = 64, (H + 2 * K) * D
+    x, norm, proj = numbers(dtype, T, M, scale=3), numbers(dtype, M), numbers(dtype, rows, M, scale=M**-0.5)
+    bias = numbers(dtype, rows) if biased else None
+    wide = {"": 0, "each": 1, "whole": 2}[normed]
+    q_norm, k_norm = [numbers(dtype, D * (count if wide == 2 else 1)) if wide else None for count in (H, K)]
+    table, positions = rope_table(R, 50), torch.randint(50, (T,))
+    how = {"interleaved": interleaved, "eps": 1e-3}
+    stage = FewQkv(norm, proj, table, H, K, bias=bias, q_norm=q_norm, k_norm=k_norm, path=path, **how)
+    found = stage(x, positions, threads=2)
+    joined = product(rms_norm(x, norm, eps=1e-3), proj, bias)
+    q, k, v = joined.split([H * D, K * D, K * D], dim=1)
+
+    def turned(own, weight):
+        if weight is not None and len(weight) == own.shape[1]:
+            own, weight = rms_norm(own, weight, eps=1e-3), None
+        return rope(own.unflatten(1, (-1, D)), positions, table, weight=weight, **how).flatten(1)
+
+    for one, want in zip(found, (turned(q, q_norm), turned(k, k_norm), v), strict=True):
+        assert one.dtype is dtype
+        assert one.shape == want.shape
+        assert error(one, want.double()) <= LIMIT[dtype]
+
+
+@examples(40)
+@given(TOKENS, st.sampled_from([(8, 2), (4, 4), (60, 3)]), st.sampled_from(DTYPES), PATHS, st.booleans())
+def test_rows_are_normed_and_routed(T, sizes, dtype, path, renormalise):
+    E, k = sizes
+    torch.manual_seed(T + E)
+    x, norm, gate = numbers(dtype, T, 64, scale=3), numbers(dtype, 64), numbers(dtype, E, 64, scale=0.3)
+    bias, scale = (numbers(dtype, E), 2.0) if T & 1 else (None, 1.0)
+    stage = FewRoute(norm, gate, k, bias=bias, renormalise=renormalise, scale=scale, eps=1e-3, path=path)
+    h, gates = stage(x, threads=2)
+    assert h.equal(rms_norm(x, norm, eps=1e-3))
+    ids, shares = gates.chunk(2, dim=1)
+    logits = product(h, gate, bias)
+    want = route(logits, k, renormalise=renormalise)
+    scores = logits.float().softmax(1)
+    chosen = scores.gather(1, ids.long())
+    torch.testing.assert_close(chosen, scores.gather(1, want[0].long()), rtol=2e-2, atol=1e-6)  # of near ones, either
+    wanted = scale * chosen / (chosen.sum(1, keepdim=True) if renormalise else 1)
+    torch.testing.assert_close(shares, wanted, rtol=2e-2, atol=1e-6)
+
+
+@examples(40)
+@given(
+    TOKENS,
+    st.sampled_from([(64, 64), (128, 192), (24, 40)]),
+    st.sampled_from([*[(form, CodePath.AVX512) for form in Format], (Format.BF16, CodePath.AVX2)]),
+    st.sampled_from(DTYPES),
+    st.integers(1, 3),
+)
+def test_experts_are_those_of_fused_moe_bit_by_bit(T, sizes, kind, dtype, threads):
+    M, F = sizes
+    form, path = kind
+    E, k = 5, 3
+    torch.manual_seed(T + M)
+    pair = numbers(FP32, E, 2 * F, M, scale=M**-0.5), numbers(FP32, E, M, F, scale=F**-0.5)
+    experts = pack_experts(*pair, format=form, group=8)
+    h, ids, shares = numbers(dtype, T, M), torch.randint(E, (T, k)), torch.rand(T, k)
+    found = FewExperts(experts, path=path)(h, torch.cat((ids.float(), shares), dim=1), threads=threads)
+    want = fused_moe(h.float(), experts, ids, shares, exact=True, path=path).to(dtype)
+    assert found.equal(want)
+
+
+@examples(30)
+@given(
+    TOKENS,
+    st.sampled_from([(4, 2, 16), (8, 1, 5)]),
+    st.sampled_from(DTYPES),
+    st.sampled_from(DTYPES),
+    st.sampled_from(CodePath),
+    st.booleans(),
+)
+def test_attention_is_that_of_the_single_operations_bit_by_bit(T, heads, dtype, stored, path, long):
+    H, K, D = heads
+    torch.manual_seed(T + H)
+    lengths = torch.randint(1, 9, (T,)) + (2100 if long else 0)
+    b = 16
+    width = -(-int(lengths.max()) // b)
+    kv = numbers(stored, T * width, K, 2, b, D)
+    table = torch.randperm(T * width).view(T, width).int()
+    k, v, q = numbers(dtype, T, K * D), numbers(dtype, T, K * D), numbers(dtype, T, H * D)
+    last = lengths - 1
+    slots = table[torch.arange(T), last // b].long() * b + last % b
+    other = kv.clone()
+    append_kv(other, slots, *(own.float().view(T, K, D) for own in (k, v)))
+    want = decode_attention(q.float().view(T, H, D), other, table, lengths, path=path, threads=2)
+    cache = FewDecode(kv, H, path=path)
+    cache.append(slots, k, v)
+    assert kv.equal(other)
+    found = cache(q, table, lengths)
+    if cache.is_short(lengths.numpy()):
+        assert found.equal(want.flatten(1).to(dtype))
+    assert error(found, want.flatten(1).double()) <= LIMIT[dtype]
+
+
+def test_helpers_join_call_after_call_and_rest_in_between():
+    """Calls of several kinds follow one another at once and after pauses, from two threads side by side."""
+    torch.manual_seed(0)
+    linear = FewLinear(numbers(BF16, 256, 64))
+    exact = FewLinear(numbers(FP32, 64, 256))
+    experts = FewExperts(pack_experts(numbers(FP32, 4, 128, 64), numbers(FP32, 4, 64, 64), format="int8"))
+    narrow, wide = numbers(BF16, 4, 64), numbers(FP32, 4, 256)
+    gates = torch.cat((torch.arange(8).view(4, 2) % 4, torch.rand(4, 2)), dim=1)
+    calls = [
+        lambda T, threads: linear(narrow[:T], threads=threads),
+        lambda T, threads: exact(wide[:T], threads=threads),
+        lambda T, threads: experts(narrow[:T], gates[:T], threads=threads),
+    ]
+    right = {(at, T): call(T, 1) for at, call in enumerate(calls) for T in (1, 3, 4)}
+    wrong = []
+
+    def many(seed):
+        random = np.random.default_rng(seed)
+        for turn in range(400):
+            at, T = int(random.integers(3)), int(random.choice((1, 3, 4)))
+            if not calls[at](T, int(random.integers(1, 4))).equal(right[at, T]):
+                wrong.append((seed, turn))
+            if turn % 100 == 0:
+                time.sleep(0.005)
+
+    callers = [threading.Thread(target=many, args=(seed,)) for seed in (1, 2)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert not wrong
+
+
+def test_numpy_and_torch_give_the_same():
+    torch.manual_seed(0)
+    weight, x = numbers(BF16, 8, 32), numbers(BF16, 2, 32)
+    found = FewLinear(weight.view(torch.uint16).numpy())(x.view(torch.uint16).numpy())
+    assert torch.from_numpy(found).view(BF16).equal(FewLinear(weight)(x))
+
+
+def test_what_fits():
+    fitting = [
+        fits_few_rows(np.zeros(shape, dtype), path)
+        for shape, dtype, path in itertools.product(
+            [(4, 16), (4, 32), (6, 32), (4, 40)], [np.float32, np.uint16], [CodePath.AVX512, CodePath.AVX2]
+        )
+    ]
+    assert fitting == [True, True, False, True, True, True, True, True, *[False] * 4, False, True, False, False]
+    assert not fits_few_rows(np.zeros((4, 32), np.float32), CodePath.PORTABLE)
+    assert not fits_few_rows(np.zeros((4, 64), np.float32)[:, ::2])
+
+
+X, W = np.ones((1, 32), np.float32), np.ones((8, 32), np.float32)
+TABLE = np.ones((3, 2), np.float32)
+QKV = FewQkv(X[0], W, TABLE, 2, 1)
+EXPERTS = pack_experts(np.ones((2, 4, 32), np.float32), np.ones((2, 32, 2), np.float32))
+KV = np.zeros((2, 1, 2, 4, 2), np.float32)
+ZERO = np.zeros(1, np.int64)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda: FewLinear(W[:3]), ValueError, r"weight must be C-contiguous .* not \(3, 32\)"),
+        (lambda: FewLinear(W.astype(np.float64)), TypeError, "weight must be float32 or uint16"),
+        (lambda: FewLinear(W, path=CodePath.PORTABLE), ValueError, "on portable"),
+        (lambda: FewLinear(W, X[0]), ValueError, "bias must have 8 numbers, not 32"),
+        (lambda: FewLinear(W, norm=X[0].astype(np.uint16)), TypeError, "norm must be float32"),
+        (lambda: FewLinear(W)(X[:, :16]), ValueError, r"x must be \(T, 32\) of FP32"),
+        (lambda: FewLinear(W)(np.ones((5, 32), np.float32)), ValueError, r"T in 1 .. 4, not \(5, 32\)"),
+        (lambda: FewLinear(W)(X.astype(np.uint16)), ValueError, "x must be .* of uint16"),
+        (lambda: FewLinear(W)(X, np.ones((2, 8), np.float32)), ValueError, "residual must have the 1 rows of x"),
+        (lambda: FewLinear(W)(X.astype(int)), ValueError, "x must be .* of FP32 .* not .* of int64"),
+        (lambda: FewQkv(X[0], W, TABLE, 3, 1), ValueError, r"proj must have \(H \+ 2 K\) D = \(3 \+ 2 1\) D rows"),
+        (lambda: FewQkv(X[0], W, TABLE, 2, 1, q_norm=X[0]), ValueError, "q_norm must have 2 or 4 numbers, not 32"),
+        (lambda: QKV(X, np.array([3])), ValueError, r"positions must be in \[0, 3\), not \[3\]"),
+        (lambda: QKV(X, np.array([-1])), ValueError, r"positions must be in \[0, 3\)"),
+        (lambda: QKV(X, np.array([1, 1])), ValueError, r"positions must be \(1,\) int64"),
+        (lambda: FewRoute(X[0], W, 9), ValueError, r"k must be in \[1, 8\]"),
+        (lambda: FewExperts(EXPERTS, path=CodePath.PORTABLE), ValueError, "experts must be packed in blocks"),
+        (
+            lambda: FewExperts(experts_in_place(np.zeros((1, 64, 64), np.uint16), np.zeros((1, 64, 32), np.uint16))),
+            ValueError,
+            "experts must be packed in blocks",
+        ),
+        (lambda: FewExperts((W, W)), TypeError, "experts must be PackedExperts, not tuple"),
+        (lambda: FewExperts(EXPERTS)(X, np.ones((1, 3), np.float32)), ValueError, r"gates must be \(1, 2 k\)"),
+        (
+            lambda: FewExperts(EXPERTS)(X, np.full((1, 2), 2, np.float32)),
+            ValueError,
+            r"gates\[0, 0\] must be an expert",
+        ),
+        (lambda: FewDecode(KV[:, :, 0].copy(), 1), ValueError, "kv must have shape"),
+        (lambda: FewDecode(np.zeros((2, 2, 2, 4, 2), np.float32), 3), ValueError, "K a divisor of the 3 query heads"),
+        (lambda: FewDecode(KV, 1).append(ZERO + 8, X[:, :2], X[:, :2]), ValueError, r"slots must be .* in \[0, 8\)"),
+        (lambda: FewDecode(KV, 1).append(ZERO, X[:, :2], np.ones((2, 2), np.float32)), ValueError, "slots must be one"),
+        (
+            lambda: FewDecode(KV, 1)(X[:, :2], np.full((1, 1), 2, np.int32), ZERO + 1),
+            ValueError,
+            r"blocks in \[0, 2\), not \[1\] with \[\[2\]\]",
+        ),
+        (lambda: FewDecode(KV, 1)(X[:, :2], np.zeros((1, 1), np.int32), ZERO + 5), ValueError, "in 1 .. W b = 4"),
+        (lambda: FewDecode(KV, 1)(X[:, :2], np.zeros((1, 1), np.int32), ZERO), ValueError, "in 1 .. W b = 4"),
+    ],
+)
+def test_a_bad_operand_is_named_with_its_mend(call, kind, message):
+    with pytest.raises(kind, match=message):
+        call()

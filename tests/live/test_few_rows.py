@@ -1,0 +1,114 @@
+"""Kernels for few rows compute the decodes of few requests, and give what the operations that they replace give."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import workbench as wb
+from tests.live.world import FAMILIES, RUNNABLE, STREAMED, requests, scenario
+from workbench import kernels
+from workbench.engine.model import forward, kv_cache
+from workbench.models import ModelConfig
+from workbench.schedules import LayerStreaming, Sequential
+
+STAGES = ("FewQkv", "FewLinear", "FewRoute", "FewExperts", "FewDecode")
+ASKED = requests((9, 5), (12, 12), vocab=512, seed=3)
+WAYS = {"resident": (RUNNABLE["all_gpu"], Sequential()), "streamed": (STREAMED, LayerStreaming())}
+
+
+@pytest.fixture(params=["mixtral", "qwen2_moe", "qwen3_moe"])
+def kind(request: Any) -> ModelConfig:
+    config = FAMILIES[request.param]
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 512}
+    narrow = {} if config.moe_intermediate_size is None else {"moe_intermediate_size": 128}
+    return replace(config, name=f"few-{request.param}", **sizes, **narrow)
+
+
+def counted(patch: pytest.MonkeyPatch) -> Counter[str]:
+    """Calls of the kernels for few rows."""
+    calls = Counter[str]()
+
+    def watch(name: str) -> None:
+        kernel = getattr(kernels, name)
+        call = kernel.__call__
+
+        def noted(self: Any, *rest: Any, **how: Any) -> Any:
+            calls[name] += 1
+            return call(self, *rest, **how)
+
+        patch.setattr(kernel, "__call__", noted)
+
+    for name in STAGES:
+        watch(name)
+    return calls
+
+
+def without(patch: pytest.MonkeyPatch) -> None:
+    """Let no rows be few."""
+    patch.setattr(forward, "MOST", 0)
+    patch.setattr(kv_cache, "MOST", 0)
+
+
+def logits_of(model: ModelConfig, precision: str, patch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    seen: list[torch.Tensor] = []
+    logits: Callable[..., torch.Tensor] = forward.Forward.logits
+
+    def noted(self: Any, *rest: Any) -> torch.Tensor:
+        seen.append(logits(self, *rest))
+        return seen[-1]
+
+    patch.setattr(forward.Forward, "logits", noted)
+    wb.run(scenario(model, ASKED, precision=precision), Sequential())
+    return seen
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_tokens_are_those_of_the_single_operations(
+    way: str, kind: ModelConfig, make_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model(kind, 7)
+    pipeline, schedule = WAYS[way]
+    asked = scenario(model, ASKED, pipeline)
+    calls = counted(monkeypatch)
+    found = wb.run(asked, schedule).tokens
+    decodes = 11 * model.num_hidden_layers
+    least = {"FewQkv": decodes, "FewLinear": decodes + 11, "FewRoute": decodes, "FewExperts": decodes}
+    assert all(calls[name] >= count for name, count in (least | {"FewDecode": decodes}).items())
+    calls.clear()
+    without(monkeypatch)
+    assert wb.run(asked, schedule).tokens == found
+    assert len(set(sum(found, ()))) > 10
+    assert set(calls) <= {"FewQkv", "FewLinear", "FewRoute", "FewExperts"}  # of the warm-up
+    assert calls.total() <= 4
+
+
+def test_logits_in_bf16_are_as_near_as_rounding_lets_them(
+    kind: ModelConfig, make_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the prompts' last tokens, and of the first token after them, which is the same."""
+    model = make_model(replace(kind, name=f"{kind.name}-bf16", dtype="bf16"), 7)
+    with monkeypatch.context() as patch:
+        few = logits_of(model, "bf16", patch)
+    with monkeypatch.context() as patch:
+        without(patch)
+        other = logits_of(model, "bf16", patch)
+    assert few[0].argmax(1).equal(other[0].argmax(1))
+    for one, two in zip(few[:2], other[:2], strict=True):
+        assert float((one - two).norm() / two.norm()) < 2e-2
+
+
+def test_rope_left_out_of_few_rows_changes_tokens(
+    kind: ModelConfig, make_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels are what the answer comes from."""
+    model = make_model(kind, 7)
+    right = wb.run(scenario(model, ASKED), Sequential()).tokens
+    call = kernels.FewQkv.__call__
+    monkeypatch.setattr(
+        kernels.FewQkv, "__call__", lambda self, x, places, **how: call(self, x, torch.zeros_like(places), **how)
+    )
+    assert wb.run(scenario(model, ASKED), Sequential()).tokens != right
