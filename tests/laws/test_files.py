@@ -20,7 +20,7 @@ from workbench.core.catalogue import data_path
 from workbench.core.errors import WorkbenchError, WorkloadError
 from workbench.core.records import to_plain
 from workbench.core.result import Result, TokenLogprobs
-from workbench.engine.model.checkpoint import open_checkpoint
+from workbench.engine.loading.checkpoint import open_checkpoint
 from workbench.engine.tiny_model.synthesize import hf_config, write_checkpoint
 from workbench.hardware import Machine
 from workbench.hardware.profile import Cores, OpTime, Profile

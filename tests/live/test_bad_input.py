@@ -28,7 +28,7 @@ from workbench.core.errors import (
 )
 from workbench.engine.engine import Engine
 from workbench.engine.lanes import lanes
-from workbench.engine.model.checkpoint import open_checkpoint
+from workbench.engine.loading.checkpoint import open_checkpoint
 from workbench.engine.model.weights import WeightStore
 from workbench.models import ModelConfig
 from workbench.pipeline import cpu, gpu, load, offload

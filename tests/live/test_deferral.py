@@ -11,8 +11,8 @@ from torch.nn import functional
 import workbench as wb
 from tests.live.world import requests, scenario
 from workbench.core.errors import EngineError
+from workbench.engine.loading.checkpoint import open_checkpoint
 from workbench.engine.model import forward, ops
-from workbench.engine.model.checkpoint import open_checkpoint
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, cpu, gpu, load, offload
 from workbench.schedules import Fiddler, KTransformers, Schedule, Sequential

@@ -15,7 +15,7 @@ from tests.unit.test_free_memory import UNIFIED, belongs, group
 from workbench.core.errors import EngineError
 from workbench.core.units import format_bytes
 from workbench.engine import runnable
-from workbench.engine.model.tensor_files import TensorFile
+from workbench.engine.loading.tensor_files import TensorFile
 from workbench.hardware import free_memory
 from workbench.models import ModelConfig
 from workbench.schedules import Sequential

@@ -17,7 +17,8 @@ import workbench as wb
 from tests.live.world import QWEN2, RUNNABLE, STREAMED, TINY, requests, scenario
 from workbench.core.errors import CheckpointError, EngineError, ScenarioError, StoppedError
 from workbench.engine.lanes.control import Control
-from workbench.engine.model import ops, stored
+from workbench.engine.loading import stored
+from workbench.engine.model import ops
 from workbench.engine.model.weights import WeightBuffer, WeightStore
 from workbench.kernels import PackedExperts, fused_moe
 from workbench.models import ModelConfig
@@ -65,7 +66,7 @@ def asked_of(kind: str, model: ModelConfig, pipeline: str = "all_cpu") -> wb.Sce
 def in_rows(model: ModelConfig, layer: int, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """Gates and ups, and downs, of a store that does not pack."""
     with monkeypatch.context() as patch:
-        patch.setattr("workbench.engine.model.loading.packed", lambda *_: False)
+        patch.setattr("workbench.engine.loading.load.packed", lambda *_: False)
         plain = WeightStore(model, Precision(model.dtype, model.dtype), [experts])
     return [held.tensor for held in plain.sources(layer, experts)]
 

@@ -8,8 +8,8 @@ import torch
 
 import workbench as wb
 from tests.live.world import OF_SYSTEMS, RUNNABLE, WIRED, computed_by, longest, machine, scenario
+from workbench.engine.loading.checkpoint import open_checkpoint
 from workbench.engine.model import ops
-from workbench.engine.model.checkpoint import open_checkpoint
 from workbench.engine.tiny_model.tiny import EXAM_PER_KIND, greedy_marks, make_tokenizer
 from workbench.engine.tiny_model.trainable import trained_tensors
 from workbench.engine.tiny_model.training import Settings

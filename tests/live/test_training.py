@@ -11,7 +11,7 @@ import torch
 
 from workbench.__main__ import main
 from workbench.core.errors import CheckpointError, EngineError
-from workbench.engine.model.checkpoint import open_checkpoint
+from workbench.engine.loading.checkpoint import open_checkpoint
 from workbench.engine.tiny_model import tiny, training
 from workbench.engine.tiny_model.trainable import Trainable, checkpoint_tensors, draw, trained_tensors
 from workbench.engine.tiny_model.training import Settings, Training, lesson, train

@@ -18,7 +18,7 @@ import workbench as wb
 from tests.live.world import TINY, differing, lane_threads, requests, scenario
 from workbench.core.errors import CheckpointError, EngineError, PipelineError, ScenarioError, WorkbenchError
 from workbench.core.result import Source
-from workbench.engine.model.checkpoint import open_checkpoint
+from workbench.engine.loading.checkpoint import open_checkpoint
 from workbench.engine.tiny_model.synthesize import write_checkpoint
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload

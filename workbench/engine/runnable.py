@@ -8,9 +8,9 @@ import numpy as np
 
 from workbench.core.errors import EngineError
 from workbench.core.units import format_bytes
-from workbench.engine.model.checkpoint import TORCH_DTYPES
+from workbench.engine.loading.checkpoint import TORCH_DTYPES
+from workbench.engine.loading.tensors import sources
 from workbench.engine.model.operations import OPERATIONS
-from workbench.engine.model.tensors import sources
 from workbench.hardware import free_memory
 from workbench.models import ModelConfig
 from workbench.models.families import RUNNABLE

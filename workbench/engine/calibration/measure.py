@@ -16,9 +16,10 @@ import torch
 from torch.nn import functional
 
 from workbench.engine.lanes.lanes import Executor
+from workbench.engine.loading.tensors import Tensors
 from workbench.engine.model.kv_cache import KVCache
 from workbench.engine.model.operations import OPERATIONS
-from workbench.engine.model.ops import Ops, RowLayout, Tensors
+from workbench.engine.model.ops import Ops, RowLayout
 from workbench.hardware import Device, Link, Machine, usable_cores
 from workbench.hardware.profile import Cores
 from workbench.models import ModelConfig

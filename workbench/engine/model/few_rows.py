@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from workbench.engine.model.ops import Ops, RowLayout, Tensors
+from workbench.engine.loading.tensors import Tensors
+from workbench.engine.model.ops import Ops, RowLayout
 from workbench.kernels import (
     FewExperts,
     FewLinear,

@@ -13,13 +13,14 @@ import torch
 from workbench.core.errors import EngineError
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.transfer import ArrayCopy, Transfer
-from workbench.engine.model.checkpoint import TORCH_DTYPES
+from workbench.engine.loading.checkpoint import TORCH_DTYPES
+from workbench.engine.loading.stored import FORMATS, smallest
+from workbench.engine.loading.tensors import Tensors
 from workbench.engine.model.few_rows import MOST, FewRows
 from workbench.engine.model.kv_cache import FetchedKV, KVCache
 from workbench.engine.model.latent import SPLIT, ByClass, LatentCache, LatentOps
 from workbench.engine.model.operations import OPERATIONS
-from workbench.engine.model.ops import Ops, RowLayout, Tensors
-from workbench.engine.model.stored import FORMATS, smallest
+from workbench.engine.model.ops import Ops, RowLayout
 from workbench.engine.model.weights import Weights, WeightStore, as_numpy
 from workbench.pipeline.layer_graph import Node, NodeKind
 from workbench.scheduler.batch import Batch

@@ -13,10 +13,10 @@ import torch
 
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.transfer import Transfer
-from workbench.engine.model.checkpoint import TORCH_DTYPES
+from workbench.engine.loading.checkpoint import TORCH_DTYPES
+from workbench.engine.loading.stored import host_memory
 from workbench.engine.model.few_rows import MOST
 from workbench.engine.model.ops import EVERYTHING, Attention, RowLayout
-from workbench.engine.model.stored import host_memory
 from workbench.kernels import FewDecode, append_kv, copy_blocks, decode_attention, gather_kv
 from workbench.models import ModelConfig
 from workbench.stages.ops import BUFFERS

@@ -14,10 +14,11 @@ import numpy.typing as npt
 import torch
 
 from workbench.engine.lanes.control import Control
-from workbench.engine.model.checkpoint import TORCH_DTYPES
+from workbench.engine.loading.checkpoint import TORCH_DTYPES
+from workbench.engine.loading.stored import host_memory
+from workbench.engine.loading.tensors import Tensors
 from workbench.engine.model.kv_cache import KVCache, steps
-from workbench.engine.model.ops import EVERYTHING, Attention, Ops, RowLayout, Tensors
-from workbench.engine.model.stored import host_memory
+from workbench.engine.model.ops import EVERYTHING, Attention, Ops, RowLayout
 from workbench.kernels import mla_decode, rms_norm, rope
 from workbench.models import ModelConfig
 

@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional
 
 from workbench.engine.lanes.control import Control
+from workbench.engine.loading.tensors import Tensors
 from workbench.kernels import (
     Linear,
     Llama3,
@@ -41,7 +42,6 @@ from workbench.scheduler.batch import Batch
 from workbench.scheduler.block_manager import BlockManager
 from workbench.stages import RowClass
 
-Tensors = dict[str, torch.Tensor]
 Matrices: TypeAlias = PackedExperts | tuple[torch.Tensor, torch.Tensor]
 
 

@@ -12,10 +12,9 @@ import torch
 from workbench.core.errors import EngineError
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.transfer import ArrayCopy, Transfer
-from workbench.engine.model.loading import load
-from workbench.engine.model.ops import Tensors
-from workbench.engine.model.stored import FORMATS, Stored, format_of, host_memory
-from workbench.engine.model.tensors import operands
+from workbench.engine.loading.load import load
+from workbench.engine.loading.stored import FORMATS, Stored, format_of, host_memory
+from workbench.engine.loading.tensors import Tensors, operands
 from workbench.models import ModelConfig
 from workbench.pipeline.layer_graph import LayerGraph
 from workbench.schedules.plan import WHOLE, Page

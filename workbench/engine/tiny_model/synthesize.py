@@ -11,8 +11,8 @@ from tqdm.auto import tqdm
 
 from workbench.core.catalogue import cache_path
 from workbench.core.errors import CheckpointError
-from workbench.engine.model.checkpoint import STORED_DTYPES
-from workbench.engine.model.tensors import every_source
+from workbench.engine.loading.checkpoint import STORED_DTYPES
+from workbench.engine.loading.tensors import every_source
 from workbench.models import ModelConfig
 
 _HF_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}

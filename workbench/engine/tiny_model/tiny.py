@@ -16,8 +16,8 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from workbench.core.errors import CheckpointError
 from workbench.core.result import versions
-from workbench.engine.model.checkpoint import open_checkpoint
-from workbench.engine.model.ops import Tensors
+from workbench.engine.loading.checkpoint import open_checkpoint
+from workbench.engine.loading.tensors import Tensors
 from workbench.engine.tiny_model.synthesize import hf_config
 from workbench.engine.tiny_model.trainable import Trainable, checkpoint_tensors, trained_tensors
 from workbench.engine.tiny_model.training import Settings, Training, train

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch.nn import functional
 
-from workbench.engine.model.ops import Tensors
+from workbench.engine.loading.tensors import Tensors
 from workbench.kernels import embed, fused_moe, prefill_attention, rms_norm, rope, rope_table, route
 from workbench.models import ModelConfig
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 from tqdm.auto import tqdm
 
 from workbench.core.errors import CheckpointError, EngineError
-from workbench.engine.model.ops import Tensors
+from workbench.engine.loading.tensors import Tensors
 from workbench.engine.tiny_model.trainable import Trainable, draw
 from workbench.models import ModelConfig
 from workbench.workload.exercises import KINDS, Exercise, exercises

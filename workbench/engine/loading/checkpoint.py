@@ -13,8 +13,8 @@ import torch
 
 from workbench.core.errors import CheckpointError
 from workbench.core.records import is_file, read_json
-from workbench.engine.model.tensor_files import TensorFile
-from workbench.engine.model.tensors import Source, every_source, sources
+from workbench.engine.loading.tensor_files import TensorFile
+from workbench.engine.loading.tensors import Source, every_source, sources
 from workbench.kernels import fp8_weights, mxfp4_weights
 from workbench.models import ModelConfig
 from workbench.stages import Op

@@ -15,10 +15,9 @@ from tqdm.auto import tqdm
 from workbench.core.errors import StoppedError
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.process import give_back, take
-from workbench.engine.model.checkpoint import TORCH_DTYPES, Checkpoint
-from workbench.engine.model.ops import Tensors
-from workbench.engine.model.stored import Stored, host_memory, pack, packed
-from workbench.engine.model.tensors import Source, operands, tables
+from workbench.engine.loading.checkpoint import TORCH_DTYPES, Checkpoint
+from workbench.engine.loading.stored import Stored, host_memory, pack, packed
+from workbench.engine.loading.tensors import Source, Tensors, operands, tables
 from workbench.hardware import usable_cores
 from workbench.models import ModelConfig
 from workbench.stages import Op, Precision, experts

@@ -21,10 +21,10 @@ from safetensors.torch import save_file
 
 from workbench.core.errors import CheckpointError
 from workbench.core.units import GROUPS, QUANTISED
-from workbench.engine.model.checkpoint import TORCH_DTYPES, Checkpoint
-from workbench.engine.model.ops import Tensors, packed_of
-from workbench.engine.model.tensor_files import TensorFile, bytes_of
-from workbench.engine.model.tensors import Source, operands
+from workbench.engine.loading.checkpoint import TORCH_DTYPES, Checkpoint
+from workbench.engine.loading.tensor_files import TensorFile, bytes_of
+from workbench.engine.loading.tensors import Source, Tensors, operands
+from workbench.engine.model.ops import packed_of
 from workbench.kernels import CodePath, Format, PackedExperts, empty_in_huge_pages, features, pack_experts
 from workbench.models import ModelConfig
 from workbench.stages import Precision, experts

@@ -7,9 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
+
 from workbench.models import ModelConfig
 from workbench.models.family import Norm, Stacked
 from workbench.stages import Op, add_shared, experts, out_proj, qkv, route, shared_experts
+
+Tensors = dict[str, torch.Tensor]
+"""Tensors by the name of a buffer or a weight."""
 
 
 class Source(NamedTuple):
