@@ -24,8 +24,15 @@ from workbench.core.units import GROUPS, QUANTISED
 from workbench.engine.loading.checkpoint import TORCH_DTYPES, Checkpoint
 from workbench.engine.loading.tensor_files import TensorFile, bytes_of
 from workbench.engine.loading.tensors import Source, Tensors, operands
-from workbench.engine.model.ops import packed_of
-from workbench.kernels import CodePath, Format, PackedExperts, empty_in_huge_pages, features, pack_experts
+from workbench.kernels import (
+    CodePath,
+    Format,
+    PackedExperts,
+    empty_in_huge_pages,
+    experts_of_blocks,
+    features,
+    pack_experts,
+)
 from workbench.models import ModelConfig
 from workbench.stages import Precision, experts
 
@@ -160,6 +167,12 @@ def _in_blocks(gate_up: Sequence[torch.Tensor], down: Sequence[torch.Tensor], pr
         if matrices.format.scaled:
             found[f"{key}_scales"] = torch.from_numpy(matrices.scales)
     return found
+
+
+def packed_of(weights: Tensors) -> PackedExperts:
+    """The packed routed experts among an operation's weights."""
+    scales = weights.get("gate_up_scales"), weights.get("down_scales")
+    return experts_of_blocks(weights["gate_up_blocks"], weights["down_blocks"], *scales)
 
 
 def smallest(model: ModelConfig, precision: Precision) -> Tensors:

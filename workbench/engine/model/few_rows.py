@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from workbench.engine.loading.stored import packed_of
 from workbench.engine.loading.tensors import Tensors
 from workbench.engine.model.ops import Ops, RowLayout
 from workbench.kernels import (
@@ -15,7 +16,6 @@ from workbench.kernels import (
     FewLinear,
     FewQkv,
     FewRoute,
-    experts_of_blocks,
     features,
     fits_few_rows,
 )
@@ -127,8 +127,7 @@ class FewRows:
         """See `Ops.experts`."""
         if "gate_up_blocks" not in weights or not features().lanes:
             return None
-        scales = weights.get("gate_up_scales"), weights.get("down_scales")
-        stage = FewExperts(experts_of_blocks(weights["gate_up_blocks"], weights["down_blocks"], *scales))
+        stage = FewExperts(packed_of(weights))
         return lambda layout, read: stage(read["h"], read["gates"], threads=torch.get_num_threads())
 
     def _logits(self, tables: Tensors) -> Callable[[torch.Tensor], torch.Tensor] | None:

@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional
 
 from workbench.engine.lanes.control import Control
+from workbench.engine.loading.stored import packed_of
 from workbench.engine.loading.tensors import Tensors
 from workbench.kernels import (
     Linear,
@@ -25,7 +26,6 @@ from workbench.kernels import (
     Routing,
     Yarn,
     embed,
-    experts_of_blocks,
     fused_moe,
     gated,
     layer_norm,
@@ -183,12 +183,6 @@ class RowLayout:
     def before(self) -> npt.NDArray[np.int64]:
         """KV entries of each prefill that earlier chunks of its prompt wrote."""
         return np.zeros(len(self.prefill_len), np.int64) if self.chunks is None else self.chunks.start
-
-
-def packed_of(weights: Tensors) -> PackedExperts:
-    """The packed routed experts among an operation's weights."""
-    scales = weights.get("gate_up_scales"), weights.get("down_scales")
-    return experts_of_blocks(weights["gate_up_blocks"], weights["down_blocks"], *scales)
 
 
 def _matrices(weights: Tensors) -> Matrices:
