@@ -50,7 +50,20 @@ def _not_written() -> None:
 
 
 class _Files(IndexDataCacheFile):
-    """Index and code of one function. A digest precedes the code, since damaged machine code would end the process."""
+    """Index and code of one function. A digest precedes the code, since damaged machine code would end the process.
+
+    The code of each key has a file of its own. Numba numbers them, and two processes that compile variants of a closure
+    at the same time give both the same number: one of them then runs the other's code.
+    """
+
+    def save(self, key: Any, data: Any) -> None:
+        """Keep the code of a key; another process may do the same with any key at the same time."""
+        digest = hashlib.sha256(self._dump(key)).hexdigest()[:24]  # type: ignore[no-untyped-call]
+        name = self._index_name.removesuffix("nbi") + f"{digest}.nbc"
+        self._save_data(name, data)
+        overloads = self._load_index()
+        overloads[key] = name
+        self._save_index(overloads)  # type: ignore[no-untyped-call]
 
     def _load_index(self) -> dict[Any, str]:
         try:

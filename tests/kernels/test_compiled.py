@@ -134,3 +134,18 @@ def test_the_kernels_work_where_no_folder_can_be_written() -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", NOWHERE], cwd=root, capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
+
+
+def test_variants_that_two_processes_compile_at_once_keep_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither has seen what the other keeps when it chooses a file."""
+    files = [module._Files(str(tmp_path), "kernel", "sources") for _ in range(2)]
+    monkeypatch.setattr(module._Files, "_load_index", lambda self: {})
+    for number, file in enumerate(files):
+        file.save(("key", number), f"code {number}")
+    monkeypatch.undo()
+    assert len(list(tmp_path.glob("*.nbc"))) == 2
+    for number, file in enumerate(files):
+        file.save(("key", number), f"code {number}")
+        assert file.load(("key", number)) == f"code {number}"

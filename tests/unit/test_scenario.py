@@ -106,8 +106,9 @@ BAD = {
     "a gpu below two weight slots": (
         lambda: prepare(tiny_scenario(machine=small_machine(gpu_memory=EMBEDDING + SLOT)), Sequential()),
         CapacityError,
-        "399 kB of GPU memory are needed and 'small' has 206 kB: weight slots 346 kB, weights 32.9 kB, "
-        "largest operation 14.3 kB, activations 6.27 kB. Nearest change that fits: 400 kB of GPU memory (now 206 kB).",
+        "655 kB of GPU memory are needed and 'small' has 206 kB: weight slots 346 kB, RoPE angles 256 kB, weights "
+        "32.9 kB, largest operation 14.3 kB, activations 6.27 kB. Nearest change that fits: 656 kB of GPU memory (now "
+        "206 kB).",
     ),
     "a host below weights and cache": (
         lambda: prepare(tiny_scenario(machine=small_machine(host_memory=1e6)), VSLPipe()),

@@ -162,7 +162,7 @@ class Forward:
     def logits(self, part: int, layout: RowLayout) -> torch.Tensor:
         """x (T, M) of the rows that emit -> logits (requests, V) fp32."""
         x = self._buffers[Place.GPU, part, "x"][layout.last_rows]
-        few = self._few.logits if len(x) <= MOST else None
+        few = self._few.logits if 0 < len(x) <= MOST else None
         return few(x) if few else self._ops.logits(x)
 
     def transfer_weights(self, weights_of: Sequence[tuple[int, int]], page: Page = WHOLE) -> Transfer | None:
