@@ -144,7 +144,7 @@ class LayerGraph:
         return self._written(before).intersection(stage.op.reads) - written
 
     def _in_layer(self, stages: Sequence[Stage], layer: int) -> list[Stage]:
-        """Those of some stages that one layer of the model has."""
+        """The given stages, without those that one layer of the model lacks."""
         model = self.model
         return [stage for stage in stages if model is None or stage.op.is_in(model, model.layer_kinds[layer])]
 

@@ -177,11 +177,15 @@ def _entries(
     pool: torch.Tensor, table: npt.NDArray[np.int32], tokens: npt.NDArray[np.int64]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values (T, K D) of the first tokens (N,) of sequences with a block table (N, W)."""
-    size = pool.shape[3]
+    k, v = gather_kv(pool, slots_of(table, tokens, pool.shape[3]))
+    return k.flatten(1), v.flatten(1)
+
+
+def slots_of(table: npt.NDArray[np.int32], tokens: npt.NDArray[np.int64], size: int) -> torch.Tensor:
+    """Slots (T,) of the first tokens (N,) of sequences with a block table (N, W), in blocks of `size` tokens."""
     places = np.arange(table.shape[1] * size)
     slots = table[:, places // size].astype(np.int64) * size + places % size
-    k, v = gather_kv(pool, torch.from_numpy(slots[places < tokens[:, None]]))
-    return k.flatten(1), v.flatten(1)
+    return torch.from_numpy(slots[places < tokens[:, None]])
 
 
 def _append(

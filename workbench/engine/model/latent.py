@@ -17,7 +17,7 @@ from workbench.engine.lanes.control import Control
 from workbench.engine.loading.checkpoint import TORCH_DTYPES
 from workbench.engine.loading.stored import host_memory
 from workbench.engine.loading.tensors import Tensors
-from workbench.engine.model.kv_cache import KVCache, steps
+from workbench.engine.model.kv_cache import KVCache, slots_of, steps
 from workbench.engine.model.ops import EVERYTHING, Attention, Ops, RowLayout
 from workbench.kernels import mla_decode, rms_norm, rope
 from workbench.models import ModelConfig
@@ -191,9 +191,7 @@ class LatentCache(KVCache):
     def before(self, layer: int, layout: RowLayout) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotated keys (T, R) and latents (T, C) of the tokens before each chunk of a part, chunk after chunk."""
         table = np.zeros((len(layout.before), 0), np.int32) if layout.chunks is None else layout.chunks.table
-        places = np.arange(table.shape[1] * self.block_size)
-        slots = table[:, places // self.block_size].astype(np.int64) * self.block_size + places % self.block_size
-        rows = self._rows(layer)[torch.from_numpy(slots[places < layout.before[:, None]])]
+        rows = self._rows(layer)[slots_of(table, layout.before, self.block_size)]
         latent, key = rows.split([self._model.kv_lora_rank or 0, self._model.rotated_dims], dim=1)
         return key, latent
 
