@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import workbench as wb
+from tests.live.made import QUANTISED, write
 from tests.live.world import TINY, lane_threads
 from workbench.engine.tiny_model.synthesize import write_checkpoint as make_checkpoint
 from workbench.models import ModelConfig
@@ -32,6 +33,35 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
 @pytest.fixture(scope="session")
 def tiny(make_model: MakeModel) -> ModelConfig:
     return make_model(TINY)
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ModelConfig]:
+    """A model of a name in `CONFIGS`, whose checkpoint is written once."""
+    root = tmp_path_factory.mktemp("made")
+    known: dict[tuple[str, torch.dtype], ModelConfig] = {}
+
+    def of(name: str, dtype: torch.dtype = torch.float32) -> ModelConfig:
+        if (name, dtype) not in known:
+            folder = root / f"{name}-{dtype}".replace(", ", "-")
+            known[name, dtype] = wb.checkpoint(write(name, folder, dtype=dtype))
+        return known[name, dtype]
+
+    return of
+
+
+@pytest.fixture(scope="session")
+def quantised(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The checkpoint of a name in `QUANTISED`, which is written once."""
+    root = tmp_path_factory.mktemp("quantised")
+    known: dict[str, Path] = {}
+
+    def of(name: str) -> Path:
+        if name not in known:
+            known[name] = QUANTISED[name](write(name, root / name.replace(", ", "-"), seed=1, dtype=torch.bfloat16))
+        return known[name]
+
+    return of
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
 """Checkpoints that transformers itself writes: two odd random configurations of every family."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 BASE: dict[str, Any] = {
     "vocab_size": 211,
@@ -197,13 +199,29 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 """By name: the type of the model, and its configuration."""
 
 
-def write(name: str, folder: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
-    """Write a model of random weights that decide clearly; the scores of its router are further apart than others."""
+SEEDS = {
+    "qwen2_moe, dense and windowed": 1,
+    "granitemoe": 8,
+    "gpt_oss": 2,
+    "gpt_oss, wide": 8,
+    "glm4_moe": 3,
+    "phimoe": 1,
+    "phimoe, packed": 1,
+    "gpt_oss, mxfp4": 4,
+}
+"""Other seeds where the first gives few different tokens, or logits too close to tell rounding from a fault."""
+
+
+def write(name: str, folder: Path, *, seed: int | None = None, dtype: torch.dtype = torch.float32) -> Path:
+    """Write a model of random weights that decide clearly; the scores of its router are further apart than others.
+
+    The seed is that of `SEEDS` or 0, if none is given.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     kind, given = CONFIGS[name]
     made = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **given))
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(SEEDS.get(name, 0) if seed is None else seed)
     held = {**dict(made.named_parameters()), **dict(made.named_buffers())}
     with torch.no_grad():
         for key, tensor in sorted(held.items()):
@@ -229,3 +247,47 @@ def _spread(key: str, tensor: torch.Tensor) -> float:
 def _is_gain(key: str, tensor: torch.Tensor) -> bool:
     """True for the weight of a norm."""
     return tensor.ndim == 1 and "norm" in key and key.endswith("weight")
+
+
+_FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+
+
+def _rewritten(folder: Path, tensors: dict[str, torch.Tensor], quantised: dict[str, Any]) -> Path:
+    """The checkpoint with other tensors."""
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | {"quantization_config": quantised}))
+    return folder
+
+
+def _in_fp8(folder: Path) -> Path:
+    """Projections of attention and experts in FP8, with factors that differ from block to block."""
+    held = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        held[name] = tensor
+        if tensor.ndim == 2 and "proj" in name:
+            rows, columns = (-(-size // 128) for size in tensor.shape)
+            factors = 0.01 * (1 + torch.arange(rows * columns, dtype=torch.float32)).view(rows, columns)
+            grid = factors.repeat_interleave(128, 0)[: len(tensor)].repeat_interleave(128, 1)[:, : tensor.shape[1]]
+            held[name] = (tensor.float() / grid).clamp(-448, 448).to(torch.float8_e4m3fn)
+            held[f"{name}_scale_inv"] = factors
+    return _rewritten(folder, held, _FP8)
+
+
+def _in_mxfp4(folder: Path) -> Path:
+    """The matrices of all experts in MXFP4: random codes, exponents that keep them about as large as they were."""
+    generator = torch.Generator().manual_seed(0)
+    held = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            held[name] = tensor
+            continue
+        experts, columns, rows = tensor.shape
+        shape = (experts, rows, columns // 32)
+        held[f"{name}_blocks"] = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
+        held[f"{name}_scales"] = torch.randint(122, 125, shape, generator=generator, dtype=torch.uint8)
+    return _rewritten(folder, held, {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]})
+
+
+QUANTISED = {"deepseek_v3, fp8": _in_fp8, "gpt_oss, mxfp4": _in_mxfp4}
+"""What makes a quantised checkpoint of the one that transformers wrote."""

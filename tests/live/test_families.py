@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 
 import workbench as wb
-from tests.live.made import CONFIGS, write
+from tests.live.made import CONFIGS
 from tests.live.world import OF_SYSTEMS, RUNNABLE, WIRED, longest, requests, scenario
 from workbench.core.errors import EngineError
 from workbench.engine.model import forward, ops
@@ -46,34 +46,7 @@ WAYS: tuple[tuple[str, Schedule], ...] = (
 )
 TOGETHER = ("all_gpu", "all_cpu", "streamed", "experts_on_cpu", "shared_beside")
 """Pipelines in which latent attention has its weights: of prompts on one device with its projections."""
-SEEDS = {
-    "qwen2_moe, dense and windowed": 1,
-    "granitemoe": 8,
-    "gpt_oss": 2,
-    "gpt_oss, wide": 8,
-    "glm4_moe": 3,
-    "phimoe": 1,
-    "phimoe, packed": 1,
-    "gpt_oss, mxfp4": 4,
-}
-"""Other seeds where the first gives few different tokens, or logits too close to tell rounding from a fault."""
-
 Case = Callable[[str], tuple[ModelConfig, tuple[tuple[int, ...], ...]]]
-
-
-@pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ModelConfig]:
-    """A model of a name in `CONFIGS`, whose checkpoint is written once."""
-    root = tmp_path_factory.mktemp("made")
-    known: dict[tuple[str, torch.dtype], ModelConfig] = {}
-
-    def of(name: str, dtype: torch.dtype = torch.float32) -> ModelConfig:
-        if (name, dtype) not in known:
-            folder = root / f"{name}-{dtype}".replace(", ", "-")
-            known[name, dtype] = wb.checkpoint(write(name, folder, seed=SEEDS.get(name, 0), dtype=dtype))
-        return known[name, dtype]
-
-    return of
 
 
 @pytest.fixture(scope="module")

@@ -13,36 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import workbench as wb
-from tests.live.made import write
 from tests.live.world import RUNNABLE, requests, scenario
 from workbench.core.errors import CheckpointError, EngineError
 from workbench.models import ModelConfig
 from workbench.schedules import Sequential
 
 ASKED = requests((1, 19, 7), 8, vocab=211, seed=7)
-FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
-
-
-def rewritten(folder: Path, tensors: dict[str, torch.Tensor], quantised: dict[str, Any]) -> Path:
-    """The checkpoint with other tensors."""
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
-    raw = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(raw | {"quantization_config": quantised}))
-    return folder
-
-
-def in_fp8(folder: Path) -> Path:
-    """Projections of attention and experts in FP8, with factors that differ from block to block."""
-    held = {}
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        held[name] = tensor
-        if tensor.ndim == 2 and "proj" in name:
-            rows, columns = (-(-size // 128) for size in tensor.shape)
-            factors = 0.01 * (1 + torch.arange(rows * columns, dtype=torch.float32)).view(rows, columns)
-            grid = factors.repeat_interleave(128, 0)[: len(tensor)].repeat_interleave(128, 1)[:, : tensor.shape[1]]
-            held[name] = (tensor.float() / grid).clamp(-448, 448).to(torch.float8_e4m3fn)
-            held[f"{name}_scale_inv"] = factors
-    return rewritten(folder, held, FP8)
 
 
 def of_fp8(folder: Path, plain: Path) -> Any:
@@ -72,47 +48,18 @@ def of_mxfp4(folder: Path, plain: Path) -> Any:
     ).float()
 
 
-def in_mxfp4(folder: Path) -> Path:
-    """The matrices of all experts in MXFP4: random codes, exponents that keep them about as large as they were."""
-    generator = torch.Generator().manual_seed(0)
-    held = {}
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        if not name.endswith(("gate_up_proj", "down_proj")):
-            held[name] = tensor
-            continue
-        experts, columns, rows = tensor.shape
-        shape = (experts, rows, columns // 32)
-        held[f"{name}_blocks"] = torch.randint(0, 256, (*shape, 16), generator=generator, dtype=torch.uint8)
-        held[f"{name}_scales"] = torch.randint(122, 125, shape, generator=generator, dtype=torch.uint8)
-    return rewritten(folder, held, {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]})
-
-
-CASES = {"deepseek_v3, fp8": (in_fp8, of_fp8), "gpt_oss, mxfp4": (in_mxfp4, of_mxfp4)}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    root = tmp_path_factory.mktemp("quantised")
-    known: dict[str, Path] = {}
-
-    def of(name: str) -> Path:
-        if name not in known:
-            made = write(name, root / name.replace(", ", "-"), seed=1, dtype=torch.bfloat16)
-            known[name] = CASES[name][0](made)
-        return known[name]
-
-    return of
+READ = {"deepseek_v3, fp8": of_fp8, "gpt_oss, mxfp4": of_mxfp4}
 
 
 def ran(model: ModelConfig) -> wb.Result:
     return wb.run(scenario(model, ASKED, RUNNABLE["all_gpu"], precision="fp32"), Sequential())
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_tokens_are_those_of_the_numbers_that_transformers_reads(name: str, folder: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", READ)
+def test_tokens_are_those_of_the_numbers_that_transformers_reads(name: str, quantised: Any, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    path = folder(name)
-    theirs = CASES[name][1](path, tmp_path)
+    path = quantised(name)
+    theirs = READ[name](path, tmp_path)
     model = wb.checkpoint(path)
     assert model.expert_dtype == name.split(", ")[1]
     tokens = ran(model).tokens
@@ -123,14 +70,14 @@ def test_tokens_are_those_of_the_numbers_that_transformers_reads(name: str, fold
         assert scores.argmax(dim=-1).tolist() == list(made)
 
 
-def test_without_a_precision_the_error_tells_which_to_give(folder: Any) -> None:
-    of = scenario(wb.checkpoint(folder("gpt_oss, mxfp4")), ASKED, RUNNABLE["all_gpu"], precision="bf16")
+def test_without_a_precision_the_error_tells_which_to_give(quantised: Any) -> None:
+    of = scenario(wb.checkpoint(quantised("gpt_oss, mxfp4")), ASKED, RUNNABLE["all_gpu"], precision="bf16")
     with pytest.raises(EngineError, match="run keeps experts in fp32 or bf16, not in mxfp4; give Memory"):
         wb.run(of.on(memory=wb.Memory(kv_capacity="1MB")), Sequential())
 
 
-def test_a_scale_of_another_shape_is_refused(folder: Any, tmp_path: Path) -> None:
-    path = folder("gpt_oss, mxfp4")
+def test_a_scale_of_another_shape_is_refused(quantised: Any, tmp_path: Path) -> None:
+    path = quantised("gpt_oss, mxfp4")
     held = load_file(path / "model.safetensors")
     name = "model.layers.0.mlp.experts.down_proj_scales"
     held[name] = held[name][:, :-1].contiguous()
@@ -149,9 +96,9 @@ def test_a_scale_of_another_shape_is_refused(folder: Any, tmp_path: Path) -> Non
     ],
 )
 def test_other_quantised_checkpoints_are_refused(
-    change: dict[str, Any], words: str, folder: Any, tmp_path: Path
+    change: dict[str, Any], words: str, quantised: Any, tmp_path: Path
 ) -> None:
-    path = folder("deepseek_v3, fp8")
+    path = quantised("deepseek_v3, fp8")
     (tmp_path / "model.safetensors").symlink_to(path / "model.safetensors")
     raw = json.loads((path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(raw | {"quantization_config": change}))
@@ -159,8 +106,8 @@ def test_other_quantised_checkpoints_are_refused(
         wb.checkpoint(tmp_path)
 
 
-def test_an_llm_converts_by_itself(folder: Any) -> None:
-    model = wb.checkpoint(folder("gpt_oss, mxfp4"))
+def test_an_llm_converts_by_itself(quantised: Any) -> None:
+    model = wb.checkpoint(quantised("gpt_oss, mxfp4"))
     (made,) = wb.LLM(model).generate([ASKED[1].prompt], max_tokens=4)
     (told,) = wb.LLM(model, weights="bf16").generate([ASKED[1].prompt], max_tokens=4)
     assert made.tokens == told.tokens

@@ -54,7 +54,7 @@ def pin(affinity: Affinity) -> None:
         return
     os.sched_setaffinity(0, affinity.cores)
     if affinity.threads == 2 and len(affinity.cores) >= 2:
-        torch.ones(1 << 17).add_(1.0)  # the first shared work starts the other thread
+        torch.ones(1 << 17).fill_(0.0)  # the first shared work starts the other thread
         for other in _others():
             os.sched_setaffinity(other, affinity.cores[1:])
         os.sched_setaffinity(0, affinity.cores[:1])

@@ -20,7 +20,7 @@ from workbench.engine.model.few_rows import MOST, FewRows
 from workbench.engine.model.kv_cache import FetchedKV, KVCache
 from workbench.engine.model.latent import SPLIT, ByClass, LatentCache, LatentOps
 from workbench.engine.model.operations import OPERATIONS
-from workbench.engine.model.ops import Ops, RowLayout
+from workbench.engine.model.ops import Ops, RowLayout, added
 from workbench.engine.model.weights import Weights, WeightStore, as_numpy
 from workbench.pipeline.layer_graph import Node, NodeKind
 from workbench.scheduler.batch import Batch
@@ -240,7 +240,7 @@ class Forward:
         self._note_touched(*(chosen for _, chosen in groups))
         late = self._buffers.pop((device, part, "pending"), None)
         if late is not None:
-            out[decodes] += late
+            out[decodes] = added(out[decodes], late)
         if stage.defer:
             for buffer in ("h", "gates"):  # the next layer may write its own before the deferred experts are computed
                 self._buffers[device, part, f"late_{buffer}"] = read[buffer][decodes].clone()

@@ -228,8 +228,7 @@ class Ops:
 
     def embed(self, ids: Sequence[int]) -> torch.Tensor:
         """Token ids -> x (T, M)."""
-        x = embed(torch.tensor(ids), self._tables["embedding"])
-        return x if self._model.embedding_multiplier == 1 else x.mul_(self._model.embedding_multiplier)
+        return _scaled(embed(torch.tensor(ids), self._tables["embedding"]), self._model.embedding_multiplier)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """x (T, M) -> logits (T, V) fp32."""
@@ -237,7 +236,7 @@ class Ops:
         head = tables.get("head", tables["embedding"])
         normed = self.norm(x, tables["norm norm"], tables.get("norm norm_bias"))
         found = self.linear(normed, head, tables.get("head bias")).float()
-        return found if self._model.logits_scaling == 1 else found.div_(self._model.logits_scaling)
+        return _scaled(found, 1 / self._model.logits_scaling)
 
     def warm_up(self, dtype: torch.dtype, routed: Tensors) -> None:
         """Compile the kernels for rows of a type and for routed experts stored as `routed`."""
@@ -268,7 +267,7 @@ class Ops:
         out = x.new_empty(len(x), len(weight))
         for low in range(0, len(x), step):
             self._control.check()
-            out[low : low + step] = functional.linear(x[low : low + step], weight, bias)
+            out[low : low + step] = self.linear(x[low : low + step], weight, bias)
         return out
 
     def qkv(self, layout: RowLayout, read: Tensors, weights: Tensors) -> tuple[torch.Tensor, ...]:
@@ -338,8 +337,7 @@ class Ops:
 
     def _added(self, x: torch.Tensor, sublayer: torch.Tensor) -> torch.Tensor:
         """The residual stream x (T, M) with what a sublayer adds."""
-        multiplier = self._model.residual_multiplier
-        return x + sublayer if multiplier == 1 else torch.add(x, sublayer, alpha=multiplier)
+        return added(x, sublayer, self._model.residual_multiplier)
 
     def out_proj(self, layout: RowLayout, read: Tensors, weights: Tensors) -> torch.Tensor:
         """attn (T, H D) and x (T, M) -> x."""
@@ -357,7 +355,7 @@ class Ops:
         gate = weights["gate"]
         exact = self._model.family.exact_router
         rows, gate = (h.float(), gate.float()) if exact else (h, gate)
-        logits = functional.linear(rows, gate, weights.get("gate_bias"))
+        logits = self.linear(rows, gate, weights.get("gate_bias"))
         ids, scales = self._chosen(logits, count, weights.get("choice_bias"))
         return h, torch.cat((ids.float(), scales), dim=-1)
 
@@ -419,14 +417,24 @@ class Ops:
         inner = gated(self.linear(read["h"], weights["gate_up"]), threads=torch.get_num_threads())
         out = self.linear(inner, weights["down"])
         if "gate" in weights:
-            out *= functional.linear(read["h"], weights["gate"]).sigmoid_()
-        return out.add_(read["routed"]) if "routed" in read else out
+            out.mul_(self.linear(read["h"], weights["gate"]).sigmoid_())
+        return added(out, read["routed"]) if "routed" in read else out
 
     def combine(self, layout: RowLayout, read: Tensors, weights: Tensors) -> torch.Tensor:
         """x (T, M) + routed (T, M) + shared (T, M), those of both that the layer has -> x."""
         if "routed" in read and "shared" in read:
-            return self._added(read["x"], read["routed"] + read["shared"])
+            return self._added(read["x"], added(read["routed"], read["shared"]))
         return self._added(read["x"], read["routed"] if "routed" in read else read["shared"])
+
+
+def added(x: torch.Tensor, other: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+    """x + factor * other."""
+    return torch.add(x, other, alpha=factor)
+
+
+def _scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
+    """x, multiplied by a factor where it is."""
+    return x if factor == 1 else x.mul_(factor)
 
 
 def _with_before(layout: RowLayout, read: Tensors, name: str) -> torch.Tensor:

@@ -37,7 +37,7 @@ def choose_all(
     EngineError
         If a logit is NaN or infinite.
     """
-    if not torch.isfinite(logits).all():
+    if len(logits) and not all(torch.isfinite(bound) for bound in torch.aminmax(logits)):  # with a NaN, both are
         raise EngineError("the logits are not finite; check the weights, or keep them in another precision.")
     chosen: list[int] = sample(logits).tolist()
     for row, (request, line) in enumerate(zip(requests, tokens, strict=True)):
@@ -53,7 +53,8 @@ def choose_all(
 def _penalised(logits: torch.Tensor, how: Sampling, tokens: Sequence[int], made: int) -> torch.Tensor:
     """One row of logits behind the penalties; the last `made` of its tokens were generated."""
     ids = torch.tensor(tokens)
-    generated = torch.arange(len(tokens)) >= len(tokens) - made
+    generated = torch.zeros(len(tokens), dtype=torch.bool)
+    generated[len(tokens) - made :] = True
     penalties = (torch.tensor([one], dtype=torch.float64) for one in (how.repetition_penalty, how.presence_penalty))
     return penalise(logits, torch.zeros_like(ids), ids, generated, *penalties)
 
