@@ -23,8 +23,8 @@ class Activations(NamedTuple):
     exact : (n, width) fp32
     pairs : (n, terms width / 2) uint32
         Two bf16 per word. With one term the numbers are rounded; with three terms the row holds all first terms, then
-        all second and all third terms, and a cache line of padding, so that rows do not all map to the same cache set.
-        Empty with no term.
+        all second and all third terms. A cache line of padding follows, so that rows do not all map to the same cache
+        set. Empty with no term.
     numbers, scales, offsets : (n + 15, width + a line) int8, (n, groups) fp32, (n, groups) int32
         Bytes and their scales; offsets are the negative of the sum of a group's bytes times the code of 0 in a weight.
         Empty unless the weights have scales. Matrix registers read 16 rows from any row on, hence 15 more; the line is
@@ -49,7 +49,7 @@ def empty_activations(count: int, matrices: Matrices, terms: int, lanes: int) ->
     """Allocate `count` rows for these matrices, with `terms` bf16 terms per number; not cleared."""
     width = matrices.width
     groups = matrices.scales.shape[2]
-    words = terms * width // 2 + (LINE // 4 if terms > 1 else 0)
+    words = terms * width // 2 + (LINE // 4 if terms else 0)
     return Activations(
         aligned(np.float32, count, width),
         aligned(np.uint32, count, words),
@@ -88,7 +88,8 @@ def convert(t: int, activations: Any, zero: int) -> None:
     if activations.split:
         _split(activations.exact[t], activations.split)
     if activations.terms == 1:
-        bfloat16_pairs(activations.exact[t].view(np.uint32), activations.pairs[t])
+        width = activations.exact.shape[1]
+        bfloat16_pairs(activations.exact[t].view(np.uint32), activations.pairs[t, : width // 2])
     elif activations.terms:
         width = activations.exact.shape[1]
         halves = activations.pairs[t].view(np.uint16)

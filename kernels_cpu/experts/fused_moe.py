@@ -29,7 +29,7 @@ from ..threads.task_counts import counters
 from ..threads.team import helped, on_node, team_size
 from .activations import empty_activations
 from .nodes import NodeExperts
-from .tasks import FEW, MANY, PHASES, blocks_of, columns_of, server, terms_of
+from .tasks import FEW, PHASES, blocks_of, by_matrices, columns_of, server, terms_of
 from .weights import ROWS, PackedExperts, aligned, unpacked
 
 _BUFFERED = 16 << 20
@@ -75,8 +75,7 @@ def fused_moe(
     are read in place.
 
     With FP32 and BF16 weights activations stay in fp32. They are rounded to bf16 only where that is faster: for packed
-    BF16 experts with more than 4 tokens on Zen with AVX512_BF16, and with more than 32 tokens on CPUs with matrix
-    registers (AMX). With INT8 and INT4 weights they are rounded to multiples of each group's largest magnitude over
+    BF16 experts with more than 4 tokens on Zen with AVX512_BF16 and on CPUs with matrix registers (AMX). With INT8 and INT4 weights they are rounded to multiples of each group's largest magnitude over
     127. There matrix registers, which serve experts with more than 4 tokens and groups of a multiple of 32 columns,
     give the same bits as vectors (KTransformers' high and low intensity kernels, section 3.1).
 
@@ -247,12 +246,14 @@ def _call(
     parts = _parts(pairs, max(_FEWEST, _BUFFERED // _buffered(experts)))
     longest = max(len(part.tokens) for part in parts)
     most = max(part.most for part in parts)
+    matrices = by_matrices(experts, path)
     terms = terms_of(experts, path, exact) if most > FEW else 0
+    by_matrix = terms if matrices else 0
     both: NDArray[Any] = aligned(np.float32, longest, up.words.shape[1] * ROWS)
     answers: NDArray[Any] = aligned(np.float32, len(pairs.tokens), down.words.shape[1] * ROWS)
     hidden = empty_activations(longest, up, terms, lanes)
     inner = empty_activations(longest, down, terms, lanes)
-    serve = server(lanes, int(experts.format), up.in_place, terms, columns_of(experts, path))
+    serve = server(lanes, int(experts.format), up.in_place, terms, matrices, columns_of(experts, path))
     calls = list[tuple[Callable[[], object], NDArray[np.int64]]]()
     begin = 0
     for part in parts:
@@ -261,9 +262,9 @@ def _call(
         summed = slice(None) if part is parts[-1] else slice(0)
         call = partial(
             serve,
-            counter.ctypes.data, x, part.tokens, part.first, experts.format.zero, longest if exact else MANY,
-            part.touched, up.words, up.scales, blocks_of(up, terms, most), hidden, both, down.dim,
-            down.words, down.scales, blocks_of(down, terms, most), inner, answers[begin:past],
+            counter.ctypes.data, x, part.tokens, part.first, experts.format.zero,
+            part.touched, up.words, up.scales, blocks_of(up, by_matrix, most), hidden, both, down.dim,
+            down.words, down.scales, blocks_of(down, by_matrix, most), inner, answers[begin:past],
             answers, pairs.places[summed], weights[summed], out[summed],
         )  # fmt: skip
         calls.append((call, counter))  # the call holds only the counter's address, so the list keeps the array

@@ -1,8 +1,8 @@
 """The experts' inner loops with matrix registers: a block of 64 rows of packed weights times up to 16 tokens.
 
 Packed words have the layout of the right operand of a product: its row s holds word s of every row of the block. With
-BF16 weights each number of a token is split into three bf16 terms, so that products are exact, as in `vectors`; but an
-infinity gives NaN, and denormal terms count as zero. INT8 is computed in integers until the sums of a group are scaled,
+BF16 weights each number of a token is rounded to bf16, or split into three bf16 terms, so that products are exact, as
+in `vectors`; but an infinity then gives NaN. Denormal terms count as zero. INT8 is computed in integers until the sums of a group are scaled,
 and INT4 is unpacked to bytes first, so that results are equal to those of `vectors` bit by bit.
 """
 
@@ -30,10 +30,10 @@ _WEIGHTS = 7
 
 @emitted
 def shape(typing: Any, terms: Any, tokens: Any) -> Any:
-    """Set the registers' shapes for `tokens` tokens; emits nothing unless there are `TERMS` terms."""
+    """Set the registers' shapes for `tokens` tokens; emits nothing for no terms."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if literal(terms) == TERMS:
+        if literal(terms):
             Matrices(builder).shape([(arguments[1], ROWS)] * (len(_SUMS) + TERMS) + [(ROWS, ROWS)])
         return context.get_dummy_value()
 
@@ -42,22 +42,22 @@ def shape(typing: Any, terms: Any, tokens: Any) -> Any:
 
 @emitted
 def matrix_block(
-    typing: Any, terms: Any, exact: Any,
+    typing: Any, terms: Any,
     block: Any, x: Any, stride: Any, term_stride: Any, steps: Any, out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
-    """out[t, r] = row[r] . x[t] for the tokens of `shape`, with all terms if `exact`, else with the first.
+    """out[t, r] = row[r] . x[t] for the tokens of `shape`.
 
-    Rows of x are `stride` bytes apart, the terms of a row `term_stride`, rows of out `out_stride`. Emits nothing unless
-    there are `TERMS` terms.
+    Rows of x are `stride` bytes apart, the terms of a row `term_stride`, rows of out `out_stride`. Emits nothing for no
+    terms.
     """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if literal(terms) != TERMS:
+        if not literal(terms):
             return context.get_dummy_value()
         e = Emitter(builder, ROWS)
         m = Matrices(builder)
-        block_, x_, stride_, term_stride_, steps_, out_, out_stride_ = arguments[2:]
-        used = _TOKENS[: TERMS if literal(exact) else 1]
+        block_, x_, stride_, term_stride_, steps_, out_, out_stride_ = arguments[1:]
+        used = _TOKENS[: literal(terms)]
         for total in _SUMS:
             m.clear(total)
 
@@ -80,7 +80,69 @@ def matrix_block(
             m.store(total, e.at(out_, LINE * x), out_stride_)
         return context.get_dummy_value()
 
-    return types.void(terms, exact, *[types.int64] * 7), emit
+    return types.void(terms, *[types.int64] * 7), emit
+
+
+_SECOND = 5
+_HALVES = (6, 7)
+"""Registers of tokens 17 to 32, and of half a block of weights. Sums of the first 16 tokens are in the first two."""
+
+
+@emitted
+def shape_twice(typing: Any, terms: Any, tokens: Any) -> Any:
+    """Set the registers' shapes for 17 to 32 tokens of one term; emits nothing for another number of terms."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if literal(terms) == 1:
+            rest = builder.sub(arguments[1], I64(ROWS))
+            Matrices(builder).shape([(count, ROWS) for count in (ROWS, ROWS, rest, rest, ROWS, rest, ROWS, ROWS)])
+        return context.get_dummy_value()
+
+    return types.void(terms, types.int64), emit
+
+
+@emitted
+def twice_matrix_block(
+    typing: Any, terms: Any, block: Any, x: Any, stride: Any, steps: Any, out: Any, out_stride: Any
+) -> Any:
+    """`matrix_block` of one term for the tokens of `shape_twice`, with one read of the block.
+
+    Emits nothing for another number of terms.
+    """
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if literal(terms) != 1:
+            return context.get_dummy_value()
+        e = Emitter(builder, ROWS)
+        m = Matrices(builder)
+        block_, x_, stride_, steps_, out_, out_stride_ = arguments[1:]
+        later = builder.mul(stride_, I64(ROWS))
+        for half in range(2):
+            first = e.at(block_, 2 * LINE * half)
+            for total in _SUMS:
+                m.clear(total)
+
+            def step(index: Any, _: list[Any], first: Any = first) -> list[Any]:
+                here = e.at(first, builder.mul(index, I64(4 * BLOCK * ROWS)))
+                at = e.at(x_, builder.mul(index, I64(LINE)))
+                m.load(_TOKENS[0], at, stride_)
+                m.load(_SECOND, e.at(at, later), stride_)
+                for place, weights in enumerate(_HALVES):
+                    m.load(weights, e.at(here, LINE * place), I64(4 * BLOCK))
+                    for row in range(ROWS):
+                        ahead(e, e.at(here, LINE * place + 4 * BLOCK * row))
+                    m.multiply(place, _TOKENS[0], weights)
+                    m.multiply(2 + place, _SECOND, weights)
+                return []
+
+            e.loop(builder.sdiv(steps_, I64(ROWS)), [], step)
+            to = e.at(out_, 2 * LINE * half)
+            for place in range(2):
+                m.store(place, e.at(to, LINE * place), out_stride_)
+                m.store(2 + place, e.at(e.at(to, LINE * place), builder.mul(out_stride_, I64(ROWS))), out_stride_)
+        return context.get_dummy_value()
+
+    return types.void(terms, *[types.int64] * 6), emit
 
 
 _BYTES = 4

@@ -29,7 +29,9 @@ from .matrices import (
     scaled_matrix_block,
     shape,
     shape_bytes,
+    shape_twice,
     store_rows,
+    twice_matrix_block,
     unpack,
 )
 from .portable import bf16_rows, fp32_rows, scaled_rows
@@ -44,12 +46,6 @@ matrix registers: with so few tokens reading the weights takes longer than compu
 Speed with rounded relative to exact activations on two Zen 4 cores, at 1, 4, 5 and 8 tokens: 0.92, 0.96, 1.02, 1.16.
 Speed of matrix registers relative to vectors on a core of a Xeon with AMX, both exact, at 5, 8, 16, 32 and 512 tokens:
 1.1, 1.2, 1.7, 2.0, 2.7; with INT8 1.1, 1.2, 1.4, 1.6, 1.8, with INT4 1.1, 1.2, 1.7, 1.9, 2.3.
-"""
-MANY = 32
-"""Most tokens of an expert that matrix registers compute exactly; with more, activations are rounded to bf16.
-
-GFLOP/s of exact, rounded, and torch's rounded products on a core of a Xeon with AMX, at 16, 32, 64, 128 and 512 tokens:
-160, 176, 113; 227, 259, 189; 263, 351, 257; 316, 439, 387; 411, 597, 579.
 """
 SIDE_BY_SIDE = 1 if is_zen() else STREAMS
 """Streams in which a block is read for the first tokens. Later it is in a cache, where one is up to 1.4 times as fast.
@@ -68,17 +64,24 @@ _SUMMED_TOKENS = 64
 """Tokens whose sums stay in L1 from one scale group to the next; speeds with 32 to 256 are within a tenth."""
 
 
+def by_matrices(experts: PackedExperts, path: CodePath) -> bool:
+    """True if matrix registers multiply BF16 weights with the activations of experts with many tokens."""
+    if experts.format is not Format.BF16 or path is not CodePath.AVX512 or experts.gate_up.in_place:
+        return False
+    return has_matrices() and not (experts.gate_up.width % COLUMNS or experts.down.width % COLUMNS)
+
+
 def terms_of(experts: PackedExperts, path: CodePath, exact: bool) -> int:
     """Number of bf16 terms per activation for experts with many tokens: 0 for fp32, 1 rounded, 3 for an exact sum.
 
-    Only Zen rounds for AVX512_BF16: on a Xeon with AMX its products are 0.97 to 0.7 times as fast as exact ones.
+    Only Zen rounds for AVX512_BF16: on a Xeon with AMX its products are 0.97 to 0.7 times as fast as exact ones of
+    vectors. Speed of matrix registers with rounded relative to exact activations there, at 16, 32, 64, 128 and 512
+    tokens: 1.1, 1.1, 1.3, 1.4, 1.5.
     """
-    both = experts.gate_up, experts.down
-    if experts.format is not Format.BF16 or path is not CodePath.AVX512 or experts.gate_up.in_place:
-        return 0
-    if has_matrices() and not any(matrices.width % COLUMNS for matrices in both):
-        return TERMS
-    return 1 if is_zen() and has("avx512bf16") and not exact else 0
+    if by_matrices(experts, path):
+        return TERMS if exact else 1
+    vectors = experts.format is Format.BF16 and path is CodePath.AVX512 and not experts.gate_up.in_place
+    return 1 if vectors and is_zen() and has("avx512bf16") and not exact else 0
 
 
 def columns_of(experts: PackedExperts, path: CodePath) -> int:
@@ -89,9 +92,12 @@ def columns_of(experts: PackedExperts, path: CodePath) -> int:
 
 
 def blocks_of(matrices: Matrices, terms: int, most: int) -> int:
-    """Blocks per task; several if the activations of `most` tokens would not stay in L2 from block to block."""
+    """Blocks per task of matrix registers; several if `most` tokens would not stay in L2 from block to block.
+
+    `terms` are those of their activations, 0 where vectors multiply.
+    """
     fits = 2 * terms * matrices.width * most <= _KEPT
-    return 1 if terms < TERMS or fits else max(1, _KEPT // (2 * ROWS * matrices.width))
+    return 1 if fits else max(1, _KEPT // (2 * ROWS * matrices.width))
 
 
 @compiled()
@@ -136,27 +142,32 @@ def _floats(
 
 @compiled()
 def _matrices(
-    terms: int, exact: bool, block: int, steps: int, blocks: int, begin: int, end: int, x: Any, out: Any, number: int
+    terms: int, block: int, steps: int, blocks: int, begin: int, end: int, x: Any, out: Any, number: int
 ) -> None:  # fmt: skip
     """Multiply `blocks` blocks of BF16 words with activations begin .. end - 1 by matrix registers.
 
-    The blocks are the inner loop, so that 16 activations stay in a cache.
+    The blocks are the inner loop, so that the activations stay in a cache.
     """
     literally(terms)
     stride = 4 * x.pairs.shape[1]
     out_stride = 4 * out.shape[1]
     base = x.pairs.ctypes.data
     result = out.ctypes.data + 4 * ROWS * number
-    for t in range(begin, end, TOGETHER):
-        if t == begin or end - t < TOGETHER:
-            shape(terms, min(TOGETHER, end - t))
+    t = begin
+    while t < end:
+        count = min(2 * TOGETHER if terms == 1 else TOGETHER, end - t)
+        if count > TOGETHER:
+            shape_twice(terms, count)
+        else:
+            shape(terms, count)
         for b in range(blocks):
             at = block + 4 * ROWS * steps * b
             to = result + t * out_stride + 4 * ROWS * b
-            if exact:
-                matrix_block(terms, 1, at, base + t * stride, stride, 4 * steps, steps, to, out_stride)
+            if count > TOGETHER:
+                twice_matrix_block(terms, at, base + t * stride, stride, steps, to, out_stride)
             else:
-                matrix_block(terms, 0, at, base + t * stride, stride, 4 * steps, steps, to, out_stride)
+                matrix_block(terms, at, base + t * stride, stride, 4 * steps, steps, to, out_stride)
+        t += count
     release()
 
 
@@ -268,19 +279,19 @@ def _portable(format: int, words: Any, scales: Any, begin: int, end: int, x: Any
 
 @compiled()
 def _multiply(
-    lanes: int, format: int, in_place: bool, terms: int, columns: int, words: Any, scales: Any, first: Any, expert: int,
-    number: int, past: int, many: int, x: Any, out: Any,
+    lanes: int, format: int, in_place: bool, terms: int, by_matrices: int, columns: int, words: Any, scales: Any,
+    first: Any, expert: int, number: int, past: int, x: Any, out: Any,
 ) -> None:  # fmt: skip
     """Multiply blocks number .. past - 1 of an expert's matrix with the activations of the tokens that chose it."""
-    literally(lanes), literally(format), literally(terms), literally(columns)
+    literally(lanes), literally(format), literally(terms), literally(by_matrices), literally(columns)
     begin = first[expert]
     end = first[expert + 1]
     steps = words.shape[2]
     groups = scales.shape[2]
     size = 4 * ROWS * steps
     block = words.ctypes.data + (expert * words.shape[1] + number) * size
-    if terms == TERMS and end - begin > FEW:
-        _matrices(terms, end - begin <= many, block, steps, past - number, begin, end, x, out, number)
+    if by_matrices and end - begin > FEW:
+        _matrices(by_matrices, block, steps, past - number, begin, end, x, out, number)
         return
     for b in range(number, past):
         if lanes == 0:
@@ -321,12 +332,17 @@ def _next(counter: int, phase: int, tasks: int) -> Any:
 
 
 @functools.cache
-def server(lanes: int, format: int, in_place: bool, terms: int, columns: int) -> Any:
-    """Compile one thread's work for a register width and format; it closes over numbers only, for the disk cache."""
+def server(lanes: int, format: int, in_place: bool, terms: int, matrices: bool, columns: int) -> Any:
+    """Compile one thread's work for a register width and format; it closes over numbers only, for the disk cache.
+
+    `terms` of an activation are multiplied by matrix registers, or else by vectors.
+    """
+    by_vectors = 0 if matrices else terms
+    by_matrices = terms if matrices else 0
 
     @compiled()
     def serve(
-        counter: int, h: Any, tokens: Any, first: Any, zero: int, many: int,
+        counter: int, h: Any, tokens: Any, first: Any, zero: int,
         touched: Any, up_words: Any, up_scales: Any, up_blocks: int, x: Any, both: Any, dim: int,
         down_words: Any, down_scales: Any, down_blocks: int, inner: Any, answers: Any,
         every: Any, places: Any, weights: Any, out: Any,
@@ -344,8 +360,9 @@ def server(lanes: int, format: int, in_place: bool, terms: int, columns: int) ->
             number = i % tasks_each * up_blocks
             past = min(blocks, number + up_blocks)
             _multiply(
-                lanes, format, in_place, terms, columns, up_words, up_scales, first, expert, number, past, many, x, both
-            )
+                lanes, format, in_place, by_vectors, by_matrices, columns, up_words, up_scales, first, expert, number,
+                past, x, both,
+            )  # fmt: skip
             task_done(counter, 1)
             i = _next(counter, 1, len(touched) * tasks_each)
         i = _next(counter, 2, len(tokens))
@@ -361,8 +378,8 @@ def server(lanes: int, format: int, in_place: bool, terms: int, columns: int) ->
             number = i % tasks_each * down_blocks
             past = min(blocks, number + down_blocks)
             _multiply(
-                lanes, format, in_place, terms, columns, down_words, down_scales, first, expert, number, past, many,
-                inner, answers,
+                lanes, format, in_place, by_vectors, by_matrices, columns, down_words, down_scales, first, expert,
+                number, past, inner, answers,
             )  # fmt: skip
             task_done(counter, 3)
             i = _next(counter, 3, len(touched) * tasks_each)

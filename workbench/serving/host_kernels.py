@@ -15,8 +15,8 @@ BUFFERED = 16 << 20
 """Bytes of fp32 buffers of a part of the pairs of row and expert."""
 FEWEST = 128
 """Least limit of a part [pairs]."""
-_TERMS = 3
-"""Most terms in bf16 to which a number is split."""
+_TERMS = 1
+"""Terms in bf16 of a number, where there are any."""
 _PADDING = 64
 """Bytes behind a row of terms."""
 _AHEAD = 15
