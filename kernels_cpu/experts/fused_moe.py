@@ -34,6 +34,8 @@ from .weights import ROWS, PackedExperts, aligned, unpacked
 
 _BUFFERED = 16 << 20
 """Bytes of buffers of one part of the pairs. They stay in the last-level cache."""
+_PADDING = 16
+"""Numbers behind each row of results, a cache line, so that rows do not all map to the same cache set."""
 _FEWEST = 128
 """Least limit of a part [pairs]: every part of an expert reads all of its weights again."""
 _WORTH = 1 << 20
@@ -75,9 +77,10 @@ def fused_moe(
     are read in place.
 
     With FP32 and BF16 weights activations stay in fp32. They are rounded to bf16 only where that is faster: for packed
-    BF16 experts with more than 4 tokens on Zen with AVX512_BF16 and on CPUs with matrix registers (AMX). With INT8 and INT4 weights they are rounded to multiples of each group's largest magnitude over
-    127. There matrix registers, which serve experts with more than 4 tokens and groups of a multiple of 32 columns,
-    give the same bits as vectors (KTransformers' high and low intensity kernels, section 3.1).
+    BF16 experts with more than 4 tokens on Zen with AVX512_BF16 and on CPUs with matrix registers (AMX). With INT8 and
+    INT4 weights they are rounded to multiples of each group's largest magnitude over 127. There matrix registers, which
+    serve experts with more than 4 tokens and groups of a multiple of 32 columns, give the same bits as vectors
+    (KTransformers' high and low intensity kernels, section 3.1).
 
     Parameters
     ----------
@@ -249,8 +252,8 @@ def _call(
     matrices = by_matrices(experts, path)
     terms = terms_of(experts, path, exact) if most > FEW else 0
     by_matrix = terms if matrices else 0
-    both: NDArray[Any] = aligned(np.float32, longest, up.words.shape[1] * ROWS)
-    answers: NDArray[Any] = aligned(np.float32, len(pairs.tokens), down.words.shape[1] * ROWS)
+    both: NDArray[Any] = aligned(np.float32, longest, up.words.shape[1] * ROWS + _PADDING)
+    answers: NDArray[Any] = aligned(np.float32, len(pairs.tokens), down.words.shape[1] * ROWS + _PADDING)
     hidden = empty_activations(longest, up, terms, lanes)
     inner = empty_activations(longest, down, terms, lanes)
     serve = server(lanes, int(experts.format), up.in_place, terms, matrices, columns_of(experts, path))

@@ -2,8 +2,8 @@
 
 Packed words have the layout of the right operand of a product: its row s holds word s of every row of the block. With
 BF16 weights each number of a token is rounded to bf16, or split into three bf16 terms, so that products are exact, as
-in `vectors`; but an infinity then gives NaN. Denormal terms count as zero. INT8 is computed in integers until the sums of a group are scaled,
-and INT4 is unpacked to bytes first, so that results are equal to those of `vectors` bit by bit.
+in `vectors`; but an infinity then gives NaN. Denormal terms count as zero. INT8 is computed in integers until the sums
+of a group are scaled, and INT4 is unpacked to bytes first, so that results are equal to those of `vectors` bit by bit.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Its numbers are those of `kernels_cpu`, which is not imported before a run; a te
 
 from __future__ import annotations
 
-from workbench.core.units import DTYPE_BYTES
+from workbench.core.units import DTYPE_BYTES, GROUPS, QUANTISED
 from workbench.models import ModelConfig
 from workbench.stages import Precision
 
@@ -18,7 +18,9 @@ FEWEST = 128
 _TERMS = 1
 """Terms in bf16 of a number, where there are any."""
 _PADDING = 64
-"""Bytes behind a row of terms."""
+"""Bytes behind a row of terms, and behind one of results."""
+_SUMS = 24 << 10
+"""Bytes in which a thread sums products of rounded weights up, group by group."""
 _AHEAD = 15
 """Rows of bytes behind the last one, which matrix registers may read."""
 
@@ -32,13 +34,16 @@ def experts_bytes(model: ModelConfig, precision: Precision, rows: float) -> floa
     """Bytes that packed experts take beyond their buffers while they compute so many rows [B].
 
     The rows and their sums in fp32 and in the weights' precision; the answer and the place of each pair of row and
-    expert; and of a part of the pairs gates, ups and both operands in fp32, the operands also in terms of bf16.
+    expert; of a part of the pairs gates, ups and both operands in fp32, the operands also in terms of bf16; and what a
+    thread needs to sum products of rounded weights up.
     """
-    outer = model.hidden_size
-    inner = model.expert_width
+    unit = precision.group or GROUPS[0] if precision.experts in QUANTISED else UNIT
+    outer, inner = (-(-size // unit) * unit for size in (model.hidden_size, model.expert_width))
     pairs = rows * model.num_experts_per_tok
     part = min(pairs, max(FEWEST, BUFFERED // (4 * (outer + 3 * inner))))
     operands = (4 + 2 * _TERMS) * (outer + inner) + 2 * _PADDING
     each_row = (8 + DTYPE_BYTES[precision.weights]) * outer
     ahead = _AHEAD * (outer + inner + 2 * _PADDING)
-    return rows * each_row + pairs * (4 * outer + 24) + part * (8 * inner + operands) + ahead
+    answers = 4 * outer + _PADDING + 24
+    sums = _SUMS if precision.experts in QUANTISED else 0
+    return rows * each_row + pairs * answers + part * (8 * inner + _PADDING + operands) + ahead + sums
