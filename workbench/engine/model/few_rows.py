@@ -64,20 +64,6 @@ class FewRows:
             made = self._made[id(weights)] = weights, make(self, weights)
         return made[1]
 
-    def warm_up(self, dtype: torch.dtype, routed: Tensors) -> None:
-        """Compile the kernels for rows of a type and for routed experts stored as `routed`."""
-        size = 64
-        row = torch.zeros(1, size, dtype=dtype)
-        if not fits_few_rows(row.expand(size, size).contiguous()):
-            return
-        dim = 2 * self._angles.shape[1]
-        FewQkv(row[0], row.new_zeros(3 * dim, size), self._angles, 1, 1)(row, torch.zeros(1, dtype=torch.int64))
-        FewLinear(row.new_zeros(size, size), norm=row[0])(row, row)
-        FewRoute(row[0], row.new_zeros(size, size), 1)(row)
-        if (stage := self.experts(routed)) is not None:
-            width = routed["down_blocks"].shape[1]
-            stage(RowLayout.smallest(), {"h": row.new_zeros(1, width), "gates": torch.zeros(1, 2)})
-
     def qkv(self, weights: Tensors) -> Few | None:
         """See `Ops.qkv`."""
         model = self._model
@@ -125,10 +111,7 @@ class FewRows:
 
     def experts(self, weights: Tensors) -> Few | None:
         """See `Ops.experts`."""
-        if "gate_up_blocks" not in weights or not features().lanes:
-            return None
-        stage = FewExperts(packed_of(weights))
-        return lambda layout, read: stage(read["h"], read["gates"], threads=torch.get_num_threads())
+        return _experts(weights)
 
     def _logits(self, tables: Tensors) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """See `Ops.logits`."""
@@ -143,6 +126,28 @@ class FewRows:
         """True if there are no other weights than these, the matrix is one for few rows, and norms are RMSNorms."""
         whole = weights.keys() <= {matrix, *others} and matrix in weights
         return whole and self._model.family.norm is Norm.RMS and fits_few_rows(weights[matrix])
+
+
+def _experts(weights: Tensors) -> Few | None:
+    if "gate_up_blocks" not in weights or not features().lanes:
+        return None
+    stage = FewExperts(packed_of(weights))
+    return lambda layout, read: stage(read["h"], read["gates"], threads=torch.get_num_threads())
+
+
+def warm_up(angles: torch.Tensor, dtype: torch.dtype, routed: Tensors) -> None:
+    """Compile the kernels for rows of a type, these angles, and routed experts stored as `routed`."""
+    size = 64
+    row = torch.zeros(1, size, dtype=dtype)
+    if not fits_few_rows(row.expand(size, size).contiguous()):
+        return
+    dim = 2 * angles.shape[1]
+    FewQkv(row[0], row.new_zeros(3 * dim, size), angles, 1, 1)(row, torch.zeros(1, dtype=torch.int64))
+    FewLinear(row.new_zeros(size, size), norm=row[0])(row, row)
+    FewRoute(row[0], row.new_zeros(size, size), 1)(row)
+    if (stage := _experts(routed)) is not None:
+        width = routed["down_blocks"].shape[1]
+        stage(RowLayout.smallest(), {"h": row.new_zeros(1, width), "gates": torch.zeros(1, 2)})
 
 
 _MAKE: dict[Any, Callable[[FewRows, Tensors], Few | None]] = {

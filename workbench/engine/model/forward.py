@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import cast
 
 import torch
+from tqdm.auto import tqdm
 
 from workbench.core.errors import EngineError
 from workbench.engine.lanes.control import Control
@@ -16,6 +17,7 @@ from workbench.engine.lanes.transfer import ArrayCopy, Transfer
 from workbench.engine.loading.checkpoint import TORCH_DTYPES
 from workbench.engine.loading.stored import FORMATS, smallest
 from workbench.engine.loading.tensors import Tensors
+from workbench.engine.model import few_rows
 from workbench.engine.model.few_rows import MOST, FewRows
 from workbench.engine.model.kv_cache import FetchedKV, KVCache
 from workbench.engine.model.latent import SPLIT, ByClass, LatentCache, LatentOps
@@ -53,15 +55,17 @@ class Forward:
             for node in self._graph.at(layer)
             if node is not None
         }
+        latent = bool(self._model.kv_lora_rank)
+        kind = LatentOps if latent else Ops
+        cache = LatentCache if latent else KVCache
+        self._compile(kind, cache)  # before anything is loaded: the code stays with the process when the model goes
         ops = (stage.op for stage in self._graph.pipeline.stages)
         store = WeightStore(self._model, scenario.precision, ops, self._control)
         slots = prepared.lowering.schedule.weight_slots
         self._weights = Weights(store, self._graph, prepared.slot_bytes, slots, self._control)
         self._tables = store.tables
-        latent = bool(self._model.kv_lora_rank)
         workload = scenario.workload
         longest = int((workload.prompt_len + workload.output_len).max()) - 1  # the last token is never read
-        kind = LatentOps if latent else Ops
         self._ops = kind(self._model, self._control, self._tables, longest, positions(scenario))
         self._few = FewRows(self._model, self._ops.angles, self._tables)
         self._layers = [self._ops.at(layer) for layer in range(self._model.num_hidden_layers)]
@@ -80,10 +84,27 @@ class Forward:
         self._touched = 0  # distinct experts that a part chose in a layer, summed over parts and layers
         self.decodes = 0
         size = scenario.memory.kv_block
-        cache = LatentCache if latent else KVCache
         self._cache = cache(self._model, scenario.kv_blocks, size, scenario.precision.kv, self._control)
         self._ledger = ledger(prepared).gpu
         self._check_gpu_memory()
+
+    def _compile(self, kind: type[Ops], cache: type[KVCache]) -> None:
+        """Compile the kernels of a run, so that no lane is charged for it; a bar shows the progress."""
+        model = self._model
+        precision = self._prepared.scenario.precision
+        dtype = TORCH_DTYPES[precision.weights]
+        routed = smallest(model, precision)
+        ops = kind(model, self._control, positions=1, held=1)
+        one = cache(model, 1, self._prepared.scenario.memory.kv_block, precision.kv, self._control)
+        steps: list[Callable[[], object]] = [
+            lambda: ops.warm_up(dtype, routed),
+            lambda: few_rows.warm_up(ops.angles, dtype, routed),
+            lambda: one.warm_up(dtype),
+            lambda: one.fetch(0, RowLayout.smallest())[1].make() if kv in self._graph.pipeline.fetches else None,
+        ]
+        for step in tqdm(steps, desc="compile kernels", delay=1, leave=False):
+            self._control.check()
+            step()
 
     def _check_gpu_memory(self) -> None:
         """Check that the bytes allocated for weights and KV are those of the ledger, which stays within the limit."""
@@ -97,18 +118,9 @@ class Forward:
             )
 
     def warm_up(self) -> None:
-        """Compile the kernels and read every streamed weight once, so that no lane is charged for either."""
-        model = self._model
-        precision = self._prepared.scenario.precision
-        dtype = TORCH_DTYPES[precision.weights]
-        routed = smallest(model, precision)
-        self._ops.warm_up(dtype, routed)
-        self._few.warm_up(dtype, routed)
-        self._cache.warm_up(dtype)
-        if kv in self._graph.pipeline.fetches:
-            self._cache.fetch(0, RowLayout.smallest())[1].make()
+        """Read every streamed weight once, so that no lane is charged for it."""
         if self._weights.buffer:
-            for task in self._prepared.lowering.tasks(model.num_hidden_layers, Step.MIDDLE):
+            for task in self._prepared.lowering.tasks(self._model.num_hidden_layers, Step.MIDDLE):
                 if task.weights_of:
                     self._control.check()
                     self._weights.buffer.transfer(task.weights_of, task.page).make()

@@ -240,12 +240,18 @@ class Ops:
 
     def warm_up(self, dtype: torch.dtype, routed: Tensors) -> None:
         """Compile the kernels for rows of a type and for routed experts stored as `routed`."""
-        row = torch.zeros(1, self._model.head_dim, dtype=dtype)
+        model = self._model
+        row = torch.zeros(1, model.head_dim, dtype=dtype)
         self.norm(row, row[0])
+        self.linear(row, row)
+        q, k = (
+            row.new_zeros(2, heads, model.head_dim) for heads in (model.num_attention_heads, model.num_key_value_heads)
+        )
+        self._attended(q, k, k, [0, 2], [0, 2])
         self._rotated(torch.zeros(1, dtype=torch.int64), row, None)
         gated(row, threads=1)
-        logits = torch.float32 if self._model.family.exact_router else dtype
-        self._chosen(torch.zeros(1, self._model.num_local_experts, dtype=logits), 1, None)
+        logits = torch.float32 if model.family.exact_router else dtype
+        self._chosen(torch.zeros(1, model.num_local_experts, dtype=logits), 1, None)
         if "gate_up_blocks" in routed:
             warm_up_experts(packed_of(routed))
         else:
