@@ -181,8 +181,8 @@ def other(**fields: Any) -> Callable[[pytest.MonkeyPatch], None]:
     def fault(patch: pytest.MonkeyPatch) -> None:
         init = ops.Ops.__init__
 
-        def made(self: Any, model: ModelConfig, *rest: Any) -> None:
-            init(self, replace(model, **fields), *rest)
+        def made(self: Any, model: ModelConfig, *rest: Any, **named: Any) -> None:
+            init(self, replace(model, **fields), *rest, **named)
 
         patch.setattr(ops.Ops, "__init__", made)
 
