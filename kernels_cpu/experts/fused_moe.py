@@ -305,7 +305,7 @@ def _parts(pairs: _Pairs, limit: int) -> list[_Pairs]:
 
 @public
 def warm_up_experts(experts: PackedExperts) -> None:
-    """Compile `fused_moe` for experts of this format, for few and for many tokens per expert.
+    """Compile `fused_moe` with its defaults for experts of this format, for few and for many tokens per expert.
 
     Examples
     --------

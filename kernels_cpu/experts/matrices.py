@@ -1,4 +1,4 @@
-"""The experts' inner loops with matrix registers: a block of 64 rows of packed weights times up to 16 tokens.
+"""The experts' inner loops with matrix registers: a block of 64 rows of packed weights times up to 32 tokens.
 
 Packed words have the layout of the right operand of a product: its row s holds word s of every row of the block. With
 BF16 weights each number of a token is rounded to bf16, or split into three bf16 terms, so that products are exact, as
@@ -22,7 +22,7 @@ from .weights import Format
 COLUMNS = 2 * ROWS
 """Columns that one instruction multiplies; the number of columns must be a multiple of it."""
 TOGETHER = ROWS
-"""Most tokens that are computed with one read of a block."""
+"""Tokens of a register."""
 _SUMS = range(4)
 _TOKENS = range(4, 4 + TERMS)
 _WEIGHTS = 7

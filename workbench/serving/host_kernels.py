@@ -19,8 +19,10 @@ _TERMS = 1
 """Terms in bf16 of a number, where there are any."""
 _PADDING = 64
 """Bytes behind a row of terms, and behind one of results."""
-_SUMS = 24 << 10
-"""Bytes in which a thread sums products of rounded weights up, group by group."""
+_SUMS = 20 << 10
+"""Bytes in which a thread adds up products of rounded weights, group by group."""
+_UNPACKED = 64
+"""Bytes of each column of a group of INT4, unpacked for a block of rows."""
 _AHEAD = 15
 """Rows of bytes behind the last one, which matrix registers may read."""
 
@@ -34,8 +36,8 @@ def experts_bytes(model: ModelConfig, precision: Precision, rows: float) -> floa
     """Bytes that packed experts take beyond their buffers while they compute so many rows [B].
 
     The rows and their sums in fp32 and in the weights' precision; the answer and the place of each pair of row and
-    expert; of a part of the pairs gates, ups and both operands in fp32, the operands also in terms of bf16; and what a
-    thread needs to sum products of rounded weights up.
+    expert; of a part of the pairs gates, ups and both operands in fp32, the operands also in terms of bf16; and what
+    one thread needs to add up products of rounded weights.
     """
     unit = precision.group or GROUPS[0] if precision.experts in QUANTISED else UNIT
     outer, inner = (-(-size // unit) * unit for size in (model.hidden_size, model.expert_width))
@@ -45,5 +47,5 @@ def experts_bytes(model: ModelConfig, precision: Precision, rows: float) -> floa
     each_row = (8 + DTYPE_BYTES[precision.weights]) * outer
     ahead = _AHEAD * (outer + inner + 2 * _PADDING)
     answers = 4 * outer + _PADDING + 24
-    sums = _SUMS if precision.experts in QUANTISED else 0
+    sums = _SUMS + _UNPACKED * unit if precision.experts in QUANTISED else 0
     return rows * each_row + pairs * answers + part * (8 * inner + _PADDING + operands) + ahead + sums

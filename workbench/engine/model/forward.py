@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import cast
 
@@ -96,15 +96,18 @@ class Forward:
         routed = smallest(model, precision)
         ops = kind(model, self._control, positions=1, held=1)
         one = cache(model, 1, self._prepared.scenario.memory.kv_block, precision.kv, self._control)
-        steps: list[Callable[[], object]] = [
-            lambda: ops.warm_up(dtype, routed),
-            lambda: few_rows.warm_up(ops.angles, dtype, routed),
-            lambda: one.warm_up(dtype),
-            lambda: one.fetch(0, RowLayout.smallest())[1].make() if kv in self._graph.pipeline.fetches else None,
-        ]
-        for step in tqdm(steps, desc="compile kernels", delay=1, leave=False):
+        with tqdm(desc="compile kernels", delay=1, leave=False) as bar:
+            for _ in ops.warm_up(dtype):
+                self._control.check()
+                bar.update()
+            ops.warm_up_experts(dtype, routed)
+            bar.update()
+            few_rows.warm_up(ops.angles, dtype, routed)
+            bar.update()
             self._control.check()
-            step()
+            one.warm_up(dtype)
+            if kv in self._graph.pipeline.fetches:
+                one.fetch(0, RowLayout.smallest())[1].make()
 
     def _check_gpu_memory(self) -> None:
         """Check that the bytes allocated for weights and KV are those of the ledger, which stays within the limit."""

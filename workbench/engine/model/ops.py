@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -238,20 +238,22 @@ class Ops:
         found = self.linear(normed, head, tables.get("head bias")).float()
         return _scaled(found, 1 / self._model.logits_scaling)
 
-    def warm_up(self, dtype: torch.dtype, routed: Tensors) -> None:
-        """Compile the kernels for rows of a type and for routed experts stored as `routed`."""
+    def warm_up(self, dtype: torch.dtype) -> Iterator[object]:
+        """Compile the kernels for rows of a type, those of routed experts left out, one at a time."""
         model = self._model
         row = torch.zeros(1, model.head_dim, dtype=dtype)
-        self.norm(row, row[0])
-        self.linear(row, row)
-        q, k = (
-            row.new_zeros(2, heads, model.head_dim) for heads in (model.num_attention_heads, model.num_key_value_heads)
-        )
-        self._attended(q, k, k, [0, 2], [0, 2])
-        self._rotated(torch.zeros(1, dtype=torch.int64), row, None)
-        gated(row, threads=1)
+        q = row.new_zeros(2, model.num_attention_heads, model.head_dim)
+        k = row.new_zeros(2, model.num_key_value_heads, model.head_dim)
         logits = torch.float32 if model.family.exact_router else dtype
-        self._chosen(torch.zeros(1, model.num_local_experts, dtype=logits), 1, None)
+        yield self.norm(row, row[0])
+        yield self.linear(row, row)
+        yield self._attended(q, k, k, [0, 2], [0, 2])
+        yield self._rotated(torch.zeros(1, dtype=torch.int64), row, None)
+        yield gated(row, threads=1)
+        yield self._chosen(torch.zeros(1, model.num_local_experts, dtype=logits), 1, None)
+
+    def warm_up_experts(self, dtype: torch.dtype, routed: Tensors) -> None:
+        """Compile the kernels for rows of a type and for routed experts stored as `routed`."""
         if "gate_up_blocks" in routed:
             warm_up_experts(packed_of(routed))
         else:

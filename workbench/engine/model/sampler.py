@@ -37,7 +37,7 @@ def choose_all(
     EngineError
         If a logit is NaN or infinite.
     """
-    if len(logits) and not all(torch.isfinite(bound) for bound in torch.aminmax(logits)):  # with a NaN, both are
+    if len(logits) and not all(torch.isfinite(bound) for bound in torch.aminmax(logits)):  # of a NaN, both are NaN
         raise EngineError("the logits are not finite; check the weights, or keep them in another precision.")
     chosen: list[int] = sample(logits).tolist()
     for row, (request, line) in enumerate(zip(requests, tokens, strict=True)):
