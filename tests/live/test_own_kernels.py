@@ -1,4 +1,4 @@
-"""The engine computes with `workbench.kernels`: its own code holds no arithmetic on tensors but five lines."""
+"""The engine computes with `workbench.kernels`: only five lines of its own code do arithmetic on tensors."""
 
 import ast
 import inspect
@@ -27,7 +27,7 @@ from workbench.workload import Request, Sampling
 
 ENGINE = Path(wb.__file__).parent / "engine"
 LEARNS_OR_MEASURES = ("tiny_model", "calibration")
-"""Packages that no run computes with: a training has a loss, and a measurement what it measures."""
+"""Packages that no run computes with: one trains, the other times torch's own products."""
 LINES = {
     "return functional.linear(x, weight, bias)",
     "return torch.bmm(x.transpose(0, 1), matrices).transpose(0, 1)",
@@ -35,7 +35,7 @@ LINES = {
     "return x if factor == 1 else x.mul_(factor)",
     'out.mul_(self.linear(read["h"], weights["gate"]).sigmoid_())',
 }
-"""All arithmetic on tensors that the engine may hold."""
+"""The only lines of the engine that may do arithmetic on tensors."""
 PRODUCTS = {"addbmm", "addmm", "addmv", "baddbmm", "bilinear", "bmm", "chain_matmul", "conv1d", "dot", "einsum"}
 PRODUCTS |= {"inner", "linear", "matmul", "mm", "mv", "outer", "scaled_dot_product_attention", "tensordot", "vdot"}
 PRODUCTS |= {"cdist", "kron"}
@@ -44,7 +44,7 @@ CURVES |= {"scatter_add", "scatter_reduce", "silu", "softmax", "softmin"}
 EXPONENTIALS = {"exp", "exp2", "expm1", "log", "pow", "rsqrt", "sigmoid", "sqrt", "tanh"}
 CHOICES = {"amax", "amin", "aminmax", "argmax", "argmin", "clamp", "clip", "clone", "masked_fill", "max", "min"}
 CHOICES |= {"where"}
-"""These copy numbers and compute none."""
+"""Functions that copy or select numbers; all others of torch's tags compute new ones."""
 NOT_CALLED = {
     "add_rms_norm": "the sum is a buffer that another stage may read",
     "dequantise": "kernels read rounded weights as they are",
@@ -63,7 +63,7 @@ WAYS: tuple[tuple[str, Schedule], ...] = (
     ("vslpipe", VSLPipe()),
     ("experts_on_cpu", KTransformers()),
 )
-""""streamed" and "all_gpu" first: they are pipelines that latent attention takes."""
+"""Latent attention takes the pipelines of the first two."""
 
 
 def arithmetic() -> set[str]:
@@ -81,7 +81,7 @@ ARITHMETIC = arithmetic()
 
 
 class Noted(TorchFunctionMode):
-    """Lines of the engine that call torch's arithmetic; results that are truth values are none."""
+    """Collects the lines of the engine that call torch's arithmetic; calls that return bool do not count."""
 
     def __init__(self, lines: set[str]) -> None:
         super().__init__()

@@ -239,7 +239,7 @@ class Ops:
         return _scaled(found, 1 / self._model.logits_scaling)
 
     def warm_up(self, dtype: torch.dtype) -> Iterator[object]:
-        """Compile the kernels for rows of a type, those of routed experts left out, one at a time."""
+        """Compile the kernels for rows of a type, one per step; `warm_up_experts` compiles those of routed experts."""
         model = self._model
         row = torch.zeros(1, model.head_dim, dtype=dtype)
         q = row.new_zeros(2, model.num_attention_heads, model.head_dim)
@@ -441,7 +441,7 @@ def added(x: torch.Tensor, other: torch.Tensor, factor: float = 1.0) -> torch.Te
 
 
 def _scaled(x: torch.Tensor, factor: float) -> torch.Tensor:
-    """x, multiplied by a factor where it is."""
+    """Multiply x by a factor in place, and return it."""
     return x if factor == 1 else x.mul_(factor)
 
 
