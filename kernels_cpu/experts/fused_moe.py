@@ -249,14 +249,13 @@ def _call(
     parts = _parts(pairs, max(_FEWEST, _BUFFERED // _buffered(experts)))
     longest = max(len(part.tokens) for part in parts)
     most = max(part.most for part in parts)
-    matrices = by_matrices(experts, path)
     terms = terms_of(experts, path, exact) if most > FEW else 0
-    by_matrix = terms if matrices else 0
+    of_vectors, of_matrices = (0, terms) if by_matrices(experts, path) else (terms, 0)
     both: NDArray[Any] = aligned(np.float32, longest, up.words.shape[1] * ROWS + _PADDING)
     answers: NDArray[Any] = aligned(np.float32, len(pairs.tokens), down.words.shape[1] * ROWS + _PADDING)
     hidden = empty_activations(longest, up, terms, lanes)
     inner = empty_activations(longest, down, terms, lanes)
-    serve = server(lanes, int(experts.format), up.in_place, terms, matrices, columns_of(experts, path))
+    serve = server(lanes, int(experts.format), up.in_place, of_vectors, of_matrices, columns_of(experts, path))
     calls = list[tuple[Callable[[], object], NDArray[np.int64]]]()
     begin = 0
     for part in parts:
@@ -266,8 +265,8 @@ def _call(
         call = partial(
             serve,
             counter.ctypes.data, x, part.tokens, part.first, experts.format.zero,
-            part.touched, up.words, up.scales, blocks_of(up, by_matrix, most), hidden, both, down.dim,
-            down.words, down.scales, blocks_of(down, by_matrix, most), inner, answers[begin:past],
+            part.touched, up.words, up.scales, blocks_of(up, of_matrices, most), hidden, both, down.dim,
+            down.words, down.scales, blocks_of(down, of_matrices, most), inner, answers[begin:past],
             answers, pairs.places[summed], weights[summed], out[summed],
         )  # fmt: skip
         calls.append((call, counter))  # the call holds only the counter's address, so the list keeps the array

@@ -64,11 +64,15 @@ _SUMMED_TOKENS = 64
 """Tokens whose sums stay in L1 from one scale group to the next; speeds with 32 to 256 are within a tenth."""
 
 
+def _packed_bf16(experts: PackedExperts, path: CodePath) -> bool:
+    """True for packed BF16 weights on the path whose CPUs may have products of bf16."""
+    return experts.format is Format.BF16 and path is CodePath.AVX512 and not experts.gate_up.in_place
+
+
 def by_matrices(experts: PackedExperts, path: CodePath) -> bool:
     """True if matrix registers multiply BF16 weights with the activations of experts with many tokens."""
-    if experts.format is not Format.BF16 or path is not CodePath.AVX512 or experts.gate_up.in_place:
-        return False
-    return has_matrices() and not (experts.gate_up.width % COLUMNS or experts.down.width % COLUMNS)
+    whole = not any(matrices.width % COLUMNS for matrices in (experts.gate_up, experts.down))
+    return _packed_bf16(experts, path) and has_matrices() and whole
 
 
 def terms_of(experts: PackedExperts, path: CodePath, exact: bool) -> int:
@@ -80,8 +84,7 @@ def terms_of(experts: PackedExperts, path: CodePath, exact: bool) -> int:
     """
     if by_matrices(experts, path):
         return TERMS if exact else 1
-    vectors = experts.format is Format.BF16 and path is CodePath.AVX512 and not experts.gate_up.in_place
-    return 1 if vectors and is_zen() and has("avx512bf16") and not exact else 0
+    return 1 if _packed_bf16(experts, path) and is_zen() and has("avx512bf16") and not exact else 0
 
 
 def columns_of(experts: PackedExperts, path: CodePath) -> int:
@@ -332,13 +335,11 @@ def _next(counter: int, phase: int, tasks: int) -> Any:
 
 
 @functools.cache
-def server(lanes: int, format: int, in_place: bool, terms: int, matrices: bool, columns: int) -> Any:
+def server(lanes: int, format: int, in_place: bool, by_vectors: int, by_matrices: int, columns: int) -> Any:
     """Compile one thread's work for a register width and format; it closes over numbers only, for the disk cache.
 
-    `terms` of an activation are multiplied by matrix registers, or else by vectors.
+    Vectors multiply `by_vectors` bf16 terms of an activation, or matrix registers `by_matrices`; the other is 0.
     """
-    by_vectors = 0 if matrices else terms
-    by_matrices = terms if matrices else 0
 
     @compiled()
     def serve(
