@@ -141,7 +141,7 @@ class Bench:
             machine=self._machine if rate is None else self._machine.limit(link=rate),
             memory=Memory(blocks * BLOCK * self._model.kv_bytes_per_token(self._model.dtype), BLOCK),
             workload=Workload.of([Request(tuple(prompt), STEADY + 2) for prompt in prompts], name="steady decodes"),
-            scheduler=ResourceAware(),
+            scheduler=ResourceAware(token_budget=max(self._rows, context)),
         )
 
     def batch(self, context: int) -> Batch:
