@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from tests.builders import batches, make_batch, wirings
 from tests.examples import examples
 from tests.systems import PIPELINES
-from workbench.pipeline import BufferRows, Element, Fork, Pipeline, cpu, fetch, gpu, load, offload
-from workbench.pipeline.layer_graph import EMBED, HEAD, LayerGraph, Node, NodeKind, layer_graph
+from workbench.pipeline import BufferRows, Element, Fork, Pipeline, Stack, cpu, fetch, gpu, load, offload
+from workbench.pipeline.layer_graph import EMBED, HEAD, Node, NodeKind
+from workbench.pipeline.stack_graph import StackGraph, stack_graph
 from workbench.scheduler.batch import Batch
 from workbench.schedules import KTransformers, Schedule, Sequential, Step, VSLPipe
 from workbench.schedules.plan import Carry, Plan, Task
@@ -29,26 +30,33 @@ from workbench.stages import Op, Place, RowClass, Stage, attention, moe, out_pro
 X = tuple(("x", rows) for rows in RowClass.ALL.classes)
 
 
-def positions(graph: LayerGraph) -> dict[int, range]:
+def positions(stack: StackGraph) -> dict[int, range]:
     """Of each segment, by the identity of its node: the positions of its stages in the layer."""
-    found, first = {}, 0
-    for node, in_last_layer in zip(graph.nodes, graph.last, strict=True):
-        if node.kind is NodeKind.SEGMENT:
-            found[id(node)] = found[id(in_last_layer)] = range(first, first + len(node.stages))
-            first += len(node.stages)
+    found = {}
+    for graph in stack.graphs:
+        first = 0
+        for node, in_last_layer in zip(graph.nodes, graph.last, strict=True):
+            if node.kind is NodeKind.SEGMENT:
+                found[id(node)] = found[id(in_last_layer)] = range(first, first + len(node.stages))
+                first += len(node.stages)
     return found
 
 
-def deferring(graph: LayerGraph) -> Iterator[int]:
+def deferring(stack: StackGraph, layer: int) -> list[int]:
     """Positions of stages that leave work to the next layer."""
-    return (place for place, stage in enumerate(graph.pipeline.stages) if stage.defer)
+    return [place for place, stage in enumerate(stack.pipeline(layer).stages) if stage.defer]
+
+
+def first_of_range(stack: StackGraph, layer: int) -> bool:
+    """True if a layer begins a range, so that nothing was deferred to it."""
+    return layer in [each.first for each in stack.ranges]
 
 
 Author = tuple[int, int]
 """Layer and position of the stage that wrote something; the embedding is (-1, -1)."""
 
 
-def authors(pipeline: Pipeline, layers: int) -> dict[Author, dict[BufferRows, Author]]:
+def authors(stack: StackGraph) -> dict[Author, dict[BufferRows, Author]]:
     """Who wrote what each stage of each layer reads, if all ran one after the other; the head is (layers, 0)."""
     found: dict[Author, dict[BufferRows, Author]] = {}
     place = count()
@@ -65,10 +73,10 @@ def authors(pipeline: Pipeline, layers: int) -> dict[Author, dict[BufferRows, Au
         return known
 
     known: dict[BufferRows, Author] = dict.fromkeys(X, (-1, -1))
-    for layer in range(layers):
+    for layer in range(stack.layers):
         place = count()
-        known = walk(pipeline.chain, layer, known)
-    found[layers, 0] = {rows: known[rows] for rows in X}
+        known = walk(stack.pipeline(layer).chain, layer, known)
+    found[stack.layers, 0] = {rows: known[rows] for rows in X}
     return found
 
 
@@ -88,7 +96,7 @@ def accesses(task: Task, plan: Plan, places: dict[int, range]) -> Iterator[Acces
         carried = node.carries if node.kind is NodeKind.MOVE else (("cache", task.layer),)
         yield from (("copy", (*rows, there), (*rows, there.other)) for rows in carried)
     elif node.kind is NodeKind.DEFERRED:
-        (place,) = deferring(plan.graph)
+        (place,) = deferring(plan.stack, task.layer)
         me = task.layer, place
         yield "read", ("late", RowClass.DECODE, cpu_), me
         yield "write", ("pending", RowClass.DECODE, cpu_), me
@@ -99,8 +107,8 @@ def accesses(task: Task, plan: Plan, places: dict[int, range]) -> Iterator[Acces
             if stage.op.keeps_kv:
                 yield "read", ("cache", task.layer, stage.device), None
                 yield "write", ("cache", task.layer, stage.device), me
-            if place in deferring(plan.graph):
-                if task.layer:
+            if place in deferring(plan.stack, task.layer):
+                if not first_of_range(plan.stack, task.layer):
                     yield "read", ("pending", RowClass.DECODE, stage.device), me
                 yield "write", ("late", RowClass.DECODE, stage.device), me
             for buffer in stage.op.writes:
@@ -130,8 +138,8 @@ def earlier(tasks: tuple[Task, ...]) -> list[int]:
 
 def check_data(plan: Plan) -> None:
     """Every read finds what the right stage wrote, and tasks that touch one cell are ordered."""
-    graph, home = plan.graph, plan.graph.pipeline.kv_device
-    expected, places, before = authors(graph.pipeline, plan.layers), positions(graph), earlier(plan.tasks)
+    stack = plan.stack
+    expected, places, before = authors(stack), positions(stack), earlier(plan.tasks)
     held: dict[tuple, object] = {}
     last_write: dict[tuple, int] = {}
     readers: defaultdict[tuple, list[int]] = defaultdict(list)
@@ -153,7 +161,7 @@ def check_data(plan: Plan) -> None:
         held[cell], last_write[cell] = author, index
 
     for part, layer in product(range(len(plan.parts)), range(plan.layers)):
-        held[part, "cache", layer, home] = "old"
+        held[part, "cache", layer, stack.kv_device(layer)] = "old"
     for index, task in enumerate(plan.tasks):
         if task.part is None:
             continue
@@ -167,8 +175,9 @@ def check_data(plan: Plan) -> None:
                 before_that = {"cache": "old", "late": what, "pending": what and (what[0] - 1, what[1])}
                 wanted_author = before_that[where[0]] if where[0] in before_that else expected[what][where[:2]]
                 assert read(index, cell) == wanted_author, f"{task.name} does not find {where} as it should be"
-    keeper = next(place for place, stage in enumerate(graph.pipeline.stages) if stage.op.keeps_kv)
     for part, layer in product(range(len(plan.parts)), range(plan.layers)):
+        keeper = next(place for place, stage in enumerate(stack.pipeline(layer).stages) if stage.op.keeps_kv)
+        home = stack.kv_device(layer)
         assert held[part, "cache", layer, home] == (layer, keeper), f"new KV of layer {layer} did not come home"
 
 
@@ -177,7 +186,7 @@ def computed(plan: Plan) -> Counter:
 
     Position -1 is the embedding, -2 the head, -3 what a stage defers.
     """
-    places, done = positions(plan.graph), Counter()
+    places, done = positions(plan.stack), Counter()
     for task in plan.tasks:
         if task.node in (EMBED, HEAD):
             stages = [(-1 if task.node is EMBED else -2, RowClass.ALL)]
@@ -199,14 +208,16 @@ def tokens(batch: Batch, rows: RowClass) -> Iterator[tuple[int, int]]:
             yield from ((rectangle.request, token) for token in range(rectangle.start, rectangle.stop))
 
 
-def wanted(pipeline: Pipeline, batch: Batch) -> Counter:
-    """What the pipeline computes for the batch."""
+def wanted(pipeline: Pipeline | Stack, batch: Batch) -> Counter:
+    """What the pipeline, or the stack, computes for the batch."""
     todo = Counter((place, -1, *token) for place in (-1, -2) for token in tokens(batch, RowClass.ALL))
-    for place, stage in enumerate(pipeline.stages):
-        for layer in range(batch.layers):
-            todo.update((place, layer, *token) for token in tokens(batch, stage.op.rows))
-        for layer in range(batch.layers - 1 if stage.defer else 0):
-            todo.update((-3, layer, *token) for token in tokens(batch, RowClass.DECODE))
+    ranges = (pipeline if isinstance(pipeline, Stack) else pipeline[:]).over(batch.layers)
+    for each in ranges:
+        for layer in range(each.first, each.stop):
+            for place, stage in enumerate(each.pipeline.stages):
+                todo.update((place, layer, *token) for token in tokens(batch, stage.op.rows))
+                if stage.defer and layer + 1 < each.stop:
+                    todo.update((-3, layer, *token) for token in tokens(batch, RowClass.DECODE))
     return todo
 
 
@@ -245,11 +256,11 @@ def loads_of(run: list[tuple[Task, ...]]) -> list[Load]:
     return loads
 
 
-def check_weights(graph: LayerGraph, run: list[tuple[Task, ...]], slots: int) -> None:
+def check_weights(stack: StackGraph, run: list[tuple[Task, ...]], slots: int) -> None:
     """Weights have arrived before the segment that needs them, and stay until its last reader."""
     loads = loads_of(run)
     orders = [earlier(tasks) for tasks in run]
-    node_at = {id(node): index for index, node in enumerate(graph.nodes)}
+    node_at = {id(node): index for graph in stack.graphs for index, node in enumerate(graph.nodes)}
     used: set[int] = set()
 
     def precedes(a: tuple[int, int], b: tuple[int, int]) -> bool:
@@ -289,11 +300,11 @@ def test_every_plan_computes_each_token_of_each_layer_once_in_an_order_that_resp
 @given(wirings(), st.integers(2, 6), st.integers(1, 4))
 def test_weights_arrive_before_they_are_needed_and_stay_until_their_last_reader(wiring, layers, iterations):
     pipeline, schedule = wiring
-    graph = layer_graph(pipeline)
+    stack = stack_graph(pipeline, layers)
     steps = [Step.MIDDLE] * iterations
     steps[0] |= Step.FIRST
     steps[-1] |= Step.LAST
-    check_weights(graph, [schedule.tasks(graph, layers, step) for step in steps], schedule.weight_slots)
+    check_weights(stack, [schedule.tasks(stack, step) for step in steps], schedule.weight_slots)
 
 
 FORKED = [
@@ -333,8 +344,8 @@ class Broken(Schedule):
     def name(self) -> str:
         return "broken"
 
-    def tasks(self, graph: LayerGraph, layers: int, step: Step) -> tuple[Task, ...]:
-        return self.spoil(self.base.tasks(graph, layers, step))
+    def tasks(self, stack: StackGraph, step: Step) -> tuple[Task, ...]:
+        return self.spoil(self.base.tasks(stack, step))
 
 
 def without_waiting(code: str):
@@ -391,31 +402,31 @@ def test_work_that_is_left_out_or_done_twice_is_noticed():
 
 
 def test_weights_that_come_too_late_or_too_early_are_noticed():
-    graph = layer_graph(PIPELINES["vslpipe"])
-    right = VSLPipe().tasks(graph, 4, Step.FIRST | Step.LAST)
-    check_weights(graph, [right], 2)
+    stack = stack_graph(PIPELINES["vslpipe"], 4)
+    right = VSLPipe().tasks(stack, Step.FIRST | Step.LAST)
+    check_weights(stack, [right], 2)
     no_waiting = tuple(replace(t, after=() if t.bulk else t.after) for t in right)
     with pytest.raises(AssertionError, match="overwritten"):
-        check_weights(graph, [no_waiting], 2)
+        check_weights(stack, [no_waiting], 2)
     last = max(index for index, task in enumerate(right) if task.weights_of)
     absent = tuple(replace(t, weights_of=((0, 0),)) if i == last else t for i, t in enumerate(right))
     with pytest.raises(AssertionError, match="without its weights"):
-        check_weights(graph, [absent], 2)
+        check_weights(stack, [absent], 2)
     with pytest.raises(AssertionError, match="overwritten"):
-        check_weights(graph, [right], 1)
+        check_weights(stack, [right], 1)
 
 
 def test_a_carried_transfer_that_nobody_waits_for_or_that_begins_too_early_is_noticed():
-    graph = layer_graph(PIPELINES["vslpipe"])
-    first, last = (VSLPipe().tasks(graph, 4, step) for step in (Step.FIRST, Step.LAST))
-    check_weights(graph, [first, last], 2)
+    stack = stack_graph(PIPELINES["vslpipe"], 4)
+    first, last = (VSLPipe().tasks(stack, step) for step in (Step.FIRST, Step.LAST))
+    check_weights(stack, [first, last], 2)
     rest = next(index for index, task in enumerate(last) if task.carry is Carry.IN)
     unawaited = tuple(replace(t, after=tuple(index for index in t.after if index != rest)) for t in last)
     with pytest.raises(AssertionError):
-        check_weights(graph, [first, unawaited], 2)
+        check_weights(stack, [first, unawaited], 2)
     early = tuple(replace(t, after=()) if t.carry is Carry.OUT else t for t in first)
     with pytest.raises(AssertionError, match="overwritten"):
-        check_weights(graph, [early, last], 2)
+        check_weights(stack, [early, last], 2)
 
 
 def test_a_forgotten_way_back_of_new_kv_is_noticed():

@@ -108,16 +108,20 @@ def test_the_bound_counts_the_rows_that_a_simulation_pushes(kind, data):
     prompt = data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=4))
     output = data.draw(st.lists(st.integers(1, 12), min_size=len(prompt), max_size=len(prompt)))
     scenario = tiny_scenario(prompt, output, model=tiny_model_of(kind))
-    prepared, pushed = prepare(scenario, Sequential()), Rows()
-    original = prepared.cost.rows
+    cost = prepare(scenario, Sequential()).cost
+    layers = range(scenario.model.num_hidden_layers)
+    pushed = [Rows() for _ in layers]
 
     class Counted(TaskCost):
-        def rows(self, batch):
-            nonlocal pushed
-            pushed = pushed.plus(original(batch))
-            return original(batch)
+        def part(self, batch):
+            rows = cost.part(batch)
+            for layer in layers:
+                pushed[layer] = pushed[layer].plus(rows.at(layer))
+            return rows
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("workbench.serving.prepared.TaskCost", Counted)
         simulate(scenario, Sequential(), detail=Detail.TASK)
-    assert tuple(pushed) == pytest.approx(tuple(total_rows(scenario.workload, scenario.model)))
+    total = cost.by_kind(lambda model: total_rows(scenario.workload, model))
+    for layer in layers:
+        assert tuple(pushed[layer]) == pytest.approx(tuple(total.at(layer)))

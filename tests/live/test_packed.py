@@ -23,7 +23,7 @@ from workbench.engine.model.weights import WeightBuffer, WeightStore
 from workbench.kernels import PackedExperts, fused_moe
 from workbench.models import ModelConfig
 from workbench.pipeline import cpu
-from workbench.pipeline.layer_graph import layer_graph
+from workbench.pipeline.stack_graph import stack_graph
 from workbench.schedules import LayerStreaming, Sequential
 from workbench.serving import fits, host_kernels
 from workbench.stages import Precision, attention, combine, experts, out_proj, qkv, route, shared_experts
@@ -148,10 +148,10 @@ def test_experts_of_other_sizes_stay_in_rows_and_cannot_be_rounded(sizes: tuple[
 
 
 def test_packed_experts_begin_on_a_line_in_a_slot_whatever_is_streamed_with_them(kind: str, model: ModelConfig) -> None:
-    graph = layer_graph(STREAMED, model)
-    store = WeightStore(model, PRECISIONS[kind], [stage.op for stage in graph.pipeline.stages])
-    buffer = WeightBuffer(store, graph, 4 * model.layer_params, 2)
-    transfer = buffer.transfer(tuple((1, node) for node in graph.streamed))
+    stack = stack_graph(STREAMED, model)
+    store = WeightStore(model, PRECISIONS[kind], [stage.op for stage in STREAMED.stages])
+    buffer = WeightBuffer(store, stack, 4 * model.layer_params, 2)
+    transfer = buffer.transfer(tuple((1, node) for node in stack.streamed(1)))
     transfer.make()
     assert transfer.arrived is not None
     transfer.arrived()

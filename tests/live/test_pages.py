@@ -7,17 +7,17 @@ from tests.systems import LIGHTNING
 from workbench.core.errors import EngineError
 from workbench.engine.model.weights import WeightBuffer, WeightStore
 from workbench.models import ModelConfig
-from workbench.pipeline.layer_graph import layer_graph
+from workbench.pipeline.stack_graph import stack_graph
 from workbench.schedules.plan import Page
 from workbench.stages import Precision, experts
 
 
 @pytest.mark.parametrize("pages", [1, 2, 3, 7, 1000])
 def test_pages_bring_what_the_whole_transfer_brings(pages: int, tiny: ModelConfig) -> None:
-    graph, store = layer_graph(LIGHTNING, tiny), WeightStore(tiny, Precision("fp32", "fp32"), [experts])
-    (node,) = graph.streamed
+    stack, store = stack_graph(LIGHTNING, tiny), WeightStore(tiny, Precision("fp32", "fp32"), [experts])
+    (node,) = stack.streamed(1)
     size = sum(stored.tensor.nbytes for stored in store.sources(0, experts))
-    paged, whole = (WeightBuffer(store, graph, size, 2) for _ in range(2))
+    paged, whole = (WeightBuffer(store, stack, size, 2) for _ in range(2))
     arrive(whole.transfer([(1, node)]))
     moved = 0
     for number in range(pages):

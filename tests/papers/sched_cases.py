@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.systems import LIGHTNING, VSL
 from workbench.pipeline import Pipeline, fetch, gpu
-from workbench.pipeline.layer_graph import layer_graph
+from workbench.pipeline.stack_graph import stack_graph
 from workbench.schedules import CGOPipe, FastDecode, FlexGenS3, FlexGenS4, Schedule, Step, VSLPipe, WeightPlace
 from workbench.schedules.plan import Task, lay_out
 from workbench.stages import attention, experts, kv, moe, out_proj, qkv
@@ -25,7 +25,7 @@ _S4_CODES = {"A": "A", "K": "K", "B": "G", "S": "Q", "F": "B", "W": "W"}  # code
 
 @cache
 def lowered(schedule: Schedule, layers: int, step: Step, pipeline: Pipeline) -> tuple[Task, ...]:
-    return schedule.tasks(layer_graph(pipeline), layers, step)
+    return schedule.tasks(stack_graph(pipeline, layers), step)
 
 
 def makespan(schedule: Schedule, layers: int, times: Times, step: Step = Step.LAST, pipeline: Pipeline = LIGHTNING):

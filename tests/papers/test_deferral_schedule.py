@@ -7,7 +7,8 @@ from workbench.hardware import machines
 from workbench.perfmodels import ktransformers as kt
 from workbench.perfmodels.ktransformers.hybrid_speed import decode_speed, deferred_experts
 from workbench.pipeline import Pipeline, cpu, gpu, load, offload
-from workbench.pipeline.layer_graph import Node, NodeKind, layer_graph
+from workbench.pipeline.layer_graph import Node, NodeKind
+from workbench.pipeline.stack_graph import stack_graph
 from workbench.reproductions.ktransformers import in_bytes, machine, played_machine
 from workbench.reproductions.rows import published
 from workbench.scenario import Memory, Scenario
@@ -40,7 +41,7 @@ def seconds(node: Node, deferred: int) -> float:
 
 def play(schedule: Schedule, layers: int, deferred: int) -> tuple[float, dict[str, float]]:
     """Time of one token, and busy time of each lane."""
-    tasks: tuple[Task, ...] = schedule.tasks(layer_graph(layer(deferred)), layers, Step.MIDDLE)
+    tasks: tuple[Task, ...] = schedule.tasks(stack_graph(layer(deferred), layers), Step.MIDDLE)
     lengths = [seconds(task.node, deferred) for task in tasks]
     busy = dict.fromkeys(("gpu", "cpu", "d2h", "h2d"), 0.0)
     for task, length in zip(tasks, lengths, strict=True):

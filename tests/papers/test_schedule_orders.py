@@ -137,12 +137,13 @@ def a40_layer(schedule: Schedule, pipeline: Pipeline, decode: int, context: int,
     """Layer time of Mixtral-8x7B on MoE-Lens' host [s]."""
     memory, lengths = Memory(kv_capacity="70GB"), Workload.lengths(98, 128, 10)
     scheduler = ResourceAware(token_budget=20_000)
-    cost = price(Scenario(pipeline, models["mixtral-8x7b"], machines["a40"], memory, lengths, scheduler), schedule)
     rows = Rows(prefill, decode, prefill * 50, decode * context, decode)
     part = Rows(*(number / schedule.parts for number in rows))
 
     def seconds(layers: int) -> float:
-        tasks = cost.lowering.tasks(layers, Step.MIDDLE)
+        model = models["mixtral-8x7b"].first(layers)
+        cost = price(Scenario(pipeline, model, machines["a40"], memory, lengths, scheduler), schedule)
+        tasks = cost.lowering.tasks(Step.MIDDLE)
         return cost.plans.lay_out(tasks, [part] * schedule.parts, schedule.packet_seconds, None, 0.0).seconds
 
     return (seconds(12) - seconds(6)) / 6

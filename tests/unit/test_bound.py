@@ -122,7 +122,7 @@ def test_deferred_experts_are_read_in_calls_of_their_own():
         layer = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts, **options) >> load >> gpu(combine)
         scenario = tiny_scenario([1] * 32, [9] * 32, pipeline=layer, model=model, machine=machine)
         workload = scenario.workload
-        loads = Loads(prepare(scenario, KTransformers()), least_forced(workload, model, scenario.kv_blocks, 4))
+        loads = Loads(prepare(scenario, KTransformers()), least_forced(workload, scenario.kv_blocks, 4))
         return loads.limits(total_rows(workload, model))["cpu compute"]
 
     share = seconds(defer=1) / seconds()
@@ -132,8 +132,8 @@ def test_deferred_experts_are_read_in_calls_of_their_own():
 
 
 def test_outputs_are_counted_by_the_blocks_that_their_sequences_hold():
-    workload, model = Workload.lengths([4, 1], [4, 9]), tiny_model()
-    forced = least_forced(workload, model, blocks=100, block=4)
+    workload = Workload.lengths([4, 1], [4, 9])
+    forced = least_forced(workload, blocks=100, block=4)
     held = [-(-(p + j) // 4) for p, g in ((4, 4), (1, 9)) for j in range(g)]
     last = forced.crowds[-1]
     assert (last.most, last.outputs, last.decodes, forced.decodes) == (2, len(held), len(held) - 2, len(held) - 2)

@@ -50,9 +50,10 @@ def scenario_of(pipeline: str, machine: Machine, kind: str = "plain") -> Scenari
 def layer_seconds(scenario: Scenario, rows: Rows) -> dict[str, float]:
     """Of each lane's segments in one layer."""
     prepared, found = prepare(scenario, Sequential()), {"gpu": 0.0, "cpu": 0.0}
-    for node in prepared.lowering.graph.undeferred:
-        if node.lane in found:
-            found[node.lane] += prepared.cost.node(node, rows)
+    layer = prepared.layers - 1
+    for node in prepared.lowering.stack.at(layer):
+        if node is not None and node.lane in found:
+            found[node.lane] += prepared.cost.node(node, rows, layer=layer)
     return found
 
 

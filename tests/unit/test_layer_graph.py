@@ -5,7 +5,8 @@ import pytest
 from tests.systems import PIPELINES, VSL
 from workbench.core.errors import PipelineError
 from workbench.pipeline import cpu, fetch, gpu, load, offload
-from workbench.pipeline.layer_graph import NodeKind, layer_graph
+from workbench.pipeline.layer_graph import TO_CPU, TO_GPU, NodeKind, layer_graph
+from workbench.pipeline.stack_graph import stack_graph
 from workbench.stages import Op, RowClass, attention, experts, kv, moe, out_proj, prefill_attention, qkv, weights
 
 
@@ -78,10 +79,11 @@ def test_only_segments_with_fetched_weights_are_streamed():
 
 
 def test_layers_on_the_cpu_are_entered_and_left_over_the_link():
-    graph = layer_graph(PIPELINES["all_cpu"])
-    assert (graph.enter.lane, graph.leave.lane) == ("d2h", "h2d")
-    assert graph.enter.describe() == graph.leave.describe() == "x"
-    assert layer_graph(VSL).enter is layer_graph(VSL).leave is None
+    stack = stack_graph(PIPELINES["all_cpu"], 3)
+    moves = [stack.before(place) for place in range(4)]
+    assert moves == [TO_CPU, None, None, TO_GPU]
+    assert [(move.lane, move.describe()) for move in (TO_CPU, TO_GPU)] == [("d2h", "x"), ("h2d", "x")]
+    assert [stack_graph(VSL, 1).before(place) for place in range(2)] == [None, None]
 
 
 def test_the_last_nodes_of_a_layer_are_what_the_next_one_waits_for():
@@ -118,9 +120,9 @@ def test_a_layer_with_too_many_separate_tasks_is_refused():
         layer_graph(layer)
 
 
-def test_a_layer_graph_lists_the_implicit_nodes_too():
-    assert [node.code for node in layer_graph(VSL).all_nodes] == ["E", "A", "Q", "C", "H", "B", "W", "Z"]
-    assert [node.code for node in layer_graph(PIPELINES["all_cpu"]).all_nodes] == ["E", "R", "C", "L", "Z"]
+def test_a_stack_lists_the_implicit_nodes_too():
+    assert [node.code for node in stack_graph(VSL, 2).all_nodes] == ["E", "A", "Q", "C", "H", "B", "W", "Z"]
+    assert [node.code for node in stack_graph(PIPELINES["all_cpu"], 2).all_nodes] == ["E", "R", "C", "L", "Z"]
 
 
 def test_weights_and_kv_fetched_together_both_appear():

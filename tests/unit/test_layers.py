@@ -12,8 +12,7 @@ from workbench.core.records import from_plain, to_plain
 from workbench.models import LayerKind, ModelConfig, model, models
 from workbench.models.layers import fold, spelled, unfold
 from workbench.pipeline import cpu, gpu, load, offload
-from workbench.pipeline.layer_graph import layer_graph
-from workbench.schedules import KTransformers
+from workbench.pipeline.stack_graph import stack_graph
 from workbench.stages import attention, combine, experts, out_proj, qkv, route, shared_experts
 from workbench.stages.ops import BUILT_IN
 
@@ -120,30 +119,32 @@ def _operations(nodes):
 
 def test_a_layer_without_experts_keeps_the_node_and_empties_it():
     pipeline = gpu(qkv, *attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(shared_experts, combine)
-    graph = layer_graph(pipeline, tiny_model_of("dense"))
-    dense, sparse = _operations(graph.at(0)), _operations(graph.at(1))
+    stack = stack_graph(pipeline, tiny_model_of("dense"))
+    dense, sparse = _operations(stack.at(0)), _operations(stack.at(1))
     assert dense == [["qkv", "prefill_attention", "decode_attention", "out_proj", "route"], [], [], [], dense[4]]
     assert dense[4] == ["shared_experts", "combine"]
     assert (sparse[2], sparse[4]) == (["experts"], ["combine"])
-    assert _codes(graph.at(0)) == _codes(graph.at(1)) == _codes(graph.nodes)
+    assert _codes(stack.at(0)) == _codes(stack.at(1)) == _codes(stack.graph(0).nodes)
+    assert [node.carries for node in stack.at(0)] == [()] * 5, "nothing is moved for experts that are not there"
+    assert [bool(node.carries) for node in stack.at(1)] == [False, True, False, True, False]
 
 
 def test_a_model_of_equal_layers_has_the_nodes_of_the_plan_in_each():
     for pipeline in PIPELINES.values():
-        graph = layer_graph(pipeline, tiny_model_of("shared", 3))
-        assert [graph.at(layer) for layer in range(3)] == [graph.planned(layer, 3) for layer in range(3)]
+        stack = stack_graph(pipeline, 3)
+        graph = stack.graph(0)
+        assert [stack.at(layer) for layer in range(3)] == [graph.nodes, graph.nodes, graph.last]
 
 
 def test_the_last_layer_defers_nothing():
-    graph = layer_graph(KTransformers.example, replace(tiny_model(3), num_experts_per_tok=4))
-    assert graph.at(2) == graph.last
-    assert graph.at(1) == graph.nodes
+    pipeline = PIPELINES["ktransformers"]
+    stack = stack_graph(pipeline[:2] + pipeline[2:], 4)
+    graph = stack.graph(0)
+    assert [stack.at(layer) for layer in range(4)] == [graph.nodes, graph.last, graph.nodes, graph.last]
 
 
 def test_layers_that_are_not_known_are_refused():
     pipeline = PIPELINES["all_gpu"]
-    with pytest.raises(PipelineError, match=r"knows no model; make it with layer_graph\(pipeline, model\)"):
-        layer_graph(pipeline).at(0)
     for layer in (-1, 3):
-        with pytest.raises(PipelineError, match=f"tiny has no layer {layer}; give one from 0 to 2"):
-            layer_graph(pipeline, tiny_model(3)).at(layer)
+        with pytest.raises(PipelineError, match=f"there is no layer {layer}; give one from 0 to 2"):
+            stack_graph(pipeline, tiny_model(3)).at(layer)

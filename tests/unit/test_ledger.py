@@ -235,7 +235,7 @@ def held_by(rows, device, prepared):
     model, precision = prepared.scenario.model, prepared.scenario.precision
     return sum(
         count * buffer_bytes(buffer, model, precision, row_class)
-        for buffer in held_buffers(prepared.lowering.graph)[device]
+        for buffer in held_buffers(prepared.lowering.stack)[device]
         for row_class, count in ((RowClass.PREFILL, rows.prefill), (RowClass.DECODE, rows.decode))
     )
 

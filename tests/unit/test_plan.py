@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from tests.systems import MIXED, PIPELINES, VSL
 from workbench.core.timeline import ITERATION
-from workbench.pipeline.layer_graph import EMBED, HEAD, WEIGHTS, Node, NodeKind, layer_graph
+from workbench.pipeline.layer_graph import EMBED, HEAD, WEIGHTS, Node, NodeKind
+from workbench.pipeline.stack_graph import stack_graph
 from workbench.schedules import Sequential, Step, VSLPipe
 from workbench.schedules.plan import (
     Page,
@@ -125,14 +126,14 @@ def test_however_many_bulk_transfers_wait_a_small_one_passes_the_one_under_way_a
 def test_vslpipe_takes_as_long_as_the_reference_simulator_says(layers, makespan):
     """The project's table of reference cases, rows sched.VSL.L2 and sched.VSL.L3: warm start, phase barrier."""
     seconds = {"A": 1.0, "C": 2.0, "B": 3.0, "Q": 1.0, "H": 1.0, "W": 6.0, "E": 0.0, "Z": 0.0}
-    tasks = VSLPipe().tasks(layer_graph(VSL), layers, Step.LAST)
+    tasks = VSLPipe().tasks(stack_graph(VSL, layers), Step.LAST)
     _, ends = lay_out(tasks, [seconds[task.node.code] for task in tasks], packet=seconds["W"] / 6)
     assert max(ends) == pytest.approx(makespan, abs=1e-9)
 
 
 def test_one_packet_for_everything_is_slower_than_six():
     seconds = {"A": 1.0, "C": 2.0, "B": 3.0, "Q": 1.0, "H": 1.0, "W": 9.0, "E": 0.0, "Z": 0.0}
-    tasks = VSLPipe().tasks(layer_graph(VSL), 4, Step.LAST)
+    tasks = VSLPipe().tasks(stack_graph(VSL, 4), Step.LAST)
     lengths = [seconds[task.node.code] for task in tasks]
     assert max(lay_out(tasks, lengths)[1]) > max(lay_out(tasks, lengths, 1.5)[1])
 

@@ -74,7 +74,7 @@ def test_a_lane_waits_for_each_task_of_another_lane_that_runs_while_it_works(lan
     prepared = prepare(waiting, VSLPipe())
     rows = {"gpu": Rows(prefill=80, pairs=80, emits=1), "cpu": Rows(decode=40, context=40, emits=40)}[lane]
     parts = [rows, rows]
-    tasks = prepared.lowering.tasks(prepared.layers, Step.MIDDLE)
+    tasks = prepared.lowering.tasks(Step.MIDDLE)
     pace = prepared.plans.pace(tasks, parts, waiting.machine.cores)
     alone = prepared.plans.tasks(tasks, parts, pace)
     seconds = busy_seconds(tasks, alone)
@@ -109,7 +109,7 @@ def test_lanes_that_slow_one_another_down_overlap_longer():
     for name, each in (("alone", alone), ("beside", beside)):
         prepared = prepare(each, VSLPipe())
         parts = [Rows(decode=40, context=40, emits=40), Rows(decode=2, context=2, emits=2)]
-        tasks = prepared.lowering.tasks(prepared.layers, Step.MIDDLE)
+        tasks = prepared.lowering.tasks(Step.MIDDLE)
         found[name] = prepared.plans.pace(tasks, parts, each.machine.cores).contention
     assert 0 < found["alone"].gpu < found["beside"].gpu
 
@@ -171,7 +171,7 @@ def test_measured_experts_that_are_deferred_or_skipped_are_a_share_of_the_decode
     layer = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts, defer=1, skip=1) >> load >> gpu(combine)
     scenario = timed(tiny_scenario(6, pipeline=layer, model=tiny_model(num_experts_per_tok=4)))
     prepared = prepare(scenario, KTransformers())
-    graph = prepared.lowering.graph
+    graph = prepared.lowering.stack.graph(0)
     (now,) = (each for each in graph.nodes if each.kind is NodeKind.SEGMENT and each.lane == "cpu")
     (late,) = (each for each in graph.nodes if each.kind is NodeKind.DEFERRED)
     seconds = [prepared.cost.node(each, Rows(decode=8, emits=8), threads=1) for each in (now, late)]

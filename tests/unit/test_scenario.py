@@ -68,7 +68,7 @@ BAD = {
     "no pipeline": (
         lambda: tiny_scenario().on(pipeline="gpu(qkv)"),
         ScenarioError,
-        "Scenario(pipeline=...) must be a Pipeline, not 'gpu(qkv)'.",
+        "Scenario(pipeline=...) must be a Pipeline or a Stack, not 'gpu(qkv)'.",
     ),
     "no memory": (
         lambda: tiny_scenario().on(memory="70GB"),

@@ -10,7 +10,7 @@ from tests.examples import examples
 from tests.systems import PIPELINES, STREAMED, VSL
 from workbench.core.errors import ScheduleError
 from workbench.pipeline import cpu, fetch, gpu, load, offload
-from workbench.pipeline.layer_graph import layer_graph
+from workbench.pipeline.stack_graph import stack_graph
 from workbench.schedules import (
     CGOPipe,
     FastDecode,
@@ -68,8 +68,8 @@ def run_of(iterations: int) -> list[Step]:
 def test_contenders_begin_with_the_baseline_that_prefetches_and_take_the_pipeline(name):
     found = contenders(PIPELINES[name])
     assert found[0] == Sequential(prefetch=True)
-    graph = layer_graph(PIPELINES[name])
-    lowered = [schedule.tasks(graph, 3, Step.MIDDLE) for schedule in found]
+    stack = stack_graph(PIPELINES[name], 3)
+    lowered = [schedule.tasks(stack, Step.MIDDLE) for schedule in found]
     assert len(set(lowered)) == len(lowered)
 
 
@@ -177,7 +177,7 @@ def test_looking_two_micro_batches_ahead_needs_two(schedule):
 
 def test_pages_share_what_a_layer_streams():
     prepared = prepare(tiny_scenario(), CGOPipe(3))
-    pages = [task for task in prepared.lowering.tasks(prepared.layers, Step.MIDDLE) if task.weights_of]
+    pages = [task for task in prepared.lowering.tasks(Step.MIDDLE) if task.weights_of]
     assert [(task.layer, task.page) for task in pages[:4]] == [(1, (0, 3)), (1, (1, 3)), (1, (2, 3)), (2, (0, 3))]
     sizes = [prepared.cost.weight_transfer(task) for task in pages[:3]]
     assert sum(sizes) == prepared.cost.weights_per_layer == prepared.slot_bytes
@@ -221,15 +221,17 @@ def test_vslpipe_needs_two_slots_for_weights(slots):
 @pytest.mark.parametrize("layers", [1, 2, 3, 7])
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_a_run_transfers_every_layers_weights_once_per_iteration(schedule, layers, iterations):
-    lowering = Lowering(schedule, layer_graph(VSL), layers)
+    lowering = Lowering(schedule, stack_graph(VSL, layers))
     transferred = Counter(
         node
         for step in run_of(iterations)
-        for task in lowering.tasks(layers, step)
+        for task in lowering.tasks(step)
         for node in task.weights_of
         if not task.page.number
     )
-    assert transferred == {(layer, node): iterations for layer in range(layers) for node in lowering.graph.streamed}
+    assert transferred == {
+        (layer, node): iterations for layer in range(layers) for node in lowering.stack.streamed(layer)
+    }
 
 
 def test_bytes_transferred_are_layers_times_what_one_layer_streams():
@@ -238,7 +240,7 @@ def test_bytes_transferred_are_layers_times_what_one_layer_streams():
     moved = sum(
         prepared.cost.weight_transfer(task)
         for step in run_of(3)
-        for task in prepared.lowering.tasks(prepared.layers, step)
+        for task in prepared.lowering.tasks(step)
         if task.weights_of
     )
     assert moved == 3 * prepared.layers * prepared.cost.weights_per_layer
@@ -251,23 +253,23 @@ def test_bytes_transferred_are_layers_times_what_one_layer_streams():
 )
 def test_vslpipe_transfers_only_what_is_fetched(fetched):
     layer = fetched | gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load >> gpu(out_proj, moe)
-    lowering = Lowering(VSLPipe(), layer_graph(layer), 4)
-    brought = [node for step in run_of(3) for task in lowering.tasks(4, step) for node in task.weights_of]
-    assert Counter(brought) == {(layer, lowering.graph.streamed[0]): 3 for layer in range(4)}
+    lowering = Lowering(VSLPipe(), stack_graph(layer, 4))
+    brought = [node for step in run_of(3) for task in lowering.tasks(step) for node in task.weights_of]
+    assert Counter(brought) == {(layer, lowering.stack.streamed(layer)[0]): 3 for layer in range(4)}
 
 
 def test_nothing_is_loaded_before_the_first_layer_except_in_the_first_iteration():
-    lowering = Lowering(VSLPipe(), layer_graph(VSL), 4)
-    assert lowering.tasks(4, Step.FIRST)[0].weights_of == ((0, 0),)
-    assert not lowering.tasks(4, Step.MIDDLE)[0].weights_of
-    last = [task.weights_of for task in lowering.tasks(4, Step.LAST) if task.weights_of]
+    lowering = Lowering(VSLPipe(), stack_graph(VSL, 4))
+    assert lowering.tasks(Step.FIRST)[0].weights_of == ((0, 0),)
+    assert not lowering.tasks(Step.MIDDLE)[0].weights_of
+    last = [task.weights_of for task in lowering.tasks(Step.LAST) if task.weights_of]
     assert last[-1] == ((3, 4),)
 
 
 def test_tasks_are_lowered_once_per_kind_of_iteration():
-    lowering = Lowering(VSLPipe(), layer_graph(VSL), 3)
-    assert lowering.tasks(3, Step.MIDDLE) is lowering.tasks(3, Step.MIDDLE)
-    assert lowering.tasks(3, Step.MIDDLE) is not lowering.tasks(3, Step.FIRST)
+    lowering = Lowering(VSLPipe(), stack_graph(VSL, 3))
+    assert lowering.tasks(Step.MIDDLE) is lowering.tasks(Step.MIDDLE)
+    assert lowering.tasks(Step.MIDDLE) is not lowering.tasks(Step.FIRST)
 
 
 def test_a_schedule_is_named_after_its_class():
@@ -291,7 +293,7 @@ def test_vslpipe_computes_nothing_before_its_weights_are_there(slots):
         if task.carry is Carry.NONE:
             brought = dict.fromkeys(task.weights_of, index) | brought  # the next iteration's come again
     for index, task in enumerate(plan.tasks):
-        if task.node in plan.graph.nodes:
-            transfer = brought.get((task.layer, plan.graph.nodes.index(task.node)))
+        if task.layer >= 0 and task.node in plan.stack.at(task.layer):
+            transfer = brought.get((task.layer, plan.stack.at(task.layer).index(task.node)))
             assert transfer is None or transfer in before[index]
     assert brought

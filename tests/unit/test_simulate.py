@@ -103,7 +103,7 @@ def test_a_task_timeline_has_every_task_that_takes_time_on_its_lane():
     prepared = prepare(scenario, VSLPipe())
     weights_only = [span for span in first if span.name.startswith("W")]
     assert [span.lane for span in weights_only] == ["h2d"] * len(weights_only)
-    assert len(weights_only) == len([task for task in prepared.lowering.tasks(4, Step.FIRST) if task.weights_of])
+    assert len(weights_only) == len([task for task in prepared.lowering.tasks(Step.FIRST) if task.weights_of])
     assert {span.lane for span in result.timeline} == {"gpu", "cpu", "d2h", "h2d"}
     assert result.timeline.end == pytest.approx(result.seconds)
 
@@ -132,7 +132,7 @@ def test_busy_time_is_the_same_in_both_details(schedule):
 def test_sequential_takes_the_sum_of_its_tasks():
     scenario = tiny_scenario([4], [1])
     prepared = prepare(scenario, Sequential())
-    tasks = prepared.lowering.tasks(prepared.layers, Step.FIRST | Step.LAST)
+    tasks = prepared.lowering.tasks(Step.FIRST | Step.LAST)
     result = simulate(scenario, Sequential(), detail=Detail.TASK)
     assert result.seconds == pytest.approx(sum(result.busy.values()))
     assert set(busy_seconds(tasks, [0.0] * len(tasks))) == set(result.busy)

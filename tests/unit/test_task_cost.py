@@ -17,6 +17,7 @@ from workbench.models import models
 from workbench.perfmodels import bound
 from workbench.pipeline import Pipeline, fetch, gpu
 from workbench.pipeline.layer_graph import layer_graph
+from workbench.pipeline.stack_graph import stack_graph
 from workbench.scenario import Memory, Scenario
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.schedules import Schedule, Sequential, Step, VSLPipe
@@ -59,7 +60,7 @@ def priced(pipeline: Pipeline = VSL, **changes: object) -> TaskCost:
         workload=Workload.lengths(98, 32, 10),
         scheduler=ResourceAware(),
     )
-    return TaskCost(scenario, layer_graph(pipeline))
+    return TaskCost(scenario, stack_graph(pipeline, scenario.model))
 
 
 def node(pipeline: Pipeline, code: str):
@@ -67,7 +68,7 @@ def node(pipeline: Pipeline, code: str):
 
 
 def moved(cost: TaskCost, code: str, rows: Rows) -> float:
-    return cost.transfer(next(n for n in cost._graph.all_nodes if n.code == code), rows)
+    return cost.transfer(next(n for n in cost._stack.all_nodes if n.code == code), rows)
 
 
 def test_offload_moves_queries_of_decodes_and_keys_and_values_of_all():
@@ -174,7 +175,7 @@ def test_a_result_tells_at_which_rate_a_gpu_decodes():
 def test_an_operation_without_work_cannot_be_priced():
     layer = gpu(qkv, attention, out_proj, moe, Op("mystery", ("x",), ("x",)))
     scenario = tiny_scenario(pipeline=layer)
-    cost = TaskCost(scenario, layer_graph(layer))
+    cost = TaskCost(scenario, stack_graph(layer, scenario.model))
     with pytest.raises(ScenarioError, match=r"op 'mystery' declares no work.*give Op\(\.\.\., work=\.\.\.\)"):
         cost.node(layer_graph(layer).nodes[0], Rows(prefill=1))
 
@@ -182,7 +183,7 @@ def test_an_operation_without_work_cannot_be_priced():
 def test_tasks_are_priced_like_their_nodes():
     scenario = tiny_scenario()
     prepared = prepare(scenario, Sequential(2))
-    tasks = prepared.lowering.tasks(prepared.layers, Step.MIDDLE)
+    tasks = prepared.lowering.tasks(Step.MIDDLE)
     parts = [Rows(prefill=5, pairs=15, emits=1), Rows(decode=2, context=20, emits=2)]
     for task, price in zip(tasks, prepared.plans.tasks(tasks, parts), strict=True):
         if task.part is None:
@@ -194,7 +195,7 @@ def test_tasks_are_priced_like_their_nodes():
 def test_a_part_without_rows_costs_nothing_even_with_overhead():
     scenario = tiny_scenario(machine=small_machine(overhead=1e-3))
     prepared = prepare(scenario, Sequential())
-    for n in prepared.lowering.graph.all_nodes:
+    for n in prepared.lowering.stack.all_nodes:
         if n.code != "W":
             assert prepared.cost.node(n, Rows()) == 0
 
@@ -250,7 +251,7 @@ def test_a_segment_costs_the_sum_of_its_operations():
 
 def test_a_call_reads_the_experts_that_it_defers_too():
     """Each of the two chosen experts is 3 matrices of 64 x 96 and takes and gives a row of 64, in bf16."""
-    cost = TaskCost(tiny_scenario(), layer_graph(VSL))
+    cost = TaskCost(tiny_scenario(), stack_graph(VSL, 4))
     one_expert = 2 * 3 * 64 * 96 + 2 * 2 * 64
     assert cost.call(Stage(experts, Place.CPU, defer=1))(Rows(decode=1, emits=1))[1] == pytest.approx(2 * one_expert)
 
@@ -274,7 +275,7 @@ def pace(schedule: Schedule, *, cores: Cores = SHARED, parts: Sequence[Rows] = (
     """How the lanes run a plan of so many parts on a machine of these rates."""
     machine = replace(small_machine(**{"h2d": 1e8, "d2h": 1e8} | rates), cores=cores)
     prepared = prepare(tiny_scenario(machine=machine), schedule)
-    tasks = prepared.lowering.tasks(prepared.layers, Step.MIDDLE)
+    tasks = prepared.lowering.tasks(Step.MIDDLE)
     return prepared.plans.pace(
         tasks, parts or [Rows(prefill=5, decode=40, pairs=15, context=4000, emits=41)] * 2, cores
     )

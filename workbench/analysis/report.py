@@ -166,7 +166,7 @@ def write_report(out: Path, say: Callable[[str], None] = print) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     server = server_scenario()
     say(f"[1/4] {server.model.name} on {server.machine.name}: bound and simulate, {len(server.workload)} requests")
-    schedules = contenders(server.layer)
+    schedules = contenders(server.stack)
     predicted = compare(read(server, schedule) for schedule in schedules for read in (bound, simulate))
     say(f"{predicted}\n[2/4] this computer: measure it and the shipped model's operations (kept for the next time)")
     local, exam = local_scenario()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -182,23 +183,27 @@ def _heaviest(scenario: Scenario, schedule: Schedule, result: Result) -> str:
     link share it.
     """
     prepared = price(scenario, schedule)
-    total = total_rows(scenario.workload, scenario.model)
     cost = prepared.cost
+    stack = prepared.lowering.stack
+    rows = cost.by_kind(lambda model: total_rows(scenario.workload, model))
     lane = lane_of(result.binding)
     cores = scenario.machine.cores
     of_dram = result.binding == DRAM
-    taken = dict[str, float]()
-    for node in prepared.lowering.graph.undeferred:
-        if of_dram:
-            taken[node.describe()] = cost.host_bytes(node, total)
-        elif node.lane == lane and node.kind is NodeKind.SEGMENT:
-            threads = 0 if cores is None else cores.gpu if lane == "gpu" else cores.cpu
-            taken |= {stage.op.name: cost.least(stage, total, threads) for stage in node.stages}
-        elif node.lane == lane:
-            taken[node.describe()] = cost.node(node, total)
-    if of_dram or lane == "h2d":
-        weights = cost.weights_per_layer
-        taken["weights"] = (weights if of_dram else cost.fetch(weights)) * result.iterations
+    threads = 0 if cores is None else cores.gpu if lane == "gpu" else cores.cpu
+    taken = defaultdict[str, float](float)
+    for layer, count in stack.alike:
+        total = rows.at(layer)
+        for node in (node for node in stack.at(layer) if node is not None):
+            if of_dram:
+                taken[node.describe()] += count * cost.host_bytes(node, total, layer)
+            elif node.lane == lane and node.kind is NodeKind.SEGMENT:
+                for stage in node.stages:
+                    taken[stage.op.name] += count * cost.least(replace(stage, defer=0), total, threads, layer)
+            elif node.lane == lane and node.kind is not NodeKind.DEFERRED:
+                taken[node.describe()] += count * cost.node(node, total, layer=layer)
+        if of_dram or lane == "h2d":
+            weights = cost.layer_weights(layer)
+            taken["weights"] += count * (weights if of_dram else cost.fetch(weights)) * result.iterations
     return max(taken, key=lambda name: taken[name], default="")
 
 
@@ -252,7 +257,7 @@ def _as_measured(machine: Machine, scenario: Scenario, place: Place, factor: flo
     profile = machine.profile(shape)
     if profile is None:
         return machine
-    stages = scenario.layer.stages
+    stages = scenario.stages
     on_gpu = {stage.op.name for stage in stages if stage.device is Place.GPU}
     on_cpu = {stage.op.name for stage in stages if stage.device is Place.CPU}
     both = on_gpu & on_cpu

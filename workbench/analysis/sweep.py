@@ -89,7 +89,7 @@ def sweep(
 
     Examples
     --------
-    >>> sweep(scenario, contenders(scenario.layer), kv_capacity=["10GB", "30GB", "70GB"]).plot()  # doctest: +SKIP
+    >>> sweep(scenario, contenders(scenario.stack), kv_capacity=["10GB", "30GB", "70GB"]).plot()  # doctest: +SKIP
     """
     wanted = _schedules(schedules)
     capacities = [kv_capacity] if isinstance(kv_capacity, str | float | int) else kv_capacity

@@ -154,7 +154,7 @@ def _stream(scenario: Scenario, pipeline: Pipeline, requests: int) -> Scenario:
 def play(scenario: Scenario) -> Drawn | None:
     """Simulate all schedules and placements of a scenario; None if some schedule does not fit."""
     try:
-        rates = {schedule.name: _rate(scenario, schedule) for schedule in contenders(scenario.pipeline)}
+        rates = {schedule.name: _rate(scenario, schedule) for schedule in contenders(scenario.stack)}
     except WorkbenchError:
         return None
     found = {name: _most(scenario, pipeline, schedule) for name, (pipeline, schedule) in ELSEWHERE.items()}

@@ -56,7 +56,7 @@ class Engine:
         self._requests = list(scenario.workload.requests)
         self._tokens = [list(request.prompt) for request in self._requests]
         self._logprobs = [list[TokenLogprobs]() for _ in self._requests]
-        self.timeline = Timeline(labels=prepared.lowering.graph.labels)
+        self.timeline = Timeline(labels=prepared.lowering.stack.labels)
         self.watch = Stopwatch()
         self._cores = scenario.machine.cores or Cores.of(usable_cores())
         link = scenario.machine.link
@@ -228,7 +228,7 @@ class Engine:
             NodeKind.HEAD: lambda: self._emit(part, here, layout),
             NodeKind.SEGMENT: lambda: self._compute(task, layout),
             NodeKind.DEFERRED: lambda: self._compute_late(task, layout),
-            NodeKind.MOVE: lambda: forward.move(task.node, task.layer, part, layout),
+            NodeKind.MOVE: lambda: forward.move(task.node, part, layout),
             NodeKind.KV_IN: lambda: forward.fetch_kv(layer, part, layout),
             NodeKind.KV_OUT: lambda: forward.store_kv(layer, part, layout),
         }[task.node.kind]
@@ -242,11 +242,11 @@ class Engine:
         self.forward.embed(part, ids)
 
     def _compute(self, task: Task, layout: RowLayout) -> None:
-        for stage in self.forward.stages_of(task.node, task.layer):
+        for stage in task.node.stages:
             self.forward.compute(stage, task.layer, task.part or 0, layout)
 
     def _compute_late(self, task: Task, layout: RowLayout) -> None:
-        for stage in self.forward.stages_of(task.node, task.layer):
+        for stage in task.node.stages:
             self.forward.compute_late(stage, task.layer, task.part or 0, layout)
 
     def _emit(self, part: int, batch: Batch, layout: RowLayout) -> None:
@@ -268,10 +268,10 @@ class Engine:
         for job in jobs:
             task = job.task
             if task.node.kind is NodeKind.WEIGHTS:
-                expected = cost.moved_weights(task)
+                expected = cost.weight_transfer(task)
             elif task.node.kind in (NodeKind.MOVE, NodeKind.KV_IN, NodeKind.KV_OUT) and task.part is not None:
                 here = plan.parts[task.part].at(task.place(plan.layers))
-                expected = cost.transfer(task.node, here.rows, self.forward.absent(task.layer))
+                expected = cost.transfer(task.node, here.rows)
             else:
                 continue
             if job.bytes != round(expected):

@@ -14,8 +14,9 @@ from workbench.engine.model.operations import OPERATIONS
 from workbench.hardware import free_memory
 from workbench.models import ModelConfig
 from workbench.models.families import RUNNABLE
-from workbench.pipeline import Pipeline
+from workbench.pipeline import LayerRange
 from workbench.pipeline.layer_graph import LayerGraph
+from workbench.pipeline.stack_graph import StackGraph
 from workbench.scenario import Scenario
 from workbench.serving.capacity import ledger
 from workbench.serving.prepared import Prepared
@@ -57,10 +58,12 @@ def check_runnable(prepared: Prepared) -> None:
             f"model {model.name!r} has {strange}, which run cannot execute; give a checkpoint of "
             f"{' or '.join(RUNNABLE)} without."
         )
-    _check_shared(scenario.layer, model)
-    _check_dense(prepared.lowering.graph, model)
+    stack = prepared.lowering.stack
+    _check_shared(scenario.stack, model)
+    _check_dense(stack, model)
     if model.kv_lora_rank:
-        _check_latent(prepared.lowering.graph, model)
+        for graph in stack.graphs:
+            _check_latent(graph, model)
     _check_precision(scenario.precision)
     _check_rounded(scenario)
     if not requests:
@@ -69,10 +72,12 @@ def check_runnable(prepared: Prepared) -> None:
         )
     for number, request in enumerate(requests):
         check_request(number, request, model)
-    for number, stage in enumerate(scenario.layer.stages):
-        others = scenario.layer.stages[:number] + scenario.layer.stages[number + 1 :]
-        if problem := _problem(stage, model) or _shared_tensor(stage, others, model):
-            raise EngineError(f"{stage} {problem}.")
+    for each in scenario.stack:
+        stages = each.pipeline.stages
+        for number, stage in enumerate(stages):
+            others = stages[:number] + stages[number + 1 :]
+            if problem := _problem(stage, model) or _shared_tensor(stage, others, model):
+                raise EngineError(f"{stage} {problem}.")
     _check_free(prepared)
 
 
@@ -130,11 +135,11 @@ def _check_rounded(scenario: Scenario) -> None:
             f"Memory(weights={scenario.memory.weights!r}) rounds experts of SwiGLU without biases, and those of "
             f"{model.name!r} are others; leave weights out, or give fp32 or bf16."
         )
-    ops = [stage.op for stage in scenario.layer.stages]
+    ops = [stage.op for stage in scenario.stages]
     others = [op.name for op in ops if op.routed and op != experts]
     if scenario.precision.group is not None and (others or experts not in ops):
         raise EngineError(
-            f"Memory(weights={scenario.memory.weights!r}) rounds the built-in experts, and {scenario.layer} "
+            f"Memory(weights={scenario.memory.weights!r}) rounds the built-in experts, and {scenario.pipeline} "
             f"{f'has {others[0]!r} too' if experts in ops else 'has none'}; leave weights out."
         )
 
@@ -149,14 +154,14 @@ def _strange(model: ModelConfig) -> str:
     return ", ".join(what for what, there in found.items() if there)
 
 
-def _check_shared(layer: Pipeline, model: ModelConfig) -> None:
+def _check_shared(stack: Sequence[LayerRange], model: ModelConfig) -> None:
     """Refuse a pipeline that does not add the output of shared experts: `run` omits nothing silently."""
-    used = any("shared" in stage.op.reads or stage.op is add_shared for stage in layer.stages)
-    if model.shared_params and not used:
-        raise EngineError(
-            f"model {model.name!r} has shared experts, whose output {layer} adds nowhere; use the built-in experts and "
-            "combine, or an operation that reads shared."
-        )
+    for each in stack if model.shared_params else ():
+        if not any("shared" in stage.op.reads or stage.op is add_shared for stage in each.pipeline.stages):
+            raise EngineError(
+                f"model {model.name!r} has shared experts, whose output {each.pipeline} adds nowhere; use the built-in "
+                "experts and combine, or an operation that reads shared."
+            )
 
 
 def _check_latent(graph: LayerGraph, model: ModelConfig) -> None:
@@ -180,23 +185,24 @@ def _check_latent(graph: LayerGraph, model: ModelConfig) -> None:
             )
 
 
-def _check_dense(graph: LayerGraph, model: ModelConfig) -> None:
+def _check_dense(stack: StackGraph, model: ModelConfig) -> None:
     """Refuse what layers without experts cannot do: to feed a user's operation, or to add what was deferred."""
-    layers = range(model.num_hidden_layers)
-    for stage in graph.pipeline.stages:
-        missing = [(layer, buffer) for layer in layers for buffer in sorted(graph.missing(stage, layer))]
-        if missing and stage.op.run is not None:
-            layer, buffer = missing[0]
-            raise EngineError(
-                f"{stage} reads {buffer}, which layer {layer} of {model.name!r} does not have; use a model whose "
-                "layers are alike, or the built-in operation."
-            )
-        dense = [kind.dense for kind in model.layer_kinds]
-        if stage.defer and dense != sorted(dense, reverse=True):
-            raise EngineError(
-                f"{stage} defers experts to the next layer, and layers of {model.name!r} without experts follow some "
-                "with; leave defer out."
-            )
+    for each in stack.ranges:
+        layers = range(each.first, each.stop or 0)
+        for stage in each.pipeline.stages:
+            missing = [(layer, buffer) for layer in layers for buffer in sorted(stack.missing(stage, layer))]
+            if missing and stage.op.run is not None:
+                layer, buffer = missing[0]
+                raise EngineError(
+                    f"{stage} reads {buffer}, which layer {layer} of {model.name!r} does not have; use a model whose "
+                    "layers are alike, or the built-in operation."
+                )
+            dense = [model.layer_kinds[layer].dense for layer in layers]
+            if stage.defer and dense != sorted(dense, reverse=True):
+                raise EngineError(
+                    f"{stage} defers experts to the next layer, and layers of {model.name!r} without experts follow "
+                    "some with; leave defer out."
+                )
 
 
 def _problem(stage: Stage, model: ModelConfig) -> str:

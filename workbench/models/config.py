@@ -182,6 +182,15 @@ class ModelConfig:
             LayerKind.of(dense=layer < dense, windowed=layer < windowed) for layer in range(self.num_hidden_layers)
         )
 
+    def of_kind(self, kind: LayerKind) -> ModelConfig:
+        """The model with as many layers, all of this kind."""
+        return replace(
+            self,
+            first_k_dense_replace=self.num_hidden_layers if kind.dense else 0,
+            windowed_layers=self.num_hidden_layers if kind.windowed else 0,
+            layers=(),
+        )
+
     def first(self, layers: int) -> ModelConfig:
         """The model of its first layers alone."""
         kinds = self.layer_kinds[:layers]

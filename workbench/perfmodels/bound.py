@@ -46,7 +46,7 @@ def bound(scenario: Scenario, schedule: Schedule) -> Result:
     """
     prepared = prepare(scenario, schedule)
     workload = scenario.workload.as_served
-    forced = least_forced(workload, scenario.model, scenario.kv_blocks, scenario.memory.kv_block)
+    forced = least_forced(workload, scenario.kv_blocks, scenario.memory.kv_block)
     limits = _least_limits(prepared, workload, forced)
     if len(workload.arrival):
         limits[ARRIVAL] = float(workload.arrival[-1])
@@ -65,7 +65,7 @@ def bound(scenario: Scenario, schedule: Schedule) -> Result:
 
 
 def total_rows(workload: Workload, model: ModelConfig) -> Rows:
-    """Rows of all requests at the stages of a mean layer, if nothing is computed twice."""
+    """Rows of all requests at a layer of a model whose layers are of one kind, if nothing is computed twice."""
     p = workload.prompt_len
     g = workload.output_len
     pairs = model.attended_below(p)
@@ -73,14 +73,16 @@ def total_rows(workload: Workload, model: ModelConfig) -> Rows:
     return Rows(int(p.sum()), int((g - 1).sum()), float(pairs.sum()), float(context.sum()), int(g.sum()))
 
 
-def recomputed(rows: Rows, context: float, shortest: float) -> Rows:
-    """The least rows that remain if decodes that read `context` KV entries are replaced by prefills.
+def recomputed(rows: Rows, tokens: float, shortest: float) -> Rows:
+    """The least rows that remain if prefills of `tokens` tokens in all replace decodes.
 
-    Each decode has a context of at least `shortest`, so at most context / shortest decodes are replaced. The quadratic
-    term of their prefill attention is left out, which can only lower the bound.
+    A prefill of c tokens replaces a decode of a sequence of c tokens, which is at least `shortest`, and which would
+    have read at most c KV entries. The quadratic term of the prefill's attention is left out, which can only lower the
+    bound.
     """
-    gone = min(rows.decode, context / shortest)
-    return rows._replace(prefill=rows.prefill + context, decode=rows.decode - gone, context=rows.context - context)
+    gone = min(rows.decode, tokens / shortest)
+    context = max(0.0, rows.context - tokens)
+    return rows._replace(prefill=rows.prefill + tokens, decode=rows.decode - gone, context=context)
 
 
 def least_iterations(workload: Workload, blocks: int, block: int) -> int:
@@ -89,14 +91,14 @@ def least_iterations(workload: Workload, blocks: int, block: int) -> int:
     return max(-(-held // blocks), int(workload.output_len.max()))
 
 
-def least_forced(workload: Workload, model: ModelConfig, blocks: int, block: int) -> Forced:
+def least_forced(workload: Workload, blocks: int, block: int) -> Forced:
     """The work that a workload's lengths and a KV cache of `blocks` blocks force."""
     prompt = workload.prompt_len
     output = workload.output_len
     fewest = np.sort(-(-prompt // block))
     together = int(fewest.cumsum().searchsorted(blocks, "right"))
     several = prompt[output > 1]
-    shortest = float(model.attended(several.min() + 1)) if len(several) else 1.0
+    shortest = int(several.min()) + 1 if len(several) else 1
     outputs = _held(prompt, output, block)
     decodes = outputs - np.bincount(-(-prompt // block), minlength=len(outputs))
     of_rows = crowds(together, outputs, decodes, blocks)
@@ -116,15 +118,20 @@ def _least_limits(prepared: Prepared, workload: Workload, forced: Forced) -> dic
     The largest limit is taken to be unimodal in the amount of recomputation: terms of decodes fall with it, and terms
     of prefills rise.
     """
-    total = total_rows(workload, prepared.scenario.model)
     loads = Loads(prepared, forced)
 
-    def limits(context: float) -> dict[str, float]:
-        return loads.limits(recomputed(total, context, forced.shortest))
+    def limits(tokens: float) -> dict[str, float]:
+        def left(model: ModelConfig) -> Rows:
+            return recomputed(total_rows(workload, model), tokens, forced.shortest)
 
+        return loads.limits(prepared.cost.by_kind(left))
+
+    p = workload.prompt_len
+    g = workload.output_len
+    most = float(((g - 1) * (2 * p + g)).sum()) / 2  # tokens of the sequences of all decodes
     low = 0.0
-    high = total.context
-    while high - low > 1e-6 * total.context:
+    high = most
+    while high - low > 1e-6 * most:
         third = (high - low) / 3
         if max(limits(low + third).values()) < max(limits(high - third).values()):
             high -= third

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from workbench.pipeline.layer_graph import EMBED, HEAD, Node, NodeKind
 from workbench.serving.prepared import Prepared
 from workbench.serving.task_cost import Pricer
-from workbench.stages import Rows, Stage
+from workbench.stages import PartRows, Rows, Stage
 
 DRAM = "DRAM bandwidth"
 """Name of the limit that the host's memory sets."""
@@ -52,8 +53,8 @@ class Forced(NamedTuple):
     ----------
     iterations : int
         Iterations that the KV cache and the longest output force.
-    shortest : float
-        Least number of KV entries that a decode reads.
+    shortest : int
+        Least number of tokens of a sequence that decodes, its new one included.
     decodes : float
         Number of decodes if nothing is recomputed.
     crowds : tuple of Crowd
@@ -61,7 +62,7 @@ class Forced(NamedTuple):
     """
 
     iterations: int
-    shortest: float
+    shortest: int
     decodes: float
     crowds: tuple[Crowd, ...]
 
@@ -98,74 +99,88 @@ class Loads:
     def __init__(self, prepared: Prepared, forced: Forced) -> None:
         self._forced = forced
         self._cost = prepared.cost
-        self._decode = Rows(decode=1, context=forced.shortest, emits=1)
         machine = prepared.scenario.machine
-        graph = prepared.lowering.graph
-        layers = prepared.layers
+        stack = prepared.lowering.stack
         self._cores = machine.cores
         self._bandwidth = machine.cpu.bandwidth
-        weights = self._cost.weights_per_layer
-        streamed = layers * forced.iterations
-        self._terms = defaultdict[str, list[Seconds]](list)
-        self._fixed = {"gpu compute": 0.0, "cpu compute": 0.0, "d2h link": 0.0}
-        self._fixed["h2d link"] = streamed * self._cost.fetch(weights)
-        self._fixed |= {DRAM: streamed * weights / self._bandwidth} if self._cores is None else {CORES: 0.0}
-        for node, last in zip(graph.nodes, graph.last, strict=True):
-            if last is None:  # deferred experts are counted with the experts that their stage computes at once
-                continue
-            if node.kind is not NodeKind.SEGMENT:
-                self._add_move(node, layers)
-            for stage, at_last in zip(node.stages, last.stages, strict=True):
-                for each, times in (Counter({stage: layers - 1}) + Counter([at_last])).items():
-                    self._add_stage(each, at_last, times)
+        self._terms = defaultdict[str, list[tuple[int, Seconds]]](list)
+        self._fixed = {"gpu compute": 0.0, "cpu compute": 0.0, "d2h link": 0.0, "h2d link": 0.0}
+        self._fixed |= {DRAM: 0.0} if self._cores is None else {CORES: 0.0}
+        for layer, count in stack.alike:
+            self._add_weights(self._cost.layer_weights(layer), count)
+            for node in stack.at(layer):
+                if node is not None:
+                    self._add_node(node, layer, count)
+        for place in range(1, prepared.layers):
+            move = stack.before(place)
+            if move is not None:
+                self._add_node(move, place, 1)
         for end in (EMBED, HEAD):
-            threads = self._threads("gpu")
-            self._add_compute(
-                "gpu",
-                [
-                    _Way(partial(self._cost.least_ends, end.kind, threads=n), _time(self._cost.pricer(end, n)))
-                    for n in threads
-                ],
-                1,
-            )
+            ways = [
+                _Way(partial(self._cost.least_ends, end.kind, threads=n), _time(self._cost.pricer(end, n)))
+                for n in self._threads("gpu")
+            ]
+            self._add_compute("gpu", ways, 0, 1)
 
-    def limits(self, total: Rows) -> dict[str, float]:
+    def limits(self, total: PartRows) -> dict[str, float]:
         """Seconds of each limit for these rows, over all iterations [s]."""
         limits = dict(self._fixed)
         for name, terms in self._terms.items():
-            seconds = sum(term(total) for term in terms)
+            seconds = sum(term(total.at(layer)) for layer, term in terms)
             limits[name] = limits.get(name, 0.0) + seconds
         return limits
 
-    def _add_stage(self, stage: Stage, at_once: Stage, times: int) -> None:
-        """Add a stage in `times` layers; `at_once` is the same stage that defers nothing."""
+    def _add_weights(self, size: float, times: int) -> None:
+        """Add the transfer of a layer's weights in `times` layers and every iteration."""
+        streamed = times * self._forced.iterations
+        self._fixed["h2d link"] += streamed * self._cost.fetch(size)
+        if self._cores is None:
+            self._fixed[DRAM] += streamed * size / self._bandwidth
+
+    def _add_node(self, node: Node, layer: int, times: int) -> None:
+        """Add a node of `times` layers; deferred experts are counted with those that their stage computes at once."""
+        if node.kind is NodeKind.SEGMENT:
+            for stage in node.stages:
+                self._add_stage(stage, layer, times)
+        elif node.kind is not NodeKind.DEFERRED:
+            self._add_move(node, layer, times)
+
+    def _add_stage(self, stage: Stage, layer: int, times: int) -> None:
+        """Add a stage in `times` layers."""
         cost = self._cost
         lane = stage.device.value
-        self._add_compute(
-            lane,
-            [_Way(partial(cost.least, at_once, threads=n), _time(cost.call(stage, n))) for n in self._threads(lane)],
-            times,
-        )
+        at_once = replace(stage, defer=0)
+        ways = [
+            _Way(partial(cost.least, at_once, threads=n, layer=layer), _time(cost.call(stage, n, layer)))
+            for n in self._threads(lane)
+        ]
+        self._add_compute(lane, ways, layer, times)
         if lane == "cpu" and self._cores is None:
-            self._add(DRAM, [_Way(*(self._reading(cost.call(each)) for each in (at_once, stage)))], times)
-        if cost.adding_up(stage, self._decode):
-            added = partial(cost.adding_up, stage)
-            self._add(f"{lane} {SUMS[lane]}", [_Way(added, added)], times)
+            reading = (self._reading(cost.call(each, layer=layer)) for each in (at_once, stage))
+            self._add(DRAM, [_Way(*reading)], layer, times)
+        added = partial(cost.adding_up, stage, layer=layer)
+        if added(self._decode(layer)):
+            self._add(f"{lane} {SUMS[lane]}", [_Way(added, added)], layer, times)
 
-    def _add_move(self, node: Node, times: int) -> None:
+    def _decode(self, layer: int) -> Rows:
+        """The decode that reads least in a layer."""
+        entries = float(self._cost.model_at(layer).attended(self._forced.shortest))
+        return Rows(decode=1, context=entries, emits=1)
+
+    def _add_move(self, node: Node, layer: int, times: int) -> None:
         """Add a transfer in `times` layers; one end of it is the host's memory."""
         price = self._cost.pricer(node)
-        self._add(f"{node.lane} link", [_Way(_time(price), _time(price))], times)
+        self._add(f"{node.lane} link", [_Way(_time(price), _time(price))], layer, times)
         if self._cores is None:
-            self._add(DRAM, [_Way(self._reading(price), self._reading(price))], times)
+            self._add(DRAM, [_Way(self._reading(price), self._reading(price))], layer, times)
 
-    def _add_compute(self, lane: str, ways: Sequence[_Way], times: int) -> None:
+    def _add_compute(self, lane: str, ways: Sequence[_Way], layer: int, times: int) -> None:
         """Add a computation of a lane in `times` layers, on each number of threads that the lane may have."""
-        self._add(f"{lane} compute", ways, times)
+        self._add(f"{lane} compute", ways, layer, times)
         if self._cores is not None:
             every = max(self._cores.alone, self._cores.gpu + self._cores.cpu)
             shares = [count / every for count in self._threads(lane)]
-            self._add(CORES, [way.times(share) for way, share in zip(ways, shares, strict=True)], times)
+            self._add(CORES, [way.times(share) for way, share in zip(ways, shares, strict=True)], layer, times)
 
     def _threads(self, lane: str) -> tuple[int, ...]:
         """Numbers of threads that a lane may have; 0 if it has a device of its own."""
@@ -176,11 +191,12 @@ class Loads:
         """Time of the host's memory for the bytes of a price."""
         return lambda rows: price(rows)[1] / self._bandwidth
 
-    def _add(self, limit: str, ways: Sequence[_Way], times: int) -> None:
+    def _add(self, limit: str, ways: Sequence[_Way], layer: int, times: int) -> None:
         forced = self._forced
+        one_decode = self._decode(layer)
         calls = [way.call for way in ways]
-        one = min(min(call(self._decode), call(_PREFILL)) for call in calls)
-        decode = np.minimum.accumulate([_cheapest(calls, self._decode, crowd) for crowd in forced.crowds])
+        one = min(min(call(one_decode), call(_PREFILL)) for call in calls)
+        decode = np.minimum.accumulate([_cheapest(calls, one_decode, crowd) for crowd in forced.crowds])
         prefill = np.minimum.accumulate([_cheapest(calls, _PREFILL, crowd) for crowd in forced.crowds])
         decodes = np.array([crowd.decodes for crowd in forced.crowds])
         outputs = np.array([crowd.outputs for crowd in forced.crowds])
@@ -191,7 +207,7 @@ class Loads:
             recomputed = forced.decodes - total.decode
             return times * max(whole, fixed, float((decode * (decodes - recomputed)).max()))
 
-        self._terms[limit].append(seconds)
+        self._terms[limit].append((layer, seconds))
 
 
 class _Way(NamedTuple):

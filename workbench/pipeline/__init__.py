@@ -19,14 +19,17 @@ from workbench.pipeline.algebra import (
     spelled,
     with_shared_experts,
 )
+from workbench.pipeline.stack import LayerRange, Stack
 
 __all__ = [
     "BufferRows",
     "Element",
     "Fork",
+    "LayerRange",
     "Path",
     "Pipeline",
     "Resolved",
+    "Stack",
     "cpu",
     "fetch",
     "gpu",

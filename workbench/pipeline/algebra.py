@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 from workbench.core.display import escaped
 from workbench.core.errors import PipelineError
 from workbench.core.units import is_whole
+from workbench.pipeline.stack import Stack, cut
 from workbench.stages import (
     Move,
     Op,
@@ -70,7 +72,21 @@ class Pipeline:
     chain: tuple[Element, ...] = ()
     fetches: tuple[Streamed, ...] = ()
 
+    def __getitem__(self, layers: slice) -> Stack:
+        """These layers of a model, as ``pipeline[:26]``; ranges are put behind one another with ``+``."""
+        return cut(self, layers)
+
+    __iter__ = None
+    """A pipeline is no sequence of layers."""
+
+    def __add__(self, other: object) -> NoReturn:
+        raise PipelineError("+ puts ranges of layers behind one another; say which: experts_on_cpu[:26] + on_gpu[26:].")
+
+    __radd__ = __add__
+
     def __rshift__(self, other: Pipeline) -> Pipeline:
+        if isinstance(other, Stack):
+            return NotImplemented
         if not isinstance(other, Pipeline):
             raise PipelineError(
                 f">> needs a pipeline on its right, not {other!r}; place it first: gpu(...) or cpu(...)."
@@ -80,6 +96,8 @@ class Pipeline:
         return joined
 
     def __or__(self, other: Pipeline) -> Pipeline:
+        if isinstance(other, Stack):
+            return NotImplemented
         if not isinstance(other, Pipeline):
             raise PipelineError(
                 f"| needs a pipeline on its right, not {other!r}; place it first: gpu(...) or cpu(...)."

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from workbench.core.errors import PipelineError
-from workbench.models import ModelConfig
 from workbench.pipeline.algebra import BufferRows, Element, Fork, Path, Pipeline, Resolved, resolve
 from workbench.stages import Move, Place, RowClass, Stage, kv
 
@@ -71,12 +70,15 @@ EMBED = Node(NodeKind.EMBED, "E", "gpu")
 HEAD = Node(NodeKind.HEAD, "Z", "gpu")
 WEIGHTS = Node(NodeKind.WEIGHTS, "W", "h2d")
 _X = tuple(("x", rows) for rows in RowClass.ALL.classes)
+TO_CPU = Node(NodeKind.MOVE, "R", "d2h", carries=_X)
+TO_GPU = Node(NodeKind.MOVE, "L", "h2d", carries=_X)
+"""The transfers of the residual stream that a stack makes of itself, where a range of layers needs it elsewhere."""
 _LETTERS = {"gpu": "ABFGIJ", "cpu": "CDMNOP", "d2h": "QRTUVY", "h2d": "HLXabc"}
 
 
 @dataclass(frozen=True)
 class LayerGraph:
-    """The input of a schedule: the nodes of one layer for one part of a batch, which every layer and part repeats.
+    """The nodes of one layer for one part of a batch, which every layer of a pipeline's range and every part repeats.
 
     Attributes
     ----------
@@ -84,82 +86,24 @@ class LayerGraph:
         Nodes in an order that respects `Node.after`.
     sinks : tuple of int
         Nodes that the next layer's first nodes wait for.
-    enter, leave : Node or None
-        Transfer of the residual stream after the embedding and before the head, where a layer begins or ends on the
-        CPU.
+    enters, leaves : frozenset of Place
+        Devices on which the residual stream must be before the layer, and on which it is after the layer.
     last : tuple of Node or None
-        The nodes of the last layer: it defers nothing, and computes at once what other layers compute afterwards.
-    model : ModelConfig or None
-        The model whose layers `at` describes.
+        The nodes of the range's last layer: it defers nothing, and computes at once what other layers compute
+        afterwards.
     """
 
     pipeline: Pipeline
     nodes: tuple[Node, ...]
     sinks: tuple[int, ...]
-    enter: Node | None
-    leave: Node | None
+    enters: frozenset[Place]
+    leaves: frozenset[Place]
     last: tuple[Node | None, ...]
-    model: ModelConfig | None = None
 
     @property
     def streamed(self) -> tuple[int, ...]:
         """Nodes whose weights are streamed."""
         return tuple(index for index, node in enumerate(self.nodes) if node.streamed)
-
-    def planned(self, layer: int, layers: int) -> tuple[Node | None, ...]:
-        """Nodes of one layer in a plan of `layers` layers, each in its place; None for nodes that the last has not.
-
-        They have all stages, because a plan prices a layer as the mean of the model's layers; `at` has the stages of
-        each layer.
-        """
-        return self.last if layer + 1 == layers else self.nodes
-
-    def at(self, layer: int) -> tuple[Node | None, ...]:
-        """Nodes of one layer of the model, each in its place, with the stages that this layer has.
-
-        A node stays in its place if the layer has none of its stages; it is None if the last layer has no such node.
-
-        Raises
-        ------
-        PipelineError
-            If the graph was made without a model, or the model has no such layer.
-        """
-        if self.model is None:
-            raise PipelineError("this layer graph knows no model; make it with layer_graph(pipeline, model).")
-        layers = self.model.num_hidden_layers
-        if not 0 <= layer < layers:
-            raise PipelineError(f"{self.model.name} has no layer {layer}; give one from 0 to {layers - 1}.")
-        return tuple(node and self._present(node, layer) for node in self.planned(layer, layers))
-
-    def absent(self, layer: int) -> set[str]:
-        """Buffers that no stage of one layer of the model writes, because the layer has none of those that do."""
-        stages = self.pipeline.stages
-        return self._written(stages) - self._written(self._in_layer(stages, layer))
-
-    def missing(self, stage: Stage, layer: int) -> set[str]:
-        """Buffers that a stage reads and that no stage before it writes in one layer of the model, though one could."""
-        stages = self.pipeline.stages
-        before = stages[: stages.index(stage)]
-        written = self._written(self._in_layer(before, layer))
-        return self._written(before).intersection(stage.op.reads) - written
-
-    def _in_layer(self, stages: Sequence[Stage], layer: int) -> list[Stage]:
-        """The given stages, without those that one layer of the model lacks."""
-        model = self.model
-        return [stage for stage in stages if model is None or stage.op.is_in(model, model.layer_kinds[layer])]
-
-    @staticmethod
-    def _written(stages: Iterable[Stage]) -> set[str]:
-        return {buffer for stage in stages for buffer in stage.op.writes}
-
-    def _present(self, node: Node, layer: int) -> Node:
-        """The node with the stages that one layer has."""
-        model = self.model
-        if model is None:
-            return node
-        kind = model.layer_kinds[layer]
-        stages = tuple(stage for stage in node.stages if stage.op.is_in(model, kind))
-        return node if stages == node.stages else replace(node, stages=stages)
 
     @property
     def undeferred(self) -> tuple[Node, ...]:
@@ -167,21 +111,13 @@ class LayerGraph:
         return tuple(node for node in self.last if node is not None)
 
     @property
-    def all_nodes(self) -> tuple[Node, ...]:
-        """Every node that can occur in a plan, the implicit ones included."""
-        implicit = (EMBED, self.enter, *self.nodes, WEIGHTS if self.streamed else None, self.leave, HEAD)
-        return tuple(node for node in implicit if node is not None)
-
-    @property
     def labels(self) -> dict[str, str]:
         """Description of every node code."""
-        return {node.code: node.describe() for node in self.all_nodes}
+        return {node.code: node.describe() for node in self.nodes}
 
 
-def layer_graph(pipeline: Pipeline, model: ModelConfig | None = None) -> LayerGraph:
-    """Merge a pipeline into segments and resolve its transfers.
-
-    With a model, `LayerGraph.at` gives the nodes of each of its layers.
+def layer_graph(pipeline: Pipeline, mark: str = "") -> LayerGraph:
+    """Merge a pipeline into segments and resolve its transfers; `mark` stands behind the letters of its node codes.
 
     Raises
     ------
@@ -189,14 +125,11 @@ def layer_graph(pipeline: Pipeline, model: ModelConfig | None = None) -> LayerGr
         If the pipeline cannot be a layer; see `workbench.pipeline.resolve`.
     """
     resolved = resolve(pipeline)
-    builder = _Builder(resolved)
+    builder = _Builder(resolved, mark)
     sinks = builder.add(pipeline.chain, ())
     sinks += tuple(index for index, node in enumerate(builder.nodes) if node.kind is NodeKind.KV_OUT)
-    enter = Node(NodeKind.MOVE, "R", "d2h", carries=_X) if Place.CPU in resolved.enters else None
-    leave = None if Place.GPU in resolved.leaves else Node(NodeKind.MOVE, "L", "h2d", carries=_X)
-    return LayerGraph(
-        pipeline, tuple(builder.nodes), sinks, enter, leave, tuple(map(_deferring_nothing, builder.nodes)), model
-    )
+    last = tuple(map(_deferring_nothing, builder.nodes))
+    return LayerGraph(pipeline, tuple(builder.nodes), sinks, resolved.enters, resolved.leaves, last)
 
 
 def _deferring_nothing(node: Node) -> Node | None:
@@ -210,8 +143,9 @@ def _deferring_nothing(node: Node) -> Node | None:
 class _Builder:
     """Collects the nodes of a chain."""
 
-    def __init__(self, resolved: Resolved) -> None:
+    def __init__(self, resolved: Resolved, mark: str) -> None:
         self.nodes: list[Node] = []
+        self._mark = mark
         self._pipeline = resolved.pipeline
         self._carries = dict(resolved.carries)
         self._codes: dict[str, Iterator[str]] = {lane: iter(letters) for lane, letters in _LETTERS.items()}
@@ -242,9 +176,11 @@ class _Builder:
             return self._computed(run, after)
         first = next(place for place, stage in enumerate(run) if stage.op.keeps_kv or stage.op.reads_past)
         after = self._computed(run[:first], after)
-        reader = self._computed(run[first : keeper + 1], (*after, *self._append(Node(NodeKind.KV_IN, "K", "h2d"))))
+        reader = self._computed(
+            run[first : keeper + 1], (*after, *self._append(Node(NodeKind.KV_IN, f"K{self._mark}", "h2d")))
+        )
         new_kv = tuple((buffer, rows) for buffer in ("k", "v") for rows in RowClass.ALL.classes)
-        self._append(Node(NodeKind.KV_OUT, "S", "d2h", carries=new_kv, after=reader))
+        self._append(Node(NodeKind.KV_OUT, f"S{self._mark}", "d2h", carries=new_kv, after=reader))
         return self._computed(run[keeper + 1 :], reader)
 
     def _computed(self, run: list[Stage], after: tuple[int, ...]) -> tuple[int, ...]:
@@ -276,4 +212,4 @@ class _Builder:
         code = next(self._codes[lane], None)
         if code is None:
             raise PipelineError(f"a layer can have at most {len(_LETTERS[lane])} separate {lane} tasks; merge some.")
-        return code
+        return f"{code}{self._mark}"

@@ -215,7 +215,7 @@ def _offloaded_mb(given: Inputs) -> Value:
         scheduler=ResourceAware(),
     )
     prepared = prepare(scenario, VSLPipe())
-    (moved,) = (node for node in prepared.lowering.graph.nodes if node.lane == "d2h")
+    (moved,) = (node for node in prepared.lowering.stack.all_nodes if node.lane == "d2h")
     return float(prepared.cost.transfer(moved, Rows(decode=given["tokens"]))) / 1e6
 
 

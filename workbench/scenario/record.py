@@ -15,7 +15,7 @@ from workbench.core.errors import ScenarioError
 from workbench.core.records import from_plain, to_plain
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
-from workbench.pipeline import Element, Fork, Pipeline
+from workbench.pipeline import Element, Fork, LayerRange, Pipeline, Stack
 from workbench.scenario.memory import Memory
 from workbench.scheduler.chunked_prefill import ChunkedPrefill
 from workbench.scheduler.continuous import ContinuousBatching
@@ -40,7 +40,12 @@ class NotImportedError(ScenarioError):
 
 
 def plain_fields(
-    pipeline: Pipeline, model: ModelConfig, machine: Machine, memory: Memory, workload: Workload, scheduler: object
+    pipeline: Pipeline | Stack,
+    model: ModelConfig,
+    machine: Machine,
+    memory: Memory,
+    workload: Workload,
+    scheduler: object,
 ) -> dict[str, Any]:
     """The fields of a scenario as JSON holds them.
 
@@ -51,7 +56,7 @@ def plain_fields(
         stage, or the scheduler is of the user's own: functions are not kept in files.
     """
     return {
-        "pipeline": _plain_pipeline(pipeline),
+        "pipeline": _plain_stack(pipeline) if isinstance(pipeline, Stack) else _plain_pipeline(pipeline),
         "model": to_plain(model),
         "machine": to_plain(machine),
         "memory": to_plain(memory),
@@ -75,7 +80,7 @@ def fields_from(record: dict[str, Any]) -> dict[str, Any]:
     _refuse_others(record, "pipeline", "model", "machine", "memory", "workload", "scheduler")
     scheduler = dict(record["scheduler"])
     return {
-        "pipeline": _pipeline_from(record["pipeline"]),
+        "pipeline": _stack_from(record["pipeline"]),
         "model": from_plain(ModelConfig, record["model"]),
         "machine": from_plain(Machine, record["machine"]),
         "memory": from_plain(Memory, record["memory"]),
@@ -151,6 +156,24 @@ def _streamed(ops: Iterable[Op]) -> dict[str, Streamed]:
     """Everything that a pipeline of these operations can stream, by name; built-in operations need no stage."""
     of_ops = [op.weights for op in (*BUILT_IN.values(), *ops)]
     return {item.name: item for item in (weights, kv, *of_ops)}
+
+
+def _plain_stack(stack: Stack) -> list[dict[str, Any]]:
+    return [{"layers": [each.first, each.stop], "pipeline": _plain_pipeline(each.pipeline)} for each in stack.ranges]
+
+
+def _stack_from(record: Any) -> Pipeline | Stack:
+    """A pipeline, or the stack of a list of ranges."""
+    if not isinstance(record, list):
+        return _pipeline_from(record)
+    ranges = list[LayerRange]()
+    for each in record:
+        _refuse_others(each, "layers", "pipeline")
+        first, stop = each["layers"]
+        ranges += _pipeline_from(each["pipeline"])[first:stop].ranges
+    if not ranges:
+        raise ValueError("it has no layers")
+    return Stack(tuple(ranges))
 
 
 def _plain_pipeline(pipeline: Pipeline) -> dict[str, Any]:

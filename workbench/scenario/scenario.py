@@ -14,17 +14,17 @@ from workbench.core.records import read_json, reason
 from workbench.core.units import GROUPS, QUANTISED, format_bytes, parse_bytes
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
-from workbench.pipeline import Pipeline, resolve, with_shared_experts
+from workbench.pipeline import LayerRange, Pipeline, Stack, resolve, with_shared_experts
 from workbench.scenario.memory import Memory
 from workbench.scenario.record import FORMAT, NotImportedError, differences, fields_from, plain_fields
 from workbench.scheduler.base import Scheduler
-from workbench.stages import Precision
+from workbench.stages import Precision, Stage
 from workbench.workload import Workload
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A pipeline with the model, machine, memory, workload and scheduler that it is read for.
+    """A pipeline, or a stack of them, with the model, machine, memory, workload and scheduler that it is read for.
 
     Raises
     ------
@@ -36,7 +36,7 @@ class Scenario:
         If the longest sequence does not fit the KV cache.
     """
 
-    pipeline: Pipeline
+    pipeline: Pipeline | Stack
     model: ModelConfig
     machine: Machine
     memory: Memory
@@ -45,7 +45,7 @@ class Scenario:
 
     def __post_init__(self) -> None:
         expected = {
-            "pipeline": Pipeline,
+            "pipeline": Pipeline | Stack,
             "model": ModelConfig,
             "machine": Machine,
             "memory": Memory,
@@ -53,19 +53,21 @@ class Scenario:
         }
         for field, kind in expected.items():
             if not isinstance(getattr(self, field), kind):
-                raise ScenarioError(f"Scenario({field}=...) must be a {kind.__name__}, not {getattr(self, field)!r}.")
+                name = kind.__name__ if isinstance(kind, type) else "Pipeline or a Stack"
+                raise ScenarioError(f"Scenario({field}=...) must be a {name}, not {getattr(self, field)!r}.")
         if isinstance(self.scheduler, type) or not callable(getattr(self.scheduler, "open", None)):
             raise ScenarioError(
                 f"Scenario(scheduler=...) must be a scheduler such as ResourceAware(), not {self.scheduler!r}."
             )
-        resolve(self.layer)
+        for each in self.stack:
+            resolve(each.pipeline)
         self._check_choices()
         self._check_lengths()
         self._check_groups()
 
     def _check_choices(self) -> None:
         chosen = self.model.num_experts_per_tok
-        for stage in self.pipeline.stages:
+        for stage in self.stages:
             if stage.defer + stage.skip >= chosen:
                 raise ScenarioError(
                     f"{stage} leaves none of the {chosen} experts that a token of {self.model.name} chooses; give at "
@@ -122,9 +124,37 @@ class Scenario:
         return experts if experts == others else f"{experts} (experts) and {others}"
 
     @property
+    def stack(self) -> tuple[LayerRange, ...]:
+        """The pipeline of every range of the model's layers.
+
+        Shared experts, if the model has any, follow the routed ones unless a pipeline places them.
+        """
+        given = self.pipeline if isinstance(self.pipeline, Stack) else self.pipeline[:]
+        ranges = given.over(self.model.num_hidden_layers)
+        if not self.model.unrouted_params:
+            return ranges
+        return tuple(each._replace(pipeline=with_shared_experts(each.pipeline)) for each in ranges)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """All stages, range after range, each once."""
+        return tuple(dict.fromkeys(stage for each in self.stack for stage in each.pipeline.stages))
+
+    @property
     def layer(self) -> Pipeline:
-        """The pipeline for this model: shared experts, if it has any, follow the routed ones unless they are placed."""
-        return with_shared_experts(self.pipeline) if self.model.unrouted_params else self.pipeline
+        """The pipeline that all layers have.
+
+        Raises
+        ------
+        ScenarioError
+            If there are several.
+        """
+        pipelines = {each.pipeline for each in self.stack}
+        if len(pipelines) > 1:
+            raise ScenarioError(
+                f"this reader takes one pipeline for all layers, not {self.pipeline}; use bound, simulate or run."
+            )
+        return pipelines.pop()
 
     @property
     def kv_blocks(self) -> int:

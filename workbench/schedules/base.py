@@ -10,8 +10,9 @@ from typing import ClassVar
 import numpy as np
 
 from workbench.core.display import short_name
-from workbench.pipeline import Pipeline
-from workbench.pipeline.layer_graph import LayerGraph, Node, layer_graph
+from workbench.pipeline import Pipeline, Stack
+from workbench.pipeline.layer_graph import Node
+from workbench.pipeline.stack_graph import StackGraph, stack_graph
 from workbench.scheduler.batch import NONE, Batch, Ids
 from workbench.schedules.plan import WHOLE, Carry, Page, Plan, Task
 
@@ -45,22 +46,22 @@ class Schedule(ABC):
     """Buffers for streamed weights on the GPU; each holds one transfer."""
 
     @abstractmethod
-    def tasks(self, graph: LayerGraph, layers: int, step: Step) -> tuple[Task, ...]:
+    def tasks(self, stack: StackGraph, step: Step) -> tuple[Task, ...]:
         """The tasks of one iteration in issue order, the same for every batch.
 
         Raises
         ------
         ScheduleError
-            If the pipeline has another shape than this schedule needs.
+            If the layers have another shape than this schedule needs.
         """
 
     def split(self, batch: Batch) -> tuple[Batch, ...]:
         """Split a batch into parts, balanced in decode tokens and in prefill tokens separately."""
         return balanced(batch, self.parts)
 
-    def lower(self, pipeline: Pipeline, batch: Batch, step: Step = Step.MIDDLE) -> Plan:
-        """The plan of one iteration."""
-        return Lowering(self, layer_graph(pipeline), batch.layers).plan(batch, step)
+    def lower(self, pipeline: Pipeline | Stack, batch: Batch, step: Step = Step.MIDDLE) -> Plan:
+        """The plan of one iteration of a model whose layers are all of one kind."""
+        return Lowering(self, stack_graph(pipeline, batch.layers)).plan(batch, step)
 
     @property
     def name(self) -> str:
@@ -69,26 +70,23 @@ class Schedule(ABC):
 
 
 class Lowering:
-    """A schedule applied to one pipeline: lowers once for every `Step` and reuses the tasks."""
+    """A schedule applied to a stack of layers: lowers once for every `Step` and reuses the tasks."""
 
-    def __init__(self, schedule: Schedule, graph: LayerGraph, layers: int) -> None:
+    def __init__(self, schedule: Schedule, stack: StackGraph) -> None:
         self.schedule = schedule
-        self.graph = graph
-        self.layers = layers
+        self.stack = stack
         self._name = schedule.name
-        self._memo = dict[tuple[int, int], tuple[Task, ...]]()
+        self._memo = dict[int, tuple[Task, ...]]()
 
     def plan(self, batch: Batch, step: Step) -> Plan:
         """The plan of one iteration."""
-        parts = self.schedule.split(batch)
-        return Plan(self._name, self.graph, self.layers, parts, self.tasks(self.layers, step))
+        return Plan(self._name, self.stack, self.schedule.split(batch), self.tasks(step))
 
-    def tasks(self, layers: int, step: Step) -> tuple[Task, ...]:
-        """The tasks of a stack of `layers` layers."""
-        key = (layers, step.value)
-        if key not in self._memo:
-            self._memo[key] = self.schedule.tasks(self.graph, layers, step)
-        return self._memo[key]
+    def tasks(self, step: Step) -> tuple[Task, ...]:
+        """The tasks of one iteration."""
+        if step.value not in self._memo:
+            self._memo[step.value] = self.schedule.tasks(self.stack, step)
+        return self._memo[step.value]
 
 
 class TaskList:

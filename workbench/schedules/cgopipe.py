@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
-from workbench.pipeline.layer_graph import LayerGraph
+from workbench.pipeline.stack_graph import StackGraph
 from workbench.schedules.base import Step
 from workbench.schedules.micro_batches import MicroBatched, WeightPlace, attention_on_cpu, check_attention_on_cpu
 from workbench.schedules.plan import Task
@@ -43,7 +43,7 @@ class CGOPipe(MicroBatched):
 
     least = 2
 
-    def tasks(self, graph: LayerGraph, layers: int, step: Step) -> tuple[Task, ...]:
+    def tasks(self, stack: StackGraph, step: Step) -> tuple[Task, ...]:
         """See `Schedule.tasks`."""
-        check_attention_on_cpu("CGOPipe", graph)
-        return attention_on_cpu(graph, layers, step, self.parts, ahead=2, weights=WeightPlace.PAGED)
+        check_attention_on_cpu("CGOPipe", stack)
+        return attention_on_cpu(stack, step, self.parts, ahead=2, weights=WeightPlace.PAGED)

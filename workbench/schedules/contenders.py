@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from workbench.core.errors import ScheduleError
 from workbench.pipeline import Pipeline
-from workbench.pipeline.layer_graph import layer_graph
+from workbench.pipeline.stack import LayerRange
+from workbench.pipeline.stack_graph import stack_graph
 from workbench.schedules.base import Schedule, Step
 from workbench.schedules.cgopipe import CGOPipe
 from workbench.schedules.fastdecode import FastDecode
@@ -38,8 +41,8 @@ def every_candidate() -> tuple[Schedule, ...]:
     return (*_IN_ORDER, *others)
 
 
-def contenders(pipeline: Pipeline) -> tuple[Schedule, ...]:
-    """Every schedule that takes a pipeline, with its default settings.
+def contenders(layers: Pipeline | Sequence[LayerRange]) -> tuple[Schedule, ...]:
+    """Every schedule that takes a pipeline or a stack of layers, with its default settings.
 
     The first is the baseline, `Sequential(prefetch=True)`, which takes any pipeline: tasks run one after the other,
     and the next layer's weights stream meanwhile. A schedule that gives the pipeline the same tasks as one before it
@@ -47,7 +50,8 @@ def contenders(pipeline: Pipeline) -> tuple[Schedule, ...]:
 
     Parameters
     ----------
-    pipeline : Pipeline
+    layers : Pipeline or sequence of LayerRange
+        A pipeline for all layers, or the ranges of a scenario, `Scenario.stack`.
 
     Raises
     ------
@@ -61,11 +65,11 @@ def contenders(pipeline: Pipeline) -> tuple[Schedule, ...]:
     >>> [schedule.name for schedule in contenders(fetch(weights, kv) | gpu(qkv, attention, out_proj, moe))]
     ['Sequential(prefetch=True)', 'FlexGenS4']
     """
-    graph = layer_graph(pipeline)
+    stack = stack_graph(layers, _LAYERS if isinstance(layers, Pipeline) else layers[-1].stop or 0)
     found = dict[object, Schedule]()
     for schedule in every_candidate():
         try:
-            found.setdefault(schedule.tasks(graph, _LAYERS, Step.MIDDLE), schedule)
+            found.setdefault(schedule.tasks(stack, Step.MIDDLE), schedule)
         except ScheduleError:
             continue
     return tuple(found.values())

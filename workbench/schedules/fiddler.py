@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from workbench.pipeline import Pipeline, cpu, gpu, load, offload
-from workbench.pipeline.layer_graph import LayerGraph
+from workbench.pipeline.stack_graph import StackGraph
 from workbench.schedules.base import Schedule, Step
 from workbench.schedules.ktransformers import check_experts_on_cpu
 from workbench.schedules.plan import Task
@@ -42,7 +42,7 @@ class Fiddler(Schedule):
         """One: the batch is not split."""
         return 1
 
-    def tasks(self, graph: LayerGraph, layers: int, step: Step) -> tuple[Task, ...]:
+    def tasks(self, stack: StackGraph, step: Step) -> tuple[Task, ...]:
         """See `Schedule.tasks`."""
-        check_experts_on_cpu("Fiddler", graph)
-        return Sequential().tasks(graph, layers, step)
+        check_experts_on_cpu("Fiddler", stack)
+        return Sequential().tasks(stack, step)

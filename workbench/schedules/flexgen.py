@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
-from workbench.pipeline.layer_graph import LayerGraph
+from workbench.pipeline.stack_graph import StackGraph
 from workbench.schedules.base import Step
 from workbench.schedules.micro_batches import (
     Dataflow,
@@ -50,10 +50,10 @@ class FlexGenS3(MicroBatched):
 
     weights: WeightPlace = WeightPlace.FIRST
 
-    def tasks(self, graph: LayerGraph, layers: int, step: Step) -> tuple[Task, ...]:
+    def tasks(self, stack: StackGraph, step: Step) -> tuple[Task, ...]:
         """See `Schedule.tasks`."""
-        check_attention_on_cpu("FlexGenS3", graph)
-        return attention_on_cpu(graph, layers, step, self.parts, ahead=1, weights=self.weights)
+        check_attention_on_cpu("FlexGenS3", stack)
+        return attention_on_cpu(stack, step, self.parts, ahead=1, weights=self.weights)
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,12 @@ class FlexGenS4(MicroBatched):
         """Two: one for the present micro-batch and one for the next."""
         return 2
 
-    def tasks(self, graph: LayerGraph, layers: int, step: Step) -> tuple[Task, ...]:
+    def tasks(self, stack: StackGraph, step: Step) -> tuple[Task, ...]:
         """See `Schedule.tasks`."""
-        if shape(graph) != _KV_TO_GPU:
-            raise wrong_shape("FlexGenS4", "fetch(weights, kv) | gpu(qkv, attention, out_proj, moe)", graph)
-        plan = Dataflow(graph, layers, step, self.parts if self.weights is WeightPlace.PAGED else 1)
-        turns = [(layer, part) for layer in range(layers) for part in range(self.parts)]
+        if shape(stack) != _KV_TO_GPU:
+            raise wrong_shape("FlexGenS4", "fetch(weights, kv) | gpu(qkv, attention, out_proj, moe)", stack)
+        plan = Dataflow(stack, step, self.parts if self.weights is WeightPlace.PAGED else 1)
+        turns = [(layer, part) for layer in range(stack.layers) for part in range(self.parts)]
         done: list[int] = []  # last task of each turn
         plan.run(0, _K, 0)
         for number, (layer, part) in enumerate(turns):
@@ -101,6 +101,6 @@ class FlexGenS4(MicroBatched):
             for node in (_A, _G, _S):
                 plan.run(layer, node, part)
             done.append(plan.run(layer, _B, part))
-            if layer + 1 == layers:
+            if layer + 1 == stack.layers:
                 plan.end(part)
         return plan.tasks

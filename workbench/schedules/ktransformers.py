@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from workbench.pipeline import Pipeline, cpu, gpu, load, offload
-from workbench.pipeline.layer_graph import LayerGraph, NodeKind
+from workbench.pipeline.layer_graph import NodeKind
+from workbench.pipeline.stack_graph import StackGraph
 from workbench.schedules.base import Schedule, Step
 from workbench.schedules.micro_batches import Dataflow, wrong_shape
 from workbench.schedules.plan import Task
@@ -43,28 +44,29 @@ class KTransformers(Schedule):
         """One: the batch is not split."""
         return 1
 
-    def tasks(self, graph: LayerGraph, layers: int, step: Step) -> tuple[Task, ...]:
+    def tasks(self, stack: StackGraph, step: Step) -> tuple[Task, ...]:
         """See `Schedule.tasks`."""
-        check_experts_on_cpu("KTransformers", graph)
-        plan = Dataflow(graph, layers, step)
+        check_experts_on_cpu("KTransformers", stack)
+        plan = Dataflow(stack, step)
         plan.begin(0)
-        for layer in range(layers):
-            for place, node in enumerate(graph.planned(layer, layers)):
+        for layer in range(stack.layers):
+            for place, node in enumerate(stack.at(layer)):
                 if node is not None:
                     plan.run(layer, place, 0)
         plan.end(0)
         return plan.tasks
 
 
-def check_experts_on_cpu(schedule: str, graph: LayerGraph) -> None:
-    """Refuse a layer without routed experts on the CPU, with decode attention there too, or with anything streamed.
+def check_experts_on_cpu(schedule: str, stack: StackGraph) -> None:
+    """Refuse layers without routed experts on the CPU, with decode attention there too, or with anything streamed.
 
     Raises
     ------
     ScheduleError
-        If it has another shape.
+        If some have another shape.
     """
-    where = {stage.op: stage.device for stage in graph.pipeline.stages}
-    placed = where.get(experts) is Place.CPU and where[decode_attention] is Place.GPU
-    if not placed or graph.streamed or any(node.kind is NodeKind.KV_IN for node in graph.nodes):
-        raise wrong_shape(schedule, NEEDED, graph)
+    for graph in stack.graphs:
+        where = {stage.op: stage.device for stage in graph.pipeline.stages}
+        placed = where.get(experts) is Place.CPU and where[decode_attention] is Place.GPU
+        if not placed or graph.streamed or any(node.kind is NodeKind.KV_IN for node in graph.nodes):
+            raise wrong_shape(schedule, NEEDED, stack)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from workbench.pipeline import Pipeline, fetch, gpu
-from workbench.pipeline.layer_graph import LayerGraph
+from workbench.pipeline.stack_graph import StackGraph
 from workbench.schedules.base import Schedule, Step
 from workbench.schedules.micro_batches import shape, wrong_shape
 from workbench.schedules.plan import Task
@@ -37,8 +37,8 @@ class LayerStreaming(Schedule):
         """One: the batch is not split."""
         return 1
 
-    def tasks(self, graph: LayerGraph, layers: int, step: Step) -> tuple[Task, ...]:
+    def tasks(self, stack: StackGraph, step: Step) -> tuple[Task, ...]:
         """See `Schedule.tasks`."""
-        if shape(graph) != "gpu segment" or not graph.streamed:
-            raise wrong_shape("LayerStreaming", "fetch(weights) | gpu(...)", graph)
-        return Sequential(prefetch=True).tasks(graph, layers, step)
+        if shape(stack) != "gpu segment" or not all(graph.streamed for graph in stack.graphs):
+            raise wrong_shape("LayerStreaming", "fetch(weights) | gpu(...)", stack)
+        return Sequential(prefetch=True).tasks(stack, step)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from workbench.core.errors import ScheduleError
 from workbench.core.units import is_whole
-from workbench.pipeline.layer_graph import EMBED, HEAD, WEIGHTS, LayerGraph, NodeKind
+from workbench.pipeline.layer_graph import EMBED, HEAD, WEIGHTS, NodeKind
+from workbench.pipeline.stack_graph import StackGraph
 from workbench.schedules.base import Schedule, Step, TaskList
 from workbench.schedules.plan import Page, Task
 
@@ -56,52 +57,56 @@ class MicroBatched(Schedule):
         return self.micro_batches
 
 
-def shape(graph: LayerGraph) -> str:
-    """Lanes and kinds of a layer's nodes in order; empty for a layer that does not begin and end on the GPU."""
-    if graph.enter or graph.leave:
-        return ""
-    return ", ".join(f"{node.lane} {node.kind.value}" for node in graph.nodes)
+def shape(stack: StackGraph) -> str:
+    """Lanes and kinds of a layer's nodes in order; empty if layers differ in it, or do not begin and end on the GPU."""
+    found = {", ".join(f"{node.lane} {node.kind.value}" for node in graph.nodes) for graph in stack.graphs}
+    moves = any(stack.before(layer) for layer in range(stack.layers + 1))
+    return "" if moves or len(found) > 1 else found.pop()
 
 
-def wrong_shape(schedule: str, needed: str, graph: LayerGraph) -> ScheduleError:
+def wrong_shape(schedule: str, needed: str, stack: StackGraph) -> ScheduleError:
     """The error that tells which pipeline a schedule needs."""
     return ScheduleError(
-        f"{schedule} needs a pipeline of the shape {needed}, not {graph.pipeline}. Wire it so, or use "
-        "Sequential(prefetch=True)."
+        f"{schedule} needs a pipeline of the shape {needed}, not {stack}. Wire it so, or use Sequential(prefetch=True)."
     )
 
 
-def check_attention_on_cpu(schedule: str, graph: LayerGraph) -> None:
-    """Refuse a layer that is not two segments on the GPU with one on the CPU between them.
+def check_attention_on_cpu(schedule: str, stack: StackGraph) -> None:
+    """Refuse layers that are not two segments on the GPU with one on the CPU between them.
 
     Raises
     ------
     ScheduleError
-        If it has another shape.
+        If some have another shape.
     """
-    if shape(graph) != _ATTENTION_ON_CPU:
-        raise wrong_shape(schedule, "gpu(...) >> offload >> cpu(...) >> load >> gpu(...)", graph)
+    if shape(stack) != _ATTENTION_ON_CPU:
+        raise wrong_shape(schedule, "gpu(...) >> offload >> cpu(...) >> load >> gpu(...)", stack)
 
 
 class Dataflow:
     """Collects tasks that wait for what they read: earlier nodes of the layer, the layer before, and weights.
 
-    Lanes keep the order in which tasks are added. Weights alternate between two slots: those of the next layer may
-    come once the layer before the present one has been computed.
+    Lanes keep the order in which tasks are added. Weights alternate between two slots: those of the next layer that
+    streams any may come once the streaming layer before the present one has been computed. Behind the last layer the
+    numbers go on with the first of the next iteration.
     """
 
-    def __init__(self, graph: LayerGraph, layers: int, step: Step, pages: int = 1) -> None:
+    def __init__(self, stack: StackGraph, step: Step, pages: int = 1) -> None:
         self.order = TaskList()
-        self.graph = graph
-        self.layers = layers
+        self.stack = stack
         self._step = step
         self._pages = pages
-        self._done: dict[tuple[int, int, int], int] = {}  # task by layer, node and part; layer -1 for the embedding
+        self._done: dict[tuple[int, int, int], int] = {}  # task by layer, node and part
+        self._entered: dict[tuple[int, int], int] = {}  # the task that a layer's first ones wait for, by part
         self._arrived: dict[int, list[int]] = {}  # tasks that bring the weights of a layer
         self._readers: dict[int, list[int]] = {}  # tasks that compute with the weights of a layer
-        if Step.FIRST in step:
+        self._asked: dict[int, int] = {}  # layers whose weights are requested, and the layers in which they are
+        streaming = [layer for layer in range(stack.layers) if stack.streamed(layer)]
+        self._wanted = streaming + ([] if Step.LAST in step else [stack.layers + layer for layer in streaming[:1]])
+        if Step.FIRST in step and streaming:
+            self._asked[streaming[0]] = -1
             for page in range(pages):
-                self.load(0, page)
+                self._load(streaming[0], page)
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -110,16 +115,13 @@ class Dataflow:
 
     def begin(self, part: int) -> None:
         """Add the embedding of a part's tokens."""
-        start = self.order.add(EMBED, -1, part, ())
-        if self.graph.enter:
-            start = self.order.add(self.graph.enter, -1, part, (start,))
-        self._done[-1, 0, part] = start
+        self._enter(0, part, (self.order.add(EMBED, -1, part, ()),))
 
     def run(self, layer: int, node: int, part: int, *also: int) -> int:
         """Add the task of one node in one layer for one part; it also waits for the tasks `also`."""
-        task = self.graph.planned(layer, self.layers)[node]
+        task = self.stack.at(layer)[node]
         if task is None:
-            raise ScheduleError(f"layer {layer} has no node {node}; add only those of LayerGraph.planned.")
+            raise ScheduleError(f"layer {layer} has no node {node}; add only those of StackGraph.at.")
         after = [*also, *self._before(layer, node, part)]
         if task.streamed:
             after += self._arrived.get(layer, ())
@@ -129,50 +131,59 @@ class Dataflow:
         self._done[layer, node, part] = index
         return index
 
-    def _before(self, layer: int, node: int, part: int) -> Iterator[int]:
-        inside = self.graph.nodes[node].after
-        if inside or self.graph.nodes[node].kind is NodeKind.KV_IN:
-            return (self._done[layer, other, part] for other in inside)
-        return self._ended(layer - 1, part)
+    def _before(self, layer: int, node: int, part: int) -> Sequence[int]:
+        this = self.stack.graph(layer).nodes[node]
+        if this.after or this.kind is NodeKind.KV_IN:
+            return [self._done[layer, other, part] for other in this.after]
+        return self._entry(layer, part)
 
-    def _ended(self, layer: int, part: int) -> Iterator[int]:
-        ends = self.graph.sinks if layer >= 0 else (0,)
-        return (self._done[layer, node, part] for node in ends)
+    def _entry(self, layer: int, part: int) -> Sequence[int]:
+        """Tasks that the first ones of a layer wait for."""
+        if (layer, part) in self._entered:
+            return [self._entered[layer, part]]
+        ended = [self._done[layer - 1, node, part] for node in self.stack.graph(layer - 1).sinks]
+        return self._enter(layer, part, ended)
 
-    def load(self, layer: int, page: int = 0) -> None:
-        """Add the transfer of a layer's weights, or of a page of them.
-
-        The layer after the last is the first of the next iteration.
-        """
-        if not self.graph.streamed or (layer == self.layers and Step.LAST in self._step):
-            return
-        weights_of = tuple((layer % self.layers, node) for node in self.graph.streamed)
-        after = self._readers.get(layer - 2, ())
-        cut = Page(page, self._pages)
-        task = self.order.add(WEIGHTS, layer % self.layers, None, after, weights_of=weights_of, page=cut)
-        self._arrived.setdefault(layer, []).append(task)
+    def _enter(self, layer: int, part: int, after: Sequence[int]) -> Sequence[int]:
+        """Add the transfer of the residual stream to where a layer needs it, if it is not there."""
+        move = self.stack.before(layer)
+        if move is not None:
+            inside = 0 < layer < self.stack.layers
+            after = (self.order.add(move, layer if inside else -1, part, after),)
+        if move is not None or layer == 0:
+            (self._entered[layer, part],) = after
+        return after
 
     def load_at(self, place: WeightPlace, layer: int, part: int, parts: int) -> None:
         """Add, behind the transfers of one part in one layer, the next layer's weights that have their place there."""
+        wanted = next((each for each in self._wanted if each > layer), None)
+        if wanted is None or self._asked.setdefault(wanted, layer) != layer:
+            return
         if place is WeightPlace.PAGED:
-            self.load(layer + 1, part)
+            self._load(wanted, part)
         elif part == (0 if place is WeightPlace.FIRST else parts - 1):
-            self.load(layer + 1)
+            self._load(wanted)
+
+    def _load(self, number: int, page: int = 0) -> None:
+        """Add the transfer of a layer's weights, or of a page of them, into the slot that was filled longest ago."""
+        layer = number % self.stack.layers
+        order = self._wanted.index(number)
+        after = self._readers.get(self._wanted[order - 2], ()) if order >= 2 else ()
+        weights_of = tuple((layer, node) for node in self.stack.streamed(layer))
+        task = self.order.add(WEIGHTS, layer, None, after, weights_of=weights_of, page=Page(page, self._pages))
+        self._arrived.setdefault(number, []).append(task)
 
     def end(self, part: int) -> None:
         """Add the head, which samples from a part's output of the last layer."""
-        after = tuple(self._ended(self.layers - 1, part))
-        if self.graph.leave:
-            after = (self.order.add(self.graph.leave, -1, part, after),)
-        self.order.add(HEAD, -1, part, after)
+        self.order.add(HEAD, -1, part, self._entry(self.stack.layers, part))
 
 
 def attention_on_cpu(
-    graph: LayerGraph, layers: int, step: Step, micro_batches: int, *, ahead: int, weights: WeightPlace
+    stack: StackGraph, step: Step, micro_batches: int, *, ahead: int, weights: WeightPlace
 ) -> tuple[Task, ...]:
-    """Tasks of a layer with attention on the CPU, which begins `ahead` micro-batches before the experts."""
-    plan = Dataflow(graph, layers, step, micro_batches if weights is WeightPlace.PAGED else 1)
-    turns = [(layer, part) for layer in range(layers) for part in range(micro_batches)]
+    """Tasks of layers with attention on the CPU, which begins `ahead` micro-batches before the experts."""
+    plan = Dataflow(stack, step, micro_batches if weights is WeightPlace.PAGED else 1)
+    turns = [(layer, part) for layer in range(stack.layers) for part in range(micro_batches)]
     begun = 0
 
     def attend(until: int) -> None:
@@ -193,6 +204,6 @@ def attention_on_cpu(
             plan.load_at(weights, layer, part, micro_batches)
         attend(number + ahead)
         plan.run(layer, _B, part)
-        if layer + 1 == layers:
+        if layer + 1 == stack.layers:
             plan.end(part)
     return plan.tasks

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from workbench.core.display import escaped
 from workbench.core.repeats import Repeat, find_repeats
 from workbench.core.timeline import ITERATION
-from workbench.pipeline.layer_graph import LayerGraph, Node, NodeKind
+from workbench.pipeline.layer_graph import Node, NodeKind
+from workbench.pipeline.stack_graph import StackGraph
 from workbench.scheduler.batch import Batch
 
 LANES = ("gpu", "cpu", "d2h", "h2d")
@@ -103,8 +104,7 @@ class Plan:
     Attributes
     ----------
     schedule : str
-    graph : LayerGraph
-    layers : int
+    stack : StackGraph
     parts : tuple of Batch
         The batches that the iteration's batch is split into: micro-batches, or the partitions of VSLPipe. The word
         *part* means one of these everywhere in the workbench.
@@ -113,8 +113,7 @@ class Plan:
     """
 
     schedule: str
-    graph: LayerGraph
-    layers: int
+    stack: StackGraph
     parts: tuple[Batch, ...]
     tasks: tuple[Task, ...] = field(repr=False)
 
@@ -128,9 +127,14 @@ class Plan:
 
     __hash__ = None  # type: ignore[assignment]
 
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return self.stack.layers
+
     def __str__(self) -> str:
         parts = [f"  {part_name(index)}  {part.describe()}" for index, part in enumerate(self.parts)]
-        nodes = [f"  {node.code}  {node.lane:4}{node.describe()}" for node in self.graph.all_nodes]
+        nodes = [f"  {node.code}  {node.lane:4}{node.describe()}" for node in self.stack.all_nodes]
         tasks = [f"  {index:3}  {task.node.lane:4}{self._line(task)}" for index, task in enumerate(self.tasks)]
         head = f"{self.schedule}: {self.layers} layers, {len(self.parts)} parts, {len(self.tasks)} tasks"
         return "\n".join(
@@ -138,7 +142,7 @@ class Plan:
         )
 
     def _line(self, task: Task) -> str:
-        readers = " ".join(f"{self.graph.nodes[node].code}{layer}" for layer, node in task.weights_of)
+        readers = " ".join(f"{self.stack.graph(layer).nodes[node].code}{layer}" for layer, node in task.weights_of)
         waits = " ".join(self.tasks[index].name for index in task.after)
         what = f"{task.name:5}{f'for {readers} ':12}" if readers else f"{task.name:17}"
         carry = {Carry.NONE: "", Carry.OUT: ", runs on", Carry.IN: " (runs since the iteration before)"}[task.carry]

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from workbench.pipeline import Pipeline, fetch, gpu
-from workbench.pipeline.layer_graph import EMBED, HEAD, WEIGHTS, LayerGraph, Node
+from workbench.pipeline.layer_graph import EMBED, HEAD, WEIGHTS, Node
+from workbench.pipeline.stack_graph import StackGraph
 from workbench.schedules.base import Step, TaskList
 from workbench.schedules.micro_batches import MicroBatched
 from workbench.schedules.plan import Task
@@ -37,28 +38,28 @@ class Sequential(MicroBatched):
         """One: a part's KV is read before the KV of the next part is fetched."""
         return 1
 
-    def tasks(self, graph: LayerGraph, layers: int, step: Step) -> tuple[Task, ...]:
+    def tasks(self, stack: StackGraph, step: Step) -> tuple[Task, ...]:
         """See `Schedule.tasks`."""
-        chain = _Chain(graph)
+        chain = _Chain(stack, step)
         for part in range(self.parts):
             chain.add(EMBED, -1, part)
-            if graph.enter:
-                chain.add(graph.enter, -1, part)
+            chain.enter(0, part)
         if self.prefetch and Step.FIRST in step:
-            chain.load(0)
-        for layer in range(layers):
-            chain.await_weights()
-            if not self.prefetch:
+            chain.load_ahead(-1)
+        for layer in range(stack.layers):
+            if self.prefetch:
+                chain.await_weights(layer)
+                chain.load_ahead(layer)
+            elif stack.streamed(layer):
                 chain.load(layer)
-            elif layer + 1 < layers or Step.LAST not in step:
-                chain.load_ahead((layer + 1) % layers)
             for part in range(self.parts):
-                for node in graph.planned(layer, layers):
+                if layer:
+                    chain.enter(layer, part)
+                for node in stack.at(layer):
                     if node is not None:
                         chain.add(node, layer, part)
         for part in range(self.parts):
-            if graph.leave:
-                chain.add(graph.leave, -1, part)
+            chain.enter(stack.layers, part)
             chain.add(HEAD, -1, part)
         return tuple(chain.order.tasks)
 
@@ -66,27 +67,41 @@ class Sequential(MicroBatched):
 class _Chain:
     """Collects tasks, each of which waits for the one before, and weights that stream beside them."""
 
-    def __init__(self, graph: LayerGraph) -> None:
+    def __init__(self, stack: StackGraph, step: Step) -> None:
         self.order = TaskList()
-        self.graph = graph
+        self.stack = stack
         self.last: tuple[int, ...] = ()
-        self.coming: tuple[int, ...] = ()
+        self.coming: dict[int, int] = {}  # transfers of weights that no task waits for yet, by layer
+        streaming = [layer for layer in range(stack.layers) if stack.streamed(layer)]
+        self.wanted = streaming if Step.FIRST in step else streaming[1:]
+        if Step.LAST not in step:
+            self.wanted = [*self.wanted, *(stack.layers + layer for layer in streaming[:1])]
 
     def add(self, node: Node, layer: int, part: int) -> None:
         self.last = (self.order.add(node, layer, part, self.last),)
 
+    def enter(self, layer: int, part: int) -> None:
+        """Bring the residual stream to where a layer, or the head, needs it."""
+        move = self.stack.before(layer)
+        if move is not None:
+            self.add(move, layer if 0 < layer < self.stack.layers else -1, part)
+
     def load(self, layer: int) -> None:
-        if self.graph.streamed:
-            self.last = (self.order.add(WEIGHTS, layer, None, self.last, weights_of=self._weights_of(layer)),)
+        weights_of = self._weights_of(layer)
+        self.last = (self.order.add(WEIGHTS, layer, None, self.last, weights_of=weights_of),)
 
     def load_ahead(self, layer: int) -> None:
-        if self.graph.streamed:
-            weights_of = self._weights_of(layer)
-            self.coming = (self.order.add(WEIGHTS, layer, None, self.last, weights_of=weights_of, bulk=True),)
+        """Request the weights of the next layer behind this one that streams any, unless they are on their way."""
+        wanted = next((each for each in self.wanted if each > layer), None)
+        if wanted is not None and wanted not in self.coming:
+            there = wanted % self.stack.layers
+            weights_of = self._weights_of(there)
+            self.coming[wanted] = self.order.add(WEIGHTS, there, None, self.last, weights_of=weights_of, bulk=True)
 
-    def await_weights(self) -> None:
-        self.last = (*self.last, *self.coming)
-        self.coming = ()
+    def await_weights(self, layer: int) -> None:
+        """Let the next task wait for a layer's weights."""
+        if layer in self.coming:
+            self.last = (*self.last, self.coming[layer])
 
     def _weights_of(self, layer: int) -> tuple[tuple[int, int], ...]:
-        return tuple((layer, node) for node in self.graph.streamed)
+        return tuple((layer, node) for node in self.stack.streamed(layer))

@@ -10,19 +10,14 @@ from typing import ClassVar
 from workbench.core.errors import ScheduleError
 from workbench.core.units import is_whole
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
-from workbench.pipeline.layer_graph import EMBED, HEAD, WEIGHTS, LayerGraph, NodeKind
+from workbench.pipeline.layer_graph import EMBED, HEAD, WEIGHTS
+from workbench.pipeline.stack_graph import StackGraph
 from workbench.schedules.base import Schedule, Step, TaskList
+from workbench.schedules.micro_batches import check_attention_on_cpu
 from workbench.schedules.plan import Carry, Task
 from workbench.stages import decode_attention, moe, out_proj, prefill_attention, qkv, weights
 
 _A, _Q, _C, _H, _B = range(5)
-_SHAPE = (
-    (NodeKind.SEGMENT, "gpu"),
-    (NodeKind.MOVE, "d2h"),
-    (NodeKind.SEGMENT, "cpu"),
-    (NodeKind.MOVE, "h2d"),
-    (NodeKind.SEGMENT, "gpu"),
-)
 
 
 @dataclass(frozen=True)
@@ -72,15 +67,10 @@ class VSLPipe(Schedule):
         """The partitions a and b."""
         return 2
 
-    def tasks(self, graph: LayerGraph, layers: int, step: Step) -> tuple[Task, ...]:
+    def tasks(self, stack: StackGraph, step: Step) -> tuple[Task, ...]:
         """See `Schedule.tasks`."""
-        shape = tuple((node.kind, node.lane) for node in graph.nodes)
-        if shape != _SHAPE or graph.enter or graph.leave:
-            raise ScheduleError(
-                f"VSLPipe needs a pipeline of the shape gpu(...) >> offload >> cpu(...) >> load >> gpu(...), not "
-                f"{graph.pipeline}. Wire it so, or use Sequential(prefetch=True)."
-            )
-        return _Phases(graph, layers, self.weight_slots, step).run()
+        check_attention_on_cpu("VSLPipe", stack)
+        return _Phases(stack, self.weight_slots, step).run()
 
 
 class _Phases:
@@ -89,28 +79,33 @@ class _Phases:
     The weights of the stages are requested in the stages' order, one whenever a slot becomes free.
     """
 
-    def __init__(self, graph: LayerGraph, layers: int, slots: int, step: Step) -> None:
+    def __init__(self, stack: StackGraph, slots: int, step: Step) -> None:
         self.order = TaskList()
-        self.graph = graph
-        self.layers = layers
-        self.slots = slots
+        self.stack = stack
+        self.layers = stack.layers
         self.step = step
         self.barrier: tuple[int, ...] = ()
         self.arriving: dict[int, tuple[int, ...]] = {}
-        self.wanted = deque(self.transfers())
+        self.free = slots
+        self.prologue = self.streamed([(0, _A)])
+        self.wanted = deque(each for each in self.transfers() if each[1])
 
     def transfers(self) -> Iterator[tuple[int, list[tuple[int, int]], Carry]]:
         """Stage, nodes and carry of every weight transfer to request; the next iteration's stages are numbered on."""
         for stage in range(0 if Step.FIRST in self.step else 2, self.layers):
             yield stage, self.computed_in(stage), Carry.NONE
         if Step.LAST not in self.step:
-            yield self.layers, [(0, _A), *self.computed_in(0)], Carry.NONE
+            yield self.layers, self.prologue + self.computed_in(0), Carry.NONE
             if self.layers > 1:
                 yield self.layers + 1, self.computed_in(1), Carry.OUT
 
     def computed_in(self, stage: int) -> list[tuple[int, int]]:
-        """The (layer, node) pairs of a stage; the first segment of layer 0 is an iteration's prologue, in no stage."""
-        return [(stage, _B)] if stage + 1 == self.layers else [(stage, _B), (stage + 1, _A)]
+        """The streamed (layer, node) pairs of a stage; layer 0's first segment is the prologue, in no stage."""
+        return self.streamed([(stage, _B)] if stage + 1 == self.layers else [(stage, _B), (stage + 1, _A)])
+
+    def streamed(self, pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Those of some (layer, node) pairs whose weights are streamed."""
+        return [(layer, node) for layer, node in pairs if node in self.stack.streamed(layer)]
 
     def run(self) -> tuple[Task, ...]:
         a = 0
@@ -122,42 +117,47 @@ class _Phases:
         for layer in range(last):
             self.begin(layer)
             self.barrier = (*self.advance(layer, a), *self.attend(layer, b))
-            self.barrier = (*self.advance(layer, b), *self.attend(layer + 1, a), *self.arriving[layer + 1])
+            self.barrier = (*self.advance(layer, b), *self.attend(layer + 1, a), *self.arriving.get(layer + 1, ()))
         self.begin(last)
         self.barrier = (self.head(a, self.finish(last, a)), *self.attend(last, b))
         self.barrier = (self.finish(last, b),)
         self.head(b, *self.barrier)
-        self.request(1)
+        self.begin(self.layers)
         return tuple(self.order.tasks)
 
     def open(self) -> None:
         """Request weights for the slots that are free before the prologue; the others hold the first stages'."""
         if Step.FIRST in self.step:
-            self.barrier = self.weights([(0, _A)])
-            self.request(self.slots - 1)
-        elif self.layers > 1:
-            self.arriving[1] = self.weights(self.computed_in(1), Carry.IN)
-            self.request(self.slots - 2)
+            self.barrier = self.weights(self.prologue)
+            self.free -= bool(self.prologue)
         else:
-            self.request(self.slots - 1)
+            self.free -= bool(self.prologue or self.computed_in(0))
+            if self.layers > 1:
+                self.arriving[1] = self.weights(self.computed_in(1), Carry.IN)
+                self.free -= bool(self.arriving[1])
+        self.request()
 
     def begin(self, stage: int) -> None:
         """Request weights for the slot that is free once the stage before this one has been computed.
 
         Before stage 0 none is free after the first iteration: the prologue's weights share the slot of stage 0.
         """
-        if stage or Step.FIRST in self.step:
-            self.request(1)
+        if stage > 1 or Step.FIRST in self.step:
+            self.free += bool(self.computed_in(stage - 1) if stage else self.prologue)
+        elif stage == 1:
+            self.free += bool(self.prologue or self.computed_in(0))
+        self.request()
 
-    def request(self, count: int) -> None:
-        """Request the weights of the next stages."""
-        for _ in range(min(count, len(self.wanted))):
+    def request(self) -> None:
+        """Request the weights of the next stages, as many as slots are free."""
+        while self.free and self.wanted:
             stage, weights_of, carry = self.wanted.popleft()
             self.arriving[stage] = self.weights(weights_of, carry)
+            self.free -= 1
 
     def weights(self, weights_of: Iterable[tuple[int, int]], carry: Carry = Carry.NONE) -> tuple[int, ...]:
-        """Add the transfer of the streamed weights of these (layer, node) pairs."""
-        wanted = tuple((layer, node) for layer, node in weights_of if self.graph.nodes[node].streamed)
+        """Add the transfer of the weights of these (layer, node) pairs; none if there are no pairs."""
+        wanted = tuple(weights_of)
         if not wanted:
             return ()
         brought = () if carry is Carry.IN else wanted
@@ -170,22 +170,28 @@ class _Phases:
 
     def advance(self, layer: int, part: int) -> tuple[int, ...]:
         """Add the last segment of a layer and the first of the next."""
-        done = self.order.add(self.graph.nodes[_B], layer, part, self.barrier)
+        done = self.add(_B, layer, part, self.barrier)
         return self.send(layer + 1, part, (done,))
 
     def send(self, layer: int, part: int, after: tuple[int, ...]) -> tuple[int, ...]:
         """Add the first segment of a layer, and the transfer of its queries, keys and values to the CPU."""
-        computed = self.order.add(self.graph.nodes[_A], layer, part, after)
-        return (self.order.add(self.graph.nodes[_Q], layer, part, (computed,)),)
+        computed = self.add(_A, layer, part, after)
+        return (self.add(_Q, layer, part, (computed,)),)
 
     def attend(self, layer: int, part: int) -> tuple[int, ...]:
         """Add decode attention on the CPU, and the transfer of its output to the GPU."""
-        attended = self.order.add(self.graph.nodes[_C], layer, part, self.barrier)
-        return (self.order.add(self.graph.nodes[_H], layer, part, (attended,)),)
+        attended = self.add(_C, layer, part, self.barrier)
+        return (self.add(_H, layer, part, (attended,)),)
 
     def finish(self, layer: int, part: int) -> int:
         """Add the last segment of the last layer."""
-        return self.order.add(self.graph.nodes[_B], layer, part, self.barrier)
+        return self.add(_B, layer, part, self.barrier)
+
+    def add(self, place: int, layer: int, part: int, after: Iterable[int]) -> int:
+        """Add one of a layer's five nodes."""
+        node = self.stack.at(layer)[place]
+        assert node is not None  # a layer of this shape defers nothing
+        return self.order.add(node, layer, part, after)
 
     def head(self, part: int, done: int) -> int:
         """Add the head."""

@@ -12,7 +12,8 @@ import numpy as np
 from workbench.core.errors import CapacityError, WorkbenchError
 from workbench.core.units import DTYPE_BYTES, QUANTISED, WEIGHT_BYTES, format_bytes, parse_bytes
 from workbench.hardware import Machine
-from workbench.pipeline.layer_graph import LayerGraph, NodeKind
+from workbench.pipeline.layer_graph import NodeKind
+from workbench.pipeline.stack_graph import StackGraph
 from workbench.scenario import Scenario
 from workbench.scheduler.layered_prefill import LayeredPrefill
 from workbench.scheduler.resource_aware import ResourceAware
@@ -22,7 +23,7 @@ from workbench.schedules.micro_batches import MicroBatched
 from workbench.serving.host_kernels import experts_bytes, is_packed
 from workbench.serving.ledger import Account, Change, Entry, Ledger
 from workbench.serving.prepared import Prepared, price
-from workbench.stages import DEFERRED_BUFFERS, Place, RowClass, buffer_bytes, experts, head, kv, qkv
+from workbench.stages import DEFERRED_BUFFERS, Place, RowClass, buffer_bytes, experts, head, qkv
 
 
 def fits(scenario: Scenario, schedule: Schedule) -> Ledger:
@@ -129,7 +130,7 @@ def positions(scenario: Scenario) -> int:
 def _angles(device: Place, scenario: Scenario) -> Entry:
     """Cosines and sines in fp32, where queries and keys are rotated."""
     model = scenario.model
-    there = any(stage.op == qkv and stage.device is device for stage in scenario.layer.stages)
+    there = any(stage.op == qkv and stage.device is device for stage in scenario.stages)
     count = positions(scenario) if there else 0
     size = count * model.rotated_dims * DTYPE_BYTES["fp32"]
     return Entry("RoPE angles", size, f"{count} positions" if size else "")
@@ -151,17 +152,17 @@ class _Needs:
 
     def __init__(self, prepared: Prepared) -> None:
         self._slot = prepared.slot_bytes
-        self._graph = prepared.lowering.graph
+        self._stack = prepared.lowering.stack
+        self._cost = prepared.cost
         scenario = prepared.scenario
-        layers = prepared.layers
-        pipeline = scenario.layer
-        precision = scenario.precision
         self._weights = {Place.GPU: embedding_bytes(scenario), Place.CPU: 0.0}
-        for stage in pipeline.stages:
-            home = Place.CPU if pipeline.streams(stage) else stage.device
-            self._weights[home] += stage.op.weight_bytes(scenario.model, precision) * layers
+        for layer, count in self._stack.alike:
+            model = self._cost.model_at(layer)
+            for stage in self._stack.pipeline(layer).stages:
+                home = Place.CPU if self._stack.streams(stage, layer) else stage.device
+                self._weights[home] += count * stage.op.weight_bytes(model, scenario.precision)
         self._rows = dict[Place, list[int]]()
-        for device, buffers in held_buffers(self._graph).items():
+        for device, buffers in held_buffers(self._stack).items():
             self._rows[device] = [_row_bytes(buffers, rows, scenario) for rows in RowClass.ALL.classes]
 
     def accounts(self, scenario: Scenario, schedule: Schedule, budget: float) -> tuple[Account, Account]:
@@ -174,36 +175,59 @@ class _Needs:
 
     def _entries(self, device: Place, scenario: Scenario, schedule: Schedule, batch: Largest) -> tuple[Entry, ...]:
         memory = scenario.memory
-        pipeline = scenario.layer
+        layers = scenario.model.num_hidden_layers
         per_block = memory.kv_block * scenario.model.kv_bytes_per_token(scenario.precision.kv)
-        cache = scenario.kv_blocks * per_block if pipeline.kv_device is device else 0.0
+        here = sum(self._stack.kv_device(layer) is device for layer in range(layers))
+        cache = scenario.kv_blocks * per_block * here / layers
+        of = "" if here == layers else f" in {here} of {layers} layers"
         also = "embedding and head too" if device is Place.GPU else "originals of what is streamed too"
         entries = [
             Entry("weights", self._weights[device], also if self._weights[device] else ""),
-            Entry("KV cache", cache, f"{scenario.kv_blocks} blocks of {memory.kv_block} tokens" if cache else ""),
+            Entry("KV cache", cache, f"{scenario.kv_blocks} blocks of {memory.kv_block} tokens{of}" if cache else ""),
         ]
         if device is Place.GPU:
             slots = schedule.weight_slots
             entries.insert(1, Entry("weight slots", slots * self._slot, f"{slots} of {format_bytes(self._slot)}"))
-            if kv in pipeline.fetches:
+            if self._stack.fetches_kv:
                 slots = schedule.kv_slots  # with more slots than parts, a part's KV of several layers is held
                 count = min(batch.part_blocks * slots, scenario.kv_blocks * -(-slots // schedule.parts))
-                size = count * per_block / scenario.model.num_hidden_layers
+                size = count * per_block / layers
                 entries.append(Entry("fetched KV", size, f"{count:.0f} blocks of one layer"))
         entries.append(_angles(device, scenario))
         copies = scenario.machine.gpu.count if device is Place.GPU else 1  # each GPU of a node holds all of them
         size = copies * batch.held(*self._rows[device])
         tokens = f"{batch.tokens} tokens{f' on each of {copies} GPUs' if copies > 1 else ''}" if size else ""
         entries.append(Entry("activations", size, tokens))
-        entries.append(_largest_operation(device, scenario, batch))
+        entries.append(self._largest_operation(device, scenario, batch))
         entries.append(Entry("reserve", memory.reserve(device)))
         return tuple(entries)
 
+    def _largest_operation(self, device: Place, scenario: Scenario, batch: Largest) -> Entry:
+        """The operation that needs most memory beyond the buffers held; a lane computes one at a time, for one part."""
+        precision = scenario.precision
+        needs = dict[str, float]()
+        on_cores = device is Place.CPU or scenario.machine.host is not None  # a computer at hand uses no GPU yet
+        for layer, _ in self._stack.alike:
+            model = self._cost.model_at(layer)
+            for op in (stage.op for stage in self._stack.pipeline(layer).stages if stage.device is device):
+                # The buffers that it writes are counted a second time: those of the layer before still exist beside
+                # them.
+                written = max(_row_bytes(op.writes, rows, scenario) for rows in op.rows.classes)
+                working = op.working_bytes(model, precision) * batch.part_tokens
+                if op == experts and on_cores and is_packed(model):
+                    working = experts_bytes(model, precision, batch.part_tokens)
+                needs[op.name] = max(needs.get(op.name, 0.0), written * batch.part_tokens + working)
+        if device is Place.GPU:
+            sampled = min(batch.requests, batch.part_tokens)
+            needs[head.name] = head.working_bytes(scenario.model, precision) * sampled
+        name = max(needs, key=lambda one: needs[one], default="")
+        return Entry("largest operation", needs.get(name, 0.0), f"{name}, {batch.part_tokens} tokens" if name else "")
 
-def held_buffers(graph: LayerGraph) -> dict[Place, set[str]]:
+
+def held_buffers(stack: StackGraph) -> dict[Place, set[str]]:
     """The buffers that a batch has on each device: those written there and those that transfers bring."""
     held: dict[Place, set[str]] = {Place.GPU: {"x"}, Place.CPU: set()}
-    for node in graph.all_nodes:
+    for node in stack.all_nodes:
         there = held[Place.GPU if node.lane in ("gpu", "h2d") else Place.CPU]
         there.update(buffer for buffer, _ in node.carries)
         there.update(buffer for stage in node.stages for buffer in stage.op.writes)
@@ -214,25 +238,6 @@ def held_buffers(graph: LayerGraph) -> dict[Place, set[str]]:
 def _row_bytes(buffers: Iterable[str], rows: RowClass, scenario: Scenario) -> int:
     """Bytes of one row of all these buffers together."""
     return sum(buffer_bytes(buffer, scenario.model, scenario.precision, rows) for buffer in buffers)
-
-
-def _largest_operation(device: Place, scenario: Scenario, batch: Largest) -> Entry:
-    """The operation that needs most memory beyond the buffers held; a lane computes one, for one part, at a time."""
-    model = scenario.model
-    precision = scenario.precision
-    needs = dict[str, float]()
-    on_cores = device is Place.CPU or scenario.machine.host is not None  # a computer at hand uses no GPU yet
-    for op in (stage.op for stage in scenario.layer.stages if stage.device is device):
-        # The buffers that it writes are counted a second time: those of the layer before still exist beside them.
-        written = max(_row_bytes(op.writes, rows, scenario) for rows in op.rows.classes)
-        working = op.working_bytes(model, precision) * batch.part_tokens
-        if op == experts and on_cores and is_packed(model):
-            working = experts_bytes(model, precision, batch.part_tokens)
-        needs[op.name] = written * batch.part_tokens + working
-    if device is Place.GPU:
-        needs[head.name] = head.working_bytes(model, precision) * min(batch.requests, batch.part_tokens)
-    name = max(needs, key=lambda one: needs[one], default="")
-    return Entry("largest operation", needs.get(name, 0.0), f"{name}, {batch.part_tokens} tokens" if name else "")
 
 
 # ------------------------------------------------------------------------------------------- changes that make it fit

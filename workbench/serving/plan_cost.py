@@ -238,7 +238,7 @@ class PlanCost:
 
     def _sorted(self, tasks: Sequence[Task], parts: Sequence[PartRows], pace: Pace | None) -> _CostGroups:
         """The groups of a plan's tasks, found once for each range of layers that prefills pass."""
-        cut = next((rows for rows in parts if isinstance(rows, CutRows)), None)
+        cut = next((rows.cut for rows in parts if rows.cut is not None), None)
         threads = (0, 0) if pace is None else (pace.gpu, pace.cpu)
         key = (id(tasks), None if cut is None else cut.layers, *threads)
         if key not in self._groups:
@@ -250,7 +250,7 @@ class PlanCost:
         groups = list[_CostGroup]()
         of_task = list[int]()
         for task in tasks:
-            place = 0 if cut is None else task.place(cut.stack)
+            place = max(task.layer, 0) if cut is None else task.place(cut.stack)
             rows = None if cut is None or task.part is None else id(cut.at(place))
             size = self._cost.weight_transfer(task) if task.part is None else None
             key = (size, task.carry, id(task.node), task.part, rows)
@@ -269,7 +269,7 @@ class PlanCost:
             size = 0.0 if task.carry is Carry.IN else self._cost.weight_transfer(task)
             fixed = self._cost.fetch(size), size
             return lambda rows: fixed
-        price = self._cost.pricer(task.node, threads)
+        price = self._cost.pricer(task.node, threads, max(task.layer, 0))
         if not self._machine.cores or task.node.lane not in COMPUTE:
             return price
         dispatch = self._machine.link.overhead if self._profile is None else self._profile.dispatch

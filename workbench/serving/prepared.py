@@ -17,7 +17,9 @@ from workbench.core.units import DTYPE_BYTES, QUANTISED, format_bytes, format_se
 from workbench.hardware import Machine
 from workbench.hardware.profile import Profile
 from workbench.models import ModelConfig
-from workbench.pipeline.layer_graph import LayerGraph, layer_graph
+from workbench.pipeline import Pipeline
+from workbench.pipeline.layer_graph import Node
+from workbench.pipeline.stack_graph import StackGraph, stack_graph
 from workbench.scenario import Scenario
 from workbench.schedules.base import Lowering, Schedule, Step
 from workbench.serving.plan_cost import PlanCost
@@ -49,7 +51,7 @@ class Prepared:
     def slot_bytes(self) -> float:
         """Size of one weight slot: the largest weight transfer of any iteration [B]."""
         steps = (Step.FIRST, Step.MIDDLE, Step.LAST)
-        tasks = [task for step in steps for task in self.lowering.tasks(self.layers, step)]
+        tasks = [task for step in steps for task in self.lowering.tasks(step)]
         return max((self.cost.exact_transfer(task.weights_of) for task in tasks if task.weights_of), default=0.0)
 
 
@@ -69,13 +71,13 @@ def price(scenario: Scenario, schedule: Schedule) -> Prepared:
     if not isinstance(schedule, Schedule):
         raise ScenarioError(f"a reader takes a schedule such as VSLPipe() after the scenario, not {schedule!r}.")
     _check_parts(scenario, schedule)
-    graph = layer_graph(scenario.layer, scenario.model)
-    lowering = Lowering(schedule, graph, scenario.model.num_hidden_layers)
-    cost = TaskCost(scenario, graph)
-    _check_rates(cost, scenario, graph)
-    _check_chunks(scenario, graph)
+    stack = stack_graph(scenario.stack, scenario.model)
+    lowering = Lowering(schedule, stack)
+    cost = TaskCost(scenario, stack)
+    _check_rates(cost, scenario, stack)
+    _check_chunks(scenario, stack)
     budget = scenario.scheduler.token_budget or cost.token_budget()
-    lowering.tasks(scenario.model.num_hidden_layers, Step.FIRST)
+    lowering.tasks(Step.FIRST)
     return Prepared(scenario, lowering, cost, PlanCost(cost, scenario.machine), budget)
 
 
@@ -89,12 +91,12 @@ def _check_parts(scenario: Scenario, schedule: Schedule) -> None:
         )
 
 
-def _check_rates(cost: TaskCost, scenario: Scenario, graph: LayerGraph) -> None:
+def _check_rates(cost: TaskCost, scenario: Scenario, stack: StackGraph) -> None:
     """Check that every operation that declares its work has a price: its device has a rate for its precision."""
     cores = scenario.machine.cores
     threads = {"gpu": cores.gpu, "cpu": cores.cpu} if cores is not None else {"gpu": 0, "cpu": 0}
     _check_own_format(scenario)
-    for node in graph.all_nodes:
+    for node in stack.all_nodes:
         if node.lane in threads and all(stage.op.work is not None for stage in node.stages):
             cost.node(node, _ONE_OF_EACH, threads[node.lane])
 
@@ -104,7 +106,7 @@ def _check_own_format(scenario: Scenario) -> None:
     model = scenario.model
     if scenario.memory.weights not in QUANTISED:
         return
-    places = {Place.GPU, *(stage.device for stage in scenario.layer.stages if stage.op.has_weights)}
+    places = {Place.GPU, *(stage.device for stage in scenario.stages if stage.op.has_weights)}
     for device in (scenario.machine.gpu if place is Place.GPU else scenario.machine.cpu for place in places):
         rates = dict(device.flops)
         if model.dtype not in rates:
@@ -116,28 +118,33 @@ def _check_own_format(scenario: Scenario) -> None:
             )
 
 
-def _check_chunks(scenario: Scenario, graph: LayerGraph) -> None:
+def _check_chunks(scenario: Scenario, stack: StackGraph) -> None:
     """Check that attention can take chunks: it must read the KV of the chunks before, and be where the KV cache is."""
     workload = scenario.workload
-    pipeline = scenario.layer
     longest = int((workload.prompt_len + workload.output_len).max())
     if not scenario.scheduler.splits(longest, scenario.model.num_hidden_layers):
         return
-    for node in graph.nodes:
-        for stage in node.stages:
-            if _forgets(stage):
-                raise ScenarioError(
-                    f"{scenario.scheduler} prefills prompts in pieces, and {stage} attends to its own piece alone; "
-                    "give Op(..., reads_past=True) and take k_before and v_before, or use a scheduler that prefills "
-                    "whole prompts, such as ContinuousBatching()."
-                )
-            fetched = kv in pipeline.fetches and any(other.op.keeps_kv for other in node.stages)
-            if stage.op.reads_past and not fetched and stage.device is not pipeline.kv_device:
-                raise ScenarioError(
-                    f"{scenario.scheduler} prefills prompts in pieces, and {stage} reads the KV of earlier ones, which "
-                    f"is on the {pipeline.kv_device.value}. Put it beside decode_attention, stream the cache with "
-                    "fetch(kv), or use a scheduler that prefills whole prompts, such as ContinuousBatching()."
-                )
+    for graph in stack.graphs:
+        for node in graph.nodes:
+            for stage in node.stages:
+                _check_chunk(scenario, stage, node, graph.pipeline)
+
+
+def _check_chunk(scenario: Scenario, stage: Stage, node: Node, pipeline: Pipeline) -> None:
+    """Check one stage of a node of a pipeline, see `_check_chunks`."""
+    if _forgets(stage):
+        raise ScenarioError(
+            f"{scenario.scheduler} prefills prompts in pieces, and {stage} attends to its own piece alone; give "
+            "Op(..., reads_past=True) and take k_before and v_before, or use a scheduler that prefills whole "
+            "prompts, such as ContinuousBatching()."
+        )
+    fetched = kv in pipeline.fetches and any(other.op.keeps_kv for other in node.stages)
+    if stage.op.reads_past and not fetched and stage.device is not pipeline.kv_device:
+        raise ScenarioError(
+            f"{scenario.scheduler} prefills prompts in pieces, and {stage} reads the KV of earlier ones, which is on "
+            f"the {pipeline.kv_device.value}. Put it beside decode_attention, stream the cache with fetch(kv), or use "
+            "a scheduler that prefills whole prompts, such as ContinuousBatching()."
+        )
 
 
 def _forgets(stage: Stage) -> bool:
@@ -154,7 +161,7 @@ def facts(scenario: Scenario, prepared: Prepared, generated: Lengths | None = No
     generated = scenario.workload.generated_len if generated is None else generated
     streamed = prepared.cost.weights_per_layer * prepared.layers
     return {
-        "pipeline": str(scenario.layer),
+        "pipeline": str(prepared.lowering.stack),
         "workload": f"{scenario.workload.name}{' (synthetic)' if scenario.workload.synthetic else ''}",
         "requests": str(len(scenario.workload)),
         "scheduler": str(scenario.scheduler),
@@ -196,7 +203,7 @@ def _exam() -> list[dict[str, Any]]:
 
 def _decodes(scenario: Scenario, rate: str | None) -> dict[str, str]:
     """Note on the rate that prices decodes on a GPU, if it is not the one that the operation declares; else empty."""
-    on_gpu = Stage(decode_attention, Place.GPU) in scenario.layer.stages
+    on_gpu = Stage(decode_attention, Place.GPU) in scenario.stages
     return {"attention": f"decodes on the GPU at its {rate} rate; it has none for fp32"} if rate and on_gpu else {}
 
 
@@ -215,7 +222,7 @@ def _left_out(scenario: Scenario) -> dict[str, str]:
     """Note on the experts that decodes get late or never, which changes the model's answer; empty if there are none."""
     of = f"of {scenario.model.num_experts_per_tok} per decode token"
     told = {}
-    for stage in scenario.layer.stages:
+    for stage in scenario.stages:
         if stage.defer:
             told["deferred"] = f"{stage.defer} {of} one layer later"
         if stage.skip:
@@ -227,7 +234,7 @@ def _unlike_layers(model: ModelConfig) -> dict[str, str]:
     """Note on the pricing of a model whose layers differ; empty if all are alike."""
     told = {}
     if model.dense_layers:
-        told["layers"] = f"each priced as the mean of {model.moe_layers} with experts and {model.dense_layers} without"
+        told["layers"] = f"{model.moe_layers} with experts and {model.dense_layers} without, each priced as it is"
     if model.windowed_layers:
         told["windows"] = (
             f"{model.windowed_layers} of {model.num_hidden_layers} layers attend to the last {model.sliding_window} "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from workbench.core.errors import ScenarioError
@@ -11,12 +10,14 @@ from workbench.core.units import DTYPE_BYTES
 from workbench.hardware import Device
 from workbench.hardware.profile import OpTime
 from workbench.models import ModelConfig
-from workbench.pipeline.layer_graph import LayerGraph, Node, NodeKind
+from workbench.pipeline.layer_graph import Node, NodeKind
+from workbench.pipeline.stack_graph import StackGraph
 from workbench.scenario import Scenario
 from workbench.scheduler.batch import Batch
 from workbench.schedules.plan import WHOLE, Task
 from workbench.stages import (
     CutRows,
+    KindRows,
     PartRows,
     Place,
     Precision,
@@ -50,98 +51,94 @@ _ENDS = {NodeKind.EMBED: Stage(embed, Place.GPU), NodeKind.HEAD: Stage(head, Pla
 
 
 class TaskCost:
-    """Prices the tasks of one scenario."""
+    """Prices the tasks of one scenario, each layer as what it is: of its pipeline, and of its kind."""
 
-    def __init__(self, scenario: Scenario, graph: LayerGraph) -> None:
+    def __init__(self, scenario: Scenario, stack: StackGraph) -> None:
         self._model = scenario.model
         self._machine = scenario.machine
         self._precision = scenario.precision
-        self._graph = graph
+        self._stack = stack
         self.profile = scenario.machine.profile(profile_shape(scenario.model, scenario.precision))
-        self._summed = set[tuple[str, Place]]() if self.profile else _summed(graph.pipeline.stages, self._model)
+        kinds = dict.fromkeys(stack.kind(layer) for layer in range(stack.layers))
+        self._models = {kind: self._model if kind is None else self._model.of_kind(kind) for kind in kinds}
+        graphs = {} if self.profile else {id(graph): graph for graph in stack.graphs}
+        self._summed = {key: _summed(graph.pipeline.stages, self._model) for key, graph in graphs.items()}
         self._kv_in = self._model.kv_elements * DTYPE_BYTES[self._precision.kv]
-        self._carried = {id(node): self._carried_bytes(node) for node in graph.all_nodes}
-        self._weights = self._streamed_weights(self._model)
-        every = self._model.num_hidden_layers
-        self._with_experts = self._streamed_weights(replace(self._model, first_k_dense_replace=0, layers=()))
-        self._without = self._streamed_weights(replace(self._model, first_k_dense_replace=every, layers=()))
+        self._weights = {  # bytes of each streamed node of a layer, by its kind and graph
+            (kind, id(stack.graph(layer))): self._streamed_weights(layer)
+            for layer, kind in enumerate(map(stack.kind, range(stack.layers)))
+        }
 
-    def _streamed_weights(self, model: ModelConfig) -> dict[int, float]:
-        """Bytes of each streamed node in one layer of a model."""
-        streams = self._graph.pipeline.streams
+    def _streamed_weights(self, layer: int) -> dict[int, float]:
+        """Bytes of each streamed node of a layer."""
+        model = self.model_at(layer)
+        graph = self._stack.graph(layer)
         found = {}
-        for index in self._graph.streamed:
-            streamed = [stage.op for stage in self._graph.nodes[index].stages if streams(stage)]
+        for index in graph.streamed:
+            streamed = [stage.op for stage in graph.nodes[index].stages if graph.pipeline.streams(stage)]
             found[index] = sum(op.weight_bytes(model, self._precision) for op in streamed)
         return found
 
-    def _carried_bytes(self, node: Node) -> tuple[int, int]:
-        """Bytes that a transfer moves per prefill row and per decode row."""
-        sizes = [(buffer_bytes(buffer, self._model, self._precision, rows), rows) for buffer, rows in node.carries]
-        return (
-            sum(size for size, rows in sizes if rows is RowClass.PREFILL),
-            sum(size for size, rows in sizes if rows is RowClass.DECODE),
-        )
-
     # --------------------------------------------------------------------------------------------- rows of a batch
-
-    def rows(self, batch: Batch) -> Rows:
-        """Rows of a batch at the stages of a mean layer; sliding windows cap pairs and context in some layers."""
-        model = self._model
-        if not model.windowed_layers:
-            return batch.rows
-        pairs = model.attended_below(batch.starts + batch.prefill_len).sum() - model.attended_below(batch.starts).sum()
-        context = model.attended(batch.context + 1).sum()
-        before = model.attended(batch.starts).sum()
-        return batch.rows._replace(pairs=float(pairs), context=float(context), before=float(before))
 
     def part(self, batch: Batch) -> PartRows:
         """Rows of one part of a batch at the stages, layer by layer."""
-        rows = self.rows(batch)
-        if batch.cut is None:
-            return rows
-        others = self.rows(batch.decodes_alone)
-        passing = rows._replace(emits=len(batch))
-        head = rows if batch.at(batch.layers) is batch else others
-        return CutRows(passing, others, head, batch.prefill_layers, batch.layers)
+        return self.by_kind(lambda model: _rows_of_part(batch, model))
+
+    def by_kind(self, count: Callable[[ModelConfig], Rows | CutRows]) -> PartRows:
+        """Rows layer by layer, from a function that counts them for a model whose layers are all of one kind."""
+        if not 0 < self._model.windowed_layers < self._model.num_hidden_layers:
+            return count(self._model)
+        kinds = list(self._models)
+        places = tuple(kinds.index(self._stack.kind(layer)) for layer in range(self._stack.layers))
+        return KindRows(tuple(count(self._models[kind]) for kind in kinds), places)
 
     # -------------------------------------------------------------------------------------------------------- bytes
 
     @property
     def weights_per_layer(self) -> float:
-        """Bytes streamed per layer and iteration."""
-        return sum(self._weights.values())
+        """Bytes streamed per layer and iteration, mean over the layers."""
+        return sum(self.layer_weights(layer) for layer in range(self._stack.layers)) / self._stack.layers
+
+    def model_at(self, layer: int) -> ModelConfig:
+        """The model whose layers are all like this one."""
+        return self._models[self._stack.kind(layer)]
+
+    def layer_weights(self, layer: int) -> float:
+        """Bytes of a layer's streamed weights."""
+        return sum(self._weights_at(layer).values())
 
     def weight_transfer(self, task: Task) -> float:
-        """Bytes that one weight transfer moves: the weights of its nodes in a mean layer, or its page of them."""
-        return _of_page(sum(self._weights[node] for _, node in task.weights_of), task)
-
-    def moved_weights(self, task: Task) -> float:
-        """Bytes that one weight transfer moves, each layer as it is."""
-        return _of_page(self.exact_transfer(task.weights_of), task)
+        """Bytes that one weight transfer moves, or its page of them."""
+        size = self.exact_transfer(task.weights_of)
+        if task.page is WHOLE:
+            return size
+        begin, end = task.page.cut(size)
+        return end - begin
 
     def exact_transfer(self, weights_of: Sequence[tuple[int, int]]) -> float:
-        """Bytes of the weights of these (layer, node) pairs, each layer as it is: with experts or without."""
-        kinds = self._model.layer_kinds
-        sizes = []
-        for layer, node in weights_of:
-            of_kind = self._without if kinds[layer].dense else self._with_experts
-            sizes.append(of_kind[node])
-        return sum(sizes)
+        """Bytes of the weights of these (layer, node) pairs."""
+        return sum(self._weights_at(layer)[node] for layer, node in weights_of)
 
-    def transfer(self, node: Node, rows: Rows, absent: AbstractSet[str] = frozenset()) -> float:
-        """Bytes that a transfer of activations or KV moves for these rows in a layer without the `absent` buffers."""
+    def _weights_at(self, layer: int) -> dict[int, float]:
+        return self._weights[self._stack.kind(layer), id(self._stack.graph(layer))]
+
+    def transfer(self, node: Node, rows: Rows) -> float:
+        """Bytes that a transfer of activations or KV moves for these rows."""
+        return self._transfer(node)(rows)
+
+    def _transfer(self, node: Node) -> Callable[[Rows], float]:
+        """The function that gives the bytes which a transfer of activations or KV moves."""
         if node.kind is NodeKind.KV_IN:
-            return (rows.context - rows.decode + rows.before) * self._kv_in
-        per_prefill, per_decode = self._carried[id(node)]
-        if absent:
-            carries = tuple(carried for carried in node.carries if carried[0] not in absent)
-            per_prefill, per_decode = self._carried_bytes(replace(node, carries=carries))
-        return per_prefill * rows.prefill + per_decode * rows.decode
+            return lambda rows: (rows.context - rows.decode + rows.before) * self._kv_in
+        sizes = [(buffer_bytes(buffer, self._model, self._precision, rows), rows) for buffer, rows in node.carries]
+        per_prefill = sum(size for size, rows in sizes if rows is RowClass.PREFILL)
+        per_decode = sum(size for size, rows in sizes if rows is RowClass.DECODE)
+        return lambda rows: per_prefill * rows.prefill + per_decode * rows.decode
 
-    def host_bytes(self, node: Node, rows: Rows) -> float:
+    def host_bytes(self, node: Node, rows: Rows, layer: int = 0) -> float:
         """Bytes that a node other than weights reads from or writes to the host's memory in one layer."""
-        return self.pricer(node)(rows)[1]
+        return self.pricer(node, layer=layer)(rows)[1]
 
     def expert_bytes(self, parts: Sequence[Batch]) -> float:
         """Expected bytes of routed experts that an iteration reads: each chosen one once per layer and part [B]."""
@@ -156,7 +153,7 @@ class TaskCost:
 
     # ------------------------------------------------------------------------------------------------------ seconds
 
-    def pricer(self, node: Node, threads: int = 0) -> Pricer:
+    def pricer(self, node: Node, threads: int = 0, layer: int = 0) -> Pricer:
         """The function that prices a node other than weights for any rows of one layer, on `threads` threads.
 
         Raises
@@ -165,11 +162,11 @@ class TaskCost:
             If an operation declares no work and was not measured.
         """
         if node.lane in ("h2d", "d2h"):
-            return lambda rows: self._move(node, rows)
+            return self._move(node)
         if node.kind in _ENDS:
             return self._end(node.kind, threads)
         stage = self._late if node.kind is NodeKind.DEFERRED else self._stage
-        stages = [stage(each, threads) for each in node.stages]
+        stages = [stage(each, threads, layer) for each in node.stages]
         on_host = node.lane == "cpu"
 
         def price(rows: Rows) -> Price:
@@ -183,26 +180,34 @@ class TaskCost:
 
         return price
 
-    def _move(self, node: Node, rows: Rows) -> Price:
-        """Price of a transfer of activations or KV in one layer."""
+    def _move(self, node: Node) -> Pricer:
+        """The pricer of a transfer of activations or KV in one layer."""
         link = self._machine.link
-        size = self.transfer(node, rows)
+        rate = link.h2d if node.lane == "h2d" else link.d2h
         overhead = link.overhead if self.profile is None else self.profile.move
-        return copy_seconds(size, link.h2d if node.lane == "h2d" else link.d2h, overhead), size
+        size_of = self._transfer(node)
 
-    def _stage(self, stage: Stage, threads: int, measured: _Measured = measured_seconds) -> Pricer:
+        def price(rows: Rows) -> Price:
+            size = size_of(rows)
+            return copy_seconds(size, rate, overhead), size
+
+        return price
+
+    def _stage(self, stage: Stage, threads: int, layer: int, measured: _Measured = measured_seconds) -> Pricer:
         """The pricer of one stage in one layer: as measured on `threads` threads, or else by the roofline."""
-        time = self._time(stage.op.name, threads, self._resident(stage))
+        time = self._time(stage.op.name, threads, self._resident(stage, layer))
         if time is None:
-            return self._added_up(stage, self._roofline(self._work(stage), self._device(stage.device, threads)))
+            price = self._roofline(self._work(stage), self._device(stage.device, threads), layer)
+            return self._added_up(stage, price, layer)
         share = 1 - (stage.defer + stage.skip) / self._model.num_experts_per_tok
         return lambda rows: (measured(time, _decoding(rows_of(stage, rows), share)), 0.0)
 
-    def _late(self, stage: Stage, threads: int) -> Pricer:
+    def _late(self, stage: Stage, threads: int, layer: int) -> Pricer:
         """The pricer of the work that one stage defers in one layer."""
-        time = self._time(stage.op.name, threads, self._resident(stage))
+        time = self._time(stage.op.name, threads, self._resident(stage, layer))
         if time is None:
-            late = self._added_up(stage, self._roofline(afterwards(stage), self._device(stage.device, threads)))
+            price = self._roofline(afterwards(stage), self._device(stage.device, threads), layer)
+            late = self._added_up(stage, price, layer)
             return lambda rows: late(Rows(decode=rows.decode))
         share = stage.defer / self._model.num_experts_per_tok
         return lambda rows: (
@@ -220,8 +225,8 @@ class TaskCost:
         price = self._roofline(self._work(stage), self._device(stage.device, threads))
         return lambda rows: (price(rows)[0], 0.0)
 
-    def _roofline(self, work: WorkFunction, device: Device) -> Pricer:
-        model = self._model
+    def _roofline(self, work: WorkFunction, device: Device, layer: int = 0) -> Pricer:
+        model = self.model_at(layer)
         precision = self._precision
 
         def price(rows: Rows) -> Price:
@@ -230,18 +235,18 @@ class TaskCost:
 
         return price
 
-    def _added_up(self, stage: Stage, price: Pricer) -> Pricer:
+    def _added_up(self, stage: Stage, price: Pricer, layer: int) -> Pricer:
         """The pricer plus the time in which GPUs or sockets add up their partial sums."""
-        if not self.adding_up(stage, Rows(decode=1)):
+        if not self.adding_up(stage, Rows(decode=1), layer):
             return price
 
         def with_sum(rows: Rows) -> Price:
             length, size = price(rows)
-            return length + self.adding_up(stage, rows), size
+            return length + self.adding_up(stage, rows, layer), size
 
         return with_sum
 
-    def adding_up(self, stage: Stage, rows: Rows) -> float:
+    def adding_up(self, stage: Stage, rows: Rows, layer: int = 0) -> float:
         """Time in which the GPUs or sockets of a device add up their partial sums of a stage in one layer [s].
 
         Every GPU gets the whole sum, with which it computes on; a socket keeps its share, which all can read. It is 0
@@ -249,7 +254,9 @@ class TaskCost:
         """
         on_gpu = stage.device is Place.GPU
         device = self._machine.gpu if on_gpu else self._machine.cpu
-        if device.between is None or (stage.op.name, stage.device) not in self._summed:
+        if self.profile or device.between is None:
+            return 0.0
+        if (stage.op.name, stage.device) not in self._summed[id(self._stack.graph(layer))]:
             return 0.0
         size = rows.tokens * self._model.hidden_size * DTYPE_BYTES[self._precision.weights]
         return (2 if on_gpu else 1) * reduce_scatter_seconds(size, device.count, device.between)
@@ -278,9 +285,9 @@ class TaskCost:
     def _time(self, op: str, threads: int, resident: bool = False) -> OpTime | None:
         return self.profile.find(op, threads, resident=resident) if self.profile is not None and threads else None
 
-    def _resident(self, stage: Stage) -> bool:
+    def _resident(self, stage: Stage, layer: int) -> bool:
         """True if a stage has weights and no transfer brings them."""
-        return stage.op.has_weights and not self._graph.pipeline.streams(stage)
+        return stage.op.has_weights and not self._stack.streams(stage, layer)
 
     def _device(self, place: Place, threads: int) -> Device:
         """The device, with its rates scaled to `threads` if it was measured with another number."""
@@ -294,16 +301,16 @@ class TaskCost:
         rates = tuple((dtype, rate * threads / own) for dtype, rate in device.flops)
         return replace(device, flops=rates, bandwidth=device.bandwidth * threads / own)
 
-    def node(self, node: Node, rows: Rows, threads: int = 0) -> float:
+    def node(self, node: Node, rows: Rows, threads: int = 0, layer: int = 0) -> float:
         """Time of a node other than weights for these rows in one layer [s]."""
-        return self.pricer(node, threads)(rows)[0]
+        return self.pricer(node, threads, layer)(rows)[0]
 
-    def call(self, stage: Stage, threads: int = 0) -> Pricer:
+    def call(self, stage: Stage, threads: int = 0, layer: int = 0) -> Pricer:
         """The pricer of one call of a stage in one layer, including the experts that it defers."""
-        price = self._stage(stage, threads)
+        price = self._stage(stage, threads, layer)
         if not stage.defer:
             return price
-        late = self._late(stage, threads)
+        late = self._late(stage, threads, layer)
 
         def both(rows: Rows) -> Price:
             at_once = price(rows)
@@ -312,9 +319,9 @@ class TaskCost:
 
         return both
 
-    def least(self, stage: Stage, total: Rows, threads: int = 0) -> float:
+    def least(self, stage: Stage, total: Rows, threads: int = 0, layer: int = 0) -> float:
         """Least time of one stage in one layer for all of these rows, however they are split into calls [s]."""
-        return self._stage(stage, threads, least_seconds)(total)[0]
+        return self._stage(stage, threads, layer, least_seconds)(total)[0]
 
     def least_ends(self, kind: NodeKind, total: Rows, threads: int = 0) -> float:
         """Least time of the embedding or the head, as `least` [s]."""
@@ -358,18 +365,36 @@ class TaskCost:
         return enough
 
     def gpu_seconds(self, tokens: float) -> float:
-        """Time of one layer on the gpu lane for prompt tokens, without their attention to one another [s]."""
-        segments = [node for node in self._graph.nodes if node.kind is NodeKind.SEGMENT and node.lane == "gpu"]
+        """Time of a layer on the gpu lane for prompt tokens, without their attention to one another, mean [s]."""
         threads = 0 if self._machine.cores is None else self._machine.cores.gpu
-        return sum(self.node(node, Rows(prefill=tokens), threads) for node in segments)
+        rows = Rows(prefill=tokens)
+        total = 0.0
+        for layer, count in self._stack.alike:
+            for node in self._stack.at(layer):
+                if node is not None and node.kind is NodeKind.SEGMENT and node.lane == "gpu":
+                    total += count * self.node(node, rows, threads, layer)
+        return total / self._stack.layers
 
 
-def _of_page(size: float, task: Task) -> float:
-    """The bytes of a weight transfer's page."""
-    if task.page is WHOLE:
-        return size
-    begin, end = task.page.cut(size)
-    return end - begin
+def _rows_of_part(batch: Batch, model: ModelConfig) -> Rows | CutRows:
+    """Rows of one part of a batch at the layers of a model of one kind."""
+    rows = _rows(batch, model)
+    if batch.cut is None:
+        return rows
+    others = _rows(batch.decodes_alone, model)
+    passing = rows._replace(emits=len(batch))
+    head = rows if batch.at(batch.layers) is batch else others
+    return CutRows(passing, others, head, batch.prefill_layers, batch.layers)
+
+
+def _rows(batch: Batch, model: ModelConfig) -> Rows:
+    """Rows of a batch at the stages of a layer; a sliding window caps pairs and context."""
+    if not model.windowed_layers:
+        return batch.rows
+    pairs = model.attended_below(batch.starts + batch.prefill_len).sum() - model.attended_below(batch.starts).sum()
+    context = model.attended(batch.context + 1).sum()
+    before = model.attended(batch.starts).sum()
+    return batch.rows._replace(pairs=float(pairs), context=float(context), before=float(before))
 
 
 def _summed(stages: Sequence[Stage], model: ModelConfig) -> set[tuple[str, Place]]:

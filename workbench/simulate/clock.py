@@ -154,7 +154,7 @@ class TaskClock(_Clock):
     skips = False
 
     def __init__(self, prepared: Prepared) -> None:
-        super().__init__(prepared, Timeline(labels=prepared.lowering.graph.labels))
+        super().__init__(prepared, Timeline(labels=prepared.lowering.stack.labels))
 
     def _draw(self, plan: Plan, number: int, laid: LaidOut, seconds: float) -> None:
         afters = let_begin(plan.tasks, laid.starts, laid.ends)

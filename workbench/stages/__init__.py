@@ -40,6 +40,7 @@ from workbench.stages.ops import (
 )
 from workbench.stages.work import (
     CutRows,
+    KindRows,
     Numbers,
     PartRows,
     Precision,
@@ -59,6 +60,7 @@ __all__ = [
     "DEFERRED_BUFFERS",
     "Buffer",
     "CutRows",
+    "KindRows",
     "Move",
     "Numbers",
     "Op",

@@ -23,9 +23,9 @@ class Rows(NamedTuple):
     prefill, decode : float
         Tokens of each class.
     pairs : float
-        Query-key pairs of the causal prefill attention; with sliding windows the mean over the layers.
+        Query-key pairs of the causal prefill attention; a sliding window caps them.
     context : float
-        KV entries that the decode tokens read, the new ones included; with sliding windows the mean over the layers.
+        KV entries that the decode tokens read, the new ones included; a sliding window caps them.
     emits : float
         At the head, the tokens that it samples; at a layer, the sequences that pass it.
     before : float
@@ -51,6 +51,11 @@ class Rows(NamedTuple):
     def at(self, place: int) -> Rows:
         """Rows at a layer, at the embedding (-1) or at the head: these everywhere, because prompts are whole."""
         return self
+
+    @property
+    def cut(self) -> CutRows | None:
+        """The rows of chunks that pass only some layers; None for whole prompts."""
+        return None
 
 
 class CutRows(NamedTuple):
@@ -78,8 +83,38 @@ class CutRows(NamedTuple):
             return self.head
         return self.passed if max(place, 0) in self.layers else self.others
 
+    @property
+    def cut(self) -> CutRows:
+        """See `Rows.cut`."""
+        return self
 
-PartRows = Rows | CutRows
+
+class KindRows(NamedTuple):
+    """Counts of rows for a model some of whose layers have a sliding window: `kinds` has a number per layer.
+
+    Attributes
+    ----------
+    each : tuple of Rows or CutRows
+        Rows at the layers of each kind.
+    kinds : tuple of int
+        Place in `each` of every layer's rows.
+    """
+
+    each: tuple[Rows | CutRows, ...]
+    kinds: tuple[int, ...]
+
+    def at(self, place: int) -> Rows:
+        """See `Rows.at`."""
+        layer = min(max(place, 0), len(self.kinds) - 1)
+        return self.each[self.kinds[layer]].at(place)
+
+    @property
+    def cut(self) -> CutRows | None:
+        """See `Rows.cut`."""
+        return self.each[0].cut
+
+
+PartRows = Rows | CutRows | KindRows
 """Counts of the rows of one part of a batch, layer by layer."""
 
 

@@ -169,10 +169,8 @@ class Bench:
         rows = self.batch(self.context + 1 + STEADY // 2).rows
         seconds = median(seconds for seconds, _ in self.passes(prepared, TaskClock(prepared)))
         all_decode = np.array([0, self._rows])  # all hold equal shares of the cache
-        alone = Loads(
-            prepared,
-            Forced(1, rows.context / rows.decode, rows.decode, crowds(self._rows, all_decode, all_decode, self._rows)),
-        )
+        together = crowds(self._rows, all_decode, all_decode, self._rows)
+        alone = Loads(prepared, Forced(1, round(rows.context / rows.decode), rows.decode, together))
         return ScheduleTimes(schedule, max(alone.limits(rows).values()), seconds)
 
     def measure(self, times: ScheduleTimes) -> None:

@@ -134,9 +134,9 @@ class Setting:
     @property
     def way(self) -> str:
         """Name of the schedule, with the properties of the pipeline that it does not imply."""
-        fetches = self.scenario.pipeline.fetches
+        fetches = self.scenario.layer.fetches
         told = [] if fetches else ["resident"]
-        told += [f"defer {stage.defer}" for stage in self.scenario.pipeline.stages if stage.defer]
+        told += [f"defer {stage.defer}" for stage in self.scenario.stages if stage.defer]
         told += ["experts streamed" for fetched in fetches if fetched == experts.weights]
         return " ".join([self.schedule.name, *told])
 

@@ -402,7 +402,7 @@ class _Bench:
         """One operation of the last layer of a pass, again and again, alone and beside a stream."""
         engine = self._engines["streamed"]
         self._pass("streamed", threads, shape)
-        stage = next(stage for stage in self._scenario.pipeline.stages if stage.op.name == op)
+        stage = next(stage for stage in self._scenario.stages if stage.op.name == op)
         layout = engine.layout(shape)
         layer = self._model.num_hidden_layers - 1
         action = lambda: engine.forward.compute(stage, layer, 0, layout)  # noqa: E731

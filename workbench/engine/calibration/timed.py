@@ -174,7 +174,7 @@ class TimedEngine(Engine):
         self.pace = Pace(1, 1, "cpu", 0.0, 0.0)
         self._noted = list[tuple[_Noted, float, float]]()
         self._moves = list[Move]()
-        self._streams = prepared.lowering.graph.pipeline.streams
+        self._streams = prepared.scenario.layer.streams
         self._lowering = prepared.lowering
         self._layers = prepared.layers
         self._step = Step.FIRST
@@ -225,7 +225,7 @@ class TimedEngine(Engine):
         return self.pace
 
     def _compute(self, task: Task, layout: RowLayout) -> None:
-        for stage in self.forward.stages_of(task.node, task.layer):
+        for stage in task.node.stages:
             work = partial(self.forward.compute, stage, task.layer, task.part or 0, layout)
             resident = stage.op.has_weights and not self._streams(stage)
             rows = partial(_stage_rows, stage, layout)

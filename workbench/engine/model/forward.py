@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
 import torch
@@ -30,7 +29,7 @@ from workbench.schedules.base import Step
 from workbench.schedules.plan import WHOLE, Page
 from workbench.serving.capacity import ledger, positions
 from workbench.serving.prepared import Prepared
-from workbench.stages import Place, RowClass, Stage, buffer_row, experts, kv, out_proj, prefill_attention, qkv
+from workbench.stages import Place, RowClass, Stage, buffer_row, experts, out_proj, prefill_attention, qkv
 
 Key = tuple[Place, int, str]
 """Device, number of the part, and name of the buffer."""
@@ -48,38 +47,30 @@ class Forward:
         scenario = prepared.scenario
         self._control = control or Control()
         self._model = scenario.model
-        self._graph = prepared.lowering.graph
-        self._stages = {
-            (layer, node.code): node.stages
-            for layer in range(self._model.num_hidden_layers)
-            for node in self._graph.at(layer)
-            if node is not None
-        }
+        self._stack = prepared.lowering.stack
         latent = bool(self._model.kv_lora_rank)
         kind = LatentOps if latent else Ops
         cache = LatentCache if latent else KVCache
         self._compile(kind, cache)  # before anything is loaded: the code stays with the process when the model goes
-        ops = (stage.op for stage in self._graph.pipeline.stages)
+        ops = dict.fromkeys(stage.op for stage in scenario.stages)
         store = WeightStore(self._model, scenario.precision, ops, self._control)
         slots = prepared.lowering.schedule.weight_slots
-        self._weights = Weights(store, self._graph, prepared.slot_bytes, slots, self._control)
+        self._weights = Weights(store, self._stack, prepared.slot_bytes, slots, self._control)
         self._tables = store.tables
         workload = scenario.workload
         longest = int((workload.prompt_len + workload.output_len).max()) - 1  # the last token is never read
         self._ops = kind(self._model, self._control, self._tables, longest, positions(scenario))
         self._few = FewRows(self._model, self._ops.angles, self._tables)
         self._layers = [self._ops.at(layer) for layer in range(self._model.num_hidden_layers)]
-        layers = range(self._model.num_hidden_layers)
-        self._absent = [self._graph.absent(layer) for layer in layers]
         self._missing = {
-            (stage.op, layer): self._graph.missing(stage, layer)
-            for stage in self._graph.pipeline.stages
-            for layer in layers
+            (stage.op, layer): self._stack.missing(stage, layer)
+            for layer in range(self._stack.layers)
+            for stage in self._stack.pipeline(layer).stages
         }
         self._buffers: dict[Key, torch.Tensor] = {}
         self._fetched: dict[tuple[int, int], FetchedKV] = {}  # by layer and part
         self._hidden: dict[int, dict[Place, torch.Tensor]] = {}  # rows of in-flight prefills, by request
-        self._ran: set[tuple[str, Place]] = set()  # operations and the devices that computed them
+        self._ran: set[tuple[int, str, Place]] = set()  # layers, their operations and the devices that computed them
         self._chosen = Counter[str]()  # experts computed for decodes, at once and late
         self._touched = 0  # distinct experts that a part chose in a layer, summed over parts and layers
         self.decodes = 0
@@ -106,13 +97,14 @@ class Forward:
             bar.update()
             self._control.check()
             one.warm_up(dtype)
-            if kv in self._graph.pipeline.fetches:
+            if self._stack.fetches_kv:
                 one.fetch(0, RowLayout.smallest())[1].make()
 
     def _check_gpu_memory(self) -> None:
         """Check that the bytes allocated for weights and KV are those of the ledger, which stays within the limit."""
         taken = self._weights.gpu_bytes + sum(table.nbytes for table in self._tables.values())
-        taken += self._cache.pool.nbytes if self._graph.pipeline.kv_device is Place.GPU else 0
+        there = sum(self._stack.kv_device(layer) is Place.GPU for layer in range(self._stack.layers))
+        taken += self._cache.pool.nbytes * there // self._stack.layers
         expected = sum(self._ledger[name] for name in ("weights", "weight slots", "KV cache"))
         if taken != round(expected):  # where layers differ, the ledger's mean of them is no whole number
             raise EngineError(
@@ -123,7 +115,7 @@ class Forward:
     def warm_up(self) -> None:
         """Read every streamed weight once, so that no lane is charged for it."""
         if self._weights.buffer:
-            for task in self._prepared.lowering.tasks(self._model.num_hidden_layers, Step.MIDDLE):
+            for task in self._prepared.lowering.tasks(Step.MIDDLE):
                 if task.weights_of:
                     self._control.check()
                     self._weights.buffer.transfer(task.weights_of, task.page).make()
@@ -184,13 +176,9 @@ class Forward:
         """The transfer of the weights of these (layer, node) pairs, or of one page of them, into the next slot."""
         return self._weights.buffer.transfer(weights_of, page) if self._weights.buffer else None
 
-    def stages_of(self, node: Node, layer: int) -> tuple[Stage, ...]:
-        """Stages of a segment that one layer has."""
-        return self._stages[layer, node.code]
-
     def compute(self, stage: Stage, layer: int, part: int, layout: RowLayout) -> None:
         """Compute one stage of a part, on the device whose lane calls."""
-        self._ran.add((stage.op.name, _lane(stage)))
+        self._ran.add((layer, stage.op.name, _lane(stage)))
         if stage.op.keeps_kv:
             self._attend(stage, layer, part, layout)
         elif layout.has(stage.op.rows):
@@ -233,7 +221,7 @@ class Forward:
         """The weights of a stage; prompt attention expands latents with those of the projections around it."""
         if stage.op is not prefill_attention or not self._model.kv_lora_rank:
             return self._weights.get(layer, stage)
-        around = {other.op: other for other in self._graph.pipeline.stages}
+        around = {other.op: other for other in self._stack.pipeline(layer).stages}
         keys = self._weights.get(layer, around[qkv])
         values = self._weights.get(layer, around[out_proj])
         return {"up_k": keys["up_k"], "up_v": values["up_v"]}
@@ -350,10 +338,6 @@ class Forward:
         else:
             self._place((stage.device, part, "attn"), layout, out)[decodes] = out
 
-    def absent(self, layer: int) -> AbstractSet[str]:
-        """Buffers that a layer does not have; before the first and after the last layer there are all."""
-        return self._absent[layer] if 0 <= layer < len(self._absent) else frozenset()
-
     def moves_nothing(self, node: Node, layout: RowLayout) -> bool:
         """True for a transfer that has no rows of a part to move."""
         if node.kind is NodeKind.MOVE:
@@ -362,13 +346,12 @@ class Forward:
             return not len(layout.lengths) and not layout.before.any()
         return False
 
-    def move(self, node: Node, layer: int, part: int, layout: RowLayout) -> Transfer:
-        """The transfer of a node's buffers to the other device, those that the layer has."""
+    def move(self, node: Node, part: int, layout: RowLayout) -> Transfer:
+        """The transfer of a node's buffers to the other device."""
         target = Place.CPU if node.lane == "d2h" else Place.GPU
-        absent = self.absent(layer)
         copies: list[ArrayCopy] = []
         for buffer, row_class in node.carries:
-            if layout.has(row_class) and buffer not in absent:
+            if layout.has(row_class):
                 rows = layout.rows_of(row_class)
                 source = self._buffers[target.other, part, buffer]
                 there = self._place((target, part, buffer), layout, source)
@@ -410,7 +393,7 @@ class Forward:
         """
         scenario = self._prepared.scenario
         expected = {
-            "placement": {(stage.op.name, stage.device) for stage in scenario.layer.stages},
+            "placement": self._placement(),
             "KV blocks and tokens per block": (scenario.kv_blocks, scenario.memory.kv_block),
             "precision of weights and KV": scenario.precision,
             "experts of decodes": self._choices(),
@@ -425,15 +408,25 @@ class Forward:
             if ran[what] != wanted:
                 raise EngineError(f"{what}: {wanted} was asked for, {ran[what]} ran; this is a bug.")
 
+    def _computing(self) -> Iterator[tuple[int, Stage]]:
+        """Every layer with each stage that it computes when its turn is."""
+        for layer in range(self._stack.layers):
+            for node in self._stack.at(layer):
+                if node is not None and node.kind is NodeKind.SEGMENT:
+                    yield from ((layer, stage) for stage in node.stages)
+
+    def _placement(self) -> set[tuple[int, str, Place]]:
+        """Expected layers, operations and devices that compute them."""
+        return {(layer, stage.op.name, stage.device) for layer, stage in self._computing()}
+
     def _choices(self) -> Counter[str]:
-        """Expected counts of experts of decodes, computed at once and one layer late; the last layer defers none."""
-        layers = self._model.moe_layers
+        """Expected counts of experts of decodes, computed at once and one layer late."""
         found = Counter[str]()
-        for stage in self._graph.pipeline.stages:
+        for _, stage in self._computing():
             if stage.op is experts:
-                late = self.decodes * stage.defer * (layers - 1)
-                whole = self.decodes * (self._model.num_experts_per_tok - stage.skip) * layers
-                found.update({"at once": whole - late, "late": late})
+                chosen = self._model.num_experts_per_tok - stage.skip
+                found["at once"] += self.decodes * (chosen - stage.defer)
+                found["late"] += self.decodes * stage.defer
         return +found
 
 

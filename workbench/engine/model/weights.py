@@ -16,7 +16,8 @@ from workbench.engine.loading.load import load
 from workbench.engine.loading.stored import FORMATS, Stored, format_of, host_memory
 from workbench.engine.loading.tensors import Tensors, operands
 from workbench.models import ModelConfig
-from workbench.pipeline.layer_graph import LayerGraph
+from workbench.pipeline.layer_graph import NodeKind
+from workbench.pipeline.stack_graph import StackGraph
 from workbench.schedules.plan import WHOLE, Page
 from workbench.stages import Op, Place, Precision, Stage, experts
 
@@ -64,9 +65,9 @@ class WeightBuffer:
         Size of the largest transfer [B].
     """
 
-    def __init__(self, store: WeightStore, graph: LayerGraph, slot_bytes: float, slots: int) -> None:
+    def __init__(self, store: WeightStore, stack: StackGraph, slot_bytes: float, slots: int) -> None:
         self._store = store
-        self._graph = graph
+        self._stack = stack
         self._slots = [host_memory((round(slot_bytes),), torch.uint8) for _ in range(slots)]
         self._holds: list[_Held] = [{} for _ in range(slots)]
         self._turn = 0
@@ -108,9 +109,9 @@ class WeightBuffer:
         if key not in self._known:
             streamed = list[tuple[int, Op, Stored]]()
             for layer, node in weights_of:
-                found = self._graph.at(layer)[node]
+                found = self._stack.at(layer)[node]
                 for stage in found.stages if found else ():
-                    if self._graph.pipeline.streams(stage):
+                    if self._stack.streams(stage, layer):
                         streamed += [(layer, stage.op, each) for each in self._store.sources(layer, stage.op)]
             streamed.sort(key=lambda each: (not each[2].aligned, -each[2].tensor.dtype.itemsize))
             copies = list[ArrayCopy]()
@@ -160,38 +161,44 @@ def _between(copies: Sequence[ArrayCopy], begin: int, end: int) -> Iterator[Arra
         place += copy.target.size
 
 
-def _kept(model: ModelConfig, graph: LayerGraph) -> set[tuple[Op, str]]:
+def _kept(model: ModelConfig, stack: StackGraph) -> set[tuple[Op, str]]:
     """Operands that stay in fp32, by operation and key."""
     found = set()
-    for stage in graph.pipeline.stages:
-        for layer in range(model.num_hidden_layers):
-            wanted = operands(stage.op, model, layer) if stage.op.is_in(model, model.layer_kinds[layer]) else []
-            found |= {(stage.op, operand.key) for operand in wanted if operand.sources[0].kept}
+    for layer in range(stack.layers):
+        for op in _ops(stack, layer):
+            wanted = operands(op, model, layer)
+            found |= {(op, operand.key) for operand in wanted if operand.sources[0].kept}
     return found
+
+
+def _ops(stack: StackGraph, layer: int) -> Iterator[Op]:
+    """Operations of one layer."""
+    for node in stack.at(layer):
+        if node is not None and node.kind is NodeKind.SEGMENT:
+            yield from (stage.op for stage in node.stages)
 
 
 class Weights:
     """Weights of every stage: resident, or in the buffer."""
 
-    def __init__(self, store: WeightStore, graph: LayerGraph, slot_bytes: float, slots: int, control: Control) -> None:
-        self.buffer = WeightBuffer(store, graph, slot_bytes, slots) if graph.streamed else None
-        self._streams = graph.pipeline.streams
+    def __init__(self, store: WeightStore, stack: StackGraph, slot_bytes: float, slots: int, control: Control) -> None:
+        streaming = any(graph.streamed for graph in stack.graphs)
+        self.buffer = WeightBuffer(store, stack, slot_bytes, slots) if streaming else None
+        self._streams = stack.streams
         self._resident: _Held = {}
-        self._kept = _kept(store.model, graph)
-        stages = graph.pipeline.stages
-        streamed = {stage.op for stage in stages if self._streams(stage)}
-        resident = dict.fromkeys(stage.op for stage in stages if stage.op.has_weights and not self._streams(stage))
-        for layer in range(store.model.num_hidden_layers):
-            control.check()
-            for op in resident:
-                if not op.is_in(store.model, store.model.layer_kinds[layer]):
-                    continue
-                self._resident[layer, op] = store.resident(layer, op, keep=op in streamed)
-
+        self._kept = _kept(store.model, stack)
         self.gpu_bytes = self.buffer.bytes if self.buffer is not None else 0
-        on_gpu = {stage.op for stage in stages if stage.device is Place.GPU}
-        for (_, op), tensors in self._resident.items():
-            self.gpu_bytes += sum(tensor.nbytes for tensor in tensors.values()) if op in on_gpu else 0
+        for layer in range(stack.layers):
+            control.check()
+            there = set(_ops(stack, layer))
+            stages = [stage for stage in stack.pipeline(layer).stages if stage.op in there and stage.op.has_weights]
+            streamed = {stage.op for stage in stages if stack.streams(stage, layer)}
+            resident = dict.fromkeys(stage.op for stage in stages if not stack.streams(stage, layer))
+            on_gpu = {stage.op for stage in stages if stage.device is Place.GPU}
+            for op in resident:
+                tensors = store.resident(layer, op, keep=op in streamed)
+                self._resident[layer, op] = tensors
+                self.gpu_bytes += sum(tensor.nbytes for tensor in tensors.values()) if op in on_gpu else 0
 
     def precision(self, kv: str) -> Precision:
         """Number formats of the weights with which operations compute, beside that of the KV cache."""
@@ -209,6 +216,6 @@ class Weights:
 
     def get(self, layer: int, stage: Stage) -> Tensors:
         """The weights of a stage in one layer; none for an operation without any."""
-        if self.buffer is not None and self._streams(stage):
+        if self.buffer is not None and self._streams(stage, layer):
             return self.buffer.get(layer, stage.op)
         return self._resident.get((layer, stage.op), {})

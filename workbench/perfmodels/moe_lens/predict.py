@@ -60,7 +60,7 @@ def predict(scenario: Scenario, schedule: Schedule) -> Result:
         raise ScenarioError(
             f"moe_lens.predict models pipelines that fetch weights, not {scenario.pipeline}; use bound."
         )
-    _check_pipeline(scenario.pipeline)
+    _check_pipeline(scenario.layer)
     all_at_once("moe_lens.predict", scenario.workload)
     workload = scenario.workload.as_served
     generated = int(workload.output_len.sum())

@@ -71,7 +71,7 @@ class Dashboard(w.VBox):  # type: ignore[misc]
     ) -> None:
         for older in list(Dashboard._opened):
             older.close()
-        schedules = schedules or contenders(scenario.layer)
+        schedules = schedules or contenders(scenario.stack)
         self._predictions = Predictions(scenario, schedules, workload)
         self._measured: list[tuple[Settings, Result]] = []
         self._picture = CurvePicture()

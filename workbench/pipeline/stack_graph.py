@@ -1,0 +1,212 @@
+"""A stack of layers as a graph: every layer's nodes, and the transfers of the residual stream between ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from workbench.core.errors import PipelineError
+from workbench.models import ModelConfig
+from workbench.models.layers import LayerKind
+from workbench.pipeline.algebra import Pipeline
+from workbench.pipeline.layer_graph import EMBED, HEAD, TO_CPU, TO_GPU, WEIGHTS, LayerGraph, Node, NodeKind, layer_graph
+from workbench.pipeline.stack import LayerRange, Stack
+from workbench.stages import Place, Stage, kv
+
+_Nodes = tuple[Node | None, ...]
+_SUBSCRIPT = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
+
+
+@dataclass(frozen=True, eq=False)
+class StackGraph:
+    """The input of a schedule: the nodes of every layer for one part of a batch.
+
+    Attributes
+    ----------
+    ranges : tuple of LayerRange
+        Pipelines over ranges of layers, which cover all of them.
+    layers : int
+        Number of layers.
+    model : ModelConfig or None
+        The model, whose layers may be of several kinds; without one all are alike.
+    graphs : tuple of LayerGraph
+        The graph of every range; ranges of equal pipelines share it. The codes of the second and further graphs have
+        a number behind the letter.
+    """
+
+    ranges: tuple[LayerRange, ...]
+    layers: int
+    model: ModelConfig | None = None
+    graphs: tuple[LayerGraph, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        known: dict[Pipeline, LayerGraph] = {}
+        for each in self.ranges:
+            if each.pipeline not in known:
+                mark = str(len(known) + 1).translate(_SUBSCRIPT) if known else ""
+                known[each.pipeline] = layer_graph(each.pipeline, mark)
+        object.__setattr__(self, "graphs", tuple(known[each.pipeline] for each in self.ranges))
+
+    # -------------------------------------------------------------------------------------------------- one layer
+
+    def graph(self, layer: int) -> LayerGraph:
+        """The graph of the range that a layer is in."""
+        return self.graphs[self._range_of[layer]]
+
+    def pipeline(self, layer: int) -> Pipeline:
+        """The pipeline of a layer."""
+        return self.graph(layer).pipeline
+
+    def kind(self, layer: int) -> LayerKind | None:
+        """Kind of a layer; None if all layers are of one kind."""
+        return self._kinds[layer] if self._kinds else None
+
+    def at(self, layer: int) -> _Nodes:
+        """Nodes of one layer, each in its place, with the stages and buffers that this layer has.
+
+        A node stays in its place if the layer has none of its stages; it is None if the layer has no such node,
+        because it is the last of its range and defers nothing.
+
+        Raises
+        ------
+        PipelineError
+            If there is no such layer.
+        """
+        if not 0 <= layer < self.layers:
+            raise PipelineError(f"there is no layer {layer}; give one from 0 to {self.layers - 1}.")
+        return self._nodes[layer]
+
+    def before(self, layer: int) -> Node | None:
+        """The transfer that brings the residual stream to where a layer needs it; `layers` stands for the head."""
+        held = self.graph(layer - 1).leaves if layer else frozenset({Place.GPU})
+        wanted = self.graph(layer).enters if layer < self.layers else frozenset({Place.GPU})
+        if wanted <= held:
+            return None
+        return TO_CPU if Place.CPU in wanted - held else TO_GPU
+
+    def streamed(self, layer: int) -> tuple[int, ...]:
+        """Nodes of a layer whose weights are streamed."""
+        return self.graph(layer).streamed
+
+    def streams(self, stage: Stage, layer: int) -> bool:
+        """True if the weights of this stage of a layer are streamed to the GPU."""
+        return self.pipeline(layer).streams(stage)
+
+    def kv_device(self, layer: int) -> Place:
+        """Device that holds a layer's share of the KV cache."""
+        return self.pipeline(layer).kv_device
+
+    def missing(self, stage: Stage, layer: int) -> set[str]:
+        """Buffers that a stage reads and that no stage before it writes in one layer of the model, though one could."""
+        stages = self.pipeline(layer).stages
+        before = stages[: stages.index(stage)]
+        written = _written(self._in_layer(before, layer))
+        return _written(before).intersection(stage.op.reads) - written
+
+    # -------------------------------------------------------------------------------------------------- all layers
+
+    @cached_property
+    def alike(self) -> tuple[tuple[int, int], ...]:
+        """The first layer of each sort of layers that have the same nodes, and the number of layers of that sort."""
+        counts: dict[int, list[int]] = {}
+        for layer, nodes in enumerate(self._nodes):
+            counts.setdefault(id(nodes), [layer, 0])[1] += 1
+        return tuple((first, count) for first, count in counts.values())
+
+    @property
+    def fetches_kv(self) -> bool:
+        """True if the KV cache of some layer is streamed to the GPU."""
+        return any(kv in each.pipeline.fetches for each in self.ranges)
+
+    @cached_property
+    def all_nodes(self) -> tuple[Node, ...]:
+        """Every node that can occur in a plan, the implicit ones included; equal kinds of layers are told once."""
+        moves = [self.before(place) for place in (*(each.first for each in self.ranges), self.layers)]
+        entering, *between, leaving = moves
+        graphs = {id(graph): graph for graph in self.graphs}
+        inner = [node for graph in graphs.values() for node in graph.nodes]
+        weights = [WEIGHTS] if any(graph.streamed for graph in self.graphs) else []
+        listed = [EMBED, entering, *inner, *weights, *between, leaving, HEAD]
+        return tuple(dict.fromkeys(node for node in listed if node is not None))
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Description of every node code."""
+        return {node.code: node.describe() for node in self.all_nodes}
+
+    def __str__(self) -> str:
+        """The pipelines as a user would write them."""
+        first = self.ranges[0]
+        return str(first.pipeline) if len(self.ranges) == 1 else " + ".join(map(str, self.ranges))
+
+    # ------------------------------------------------------------------------------------------------ worked out once
+
+    @cached_property
+    def _range_of(self) -> list[int]:
+        return [number for number, each in enumerate(self.ranges) for _ in range(each.first, each.stop or 0)]
+
+    @cached_property
+    def _kinds(self) -> tuple[LayerKind, ...]:
+        """The kind of every layer; empty if all are of one."""
+        kinds = () if self.model is None else self.model.layer_kinds
+        return kinds if len(set(kinds)) > 1 else ()
+
+    @cached_property
+    def _nodes(self) -> list[_Nodes]:
+        made: dict[tuple[int, LayerKind | None, bool], _Nodes] = {}
+        found = list[_Nodes]()
+        for layer, number in enumerate(self._range_of):
+            graph = self.graphs[number]
+            last = layer + 1 == self.ranges[number].stop and graph.last != graph.nodes
+            key = (id(graph), self.kind(layer), last)
+            if key not in made:
+                planned = graph.last if last else graph.nodes
+                made[key] = tuple(node and self._present(node, layer) for node in planned)
+            found.append(made[key])
+        return found
+
+    def _present(self, node: Node, layer: int) -> Node:
+        """The node with the stages of one layer, and the buffers that these write and read."""
+        if self.model is None:
+            return node
+        stages = tuple(self._in_layer(node.stages, layer))
+        every = self.pipeline(layer).stages
+        there = self._in_layer(every, layer)
+        gone = _written(every) - _written(there)
+        if node.kind is NodeKind.MOVE and len(there) < len(every):
+            target = Place.CPU if node.lane == "d2h" else Place.GPU
+            gone |= _needed(every, target) - _needed(there, target) - {"x"}  # the next layer may read x
+        return replace(node, stages=stages, carries=tuple(rows for rows in node.carries if rows[0] not in gone))
+
+    def _in_layer(self, stages: Sequence[Stage], layer: int) -> list[Stage]:
+        """The given stages, without those that one layer of the model lacks."""
+        model = self.model
+        return [stage for stage in stages if model is None or stage.op.is_in(model, model.layer_kinds[layer])]
+
+
+def stack_graph(what: Pipeline | Stack | Sequence[LayerRange], layers: int | ModelConfig) -> StackGraph:
+    """The graph of a stack, of its ranges as `Stack.over` gives them, or of one pipeline for all layers.
+
+    With a model, its layers have what their kinds have; with a number of layers, all are alike.
+
+    Raises
+    ------
+    PipelineError
+        If a pipeline cannot be a layer; see `workbench.pipeline.resolve`.
+    """
+    model = layers if isinstance(layers, ModelConfig) else None
+    count = layers.num_hidden_layers if isinstance(layers, ModelConfig) else layers
+    if isinstance(what, Pipeline):
+        what = (LayerRange(what, 0, count),)
+    ranges = what.over(count) if isinstance(what, Stack) else tuple(what)
+    return StackGraph(ranges, count, model)
+
+
+def _needed(stages: Iterable[Stage], device: Place) -> set[str]:
+    """Buffers that stages on a device read."""
+    return {buffer for stage in stages if stage.device is device for buffer, _ in stage.op.needs}
+
+
+def _written(stages: Iterable[Stage]) -> set[str]:
+    return {buffer for stage in stages for buffer in stage.op.writes}
