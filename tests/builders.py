@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 from hypothesis import reject
 from hypothesis import strategies as st
 
 from tests.systems import ADDED, LIGHTNING, PIPELINES, STREAMED, VSL, ids
-from workbench.core.errors import PipelineError, ScenarioError
+from workbench.core.errors import PipelineError, ScenarioError, ScheduleError
 from workbench.hardware import Device, Link, Machine
 from workbench.hardware.profile import Contention, Cores, OpTime, Profile
 from workbench.models import ModelConfig
-from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload, resolve
+from workbench.pipeline import Pipeline, Stack, cpu, fetch, gpu, load, offload, resolve
+from workbench.pipeline.stack_graph import stack_graph
 from workbench.scenario import Memory, Scenario
 from workbench.scheduler.base import Scheduler
 from workbench.scheduler.batch import Batch
@@ -35,6 +37,7 @@ from workbench.schedules import (
     LayerStreaming,
     Schedule,
     Sequential,
+    Step,
     VSLPipe,
     WeightPlace,
 )
@@ -338,6 +341,29 @@ def wirings(draw: st.DrawFn) -> tuple[Pipeline, Schedule]:
     return pipeline, draw(sequential if own is None else own | sequential)
 
 
+@st.composite
+def cut_up(draw: st.DrawFn, pipeline: Pipeline, schedule: Schedule, layers: int) -> Pipeline | Stack:
+    """The pipeline, or a stack of up to four ranges with it and others that the schedule takes beside it."""
+    if layers < 2 or draw(st.integers(0, 2)):
+        return pipeline
+    edges = sorted(draw(st.sets(st.integers(1, layers - 1), min_size=1, max_size=3)))
+    fetched = [Pipeline(pipeline.chain), *(replace(pipeline, fetches=wired.fetches) for wired, _ in WIRED)]
+    others = st.sampled_from([pipeline, *fetched, *PIPELINES.values()])
+    if isinstance(schedule, Sequential):
+        others |= pipelines()
+    ranges = [pipeline[: edges[0]]]
+    for first, stop in pairwise([*edges, layers]):
+        ranges.append(draw(others)[first:stop])
+    if draw(st.booleans()):
+        ranges[-1] = ranges[-1].ranges[0].pipeline[edges[-1] - layers :]
+    try:
+        stack = Stack(tuple(one for each in ranges for one in each.ranges))
+        schedule.tasks(stack_graph(stack, layers), Step.MIDDLE)
+    except (PipelineError, ScheduleError):
+        return pipeline
+    return stack
+
+
 def schedulers() -> st.SearchStrategy[Scheduler]:
     """Every scheduler with small and large budgets."""
     budget = st.none() | st.integers(1, 200)
@@ -367,12 +393,14 @@ def scenarios(draw: st.DrawFn, *, layers: st.SearchStrategy[int] | None = None) 
         draw(st.integers(1, 6) if layers is None else layers),
         dtype=draw(st.sampled_from(["bf16", "fp32"])),
     )
-    model = enough_experts(model, pipeline)
+    wired = draw(cut_up(pipeline, schedule, model.num_hidden_layers))
+    for each in wired.ranges if isinstance(wired, Stack) else wired[:].ranges:
+        model = enough_experts(model, each.pipeline)
     machine = draw(machines())
     scenario = tiny_scenario(
         prompt,
         output,
-        pipeline=pipeline,
+        pipeline=wired,
         model=model,
         machine=draw(st.just(machine) | calibrated(machine, model)),
         blocks=least + draw(st.sampled_from([0, 0, 1, 3, 10, 1000])),

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
+from workbench.pipeline import Pipeline, Stack, cpu, fetch, gpu, load, offload
 from workbench.scheduler.batch import Batch
 from workbench.schedules import (
     CGOPipe,
@@ -75,6 +75,25 @@ def added(*known: Schedule) -> dict[str, tuple[Pipeline, Schedule]]:
 ADDED = added(*(schedule for _, schedule in _CHOSEN.values()))
 """Schedules that stand nowhere above."""
 GOLDEN = _CHOSEN | ADDED
+
+
+_ON_CPU = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine)
+_LATE = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts, defer=1) >> load >> gpu(combine)
+STACKS: dict[str, tuple[Stack, Schedule]] = {
+    "n_cpu_moe.sequential": (_ON_CPU[:2] + PIPELINES["all_gpu"][2:], Sequential()),
+    "host_between.prefetch": (
+        STREAMED[:1] + PIPELINES["all_cpu"][1:2] + PIPELINES["all_gpu"][2:3] + STREAMED[3:],
+        Sequential(prefetch=True),
+    ),
+    "resident_first.vslpipe": (Pipeline(VSL.chain)[:2] + VSL[2:], VSLPipe()),
+    "streamed_between.vslpipe": (Pipeline(VSL.chain)[:1] + VSL[1:3] + Pipeline(VSL.chain)[3:], VSLPipe(weight_slots=3)),
+    "every_other.cgopipe": (
+        LIGHTNING[:1] + Pipeline(VSL.chain)[1:2] + LIGHTNING[2:3] + Pipeline(VSL.chain)[3:],
+        CGOPipe(micro_batches=2),
+    ),
+    "deferring_twice.ktransformers": (_LATE[:2] + _LATE[2:], KTransformers()),
+}
+"""Stacks of four layers, each with a schedule that takes it."""
 
 
 def ids(*values: int) -> np.ndarray:

@@ -2,11 +2,12 @@
 
 import inspect
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.systems import ADDED, GOLDEN, MIXED
+from tests.systems import ADDED, GOLDEN, MIXED, STACKS
 from workbench import schedules
 from workbench.schedules import Schedule
 from workbench.schedules.registry import every_schedule
@@ -21,8 +22,15 @@ def test_printed_plan(name: str) -> None:
     assert printed == (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("name", STACKS)
+def test_printed_plan_of_a_stack(name: str) -> None:
+    stack, schedule = STACKS[name]
+    printed = f"{stack}\n{schedule.lower(stack, replace(MIXED, layers=4))}\n"
+    assert printed == (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
+
+
 def test_every_golden_file_is_tested() -> None:
-    assert {path.stem for path in FOLDER.glob("*.txt")} == set(GOLDEN)
+    assert {path.stem for path in FOLDER.glob("*.txt")} == {*GOLDEN, *STACKS}
 
 
 SHOWN = {

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.builders import batches, make_batch, wirings
+from tests.builders import batches, cut_up, make_batch, wirings
 from tests.examples import examples
 from tests.systems import PIPELINES
 from workbench.pipeline import BufferRows, Element, Fork, Pipeline, Stack, cpu, fetch, gpu, load, offload
@@ -289,7 +289,8 @@ def check_weights(stack: StackGraph, run: list[tuple[Task, ...]], slots: int) ->
 def test_every_plan_computes_each_token_of_each_layer_once_in_an_order_that_respects_the_data(
     wiring, layers, step, data
 ):
-    pipeline, schedule = wiring
+    pipeline = data.draw(cut_up(*wiring, layers))
+    schedule = wiring[1]
     batch = data.draw(batches(layers=layers))
     plan = schedule.lower(pipeline, batch, step)
     assert computed(plan) == wanted(pipeline, batch)
@@ -297,10 +298,10 @@ def test_every_plan_computes_each_token_of_each_layer_once_in_an_order_that_resp
 
 
 @examples(80)
-@given(wirings(), st.integers(2, 6), st.integers(1, 4))
-def test_weights_arrive_before_they_are_needed_and_stay_until_their_last_reader(wiring, layers, iterations):
-    pipeline, schedule = wiring
-    stack = stack_graph(pipeline, layers)
+@given(wirings(), st.integers(2, 8), st.integers(1, 4), st.data())
+def test_weights_arrive_before_they_are_needed_and_stay_until_their_last_reader(wiring, layers, iterations, data):
+    schedule = wiring[1]
+    stack = stack_graph(data.draw(cut_up(*wiring, layers)), layers)
     steps = [Step.MIDDLE] * iterations
     steps[0] |= Step.FIRST
     steps[-1] |= Step.LAST

@@ -73,7 +73,13 @@ def test_what_binds_next_is_named():
 @examples(60)
 @given(scenarios(), st.floats(1.1, 8))
 def test_more_of_a_resource_never_lowers_the_bound(case, factor):
-    for price in shadow_prices(*case, factor=factor).prices:
+    try:
+        prices = shadow_prices(*case, factor=factor).prices
+    except ScenarioError as error:
+        if "was measured once and runs on both devices" not in str(error):  # in a stack whose ranges place it so
+            raise
+        return
+    for price in prices:
         most = factor + (1 / price.result.iterations if price.resource == "KV capacity" else 0)  # iterations are whole
         assert 1 - 1e-5 <= price.gain <= most * (1 + 1e-5), price.resource
 
