@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 
 from workbench.core.errors import PipelineError
 from workbench.models import ModelConfig
@@ -77,6 +78,19 @@ class StackGraph:
             raise PipelineError(f"there is no layer {layer}; give one from 0 to {self.layers - 1}.")
         return self._nodes[layer]
 
+    def node(self, layer: int, place: int) -> Node:
+        """The node of a layer at one place of `LayerGraph.nodes`.
+
+        Raises
+        ------
+        PipelineError
+            If there is no such layer, or it has no such node; see `at`.
+        """
+        found = self.at(layer)[place]
+        if found is None:
+            raise PipelineError(f"layer {layer} has no node {place}: it is the last of its range and defers nothing.")
+        return found
+
     def before(self, layer: int) -> Node | None:
         """The transfer that brings the residual stream to where a layer needs it; `layers` stands for the head."""
         held = self.graph(layer - 1).leaves if layer else frozenset({Place.GPU})
@@ -122,12 +136,11 @@ class StackGraph:
     @cached_property
     def all_nodes(self) -> tuple[Node, ...]:
         """Every node that can occur in a plan, the implicit ones included; equal kinds of layers are told once."""
-        moves = [self.before(place) for place in (*(each.first for each in self.ranges), self.layers)]
-        entering, *between, leaving = moves
+        entering, *between = [self.before(each.first) for each in self.ranges]
         graphs = {id(graph): graph for graph in self.graphs}
-        inner = [node for graph in graphs.values() for node in graph.nodes]
+        inner = list(chain.from_iterable(graph.nodes for graph in graphs.values()))
         weights = [WEIGHTS] if any(graph.streamed for graph in self.graphs) else []
-        listed = [EMBED, entering, *inner, *weights, *between, leaving, HEAD]
+        listed = [EMBED, entering, *inner, *weights, *between, self.before(self.layers), HEAD]
         return tuple(dict.fromkeys(node for node in listed if node is not None))
 
     @property
@@ -144,7 +157,10 @@ class StackGraph:
 
     @cached_property
     def _range_of(self) -> list[int]:
-        return [number for number, each in enumerate(self.ranges) for _ in range(each.first, each.stop or 0)]
+        found = list[int]()
+        for number, each in enumerate(self.ranges):
+            found += [number] * ((each.stop or 0) - each.first)
+        return found
 
     @cached_property
     def _kinds(self) -> tuple[LayerKind, ...]:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from workbench.core.errors import ScheduleError
 from workbench.core.units import is_whole
-from workbench.pipeline.layer_graph import EMBED, HEAD, WEIGHTS, NodeKind
+from workbench.pipeline.layer_graph import EMBED, HEAD, WEIGHTS, LayerGraph, NodeKind
 from workbench.pipeline.stack_graph import StackGraph
 from workbench.schedules.base import Schedule, Step, TaskList
 from workbench.schedules.plan import Page, Task
@@ -59,9 +59,13 @@ class MicroBatched(Schedule):
 
 def shape(stack: StackGraph) -> str:
     """Lanes and kinds of a layer's nodes in order; empty if layers differ in it, or do not begin and end on the GPU."""
-    found = {", ".join(f"{node.lane} {node.kind.value}" for node in graph.nodes) for graph in stack.graphs}
+    found = set(map(_shape, stack.graphs))
     moves = any(stack.before(layer) for layer in range(stack.layers + 1))
     return "" if moves or len(found) > 1 else found.pop()
+
+
+def _shape(graph: LayerGraph) -> str:
+    return ", ".join(f"{node.lane} {node.kind.value}" for node in graph.nodes)
 
 
 def wrong_shape(schedule: str, needed: str, stack: StackGraph) -> ScheduleError:
@@ -119,9 +123,7 @@ class Dataflow:
 
     def run(self, layer: int, node: int, part: int, *also: int) -> int:
         """Add the task of one node in one layer for one part; it also waits for the tasks `also`."""
-        task = self.stack.at(layer)[node]
-        if task is None:
-            raise ScheduleError(f"layer {layer} has no node {node}; add only those of StackGraph.at.")
+        task = self.stack.node(layer, node)
         after = [*also, *self._before(layer, node, part)]
         if task.streamed:
             after += self._arrived.get(layer, ())

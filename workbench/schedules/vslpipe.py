@@ -189,9 +189,7 @@ class _Phases:
 
     def add(self, place: int, layer: int, part: int, after: Iterable[int]) -> int:
         """Add one of a layer's five nodes."""
-        node = self.stack.at(layer)[place]
-        assert node is not None  # a layer of this shape defers nothing
-        return self.order.add(node, layer, part, after)
+        return self.order.add(self.stack.node(layer, place), layer, part, after)
 
     def head(self, part: int, done: int) -> int:
         """Add the head."""
