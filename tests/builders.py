@@ -35,6 +35,7 @@ from workbench.schedules import (
     FlexGenS4,
     KTransformers,
     LayerStreaming,
+    Overlap,
     Schedule,
     Sequential,
     Step,
@@ -337,25 +338,26 @@ def wirings(draw: st.DrawFn) -> tuple[Pipeline, Schedule]:
     pipeline, own = draw(
         st.sampled_from(WIRED) | st.tuples(st.sampled_from([*PIPELINES.values()]) | pipelines(), st.none())
     )
-    sequential = st.builds(Sequential, st.integers(1, 4), prefetch=st.booleans())
-    return pipeline, draw(sequential if own is None else own | sequential)
+    every = st.builds(Sequential, st.integers(1, 4), prefetch=st.booleans())
+    every |= st.builds(Overlap, st.integers(1, 4), st.integers(2, 4))
+    return pipeline, draw(every if own is None else own | every)
 
 
 @st.composite
 def cut_up(draw: st.DrawFn, pipeline: Pipeline, schedule: Schedule, layers: int) -> Pipeline | Stack:
-    """The pipeline, or a stack of up to four ranges with it and others that the schedule takes beside it."""
+    """The pipeline, or a stack of up to four ranges, one with it and others with what the schedule takes beside it."""
     if layers < 2 or draw(st.integers(0, 2)):
         return pipeline
     edges = sorted(draw(st.sets(st.integers(1, layers - 1), min_size=1, max_size=3)))
     fetched = [Pipeline(pipeline.chain), *(replace(pipeline, fetches=wired.fetches) for wired, _ in WIRED)]
     others = st.sampled_from([pipeline, *fetched, *PIPELINES.values()])
-    if isinstance(schedule, Sequential):
+    if isinstance(schedule, Overlap | Sequential):
         others |= pipelines()
-    ranges = [pipeline[: edges[0]]]
-    for first, stop in pairwise([*edges, layers]):
-        ranges.append(draw(others)[first:stop])
+    drawn = [draw(others) for _ in range(len(edges) + 1)]
+    drawn[draw(st.integers(0, len(edges)))] = pipeline
+    ranges = [each[first:stop] for each, (first, stop) in zip(drawn, pairwise([0, *edges, layers]), strict=True)]
     if draw(st.booleans()):
-        ranges[-1] = ranges[-1].ranges[0].pipeline[edges[-1] - layers :]
+        ranges[-1] = drawn[-1][edges[-1] - layers :]
     try:
         stack = Stack(tuple(one for each in ranges for one in each.ranges))
         schedule.tasks(stack_graph(stack, layers), Step.MIDDLE)

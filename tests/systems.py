@@ -12,6 +12,7 @@ from workbench.schedules import (
     FlexGenS4,
     KTransformers,
     LayerStreaming,
+    Overlap,
     Schedule,
     Sequential,
     VSLPipe,
@@ -59,6 +60,9 @@ _CHOSEN: dict[str, tuple[Pipeline, Schedule]] = {
     "streamed.layer_streaming": (STREAMED, LayerStreaming()),
     "ktransformers.ktransformers": (PIPELINES["ktransformers"], KTransformers()),
     "ktransformers.fiddler": (PIPELINES["ktransformers"], Fiddler()),
+    "both_on_cpu.overlap": (Overlap.example, Overlap()),
+    "vslpipe.overlap": (VSL, Overlap()),
+    "flexgen_s4.overlap": (PIPELINES["flexgen_s4"], Overlap()),
 }
 
 

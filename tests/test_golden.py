@@ -43,6 +43,7 @@ SHOWN = {
     "streamed.layer_streaming",
     "ktransformers.ktransformers",
     "ktransformers.fiddler",
+    "both_on_cpu.overlap",
     *ADDED,
 }
 """Those that a schedule's docstring shows."""

@@ -78,8 +78,14 @@ def test_contenders_are_all_schedules_that_take_the_pipeline():
     every = {schedule.__name__ for schedule in known if schedule.__module__.startswith("workbench.")}
     named = {schedule.name.partition("(")[0] for schedule in every_candidate()}
     assert named == every - {"MicroBatched"}
-    assert [schedule.name for schedule in contenders(VSL)[1:]] == ["FlexGenS3", "FastDecode", "CGOPipe", "VSLPipe"]
-    assert [schedule.name for schedule in contenders(PIPELINES["flexgen_s4"])[1:]] == ["FlexGenS4"]
+    assert [schedule.name for schedule in contenders(VSL)[1:]] == [
+        "FlexGenS3",
+        "FastDecode",
+        "CGOPipe",
+        "VSLPipe",
+        "Overlap",
+    ]
+    assert [schedule.name for schedule in contenders(PIPELINES["flexgen_s4"])[1:]] == ["FlexGenS4", "Overlap"]
 
 
 @examples(60)

@@ -73,7 +73,7 @@ _X = tuple(("x", rows) for rows in RowClass.ALL.classes)
 TO_CPU = Node(NodeKind.MOVE, "R", "d2h", carries=_X)
 TO_GPU = Node(NodeKind.MOVE, "L", "h2d", carries=_X)
 """The transfers of the residual stream that a stack makes of itself, where a range of layers needs it elsewhere."""
-_LETTERS = {"gpu": "ABFGIJ", "cpu": "CDMNOP", "d2h": "QRTUVY", "h2d": "HLXabc"}
+_LETTERS = {"gpu": "ABFGIJ", "cpu": "CDMNOP", "d2h": "QTUVYd", "h2d": "HXabce"}
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from workbench.schedules.flexgen import FlexGenS3, FlexGenS4
 from workbench.schedules.ktransformers import KTransformers
 from workbench.schedules.layer_streaming import LayerStreaming
 from workbench.schedules.micro_batches import WeightPlace
+from workbench.schedules.overlap import Overlap
 from workbench.schedules.sequential import Sequential
 from workbench.schedules.vslpipe import VSLPipe
 
@@ -21,6 +22,7 @@ __all__ = [
     "KTransformers",
     "LayerStreaming",
     "Lowering",
+    "Overlap",
     "Schedule",
     "Sequential",
     "Step",

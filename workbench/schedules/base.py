@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -55,6 +55,10 @@ class Schedule(ABC):
             If the layers have another shape than this schedule needs.
         """
 
+    def ordered(self, tasks: Sequence[Task], seconds: Sequence[float]) -> Sequence[Task]:
+        """The tasks in the order in which they are issued, where each takes these seconds for a typical batch."""
+        return tasks
+
     def split(self, batch: Batch) -> tuple[Batch, ...]:
         """Split a batch into parts, balanced in decode tokens and in prefill tokens separately."""
         return balanced(batch, self.parts)
@@ -70,11 +74,21 @@ class Schedule(ABC):
 
 
 class Lowering:
-    """A schedule applied to a stack of layers: lowers once for every `Step` and reuses the tasks."""
+    """A schedule applied to a stack of layers: lowers once for every `Step` and reuses the tasks.
 
-    def __init__(self, schedule: Schedule, stack: StackGraph) -> None:
+    Parameters
+    ----------
+    seconds : callable, optional
+        Time of each of some tasks for a typical batch, by which schedules may order them; by default all take equally
+        long.
+    """
+
+    def __init__(
+        self, schedule: Schedule, stack: StackGraph, seconds: Callable[[Sequence[Task]], Sequence[float]] | None = None
+    ) -> None:
         self.schedule = schedule
         self.stack = stack
+        self._seconds = seconds or (lambda tasks: [1.0] * len(tasks))
         self._name = schedule.name
         self._memo = dict[int, tuple[Task, ...]]()
 
@@ -85,7 +99,8 @@ class Lowering:
     def tasks(self, step: Step) -> tuple[Task, ...]:
         """The tasks of one iteration."""
         if step.value not in self._memo:
-            self._memo[step.value] = self.schedule.tasks(self.stack, step)
+            tasks = self.schedule.tasks(self.stack, step)
+            self._memo[step.value] = tuple(self.schedule.ordered(tasks, self._seconds(tasks)))
         return self._memo[step.value]
 
 

@@ -15,6 +15,7 @@ from workbench.schedules.fiddler import Fiddler
 from workbench.schedules.flexgen import FlexGenS3, FlexGenS4
 from workbench.schedules.ktransformers import KTransformers
 from workbench.schedules.layer_streaming import LayerStreaming
+from workbench.schedules.overlap import Overlap
 from workbench.schedules.registry import every_schedule
 from workbench.schedules.sequential import Sequential
 from workbench.schedules.vslpipe import VSLPipe
@@ -29,6 +30,7 @@ _IN_ORDER: tuple[Schedule, ...] = (
     CGOPipe(),
     KTransformers(),
     VSLPipe(),
+    Overlap(),
 )
 """Every schedule with its default settings, the simple ones first. `Sequential()`, without any overlap, is left out."""
 _LAYERS = 4
@@ -63,7 +65,7 @@ def contenders(layers: Pipeline | Sequence[LayerRange]) -> tuple[Schedule, ...]:
     >>> from workbench.pipeline import fetch, gpu
     >>> from workbench.stages import attention, kv, moe, out_proj, qkv, weights
     >>> [schedule.name for schedule in contenders(fetch(weights, kv) | gpu(qkv, attention, out_proj, moe))]
-    ['Sequential(prefetch=True)', 'FlexGenS4']
+    ['Sequential(prefetch=True)', 'FlexGenS4', 'Overlap']
     """
     stack = stack_graph(layers, _LAYERS if isinstance(layers, Pipeline) else layers[-1].stop or 0)
     found = dict[object, Schedule]()

@@ -87,30 +87,57 @@ def check_attention_on_cpu(schedule: str, stack: StackGraph) -> None:
         raise wrong_shape(schedule, "gpu(...) >> offload >> cpu(...) >> load >> gpu(...)", stack)
 
 
+WeightsOf = tuple[tuple[int, int], ...]
+"""The (layer, node) pairs whose weights a transfer brings."""
+
+
+def weights_by_layer(stack: StackGraph) -> list[WeightsOf]:
+    """The streamed nodes of each layer that streams any."""
+    found = [tuple((layer, node) for node in stack.streamed(layer)) for layer in range(stack.layers)]
+    return [group for group in found if group]
+
+
 class Dataflow:
     """Collects tasks that wait for what they read: earlier nodes of the layer, the layer before, and weights.
 
-    Lanes keep the order in which tasks are added. Weights alternate between two slots: those of the next layer that
-    streams any may come once the streaming layer before the present one has been computed. Behind the last layer the
-    numbers go on with the first of the next iteration.
+    Lanes keep the order in which tasks are added. The weights come in groups, each of one transfer, which take turns in
+    the slots: a group may come once those that compute with the group in its slot have ended. Behind the last group the
+    numbers go on with the first of the next iteration, of which all slots but one are filled.
+
+    Parameters
+    ----------
+    groups : sequence, optional
+        The (layer, node) pairs of each transfer, in the order of their first use; by default those of a layer together.
     """
 
-    def __init__(self, stack: StackGraph, step: Step, pages: int = 1) -> None:
+    def __init__(
+        self,
+        stack: StackGraph,
+        step: Step,
+        pages: int = 1,
+        slots: int = 2,
+        groups: Sequence[WeightsOf] | None = None,
+        *,
+        bulk: bool = False,
+    ) -> None:
         self.order = TaskList()
         self.stack = stack
-        self._step = step
         self._pages = pages
+        self._slots = slots
+        self._bulk = bulk
         self._done: dict[tuple[int, int, int], int] = {}  # task by layer, node and part
         self._entered: dict[tuple[int, int], int] = {}  # the task that a layer's first ones wait for, by part
-        self._arrived: dict[int, list[int]] = {}  # tasks that bring the weights of a layer
-        self._readers: dict[int, list[int]] = {}  # tasks that compute with the weights of a layer
-        self._asked: dict[int, int] = {}  # layers whose weights are requested, and the layers in which they are
-        streaming = [layer for layer in range(stack.layers) if stack.streamed(layer)]
-        self._wanted = streaming + ([] if Step.LAST in step else [stack.layers + layer for layer in streaming[:1]])
-        if Step.FIRST in step and streaming:
-            self._asked[streaming[0]] = -1
-            for page in range(pages):
-                self._load(streaming[0], page)
+        found = weights_by_layer(stack) if groups is None else list(groups)
+        first = found[: slots - 1]
+        self._groups = [*found, *([] if Step.LAST in step else first)]
+        self._group_of = {pair: number for number, group in enumerate(found) for pair in group}
+        self._begins = [group[0][0] for group in found] + [stack.layers + group[0][0] for group in first]
+        self._arrived: dict[int, list[int]] = {}  # tasks that bring a group
+        self._readers: dict[int, list[int]] = {}  # tasks that compute with a group
+        self._asked = dict.fromkeys(range(len(first)), -1)  # requested groups, and where
+        for number in range(len(first)):
+            for page in range(pages if Step.FIRST in step else 0):
+                self._load(number, page)
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -125,11 +152,12 @@ class Dataflow:
         """Add the task of one node in one layer for one part; it also waits for the tasks `also`."""
         task = self.stack.node(layer, node)
         after = [*also, *self._before(layer, node, part)]
-        if task.streamed:
-            after += self._arrived.get(layer, ())
+        group = self._group_of.get((layer, node))
+        if group is not None:
+            after += self._arrived.get(group, ())
         index = self.order.add(task, layer, part, after)
-        if task.streamed:
-            self._readers.setdefault(layer, []).append(index)
+        if group is not None:
+            self._readers.setdefault(group, []).append(index)
         self._done[layer, node, part] = index
         return index
 
@@ -157,8 +185,9 @@ class Dataflow:
         return after
 
     def load_at(self, place: WeightPlace, layer: int, part: int, parts: int) -> None:
-        """Add, behind the transfers of one part in one layer, the next layer's weights that have their place there."""
-        wanted = next((each for each in self._wanted if each > layer), None)
+        """Add, behind the transfers of one part in one layer, the next group of weights that has its place there."""
+        behind = [number for number in range(len(self._groups)) if self._begins[number] > layer]
+        wanted = behind[self._slots - 2] if len(behind) > self._slots - 2 else None
         if wanted is None or self._asked.setdefault(wanted, layer) != layer:
             return
         if place is WeightPlace.PAGED:
@@ -167,12 +196,11 @@ class Dataflow:
             self._load(wanted)
 
     def _load(self, number: int, page: int = 0) -> None:
-        """Add the transfer of a layer's weights, or of a page of them, into the slot that was filled longest ago."""
-        layer = number % self.stack.layers
-        order = self._wanted.index(number)
-        after = self._readers.get(self._wanted[order - 2], ()) if order >= 2 else ()
-        weights_of = tuple((layer, node) for node in self.stack.streamed(layer))
-        task = self.order.add(WEIGHTS, layer, None, after, weights_of=weights_of, page=Page(page, self._pages))
+        """Add the transfer of a group, or of a page of it, into the slot that was filled longest ago."""
+        group = self._groups[number]
+        after = self._readers.get(number - self._slots, ())
+        cut = Page(page, self._pages)
+        task = self.order.add(WEIGHTS, group[0][0], None, after, weights_of=group, bulk=self._bulk, page=cut)
         self._arrived.setdefault(number, []).append(task)
 
     def end(self, part: int) -> None:

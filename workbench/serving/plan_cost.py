@@ -106,7 +106,7 @@ class PlanCost:
     """Prices and plays the plans of one scenario."""
 
     def __init__(self, cost: TaskCost, machine: Machine) -> None:
-        self._cost = cost
+        self.cost = cost
         self._machine = machine
         self._profile = cost.profile
         self._groups: dict[tuple[int, range | None, int, int], _CostGroups] = {}
@@ -252,7 +252,7 @@ class PlanCost:
         for task in tasks:
             place = max(task.layer, 0) if cut is None else task.place(cut.stack)
             rows = None if cut is None or task.part is None else id(cut.at(place))
-            size = self._cost.weight_transfer(task) if task.part is None else None
+            size = self.cost.weight_transfer(task) if task.part is None else None
             key = (size, task.carry, id(task.node), task.part, rows)
             if key not in number:
                 number[key] = len(groups)
@@ -266,10 +266,10 @@ class PlanCost:
 
     def _pricer(self, task: Task, threads: int) -> Pricer:
         if task.part is None:
-            size = 0.0 if task.carry is Carry.IN else self._cost.weight_transfer(task)
-            fixed = self._cost.fetch(size), size
+            size = 0.0 if task.carry is Carry.IN else self.cost.weight_transfer(task)
+            fixed = self.cost.fetch(size), size
             return lambda rows: fixed
-        price = self._cost.pricer(task.node, threads, max(task.layer, 0))
+        price = self.cost.pricer(task.node, threads, max(task.layer, 0))
         if not self._machine.cores or task.node.lane not in COMPUTE:
             return price
         dispatch = self._machine.link.overhead if self._profile is None else self._profile.dispatch

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,13 +17,15 @@ from workbench.core.quiet import OTHERS, Noise
 from workbench.core.records import read_json
 from workbench.core.units import DTYPE_BYTES, QUANTISED, format_bytes, format_seconds
 from workbench.hardware import Machine
-from workbench.hardware.profile import Profile
+from workbench.hardware.profile import Pace, Profile
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline
 from workbench.pipeline.layer_graph import Node
 from workbench.pipeline.stack_graph import StackGraph, stack_graph
 from workbench.scenario import Scenario
+from workbench.scheduler.block_manager import block_iterations
 from workbench.schedules.base import Lowering, Schedule, Step
+from workbench.schedules.plan import Task
 from workbench.serving.plan_cost import PlanCost
 from workbench.serving.task_cost import TaskCost
 from workbench.stages import Place, RowClass, Rows, Stage, decode_attention, kv
@@ -72,13 +76,41 @@ def price(scenario: Scenario, schedule: Schedule) -> Prepared:
         raise ScenarioError(f"a reader takes a schedule such as VSLPipe() after the scenario, not {schedule!r}.")
     _check_parts(scenario, schedule)
     stack = stack_graph(scenario.stack, scenario.model)
-    lowering = Lowering(schedule, stack)
     cost = TaskCost(scenario, stack)
+    plans = PlanCost(cost, scenario.machine)
+    lowering = Lowering(schedule, stack, partial(_typical_seconds, scenario, plans, schedule.parts))
     _check_rates(cost, scenario, stack)
     _check_chunks(scenario, stack)
     budget = scenario.scheduler.token_budget or cost.token_budget()
     lowering.tasks(Step.FIRST)
-    return Prepared(scenario, lowering, cost, PlanCost(cost, scenario.machine), budget)
+    return Prepared(scenario, lowering, cost, plans, budget)
+
+
+def _typical_seconds(scenario: Scenario, plans: PlanCost, parts: int, tasks: Sequence[Task]) -> Sequence[float]:
+    """Time of each task for the typical batch of a scenario: as many requests as the cache holds, of all ages alike.
+
+    Where an operation declares no work, all tasks take equally long.
+    """
+    workload = scenario.workload.as_served
+    prompt = float(workload.prompt_len.mean())
+    output = float(workload.output_len.mean())
+    held = block_iterations(workload.prompt_len, workload.output_len, scenario.memory.kv_block)
+    together = min(len(workload), scenario.kv_blocks * float(workload.output_len.sum()) / float(held.sum()))
+    each = max(1.0, together) / parts
+    prefill = each * prompt / output
+
+    def rows(model: ModelConfig) -> Rows:
+        pairs = each / output * float(model.attended_below(prompt))
+        context = each * float(model.attended(prompt + output / 2))
+        return Rows(prefill, each, pairs, context, each + each / output)
+
+    of_part = plans.cost.by_kind(rows)
+    cores = scenario.machine.cores
+    pace = None if cores is None else Pace(cores.gpu, cores.cpu, "", 0.0, 0.0)
+    try:
+        return plans.tasks(tasks, [of_part] * parts, pace)
+    except ScenarioError:
+        return [1.0] * len(tasks)
 
 
 def _check_parts(scenario: Scenario, schedule: Schedule) -> None:

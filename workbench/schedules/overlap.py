@@ -1,0 +1,192 @@
+"""A schedule for any wiring: micro-batches in whatever order lets each task begin as early as it can."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from workbench.core.errors import ScheduleError
+from workbench.core.units import is_whole
+from workbench.pipeline import Pipeline, cpu, gpu, load, offload
+from workbench.pipeline.layer_graph import Node, NodeKind
+from workbench.pipeline.stack_graph import StackGraph
+from workbench.schedules.base import Step
+from workbench.schedules.micro_batches import Dataflow, MicroBatched, WeightPlace, WeightsOf
+from workbench.schedules.plan import COMPUTE, Task
+from workbench.stages import combine, decode_attention, experts, out_proj, prefill_attention, qkv, route
+
+
+@dataclass(frozen=True)
+class Overlap(MicroBatched):
+    """Every task begins as soon as its data and its lane are there; of several that could, the one that can first.
+
+    Takes any pipeline and any stack. The order is found once, by list scheduling: tasks take as long as for the typical
+    batch of the scenario, and the next one is always that which can begin first; of equal ones, that which soonest
+    gives work to another lane. Weights stream in packets, between which transfers of activations pass, into as many
+    slots as asked for: a transfer brings those of a layer's experts and of the next layer's projections. Fetched KV has
+    two slots. Two layers of the example, if every task takes one unit::
+
+        gpu Ea  A0a Eb  A0b .   B0a .   B0b .   F0a A1a F0b A1b .   B1a .   B1b .   F1a Za  F1b Zb
+        cpu .   .   .   C0a .   C0b .   D0a .   D0b .   .   C1a .   C1b .   D1a .   D1b .   .   .
+        d2h .   .   Q0a .   Q0b .   T0a .   T0b .   .   Q1a .   Q1b .   T1a .   T1b .   .   .   .
+        h2d .   .   .   .   H0a .   H0b .   X0a .   X0b .   .   H1a .   H1b .   X1a .   X1b .   .
+
+    Notes
+    -----
+    List scheduling: Graham, Bounds on multiprocessing timing anomalies, 1969.
+    """
+
+    example: ClassVar[Pipeline] = (
+        gpu(qkv, prefill_attention)
+        >> offload
+        >> cpu(decode_attention)
+        >> load
+        >> gpu(out_proj, route)
+        >> offload
+        >> cpu(experts)
+        >> load
+        >> gpu(combine)
+    )
+
+    micro_batches: int = 2
+    weight_slots: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_whole(self.weight_slots) or self.weight_slots < 2:
+            raise ScheduleError(
+                f"Overlap's weight_slots must be at least 2, not {self.weight_slots!r}: one layer's weights are used "
+                "while the next one's arrive."
+            )
+        object.__setattr__(self, "weight_slots", int(self.weight_slots))
+
+    @property
+    def kv_slots(self) -> int:
+        """Two: one for the KV that is read and one for the KV that comes."""
+        return 2
+
+    def tasks(self, stack: StackGraph, step: Step) -> tuple[Task, ...]:
+        """See `Schedule.tasks`: layer after layer, and in each one micro-batch after the other."""
+        plan = Dataflow(stack, step, slots=self.weight_slots, groups=_weights_by_experts(stack), bulk=True)
+        readers: list[int] = []  # tasks that read fetched KV, in order
+        late: dict[int, int] = {}  # the task that computes what the layer before deferred, by part
+        for layer in range(stack.layers):
+            for part in range(self.parts):
+                if not layer:
+                    plan.begin(part)
+                for place, node in enumerate(stack.at(layer)):
+                    if node is None:
+                        continue
+                    also = list[int]()
+                    if node.kind is NodeKind.KV_IN:
+                        also = readers[-self.kv_slots :][:1] if len(readers) >= self.kv_slots else []
+                    elif part in late and _adds_late(node):
+                        also = [late.pop(part)]
+                    task = plan.run(layer, place, part, *also)
+                    if _reads_fetched(stack, layer, node):
+                        readers.append(task)
+                    if node.kind is NodeKind.DEFERRED:
+                        late[part] = task
+            plan.load_at(WeightPlace.FIRST, layer, 0, self.parts)
+        for part in range(self.parts):
+            plan.end(part)
+        return plan.tasks
+
+    def ordered(self, tasks: Sequence[Task], seconds: Sequence[float]) -> tuple[Task, ...]:
+        """See `Schedule.ordered`: by list scheduling."""
+        return _by_earliest_start(tasks, seconds)
+
+
+def _weights_by_experts(stack: StackGraph) -> list[WeightsOf]:
+    """The streamed nodes from the experts of one layer to before those of the next; the first also has what is before.
+
+    Without streamed experts, the last streamed node of a layer stands for them. The slot of such a group is free
+    earlier than that of a layer: not while attention is awaited between the projections and the experts.
+    """
+    found = list[WeightsOf]()
+    before: WeightsOf = ()  # nodes before the experts of the layer at hand, which no group has yet
+    for layer in range(stack.layers):
+        streamed = stack.streamed(layer)
+        nodes = stack.graph(layer).nodes
+        routed = [node for node in streamed if any(stage.op.routed for stage in nodes[node].stages)]
+        heaviest = routed[0] if routed else streamed[-1] if streamed else 0
+        early = tuple((layer, node) for node in streamed if node < heaviest)
+        if found:
+            found[-1] += early
+        else:
+            before += early
+        if streamed:
+            found.append(before + tuple((layer, node) for node in streamed if node >= heaviest))
+            before = ()
+    return found
+
+
+def _adds_late(node: Node) -> bool:
+    """True for a segment with the experts, which adds what the layer before deferred."""
+    return node.kind is NodeKind.SEGMENT and any(stage.op is experts for stage in node.stages)
+
+
+def _reads_fetched(stack: StackGraph, layer: int, node: Node) -> bool:
+    """True for the segment that reads fetched KV."""
+    keeps = node.kind is NodeKind.SEGMENT and any(stage.op.keeps_kv for stage in node.stages)
+    return keeps and any(stack.graph(layer).nodes[other].kind is NodeKind.KV_IN for other in node.after)
+
+
+def _by_earliest_start(tasks: Sequence[Task], seconds: Sequence[float]) -> tuple[Task, ...]:
+    """The tasks in the order in which they begin, if always that begins next which can first.
+
+    Bulk transfers have a lane of their own here: others pass between their packets.
+    """
+    followers = _followers(tasks)
+    urgency = _until_other_lane(tasks, followers, seconds)
+    waiting = [len(task.after) for task in tasks]
+    ready = {index: 0.0 for index, count in enumerate(waiting) if not count}
+    free: dict[tuple[str, bool], float] = {}
+    ends = [0.0] * len(tasks)
+    place = [0] * len(tasks)
+    found = list[Task]()
+    while ready:
+        start, _, index = min(
+            (max(at, free.get(_lane(tasks[index]), 0.0)), urgency[index], index) for index, at in ready.items()
+        )
+        del ready[index]
+        task = tasks[index]
+        ends[index] = start + seconds[index]
+        free[_lane(task)] = ends[index]
+        place[index] = len(found)
+        found.append(replace(task, after=tuple(sorted(place[other] for other in task.after))))
+        for other in followers[index]:
+            waiting[other] -= 1
+            if not waiting[other]:
+                ready[other] = max(ends[before] for before in tasks[other].after)
+    return tuple(found)
+
+
+def _followers(tasks: Sequence[Task]) -> list[list[int]]:
+    """Of each task, those that wait for it."""
+    found: list[list[int]] = [[] for _ in tasks]
+    for index, task in enumerate(tasks):
+        for other in task.after:
+            found[other].append(index)
+    return found
+
+
+def _until_other_lane(
+    tasks: Sequence[Task], followers: Sequence[Sequence[int]], seconds: Sequence[float]
+) -> list[float]:
+    """Time from the beginning of each task until it has given work to another compute lane; infinite if it never does.
+
+    Transfers on the way count as what they lead to.
+    """
+    found = [float("inf")] * len(tasks)
+    for index in range(len(tasks) - 1, -1, -1):
+        lane = tasks[index].node.lane
+        for other in followers[index]:
+            gives = tasks[other].node.lane != lane and lane in COMPUTE
+            found[index] = min(found[index], seconds[index] + (0.0 if gives else found[other]))
+    return found
+
+
+def _lane(task: Task) -> tuple[str, bool]:
+    return task.node.lane, task.bulk
