@@ -29,6 +29,9 @@ class Span(NamedTuple):
     after: str = ""
 
 
+SUBSCRIPTS = "₀₁₂₃₄₅₆₇₈₉"
+
+
 class Bubble(NamedTuple):
     """An idle time of a lane up to its next task, and the task whose end the next one waited for (`Span.after`)."""
 
@@ -38,9 +41,17 @@ class Bubble(NamedTuple):
     after: str
 
 
+def code_of(name: str) -> str:
+    """The code of the node that a task's name begins with: a letter, and subscripts behind it (``A₂`` of ``A₂26a``)."""
+    end = 1
+    while end < len(name) and name[end] in SUBSCRIPTS:
+        end += 1
+    return name[:end]
+
+
 @dataclass
 class Timeline:
-    """Spans in the order in which they were recorded, and the meaning of the first letter of their names."""
+    """Spans in the order in which they were recorded, and the meaning of the codes with which their names begin."""
 
     spans: list[Span] = field(default_factory=list)
     labels: dict[str, str] = field(default_factory=dict)

@@ -93,7 +93,8 @@ class Stack:
 
     def _repr_html_(self) -> str:
         rows = (
-            f"<tr><td>{escaped(each.slice)}</td><td>{each.pipeline._repr_html_()}</td></tr>" for each in self.ranges
+            f"<tr><td>{escaped(each.slice)}</td><td style='text-align:left'>{each.pipeline._repr_html_()}</td></tr>"
+            for each in self.ranges
         )
         return f"<table>{''.join(rows)}</table>"
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import chain
 
 from workbench.core.errors import PipelineError
+from workbench.core.timeline import SUBSCRIPTS
 from workbench.models import ModelConfig
 from workbench.models.layers import LayerKind
 from workbench.pipeline.algebra import Pipeline
@@ -16,7 +17,7 @@ from workbench.pipeline.stack import LayerRange, Stack
 from workbench.stages import Place, Stage, kv
 
 _Nodes = tuple[Node | None, ...]
-_SUBSCRIPT = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
+_SUBSCRIPT = str.maketrans("0123456789", SUBSCRIPTS)
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,6 +17,7 @@ from workbench.plots.results import (
     plot_throughput,
     plot_timeline,
     sweep_lines,
+    task_colour,
 )
 
 __all__ = [
@@ -33,4 +34,5 @@ __all__ = [
     "plot_throughput",
     "plot_timeline",
     "sweep_lines",
+    "task_colour",
 ]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from workbench.core.timeline import Timeline
+from workbench.core.timeline import Timeline, code_of
 
 _HALF = 0.38  # half of a bar's height, in rows
 
@@ -46,7 +46,7 @@ def bars(timeline: Timeline, pixel: float) -> tuple[Bars, Bars]:
     pixel : float
         Width of a pixel [s].
     """
-    codes = sorted({span.name[:1] for span in timeline})
+    codes = sorted({code_of(span.name) for span in timeline})
     spans = _columns(timeline, codes)
     wide = spans.end - spans.start >= pixel
     return _busy(spans.where(~wide), len(timeline.lanes), codes, pixel), _single(spans.where(wide), codes)
@@ -58,7 +58,7 @@ def _columns(timeline: Timeline, codes: list[str]) -> _Columns:
     place = {code: number for number, code in enumerate(codes)}
     return _Columns(
         np.array([rows[span.lane] for span in timeline], dtype=np.int64),
-        np.array([place[span.name[:1]] for span in timeline], dtype=np.int64),
+        np.array([place[code_of(span.name)] for span in timeline], dtype=np.int64),
         np.array([span.start - begin for span in timeline], dtype=np.float64),
         np.array([span.end - begin for span in timeline], dtype=np.float64),
     )

@@ -12,13 +12,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
-from matplotlib.colors import to_rgb
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from workbench.core.result import Result, Source
-from workbench.core.timeline import ITERATION, Timeline
+from workbench.core.timeline import ITERATION, SUBSCRIPTS, Timeline, code_of
 from workbench.core.units import format_bytes
 from workbench.plots.lane_bars import bars
 
@@ -45,6 +45,18 @@ TASK_COLOURS = {
 }
 _OTHER = "#6b7280"
 SCHEDULE_COLOURS = ("#d97706", "#059669", "#0891b2", "#7c3aed", "#2563eb", "#db2777")
+_PALER = 0.45
+"""How much nearer to white each further pipeline of a stack is drawn."""
+
+
+def task_colour(code: str) -> str:
+    """Colour of the tasks of a node; those of further pipelines of a stack are paler."""
+    red, green, blue = (1 - channel for channel in to_rgb(TASK_COLOURS.get(code[:1], _OTHER)))
+    number = int(code[1:].translate(str.maketrans(SUBSCRIPTS, "0123456789")) or "1")
+    left = (1 - _PALER) ** (number - 1)
+    return to_hex((1 - left * red, 1 - left * green, 1 - left * blue))
+
+
 _SMALL = 7
 _LETTER = 0.9 * _SMALL
 """Width per letter that a bubble's label needs [points], including a margin on both sides."""
@@ -166,7 +178,7 @@ def plot_timeline(timeline: Timeline, ax: Axes | None = None, *, title: str = ""
     codes = [*columns.codes, *single.codes]
     chart = PolyCollection(
         np.concatenate([columns.corners, single.corners]),  # type: ignore[arg-type]
-        facecolors=[TASK_COLOURS.get(code, _OTHER) for code in codes],
+        facecolors=[task_colour(code) for code in codes],
         edgecolors="white",
         linewidths=[0.0] * len(columns.codes) + [0.3] * len(single.codes),
         antialiaseds=[False] * len(columns.codes) + [True] * len(single.codes),  # no gaps between columns
@@ -179,7 +191,7 @@ def plot_timeline(timeline: Timeline, ax: Axes | None = None, *, title: str = ""
     ax.set_title(title, loc="left", fontsize=10)
     ax.spines[["top", "right"]].set_visible(False)
     keys = {code: f"{code}  {timeline.labels.get(code, '')}" for code in sorted(set(codes))}
-    patches = [Patch(color=TASK_COLOURS.get(code, _OTHER), label=label) for code, label in keys.items()]
+    patches = [Patch(color=task_colour(code), label=label) for code, label in keys.items()]
     ax.legend(handles=patches, loc="upper left", bbox_to_anchor=(1.0, 1.05), frameon=False, fontsize=8)
     _label_bubbles(timeline, ax, pixel)
     return ax
@@ -194,7 +206,7 @@ def _label_bubbles(timeline: Timeline, ax: Axes, pixel: float) -> None:
         if fitting and lane != bubble.lane:  # a lane that waited for its own task was only late
             centre = (bubble.start + bubble.end) / 2 - timeline.begin
             row = timeline.lanes.index(bubble.lane)
-            shade = [_DARKER * channel for channel in to_rgb(TASK_COLOURS.get(name[:1], _OTHER))]
+            shade = [_DARKER * channel for channel in to_rgb(task_colour(code_of(name)))]
             ax.text(centre, row, fitting[0], color=shade, fontsize=_SMALL, ha="center", va="center", clip_on=True)
 
 

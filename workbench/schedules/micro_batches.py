@@ -93,8 +93,11 @@ WeightsOf = tuple[tuple[int, int], ...]
 
 def weights_by_layer(stack: StackGraph) -> list[WeightsOf]:
     """The streamed nodes of each layer that streams any."""
-    found = [tuple((layer, node) for node in stack.streamed(layer)) for layer in range(stack.layers)]
-    return [group for group in found if group]
+    found = list[WeightsOf]()
+    for layer in range(stack.layers):
+        if streamed := stack.streamed(layer):
+            found.append(tuple((layer, node) for node in streamed))
+    return found
 
 
 class Dataflow:

@@ -109,7 +109,7 @@ def _weights_by_experts(stack: StackGraph) -> list[WeightsOf]:
     for layer in range(stack.layers):
         streamed = stack.streamed(layer)
         nodes = stack.graph(layer).nodes
-        routed = [node for node in streamed if any(stage.op.routed for stage in nodes[node].stages)]
+        routed = [node for node in streamed if _is_routed(nodes[node])]
         heaviest = routed[0] if routed else streamed[-1] if streamed else 0
         early = tuple((layer, node) for node in streamed if node < heaviest)
         if found:
@@ -120,6 +120,11 @@ def _weights_by_experts(stack: StackGraph) -> list[WeightsOf]:
             found.append(before + tuple((layer, node) for node in streamed if node >= heaviest))
             before = ()
     return found
+
+
+def _is_routed(node: Node) -> bool:
+    """True for a segment with the weights of routed experts."""
+    return any(stage.op.routed for stage in node.stages)
 
 
 def _adds_late(node: Node) -> bool:

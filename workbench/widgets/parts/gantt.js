@@ -7,6 +7,11 @@ const ROW = 18;
 const TITLE = 20;
 const AXIS = 22;
 
+// The code of a node that a task's name begins with: a letter, and subscripts behind it.
+function codeOf(name) {
+  return name.match(/^.[₀-₉]*/)[0];
+}
+
 function element(tag, name, parent) {
   const made = document.createElement(tag);
   made.className = name;
@@ -59,7 +64,7 @@ class Chart {
   }
 
   drawLegend() {
-    const codes = [...new Set(this.rows.map((span) => span[3][0]))].sort();
+    const codes = [...new Set(this.rows.map((span) => codeOf(span[3])))].sort();
     const labels = this.model.get("labels");
     this.legend.replaceChildren();
     for (const code of codes) {
@@ -138,7 +143,7 @@ class Chart {
     for (const [lane, start, end, name] of track.spans) {
       if (end < this.from || start > this.to) continue;
       const [left, right] = [this.x(start), this.x(end)];
-      const [pixel, colour] = [Math.floor(left), this.colour(name[0])];
+      const [pixel, colour] = [Math.floor(left), this.colour(codeOf(name))];
       if (right - left >= 1) {
         wide.push([left, top + lane * ROW + 2, right - left - 0.5, colour]);
       } else if (right > left) {
@@ -200,7 +205,7 @@ class Chart {
   }
 
   label(name) {
-    return this.model.get("labels")[name[0]] ?? "";
+    return this.model.get("labels")[codeOf(name)] ?? "";
   }
 
   aboutSpan([, start, end, name, iteration]) {

@@ -10,7 +10,7 @@ import anywidget
 import traitlets
 
 from workbench.core.timeline import Timeline
-from workbench.plots import TASK_COLOURS
+from workbench.plots import task_colour
 
 
 class Gantt(anywidget.AnyWidget):
@@ -23,7 +23,7 @@ class Gantt(anywidget.AnyWidget):
 
     _esm = Path(__file__).with_name("gantt.js")
     _css = Path(__file__).with_name("gantt.css")
-    colours = traitlets.Dict(TASK_COLOURS).tag(sync=True)
+    colours = traitlets.Dict().tag(sync=True)
     labels = traitlets.Dict().tag(sync=True)
     tracks: traitlets.List[Any] = traitlets.List().tag(sync=True)
 
@@ -31,6 +31,7 @@ class Gantt(anywidget.AnyWidget):
         """Draw these timelines, each from its own begin; an empty sequence clears the chart."""
         with self.hold_sync():
             self.labels = {code: label for _, timeline in titled for code, label in timeline.labels.items()}
+            self.colours = {code: task_colour(code) for code in self.labels}
             self.tracks = [track(title, timeline) for title, timeline in titled]
 
 
