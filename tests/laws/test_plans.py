@@ -7,11 +7,12 @@ must be ordered by what tasks wait for and by their lanes, so that every executi
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count, product
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +24,7 @@ from workbench.pipeline import BufferRows, Element, Fork, Pipeline, Stack, cpu, 
 from workbench.pipeline.layer_graph import EMBED, HEAD, Node, NodeKind
 from workbench.pipeline.stack_graph import StackGraph, stack_graph
 from workbench.scheduler.batch import Batch
-from workbench.schedules import KTransformers, Schedule, Sequential, Step, VSLPipe
+from workbench.schedules import KTransformers, Lowering, Schedule, Sequential, Step, VSLPipe
 from workbench.schedules.plan import Carry, Plan, Task
 from workbench.stages import Op, Place, RowClass, Stage, attention, moe, out_proj, qkv, weights
 
@@ -284,28 +285,35 @@ def check_weights(stack: StackGraph, run: list[tuple[Task, ...]], slots: int) ->
     assert used == {(n, node) for n, load in enumerate(loads) for node in load.weights_of}, "a transfer serves nobody"
 
 
-@examples(120)
+def prices(seed: int) -> Callable[[Sequence[Task]], list[float]]:
+    """Random times over four decades, by which `Overlap` orders the tasks."""
+    return lambda tasks: (10 ** np.random.default_rng(seed).uniform(-4, 0, len(tasks))).tolist()
+
+
+PRICES = st.none() | st.integers(0, 10**6).map(prices)
+
+
+@examples(1000)
 @given(wirings(), st.integers(1, 5), st.sampled_from([Step.FIRST, Step.MIDDLE, Step.LAST]), st.data())
 def test_every_plan_computes_each_token_of_each_layer_once_in_an_order_that_respects_the_data(
     wiring, layers, step, data
 ):
     pipeline = data.draw(cut_up(*wiring, layers))
-    schedule = wiring[1]
     batch = data.draw(batches(layers=layers))
-    plan = schedule.lower(pipeline, batch, step)
+    plan = Lowering(wiring[1], stack_graph(pipeline, layers), data.draw(PRICES)).plan(batch, step)
     assert computed(plan) == wanted(pipeline, batch)
     check_data(plan)
 
 
-@examples(80)
+@examples(1000)
 @given(wirings(), st.integers(2, 8), st.integers(1, 4), st.data())
 def test_weights_arrive_before_they_are_needed_and_stay_until_their_last_reader(wiring, layers, iterations, data):
-    schedule = wiring[1]
     stack = stack_graph(data.draw(cut_up(*wiring, layers)), layers)
+    lowering = Lowering(wiring[1], stack, data.draw(PRICES))
     steps = [Step.MIDDLE] * iterations
     steps[0] |= Step.FIRST
     steps[-1] |= Step.LAST
-    check_weights(stack, [schedule.tasks(stack, step) for step in steps], schedule.weight_slots)
+    check_weights(stack, [lowering.tasks(step) for step in steps], wiring[1].weight_slots)
 
 
 FORKED = [

@@ -16,7 +16,7 @@ from workbench.core.errors import EngineError, ScenarioError
 from workbench.engine.model.forward import Forward
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, Stack
-from workbench.schedules import KTransformers, Schedule, Sequential, VSLPipe
+from workbench.schedules import KTransformers, Overlap, Schedule, Sequential, VSLPipe
 from workbench.serving import fits
 from workbench.stages import Place, shared_experts
 
@@ -77,7 +77,8 @@ def test_the_last_layer_of_each_range_defers_nothing(four: ModelConfig) -> None:
     whole = wb.run(asked_of(four, WIRED["experts_on_cpu"]), KTransformers())
     assert wb.run(asked_of(four, single), KTransformers()).tokens == whole.tokens
     twice = wb.run(asked_of(four, late[:2] + late[2:]), KTransformers())
-    assert twice.tokens == wb.run(asked_of(four, late[:2] + late[2:]), Sequential()).tokens
+    for schedule in (Sequential(), Overlap()):
+        assert twice.tokens == wb.run(asked_of(four, late[:2] + late[2:]), schedule).tokens
     assert twice.tokens != whole.tokens
 
 
@@ -93,7 +94,17 @@ def test_simulate_makes_the_batches_of_a_stacks_live_run(name: str, four: ModelC
 def test_no_drawn_stack_changes_a_token(data: Any, four: ModelConfig, right: Any) -> None:
     """On any scheduler, with the smallest cache that serves all requests and larger ones."""
     schedule: Schedule = data.draw(
-        st.sampled_from([Sequential(), Sequential(2), Sequential(2, prefetch=True), VSLPipe(), VSLPipe(weight_slots=3)])
+        st.sampled_from(
+            [
+                Sequential(),
+                Sequential(2),
+                Sequential(2, prefetch=True),
+                Overlap(),
+                Overlap(3, 3),
+                VSLPipe(),
+                VSLPipe(weight_slots=3),
+            ]
+        )
     )
     first = VSL if isinstance(schedule, VSLPipe) else data.draw(st.sampled_from([*WIRED.values()]))
     stack = data.draw(cut_up(first, schedule, 4).filter(exact))

@@ -27,6 +27,7 @@ from workbench.schedules import (
     FlexGenS4,
     KTransformers,
     LayerStreaming,
+    Overlap,
     Schedule,
     Sequential,
     VSLPipe,
@@ -51,6 +52,7 @@ WIRED = {
     "lightning": LIGHTNING,
     "streamed": STREAMED,
     "experts_on_cpu": gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine),
+    "both_on_cpu": Overlap.example,
     "deferring": gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts, defer=1) >> load >> gpu(combine),
     **{name: pipeline for name, (pipeline, _) in ADDED.items()},
     "shared_beside": gpu(qkv, attention, out_proj, route)
@@ -68,6 +70,10 @@ OF_SYSTEMS: tuple[tuple[str, Schedule], ...] = (
     ("streamed", LayerStreaming()),
     ("experts_on_cpu", KTransformers()),
     ("experts_on_cpu", Fiddler()),
+    ("experts_on_cpu", Overlap(3)),
+    ("flexgen_s4", Overlap(3)),
+    ("vslpipe", Overlap(2, 3)),
+    ("both_on_cpu", Overlap()),
     *((name, schedule) for name, (_, schedule) in ADDED.items()),
 )
 """The systems' schedules, each with a pipeline that it takes."""

@@ -132,6 +132,7 @@ class Dataflow:
         self._entered: dict[tuple[int, int], int] = {}  # the task that a layer's first ones wait for, by part
         found = weights_by_layer(stack) if groups is None else list(groups)
         first = found[: slots - 1]
+        self._ahead = len(first)
         self._groups = [*found, *([] if Step.LAST in step else first)]
         self._group_of = {pair: number for number, group in enumerate(found) for pair in group}
         self._begins = [group[0][0] for group in found] + [stack.layers + group[0][0] for group in first]
@@ -190,8 +191,10 @@ class Dataflow:
     def load_at(self, place: WeightPlace, layer: int, part: int, parts: int) -> None:
         """Add, behind the transfers of one part in one layer, the next group of weights that has its place there."""
         behind = [number for number in range(len(self._groups)) if self._begins[number] > layer]
-        wanted = behind[self._slots - 2] if len(behind) > self._slots - 2 else None
-        if wanted is None or self._asked.setdefault(wanted, layer) != layer:
+        if not self._ahead or len(behind) < self._ahead:
+            return
+        wanted = behind[self._ahead - 1]
+        if self._asked.setdefault(wanted, layer) != layer:
             return
         if place is WeightPlace.PAGED:
             self._load(wanted, part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import ClassVar
 
 from workbench.core.errors import ScheduleError
@@ -141,11 +142,15 @@ def _reads_fetched(stack: StackGraph, layer: int, node: Node) -> bool:
 def _by_earliest_start(tasks: Sequence[Task], seconds: Sequence[float]) -> tuple[Task, ...]:
     """The tasks in the order in which they begin, if always that begins next which can first.
 
-    Bulk transfers have a lane of their own here: others pass between their packets.
+    Bulk transfers have a lane of their own here: others pass between their packets. They keep their order, in which
+    they take turns in the slots.
     """
     followers = _followers(tasks)
     urgency = _until_other_lane(tasks, followers, seconds)
     waiting = [len(task.after) for task in tasks]
+    for before, after in pairwise([index for index, task in enumerate(tasks) if task.bulk]):
+        followers[before].append(after)
+        waiting[after] += 1
     ready = {index: 0.0 for index, count in enumerate(waiting) if not count}
     free: dict[tuple[str, bool], float] = {}
     ends = [0.0] * len(tasks)
@@ -164,7 +169,7 @@ def _by_earliest_start(tasks: Sequence[Task], seconds: Sequence[float]) -> tuple
         for other in followers[index]:
             waiting[other] -= 1
             if not waiting[other]:
-                ready[other] = max(ends[before] for before in tasks[other].after)
+                ready[other] = max((ends[before] for before in tasks[other].after), default=0.0)
     return tuple(found)
 
 
