@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 from hypothesis import reject
@@ -302,6 +303,27 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
     except PipelineError:  # the two attentions apart, the second where its input already is: a transfer moves nothing
         reject()
     return whole
+
+
+FETCHES = ((), (weights,), (kv,), (weights, kv), (experts.weights,), (experts.weights, kv))
+
+
+def every_wiring() -> Iterator[Pipeline]:
+    """All placements of the seven operations that can be a layer, with each of six fetches that streams something."""
+    ops = (qkv, prefill_attention, decode_attention, out_proj, route, experts, combine)
+    for devices in product(Place, repeat=len(ops)):
+        wired = Pipeline()
+        for op, device, before in zip(ops, devices, (devices[-1], *devices), strict=False):
+            if device is not before and wired.chain:
+                wired = wired >> (load if device is Place.GPU else offload)
+            wired = wired >> (gpu(op) if device is Place.GPU else cpu(op))
+        if devices[-1] is not devices[0]:
+            wired = wired >> (load if devices[0] is Place.GPU else offload)
+        for fetched in FETCHES:
+            whole = fetch(*fetched) | wired if fetched else wired
+            with suppress(PipelineError):  # it streams nothing, or a transfer moves nothing
+                resolve(whole)
+                yield whole
 
 
 PLACES = st.sampled_from(WeightPlace)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 
 import workbench as wb
-from tests.builders import OWN, cut_up
-from tests.examples import examples
+from tests.builders import OWN, cut_up, every_wiring
+from tests.examples import DEEP, examples
 from tests.live.test_law8 import CHECKS, live_and_virtual
 from tests.live.world import WIRED, longest, requests, scenario
 from tests.systems import STACKS, VSL
@@ -40,6 +40,11 @@ def four(make_model: Any) -> ModelConfig:
 @pytest.fixture(scope="module")
 def right(four: ModelConfig) -> tuple[tuple[int, ...], ...]:
     return tuple(wb.run(scenario(four, (request,)), Sequential()).tokens[0] for request in ASKED)
+
+
+@pytest.fixture(scope="module")
+def tiny_right(tiny: ModelConfig) -> tuple[tuple[int, ...], ...]:
+    return tuple(wb.run(scenario(tiny, (request,)), Sequential()).tokens[0] for request in ASKED)
 
 
 def asked_of(model: ModelConfig, stack: Stack | Pipeline, *, spare: int = 20, block: int = 8) -> wb.Scenario:
@@ -136,3 +141,13 @@ def test_the_cache_is_where_each_layer_reads_it(four: ModelConfig) -> None:
     whole = of.kv_blocks * of.memory.kv_block * four.kv_bytes_per_token("fp32")
     assert (found.gpu["KV cache"], found.host["KV cache"]) == (0.75 * whole, 0.25 * whole)
     assert wb.run(of, schedule).generated == sum(request.output_len for request in ASKED)
+
+
+ALL = list(every_wiring())
+
+
+@pytest.mark.parametrize("number", range(0, len(ALL), 1 if DEEP else 20))
+def test_any_wiring_runs_and_answers_alike(number: int, tiny: ModelConfig, tiny_right: Any) -> None:
+    """Every placement of the seven operations with every fetch (a twentieth of them unless asked for all)."""
+    of = scenario(tiny, ASKED, ALL[number], tokens=longest(ASKED) + 20, block=8)
+    assert wb.run(of, Overlap()).tokens == tiny_right

@@ -1,0 +1,107 @@
+"""Overlap: an order for any wiring, about as good as those of the schedules that were made for one."""
+
+from dataclasses import replace
+from statistics import median
+
+import pytest
+
+from tests.builders import every_wiring, tiny_scenario
+from tests.systems import LIGHTNING, MIXED, PIPELINES, STREAMED, VSL
+from workbench.core.errors import ScheduleError
+from workbench.hardware import Machine, machines
+from workbench.hardware.processors import machine
+from workbench.models import models
+from workbench.pipeline import cpu, gpu, load, offload
+from workbench.scenario import Memory, Scenario
+from workbench.scheduler.resource_aware import ResourceAware
+from workbench.schedules import Overlap, Sequential, Step, contenders
+from workbench.schedules.plan import Task
+from workbench.serving import prepare
+from workbench.simulate import Detail, in_flight, simulate, steady
+from workbench.stages import attention, combine, experts, out_proj, qkv, route
+from workbench.workload import Workload
+
+EXPERTS_ON_CPU = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts) >> load >> gpu(combine)
+OPTIONS = [Overlap(parts, slots) for parts in (1, 2, 4, 8) for slots in (2, 3)]
+
+
+def with_room(host: Machine) -> Machine:
+    """The machine with memories that hold everything."""
+    return replace(host, gpu=replace(host.gpu, memory=1e13), cpu=replace(host.cpu, memory=1e13))
+
+
+HOSTS = {
+    "a40": with_room(machines["a40"]),
+    "rtx-5090": with_room(machine(gpu="rtx-5090", cpu="xeon-8380", memory="256GB")),
+}
+SETTINGS = [
+    ("mixtral-8x7b", "a40", 98, 128, 8192),
+    ("mixtral-8x7b", "a40", 98, 128, 512),
+    ("qwen3-30b-a3b", "rtx-5090", 500, 100, 256),
+    ("gpt-oss-120b", "rtx-5090", 1000, 50, 2048),
+    ("deepseek-v2-lite", "rtx-5090", 700, 30, 700),
+    ("deepseek-v3", "a40", 300, 300, 16),
+]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_the_best_options_are_as_good_as_the_schedules_made_for_a_pipeline(setting: tuple) -> None:
+    """A settled iteration of models that were not tuned for, under every schedule that takes each pipeline."""
+    model, host, prompt, output, requests = setting
+    for pipeline in (VSL, LIGHTNING, STREAMED, PIPELINES["flexgen_s4"], EXPERTS_ON_CPU):
+        memory, lengths = Memory(kv_capacity="70GB"), Workload.lengths(prompt, output, 1)
+        one = Scenario(pipeline, models[model], HOSTS[host], memory, lengths, ResourceAware(token_budget=16_000))
+        of = in_flight(one, requests)
+        named = [schedule for schedule in contenders(pipeline) if not isinstance(schedule, Overlap)]
+        seconds = {each: steady(of, each, detail=Detail.ITERATION).seconds for each in (*named, *OPTIONS)}
+        best = min(seconds[each] for each in OPTIONS)
+        assert best <= min(seconds[each] for each in named) / 0.98, str(pipeline)
+
+
+def test_every_wiring_is_no_slower_than_with_prefetch_alone() -> None:
+    """All 408, on a small machine; the first transfer brings a little more than one layer."""
+    ratios = []
+    for pipeline in every_wiring():
+        of = tiny_scenario(30, 12, 40, pipeline=pipeline, blocks=200)
+        plain = simulate(of, Sequential(prefetch=True)).seconds
+        ratios.append(plain / min(simulate(of, Overlap(parts)).seconds for parts in (1, 2, 4)))
+    assert len(ratios) == 408
+    assert min(ratios) > 0.97
+    assert median(ratios) > 1
+
+
+def order(tasks: tuple[Task, ...], lane: str) -> list[str]:
+    return [task.name for task in tasks if task.node.lane == lane]
+
+
+def test_the_order_follows_the_prices_of_the_typical_batch() -> None:
+    """The gpu lane does first what soonest gives the cpu lane work; which that is depends on the machine."""
+    slow = tiny_scenario(30, 12, 40, blocks=200, pipeline=VSL)
+    fast = slow.on(
+        machine=replace(slow.machine, cpu=replace(slow.machine.cpu, bandwidth=1e13, flops=(("bf16", 1e15),)))
+    )
+    orders = [order(prepare(of, Overlap(3)).lowering.tasks(Step.MIDDLE), "gpu") for of in (slow, fast)]
+    assert sorted(orders[0]) == sorted(orders[1])
+    assert orders[0] != orders[1]
+
+
+def test_both_clocks_and_every_reader_have_one_order() -> None:
+    of = tiny_scenario(30, 12, 40, blocks=200, pipeline=Overlap.example)
+    first, second = (prepare(of, Overlap(3)).lowering.tasks(Step.MIDDLE) for _ in range(2))
+    assert first == second
+
+
+def test_deferred_experts_are_awaited_by_the_next_layers_experts() -> None:
+    """Their lane alone no longer keeps that order."""
+    late = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts, defer=1) >> load >> gpu(combine)
+    tasks = Overlap(2).lower(late, MIXED).tasks
+    names = [task.name for task in tasks]
+    for task in tasks:
+        if task.name in ("C1a", "C1b"):
+            assert f"D0{task.name[-1]}" in [names[other] for other in task.after]
+
+
+@pytest.mark.parametrize("slots", [1, 0, 2.5, "two"])
+def test_slots_that_cannot_be_are_refused(slots: object) -> None:
+    with pytest.raises(ScheduleError, match="weight_slots must be at least 2"):
+        Overlap(weight_slots=slots)
