@@ -5,14 +5,16 @@ import sys
 import pytest
 
 from tests.builders import tiny_scenario
+from tests.systems import STREAMED
 from workbench.analysis.sweep import sweep
-from workbench.core.errors import ScenarioError
+from workbench.core.errors import ScenarioError, ScheduleError
 from workbench.core.result import Source
 from workbench.core.timeline import Span, Timeline
 from workbench.perfmodels import bound
 from workbench.plots import middle, plot_lanes
 from workbench.schedules import Sequential, VSLPipe
 from workbench.simulate import Detail, simulate
+from workbench.widgets.parts.words import in_figures
 
 SCHEDULES = (Sequential(), VSLPipe())
 
@@ -44,6 +46,20 @@ def test_a_capacity_that_cannot_serve_says_why_and_the_others_stand():
     assert "needs 11 tokens of KV" in small.problem
     assert len(enough.results) == 3
     assert not enough.problem
+
+
+def test_a_schedule_that_does_not_take_the_pipeline_spoils_nothing():
+    scenario = tiny_scenario(8, 4, 2, pipeline=STREAMED)
+    found = sweep(scenario, (VSLPipe(), Sequential()), kv_capacity="1MB")
+    (point,) = found.points
+    assert [result.schedule for result in point.results] == ["Sequential", "Sequential"]
+    ((name, why),) = point.refused
+    assert name == "VSLPipe"
+    assert "needs a pipeline of the shape" in why
+    assert found.to_pandas()["problem"].tolist()[-1] == why
+    assert "VSLPipe: VSLPipe needs a pipeline of the shape" in in_figures(point)
+    with pytest.raises(ScheduleError, match="VSLPipe needs a pipeline of the shape"):
+        sweep(scenario, VSLPipe(), kv_capacity="1MB")
 
 
 def test_what_no_capacity_mends_is_raised():

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from workbench.core.errors import CapacityError, ScenarioError
+from workbench.core.errors import CapacityError, ScenarioError, ScheduleError
 from workbench.core.result import Result
 from workbench.core.units import parse_bytes
 from workbench.perfmodels import bound
@@ -21,14 +21,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """Predictions for one KV capacity [B]: the bound, then one simulation per schedule.
+    """Predictions for one KV capacity [B]: the bound, then one simulation per schedule that works.
 
-    If the capacity cannot serve the workload, there are no results, and `problem` has the reason.
+    Attributes
+    ----------
+    problem : str
+        The reason if there are no results: the capacity cannot serve the workload.
+    refused : tuple of (str, str)
+        Name of each schedule that does not take the pipeline or does not fit, and the reason.
     """
 
     kv_capacity: float
     results: tuple[Result, ...]
     problem: str = ""
+    refused: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ class Sweep:
         return [(point.kv_capacity, result) for point in self.points for result in point.results]
 
     def to_pandas(self) -> pandas.DataFrame:
-        """One row per capacity and result, in plain units."""
+        """One row per capacity and result, in plain units; a schedule without a result has a row with the reason."""
         import pandas
 
         keys = ("schedule", "gen_tok_s", "proc_tok_s", "seconds", "iterations", "preemptions")
@@ -51,6 +57,10 @@ class Sweep:
             row = {"kv_capacity": capacity, "source": result.source.value}
             row |= {key: getattr(result, key) for key in keys}
             rows.append(row)
+        for point in self.points:
+            rows += [
+                {"kv_capacity": point.kv_capacity, "schedule": name, "problem": why} for name, why in point.refused
+            ]
         return pandas.DataFrame(rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
@@ -73,7 +83,8 @@ def sweep(
     scenario : Scenario
         The scenario; its own KV capacity is not used.
     schedules : Schedule or iterable of Schedule
-        The schedules to simulate; the bound is read with the first, and is the same for all.
+        The schedules to simulate; the bound is the same for all. One that does not take the pipeline, or does not fit,
+        is told with the reason.
     kv_capacity : str or float, or iterable of them
         Capacities such as ``["10GB", "20GB"]`` [B].
 
@@ -85,7 +96,7 @@ def sweep(
     Raises
     ------
     WorkbenchError
-        If scenario and schedules do not go together, whatever the capacity.
+        If the scenario goes together with no schedule, whatever the capacity.
 
     Examples
     --------
@@ -115,6 +126,18 @@ def predict(scenario: Scenario, schedules: Sequence[Schedule], kv_capacity: str 
     size = parse_bytes(kv_capacity, what="kv_capacity")
     try:
         at = scenario.on(memory=replace(scenario.memory, kv_capacity=size))
-        return SweepPoint(size, (bound(at, schedules[0]), *(simulate(at, schedule) for schedule in schedules)))
     except CapacityError as error:
         return SweepPoint(size, (), str(error))
+    results = list[Result]()
+    refused = list[tuple[str, CapacityError | ScheduleError]]()
+    for schedule in schedules:
+        try:
+            simulated = simulate(at, schedule)
+        except (CapacityError, ScheduleError) as error:
+            refused.append((schedule.name, error))
+            continue
+        results += [simulated] if results else [bound(at, schedule), simulated]
+    if not results and all(isinstance(error, ScheduleError) for _, error in refused):
+        raise refused[0][1]
+    told = tuple((name, str(error)) for name, error in refused)
+    return SweepPoint(size, tuple(results), "" if results else told[0][1], told)

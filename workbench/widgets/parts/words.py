@@ -25,12 +25,13 @@ def digits(value: float) -> str:
 
 
 def in_figures(point: SweepPoint) -> str:
-    """Sum up the curves at one KV capacity in one sentence."""
+    """Sum up the curves at one KV capacity: the rates, and the reasons of schedules that have none."""
     rates = [
         f"{'bound' if result.source is Source.BOUND else result.schedule} {digits(result.gen_tok_s)}"
         for result in point.results
     ]
-    return escaped(f"At {format_bytes(point.kv_capacity)}: {', '.join(rates)} output tok/s.")
+    without = "".join(f" {name}: {why}" for name, why in point.refused)
+    return escaped(f"At {format_bytes(point.kv_capacity)}: {', '.join(rates)} output tok/s.{without}")
 
 
 def paragraphs(sentences: Iterable[str]) -> str:
