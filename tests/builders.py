@@ -119,9 +119,10 @@ def tiny_model_of(kind: str, layers: int = 4, *, dtype: str = "bf16") -> ModelCo
     return replace(model, first_k_dense_replace=min(model.first_k_dense_replace, layers - 1))
 
 
-def enough_experts(model: ModelConfig, pipeline: Pipeline) -> ModelConfig:
-    """The model, with more experts per token if the pipeline would leave none of them."""
-    least = 1 + max(stage.defer + stage.skip for stage in pipeline.stages)
+def enough_experts(model: ModelConfig, pipeline: Pipeline | Stack) -> ModelConfig:
+    """The model, with more experts per token if the pipeline, or one of a stack's, would leave none of them."""
+    ranges = pipeline.ranges if isinstance(pipeline, Stack) else pipeline[:].ranges
+    least = 1 + max(stage.defer + stage.skip for each in ranges for stage in each.pipeline.stages)
     chosen = max(least, model.num_experts_per_tok)
     return replace(model, num_experts_per_tok=chosen, num_local_experts=max(chosen, model.num_local_experts))
 
@@ -153,7 +154,7 @@ def tiny_scenario(
     output: int | Sequence[int] = 4,
     requests: int | None = None,
     *,
-    pipeline: Pipeline = VSL,
+    pipeline: Pipeline | Stack = VSL,
     model: ModelConfig | None = None,
     machine: Machine | None = None,
     blocks: int = 1000,
@@ -418,8 +419,7 @@ def scenarios(draw: st.DrawFn, *, layers: st.SearchStrategy[int] | None = None) 
         dtype=draw(st.sampled_from(["bf16", "fp32"])),
     )
     wired = draw(cut_up(pipeline, schedule, model.num_hidden_layers))
-    for each in wired.ranges if isinstance(wired, Stack) else wired[:].ranges:
-        model = enough_experts(model, each.pipeline)
+    model = enough_experts(model, wired)
     machine = draw(machines())
     scenario = tiny_scenario(
         prompt,

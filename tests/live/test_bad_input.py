@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import workbench as wb
 from tests.live.world import RUNNABLE, files_in_use, machine, requests, scenario
+from tests.systems import VSL
 from workbench.core.errors import (
     CapacityError,
     CheckpointError,
@@ -32,6 +33,7 @@ from workbench.engine.loading.checkpoint import open_checkpoint
 from workbench.engine.model.weights import WeightStore
 from workbench.models import ModelConfig
 from workbench.pipeline import cpu, gpu, load, offload
+from workbench.pipeline.stack_graph import stack_graph
 from workbench.scheduler.block_manager import BlockCounts
 from workbench.schedules import Sequential, VSLPipe
 from workbench.serving import fits
@@ -175,7 +177,7 @@ def test_files_that_are_cut_or_rewritten_later_change_nothing(folder: Path) -> N
 
 
 def test_weights_are_held_once(tiny: ModelConfig) -> None:
-    store = WeightStore(tiny, Precision("fp32", "fp32"), [experts])
+    store = WeightStore(tiny, Precision("fp32", "fp32"), stack_graph(VSL, tiny))
     resident = store.resident(1, experts)
     assert {key: len(matrices) for key, matrices in resident.items()} == dict.fromkeys(
         ("gate_up", "down"), tiny.num_local_experts

@@ -18,6 +18,7 @@ from workbench.engine.model.kv_cache import KVCache
 from workbench.engine.model.weights import WeightStore
 from workbench.engine.tiny_model.synthesize import write_checkpoint
 from workbench.models import ModelConfig, checkpoint
+from workbench.pipeline.stack_graph import stack_graph
 from workbench.schedules import KTransformers, Schedule, Sequential
 from workbench.serving import fits
 from workbench.stages import Place
@@ -147,7 +148,7 @@ def test_normed_heads_too_are_in_the_ledger(
 def test_weights_and_cache_on_the_host_are_to_the_byte(name: str, model: ModelConfig) -> None:
     of = asked_of(model, name)
     found = fits(of, Sequential())
-    store = WeightStore(model, of.precision, [stage.op for stage in of.layer.stages])
+    store = WeightStore(model, of.precision, stack_graph(of.stack, model))
     weights = sum(
         stored.tensor.nbytes
         for stage in of.layer.stages

@@ -55,7 +55,7 @@ def model(kind: str, make_model: Any) -> ModelConfig:
 
 @pytest.fixture
 def store(kind: str, model: ModelConfig) -> WeightStore:
-    return WeightStore(model, PRECISIONS[kind], [experts])
+    return WeightStore(model, PRECISIONS[kind], stack_graph(STREAMED, model))
 
 
 def asked_of(kind: str, model: ModelConfig, pipeline: str = "all_cpu") -> wb.Scenario:
@@ -67,7 +67,7 @@ def in_rows(model: ModelConfig, layer: int, monkeypatch: pytest.MonkeyPatch) -> 
     """Gates and ups, and downs, of a store that does not pack."""
     with monkeypatch.context() as patch:
         patch.setattr("workbench.engine.loading.load.packed", lambda *_: False)
-        plain = WeightStore(model, Precision(model.dtype, model.dtype), [experts])
+        plain = WeightStore(model, Precision(model.dtype, model.dtype), stack_graph(STREAMED, model))
     return [held.tensor for held in plain.sources(layer, experts)]
 
 
@@ -141,7 +141,10 @@ def test_packed_experts_are_held_once(kind: str, model: ModelConfig, store: Weig
 def test_experts_of_other_sizes_stay_in_rows_and_cannot_be_rounded(sizes: tuple[int, int], make_model: Any) -> None:
     hidden, inner = sizes
     model = make_model(replace(TINY, name=f"odd-{inner}", hidden_size=hidden, intermediate_size=inner), 1)
-    keys = [held.key for held in WeightStore(model, Precision("fp32", "fp32"), [experts]).sources(0, experts)]
+    keys = [
+        held.key
+        for held in WeightStore(model, Precision("fp32", "fp32"), stack_graph(STREAMED, model)).sources(0, experts)
+    ]
     assert keys == ["gate_up", "down"]
     with pytest.raises(ScenarioError, match=f"{hidden} x {inner}, which groups of 64 columns do not divide"):
         wb.run(asked_of("int8", model), Sequential())
@@ -149,7 +152,7 @@ def test_experts_of_other_sizes_stay_in_rows_and_cannot_be_rounded(sizes: tuple[
 
 def test_packed_experts_begin_on_a_line_in_a_slot_whatever_is_streamed_with_them(kind: str, model: ModelConfig) -> None:
     stack = stack_graph(STREAMED, model)
-    store = WeightStore(model, PRECISIONS[kind], [stage.op for stage in STREAMED.stages])
+    store = WeightStore(model, PRECISIONS[kind], stack)
     buffer = WeightBuffer(store, stack, 4 * model.layer_params, 2)
     transfer = buffer.transfer(tuple((1, node) for node in stack.streamed(1)))
     transfer.make()
@@ -187,7 +190,7 @@ def test_a_run_computes_packed_experts(kind: str, model: ModelConfig, monkeypatc
 def test_rounded_experts_are_in_the_ledger(pipeline: str, kind: str, model: ModelConfig) -> None:
     of = asked_of(kind, model, "all_gpu").on(pipeline=STREAMED if pipeline == "streamed" else RUNNABLE[pipeline])
     found = fits(of, LayerStreaming() if pipeline == "streamed" else Sequential())
-    store = WeightStore(model, of.precision, [stage.op for stage in of.layer.stages])
+    store = WeightStore(model, of.precision, stack_graph(of.stack, model))
     held = sum(
         one.tensor.nbytes
         for stage in of.layer.stages
@@ -227,7 +230,7 @@ def mine(make_model: Any, tmp_path: Path) -> ModelConfig:
 
 
 def held_by(model: ModelConfig) -> dict[str, torch.Tensor]:
-    sources = WeightStore(model, PRECISIONS["int8"], [experts]).sources(1, experts)
+    sources = WeightStore(model, PRECISIONS["int8"], stack_graph(STREAMED, model)).sources(1, experts)
     return {held.key: held.tensor for held in sources}
 
 
@@ -331,7 +334,7 @@ def test_loading_can_be_stopped(mine: ModelConfig) -> None:
     control = Control()
     control.stop()
     with pytest.raises(StoppedError):
-        WeightStore(mine, PRECISIONS["int8"], [experts], control)
+        WeightStore(mine, PRECISIONS["int8"], stack_graph(STREAMED, mine), control)
     assert kept(mine) == []
 
 

@@ -14,7 +14,8 @@ from workbench.stages import Precision, experts
 
 @pytest.mark.parametrize("pages", [1, 2, 3, 7, 1000])
 def test_pages_bring_what_the_whole_transfer_brings(pages: int, tiny: ModelConfig) -> None:
-    stack, store = stack_graph(LIGHTNING, tiny), WeightStore(tiny, Precision("fp32", "fp32"), [experts])
+    stack = stack_graph(LIGHTNING, tiny)
+    store = WeightStore(tiny, Precision("fp32", "fp32"), stack)
     (node,) = stack.streamed(1)
     size = sum(stored.tensor.nbytes for stored in store.sources(0, experts))
     paged, whole = (WeightBuffer(store, stack, size, 2) for _ in range(2))

@@ -309,7 +309,7 @@ def weighted(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
 )
 def test_weights_are_given_wherever_they_lie(pipeline: Pipeline, weighted: ModelConfig) -> None:
     """The same tokens by hand, weights kept inside the function and read per layer."""
-    held = open_checkpoint(weighted, [mixed])
+    held = open_checkpoint(weighted, [(layer, mixed) for layer in range(weighted.num_hidden_layers)])
     layers = iter([n for _ in range(10**6) for n in range(TINY.num_hidden_layers)])
 
     def inside(x: torch.Tensor) -> torch.Tensor:

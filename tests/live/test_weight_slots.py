@@ -11,7 +11,7 @@ def test_the_newest_copy_is_read(tiny: ModelConfig) -> None:
     """An older one may be overwritten by the next transfer while an operation reads it."""
     pipeline = fetch(weights) | gpu(qkv, attention, out_proj, moe)
     stack = stack_graph(pipeline, tiny)
-    store = WeightStore(tiny, Precision("fp32", "fp32"), [stage.op for stage in pipeline.stages])
+    store = WeightStore(tiny, Precision("fp32", "fp32"), stack)
     slots = WeightBuffer(store, stack, 4 * tiny.layer_params, 3)
     read = []
     for number in range(8):

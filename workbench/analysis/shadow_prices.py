@@ -204,6 +204,11 @@ def _heaviest(scenario: Scenario, schedule: Schedule, result: Result) -> str:
         if of_dram or lane == "h2d":
             weights = cost.layer_weights(layer)
             taken["weights"] += count * (weights if of_dram else cost.fetch(weights)) * result.iterations
+    for place in range(1, stack.layers):
+        move = stack.before(place)
+        if move is not None and (of_dram or move.lane == lane):
+            load = cost.host_bytes if of_dram else cost.node
+            taken[move.describe()] += load(move, rows.at(place))
     return max(taken, key=lambda name: taken[name], default="")
 
 

@@ -105,16 +105,6 @@ class LayerGraph:
         """Nodes whose weights are streamed."""
         return tuple(index for index, node in enumerate(self.nodes) if node.streamed)
 
-    @property
-    def undeferred(self) -> tuple[Node, ...]:
-        """The nodes of a layer that defers nothing, which is the last one."""
-        return tuple(node for node in self.last if node is not None)
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """Description of every node code."""
-        return {node.code: node.describe() for node in self.nodes}
-
 
 def layer_graph(pipeline: Pipeline, mark: str = "") -> LayerGraph:
     """Merge a pipeline into segments and resolve its transfers; `mark` stands behind the letters of its node codes.

@@ -78,7 +78,11 @@ class Stack:
         for each in self.ranges:
             first, stop = _closed(each, layers)
             at = found[-1].stop if found else 0
-            if first != at or stop <= first:
+            if stop > layers:
+                raise PipelineError(f"{each.slice} ends at layer {stop}, and the model has {layers}; write [...:].")
+            if stop <= first:
+                raise PipelineError(f"{each.slice} holds none of the model's {layers} layers; leave this range out.")
+            if first != at:
                 raise PipelineError(_torn(self, each, at, layers))
             found.append(LayerRange(each.pipeline, first, stop))
         if found[-1].stop != layers:
@@ -111,13 +115,12 @@ def cut(pipeline: Pipeline, layers: object) -> Stack:
         raise PipelineError(f"a pipeline takes a range of layers, as in pipeline[2:10], not [{layers!r}].")
     edges = (layers.start, layers.stop)
     if layers.step not in (None, 1) or not all(edge is None or is_whole(edge) for edge in edges):
-        raise PipelineError(
-            f"layers are a range of whole numbers, not {layers!r}; write [a:b], and cut several ranges for gaps."
-        )
+        raise PipelineError(f"layers are a range of whole numbers with step 1, not {layers!r}; write [a:b].")
     first = int(layers.start or 0)
     stop = None if layers.stop is None else int(layers.stop)
     if stop is not None and (first < 0) == (stop < 0) and stop <= first:
-        raise PipelineError(f"[{first}:{stop}] holds no layer; write the smaller number first.")
+        mend = "leave this range out" if first == stop else "write the smaller number first"
+        raise PipelineError(f"[{first}:{stop}] holds no layer; {mend}.")
     return Stack((LayerRange(pipeline, first, stop),))
 
 
@@ -131,9 +134,8 @@ def _check_joint(before: LayerRange, after: LayerRange) -> None:
     if (stop < 0) == (after.first < 0) and stop != after.first:
         what = "leave out" if stop < after.first else "both have"
         low, high = sorted((stop, after.first))
-        raise PipelineError(
-            f"{before.slice} and {after.slice} {what} layers {low} to {high - 1}; let the second begin at {stop}."
-        )
+        which = f"layer {low}" if high == low + 1 else f"layers {low} to {high - 1}"
+        raise PipelineError(f"{before.slice} and {after.slice} {what} {which}; let the second begin at {stop}.")
 
 
 def _closed(one: LayerRange, layers: int) -> tuple[int, int]:

@@ -112,6 +112,10 @@ class StackGraph:
         """Device that holds a layer's share of the KV cache."""
         return self.pipeline(layer).kv_device
 
+    def stages(self, layer: int) -> list[Stage]:
+        """The stages that one layer has, in order."""
+        return self._in_layer(self.pipeline(layer).stages, layer)
+
     def missing(self, stage: Stage, layer: int) -> set[str]:
         """Buffers that a stage reads and that no stage before it writes in one layer of the model, though one could."""
         stages = self.pipeline(layer).stages
@@ -189,7 +193,7 @@ class StackGraph:
             return node
         stages = tuple(self._in_layer(node.stages, layer))
         every = self.pipeline(layer).stages
-        there = self._in_layer(every, layer)
+        there = self.stages(layer)
         gone = _written(every) - _written(there)
         if node.kind is NodeKind.MOVE and len(there) < len(every):
             target = Place.CPU if node.lane == "d2h" else Place.GPU

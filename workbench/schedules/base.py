@@ -16,6 +16,9 @@ from workbench.pipeline.stack_graph import StackGraph, stack_graph
 from workbench.scheduler.batch import NONE, Batch, Ids
 from workbench.schedules.plan import WHOLE, Carry, Page, Plan, Task
 
+Seconds = Callable[[Sequence[Task]], Sequence[float]]
+"""Gives the time of each of some tasks for a typical batch [s]."""
+
 
 class Step(enum.Flag):
     """Position of an iteration in its run. Before the first no weights are loaded; after the last none are needed."""
@@ -55,8 +58,8 @@ class Schedule(ABC):
             If the layers have another shape than this schedule needs.
         """
 
-    def ordered(self, tasks: Sequence[Task], seconds: Sequence[float]) -> Sequence[Task]:
-        """The tasks in the order in which they are issued, where each takes these seconds for a typical batch."""
+    def ordered(self, tasks: Sequence[Task], seconds: Seconds) -> Sequence[Task]:
+        """The tasks in the order in which they are issued; `seconds` gives their times for a typical batch."""
         return tasks
 
     def split(self, batch: Batch) -> tuple[Batch, ...]:
@@ -83,9 +86,7 @@ class Lowering:
         long.
     """
 
-    def __init__(
-        self, schedule: Schedule, stack: StackGraph, seconds: Callable[[Sequence[Task]], Sequence[float]] | None = None
-    ) -> None:
+    def __init__(self, schedule: Schedule, stack: StackGraph, seconds: Seconds | None = None) -> None:
         self.schedule = schedule
         self.stack = stack
         self._seconds = seconds or (lambda tasks: [1.0] * len(tasks))
@@ -100,7 +101,7 @@ class Lowering:
         """The tasks of one iteration."""
         if step.value not in self._memo:
             tasks = self.schedule.tasks(self.stack, step)
-            self._memo[step.value] = tuple(self.schedule.ordered(tasks, self._seconds(tasks)))
+            self._memo[step.value] = tuple(self.schedule.ordered(tasks, self._seconds))
         return self._memo[step.value]
 
 

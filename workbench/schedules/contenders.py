@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
-from workbench.core.errors import ScheduleError
-from workbench.pipeline import Pipeline
+from workbench.core.errors import PipelineError, ScheduleError
+from workbench.pipeline import Pipeline, Stack
 from workbench.pipeline.stack import LayerRange
 from workbench.pipeline.stack_graph import stack_graph
 from workbench.schedules.base import Schedule, Step
@@ -43,7 +44,21 @@ def every_candidate() -> tuple[Schedule, ...]:
     return (*_IN_ORDER, *others)
 
 
-def contenders(layers: Pipeline | Sequence[LayerRange]) -> tuple[Schedule, ...]:
+def _layers_of(layers: Pipeline | Stack | Sequence[LayerRange]) -> int:
+    """Number of layers with which tasks are compared: the least that a stack can have."""
+    if isinstance(layers, Pipeline):
+        return _LAYERS
+    if not isinstance(layers, Stack):
+        return layers[-1].stop or 0
+    edges = [abs(edge) for each in layers.ranges for edge in (each.first, each.stop) if edge is not None]
+    for count in range(1, sum(edges) + 1):
+        with suppress(PipelineError):
+            layers.over(count)
+            return count
+    return sum(edges) + 1
+
+
+def contenders(layers: Pipeline | Stack | Sequence[LayerRange]) -> tuple[Schedule, ...]:
     """Every schedule that takes a pipeline or a stack of layers, with its default settings.
 
     The first is the baseline, `Sequential(prefetch=True)`, which takes any pipeline: tasks run one after the other,
@@ -52,8 +67,8 @@ def contenders(layers: Pipeline | Sequence[LayerRange]) -> tuple[Schedule, ...]:
 
     Parameters
     ----------
-    layers : Pipeline or sequence of LayerRange
-        A pipeline for all layers, or the ranges of a scenario, `Scenario.stack`.
+    layers : Pipeline, Stack, or sequence of LayerRange
+        A pipeline for all layers, a stack, or the ranges of a scenario, `Scenario.stack`.
 
     Raises
     ------
@@ -67,7 +82,7 @@ def contenders(layers: Pipeline | Sequence[LayerRange]) -> tuple[Schedule, ...]:
     >>> [schedule.name for schedule in contenders(fetch(weights, kv) | gpu(qkv, attention, out_proj, moe))]
     ['Sequential(prefetch=True)', 'FlexGenS4', 'Overlap']
     """
-    stack = stack_graph(layers, _LAYERS if isinstance(layers, Pipeline) else layers[-1].stop or 0)
+    stack = stack_graph(layers, _layers_of(layers))
     found = dict[object, Schedule]()
     for schedule in every_candidate():
         try:

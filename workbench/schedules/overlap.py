@@ -1,4 +1,4 @@
-"""A schedule for any wiring: micro-batches in whatever order lets each task begin as early as it can."""
+"""A schedule for any wiring: micro-batches in an order that list scheduling finds for the scenario's typical batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workbench.core.units import is_whole
 from workbench.pipeline import Pipeline, cpu, gpu, load, offload
 from workbench.pipeline.layer_graph import Node, NodeKind
 from workbench.pipeline.stack_graph import StackGraph
-from workbench.schedules.base import Step
+from workbench.schedules.base import Seconds, Step
 from workbench.schedules.micro_batches import Dataflow, MicroBatched, WeightPlace, WeightsOf
 from workbench.schedules.plan import COMPUTE, Task
 from workbench.stages import combine, decode_attention, experts, out_proj, prefill_attention, qkv, route
@@ -20,13 +20,14 @@ from workbench.stages import combine, decode_attention, experts, out_proj, prefi
 
 @dataclass(frozen=True)
 class Overlap(MicroBatched):
-    """Every task begins as soon as its data and its lane are there; of several that could, the one that can first.
+    """One order for all batches, found by list scheduling with the times of the scenario's typical batch.
 
-    Takes any pipeline and any stack. The order is found once, by list scheduling: tasks take as long as for the typical
-    batch of the scenario, and the next one is always that which can begin first; of equal ones, that which soonest
-    gives work to another lane. Weights stream in packets, between which transfers of activations pass, into as many
-    slots as asked for: a transfer brings those of a layer's experts and of the next layer's projections. Fetched KV has
-    two slots. Two layers of the example, if every task takes one unit::
+    Takes any pipeline and any stack. Of each lane's tasks the next one is always that which can begin first; of equal
+    ones, that which soonest gives work to another lane. The typical batch has as many requests as the KV cache holds,
+    of all ages. In a batch unlike it a lane waits for its next task, also where a later one is ready. Weights stream in
+    packets, between which transfers of activations pass, into as many slots as asked for: a transfer brings those of a
+    layer's experts and of the next layer's projections. Fetched KV has two slots. Two layers of the example, if every
+    task takes one unit::
 
         gpu Ea  A0a Eb  A0b .   B0a .   B0b .   F0a A1a F0b A1b .   B1a .   B1b .   F1a Za  F1b Zb
         cpu .   .   .   C0a .   C0b .   D0a .   D0b .   .   C1a .   C1b .   D1a .   D1b .   .   .
@@ -94,9 +95,9 @@ class Overlap(MicroBatched):
             plan.end(part)
         return plan.tasks
 
-    def ordered(self, tasks: Sequence[Task], seconds: Sequence[float]) -> tuple[Task, ...]:
+    def ordered(self, tasks: Sequence[Task], seconds: Seconds) -> tuple[Task, ...]:
         """See `Schedule.ordered`: by list scheduling."""
-        return _by_earliest_start(tasks, seconds)
+        return _by_earliest_start(tasks, seconds(tasks))
 
 
 def _weights_by_experts(stack: StackGraph) -> list[WeightsOf]:
@@ -106,20 +107,18 @@ def _weights_by_experts(stack: StackGraph) -> list[WeightsOf]:
     earlier than that of a layer: not while attention is awaited between the projections and the experts.
     """
     found = list[WeightsOf]()
-    before: WeightsOf = ()  # nodes before the experts of the layer at hand, which no group has yet
     for layer in range(stack.layers):
         streamed = stack.streamed(layer)
+        if not streamed:
+            continue
         nodes = stack.graph(layer).nodes
         routed = [node for node in streamed if _is_routed(nodes[node])]
-        heaviest = routed[0] if routed else streamed[-1] if streamed else 0
+        heaviest = routed[0] if routed else streamed[-1]
         early = tuple((layer, node) for node in streamed if node < heaviest)
+        late = tuple((layer, node) for node in streamed if node >= heaviest)
         if found:
             found[-1] += early
-        else:
-            before += early
-        if streamed:
-            found.append(before + tuple((layer, node) for node in streamed if node >= heaviest))
-            before = ()
+        found.append(late if found else early + late)
     return found
 
 

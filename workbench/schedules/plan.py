@@ -316,24 +316,29 @@ class _State(NamedTuple):
     """The state at the end of a repetition that decides when later tasks run.
 
     `ends` are the ends of the last tasks, and `last` is the end of the very last. `moving` are the bulk transfers that
-    have not ended. `longer` is the time for which each lane has been held beyond the sum of its tasks' own times.
+    have not ended; if there are none, `over_at` is the end of the last one of each lane, relative to `last`, but at
+    least the earliest of `ends`, before which no later transfer begins. `longer` is the time for which each lane has
+    been held beyond the sum of its tasks' own times.
     """
 
     last: float
     ends: list[float]
     moving: list[_Moving]
+    over_at: dict[str, float]
     longer: dict[str, float]
 
     def like(self, before: _State, left: int) -> bool:
         """True if `left` more repetitions, at this drift, stay within a thousandth of the length of one."""
-        if len(self.ends) != len(before.ends) or [each[:2] for each in self.moving] != [
-            each[:2] for each in before.moving
-        ]:
+        if len(self.ends) != len(before.ends) or len(self.over_at) != len(before.over_at):
+            return False
+        if [each[:2] for each in self.moving] != [each[:2] for each in before.moving]:
             return False
         shift = self.last - before.last
         apart = [end - other - shift for end, other in zip(self.ends, before.ends, strict=True)]
         for one, other in zip(self.moving, before.moving, strict=True):
             apart += [one.start - other.start, one.end - other.end, one.since - other.since]
+        if self.over_at:
+            apart += [end - before.over_at[lane] for lane, end in self.over_at.items()]
         return max(map(abs, apart)) <= 1e-3 * shift / left
 
 
@@ -352,6 +357,7 @@ class _Lanes:
         self._packet = packet
         self._slowdowns = slowdowns
         self._bulk = dict[str, list[_Bulk]]()
+        self._over_at = dict.fromkeys(LANES, 0.0)  # end of the last bulk transfer that no later task meets
         self._at = 0
         self._cold = cold
 
@@ -366,6 +372,7 @@ class _Lanes:
         lanes = self._turns.lanes
         packet = self._packet
         cold = self._cold
+        over_at = self._over_at
         for index, (lane, after, is_bulk, group) in enumerate(self._turns.tasks[self._at : stop], self._at):
             length = seconds[group]
             start = free[lane]
@@ -379,7 +386,10 @@ class _Lanes:
                     if free[each] < over:
                         over = free[each]
                 while under_way and ends[under_way[0].index] <= over:
+                    over_at[lane] = ends[under_way[0].index]
                     del under_way[0]
+                if over_at[lane] > start:
+                    start = over_at[lane]
                 if under_way and ends[under_way[-1].index] > start:
                     start = ends[under_way[-1].index]
                 under_way.append(_Bulk(index, start))
@@ -427,7 +437,17 @@ class _Lanes:
             for each in transfers
             if ends[each.index] > over
         ]
-        return _State(last, ends[max(0, at - reach) : at], moving, self.longer.copy())
+        window = ends[max(0, at - reach) : at]
+        over_at = {} if moving or not self._bulk else self._over(min(window, default=0.0), last)
+        return _State(last, window, moving, over_at, self.longer.copy())
+
+    def _over(self, earliest: float, last: float) -> dict[str, float]:
+        """Where no bulk transfer is under way: end of each lane's last one, at least `earliest`, relative to `last`."""
+        found = {}
+        for lane, transfers in self._bulk.items():
+            end = self.ends[transfers[-1].index] if transfers else 0.0
+            found[lane] = max(self._over_at[lane], earliest, end) - last
+        return found
 
     def _skip(self, tasks: int, times: int, now: _State, before: _State, lanes: Sequence[str]) -> None:
         """Move to the state after `times` more repetitions of `tasks` tasks each."""
@@ -438,6 +458,8 @@ class _Lanes:
             self._free[lane] += shift
             self.longer[lane] += (now.longer[lane] - before.longer[lane]) * times
         self._bulk = {lane: [] for lane in self._bulk}
+        for lane, over_at in now.over_at.items():
+            self._over_at[lane] = now.last + shift + over_at
         for lane, back, start, end, since in now.moving:
             index = self._at + back
             last = now.last + shift

@@ -158,7 +158,7 @@ class _Needs:
         self._weights = {Place.GPU: embedding_bytes(scenario), Place.CPU: 0.0}
         for layer, count in self._stack.alike:
             model = self._cost.model_at(layer)
-            for stage in self._stack.pipeline(layer).stages:
+            for stage in self._stack.stages(layer):
                 home = Place.CPU if self._stack.streams(stage, layer) else stage.device
                 self._weights[home] += count * stage.op.weight_bytes(model, scenario.precision)
         self._rows = dict[Place, list[int]]()
@@ -209,7 +209,7 @@ class _Needs:
         on_cores = device is Place.CPU or scenario.machine.host is not None  # a computer at hand uses no GPU yet
         for layer, _ in self._stack.alike:
             model = self._cost.model_at(layer)
-            for op in (stage.op for stage in self._stack.pipeline(layer).stages if stage.device is device):
+            for op in (stage.op for stage in self._stack.stages(layer) if stage.device is device):
                 # The buffers that it writes are counted a second time: those of the layer before still exist beside
                 # them.
                 written = max(_row_bytes(op.writes, rows, scenario) for rows in op.rows.classes)

@@ -20,7 +20,7 @@ from workbench.hardware import Machine
 from workbench.hardware.profile import Pace, Profile
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline
-from workbench.pipeline.layer_graph import Node
+from workbench.pipeline.layer_graph import EMBED, HEAD, Node
 from workbench.pipeline.stack_graph import StackGraph, stack_graph
 from workbench.scenario import Scenario
 from workbench.scheduler.block_manager import block_iterations
@@ -128,9 +128,14 @@ def _check_rates(cost: TaskCost, scenario: Scenario, stack: StackGraph) -> None:
     cores = scenario.machine.cores
     threads = {"gpu": cores.gpu, "cpu": cores.cpu} if cores is not None else {"gpu": 0, "cpu": 0}
     _check_own_format(scenario)
-    for node in stack.all_nodes:
-        if node.lane in threads and all(stage.op.work is not None for stage in node.stages):
-            cost.node(node, _ONE_OF_EACH, threads[node.lane])
+    for end in (EMBED, HEAD):
+        cost.node(end, _ONE_OF_EACH, threads[end.lane])
+    for layer, _ in stack.alike:
+        for node in stack.at(layer):
+            if node is None or node.lane not in threads:
+                continue
+            if all(stage.op.work is not None for stage in node.stages):
+                cost.node(node, _ONE_OF_EACH, threads[node.lane], layer)
 
 
 def _check_own_format(scenario: Scenario) -> None:
@@ -205,7 +210,7 @@ def facts(scenario: Scenario, prepared: Prepared, generated: Lengths | None = No
         **_left_out(scenario),
         "question": _digest(scenario, generated),
         **_early(scenario, generated),
-        **_unlike_layers(scenario.model),
+        **_unlike_layers(scenario.model, prepared.cost.profile),
         **_decodes(scenario, prepared.cost.decodes_at),
         **_joined(scenario.machine),
         **_rounded(scenario),
@@ -262,11 +267,13 @@ def _left_out(scenario: Scenario) -> dict[str, str]:
     return told
 
 
-def _unlike_layers(model: ModelConfig) -> dict[str, str]:
+def _unlike_layers(model: ModelConfig, profile: Profile | None) -> dict[str, str]:
     """Note on the pricing of a model whose layers differ; empty if all are alike."""
     told = {}
     if model.dense_layers:
         told["layers"] = f"{model.moe_layers} with experts and {model.dense_layers} without, each priced as it is"
+        if profile is not None and model.shared_params:
+            told["layers"] += "; networks of dense layers and shared experts were measured together"
     if model.windowed_layers:
         told["windows"] = (
             f"{model.windowed_layers} of {model.num_hidden_layers} layers attend to the last {model.sliding_window} "

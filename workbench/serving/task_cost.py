@@ -75,7 +75,9 @@ class TaskCost:
         graph = self._stack.graph(layer)
         found = {}
         for index in graph.streamed:
-            streamed = [stage.op for stage in graph.nodes[index].stages if graph.pipeline.streams(stage)]
+            node = self._stack.at(layer)[index]
+            stages = () if node is None else node.stages
+            streamed = [stage.op for stage in stages if graph.pipeline.streams(stage)]
             found[index] = sum(op.weight_bytes(model, self._precision) for op in streamed)
         return found
 
@@ -83,6 +85,8 @@ class TaskCost:
 
     def part(self, batch: Batch) -> PartRows:
         """Rows of one part of a batch at the stages, layer by layer."""
+        if not self._model.windowed_layers:
+            return _rows_of_part(batch, self._model)
         return self.by_kind(lambda model: _rows_of_part(batch, model))
 
     def by_kind(self, count: Callable[[ModelConfig], Rows | CutRows]) -> PartRows:
@@ -125,16 +129,21 @@ class TaskCost:
 
     def transfer(self, node: Node, rows: Rows) -> float:
         """Bytes that a transfer of activations or KV moves for these rows."""
-        return self._transfer(node)(rows)
-
-    def _transfer(self, node: Node) -> Callable[[Rows], float]:
-        """The function that gives the bytes which a transfer of activations or KV moves."""
         if node.kind is NodeKind.KV_IN:
-            return lambda rows: (rows.context - rows.decode + rows.before) * self._kv_in
+            return self._fetched_kv(rows)
+        per_prefill, per_decode = self._per_row(node)
+        return per_prefill * rows.prefill + per_decode * rows.decode
+
+    def _fetched_kv(self, rows: Rows) -> float:
+        """Bytes of the KV that these rows read, without their own."""
+        return (rows.context - rows.decode + rows.before) * self._kv_in
+
+    def _per_row(self, node: Node) -> tuple[float, float]:
+        """Bytes that a transfer of activations moves per prefill row and per decode row."""
         sizes = [(buffer_bytes(buffer, self._model, self._precision, rows), rows) for buffer, rows in node.carries]
-        per_prefill = sum(size for size, rows in sizes if rows is RowClass.PREFILL)
-        per_decode = sum(size for size, rows in sizes if rows is RowClass.DECODE)
-        return lambda rows: per_prefill * rows.prefill + per_decode * rows.decode
+        prefill = sum(size for size, rows in sizes if rows is RowClass.PREFILL)
+        decode = sum(size for size, rows in sizes if rows is RowClass.DECODE)
+        return prefill, decode
 
     def host_bytes(self, node: Node, rows: Rows, layer: int = 0) -> float:
         """Bytes that a node other than weights reads from or writes to the host's memory in one layer."""
@@ -185,10 +194,17 @@ class TaskCost:
         link = self._machine.link
         rate = link.h2d if node.lane == "h2d" else link.d2h
         overhead = link.overhead if self.profile is None else self.profile.move
-        size_of = self._transfer(node)
+        if node.kind is NodeKind.KV_IN:
+
+            def fetched(rows: Rows) -> Price:
+                size = self._fetched_kv(rows)
+                return copy_seconds(size, rate, overhead), size
+
+            return fetched
+        per_prefill, per_decode = self._per_row(node)
 
         def price(rows: Rows) -> Price:
-            size = size_of(rows)
+            size = per_prefill * rows.prefill + per_decode * rows.decode
             return copy_seconds(size, rate, overhead), size
 
         return price

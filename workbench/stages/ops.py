@@ -3,8 +3,8 @@
 The built-in operations make up the decoder layer of a mixture of experts. Each is one record of everything that the
 readers need to know of it. They say what is computed; `workbench.engine` contains the computation, for the
 architectures of `workbench.models.families`. Where the layers of a model are not all alike (dense ones before those
-with experts, sliding windows in some), an operation's weights and work are the mean over the layers, so that their sums
-over the model are exact; time is then that of a mean layer.
+with experts, sliding windows in some), an operation's weights and work are the mean over the layers of the model that
+it is given; readers give it one whose layers are all of one kind (`ModelConfig.of_kind`).
 """
 
 from __future__ import annotations
@@ -87,8 +87,7 @@ class Op:
     kept : callable (ModelConfig) -> float, optional
         Weights per layer that stay in fp32 whatever the precision [elements], beside `params`.
     present : callable (ModelConfig, LayerKind) -> bool, optional
-        True for the kinds of layers that have it; by default every layer has it. Weights and work stay means over all
-        layers.
+        True for the kinds of layers that have it; by default every layer has it.
 
     Raises
     ------

@@ -35,8 +35,8 @@ class Checkpoint:
     Parameters
     ----------
     model : ModelConfig
-    ops : iterable of Op
-        Operations that may have tensors in the checkpoint beside the model's own.
+    wanted : iterable of (layer, Op)
+        Operations of layers, which may have tensors in the checkpoint beside the model's own.
     check : callable, optional
         Called between pieces of a long read; it may raise.
 
@@ -47,12 +47,12 @@ class Checkpoint:
         operation says.
     """
 
-    def __init__(self, model: ModelConfig, ops: Iterable[Op] = (), check: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, model: ModelConfig, wanted: Iterable[tuple[int, Op]] = (), check: Callable[[], object] = lambda: None
+    ) -> None:
         if model.path is None:
             raise CheckpointError(f"model {model.name!r} has no weights here; give wb.checkpoint(folder).")
-        added = [
-            source for op in ops for layer in range(model.num_hidden_layers) for source in _added(op, model, layer)
-        ]
+        added = [source for layer, op in wanted for source in _added(op, model, layer)]
         self.sources = (*every_source(model), *added)
         theirs = {source.name for source in added}
         self.folder = model.path
@@ -168,9 +168,9 @@ class Checkpoint:
         self._closing.close()
 
 
-def open_checkpoint(model: ModelConfig, ops: Iterable[Op] = ()) -> dict[str, torch.Tensor]:
+def open_checkpoint(model: ModelConfig, wanted: Iterable[tuple[int, Op]] = ()) -> dict[str, torch.Tensor]:
     """Read every tensor of a `Checkpoint` whole, by name."""
-    with Checkpoint(model, ops) as checkpoint:
+    with Checkpoint(model, wanted) as checkpoint:
         return {source.name: checkpoint.read(source.whole) for source in checkpoint.sources}
 
 

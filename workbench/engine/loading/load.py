@@ -31,8 +31,10 @@ _PATIENCE = 0.5
 """Seconds of reading before its progress is shown."""
 
 
-def load(model: ModelConfig, precision: Precision, ops: Iterable[Op], control: Control) -> tuple[Tensors, Held]:
-    """Read the tensors that belong to no layer, by name, and those of operations, with routed experts packed.
+def load(
+    model: ModelConfig, precision: Precision, wanted: Sequence[tuple[int, Op]], control: Control
+) -> tuple[Tensors, Held]:
+    """Read the tensors that belong to no layer, by name, and those of operations of layers, with routed experts packed.
 
     A bar shows the progress, in bytes of memory. `control` may end the reading.
 
@@ -43,7 +45,7 @@ def load(model: ModelConfig, precision: Precision, ops: Iterable[Op], control: C
     StoppedError
         If the reading was ended.
     """
-    taken = [op for op in dict.fromkeys(ops) if op.has_weights]
+    taken = [(layer, op) for layer, op in dict.fromkeys(wanted) if op.has_weights]
     with tqdm(unit="B", unit_scale=True, desc=f"load {model.name}", delay=_PATIENCE, leave=False) as bar:
         reading = _Reading(control, bar)
         with Checkpoint(model, taken, reading.step) as files:
@@ -122,18 +124,16 @@ class _Loader:
         self._step = step
         self._sources = tables(model)
 
-    def bytes(self, ops: Iterable[Op]) -> float:
+    def bytes(self, wanted: Iterable[tuple[int, Op]]) -> float:
         """Bytes of all that will be held."""
         whole = sum(math.prod(source.taken) * self._type(source).itemsize for source in self._sources.values())
-        layers = self._model.num_hidden_layers
-        return whole + sum(op.weight_bytes(self._model, self._precision) for op in ops) * layers
+        kinds = self._model.layer_kinds
+        models = {kind: self._model.of_kind(kind) for kind in set(kinds)}
+        return whole + sum(op.weight_bytes(models[kinds[layer]], self._precision) for layer, op in wanted)
 
-    def jobs(self, ops: Iterable[Op]) -> list[Callable[[], None]]:
+    def jobs(self, wanted: Iterable[tuple[int, Op]]) -> list[Callable[[], None]]:
         """Every tensor in one job or another, the longest first."""
-        found = list[tuple[int, Op]]()
-        for layer, kind in enumerate(self._model.layer_kinds):
-            found += [(layer, op) for op in ops if op.is_in(self._model, kind)]
-        found.sort(key=lambda each: each[1] != experts)
+        found = sorted(wanted, key=lambda each: each[1] != experts)
         return [*(partial(self._load, *each) for each in found), *(partial(self._table, key) for key in self._sources)]
 
     def _table(self, key: str) -> None:

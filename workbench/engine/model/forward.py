@@ -52,8 +52,7 @@ class Forward:
         kind = LatentOps if latent else Ops
         cache = LatentCache if latent else KVCache
         self._compile(kind, cache)  # before anything is loaded: the code stays with the process when the model goes
-        ops = dict.fromkeys(stage.op for stage in scenario.stages)
-        store = WeightStore(self._model, scenario.precision, ops, self._control)
+        store = WeightStore(self._model, scenario.precision, self._stack, self._control)
         slots = prepared.lowering.schedule.weight_slots
         self._weights = Weights(store, self._stack, prepared.slot_bytes, slots, self._control)
         self._tables = store.tables

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import numpy as np
@@ -16,7 +16,6 @@ from workbench.engine.loading.load import load
 from workbench.engine.loading.stored import FORMATS, Stored, format_of, host_memory
 from workbench.engine.loading.tensors import Tensors, operands
 from workbench.models import ModelConfig
-from workbench.pipeline.layer_graph import NodeKind
 from workbench.pipeline.stack_graph import StackGraph
 from workbench.schedules.plan import WHOLE, Page
 from workbench.stages import Op, Place, Precision, Stage, experts
@@ -35,16 +34,17 @@ def as_numpy(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
 
 
 class WeightStore:
-    """The weights of operations on the host, in the scenario's precision; each is held once, here or where it stays.
+    """The weights of a stack's operations on the host, each held once, here or where it stays.
 
-    `control` may end the reading.
+    They are in the scenario's precision. `control` may end the reading.
     """
 
     def __init__(
-        self, model: ModelConfig, precision: Precision, ops: Iterable[Op], control: Control | None = None
+        self, model: ModelConfig, precision: Precision, stack: StackGraph, control: Control | None = None
     ) -> None:
         self.model = model
-        self.tables, self._held = load(model, precision, ops, control or Control())
+        wanted = [(layer, op) for layer in range(stack.layers) for op in _ops(stack, layer)]
+        self.tables, self._held = load(model, precision, wanted, control or Control())
 
     def sources(self, layer: int, op: Op) -> list[Stored]:
         """Every tensor of an operation."""
@@ -171,11 +171,9 @@ def _kept(model: ModelConfig, stack: StackGraph) -> set[tuple[Op, str]]:
     return found
 
 
-def _ops(stack: StackGraph, layer: int) -> Iterator[Op]:
+def _ops(stack: StackGraph, layer: int) -> list[Op]:
     """Operations of one layer."""
-    for node in stack.at(layer):
-        if node is not None and node.kind is NodeKind.SEGMENT:
-            yield from (stage.op for stage in node.stages)
+    return [stage.op for stage in stack.stages(layer)]
 
 
 class Weights:
@@ -190,8 +188,7 @@ class Weights:
         self.gpu_bytes = self.buffer.bytes if self.buffer is not None else 0
         for layer in range(stack.layers):
             control.check()
-            there = set(_ops(stack, layer))
-            stages = [stage for stage in stack.pipeline(layer).stages if stage.op in there and stage.op.has_weights]
+            stages = [stage for stage in stack.stages(layer) if stage.op.has_weights]
             streamed = {stage.op for stage in stages if stack.streams(stage, layer)}
             resident = dict.fromkeys(stage.op for stage in stages if not stack.streams(stage, layer))
             on_gpu = {stage.op for stage in stages if stage.device is Place.GPU}
