@@ -442,7 +442,7 @@ class _Lanes:
         return _State(last, window, moving, over_at, self.longer.copy())
 
     def _over(self, earliest: float, last: float) -> dict[str, float]:
-        """Where no bulk transfer is under way: end of each lane's last one, at least `earliest`, relative to `last`."""
+        """End of each lane's last bulk transfer if none is under way: at least `earliest`, and relative to `last`."""
         found = {}
         for lane, transfers in self._bulk.items():
             end = self.ends[transfers[-1].index] if transfers else 0.0
