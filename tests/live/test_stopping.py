@@ -70,7 +70,7 @@ def test_every_operation_looks_as_often_as_its_work_is_long(
     forward = Forward(prepared, watched)
     forward.embed(0, [number % 90 for number in range(layout.rows)])
     seen = set()
-    for stage in prepared.lowering.stack.pipeline.stages:
+    for stage in prepared.lowering.stack.stages(0):
         flops, size = work_of(stage, model, layout)
         monkeypatch.setattr(ops, "STEP_FLOPS", flops / STEPS)
         monkeypatch.setattr(kv_cache, "STEP_BYTES", size / STEPS)
