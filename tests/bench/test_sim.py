@@ -54,8 +54,8 @@ def test_every_way_and_model_is_drawn_as_often_and_no_run_is_too_short_or_too_lo
 
 def test_ways_are_told_apart_by_name():
     names = [setting(schedule=schedule, layer=layer).way for layer, schedule in sim.WAYS]
-    assert len(set(names)) == len(sim.WAYS) == 14
-    assert len({type(schedule) for _, schedule in sim.WAYS}) == 9
+    assert len(set(names)) == len(sim.WAYS) == 15
+    assert len({type(schedule) for _, schedule in sim.WAYS}) == 10
 
 
 def test_the_error_is_that_of_the_median_run():

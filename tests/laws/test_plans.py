@@ -279,7 +279,8 @@ def check_weights(stack: StackGraph, run: list[tuple[Task, ...]], slots: int) ->
             ]
             assert arrived, f"{task.name} of iteration {iteration} runs without its weights"
             latest = arrived[-1]
-            used.add((latest, node))
+            held = (n for n in arrived if n + slots >= len(loads) or precedes(here, loads[n + slots].begin))
+            used.update((number, node) for number in held)  # any copy that is still there serves
             if latest + slots < len(loads):
                 assert precedes(here, loads[latest + slots].begin), f"the slot of {task.name} is overwritten too early"
     assert used == {(n, node) for n, load in enumerate(loads) for node in load.weights_of}, "a transfer serves nobody"
