@@ -10,6 +10,8 @@ from typing import ClassVar
 import numpy as np
 
 from workbench.core.display import short_name
+from workbench.core.errors import ScheduleError
+from workbench.core.units import is_whole
 from workbench.pipeline import Pipeline, Stack
 from workbench.pipeline.layer_graph import Node
 from workbench.pipeline.stack_graph import StackGraph, stack_graph
@@ -74,6 +76,23 @@ class Schedule(ABC):
     def name(self) -> str:
         """Class name, and the settings that differ from their defaults."""
         return short_name(self)
+
+
+def two_or_more(schedule: Schedule, unit: str) -> int:
+    """The `weight_slots` of a schedule, checked: a transfer brings the weights of one `unit`.
+
+    Raises
+    ------
+    ScheduleError
+        If they are no whole number of at least 2.
+    """
+    slots = schedule.weight_slots
+    if not is_whole(slots) or slots < 2:
+        raise ScheduleError(
+            f"{type(schedule).__name__}'s weight_slots must be at least 2, not {slots!r}: one {unit}'s weights are "
+            "used while the next one's arrive."
+        )
+    return int(slots)
 
 
 class Lowering:

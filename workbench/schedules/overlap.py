@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar
 
-from workbench.core.errors import ScheduleError
-from workbench.core.units import is_whole
 from workbench.pipeline import Pipeline, cpu, gpu, load, offload
 from workbench.pipeline.layer_graph import Node, NodeKind
 from workbench.pipeline.stack_graph import StackGraph
-from workbench.schedules.base import Seconds, Step
+from workbench.schedules.base import Seconds, Step, two_or_more
 from workbench.schedules.micro_batches import Dataflow, MicroBatched, WeightPlace, WeightsOf
 from workbench.schedules.plan import COMPUTE, Task
 from workbench.stages import combine, decode_attention, experts, out_proj, prefill_attention, qkv, route
@@ -56,12 +54,7 @@ class Overlap(MicroBatched):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not is_whole(self.weight_slots) or self.weight_slots < 2:
-            raise ScheduleError(
-                f"Overlap's weight_slots must be at least 2, not {self.weight_slots!r}: one layer's weights are used "
-                "while the next one's arrive."
-            )
-        object.__setattr__(self, "weight_slots", int(self.weight_slots))
+        object.__setattr__(self, "weight_slots", two_or_more(self, "layer"))
 
     @property
     def kv_slots(self) -> int:

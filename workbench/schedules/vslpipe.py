@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from workbench.core.errors import ScheduleError
-from workbench.core.units import is_whole
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
 from workbench.pipeline.layer_graph import EMBED, HEAD, WEIGHTS
 from workbench.pipeline.stack_graph import StackGraph
-from workbench.schedules.base import Schedule, Step, TaskList
+from workbench.schedules.base import Schedule, Step, TaskList, two_or_more
 from workbench.schedules.micro_batches import check_attention_on_cpu
 from workbench.schedules.plan import Carry, Task
 from workbench.stages import decode_attention, moe, out_proj, prefill_attention, qkv, weights
@@ -55,12 +54,7 @@ class VSLPipe(Schedule):
     def __post_init__(self) -> None:
         if not self.packet_seconds > 0:
             raise ScheduleError(f"VSLPipe's packet_seconds must be positive, not {self.packet_seconds}.")
-        if not is_whole(self.weight_slots) or self.weight_slots < 2:
-            raise ScheduleError(
-                f"VSLPipe's weight_slots must be at least 2, not {self.weight_slots!r}: one stage's weights are used "
-                "while the next one's arrive."
-            )
-        object.__setattr__(self, "weight_slots", int(self.weight_slots))
+        object.__setattr__(self, "weight_slots", two_or_more(self, "stage"))
 
     @property
     def parts(self) -> int:
@@ -104,7 +98,7 @@ class _Phases:
         return self.streamed([(stage, _B)] if stage + 1 == self.layers else [(stage, _B), (stage + 1, _A)])
 
     def streamed(self, pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Those of some (layer, node) pairs whose weights are streamed."""
+        """The given (layer, node) pairs, without those whose weights are resident."""
         return [(layer, node) for layer, node in pairs if node in self.stack.streamed(layer)]
 
     def run(self) -> tuple[Task, ...]:
