@@ -146,6 +146,17 @@ class TaskList:
         self.tasks.append(Task(node, layer, part, tuple(sorted(set(after))), weights_of, bulk, carry, page))
         return len(self.tasks) - 1
 
+    def enter(self, stack: StackGraph, layer: int, part: int, after: Sequence[int]) -> Sequence[int]:
+        """Add the transfer of the residual stream to where a layer, or the head, needs it.
+
+        Returns what the layer's first tasks wait for: the transfer, or `after` if there is none.
+        """
+        move = stack.before(layer)
+        if move is None:
+            return after
+        inside = 0 < layer < stack.layers
+        return (self.add(move, layer if inside else -1, part, after),)
+
 
 def balanced(batch: Batch, parts: int) -> tuple[Batch, ...]:
     """Split a batch into parts of about equal load.

@@ -129,7 +129,7 @@ class Dataflow:
         self._slots = slots
         self._bulk = bulk
         self._done: dict[tuple[int, int, int], int] = {}  # task by layer, node and part
-        self._entered: dict[tuple[int, int], int] = {}  # the task that a layer's first ones wait for, by part
+        self._entered: dict[tuple[int, int], Sequence[int]] = {}  # tasks that a layer's first ones wait for, by part
         found = weights_by_layer(stack) if groups is None else list(groups)
         first = found[: slots - 1]
         self._ahead = len(first)
@@ -150,7 +150,8 @@ class Dataflow:
 
     def begin(self, part: int) -> None:
         """Add the embedding of a part's tokens."""
-        self._enter(0, part, (self.order.add(EMBED, -1, part, ()),))
+        embedded = (self.order.add(EMBED, -1, part, ()),)
+        self._entered[0, part] = self.order.enter(self.stack, 0, part, embedded)
 
     def run(self, layer: int, node: int, part: int, *also: int) -> int:
         """Add the task of one node in one layer for one part; it also waits for the tasks `also`."""
@@ -173,20 +174,10 @@ class Dataflow:
 
     def _entry(self, layer: int, part: int) -> Sequence[int]:
         """Tasks that the first ones of a layer wait for."""
-        if (layer, part) in self._entered:
-            return [self._entered[layer, part]]
-        ended = [self._done[layer - 1, node, part] for node in self.stack.graph(layer - 1).sinks]
-        return self._enter(layer, part, ended)
-
-    def _enter(self, layer: int, part: int, after: Sequence[int]) -> Sequence[int]:
-        """Add the transfer of the residual stream to where a layer needs it, if it is not there."""
-        move = self.stack.before(layer)
-        if move is not None:
-            inside = 0 < layer < self.stack.layers
-            after = (self.order.add(move, layer if inside else -1, part, after),)
-        if move is not None or layer == 0:
-            (self._entered[layer, part],) = after
-        return after
+        if (layer, part) not in self._entered:
+            ended = [self._done[layer - 1, node, part] for node in self.stack.graph(layer - 1).sinks]
+            self._entered[layer, part] = self.order.enter(self.stack, layer, part, ended)
+        return self._entered[layer, part]
 
     def load_at(self, place: WeightPlace, layer: int, part: int, parts: int) -> None:
         """Add, behind the transfers of one part in one layer, the next group of weights that has its place there."""

@@ -82,9 +82,7 @@ class _Chain:
 
     def enter(self, layer: int, part: int) -> None:
         """Bring the residual stream to where a layer, or the head, needs it."""
-        move = self.stack.before(layer)
-        if move is not None:
-            self.add(move, layer if 0 < layer < self.stack.layers else -1, part)
+        self.last = tuple(self.order.enter(self.stack, layer, part, self.last))
 
     def load(self, layer: int) -> None:
         weights_of = self._weights_of(layer)
