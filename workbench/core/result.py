@@ -114,6 +114,8 @@ class Result:
         the computer's drift between the passes of the calibration.
     predictor : str
         For a prediction: the model that made it, such as "MoE-Lens".
+    expert_counts : tuple of tuples of int
+        For a measurement: number of times that each routed expert was computed, layer by layer.
     stopped : bool
         True if the run was stopped before the whole workload was served: all fields cover only what was served.
     others : float
@@ -147,6 +149,7 @@ class Result:
     timeline: Timeline = field(default_factory=Timeline, repr=False)
     tokens: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
     logprobs: tuple[tuple[TokenLogprobs, ...], ...] = field(default=(), repr=False)
+    expert_counts: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
     facts: Mapping[str, str] = field(default_factory=dict)
     stopped: bool = False
     others: float = 0.0
@@ -272,7 +275,7 @@ class Result:
 
     def diff(self, other: Result) -> dict[str, tuple[Any, Any]]:
         """Fields in which two results differ, the long columns left out."""
-        skipped = ("steps", "latencies", "timeline", "tokens", "logprobs", "date")
+        skipped = ("steps", "latencies", "timeline", "tokens", "logprobs", "expert_counts", "date")
         mine = self.to_dict(timeline=False)
         theirs = other.to_dict(timeline=False)
         return {key: (mine[key], theirs[key]) for key in mine if key not in skipped and mine[key] != theirs[key]}

@@ -90,6 +90,11 @@ class Engine:
         """Log probabilities of these tokens, where the request asks for them."""
         return tuple(map(tuple, self._logprobs)) if any(self._logprobs) else ()
 
+    @property
+    def expert_counts(self) -> tuple[tuple[int, ...], ...]:
+        """Times that each routed expert was computed, layer by layer; see `Result.expert_counts`."""
+        return tuple(map(tuple, self.forward.routed.counts.tolist()))
+
     def pause(self) -> None:
         """Let no task start and no time pass until `resume`; tasks that run already are finished."""
         self.control.hold()

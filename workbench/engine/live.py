@@ -84,7 +84,14 @@ def _measure(prepared: Prepared, engine: Engine, watch: Callable[[Progress], obj
         result = serve(prepared, engine, Source.MEASURED, watch)
     if not result.stopped:
         engine.forward.read_back()
-    return replace(result, tokens=engine.generated, logprobs=engine.logprobs, others=noise.others, backend=_backend())
+    return replace(
+        result,
+        tokens=engine.generated,
+        logprobs=engine.logprobs,
+        expert_counts=engine.expert_counts,
+        others=noise.others,
+        backend=_backend(),
+    )
 
 
 def _backend() -> str:

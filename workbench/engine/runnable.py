@@ -136,11 +136,12 @@ def _check_rounded(scenario: Scenario) -> None:
             f"{model.name!r} are others; leave weights out, or give fp32 or bf16."
         )
     ops = [stage.op for stage in scenario.stages]
-    others = [op.name for op in ops if op.routed and op != experts]
-    if scenario.precision.group is not None and (others or experts not in ops):
+    others = [op.name for op in ops if op.routed and op.plain is not experts]
+    built_in = any(op.plain is experts for op in ops)
+    if scenario.precision.group is not None and (others or not built_in):
         raise EngineError(
             f"Memory(weights={scenario.memory.weights!r}) rounds the built-in experts, and {scenario.pipeline} "
-            f"{f'has {others[0]!r} too' if experts in ops else 'has none'}; leave weights out."
+            f"{f'has {others[0]!r} too' if built_in else 'has none'}; leave weights out."
         )
 
 
@@ -211,7 +212,7 @@ def _problem(stage: Stage, model: ModelConfig) -> str:
     if op in (shared_experts, add_shared) and not model.unrouted_params:
         return f"has no such experts in {model.name!r}; remove the stage"
     if op.run is None:
-        built_in = op in OPERATIONS or op == decode_attention
+        built_in = op.plain in OPERATIONS or op == decode_attention
         return "" if built_in else "has no run function; give Op(..., run=...)"
     if op.keeps_kv:
         return "keeps the KV cache, which run leaves to the built-in decode_attention; use that one"

@@ -25,7 +25,7 @@ from workbench.stages import (
     Streamed,
     add_shared,
     combine,
-    combine_shared,
+    combine_of,
     embed,
     experts,
     flatten,
@@ -91,7 +91,7 @@ class Pipeline:
             raise PipelineError(
                 f">> needs a pipeline on its right, not {other!r}; place it first: gpu(...) or cpu(...)."
             )
-        joined = Pipeline(self.chain + other.chain, _union(self.fetches, other.fetches))
+        joined = Pipeline(adding_sets(self.chain + other.chain), _union(self.fetches, other.fetches))
         _Walk().follow(joined.chain, ())
         return joined
 
@@ -105,7 +105,7 @@ class Pipeline:
         fetches = _union(self.fetches, other.fetches)
         if not (self.chain and other.chain):
             return Pipeline(self.chain or other.chain, fetches)
-        return Pipeline((Fork(_arms(self.chain) + _arms(other.chain)),), fetches)
+        return Pipeline(adding_sets((Fork(_arms(self.chain) + _arms(other.chain)),)), fetches)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -121,7 +121,9 @@ class Pipeline:
         """True if the weights of this stage are streamed to the GPU and not resident."""
         if stage.device is not Place.GPU or not stage.op.has_weights:
             return False
-        return any(fetched is weights or fetched.op == stage.op.name for fetched in self.fetches)
+        of_set = stage.op.holder.name
+        names = {stage.op.name, of_set, stage.op.plain.name if stage.op.subset else of_set}
+        return any(fetched is weights or fetched.op in names for fetched in self.fetches)
 
     def __str__(self) -> str:
         fetched = f"fetch({', '.join(item.name for item in self.fetches)}) | " if self.fetches else ""
@@ -184,7 +186,8 @@ def _place(device: Place, ops: tuple[OpTree, ...], defer: int, skip: int) -> Pip
             raise PipelineError(
                 f"{name}={count!r} needs the routed experts in the same {device.value}(...) and a number of at least 0."
             )
-    placed = Pipeline(tuple(Stage(op, device, defer, skip) if op is experts else Stage(op, device) for op in flat))
+    stages = tuple(Stage(op, device, defer, skip) if op is experts else Stage(op, device) for op in flat)
+    placed = Pipeline(adding_sets(stages))
     _Walk().follow(placed.chain, ())
     return placed
 
@@ -206,11 +209,17 @@ def _stages(chain: tuple[Element, ...]) -> Iterator[Stage]:
                 yield from _stages(arm)
 
 
+def adding_sets(chain: tuple[Element, ...]) -> tuple[Element, ...]:
+    """The chain with a `combine` that adds the output of every set of experts in it, in their order."""
+    sets = dict.fromkeys(name for s in _stages(chain) if s.op.subset is not None for name in s.op.writes)
+    return _exchanged(chain, {combine: combine_of(*sets)}) if sets else chain
+
+
 def with_shared_experts(pipeline: Pipeline) -> Pipeline:
     """The same layer with the shared experts right behind the routed ones, on their device, unless it places them.
 
-    Their output is added where it is computed: by `combine`, or else to the routed experts', behind which they must
-    stand then.
+    If the routed experts are in several stages, the shared ones stand right before `combine`. Their output is added
+    where it is computed: by `combine`, or else to the routed experts', behind which they must stand then.
 
     Raises
     ------
@@ -218,46 +227,53 @@ def with_shared_experts(pipeline: Pipeline) -> Pipeline:
         If it places them on a device with neither the routed experts nor `combine`, or more than once.
     """
     placed = [stage for stage in pipeline.stages if stage.op is shared_experts]
+    whole = any(stage.op is experts for stage in pipeline.stages)
     if not placed:
-        pipeline = Pipeline(_beside_experts(pipeline.chain), pipeline.fetches)
-    adders = {stage.device for stage in pipeline.stages if stage.op in (experts, combine)}
+        chain = _with_shared(pipeline.chain, experts if whole else combine)
+        pipeline = Pipeline(chain, pipeline.fetches)
+    adders = {stage.device for stage in pipeline.stages if stage.op is experts or stage.op.plain is combine}
     if len(placed) > 1 or not adders.issuperset(stage.device for stage in placed):
+        where = "experts or combine" if whole else "combine"
         raise PipelineError(
-            f"shared_experts must stand once, on the device of experts or combine, not as "
+            f"shared_experts must stand once, on the device of {where}, not as "
             f"{', '.join(map(str, placed))}; leave them out and they follow experts."
         )
-    return Pipeline(_added(pipeline.chain, _adders(pipeline)), pipeline.fetches)
+    return Pipeline(_exchanged(pipeline.chain, _adders(pipeline)), pipeline.fetches)
 
 
 def _adders(pipeline: Pipeline) -> dict[Op, Op]:
-    """The operation that adds the shared experts' output, and the variant of it that replaces it."""
-    of = {stage.op: stage.device for stage in pipeline.stages if stage.op in (shared_experts, combine)}
+    """The built-in operation that adds the shared experts' output, and the variant of it that replaces it."""
+    of = {stage.op.plain: stage for stage in pipeline.stages if stage.op.plain in (shared_experts, combine)}
     if len(of) < 2:
         return {}
-    return {combine: combine_shared} if of[combine] is of[shared_experts] else {shared_experts: add_shared}
+    if of[combine].device is not of[shared_experts].device:
+        return {shared_experts: add_shared}
+    return {combine: combine_of(*of[combine].op.reads[1:], "shared")}
 
 
-def _added(chain: tuple[Element, ...], forms: dict[Op, Op]) -> tuple[Element, ...]:
+def _exchanged(chain: tuple[Element, ...], forms: dict[Op, Op]) -> tuple[Element, ...]:
+    """The chain with other forms of some built-in operations."""
     found: list[Element] = []
     for element in chain:
         if isinstance(element, Fork):
-            found.append(Fork(tuple(_added(arm, forms) for arm in element.arms)))
+            found.append(Fork(tuple(_exchanged(arm, forms) for arm in element.arms)))
         elif isinstance(element, Stage):
-            found.append(replace(element, op=forms.get(element.op, element.op)))
+            found.append(replace(element, op=forms.get(element.op.plain, element.op)))
         else:
             found.append(element)
     return tuple(found)
 
 
-def _beside_experts(chain: tuple[Element, ...]) -> tuple[Element, ...]:
+def _with_shared(chain: tuple[Element, ...], beside: Op) -> tuple[Element, ...]:
+    """The chain with the shared experts right behind the routed ones, or right before `combine`."""
     found: list[Element] = []
     for element in chain:
         if isinstance(element, Fork):
-            found.append(Fork(tuple(_beside_experts(arm) for arm in element.arms)))
-        else:
-            found.append(element)
-        if isinstance(element, Stage) and element.op is experts:
-            found.append(Stage(shared_experts, element.device))
+            found.append(Fork(tuple(_with_shared(arm, beside) for arm in element.arms)))
+            continue
+        there = isinstance(element, Stage) and element.op.plain is beside
+        shared = [Stage(shared_experts, element.device)] if isinstance(element, Stage) and there else []
+        found += [element, *shared] if beside is experts else [*shared, element]
     return tuple(found)
 
 
@@ -470,8 +486,6 @@ def _check_fetches(pipeline: Pipeline) -> None:
     for item in pipeline.fetches:
         if item is kv:
             continue
-        readers = [
-            s for s in pipeline.stages if s.device is Place.GPU and s.op.has_weights and item.op in (None, s.op.name)
-        ]
-        if not readers:
+        alone = Pipeline(pipeline.chain, (item,))
+        if not any(alone.streams(stage) for stage in pipeline.stages):
             raise PipelineError(f"fetch({item.name}) streams nothing: no gpu stage reads such weights. Remove it.")

@@ -42,6 +42,8 @@ class Node:
         Nodes of the same layer that it waits for; a node without any waits for the previous layer.
     streamed : bool
         True if weights of its stages are streamed.
+    idle : bool
+        True for a transfer of KV in a layer whose cache is on the GPU.
     """
 
     kind: NodeKind
@@ -51,6 +53,7 @@ class Node:
     carries: tuple[BufferRows, ...] = ()
     after: tuple[int, ...] = ()
     streamed: bool = False
+    idle: bool = False
 
     def describe(self) -> str:
         """Operations of a segment, or buffers of a transfer (``q@decode k v``)."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
+from typing import NamedTuple
 
 from workbench.core.errors import PipelineError
 from workbench.core.timeline import SUBSCRIPTS
@@ -14,10 +15,27 @@ from workbench.models.layers import LayerKind
 from workbench.pipeline.algebra import Pipeline
 from workbench.pipeline.layer_graph import EMBED, HEAD, TO_CPU, TO_GPU, WEIGHTS, LayerGraph, Node, NodeKind, layer_graph
 from workbench.pipeline.stack import LayerRange, Stack
-from workbench.stages import Place, Stage, kv
+from workbench.stages import ExpertSet, Op, Place, Stage, experts, kv
 
 _Nodes = tuple[Node | None, ...]
 _SUBSCRIPT = str.maketrans("0123456789", SUBSCRIPTS)
+
+
+class Piece(NamedTuple):
+    """Weights of one layer that are in one place: those of an operation, or of a set of its experts.
+
+    Attributes
+    ----------
+    op : Op
+    streamed : bool
+        True if they are streamed to the GPU.
+    members : tuple of int or None
+        Experts of the layer that they are, in ascending order; None for all, and for other operations.
+    """
+
+    op: Op
+    streamed: bool
+    members: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +50,13 @@ class StackGraph:
         Number of layers.
     model : ModelConfig or None
         The model, whose layers may be of several kinds; without one all are alike.
+    kept : tuple of {Op: int}
+        For each layer, what stays on the GPU of the operations whose weights `fetch` streams: a number of experts, or 1
+        for all weights of another operation. Empty if nothing does; see `workbench.pipeline.shares`.
+    kv_kept : frozenset of int
+        Layers whose cache stays on the GPU although `fetch` streams that of the others.
+    unlike : tuple
+        One entry per layer; layers with unequal entries share no nodes, because they are priced differently.
     graphs : tuple of LayerGraph
         The graph of every range; ranges of equal pipelines share it. The codes of the second and further graphs have
         a number behind the letter.
@@ -40,6 +65,9 @@ class StackGraph:
     ranges: tuple[LayerRange, ...]
     layers: int
     model: ModelConfig | None = None
+    kept: tuple[Mapping[Op, int], ...] = ()
+    kv_kept: frozenset[int] = frozenset()
+    unlike: tuple[Hashable, ...] = ()
     graphs: tuple[LayerGraph, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -102,15 +130,57 @@ class StackGraph:
 
     def streamed(self, layer: int) -> tuple[int, ...]:
         """Nodes of a layer whose weights are streamed."""
-        return self.graph(layer).streamed
+        found = self.graph(layer).streamed
+        if not self.kept:
+            return found
+        return tuple(node for node in found if self._streams_any(layer, node))
+
+    def _streams_any(self, layer: int, node: int) -> bool:
+        there = self.at(layer)[node]
+        return there is not None and any(self.streams(stage, layer) for stage in there.stages)
 
     def streams(self, stage: Stage, layer: int) -> bool:
-        """True if the weights of this stage of a layer are streamed to the GPU."""
-        return self.pipeline(layer).streams(stage)
+        """True if weights of this stage of a layer are streamed to the GPU."""
+        return any(piece.streamed for piece in self.pieces(stage, layer))
+
+    def pieces(self, stage: Stage, layer: int) -> tuple[Piece, ...]:
+        """Where the weights of a stage of a layer are; none for an operation without any.
+
+        Of streamed experts that partly stay on the GPU, these are the first piece.
+        """
+        key = (stage, layer)
+        if key not in self._pieces:
+            self._pieces[key] = tuple(self._found_pieces(stage, layer))
+        return self._pieces[key]
+
+    def _found_pieces(self, stage: Stage, layer: int) -> Iterable[Piece]:
+        op = stage.op.holder
+        if not op.has_weights:
+            return
+        streamed = self.pipeline(layer).streams(stage)
+        members = self._members(op, layer)
+        kept = self.kept[layer].get(op, 0) if self.kept and streamed else 0
+        if not kept or (members is None and op.plain is not experts):
+            yield Piece(op, streamed and not kept, members)
+            return
+        every = self._every(op, layer)
+        if kept >= len(every):
+            yield Piece(op, False, members)
+            return
+        for name, some, moves in ((f":{kept}", every[:kept], False), (f"{kept}:", every[kept:], True)):
+            yield Piece(experts[ExpertSet(f"{op.subset or 'experts'} {name}", (some,))], moves, some)
+
+    def _members(self, op: Op, layer: int) -> tuple[int, ...] | None:
+        return None if op.subset is None else self._every(op, layer)
+
+    def _every(self, op: Op, layer: int) -> tuple[int, ...]:
+        """The routed experts of a layer that an operation computes."""
+        count = 0 if self.model is None else self.model.num_local_experts
+        return tuple(range(count)) if op.subset is None else op.subset.of(layer, count)
 
     def kv_device(self, layer: int) -> Place:
         """Device that holds a layer's share of the KV cache."""
-        return self.pipeline(layer).kv_device
+        return Place.GPU if layer in self.kv_kept else self.pipeline(layer).kv_device
 
     def stages(self, layer: int) -> list[Stage]:
         """The stages that one layer has, in order."""
@@ -136,7 +206,11 @@ class StackGraph:
     @property
     def fetches_kv(self) -> bool:
         """True if the KV cache of some layer is streamed to the GPU."""
-        return any(kv in each.pipeline.fetches for each in self.ranges)
+        return any(self.fetches_kv_of(layer) for layer in range(self.layers))
+
+    def fetches_kv_of(self, layer: int) -> bool:
+        """True if the KV cache of a layer is streamed to the GPU."""
+        return kv in self.pipeline(layer).fetches and layer not in self.kv_kept
 
     @cached_property
     def all_nodes(self) -> tuple[Node, ...]:
@@ -174,23 +248,37 @@ class StackGraph:
         return kinds if len(set(kinds)) > 1 else ()
 
     @cached_property
+    def _pieces(self) -> dict[tuple[Stage, int], tuple[Piece, ...]]:
+        """Answers of `pieces` so far."""
+        return {}
+
+    @cached_property
     def _nodes(self) -> list[_Nodes]:
-        made: dict[tuple[int, LayerKind | None, bool], _Nodes] = {}
+        made: dict[Hashable, _Nodes] = {}
         found = list[_Nodes]()
         for layer, number in enumerate(self._range_of):
             graph = self.graphs[number]
             last = layer + 1 == self.ranges[number].stop and graph.last != graph.nodes
-            key = (id(graph), self.kind(layer), last)
+            key = (id(graph), self.kind(layer), last, *self._own(layer))
             if key not in made:
                 planned = graph.last if last else graph.nodes
                 made[key] = tuple(node and self._present(node, layer) for node in planned)
             found.append(made[key])
         return found
 
+    def _own(self, layer: int) -> tuple[Hashable, ...]:
+        """What else makes a layer unlike others of its range and kind."""
+        subsets = [stage.op for stage in self.pipeline(layer).stages if stage.op.subset is not None]
+        sizes = tuple(len(self._every(op, layer)) for op in subsets) if self.model is not None else ()
+        kept = tuple((op.name, count) for op, count in self.kept[layer].items()) if self.kept else ()
+        return sizes, kept, layer in self.kv_kept, self.unlike[layer] if self.unlike else None
+
     def _present(self, node: Node, layer: int) -> Node:
         """The node with the stages of one layer, and the buffers that these write and read."""
         if self.model is None:
             return node
+        if node.kind in (NodeKind.KV_IN, NodeKind.KV_OUT):
+            return replace(node, idle=True) if layer in self.kv_kept else replace(node)
         stages = tuple(self._in_layer(node.stages, layer))
         every = self.pipeline(layer).stages
         there = self.stages(layer)
@@ -206,7 +294,9 @@ class StackGraph:
         return [stage for stage in stages if model is None or stage.op.is_in(model, model.layer_kinds[layer])]
 
 
-def stack_graph(what: Pipeline | Stack | Sequence[LayerRange], layers: int | ModelConfig) -> StackGraph:
+def stack_graph(
+    what: Pipeline | Stack | Sequence[LayerRange], layers: int | ModelConfig, unlike: tuple[Hashable, ...] = ()
+) -> StackGraph:
     """The graph of a stack, of its ranges as `Stack.over` gives them, or of one pipeline for all layers.
 
     With a model, its layers have what their kinds have; with a number of layers, all are alike.
@@ -221,7 +311,7 @@ def stack_graph(what: Pipeline | Stack | Sequence[LayerRange], layers: int | Mod
     if isinstance(what, Pipeline):
         what = (LayerRange(what, 0, count),)
     ranges = what.over(count) if isinstance(what, Stack) else tuple(what)
-    return StackGraph(ranges, count, model)
+    return StackGraph(ranges, count, model, unlike=unlike)
 
 
 def _needed(stages: Iterable[Stage], device: Place) -> set[str]:

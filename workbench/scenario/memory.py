@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from workbench.core.errors import CapacityError
-from workbench.core.units import DTYPE_BYTES, QUANTISED, format_bytes, is_whole, parse_bytes
+from workbench.core.units import DTYPE_BYTES, QUANTISED, format_bytes, is_number, is_whole, parse_bytes
 from workbench.stages import Place
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Memory:
     """KV capacity and precisions of a policy.
 
@@ -24,13 +24,20 @@ class Memory:
         "int8" or "int4": then routed experts, whose sizes must be multiples of 64, are rounded in groups of 128
         columns, or 64 where 128 does not divide the sizes, with a scale in fp32; all else keeps the model's own
         precision.
+    weights_on_gpu : float
+        Share from 0 to 1 of the weights that `fetch` streams which stays on the GPU, in whole tensors (MoE-Lightning's
+        r_w); see `workbench.pipeline.shares`.
+    kv_on_gpu : float
+        Share from 0 to 1 of the KV cache that stays on the GPU and that ``fetch(kv)`` need not stream, in whole layers
+        (MoE-Lightning's r_c).
     gpu_reserve, host_reserve : str or float
         Memory that is kept free for users that are not counted: driver, allocator, other programs [B].
 
     Raises
     ------
     CapacityError
-        If the capacity is not positive, a reserve is negative, the block has no token or a precision is unknown.
+        If the capacity is not positive, a reserve is negative, the block has no token, a precision is unknown or a
+        share is not from 0 to 1.
     """
 
     kv_capacity: str | float
@@ -39,6 +46,8 @@ class Memory:
     kv: str | None = None
     gpu_reserve: str | float = 0.0
     host_reserve: str | float = 0.0
+    weights_on_gpu: float = 0.0
+    kv_on_gpu: float = 0.0
 
     def __post_init__(self) -> None:
         try:
@@ -56,6 +65,19 @@ class Memory:
             if dtype is not None and dtype not in known:
                 names = f"{', '.join(map(repr, known[:-1]))} or {known[-1]!r}"
                 raise CapacityError(f"Memory({what}={dtype!r}) is not supported; use {names}.")
+
+        for what in ("weights_on_gpu", "kv_on_gpu"):
+            share = getattr(self, what)
+            if not is_number(share) or not 0 <= share <= 1:
+                raise CapacityError(f"Memory({what}={share!r}) is no share; give a number from 0 to 1.")
+            object.__setattr__(self, what, float(share))
+
+    def __repr__(self) -> str:
+        """The fields; shares only if there are any, for a scenario's digest, which is saved, is made of this text."""
+        shares = ("weights_on_gpu", "kv_on_gpu")
+        values = {known.name: getattr(self, known.name) for known in fields(self)}
+        told = ", ".join(f"{name}={value!r}" for name, value in values.items() if value or name not in shares)
+        return f"Memory({told})"
 
     def reserve(self, device: Place) -> float:
         """Bytes of a device's memory that are kept free [B]."""

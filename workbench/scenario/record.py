@@ -15,7 +15,7 @@ from workbench.core.errors import ScenarioError
 from workbench.core.records import from_plain, to_plain
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
-from workbench.pipeline import Element, Fork, LayerRange, Pipeline, Stack
+from workbench.pipeline import Element, Fork, LayerRange, Pipeline, Stack, adding_sets
 from workbench.scenario.memory import Memory
 from workbench.scheduler.chunked_prefill import ChunkedPrefill
 from workbench.scheduler.continuous import ContinuousBatching
@@ -23,8 +23,21 @@ from workbench.scheduler.layered_prefill import LayeredPrefill
 from workbench.scheduler.registry import every_scheduler
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.scheduler.static import StaticBatching
-from workbench.stages import BUILT_IN, Move, Op, Place, Stage, Streamed, kv, weights
-from workbench.workload import Request, Workload
+from workbench.stages import (
+    BUILT_IN,
+    ExpertSet,
+    Move,
+    Op,
+    Place,
+    RowClass,
+    Stage,
+    Streamed,
+    combine,
+    experts,
+    kv,
+    weights,
+)
+from workbench.workload import Frequencies, Request, Routing, Uniform, Workload
 from workbench.workload.lengths import whole_lengths
 
 FORMAT = "scenario 1"
@@ -46,6 +59,7 @@ def plain_fields(
     memory: Memory,
     workload: Workload,
     scheduler: object,
+    routing: Routing,
 ) -> dict[str, Any]:
     """The fields of a scenario as JSON holds them.
 
@@ -53,7 +67,7 @@ def plain_fields(
     ------
     ScenarioError
         If an operation has no import path (see `import_path`), weights are streamed of an operation that is in no
-        stage, or the scheduler is of the user's own: functions are not kept in files.
+        stage, or the scheduler or the routing is of the user's own: functions are not kept in files.
     """
     return {
         "pipeline": _plain_stack(pipeline) if isinstance(pipeline, Stack) else _plain_pipeline(pipeline),
@@ -62,6 +76,7 @@ def plain_fields(
         "memory": to_plain(memory),
         "workload": _plain_workload(workload),
         "scheduler": _plain_scheduler(scheduler),
+        "routing": _plain_routing(routing),
     }
 
 
@@ -77,7 +92,7 @@ def fields_from(record: dict[str, Any]) -> dict[str, Any]:
     NotImportedError
         If that module has not been imported.
     """
-    _refuse_others(record, "pipeline", "model", "machine", "memory", "workload", "scheduler")
+    _refuse_others(record, "pipeline", "model", "machine", "memory", "workload", "scheduler", "routing")
     scheduler = dict(record["scheduler"])
     return {
         "pipeline": _stack_from(record["pipeline"]),
@@ -86,6 +101,7 @@ def fields_from(record: dict[str, Any]) -> dict[str, Any]:
         "memory": from_plain(Memory, record["memory"]),
         "workload": _workload_from(record["workload"]),
         "scheduler": from_plain(_schedulers()[scheduler.pop("kind")], scheduler),
+        "routing": _routing_from(record.get("routing", {"kind": "Uniform"})),
     }
 
 
@@ -193,8 +209,14 @@ def _plain_element(element: Element) -> Any:
         return str(element)
     if isinstance(element, Fork):
         return {"arms": [list(map(_plain_element, arm)) for arm in element.arms]}
-    built_in = BUILT_IN.get(element.op.name) == element.op
-    saved = element.op.name if built_in else import_path(element.op)
+    op = element.op
+    if op.plain is experts and op is not experts:
+        subset = None if op.subset is None else to_plain(op.subset)
+        return {"op": "experts", "subset": subset, "rows": op.rows.value, "device": element.device.value}
+    if op.plain is combine:
+        op = combine  # the sets that it adds up follow from the chain
+    built_in = BUILT_IN.get(op.name) == op
+    saved = op.name if built_in else import_path(op)
     if saved is None:
         raise ScenarioError(
             f"{element} is an operation of your own, whose functions a file cannot hold; define it at the top of a "
@@ -212,7 +234,7 @@ def _refuse_others(record: dict[str, Any], *keys: str) -> None:
 
 def _pipeline_from(record: dict[str, Any]) -> Pipeline:
     _refuse_others(record, "chain", "fetches")
-    chain = Pipeline(tuple(map(_element_from, record["chain"])))
+    chain = Pipeline(adding_sets(tuple(map(_element_from, record["chain"]))))
     known = _streamed(stage.op for stage in chain.stages)
     return replace(chain, fetches=tuple(known[name] for name in record["fetches"]))
 
@@ -223,9 +245,32 @@ def _element_from(record: Any) -> Element:
     if "arms" in record:
         _refuse_others(record, "arms")
         return Fork(tuple(tuple(map(_element_from, arm)) for arm in record["arms"]))
+    if "rows" in record:
+        _refuse_others(record, "op", "subset", "rows", "device")
+        return Stage(_variant_from(record), Place(record["device"]))
     _refuse_others(record, "op", "device", "defer", "skip")
     op = BUILT_IN[record["op"]] if record["op"] in BUILT_IN else _looked_up(record["op"])
     return Stage(op, Place(record["device"]), record["defer"], record.get("skip", 0))
+
+
+def _variant_from(record: dict[str, Any]) -> Op:
+    """A set of the routed experts, or these for the rows of a class."""
+    op = experts if record["subset"] is None else experts[from_plain(ExpertSet, record["subset"])]
+    return {RowClass.ALL: op, RowClass.PREFILL: op.prefill, RowClass.DECODE: op.decode}[RowClass(record["rows"])]
+
+
+def _plain_routing(routing: Routing) -> dict[str, Any]:
+    kind = type(routing)
+    if kind not in (Uniform, Frequencies):
+        raise ScenarioError(f"the routing {routing!r} is not built in and cannot be saved; use Uniform or Frequencies.")
+    return {"kind": kind.__name__, **to_plain(routing)}
+
+
+def _routing_from(record: Any) -> Routing:
+    values = dict(record)
+    kinds: dict[str, type[Routing]] = {"Uniform": Uniform, "Frequencies": Frequencies}
+    found: Routing = from_plain(kinds[values.pop("kind")], values)
+    return found
 
 
 def _plain_workload(workload: Workload) -> dict[str, Any]:

@@ -15,23 +15,28 @@ from workbench.core.units import GROUPS, QUANTISED, format_bytes, parse_bytes
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
 from workbench.pipeline import LayerRange, Pipeline, Stack, resolve, with_shared_experts
+from workbench.pipeline.shares import with_shares
+from workbench.pipeline.stack_graph import StackGraph, stack_graph
 from workbench.scenario.memory import Memory
 from workbench.scenario.record import FORMAT, NotImportedError, differences, fields_from, plain_fields
 from workbench.scheduler.base import Scheduler
-from workbench.stages import Precision, Stage
-from workbench.workload import Workload
+from workbench.stages import Op, Precision, RowClass, Stage, experts, kv
+from workbench.workload import UNIFORM, Routing, Workload
 
 
 @dataclass(frozen=True)
 class Scenario:
     """A pipeline, or a stack of them, with the model, machine, memory, workload and scheduler that it is read for.
 
+    `routing` tells how often `bound` and `simulate` expect each expert to be chosen; `run` counts what happens.
+
     Raises
     ------
     PipelineError
         If a transfer is forgotten or useless, or the pipeline is no whole layer.
     ScenarioError
-        If a sequence would be longer than the model's positions.
+        If a sequence would be longer than the model's positions, sets of experts leave one out or have one twice, or a
+        share of weights or KV is to stay on the GPU of which nothing is streamed.
     CapacityError
         If the longest sequence does not fit the KV cache.
     """
@@ -42,6 +47,7 @@ class Scenario:
     memory: Memory
     workload: Workload
     scheduler: Scheduler
+    routing: Routing = UNIFORM
 
     def __post_init__(self) -> None:
         expected = {
@@ -50,6 +56,7 @@ class Scenario:
             "machine": Machine,
             "memory": Memory,
             "workload": Workload,
+            "routing": Routing,
         }
         for field, kind in expected.items():
             if not isinstance(getattr(self, field), kind):
@@ -64,6 +71,9 @@ class Scenario:
         self._check_choices()
         self._check_lengths()
         self._check_groups()
+        self._check_sets()
+        self._check_shares()
+        self.routing.check(self.model)
 
     def _check_choices(self) -> None:
         chosen = self.model.num_experts_per_tok
@@ -97,6 +107,32 @@ class Scenario:
                 f"of {GROUPS[-1]} columns do not divide, so Memory(weights={self.memory.weights!r}) cannot round them; "
                 "leave weights out."
             )
+
+    def _check_sets(self) -> None:
+        """Refuse stages of routed experts that do not compute each expert once for each row."""
+        every = self.model.num_local_experts
+        for each in self.stack:
+            ops = [stage.op for stage in each.pipeline.stages if stage.op.plain is experts]
+            if all(op is experts for op in ops) and len(ops) <= 1:
+                continue
+            for layer in range(each.first, each.stop or 0):
+                for rows in RowClass.ALL.classes:
+                    those = [op for op in ops if rows in op.rows.classes]
+                    found = [e for op in those for e in (op.subset.of(layer, every) if op.subset else range(every))]
+                    _check_partition(sorted(found), every, rows, layer, those)
+
+    def _check_shares(self) -> None:
+        """Refuse shares of what is not streamed."""
+        fetched = {item for each in self.stack for item in each.pipeline.fetches}
+        for what, asked, streamed, fetch in (
+            ("weights_on_gpu", self.memory.weights_on_gpu, fetched - {kv}, "fetch(weights)"),
+            ("kv_on_gpu", self.memory.kv_on_gpu, fetched & {kv}, "fetch(kv)"),
+        ):
+            if asked and not streamed:
+                raise ScenarioError(
+                    f"Memory({what}={asked:g}) keeps a share of what {fetch} streams; {self.pipeline} streams none. "
+                    f"Add {fetch}, or leave {what} out."
+                )
 
     @property
     def _group(self) -> int | None:
@@ -134,6 +170,13 @@ class Scenario:
         if not self.model.unrouted_params:
             return ranges
         return tuple(each._replace(pipeline=with_shared_experts(each.pipeline)) for each in ranges)
+
+    @property
+    def graph(self) -> StackGraph:
+        """The layers as a graph, with what of their weights and KV stays on the GPU."""
+        unlike = tuple(map(self.routing.sort, range(self.model.num_hidden_layers)))
+        plain = stack_graph(self.stack, self.model, unlike if any(each is not None for each in unlike) else ())
+        return with_shares(plain, self.precision, self.memory.weights_on_gpu, self.memory.kv_on_gpu)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -228,3 +271,16 @@ class Scenario:
 
     def _repr_html_(self) -> str:
         return html_table(line.split(maxsplit=1) for line in str(self).splitlines())
+
+
+def _check_partition(found: list[int], every: int, rows: RowClass, layer: int, ops: list[Op]) -> None:
+    """Refuse experts of a layer, in order, that are not each of `every` once."""
+    if found == list(range(every)):
+        return
+    missing = sorted(set(range(every)) - set(found))
+    what = f"none of them has expert {missing[0]}" if missing else "one expert is in two of them"
+    named = ", ".join(op.name for op in ops) or "no stage"
+    raise ScenarioError(
+        f"the {rows.value} rows of layer {layer} need each of {every} experts once, and of {named} {what}; place a set "
+        "and its rest, as in experts[hot] and experts[~hot]."
+    )

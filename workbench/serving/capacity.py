@@ -23,7 +23,7 @@ from workbench.schedules.micro_batches import MicroBatched
 from workbench.serving.host_kernels import experts_bytes, is_packed
 from workbench.serving.ledger import Account, Change, Entry, Ledger
 from workbench.serving.prepared import Prepared, price
-from workbench.stages import DEFERRED_BUFFERS, Place, RowClass, buffer_bytes, experts, head, qkv
+from workbench.stages import DEFERRED_BUFFERS, Op, Place, RowClass, buffer_bytes, experts, head, qkv
 
 
 def fits(scenario: Scenario, schedule: Schedule) -> Ledger:
@@ -158,9 +158,12 @@ class _Needs:
         self._weights = {Place.GPU: embedding_bytes(scenario), Place.CPU: 0.0}
         for layer, count in self._stack.alike:
             model = self._cost.model_at(layer)
+            held = dict[tuple[Op, Place], None]()
             for stage in self._stack.stages(layer):
-                home = Place.CPU if self._stack.streams(stage, layer) else stage.device
-                self._weights[home] += count * stage.op.weight_bytes(model, scenario.precision)
+                pieces = self._stack.pieces(stage, layer)
+                held.update({(piece.op, Place.CPU if piece.streamed else stage.device): None for piece in pieces})
+            for op, home in held:
+                self._weights[home] += count * op.weight_bytes(model, scenario.precision, layer)
         self._rows = dict[Place, list[int]]()
         for device, buffers in held_buffers(self._stack).items():
             self._rows[device] = [_row_bytes(buffers, rows, scenario) for rows in RowClass.ALL.classes]
@@ -214,7 +217,7 @@ class _Needs:
                 # them.
                 written = max(_row_bytes(op.writes, rows, scenario) for rows in op.rows.classes)
                 working = op.working_bytes(model, precision) * batch.part_tokens
-                if op == experts and on_cores and is_packed(model):
+                if op.plain is experts and on_cores and is_packed(model):
                     working = experts_bytes(model, precision, batch.part_tokens)
                 needs[op.name] = max(needs.get(op.name, 0.0), written * batch.part_tokens + working)
         if device is Place.GPU:

@@ -21,7 +21,7 @@ from workbench.hardware.profile import Pace, Profile
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline
 from workbench.pipeline.layer_graph import EMBED, HEAD, Node
-from workbench.pipeline.stack_graph import StackGraph, stack_graph
+from workbench.pipeline.stack_graph import StackGraph
 from workbench.scenario import Scenario
 from workbench.scheduler.block_manager import block_iterations
 from workbench.schedules.base import Lowering, Schedule, Step
@@ -29,6 +29,7 @@ from workbench.schedules.plan import Task
 from workbench.serving.plan_cost import PlanCost
 from workbench.serving.task_cost import TaskCost
 from workbench.stages import Place, RowClass, Rows, Stage, decode_attention, kv
+from workbench.workload import UNIFORM
 from workbench.workload.lengths import Lengths
 
 FEW_PARTS = 16
@@ -75,7 +76,7 @@ def price(scenario: Scenario, schedule: Schedule) -> Prepared:
     if not isinstance(schedule, Schedule):
         raise ScenarioError(f"a reader takes a schedule such as VSLPipe() after the scenario, not {schedule!r}.")
     _check_parts(scenario, schedule)
-    stack = stack_graph(scenario.stack, scenario.model)
+    stack = scenario.graph
     cost = TaskCost(scenario, stack)
     plans = PlanCost(cost, scenario.machine)
     lowering = Lowering(schedule, stack, partial(_typical_seconds, scenario, plans, schedule.parts))
@@ -299,6 +300,8 @@ def _digest(scenario: Scenario, generated: Lengths) -> str:
     digest.update(workload.arrival.tobytes())
     for field in (workload.requests, scenario.model, scenario.machine, scenario.memory, scenario.scheduler):
         digest.update(repr(field).encode())
+    if scenario.routing != UNIFORM:
+        digest.update(repr(scenario.routing).encode())
     return digest.hexdigest()[:12]
 
 

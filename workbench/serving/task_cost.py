@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property, partial
 
 from workbench.core.errors import ScenarioError
 from workbench.core.units import DTYPE_BYTES
@@ -16,6 +17,7 @@ from workbench.scenario import Scenario
 from workbench.scheduler.batch import Batch
 from workbench.schedules.plan import WHOLE, Task
 from workbench.stages import (
+    Chosen,
     CutRows,
     KindRows,
     PartRows,
@@ -31,12 +33,14 @@ from workbench.stages import (
     copy_seconds,
     decode_attention,
     embed,
+    experts,
     head,
     least_seconds,
     measured_seconds,
     reduce_scatter_seconds,
     seconds,
 )
+from workbench.workload import UNIFORM
 
 Price = tuple[float, float]
 """Time [s], and bytes read from and written to the host's memory meanwhile [B].
@@ -64,22 +68,18 @@ class TaskCost:
         graphs = {} if self.profile else {id(graph): graph for graph in stack.graphs}
         self._summed = {key: _summed(graph.pipeline.stages, self._model) for key, graph in graphs.items()}
         self._kv_in = self._model.kv_elements * DTYPE_BYTES[self._precision.kv]
-        self._weights = {  # bytes of each streamed node of a layer, by its kind and graph
-            (kind, id(stack.graph(layer))): self._streamed_weights(layer)
-            for layer, kind in enumerate(map(stack.kind, range(stack.layers)))
+        self._routing = scenario.routing
+        self._weights = {  # bytes of each streamed node, by the nodes of a layer, which layers of one sort share
+            id(stack.at(layer)): {node: self._streamed_weights(layer, node) for node in stack.streamed(layer)}
+            for layer, _ in stack.alike
         }
 
-    def _streamed_weights(self, layer: int) -> dict[int, float]:
-        """Bytes of each streamed node of a layer."""
-        model = self.model_at(layer)
-        graph = self._stack.graph(layer)
-        found = {}
-        for index in graph.streamed:
-            node = self._stack.at(layer)[index]
-            stages = () if node is None else node.stages
-            streamed = [stage.op for stage in stages if graph.pipeline.streams(stage)]
-            found[index] = sum(op.weight_bytes(model, self._precision) for op in streamed)
-        return found
+    def _streamed_weights(self, layer: int, index: int) -> float:
+        """Bytes of one streamed node of a layer."""
+        node = self._stack.at(layer)[index]
+        pieces = [piece for stage in (node.stages if node else ()) for piece in self._stack.pieces(stage, layer)]
+        streamed = dict.fromkeys(piece.op for piece in pieces if piece.streamed)
+        return sum(op.weight_bytes(self.model_at(layer), self._precision, layer) for op in streamed)
 
     # --------------------------------------------------------------------------------------------- rows of a batch
 
@@ -125,10 +125,12 @@ class TaskCost:
         return sum(self._weights_at(layer)[node] for layer, node in weights_of)
 
     def _weights_at(self, layer: int) -> dict[int, float]:
-        return self._weights[self._stack.kind(layer), id(self._stack.graph(layer))]
+        return self._weights[id(self._stack.at(layer))]
 
     def transfer(self, node: Node, rows: Rows) -> float:
         """Bytes that a transfer of activations or KV moves for these rows."""
+        if node.idle:
+            return 0.0
         if node.kind is NodeKind.KV_IN:
             return self._fetched_kv(rows)
         per_prefill, per_decode = self._per_row(node)
@@ -150,15 +152,44 @@ class TaskCost:
         return self.pricer(node, layer=layer)(rows)[1]
 
     def expert_bytes(self, parts: Sequence[Batch]) -> float:
-        """Expected bytes of routed experts that an iteration reads: each chosen one once per layer and part [B]."""
-        model = self._model
+        """Expected bytes of routed experts that an iteration reads: each chosen one once per stage and part [B]."""
+        return sum(self._expert_bytes_of(part) for part in parts)
+
+    def _expert_bytes_of(self, part: Batch) -> float:
+        prefill = int(part.rows.prefill)
+        decodes = len(part.decodes)
         touched = 0.0
-        for part in parts:
-            passed = len(part.prefill_layers)
-            touched += passed * model.touched_experts(len(part.decodes) + int(part.rows.prefill))
-            if passed < model.num_hidden_layers:
-                touched += (model.num_hidden_layers - passed) * model.touched_experts(len(part.decodes))
-        return touched * model.moe_share * model.expert_params * self._precision.expert_bytes
+        for stage, layers, chosen in self._reading:
+            classes = stage.op.rows.classes
+            fewer = decodes if RowClass.DECODE in classes else 0
+            more = fewer + (prefill if RowClass.PREFILL in classes else 0)
+            passed = sum(layer in part.prefill_layers for layer in layers) if part.cut else len(layers)
+            each = self._model.num_experts_per_tok
+            touched += passed * chosen.touched(more, each)
+            if passed < len(layers):
+                touched += (len(layers) - passed) * chosen.touched(fewer, each)
+        return touched * self._model.expert_params * self._precision.expert_bytes
+
+    @cached_property
+    def _reading(self) -> list[tuple[Stage, list[int], Chosen]]:
+        """Stages that compute routed experts, with the layers of one sort that have them and what they get."""
+        layers: dict[int, list[int]] = {}
+        for layer in range(self._stack.layers):
+            layers.setdefault(id(self._stack.at(layer)), []).append(layer)
+        found = list[tuple[Stage, list[int], Chosen]]()
+        for alike in layers.values():
+            for stage in self._stack.stages(alike[0]):
+                if stage.op.plain is experts:
+                    found.append((stage, alike, self._chosen(stage, alike[0])))
+        return found
+
+    def _chosen(self, stage: Stage, layer: int) -> Chosen:
+        """The expected share of a layer's routing that a stage of routed experts gets."""
+        model = self._model
+        every = model.num_local_experts
+        members = range(every) if stage.op.subset is None else stage.op.subset.of(layer, every)
+        touched = partial(self._routing.touched, model, layer, members)
+        return Chosen(self._routing.share(model, layer, members), touched)
 
     # ------------------------------------------------------------------------------------------------------ seconds
 
@@ -194,6 +225,8 @@ class TaskCost:
         link = self._machine.link
         rate = link.h2d if node.lane == "h2d" else link.d2h
         overhead = link.overhead if self.profile is None else self.profile.move
+        if node.idle:
+            return lambda rows: (0.0, 0.0)
         if node.kind is NodeKind.KV_IN:
 
             def fetched(rows: Rows) -> Price:
@@ -211,18 +244,40 @@ class TaskCost:
 
     def _stage(self, stage: Stage, threads: int, layer: int, measured: _Measured = measured_seconds) -> Pricer:
         """The pricer of one stage in one layer: as measured on `threads` threads, or else by the roofline."""
-        time = self._time(stage.op.name, threads, self._resident(stage, layer))
+        time = self._time(stage.op.plain.name, threads, self._resident(stage, layer))
         if time is None:
-            price = self._roofline(self._work(stage), self._device(stage.device, threads), layer)
+            price = self._roofline(self._work(stage, layer), self._device(stage.device, threads), layer)
             return self._added_up(stage, price, layer)
         share = 1 - (stage.defer + stage.skip) / self._model.num_experts_per_tok
-        return lambda rows: (measured(time, _decoding(rows_of(stage, rows), share)), 0.0)
+        of_set = self._share_of_whole(stage, layer, measured)
+        return lambda rows: (of_set(rows) * measured(time, _decoding(rows_of(stage, rows), share)), 0.0)
+
+    def _share_of_whole(self, stage: Stage, layer: int, measured: _Measured) -> Callable[[Rows], float]:
+        """Time of some of the routed experts over that of all, which was measured.
+
+        It is their share of the pairs, or of the experts that are read, whichever is larger; never less than the
+        former.
+        """
+        if stage.op.subset is None:
+            return lambda rows: 1.0
+        chosen = self._chosen(stage, layer)
+        whole = self._chosen(replace(stage, op=experts), layer)
+        each = self._model.num_experts_per_tok
+        if measured is least_seconds:
+            return lambda rows: chosen.share
+
+        def share(rows: Rows) -> float:
+            tokens = rows_of(stage, rows).tokens
+            return max(chosen.share, chosen.touched(tokens, each) / whole.touched(tokens, each)) if tokens else 0.0
+
+        return share
 
     def _late(self, stage: Stage, threads: int, layer: int) -> Pricer:
         """The pricer of the work that one stage defers in one layer."""
         time = self._time(stage.op.name, threads, self._resident(stage, layer))
         if time is None:
-            price = self._roofline(afterwards(stage), self._device(stage.device, threads), layer)
+            work = afterwards(stage, self._chosen(stage, layer))
+            price = self._roofline(work, self._device(stage.device, threads), layer)
             late = self._added_up(stage, price, layer)
             return lambda rows: late(Rows(decode=rows.decode))
         share = stage.defer / self._model.num_experts_per_tok
@@ -238,7 +293,7 @@ class TaskCost:
         if time is not None:
             last = kind is NodeKind.HEAD
             return lambda rows: (measured(time, Rows(prefill=rows.emits if last else rows.tokens)), 0.0)
-        price = self._roofline(self._work(stage), self._device(stage.device, threads))
+        price = self._roofline(self._work(stage, 0), self._device(stage.device, threads))
         return lambda rows: (price(rows)[0], 0.0)
 
     def _roofline(self, work: WorkFunction, device: Device, layer: int = 0) -> Pricer:
@@ -277,9 +332,10 @@ class TaskCost:
         size = rows.tokens * self._model.hidden_size * DTYPE_BYTES[self._precision.weights]
         return (2 if on_gpu else 1) * reduce_scatter_seconds(size, device.count, device.between)
 
-    def _work(self, stage: Stage) -> WorkFunction:
+    def _work(self, stage: Stage, layer: int) -> WorkFunction:
         """Work of a stage when its layer runs; for decode attention on a GPU, in the precision that prices it there."""
-        work = at_once(stage)
+        usual = stage.op.plain is not experts or (stage.op.subset is None and self._routing == UNIFORM)
+        work = at_once(stage, None if usual else self._chosen(stage, layer))
         if work is None:
             raise ScenarioError(
                 f"op {stage.op.name!r} declares no work, so it cannot be priced; give Op(..., work=...)."

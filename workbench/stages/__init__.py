@@ -3,11 +3,13 @@
 Pipelines wire stages together; tasks are priced by their work.
 """
 
+from workbench.stages.expert_sets import ExpertSet, most_used
 from workbench.stages.ops import (
     BUFFERS,
     BUILT_IN,
     DEFERRED_BUFFERS,
     Buffer,
+    Chosen,
     Move,
     Op,
     OpTree,
@@ -23,7 +25,7 @@ from workbench.stages.ops import (
     buffer_bytes,
     buffer_row,
     combine,
-    combine_shared,
+    combine_of,
     decode_attention,
     embed,
     experts,
@@ -59,7 +61,9 @@ __all__ = [
     "BUILT_IN",
     "DEFERRED_BUFFERS",
     "Buffer",
+    "Chosen",
     "CutRows",
+    "ExpertSet",
     "KindRows",
     "Move",
     "Numbers",
@@ -81,7 +85,7 @@ __all__ = [
     "buffer_bytes",
     "buffer_row",
     "combine",
-    "combine_shared",
+    "combine_of",
     "copy_seconds",
     "decode_attention",
     "embed",
@@ -92,6 +96,7 @@ __all__ = [
     "least_seconds",
     "measured_seconds",
     "moe",
+    "most_used",
     "out_proj",
     "prefill_attention",
     "qkv",

@@ -12,12 +12,14 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, NamedTuple
 
 from workbench.core.errors import PipelineError
 from workbench.core.units import DTYPE_BYTES, is_whole
 from workbench.models import LayerKind, ModelConfig
+from workbench.stages.expert_sets import ExpertSet
 from workbench.stages.work import Precision, Rows, Work
 
 WorkFunction = Callable[[Rows, ModelConfig, Precision], Work]
@@ -88,6 +90,10 @@ class Op:
         Weights per layer that stay in fp32 whatever the precision [elements], beside `params`.
     present : callable (ModelConfig, LayerKind) -> bool, optional
         True for the kinds of layers that have it; by default every layer has it.
+    subset : ExpertSet, optional
+        The experts that it computes, for ``experts[subset]``.
+    variant_of : Op, optional
+        The built-in operation of which it computes some rows or some experts, or which it is with other buffers.
 
     Raises
     ------
@@ -110,6 +116,8 @@ class Op:
     in_parts: bool = False
     kept: Callable[[ModelConfig], float] | None = None
     present: Callable[[ModelConfig, LayerKind], bool] | None = None
+    subset: ExpertSet | None = None
+    variant_of: Op | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.params is not None and self.tensors is not None:
@@ -122,6 +130,63 @@ class Op:
 
     def __repr__(self) -> str:
         return self.name
+
+    __iter__ = None
+    """An operation is no sequence of experts."""
+
+    def __getitem__(self, which: slice | ExpertSet) -> Op:
+        """The operation for some of the routed experts: ``experts[:32]``, or ``experts[hot]`` with an `ExpertSet`.
+
+        Raises
+        ------
+        PipelineError
+            If it is not the built-in `experts`, or `which` is neither a slice nor a set.
+        """
+        if self is not experts:
+            raise PipelineError(f"{self.name}[...] names some experts; only the built-in experts have any.")
+        subset = ExpertSet.of_slice(which) if isinstance(which, slice) else which
+        if not isinstance(subset, ExpertSet):
+            raise PipelineError(f"experts[...] takes a range or an ExpertSet, not {which!r}; write experts[:32].")
+        writes = (f"routed[{subset}]",)
+        return replace(self, name=f"experts[{subset}]", writes=writes, subset=subset, variant_of=self)
+
+    @property
+    def prefill(self) -> Op:
+        """The routed experts for the prefill rows alone; `decode` has the others.
+
+        Raises
+        ------
+        PipelineError
+            If it is another operation.
+        """
+        return self._of_class(RowClass.PREFILL)
+
+    @property
+    def decode(self) -> Op:
+        """The routed experts for the decode rows alone; see `prefill`."""
+        return self._of_class(RowClass.DECODE)
+
+    def _of_class(self, rows: RowClass) -> Op:
+        if self.plain is not experts or self.rows is not RowClass.ALL:
+            raise PipelineError(f"{self.name}.{rows.value} is not known; only experts have their rows placed apart.")
+        return replace(self, name=f"{self.name}.{rows.value}", rows=rows, variant_of=experts)
+
+    @property
+    def plain(self) -> Op:
+        """The built-in operation of which this one is a variant; itself if it is none."""
+        return self.variant_of or self
+
+    @property
+    def holder(self) -> Op:
+        """The operation for all rows, whose weights it shares."""
+        if self.plain is not experts or self.rows is RowClass.ALL:
+            return self
+        return experts if self.subset is None else experts[self.subset]
+
+    def members(self, model: ModelConfig, layer: int) -> int:
+        """Number of the routed experts of a layer that it computes."""
+        every = model.num_local_experts
+        return every if self.subset is None else len(self.subset.of(layer, every))
 
     @property
     def weights(self) -> Streamed:
@@ -165,10 +230,13 @@ class Op:
                 )
         return found
 
-    def weight_bytes(self, model: ModelConfig, precision: Precision) -> float:
-        """Bytes of its weights in one layer, mean over the layers."""
+    def weight_bytes(self, model: ModelConfig, precision: Precision, layer: int = 0) -> float:
+        """Bytes of its weights in one layer, mean over the layers; for a set of experts, in this layer."""
         kept = self.kept(model) * DTYPE_BYTES["fp32"] if self.kept else 0.0
-        return kept + self.elements(model) * (precision.expert_bytes if self.routed else precision.other_bytes)
+        whole = kept + self.elements(model) * (precision.expert_bytes if self.routed else precision.other_bytes)
+        if self.subset is None:
+            return whole
+        return whole * self.members(model, layer) / model.num_local_experts
 
     def working_bytes(self, model: ModelConfig, precision: Precision) -> float:
         """Bytes per row that it needs while it runs, beyond the buffers that it reads and writes."""
@@ -195,7 +263,7 @@ class Stage:
             if not is_whole(count) or count < 0 or (count and self.op is not experts):
                 raise PipelineError(
                     f"{name}={count!r} of {self.device.value}({self.op.name}) must be a whole number from 0 on, and 0 "
-                    "for all but the built-in experts."
+                    "for all but the built-in experts, whole and for all rows."
                 )
             object.__setattr__(self, name, int(count))
 
@@ -349,39 +417,67 @@ def _route_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
     return _times(m.moe_share, work)
 
 
+class Chosen(NamedTuple):
+    """Expected share of one layer's routing that some of its experts get.
+
+    Attributes
+    ----------
+    share : float
+        Share of all pairs of a token and an expert.
+    touched : callable (tokens, experts of each) -> float
+        Distinct experts of them that so many tokens are routed to, if so many experts of each token count.
+    """
+
+    share: float
+    touched: Callable[[float, int], float]
+
+
 def _experts_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
-    pairs = m.num_experts_per_tok * rows.tokens
-    touched = m.touched_experts(rows.tokens)
-    return _mixed_work(pairs, touched, rows.tokens, m, precision)
+    return _choices_work(rows, m, precision, m.num_experts_per_tok, Chosen(1.0, m.touched_experts))
 
 
-def _choices_work(rows: Rows, m: ModelConfig, precision: Precision, *, of_decodes: int) -> Work:
+def _choices_work(rows: Rows, m: ModelConfig, precision: Precision, of_decodes: int, chosen: Chosen) -> Work:
     """Work of routed experts if `of_decodes` are computed per decode token, and all chosen ones per prefill token."""
-    prefill = m.touched_experts(rows.prefill)
-    decode = m.touched_experts(rows.decode, of_decodes)
-    touched = prefill + decode - prefill * decode / m.num_local_experts
-    pairs = m.num_experts_per_tok * rows.prefill + of_decodes * rows.decode
-    return _mixed_work(pairs, touched, rows.tokens, m, precision)
-
-
-def _mixed_work(pairs: float, touched: float, tokens: float, m: ModelConfig, precision: Precision) -> Work:
-    """Work of `pairs` pairs of a token and an expert, where `touched` experts and `tokens` tokens occur."""
-    moved = 2 * m.hidden_size * tokens
+    every = m.num_experts_per_tok
+    pairs = chosen.share * (every * rows.prefill + of_decodes * rows.decode)
+    if of_decodes == every:
+        touched = chosen.touched(rows.tokens, every)
+    else:
+        prefill = chosen.touched(rows.prefill, every)
+        decode = chosen.touched(rows.decode, of_decodes)
+        touched = prefill + decode - prefill * decode / m.num_local_experts
+    moved = 2 * m.hidden_size * min(rows.tokens, pairs)
     read = touched * m.expert_params
     return _times(m.moe_share, _gemm(m.expert_params, read, precision.expert_bytes, moved, pairs, precision))
 
 
-def at_once(stage: Stage) -> WorkFunction | None:
-    """Work of a stage when its layer runs, without deferred and skipped experts; None if its op declares no work."""
+def at_once(stage: Stage, chosen: Chosen | None = None) -> WorkFunction | None:
+    """Work of a stage when its layer runs, without deferred and skipped experts; None if its op declares no work.
+
+    `chosen` is what a stage of routed experts gets of the routing; by default all of it, uniformly.
+    """
     left_out = stage.defer + stage.skip
-    if not left_out:
+    if stage.op.plain is not experts or not (left_out or chosen or stage.op.variant_of):
         return stage.op.work
-    return lambda rows, m, precision: _choices_work(rows, m, precision, of_decodes=m.num_experts_per_tok - left_out)
+    return _some_experts(stage.op.rows, chosen, lambda each: each - left_out)
 
 
-def afterwards(stage: Stage) -> WorkFunction:
+def afterwards(stage: Stage, chosen: Chosen | None = None) -> WorkFunction:
     """Work of the experts that a stage defers, which is done once the next layer may begin."""
-    return lambda rows, m, precision: _choices_work(Rows(decode=rows.decode), m, precision, of_decodes=stage.defer)
+    return _some_experts(RowClass.DECODE, chosen, lambda each: stage.defer)
+
+
+def _some_experts(row_class: RowClass, chosen: Chosen | None, of_decodes: Callable[[int], int]) -> WorkFunction:
+    """Work of routed experts for the rows of a class, of which decodes have the number that `of_decodes` gives."""
+    takes = row_class.classes
+
+    def work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
+        prefill = rows.prefill if RowClass.PREFILL in takes else 0
+        decode = rows.decode if RowClass.DECODE in takes else 0
+        some = chosen or Chosen(1.0, m.touched_experts)
+        return _choices_work(Rows(prefill, decode), m, precision, of_decodes(m.num_experts_per_tok), some)
+
+    return work
 
 
 def _combine_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
@@ -516,11 +612,17 @@ shared_experts = Op(
 )
 combine = Op("combine", ("x", "routed"), ("x",), work=_combine_work)
 moe = (route, experts, combine)
-combine_shared = replace(combine, reads=("x", "routed", "shared"))
-"""`combine` if the shared experts' output is on its device."""
-add_shared = replace(shared_experts, reads=("h", "routed"), writes=("routed",))
+add_shared = replace(shared_experts, reads=("h", "routed"), writes=("routed",), variant_of=shared_experts)
 """`shared_experts` if their output is not on the device of `combine`: they add it to that of the routed experts, before
 this is moved."""
+
+
+@cache
+def combine_of(*buffers: str) -> Op:
+    """`combine` for the output of several sets of experts, and of shared ones that are on its device."""
+    return replace(combine, reads=("x", *buffers), variant_of=combine)
+
+
 head = Op(
     "head",
     ("x",),

@@ -4,6 +4,7 @@ Schedulers form batches of a workload's requests.
 """
 
 from workbench.workload.request import Request, Sampling
+from workbench.workload.routing import UNIFORM, Frequencies, Routing, Uniform
 from workbench.workload.workload import (
     AT_ONCE,
     PublishedWorkload,
@@ -13,4 +14,17 @@ from workbench.workload.workload import (
     workloads,
 )
 
-__all__ = ["AT_ONCE", "PublishedWorkload", "Request", "Sampling", "Times", "Workload", "byte_tokens", "workloads"]
+__all__ = [
+    "AT_ONCE",
+    "UNIFORM",
+    "Frequencies",
+    "PublishedWorkload",
+    "Request",
+    "Routing",
+    "Sampling",
+    "Times",
+    "Uniform",
+    "Workload",
+    "byte_tokens",
+    "workloads",
+]

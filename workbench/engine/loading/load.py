@@ -129,19 +129,19 @@ class _Loader:
         whole = sum(math.prod(source.taken) * self._type(source).itemsize for source in self._sources.values())
         kinds = self._model.layer_kinds
         models = {kind: self._model.of_kind(kind) for kind in set(kinds)}
-        return whole + sum(op.weight_bytes(models[kinds[layer]], self._precision) for layer, op in wanted)
+        return whole + sum(op.weight_bytes(models[kinds[layer]], self._precision, layer) for layer, op in wanted)
 
     def jobs(self, wanted: Iterable[tuple[int, Op]]) -> list[Callable[[], None]]:
         """Every tensor in one job or another, the longest first."""
-        found = sorted(wanted, key=lambda each: each[1] != experts)
+        found = sorted(wanted, key=lambda each: each[1].plain is not experts)
         return [*(partial(self._load, *each) for each in found), *(partial(self._table, key) for key in self._sources)]
 
     def _table(self, key: str) -> None:
         self.tables[key] = self._joined((self._sources[key],))
 
     def _load(self, layer: int, op: Op) -> None:
-        if op == experts and packed(self._model, self._precision):
-            self.held[layer, op] = pack(self._files, self._model, layer, self._precision, self._step)
+        if op.plain is experts and packed(self._model, self._precision):
+            self.held[layer, op] = pack(self._files, self._model, layer, op, self._precision, self._step)
             return
         found = operands(op, self._model, layer)
         self.held[layer, op] = [Stored(each.key, self._joined(each.sources).view(each.shape)) for each in found]

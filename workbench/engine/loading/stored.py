@@ -34,7 +34,7 @@ from workbench.kernels import (
     pack_experts,
 )
 from workbench.models import ModelConfig
-from workbench.stages import Precision, experts
+from workbench.stages import Op, Precision
 
 FORMATS = {dtype: name for name, dtype in TORCH_DTYPES.items()} | {torch.int8: "int8", torch.uint8: "int4"}
 """Number formats by the type of the tensors that hold them."""
@@ -83,9 +83,11 @@ def packed(model: ModelConfig, precision: Precision) -> bool:
 
 
 def pack(
-    files: Checkpoint, model: ModelConfig, layer: int, precision: Precision, step: Callable[[int], object]
+    files: Checkpoint, model: ModelConfig, layer: int, op: Op, precision: Precision, step: Callable[[int], object]
 ) -> list[Stored]:
-    """The packed experts of one layer; rounded ones are kept for the next run, in a folder within the checkpoint's.
+    """The packed experts of one layer, or the set of them that an operation computes.
+
+    Rounded ones of a whole layer are kept for the next run, in a folder within the checkpoint's.
 
     `step` is called with the bytes that were read, as they are held, and may raise.
 
@@ -95,17 +97,29 @@ def pack(
         If experts that are to be rounded are not finite.
     """
     if precision.experts is None or precision.experts not in QUANTISED:
-        return _stored(_packed(files, model, layer, precision, step))
+        return _stored(_packed(files, model, layer, op, precision, step))
     path = files.folder / f"experts-{precision.experts}" / f"{layer:05d}.safetensors"
     source = fingerprint(files)
     found = _read(path, source, step)
     if found is None or not _fits(found, model, precision):
-        found = _packed(files, model, layer, precision, step)
-        if files.unchanged:
+        found = _packed(files, model, layer, op, precision, step)
+        if files.unchanged and op.subset is None:
             _write(path, found, source, like=files.files[0].path)
-    else:
-        step(sum(tensor.nbytes for tensor in found.values()))
+        return _stored(found)
+    if op.subset is not None:
+        found = _of_members(found, op.subset.of(layer, model.num_local_experts))
+    step(sum(tensor.nbytes for tensor in found.values()))
     return _stored(found)
+
+
+def _of_members(tensors: Tensors, members: Sequence[int]) -> Tensors:
+    """The packed experts of a layer that belong to some of them, in memory of their own."""
+    found = Tensors()
+    for key, tensor in tensors.items():
+        found[key] = host_memory((len(members), *tensor.shape[1:]), tensor.dtype)
+        for place, expert in enumerate(members):
+            found[key][place].copy_(tensor[expert])
+    return found
 
 
 def _stored(tensors: Tensors) -> list[Stored]:
@@ -140,11 +154,11 @@ class _Rows(Sequence[torch.Tensor]):
 
 
 def _packed(
-    files: Checkpoint, model: ModelConfig, layer: int, precision: Precision, step: Callable[[int], object]
+    files: Checkpoint, model: ModelConfig, layer: int, op: Op, precision: Precision, step: Callable[[int], object]
 ) -> Tensors:
     """Read and pack one expert after the other, so that no more than one is held in rows."""
     rows = dict[str, _Rows]()
-    for operand in operands(experts, model, layer):
+    for operand in operands(op, model, layer):
         matrix = host_memory(operand.shape[1:], TORCH_DTYPES[precision.weights])
         size = round(matrix.numel() * precision.expert_bytes)
         rows[operand.key] = _Rows(files, operand.sources, matrix, operand.shape[0], partial(step, size))

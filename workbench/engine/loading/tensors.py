@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -87,10 +87,23 @@ class Operand:
 
 
 def operands(op: Op, model: ModelConfig, layer: int) -> list[Operand]:
-    """The tensors of an operation in one layer."""
+    """The tensors of an operation in one layer; of a set of experts, of these alone in ascending order."""
+    if op.subset is not None:
+        members = op.subset.of(layer, model.num_local_experts)
+        return [_of_members(operand, members, model.num_local_experts) for operand in _experts(model, layer)]
     if op in _OPERANDS:
         return _OPERANDS[op](model, layer)
     return [Operand(name, (Source(_name(model, layer, name), shape),)) for name, shape in op.shapes(model).items()]
+
+
+def _of_members(operand: Operand, members: Sequence[int], count: int) -> Operand:
+    """The part of a tensor of all experts that belongs to some of them."""
+    if operand.matrices is None:
+        (bias,) = operand.sources
+        return Operand(operand.key, tuple(bias._replace(part=(expert, expert + 1)) for expert in members))
+    each = len(operand.sources) // count
+    chosen = tuple(operand.sources[each * expert + number] for expert in members for number in range(each))
+    return Operand(operand.key, chosen, len(members))
 
 
 def sources(op: Op, model: ModelConfig, layer: int) -> list[Source]:

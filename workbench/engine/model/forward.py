@@ -22,6 +22,7 @@ from workbench.engine.model.kv_cache import FetchedKV, KVCache
 from workbench.engine.model.latent import SPLIT, ByClass, LatentCache, LatentOps
 from workbench.engine.model.operations import OPERATIONS
 from workbench.engine.model.ops import Ops, RowLayout, added
+from workbench.engine.model.routed import RoutedExperts
 from workbench.engine.model.weights import Weights, WeightStore, as_numpy
 from workbench.pipeline.layer_graph import Node, NodeKind
 from workbench.scheduler.batch import Batch
@@ -61,6 +62,7 @@ class Forward:
         self._ops = kind(self._model, self._control, self._tables, longest, positions(scenario))
         self._few = FewRows(self._model, self._ops.angles, self._tables)
         self._layers = [self._ops.at(layer) for layer in range(self._model.num_hidden_layers)]
+        self.routed = RoutedExperts(self._model, self._layers, self._weights, self._few)
         self._missing = {
             (stage.op, layer): self._stack.missing(stage, layer)
             for layer in range(self._stack.layers)
@@ -70,8 +72,6 @@ class Forward:
         self._fetched: dict[tuple[int, int], FetchedKV] = {}  # by layer and part
         self._hidden: dict[int, dict[Place, torch.Tensor]] = {}  # rows of in-flight prefills, by request
         self._ran: set[tuple[int, str, Place]] = set()  # layers, their operations and the devices that computed them
-        self._chosen = Counter[str]()  # experts computed for decodes, at once and late
-        self._touched = 0  # distinct experts that a part chose in a layer, summed over parts and layers
         self.decodes = 0
         size = scenario.memory.kv_block
         self._cache = cache(self._model, scenario.kv_blocks, size, scenario.precision.kv, self._control)
@@ -160,10 +160,8 @@ class Forward:
             self._hidden.pop(request, None)
 
     def experts_read(self) -> float:
-        """Bytes of the experts that rows were routed to since the last call, each once per layer and part."""
-        touched = self._touched
-        self._touched = 0
-        return touched * self._model.expert_params * self._prepared.scenario.precision.expert_bytes
+        """Bytes of the experts that rows were routed to since the last call, each once per layer, part and stage."""
+        return self.routed.touched() * self._model.expert_params * self._prepared.scenario.precision.expert_bytes
 
     def logits(self, part: int, layout: RowLayout) -> torch.Tensor:
         """x (T, M) of the rows that emit -> logits (requests, V) fp32."""
@@ -193,7 +191,7 @@ class Forward:
         if stage.op.run is not None:
             given = {"weights": self._weights.get(layer, stage)} if stage.op.tensors else {}
             written = self._own(stage, stage.op.run(**read, **given), rows.stop - rows.start)
-        elif stage.op is experts:
+        elif stage.op.plain is experts:
             written = (self._experts(stage, layer, part, layout, read),)
         else:
             written = self._built_in(stage, layer, layout, read)
@@ -210,7 +208,7 @@ class Forward:
         return {"k_before": k.to(dtype), "v_before": v.to(dtype)}
 
     def _built_in(self, stage: Stage, layer: int, layout: RowLayout, read: Tensors) -> tuple[torch.Tensor, ...]:
-        compute = getattr(self._layers[layer], OPERATIONS[stage.op])
+        compute = getattr(self._layers[layer], OPERATIONS[stage.op.plain])
         weights = self._weights_of(stage, layer)
         few = self._few.of(compute, weights) if layout.rows <= MOST else None
         answer = few(layout, read) if few else compute(layout, read, weights)
@@ -228,8 +226,10 @@ class Forward:
     def _experts(self, stage: Stage, layer: int, part: int, layout: RowLayout, read: Tensors) -> torch.Tensor:
         """Output of the routed experts that compute at once, plus the late output of the layer before for decodes."""
         device = stage.device
-        prefills = slice(0, layout.prefill)
-        decodes = slice(layout.prefill, layout.rows)
+        classes = stage.op.rows.classes
+        first = layout.prefill if RowClass.PREFILL in classes else 0
+        prefills = slice(0, first)
+        decodes = slice(first, len(read["h"]))
         h = read["h"]
         gates = read["gates"]
         now = self._model.num_experts_per_tok - stage.defer - stage.skip
@@ -237,16 +237,15 @@ class Forward:
             groups = [(h, gates)]
         else:
             groups = [(h[prefills], gates[prefills]), (h[decodes], _columns(gates[decodes], 0, now))]
-        outputs = [self._routed(stage, layer, layout, *group) for group in groups]
+        outputs = [self.routed.compute(stage, layer, layout, *group) for group in groups]
         out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        self._note_touched(*(chosen for _, chosen in groups))
+        self.routed.count(stage, layer, gates[prefills], _columns(gates[decodes], 0, now), "at once")
         late = self._buffers.pop((device, part, "pending"), None)
         if late is not None:
             out[decodes] = added(out[decodes], late)
         if stage.defer:
             for buffer in ("h", "gates"):  # the next layer may write its own before the deferred experts are computed
                 self._buffers[device, part, f"late_{buffer}"] = read[buffer][decodes].clone()
-        self._chosen["at once"] += now * (layout.rows - layout.prefill)
         return out
 
     def compute_late(self, stage: Stage, layer: int, part: int, layout: RowLayout) -> None:
@@ -255,25 +254,8 @@ class Forward:
         last = self._model.num_experts_per_tok - stage.skip
         h, gates = (self._buffers.pop((device, part, f"late_{buffer}")) for buffer in ("h", "gates"))
         deferred = _columns(gates, last - stage.defer, last)
-        self._buffers[device, part, "pending"] = self._routed(stage, layer, layout, h, deferred)
-        self._note_touched(deferred)
-        self._chosen["late"] += deferred.numel() // 2
-
-    def _routed(
-        self, stage: Stage, layer: int, layout: RowLayout, h: torch.Tensor, gates: torch.Tensor
-    ) -> torch.Tensor:
-        """Output (T, M) of the experts in gates (T, 2 j)."""
-        if not gates.numel():
-            return torch.zeros_like(h)
-        (out,) = self._built_in(stage, layer, layout, {"h": h, "gates": gates})
-        return out
-
-    def _note_touched(self, *gates: torch.Tensor) -> None:
-        """Count the distinct experts in gates (T, 2 j)."""
-        touched = set[float]()
-        for some in gates:
-            touched.update(some.numpy()[:, : some.shape[1] // 2].ravel().tolist())
-        self._touched += len(touched)
+        self._buffers[device, part, "pending"] = self.routed.compute(stage, layer, layout, h, deferred)
+        self.routed.count(stage, layer, deferred[:0], deferred, "late")
 
     def _own(self, stage: Stage, answer: object, rows: int) -> tuple[torch.Tensor, ...]:
         """Check the output of a user's operation, and copy it: it may share memory with what the operation read."""
@@ -341,6 +323,8 @@ class Forward:
         """True for a transfer that has no rows of a part to move."""
         if node.kind is NodeKind.MOVE:
             return not any(layout.has(row_class) for _, row_class in node.carries)
+        if node.idle:
+            return True
         if node.kind is NodeKind.KV_IN:
             return not len(layout.lengths) and not layout.before.any()
         return False
@@ -401,7 +385,7 @@ class Forward:
             "placement": self._ran,
             "KV blocks and tokens per block": (self._cache.pool.shape[1], self._cache.block_size),
             "precision of weights and KV": self._weights.precision(FORMATS[self._cache.pool.dtype]),
-            "experts of decodes": +self._chosen,
+            "experts of decodes": +self.routed.of_decodes,
         }
         for what, wanted in expected.items():
             if ran[what] != wanted:
@@ -421,8 +405,10 @@ class Forward:
     def _choices(self) -> Counter[str]:
         """Expected counts of experts of decodes, computed at once and one layer late."""
         found = Counter[str]()
-        for _, stage in self._computing():
-            if stage.op is experts:
+        counted = set[int]()
+        for layer, stage in self._computing():
+            if stage.op.plain is experts and layer not in counted:
+                counted.add(layer)
                 chosen = self._model.num_experts_per_tok - stage.skip
                 found["at once"] += self.decodes * (chosen - stage.defer)
                 found["late"] += self.decodes * stage.defer

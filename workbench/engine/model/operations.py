@@ -2,9 +2,7 @@
 
 from workbench.stages import (
     Op,
-    add_shared,
     combine,
-    combine_shared,
     experts,
     out_proj,
     prefill_attention,
@@ -14,9 +12,7 @@ from workbench.stages import (
 )
 
 OPERATIONS: dict[Op, str] = {
-    **{op: op.name for op in (qkv, prefill_attention, out_proj, route, experts, shared_experts, combine)},
-    add_shared: shared_experts.name,
-    combine_shared: combine.name,
+    op: op.name for op in (qkv, prefill_attention, out_proj, route, experts, shared_experts, combine)
 }
-"""Methods by operation. `decode_attention` is not here: it belongs to the KV cache. Neither are users' operations: they
-bring their own functions."""
+"""Methods by operation, which its variants share. `decode_attention` is not here: it belongs to the KV cache. Nor are
+users' operations: they bring their own functions."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import accumulate, chain, pairwise
 from operator import mul
 from typing import NamedTuple, TypeAlias
@@ -429,10 +429,9 @@ class Ops:
         return added(out, read["routed"]) if "routed" in read else out
 
     def combine(self, layout: RowLayout, read: Tensors, weights: Tensors) -> torch.Tensor:
-        """x (T, M) + routed (T, M) + shared (T, M), those of both that the layer has -> x."""
-        if "routed" in read and "shared" in read:
-            return self._added(read["x"], added(read["routed"], read["shared"]))
-        return self._added(read["x"], read["routed"] if "routed" in read else read["shared"])
+        """x (T, M) + the sum of what experts made (T, M), in the order in which it is read -> x."""
+        first, *others = (read[buffer] for buffer in read if buffer != "x")
+        return self._added(read["x"], reduce(added, others, first))
 
 
 def added(x: torch.Tensor, other: torch.Tensor, factor: float = 1.0) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
 import numpy as np
@@ -16,7 +16,7 @@ from workbench.engine.loading.load import load
 from workbench.engine.loading.stored import FORMATS, Stored, format_of, host_memory
 from workbench.engine.loading.tensors import Tensors, operands
 from workbench.models import ModelConfig
-from workbench.pipeline.stack_graph import StackGraph
+from workbench.pipeline.stack_graph import Piece, StackGraph
 from workbench.schedules.plan import WHOLE, Page
 from workbench.stages import Op, Place, Precision, Stage, experts
 
@@ -43,7 +43,8 @@ class WeightStore:
         self, model: ModelConfig, precision: Precision, stack: StackGraph, control: Control | None = None
     ) -> None:
         self.model = model
-        wanted = [(layer, op) for layer in range(stack.layers) for op in _ops(stack, layer)]
+        layers = range(stack.layers)
+        wanted = [(layer, piece.op) for layer in layers for piece in _pieces(stack, stack.stages(layer), layer)]
         self.tables, self._held = load(model, precision, wanted, control or Control())
 
     def sources(self, layer: int, op: Op) -> list[Stored]:
@@ -110,9 +111,9 @@ class WeightBuffer:
             streamed = list[tuple[int, Op, Stored]]()
             for layer, node in weights_of:
                 found = self._stack.at(layer)[node]
-                for stage in found.stages if found else ():
-                    if self._stack.streams(stage, layer):
-                        streamed += [(layer, stage.op, each) for each in self._store.sources(layer, stage.op)]
+                for piece in _pieces(self._stack, found.stages if found else (), layer):
+                    if piece.streamed:
+                        streamed += [(layer, piece.op, each) for each in self._store.sources(layer, piece.op)]
             streamed.sort(key=lambda each: (not each[2].aligned, -each[2].tensor.dtype.itemsize))
             copies = list[ArrayCopy]()
             held = _Held()
@@ -165,34 +166,35 @@ def _kept(model: ModelConfig, stack: StackGraph) -> set[tuple[Op, str]]:
     """Operands that stay in fp32, by operation and key."""
     found = set()
     for layer in range(stack.layers):
-        for op in _ops(stack, layer):
+        for op in (stage.op for stage in stack.stages(layer) if stage.op.plain is not experts):
             wanted = operands(op, model, layer)
             found |= {(op, operand.key) for operand in wanted if operand.sources[0].kept}
     return found
 
 
-def _ops(stack: StackGraph, layer: int) -> list[Op]:
-    """Operations of one layer."""
-    return [stage.op for stage in stack.stages(layer)]
+def _pieces(stack: StackGraph, stages: Iterable[Stage], layer: int) -> list[Piece]:
+    """Where the weights of some stages of a layer are, each once."""
+    return list(dict.fromkeys(piece for stage in stages for piece in stack.pieces(stage, layer)))
 
 
 class Weights:
     """Weights of every stage: resident, or in the buffer."""
 
     def __init__(self, store: WeightStore, stack: StackGraph, slot_bytes: float, slots: int, control: Control) -> None:
-        streaming = any(graph.streamed for graph in stack.graphs)
+        streaming = any(stack.streamed(layer) for layer in range(stack.layers))
         self.buffer = WeightBuffer(store, stack, slot_bytes, slots) if streaming else None
-        self._streams = stack.streams
+        self._stack = stack
         self._resident: _Held = {}
         self._kept = _kept(store.model, stack)
         self.gpu_bytes = self.buffer.bytes if self.buffer is not None else 0
         for layer in range(stack.layers):
             control.check()
-            stages = [stage for stage in stack.stages(layer) if stage.op.has_weights]
-            streamed = {stage.op for stage in stages if stack.streams(stage, layer)}
-            resident = dict.fromkeys(stage.op for stage in stages if not stack.streams(stage, layer))
-            on_gpu = {stage.op for stage in stages if stage.device is Place.GPU}
-            for op in resident:
+            stages = stack.stages(layer)
+            pieces = _pieces(stack, stages, layer)
+            streamed = {piece.op for piece in pieces if piece.streamed}
+            gpu_pieces = _pieces(stack, (stage for stage in stages if stage.device is Place.GPU), layer)
+            on_gpu = {piece.op for piece in gpu_pieces if not piece.streamed}
+            for op in dict.fromkeys(piece.op for piece in pieces if not piece.streamed):
                 tensors = store.resident(layer, op, keep=op in streamed)
                 self._resident[layer, op] = tensors
                 self.gpu_bytes += sum(tensor.nbytes for tensor in tensors.values()) if op in on_gpu else 0
@@ -201,8 +203,8 @@ class Weights:
         """Number formats of the weights with which operations compute, beside that of the KV cache."""
         streamed = self.buffer.laid if self.buffer is not None else []
         every = [(op, tensors) for held in (self._resident, *streamed) for (_, op), tensors in held.items()]
-        routed = {format_of(tensors) for op, tensors in every if op == experts}
-        unrouted = [(op, key, tensor) for op, tensors in every if op != experts for key, tensor in tensors.items()]
+        routed = {format_of(tensors) for op, tensors in every if op.plain is experts}
+        unrouted = [(op, key, one) for op, held in every if op.plain is not experts for key, one in held.items()]
         others = {FORMATS[tensor.dtype] for op, key, tensor in unrouted if (op, key) not in self._kept}
         others = others or {form for form, _ in routed}
         if len(others) != 1 or len(routed) > 1:
@@ -213,6 +215,14 @@ class Weights:
 
     def get(self, layer: int, stage: Stage) -> Tensors:
         """The weights of a stage in one layer; none for an operation without any."""
-        if self.buffer is not None and self._streams(stage, layer):
-            return self.buffer.get(layer, stage.op)
-        return self._resident.get((layer, stage.op), {})
+        pieces = self._stack.pieces(stage, layer)
+        return self._of(layer, pieces[0]) if pieces else {}
+
+    def pieces(self, layer: int, stage: Stage) -> list[tuple[tuple[int, ...] | None, Tensors]]:
+        """The weights of a stage of routed experts in one layer: of each piece its experts, or None for all of them."""
+        return [(piece.members, self._of(layer, piece)) for piece in self._stack.pieces(stage, layer)]
+
+    def _of(self, layer: int, piece: Piece) -> Tensors:
+        if self.buffer is not None and piece.streamed:
+            return self.buffer.get(layer, piece.op)
+        return self._resident[layer, piece.op]

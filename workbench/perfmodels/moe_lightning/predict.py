@@ -12,7 +12,8 @@ from workbench.scenario import Scenario
 from workbench.schedules.base import Schedule
 from workbench.serving import prepare
 from workbench.serving.prepared import facts
-from workbench.stages import Place, Stage, add_shared, attention, combine_shared, moe, out_proj, qkv, shared_experts
+from workbench.stages import Place, Stage, attention, combine, kv, out_proj, qkv, route, shared_experts
+from workbench.stages import experts as routed
 
 
 def predict(scenario: Scenario, schedule: Schedule) -> Result:
@@ -76,6 +77,7 @@ def predict(scenario: Scenario, schedule: Schedule) -> Result:
 
 def _policy(scenario: Scenario, batch: int, parts: int) -> Policy:
     pipeline = scenario.layer
+    memory = scenario.memory
     keeper = next(stage for stage in pipeline.stages if stage.op.keeps_kv)
     experts = next((stage for stage in pipeline.stages if stage.op.routed), None)
     strange = [stage for stage in pipeline.stages if not _is_modelled(stage)]
@@ -95,13 +97,14 @@ def _policy(scenario: Scenario, batch: int, parts: int) -> Policy:
         micro_batch=math.ceil(max(batch, 1) / parts),
         gpu_attention=int(on_gpu),
         gpu_experts=int(experts_on_gpu),
-        weights_on_gpu=float(experts_on_gpu and not pipeline.streams(experts)),
-        kv_on_gpu=float(on_gpu and pipeline.kv_device is Place.GPU),
+        weights_on_gpu=memory.weights_on_gpu if pipeline.streams(experts) else float(experts_on_gpu),
+        kv_on_gpu=memory.kv_on_gpu if kv in pipeline.fetches else float(on_gpu),
     )
 
 
 def _is_modelled(stage: Stage) -> bool:
     """True if the model has a term for a stage; shared experts and dense layers count as GPU weights of every token."""
-    if stage.op in (shared_experts, add_shared):
+    if stage.op.plain is shared_experts:
         return stage.device is Place.GPU
-    return stage.op in (qkv, *attention, out_proj, *moe, combine_shared) and not stage.options
+    known = (qkv, *attention, out_proj, route, combine)
+    return (stage.op.plain in known or stage.op is routed) and not stage.options

@@ -1,0 +1,116 @@
+"""The routed experts that stages compute, piece after piece of their weights, and counts of what was chosen."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from types import MethodType
+from typing import cast
+
+import numpy as np
+import torch
+
+from workbench.engine.loading.tensors import Tensors
+from workbench.engine.model.few_rows import MOST, FewRows
+from workbench.engine.model.ops import Ops, RowLayout
+from workbench.engine.model.weights import Weights
+from workbench.models import ModelConfig
+from workbench.stages import Stage
+
+
+class RoutedExperts:
+    """Computes routed experts of every layer, whole or in sets, and counts their choices.
+
+    Both compute lanes may call at once.
+
+    Attributes
+    ----------
+    counts : ndarray (layers, experts) int64
+        Times that each expert was computed for a row.
+    of_decodes : Counter
+        Experts that were computed for decodes, "at once" and "late".
+    """
+
+    def __init__(self, model: ModelConfig, layers: Sequence[Ops], weights: Weights, few: FewRows) -> None:
+        self.counts = np.zeros((len(layers), model.num_local_experts), np.int64)
+        self.of_decodes = Counter[str]()
+        self._model = model
+        self._layers = layers
+        self._weights = weights
+        self._few = few
+        self._touched = 0  # distinct experts that a part chose in a stage, summed over parts, stages and layers
+        self._lock = threading.Lock()
+
+    def compute(
+        self, stage: Stage, layer: int, layout: RowLayout, h: torch.Tensor, gates: torch.Tensor
+    ) -> torch.Tensor:
+        """Output (T, M), for rows h (T, M), of the experts in gates (T, 2 j) that a stage computes."""
+        if not gates.numel():
+            return torch.zeros_like(h)
+        method = cast("MethodType", self._layers[layer].experts)
+        pieces = self._weights.pieces(layer, stage)
+        if pieces[0][0] is None:
+            return self._of_piece(method, pieces[0][1], layout, h, gates)
+        out = torch.zeros_like(h)
+        for members, weights in pieces:
+            tokens, own = pairs_of(gates, members or ())
+            if len(tokens):
+                out.index_add_(0, tokens, self._of_piece(method, weights, layout, h[tokens], own))
+        return out
+
+    def _of_piece(
+        self, method: MethodType, weights: Tensors, layout: RowLayout, h: torch.Tensor, gates: torch.Tensor
+    ) -> torch.Tensor:
+        few = self._few.of(method, weights) if len(h) <= MOST else None
+        read = {"h": h, "gates": gates}
+        return cast("torch.Tensor", few(layout, read) if few else method(layout, read, weights))
+
+    def count(self, stage: Stage, layer: int, prefills: torch.Tensor, decodes: torch.Tensor, when: str) -> None:
+        """Count the experts that a stage computes of the gates (T, 2 j) of prefills and of decodes.
+
+        `when` is "at once" or "late".
+        """
+        every = self._model.num_local_experts
+        subset = stage.op.subset
+        mine = slice(None) if subset is None else np.array(subset.of(layer, every), np.int64)
+        counts = np.zeros((2, every), np.int64)
+        for place, gates in enumerate((prefills, decodes)):
+            ids = gates.numpy()[:, : gates.shape[1] // 2].astype(np.int64).ravel()
+            counts[place, mine] = np.bincount(ids, minlength=every)[mine]
+        both = counts.sum(axis=0)
+        with self._lock:
+            self._touched += int(np.count_nonzero(both))
+            self.counts[layer] += both
+            self.of_decodes[when] += int(counts[1].sum())
+
+    def touched(self) -> int:
+        """Distinct experts of each stage and part since the last call, added up."""
+        with self._lock:
+            found = self._touched
+            self._touched = 0
+        return found
+
+
+def pairs_of(gates: torch.Tensor, members: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The pairs of a row and an expert of a set.
+
+    Parameters
+    ----------
+    gates : Tensor (T, 2 j) fp32
+        The experts of each row, and then their weights.
+    members : sequence of int
+        Experts of the set, in the order in which their weights are held.
+
+    Returns
+    -------
+    tokens (P,) int64, gates (P, 2) fp32
+        The row of each pair, and the place of its expert in the set and its weight, in the order of rows.
+    """
+    ids, scales = gates.chunk(2, dim=-1)
+    most = int(max(ids.max().item(), max(members, default=0))) + 1
+    place = torch.full((most,), -1, dtype=torch.int64)
+    place[torch.tensor(members, dtype=torch.int64)] = torch.arange(len(members))
+    there = place[ids.long()]
+    rows, columns = torch.nonzero(there >= 0, as_tuple=True)
+    return rows, torch.stack((there[rows, columns].float(), scales[rows, columns]), dim=-1)

@@ -1,0 +1,133 @@
+"""Routing: how often each expert is chosen, by which sets of experts get their share of the work."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from workbench.core.errors import ScenarioError
+from workbench.models import ModelConfig
+
+
+class Routing(ABC):
+    """Expected routing of a model's tokens, layer by layer; tokens are independent of one another."""
+
+    @abstractmethod
+    def share(self, model: ModelConfig, layer: int, experts: Sequence[int]) -> float:
+        """Share of all pairs of a token and an expert that some experts of a layer get."""
+
+    @abstractmethod
+    def touched(self, model: ModelConfig, layer: int, experts: Sequence[int], tokens: float, each: int) -> float:
+        """Expected number of distinct ones of some experts of a layer that `tokens` tokens are routed to.
+
+        `each` is the number of experts per token that count.
+        """
+
+    @abstractmethod
+    def sort(self, layer: int) -> Hashable:
+        """A mark that is equal for layers that are routed alike."""
+
+    @abstractmethod
+    def check(self, model: ModelConfig) -> None:
+        """Refuse a model that it does not describe.
+
+        Raises
+        ------
+        ScenarioError
+            If it describes other layers or experts than the model has.
+        """
+
+
+@dataclass(frozen=True)
+class Uniform(Routing):
+    """Every expert is chosen equally often; distinct experts follow the model's `coverage`, if it has one."""
+
+    def check(self, model: ModelConfig) -> None:
+        """See `Routing.check`: it describes any model."""
+
+    def share(self, model: ModelConfig, layer: int, experts: Sequence[int]) -> float:
+        """See `Routing.share`: n / E."""
+        return len(experts) / model.num_local_experts
+
+    def touched(self, model: ModelConfig, layer: int, experts: Sequence[int], tokens: float, each: int) -> float:
+        """See `Routing.touched`: n (1 - (1 - each/E)^T) without a coverage."""
+        return model.touched_experts(tokens, each) * len(experts) / model.num_local_experts
+
+    def sort(self, layer: int) -> Hashable:
+        """See `Routing.sort`."""
+        return None
+
+
+UNIFORM = Uniform()
+"""The routing unless another is given."""
+
+
+@dataclass(frozen=True)
+class Frequencies(Routing):
+    """Every expert of a layer is chosen as often as it was counted, as `Result.expert_counts` of a run tells.
+
+    A token chooses expert e with the probability p_e = k n_e / (sum of n in its layer), so that T tokens touch
+    1 - (1 - p_e)^T of it.
+
+    Parameters
+    ----------
+    counts : (layers, experts)
+        Times that each expert was chosen. Rows of layers without experts are not read.
+
+    Raises
+    ------
+    ScenarioError
+        If counts are no such table, or a count is negative or not finite.
+    """
+
+    counts: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        try:
+            table = np.array(self.counts, dtype=np.float64)
+        except (TypeError, ValueError):
+            table = np.zeros(0)
+        if table.ndim != 2 or not table.size or not np.isfinite(table).all() or (table < 0).any():
+            raise ScenarioError(
+                "Frequencies(counts) takes a table (layers, experts) of numbers from 0 on, as the expert_counts of a "
+                f"run; this one has the shape {table.shape}."
+            )
+        object.__setattr__(self, "counts", tuple(map(tuple, table.tolist())))
+
+    def check(self, model: ModelConfig) -> None:
+        """See `Routing.check`."""
+        wanted = (model.num_hidden_layers, model.num_local_experts)
+        if self._table.shape != wanted:
+            raise ScenarioError(f"Frequencies has counts of shape {self._table.shape}, {model.name} needs {wanted}.")
+        for layer, kind in enumerate(model.layer_kinds):
+            row = self._table[layer]
+            most = model.num_experts_per_tok * row.max()
+            if not kind.dense and not 0 < most <= row.sum() * (1 + 1e-9):
+                raise ScenarioError(
+                    f"Frequencies has counts for layer {layer} of {model.name} that no routing makes: none, or one "
+                    f"expert with more than 1/{model.num_experts_per_tok} of them; count the choices of a run."
+                )
+
+    def share(self, model: ModelConfig, layer: int, experts: Sequence[int]) -> float:
+        """See `Routing.share`: the sum of n_e / sum of n over the experts."""
+        row = self._table[layer]
+        return float(row[list(experts)].sum() / row.sum())
+
+    def touched(self, model: ModelConfig, layer: int, experts: Sequence[int], tokens: float, each: int) -> float:
+        """See `Routing.touched`: the sum of 1 - (1 - p_e)^T over the experts."""
+        row = self._table[layer]
+        chosen = np.minimum(1.0, each * row[list(experts)] / row.sum())
+        return float((1.0 - (1.0 - chosen) ** tokens).sum())
+
+    def sort(self, layer: int) -> Hashable:
+        """See `Routing.sort`."""
+        return self.counts[layer]
+
+    @cached_property
+    def _table(self) -> npt.NDArray[np.float64]:
+        return np.array(self.counts)
