@@ -22,7 +22,7 @@ from workbench.scenario import Memory, Scenario
 from workbench.scenario.record import FORMAT, import_path, plain_fields
 from workbench.scheduler.resource_aware import Admission, ResourceAware
 from workbench.schedules import Sequential, VSLPipe
-from workbench.stages import Op, Streamed, Work, attention, combine_shared, experts, moe, out_proj, qkv
+from workbench.stages import Op, Streamed, Work, attention, combine_of, experts, moe, out_proj, qkv
 from workbench.workload import Request, Sampling, Workload, workloads
 
 requests = st.builds(
@@ -118,7 +118,7 @@ def test_an_operation_that_only_equals_an_importable_one_has_no_path():
         ("__main__:OWN", "neither a built-in operation nor module:name of a module of yours"),
         ("__mp_main__:OWN", "neither a built-in operation nor module:name of a module of yours"),
         ("workbench.stages:head", "neither a built-in operation nor module:name of a module of yours"),
-        ("workbench.stages.ops:combine_shared", "neither a built-in operation nor module:name of a module of yours"),
+        ("workbench.stages.ops:combine_of", "neither a built-in operation nor module:name of a module of yours"),
         (f"{'long.' * 99}path:OWN", "neither a built-in operation nor module:name of a module of yours"),
         ("tests/builders.py:OWN", "neither a built-in operation nor module:name"),
         ("..builders:OWN", "neither a built-in operation nor module:name"),
@@ -175,7 +175,7 @@ def test_what_looks_up_to_another_operation_is_no_import_path(monkeypatch):
         assert import_path(mine) is None, module
     there.mine = mine
     assert import_path(mine) == "module_of_mine:mine"
-    assert import_path(combine_shared) is None
+    assert import_path(combine_of) is None
 
 
 # ------------------------------------------------------------------------------------------------------ differences

@@ -317,14 +317,15 @@ class _State(NamedTuple):
 
     `ends` are the ends of the last tasks, and `last` is the end of the very last. `moving` are the bulk transfers that
     have not ended; if there are none, `over_at` is the end of the last one of each lane, relative to `last`, but at
-    least the earliest of `ends`, before which no later transfer begins. `longer` is the time for which each lane has
-    been held beyond the sum of its tasks' own times.
+    least the earliest of `ends`, before which no later transfer begins that waits for a task; `over` is that end as it
+    is. `longer` is the time for which each lane has been held beyond the sum of its tasks' own times.
     """
 
     last: float
     ends: list[float]
     moving: list[_Moving]
     over_at: dict[str, float]
+    over: dict[str, float]
     longer: dict[str, float]
 
     def like(self, before: _State, left: int) -> bool:
@@ -438,16 +439,16 @@ class _Lanes:
             if ends[each.index] > over
         ]
         window = ends[max(0, at - reach) : at]
-        over_at = {} if moving or not self._bulk else self._over(min(window, default=0.0), last)
-        return _State(last, window, moving, over_at, self.longer.copy())
+        over = {} if moving else {lane: self._over(lane) for lane in self._bulk}
+        earliest = min(window, default=0.0)
+        over_at = {lane: max(end, earliest) - last for lane, end in over.items()}
+        return _State(last, window, moving, over_at, over, self.longer.copy())
 
-    def _over(self, earliest: float, last: float) -> dict[str, float]:
-        """End of each lane's last bulk transfer if none is under way: at least `earliest`, and relative to `last`."""
-        found = {}
-        for lane, transfers in self._bulk.items():
-            end = self.ends[transfers[-1].index] if transfers else 0.0
-            found[lane] = max(self._over_at[lane], earliest, end) - last
-        return found
+    def _over(self, lane: str) -> float:
+        """End of a lane's last bulk transfer if none is under way."""
+        transfers = self._bulk[lane]
+        end = self.ends[transfers[-1].index] if transfers else 0.0
+        return max(self._over_at[lane], end)
 
     def _skip(self, tasks: int, times: int, now: _State, before: _State, lanes: Sequence[str]) -> None:
         """Move to the state after `times` more repetitions of `tasks` tasks each."""
@@ -458,8 +459,8 @@ class _Lanes:
             self._free[lane] += shift
             self.longer[lane] += (now.longer[lane] - before.longer[lane]) * times
         self._bulk = {lane: [] for lane in self._bulk}
-        for lane, over_at in now.over_at.items():
-            self._over_at[lane] = now.last + shift + over_at
+        for lane, end in now.over.items():
+            self._over_at[lane] = end + shift if end > before.over.get(lane, end) else end
         for lane, back, start, end, since in now.moving:
             index = self._at + back
             last = now.last + shift
