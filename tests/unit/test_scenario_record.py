@@ -175,7 +175,7 @@ def test_what_looks_up_to_another_operation_is_no_import_path(monkeypatch):
         assert import_path(mine) is None, module
     there.mine = mine
     assert import_path(mine) == "module_of_mine:mine"
-    assert import_path(combine_of) is None
+    assert import_path(combine_of("routed", "shared")) is None
 
 
 # ------------------------------------------------------------------------------------------------------ differences

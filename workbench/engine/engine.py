@@ -30,6 +30,8 @@ from workbench.schedules.base import Step
 from workbench.schedules.plan import LANES, Carry, Plan, Task, let_begin
 from workbench.serving.loop import Called
 from workbench.serving.prepared import Prepared
+from workbench.serving.task_cost import present
+from workbench.stages import PartRows
 from workbench.workload.stop_strings import spells
 from workbench.workload.tokenizer import Tokenizer, load_tokenizer
 
@@ -56,6 +58,7 @@ class Engine:
         self._requests = list(scenario.workload.requests)
         self._tokens = [list(request.prompt) for request in self._requests]
         self._logprobs = [list[TokenLogprobs]() for _ in self._requests]
+        self._rows: list[PartRows] = []  # of the parts of the plan under way
         self.timeline = Timeline(labels=prepared.lowering.stack.labels)
         self.watch = Stopwatch()
         self._cores = scenario.machine.cores or Cores.of(usable_cores())
@@ -188,6 +191,7 @@ class Engine:
         for part, (layout, batch) in enumerate(zip(layouts, plan.parts, strict=True)):
             self.forward.resume(part, layout, batch)
         self._executor.pin(affinities(self.paced(plan), self._cores))
+        self._rows = [self._prepared.cost.part(batch) for batch in plan.parts]
         jobs = self._executor.run(plan.tasks, [self._action(task, plan.parts, layouts) for task in plan.tasks])
         afters = let_begin(plan.tasks, [job.start for job in jobs], [job.end for job in jobs])
         ended = []
@@ -221,7 +225,9 @@ class Engine:
         forward = self.forward
         layer = task.layer
         if task.part is None:
-            return lambda: forward.transfer_weights(task.weights_of, task.page)
+            there = present(task, self._rows)
+            moves = self._prepared.cost.weight_transfer(task, self._rows)
+            return (lambda: forward.transfer_weights(task.weights_of, there, task.page)) if moves else None
         part = task.part
         batch = parts[part]
         here = batch.at(task.place(batch.layers))
@@ -273,7 +279,7 @@ class Engine:
         for job in jobs:
             task = job.task
             if task.node.kind is NodeKind.WEIGHTS:
-                expected = cost.weight_transfer(task)
+                expected = cost.weight_transfer(task, self._rows)
             elif task.node.kind in (NodeKind.MOVE, NodeKind.KV_IN, NodeKind.KV_OUT) and task.part is not None:
                 here = plan.parts[task.part].at(task.place(plan.layers))
                 expected = cost.transfer(task.node, here.rows)

@@ -102,7 +102,8 @@ def least_forced(workload: Workload, blocks: int, block: int) -> Forced:
     outputs = _held(prompt, output, block)
     decodes = outputs - np.bincount(-(-prompt // block), minlength=len(outputs))
     of_rows = crowds(together, outputs, decodes, blocks)
-    return Forced(least_iterations(workload, blocks, block), shortest, float(decodes.sum()), of_rows)
+    with_prompts = -(-int(prompt.sum()) // (blocks * block))
+    return Forced(least_iterations(workload, blocks, block), with_prompts, shortest, float(decodes.sum()), of_rows)
 
 
 def _held(prompt: Counts, output: Counts, block: int) -> Counts:

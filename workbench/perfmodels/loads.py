@@ -14,7 +14,7 @@ import numpy.typing as npt
 from workbench.pipeline.layer_graph import EMBED, HEAD, Node, NodeKind
 from workbench.serving.prepared import Prepared
 from workbench.serving.task_cost import Pricer
-from workbench.stages import PartRows, Rows, Stage
+from workbench.stages import PartRows, RowClass, Rows, Stage
 
 DRAM = "DRAM bandwidth"
 """Name of the limit that the host's memory sets."""
@@ -53,6 +53,8 @@ class Forced(NamedTuple):
     ----------
     iterations : int
         Iterations that the KV cache and the longest output force.
+    prompts : int
+        Iterations with prefills that the KV cache forces.
     shortest : int
         Least number of tokens of a sequence that decodes, its new one included.
     decodes : float
@@ -62,6 +64,7 @@ class Forced(NamedTuple):
     """
 
     iterations: int
+    prompts: int
     shortest: int
     decodes: float
     crowds: tuple[Crowd, ...]
@@ -107,7 +110,11 @@ class Loads:
         self._fixed = {"gpu compute": 0.0, "cpu compute": 0.0, "d2h link": 0.0, "h2d link": 0.0}
         self._fixed |= {DRAM: 0.0} if self._cores is None else {CORES: 0.0}
         for layer, count in stack.alike:
-            self._add_weights(self._cost.layer_weights(layer), count)
+            each = self._cost.layer_weights(layer, RowClass.ALL)
+            only_decodes = each - self._cost.layer_weights(layer, RowClass.PREFILL)
+            only_prompts = each - self._cost.layer_weights(layer, RowClass.DECODE)
+            self._add_weights(each - only_decodes - only_prompts, count * forced.iterations)
+            self._add_weights(only_prompts, count * forced.prompts)
             for node in stack.at(layer):
                 if node is not None:
                     self._add_node(node, layer, count)
@@ -131,11 +138,10 @@ class Loads:
         return limits
 
     def _add_weights(self, size: float, times: int) -> None:
-        """Add the transfer of a layer's weights in `times` layers and every iteration."""
-        streamed = times * self._forced.iterations
-        self._fixed["h2d link"] += streamed * self._cost.fetch(size)
+        """Add the transfer of weights, which is made so many times."""
+        self._fixed["h2d link"] += times * self._cost.fetch(size)
         if self._cores is None:
-            self._fixed[DRAM] += streamed * size / self._bandwidth
+            self._fixed[DRAM] += times * size / self._bandwidth
 
     def _add_node(self, node: Node, layer: int, times: int) -> None:
         """Add a node of `times` layers; deferred experts are counted with those that their stage computes at once."""

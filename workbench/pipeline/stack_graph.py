@@ -15,7 +15,7 @@ from workbench.models.layers import LayerKind
 from workbench.pipeline.algebra import Pipeline
 from workbench.pipeline.layer_graph import EMBED, HEAD, TO_CPU, TO_GPU, WEIGHTS, LayerGraph, Node, NodeKind, layer_graph
 from workbench.pipeline.stack import LayerRange, Stack
-from workbench.stages import ExpertSet, Op, Place, Stage, experts, kv
+from workbench.stages import ExpertSet, Op, Place, RowClass, Stage, experts, kv
 
 _Nodes = tuple[Node | None, ...]
 _SUBSCRIPT = str.maketrans("0123456789", SUBSCRIPTS)
@@ -152,6 +152,13 @@ class StackGraph:
         if key not in self._pieces:
             self._pieces[key] = tuple(self._found_pieces(stage, layer))
         return self._pieces[key]
+
+    def wanted(self, node: Node, layer: int, rows: RowClass | None) -> tuple[Piece, ...]:
+        """The streamed pieces of a node of a layer that its stages compute with, each once, if there are such rows."""
+        classes = rows.classes if rows else ()
+        stages = [stage for stage in node.stages if set(stage.op.rows.classes).intersection(classes)]
+        pieces = dict.fromkeys(piece for stage in stages for piece in self.pieces(stage, layer))
+        return tuple(piece for piece in pieces if piece.streamed)
 
     def _found_pieces(self, stage: Stage, layer: int) -> Iterable[Piece]:
         op = stage.op.holder

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -119,9 +120,17 @@ class Lowering:
     def tasks(self, step: Step) -> tuple[Task, ...]:
         """The tasks of one iteration."""
         if step.value not in self._memo:
-            tasks = self.schedule.tasks(self.stack, step)
-            self._memo[step.value] = tuple(self.schedule.ordered(tasks, self._seconds))
+            tasks = self.schedule.ordered(self.schedule.tasks(self.stack, step), self._seconds)
+            self._memo[step.value] = tuple(self._marked(tasks))
         return self._memo[step.value]
+
+    def _marked(self, tasks: Sequence[Task]) -> Iterator[Task]:
+        """The tasks, marked where they bring weights for the next iteration; see `Task.for_next`."""
+        last = {(task.layer, task.node.code): place for place, task in enumerate(tasks)}
+        for place, task in enumerate(tasks):
+            readers = [self.stack.graph(layer).nodes[node].code for layer, node in task.weights_of]
+            used = [last.get((layer, code), -1) for (layer, _), code in zip(task.weights_of, readers, strict=True)]
+            yield task if all(each > place for each in used) else replace(task, for_next=True)
 
 
 class TaskList:

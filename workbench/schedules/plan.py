@@ -68,6 +68,9 @@ class Task:
         Position of a weight transfer that may outlast its iteration.
     page : Page
         Share of these weights that the transfer brings. Pages follow one another into one slot.
+    for_next : bool
+        True if a weight transfer brings what the next iteration computes with. Its batch is not known yet, so that all
+        weights come; within an iteration only those come that some rows are computed with.
     """
 
     node: Node
@@ -78,6 +81,7 @@ class Task:
     bulk: bool = False
     carry: Carry = Carry.NONE
     page: Page = WHOLE
+    for_next: bool = False
 
     @property
     def name(self) -> str:
@@ -439,10 +443,10 @@ class _Lanes:
             if ends[each.index] > over
         ]
         window = ends[max(0, at - reach) : at]
-        over = {} if moving else {lane: self._over(lane) for lane in self._bulk}
+        ended = {} if moving else {lane: self._over(lane) for lane in self._bulk}
         earliest = min(window, default=0.0)
-        over_at = {lane: max(end, earliest) - last for lane, end in over.items()}
-        return _State(last, window, moving, over_at, over, self.longer.copy())
+        over_at = {lane: max(end, earliest) - last for lane, end in ended.items()}
+        return _State(last, window, moving, over_at, ended, self.longer.copy())
 
     def _over(self, lane: str) -> float:
         """End of a lane's last bulk transfer if none is under way."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from workbench.hardware import Machine
 from workbench.hardware.profile import Contention, Cores, Pace
 from workbench.schedules.plan import COMPUTE, LANES, Carry, Plan, Task, Turns, busy_seconds, one_at_a_time, play
 from workbench.serving.task_cost import Price, Pricer, TaskCost
-from workbench.stages import CutRows, PartRows, Rows
+from workbench.stages import CutRows, PartRows, RowClass, Rows
 
 # A plan whose longest task is shorter than this gains nothing from a team of threads. Beside another program the
 # members of a team wait for one another: parallel regions of 1 ms then took up to 50 ms (2 Zen 4 cores).
@@ -21,6 +22,7 @@ _ROUNDS = 2
 """Number of times that the lanes' overlap is computed: lanes that slow one another down overlap longer."""
 _PACKET = 1e-3  # seconds of a transfer's packets where only the overlap of lanes is computed
 _NO_ROWS = Rows()
+_WeightPricer = Callable[[Sequence[PartRows]], Price]
 
 
 class LaidOut(NamedTuple):
@@ -72,6 +74,8 @@ class _CostGroups(NamedTuple):
     runs_on : list of int
         Place of the transfer that this iteration lets run on, if there is one.
     turns : Turns
+    varying : list of (int, callable)
+        Groups of weight transfers whose size depends on the rows of the parts, with the function that prices them.
     tasks : sequence of Task
         Kept so that their id stays theirs: it is the key under which the groups are stored.
     """
@@ -82,6 +86,7 @@ class _CostGroups(NamedTuple):
     rest: list[int]
     runs_on: list[int]
     turns: Turns
+    varying: list[tuple[int, _WeightPricer]]
     tasks: Sequence[Task]
 
     @property
@@ -248,21 +253,40 @@ class PlanCost:
     def _sort(self, tasks: Sequence[Task], cut: CutRows | None, gpu: int, cpu: int) -> _CostGroups:
         number: dict[tuple[object, ...], int] = {}
         groups = list[_CostGroup]()
+        varying = list[tuple[int, _WeightPricer]]()
         of_task = list[int]()
         for task in tasks:
             place = max(task.layer, 0) if cut is None else task.place(cut.stack)
             rows = None if cut is None or task.part is None else id(cut.at(place))
-            size = self.cost.weight_transfer(task) if task.part is None else None
-            key = (size, task.carry, id(task.node), task.part, rows)
+            sizes = None if task.part is not None else self._sizes(task, cut)
+            key = (sizes, task.carry, id(task.node), task.part, rows)
             if key not in number:
                 number[key] = len(groups)
+                if sizes is not None and len(sizes) > 1:
+                    varying.append((len(groups), partial(self._weight_price, task)))
                 lane = task.node.lane
                 groups.append(_CostGroup(task.part, place, lane, self._pricer(task, cpu if lane == "cpu" else gpu)))
             of_task.append(number[key])
         on_host = [number for number, group in enumerate(groups) if group.lane == "cpu"]
         rest = [group for task, group in zip(tasks, of_task, strict=True) if task.carry is Carry.IN]
         on = [place for place, task in enumerate(tasks) if task.carry is Carry.OUT]
-        return _CostGroups(groups, of_task, on_host, rest, on, Turns.of(tasks, of_task), tasks)
+        return _CostGroups(groups, of_task, on_host, rest, on, Turns.of(tasks, of_task), varying, tasks)
+
+    def _sizes(self, task: Task, cut: CutRows | None) -> tuple[float, ...]:
+        """The sizes that a weight transfer can have, one if it has the same for any rows; equal for equal transfers."""
+        whole = self.cost.weight_transfer(task)
+        if task.for_next or task.carry is Carry.IN:
+            return (whole,)
+        classes = (RowClass.PREFILL, RowClass.DECODE)
+        some = [sum(self.cost.layer_weights(layer, rows) for layer, _ in task.weights_of) for rows in classes]
+        every = sum(self.cost.layer_weights(layer) for layer, _ in task.weights_of)
+        if cut is None:
+            return (whole,) if some == [every, every] else (whole, *some)
+        return (whole, *some, *(layer in cut.layers for layer, _ in task.weights_of))
+
+    def _weight_price(self, task: Task, parts: Sequence[PartRows]) -> Price:
+        size = self.cost.weight_transfer(task, parts)
+        return self.cost.fetch(size), size
 
     def _pricer(self, task: Task, threads: int) -> Pricer:
         if task.part is None:
@@ -283,7 +307,10 @@ class PlanCost:
 
 def _prices(groups: _CostGroups, parts: Sequence[PartRows]) -> list[Price]:
     """The price of every group."""
-    return [price(_NO_ROWS if part is None else parts[part].at(place)) for part, place, _, price in groups.groups]
+    found = [price(_NO_ROWS if part is None else parts[part].at(place)) for part, place, _, price in groups.groups]
+    for number, of_weights in groups.varying:
+        found[number] = of_weights(parts)
+    return found
 
 
 def _progress_lost(slowdown: float, link: float) -> float:

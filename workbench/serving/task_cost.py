@@ -69,17 +69,7 @@ class TaskCost:
         self._summed = {key: _summed(graph.pipeline.stages, self._model) for key, graph in graphs.items()}
         self._kv_in = self._model.kv_elements * DTYPE_BYTES[self._precision.kv]
         self._routing = scenario.routing
-        self._weights = {  # bytes of each streamed node, by the nodes of a layer, which layers of one sort share
-            id(stack.at(layer)): {node: self._streamed_weights(layer, node) for node in stack.streamed(layer)}
-            for layer, _ in stack.alike
-        }
-
-    def _streamed_weights(self, layer: int, index: int) -> float:
-        """Bytes of one streamed node of a layer."""
-        node = self._stack.at(layer)[index]
-        pieces = [piece for stage in (node.stages if node else ()) for piece in self._stack.pieces(stage, layer)]
-        streamed = dict.fromkeys(piece.op for piece in pieces if piece.streamed)
-        return sum(op.weight_bytes(self.model_at(layer), self._precision, layer) for op in streamed)
+        self._weights: dict[tuple[int, int, RowClass | None], float] = {}  # by sort of layer, node, and rows
 
     # --------------------------------------------------------------------------------------------- rows of a batch
 
@@ -101,31 +91,44 @@ class TaskCost:
 
     @property
     def weights_per_layer(self) -> float:
-        """Bytes streamed per layer and iteration, mean over the layers."""
+        """Bytes streamed per layer and iteration with rows of both classes, mean over the layers."""
         return sum(self.layer_weights(layer) for layer in range(self._stack.layers)) / self._stack.layers
 
     def model_at(self, layer: int) -> ModelConfig:
         """The model whose layers are all like this one."""
         return self._models[self._stack.kind(layer)]
 
-    def layer_weights(self, layer: int) -> float:
-        """Bytes of a layer's streamed weights."""
-        return sum(self._weights_at(layer).values())
+    def layer_weights(self, layer: int, rows: RowClass | None = RowClass.ALL) -> float:
+        """Bytes of a layer's streamed weights that such rows are computed with."""
+        return sum(self._node_weights(layer, node, rows) for node in self._stack.streamed(layer))
 
-    def weight_transfer(self, task: Task) -> float:
-        """Bytes that one weight transfer moves, or its page of them."""
-        size = self.exact_transfer(task.weights_of)
+    def weight_transfer(self, task: Task, parts: Sequence[PartRows] | None = None) -> float:
+        """Bytes that one weight transfer moves, or its page of them, if the parts have these rows.
+
+        Without parts, and for the next iteration, it moves all weights.
+        """
+        size = sum(
+            self._node_weights(*pair, rows) for pair, rows in zip(task.weights_of, present(task, parts), strict=True)
+        )
         if task.page is WHOLE:
             return size
         begin, end = task.page.cut(size)
         return end - begin
 
     def exact_transfer(self, weights_of: Sequence[tuple[int, int]]) -> float:
-        """Bytes of the weights of these (layer, node) pairs."""
-        return sum(self._weights_at(layer)[node] for layer, node in weights_of)
+        """Bytes of all weights of these (layer, node) pairs."""
+        return sum(self._node_weights(layer, node, RowClass.ALL) for layer, node in weights_of)
 
-    def _weights_at(self, layer: int) -> dict[int, float]:
-        return self._weights[id(self._stack.at(layer))]
+    def _node_weights(self, layer: int, index: int, rows: RowClass | None) -> float:
+        """Bytes of one node's streamed weights that such rows are computed with."""
+        nodes = self._stack.at(layer)
+        key = (id(nodes), index, rows)
+        if key not in self._weights:
+            node = nodes[index]
+            pieces = () if node is None else self._stack.wanted(node, layer, rows)
+            model = self.model_at(layer)
+            self._weights[key] = sum(piece.op.weight_bytes(model, self._precision, layer) for piece in pieces)
+        return self._weights[key]
 
     def transfer(self, node: Node, rows: Rows) -> float:
         """Bytes that a transfer of activations or KV moves for these rows."""
@@ -504,3 +507,15 @@ def rows_of(stage: Stage, rows: Rows) -> Rows:
     if stage.op.rows is RowClass.PREFILL:
         return rows._replace(decode=0, context=0, emits=rows.emits - rows.decode)
     return Rows(decode=rows.decode, context=rows.context, emits=rows.decode)
+
+
+def present(task: Task, parts: Sequence[PartRows] | None) -> tuple[RowClass | None, ...]:
+    """The rows in each layer whose weights a transfer brings: all without parts, and for the next iteration."""
+    if parts is None or task.for_next:
+        return (RowClass.ALL,) * len(task.weights_of)
+    found = list[RowClass | None]()
+    for layer, _ in task.weights_of:
+        there = [rows.at(layer) for rows in parts]
+        prefill = any(rows.prefill for rows in there)
+        found.append(RowClass.of(prefill=prefill, decode=any(rows.decode for rows in there)))
+    return tuple(found)

@@ -39,6 +39,13 @@ class RowClass(enum.Enum):
         """The classes in which buffers are tracked, prefill and decode, that these rows consist of."""
         return (RowClass.PREFILL, RowClass.DECODE) if self is RowClass.ALL else (self,)
 
+    @staticmethod
+    def of(*, prefill: bool, decode: bool) -> RowClass | None:
+        """The rows of these classes; None for none."""
+        if prefill and decode:
+            return RowClass.ALL
+        return RowClass.PREFILL if prefill else RowClass.DECODE if decode else None
+
 
 class Place(enum.Enum):
     """The device that a stage is placed on."""

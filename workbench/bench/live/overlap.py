@@ -170,7 +170,7 @@ class Bench:
         seconds = median(seconds for seconds, _ in self.passes(prepared, TaskClock(prepared)))
         all_decode = np.array([0, self._rows])  # all hold equal shares of the cache
         together = crowds(self._rows, all_decode, all_decode, self._rows)
-        alone = Loads(prepared, Forced(1, round(rows.context / rows.decode), rows.decode, together))
+        alone = Loads(prepared, Forced(1, 0, round(rows.context / rows.decode), rows.decode, together))
         return ScheduleTimes(schedule, max(alone.limits(rows).values()), seconds)
 
     def measure(self, times: ScheduleTimes) -> None:

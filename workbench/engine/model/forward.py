@@ -30,6 +30,7 @@ from workbench.schedules.base import Step
 from workbench.schedules.plan import WHOLE, Page
 from workbench.serving.capacity import ledger, positions
 from workbench.serving.prepared import Prepared
+from workbench.serving.task_cost import present
 from workbench.stages import Place, RowClass, Stage, buffer_row, experts, out_proj, prefill_attention, qkv
 
 Key = tuple[Place, int, str]
@@ -117,7 +118,7 @@ class Forward:
             for task in self._prepared.lowering.tasks(Step.MIDDLE):
                 if task.weights_of:
                     self._control.check()
-                    self._weights.buffer.transfer(task.weights_of, task.page).make()
+                    self._weights.buffer.transfer(task.weights_of, present(task, None), task.page).make()
 
     def clear(self) -> None:
         """Forget the buffers of the last iteration."""
@@ -169,9 +170,14 @@ class Forward:
         few = self._few.logits if 0 < len(x) <= MOST else None
         return few(x) if few else self._ops.logits(x)
 
-    def transfer_weights(self, weights_of: Sequence[tuple[int, int]], page: Page = WHOLE) -> Transfer | None:
-        """The transfer of the weights of these (layer, node) pairs, or of one page of them, into the next slot."""
-        return self._weights.buffer.transfer(weights_of, page) if self._weights.buffer else None
+    def transfer_weights(
+        self, weights_of: Sequence[tuple[int, int]], present: Sequence[RowClass | None], page: Page = WHOLE
+    ) -> Transfer | None:
+        """The transfer of the weights of these (layer, node) pairs, or of one page of them, into the next slot.
+
+        `present` are the rows in each pair's layer: only weights that these are computed with come.
+        """
+        return self._weights.buffer.transfer(weights_of, present, page) if self._weights.buffer else None
 
     def compute(self, stage: Stage, layer: int, part: int, layout: RowLayout) -> None:
         """Compute one stage of a part, on the device whose lane calls."""

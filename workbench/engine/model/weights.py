@@ -18,11 +18,13 @@ from workbench.engine.loading.tensors import Tensors, operands
 from workbench.models import ModelConfig
 from workbench.pipeline.stack_graph import Piece, StackGraph
 from workbench.schedules.plan import WHOLE, Page
-from workbench.stages import Op, Place, Precision, Stage, experts
+from workbench.stages import Op, Place, Precision, RowClass, Stage, experts
 
 _Held = dict[tuple[int, Op], Tensors]
 """Tensors by layer and operation."""
 _Laid = tuple[list[ArrayCopy], _Held]
+_Wanted = tuple[tuple[tuple[int, int], RowClass | None], ...]
+"""Pairs of layer and node, each with the rows in the layer."""
 
 
 def as_numpy(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
@@ -72,7 +74,7 @@ class WeightBuffer:
         self._slots = [host_memory((round(slot_bytes),), torch.uint8) for _ in range(slots)]
         self._holds: list[_Held] = [{} for _ in range(slots)]
         self._turn = 0
-        self._known: dict[tuple[int, tuple[tuple[int, int], ...], Page], _Laid] = {}
+        self._known: dict[tuple[int, _Wanted, Page], _Laid] = {}
 
     @property
     def bytes(self) -> int:
@@ -84,36 +86,38 @@ class WeightBuffer:
         """Tensors of every transfer so far, as operations find them in the slots."""
         return [held for _, held in self._known.values()]
 
-    def transfer(self, weights_of: Sequence[tuple[int, int]], page: Page = WHOLE) -> Transfer:
+    def transfer(
+        self, weights_of: Sequence[tuple[int, int]], present: Sequence[RowClass | None], page: Page = WHOLE
+    ) -> Transfer:
         """The transfer of the weights of these (layer, node) pairs, or of one page of them, into the next slot.
 
-        They have arrived with the last page.
+        Of each pair those come that rows of the class that is `present` in its layer are computed with. They have
+        arrived with the last page.
         """
         if not page.number:
             self._turn = (self._turn + 1) % len(self._slots)
             self._holds[self._turn] = {}
         turn = self._turn
-        copies, held = self._laid(turn, tuple(weights_of), page)
+        copies, held = self._laid(turn, tuple(zip(weights_of, present, strict=True)), page)
 
         def arrived() -> None:
             self._holds[turn] = held
 
         return Transfer(copies, arrived if page.number + 1 == page.pages else None)
 
-    def _laid(self, turn: int, weights_of: tuple[tuple[int, int], ...], page: Page) -> _Laid:
+    def _laid(self, turn: int, wanted: _Wanted, page: Page) -> _Laid:
         """Copies of a transfer into a slot, and the tensors that operations find there; worked out once.
 
         The mover needs both at every transfer. Working them out holds the GIL that the compute lanes need: 0.75 ms for
         31 tensors (Zen 4).
         """
-        key = (turn, weights_of, page)
+        key = (turn, wanted, page)
         if key not in self._known:
             streamed = list[tuple[int, Op, Stored]]()
-            for layer, node in weights_of:
+            for (layer, node), rows in wanted:
                 found = self._stack.at(layer)[node]
-                for piece in _pieces(self._stack, found.stages if found else (), layer):
-                    if piece.streamed:
-                        streamed += [(layer, piece.op, each) for each in self._store.sources(layer, piece.op)]
+                for piece in self._stack.wanted(found, layer, rows) if found else ():
+                    streamed += [(layer, piece.op, each) for each in self._store.sources(layer, piece.op)]
             streamed.sort(key=lambda each: (not each[2].aligned, -each[2].tensor.dtype.itemsize))
             copies = list[ArrayCopy]()
             held = _Held()
