@@ -242,6 +242,7 @@ class Engine:
             NodeKind.MOVE: lambda: forward.move(task.node, part, layout),
             NodeKind.KV_IN: lambda: forward.fetch_kv(layer, part, layout),
             NodeKind.KV_OUT: lambda: forward.store_kv(layer, part, layout),
+            NodeKind.EXPERTS_IN: lambda: forward.fetch_experts(task.node, layer, part, layout),
         }[task.node.kind]
 
     def _embed(self, part: int, batch: Batch) -> None:

@@ -119,11 +119,20 @@ class Pipeline:
 
     def streams(self, stage: Stage) -> bool:
         """True if the weights of this stage are streamed to the GPU and not resident."""
+        return any(True for _ in self._fetched(stage))
+
+    def streams_chosen(self, stage: Stage) -> bool:
+        """True if only those experts of this stage are streamed that a batch's tokens chose."""
+        return any(fetched.chosen for fetched in self._fetched(stage))
+
+    def _fetched(self, stage: Stage) -> Iterator[Streamed]:
+        """What is fetched of the weights of a stage."""
         if stage.device is not Place.GPU or not stage.op.has_weights:
-            return False
-        of_set = stage.op.holder.name
-        names = {stage.op.name, of_set, stage.op.plain.name if stage.op.subset else of_set}
-        return any(fetched is weights or fetched.op in names for fetched in self.fetches)
+            return
+        names = {stage.op.name, stage.op.holder.name}
+        if stage.op.subset is not None:
+            names.add(experts.name)
+        yield from (fetched for fetched in self.fetches if fetched is weights or fetched.op in names)
 
     def __str__(self) -> str:
         fetched = f"fetch({', '.join(item.name for item in self.fetches)}) | " if self.fetches else ""
@@ -158,10 +167,14 @@ def cpu(*ops: OpTree, defer: int = 0, skip: int = 0) -> Pipeline:
 
 
 def fetch(*what: Streamed) -> Pipeline:
-    """Declare the tensors that are streamed to the GPU: `weights`, ``experts.weights`` or `kv`."""
+    """Declare the tensors that are streamed to the GPU: `weights`, ``experts.weights``, ``experts.chosen`` or `kv`.
+
+    Weights are streamed before the batch needs them, all of them; ``experts.chosen`` are streamed once the router has
+    chosen, and only those that it chose.
+    """
     for item in what:
         if not isinstance(item, Streamed):
-            raise PipelineError(f"fetch takes weights, kv or an operation's .weights, not {item!r}.")
+            raise PipelineError(f"fetch takes weights, kv, an operation's .weights or experts.chosen, not {item!r}.")
     return Pipeline((), _union((), what))
 
 

@@ -21,6 +21,7 @@ class NodeKind(enum.Enum):
     WEIGHTS = "weights"
     KV_IN = "kv in"
     KV_OUT = "kv out"
+    EXPERTS_IN = "experts in"
     HEAD = "head"
 
 
@@ -35,7 +36,7 @@ class Node:
     lane : str
         "gpu", "cpu", "d2h" or "h2d".
     stages : tuple of Stage
-        Stages that a segment computes.
+        Stages that a segment computes, or whose chosen experts a transfer brings.
     carries : tuple of (buffer, RowClass)
         Rows of buffers that a transfer moves.
     after : tuple of int
@@ -59,6 +60,8 @@ class Node:
         """Operations of a segment, or buffers of a transfer (``q@decode k v``)."""
         if self.kind is NodeKind.SEGMENT:
             return " ".join(f"{s.op.name}{f'({chr(44).join(s.options)})' if s.options else ''}" for s in self.stages)
+        if self.kind is NodeKind.EXPERTS_IN:
+            return " ".join(s.op.chosen.name for s in self.stages)
         if self.kind is NodeKind.DEFERRED:
             return " ".join(f"{s.op.name}, {s.defer} of each token" for s in self.stages)
         carried: dict[str, set[RowClass]] = {}
@@ -161,9 +164,15 @@ class _Builder:
     def _segment(self, run: list[Stage], after: tuple[int, ...]) -> tuple[int, ...]:
         """Append the segments of stages in a row on one device.
 
-        Where KV is streamed, attention is a segment of its own: the stages before and behind it need not wait for the
-        KV. Prompt attention belongs to it, because it reads the cache for earlier chunks of a prompt.
+        Chosen experts come once all before them has been computed. Where KV is streamed, attention is a segment of its
+        own: the stages before and behind it need not wait for the KV. Prompt attention belongs to it, because it reads
+        the cache for earlier chunks of a prompt.
         """
+        chosen = next((place for place, stage in enumerate(run) if self._pipeline.streams_chosen(stage)), None)
+        if chosen is not None:
+            after = self._segment(run[:chosen], after) if chosen else after
+            arriving = self._append(Node(NodeKind.EXPERTS_IN, self._code("h2d"), "h2d", (run[chosen],), after=after))
+            return self._with_chosen(run[chosen:], (*after, *arriving))
         keeper = next((place for place, stage in enumerate(run) if stage.op.keeps_kv), None)
         if keeper is None or kv not in self._pipeline.fetches:
             return self._computed(run, after)
@@ -176,11 +185,19 @@ class _Builder:
         self._append(Node(NodeKind.KV_OUT, f"S{self._mark}", "d2h", carries=new_kv, after=reader))
         return self._computed(run[keeper + 1 :], reader)
 
+    def _with_chosen(self, run: list[Stage], after: tuple[int, ...]) -> tuple[int, ...]:
+        """Append the segment of a stage whose chosen experts have come, and all behind it on its device."""
+        others = [place for place, stage in enumerate(run) if place and self._pipeline.streams_chosen(stage)]
+        end = min([*others, len(run)])
+        after = self._computed(run[:end], after)
+        return self._segment(run[end:], after) if end < len(run) else after
+
     def _computed(self, run: list[Stage], after: tuple[int, ...]) -> tuple[int, ...]:
         if not run:
             return after
         lane = run[0].device.value
-        streamed = any(self._pipeline.streams(stage) for stage in run)
+        pipeline = self._pipeline
+        streamed = any(pipeline.streams(stage) and not pipeline.streams_chosen(stage) for stage in run)
         index = self._append(Node(NodeKind.SEGMENT, self._code(lane), lane, tuple(run), after=after, streamed=streamed))
         late = tuple(stage for stage in run if stage.defer)
         if late:  # nothing in this layer waits for it, and the next layer's experts follow it on their lane

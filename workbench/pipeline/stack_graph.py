@@ -137,7 +137,7 @@ class StackGraph:
 
     def _streams_any(self, layer: int, node: int) -> bool:
         there = self.at(layer)[node]
-        return there is not None and any(self.streams(stage, layer) for stage in there.stages)
+        return there is not None and bool(self.wanted(there, layer, RowClass.ALL))
 
     def streams(self, stage: Stage, layer: int) -> bool:
         """True if weights of this stage of a layer are streamed to the GPU."""
@@ -154,9 +154,13 @@ class StackGraph:
         return self._pieces[key]
 
     def wanted(self, node: Node, layer: int, rows: RowClass | None) -> tuple[Piece, ...]:
-        """The streamed pieces of a node of a layer that its stages compute with, each once, if there are such rows."""
-        classes = rows.classes if rows else ()
-        stages = [stage for stage in node.stages if set(stage.op.rows.classes).intersection(classes)]
+        """The streamed pieces of a node of a layer that its stages compute with, each once, if there are such rows.
+
+        Chosen experts are none of them: their transfers are nodes of their own.
+        """
+        classes = set(rows.classes if rows else ())
+        stages = [stage for stage in node.stages if classes.intersection(stage.op.rows.classes)]
+        stages = [stage for stage in stages if not self.pipeline(layer).streams_chosen(stage)]
         pieces = dict.fromkeys(piece for stage in stages for piece in self.pieces(stage, layer))
         return tuple(piece for piece in pieces if piece.streamed)
 
@@ -175,7 +179,7 @@ class StackGraph:
             yield Piece(op, False, members)
             return
         for name, some, moves in ((f":{kept}", every[:kept], False), (f"{kept}:", every[kept:], True)):
-            yield Piece(experts[ExpertSet(f"{op.subset or 'experts'} {name}", (some,))], moves, some)
+            yield Piece(experts[ExpertSet(name, (some,))], moves, some)
 
     def _members(self, op: Op, layer: int) -> tuple[int, ...] | None:
         return None if op.subset is None else self._every(op, layer)

@@ -44,7 +44,7 @@ class Schedule(ABC):
 
     @property
     def kv_slots(self) -> int:
-        """Buffers for streamed KV on the GPU; each holds the KV of one part in one layer."""
+        """Buffers for streamed KV and for chosen experts on the GPU; each holds those of one part in one layer."""
         return self.parts
 
     packet_seconds: float = 5e-3

@@ -15,6 +15,8 @@ from workbench.schedules.micro_batches import Dataflow, MicroBatched, WeightPlac
 from workbench.schedules.plan import COMPUTE, Task
 from workbench.stages import combine, decode_attention, experts, out_proj, prefill_attention, qkv, route
 
+_FETCHED = (NodeKind.KV_IN, NodeKind.EXPERTS_IN)
+
 
 @dataclass(frozen=True)
 class Overlap(MicroBatched):
@@ -24,8 +26,8 @@ class Overlap(MicroBatched):
     ones, that which soonest gives work to another lane. The typical batch has as many requests as the KV cache holds,
     of all ages. In a batch unlike it a lane waits for its next task, also where a later one is ready. Weights stream in
     packets, between which transfers of activations pass, into as many slots as asked for: a transfer brings those of a
-    layer's experts and of the next layer's projections. Fetched KV has two slots. Two layers of the example, if every
-    task takes one unit::
+    layer's experts and of the next layer's projections. Fetched KV has two slots, and so have chosen experts. Two
+    layers of the example, if every task takes one unit::
 
         gpu Ea  A0a Eb  A0b .   B0a .   B0b .   F0a A1a F0b A1b .   B1a .   B1b .   F1a Za  F1b Zb
         cpu .   .   .   C0a .   C0b .   D0a .   D0b .   .   C1a .   C1b .   D1a .   D1b .   .   .
@@ -64,7 +66,7 @@ class Overlap(MicroBatched):
     def tasks(self, stack: StackGraph, step: Step) -> tuple[Task, ...]:
         """See `Schedule.tasks`: layer after layer, and in each one micro-batch after the other."""
         plan = Dataflow(stack, step, slots=self.weight_slots, groups=_weights_by_experts(stack), bulk=True)
-        readers: list[int] = []  # tasks that read fetched KV, in order
+        fetched = {kind: _Fetched(self.kv_slots) for kind in _FETCHED}
         late: dict[int, int] = {}  # the task that computes what the layer before deferred, by part
         for layer in range(stack.layers):
             for part in range(self.parts):
@@ -74,13 +76,15 @@ class Overlap(MicroBatched):
                     if node is None:
                         continue
                     also = list[int]()
-                    if node.kind is NodeKind.KV_IN:
-                        also = readers[-self.kv_slots :][:1] if len(readers) >= self.kv_slots else []
+                    if node.kind in _FETCHED:
+                        also = fetched[node.kind].awaited
                     elif part in late and _adds_late(node):
                         also = [late.pop(part)]
                     task = plan.run(layer, place, part, *also)
-                    if _reads_fetched(stack, layer, node):
-                        readers.append(task)
+                    if node.kind in _FETCHED:
+                        fetched[node.kind].transfers.append(task)
+                    for kind in _read_fetched(stack, layer, node):
+                        fetched[kind].readers.append(task)
                     if node.kind is NodeKind.DEFERRED:
                         late[part] = task
             plan.load_at(WeightPlace.FIRST, layer, 0, self.parts)
@@ -91,6 +95,21 @@ class Overlap(MicroBatched):
     def ordered(self, tasks: Sequence[Task], seconds: Seconds) -> tuple[Task, ...]:
         """See `Schedule.ordered`: by list scheduling."""
         return _by_earliest_start(tasks, seconds(tasks))
+
+
+class _Fetched:
+    """Transfers of what is fetched for single parts, and the tasks that read it; they take turns in the slots."""
+
+    def __init__(self, slots: int) -> None:
+        self.transfers: list[int] = []
+        self.readers: list[int] = []
+        self._slots = slots
+
+    @property
+    def awaited(self) -> list[int]:
+        """Tasks that the next transfer waits for: the one before it, and the reader of what is in its slot."""
+        reader = self.readers[-self._slots :][:1] if len(self.readers) >= self._slots else []
+        return [*self.transfers[-1:], *reader]
 
 
 def _weights_by_experts(stack: StackGraph) -> list[WeightsOf]:
@@ -125,10 +144,11 @@ def _adds_late(node: Node) -> bool:
     return node.kind is NodeKind.SEGMENT and any(stage.op is experts for stage in node.stages)
 
 
-def _reads_fetched(stack: StackGraph, layer: int, node: Node) -> bool:
-    """True for the segment that reads fetched KV."""
-    keeps = node.kind is NodeKind.SEGMENT and any(stage.op.keeps_kv for stage in node.stages)
-    return keeps and any(stack.graph(layer).nodes[other].kind is NodeKind.KV_IN for other in node.after)
+def _read_fetched(stack: StackGraph, layer: int, node: Node) -> set[NodeKind]:
+    """What a segment reads that was fetched for its part alone: KV, or chosen experts."""
+    if node.kind is not NodeKind.SEGMENT:
+        return set()
+    return {stack.graph(layer).nodes[other].kind for other in node.after}.intersection(_FETCHED)
 
 
 def _by_earliest_start(tasks: Sequence[Task], seconds: Sequence[float]) -> tuple[Task, ...]:

@@ -23,6 +23,7 @@ from workbench.schedules.micro_batches import MicroBatched
 from workbench.serving.host_kernels import experts_bytes, is_packed
 from workbench.serving.ledger import Account, Change, Entry, Ledger
 from workbench.serving.prepared import Prepared, price
+from workbench.serving.task_cost import TaskCost
 from workbench.stages import DEFERRED_BUFFERS, Op, Place, RowClass, buffer_bytes, experts, head, qkv
 
 
@@ -164,6 +165,7 @@ class _Needs:
                 held.update({(piece.op, Place.CPU if piece.streamed else stage.device): None for piece in pieces})
             for op, home in held:
                 self._weights[home] += count * op.weight_bytes(model, scenario.precision, layer)
+        self._of_expert = list(_chosen_experts(self._stack, self._cost, scenario))
         self._rows = dict[Place, list[int]]()
         for device, buffers in held_buffers(self._stack).items():
             self._rows[device] = [_row_bytes(buffers, rows, scenario) for rows in RowClass.ALL.classes]
@@ -196,6 +198,8 @@ class _Needs:
                 count = min(batch.part_blocks * slots, scenario.kv_blocks * -(-slots // schedule.parts))
                 size = count * per_block / layers
                 entries.append(Entry("fetched KV", size, f"{count:.0f} blocks of one layer"))
+            if self._of_expert:
+                entries.append(self._fetched_experts(scenario, schedule, batch))
         entries.append(_angles(device, scenario))
         copies = scenario.machine.gpu.count if device is Place.GPU else 1  # each GPU of a node holds all of them
         size = copies * batch.held(*self._rows[device])
@@ -204,6 +208,12 @@ class _Needs:
         entries.append(self._largest_operation(device, scenario, batch))
         entries.append(Entry("reserve", memory.reserve(device)))
         return tuple(entries)
+
+    def _fetched_experts(self, scenario: Scenario, schedule: Schedule, batch: Largest) -> Entry:
+        """The most chosen experts that parts can have at once: no token chooses more than its own."""
+        chosen = scenario.model.num_experts_per_tok * batch.part_tokens
+        most = max(min(count, chosen) * size for count, size in self._of_expert)
+        return Entry("fetched experts", schedule.kv_slots * most, f"{schedule.kv_slots} of {format_bytes(most)}")
 
     def _largest_operation(self, device: Place, scenario: Scenario, batch: Largest) -> Entry:
         """The operation that needs most memory beyond the buffers held; a lane computes one at a time, for one part."""
@@ -225,6 +235,18 @@ class _Needs:
             needs[head.name] = head.working_bytes(scenario.model, precision) * sampled
         name = max(needs, key=lambda one: needs[one], default="")
         return Entry("largest operation", needs.get(name, 0.0), f"{name}, {batch.part_tokens} tokens" if name else "")
+
+
+def _chosen_experts(stack: StackGraph, cost: TaskCost, scenario: Scenario) -> Iterator[tuple[int, float]]:
+    """Number and size of the experts of a layer that are streamed once they are chosen, for each sort of layers."""
+    for layer, _ in stack.alike:
+        pieces = (
+            p for s in stack.stages(layer) if stack.pipeline(layer).streams_chosen(s) for p in stack.pieces(s, layer)
+        )
+        for op in dict.fromkeys(piece.op for piece in pieces if piece.streamed):
+            count = op.members(scenario.model, layer)
+            if count:
+                yield count, op.weight_bytes(cost.model_at(layer), scenario.precision, layer) / count
 
 
 def held_buffers(stack: StackGraph) -> dict[Place, set[str]]:

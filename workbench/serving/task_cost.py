@@ -20,6 +20,7 @@ from workbench.stages import (
     Chosen,
     CutRows,
     KindRows,
+    Op,
     PartRows,
     Place,
     Precision,
@@ -132,12 +133,7 @@ class TaskCost:
 
     def transfer(self, node: Node, rows: Rows) -> float:
         """Bytes that a transfer of activations or KV moves for these rows."""
-        if node.idle:
-            return 0.0
-        if node.kind is NodeKind.KV_IN:
-            return self._fetched_kv(rows)
-        per_prefill, per_decode = self._per_row(node)
-        return per_prefill * rows.prefill + per_decode * rows.decode
+        return 0.0 if node.idle else self._moved(node, 0)(rows)
 
     def _fetched_kv(self, rows: Rows) -> float:
         """Bytes of the KV that these rows read, without their own."""
@@ -183,14 +179,14 @@ class TaskCost:
         for alike in layers.values():
             for stage in self._stack.stages(alike[0]):
                 if stage.op.plain is experts:
-                    found.append((stage, alike, self._chosen(stage, alike[0])))
+                    found.append((stage, alike, self._chosen(stage.op, alike[0])))
         return found
 
-    def _chosen(self, stage: Stage, layer: int) -> Chosen:
-        """The expected share of a layer's routing that a stage of routed experts gets."""
+    def _chosen(self, op: Op, layer: int) -> Chosen:
+        """The expected share of a layer's routing that an operation of routed experts gets."""
         model = self._model
         every = model.num_local_experts
-        members = range(every) if stage.op.subset is None else stage.op.subset.of(layer, every)
+        members = range(every) if op.subset is None else op.subset.of(layer, every)
         touched = partial(self._routing.touched, model, layer, members)
         return Chosen(self._routing.share(model, layer, members), touched)
 
@@ -205,7 +201,7 @@ class TaskCost:
             If an operation declares no work and was not measured.
         """
         if node.lane in ("h2d", "d2h"):
-            return self._move(node)
+            return self._move(node, layer)
         if node.kind in _ENDS:
             return self._end(node.kind, threads)
         stage = self._late if node.kind is NodeKind.DEFERRED else self._stage
@@ -223,27 +219,43 @@ class TaskCost:
 
         return price
 
-    def _move(self, node: Node) -> Pricer:
-        """The pricer of a transfer of activations or KV in one layer."""
+    def _move(self, node: Node, layer: int) -> Pricer:
+        """The pricer of a transfer of activations, KV or chosen experts in one layer."""
         link = self._machine.link
         rate = link.h2d if node.lane == "h2d" else link.d2h
         overhead = link.overhead if self.profile is None else self.profile.move
         if node.idle:
             return lambda rows: (0.0, 0.0)
-        if node.kind is NodeKind.KV_IN:
-
-            def fetched(rows: Rows) -> Price:
-                size = self._fetched_kv(rows)
-                return copy_seconds(size, rate, overhead), size
-
-            return fetched
-        per_prefill, per_decode = self._per_row(node)
+        size_of = self._moved(node, layer)
 
         def price(rows: Rows) -> Price:
-            size = per_prefill * rows.prefill + per_decode * rows.decode
+            size = size_of(rows)
             return copy_seconds(size, rate, overhead), size
 
         return price
+
+    def _moved(self, node: Node, layer: int) -> Callable[[Rows], float]:
+        """The bytes that a transfer of activations, KV or chosen experts moves."""
+        if node.kind is NodeKind.KV_IN:
+            return self._fetched_kv
+        if node.kind is NodeKind.EXPERTS_IN:
+            return partial(self._chosen_experts, node.stages, layer)
+        per_prefill, per_decode = self._per_row(node)
+        return lambda rows: per_prefill * rows.prefill + per_decode * rows.decode
+
+    def _chosen_experts(self, stages: Sequence[Stage], layer: int, rows: Rows) -> float:
+        """Expected bytes of the streamed experts that rows are routed to in one layer."""
+        each = self._model.num_experts_per_tok
+        total = 0.0
+        for stage in stages:
+            tokens = rows_of(stage, rows).tokens
+            for piece in self._stack.pieces(stage, layer):
+                if piece.streamed:
+                    whole = piece.op.weight_bytes(self.model_at(layer), self._precision, layer)
+                    count = piece.op.members(self._model, layer)
+                    touched = self._chosen(piece.op, layer).touched(tokens, each)
+                    total += whole * touched / count if count else 0.0
+        return total
 
     def _stage(self, stage: Stage, threads: int, layer: int, measured: _Measured = measured_seconds) -> Pricer:
         """The pricer of one stage in one layer: as measured on `threads` threads, or else by the roofline."""
@@ -263,8 +275,8 @@ class TaskCost:
         """
         if stage.op.subset is None:
             return lambda rows: 1.0
-        chosen = self._chosen(stage, layer)
-        whole = self._chosen(replace(stage, op=experts), layer)
+        chosen = self._chosen(stage.op, layer)
+        whole = self._chosen(experts, layer)
         each = self._model.num_experts_per_tok
         if measured is least_seconds:
             return lambda rows: chosen.share
@@ -279,7 +291,7 @@ class TaskCost:
         """The pricer of the work that one stage defers in one layer."""
         time = self._time(stage.op.name, threads, self._resident(stage, layer))
         if time is None:
-            work = afterwards(stage, self._chosen(stage, layer))
+            work = afterwards(stage, self._chosen(stage.op, layer))
             price = self._roofline(work, self._device(stage.device, threads), layer)
             late = self._added_up(stage, price, layer)
             return lambda rows: late(Rows(decode=rows.decode))
@@ -338,7 +350,7 @@ class TaskCost:
     def _work(self, stage: Stage, layer: int) -> WorkFunction:
         """Work of a stage when its layer runs; for decode attention on a GPU, in the precision that prices it there."""
         usual = stage.op.plain is not experts or (stage.op.subset is None and self._routing == UNIFORM)
-        work = at_once(stage, None if usual else self._chosen(stage, layer))
+        work = at_once(stage, None if usual else self._chosen(stage.op, layer))
         if work is None:
             raise ScenarioError(
                 f"op {stage.op.name!r} declares no work, so it cannot be priced; give Op(..., work=...)."

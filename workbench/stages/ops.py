@@ -179,6 +179,19 @@ class Op:
         return replace(self, name=f"{self.name}.{rows.value}", rows=rows, variant_of=experts)
 
     @property
+    def chosen(self) -> Streamed:
+        """The weights of the routed experts that a batch's tokens chose, for `fetch(experts.chosen)`.
+
+        Raises
+        ------
+        PipelineError
+            If it is another operation.
+        """
+        if self.plain is not experts:
+            raise PipelineError(f"{self.name}.chosen is not known; only experts are chosen. Write {self.name}.weights.")
+        return Streamed(f"{self.name}.chosen", self.name, chosen=True)
+
+    @property
     def plain(self) -> Op:
         """The built-in operation of which this one is a variant; itself if it is none."""
         return self.variant_of or self
@@ -295,10 +308,14 @@ class Move:
 
 @dataclass(frozen=True)
 class Streamed:
-    """Something that `fetch` streams to the GPU: all weights, one operation's weights, or the KV cache."""
+    """Something that `fetch` streams to the GPU: all weights, one operation's weights, or the KV cache.
+
+    With `chosen`, of the operation's experts only those come that a batch's tokens chose.
+    """
 
     name: str
     op: str | None = None
+    chosen: bool = False
 
 
 weights = Streamed("weights")

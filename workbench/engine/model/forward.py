@@ -243,7 +243,8 @@ class Forward:
             groups = [(h, gates)]
         else:
             groups = [(h[prefills], gates[prefills]), (h[decodes], _columns(gates[decodes], 0, now))]
-        outputs = [self.routed.compute(stage, layer, layout, *group) for group in groups]
+        outputs = [self.routed.compute(stage, layer, part, layout, *group) for group in groups]
+        self.routed.drop(stage, layer, part)
         out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         self.routed.count(stage, layer, gates[prefills], _columns(gates[decodes], 0, now), "at once")
         late = self._buffers.pop((device, part, "pending"), None)
@@ -260,7 +261,7 @@ class Forward:
         last = self._model.num_experts_per_tok - stage.skip
         h, gates = (self._buffers.pop((device, part, f"late_{buffer}")) for buffer in ("h", "gates"))
         deferred = _columns(gates, last - stage.defer, last)
-        self._buffers[device, part, "pending"] = self.routed.compute(stage, layer, layout, h, deferred)
+        self._buffers[device, part, "pending"] = self.routed.compute(stage, layer, part, layout, h, deferred)
         self.routed.count(stage, layer, deferred[:0], deferred, "late")
 
     def _own(self, stage: Stage, answer: object, rows: int) -> tuple[torch.Tensor, ...]:
@@ -331,6 +332,8 @@ class Forward:
             return not any(layout.has(row_class) for _, row_class in node.carries)
         if node.idle:
             return True
+        if node.kind is NodeKind.EXPERTS_IN:
+            return not any(layout.has(stage.op.rows) for stage in node.stages)
         if node.kind is NodeKind.KV_IN:
             return not len(layout.lengths) and not layout.before.any()
         return False
@@ -364,6 +367,26 @@ class Forward:
             )
         self._fetched[layer, part], transfer = self._cache.fetch(layer, layout)
         return transfer
+
+    def fetch_experts(self, node: Node, layer: int, part: int, layout: RowLayout) -> Transfer:
+        """The transfer of the experts that a part's tokens chose to the GPU.
+
+        Raises
+        ------
+        EngineError
+            If they are more than the ledger says.
+        """
+        copies = list[ArrayCopy]()
+        for stage in node.stages:
+            gates = self._buffers[Place.GPU, part, "gates"][layout.rows_of(stage.op.rows)]
+            copies += self.routed.fetch(stage, layer, part, gates)
+        held = self.routed.fetched_bytes()
+        if held > self._ledger["fetched experts"]:
+            raise EngineError(
+                f"chosen experts take {held} bytes on the GPU where the ledger says at most "
+                f"{self._ledger['fetched experts']:.0f}; this is a bug."
+            )
+        return Transfer(copies)
 
     def store_kv(self, layer: int, part: int, layout: RowLayout) -> Transfer:
         """The transfer of a part's new keys and values to the cache on the host."""

@@ -11,12 +11,16 @@ from typing import cast
 import numpy as np
 import torch
 
+from workbench.engine.lanes.transfer import ArrayCopy
 from workbench.engine.loading.tensors import Tensors
 from workbench.engine.model.few_rows import MOST, FewRows
 from workbench.engine.model.ops import Ops, RowLayout
-from workbench.engine.model.weights import Weights
+from workbench.engine.model.weights import Weights, as_numpy
 from workbench.models import ModelConfig
-from workbench.stages import Stage
+from workbench.stages import Op, Stage
+
+_Piece = tuple[tuple[int, ...] | None, Tensors]
+"""Experts of a layer, or None for all, and their weights."""
 
 
 class RoutedExperts:
@@ -40,29 +44,69 @@ class RoutedExperts:
         self._weights = weights
         self._few = few
         self._touched = 0  # distinct experts that a part chose in a stage, summed over parts, stages and layers
+        self._fetched: dict[tuple[Op, int, int], list[_Piece]] = {}  # chosen experts by stage, layer and part
         self._lock = threading.Lock()
 
     def compute(
-        self, stage: Stage, layer: int, layout: RowLayout, h: torch.Tensor, gates: torch.Tensor
+        self, stage: Stage, layer: int, part: int, layout: RowLayout, h: torch.Tensor, gates: torch.Tensor
     ) -> torch.Tensor:
         """Output (T, M), for rows h (T, M), of the experts in gates (T, 2 j) that a stage computes."""
         if not gates.numel():
             return torch.zeros_like(h)
         method = cast("MethodType", self._layers[layer].experts)
-        pieces = self._weights.pieces(layer, stage)
+        fetched = self._fetched.get((stage.op, layer, part), [])
+        pieces = [*self._weights.pieces(layer, stage), *fetched]
         if pieces[0][0] is None:
             return self._of_piece(method, pieces[0][1], layout, h, gates)
         out = torch.zeros_like(h)
         for members, weights in pieces:
             tokens, own = pairs_of(gates, members or ())
             if len(tokens):
-                out.index_add_(0, tokens, self._of_piece(method, weights, layout, h[tokens], own))
+                computed = self._of_piece(method, weights, layout, h[tokens], own, held=not fetched)
+                out.index_add_(0, tokens, computed)
         return out
 
+    def fetch(self, stage: Stage, layer: int, part: int, gates: torch.Tensor) -> list[ArrayCopy]:
+        """The copies of the streamed experts of a stage that are in gates (T, 2 j) into memory of their own."""
+        found = list[_Piece]()
+        copies = list[ArrayCopy]()
+        ids = set(gates[:, : gates.shape[1] // 2].int().ravel().tolist())
+        for members, sources in self._weights.on_host(layer, stage):
+            every = range(self._model.num_local_experts) if members is None else members
+            places = [place for place, expert in enumerate(every) if expert in ids]
+            tensors = Tensors()
+            for key, tensor in sources.items():
+                tensors[key] = tensor.new_empty(len(places), *tensor.shape[1:])
+                copies += [
+                    ArrayCopy(as_numpy(to), as_numpy(tensor[at])) for to, at in zip(tensors[key], places, strict=True)
+                ]
+            found.append((tuple(every[place] for place in places), tensors))
+        with self._lock:
+            self._fetched[stage.op, layer, part] = found
+        return copies
+
+    def drop(self, stage: Stage, layer: int, part: int) -> None:
+        """Free the experts that were fetched for a stage of a part."""
+        with self._lock:
+            self._fetched.pop((stage.op, layer, part), None)
+
+    def fetched_bytes(self) -> int:
+        """Bytes of all fetched experts that have not been dropped."""
+        with self._lock:
+            every = [tensors for pieces in self._fetched.values() for _, tensors in pieces]
+        return sum(tensor.nbytes for tensors in every for tensor in tensors.values())
+
     def _of_piece(
-        self, method: MethodType, weights: Tensors, layout: RowLayout, h: torch.Tensor, gates: torch.Tensor
+        self,
+        method: MethodType,
+        weights: Tensors,
+        layout: RowLayout,
+        h: torch.Tensor,
+        gates: torch.Tensor,
+        *,
+        held: bool = True,
     ) -> torch.Tensor:
-        few = self._few.of(method, weights) if len(h) <= MOST else None
+        few = self._few.of(method, weights) if held and len(h) <= MOST else None
         read = {"h": h, "gates": gates}
         return cast("torch.Tensor", few(layout, read) if few else method(layout, read, weights))
 

@@ -188,6 +188,7 @@ class Weights:
         streaming = any(stack.streamed(layer) for layer in range(stack.layers))
         self.buffer = WeightBuffer(store, stack, slot_bytes, slots) if streaming else None
         self._stack = stack
+        self._store = store
         self._resident: _Held = {}
         self._kept = _kept(store.model, stack)
         self.gpu_bytes = self.buffer.bytes if self.buffer is not None else 0
@@ -207,6 +208,9 @@ class Weights:
         """Number formats of the weights with which operations compute, beside that of the KV cache."""
         streamed = self.buffer.laid if self.buffer is not None else []
         every = [(op, tensors) for held in (self._resident, *streamed) for (_, op), tensors in held.items()]
+        for layer in range(self._stack.layers):
+            chosen = (s for s in self._stack.stages(layer) if self._stack.pipeline(layer).streams_chosen(s))
+            every += [(stage.op, tensors) for stage in chosen for _, tensors in self.on_host(layer, stage)]
         routed = {format_of(tensors) for op, tensors in every if op.plain is experts}
         unrouted = [(op, key, one) for op, held in every if op.plain is not experts for key, one in held.items()]
         others = {FORMATS[tensor.dtype] for op, key, tensor in unrouted if (op, key) not in self._kept}
@@ -223,8 +227,18 @@ class Weights:
         return self._of(layer, pieces[0]) if pieces else {}
 
     def pieces(self, layer: int, stage: Stage) -> list[tuple[tuple[int, ...] | None, Tensors]]:
-        """The weights of a stage of routed experts in one layer: of each piece its experts, or None for all of them."""
-        return [(piece.members, self._of(layer, piece)) for piece in self._stack.pieces(stage, layer)]
+        """The weights of a stage of routed experts in one layer: of each piece its experts, or None for all of them.
+
+        Those that come once they are chosen are left out; see `on_host`.
+        """
+        chosen = self._stack.pipeline(layer).streams_chosen(stage)
+        pieces = [piece for piece in self._stack.pieces(stage, layer) if not (chosen and piece.streamed)]
+        return [(piece.members, self._of(layer, piece)) for piece in pieces]
+
+    def on_host(self, layer: int, stage: Stage) -> list[tuple[tuple[int, ...] | None, Tensors]]:
+        """The weights on the host of a stage's experts in one layer that are streamed, as `pieces` gives others."""
+        pieces = [piece for piece in self._stack.pieces(stage, layer) if piece.streamed]
+        return [(piece.members, {s.key: s.tensor for s in self._store.sources(layer, piece.op)}) for piece in pieces]
 
     def _of(self, layer: int, piece: Piece) -> Tensors:
         if self.buffer is not None and piece.streamed:
