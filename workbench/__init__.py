@@ -22,7 +22,8 @@ from workbench.scheduler.resource_aware import Admission, ResourceAware
 from workbench.scheduler.static import StaticBatching
 from workbench.serving import fits
 from workbench.simulate import Detail, simulate
-from workbench.workload import Request, Sampling, Workload, workloads
+from workbench.stages import ExpertSet, most_used
+from workbench.workload import Frequencies, Request, Sampling, Uniform, Workload, workloads
 from workbench.workload.exam import make_exam
 from workbench.workload.tokenizer import load_tokenizer
 
@@ -39,6 +40,8 @@ __all__ = [
     "ContinuousBatching",
     "Detail",
     "Efficiency",
+    "ExpertSet",
+    "Frequencies",
     "Interconnect",
     "LayeredPrefill",
     "Machine",
@@ -56,6 +59,7 @@ __all__ = [
     "Source",
     "StaticBatching",
     "Sweep",
+    "Uniform",
     "Workload",
     "bound",
     "calibrate",
@@ -73,6 +77,7 @@ __all__ = [
     "make_exam",
     "model",
     "models",
+    "most_used",
     "processors",
     "run",
     "shadow_prices",

@@ -263,11 +263,20 @@ class Scenario:
                 f"model      {self.model}",
                 f"machine    {self.machine}",
                 f"memory     KV {capacity} = {self.kv_blocks} blocks of {self.memory.kv_block} tokens "
-                f"in {self.precision.kv}; weights in {self.weight_formats}",
+                f"in {self.precision.kv}; weights in {self.weight_formats}{self._shares}",
                 f"workload   {self.workload}",
                 f"scheduler  {self.scheduler}",
+                *([] if self.routing == UNIFORM else [f"routing    {type(self.routing).__name__}"]),
             ]
         )
+
+    @property
+    def _shares(self) -> str:
+        """What stays on the GPU of what is streamed, in words."""
+        memory = self.memory
+        told = {"weights": memory.weights_on_gpu, "KV": memory.kv_on_gpu}
+        kept = " and ".join(f"{share:.1%} of the {what}" for what, share in told.items() if share)
+        return f"; {kept} that would be streamed stay on the GPU" if kept else ""
 
     def _repr_html_(self) -> str:
         return html_table(line.split(maxsplit=1) for line in str(self).splitlines())

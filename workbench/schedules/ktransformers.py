@@ -11,7 +11,7 @@ from workbench.pipeline.stack_graph import StackGraph
 from workbench.schedules.base import Schedule, Step
 from workbench.schedules.micro_batches import Dataflow, wrong_shape
 from workbench.schedules.plan import Task
-from workbench.stages import Place, attention, combine, decode_attention, experts, out_proj, qkv, route
+from workbench.stages import Place, attention, combine, experts, out_proj, qkv, route
 
 NEEDED = "gpu(..., route) >> (gpu(shared_experts) | offload >> cpu(experts) >> load) >> gpu(combine)"
 
@@ -20,7 +20,7 @@ NEEDED = "gpu(..., route) >> (gpu(shared_experts) | offload >> cpu(experts) >> l
 class KTransformers(Schedule):
     """Every task starts as soon as its data is there; shared experts on the GPU run beside the routed ones.
 
-    Needs a pipeline with the routed experts on the CPU, attention on the GPU and nothing fetched, such as
+    Needs a pipeline with routed experts on the CPU, attention on the GPU and nothing fetched, such as
     ``gpu(..., route) >> (gpu(shared_experts) | offload >> cpu(experts) >> load) >> gpu(combine)``. The transfer to the
     CPU submits the experts, and the transfer back waits for them. Two layers, in every iteration::
 
@@ -58,7 +58,7 @@ class KTransformers(Schedule):
 
 
 def check_experts_on_cpu(schedule: str, stack: StackGraph) -> None:
-    """Refuse layers without routed experts on the CPU, with decode attention there too, or with anything streamed.
+    """Refuse layers that have no routed experts on the CPU, or decode attention there, or anything streamed.
 
     Raises
     ------
@@ -66,7 +66,8 @@ def check_experts_on_cpu(schedule: str, stack: StackGraph) -> None:
         If some have another shape.
     """
     for graph in stack.graphs:
-        where = {stage.op: stage.device for stage in graph.pipeline.stages}
-        placed = where.get(experts) is Place.CPU and where[decode_attention] is Place.GPU
+        stages = graph.pipeline.stages
+        on_cpu = any(stage.op.plain is experts and stage.device is Place.CPU for stage in stages)
+        placed = on_cpu and graph.pipeline.kv_device is Place.GPU
         if not placed or graph.streamed or any(node.kind is NodeKind.KV_IN for node in graph.nodes):
             raise wrong_shape(schedule, NEEDED, stack)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -211,11 +211,26 @@ def facts(scenario: Scenario, prepared: Prepared, generated: Lengths | None = No
         **_left_out(scenario),
         "question": _digest(scenario, generated),
         **_early(scenario, generated),
+        **_kept(prepared),
+        **({} if scenario.routing == UNIFORM else {"routing": type(scenario.routing).__name__}),
         **_unlike_layers(scenario.model, prepared.cost.profile),
         **_decodes(scenario, prepared.cost.decodes_at),
         **_joined(scenario.machine),
         **_rounded(scenario),
     }
+
+
+def _kept(prepared: Prepared) -> dict[str, str]:
+    """What stays on the GPU of what would be streamed, as it is placed; empty without shares."""
+    stack = prepared.lowering.stack
+    told = {}
+    if stack.kept:
+        whole = TaskCost(prepared.scenario, replace(stack, kept=())).weights_per_layer
+        share = 1 - prepared.cost.weights_per_layer / whole if whole else 0.0
+        told["weights on the GPU"] = f"{share:.2%} of what is streamed, in whole tensors"
+    if stack.kv_kept:
+        told["KV on the GPU"] = f"that of {len(stack.kv_kept)} of {stack.layers} layers"
+    return told
 
 
 def _rounded(scenario: Scenario) -> dict[str, str]:

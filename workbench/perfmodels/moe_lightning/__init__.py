@@ -21,6 +21,7 @@ from workbench.perfmodels.moe_lightning.policy_search import (
     with_shares,
 )
 from workbench.perfmodels.moe_lightning.predict import predict
+from workbench.perfmodels.moe_lightning.wiring import as_scenario
 
 __all__ = [
     "Estimate",
@@ -30,6 +31,7 @@ __all__ = [
     "Mode",
     "Policy",
     "PolicyMap",
+    "as_scenario",
     "cpu_peak",
     "estimate",
     "fits",
