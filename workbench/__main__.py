@@ -103,6 +103,12 @@ def _parser() -> argparse.ArgumentParser:
     overlap.add_argument("--repeats", type=_count, default=9, help="undisturbed passes (default: 9)")
     overlap.add_argument("--json", type=_file, help="file to write the record to")
     overlap.set_defaults(command=_bench_overlap)
+    shares = benches.add_parser("shares", help="weights and experts that stay on the GPU, on a link that binds")
+    shares.add_argument("--model", default="mix-b", help=f"{_RECIPES}; default: mix-b")
+    shares.add_argument("--rows", type=_count, default=2, help="decodes per pass (default: 2)")
+    shares.add_argument("--repeats", type=_count, default=3, help="runs of each placement (default: 3)")
+    shares.add_argument("--json", type=_file, help="file to write the record to")
+    shares.set_defaults(command=_bench_shares)
     rounding = benches.add_parser("rounding", help="the shipped model's exam with experts in bf16, INT8 and INT4")
     rounding.add_argument("--questions", type=_count, default=1200, help="default: 1200")
     rounding.add_argument("--json", type=_file, help="file to write the record to")
@@ -268,6 +274,12 @@ def _bench_overlap(options: argparse.Namespace) -> None:
 
     given = {key: getattr(options, key) for key in ("rows", "context", "repeats", "json")}
     bench_overlap(options.model, rate=options.link, **given)
+
+
+def _bench_shares(options: argparse.Namespace) -> None:
+    from workbench.bench.live.shares import bench_shares
+
+    bench_shares(options.model, rows=options.rows, repeats=options.repeats, json=options.json)
 
 
 def _bench_rounding(options: argparse.Namespace) -> None:
