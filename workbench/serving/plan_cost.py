@@ -252,6 +252,7 @@ class PlanCost:
 
     def _sort(self, tasks: Sequence[Task], cut: CutRows | None, gpu: int, cpu: int) -> _CostGroups:
         number: dict[tuple[object, ...], int] = {}
+        sorts = {id(task.node): self.cost.sort_of(task.node, max(task.layer, 0)) for task in tasks}
         groups = list[_CostGroup]()
         varying = list[tuple[int, _WeightPricer]]()
         of_task = list[int]()
@@ -259,7 +260,7 @@ class PlanCost:
             place = max(task.layer, 0) if cut is None else task.place(cut.stack)
             rows = None if cut is None or task.part is None else id(cut.at(place))
             sizes = None if task.part is not None else self._sizes(task, cut)
-            key = (sizes, task.carry, id(task.node), task.part, rows)
+            key = (sizes, task.carry, sorts[id(task.node)], task.part, rows)
             if key not in number:
                 number[key] = len(groups)
                 if sizes is not None and len(sizes) > 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 
@@ -12,7 +12,7 @@ from workbench.hardware import Device
 from workbench.hardware.profile import OpTime
 from workbench.models import ModelConfig
 from workbench.pipeline.layer_graph import Node, NodeKind
-from workbench.pipeline.stack_graph import StackGraph
+from workbench.pipeline.stack_graph import Piece, StackGraph
 from workbench.scenario import Scenario
 from workbench.scheduler.batch import Batch
 from workbench.schedules.plan import WHOLE, Task
@@ -52,6 +52,8 @@ Pricer = Callable[[Rows], Price]
 _Measured = Callable[[OpTime, Rows], float]
 ENDLESS = 1e12
 """More tokens than any iteration has."""
+_ANSWERS = 16
+"""Answers that a pricer keeps: at least one for each part of a batch."""
 _ENDS = {NodeKind.EMBED: Stage(embed, Place.GPU), NodeKind.HEAD: Stage(head, Place.GPU)}
 
 
@@ -70,6 +72,8 @@ class TaskCost:
         self._summed = {key: _summed(graph.pipeline.stages, self._model) for key, graph in graphs.items()}
         self._kv_in = self._model.kv_elements * DTYPE_BYTES[self._precision.kv]
         self._routing = scenario.routing
+        self._pricers: dict[Hashable, Pricer] = {}  # of stages that several sorts of layers have
+        self._shares: dict[tuple[int, tuple[int, ...]], Chosen] = {}  # of layers and experts
         self._weights: dict[tuple[int, int, RowClass | None], float] = {}  # by sort of layer, node, and rows
 
     # --------------------------------------------------------------------------------------------- rows of a batch
@@ -187,8 +191,11 @@ class TaskCost:
         model = self._model
         every = model.num_local_experts
         members = range(every) if op.subset is None else op.subset.of(layer, every)
-        touched = partial(self._routing.touched, model, layer, members)
-        return Chosen(self._routing.share(model, layer, members), touched)
+        key = (layer, tuple(members))
+        if key not in self._shares:
+            touched = self._routing.touching(model, layer, members)
+            self._shares[key] = Chosen(self._routing.share(model, layer, members), touched)
+        return self._shares[key]
 
     # ------------------------------------------------------------------------------------------------------ seconds
 
@@ -259,6 +266,33 @@ class TaskCost:
 
     def _stage(self, stage: Stage, threads: int, layer: int, measured: _Measured = measured_seconds) -> Pricer:
         """The pricer of one stage in one layer: as measured on `threads` threads, or else by the roofline."""
+        if measured is not measured_seconds or len(self._stack.alike) == 1:
+            return self._new_stage(stage, threads, layer, measured)
+        key = (threads, self._sort_of(stage, layer))
+        if key not in self._pricers:
+            self._pricers[key] = _remembering(self._new_stage(stage, threads, layer, measured))
+        return self._pricers[key]
+
+    def sort_of(self, node: Node, layer: int) -> Hashable:
+        """A mark that is equal for nodes of layers that cost the same with equal rows."""
+        pieces = tuple[Piece, ...]()
+        if node.kind is NodeKind.EXPERTS_IN:
+            pieces = tuple(piece for stage in node.stages for piece in self._stack.pieces(stage, layer))
+        stages = tuple(self._sort_of(stage, layer) for stage in node.stages)
+        return node.kind, node.lane, node.carries, node.idle, stages, pieces
+
+    def _sort_of(self, stage: Stage, layer: int) -> Hashable:
+        """A mark that is equal for stages of layers that cost the same with equal rows."""
+        routed: Hashable = None
+        if stage.op.plain is experts:
+            routed = (stage.op.members(self._model, layer), self._routing.sort(layer))
+            if self._routing != UNIFORM:
+                routed = (routed, stage.op.subset, layer)
+        summed = self._adds_up(stage, layer)
+        return stage, self._stack.kind(layer), self._resident(stage, layer), summed, routed
+
+    def _new_stage(self, stage: Stage, threads: int, layer: int, measured: _Measured) -> Pricer:
+        """See `_stage`."""
         time = self._time(stage.op.plain.name, threads, self._resident(stage, layer))
         if time is None:
             price = self._roofline(self._work(stage, layer), self._device(stage.device, threads), layer)
@@ -342,10 +376,16 @@ class TaskCost:
         device = self._machine.gpu if on_gpu else self._machine.cpu
         if self.profile or device.between is None:
             return 0.0
-        if (stage.op.name, stage.device) not in self._summed[id(self._stack.graph(layer))]:
+        if not self._adds_up(stage, layer):
             return 0.0
         size = rows.tokens * self._model.hidden_size * DTYPE_BYTES[self._precision.weights]
         return (2 if on_gpu else 1) * reduce_scatter_seconds(size, device.count, device.between)
+
+    def _adds_up(self, stage: Stage, layer: int) -> bool:
+        """True if the partial sums of GPUs or sockets are added up after this stage of a layer."""
+        if not self._summed:
+            return False
+        return (stage.op.name, stage.device) in self._summed[id(self._stack.graph(layer))]
 
     def _work(self, stage: Stage, layer: int) -> WorkFunction:
         """Work of a stage when its layer runs; for decode attention on a GPU, in the precision that prices it there."""
@@ -519,6 +559,21 @@ def rows_of(stage: Stage, rows: Rows) -> Rows:
     if stage.op.rows is RowClass.PREFILL:
         return rows._replace(decode=0, context=0, emits=rows.emits - rows.decode)
     return Rows(decode=rows.decode, context=rows.context, emits=rows.decode)
+
+
+def _remembering(price: Pricer) -> Pricer:
+    """The pricer, which keeps its last few answers: in an iteration many layers ask for the same rows."""
+    known: dict[Rows, Price] = {}
+
+    def priced(rows: Rows) -> Price:
+        found = known.get(rows)
+        if found is None:
+            if len(known) >= _ANSWERS:
+                known.clear()
+            found = known[rows] = price(rows)
+        return found
+
+    return priced
 
 
 def present(task: Task, parts: Sequence[PartRows] | None) -> tuple[RowClass | None, ...]:

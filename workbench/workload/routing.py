@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from workbench.core.errors import ScenarioError
 from workbench.models import ModelConfig
+
+_KEPT = 64
+"""Answers that a function of `Frequencies.touching` keeps: one iteration asks the same several times."""
+Touched = Callable[[float, int], float]
+"""Expected number of distinct experts that some tokens are routed to, if so many experts of each token count."""
 
 
 class Routing(ABC):
@@ -22,11 +27,8 @@ class Routing(ABC):
         """Share of all pairs of a token and an expert that some experts of a layer get."""
 
     @abstractmethod
-    def touched(self, model: ModelConfig, layer: int, experts: Sequence[int], tokens: float, each: int) -> float:
-        """Expected number of distinct ones of some experts of a layer that `tokens` tokens are routed to.
-
-        `each` is the number of experts per token that count.
-        """
+    def touching(self, model: ModelConfig, layer: int, experts: Sequence[int]) -> Touched:
+        """The function that tells how many of some experts of a layer are chosen; see `Touched`."""
 
     @abstractmethod
     def sort(self, layer: int) -> Hashable:
@@ -54,9 +56,10 @@ class Uniform(Routing):
         """See `Routing.share`: n / E."""
         return len(experts) / model.num_local_experts
 
-    def touched(self, model: ModelConfig, layer: int, experts: Sequence[int], tokens: float, each: int) -> float:
-        """See `Routing.touched`: n (1 - (1 - each/E)^T) without a coverage."""
-        return model.touched_experts(tokens, each) * len(experts) / model.num_local_experts
+    def touching(self, model: ModelConfig, layer: int, experts: Sequence[int]) -> Touched:
+        """See `Routing.touching`: n (1 - (1 - each/E)^T) without a coverage."""
+        part = len(experts) / model.num_local_experts
+        return lambda tokens, each: part * model.touched_experts(tokens, each)
 
     def sort(self, layer: int) -> Hashable:
         """See `Routing.sort`."""
@@ -118,11 +121,17 @@ class Frequencies(Routing):
         row = self._table[layer]
         return float(row[list(experts)].sum() / row.sum())
 
-    def touched(self, model: ModelConfig, layer: int, experts: Sequence[int], tokens: float, each: int) -> float:
-        """See `Routing.touched`: the sum of 1 - (1 - p_e)^T over the experts."""
+    def touching(self, model: ModelConfig, layer: int, experts: Sequence[int]) -> Touched:
+        """See `Routing.touching`: the sum of 1 - (1 - p_e)^T over the experts."""
         row = self._table[layer]
-        chosen = np.minimum(1.0, each * row[list(experts)] / row.sum())
-        return float((1.0 - (1.0 - chosen) ** tokens).sum())
+        shares = row[list(experts)] / row.sum()
+
+        @lru_cache(_KEPT)
+        def touched(tokens: float, each: int) -> float:
+            missed: float = ((1.0 - np.minimum(1.0, each * shares)) ** tokens).sum()
+            return len(shares) - missed
+
+        return touched
 
     def sort(self, layer: int) -> Hashable:
         """See `Routing.sort`."""
