@@ -128,9 +128,9 @@ class Lowering:
         """The tasks, marked where they bring weights for the next iteration; see `Task.for_next`."""
         last = {(task.layer, task.node.code): place for place, task in enumerate(tasks)}
         for place, task in enumerate(tasks):
-            readers = [self.stack.graph(layer).nodes[node].code for layer, node in task.weights_of]
-            used = [last.get((layer, code), -1) for (layer, _), code in zip(task.weights_of, readers, strict=True)]
-            yield task if all(each > place for each in used) else replace(task, for_next=True)
+            codes = [(layer, self.stack.graph(layer).nodes[node].code) for layer, node in task.weights_of]
+            later = [last.get(reader, -1) > place for reader in codes]
+            yield task if all(later) else replace(task, for_next=True)
 
 
 class TaskList:

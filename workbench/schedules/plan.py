@@ -443,9 +443,13 @@ class _Lanes:
             if ends[each.index] > over
         ]
         window = ends[max(0, at - reach) : at]
-        ended = {} if moving else {lane: self._over(lane) for lane in self._bulk}
-        earliest = min(window, default=0.0)
-        over_at = {lane: max(end, earliest) - last for lane, end in ended.items()}
+        ended = dict[str, float]()
+        over_at = dict[str, float]()
+        if self._bulk and not moving:
+            earliest = min(window, default=0.0)
+            for lane in self._bulk:
+                ended[lane] = self._over(lane)
+                over_at[lane] = max(ended[lane], earliest) - last
         return _State(last, window, moving, over_at, ended, self.longer.copy())
 
     def _over(self, lane: str) -> float:

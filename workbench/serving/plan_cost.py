@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -252,7 +252,7 @@ class PlanCost:
 
     def _sort(self, tasks: Sequence[Task], cut: CutRows | None, gpu: int, cpu: int) -> _CostGroups:
         number: dict[tuple[object, ...], int] = {}
-        sorts = {id(task.node): self.cost.sort_of(task.node, max(task.layer, 0)) for task in tasks}
+        sorts = self._sorts(tasks)
         groups = list[_CostGroup]()
         varying = list[tuple[int, _WeightPricer]]()
         of_task = list[int]()
@@ -272,6 +272,15 @@ class PlanCost:
         rest = [group for task, group in zip(tasks, of_task, strict=True) if task.carry is Carry.IN]
         on = [place for place, task in enumerate(tasks) if task.carry is Carry.OUT]
         return _CostGroups(groups, of_task, on_host, rest, on, Turns.of(tasks, of_task), varying, tasks)
+
+    def _sorts(self, tasks: Sequence[Task]) -> dict[int, int]:
+        """A number for every node, by its id, that nodes share which cost the same with equal rows."""
+        nodes = {id(task.node): task for task in tasks}
+        number: dict[Hashable, int] = {}
+        found = {}
+        for node, task in nodes.items():
+            found[node] = number.setdefault(self.cost.sort_of(task.node, max(task.layer, 0)), len(number))
+        return found
 
     def _sizes(self, task: Task, cut: CutRows | None) -> tuple[float, ...]:
         """The sizes that a weight transfer can have, one if it has the same for any rows; equal for equal transfers."""

@@ -156,34 +156,32 @@ class TaskCost:
 
     def expert_bytes(self, parts: Sequence[Batch]) -> float:
         """Expected bytes of routed experts that an iteration reads: each chosen one once per stage and part [B]."""
-        return sum(self._expert_bytes_of(part) for part in parts)
-
-    def _expert_bytes_of(self, part: Batch) -> float:
-        prefill = int(part.rows.prefill)
-        decodes = len(part.decodes)
-        touched = 0.0
-        for stage, layers, chosen in self._reading:
-            classes = stage.op.rows.classes
-            fewer = decodes if RowClass.DECODE in classes else 0
-            more = fewer + (prefill if RowClass.PREFILL in classes else 0)
-            passed = sum(layer in part.prefill_layers for layer in layers) if part.cut else len(layers)
-            each = self._model.num_experts_per_tok
-            touched += passed * chosen.touched(more, each)
-            if passed < len(layers):
-                touched += (len(layers) - passed) * chosen.touched(fewer, each)
-        return touched * self._model.expert_params * self._precision.expert_bytes
+        each = self._model.num_experts_per_tok
+        total = 0.0
+        for part in parts:
+            prefill = int(part.rows.prefill)
+            decodes = len(part.decodes)
+            for op, layers, chosen in self._reading:
+                fewer = decodes if op.rows is not RowClass.PREFILL else 0
+                more = fewer + (prefill if op.rows is not RowClass.DECODE else 0)
+                passed = len(layers)
+                if part.cut is not None:
+                    passed = sum(layer in part.prefill_layers for layer in layers)
+                    total += (len(layers) - passed) * chosen.touched(fewer, each)
+                total += passed * chosen.touched(more, each)
+        return total * self._model.expert_params * self._precision.expert_bytes
 
     @cached_property
-    def _reading(self) -> list[tuple[Stage, list[int], Chosen]]:
-        """Stages that compute routed experts, with the layers of one sort that have them and what they get."""
+    def _reading(self) -> list[tuple[Op, list[int], Chosen]]:
+        """Operations that compute routed experts, with the layers of one sort that have them and what they get."""
         layers: dict[int, list[int]] = {}
         for layer in range(self._stack.layers):
             layers.setdefault(id(self._stack.at(layer)), []).append(layer)
-        found = list[tuple[Stage, list[int], Chosen]]()
+        found = list[tuple[Op, list[int], Chosen]]()
         for alike in layers.values():
             for stage in self._stack.stages(alike[0]):
                 if stage.op.plain is experts:
-                    found.append((stage, alike, self._chosen(stage.op, alike[0])))
+                    found.append((stage.op, alike, self._chosen(stage.op, alike[0])))
         return found
 
     def _chosen(self, op: Op, layer: int) -> Chosen:
@@ -233,13 +231,21 @@ class TaskCost:
         overhead = link.overhead if self.profile is None else self.profile.move
         if node.idle:
             return lambda rows: (0.0, 0.0)
+        if node.kind is NodeKind.MOVE:
+            per_prefill, per_decode = self._per_row(node)
+
+            def moved(rows: Rows) -> Price:
+                size = per_prefill * rows.prefill + per_decode * rows.decode
+                return copy_seconds(size, rate, overhead), size
+
+            return moved
         size_of = self._moved(node, layer)
 
-        def price(rows: Rows) -> Price:
+        def fetched(rows: Rows) -> Price:
             size = size_of(rows)
             return copy_seconds(size, rate, overhead), size
 
-        return price
+        return fetched
 
     def _moved(self, node: Node, layer: int) -> Callable[[Rows], float]:
         """The bytes that a transfer of activations, KV or chosen experts moves."""

@@ -470,7 +470,7 @@ def _choices_work(rows: Rows, m: ModelConfig, precision: Precision, of_decodes: 
         prefill = chosen.touched(rows.prefill, every)
         decode = chosen.touched(rows.decode, of_decodes)
         touched = prefill + decode - prefill * decode / m.num_local_experts
-    moved = 2 * m.hidden_size * min(rows.tokens, pairs)
+    moved = 2 * m.hidden_size * (rows.tokens if chosen.share == 1 else min(rows.tokens, pairs))
     read = touched * m.expert_params
     return _times(m.moe_share, _gemm(m.expert_params, read, precision.expert_bytes, moved, pairs, precision))
 

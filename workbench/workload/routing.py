@@ -59,6 +59,8 @@ class Uniform(Routing):
     def touching(self, model: ModelConfig, layer: int, experts: Sequence[int]) -> Touched:
         """See `Routing.touching`: n (1 - (1 - each/E)^T) without a coverage."""
         part = len(experts) / model.num_local_experts
+        if part == 1:
+            return model.touched_experts
         return lambda tokens, each: part * model.touched_experts(tokens, each)
 
     def sort(self, layer: int) -> Hashable:
