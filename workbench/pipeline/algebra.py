@@ -126,7 +126,7 @@ class Pipeline:
         return any(fetched.chosen for fetched in self._fetched(stage))
 
     def _fetched(self, stage: Stage) -> Iterator[Streamed]:
-        """What is fetched of the weights of a stage."""
+        """Everything that is fetched of the weights of a stage."""
         if stage.device is not Place.GPU or not stage.op.has_weights:
             return
         names = {stage.op.name, stage.op.holder.name}

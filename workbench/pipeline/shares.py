@@ -34,7 +34,7 @@ def with_shares(stack: StackGraph, precision: Precision, weights: float, cache: 
 
 
 def _kept(stack: StackGraph, precision: Precision, share: float) -> Iterator[dict[Op, int]]:
-    """What stays of each layer; see `StackGraph.kept`."""
+    """The weights that stay of each layer; see `StackGraph.kept`."""
     model = stack.model
     if model is None:
         return

@@ -144,7 +144,7 @@ class StackGraph:
         return any(piece.streamed for piece in self.pieces(stage, layer))
 
     def pieces(self, stage: Stage, layer: int) -> tuple[Piece, ...]:
-        """Where the weights of a stage of a layer are; none for an operation without any.
+        """The pieces of the weights of a stage of a layer; none for an operation without any.
 
         Of streamed experts that partly stay on the GPU, these are the first piece.
         """
@@ -278,7 +278,7 @@ class StackGraph:
         return found
 
     def _own(self, layer: int) -> tuple[Hashable, ...]:
-        """What else makes a layer unlike others of its range and kind."""
+        """Marks of everything else that makes a layer unlike others of its range and kind."""
         subsets = [stage.op for stage in self.pipeline(layer).stages if stage.op.subset is not None]
         sizes = tuple(len(self._every(op, layer)) for op in subsets) if self.model is not None else ()
         kept = tuple((op.name, count) for op, count in self.kept[layer].items()) if self.kept else ()

@@ -171,8 +171,9 @@ def _looked_up(path: str) -> Op:
 def _streamed(ops: Iterable[Op]) -> dict[str, Streamed]:
     """Everything that a pipeline of these operations can stream, by name; built-in operations need no stage."""
     every = (*BUILT_IN.values(), *ops)
+    of_ops = [op.weights for op in every]
     chosen = [op.chosen for op in every if op.plain is experts]
-    return {item.name: item for item in (weights, kv, *(op.weights for op in every), *chosen)}
+    return {item.name: item for item in (weights, kv, *of_ops, *chosen)}
 
 
 def _plain_stack(stack: Stack) -> list[dict[str, Any]]:

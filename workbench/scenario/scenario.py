@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -118,8 +119,7 @@ class Scenario:
             for layer in range(each.first, each.stop or 0):
                 for rows in RowClass.ALL.classes:
                     those = [op for op in ops if rows in op.rows.classes]
-                    found = [e for op in those for e in (op.subset.of(layer, every) if op.subset else range(every))]
-                    _check_partition(sorted(found), every, rows, layer, those)
+                    _check_partition(those, every, rows, layer)
 
     def _check_shares(self) -> None:
         """Refuse shares of what is not streamed."""
@@ -272,7 +272,7 @@ class Scenario:
 
     @property
     def _shares(self) -> str:
-        """What stays on the GPU of what is streamed, in words."""
+        """The shares of what is streamed that stay on the GPU, in words."""
         memory = self.memory
         told = {"weights": memory.weights_on_gpu, "KV": memory.kv_on_gpu}
         kept = " and ".join(f"{share:.1%} of the {what}" for what, share in told.items() if share)
@@ -282,9 +282,12 @@ class Scenario:
         return html_table(line.split(maxsplit=1) for line in str(self).splitlines())
 
 
-def _check_partition(found: list[int], every: int, rows: RowClass, layer: int, ops: list[Op]) -> None:
-    """Refuse experts of a layer, in order, that are not each of `every` once."""
-    if found == list(range(every)):
+def _check_partition(ops: list[Op], every: int, rows: RowClass, layer: int) -> None:
+    """Refuse operations that do not compute each of `every` experts of a layer once."""
+    found = Counter[int]()
+    for op in ops:
+        found.update(range(every) if op.subset is None else op.subset.of(layer, every))
+    if found == Counter(range(every)):
         return
     missing = sorted(set(range(every)) - set(found))
     what = f"none of them has expert {missing[0]}" if missing else "one expert is in two of them"

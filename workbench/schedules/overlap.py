@@ -145,7 +145,7 @@ def _adds_late(node: Node) -> bool:
 
 
 def _read_fetched(stack: StackGraph, layer: int, node: Node) -> set[NodeKind]:
-    """What a segment reads that was fetched for its part alone: KV, or chosen experts."""
+    """The kinds of transfers for its part alone that a segment reads from: KV, or chosen experts."""
     if node.kind is not NodeKind.SEGMENT:
         return set()
     return {stack.graph(layer).nodes[other].kind for other in node.after}.intersection(_FETCHED)

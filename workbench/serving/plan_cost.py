@@ -287,9 +287,9 @@ class PlanCost:
         whole = self.cost.weight_transfer(task)
         if task.for_next or task.carry is Carry.IN:
             return (whole,)
-        classes = (RowClass.PREFILL, RowClass.DECODE)
-        some = [sum(self.cost.layer_weights(layer, rows) for layer, _ in task.weights_of) for rows in classes]
-        every = sum(self.cost.layer_weights(layer) for layer, _ in task.weights_of)
+        every, *some = (
+            self.cost.exact_transfer(task.weights_of, rows) for rows in (RowClass.ALL, *RowClass.ALL.classes)
+        )
         if cut is None:
             return (whole,) if some == [every, every] else (whole, *some)
         return (whole, *some, *(layer in cut.layers for layer, _ in task.weights_of))

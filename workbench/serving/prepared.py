@@ -221,7 +221,7 @@ def facts(scenario: Scenario, prepared: Prepared, generated: Lengths | None = No
 
 
 def _kept(prepared: Prepared) -> dict[str, str]:
-    """What stays on the GPU of what would be streamed, as it is placed; empty without shares."""
+    """Notes on the weights and KV that stay on the GPU, as they are placed; empty without shares."""
     stack = prepared.lowering.stack
     told = {}
     if stack.kept:

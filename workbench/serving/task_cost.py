@@ -120,9 +120,9 @@ class TaskCost:
         begin, end = task.page.cut(size)
         return end - begin
 
-    def exact_transfer(self, weights_of: Sequence[tuple[int, int]]) -> float:
-        """Bytes of all weights of these (layer, node) pairs."""
-        return sum(self._node_weights(layer, node, RowClass.ALL) for layer, node in weights_of)
+    def exact_transfer(self, weights_of: Sequence[tuple[int, int]], rows: RowClass = RowClass.ALL) -> float:
+        """Bytes of the weights of these (layer, node) pairs that such rows are computed with."""
+        return sum(self._node_weights(layer, node, rows) for layer, node in weights_of)
 
     def _node_weights(self, layer: int, index: int, rows: RowClass | None) -> float:
         """Bytes of one node's streamed weights that such rows are computed with."""

@@ -177,7 +177,7 @@ def _kept(model: ModelConfig, stack: StackGraph) -> set[tuple[Op, str]]:
 
 
 def _pieces(stack: StackGraph, stages: Iterable[Stage], layer: int) -> list[Piece]:
-    """Where the weights of some stages of a layer are, each once."""
+    """The pieces of the weights of some stages of a layer, each once."""
     return list(dict.fromkeys(piece for stage in stages for piece in stack.pieces(stage, layer)))
 
 
@@ -237,8 +237,12 @@ class Weights:
 
     def on_host(self, layer: int, stage: Stage) -> list[tuple[tuple[int, ...] | None, Tensors]]:
         """The weights on the host of a stage's experts in one layer that are streamed, as `pieces` gives others."""
-        pieces = [piece for piece in self._stack.pieces(stage, layer) if piece.streamed]
-        return [(piece.members, {s.key: s.tensor for s in self._store.sources(layer, piece.op)}) for piece in pieces]
+        found = list[tuple[tuple[int, ...] | None, Tensors]]()
+        for piece in self._stack.pieces(stage, layer):
+            if piece.streamed:
+                sources = self._store.sources(layer, piece.op)
+                found.append((piece.members, {stored.key: stored.tensor for stored in sources}))
+        return found
 
     def _of(self, layer: int, piece: Piece) -> Tensors:
         if self.buffer is not None and piece.streamed:
