@@ -282,8 +282,8 @@ def test_what_two_arms_both_write_is_refused() -> None:
 PARTITIONS = {
     "an expert is missing": (
         gpu(experts[:1], experts[2:]),
-        r"the prefill rows of layer 0 need each of 4 experts once, and of experts\[:1\], experts\[2:\] none of them has "
-        r"expert 1; place a set and its rest",
+        r"the prefill rows of layer 0 need each of 4 experts once, and of experts\[:1\], experts\[2:\] none of them "
+        r"has expert 1; place a set and its rest",
     ),
     "an expert is there twice": (
         gpu(experts[:3], experts[2:]),
@@ -401,9 +401,7 @@ def test_files_from_before_there_were_routings_and_shares_are_read(tmp_path: Pat
     ("before", "after"),
     [('"rows": "all"', '"rows": "some"'), ('"hot"', '"h[t"'), ('"Frequencies"', '"Fair"'), ('"rest"', '"others"')],
 )
-def test_a_file_with_a_damaged_set_or_routing_is_refused_in_one_sentence(
-    before: str, after: str, tmp_path: Path
-) -> None:
+def test_a_file_with_a_damaged_set_or_routing_is_refused(before: str, after: str, tmp_path: Path) -> None:
     path = tiny_scenario(pipeline=split(HOT)).on(routing=Frequencies(COUNTS)).save(tmp_path / "scenario.json")
     text = path.read_text(encoding="utf-8")
     assert before in text
@@ -552,13 +550,9 @@ def test_the_weights_of_a_set_are_its_share_of_all_in_each_layer() -> None:
     one = 3 * 64 * 96 * 2
     model, precision = tiny_model(), Precision("bf16", "bf16")
     uneven = ExpertSet("uneven", ((0,), (0, 1), (1, 2, 3), ()))
-    assert [experts[uneven].weight_bytes(model, precision, layer) for layer in range(4)] == [one, 2 * one, 3 * one, 0]
-    assert [experts[~uneven].weight_bytes(model, precision, layer) for layer in range(4)] == [
-        3 * one,
-        2 * one,
-        one,
-        4 * one,
-    ]
+    for some, counts in ((uneven, (1, 2, 3, 0)), (~uneven, (3, 2, 1, 4))):
+        sizes = [experts[some].weight_bytes(model, precision, layer) for layer in range(4)]
+        assert sizes == [count * one for count in counts]
 
 
 def test_the_ledger_holds_each_set_where_it_is_computed_or_streamed_from() -> None:
@@ -579,16 +573,13 @@ def test_the_ledger_holds_each_set_where_it_is_computed_or_streamed_from() -> No
 
 
 def test_one_copy_of_the_experts_serves_both_classes_on_one_device() -> None:
-    together = FRONT >> gpu(experts.prefill, experts.decode, combine)
-    found = fits(tiny_scenario(pipeline=together), Sequential())
-    assert (
-        found.gpu["weights"]
-        == fits(tiny_scenario(pipeline=FRONT >> gpu(experts, combine)), Sequential()).gpu["weights"]
+    """The CPU's copy is also that from which they are streamed: four layers of four experts."""
+    both, whole = (
+        fits(tiny_scenario(pipeline=FRONT >> gpu(*ops, combine)), Sequential())
+        for ops in ((experts.prefill, experts.decode), (experts,))
     )
-    every = 4 * 4 * 3 * 64 * 96 * 2
-    assert fits(tiny_scenario(pipeline=APART), Sequential()).host["weights"] == every, (
-        "streamed from what the CPU computes"
-    )
+    assert both.gpu["weights"] == whole.gpu["weights"]
+    assert fits(tiny_scenario(pipeline=APART), Sequential()).host["weights"] == 4 * 4 * 3 * 64 * 96 * 2
 
 
 def test_a_split_is_faster_than_either_device_alone_where_both_take_as_long() -> None:
