@@ -174,8 +174,8 @@ class StackGraph:
         if kept >= len(every):
             yield Piece(op, False, members)
             return
-        for name, some, moves in ((f":{kept}", every[:kept], False), (f"{kept}:", every[kept:], True)):
-            yield Piece(experts[ExpertSet(f"{op.subset or 'experts'} {name}", (some,))], moves, some)
+        for name, some, moves in (("kept", every[:kept], False), ("streamed", every[kept:], True)):
+            yield Piece(experts[ExpertSet(name, (some,))], moves, some)
 
     def _members(self, op: Op, layer: int) -> tuple[int, ...] | None:
         return None if op.subset is None else self._every(op, layer)
