@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.builders import KINDS, small_machine, tiny_model, tiny_model_of, tiny_scenario
@@ -28,6 +28,7 @@ EXPERT = 3 * 64 * 96 * 2
 """Bytes of one expert of the tiny model."""
 FRONT = gpu(qkv, attention, out_proj, route)
 HOT = ExpertSet("hot", ((0, 2), (1, 3), (0,), (0, 1, 2)))
+LONG = replace(HOT, name="h" * 40)
 
 
 def with_shares(of: Scenario, weights_on_gpu: float = 0.0, kv_on_gpu: float = 0.0) -> Scenario:
@@ -47,6 +48,7 @@ STREAMING = {
     "experts alone": fetch(experts.weights) | Pipeline(VSL.chain),
     "attention alone": fetch(qkv.weights, out_proj.weights) | Pipeline(VSL.chain),
     "one set": fetch(experts[~HOT].weights) | FRONT >> gpu(experts[HOT], experts[~HOT], combine),
+    "a set of a long name": fetch(weights) | FRONT >> gpu(experts[LONG], experts[~LONG], combine),
     "both sets": fetch(weights) | FRONT >> gpu(experts[HOT], experts[~HOT], combine),
     "both classes": fetch(weights) | FRONT >> gpu(experts.prefill, experts.decode, combine),
     "one class": APART,
@@ -54,8 +56,11 @@ STREAMING = {
 }
 
 
-@examples(100)
+@examples(200)
 @given(st.sampled_from(sorted(STREAMING)), st.sampled_from(sorted(KINDS)), st.floats(0, 1))
+@example("one set", "plain", 0.35)
+@example("both sets", "plain", 0.35)
+@example("both classes", "plain", 0.35)
 def test_the_share_stays_to_within_one_tensor_and_the_rest_is_streamed(name: str, kind: str, share: float) -> None:
     """What stays is on the GPU's account, what is streamed has its original on the host's."""
     of = tiny_scenario(pipeline=STREAMING[name], model=tiny_model_of(kind))
