@@ -113,6 +113,13 @@ STACKS: dict[str, tuple[Stack, Schedule]] = {
         CGOPipe(micro_batches=2),
     ),
     "deferring_twice.ktransformers": (_LATE[:2] + _LATE[2:], KTransformers()),
+    "half_of_the_experts.overlap": (split(slice(None, 2))[:], Overlap()),
+    "streamed_rest.overlap": (
+        (fetch(experts[2:].weights) | gpu(qkv, attention, out_proj, route, experts[:2], experts[2:], combine))[:],
+        Overlap(1, 3),
+    ),
+    "rows_apart.prefetch": (APART[:2] + PIPELINES["all_gpu"][2:3] + APART[3:], Sequential(prefetch=True)),
+    "rows_apart.overlap": (APART[:], Overlap()),
 }
 """Stacks of four layers, each with a schedule that takes it."""
 
