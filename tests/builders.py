@@ -16,7 +16,7 @@ from workbench.core.errors import PipelineError, ScenarioError, ScheduleError
 from workbench.hardware import Device, Link, Machine
 from workbench.hardware.profile import Contention, Cores, OpTime, Profile
 from workbench.models import ModelConfig
-from workbench.pipeline import Pipeline, Stack, cpu, fetch, gpu, load, offload, resolve
+from workbench.pipeline import Element, Fork, Pipeline, Stack, adding_sets, cpu, fetch, gpu, load, offload, resolve
 from workbench.pipeline.stack_graph import stack_graph
 from workbench.scenario import Memory, Scenario
 from workbench.scheduler.base import Scheduler
@@ -47,10 +47,12 @@ from workbench.serving import prepare
 from workbench.serving.task_cost import profile_shape
 from workbench.simulate import simulate
 from workbench.stages import (
+    ExpertSet,
     Op,
     Place,
     Precision,
     Rows,
+    Stage,
     Work,
     combine,
     decode_attention,
@@ -62,7 +64,7 @@ from workbench.stages import (
     route,
     weights,
 )
-from workbench.workload import Workload
+from workbench.workload import UNIFORM, Frequencies, Routing, Workload
 
 OPERATIONS = (
     "embed",
@@ -366,9 +368,93 @@ def wirings(draw: st.DrawFn) -> tuple[Pipeline, Schedule]:
     return pipeline, draw(every if own is None else own | every)
 
 
+LEAST_EXPERTS = 4
+"""Routed experts that every model here has."""
+
+
+@st.composite
+def expert_sets(draw: st.DrawFn, layers: int) -> ExpertSet:
+    """Some of the experts: a range of them, or others in each layer or in all."""
+    if draw(st.booleans()):
+        edge = st.none() | st.integers(-LEAST_EXPERTS, LEAST_EXPERTS)
+        return ExpertSet.of_slice(slice(draw(edge), draw(edge)))
+    row = st.sets(st.integers(0, LEAST_EXPERTS - 1), max_size=LEAST_EXPERTS).map(tuple)
+    return ExpertSet("hot", tuple(draw(row) for _ in range(draw(st.sampled_from([1, layers])))))
+
+
+@st.composite
+def in_sets(draw: st.DrawFn, pipeline: Pipeline, schedule: Schedule, layers: int) -> Pipeline:
+    """The pipeline, or in a third of the draws one whose experts are cut up: into sets, into their rows, or both.
+
+    A part of them moves to the other device if the schedule takes it. Of the sets of streamed experts, only one may be
+    streamed.
+    """
+    whole = [stage for stage in pipeline.stages if stage.op is experts]
+    if draw(st.integers(0, 2)) or len(whole) != 1 or whole[0].options:
+        return pipeline
+    (stage,) = whole
+    one = draw(expert_sets(layers))
+    hot, rest = experts[one], experts[~one]
+    here, there = draw(
+        st.sampled_from(
+            [
+                ((hot,), (rest,)),
+                ((experts.prefill,), (experts.decode,)),
+                ((experts.decode,), (experts.prefill,)),
+                ((hot.prefill, rest), (hot.decode,)),
+                ((hot.decode, rest.prefill), (rest.decode, hot.prefill)),
+            ]
+        )
+    )
+    both = tuple(Stage(op, stage.device) for op in (*here, *there))
+    chains = [_exchanged(pipeline.chain, stage, both)]
+    if draw(st.booleans()):
+        first, last = (load, offload) if stage.device is Place.CPU else (offload, load)
+        other = (*first.chain, *(Stage(op, stage.device.other) for op in there), *last.chain)
+        fork = Fork((both[: len(here)], other))
+        chains.insert(0, _exchanged(pipeline.chain, stage, (fork,)))
+        beside = Fork((other[1:-1], (*last.chain, *both[: len(here)], *first.chain)))
+        chains.insert(0, _exchanged(pipeline.chain, (*last.chain, stage, *first.chain), (beside,)))
+    fetches = [pipeline.fetches]
+    if experts.weights in pipeline.fetches and draw(st.booleans()):
+        others = tuple(item for item in pipeline.fetches if item != experts.weights)
+        fetches.insert(0, fetch(draw(st.sampled_from([*here, *there])).weights, *others).fetches)
+    for chain, fetched in product(chains, fetches):
+        cut = Pipeline(adding_sets(chain), fetched)
+        with suppress(PipelineError, ScheduleError):
+            resolve(cut)
+            schedule.tasks(stack_graph(cut, layers), Step.MIDDLE)
+            return cut
+    return pipeline
+
+
+def _exchanged(
+    chain: tuple[Element, ...], old: Stage | tuple[Element, ...], new: tuple[Element, ...]
+) -> tuple[Element, ...]:
+    """The chain with other elements in the place of some that follow one another, also within forks."""
+    old = (old,) if isinstance(old, Stage) else old
+    found: list[Element] = []
+    at = 0
+    while at < len(chain):
+        element = chain[at]
+        if chain[at : at + len(old)] == old:
+            found += new
+            at += len(old)
+            continue
+        found.append(
+            Fork(tuple(_exchanged(arm, old, new) for arm in element.arms)) if isinstance(element, Fork) else element
+        )
+        at += 1
+    return tuple(found)
+
+
 @st.composite
 def cut_up(draw: st.DrawFn, pipeline: Pipeline, schedule: Schedule, layers: int) -> Pipeline | Stack:
-    """The pipeline, or a stack of up to four ranges, one with it and others with what the schedule takes beside it."""
+    """The pipeline, or a stack of up to four ranges, one with it and others with what the schedule takes beside it.
+
+    Of each, the experts may be cut up too.
+    """
+    pipeline = draw(in_sets(pipeline, schedule, layers))
     if layers < 2 or draw(st.integers(0, 2)):
         return pipeline
     edges = sorted(draw(st.sets(st.integers(1, layers - 1), min_size=1, max_size=3)))
@@ -376,7 +462,7 @@ def cut_up(draw: st.DrawFn, pipeline: Pipeline, schedule: Schedule, layers: int)
     others = st.sampled_from([pipeline, *fetched, *PIPELINES.values()])
     if isinstance(schedule, Overlap | Sequential):
         others |= pipelines()
-    drawn = [draw(others) for _ in range(len(edges) + 1)]
+    drawn = [draw(in_sets(draw(others), schedule, layers)) for _ in range(len(edges) + 1)]
     drawn[draw(st.integers(0, len(edges)))] = pipeline
     ranges = [each[first:stop] for each, (first, stop) in zip(drawn, pairwise([0, *edges, layers]), strict=True)]
     if draw(st.booleans()):
@@ -387,6 +473,27 @@ def cut_up(draw: st.DrawFn, pipeline: Pipeline, schedule: Schedule, layers: int)
     except (PipelineError, ScheduleError):
         return pipeline
     return stack
+
+
+@st.composite
+def shares(draw: st.DrawFn, pipeline: Pipeline | Stack) -> dict[str, float]:
+    """Shares of what is streamed that stay on the GPU, as `Memory` takes them; none in half of the draws."""
+    ranges = pipeline.ranges if isinstance(pipeline, Stack) else pipeline[:].ranges
+    fetched = {item for each in ranges for item in each.pipeline.fetches}
+    there = (("weights_on_gpu", fetched - {kv}), ("kv_on_gpu", fetched & {kv}))
+    names = [name for name, items in there if items and draw(st.booleans())]
+    return {name: draw(st.sampled_from([0.1, 0.5, 1.0]) | st.floats(0, 1)) for name in names}
+
+
+@st.composite
+def routings(draw: st.DrawFn, model: ModelConfig) -> Routing:
+    """Mostly all experts alike; else some up to three times as often as others, as far as a token's choices allow."""
+    if draw(st.integers(0, 3)):
+        return UNIFORM
+    row = st.lists(st.integers(1, 3), min_size=model.num_local_experts, max_size=model.num_local_experts)
+    counts = [draw(row)] * model.num_hidden_layers if draw(st.booleans()) else [draw(row) for _ in model.layer_kinds]
+    fair = all(model.num_experts_per_tok * max(one) <= sum(one) for one in counts)
+    return Frequencies(tuple(map(tuple, counts))) if fair else UNIFORM
 
 
 def schedulers() -> st.SearchStrategy[Scheduler]:
@@ -431,6 +538,7 @@ def scenarios(draw: st.DrawFn, *, layers: st.SearchStrategy[int] | None = None) 
         block=block,
         scheduler=draw(schedulers()),
     )
+    scenario = scenario.on(memory=replace(scenario.memory, **draw(shares(wired))), routing=draw(routings(model)))
     try:
         prepare(scenario, schedule)
     except ScenarioError:  # prompts in pieces, and the cache is not where their attention is

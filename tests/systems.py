@@ -19,6 +19,7 @@ from workbench.schedules import (
 )
 from workbench.schedules.registry import every_schedule
 from workbench.stages import (
+    ExpertSet,
     attention,
     combine,
     decode_attention,
@@ -48,6 +49,22 @@ PIPELINES: dict[str, Pipeline] = {
     "all_gpu": gpu(qkv, attention, out_proj, moe),
     "all_cpu": cpu(qkv, attention, out_proj, moe),
 }
+
+
+def split(hot: ExpertSet | slice) -> Pipeline:
+    """These experts on the GPU and, beside them, the others on the CPU."""
+    rest = ~(ExpertSet.of_slice(hot) if isinstance(hot, slice) else hot)
+    return (
+        gpu(qkv, attention, out_proj, route)
+        >> (gpu(experts[hot]) | offload >> cpu(experts[rest]) >> load)
+        >> gpu(combine)
+    )
+
+
+APART = fetch(experts.prefill.weights) | gpu(qkv, attention, out_proj, route) >> (
+    gpu(experts.prefill) | offload >> cpu(experts.decode) >> load
+) >> gpu(combine)
+"""Prefill rows on the GPU, to which their experts are streamed, and decode rows on the CPU."""
 
 _CHOSEN: dict[str, tuple[Pipeline, Schedule]] = {
     **{f"{name}.sequential": (pipeline, Sequential(micro_batches=2)) for name, pipeline in PIPELINES.items()},
@@ -96,6 +113,13 @@ STACKS: dict[str, tuple[Stack, Schedule]] = {
         CGOPipe(micro_batches=2),
     ),
     "deferring_twice.ktransformers": (_LATE[:2] + _LATE[2:], KTransformers()),
+    "half_of_the_experts.overlap": (split(slice(None, 2))[:], Overlap()),
+    "streamed_rest.overlap": (
+        (fetch(experts[2:].weights) | gpu(qkv, attention, out_proj, route, experts[:2], experts[2:], combine))[:],
+        Overlap(1, 3),
+    ),
+    "rows_apart.prefetch": (APART[:2] + PIPELINES["all_gpu"][2:3] + APART[3:], Sequential(prefetch=True)),
+    "rows_apart.overlap": (APART[:], Overlap()),
 }
 """Stacks of four layers, each with a schedule that takes it."""
 

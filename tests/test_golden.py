@@ -7,10 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.systems import ADDED, GOLDEN, MIXED, STACKS
+from tests.builders import tiny_model, tiny_scenario
+from tests.systems import ADDED, GOLDEN, MIXED, PIPELINES, STACKS, VSL, split
 from workbench import schedules
-from workbench.schedules import Schedule
+from workbench.models import ModelConfig
+from workbench.pipeline import Pipeline, fetch
+from workbench.pipeline.stack_graph import StackGraph
+from workbench.schedules import FlexGenS4, Lowering, Overlap, Schedule, Sequential, Step, VSLPipe
 from workbench.schedules.registry import every_schedule
+from workbench.stages import qkv
 
 FOLDER = Path(__file__).parent / "golden"
 
@@ -29,8 +34,46 @@ def test_printed_plan_of_a_stack(name: str) -> None:
     assert printed == (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
 
 
+def of_model(pipeline: Pipeline, model: ModelConfig, **shares: float) -> StackGraph:
+    """The layers of a model, of whose streamed weights and KV these shares stay on the GPU."""
+    of = tiny_scenario(pipeline=pipeline, model=model)
+    return of.on(memory=replace(of.memory, **shares)).graph
+
+
+DENSE_FIRST = replace(tiny_model(), moe_intermediate_size=40, first_k_dense_replace=2)
+LAYERS: dict[str, tuple[StackGraph, Schedule]] = {
+    "a_share_stays.vslpipe": (of_model(VSL, tiny_model(), weights_on_gpu=0.6), VSLPipe()),
+    "both_shares_stay.flexgen_s4": (
+        of_model(PIPELINES["flexgen_s4"], tiny_model(), weights_on_gpu=0.3, kv_on_gpu=0.5),
+        FlexGenS4(micro_batches=2),
+    ),
+    "every_other_stays.prefetch": (
+        of_model(fetch(qkv.weights) | Pipeline(VSL.chain), tiny_model(), weights_on_gpu=0.5),
+        Sequential(prefetch=True),
+    ),
+    "dense_first.overlap": (of_model(split(slice(None, 2)), DENSE_FIRST), Overlap()),
+    "dense_first_streamed.vslpipe": (of_model(VSL, DENSE_FIRST), VSLPipe()),
+}
+"""Layers of a model that are not all alike, or of which a share stays on the GPU."""
+
+
+def of_layers(stack: StackGraph, schedule: Schedule) -> str:
+    """The plan of layers, behind what of them stays on the GPU."""
+    told = [f"{stack}"]
+    for layer, kept in enumerate(stack.kept):
+        stays = [f"{count} of {op.name}" for op, count in kept.items()] + ["KV"] * (layer in stack.kv_kept)
+        told.append(f"layer {layer} keeps {', '.join(stays) or 'nothing'}")
+    plan = Lowering(schedule, stack).plan(replace(MIXED, layers=4), Step.MIDDLE)
+    return "\n".join([*told, f"{plan}\n"])
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_printed_plan_of_the_layers_of_a_model(name: str) -> None:
+    assert of_layers(*LAYERS[name]) == (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
+
+
 def test_every_golden_file_is_tested() -> None:
-    assert {path.stem for path in FOLDER.glob("*.txt")} == {*GOLDEN, *STACKS}
+    assert {path.stem for path in FOLDER.glob("*.txt")} == {*GOLDEN, *STACKS, *LAYERS}
 
 
 SHOWN = {

@@ -17,16 +17,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.builders import batches, cut_up, make_batch, wirings
+from tests.builders import batches, cut_up, enough_experts, make_batch, shares, tiny_model_of, wirings
 from tests.examples import examples
 from tests.systems import PIPELINES
 from workbench.pipeline import BufferRows, Element, Fork, Pipeline, Stack, cpu, fetch, gpu, load, offload
 from workbench.pipeline.layer_graph import EMBED, HEAD, Node, NodeKind
+from workbench.pipeline.shares import with_shares
 from workbench.pipeline.stack_graph import StackGraph, stack_graph
 from workbench.scheduler.batch import Batch
 from workbench.schedules import KTransformers, Lowering, Schedule, Sequential, Step, VSLPipe
 from workbench.schedules.plan import Carry, Plan, Task
-from workbench.stages import Op, Place, RowClass, Stage, attention, moe, out_proj, qkv, weights
+from workbench.stages import Op, Place, Precision, RowClass, Stage, attention, moe, out_proj, qkv, weights
 
 X = tuple(("x", rows) for rows in RowClass.ALL.classes)
 
@@ -34,11 +35,11 @@ X = tuple(("x", rows) for rows in RowClass.ALL.classes)
 def positions(stack: StackGraph) -> dict[int, range]:
     """Of each segment, by the identity of its node: the positions of its stages in the layer."""
     found = {}
-    for graph in stack.graphs:
+    for layer in range(stack.layers):
         first = 0
-        for node, in_last_layer in zip(graph.nodes, graph.last, strict=True):
-            if node.kind is NodeKind.SEGMENT:
-                found[id(node)] = found[id(in_last_layer)] = range(first, first + len(node.stages))
+        for node in stack.at(layer):
+            if node is not None and node.kind is NodeKind.SEGMENT:
+                found[id(node)] = range(first, first + len(node.stages))
                 first += len(node.stages)
     return found
 
@@ -87,6 +88,8 @@ Access = tuple[str, tuple, object]
 
 def accesses(task: Task, plan: Plan, places: dict[int, range]) -> Iterator[Access]:
     """Memory cells, (buffer or "cache", row class or layer, device), that a task reads and writes, in its own order."""
+    if task.node.idle:
+        return
     node, gpu_, cpu_ = task.node, Place.GPU, Place.CPU
     there = cpu_ if node.lane == "d2h" else gpu_
     if node.kind is NodeKind.EMBED:
@@ -261,7 +264,7 @@ def check_weights(stack: StackGraph, run: list[tuple[Task, ...]], slots: int) ->
     """Weights have arrived before the segment that needs them, and stay until its last reader."""
     loads = loads_of(run)
     orders = [earlier(tasks) for tasks in run]
-    node_at = {id(node): index for graph in stack.graphs for index, node in enumerate(graph.nodes)}
+    node_at = {id(node): index for layer in range(stack.layers) for index, node in enumerate(stack.at(layer))}
     used: set[int] = set()
 
     def precedes(a: tuple[int, int], b: tuple[int, int]) -> bool:
@@ -269,7 +272,7 @@ def check_weights(stack: StackGraph, run: list[tuple[Task, ...]], slots: int) ->
 
     for iteration, tasks in enumerate(run):
         for index, task in enumerate(tasks):
-            if not task.node.streamed:
+            if not task.node.streamed or node_at[id(task.node)] not in stack.streamed(task.layer):
                 continue
             here, node = (iteration, index), (task.layer, node_at[id(task.node)])
             arrived = [
@@ -291,6 +294,17 @@ def prices(seed: int) -> Callable[[Sequence[Task]], list[float]]:
     return lambda tasks: (10 ** np.random.default_rng(seed).uniform(-4, 0, len(tasks))).tolist()
 
 
+@st.composite
+def stacks(draw: st.DrawFn, wiring: tuple[Pipeline, Schedule], layers: int) -> StackGraph:
+    """A pipeline or a stack; in half of the draws of a model, of whose weights and KV shares stay on the GPU."""
+    wired = draw(cut_up(*wiring, layers))
+    if draw(st.booleans()):
+        return stack_graph(wired, layers)
+    stay = draw(shares(wired))
+    of_model = stack_graph(wired, enough_experts(tiny_model_of("shared", layers), wired))
+    return with_shares(of_model, Precision("bf16", "bf16"), stay.get("weights_on_gpu", 0.0), stay.get("kv_on_gpu", 0.0))
+
+
 PRICES = st.none() | st.integers(0, 10**6).map(prices)
 
 
@@ -299,17 +313,17 @@ PRICES = st.none() | st.integers(0, 10**6).map(prices)
 def test_every_plan_computes_each_token_of_each_layer_once_in_an_order_that_respects_the_data(
     wiring, layers, step, data
 ):
-    pipeline = data.draw(cut_up(*wiring, layers))
+    stack = data.draw(stacks(wiring, layers))
     batch = data.draw(batches(layers=layers))
-    plan = Lowering(wiring[1], stack_graph(pipeline, layers), data.draw(PRICES)).plan(batch, step)
-    assert computed(plan) == wanted(pipeline, batch)
+    plan = Lowering(wiring[1], stack, data.draw(PRICES)).plan(batch, step)
+    assert computed(plan) == wanted(Stack(stack.ranges), batch)
     check_data(plan)
 
 
 @examples(1000)
 @given(wirings(), st.integers(2, 8), st.integers(1, 4), st.data())
 def test_weights_arrive_before_they_are_needed_and_stay_until_their_last_reader(wiring, layers, iterations, data):
-    stack = stack_graph(data.draw(cut_up(*wiring, layers)), layers)
+    stack = data.draw(stacks(wiring, layers))
     lowering = Lowering(wiring[1], stack, data.draw(PRICES))
     steps = [Step.MIDDLE] * iterations
     steps[0] |= Step.FIRST
