@@ -22,9 +22,20 @@ from workbench.core import errors
 from workbench.core.quiet import OTHERS
 from workbench.hardware.processors import ProcessorKind
 from workbench.models.families import FAMILIES, RUNNABLE
-from workbench.pipeline import cpu, gpu, load, offload
-from workbench.schedules import Sequential
-from workbench.stages import attention, combine, experts, moe, out_proj, qkv, route
+from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
+from workbench.schedules import Overlap, Sequential
+from workbench.stages import (
+    attention,
+    combine,
+    decode_attention,
+    experts,
+    moe,
+    out_proj,
+    prefill_attention,
+    qkv,
+    route,
+    weights,
+)
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -374,6 +385,67 @@ def of_stacks() -> Iterator[tuple[str, str]]:
     yield "docs/schedules.md", f"stack = on_cpu[:{least}] + on_gpu[{least}:]"
 
 
+@cache
+def placements() -> dict[str, wb.Result]:
+    """Simulated placements of gpt-oss-120b's experts, by their names in docs/schedules.md."""
+    before = gpu(qkv, attention, out_proj, route)
+    rows = before >> (gpu(experts.prefill) | offload >> cpu(experts.decode) >> load) >> gpu(combine)
+    pipelines: dict[str, Pipeline] = {
+        "on the CPU": before >> offload >> cpu(experts) >> load >> gpu(combine),
+        "`fetch(experts.weights)`": fetch(experts.weights) | before >> gpu(experts, combine),
+        "`fetch(experts.chosen)`": fetch(experts.chosen) | before >> gpu(experts, combine),
+        "`fetch(experts.prefill.weights)`, decode on the CPU": fetch(experts.prefill.weights) | rows,
+        "`fetch(experts.prefill.chosen)`, decode on the CPU": fetch(experts.prefill.chosen) | rows,
+    }
+    scenario = wb.Scenario(
+        rows,
+        model=wb.models["gpt-oss-120b"],
+        machine=wb.machine(gpu="rtx-5090", cpu="xeon-8380", memory="256GB"),
+        memory=wb.Memory(kv_capacity="4GB"),
+        workload=wb.Workload.lengths(2000, 128, 8),
+        scheduler=wb.ContinuousBatching(),
+    )
+    schedule = Sequential(prefetch=True)
+    return {name: wb.simulate(scenario.on(pipeline=each), schedule) for name, each in pipelines.items()}
+
+
+def of_experts_placed_apart() -> Iterator[tuple[str, str]]:
+    yield (
+        "docs/schedules.md",
+        "gpt-oss-120b on a GPU of 32 GB (`rtx-5090`, `xeon-8380`), eight requests of 2000 and 128",
+    )
+    for name, result in placements().items():
+        yield (
+            "docs/schedules.md",
+            f"| {name} | {result.gen_tok_s:.1f} | {result.ttft:.1f} s | {1e3 * result.tbt:.0f} ms |",
+        )
+
+
+@cache
+def shares() -> dict[float, wb.Result]:
+    """Mixtral-8x7B with shares of its streamed weights on the GPU."""
+    chain = gpu(qkv, prefill_attention) >> offload >> cpu(decode_attention) >> load >> gpu(out_proj, moe)
+    scenario = wb.Scenario(
+        fetch(weights) | chain,
+        model=wb.models["mixtral-8x7b"],
+        machine=wb.machines["a40"],
+        memory=wb.Memory(kv_capacity="70GB"),
+        workload=wb.Workload.lengths(98, 32, 4000),
+        scheduler=wb.ResourceAware(token_budget=4000),
+    )
+    memories = {share: wb.Memory(kv_capacity="70GB", weights_on_gpu=share) for share in (0, 0.1, 0.2, 0.3, 0.38)}
+    return {share: wb.simulate(scenario.on(memory=memory), Overlap()) for share, memory in memories.items()}
+
+
+def of_shares() -> Iterator[tuple[str, str]]:
+    results = shares()
+    for share, result in results.items():
+        if share:
+            kept = result.facts["weights on the GPU"].partition("%")[0]
+            gain = result.gen_tok_s / results[0].gen_tok_s
+            yield "docs/schedules.md", f"| {share} | {kept} % | {gain:.2f} | {1 / (1 - share):.2f} |"
+
+
 def of_the_catalogue() -> Iterator[tuple[str, str]]:
     kinds = [part.kind for part in wb.processors.values()]
     gpus = kinds.count(ProcessorKind.GPU)
@@ -402,6 +474,8 @@ KINDS: list[Callable[[], Iterator[tuple[str, str]]]] = [
     of_online_serving,
     of_drawn_scenarios,
     of_stacks,
+    of_experts_placed_apart,
+    of_shares,
     of_the_catalogue,
 ]
 
