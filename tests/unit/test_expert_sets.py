@@ -418,27 +418,27 @@ def test_uniform_routing_gives_each_set_its_share_of_the_experts() -> None:
     model = tiny_model()
     assert Uniform().share(model, 0, (0, 2)) == 0.5
     assert Uniform().share(model, 3, (1,)) == 0.25
-    assert Uniform().touched(model, 0, (0, 2), 3, 2) == pytest.approx(2 * 7 / 8)
-    assert Uniform().touched(model, 0, (0,), 3, 1) == pytest.approx(1 - 0.75**3)
-    assert Uniform().touched(model, 0, (), 3, 2) == 0
+    assert Uniform().touching(model, 0, (0, 2))(3, 2) == pytest.approx(2 * 7 / 8)
+    assert Uniform().touching(model, 0, (0,))(3, 1) == pytest.approx(1 - 0.75**3)
+    assert Uniform().touching(model, 0, ())(3, 2) == 0
 
 
 def test_uniform_routing_follows_the_models_coverage() -> None:
     """Measured: two tokens touch a quarter of the experts, four touch half."""
     model = replace(tiny_model(), coverage=((2, 0.25), (4, 0.5)))
-    assert Uniform().touched(model, 0, (0, 1, 2), 4, 2) == pytest.approx(3 * 0.5)
-    assert Uniform().touched(model, 0, (0,), 2, 2) == pytest.approx(0.25)
+    assert Uniform().touching(model, 0, (0, 1, 2))(4, 2) == pytest.approx(3 * 0.5)
+    assert Uniform().touching(model, 0, (0,))(2, 2) == pytest.approx(0.25)
 
 
 def test_frequencies_are_those_of_the_counts() -> None:
     """Two of four are chosen; layer 3 counted 2, 3, 4, 1 of 10, so that a token takes them with .4, .6, .8, .2."""
     routing, model = Frequencies(COUNTS), tiny_model()
     assert routing.share(model, 3, (0, 2)) == pytest.approx(0.6)
-    assert routing.touched(model, 3, (0, 2), 1, 2) == pytest.approx(0.4 + 0.8)
-    assert routing.touched(model, 3, (0, 2), 3, 2) == pytest.approx((1 - 0.6**3) + (1 - 0.2**3))
-    assert routing.touched(model, 3, (1,), 2, 1) == pytest.approx(1 - 0.7**2)
-    assert routing.touched(model, 2, (1, 3), 1, 2) == 2, "both are always chosen"
-    assert routing.touched(model, 2, (0, 2), 9, 2) == 0, "these never"
+    assert routing.touching(model, 3, (0, 2))(1, 2) == pytest.approx(0.4 + 0.8)
+    assert routing.touching(model, 3, (0, 2))(3, 2) == pytest.approx((1 - 0.6**3) + (1 - 0.2**3))
+    assert routing.touching(model, 3, (1,))(2, 1) == pytest.approx(1 - 0.7**2)
+    assert routing.touching(model, 2, (1, 3))(1, 2) == 2, "both are always chosen"
+    assert routing.touching(model, 2, (0, 2))(9, 2) == 0, "these never"
 
 
 @pytest.mark.parametrize(
@@ -498,8 +498,8 @@ def test_the_sets_of_a_partition_get_all_pairs_and_touch_what_the_whole_touches(
     model, routing, sets = drawn
     every = range(model.num_local_experts)
     for each in range(1, model.num_experts_per_tok + 1):
-        parts = [routing.touched(model, 0, some, tokens, each) for some in sets]
-        assert sum(parts) == pytest.approx(routing.touched(model, 0, every, tokens, each))
+        parts = [routing.touching(model, 0, some)(tokens, each) for some in sets]
+        assert sum(parts) == pytest.approx(routing.touching(model, 0, every)(tokens, each))
         assert all(0 <= part <= len(some) for part, some in zip(parts, sets, strict=True))
     assert sum(routing.share(model, 0, some) for some in sets) == pytest.approx(1)
 
@@ -508,7 +508,7 @@ def test_the_sets_of_a_partition_get_all_pairs_and_touch_what_the_whole_touches(
 
 
 def chosen(model: object, routing: object, some: list) -> Chosen:
-    return Chosen(routing.share(model, 0, some), lambda tokens, each: routing.touched(model, 0, some, tokens, each))
+    return Chosen(routing.share(model, 0, some), routing.touching(model, 0, some))
 
 
 @examples(100)
@@ -526,7 +526,7 @@ def test_the_sets_of_a_partition_do_the_flop_of_the_whole_and_read_its_experts(
         taken = sum(n for n, of in ((prefill, "prefill"), (decode, "decode")) if op.rows.value in ("all", of))
         pairs = taken * model.num_experts_per_tok
         assert whole.flops == pytest.approx(2 * 3 * 64 * 96 * pairs)
-        read = 2 * 3 * 64 * 96 * routing.touched(model, 0, every, taken, model.num_experts_per_tok)
+        read = 2 * 3 * 64 * 96 * routing.touching(model, 0, every)(taken, model.num_experts_per_tok)
         moved = 2 * 2 * 64 * taken
         assert whole.bytes == pytest.approx(read + moved if taken else 0)
         of_sets = sum(part.bytes for part in parts)

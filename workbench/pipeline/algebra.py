@@ -197,7 +197,8 @@ def _place(device: Place, ops: tuple[OpTree, ...], defer: int, skip: int) -> Pip
     for name, count in (("defer", defer), ("skip", skip)):
         if not is_whole(count) or count < 0 or (count and experts not in flat):
             raise PipelineError(
-                f"{name}={count!r} needs the routed experts in the same {device.value}(...) and a number of at least 0."
+                f"{name}={count!r} needs the routed experts, whole and for all rows, in the same {device.value}(...) "
+                "and a number of at least 0."
             )
     stages = tuple(Stage(op, device, defer, skip) if op is experts else Stage(op, device) for op in flat)
     placed = Pipeline(adding_sets(stages))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -120,17 +119,9 @@ class Lowering:
     def tasks(self, step: Step) -> tuple[Task, ...]:
         """The tasks of one iteration."""
         if step.value not in self._memo:
-            tasks = self.schedule.ordered(self.schedule.tasks(self.stack, step), self._seconds)
-            self._memo[step.value] = tuple(self._marked(tasks))
+            tasks = self.schedule.tasks(self.stack, step)
+            self._memo[step.value] = tuple(self.schedule.ordered(tasks, self._seconds))
         return self._memo[step.value]
-
-    def _marked(self, tasks: Sequence[Task]) -> Iterator[Task]:
-        """The tasks, marked where they bring weights for the next iteration; see `Task.for_next`."""
-        last = {(task.layer, task.node.code): place for place, task in enumerate(tasks)}
-        for place, task in enumerate(tasks):
-            codes = [(layer, self.stack.graph(layer).nodes[node].code) for layer, node in task.weights_of]
-            later = [last.get(reader, -1) > place for reader in codes]
-            yield task if all(later) else replace(task, for_next=True)
 
 
 class TaskList:
@@ -150,9 +141,11 @@ class TaskList:
         bulk: bool = False,
         carry: Carry = Carry.NONE,
         page: Page = WHOLE,
+        for_next: bool = False,
     ) -> int:
         """Append a task and return its place in the plan."""
-        self.tasks.append(Task(node, layer, part, tuple(sorted(set(after))), weights_of, bulk, carry, page))
+        awaited = tuple(sorted(set(after)))
+        self.tasks.append(Task(node, layer, part, awaited, weights_of, bulk, carry, page, for_next))
         return len(self.tasks) - 1
 
     def enter(self, stack: StackGraph, layer: int, part: int, after: Sequence[int]) -> Sequence[int]:

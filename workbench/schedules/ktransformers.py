@@ -69,5 +69,6 @@ def check_experts_on_cpu(schedule: str, stack: StackGraph) -> None:
         stages = graph.pipeline.stages
         on_cpu = any(stage.op.plain is experts and stage.device is Place.CPU for stage in stages)
         placed = on_cpu and graph.pipeline.kv_device is Place.GPU
-        if not placed or graph.streamed or any(node.kind is NodeKind.KV_IN for node in graph.nodes):
+        fetched = graph.streamed or any(node.kind in (NodeKind.KV_IN, NodeKind.EXPERTS_IN) for node in graph.nodes)
+        if not placed or fetched:
             raise wrong_shape(schedule, NEEDED, stack)

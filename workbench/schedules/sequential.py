@@ -94,7 +94,10 @@ class _Chain:
         if wanted is not None and wanted not in self.coming:
             there = wanted % self.stack.layers
             weights_of = self._weights_of(there)
-            self.coming[wanted] = self.order.add(WEIGHTS, there, None, self.last, weights_of=weights_of, bulk=True)
+            next_one = wanted >= self.stack.layers
+            self.coming[wanted] = self.order.add(
+                WEIGHTS, there, None, self.last, weights_of=weights_of, bulk=True, for_next=next_one
+            )
 
     def await_weights(self, layer: int) -> None:
         """Let the next task wait for a layer's weights."""

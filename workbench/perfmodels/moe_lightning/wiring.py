@@ -43,7 +43,7 @@ def as_scenario(policy: Policy, job: Job, workload: Workload) -> tuple[Scenario,
     Returns
     -------
     scenario : Scenario
-        With `StaticBatching`, MoE-Lightning's scheduler.
+        With `StaticBatching`, MoE-Lightning's scheduler; an iteration prefills the prompts of one micro-batch.
     schedule : Schedule
         CGOPipe with attention on the CPU and experts on the GPU, FlexGen's S4 where the cache is streamed, else
         `Overlap`.
@@ -66,7 +66,8 @@ def as_scenario(policy: Policy, job: Job, workload: Workload) -> tuple[Scenario,
         kv_on_gpu=float(policy.kv_on_gpu) if streams_kv else 0.0,
     )
     layer = _layer(on_gpu=bool(policy.gpu_attention), experts_on_gpu=bool(policy.gpu_experts), streams_kv=streams_kv)
-    scheduler = StaticBatching(parts, round(float(policy.micro_batch)))
+    micro_batch = round(float(policy.micro_batch))
+    scheduler = StaticBatching(parts, micro_batch, token_budget=micro_batch * float(workload.prompt_len.max()))
     return Scenario(layer, job.model, job.machine, memory, workload, scheduler), _schedule(policy, parts, streams_kv)
 
 
