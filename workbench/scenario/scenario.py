@@ -266,7 +266,7 @@ class Scenario:
                 f"in {self.precision.kv}; weights in {self.weight_formats}{self._shares}",
                 f"workload   {self.workload}",
                 f"scheduler  {self.scheduler}",
-                *([] if self.routing == UNIFORM else [f"routing    {type(self.routing).__name__}"]),
+                *([] if self.routing == UNIFORM else [f"routing    {self.routing}"]),
             ]
         )
 

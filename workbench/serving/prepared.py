@@ -212,7 +212,7 @@ def facts(scenario: Scenario, prepared: Prepared, generated: Lengths | None = No
         "question": _digest(scenario, generated),
         **_early(scenario, generated),
         **_kept(prepared),
-        **({} if scenario.routing == UNIFORM else {"routing": type(scenario.routing).__name__}),
+        **({} if scenario.routing == UNIFORM else {"routing": str(scenario.routing)}),
         **_unlike_layers(scenario.model, prepared.cost.profile),
         **_decodes(scenario, prepared.cost.decodes_at),
         **_joined(scenario.machine),

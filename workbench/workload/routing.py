@@ -104,6 +104,10 @@ class Frequencies(Routing):
             )
         object.__setattr__(self, "counts", tuple(map(tuple, table.tolist())))
 
+    def __str__(self) -> str:
+        busiest = max(max(row) / sum(row) for row in self.counts if sum(row))
+        return f"as counted in {self._table.sum():.0f} choices, up to {busiest:.1%} of a layer's for one expert"
+
     def check(self, model: ModelConfig) -> None:
         """See `Routing.check`."""
         wanted = (model.num_hidden_layers, model.num_local_experts)
