@@ -1,5 +1,7 @@
 """Sets of experts, rows apart and shares live: the tokens, and the counts of experts, of the pipeline that is whole."""
 
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -8,6 +10,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
+import torch
 from hypothesis import given
 
 import workbench as wb
@@ -17,8 +20,9 @@ from tests.live.made import QUANTISED
 from tests.live.test_law8 import CHECKS, live_and_virtual
 from tests.live.test_packed import WIDE
 from tests.live.test_stacks import FOUR, SCHEDULERS, asked_of, holds_none, run_of
-from tests.live.world import QWEN2, WIRED, requests, scenario
+from tests.live.world import QWEN2, WIRED, machine, requests, scenario
 from tests.systems import APART, PIPELINES, STREAMED, VSL, split
+from workbench.core.errors import EngineError
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
 from workbench.schedules import FlexGenS4, LayerStreaming, Overlap, Schedule, Sequential, VSLPipe
@@ -200,6 +204,42 @@ def test_what_is_held_is_what_the_ledger_says(four: ModelConfig) -> None:
 @pytest.mark.parametrize("hot", [slice(4, None), ExpertSet("none", ((0,), (), (1,), (2,)))], ids=str)
 def test_a_set_may_have_no_expert_in_a_layer(hot: ExpertSet | slice, four: ModelConfig, right: Any) -> None:
     check_alike(asked_of(four, split(hot)).on(scheduler=SCHEDULERS[0]), Sequential(), right(SCHEDULERS[0]))
+
+
+@pytest.mark.xfail(strict=True, raises=EngineError, reason="weights for the next iteration are not marked")
+@pytest.mark.parametrize("schedule", [Overlap(1, 3), Overlap(1, 4)], ids=str)
+def test_prefills_after_many_decodes_find_their_weights_however_few_layers_there_are(
+    schedule: Schedule, make_model: Any
+) -> None:
+    """The second prompt comes after iterations of decodes alone, on a link that takes 9 ms for a layer's experts."""
+    model = make_model(replace(FOUR, name="two", num_hidden_layers=2), 2)
+    asked = requests((5, 4), (8, 8), seed=7)
+    slow = machine(link=4e6, throttled=True)
+    one_by_one = wb.StaticBatching(1, 1)
+    apart, whole = (scenario(model, asked, of, on=slow).on(scheduler=one_by_one) for of in (APART, WHOLE))
+    assert wb.run(apart, schedule).tokens == wb.run(whole, Sequential()).tokens
+
+
+@pytest.mark.xfail(strict=True, reason="both lanes make the buffer, and the rows of one of them are lost")
+def test_two_lanes_that_write_rows_of_one_buffer_lose_none(
+    four: ModelConfig, right: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prefill rows that the GPU computes and decode rows that come from the CPU are the first of one buffer."""
+    made = torch.empty
+
+    def slowly(*given: Any, **how: Any) -> torch.Tensor:
+        if threading.current_thread().name == "lane-gpu":
+            time.sleep(0.05)  # until the decode rows come
+        new = made(*given, **how)
+        return new.fill_(torch.nan) if new.is_floating_point() else new
+
+    of = asked_of(four, APART).on(scheduler=wb.ChunkedPrefill(9))
+    monkeypatch.setattr("workbench.engine.model.forward.torch.empty", slowly)
+    try:
+        tokens = wb.run(of, Overlap(1)).tokens
+    except EngineError as error:
+        pytest.fail(str(error))
+    assert tokens == right(of.scheduler).tokens
 
 
 # ------------------------------------------------------------------------------------------------------- other models
