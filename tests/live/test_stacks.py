@@ -18,7 +18,7 @@ from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, Stack
 from workbench.schedules import KTransformers, Overlap, Schedule, Sequential, VSLPipe
 from workbench.serving import fits
-from workbench.stages import Place, shared_experts
+from workbench.stages import Place, Stage, shared_experts
 
 ASKED = requests((5, 1, 19, 3, 30, 2), (6, 4, 3, 6, 5, 6), seed=7)
 FOUR = ModelConfig("four", 4, 32, 24, 4, 2, 8, 4, 2, 97, 512, dtype="fp32")
@@ -54,13 +54,26 @@ def asked_of(model: ModelConfig, stack: Stack | Pipeline, *, spare: int = 20, bl
 def exact(stack: Stack | Pipeline) -> bool:
     """True for a stack that `run` can execute and that changes nothing of the model's answer."""
     stages = [stage for each in stack.ranges for stage in each.pipeline.stages] if isinstance(stack, Stack) else []
-    return bool(stages) and not any(stage.defer or stage.op in (OWN, shared_experts) for stage in stages)
+    if not stages or any(stage.defer or stage.op in (OWN, shared_experts) for stage in stages):
+        return False
+    return not any(holds_none(stage) for stage in stages)
+
+
+def holds_none(stage: Stage) -> bool:
+    """True for a set that has no expert in some layer of four, which cannot be loaded."""
+    return stage.op.subset is not None and not all(stage.op.subset.of(layer, 4) for layer in range(4))
 
 
 def tokens_of(of: wb.Scenario, schedule: Schedule) -> Any:
     """The tokens of a run; None where prompts come in pieces and attention is not where the cache of its layer is."""
+    found = run_of(of, schedule)
+    return found and found.tokens
+
+
+def run_of(of: wb.Scenario, schedule: Schedule) -> wb.Result | None:
+    """The result of a run; None where `tokens_of` is."""
     try:
-        return wb.run(of, schedule).tokens
+        return wb.run(of, schedule)
     except ScenarioError as error:
         if "in pieces" not in str(error):
             raise
