@@ -200,13 +200,11 @@ def test_what_is_held_is_what_the_ledger_says(four: ModelConfig) -> None:
     assert wb.run(kept, Sequential()).generated == 30
 
 
-@pytest.mark.xfail(strict=True, raises=IndexError, reason="a set of no experts cannot be loaded")
 @pytest.mark.parametrize("hot", [slice(4, None), ExpertSet("none", ((0,), (), (1,), (2,)))], ids=str)
 def test_a_set_may_have_no_expert_in_a_layer(hot: ExpertSet | slice, four: ModelConfig, right: Any) -> None:
     check_alike(asked_of(four, split(hot)).on(scheduler=SCHEDULERS[0]), Sequential(), right(SCHEDULERS[0]))
 
 
-@pytest.mark.xfail(strict=True, raises=EngineError, reason="weights for the next iteration are not marked")
 @pytest.mark.parametrize("schedule", [Overlap(1, 3), Overlap(1, 4)], ids=str)
 def test_prefills_after_many_decodes_find_their_weights_however_few_layers_there_are(
     schedule: Schedule, make_model: Any
@@ -220,7 +218,6 @@ def test_prefills_after_many_decodes_find_their_weights_however_few_layers_there
     assert wb.run(apart, schedule).tokens == wb.run(whole, Sequential()).tokens
 
 
-@pytest.mark.xfail(strict=True, reason="both lanes make the buffer, and the rows of one of them are lost")
 def test_two_lanes_that_write_rows_of_one_buffer_lose_none(
     four: ModelConfig, right: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

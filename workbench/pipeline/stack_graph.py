@@ -170,6 +170,8 @@ class StackGraph:
             return
         streamed = self.pipeline(layer).streams(stage)
         members = self._members(op, layer)
+        if members == ():
+            return
         kept = self.kept[layer].get(op, 0) if self.kept and streamed else 0
         if not kept or (members is None and op.plain is not experts):
             yield Piece(op, streamed and not kept, members)

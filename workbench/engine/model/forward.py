@@ -70,6 +70,7 @@ class Forward:
             for stage in self._stack.pipeline(layer).stages
         }
         self._buffers: dict[Key, torch.Tensor] = {}
+        self._placing = threading.Lock()
         self._fetched: dict[tuple[int, int], FetchedKV] = {}  # by layer and part
         self._hidden: dict[int, dict[Place, torch.Tensor]] = {}  # rows of in-flight prefills, by request
         self._ran: set[tuple[int, str, Place]] = set()  # layers, their operations and the devices that computed them
@@ -284,12 +285,13 @@ class Forward:
 
     def _place(self, key: Key, layout: RowLayout, like: torch.Tensor) -> torch.Tensor:
         """The buffer for all rows of a part, some of which are about to be written; made if there is none."""
-        if self._model.kv_lora_rank and key[2] in SPLIT:
-            return self._place_by_class(key, layout)
         shape = (layout.skipped + layout.rows, *like.shape[1:])
-        if key not in self._buffers or self._buffers[key].shape != shape:
-            self._buffers[key] = torch.empty(shape, dtype=like.dtype)
-        return self._buffers[key]
+        with self._placing:  # two lanes may write rows of unlike classes at once
+            if self._model.kv_lora_rank and key[2] in SPLIT:
+                return self._place_by_class(key, layout)
+            if key not in self._buffers or self._buffers[key].shape != shape:
+                self._buffers[key] = torch.empty(shape, dtype=like.dtype)
+            return self._buffers[key]
 
     def _place_by_class(self, key: Key, layout: RowLayout) -> torch.Tensor:
         """See `_place`, for a buffer whose rows of prompts and decodes differ."""

@@ -56,7 +56,7 @@ class RoutedExperts:
         method = cast("MethodType", self._layers[layer].experts)
         fetched = self._fetched.get((stage.op, layer, part), [])
         pieces = [*self._weights.pieces(layer, stage), *fetched]
-        if pieces[0][0] is None:
+        if pieces and pieces[0][0] is None:
             return self._of_piece(method, pieces[0][1], layout, h, gates)
         out = torch.zeros_like(h)
         for members, weights in pieces:
