@@ -383,6 +383,22 @@ def expert_sets(draw: st.DrawFn, layers: int) -> ExpertSet:
 
 
 @st.composite
+def maybe_chosen(draw: st.DrawFn, pipeline: Pipeline, schedule: Schedule, layers: int) -> Pipeline:
+    """The pipeline, or in a quarter of the draws one that streams the chosen experts of a stage on the GPU."""
+    there = [stage.op for stage in pipeline.stages if stage.op.plain is experts and stage.device is Place.GPU]
+    if not there or draw(st.integers(0, 3)):
+        return pipeline
+    op = draw(st.sampled_from(there))
+    others = tuple(item for item in pipeline.fetches if item not in (op.weights, experts.weights))
+    found = Pipeline(pipeline.chain, fetch(op.chosen, *others).fetches)
+    with suppress(PipelineError, ScheduleError):
+        resolve(found)
+        schedule.tasks(stack_graph(found, layers), Step.MIDDLE)
+        return found
+    return pipeline
+
+
+@st.composite
 def in_sets(draw: st.DrawFn, pipeline: Pipeline, schedule: Schedule, layers: int) -> Pipeline:
     """The pipeline, or in a third of the draws one whose experts are cut up: into sets, into their rows, or both.
 
@@ -452,9 +468,9 @@ def _exchanged(
 def cut_up(draw: st.DrawFn, pipeline: Pipeline, schedule: Schedule, layers: int) -> Pipeline | Stack:
     """The pipeline, or a stack of up to four ranges, one with it and others with what the schedule takes beside it.
 
-    Of each, the experts may be cut up too.
+    Of each, the experts may be cut up too, and streamed once they are chosen.
     """
-    pipeline = draw(in_sets(pipeline, schedule, layers))
+    pipeline = draw(maybe_chosen(draw(in_sets(pipeline, schedule, layers)), schedule, layers))
     if layers < 2 or draw(st.integers(0, 2)):
         return pipeline
     edges = sorted(draw(st.sets(st.integers(1, layers - 1), min_size=1, max_size=3)))
@@ -462,7 +478,8 @@ def cut_up(draw: st.DrawFn, pipeline: Pipeline, schedule: Schedule, layers: int)
     others = st.sampled_from([pipeline, *fetched, *PIPELINES.values()])
     if isinstance(schedule, Overlap | Sequential):
         others |= pipelines()
-    drawn = [draw(in_sets(draw(others), schedule, layers)) for _ in range(len(edges) + 1)]
+    cut = [draw(in_sets(draw(others), schedule, layers)) for _ in range(len(edges) + 1)]
+    drawn = [draw(maybe_chosen(each, schedule, layers)) for each in cut]
     drawn[draw(st.integers(0, len(edges)))] = pipeline
     ranges = [each[first:stop] for each, (first, stop) in zip(drawn, pairwise([0, *edges, layers]), strict=True)]
     if draw(st.booleans()):

@@ -118,6 +118,14 @@ STACKS: dict[str, tuple[Stack, Schedule]] = {
         (fetch(experts[2:].weights) | gpu(qkv, attention, out_proj, route, experts[:2], experts[2:], combine))[:],
         Overlap(1, 3),
     ),
+    "used_experts.prefetch": (
+        (fetch(weights, experts.chosen) | gpu(qkv, attention, out_proj, moe))[:],
+        Sequential(prefetch=True),
+    ),
+    "used_experts.overlap": (
+        (fetch(experts.prefill.chosen) | Pipeline(APART.chain))[:2] + PIPELINES["all_gpu"][2:],
+        Overlap(),
+    ),
     "rows_apart.prefetch": (APART[:2] + PIPELINES["all_gpu"][2:3] + APART[3:], Sequential(prefetch=True)),
     "rows_apart.overlap": (APART[:], Overlap()),
 }

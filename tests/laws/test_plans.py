@@ -99,6 +99,11 @@ def accesses(task: Task, plan: Plan, places: dict[int, range]) -> Iterator[Acces
     elif node.kind in (NodeKind.MOVE, NodeKind.KV_IN, NodeKind.KV_OUT):
         carried = node.carries if node.kind is NodeKind.MOVE else (("cache", task.layer),)
         yield from (("copy", (*rows, there), (*rows, there.other)) for rows in carried)
+    elif node.kind is NodeKind.EXPERTS_IN:
+        for stage in node.stages:
+            me = task.layer, plan.stack.pipeline(task.layer).stages.index(stage)
+            yield from (("read", ("gates", rows, gpu_), me) for rows in stage.op.rows.classes)
+            yield "write", ("chosen", stage.op.name, gpu_), me
     elif node.kind is NodeKind.DEFERRED:
         (place,) = deferring(plan.stack, task.layer)
         me = task.layer, place
@@ -108,6 +113,8 @@ def accesses(task: Task, plan: Plan, places: dict[int, range]) -> Iterator[Acces
         for place, stage in zip(places[id(node)], node.stages, strict=True):
             me = task.layer, place
             yield from (("read", (*rows, stage.device), me) for rows in stage.op.needs)
+            if plan.stack.pipeline(task.layer).streams_chosen(stage):
+                yield "read", ("chosen", stage.op.name, gpu_), me
             if stage.op.keeps_kv:
                 yield "read", ("cache", task.layer, stage.device), None
                 yield "write", ("cache", task.layer, stage.device), me
@@ -176,7 +183,12 @@ def check_data(plan: Plan) -> None:
             elif kind == "copy":
                 write(index, cell, read(index, (task.part, *what)))
             else:
-                before_that = {"cache": "old", "late": what, "pending": what and (what[0] - 1, what[1])}
+                before_that = {
+                    "cache": "old",
+                    "late": what,
+                    "chosen": what,
+                    "pending": what and (what[0] - 1, what[1]),
+                }
                 wanted_author = before_that[where[0]] if where[0] in before_that else expected[what][where[:2]]
                 assert read(index, cell) == wanted_author, f"{task.name} does not find {where} as it should be"
     for part, layer in product(range(len(plan.parts)), range(plan.layers)):
@@ -194,6 +206,8 @@ def computed(plan: Plan) -> Counter:
     for task in plan.tasks:
         if task.node in (EMBED, HEAD):
             stages = [(-1 if task.node is EMBED else -2, RowClass.ALL)]
+        elif task.node.kind is NodeKind.EXPERTS_IN:
+            stages = []
         elif task.node.kind is NodeKind.DEFERRED:
             stages = [(-3, RowClass.DECODE)]
         else:
