@@ -1,7 +1,6 @@
 """Sets of experts, rows apart and shares live: the tokens, and the counts of experts, of the pipeline that is whole."""
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -223,10 +222,15 @@ def test_two_lanes_that_write_rows_of_one_buffer_lose_none(
 ) -> None:
     """Prefill rows that the GPU computes and decode rows that come from the CPU are the first of one buffer."""
     made = torch.empty
+    comes = threading.Event()
 
     def slowly(*given: Any, **how: Any) -> torch.Tensor:
-        if threading.current_thread().name == "lane-gpu":
-            time.sleep(0.05)  # until the decode rows come
+        lane = threading.current_thread().name
+        if lane == "lane-h2d":
+            comes.set()
+        elif lane == "lane-gpu":
+            comes.wait(0.2)  # for the decode rows
+            comes.clear()
         new = made(*given, **how)
         return new.fill_(torch.nan) if new.is_floating_point() else new
 
