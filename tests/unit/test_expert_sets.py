@@ -24,11 +24,13 @@ from workbench.simulate import simulate
 from workbench.stages import (
     Chosen,
     ExpertSet,
+    Op,
     Place,
     Precision,
     RowClass,
     Rows,
     Stage,
+    Work,
     at_once,
     attention,
     combine,
@@ -610,3 +612,11 @@ def test_a_moe_of_sets_on_one_device_costs_no_less_than_the_whole() -> None:
     apart = simulate(cut, Sequential()).busy["gpu"]
     assert apart >= simulate(whole, Sequential()).busy["gpu"]
     assert apart == pytest.approx(simulate(whole, Sequential()).busy["gpu"], rel=0.05)
+
+
+def test_an_operation_of_ones_own_may_compute_the_rows_that_the_experts_leave() -> None:
+    mine = Op("mine", ("h",), ("routed",), rows=RowClass.DECODE, work=lambda rows, model, precision: Work())
+    layer = gpu(qkv, attention, out_proj, route, experts.prefill, mine, combine)
+    assert tiny_scenario(pipeline=layer).stages[-2].op is mine
+    with pytest.raises(PipelineError, match="routed of decode rows"):
+        tiny_scenario(pipeline=gpu(qkv, attention, out_proj, route, experts.prefill, combine))

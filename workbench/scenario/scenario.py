@@ -119,7 +119,8 @@ class Scenario:
             for layer in range(each.first, each.stop or 0):
                 for rows in RowClass.ALL.classes:
                     those = [op for op in ops if rows in op.rows.classes]
-                    _check_partition(those, every, rows, layer)
+                    if those:  # else another operation computes these rows, or a pipeline without one is refused
+                        _check_partition(those, every, rows, layer)
 
     def _check_shares(self) -> None:
         """Refuse shares of what is not streamed."""
@@ -291,7 +292,7 @@ def _check_partition(ops: list[Op], every: int, rows: RowClass, layer: int) -> N
         return
     missing = sorted(set(range(every)) - set(found))
     what = f"none of them has expert {missing[0]}" if missing else "one expert is in two of them"
-    named = ", ".join(op.name for op in ops) or "no stage"
+    named = ", ".join(op.name for op in ops)
     raise ScenarioError(
         f"the {rows.value} rows of layer {layer} need each of {every} experts once, and of {named} {what}; place a set "
         "and its rest, as in experts[hot] and experts[~hot]."
