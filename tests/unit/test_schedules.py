@@ -8,9 +8,13 @@ from hypothesis import given
 from tests.builders import batches, make_batch, tiny_scenario
 from tests.examples import examples
 from tests.systems import PIPELINES, STREAMED, VSL
+from workbench.analysis.compare import compare
 from workbench.core.errors import ScheduleError
 from workbench.pipeline import cpu, fetch, gpu, load, offload
 from workbench.pipeline.stack_graph import stack_graph
+from workbench.scheduler.continuous import ContinuousBatching
+from workbench.scheduler.resource_aware import ResourceAware
+from workbench.scheduler.static import StaticBatching
 from workbench.schedules import (
     CGOPipe,
     FastDecode,
@@ -20,6 +24,7 @@ from workbench.schedules import (
     KTransformers,
     LayerStreaming,
     Lowering,
+    Overlap,
     Schedule,
     Sequential,
     Step,
@@ -31,6 +36,7 @@ from workbench.schedules.contenders import every_candidate
 from workbench.schedules.micro_batches import MicroBatched
 from workbench.schedules.plan import Carry
 from workbench.serving import prepare
+from workbench.simulate import simulate
 from workbench.stages import (
     attention,
     combine,
@@ -303,3 +309,24 @@ def test_vslpipe_computes_nothing_before_its_weights_are_there(slots):
             transfer = brought.get((task.layer, plan.stack.at(task.layer).index(task.node)))
             assert transfer is None or transfer in before[index]
     assert brought
+
+
+def test_each_systems_schedule_names_the_scheduler_of_that_system():
+    static = (CGOPipe(3), FastDecode(3), FlexGenS3(3), FlexGenS4(3))
+    assert {schedule.scheduler for schedule in static} == {StaticBatching(3)}
+    assert (LayerStreaming().scheduler, VSLPipe().scheduler) == (StaticBatching(), ResourceAware())
+    assert KTransformers().scheduler == Fiddler().scheduler == ContinuousBatching()
+    assert Overlap().scheduler is Sequential().scheduler is None
+
+
+def test_a_comparison_names_the_schedulers_if_they_differ():
+    of = tiny_scenario(scheduler=ContinuousBatching())
+    alike = compare([simulate(of, VSLPipe()), simulate(of, Sequential())])
+    assert [row[0] for row in alike.rows()] == ["VSLPipe", "Sequential"]
+    static = simulate(of.on(scheduler=StaticBatching(1)), Sequential())
+    unlike = compare([alike.results[0], static])
+    assert [row[0] for row in unlike.rows()] == ["VSLPipe, ContinuousBatching", "Sequential, StaticBatching"]
+    other = compare([static, simulate(of.on(scheduler=StaticBatching(2)), Sequential())])
+    assert [row[0] for row in other.rows()] == [
+        f"Sequential, StaticBatching(micro_batches={count}, size=None, token_budget=None)" for count in (1, 2)
+    ]

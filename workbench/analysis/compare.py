@@ -37,14 +37,14 @@ class Comparison:
     results: tuple[Result, ...]
 
     def rows(self) -> list[tuple[str, ...]]:
-        """One row of text per result, under the headings of the table."""
+        """One row of text per result, under the headings of the table; with its scheduler if not all have the same."""
         return [self._row(result) for result in self.results]
 
     def _row(self, result: Result) -> tuple[str, ...]:
         bounds = [r for r in self.results if r.source is Source.BOUND and r.same_question(result)]
         share = f"{result.gen_tok_s / bounds[0].gen_tok_s:.0%}" if bounds else ""
         return (
-            result.schedule,
+            ", ".join((result.schedule, *self._scheduler(result))),
             result.origin,
             f"{result.gen_tok_s:.4g}",
             f"{result.proc_tok_s:.4g}",
@@ -54,6 +54,16 @@ class Comparison:
             "" if result.source in (Source.BOUND, Source.PREDICTED) else str(result.preemptions),
             _limited_by(result),
         )
+
+    def _scheduler(self, result: Result) -> tuple[str, ...]:
+        """The scheduler of a result, if others have another one: its name, with its settings where that is not enough."""
+        scheduler = result.facts.get("scheduler", "")
+        name = scheduler.partition("(")[0]
+        others = {(r.schedule, r.facts.get("scheduler", "")) for r in self.results} - {(result.schedule, scheduler)}
+        if not scheduler or all(other == scheduler for _, other in others):
+            return ()
+        alike = any(of == result.schedule and other.partition("(")[0] == name for of, other in others)
+        return (scheduler if alike else name,)
 
     def explanations(self) -> list[str]:
         """Sentences on why the readers differ."""

@@ -15,6 +15,7 @@ from workbench.core.units import is_whole
 from workbench.pipeline import Pipeline, Stack
 from workbench.pipeline.layer_graph import Node
 from workbench.pipeline.stack_graph import StackGraph, stack_graph
+from workbench.scheduler.base import Scheduler
 from workbench.scheduler.batch import NONE, Batch, Ids
 from workbench.schedules.plan import WHOLE, Carry, Page, Plan, Task
 
@@ -45,6 +46,11 @@ class Schedule(ABC):
     def kv_slots(self) -> int:
         """Buffers for streamed KV and for chosen experts on the GPU; each holds those of one part in one layer."""
         return self.parts
+
+    @property
+    def scheduler(self) -> Scheduler | None:
+        """The scheduler of the system that the schedule is of; None if it is of none."""
+        return None
 
     packet_seconds: float = 5e-3
     weight_slots: int = 2

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
 from workbench.pipeline.stack_graph import StackGraph
+from workbench.scheduler.static import StaticBatching
 from workbench.schedules.base import Step
 from workbench.schedules.micro_batches import MicroBatched, WeightPlace, attention_on_cpu, check_attention_on_cpu
 from workbench.schedules.plan import Task
@@ -42,6 +43,11 @@ class CGOPipe(MicroBatched):
     ) >> load >> gpu(out_proj, moe)
 
     least = 2
+
+    @property
+    def scheduler(self) -> StaticBatching:
+        """See `Schedule.scheduler`: static batches, one micro-batch for each part."""
+        return StaticBatching(self.parts)
 
     def tasks(self, stack: StackGraph, step: Step) -> tuple[Task, ...]:
         """See `Schedule.tasks`."""

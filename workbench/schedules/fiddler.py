@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from workbench.pipeline import Pipeline, cpu, gpu, load, offload
 from workbench.pipeline.stack_graph import StackGraph
+from workbench.scheduler.continuous import ContinuousBatching
 from workbench.schedules.base import Schedule, Step
 from workbench.schedules.ktransformers import check_experts_on_cpu
 from workbench.schedules.plan import Task
@@ -41,6 +42,11 @@ class Fiddler(Schedule):
     def parts(self) -> int:
         """One: the batch is not split."""
         return 1
+
+    @property
+    def scheduler(self) -> ContinuousBatching:
+        """See `Schedule.scheduler`: requests join a running batch."""
+        return ContinuousBatching()
 
     def tasks(self, stack: StackGraph, step: Step) -> tuple[Task, ...]:
         """See `Schedule.tasks`."""

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
 from workbench.pipeline.stack_graph import StackGraph
+from workbench.scheduler.static import StaticBatching
 from workbench.schedules.base import Step
 from workbench.schedules.micro_batches import (
     Dataflow,
@@ -50,6 +51,11 @@ class FlexGenS3(MicroBatched):
 
     weights: WeightPlace = WeightPlace.FIRST
 
+    @property
+    def scheduler(self) -> StaticBatching:
+        """See `Schedule.scheduler`: static batches, one micro-batch for each part."""
+        return StaticBatching(self.parts)
+
     def tasks(self, stack: StackGraph, step: Step) -> tuple[Task, ...]:
         """See `Schedule.tasks`."""
         check_attention_on_cpu("FlexGenS3", stack)
@@ -83,6 +89,11 @@ class FlexGenS4(MicroBatched):
     def kv_slots(self) -> int:
         """Two: one for the present micro-batch and one for the next."""
         return 2
+
+    @property
+    def scheduler(self) -> StaticBatching:
+        """See `Schedule.scheduler`: static batches, one micro-batch for each part."""
+        return StaticBatching(self.parts)
 
     def tasks(self, stack: StackGraph, step: Step) -> tuple[Task, ...]:
         """See `Schedule.tasks`."""

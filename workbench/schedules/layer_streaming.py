@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from workbench.pipeline import Pipeline, fetch, gpu
 from workbench.pipeline.stack_graph import StackGraph
+from workbench.scheduler.static import StaticBatching
 from workbench.schedules.base import Schedule, Step
 from workbench.schedules.micro_batches import shape, wrong_shape
 from workbench.schedules.plan import Task
@@ -36,6 +37,11 @@ class LayerStreaming(Schedule):
     def parts(self) -> int:
         """One: the batch is not split."""
         return 1
+
+    @property
+    def scheduler(self) -> StaticBatching:
+        """See `Schedule.scheduler`: static batches, one micro-batch for each part."""
+        return StaticBatching(self.parts)
 
     def tasks(self, stack: StackGraph, step: Step) -> tuple[Task, ...]:
         """See `Schedule.tasks`."""

@@ -11,6 +11,7 @@ from workbench.core.errors import ScheduleError
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
 from workbench.pipeline.layer_graph import EMBED, HEAD, WEIGHTS
 from workbench.pipeline.stack_graph import StackGraph
+from workbench.scheduler.resource_aware import ResourceAware
 from workbench.schedules.base import Schedule, Step, TaskList, two_or_more
 from workbench.schedules.micro_batches import check_attention_on_cpu
 from workbench.schedules.plan import Carry, Task
@@ -60,6 +61,11 @@ class VSLPipe(Schedule):
     def parts(self) -> int:
         """The partitions a and b."""
         return 2
+
+    @property
+    def scheduler(self) -> ResourceAware:
+        """See `Schedule.scheduler`: MoE-Lens' own."""
+        return ResourceAware()
 
     def tasks(self, stack: StackGraph, step: Step) -> tuple[Task, ...]:
         """See `Schedule.tasks`."""
