@@ -56,7 +56,7 @@ class Comparison:
         )
 
     def _scheduler(self, result: Result) -> tuple[str, ...]:
-        """The scheduler of a result, if others have another one: its name, with its settings where that is not enough."""
+        """The scheduler of a result, if others have another one; with its settings where names are alike."""
         scheduler = result.facts.get("scheduler", "")
         name = scheduler.partition("(")[0]
         others = {(r.schedule, r.facts.get("scheduler", "")) for r in self.results} - {(result.schedule, scheduler)}
