@@ -60,8 +60,8 @@ LAYERS: dict[str, tuple[StackGraph, Schedule]] = {
 def of_layers(stack: StackGraph, schedule: Schedule) -> str:
     """The plan of layers, behind what of them stays on the GPU."""
     told = [f"{stack}"]
-    for layer, kept in enumerate(stack.kept):
-        stays = [f"{count} of {op.name}" for op, count in kept.items()] + ["KV"] * (layer in stack.kv_kept)
+    for layer, kept in enumerate(stack.resident):
+        stays = [f"{count} of {op.name}" for op, count in kept.items()] + ["KV"] * (layer in stack.kv_resident)
         told.append(f"layer {layer} keeps {', '.join(stays) or 'nothing'}")
     plan = Lowering(schedule, stack).plan(replace(MIXED, layers=4), Step.MIDDLE)
     return "\n".join([*told, f"{plan}\n"])

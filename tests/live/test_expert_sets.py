@@ -24,7 +24,7 @@ from tests.systems import APART, PIPELINES, STREAMED, VSL, split
 from workbench.core.errors import EngineError
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
-from workbench.schedules import FlexGenS4, LayerStreaming, Overlap, Schedule, Sequential, VSLPipe
+from workbench.schedules import CGOPipe, FlexGenS4, LayerStreaming, Overlap, Schedule, Sequential, VSLPipe
 from workbench.serving import fits
 from workbench.stages import (
     ExpertSet,
@@ -332,3 +332,29 @@ def test_no_drawn_sets_and_shares_change_a_token(data: Any, four: ModelConfig, r
     if found is not None:
         assert found.tokens == right(scheduler).tokens
         assert found.expert_counts == right(scheduler).expert_counts
+
+
+# ------------------------------------------------------------------------------------------------------ chosen experts
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("schedule", [Sequential(2, prefetch=True), Overlap(), Overlap(3, 3)], ids=str)
+def test_chosen_experts_give_the_tokens_whatever_share_of_them_stays(
+    schedule: Schedule, share: float, four: ModelConfig, right: Callable[[Any], wb.Result]
+) -> None:
+    hot = ExpertSet("hot", ((0, 2), (1,), (), (0, 1, 2)))
+    front = gpu(qkv, attention, out_proj, route)
+    for pipeline in (
+        fetch(weights, experts.chosen) | front >> gpu(experts, combine),
+        fetch(experts[~hot].chosen) | front >> gpu(experts[hot], experts[~hot], combine),
+        fetch(experts.prefill.chosen) | Pipeline(APART.chain),
+    ):
+        of = asked_of(four, pipeline)
+        check_alike(of.on(memory=replace(of.memory, weights_on_gpu=share)), schedule, right(of.scheduler))
+
+
+def test_an_empty_page_keeps_its_turn_in_the_slots(four: ModelConfig, right: Callable[[Any], wb.Result]) -> None:
+    """A router of 512 bytes has fewer pages of 64 bytes than there are micro-batches."""
+    small = fetch(route.weights) | Pipeline(VSL.chain)
+    of = asked_of(four, small)
+    check_alike(of, CGOPipe(12), right(of.scheduler))

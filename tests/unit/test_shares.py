@@ -93,7 +93,7 @@ def test_of_each_layer_what_is_no_expert_stays_first_and_then_the_first_experts(
     other = 64 * 64 * 2
     layer = other + 4 * EXPERT
     share = (other + 1.5 * EXPERT) / layer
-    assert [{op.name: count for op, count in kept.items()} for kept in with_shares(of, share).graph.kept] == [
+    assert [{op.name: count for op, count in kept.items()} for kept in with_shares(of, share).graph.resident] == [
         {"out_proj": 1, "experts": 1},
         {"out_proj": 1, "experts": 2},
         {"out_proj": 1, "experts": 1},
@@ -105,7 +105,7 @@ def test_of_each_layer_what_is_no_expert_stays_first_and_then_the_first_experts(
 def test_what_is_too_little_for_a_tensor_is_kept_for_the_next_layer() -> None:
     """A tenth of 40 experts is four: the tenth, the twentieth and so on of them."""
     of = tiny_scenario(pipeline=STREAMING["experts alone"], model=tiny_model(10))
-    counts = [sum(kept.values()) for kept in with_shares(of, 0.1).graph.kept]
+    counts = [sum(kept.values()) for kept in with_shares(of, 0.1).graph.resident]
     assert counts == [0, 0, 1, 0, 1, 0, 0, 1, 0, 1]
     assert streamed(with_shares(of, 0.1)) == pytest.approx(36 * EXPERT)
 
@@ -123,7 +123,7 @@ def test_all_and_nothing_are_the_pipelines_without_the_fetch_and_without_the_sha
             alike = simulate(of.on(pipeline=resident, scheduler=ResourceAware(token_budget=64)), schedule)
             all_stay = with_shares(of.on(scheduler=ResourceAware(token_budget=64)), 1.0)
             assert simulate(all_stay, schedule).seconds == pytest.approx(alike.seconds)
-        assert with_shares(of, 0.0).graph.kept == ()
+        assert with_shares(of, 0.0).graph.resident == ()
         assert simulate(with_shares(of, 0.0), Overlap()).seconds == simulate(of, Overlap()).seconds
 
 
@@ -190,7 +190,7 @@ def test_what_is_no_share_is_refused(what: str, wrong: object) -> None:
 )
 def test_the_cache_of_whole_layers_stays_spread_evenly(layers: int, share: float, kept: tuple[int, ...]) -> None:
     of = with_shares(tiny_scenario(pipeline=PIPELINES["flexgen_s4"], model=tiny_model(layers)), kv_on_gpu=share)
-    assert of.graph.kv_kept == set(kept)
+    assert of.graph.kv_resident == set(kept)
     cache = of.kv_blocks * of.memory.kv_block * of.model.kv_bytes_per_token("bf16")
     found = fits(of, FlexGenS4(2))
     assert found.gpu["KV cache"] == pytest.approx(cache * len(kept) / layers)
@@ -202,7 +202,7 @@ def test_the_cache_of_whole_layers_stays_spread_evenly(layers: int, share: float
 @given(st.integers(1, 80), st.floats(0, 1))
 def test_as_many_layers_keep_their_cache_as_fit_into_the_share(layers: int, share: float) -> None:
     of = tiny_scenario(1, 2, pipeline=PIPELINES["flexgen_s4"], model=tiny_model(layers))
-    kept = sorted(with_shares(of, kv_on_gpu=share).graph.kv_kept)
+    kept = sorted(with_shares(of, kv_on_gpu=share).graph.kv_resident)
     assert len(kept) == math.floor(share * layers * (1 + 1e-9))
     gaps = {b - a for a, b in pairwise(kept)}
     assert not gaps or max(gaps) - min(gaps) <= 1
@@ -212,7 +212,7 @@ def test_only_layers_that_fetch_their_cache_count() -> None:
     """Two layers of six attend on the CPU."""
     stack = VSL[:1] + PIPELINES["flexgen_s4"][1:3] + VSL[3:4] + PIPELINES["flexgen_s4"][4:]
     of = with_shares(tiny_scenario(pipeline=stack, model=tiny_model(6)), kv_on_gpu=0.5)
-    assert of.graph.kv_kept == {2, 5}
+    assert of.graph.kv_resident == {2, 5}
     assert [of.graph.kv_device(layer) for layer in range(6)] == [
         Place.GPU if layer in (2, 5) else Place.CPU for layer in range(6)
     ]

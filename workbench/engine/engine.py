@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -27,7 +28,7 @@ from workbench.pipeline.layer_graph import NodeKind
 from workbench.scheduler.batch import Batch, Ids
 from workbench.scheduler.block_manager import BlockCounts, BlockManager
 from workbench.schedules.base import Step
-from workbench.schedules.plan import LANES, Carry, Plan, Task, let_begin
+from workbench.schedules.plan import LANES, WHOLE, Carry, Plan, Task, let_begin
 from workbench.serving.loop import Called
 from workbench.serving.prepared import Prepared
 from workbench.serving.task_cost import present
@@ -226,7 +227,7 @@ class Engine:
         layer = task.layer
         if task.part is None:
             there = present(task, self._rows)
-            moves = self._prepared.cost.weight_transfer(task, self._rows)
+            moves = self._prepared.cost.weight_transfer(replace(task, page=WHOLE), self._rows)  # pages share a slot
             return (lambda: forward.transfer_weights(task.weights_of, there, task.page)) if moves else None
         part = task.part
         batch = parts[part]

@@ -110,11 +110,11 @@ class Loads:
         self._fixed = {"gpu compute": 0.0, "cpu compute": 0.0, "d2h link": 0.0, "h2d link": 0.0}
         self._fixed |= {DRAM: 0.0} if self._cores is None else {CORES: 0.0}
         for layer, count in stack.alike:
-            each = self._cost.layer_weights(layer, RowClass.ALL)
-            only_decodes = each - self._cost.layer_weights(layer, RowClass.PREFILL)
-            only_prompts = each - self._cost.layer_weights(layer, RowClass.DECODE)
-            self._add_weights(each - only_decodes - only_prompts, count * forced.iterations)
-            self._add_weights(only_prompts, count * forced.prompts)
+            with_prompts = min(forced.prompts, forced.iterations)
+            of_prompts = self._cost.layer_weights(layer, RowClass.PREFILL)
+            of_any = min(of_prompts, self._cost.layer_weights(layer, RowClass.DECODE))
+            self._add_weights(of_prompts, count * with_prompts)
+            self._add_weights(of_any, count * (forced.iterations - with_prompts))
             for node in stack.at(layer):
                 if node is not None:
                     self._add_node(node, layer, count)
@@ -175,7 +175,7 @@ class Loads:
 
     def _add_move(self, node: Node, layer: int, times: int) -> None:
         """Add a transfer in `times` layers; one end of it is the host's memory."""
-        price = self._cost.pricer(node)
+        price = self._cost.pricer(node, layer=layer)
         self._add(f"{node.lane} link", [_Way(_time(price), _time(price))], layer, times)
         if self._cores is None:
             self._add(DRAM, [_Way(self._reading(price), self._reading(price))], layer, times)

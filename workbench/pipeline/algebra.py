@@ -16,6 +16,7 @@ from workbench.core.errors import PipelineError
 from workbench.core.units import is_whole
 from workbench.pipeline.stack import Stack, cut
 from workbench.stages import (
+    ExpertSet,
     Move,
     Op,
     OpTree,
@@ -224,8 +225,24 @@ def _stages(chain: tuple[Element, ...]) -> Iterator[Stage]:
 
 
 def adding_sets(chain: tuple[Element, ...]) -> tuple[Element, ...]:
-    """The chain with a `combine` that adds the output of every set of experts in it, in their order."""
-    sets = dict.fromkeys(name for s in _stages(chain) if s.op.subset is not None for name in s.op.writes)
+    """The chain with a `combine` that adds the output of every set of experts in it, in their order.
+
+    Raises
+    ------
+    PipelineError
+        If different sets have the same name.
+    """
+    sets = dict[str, ExpertSet]()
+    for stage in _stages(chain):
+        subset = stage.op.subset
+        if subset is None:
+            continue
+        (buffer,) = stage.op.writes
+        if sets.setdefault(buffer, subset) != subset:
+            raise PipelineError(
+                f"two sets of experts in one pipeline are called {str(subset)!r}; give one of them another name, as in "
+                f"ExpertSet('other', table)."
+            )
     return _exchanged(chain, {combine: combine_of(*sets)}) if sets else chain
 
 

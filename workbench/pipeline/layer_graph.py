@@ -44,7 +44,7 @@ class Node:
     streamed : bool
         True if weights of its stages are streamed.
     idle : bool
-        True for a transfer of KV in a layer whose cache is on the GPU.
+        True for a transfer of KV in a layer whose cache is on the GPU, and of chosen experts in one that streams none.
     """
 
     kind: NodeKind

@@ -29,12 +29,14 @@ def with_shares(stack: StackGraph, precision: Precision, weights: float, cache: 
     weights, cache : float
         Shares from 0 to 1.
     """
-    kept = tuple(_kept(stack, precision, weights)) if weights else ()
-    return replace(stack, kept=kept, kv_kept=frozenset(_kept_cache(stack, cache)) if cache else frozenset())
+    resident = tuple(_resident(stack, precision, weights)) if weights else ()
+    return replace(
+        stack, resident=resident, kv_resident=frozenset(_resident_cache(stack, cache)) if cache else frozenset()
+    )
 
 
-def _kept(stack: StackGraph, precision: Precision, share: float) -> Iterator[dict[Op, int]]:
-    """The weights that stay of each layer; see `StackGraph.kept`."""
+def _resident(stack: StackGraph, precision: Precision, share: float) -> Iterator[dict[Op, int]]:
+    """The weights that stay of each layer; see `StackGraph.resident`."""
     model = stack.model
     if model is None:
         return
@@ -61,7 +63,7 @@ def _streamed_bytes(stack: StackGraph, model: ModelConfig, precision: Precision,
     return {op: op.weight_bytes(of_kind, precision, layer) for op in dict.fromkeys(ops)}
 
 
-def _kept_cache(stack: StackGraph, share: float) -> Iterator[int]:
+def _resident_cache(stack: StackGraph, share: float) -> Iterator[int]:
     """Layers whose cache stays, spread evenly."""
     fetching = [layer for layer in range(stack.layers) if kv in stack.pipeline(layer).fetches]
     for number, layer in enumerate(fetching):

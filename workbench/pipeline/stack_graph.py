@@ -50,12 +50,12 @@ class StackGraph:
         Number of layers.
     model : ModelConfig or None
         The model, whose layers may be of several kinds; without one all are alike.
-    kept : tuple of {Op: int}
+    resident : tuple of {Op: int}
         For each layer, what stays on the GPU of the operations whose weights `fetch` streams: a number of experts, or 1
         for all weights of another operation. Empty if nothing does; see `workbench.pipeline.shares`.
-    kv_kept : frozenset of int
+    kv_resident : frozenset of int
         Layers whose cache stays on the GPU although `fetch` streams that of the others.
-    unlike : tuple
+    marks : tuple
         One entry per layer; layers with unequal entries share no nodes, because they are priced differently.
     graphs : tuple of LayerGraph
         The graph of every range; ranges of equal pipelines share it. The codes of the second and further graphs have
@@ -65,9 +65,9 @@ class StackGraph:
     ranges: tuple[LayerRange, ...]
     layers: int
     model: ModelConfig | None = None
-    kept: tuple[Mapping[Op, int], ...] = ()
-    kv_kept: frozenset[int] = frozenset()
-    unlike: tuple[Hashable, ...] = ()
+    resident: tuple[Mapping[Op, int], ...] = ()
+    kv_resident: frozenset[int] = frozenset()
+    marks: tuple[Hashable, ...] = ()
     graphs: tuple[LayerGraph, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -131,7 +131,7 @@ class StackGraph:
     def streamed(self, layer: int) -> tuple[int, ...]:
         """Nodes of a layer whose weights are streamed."""
         found = self.graph(layer).streamed
-        if not self.kept:
+        if not self.resident:
             return found
         return tuple(node for node in found if self._streams_any(layer, node))
 
@@ -172,7 +172,7 @@ class StackGraph:
         members = self._members(op, layer)
         if members == ():
             return
-        kept = self.kept[layer].get(op, 0) if self.kept and streamed else 0
+        kept = self.resident[layer].get(op, 0) if self.resident and streamed else 0
         if not kept or (members is None and op.plain is not experts):
             yield Piece(op, streamed and not kept, members)
             return
@@ -193,7 +193,7 @@ class StackGraph:
 
     def kv_device(self, layer: int) -> Place:
         """Device that holds a layer's share of the KV cache."""
-        return Place.GPU if layer in self.kv_kept else self.pipeline(layer).kv_device
+        return Place.GPU if layer in self.kv_resident else self.pipeline(layer).kv_device
 
     def stages(self, layer: int) -> list[Stage]:
         """The stages that one layer has, in order."""
@@ -223,7 +223,7 @@ class StackGraph:
 
     def fetches_kv_of(self, layer: int) -> bool:
         """True if the KV cache of a layer is streamed to the GPU."""
-        return kv in self.pipeline(layer).fetches and layer not in self.kv_kept
+        return kv in self.pipeline(layer).fetches and layer not in self.kv_resident
 
     @cached_property
     def all_nodes(self) -> tuple[Node, ...]:
@@ -280,19 +280,22 @@ class StackGraph:
         return found
 
     def _own(self, layer: int) -> tuple[Hashable, ...]:
-        """Marks of everything else that makes a layer unlike others of its range and kind."""
+        """Everything else that makes a layer unlike others of its range and kind."""
         subsets = [stage.op for stage in self.pipeline(layer).stages if stage.op.subset is not None]
-        sizes = tuple(len(self._every(op, layer)) for op in subsets) if self.model is not None else ()
-        kept = tuple((op.name, count) for op, count in self.kept[layer].items()) if self.kept else ()
-        return sizes, kept, layer in self.kv_kept, self.unlike[layer] if self.unlike else None
+        members = tuple(self._every(op, layer) for op in subsets) if self.model is not None else ()
+        sizes = members if self.marks else tuple(map(len, members))
+        kept = tuple((op.name, count) for op, count in self.resident[layer].items()) if self.resident else ()
+        return sizes, kept, layer in self.kv_resident, self.marks[layer] if self.marks else None
 
     def _present(self, node: Node, layer: int) -> Node:
         """The node with the stages of one layer, and the buffers that these write and read."""
         if self.model is None:
             return node
         if node.kind in (NodeKind.KV_IN, NodeKind.KV_OUT):
-            return replace(node, idle=True) if layer in self.kv_kept else replace(node)
+            return replace(node, idle=True) if layer in self.kv_resident else replace(node)
         stages = tuple(self._in_layer(node.stages, layer))
+        if node.kind is NodeKind.EXPERTS_IN:
+            return replace(node, stages=stages, idle=not any(self.streams(stage, layer) for stage in stages))
         every = self.pipeline(layer).stages
         there = self.stages(layer)
         gone = _written(every) - _written(there)
@@ -308,7 +311,7 @@ class StackGraph:
 
 
 def stack_graph(
-    what: Pipeline | Stack | Sequence[LayerRange], layers: int | ModelConfig, unlike: tuple[Hashable, ...] = ()
+    what: Pipeline | Stack | Sequence[LayerRange], layers: int | ModelConfig, marks: tuple[Hashable, ...] = ()
 ) -> StackGraph:
     """The graph of a stack, of its ranges as `Stack.over` gives them, or of one pipeline for all layers.
 
@@ -324,7 +327,7 @@ def stack_graph(
     if isinstance(what, Pipeline):
         what = (LayerRange(what, 0, count),)
     ranges = what.over(count) if isinstance(what, Stack) else tuple(what)
-    return StackGraph(ranges, count, model, unlike=unlike)
+    return StackGraph(ranges, count, model, marks=marks)
 
 
 def _needed(stages: Iterable[Stage], device: Place) -> set[str]:

@@ -175,8 +175,8 @@ class Scenario:
     @property
     def graph(self) -> StackGraph:
         """The layers as a graph, with what of their weights and KV stays on the GPU."""
-        unlike = tuple(map(self.routing.sort, range(self.model.num_hidden_layers)))
-        plain = stack_graph(self.stack, self.model, unlike if any(each is not None for each in unlike) else ())
+        marks = tuple(map(self.routing.mark, range(self.model.num_hidden_layers)))
+        plain = stack_graph(self.stack, self.model, marks if any(each is not None for each in marks) else ())
         return with_shares(plain, self.precision, self.memory.weights_on_gpu, self.memory.kv_on_gpu)
 
     @property

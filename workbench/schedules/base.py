@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -43,7 +44,7 @@ class Schedule(ABC):
         """Number of parts that a batch is split into: micro-batches or partitions, see `Plan.parts`."""
 
     @property
-    def kv_slots(self) -> int:
+    def part_slots(self) -> int:
         """Buffers for streamed KV and for chosen experts on the GPU; each holds those of one part in one layer."""
         return self.parts
 
@@ -125,9 +126,34 @@ class Lowering:
     def tasks(self, step: Step) -> tuple[Task, ...]:
         """The tasks of one iteration."""
         if step.value not in self._memo:
-            tasks = self.schedule.tasks(self.stack, step)
-            self._memo[step.value] = tuple(self.schedule.ordered(tasks, self._seconds))
+            tasks = self.schedule.ordered(self.schedule.tasks(self.stack, step), self._seconds)
+            self._memo[step.value] = tuple(self._marked(tasks))
         return self._memo[step.value]
+
+    def _marked(self, tasks: Sequence[Task]) -> Iterator[Task]:
+        """The tasks; of weight transfers those are marked for the next iteration that no reader in this one awaits."""
+        readers: dict[tuple[int, str], list[int]] = {}
+        for place, task in enumerate(tasks):
+            readers.setdefault((task.layer, task.node.code), []).append(place)
+        for place, task in enumerate(tasks):
+            codes = [(layer, self.stack.graph(layer).nodes[node].code) for layer, node in task.weights_of]
+            awaited = [_awaits(tasks, readers.get(code, ()), place) for code in codes]
+            yield task if all(awaited) else replace(task, for_next=True)
+
+
+def _awaits(tasks: Sequence[Task], readers: Sequence[int], transfer: int) -> bool:
+    """True if the first reader behind a transfer waits for it, directly or through others."""
+    first = next((reader for reader in readers if reader > transfer), None)
+    waiting = [] if first is None else [first]
+    seen = set[int]()
+    while waiting:
+        after = tasks[waiting.pop()].after
+        if transfer in after:
+            return True
+        later = [other for other in after if other > transfer and other not in seen]
+        seen.update(later)
+        waiting += later
+    return False
 
 
 class TaskList:
@@ -147,11 +173,9 @@ class TaskList:
         bulk: bool = False,
         carry: Carry = Carry.NONE,
         page: Page = WHOLE,
-        for_next: bool = False,
     ) -> int:
         """Append a task and return its place in the plan."""
-        awaited = tuple(sorted(set(after)))
-        self.tasks.append(Task(node, layer, part, awaited, weights_of, bulk, carry, page, for_next))
+        self.tasks.append(Task(node, layer, part, tuple(sorted(set(after))), weights_of, bulk, carry, page))
         return len(self.tasks) - 1
 
     def enter(self, stack: StackGraph, layer: int, part: int, after: Sequence[int]) -> Sequence[int]:

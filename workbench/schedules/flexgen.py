@@ -86,7 +86,7 @@ class FlexGenS4(MicroBatched):
     weights: WeightPlace = WeightPlace.FIRST
 
     @property
-    def kv_slots(self) -> int:
+    def part_slots(self) -> int:
         """Two: one for the present micro-batch and one for the next."""
         return 2
 

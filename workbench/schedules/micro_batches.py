@@ -133,8 +133,7 @@ class Dataflow:
         found = weights_by_layer(stack) if groups is None else list(groups)
         first = found[: slots - 1]
         self._ahead = len(first)
-        self._again = 0 if Step.LAST in step else len(first)
-        self._groups = [*found, *first[: self._again]]
+        self._groups = [*found, *([] if Step.LAST in step else first)]
         self._group_of = {pair: number for number, group in enumerate(found) for pair in group}
         self._begins = [group[0][0] for group in found] + [stack.layers + group[0][0] for group in first]
         self._arrived: dict[int, list[int]] = {}  # tasks that bring a group
@@ -198,16 +197,7 @@ class Dataflow:
         group = self._groups[number]
         after = self._readers.get(number - self._slots, ())
         cut = Page(page, self._pages)
-        task = self.order.add(
-            WEIGHTS,
-            group[0][0],
-            None,
-            after,
-            weights_of=group,
-            bulk=self._bulk,
-            page=cut,
-            for_next=number >= len(self._groups) - self._again,
-        )
+        task = self.order.add(WEIGHTS, group[0][0], None, after, weights_of=group, bulk=self._bulk, page=cut)
         self._arrived.setdefault(number, []).append(task)
 
     def end(self, part: int) -> None:

@@ -59,14 +59,14 @@ class Overlap(MicroBatched):
         object.__setattr__(self, "weight_slots", two_or_more(self, "layer"))
 
     @property
-    def kv_slots(self) -> int:
+    def part_slots(self) -> int:
         """Two: one for the KV that is read and one for the KV that comes."""
         return 2
 
     def tasks(self, stack: StackGraph, step: Step) -> tuple[Task, ...]:
         """See `Schedule.tasks`: layer after layer, and in each one micro-batch after the other."""
         plan = Dataflow(stack, step, slots=self.weight_slots, groups=_weights_by_experts(stack), bulk=True)
-        fetched = {kind: _Fetched(self.kv_slots) for kind in _FETCHED}
+        fetched = {kind: _Fetched(self.part_slots) for kind in _FETCHED}
         late: dict[int, int] = {}  # the task that computes what the layer before deferred, by part
         for layer in range(stack.layers):
             for part in range(self.parts):

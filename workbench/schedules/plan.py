@@ -468,7 +468,7 @@ class _Lanes:
             self.longer[lane] += (now.longer[lane] - before.longer[lane]) * times
         self._bulk = {lane: [] for lane in self._bulk}
         for lane, end in now.over.items():
-            self._over_at[lane] = end + shift if end > before.over.get(lane, end) else end
+            self._over_at[lane] = end + times * (end - before.over.get(lane, end))
         for lane, back, start, end, since in now.moving:
             index = self._at + back
             last = now.last + shift

@@ -34,7 +34,7 @@ class Sequential(MicroBatched):
     prefetch: bool = False
 
     @property
-    def kv_slots(self) -> int:
+    def part_slots(self) -> int:
         """One: a part's KV is read before the KV of the next part is fetched."""
         return 1
 
@@ -94,10 +94,7 @@ class _Chain:
         if wanted is not None and wanted not in self.coming:
             there = wanted % self.stack.layers
             weights_of = self._weights_of(there)
-            next_one = wanted >= self.stack.layers
-            self.coming[wanted] = self.order.add(
-                WEIGHTS, there, None, self.last, weights_of=weights_of, bulk=True, for_next=next_one
-            )
+            self.coming[wanted] = self.order.add(WEIGHTS, there, None, self.last, weights_of=weights_of, bulk=True)
 
     def await_weights(self, layer: int) -> None:
         """Let the next task wait for a layer's weights."""

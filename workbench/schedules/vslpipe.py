@@ -152,28 +152,16 @@ class _Phases:
         """Request the weights of the next stages, as many as slots are free."""
         while self.free and self.wanted:
             stage, weights_of, carry = self.wanted.popleft()
-            self.arriving[stage] = self.weights(weights_of, carry, for_next=stage >= self.layers)
+            self.arriving[stage] = self.weights(weights_of, carry)
             self.free -= 1
 
-    def weights(
-        self, weights_of: Iterable[tuple[int, int]], carry: Carry = Carry.NONE, *, for_next: bool = False
-    ) -> tuple[int, ...]:
+    def weights(self, weights_of: Iterable[tuple[int, int]], carry: Carry = Carry.NONE) -> tuple[int, ...]:
         """Add the transfer of the weights of these (layer, node) pairs; none if there are no pairs."""
         wanted = tuple(weights_of)
         if not wanted:
             return ()
         brought = () if carry is Carry.IN else wanted
-        task = self.order.add(
-            WEIGHTS,
-            wanted[0][0],
-            None,
-            self.barrier,
-            weights_of=brought,
-            bulk=True,
-            carry=carry,
-            for_next=for_next,
-        )
-        return (task,)
+        return (self.order.add(WEIGHTS, wanted[0][0], None, self.barrier, weights_of=brought, bulk=True, carry=carry),)
 
     def first(self, part: int) -> tuple[int, ...]:
         """Add the embedding and the first segment of layer 0."""

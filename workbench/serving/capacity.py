@@ -194,7 +194,7 @@ class _Needs:
             slots = schedule.weight_slots
             entries.insert(1, Entry("weight slots", slots * self._slot, f"{slots} of {format_bytes(self._slot)}"))
             if self._stack.fetches_kv:
-                slots = schedule.kv_slots  # with more slots than parts, a part's KV of several layers is held
+                slots = schedule.part_slots  # with more slots than parts, a part's KV of several layers is held
                 count = min(batch.part_blocks * slots, scenario.kv_blocks * -(-slots // schedule.parts))
                 size = count * per_block / layers
                 entries.append(Entry("fetched KV", size, f"{count:.0f} blocks of one layer"))
@@ -213,7 +213,7 @@ class _Needs:
         """The most chosen experts that parts can have at once: no token chooses more than its own."""
         chosen = scenario.model.num_experts_per_tok * batch.part_tokens
         most = max(min(count, chosen) * size for count, size in self._of_expert)
-        return Entry("fetched experts", schedule.kv_slots * most, f"{schedule.kv_slots} of {format_bytes(most)}")
+        return Entry("fetched experts", schedule.part_slots * most, f"{schedule.part_slots} of {format_bytes(most)}")
 
     def _largest_operation(self, device: Place, scenario: Scenario, batch: Largest) -> Entry:
         """The operation that needs most memory beyond the buffers held; a lane computes one at a time, for one part."""

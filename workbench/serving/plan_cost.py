@@ -252,7 +252,7 @@ class PlanCost:
 
     def _sort(self, tasks: Sequence[Task], cut: CutRows | None, gpu: int, cpu: int) -> _CostGroups:
         number: dict[tuple[object, ...], int] = {}
-        sorts = self._sorts(tasks)
+        keys = self._price_keys(tasks)
         groups = list[_CostGroup]()
         varying = list[tuple[int, _WeightPricer]]()
         of_task = list[int]()
@@ -260,7 +260,7 @@ class PlanCost:
             place = max(task.layer, 0) if cut is None else task.place(cut.stack)
             rows = None if cut is None or task.part is None else id(cut.at(place))
             sizes = None if task.part is not None else self._sizes(task, cut)
-            key = (sizes, task.carry, sorts[id(task.node)], task.part, rows)
+            key = (sizes, task.carry, keys[id(task.node)], task.part, rows)
             if key not in number:
                 number[key] = len(groups)
                 if sizes is not None and len(sizes) > 1:
@@ -273,13 +273,13 @@ class PlanCost:
         on = [place for place, task in enumerate(tasks) if task.carry is Carry.OUT]
         return _CostGroups(groups, of_task, on_host, rest, on, Turns.of(tasks, of_task), varying, tasks)
 
-    def _sorts(self, tasks: Sequence[Task]) -> dict[int, int]:
+    def _price_keys(self, tasks: Sequence[Task]) -> dict[int, int]:
         """A number for every node, by its id, that nodes share which cost the same with equal rows."""
         nodes = {id(task.node): task for task in tasks}
         number: dict[Hashable, int] = {}
         found = {}
         for node, task in nodes.items():
-            found[node] = number.setdefault(self.cost.sort_of(task.node, max(task.layer, 0)), len(number))
+            found[node] = number.setdefault(self.cost.price_key(task.node, max(task.layer, 0)), len(number))
         return found
 
     def _sizes(self, task: Task, cut: CutRows | None) -> tuple[float, ...]:

@@ -211,7 +211,7 @@ def facts(scenario: Scenario, prepared: Prepared, generated: Lengths | None = No
         **_left_out(scenario),
         "question": _digest(scenario, generated),
         **_early(scenario, generated),
-        **_kept(prepared),
+        **_resident(prepared),
         **({} if scenario.routing == UNIFORM else {"routing": str(scenario.routing)}),
         **_unlike_layers(scenario.model, prepared.cost.profile),
         **_decodes(scenario, prepared.cost.decodes_at),
@@ -220,16 +220,16 @@ def facts(scenario: Scenario, prepared: Prepared, generated: Lengths | None = No
     }
 
 
-def _kept(prepared: Prepared) -> dict[str, str]:
+def _resident(prepared: Prepared) -> dict[str, str]:
     """Notes on the weights and KV that stay on the GPU, as they are placed; empty without shares."""
     stack = prepared.lowering.stack
     told = {}
-    if stack.kept:
-        whole = TaskCost(prepared.scenario, replace(stack, kept=())).weights_per_layer
+    if stack.resident:
+        whole = TaskCost(prepared.scenario, replace(stack, resident=())).weights_per_layer
         share = 1 - prepared.cost.weights_per_layer / whole if whole else 0.0
         told["weights on the GPU"] = f"{share:.2%} of what is streamed, in whole tensors"
-    if stack.kv_kept:
-        told["KV on the GPU"] = f"that of {len(stack.kv_kept)} of {stack.layers} layers"
+    if stack.kv_resident:
+        told["KV on the GPU"] = f"that of {len(stack.kv_resident)} of {stack.layers} layers"
     return told
 
 

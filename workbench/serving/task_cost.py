@@ -274,24 +274,24 @@ class TaskCost:
         """The pricer of one stage in one layer: as measured on `threads` threads, or else by the roofline."""
         if measured is not measured_seconds or len(self._stack.alike) == 1:
             return self._new_stage(stage, threads, layer, measured)
-        key = (threads, self._sort_of(stage, layer))
+        key = (threads, self._stage_key(stage, layer))
         if key not in self._pricers:
             self._pricers[key] = _remembering(self._new_stage(stage, threads, layer, measured))
         return self._pricers[key]
 
-    def sort_of(self, node: Node, layer: int) -> Hashable:
+    def price_key(self, node: Node, layer: int) -> Hashable:
         """A mark that is equal for nodes of layers that cost the same with equal rows."""
         pieces = tuple[Piece, ...]()
         if node.kind is NodeKind.EXPERTS_IN:
             pieces = tuple(piece for stage in node.stages for piece in self._stack.pieces(stage, layer))
-        stages = tuple(self._sort_of(stage, layer) for stage in node.stages)
+        stages = tuple(self._stage_key(stage, layer) for stage in node.stages)
         return node.kind, node.lane, node.carries, node.idle, stages, pieces
 
-    def _sort_of(self, stage: Stage, layer: int) -> Hashable:
+    def _stage_key(self, stage: Stage, layer: int) -> Hashable:
         """A mark that is equal for stages of layers that cost the same with equal rows."""
         routed: Hashable = None
         if stage.op.plain is experts:
-            routed = (stage.op.members(self._model, layer), self._routing.sort(layer))
+            routed = (stage.op.members(self._model, layer), self._routing.mark(layer))
             if self._routing != UNIFORM:
                 routed = (routed, stage.op.subset, layer)
         summed = self._adds_up(stage, layer)
@@ -384,7 +384,8 @@ class TaskCost:
             return 0.0
         if not self._adds_up(stage, layer):
             return 0.0
-        size = rows.tokens * self._model.hidden_size * DTYPE_BYTES[self._precision.weights]
+        tokens = rows_of(stage, rows).tokens
+        size = tokens * self._model.hidden_size * DTYPE_BYTES[self._precision.weights]
         return (2 if on_gpu else 1) * reduce_scatter_seconds(size, device.count, device.between)
 
     def _adds_up(self, stage: Stage, layer: int) -> bool:

@@ -43,7 +43,7 @@ class Way:
 
     name: str
     scenario: Scenario
-    limit: float
+    limit: float | None = None
     simulated: float = 0.0
     measured: list[float] = field(default_factory=list)
     dropped: int = 0
@@ -115,7 +115,7 @@ def _used(model: ModelConfig, machine: Machine, rows: int, counted: Result) -> l
     ways = list[Way]()
     for name, pipeline in (("chosen experts", CHOSEN), (f"the {hot} of each layer", kept)):
         of = _scenario(pipeline, model, machine, rows).on(routing=routing)
-        ways.append(_simulated(Way(name, of, float("nan"))))
+        ways.append(_simulated(Way(name, of)))
     return ways
 
 
@@ -145,14 +145,16 @@ def _ratios(ways: Sequence[Way]) -> dict[str, dict[str, float]]:
     whole, *shares = ways[: len(SHARES)]
     chosen, used = ways[len(SHARES) :]
     for base, other in (*((whole, share) for share in shares), (chosen, used)):
-        found[f"{other.name} / {base.name}, speed"] = {
+        name = f"{other.name} / {base.name}, speed"
+        found[name] = {
             "median": base.seconds / other.seconds,
             "min": min(base.measured) / max(other.measured),
             "max": max(base.measured) / min(other.measured),
             "runs": len(other.measured),
             "simulated": base.simulated / other.simulated,
-            "limit": other.limit,
         }
+        if other.limit is not None:
+            found[name]["limit"] = other.limit
     return found
 
 
@@ -162,7 +164,7 @@ def _print(ways: Sequence[Way], ratios: dict[str, dict[str, float]], say: Callab
         spread = f"{way.seconds:.3f} ({min(way.measured):.3f} to {max(way.measured):.3f})"
         say(f"{way.name:36}  {way.simulated:9.3f}  {spread}, {way.dropped} runs dropped")
     for what, seen in ratios.items():
-        limit = f", limit {seen['limit']:.3f}" if seen["limit"] == seen["limit"] else ""
+        limit = f", limit {seen['limit']:.3f}" if "limit" in seen else ""
         say(
             f"{what}: {seen['median']:.3f} of the medians ({seen['min']:.3f} to {seen['max']:.3f}), simulated "
             f"{seen['simulated']:.3f}{limit}"

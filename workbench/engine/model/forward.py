@@ -285,10 +285,10 @@ class Forward:
 
     def _place(self, key: Key, layout: RowLayout, like: torch.Tensor) -> torch.Tensor:
         """The buffer for all rows of a part, some of which are about to be written; made if there is none."""
-        shape = (layout.skipped + layout.rows, *like.shape[1:])
         with self._placing:  # two lanes may write rows of unlike classes at once
             if self._model.kv_lora_rank and key[2] in SPLIT:
                 return self._place_by_class(key, layout)
+            shape = (layout.skipped + layout.rows, *like.shape[1:])
             if key not in self._buffers or self._buffers[key].shape != shape:
                 self._buffers[key] = torch.empty(shape, dtype=like.dtype)
             return self._buffers[key]

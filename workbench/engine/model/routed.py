@@ -58,13 +58,14 @@ class RoutedExperts:
         pieces = [*self._weights.pieces(layer, stage), *fetched]
         if pieces and pieces[0][0] is None:
             return self._of_piece(method, pieces[0][1], layout, h, gates)
-        out = torch.zeros_like(h)
-        for members, weights in pieces:
+        out = torch.zeros(h.shape, dtype=torch.float32)
+        for place, (members, weights) in enumerate(pieces):
             tokens, own = pairs_of(gates, members or ())
             if len(tokens):
-                computed = self._of_piece(method, weights, layout, h[tokens], own, held=not fetched)
-                out.index_add_(0, tokens, computed)
-        return out
+                held = place < len(pieces) - len(fetched)
+                computed = self._of_piece(method, weights, layout, h[tokens], own, held=held)
+                out.index_add_(0, tokens, computed.float())
+        return out.to(h.dtype)
 
     def fetch(self, stage: Stage, layer: int, part: int, gates: torch.Tensor) -> list[ArrayCopy]:
         """The copies of the streamed experts of a stage that are in gates (T, 2 j) into memory of their own."""

@@ -96,9 +96,10 @@ def predict(scenario: Scenario, schedule: Schedule) -> Result:
 def _check_pipeline(pipeline: Pipeline) -> None:
     """Refuse a pipeline with work that Stage 2 has no term for, because it would count as free."""
     beside = [stage for stage in pipeline.stages if stage.device is Place.CPU and not stage.op.keeps_kv]
-    if beside or kv in pipeline.fetches:
+    strange = [f"fetch({item.name})" for item in pipeline.fetches if item is kv or item.chosen]
+    if beside or strange:
         raise ScenarioError(
-            f"moe_lens.predict has no term for {beside[0] if beside else 'fetch(kv)'}: it knows the transfer of "
+            f"moe_lens.predict has no term for {beside[0] if beside else strange[0]}: it knows the transfer of "
             "weights, the GPU and KV memory; use bound or simulate."
         )
 

@@ -14,6 +14,7 @@ from workbench.serving import prepare
 from workbench.serving.prepared import facts
 from workbench.stages import Place, Stage, attention, combine, kv, out_proj, qkv, route, shared_experts
 from workbench.stages import experts as routed
+from workbench.workload import UNIFORM
 
 
 def predict(scenario: Scenario, schedule: Schedule) -> Result:
@@ -85,6 +86,13 @@ def _policy(scenario: Scenario, batch: int, parts: int) -> Policy:
         raise ScenarioError(
             "moe_lightning.predict models attention, routed experts and shared ones on the gpu, "
             f"not {strange[0]}; use bound or simulate."
+        )
+    chosen = [item.name for item in pipeline.fetches if item.chosen]
+    if chosen or scenario.routing != UNIFORM:
+        what = f"fetch({chosen[0]})" if chosen else f"routing {scenario.routing}"
+        raise ScenarioError(
+            f"moe_lightning.predict streams whole layers for uniform routing and has no term for {what}; use bound or "
+            "simulate."
         )
     if experts is None:
         raise ScenarioError(
