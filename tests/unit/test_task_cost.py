@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels_cpu import append_kv_work, decode_attention_work
-from tests.builders import small_machine, tiny_model, tiny_scenario
+from tests.builders import small_machine, tiny_model, tiny_model_of, tiny_scenario
 from tests.systems import PIPELINES, VSL
 from workbench.core.errors import ScenarioError
+from workbench.core.units import DTYPE_BYTES
 from workbench.hardware import Link, machines
 from workbench.hardware.profile import Cores, Pace
 from workbench.models import models
@@ -23,6 +24,7 @@ from workbench.scheduler.resource_aware import ResourceAware
 from workbench.schedules import Schedule, Sequential, Step, VSLPipe
 from workbench.serving import prepare
 from workbench.serving.task_cost import TaskCost
+from workbench.simulate import simulate
 from workbench.stages import (
     Op,
     Place,
@@ -314,3 +316,12 @@ def test_movers_with_cores_of_their_own_take_none_from_a_lane():
 def test_a_stream_never_stops_a_lane():
     found = pace(VSLPipe(), cores=replace(SHARED, mover=1.0, gpu_slowdown=1.0, cpu_slowdown=1.0, gpu_team_slowdown=1.0))
     assert max(found.gpu_slowdown, found.cpu_slowdown) < 1
+
+
+def test_fetched_kv_of_windowed_layers_is_that_of_their_windows():
+    """Eight decodes of one request: 40 entries in the windowed layer, 92 in each of the others."""
+    model = tiny_model_of("windows", 3)
+    of = tiny_scenario([8], [9], pipeline=fetch(kv) | gpu(qkv, attention, out_proj, moe), model=model)
+    busy = simulate(of, Sequential()).busy["h2d"]
+    entry = model.kv_elements * DTYPE_BYTES[of.precision.kv]
+    assert busy * of.machine.link.h2d == pytest.approx((40 + 2 * 92) * entry)

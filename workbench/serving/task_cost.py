@@ -280,12 +280,12 @@ class TaskCost:
         return self._pricers[key]
 
     def price_key(self, node: Node, layer: int) -> Hashable:
-        """A mark that is equal for nodes of layers that cost the same with equal rows."""
+        """A mark that is equal for nodes that cost the same for a batch; layers of unlike kinds have unlike rows."""
         pieces = tuple[Piece, ...]()
         if node.kind is NodeKind.EXPERTS_IN:
             pieces = tuple(piece for stage in node.stages for piece in self._stack.pieces(stage, layer))
         stages = tuple(self._stage_key(stage, layer) for stage in node.stages)
-        return node.kind, node.lane, node.carries, node.idle, stages, pieces
+        return node.kind, node.lane, node.carries, node.idle, stages, pieces, self._stack.kind(layer)
 
     def _stage_key(self, stage: Stage, layer: int) -> Hashable:
         """A mark that is equal for stages of layers that cost the same with equal rows."""
