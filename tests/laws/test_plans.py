@@ -113,7 +113,8 @@ def accesses(task: Task, plan: Plan, places: dict[int, range]) -> Iterator[Acces
         for place, stage in zip(places[id(node)], node.stages, strict=True):
             me = task.layer, place
             yield from (("read", (*rows, stage.device), me) for rows in stage.op.needs)
-            if plan.stack.pipeline(task.layer).streams_chosen(stage):
+            nodes = (other for other in plan.stack.at(task.layer) if other and other.kind is NodeKind.EXPERTS_IN)
+            if any(stage in other.stages and not other.idle for other in nodes):
                 yield "read", ("chosen", stage.op.name, gpu_), me
             if stage.op.keeps_kv:
                 yield "read", ("cache", task.layer, stage.device), None

@@ -148,12 +148,12 @@ def without(key: str) -> Callable[[pytest.MonkeyPatch], None]:
     def fault(patch: pytest.MonkeyPatch) -> None:
         from workbench.engine.model import weights
 
-        get = weights.Weights.get
+        found = weights.Weights.of_piece
 
         def forgetful(self: Any, *rest: Any) -> Any:
-            return {name: tensor for name, tensor in get(self, *rest).items() if name != key}
+            return {name: tensor for name, tensor in found(self, *rest).items() if name != key}
 
-        patch.setattr(weights.Weights, "get", forgetful)
+        patch.setattr(weights.Weights, "of_piece", forgetful)
 
     return fault
 

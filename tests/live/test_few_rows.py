@@ -11,7 +11,7 @@ import torch
 import workbench as wb
 from tests.live.world import FAMILIES, RUNNABLE, STREAMED, requests, scenario
 from workbench import kernels
-from workbench.engine.model import forward, kv_cache
+from workbench.engine.model import forward, kv_cache, routed
 from workbench.models import ModelConfig
 from workbench.schedules import LayerStreaming, Sequential
 
@@ -50,6 +50,7 @@ def counted(patch: pytest.MonkeyPatch) -> Counter[str]:
 def without(patch: pytest.MonkeyPatch) -> None:
     """Let no rows be few."""
     patch.setattr(forward, "MOST", 0)
+    patch.setattr(routed, "MOST", 0)
     patch.setattr(kv_cache, "MOST", 0)
 
 

@@ -232,7 +232,7 @@ def test_a_users_routed_operation_is_never_left_out(left_out):
         mine = Op(name, ("h", "gates"), ("routed",), routed=True, run=lambda h, gates: h)
         with pytest.raises(PipelineError, match=rf"cpu\({name}\) must be a whole number from 0 on, and 0 for all but"):
             Stage(mine, Place.CPU, **left_out)
-        with pytest.raises(PipelineError, match="needs the routed experts in the same"):
+        with pytest.raises(PipelineError, match="needs the routed experts, whole and for all rows, in the same"):
             cpu(mine, **left_out)
 
 

@@ -30,7 +30,6 @@ from workbench.schedules.base import Step
 from workbench.schedules.plan import WHOLE, Page
 from workbench.serving.capacity import ledger, positions
 from workbench.serving.prepared import Prepared
-from workbench.serving.task_cost import present
 from workbench.stages import Place, RowClass, Stage, buffer_row, experts, out_proj, prefill_attention, qkv
 
 Key = tuple[Place, int, str]
@@ -119,7 +118,7 @@ class Forward:
             for task in self._prepared.lowering.tasks(Step.MIDDLE):
                 if task.weights_of:
                     self._control.check()
-                    self._weights.buffer.transfer(task.weights_of, present(task, None), task.page).make()
+                    self._weights.buffer.transfer(task.weights_of, task.page).make()
 
     def clear(self) -> None:
         """Forget the buffers of the last iteration."""
@@ -178,7 +177,7 @@ class Forward:
 
         `present` are the rows in each pair's layer: only weights that these are computed with come.
         """
-        return self._weights.buffer.transfer(weights_of, present, page) if self._weights.buffer else None
+        return self._weights.buffer.transfer(weights_of, page, present) if self._weights.buffer else None
 
     def compute(self, stage: Stage, layer: int, part: int, layout: RowLayout) -> None:
         """Compute one stage of a part, on the device whose lane calls."""

@@ -6,15 +6,16 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from types import MethodType
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from workbench.engine.lanes.transfer import ArrayCopy
 from workbench.engine.loading.tensors import Tensors
 from workbench.engine.model.few_rows import MOST, FewRows
-from workbench.engine.model.ops import Ops, RowLayout
+from workbench.engine.model.ops import Ops, RowLayout, added
 from workbench.engine.model.weights import Weights, as_numpy
 from workbench.models import ModelConfig
 from workbench.stages import Op, Stage
@@ -60,11 +61,12 @@ class RoutedExperts:
             return self._of_piece(method, pieces[0][1], layout, h, gates)
         out = torch.zeros(h.shape, dtype=torch.float32)
         for place, (members, weights) in enumerate(pieces):
-            tokens, own = pairs_of(gates, members or ())
-            if len(tokens):
+            pairs = Pairs.of(gates, members or ())
+            if len(pairs.rows):
                 held = place < len(pieces) - len(fetched)
-                computed = self._of_piece(method, weights, layout, h[tokens], own, held=held)
-                out.index_add_(0, tokens, computed.float())
+                rows = h[torch.from_numpy(pairs.rows)]
+                outputs = self._of_piece(method, weights, layout, rows, pairs.gates, held=held)
+                pairs.add_to(out, outputs.float())
         return out.to(h.dtype)
 
     def fetch(self, stage: Stage, layer: int, part: int, gates: torch.Tensor) -> list[ArrayCopy]:
@@ -137,25 +139,38 @@ class RoutedExperts:
         return found
 
 
-def pairs_of(gates: torch.Tensor, members: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The pairs of a row and an expert of a set.
+class Pairs(NamedTuple):
+    """The pairs of a row and an expert of a set, in the order of rows.
 
-    Parameters
+    Attributes
     ----------
-    gates : Tensor (T, 2 j) fp32
-        The experts of each row, and then their weights.
-    members : sequence of int
-        Experts of the set, in the order in which their weights are held.
-
-    Returns
-    -------
-    tokens (P,) int64, gates (P, 2) fp32
-        The row of each pair, and the place of its expert in the set and its weight, in the order of rows.
+    rows : ndarray (P,) int64
+        The row of each pair.
+    rank : ndarray (P,) int64
+        Number of the row's pairs before it.
+    gates : Tensor (P, 2) fp32
+        The place of each pair's expert in the set, and its weight.
     """
-    ids, scales = gates.chunk(2, dim=-1)
-    most = int(max(ids.max().item(), max(members, default=0))) + 1
-    place = torch.full((most,), -1, dtype=torch.int64)
-    place[torch.tensor(members, dtype=torch.int64)] = torch.arange(len(members))
-    there = place[ids.long()]
-    rows, columns = torch.nonzero(there >= 0, as_tuple=True)
-    return rows, torch.stack((there[rows, columns].float(), scales[rows, columns]), dim=-1)
+
+    rows: npt.NDArray[np.int64]
+    rank: npt.NDArray[np.int64]
+    gates: torch.Tensor
+
+    @classmethod
+    def of(cls, gates: torch.Tensor, members: Sequence[int]) -> Pairs:
+        """The pairs in gates (T, 2 j) of a set's experts, in the order in which their weights are held."""
+        ids, scales = np.hsplit(gates.numpy(), 2)
+        place = np.full(int(max(ids.max(), *members, 0)) + 1, -1)
+        place[list(members)] = np.arange(len(members))
+        there = place[ids.astype(np.int64)]
+        rows, columns = np.nonzero(there >= 0)
+        rank = np.cumsum(there >= 0, axis=1)[rows, columns] - 1
+        found = np.stack((there[rows, columns], scales[rows, columns]), axis=-1)
+        return cls(rows, rank, torch.from_numpy(found.astype(np.float32)))
+
+    def add_to(self, out: torch.Tensor, outputs: torch.Tensor) -> None:
+        """Add the outputs (P, M) of the pairs to their rows of out (T, M), each row's in their order."""
+        for rank in range(int(self.rank.max(initial=-1)) + 1):
+            some = self.rank == rank
+            rows = torch.from_numpy(self.rows[some])
+            out[rows] = added(out[rows], outputs[torch.from_numpy(some)])

@@ -87,18 +87,22 @@ class WeightBuffer:
         return [held for _, held in self._known.values()]
 
     def transfer(
-        self, weights_of: Sequence[tuple[int, int]], present: Sequence[RowClass | None], page: Page = WHOLE
+        self,
+        weights_of: Sequence[tuple[int, int]],
+        page: Page = WHOLE,
+        present: Sequence[RowClass | None] | None = None,
     ) -> Transfer:
         """The transfer of the weights of these (layer, node) pairs, or of one page of them, into the next slot.
 
-        Of each pair those come that rows of the class that is `present` in its layer are computed with. They have
-        arrived with the last page.
+        Of each pair those come that rows of the class that is `present` in its layer are computed with, by default all.
+        They have arrived with the last page.
         """
         if not page.number:
             self._turn = (self._turn + 1) % len(self._slots)
             self._holds[self._turn] = {}
         turn = self._turn
-        copies, held = self._laid(turn, tuple(zip(weights_of, present, strict=True)), page)
+        rows = (RowClass.ALL,) * len(weights_of) if present is None else present
+        copies, held = self._laid(turn, tuple(zip(weights_of, rows, strict=True)), page)
 
         def arrived() -> None:
             self._holds[turn] = held
@@ -224,7 +228,7 @@ class Weights:
     def get(self, layer: int, stage: Stage) -> Tensors:
         """The weights of a stage in one layer; none for an operation without any."""
         pieces = self._stack.pieces(stage, layer)
-        return self._of(layer, pieces[0]) if pieces else {}
+        return self.of_piece(layer, pieces[0]) if pieces else {}
 
     def pieces(self, layer: int, stage: Stage) -> list[tuple[tuple[int, ...] | None, Tensors]]:
         """The weights of a stage of routed experts in one layer: of each piece its experts, or None for all of them.
@@ -233,7 +237,7 @@ class Weights:
         """
         chosen = self._stack.pipeline(layer).streams_chosen(stage)
         pieces = [piece for piece in self._stack.pieces(stage, layer) if not (chosen and piece.streamed)]
-        return [(piece.members, self._of(layer, piece)) for piece in pieces]
+        return [(piece.members, self.of_piece(layer, piece)) for piece in pieces]
 
     def on_host(self, layer: int, stage: Stage) -> list[tuple[tuple[int, ...] | None, Tensors]]:
         """The weights on the host of a stage's experts in one layer that are streamed, as `pieces` gives others."""
@@ -244,7 +248,8 @@ class Weights:
                 found.append((piece.members, {stored.key: stored.tensor for stored in sources}))
         return found
 
-    def _of(self, layer: int, piece: Piece) -> Tensors:
+    def of_piece(self, layer: int, piece: Piece) -> Tensors:
+        """The weights of one piece of a layer, which must have arrived if they are streamed."""
         if self.buffer is not None and piece.streamed:
             return self.buffer.get(layer, piece.op)
         return self._resident[layer, piece.op]
