@@ -73,7 +73,7 @@ class Memory:
             object.__setattr__(self, what, float(share))
 
     def __repr__(self) -> str:
-        """The fields; shares only if there are any, for a scenario's digest, which is saved, is made of this text."""
+        """The fields, a share only if it is not 0: saved digests of scenarios without shares are made of this text."""
         shares = ("weights_on_gpu", "kv_on_gpu")
         values = {known.name: getattr(self, known.name) for known in fields(self)}
         told = ", ".join(f"{name}={value!r}" for name, value in values.items() if value or name not in shares)

@@ -114,7 +114,7 @@ class Scenario:
         every = self.model.num_local_experts
         for each in self.stack:
             ops = [stage.op for stage in each.pipeline.stages if stage.op.plain is experts]
-            if all(op is experts for op in ops) and len(ops) <= 1:
+            if ops in ([], [experts]):
                 continue
             for layer in range(each.first, each.stop or 0):
                 for rows in RowClass.ALL.classes:
@@ -174,7 +174,7 @@ class Scenario:
 
     @property
     def graph(self) -> StackGraph:
-        """The layers as a graph, with what of their weights and KV stays on the GPU."""
+        """The layers as a graph, which tells the weights and the KV that stay on the GPU."""
         marks = tuple(map(self.routing.mark, range(self.model.num_hidden_layers)))
         plain = stack_graph(self.stack, self.model, marks if any(each is not None for each in marks) else ())
         return with_shares(plain, self.precision, self.memory.weights_on_gpu, self.memory.kv_on_gpu)

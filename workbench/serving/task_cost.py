@@ -231,21 +231,13 @@ class TaskCost:
         overhead = link.overhead if self.profile is None else self.profile.move
         if node.idle:
             return lambda rows: (0.0, 0.0)
-        if node.kind is NodeKind.MOVE:
-            per_prefill, per_decode = self._per_row(node)
-
-            def moved(rows: Rows) -> Price:
-                size = per_prefill * rows.prefill + per_decode * rows.decode
-                return copy_seconds(size, rate, overhead), size
-
-            return moved
         size_of = self._moved(node, layer)
 
-        def fetched(rows: Rows) -> Price:
+        def price(rows: Rows) -> Price:
             size = size_of(rows)
             return copy_seconds(size, rate, overhead), size
 
-        return fetched
+        return price
 
     def _moved(self, node: Node, layer: int) -> Callable[[Rows], float]:
         """The bytes that a transfer of activations, KV or chosen experts moves."""
@@ -310,8 +302,8 @@ class TaskCost:
     def _share_of_whole(self, stage: Stage, layer: int, measured: _Measured) -> Callable[[Rows], float]:
         """Time of some of the routed experts over that of all, which was measured.
 
-        It is their share of the pairs, or of the experts that are read, whichever is larger; never less than the
-        former.
+        A call takes their share of the pairs or of the experts that are read, whichever is larger. The least time
+        counts the share of the pairs alone, which no call falls below.
         """
         if stage.op.subset is None:
             return lambda rows: 1.0

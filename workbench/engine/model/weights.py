@@ -54,7 +54,7 @@ class WeightStore:
         return self._held[layer, op]
 
     def resident(self, layer: int, op: Op, *, keep: bool = False) -> Tensors:
-        """An operation's weights, which stay where it runs; they leave the store unless `keep` is set."""
+        """An operation's tensors by name; they leave the store, and stay where it runs, unless `keep` is set."""
         found = self._held[layer, op] if keep else self._held.pop((layer, op))
         return {stored.key: stored.tensor for stored in found}
 
@@ -244,8 +244,7 @@ class Weights:
         found = list[tuple[tuple[int, ...] | None, Tensors]]()
         for piece in self._stack.pieces(stage, layer):
             if piece.streamed:
-                sources = self._store.sources(layer, piece.op)
-                found.append((piece.members, {stored.key: stored.tensor for stored in sources}))
+                found.append((piece.members, self._store.resident(layer, piece.op, keep=True)))
         return found
 
     def of_piece(self, layer: int, piece: Piece) -> Tensors:
