@@ -92,7 +92,7 @@ def _compute(
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     pair = _power_of_two(rotated // 2)
     rest = _power_of_two(dim - rotated)
-    block = max(1, _TILE // (2 * pair + rest))
+    block = 1 << max(1, _TILE // (2 * pair + rest)).bit_length() - 1
     if out.numel():
         kernel[(-(-tokens * heads // block),)](
             x,
@@ -108,7 +108,7 @@ def _compute(
             EPS=eps,
             INTERLEAVED=interleaved,
             NORMED=weight is not None,
-            BLOCK=1 << (block.bit_length() - 1),
+            BLOCK=block,
             BLOCK_PAIR=pair,
             BLOCK_REST=rest,
         )

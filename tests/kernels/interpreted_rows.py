@@ -55,7 +55,10 @@ def test_eps_counts():
     assert layer_norm(x, torch.ones(2), eps=3.0, backend=INTERPRET).allclose(x / 2)
 
 
-@pytest.mark.parametrize("T, H, D, R", [(3, 4, 64, 64), (5, 3, 80, 80), (70, 2, 24, 12), (1, 1, 2, 2), (0, 2, 8, 8)])
+@pytest.mark.parametrize(
+    "T, H, D, R",
+    [(3, 4, 64, 64), (5, 3, 80, 80), (70, 2, 24, 12), (11, 3, 128, 128), (1, 1, 2, 2), (0, 2, 8, 8)],
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_rope(T, H, D, R, dtype, interleaved):
