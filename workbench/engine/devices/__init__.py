@@ -1,0 +1,1 @@
+"""Where the gpu lane computes: on the host, or on an NVIDIA card."""

@@ -1,0 +1,53 @@
+"""The host as the device of the gpu lane: what is issued is done when the call returns."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+
+class HostEvent:
+    """See `Event`: it has passed when it is recorded."""
+
+    def wait(self) -> None:
+        """See `Event.wait`."""
+
+
+class HostStream:
+    """See `Stream`."""
+
+    def issuing(self) -> AbstractContextManager[object]:
+        """See `Stream.issuing`."""
+        return nullcontext()
+
+    def record(self) -> HostEvent:
+        """See `Stream.record`."""
+        return HostEvent()
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """See `Stream.copy`."""
+        target.copy_(source)
+
+
+class HostDriver:
+    """See `Driver`."""
+
+    torch = torch.device("cpu")
+    on_host = True
+
+    def stream(self, name: str) -> HostStream:
+        """See `Driver.stream`."""
+        return HostStream()
+
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See `Driver.pin`."""
+        return tensor
+
+    def pinned(self, key: Hashable, size: int) -> torch.Tensor:
+        """See `Driver.pinned`."""
+        return torch.empty(size, dtype=torch.uint8)
+
+    def close(self) -> None:
+        """See `Driver.close`."""
