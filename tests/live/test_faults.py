@@ -90,7 +90,7 @@ def decode_forgets_the_oldest_token(patch: pytest.MonkeyPatch) -> None:
     def attend(self: Any, layer: int, one: ops.RowLayout, q: torch.Tensor, how: ops.Attention) -> torch.Tensor:
         for row, length in zip(one.table, one.lengths, strict=True):
             block, offset = divmod(int(length) - 1, self.block_size)
-            self.pool[layer, row[0], :, :, 0] = self.pool[layer, row[block], :, :, offset]
+            self.pools[layer][row[0], :, :, 0] = self.pools[layer][row[block], :, :, offset]
         return original(self, layer, one, q, how)
 
     patch.setattr(kv_cache.KVCache, "attend", attend)

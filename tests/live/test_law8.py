@@ -167,7 +167,7 @@ def of(tiny: ModelConfig) -> Iterator[wb.Scenario]:
 def test_other_kv_capacity_raises(of: wb.Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
     original = kv_cache.KVCache.__init__
     monkeypatch.setattr(
-        kv_cache.KVCache, "__init__", lambda self, m, blocks, *rest: original(self, m, blocks + 1, *rest)
+        kv_cache.KVCache, "__init__", lambda self, m, blocks, *rest, **how: original(self, m, blocks + 1, *rest, **how)
     )
     with pytest.raises(EngineError, match="KV blocks"):
         wb.run(of, VSLPipe())

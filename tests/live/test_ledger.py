@@ -157,5 +157,5 @@ def test_weights_and_cache_on_the_host_are_to_the_byte(name: str, model: ModelCo
         for stored in store.sources(layer, stage.op)
     )
     cache = KVCache(model, of.kv_blocks, of.memory.kv_block, model.dtype)
-    on_host = cache.pool.nbytes if of.pipeline.kv_device is Place.CPU else 0
+    on_host = sum(pool.nbytes for pool in cache.pools) if of.pipeline.kv_device is Place.CPU else 0
     assert (weights, on_host) == (found.host["weights"], found.host["KV cache"])

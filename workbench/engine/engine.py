@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
@@ -11,6 +12,8 @@ from workbench.core.energy import Energy
 from workbench.core.errors import EngineError
 from workbench.core.result import TokenLogprobs
 from workbench.core.timeline import Span, Timeline
+from workbench.engine.devices.driver import Driver
+from workbench.engine.devices.host import HostDriver
 from workbench.engine.inbox import Inbox
 from workbench.engine.lanes.affinity import affinities
 from workbench.engine.lanes.control import MOST_SLEPT, Control
@@ -41,7 +44,8 @@ class Engine:
     """A `Clock` that executes plans on the real model.
 
     It loads the model when it is made, before the clock starts; `control` may end that. `close` ends its threads. Each
-    token is written to `log` as soon as it is sampled; what other threads ask of the run is in `inbox`.
+    token is written to `log` as soon as it is sampled; what other threads ask of the run is in `inbox`. The gpu lane
+    computes on the device of `driver`, by default on the host; `close` closes it.
     """
 
     def __init__(
@@ -50,8 +54,11 @@ class Engine:
         control: Control | None = None,
         log: TokenLog | None = None,
         inbox: Inbox | None = None,
+        driver: Driver | None = None,
     ) -> None:
         self.control = control or Control()
+        self.driver = driver or HostDriver()
+        self._between = self.driver.stream("between tasks")
         self._log = log or TokenLog()
         self._prepared = prepared
         scenario = prepared.scenario
@@ -62,21 +69,31 @@ class Engine:
         self._rows: list[PartRows] = []  # of the parts of the plan under way
         self.timeline = Timeline(labels=prepared.lowering.stack.labels)
         self.watch = Stopwatch()
-        self._cores = scenario.machine.cores or Cores.of(usable_cores())
+        self._cores = self._division(scenario.machine.cores)
         link = scenario.machine.link
         take()  # at once: a run that begins while this one reads its model would take the readers' threads for usual
         try:
-            self.forward = Forward(prepared, self.control)
-            self.forward.warm_up()
+            with self._between.issuing():
+                self.forward = Forward(prepared, self.control, self.driver)
+                self.forward.warm_up()
+            self._between.record().wait()
             self._executor = Executor(
                 link.h2d,
                 link.d2h,
                 throttled=scenario.machine.throttled,
                 packet_seconds=prepared.lowering.schedule.packet_seconds,
                 control=self.control,
+                driver=self.driver,
             )
         finally:
             give_back()
+
+    def _division(self, measured: Cores | None) -> Cores:
+        """Division of the cores among the lanes; a card leaves the gpu lane one, to issue from."""
+        if self.driver.on_host:
+            return measured or Cores.of(usable_cores())
+        rest = max(1, usable_cores() - 1)
+        return Cores(1, rest, rest)
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
@@ -118,6 +135,8 @@ class Engine:
         try:
             self._executor.close()
         finally:
+            with suppress(RuntimeError):  # a card that was lost has been told of by then
+                self.driver.close()
             del self.forward
 
     # ------------------------------------------------------------------------------------------------- the clock
@@ -186,11 +205,10 @@ class Engine:
 
     def execute(self, plan: Plan, number: int, step: Step) -> dict[str, float]:
         """See `Clock.execute`."""
-        self.forward.clear()
         layouts = [RowLayout.of(batch, self._blocks) for batch in plan.parts]
-        self.forward.decodes += sum(len(layout.lengths) for layout in layouts)
-        for part, (layout, batch) in enumerate(zip(layouts, plan.parts, strict=True)):
-            self.forward.resume(part, layout, batch)
+        with self._between.issuing():
+            self.forward.begin(plan.parts, layouts)
+        self._between.record().wait()
         self._executor.pin(affinities(self.paced(plan), self._cores))
         self._rows = [self._prepared.cost.part(batch) for batch in plan.parts]
         jobs = self._executor.run(plan.tasks, [self._action(task, plan.parts, layouts) for task in plan.tasks])
@@ -200,8 +218,10 @@ class Engine:
             if task.carry is not Carry.OUT and job.action is not None:
                 ended.append((job, after))
         self._check_bytes([job for job, _ in ended], plan)
-        for part, (layout, batch) in enumerate(zip(layouts, plan.parts, strict=True)):
-            self.forward.keep(part, layout, batch)
+        with self._between.issuing():
+            for part, (layout, batch) in enumerate(zip(layouts, plan.parts, strict=True)):
+                self.forward.keep(part, layout, batch)
+        self._between.record().wait()
         self._now = self.watch.now
         return self._record(ended, number)
 

@@ -14,6 +14,9 @@ from workbench.core.quiet import listening
 from workbench.core.result import Result, Source
 from workbench.core.timeline import Timeline
 from workbench.core.units import is_whole
+from workbench.engine.devices.cuda import CudaDriver
+from workbench.engine.devices.driver import Driver
+from workbench.engine.devices.host import HostDriver
 from workbench.engine.engine import Engine
 from workbench.engine.inbox import Inbox
 from workbench.engine.lanes.control import Control
@@ -28,7 +31,7 @@ from workbench.serving.prepared import Prepared
 from workbench.workload import Request, Workload
 
 
-def run(scenario: Scenario, schedule: Schedule, *, alongside: bool = False) -> Result:
+def run(scenario: Scenario, schedule: Schedule, *, alongside: bool = False, device: str = "cpu") -> Result:
     """Serve the workload on this computer, with the model's weights, and measure.
 
     Parameters
@@ -39,6 +42,8 @@ def run(scenario: Scenario, schedule: Schedule, *, alongside: bool = False) -> R
     schedule : Schedule
     alongside : bool
         Run beside another live run of this process, and share its cores.
+    device : "cpu" or "cuda"
+        Where the gpu lane computes: on half of the cores, or on the NVIDIA card that torch sees first.
 
     Returns
     -------
@@ -54,13 +59,21 @@ def run(scenario: Scenario, schedule: Schedule, *, alongside: bool = False) -> R
         As `simulate` does.
     """
     prepared = prepare(scenario, schedule)
-    check_runnable(prepared)
+    driver = _driver(device, prepared)
     with _occupy(prepared, alongside=alongside) as control:
-        return _run(prepared, control)
+        return _run(prepared, control, driver)
 
 
-def _run(prepared: Prepared, control: Control) -> Result:
-    engine = Engine(prepared, control)
+def _driver(device: str, prepared: Prepared) -> Driver:
+    """The device of this name, after the check that it can execute the scenario."""
+    if device not in ("cpu", "cuda"):
+        raise EngineError(f"run has no device {device!r}; give device='cpu' or 'cuda'.")
+    check_runnable(prepared, on_card=device == "cuda")
+    return HostDriver() if device == "cpu" else CudaDriver(prepared.scenario.machine.gpu.memory)
+
+
+def _run(prepared: Prepared, control: Control, driver: Driver) -> Result:
+    engine = Engine(prepared, control, driver=driver)
     try:
         total = int(prepared.scenario.workload.generated_len.sum())
         with tqdm(total=total, unit="tok", desc="run", delay=1, mininterval=1) as bar:
@@ -90,15 +103,18 @@ def _measure(prepared: Prepared, engine: Engine, watch: Callable[[Progress], obj
         logprobs=engine.logprobs,
         expert_counts=engine.expert_counts,
         others=noise.others,
-        backend=_backend(),
+        backend=_backend(engine.driver),
     )
 
 
-def _backend() -> str:
-    return f"both lanes on the CPU, by Numba ({features().path.name.lower()}) and torch"
+def _backend(driver: Driver) -> str:
+    by_numba = f"Numba ({features().path.name.lower()}) and torch"
+    if driver.on_host:
+        return f"both lanes on the CPU, by {by_numba}"
+    return f"gpu lane on {driver.name}, by Triton and torch; cpu lane by {by_numba}"
 
 
-def start(scenario: Scenario, schedule: Schedule, *, alongside: bool = False) -> LiveRun:
+def start(scenario: Scenario, schedule: Schedule, *, alongside: bool = False, device: str = "cpu") -> LiveRun:
     """Start `run` in the background and return at once; it can be watched, paused and stopped, and ends with Python.
 
     Raises
@@ -107,8 +123,8 @@ def start(scenario: Scenario, schedule: Schedule, *, alongside: bool = False) ->
         As `run` does, for everything that can be known before the model is loaded.
     """
     prepared = prepare(scenario, schedule)
-    check_runnable(prepared)
-    return LiveRun(prepared, _occupy(prepared, alongside=alongside))
+    driver = _driver(device, prepared)
+    return LiveRun(prepared, _occupy(prepared, alongside=alongside), driver)
 
 
 class RunState(enum.Enum):
@@ -138,8 +154,9 @@ class LiveRun:
         The error that made the run fail.
     """
 
-    def __init__(self, prepared: Prepared, occupation: Occupation) -> None:
+    def __init__(self, prepared: Prepared, occupation: Occupation, driver: Driver | None = None) -> None:
         scenario = prepared.scenario
+        self._driver = driver or HostDriver()
         self.error: BaseException | None = None
         self._progress = Progress(total=int(scenario.workload.generated_len.sum()), blocks=scenario.kv_blocks)
         self._prepared = prepared
@@ -161,7 +178,7 @@ class LiveRun:
 
     def _serve(self) -> None:
         try:
-            engine = Engine(self._prepared, self._occupation.control, self._log, self._inbox)
+            engine = Engine(self._prepared, self._occupation.control, self._log, self._inbox, self._driver)
             try:
                 with self._lock:
                     self._engine = engine

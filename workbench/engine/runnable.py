@@ -21,6 +21,7 @@ from workbench.scenario import Scenario
 from workbench.serving.capacity import ledger
 from workbench.serving.prepared import Prepared
 from workbench.stages import (
+    Place,
     Precision,
     Stage,
     add_shared,
@@ -35,9 +36,12 @@ from workbench.stages import (
 from workbench.workload import Request
 from workbench.workload.tokenizer import load_tokenizer
 
+SMALLEST_HEAD = 16
+"""Dims of a head for which the kernels of a card compute attention."""
 
-def check_runnable(prepared: Prepared) -> None:
-    """Refuse a scenario that cannot be executed.
+
+def check_runnable(prepared: Prepared, *, on_card: bool = False) -> None:
+    """Refuse a scenario that cannot be executed, on the host or with the gpu lane on a card.
 
     Raises
     ------
@@ -78,16 +82,38 @@ def check_runnable(prepared: Prepared) -> None:
             others = stages[:number] + stages[number + 1 :]
             if problem := _problem(stage, model) or _shared_tensor(stage, others, model):
                 raise EngineError(f"{stage} {problem}.")
-    _check_free(prepared)
+    if on_card:
+        _check_card(scenario)
+    _check_free(prepared, on_card)
 
 
-def _check_free(prepared: Prepared) -> None:
-    """Refuse what does not fit the memory that is free now; both lanes are on the host."""
+def _check_card(scenario: Scenario) -> None:
+    """Refuse what the engine does not compute on a card."""
+    model = scenario.model
+    if model.kv_lora_rank:
+        raise EngineError(
+            f"model {model.name!r} has latent attention, which run computes on the CPU; give device='cpu'."
+        )
+    if model.head_dim < SMALLEST_HEAD:
+        raise EngineError(
+            f"model {model.name!r} has heads of {model.head_dim} dims, and attention on a card takes {SMALLEST_HEAD} "
+            "or more; give device='cpu'."
+        )
+    on_gpu = any(stage.op.plain is experts and stage.device is Place.GPU for stage in scenario.stages)
+    if scenario.precision.group is not None and on_gpu:
+        raise EngineError(
+            f"Memory(weights={scenario.memory.weights!r}) rounds experts for the CPU's kernels, and "
+            f"{scenario.pipeline} computes some on the GPU; place experts on the CPU, or give device='cpu'."
+        )
+
+
+def _check_free(prepared: Prepared, on_card: bool) -> None:
+    """Refuse what does not fit the host's memory that is free now; without a card, both lanes are there."""
     found = ledger(prepared)
-    needed = found.gpu.total + found.host.total
+    needed = found.host.total + (0 if on_card else found.gpu.total)
     free = free_memory()
     if needed > free.bytes:
-        entries = sorted((*found.gpu.entries, *found.host.entries), key=lambda entry: -entry.bytes)
+        entries = sorted((*found.host.entries, *(() if on_card else found.gpu.entries)), key=lambda entry: -entry.bytes)
         most = " and ".join(f"{entry.name} {format_bytes(entry.bytes)}" for entry in entries[:2])
         raise EngineError(
             f"a run on {prepared.scenario.model.name!r} takes {format_bytes(needed)} of memory ({most} are most of "

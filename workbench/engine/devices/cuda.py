@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -36,7 +37,7 @@ class CudaStream:
     def __init__(self, driver: CudaDriver) -> None:
         self._driver = driver
         self._cuda = driver.cuda
-        self._stream = self._cuda.Stream(driver.torch)
+        self._stream = self._cuda.Stream(driver.device)
 
     def issuing(self) -> AbstractContextManager[object]:
         """See `Stream.issuing`."""
@@ -86,20 +87,22 @@ class CudaDriver:
         if not cuda.is_available():
             raise EngineError("torch finds no GPU here; leave device out, or install torch for your card.")
         self.cuda = cuda
-        self.torch = torch.device(name, cuda.current_device())
+        self.device = torch.device(name, cuda.current_device())
         self._streams: dict[str, CudaStream] = {}
         self._locked: dict[int, torch.Tensor] = {}
         self._kept: dict[Hashable, torch.Tensor] = {}
         self._lock = threading.Lock()
-        total = cuda.get_device_properties(self.torch).total_memory
+        about = cuda.get_device_properties(self.device)
+        self.name = str(about.name)
+        total = about.total_memory
         share = 1.0 if limit is None else limit / total
         if share > 1:
             raise EngineError(
                 f"the scenario's GPU has {format_bytes(limit or 0)} and this card {format_bytes(total)}; give the "
                 "machine limit(gpu_memory=...)."
             )
-        cuda.set_per_process_memory_fraction(share, self.torch)
-        cuda.reset_peak_memory_stats(self.torch)
+        cuda.set_per_process_memory_fraction(share, self.device)
+        cuda.reset_peak_memory_stats(self.device)
 
     def stream(self, name: str) -> CudaStream:
         """See `Driver.stream`."""
@@ -133,18 +136,19 @@ class CudaDriver:
         return tensor
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """True if a tensor lies in memory that was pinned here."""
+        """See `Driver.is_pinned`."""
         return tensor.untyped_storage().data_ptr() in self._locked
 
-    def pinned(self, key: Hashable, size: int) -> torch.Tensor:
+    def pinned(self, key: Hashable, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """See `Driver.pinned`."""
+        size = math.prod(shape) * dtype.itemsize
         held = self._kept.get(key)
         if held is None or len(held) < size:
             if held is not None:
                 self._unlock(held)
             fresh = torch.from_numpy(empty_in_huge_pages(max(size, _PAGE), np.uint8))
             self._kept[key] = held = self.pin(fresh)
-        return held[:size]
+        return held[:size].view(dtype).view(tuple(shape))
 
     def _unlock(self, tensor: torch.Tensor) -> None:
         address = tensor.untyped_storage().data_ptr()
@@ -155,13 +159,13 @@ class CudaDriver:
     @property
     def peak(self) -> int:
         """The most bytes of the card's memory that tensors took at once."""
-        return int(self.cuda.max_memory_allocated(self.torch))
+        return int(self.cuda.max_memory_allocated(self.device))
 
     def close(self) -> None:
         """See `Driver.close`."""
-        self.cuda.synchronize(self.torch)
+        self.cuda.synchronize(self.device)
         self._kept.clear()
         for tensor in list(self._locked.values()):
             self._unlock(tensor)
-        self.cuda.set_per_process_memory_fraction(1.0, self.torch)
+        self.cuda.set_per_process_memory_fraction(1.0, self.device)
         self.cuda.empty_cache()

@@ -1,11 +1,11 @@
 """What the engine asks of the device of its gpu lane: streams, events, and host memory that the link reads.
 
-All else is ordinary code: tensors are made with ``device=driver.torch``, and kernels are called inside ``with stream:``.
+All else is ordinary code: tensors are made with ``device=driver.device``, and kernels called within `Stream.issuing`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -38,7 +38,8 @@ class Stream(Protocol):
 class Driver(Protocol):
     """A device, as the engine uses it."""
 
-    torch: torch.device
+    device: torch.device
+    name: str
 
     @property
     def on_host(self) -> bool:
@@ -48,10 +49,13 @@ class Driver(Protocol):
         """The stream of this name, made at its first use. Copies of a link direction have the name of its lane."""
 
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor in memory that copies may read: its own if that is whole pages, else a copy. Kept until `close`."""
+        """A tensor in memory that copies may read: its own if it has whole pages, else a copy. Kept until `close`."""
 
-    def pinned(self, key: Hashable, size: int) -> torch.Tensor:
-        """The first `size` bytes of the pinned memory of this key, which grows and keeps nothing when it does."""
+    def pinned(self, key: Hashable, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor in the pinned memory of this key, which the next call with it gives again."""
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """True if copies may read and write the host memory of a tensor."""
 
     def close(self) -> None:
         """Wait for all work and give memory back."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -34,7 +34,8 @@ class HostStream:
 class HostDriver:
     """See `Driver`."""
 
-    torch = torch.device("cpu")
+    device = torch.device("cpu")
+    name = "CPU"
     on_host = True
 
     def stream(self, name: str) -> HostStream:
@@ -45,9 +46,13 @@ class HostDriver:
         """See `Driver.pin`."""
         return tensor
 
-    def pinned(self, key: Hashable, size: int) -> torch.Tensor:
+    def pinned(self, key: Hashable, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """See `Driver.pinned`."""
-        return torch.empty(size, dtype=torch.uint8)
+        return torch.empty(tuple(shape), dtype=dtype)
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """See `Driver.is_pinned`."""
+        return True
 
     def close(self) -> None:
         """See `Driver.close`."""

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import torch
 
 from workbench.core.errors import StoppedError
+from workbench.engine.devices.driver import Driver
+from workbench.engine.devices.host import HostDriver
 from workbench.engine.lanes.affinity import Affinity, end_sleeps_on_time, name_thread, pin
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.process import give_back, take
@@ -63,6 +65,7 @@ class Lane(threading.Thread):
         self.affinity = self._pinned = Affinity(1, ())
         self.since = float("nan")
         self.worked = 0.0
+        self.stream = executor.driver.stream(name)
         self._ready: set[Job] = set()
         self._executor = executor
 
@@ -121,7 +124,9 @@ class Lane(threading.Thread):
     def work(self, job: Job) -> None:
         """Do the job's action."""
         if job.action is not None:
-            job.action()
+            with self.stream.issuing():
+                job.action()
+            self.stream.record().wait()
 
 
 class Mover(Lane):
@@ -143,7 +148,12 @@ class Mover(Lane):
 
     def work(self, job: Job) -> None:
         """Make the copies in packets."""
-        transfer = job.action() if job.action is not None else None
+        if job.action is None:
+            return
+        with self.stream.issuing():
+            self._move(job, job.action())
+
+    def _move(self, job: Job, transfer: object) -> None:
         if not isinstance(transfer, Transfer):
             return
         job.bytes = transfer.bytes
@@ -195,12 +205,22 @@ class Executor:
         Length of a packet in link time [s].
     control : Control, optional
         Control of the run; a new one if not given.
+    driver : Driver, optional
+        The device of the gpu lane; the host if not given. Every task is waited for before the next begins on its lane.
     """
 
     def __init__(
-        self, h2d: float, d2h: float, *, throttled: bool, packet_seconds: float, control: Control | None = None
+        self,
+        h2d: float,
+        d2h: float,
+        *,
+        throttled: bool,
+        packet_seconds: float,
+        control: Control | None = None,
+        driver: Driver | None = None,
     ) -> None:
         self.control = control or Control()
+        self.driver = driver or HostDriver()
         self._lock = threading.Lock()
         self._idle = threading.Event()
         self._open = 0

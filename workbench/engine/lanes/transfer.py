@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
+import torch
+
+from workbench.engine.devices.driver import Driver, Event, Stream
+
+_IN_FLIGHT = 2
+"""Packets that a link direction is given at once, so that it never waits for the host."""
 
 
 class Copy(Protocol):
@@ -40,6 +47,58 @@ class ArrayCopy:
             piece = self.target[low : low + step]
             np.copyto(piece, self.source[low : low + step])  # Tensor.copy_ would take every core
             yield piece.nbytes
+
+
+@dataclass(frozen=True)
+class LinkCopy:
+    """Copy of bytes between the host and a card, by a stream of the link."""
+
+    target: torch.Tensor
+    source: torch.Tensor
+    stream: Stream
+
+    @property
+    def nbytes(self) -> int:
+        """See `Copy.nbytes`."""
+        return self.target.nbytes
+
+    def pieces(self, size: int) -> Iterator[int]:
+        """See `Copy.pieces`."""
+        flying = deque[tuple[Event, int]]()
+        for low in range(0, len(self.target), size):
+            piece = self.target[low : low + size]
+            self.stream.copy(piece, self.source[low : low + size])
+            flying.append((self.stream.record(), piece.nbytes))
+            if len(flying) > _IN_FLIGHT:
+                yield _landed(*flying.popleft())
+        while flying:
+            yield _landed(*flying.popleft())
+
+
+def _landed(event: Event, size: int) -> int:
+    """Wait for a packet: its bytes."""
+    event.wait()
+    return size
+
+
+def copy_over(driver: Driver, lane: str, target: torch.Tensor, source: torch.Tensor) -> Copy:
+    """The copy of a tensor to another of its type and size by a link lane; host memory must be pinned."""
+    if driver.on_host:
+        return ArrayCopy(as_numpy(target), as_numpy(source))
+    return LinkCopy(bytes_of(target), bytes_of(source), driver.stream(lane))
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor, in its own memory where it is contiguous."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def as_numpy(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
+    """A flat numpy view that shares the tensor's memory; bf16 appears as its 16 bits."""
+    flat = tensor.reshape(-1)
+    if flat.dtype is torch.bfloat16:
+        flat = flat.view(torch.int16)
+    return cast("npt.NDArray[np.generic]", flat.numpy())
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,11 +32,17 @@ _PATIENCE = 0.5
 
 
 def load(
-    model: ModelConfig, precision: Precision, wanted: Sequence[tuple[int, Op]], control: Control
+    model: ModelConfig,
+    precision: Precision,
+    wanted: Sequence[tuple[int, Op]],
+    control: Control,
+    *,
+    unpacked: Collection[tuple[int, Op]] = (),
 ) -> tuple[Tensors, Held]:
-    """Read the tensors that belong to no layer, by name, and those of operations of layers, with routed experts packed.
+    """Read the tensors that belong to no layer, by name, and those of operations of layers.
 
-    A bar shows the progress, in bytes of memory. `control` may end the reading.
+    Routed experts are packed for Numba's kernel where it has one for them, except those that are to be `unpacked`. A
+    bar shows the progress, in bytes of memory. `control` may end the reading.
 
     Raises
     ------
@@ -49,7 +55,7 @@ def load(
     with tqdm(unit="B", unit_scale=True, desc=f"load {model.name}", delay=_PATIENCE, leave=False) as bar:
         reading = _Reading(control, bar)
         with Checkpoint(model, taken, reading.step) as files:
-            loader = _Loader(files, model, precision, reading.step)
+            loader = _Loader(files, model, precision, unpacked, reading.step)
             bar.total = loader.bytes(taken)
             reading.do(loader.jobs(taken))
     return loader.tables, loader.held
@@ -114,13 +120,19 @@ class _Loader:
     """The tensors of a model as they are held, and the jobs that read them."""
 
     def __init__(
-        self, files: Checkpoint, model: ModelConfig, precision: Precision, step: Callable[[int], object]
+        self,
+        files: Checkpoint,
+        model: ModelConfig,
+        precision: Precision,
+        unpacked: Collection[tuple[int, Op]],
+        step: Callable[[int], object],
     ) -> None:
         self.tables: Tensors = {}
         self.held: Held = {}
         self._files = files
         self._model = model
         self._precision = precision
+        self._unpacked = unpacked
         self._step = step
         self._sources = tables(model)
 
@@ -140,7 +152,8 @@ class _Loader:
         self.tables[key] = self._joined((self._sources[key],))
 
     def _load(self, layer: int, op: Op) -> None:
-        if op.plain is experts and packed(self._model, self._precision):
+        packs = packed(self._model, self._precision) and (layer, op) not in self._unpacked
+        if op.plain is experts and packs:
             self.held[layer, op] = pack(self._files, self._model, layer, op, self._precision, self._step)
             return
         found = operands(op, self._model, layer)

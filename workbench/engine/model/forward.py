@@ -11,8 +11,10 @@ import torch
 from tqdm.auto import tqdm
 
 from workbench.core.errors import EngineError
+from workbench.engine.devices.driver import Driver
+from workbench.engine.devices.host import HostDriver
 from workbench.engine.lanes.control import Control
-from workbench.engine.lanes.transfer import ArrayCopy, Transfer
+from workbench.engine.lanes.transfer import Copy, Transfer, copy_over
 from workbench.engine.loading.checkpoint import TORCH_DTYPES
 from workbench.engine.loading.stored import FORMATS, smallest
 from workbench.engine.loading.tensors import Tensors
@@ -23,7 +25,7 @@ from workbench.engine.model.latent import SPLIT, ByClass, LatentCache, LatentOps
 from workbench.engine.model.operations import OPERATIONS
 from workbench.engine.model.ops import Ops, RowLayout, added
 from workbench.engine.model.routed import RoutedExperts
-from workbench.engine.model.weights import Weights, WeightStore, as_numpy
+from workbench.engine.model.weights import Weights, WeightStore
 from workbench.pipeline.layer_graph import Node, NodeKind
 from workbench.scheduler.batch import Batch
 from workbench.schedules.base import Step
@@ -43,26 +45,33 @@ class Forward:
     the part and `layout` tells where its rows are. `decodes` counts the decode tokens of all plans so far.
     """
 
-    def __init__(self, prepared: Prepared, control: Control | None = None) -> None:
+    def __init__(self, prepared: Prepared, control: Control | None = None, driver: Driver | None = None) -> None:
         self._prepared = prepared
         scenario = prepared.scenario
         self._control = control or Control()
+        self._driver = driver or HostDriver()
         self._model = scenario.model
         self._stack = prepared.lowering.stack
         latent = bool(self._model.kv_lora_rank)
         kind = LatentOps if latent else Ops
         cache = LatentCache if latent else KVCache
         self._compile(kind, cache)  # before anything is loaded: the code stays with the process when the model goes
-        store = WeightStore(self._model, scenario.precision, self._stack, self._control)
+        store = WeightStore(self._model, scenario.precision, self._stack, self._control, self._driver)
         slots = prepared.lowering.schedule.weight_slots
         self._weights = Weights(store, self._stack, prepared.slot_bytes, slots, self._control)
         self._tables = store.tables
         workload = scenario.workload
         longest = int((workload.prompt_len + workload.output_len).max()) - 1  # the last token is never read
-        self._ops = kind(self._model, self._control, self._tables, longest, positions(scenario))
-        self._few = FewRows(self._model, self._ops.angles, self._tables)
-        self._layers = [self._ops.at(layer) for layer in range(self._model.num_hidden_layers)]
-        self.routed = RoutedExperts(self._model, self._layers, self._weights, self._few)
+        held = positions(scenario)
+        host = kind(self._model, self._control, self._tables, longest, held)
+        self._ops = host
+        if not self._driver.on_host:
+            self._ops = kind(self._model, self._control, self._tables, longest, held, self._driver.device)
+        self._few = FewRows(self._model, host.angles, self._tables)
+        places = {Place.GPU: self._ops, Place.CPU: host}
+        layers = range(self._model.num_hidden_layers)
+        self._layers = {place: [ops.at(layer) for layer in layers] for place, ops in places.items()}
+        self.routed = RoutedExperts(self._model, self._layers, self._weights, self._few, self._driver)
         self._missing = {
             (stage.op, layer): self._stack.missing(stage, layer)
             for layer in range(self._stack.layers)
@@ -75,7 +84,11 @@ class Forward:
         self._ran: set[tuple[int, str, Place]] = set()  # layers, their operations and the devices that computed them
         self.decodes = 0
         size = scenario.memory.kv_block
-        self._cache = cache(self._model, scenario.kv_blocks, size, scenario.precision.kv, self._control)
+        there = [layer for layer in layers if self._stack.kv_device(layer) is Place.GPU]
+        kept = scenario.precision.kv
+        self._cache = cache(
+            self._model, scenario.kv_blocks, size, kept, self._control, driver=self._driver, on_gpu=there
+        )
         self._ledger = ledger(prepared).gpu
         self._check_gpu_memory()
 
@@ -103,8 +116,8 @@ class Forward:
     def _check_gpu_memory(self) -> None:
         """Check that the bytes allocated for weights and KV are those of the ledger, which stays within the limit."""
         taken = self._weights.gpu_bytes + sum(table.nbytes for table in self._tables.values())
-        there = sum(self._stack.kv_device(layer) is Place.GPU for layer in range(self._stack.layers))
-        taken += self._cache.pool.nbytes * there // self._stack.layers
+        on_gpu = (self._stack.kv_device(layer) is Place.GPU for layer in range(self._stack.layers))
+        taken += sum(pool.nbytes for pool, there in zip(self._cache.pools, on_gpu, strict=True) if there)
         expected = sum(self._ledger[name] for name in ("weights", "weight slots", "KV cache"))
         if taken != round(expected):  # where layers differ, the ledger's mean of them is no whole number
             raise EngineError(
@@ -120,9 +133,12 @@ class Forward:
                     self._control.check()
                     self._weights.buffer.transfer(task.weights_of, task.page).make()
 
-    def clear(self) -> None:
-        """Forget the buffers of the last iteration."""
+    def begin(self, batches: Sequence[Batch], layouts: Sequence[RowLayout]) -> None:
+        """Begin an iteration: forget the buffers of the last one, and put back the rows of in-flight prefills."""
         self._buffers.clear()
+        for part, (batch, layout) in enumerate(zip(batches, layouts, strict=True)):
+            self.decodes += len(layout.lengths)
+            self._resume(part, layout, batch)
 
     def embed(self, part: int, ids: Sequence[int]) -> None:
         """Token ids -> x (T, M) of a part; they follow the rows of in-flight prefills, if there are any."""
@@ -133,7 +149,7 @@ class Forward:
         else:
             x[len(x) - len(ids) :] = rows
 
-    def resume(self, part: int, layout: RowLayout, batch: Batch) -> None:
+    def _resume(self, part: int, layout: RowLayout, batch: Batch) -> None:
         """Put the rows of in-flight prefills back where they were when the last iteration ended."""
         if batch.prefill_layers.start == 0:
             for request in batch.prefills.tolist():  # rows that are left belong to a prefill that was preempted
@@ -166,8 +182,8 @@ class Forward:
 
     def logits(self, part: int, layout: RowLayout) -> torch.Tensor:
         """x (T, M) of the rows that emit -> logits (requests, V) fp32."""
-        x = self._buffers[Place.GPU, part, "x"][layout.last_rows]
-        few = self._few.logits if 0 < len(x) <= MOST else None
+        x = self._buffers[Place.GPU, part, "x"][layout.last_rows.to(self._driver.device)]
+        few = self._few.logits if 0 < len(x) <= MOST and self._driver.on_host else None
         return few(x) if few else self._ops.logits(x)
 
     def transfer_weights(
@@ -214,9 +230,10 @@ class Forward:
         return {"k_before": k.to(dtype), "v_before": v.to(dtype)}
 
     def _built_in(self, stage: Stage, layer: int, layout: RowLayout, read: Tensors) -> tuple[torch.Tensor, ...]:
-        compute = getattr(self._layers[layer], OPERATIONS[stage.op.plain])
+        compute = getattr(self._layers[stage.device][layer], OPERATIONS[stage.op.plain])
         weights = self._weights_of(stage, layer)
-        few = self._few.of(compute, weights) if layout.rows <= MOST else None
+        by_numba = stage.device is Place.CPU or self._driver.on_host
+        few = self._few.of(compute, weights) if by_numba and layout.rows <= MOST else None
         answer = few(layout, read) if few else compute(layout, read, weights)
         return answer if isinstance(answer, tuple) else (answer,)
 
@@ -289,7 +306,10 @@ class Forward:
                 return self._place_by_class(key, layout)
             shape = (layout.skipped + layout.rows, *like.shape[1:])
             if key not in self._buffers or self._buffers[key].shape != shape:
-                self._buffers[key] = torch.empty(shape, dtype=like.dtype)
+                if key[0] is Place.CPU:
+                    self._buffers[key] = self._driver.pinned(key, shape, like.dtype)
+                else:
+                    self._buffers[key] = torch.empty(shape, dtype=like.dtype, device=self._driver.device)
             return self._buffers[key]
 
     def _place_by_class(self, key: Key, layout: RowLayout) -> torch.Tensor:
@@ -318,10 +338,11 @@ class Forward:
             self._cache.append(layer, layout.slots, _rows(k, rows), _rows(v, rows))
         if q is None or not len(layout.lengths):
             return
+        how = self._layers[stage.device][layer].attention
         if fetched is None:
-            out = self._cache.attend(layer, layout, _rows(q, decodes), self._layers[layer].attention)
+            out = self._cache.attend(layer, layout, _rows(q, decodes), how)
         else:
-            out = fetched.attend(layout, q[decodes], k[decodes], v[decodes], self._layers[layer].attention)
+            out = fetched.attend(layout, q[decodes], k[decodes], v[decodes], how)
         if decodes == rows and not layout.skipped:
             self._buffers[stage.device, part, "attn"] = out
         else:
@@ -342,14 +363,22 @@ class Forward:
     def move(self, node: Node, part: int, layout: RowLayout) -> Transfer:
         """The transfer of a node's buffers to the other device."""
         target = Place.CPU if node.lane == "d2h" else Place.GPU
-        copies: list[ArrayCopy] = []
+        copies: list[Copy] = []
         for buffer, row_class in node.carries:
             if layout.has(row_class):
                 rows = layout.rows_of(row_class)
                 source = self._buffers[target.other, part, buffer]
                 there = self._place((target, part, buffer), layout, source)
-                copies.append(ArrayCopy(as_numpy(there[rows]), as_numpy(source[rows])))
+                sent = source[rows] if target is Place.CPU else self._sendable((part, buffer), source[rows])
+                copies.append(copy_over(self._driver, node.lane, there[rows], sent))
         return Transfer(copies)
+
+    def _sendable(self, key: tuple[int, str], rows: torch.Tensor) -> torch.Tensor:
+        """Rows on the host in memory from which the link copies: their own, or that of the part's buffer."""
+        if self._driver.is_pinned(rows):
+            return rows
+        sent = self._driver.pinned(("sent", *key), rows.shape, rows.dtype)
+        return sent.copy_(rows)
 
     def fetch_kv(self, layer: int, part: int, layout: RowLayout) -> Transfer:
         """The transfer of the KV that a part reads to the GPU.
@@ -377,7 +406,7 @@ class Forward:
         EngineError
             If they are more than the ledger says.
         """
-        copies = list[ArrayCopy]()
+        copies = list[Copy]()
         for stage in node.stages:
             gates = self._buffers[Place.GPU, part, "gates"][layout.rows_of(stage.op.rows)]
             copies += self.routed.fetch(stage, layer, part, gates)
@@ -392,8 +421,10 @@ class Forward:
     def store_kv(self, layer: int, part: int, layout: RowLayout) -> Transfer:
         """The transfer of a part's new keys and values to the cache on the host."""
         new = [self._buffers[Place.GPU, part, buffer][layout.rows_of(RowClass.ALL)] for buffer in "kv"]
-        there = [torch.empty_like(tensor) for tensor in new]
-        copies = [ArrayCopy(as_numpy(a), as_numpy(b)) for a, b in zip(there, new, strict=True)]
+        there = [
+            self._driver.pinned((name, part), rows.shape, rows.dtype) for name, rows in zip("kv", new, strict=True)
+        ]
+        copies = [copy_over(self._driver, "d2h", to, rows) for to, rows in zip(there, new, strict=True)]
         return Transfer(copies, lambda: self._cache.append(layer, layout.slots, *there))
 
     def read_back(self) -> None:
@@ -413,8 +444,8 @@ class Forward:
         }
         ran = {
             "placement": self._ran,
-            "KV blocks and tokens per block": (self._cache.pool.shape[1], self._cache.block_size),
-            "precision of weights and KV": self._weights.precision(FORMATS[self._cache.pool.dtype]),
+            "KV blocks and tokens per block": (len(self._cache.pools[0]), self._cache.block_size),
+            "precision of weights and KV": self._weights.precision(FORMATS[self._cache.pools[0].dtype]),
             "experts of decodes": +self.routed.of_decodes,
         }
         for what, wanted in expected.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -11,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from workbench.engine.devices.driver import Driver, Event, Stream
+from workbench.engine.devices.host import HostDriver
 from workbench.engine.lanes.control import Control
-from workbench.engine.lanes.transfer import Transfer
+from workbench.engine.lanes.transfer import Copy, Transfer, bytes_of
 from workbench.engine.loading.checkpoint import TORCH_DTYPES
 from workbench.engine.loading.stored import host_memory
 from workbench.engine.model.few_rows import MOST
@@ -26,7 +28,7 @@ STEP_BYTES = 2e9
 
 
 class KVCache:
-    """Blocks of keys and values: pool (L, P, K, 2, b, D); a block holds b keys of a head and then their values.
+    """Blocks of keys and values, layer by layer: (P, K, 2, b, D); a block holds b keys of a head, then their values.
 
     Parameters
     ----------
@@ -34,27 +36,53 @@ class KVCache:
     blocks, block_size : int
     dtype : str
         "fp32" or "bf16".
+    driver : Driver, optional
+        The device of the gpu lane; the host unless given.
+    on_gpu : sequence of int
+        The layers whose blocks are there.
+
+    Attributes
+    ----------
+    pools : list of Tensor
     """
 
     def __init__(
-        self, model: ModelConfig, blocks: int, block_size: int, dtype: str, control: Control | None = None
+        self,
+        model: ModelConfig,
+        blocks: int,
+        block_size: int,
+        dtype: str,
+        control: Control | None = None,
+        *,
+        driver: Driver | None = None,
+        on_gpu: Sequence[int] = (),
     ) -> None:
-        shape = (model.num_hidden_layers, blocks, model.num_key_value_heads, 2, block_size, model.head_dim)
-        self._allocate(host_memory(shape, TORCH_DTYPES[dtype]), model, control or Control())
-        self._few = [FewDecode(layer, model.num_attention_heads) for layer in self.pool]
-
-    def _allocate(self, pool: torch.Tensor, model: ModelConfig, control: Control) -> None:
-        self.pool = pool
         self._model = model
-        self._control = control
-        for layer in self.pool:
-            self._control.check()
-            layer.zero_()  # maps every page now, so that no lane pays for it
+        self._control = control or Control()
+        self._driver = driver or HostDriver()
+        self.block_size = block_size
+        self.pools = self._allocate(self._shape(blocks), TORCH_DTYPES[dtype], set(on_gpu))
+        heads = model.num_attention_heads
+        self._few = [FewDecode(pool, heads) if self._by_numba(pool) else None for pool in self.pools]
 
-    @property
-    def block_size(self) -> int:
-        """Tokens per block."""
-        return self.pool.shape[4]
+    def _shape(self, blocks: int) -> tuple[int, ...]:
+        """Shape of one layer's blocks."""
+        return blocks, self._model.num_key_value_heads, 2, self.block_size, self._model.head_dim
+
+    def _by_numba(self, pool: torch.Tensor) -> bool:
+        """True if Numba's kernels for a few rows take a layer's blocks."""
+        return pool.device.type == "cpu"
+
+    def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype, on_gpu: set[int]) -> list[torch.Tensor]:
+        every = range(self._model.num_hidden_layers)
+        there = {layer for layer in on_gpu if not self._driver.on_host}
+        host = iter(host_memory((len(every) - len(there), *shape), dtype))
+        pools = list[torch.Tensor]()
+        for layer in every:
+            self._control.check()
+            pool = torch.empty(shape, dtype=dtype, device=self._driver.device) if layer in there else next(host)
+            pools.append(pool.zero_())  # maps every page now, so that no lane pays for it
+        return pools
 
     def warm_up(self, dtype: torch.dtype) -> None:
         """Compile the kernels for rows of a type."""
@@ -66,26 +94,28 @@ class KVCache:
 
     def append(self, layer: int, slots: npt.NDArray[np.int64], k: torch.Tensor, v: torch.Tensor) -> None:
         """Store the keys and values (T, K D) of new rows."""
-        if 0 < len(slots) <= MOST:
-            self._few[layer].append(slots, k, v)
+        few = self._few[layer]
+        if few is not None and 0 < len(slots) <= MOST:
+            few.append(slots, k, v)
             return
-        _append(self.pool[layer], self._model, slots, k, v)
+        _append(self.pools[layer], self._model, slots, k, v)
 
     def attend(self, layer: int, layout: RowLayout, q: torch.Tensor, attention: Attention = EVERYTHING) -> torch.Tensor:
         """Decode attention of q (B, H D) over the cached entries of its sequences, on as many threads as torch uses."""
         few = self._few[layer]
-        if len(q) <= MOST and all(option is None for option in attention) and few.is_short(layout.lengths):
+        plain = len(q) <= MOST and all(option is None for option in attention)
+        if few is not None and plain and few.is_short(layout.lengths):
             return few(q, layout.table, layout.lengths)
-        return _attend(self.pool[layer], self._model, layout, q, attention, self._control)
+        return _attend(self.pools[layer], self._model, layout, q, attention, self._control)
 
     def before(self, layer: int, layout: RowLayout) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values (T, K D) of the tokens before each chunk of a part, chunk after chunk."""
         table = np.zeros((len(layout.before), 0), np.int32) if layout.chunks is None else layout.chunks.table
-        return _entries(self.pool[layer], table, layout.before)
+        return _entries(self.pools[layer], table, layout.before)
 
     def fetched_bytes(self, layout: RowLayout) -> int:
         """Bytes of the copies of all blocks that a part reads."""
-        return int((-(-_read(layout)[0] // self.block_size)).sum()) * self.pool[0, 0].nbytes
+        return int((-(-_read(layout)[0] // self.block_size)).sum()) * self.pools[0][0].nbytes
 
     def fetch(self, layer: int, layout: RowLayout) -> tuple[FetchedKV, Transfer]:
         """The blocks that a part reads, numbered anew in order, and the transfer that copies them there."""
@@ -96,8 +126,15 @@ class KVCache:
         width = used.sum(axis=1)
         table = np.where(used, (np.cumsum(width) - width)[:, None] + places, 0).astype(np.int32)
         filled = np.clip(lengths[:, None] - 1 - places * size, 0, size)
-        there = torch.zeros((int(width.sum()), *self.pool.shape[2:]), dtype=self.pool.dtype)
-        copy = BlockCopy(there, self.pool[layer], old_table[used], filled[used])
+        pool = self.pools[layer]
+        there = torch.zeros((int(width.sum()), *pool.shape[1:]), dtype=pool.dtype, device=self._driver.device)
+        copy: Copy
+        if self._driver.on_host:
+            copy = BlockCopy(there, pool, old_table[used], filled[used])
+        else:
+            staged = self._driver.pinned("fetched KV", there.shape, there.dtype)
+            gathered = BlockCopy(staged, pool, old_table[used], filled[used])
+            copy = GatheredCopy(gathered, there, self._driver.stream("h2d"))
         return FetchedKV(there, table, self._model, self._control), Transfer([copy])
 
 
@@ -122,6 +159,34 @@ class BlockCopy:
             some = slice(low, low + blocks)
             copy_blocks(self.target[some], self.source, self.blocks[some], self.tokens[some])
             yield int(self.tokens[some].sum()) * _entry_bytes(self.source)
+
+
+@dataclass(frozen=True)
+class GatheredCopy:
+    """Copy of blocks to a card: gathered in pinned memory, and sent from there piece by piece."""
+
+    gathered: BlockCopy
+    target: torch.Tensor
+    stream: Stream
+
+    @property
+    def nbytes(self) -> int:
+        """See `Copy.nbytes`."""
+        return self.gathered.nbytes
+
+    def pieces(self, size: int) -> Iterator[int]:
+        """See `Copy.pieces`."""
+        sent: list[Event] = []
+        begin = 0
+        step = max(1, size // self.target[0].nbytes) if len(self.target) else 1
+        for moved in self.gathered.pieces(size):
+            some = slice(begin, begin + step)
+            begin += step
+            self.stream.copy(bytes_of(self.target[some]), bytes_of(self.gathered.target[some]))
+            sent.append(self.stream.record())
+            yield moved
+        for event in sent[-1:]:
+            event.wait()
 
 
 def _entry_bytes(pool: torch.Tensor) -> int:
@@ -177,7 +242,7 @@ def _entries(
     pool: torch.Tensor, table: npt.NDArray[np.int32], tokens: npt.NDArray[np.int64]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values (T, K D) of the first tokens (N,) of sequences with a block table (N, W)."""
-    k, v = gather_kv(pool, slots_of(table, tokens, pool.shape[3]))
+    k, v = gather_kv(pool, slots_of(table, tokens, pool.shape[3]).to(pool.device))
     return k.flatten(1), v.flatten(1)
 
 
@@ -192,7 +257,10 @@ def _append(
     pool: torch.Tensor, model: ModelConfig, slots: npt.NDArray[np.int64], k: torch.Tensor, v: torch.Tensor
 ) -> None:
     shape = (len(slots), model.num_key_value_heads, model.head_dim)
-    append_kv(pool, slots, k.float().view(shape), v.float().view(shape))
+    if pool.device.type == "cpu":
+        append_kv(pool, slots, k.float().view(shape), v.float().view(shape))
+    else:
+        append_kv(pool, torch.from_numpy(slots).to(pool.device), k.view(shape), v.view(shape))
 
 
 def _attend(
@@ -204,6 +272,8 @@ def _attend(
     control: Control,
 ) -> torch.Tensor:
     """Decode attention on as many threads as torch uses, in steps between which the run can be stopped."""
+    if pool.device.type != "cpu":
+        return _attend_there(pool, model, layout, q, attention)
     queries = q.float().view(len(q), model.num_attention_heads, model.head_dim)
     out = torch.empty_like(queries)
     for low, high in steps(layout.lengths, pool[0].nbytes / pool.shape[3]):
@@ -218,6 +288,17 @@ def _attend(
             threads=torch.get_num_threads(),
             out=out[mine],
         )
+    return out.view(len(q), -1).to(q.dtype)
+
+
+def _attend_there(
+    pool: torch.Tensor, model: ModelConfig, layout: RowLayout, q: torch.Tensor, attention: Attention
+) -> torch.Tensor:
+    """Decode attention on a card."""
+    queries = q.view(len(q), model.num_attention_heads, model.head_dim).to(pool.dtype)
+    table = torch.from_numpy(np.ascontiguousarray(layout.table)).to(pool.device)
+    lengths = torch.from_numpy(layout.lengths).to(pool.device)
+    out: torch.Tensor = decode_attention(queries, pool, table, lengths, **attention._asdict())
     return out.view(len(q), -1).to(q.dtype)
 
 

@@ -13,14 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from workbench.engine.lanes.control import Control
-from workbench.engine.loading.checkpoint import TORCH_DTYPES
-from workbench.engine.loading.stored import host_memory
 from workbench.engine.loading.tensors import Tensors
 from workbench.engine.model.kv_cache import KVCache, slots_of, steps
 from workbench.engine.model.ops import EVERYTHING, Attention, Ops, RowLayout
 from workbench.kernels import mla_decode, rms_norm, rope
-from workbench.models import ModelConfig
 
 EPSILON = 1e-6
 """Of the norms of latents, whatever ``config.json`` says: transformers' `DeepseekV3Attention` gives them none."""
@@ -146,22 +142,19 @@ def _each_head(x: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
 
 
 class LatentCache(KVCache):
-    """Blocks of latents and rotated keys: pool (L, P, b, C + R)."""
+    """Blocks of latents and rotated keys, layer by layer: (P, b, C + R)."""
 
-    def __init__(
-        self, model: ModelConfig, blocks: int, block_size: int, dtype: str, control: Control | None = None
-    ) -> None:
-        shape = (model.num_hidden_layers, blocks, block_size, model.kv_elements)
-        self._allocate(host_memory(shape, TORCH_DTYPES[dtype]), model, control or Control())
+    def _shape(self, blocks: int) -> tuple[int, ...]:
+        """See `KVCache._shape`."""
+        return blocks, self.block_size, self._model.kv_elements
 
-    @property
-    def block_size(self) -> int:
-        """Tokens per block."""
-        return self.pool.shape[2]
+    def _by_numba(self, pool: torch.Tensor) -> bool:
+        """See `KVCache._by_numba`."""
+        return False
 
     def append(self, layer: int, slots: npt.NDArray[np.int64], k: torch.Tensor, v: torch.Tensor) -> None:
         """Store the rotated keys (T, R) and latents (T, C) of new rows."""
-        self._rows(layer)[torch.from_numpy(slots)] = torch.cat((v, k), dim=1).to(self.pool.dtype)
+        self._rows(layer)[torch.from_numpy(slots)] = torch.cat((v, k), dim=1).to(self.pools[layer].dtype)
 
     def attend(self, layer: int, layout: RowLayout, q: torch.Tensor, attention: Attention = EVERYTHING) -> torch.Tensor:
         """Decode attention of q (B, H (C + R)) -> (B, H C), on as many threads as torch uses."""
@@ -172,7 +165,7 @@ class LatentCache(KVCache):
         for mine in self._steps(layout):
             mla_decode(
                 queries[mine],
-                self.pool[layer],
+                self.pools[layer],
                 layout.table[mine],
                 layout.lengths[mine],
                 value_dim=width,
@@ -184,7 +177,7 @@ class LatentCache(KVCache):
 
     def _steps(self, layout: RowLayout) -> Iterator[slice]:
         """Ranges of sequences between which the run can be stopped."""
-        for low, high in steps(layout.lengths, self.pool[0, 0, 0].nbytes):
+        for low, high in steps(layout.lengths, self.pools[0][0, 0].nbytes):
             self._control.check()
             yield slice(low, high)
 
@@ -197,4 +190,4 @@ class LatentCache(KVCache):
 
     def _rows(self, layer: int) -> torch.Tensor:
         """Every slot of a layer as a row."""
-        return self.pool[layer].flatten(0, 1)
+        return self.pools[layer].flatten(0, 1)

@@ -201,6 +201,8 @@ class Ops:
     ----------
     angles : Tensor (P, D) fp32
         See `rope_table`; of the first `held` positions, by default of all that the model takes.
+
+    They compute where `device` is, by default on the CPU; the tables are copied there.
     """
 
     def __init__(
@@ -210,12 +212,19 @@ class Ops:
         tables: Tensors | None = None,
         positions: int | None = None,
         held: int | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self._model = model
         self._control = control or Control()
-        self._tables = tables or {}
-        self.angles = _angles(model, positions or model.max_position_embeddings, held)
+        self._device = device or torch.device("cpu")
+        self._tables = {key: tensor.to(self._device) for key, tensor in (tables or {}).items()}
+        self.angles = _angles(model, positions or model.max_position_embeddings, held).to(self._device)
         self.attention = EVERYTHING
+
+    @property
+    def _threads(self) -> int | None:
+        """Threads of Numba's kernels: as many as torch uses, and none on a card."""
+        return torch.get_num_threads() if self._device.type == "cpu" else None
 
     def at(self, layer: int) -> Ops:
         """The operations of one layer."""
@@ -228,7 +237,8 @@ class Ops:
 
     def embed(self, ids: Sequence[int]) -> torch.Tensor:
         """Token ids -> x (T, M)."""
-        return _scaled(embed(torch.tensor(ids), self._tables["embedding"]), self._model.embedding_multiplier)
+        there = torch.tensor(ids, device=self._device)
+        return _scaled(embed(there, self._tables["embedding"]), self._model.embedding_multiplier)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """x (T, M) -> logits (T, V) fp32."""
@@ -265,7 +275,7 @@ class Ops:
         eps = self._model.rms_norm_eps
         if self._model.family.norm is not Norm.RMS:
             return layer_norm(x, weight, bias, eps=eps)
-        return rms_norm(x, weight, eps=eps, threads=torch.get_num_threads())
+        return rms_norm(x, weight, eps=eps, threads=self._threads)
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """`functional.linear` of rows (T, M), in steps between which the run can be stopped."""
@@ -286,8 +296,9 @@ class Ops:
         if model.clip_qkv is not None:
             projected.clamp_(-model.clip_qkv, model.clip_qkv)
         q, k, v = projected.split([model.q_size, model.kv_size, model.kv_size], dim=-1)
-        q = self._rotated(layout.positions, q, weights.get("q_norm"))
-        k = self._rotated(layout.positions, k, weights.get("k_norm"))
+        positions = layout.positions.to(self._device)
+        q = self._rotated(positions, q, weights.get("q_norm"))
+        k = self._rotated(positions, k, weights.get("k_norm"))
         return q, k, v.contiguous()
 
     def _rotated(self, positions: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
@@ -303,7 +314,7 @@ class Ops:
             interleaved=self._model.family.interleaved,
             weight=weight,
             eps=self._model.rms_norm_eps,
-            threads=torch.get_num_threads(),
+            threads=self._threads,
         )
         return rotated.flatten(1)
 
@@ -339,9 +350,9 @@ class Ops:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: list[int], key_starts: list[int]
     ) -> torch.Tensor:
         """Attention of sequences by their first queries and keys: -> (T, H D)."""
-        ends = None if key_starts == starts else torch.tensor(key_starts)
-        how = self.attention._asdict()
-        return prefill_attention(q, k, v, torch.tensor(starts), key_starts=ends, **how).flatten(1)
+        edges = torch.tensor(starts, device=self._device)
+        ends = None if key_starts == starts else torch.tensor(key_starts, device=self._device)
+        return prefill_attention(q, k, v, edges, key_starts=ends, **self.attention._asdict()).flatten(1)
 
     def _added(self, x: torch.Tensor, sublayer: torch.Tensor) -> torch.Tensor:
         """The residual stream x (T, M) with what a sublayer adds."""
@@ -359,7 +370,7 @@ class Ops:
         h = self.norm(read["x"], weights["norm"], weights.get("norm_bias"))
         count = self._model.num_experts_per_tok
         if "gate" not in weights:
-            return h, torch.zeros(len(h), 2 * count)
+            return h, torch.zeros(len(h), 2 * count, device=h.device)
         gate = weights["gate"]
         exact = self._model.family.exact_router
         rows, gate = (h.float(), gate.float()) if exact else (h, gate)
@@ -373,7 +384,7 @@ class Ops:
         scale = model.routed_scaling_factor
         renormalise = model.norm_topk_prob
         if model.family.scoring == "softmax" and bias is None and model.n_group == 1:
-            return route(logits, count, renormalise=renormalise, scale=scale, threads=torch.get_num_threads())
+            return route(logits, count, renormalise=renormalise, scale=scale, threads=self._threads)
         return route(
             logits,
             count,
@@ -418,11 +429,11 @@ class Ops:
                 gate_up_bias=weights.get("gate_up_bias"),
                 down_bias=weights.get("down_bias"),
             )
-        return fused_moe(h.float(), matrices, ids, scales, threads=torch.get_num_threads()).to(h.dtype)
+        return fused_moe(h.float(), matrices, ids, scales, threads=self._threads).to(h.dtype)
 
     def shared_experts(self, layout: RowLayout, read: Tensors, weights: Tensors) -> torch.Tensor:
         """h (T, M) -> shared (T, M), scaled by the sigmoid of a gate if there is one; with `routed`, their sum."""
-        inner = gated(self.linear(read["h"], weights["gate_up"]), threads=torch.get_num_threads())
+        inner = gated(self.linear(read["h"], weights["gate_up"]), threads=self._threads)
         out = self.linear(inner, weights["down"])
         if "gate" in weights:
             out.mul_(self.linear(read["h"], weights["gate"]).sigmoid_())

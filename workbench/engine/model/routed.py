@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import MethodType
 from typing import NamedTuple, cast
 
@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from workbench.engine.lanes.transfer import ArrayCopy
+from workbench.engine.devices.driver import Driver
+from workbench.engine.lanes.transfer import Copy, copy_over
 from workbench.engine.loading.tensors import Tensors
 from workbench.engine.model.few_rows import MOST, FewRows
 from workbench.engine.model.ops import Ops, RowLayout, added
-from workbench.engine.model.weights import Weights, as_numpy
+from workbench.engine.model.weights import Weights
 from workbench.models import ModelConfig
-from workbench.stages import Op, Stage
+from workbench.stages import Op, Place, Stage
 
 _Piece = tuple[tuple[int, ...] | None, Tensors]
 """Experts of a layer, or None for all, and their weights."""
@@ -37,13 +38,21 @@ class RoutedExperts:
         Experts that were computed for decodes, "at once" and "late".
     """
 
-    def __init__(self, model: ModelConfig, layers: Sequence[Ops], weights: Weights, few: FewRows) -> None:
-        self.counts = np.zeros((len(layers), model.num_local_experts), np.int64)
+    def __init__(
+        self,
+        model: ModelConfig,
+        layers: Mapping[Place, Sequence[Ops]],
+        weights: Weights,
+        few: FewRows,
+        driver: Driver,
+    ) -> None:
+        self.counts = np.zeros((model.num_hidden_layers, model.num_local_experts), np.int64)
         self.of_decodes = Counter[str]()
         self._model = model
         self._layers = layers
         self._weights = weights
         self._few = few
+        self._driver = driver
         self._touched = 0  # distinct experts that a part chose in a stage, summed over parts, stages and layers
         self._fetched: dict[tuple[Op, int, int], list[_Piece]] = {}  # chosen experts by stage, layer and part
         self._lock = threading.Lock()
@@ -54,35 +63,35 @@ class RoutedExperts:
         """Output (T, M), for rows h (T, M), of the experts in gates (T, 2 j) that a stage computes."""
         if not gates.numel():
             return torch.zeros_like(h)
-        method = cast("MethodType", self._layers[layer].experts)
+        method = cast("MethodType", self._layers[stage.device][layer].experts)
         fetched = self._fetched.get((stage.op, layer, part), [])
         pieces = [*self._weights.pieces(layer, stage), *fetched]
         if pieces and pieces[0][0] is None:
             return self._of_piece(method, pieces[0][1], layout, h, gates)
-        out = torch.zeros(h.shape, dtype=torch.float32)
+        out = torch.zeros(h.shape, dtype=torch.float32, device=h.device)
         for place, (members, weights) in enumerate(pieces):
             pairs = Pairs.of(gates, members or ())
             if len(pairs.rows):
                 held = place < len(pieces) - len(fetched)
-                rows = h[torch.from_numpy(pairs.rows)]
-                outputs = self._of_piece(method, weights, layout, rows, pairs.gates, held=held)
+                rows = h[torch.from_numpy(pairs.rows).to(h.device)]
+                outputs = self._of_piece(method, weights, layout, rows, pairs.gates.to(h.device), held=held)
                 pairs.add_to(out, outputs.float())
         return out.to(h.dtype)
 
-    def fetch(self, stage: Stage, layer: int, part: int, gates: torch.Tensor) -> list[ArrayCopy]:
+    def fetch(self, stage: Stage, layer: int, part: int, gates: torch.Tensor) -> list[Copy]:
         """The copies of the streamed experts of a stage that are in gates (T, 2 j) into memory of their own."""
         found = list[_Piece]()
-        copies = list[ArrayCopy]()
+        copies = list[Copy]()
         ids = set(gates[:, : gates.shape[1] // 2].int().ravel().tolist())
         for members, sources in self._weights.on_host(layer, stage):
             every = range(self._model.num_local_experts) if members is None else members
             places = [place for place, expert in enumerate(every) if expert in ids]
             tensors = Tensors()
             for key, tensor in sources.items():
-                tensors[key] = tensor.new_empty(len(places), *tensor.shape[1:])
-                copies += [
-                    ArrayCopy(as_numpy(to), as_numpy(tensor[at])) for to, at in zip(tensors[key], places, strict=True)
-                ]
+                shape = (len(places), *tensor.shape[1:])
+                tensors[key] = torch.empty(shape, dtype=tensor.dtype, device=self._driver.device)
+                for to, at in zip(tensors[key], places, strict=True):
+                    copies.append(copy_over(self._driver, "h2d", to, tensor[at]))
             found.append((tuple(every[place] for place in places), tensors))
         with self._lock:
             self._fetched[stage.op, layer, part] = found
@@ -109,7 +118,7 @@ class RoutedExperts:
         *,
         held: bool = True,
     ) -> torch.Tensor:
-        few = self._few.of(method, weights) if held and len(h) <= MOST else None
+        few = self._few.of(method, weights) if held and len(h) <= MOST and h.device.type == "cpu" else None
         read = {"h": h, "gates": gates}
         return cast("torch.Tensor", few(layout, read) if few else method(layout, read, weights))
 
@@ -123,7 +132,7 @@ class RoutedExperts:
         mine = slice(None) if subset is None else np.array(subset.of(layer, every), np.int64)
         counts = np.zeros((2, every), np.int64)
         for place, gates in enumerate((prefills, decodes)):
-            ids = gates.numpy()[:, : gates.shape[1] // 2].astype(np.int64).ravel()
+            ids = gates.cpu().numpy()[:, : gates.shape[1] // 2].astype(np.int64).ravel()
             counts[place, mine] = np.bincount(ids, minlength=every)[mine]
         both = counts.sum(axis=0)
         with self._lock:
@@ -159,7 +168,7 @@ class Pairs(NamedTuple):
     @classmethod
     def of(cls, gates: torch.Tensor, members: Sequence[int]) -> Pairs:
         """The pairs in gates (T, 2 j) of a set's experts, in the order in which their weights are held."""
-        ids, scales = np.hsplit(gates.numpy(), 2)
+        ids, scales = np.hsplit(gates.cpu().numpy(), 2)
         place = np.full(int(max(ids.max(), *members, 0)) + 1, -1)
         place[list(members)] = np.arange(len(members))
         there = place[ids.astype(np.int64)]
@@ -172,5 +181,5 @@ class Pairs(NamedTuple):
         """Add the outputs (P, M) of the pairs to their rows of out (T, M), each row's in their order."""
         for rank in range(int(self.rank.max(initial=-1)) + 1):
             some = self.rank == rank
-            rows = torch.from_numpy(self.rows[some])
-            out[rows] = added(out[rows], outputs[torch.from_numpy(some)])
+            rows = torch.from_numpy(self.rows[some]).to(out.device)
+            out[rows] = added(out[rows], outputs[torch.from_numpy(some).to(out.device)])

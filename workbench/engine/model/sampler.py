@@ -23,7 +23,7 @@ def choose_all(
 
     Parameters
     ----------
-    logits : Tensor (B, V) float32
+    logits : Tensor (B, V) float32, on any device
     requests : sequence of Request
         The request of each row; its `Sampling` says how the token is chosen.
     tokens : sequence of sequences of int
@@ -45,7 +45,8 @@ def choose_all(
         if how.temperature or how.penalised:
             check()
             made = len(line) - len(request.prompt)
-            own = _penalised(logits[row : row + 1], how, line, made) if how.penalised else logits[row : row + 1]
+            own = logits[row : row + 1].cpu()
+            own = _penalised(own, how, line, made) if how.penalised else own
             chosen[row] = int(sample(own, _draw(how, made) if how.temperature else None))
     return chosen
 
@@ -73,6 +74,6 @@ def logprobs_of(logits: torch.Tensor, token: int, best: int) -> TokenLogprobs:
     ----------
     logits : Tensor (V,) float32
     """
-    found = logprobs(logits[None], torch.tensor([token]), best)
+    found = logprobs(logits[None].cpu(), torch.tensor([token]), best)
     pairs = zip(found.ids[0].tolist(), found.best[0].tolist(), strict=True)
     return TokenLogprobs(float(found.chosen[0]), tuple(pairs))

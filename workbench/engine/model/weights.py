@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import cast
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from workbench.core.errors import EngineError
+from workbench.engine.devices.driver import Driver
+from workbench.engine.devices.host import HostDriver
 from workbench.engine.lanes.control import Control
-from workbench.engine.lanes.transfer import ArrayCopy, Transfer
+from workbench.engine.lanes.transfer import Copy, Transfer, bytes_of, copy_over
 from workbench.engine.loading.load import load
 from workbench.engine.loading.stored import FORMATS, Stored, format_of, host_memory
 from workbench.engine.loading.tensors import Tensors, operands
@@ -22,32 +21,40 @@ from workbench.stages import Op, Place, Precision, RowClass, Stage, experts
 
 _Held = dict[tuple[int, Op], Tensors]
 """Tensors by layer and operation."""
-_Laid = tuple[list[ArrayCopy], _Held]
+_Laid = tuple[list[Copy], _Held]
+_Pair = tuple[torch.Tensor, torch.Tensor]
+"""Bytes of a slot, and those of the host that come there."""
 _Wanted = tuple[tuple[tuple[int, int], RowClass | None], ...]
 """Pairs of layer and node, each with the rows in the layer."""
-
-
-def as_numpy(tensor: torch.Tensor) -> npt.NDArray[np.generic]:
-    """A flat numpy view that shares the tensor's memory; bf16 appears as its 16 bits."""
-    flat = tensor.reshape(-1)
-    if flat.dtype is torch.bfloat16:
-        flat = flat.view(torch.int16)
-    return cast("npt.NDArray[np.generic]", flat.numpy())
 
 
 class WeightStore:
     """The weights of a stack's operations on the host, each held once, here or where it stays.
 
-    They are in the scenario's precision. `control` may end the reading.
+    They are in the scenario's precision. Routed experts that a card computes are not packed. `control` may end the
+    reading.
     """
 
     def __init__(
-        self, model: ModelConfig, precision: Precision, stack: StackGraph, control: Control | None = None
+        self,
+        model: ModelConfig,
+        precision: Precision,
+        stack: StackGraph,
+        control: Control | None = None,
+        driver: Driver | None = None,
     ) -> None:
         self.model = model
+        self.driver = driver or HostDriver()
         layers = range(stack.layers)
         wanted = [(layer, piece.op) for layer in layers for piece in _pieces(stack, stack.stages(layer), layer)]
-        self.tables, self._held = load(model, precision, wanted, control or Control())
+        on_card = set[tuple[int, Op]]()
+        if not self.driver.on_host:
+            on_card = {(layer, piece.op) for layer in layers for piece in _gpu_pieces(stack, layer)}
+        self.tables, self._held = load(model, precision, wanted, control or Control(), unpacked=on_card)
+
+    def pin(self, layer: int, op: Op) -> None:
+        """Let the link read an operation's tensors in place."""
+        self._held[layer, op] = [each._replace(tensor=self.driver.pin(each.tensor)) for each in self._held[layer, op]]
 
     def sources(self, layer: int, op: Op) -> list[Stored]:
         """Every tensor of an operation."""
@@ -71,7 +78,8 @@ class WeightBuffer:
     def __init__(self, store: WeightStore, stack: StackGraph, slot_bytes: float, slots: int) -> None:
         self._store = store
         self._stack = stack
-        self._slots = [host_memory((round(slot_bytes),), torch.uint8) for _ in range(slots)]
+        self._driver = store.driver
+        self._slots = [_memory(round(slot_bytes), store.driver) for _ in range(slots)]
         self._holds: list[_Held] = [{} for _ in range(slots)]
         self._turn = 0
         self._known: dict[tuple[int, _Wanted, Page], _Laid] = {}
@@ -123,22 +131,23 @@ class WeightBuffer:
                 for piece in self._stack.wanted(found, layer, rows) if found else ():
                     streamed += [(layer, piece.op, each) for each in self._store.sources(layer, piece.op)]
             streamed.sort(key=lambda each: (not each[2].aligned, -each[2].tensor.dtype.itemsize))
-            copies = list[ArrayCopy]()
+            laid = list[_Pair]()
             held = _Held()
             place = 0
             for layer, op, stored in streamed:
-                view, place = self._lay(turn, stored, place, copies)
+                view, place = self._lay(turn, stored, place, laid)
                 held.setdefault((layer, op), {})[stored.key] = view
             begin, end = (int(edge) for edge in page.cut(place))
-            self._known[key] = list(_between(copies, begin, end)), held
+            copies = [copy_over(self._driver, "h2d", *pair) for pair in _between(laid, begin, end)]
+            self._known[key] = copies, held
         return self._known[key]
 
-    def _lay(self, turn: int, stored: Stored, place: int, copies: list[ArrayCopy]) -> tuple[torch.Tensor, int]:
+    def _lay(self, turn: int, stored: Stored, place: int, laid: list[_Pair]) -> tuple[torch.Tensor, int]:
         """Lay a tensor into a slot from a place on: its view there, and the place behind it."""
-        source = as_numpy(stored.tensor).view(np.uint8)
-        end = place + source.size
+        source = bytes_of(stored.tensor)
+        end = place + len(source)
         there = self._slots[turn][place:end]
-        copies.append(ArrayCopy(as_numpy(there), source))
+        laid.append((there, source))
         return there.view(stored.tensor.dtype).view(stored.tensor.shape), end
 
     def get(self, layer: int, op: Op) -> Tensors:
@@ -159,15 +168,22 @@ class WeightBuffer:
         raise EngineError(f"the weights of {op} of layer {layer} are in no slot; the schedule's plan is wrong.")
 
 
-def _between(copies: Sequence[ArrayCopy], begin: int, end: int) -> Iterator[ArrayCopy]:
-    """Of copies that fill a slot one behind the other, those between two bytes of the slot, cut at both."""
+def _memory(size: int, driver: Driver) -> torch.Tensor:
+    """Bytes where the gpu lane computes."""
+    if driver.on_host:
+        return host_memory((size,), torch.uint8)
+    return torch.empty(size, dtype=torch.uint8, device=driver.device)
+
+
+def _between(laid: Sequence[_Pair], begin: int, end: int) -> Iterator[_Pair]:
+    """Of bytes that fill a slot one behind the other, those between two bytes of the slot, cut at both."""
     place = 0
-    for copy in copies:
+    for target, source in laid:
         low = max(begin - place, 0)
-        high = min(end - place, copy.target.size)
+        high = min(end - place, len(target))
         if low < high:
-            yield ArrayCopy(copy.target[low:high], copy.source[low:high])
-        place += copy.target.size
+            yield target[low:high], source[low:high]
+        place += len(target)
 
 
 def _kept(model: ModelConfig, stack: StackGraph) -> set[tuple[Op, str]]:
@@ -185,10 +201,22 @@ def _pieces(stack: StackGraph, stages: Iterable[Stage], layer: int) -> list[Piec
     return list(dict.fromkeys(piece for stage in stages for piece in stack.pieces(stage, layer)))
 
 
+def _gpu_pieces(stack: StackGraph, layer: int) -> list[Piece]:
+    """The pieces of the weights with which the gpu lane computes a layer."""
+    return _pieces(stack, (stage for stage in stack.stages(layer) if stage.device is Place.GPU), layer)
+
+
 class Weights:
     """Weights of every stage: resident, or in the buffer."""
 
-    def __init__(self, store: WeightStore, stack: StackGraph, slot_bytes: float, slots: int, control: Control) -> None:
+    def __init__(
+        self,
+        store: WeightStore,
+        stack: StackGraph,
+        slot_bytes: float,
+        slots: int,
+        control: Control,
+    ) -> None:
         streaming = any(stack.streamed(layer) for layer in range(stack.layers))
         self.buffer = WeightBuffer(store, stack, slot_bytes, slots) if streaming else None
         self._stack = stack
@@ -201,12 +229,15 @@ class Weights:
             stages = stack.stages(layer)
             pieces = _pieces(stack, stages, layer)
             streamed = {piece.op for piece in pieces if piece.streamed}
-            gpu_pieces = _pieces(stack, (stage for stage in stages if stage.device is Place.GPU), layer)
-            on_gpu = {piece.op for piece in gpu_pieces if not piece.streamed}
+            on_gpu = {piece.op for piece in _gpu_pieces(stack, layer) if not piece.streamed}
+            for op in streamed:
+                store.pin(layer, op)
             for op in dict.fromkeys(piece.op for piece in pieces if not piece.streamed):
                 tensors = store.resident(layer, op, keep=op in streamed)
+                if op in on_gpu:
+                    self.gpu_bytes += sum(tensor.nbytes for tensor in tensors.values())
+                    tensors = {key: tensor.to(store.driver.device) for key, tensor in tensors.items()}
                 self._resident[layer, op] = tensors
-                self.gpu_bytes += sum(tensor.nbytes for tensor in tensors.values()) if op in on_gpu else 0
 
     def precision(self, kv: str) -> Precision:
         """Number formats of the weights with which operations compute, beside that of the KV cache."""
