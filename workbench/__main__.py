@@ -93,6 +93,12 @@ def _parser() -> argparse.ArgumentParser:
     card.add_argument("--out", type=Path, default=Path("out/gpu"), help="folder to write to and go on from")
     card.add_argument("--dry-run", action="store_true", help="rehearse without a GPU: tiny operands, interpreted")
     card.set_defaults(command=_bench_gpu)
+    hybrid = benches.add_parser("hybrid", help="runs with the gpu lane on the card: right tokens, and passes measured")
+    hybrid.add_argument("--out", type=Path, default=Path("out/hybrid"), help="folder to write to and go on from")
+    hybrid.add_argument("--model", default="mix-b", help=f"{_RECIPES}; default: mix-b")
+    hybrid.add_argument("--gpu-memory", default="2GB", help="the card's memory that a run may take (default: 2GB)")
+    hybrid.add_argument("--minutes", type=float, default=20, help="begin nothing after so long (default: 20)")
+    hybrid.set_defaults(command=_bench_hybrid)
     overlap = benches.add_parser(
         "overlap", help="steady decode passes: VSLPipe, CGOPipe and Sequential, measured and simulated"
     )
@@ -243,6 +249,13 @@ def _bench_gpu(options: argparse.Namespace) -> None:
         left = options.minutes - (time.monotonic() - begin) / 60
         words = ["bench", "gpu", "--minutes", str(left), "--out", str(options.out)]
         os.execv(sys.executable, [sys.executable, "-m", "workbench", *words])
+
+
+def _bench_hybrid(options: argparse.Namespace) -> None:
+    from workbench.bench.hybrid.bench import bench_hybrid
+
+    if not bench_hybrid(options.model, gpu_memory=options.gpu_memory, minutes=options.minutes, out=options.out):
+        sys.exit("not all answers with the gpu lane on the card are right.")
 
 
 def _bench_sim(options: argparse.Namespace) -> None:

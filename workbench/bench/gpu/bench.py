@@ -77,6 +77,7 @@ def bench_gpu(
     out: Path = Path("out/gpu"),
     dry_run: bool = False,
     cases: Sequence[Case] = CASES,
+    tiles: bool = True,
     say: Callable[[str], None] = record.say,
 ) -> list[Row]:
     """Measure until the time is over; write gpu.json, gpu.svg and, for a GPU, machine.json; report a table at the end.
@@ -90,6 +91,8 @@ def bench_gpu(
     dry_run : bool
         Run every step on tiny operands in the interpreter, on a computer without a GPU.
     cases : sequence of Case
+    tiles : bool
+        Time other tiles of attention too.
     say : callable
         Receives each line of the report.
 
@@ -107,7 +110,7 @@ def bench_gpu(
     until = time.monotonic() + 60 * minutes
     kept = _Record(out / "gpu.json", setting)
     say(f"{setting.card}, torch {torch.__version__}, {len(kept.rows)} steps were done before")
-    steps = _steps(setting, kept, cases)
+    steps = [*_steps(setting, kept, cases), *(_tiles(setting) if tiles else ())]
     left = [step.name for step in steps if not kept.done(step.name)]
     for number, step in enumerate(steps, 1):
         if not kept.done(step.name) and time.monotonic() < until:
@@ -200,7 +203,7 @@ def _check_card(setting: Setting, step: Step) -> None:
 
 
 def _steps(setting: Setting, kept: _Record, cases: Sequence[Case]) -> list[Step]:
-    """All steps: ceilings, then each kernel's error and speed, then other tiles."""
+    """Ceilings, then each kernel's error and speed."""
     steps = [
         Step("the card", partial(_card, setting)),
         Step("memory", lambda: {"rates": {"copy": copy_rate(setting.device, _size(setting, 1 << 31))}}),
@@ -211,7 +214,11 @@ def _steps(setting: Setting, kept: _Record, cases: Sequence[Case]) -> list[Step]
     for case in cases:
         steps.append(Step(f"{case.name}: error", partial(_error, case, setting)))
         steps.append(Step(f"{case.name}: speed", partial(_speed, case, setting, kept)))
-    return [*steps, *(Step(f"tiles: {name}", run) for name, run in tune_attention(setting.device, setting.rehearsal))]
+    return steps
+
+
+def _tiles(setting: Setting) -> list[Step]:
+    return [Step(f"tiles: {name}", run) for name, run in tune_attention(setting.device, setting.rehearsal)]
 
 
 def _size(setting: Setting, full: int) -> int:

@@ -15,6 +15,8 @@ from workbench.bench.live.sim import smallest
 from workbench.core.errors import WorkbenchError
 from workbench.core.quiet import listening
 from workbench.engine import calibrate, make_checkpoint, run
+from workbench.engine.devices.driver import Driver
+from workbench.engine.devices.host import HostDriver
 from workbench.engine.engine import Engine
 from workbench.hardware import Machine
 from workbench.models import ModelConfig, checkpoint
@@ -69,6 +71,12 @@ class ScheduleTimes:
         self.measured.append(seconds)
         self.busy.append(busy)
 
+    def forget(self) -> None:
+        """Drop what was measured so far."""
+        self.measured.clear()
+        self.busy.clear()
+        self.dropped = 0
+
     @property
     def seconds(self) -> float:
         """Median of the undisturbed passes."""
@@ -86,15 +94,23 @@ class ScheduleTimes:
 class Bench:
     """Steady decodes: `rows` sequences that each read `context` KV entries, on a link of `rate` B/s.
 
-    If `context` or `rate` is None, it is chosen so that the lanes are balanced.
+    If `context` or `rate` is None, it is chosen so that the lanes are balanced. `driver` makes the device of the gpu
+    lane.
     """
 
     def __init__(
-        self, model: ModelConfig, machine: Machine, rows: int, context: int | None, rate: float | None
+        self,
+        model: ModelConfig,
+        machine: Machine,
+        rows: int,
+        context: int | None,
+        rate: float | None,
+        driver: Callable[[], Driver] = HostDriver,
     ) -> None:
         self._model = model
         self._machine = machine
         self._rows = rows
+        self._driver = driver
         self.context = context or self._balanced_context()
         self.rate = rate or self._balanced_rate()
 
@@ -176,7 +192,7 @@ class Bench:
     def measure(self, times: ScheduleTimes) -> None:
         """Measure one round; disturbed passes are dropped."""
         prepared = prepare(self.scenario(self.context, self.rate, times.schedule), times.schedule)
-        engine = Engine(prepared)
+        engine = Engine(prepared, driver=self._driver())
         try:
             passes = self.passes(prepared, engine)
             for _ in range(STEADY):
@@ -227,14 +243,14 @@ def bench_overlap(
         say(f"round {turn + 1}: undisturbed passes: {', '.join(counts)}")
     if none := [times for times in compared if not times.measured]:
         raise WorkbenchError(f"other programs disturbed every pass of {none[0].schedule.name}; close them.")
-    ratios = _ratios(compared)
-    _print(compared, ratios, say)
+    ratios = ratios_of(compared)
+    table(compared, ratios, say)
     if json is not None:
-        record.write(json, machine, ratios, [_row(times) for times in compared])
+        record.write(json, machine, ratios, [row(times) for times in compared])
     return compared
 
 
-def _ratios(compared: Sequence[ScheduleTimes]) -> dict[str, dict[str, float]]:
+def ratios_of(compared: Sequence[ScheduleTimes]) -> dict[str, dict[str, float]]:
     """Speed of the first schedule relative to its simulation and to the baselines: of the medians and the extremes."""
     first, *baselines = compared
     name = first.schedule.name
@@ -253,20 +269,23 @@ def _ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, float]:
     }
 
 
-def _print(
+def table(
     compared: Sequence[ScheduleTimes], ratios: Mapping[str, Mapping[str, float]], say: Callable[[str], None]
 ) -> None:
-    say(f"{'seconds per pass':26}  bound  simulated  measured (range)        simulated, bound / measured  lanes busy")
+    """Print bound, simulated and measured seconds of a pass of each schedule, and the ratios."""
+    heads = "bound  simulated  measured (range)            simulated, bound / measured  lanes busy"
+    say(f"{'seconds per pass':26}  {heads}")
     for one in compared:
         lanes = ", ".join(f"{lane} {share:.0%}" for lane, share in one.utilisation.items() if share)
-        spread = f"{one.seconds:.3f} ({min(one.measured):.3f} to {max(one.measured):.3f})"
+        spread = f"{one.seconds:.4f} ({min(one.measured):.4f} to {max(one.measured):.4f})"
         shares = f"{one.simulated / one.seconds:.2f}, {one.bound / one.seconds:.2f}"
-        say(f"{one.schedule.name:26}  {one.bound:.3f}  {one.simulated:9.3f}  {spread:22}  {shares:>27}  {lanes}")
+        say(f"{one.schedule.name:26}  {one.bound:.4f}  {one.simulated:9.4f}  {spread:26}  {shares:>27}  {lanes}")
     for what, seen in ratios.items():
         say(f"{what}: {seen['median']:.2f} of the medians ({seen['min']:.2f} to {seen['max']:.2f})")
 
 
-def _row(times: ScheduleTimes) -> dict[str, Any]:
+def row(times: ScheduleTimes) -> dict[str, Any]:
+    """The row of a record."""
     return {
         "schedule": times.schedule.name,
         "bound": times.bound,

@@ -1,0 +1,132 @@
+"""Benchmark of runs with the gpu lane on the card at hand: right tokens first, then passes that are measured."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from workbench.bench import record
+from workbench.bench.gpu.bench import bench_gpu
+from workbench.bench.hybrid.passes import passes, told
+from workbench.bench.hybrid.tokens import differing, models, ways
+from workbench.core.errors import WorkbenchError
+from workbench.core.result import versions
+from workbench.engine import make_checkpoint
+from workbench.hardware import Machine
+from workbench.models import ModelConfig, checkpoint
+
+Row = dict[str, Any]
+
+SETTINGS = ((32, 512), (128, 256), (128, 1024), (512, 128))
+"""Decodes of a pass, and KV entries that each reads."""
+ROUNDS = 2
+
+
+def bench_hybrid(
+    name: str,
+    *,
+    gpu_memory: str,
+    minutes: float,
+    out: Path,
+    say: Callable[[str], None] = record.say,
+) -> bool:
+    """Prove and measure the gpu lane on the card at hand; True if every answer is right.
+
+    Steps in a record in `out` that the same card and versions made are not made again.
+
+    Parameters
+    ----------
+    name : str
+        Recipe of the model that is measured.
+    gpu_memory : str
+        Memory of the card that a run may take, with its unit.
+    minutes : float
+        Time after which no step begins [min].
+    out : Path
+        Folder for hybrid.json, and for the ceilings that `bench gpu` measures.
+    say : callable
+        Receives each line of the report.
+
+    Raises
+    ------
+    WorkbenchError
+        If there is no GPU.
+    """
+    until = time.monotonic() + 60 * minutes
+    bench_gpu(out=out / "gpu", cases=(), tiles=False, say=say)
+    machine = Machine.load(out / "gpu" / "machine.json")
+    kept = _Record(out / "hybrid.json", machine)
+    for step, make in _steps(name, machine.limit(gpu_memory=gpu_memory), out, say):
+        if step in kept.rows or time.monotonic() > until:
+            continue
+        begin = time.monotonic()
+        row = make()
+        kept.add(step, row)
+        say(f"{step}: {row['told']} ({time.monotonic() - begin:.0f} s)")
+    return all(row.get("right", True) for row in kept.rows.values())
+
+
+def _steps(
+    name: str, machine: Machine, out: Path, say: Callable[[str], None]
+) -> Iterator[tuple[str, Callable[[], Row]]]:
+    for model in models(out / "models"):
+        yield f"tokens of {model.name}", partial(_tokens, model, say)
+    big = checkpoint(make_checkpoint(name))
+    for rows, context in SETTINGS:
+        yield (
+            f"passes of {name}, {rows} decodes of {context}",
+            partial(_passes, big, machine, rows=rows, context=context, say=say),
+        )
+
+
+def _tokens(model: ModelConfig, say: Callable[[str], None]) -> Row:
+    """Serve the requests in every way on the card and on the host."""
+    right = wrong = refused = 0
+    failed = list[str]()
+    for way in ways():
+        try:
+            count = differing(model, way)
+        except (WorkbenchError, RuntimeError, ValueError) as error:  # the other ways go on
+            failed.append(f"{way}: {type(error).__name__}: {error}"[:300])
+            say(failed[-1])
+            continue
+        if count is None:
+            refused += 1
+        elif count:
+            wrong += 1
+            failed.append(f"{way}: {count} requests got other tokens")
+            say(failed[-1])
+        else:
+            right += 1
+    told = f"{right} of {right + len(failed)} ways gave the host's tokens, {refused} were refused"
+    return {"told": told, "right": not failed, "ways": right, "wrong": wrong, "refused": refused, "failed": failed}
+
+
+def _passes(model: ModelConfig, machine: Machine, *, rows: int, context: int, say: Callable[[str], None]) -> Row:
+    found = passes(model, machine, rows=rows, context=context, rounds=ROUNDS, say=say)
+    return {"told": told(found), "schedules": found}
+
+
+class _Record:
+    """Rows so far by step, in a file that is complete at every moment."""
+
+    def __init__(self, path: Path, machine: Machine) -> None:
+        self._path = path
+        self._machine = machine
+        self.rows: dict[str, Row] = {}
+        with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):  # what cannot be read is made again
+            found = json.loads(path.read_bytes())
+            if (found["machine"], found["versions"]) == (machine.name, versions()):
+                self.rows = {row["step"]: row for row in found["rows"]}
+
+    def add(self, step: str, row: Row) -> None:
+        """Keep the row of a step."""
+        self.rows[step] = {"step": step, **row}
+        whole = self._path.with_suffix(".part")
+        record.write(whole, self._machine, {}, list(self.rows.values()))
+        whole.replace(self._path)
