@@ -76,7 +76,7 @@ class Engine:
             with self._between.issuing():
                 self.forward = Forward(prepared, self.control, self.driver)
                 self.forward.warm_up()
-            self._between.record().wait()
+            self._between.finish()
             self._executor = Executor(
                 link.h2d,
                 link.d2h,
@@ -208,7 +208,7 @@ class Engine:
         layouts = [RowLayout.of(batch, self._blocks) for batch in plan.parts]
         with self._between.issuing():
             self.forward.begin(plan.parts, layouts)
-        self._between.record().wait()
+        self._between.finish()
         self._executor.pin(affinities(self.paced(plan), self._cores))
         self._rows = [self._prepared.cost.part(batch) for batch in plan.parts]
         jobs = self._executor.run(plan.tasks, [self._action(task, plan.parts, layouts) for task in plan.tasks])
@@ -221,7 +221,7 @@ class Engine:
         with self._between.issuing():
             for part, (layout, batch) in enumerate(zip(layouts, plan.parts, strict=True)):
                 self.forward.keep(part, layout, batch)
-        self._between.record().wait()
+        self._between.finish()
         self._now = self.watch.now
         return self._record(ended, number)
 

@@ -38,6 +38,7 @@ class CudaStream:
         self._driver = driver
         self._cuda = driver.cuda
         self._stream = self._cuda.Stream(driver.device)
+        self._held: list[object] = []
 
     def issuing(self) -> AbstractContextManager[object]:
         """See `Stream.issuing`."""
@@ -47,6 +48,15 @@ class CudaStream:
     def record(self) -> CudaEvent:
         """See `Stream.record`."""
         return CudaEvent(self._cuda, self._stream)
+
+    def keep(self, held: object) -> None:
+        """See `Stream.keep`."""
+        self._held.append(held)
+
+    def finish(self) -> None:
+        """See `Stream.finish`."""
+        self.record().wait()
+        self._held.clear()
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """See `Stream.copy`.

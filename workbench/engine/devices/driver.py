@@ -28,6 +28,12 @@ class Stream(Protocol):
     def record(self) -> Event:
         """The end of everything issued so far."""
 
+    def keep(self, held: object) -> None:
+        """Hold tensors until `finish`: memory that is freed may be given to another stream at once."""
+
+    def finish(self) -> None:
+        """Wait for everything issued so far, and let go of what was kept."""
+
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy one row of bytes to another of the same length; rows in host memory must be pinned.
 

@@ -26,6 +26,12 @@ class HostStream:
         """See `Stream.record`."""
         return HostEvent()
 
+    def keep(self, held: object) -> None:
+        """See `Stream.keep`."""
+
+    def finish(self) -> None:
+        """See `Stream.finish`."""
+
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """See `Stream.copy`."""
         target.copy_(source)

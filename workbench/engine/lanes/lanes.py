@@ -126,7 +126,7 @@ class Lane(threading.Thread):
         if job.action is not None:
             with self.stream.issuing():
                 job.action()
-            self.stream.record().wait()
+            self.stream.finish()
 
 
 class Mover(Lane):

@@ -50,6 +50,7 @@ class Forward:
         scenario = prepared.scenario
         self._control = control or Control()
         self._driver = driver or HostDriver()
+        self._stream = self._driver.stream("gpu")
         self._model = scenario.model
         self._stack = prepared.lowering.stack
         latent = bool(self._model.kv_lora_rank)
@@ -219,9 +220,15 @@ class Forward:
             written = self._built_in(stage, layer, layout, read)
         for buffer, tensor in zip(stage.op.writes, written, strict=True):
             if stage.op.rows is RowClass.ALL and not layout.skipped:
-                self._buffers[device, part, buffer] = tensor
+                self._put((device, part, buffer), tensor)
             else:
                 self._place((device, part, buffer), layout, tensor)[rows] = tensor
+
+    def _put(self, key: Key, tensor: torch.Tensor) -> None:
+        """Make a tensor the buffer of a key; the one before is kept until what reads it is over."""
+        if key[0] is Place.GPU:
+            self._stream.keep(self._buffers.get(key))
+        self._buffers[key] = tensor
 
     def _before(self, layer: int, part: int, layout: RowLayout, dtype: torch.dtype) -> Tensors:
         """Keys and values of the tokens before the chunks, from the cache or from the blocks fetched of it."""
@@ -332,9 +339,10 @@ class Forward:
         k = self._buffers.get((stage.device, part, "k"))
         v = self._buffers.get((stage.device, part, "v"))
         fetched = self._fetched.pop((layer, part), None)
+        self._stream.keep(fetched)
         if k is None or v is None:
             raise EngineError(f"{stage} found no keys and values on the {stage.device.value}; the plan is wrong.")
-        if fetched is None:
+        if fetched is None and stage.device is self._stack.kv_device(layer):  # else the link stores them
             self._cache.append(layer, layout.slots, _rows(k, rows), _rows(v, rows))
         if q is None or not len(layout.lengths):
             return
@@ -344,7 +352,7 @@ class Forward:
         else:
             out = fetched.attend(layout, q[decodes], k[decodes], v[decodes], how)
         if decodes == rows and not layout.skipped:
-            self._buffers[stage.device, part, "attn"] = out
+            self._put((stage.device, part, "attn"), out)
         else:
             self._place((stage.device, part, "attn"), layout, out)[decodes] = out
 
@@ -369,12 +377,12 @@ class Forward:
                 rows = layout.rows_of(row_class)
                 source = self._buffers[target.other, part, buffer]
                 there = self._place((target, part, buffer), layout, source)
-                sent = source[rows] if target is Place.CPU else self._sendable((part, buffer), source[rows])
+                sent = source[rows] if target is Place.CPU else self._sendable((part, buffer, row_class), source[rows])
                 copies.append(copy_over(self._driver, node.lane, there[rows], sent))
         return Transfer(copies)
 
-    def _sendable(self, key: tuple[int, str], rows: torch.Tensor) -> torch.Tensor:
-        """Rows on the host in memory from which the link copies: their own, or that of the part's buffer."""
+    def _sendable(self, key: tuple[int, str, RowClass], rows: torch.Tensor) -> torch.Tensor:
+        """Rows on the host in memory from which the link copies: their own, or that of these rows of the part."""
         if self._driver.is_pinned(rows):
             return rows
         sent = self._driver.pinned(("sent", *key), rows.shape, rows.dtype)

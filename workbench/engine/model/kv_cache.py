@@ -221,7 +221,8 @@ class FetchedKV:
         last = layout.lengths - 1
         slots = self._table[np.arange(len(last)), last // size].astype(np.int64) * size + last % size
         _append(self.pool, self._model, slots, k, v)
-        return _attend(self.pool, self._model, replace(layout, table=self._table), q, attention, self._control)
+        own = replace(layout, table=self._table[: len(last)])
+        return _attend(self.pool, self._model, own, q, attention, self._control)
 
 
 def _read(layout: RowLayout) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:

@@ -100,7 +100,8 @@ class RoutedExperts:
     def drop(self, stage: Stage, layer: int, part: int) -> None:
         """Free the experts that were fetched for a stage of a part."""
         with self._lock:
-            self._fetched.pop((stage.op, layer, part), None)
+            fetched = self._fetched.pop((stage.op, layer, part), None)
+        self._driver.stream("gpu").keep(fetched)
 
     def fetched_bytes(self) -> int:
         """Bytes of all fetched experts that have not been dropped."""
