@@ -50,7 +50,7 @@ def passes(
     compared = [bench.simulated(schedule) for schedule in SCHEDULES]
     for turn in range(rounds + 1):
         for number in np.random.default_rng(turn).permutation(len(compared)).tolist():
-            bench.measure(compared[number])
+            bench.measure(compared[number], disturbed=True)
         if not turn:
             for times in compared:
                 times.forget()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -83,7 +84,7 @@ def ways() -> Iterator[Way]:
 
 
 def differing(model: ModelConfig, way: Way) -> int | None:
-    """Number of requests that get other tokens on the card than on the host; None if the way is refused."""
+    """Number of requests that get other tokens with the card than without; None if the way is refused."""
     scenario = Scenario(
         way.pipeline,
         model,
@@ -96,9 +97,22 @@ def differing(model: ModelConfig, way: Way) -> int | None:
         check_runnable(prepare(scenario, way.schedule), on_card=True)
     except WorkbenchError:
         return None
-    there = run(scenario, way.schedule, device="cuda")
-    here = run(scenario, way.schedule)
-    return sum(one != other for one, other in zip(there.tokens, here.tokens, strict=True))
+    there = run(scenario, way.schedule, device="cuda").tokens
+    deferring = any(stage.defer for stage in way.pipeline.stages)
+    here = run(scenario, way.schedule).tokens if deferring else _alone(model)
+    return sum(one != other for one, other in zip(there, here, strict=True))
+
+
+@cache
+def _alone(model: ModelConfig) -> tuple[tuple[int, ...], ...]:
+    """Tokens of each request when the host serves it by itself; no batch and no plan may change them."""
+    pipeline = PIPELINES["all on the GPU"]
+    memory = Memory(kv_capacity=_capacity(model), kv_block=_BLOCK, weights="fp32", kv="fp32")
+    scenarios = (
+        Scenario(pipeline, model, _machine(), memory, Workload.of([each]), ResourceAware(token_budget=40))
+        for each in _requests(model)
+    )
+    return tuple(run(scenario, Sequential()).tokens[0] for scenario in scenarios)
 
 
 def _requests(model: ModelConfig) -> list[Request]:

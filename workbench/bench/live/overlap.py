@@ -154,11 +154,16 @@ class Bench:
         return Scenario(
             EXPERTS_STREAMED if schedule is PAGED else LAYER,
             model=self._model,
-            machine=self._machine if rate is None else self._machine.limit(link=rate),
+            machine=self._linked(rate),
             memory=Memory(blocks * BLOCK * self._model.kv_bytes_per_token(self._model.dtype), BLOCK),
             workload=Workload.of([Request(tuple(prompt), STEADY + 2) for prompt in prompts], name="steady decodes"),
             scheduler=ResourceAware(token_budget=max(self._rows, context)),
         )
+
+    def _linked(self, rate: float | None) -> Machine:
+        """The machine with its link slowed to a rate, if that is slower."""
+        link = self._machine.link
+        return self._machine if rate is None or rate >= min(link.h2d, link.d2h) else self._machine.limit(link=rate)
 
     def batch(self, context: int) -> Batch:
         """Batch of all requests, each with `context` tokens in the cache."""
@@ -189,8 +194,8 @@ class Bench:
         alone = Loads(prepared, Forced(1, 0, round(rows.context / rows.decode), rows.decode, together))
         return ScheduleTimes(schedule, max(alone.limits(rows).values()), seconds)
 
-    def measure(self, times: ScheduleTimes) -> None:
-        """Measure one round; disturbed passes are dropped."""
+    def measure(self, times: ScheduleTimes, *, disturbed: bool = False) -> None:
+        """Measure one round; passes that other programs disturbed are dropped, unless `disturbed` ones count too."""
         prepared = prepare(self.scenario(self.context, self.rate, times.schedule), times.schedule)
         engine = Engine(prepared, driver=self._driver())
         try:
@@ -198,7 +203,7 @@ class Bench:
             for _ in range(STEADY):
                 with listening() as noise:
                     seconds, busy = next(passes)
-                if noise.quiet:
+                if noise.quiet or disturbed:
                     times.note(seconds, busy)
                 else:
                     times.dropped += 1
