@@ -178,7 +178,7 @@ def test_other_kv_precision_raises(of: wb.Scenario, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         kv_cache.KVCache,
         "__init__",
-        lambda self, m, blocks, size, _, control: original(self, m, blocks, size, "bf16", control),
+        lambda self, m, blocks, size, _, control, **how: original(self, m, blocks, size, "bf16", control, **how),
     )
     with pytest.raises(EngineError, match="precision"):
         wb.run(of, VSLPipe())

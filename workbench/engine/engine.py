@@ -135,9 +135,9 @@ class Engine:
         try:
             self._executor.close()
         finally:
+            del self.forward
             with suppress(RuntimeError):  # a card that was lost has been told of by then
                 self.driver.close()
-            del self.forward
 
     # ------------------------------------------------------------------------------------------------- the clock
 

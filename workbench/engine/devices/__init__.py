@@ -1,1 +1,1 @@
-"""Where the gpu lane computes: on the host, or on an NVIDIA card."""
+"""The device on which the gpu lane computes: the host, or an NVIDIA card."""

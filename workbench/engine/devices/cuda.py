@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import threading
 from collections.abc import Hashable, Sequence
@@ -174,6 +175,7 @@ class CudaDriver:
     def close(self) -> None:
         """See `Driver.close`."""
         self.cuda.synchronize(self.device)
+        gc.collect()  # what ended in a cycle holds the card's memory, and the next run may need all of it
         self._kept.clear()
         for tensor in list(self._locked.values()):
             self._unlock(tensor)

@@ -1,4 +1,4 @@
-"""What the engine asks of the device of its gpu lane: streams, events, and host memory that the link reads.
+"""The door to the device of the gpu lane: streams, events, and host memory that the link reads.
 
 All else is ordinary code: tensors are made with ``device=driver.device``, and kernels called within `Stream.issuing`.
 """

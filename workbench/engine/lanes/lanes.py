@@ -152,6 +152,7 @@ class Mover(Lane):
             return
         with self.stream.issuing():
             self._move(job, job.action())
+        self.stream.finish()
 
     def _move(self, job: Job, transfer: object) -> None:
         if not isinstance(transfer, Transfer):

@@ -71,7 +71,7 @@ class Forward:
         self._few = FewRows(self._model, host.angles, self._tables)
         places = {Place.GPU: self._ops, Place.CPU: host}
         layers = range(self._model.num_hidden_layers)
-        self._layers = {place: [ops.at(layer) for layer in layers] for place, ops in places.items()}
+        self._layers = {place: ops.of_layers() for place, ops in places.items()}
         self.routed = RoutedExperts(self._model, self._layers, self._weights, self._few, self._driver)
         self._missing = {
             (stage.op, layer): self._stack.missing(stage, layer)

@@ -221,6 +221,10 @@ class Ops:
         self.angles = _angles(model, positions or model.max_position_embeddings, held).to(self._device)
         self.attention = EVERYTHING
 
+    def of_layers(self) -> list[Ops]:
+        """The operations of every layer."""
+        return [self.at(layer) for layer in range(self._model.num_hidden_layers)]
+
     @property
     def _threads(self) -> int | None:
         """Threads of Numba's kernels: as many as torch uses, and none on a card."""
