@@ -70,7 +70,7 @@ def test_the_best_options_are_as_good_as_the_schedules_made_for_a_pipeline(setti
 
 
 def test_every_wiring_is_no_slower_than_with_prefetch_alone() -> None:
-    """A fifth of all 408 unless asked for all, on a small machine; the first transfer brings more than one layer."""
+    """A fifth of all 408 unless asked for all, on a small machine."""
     wirings = list(every_wiring())
     assert len(wirings) == 408
     ratios = []
@@ -80,7 +80,7 @@ def test_every_wiring_is_no_slower_than_with_prefetch_alone() -> None:
         least = min(simulate(of, Overlap(parts)).seconds for parts in (1, 2, 4))
         assert least >= bound(of, Overlap()).seconds * (1 - 1e-9), str(pipeline)
         ratios.append(plain / least)
-    assert min(ratios) > 0.97
+    assert min(ratios) >= 1 - 1e-9
     assert median(ratios) > 1
 
 
