@@ -18,7 +18,7 @@ from workbench.perfmodels import bound
 from workbench.pipeline import Pipeline, fetch, gpu
 from workbench.scenario import Memory, Scenario
 from workbench.scheduler.resource_aware import ResourceAware
-from workbench.schedules import FlexGenS4, Overlap, Schedule, Sequential, Step, VSLPipe
+from workbench.schedules import FlexGenS4, Lowering, Overlap, Schedule, Sequential, Step, VSLPipe
 from workbench.serving import fits, prepare
 from workbench.simulate import Detail, simulate
 from workbench.stages import ExpertSet, Place, attention, combine, experts, kv, out_proj, qkv, route, weights
@@ -258,7 +258,7 @@ def test_iterations_without_prefills_move_no_weights_of_theirs(schedule: Schedul
     assert not any(task.for_next for task in last)
     ahead = [pair for task in prepared.lowering.tasks(Step.MIDDLE) if task.for_next for pair in task.weights_of]
     waits = isinstance(schedule, Sequential) and not schedule.prefetch
-    assert [layer for layer, _ in ahead] == list(range(0 if waits else schedule.weight_slots - 1))
+    assert [layer for layer, _ in ahead] == list(range(0 if waits else prepared.lowering.followed.weight_slots - 1))
     moved = 4 * 4 * EXPERT + 11 * len(ahead) * 4 * EXPERT
     outputs = 11 * 3 * 4 * 64 * 2  # of decodes, which the CPU computed, in each layer
     assert result.busy["h2d"] == pytest.approx((moved + outputs) / 1e8, rel=0.01)
@@ -277,7 +277,8 @@ def test_what_comes_for_the_next_iteration_comes_whole_however_few_layers_there_
     layers: int, schedule: Schedule
 ) -> None:
     """What the first iteration brings a second time is for the next; each later one brings that for its next too."""
-    lowering = prepare(tiny_scenario(pipeline=APART, model=tiny_model(layers)), schedule).lowering
+    lowering = Lowering(schedule, tiny_scenario(pipeline=APART, model=tiny_model(layers)).graph)
+    assert lowering.followed is schedule
     known = set[int]()
     ahead = set[int]()
     for task in lowering.tasks(Step.FIRST):

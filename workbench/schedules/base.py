@@ -6,6 +6,7 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -18,10 +19,12 @@ from workbench.pipeline.layer_graph import Node
 from workbench.pipeline.stack_graph import StackGraph, stack_graph
 from workbench.scheduler.base import Scheduler
 from workbench.scheduler.batch import NONE, Batch, Ids
-from workbench.schedules.plan import WHOLE, Carry, Page, Plan, Task
+from workbench.schedules.plan import WHOLE, Carry, Page, Plan, Task, lay_out
 
 Seconds = Callable[[Sequence[Task]], Sequence[float]]
 """Gives the time of each of some tasks for a typical batch [s]."""
+Whole = Callable[[Sequence[Task]], float]
+"""Gives the time that all tasks of an iteration take together for a typical batch [s]."""
 
 
 class Step(enum.Flag):
@@ -52,6 +55,11 @@ class Schedule(ABC):
     def scheduler(self) -> Scheduler | None:
         """The scheduler of the system that the schedule is of; None if it is of none."""
         return None
+
+    @property
+    def others(self) -> tuple[Schedule, ...]:
+        """Schedules with as many parts and no more slots; see `Lowering.followed`."""
+        return ()
 
     packet_seconds: float = 5e-3
     weight_slots: int = 2
@@ -102,6 +110,10 @@ def two_or_more(schedule: Schedule, unit: str) -> int:
     return int(slots)
 
 
+_NOISE = 1e-9
+"""Relative difference between sums of the same times, added up in another order."""
+
+
 class Lowering:
     """A schedule applied to a stack of layers: lowers once for every `Step` and reuses the tasks.
 
@@ -110,14 +122,20 @@ class Lowering:
     seconds : callable, optional
         Time of each of some tasks for a typical batch, by which schedules may order them; by default all take equally
         long.
+    whole : callable, optional
+        Time of all tasks of an iteration together, by which a schedule and its others are compared; by default from
+        the time of each task.
     """
 
-    def __init__(self, schedule: Schedule, stack: StackGraph, seconds: Seconds | None = None) -> None:
+    def __init__(
+        self, schedule: Schedule, stack: StackGraph, seconds: Seconds | None = None, whole: Whole | None = None
+    ) -> None:
         self.schedule = schedule
         self.stack = stack
         self._seconds = seconds or (lambda tasks: [1.0] * len(tasks))
+        self._whole = whole or self._laid_out
         self._name = schedule.name
-        self._memo = dict[int, tuple[Task, ...]]()
+        self._memo = dict[tuple[str, int], tuple[Task, ...]]()
 
     def plan(self, batch: Batch, step: Step) -> Plan:
         """The plan of one iteration."""
@@ -125,10 +143,31 @@ class Lowering:
 
     def tasks(self, step: Step) -> tuple[Task, ...]:
         """The tasks of one iteration."""
-        if step.value not in self._memo:
-            tasks = self.schedule.ordered(self.schedule.tasks(self.stack, step), self._seconds)
-            self._memo[step.value] = tuple(self._marked(tasks))
-        return self._memo[step.value]
+        return self._of(self.followed, step)
+
+    @cached_property
+    def followed(self) -> Schedule:
+        """The schedule, or the fastest of its others if that is faster; the same in every iteration.
+
+        An iteration begins with the weights that the one before has left in the slots.
+        """
+        if not self.schedule.others:
+            return self.schedule
+        seconds = {each: self._whole(self._of(each, Step.MIDDLE)) for each in (self.schedule, *self.schedule.others)}
+        fastest = min(self.schedule.others, key=lambda each: seconds[each])
+        return fastest if seconds[fastest] < seconds[self.schedule] * (1 - _NOISE) else self.schedule
+
+    def _of(self, schedule: Schedule, step: Step) -> tuple[Task, ...]:
+        """The tasks of one iteration under a schedule."""
+        key = (schedule.name, step.value)
+        if key not in self._memo:
+            tasks = schedule.ordered(schedule.tasks(self.stack, step), self._seconds)
+            self._memo[key] = tuple(self._marked(tasks))
+        return self._memo[key]
+
+    def _laid_out(self, tasks: Sequence[Task]) -> float:
+        _, ends = lay_out(tasks, self._seconds(tasks), self.schedule.packet_seconds)
+        return max(ends)
 
     def _marked(self, tasks: Sequence[Task]) -> Iterator[Task]:
         """The tasks; of weight transfers those are marked for the next iteration that no reader in this one awaits."""

@@ -6,7 +6,6 @@ import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,10 +24,10 @@ from workbench.pipeline.stack_graph import StackGraph
 from workbench.scenario import Scenario
 from workbench.scheduler.block_manager import block_iterations
 from workbench.schedules.base import Lowering, Schedule, Step
-from workbench.schedules.plan import Task
+from workbench.schedules.plan import Task, lay_out
 from workbench.serving.plan_cost import PlanCost
 from workbench.serving.task_cost import TaskCost
-from workbench.stages import Place, RowClass, Rows, Stage, decode_attention, kv
+from workbench.stages import PartRows, Place, RowClass, Rows, Stage, decode_attention, kv
 from workbench.workload import UNIFORM
 from workbench.workload.lengths import Lengths
 
@@ -79,7 +78,8 @@ def price(scenario: Scenario, schedule: Schedule) -> Prepared:
     stack = scenario.graph
     cost = TaskCost(scenario, stack)
     plans = PlanCost(cost, scenario.machine)
-    lowering = Lowering(schedule, stack, partial(_typical_seconds, scenario, plans, schedule.parts))
+    typical = _Typical(scenario, plans, schedule)
+    lowering = Lowering(schedule, stack, typical.seconds, typical.whole)
     _check_rates(cost, scenario, stack)
     _check_chunks(scenario, stack)
     budget = scenario.scheduler.token_budget or cost.token_budget()
@@ -87,31 +87,55 @@ def price(scenario: Scenario, schedule: Schedule) -> Prepared:
     return Prepared(scenario, lowering, cost, plans, budget)
 
 
-def _typical_seconds(scenario: Scenario, plans: PlanCost, parts: int, tasks: Sequence[Task]) -> Sequence[float]:
-    """Time of each task for the typical batch of a scenario: as many requests as the cache holds, of all ages alike.
+class _Typical:
+    """The typical batch of a scenario: as many requests as the cache holds, of all ages alike."""
 
-    Where an operation declares no work, all tasks take equally long.
-    """
-    workload = scenario.workload.as_served
-    prompt = float(workload.prompt_len.mean())
-    output = float(workload.output_len.mean())
-    held = block_iterations(workload.prompt_len, workload.output_len, scenario.memory.kv_block)
-    together = min(len(workload), scenario.kv_blocks * float(workload.output_len.sum()) / float(held.sum()))
-    each = max(1.0, together) / parts
-    prefill = each * prompt / output
+    def __init__(self, scenario: Scenario, plans: PlanCost, schedule: Schedule) -> None:
+        self._plans = plans
+        self._cores = scenario.machine.cores
+        self._packet = schedule.packet_seconds
+        workload = scenario.workload.as_served
+        prompt = float(workload.prompt_len.mean())
+        output = float(workload.output_len.mean())
+        held = block_iterations(workload.prompt_len, workload.output_len, scenario.memory.kv_block)
+        together = min(len(workload), scenario.kv_blocks * float(workload.output_len.sum()) / float(held.sum()))
+        each = max(1.0, together) / schedule.parts
+        prefill = each * prompt / output
 
-    def rows(model: ModelConfig) -> Rows:
-        pairs = each / output * float(model.attended_below(prompt))
-        context = each * float(model.attended(prompt + output / 2))
-        return Rows(prefill, each, pairs, context, each + each / output)
+        def decodes(model: ModelConfig) -> Rows:
+            return Rows(decode=each, context=each * float(model.attended(prompt + output / 2)), emits=each)
 
-    of_part = plans.cost.by_kind(rows)
-    cores = scenario.machine.cores
-    pace = None if cores is None else Pace(cores.gpu, cores.cpu, "", 0.0, 0.0)
-    try:
-        return plans.tasks(tasks, [of_part] * parts, pace)
-    except ScenarioError:
-        return [1.0] * len(tasks)
+        def rows(model: ModelConfig) -> Rows:
+            pairs = each / output * float(model.attended_below(prompt))
+            return decodes(model)._replace(prefill=prefill, pairs=pairs, emits=each + each / output)
+
+        self._rows = [plans.cost.by_kind(rows)] * schedule.parts
+        self._decodes = [plans.cost.by_kind(decodes)] * schedule.parts
+
+    def seconds(self, tasks: Sequence[Task]) -> Sequence[float]:
+        """Time of each task; where an operation declares no work, all take equally long."""
+        cores = self._cores
+        pace = None if cores is None else Pace(cores.gpu, cores.cpu, "", 0.0, 0.0)
+        try:
+            return self._plans.tasks(tasks, self._rows, pace)
+        except ScenarioError:
+            return [1.0] * len(tasks)
+
+    def whole(self, tasks: Sequence[Task]) -> float:
+        """Time of two iterations, of the batch and of its decodes alone: most iterations prefill nothing.
+
+        Lanes slow one another down, see `PlanCost.lay_out`. Where an operation declares no work, all tasks take equally
+        long.
+        """
+        try:
+            return self._iteration(tasks, self._rows) + self._iteration(tasks, self._decodes)
+        except ScenarioError:
+            return max(lay_out(tasks, [1.0] * len(tasks), self._packet)[1])
+
+    def _iteration(self, tasks: Sequence[Task], rows: Sequence[PartRows]) -> float:
+        pace = None if self._cores is None else self._plans.pace(tasks, rows, self._cores)
+        laid = self._plans.lay_out(tasks, rows, self._packet, pace, 0.0, skip=True)
+        return max(laid.dram, laid.seconds)
 
 
 def _check_parts(scenario: Scenario, schedule: Schedule) -> None:
