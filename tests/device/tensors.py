@@ -226,7 +226,7 @@ def _answers_the_host(func: Any) -> bool:
 
 
 def _view(func: Any, args: Any, kwargs: Any) -> Any:
-    owner = next(leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, DeviceTensor))
+    owner = next(each for each in _tensors(args) if isinstance(each, DeviceTensor))
     seen = func(*on_host(args), **on_host(kwargs))
     return pytree.tree_map_only(torch.Tensor, lambda tensor: DeviceTensor(tensor, owner.block), seen)
 
@@ -273,12 +273,11 @@ def _queue(device: DeviceMemory, func: Any, args: Any, kwargs: Any) -> Any:
     made = pytree.tree_map_only(torch.Tensor, partial(_allocated, device), shapes)
     if func in _UNWRITTEN:
         return made
-    places = [leaf for leaf in pytree.tree_leaves(made) if isinstance(leaf, DeviceTensor)]
+    places = list(_tensors(made))
     hosts = [each.stored for each in places]
 
     def work() -> None:
-        found = pytree.tree_leaves(func(*inside, **inside_kwargs))
-        for host, tensor in zip(hosts, filter(torch.is_tensor, found), strict=True):
+        for host, tensor in zip(hosts, _tensors(func(*inside, **inside_kwargs)), strict=True):
             host.copy_(tensor)
 
     device.queues.current.issue(func.name(), work, touches + [each.touch(writes=True) for each in places])
@@ -304,7 +303,11 @@ def _operands(func: Any, args: Any, kwargs: Any) -> tuple[list[DeviceTensor], li
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    return (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from _tensors(each)
 
 
 # ----------------------------------------------------------------------------------------------------------- copies
@@ -379,23 +382,47 @@ def _meta(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _mapped(tree: Any, of: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> Any:
-    def leaf(value: Any) -> Any:
-        if isinstance(value, DeviceTensor):
-            return of(value)
-        if isinstance(value, torch.Tensor):
-            return value.clone()  # a number goes with the launch
-        return device if isinstance(value, torch.device) and value.type == SIM.type else value
-
-    return pytree.tree_map(leaf, tree)
+    if isinstance(tree, DeviceTensor):
+        return of(tree)
+    if isinstance(tree, torch.Tensor):
+        return tree.clone()  # a number goes with the launch
+    if isinstance(tree, torch.device) and tree.type == SIM.type:
+        return device
+    if isinstance(tree, tuple | list):
+        return type(tree)([_mapped(each, of, device) for each in tree])
+    if isinstance(tree, dict):
+        return {name: _mapped(each, of, device) for name, each in tree.items()}
+    return tree
 
 
 # ---------------------------------------------------------------------------------------------------- for all of torch
 
 
+class _Absent(torch.utils.backend_registration._DummyBackendModule):
+    """What tells the rest of torch that there is no accelerator to look after."""
+
+    def is_available(self) -> bool:
+        return False
+
+    def device_count(self) -> int:
+        return 0
+
+
+class _AbsentHook(torch.utils.backend_registration._DummyPrivateUse1Hook):
+    """The same, for torch's C++."""
+
+    def is_available(self) -> bool:
+        return False
+
+    def has_primary_context(self, dev_id: int) -> bool:
+        return False
+
+
 @functools.cache
 def register() -> list[torch.library.Library]:
     """Make `sim` a device of torch, for the rest of the process."""
-    torch.utils.backend_registration._setup_privateuseone_for_python_backend("sim")
+    module = _Absent()
+    torch.utils.backend_registration._setup_privateuseone_for_python_backend("sim", module, _AbsentHook())
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(_from_nothing, "PrivateUse1")
     some = torch.library.Library("aten", "IMPL")
