@@ -13,7 +13,7 @@ import torch
 
 from tests.device.lanes import NOTHING, STREAMS, Turn, Wait, first, last
 from tests.device.pipeline import FAULTS, Pipeline
-from tests.device.races import RaceError
+from tests.device.races import Access, Memory, RaceError
 from tests.device.rehearsal import Event, Rehearsal, RehearsedDriver, Stream, rehearsed
 from tests.device.streams import Adversary, LostError
 from tests.device.tensors import DeviceTensor
@@ -206,6 +206,21 @@ def test_computing_makes_nobody_wait(driver):
     assert x.stored.isnan().all()
 
 
+def test_numbers_of_the_host_go_with_the_launch(driver):
+    number = torch.tensor(2.0)
+    with driver.stream("gpu").issuing():
+        doubled = torch.ones(4, device=driver.torch) * number
+        number.fill_(5.0)
+        assert doubled.tolist() == [2.0] * 4
+
+
+def test_new_memory_holds_no_numbers(driver):
+    with driver.stream("gpu").issuing():
+        full = torch.ones(4, device=driver.torch)
+        for empty in (torch.empty_like(full), full.new_empty(4), torch.empty(4, device=driver.torch)):
+            assert empty.cpu().isnan().all()
+
+
 # ------------------------------------------------------------------------------------------------------ what is refused
 
 
@@ -260,9 +275,60 @@ def test_memory_is_pinned_once_and_given_back(driver):
     assert driver.is_pinned(held)
     driver.close()
     assert not driver.cuda.memory.pinned
+    assert not driver.is_pinned(held)
 
 
 # ------------------------------------------------------------------------------------------------- what is not in order
+
+
+def test_a_hasty_stream_works_at_once_and_no_other():
+    driver = rehearsed(Adversary(frozenset({"h2d"})))
+    made = {}
+    for name in STREAMS:
+        with driver.stream(name).issuing():
+            made[name] = torch.ones(4, device=driver.torch)
+    assert [name for name in STREAMS if made[name].stored[0] == 1] == ["h2d"]
+
+
+def test_streams_that_read_one_another_need_an_order_and_shapes_do_not(driver):
+    with driver.stream("one").issuing():
+        there = torch.ones(4, device=driver.torch)
+    with driver.stream("other").issuing():
+        assert torch.zeros_like(there).tolist() == [0.0] * 4
+        for reads in (lambda: there + 1, there.max, lambda: there[0].item(), there.nonzero, there.tolist):
+            with pytest.raises(RaceError):
+                reads()
+
+
+READ, WRITE = False, True
+
+
+@pytest.mark.parametrize(
+    ("accesses", "is_race"),
+    [
+        ([("a", WRITE, 0, 8, ""), ("b", READ, 4, 6, "")], True),
+        ([("a", WRITE, 0, 8, ""), ("b", READ, 4, 6, "a")], False),
+        ([("a", WRITE, 0, 8, ""), ("b", READ, 8, 9, "")], False),
+        ([("a", READ, 0, 8, ""), ("b", READ, 0, 8, "")], False),
+        ([("a", READ, 0, 8, ""), ("b", WRITE, 7, 9, "")], True),
+        ([("a", WRITE, 0, 8, ""), ("a", READ, 0, 8, ""), ("b", READ, 0, 8, "")], True),
+        ([("a", READ, 0, 8, ""), ("b", READ, 0, 8, ""), ("c", WRITE, 0, 8, "b")], True),
+        ([("a", WRITE, 0, 8, ""), ("a", WRITE, 0, 4, ""), ("b", READ, 4, 8, "")], True),
+    ],
+)
+def test_two_accesses_to_a_byte_need_an_order(accesses, is_race):
+    """Each is a stream, what it does to which bytes, and whose work so far it knows to be over."""
+    memory = Memory("memory")
+
+    def touch_all() -> None:
+        for place, (stream, writes, begin, end, known) in enumerate(accesses, 1):
+            memory.touch(Access(stream, place, "", writes, begin, end), {known: place})
+
+    if is_race:
+        with pytest.raises(RaceError):
+            touch_all()
+    else:
+        touch_all()
 
 
 def test_pinned_memory_that_grows_under_a_copy_is_noticed(driver):
@@ -326,6 +392,8 @@ def test_a_lost_device_is_an_error(breaks, hasty):
     driver = rehearsed(Adversary(frozenset(hasty), breaks=breaks))
     with pytest.raises(LostError):
         Pipeline(driver).serve(STEPS)
+    with driver.stream("gpu").issuing(), pytest.raises(LostError):
+        torch.ones(4, device=driver.torch)
     with pytest.raises(LostError):
         driver.close()
 
