@@ -7,7 +7,7 @@ last. All that a lane does is ordinary torch code and copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from itertools import product
 
@@ -50,7 +50,7 @@ class Pipeline:
     def __init__(self, driver: Driver, fault: str = "") -> None:
         self.lanes = Lanes(driver)
         self.fault = fault
-        self._device = driver.torch
+        self._device = driver.device
         self._host_touches: HostTouches = getattr(driver, "host_touches", _untold)
         random = torch.Generator().manual_seed(4)
         pinned = partial(_pinned, driver)
@@ -197,8 +197,8 @@ class Pipeline:
         tensor.record_stream(self.lanes.streams[lane]._stream)  # type: ignore[attr-defined]
 
 
-def _pinned(driver: Driver, key: object, size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return driver.pinned(key, size * dtype.itemsize).view(dtype)
+def _pinned(driver: Driver, key: Hashable, size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return driver.pinned(key, (size,), dtype)
 
 
 def _untold(label: str, *, reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]) -> None:

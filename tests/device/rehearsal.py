@@ -118,7 +118,7 @@ class Rehearsal:
 
     def get_device_properties(self, device: Any = None) -> SimpleNamespace:
         """See `torch.cuda.get_device_properties`."""
-        return SimpleNamespace(total_memory=self._total)
+        return SimpleNamespace(name="rehearsal", total_memory=self._total)
 
     def set_per_process_memory_fraction(self, fraction: float, device: Any = None) -> None:
         """See `torch.cuda.set_per_process_memory_fraction`."""
@@ -178,7 +178,7 @@ def rehearsed(
     --------
     >>> driver = rehearsed(Adversary(hasty=frozenset({"h2d"})))
     >>> with driver.stream("gpu").issuing():
-    ...     torch.ones(2, device=driver.torch).tolist()
+    ...     torch.ones(2, device=driver.device).tolist()
     [1.0, 1.0]
     """
     return RehearsedDriver(limit, cuda=Rehearsal(adversary, total=total, races=races), name="sim")

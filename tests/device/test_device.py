@@ -94,7 +94,7 @@ def seen_by_values(forgotten: frozenset[Wait] = NOTHING, fault: str = "") -> str
 def test_torch_makes_a_device_in_python_as_it_did(driver):
     """The interface is experimental: if this fails alone, torch has changed it."""
     with driver.stream("gpu").issuing():
-        made = torch.empty(2, 3, device=driver.torch)
+        made = torch.empty(2, 3, device=driver.device)
         made.fill_(2.0)
         product = made @ made.t()
     assert isinstance(made, DeviceTensor)
@@ -161,7 +161,7 @@ def test_torch_computes_what_it_does_on_the_host(driver, name, mode):
     with mode():
         expected = OPERATIONS[name](numbers(), picked())
         with driver.stream("gpu").issuing():
-            found = OPERATIONS[name](numbers().to(driver.torch), picked().to(driver.torch))
+            found = OPERATIONS[name](numbers().to(driver.device), picked().to(driver.device))
             same(found, expected)
 
 
@@ -192,16 +192,16 @@ def same(found: object, expected: object) -> None:
 )
 def test_what_makes_the_host_wait_is_counted(driver, read, name):
     with driver.stream("gpu").issuing():
-        x = torch.ones(4, device=driver.torch)
+        x = torch.ones(4, device=driver.device)
         read(x)
     assert driver.waits == {name: 1}
 
 
 def test_computing_makes_nobody_wait(driver):
     with driver.stream("gpu").issuing():
-        x = torch.ones(4, device=driver.torch)
+        x = torch.ones(4, device=driver.device)
         x[1:] = 3.0
-        x.add_(x[torch.arange(4, device=driver.torch)]).softmax(0)
+        x.add_(x[torch.arange(4, device=driver.device)]).softmax(0)
     assert not driver.waits
     assert x.stored.isnan().all()
 
@@ -209,15 +209,15 @@ def test_computing_makes_nobody_wait(driver):
 def test_numbers_of_the_host_go_with_the_launch(driver):
     number = torch.tensor(2.0)
     with driver.stream("gpu").issuing():
-        doubled = torch.ones(4, device=driver.torch) * number
+        doubled = torch.ones(4, device=driver.device) * number
         number.fill_(5.0)
         assert doubled.tolist() == [2.0] * 4
 
 
 def test_new_memory_holds_no_numbers(driver):
     with driver.stream("gpu").issuing():
-        full = torch.ones(4, device=driver.torch)
-        for empty in (torch.empty_like(full), full.new_empty(4), torch.empty(4, device=driver.torch)):
+        full = torch.ones(4, device=driver.device)
+        for empty in (torch.empty_like(full), full.new_empty(4), torch.empty(4, device=driver.device)):
             assert empty.cpu().isnan().all()
 
 
@@ -226,13 +226,13 @@ def test_new_memory_holds_no_numbers(driver):
 
 def test_work_outside_of_every_stream_is_refused(driver):
     with pytest.raises(RuntimeError, match="outside of every stream"):
-        torch.ones(4, device=driver.torch)
+        torch.ones(4, device=driver.device)
 
 
 def test_copies_over_the_link_need_pinned_rows(driver):
-    pinned = driver.pinned("one", 64)
+    pinned = driver.pinned("one", (64,), torch.uint8)
     with driver.stream("gpu").issuing():
-        there = torch.empty(64, dtype=torch.uint8, device=driver.torch)
+        there = torch.empty(64, dtype=torch.uint8, device=driver.device)
         there.copy_(pinned, non_blocking=True)
         with pytest.raises(RuntimeError, match="not pinned"):
             there.copy_(torch.zeros(64, dtype=torch.uint8), non_blocking=True)
@@ -250,11 +250,11 @@ def test_copies_over_the_link_need_pinned_rows(driver):
 def test_memory_has_an_end():
     driver = rehearsed(Adversary(), total=5000, limit=1000)
     with driver.stream("gpu").issuing():
-        kept = torch.zeros(800, dtype=torch.uint8, device=driver.torch)
+        kept = torch.zeros(800, dtype=torch.uint8, device=driver.device)
         with pytest.raises(torch.OutOfMemoryError):
-            torch.zeros(300, dtype=torch.uint8, device=driver.torch)
+            torch.zeros(300, dtype=torch.uint8, device=driver.device)
         del kept
-        torch.zeros(900, dtype=torch.uint8, device=driver.torch)
+        torch.zeros(900, dtype=torch.uint8, device=driver.device)
     assert driver.peak == 900
     assert driver.cuda.memory.used == 0
     with pytest.raises(EngineError, match="limit"):
@@ -270,7 +270,7 @@ def test_memory_is_pinned_once_and_given_back(driver):
     assert runtime.cudaHostRegister(whole.data_ptr() + 4096, 8192, 0) != 0
     assert runtime.cudaHostUnregister(whole.data_ptr() + 4096) != 0
     assert runtime.cudaHostUnregister(whole.data_ptr()) == 0
-    held = driver.pinned("one", 16)
+    held = driver.pinned("one", (16,), torch.uint8)
     assert driver.pin(whole[5:50]).data_ptr() != whole[5:50].data_ptr()
     assert driver.is_pinned(held)
     driver.close()
@@ -286,13 +286,13 @@ def test_a_hasty_stream_works_at_once_and_no_other():
     made = {}
     for name in STREAMS:
         with driver.stream(name).issuing():
-            made[name] = torch.ones(4, device=driver.torch)
+            made[name] = torch.ones(4, device=driver.device)
     assert [name for name in STREAMS if made[name].stored[0] == 1] == ["h2d"]
 
 
 def test_streams_that_read_one_another_need_an_order_and_shapes_do_not(driver):
     with driver.stream("one").issuing():
-        there = torch.ones(4, device=driver.torch)
+        there = torch.ones(4, device=driver.device)
     with driver.stream("other").issuing():
         assert torch.zeros_like(there).tolist() == [0.0] * 4
         for reads in (lambda: there + 1, there.max, lambda: there[0].item(), there.nonzero, there.tolist):
@@ -333,27 +333,27 @@ def test_two_accesses_to_a_byte_need_an_order(accesses, is_race):
 
 def test_pinned_memory_that_grows_under_a_copy_is_noticed(driver):
     with driver.stream("gpu").issuing():
-        there = torch.empty(64, dtype=torch.uint8, device=driver.torch)
-    driver.stream("gpu").copy(there, driver.pinned("one", 64))
+        there = torch.empty(64, dtype=torch.uint8, device=driver.device)
+    driver.stream("gpu").copy(there, driver.pinned("one", (64,), torch.uint8))
     with pytest.raises(RaceError, match="unpinning"):
-        driver.pinned("one", 5000)
+        driver.pinned("one", (5000,), torch.uint8)
 
 
 def test_an_event_that_was_never_recorded_has_passed(driver):
     with driver.stream("one").issuing():
-        there = torch.ones(64, dtype=torch.uint8, device=driver.torch)
+        there = torch.ones(64, dtype=torch.uint8, device=driver.device)
     unrecorded = driver.cuda.Event()
     assert unrecorded.query()
     driver.stream("other")._stream.wait_event(unrecorded)
     with pytest.raises(RaceError):
-        driver.stream("other").copy(driver.pinned("one", 64), there)
+        driver.stream("other").copy(driver.pinned("one", (64,), torch.uint8), there)
 
 
 def test_a_copy_under_way_shows_as_numbers_that_are_none(driver):
-    host = driver.pinned("one", 16).view(torch.float32)
+    host = driver.pinned("one", (4,), torch.float32)
     host.zero_()
     with driver.stream("gpu").issuing():
-        there = torch.ones(4, device=driver.torch)
+        there = torch.ones(4, device=driver.device)
     driver.stream("gpu").copy(host, there)
     assert host.isnan().all()
     with pytest.raises(RaceError, match="the reader"):
@@ -393,7 +393,7 @@ def test_a_lost_device_is_an_error(breaks, hasty):
     with pytest.raises(LostError):
         Pipeline(driver).serve(STEPS)
     with driver.stream("gpu").issuing(), pytest.raises(LostError):
-        torch.ones(4, device=driver.torch)
+        torch.ones(4, device=driver.device)
     with pytest.raises(LostError):
         driver.close()
 
@@ -408,11 +408,11 @@ def in_threads(driver: RehearsedDriver, rounds: int) -> dict[str, Exception | No
     def lane(name: str) -> None:
         try:
             stream = driver.stream(name)
-            sent, back = (driver.pinned((name, way), 256).view(torch.float32) for way in ("sent", "back"))
+            sent, back = (driver.pinned((name, way), (64,), torch.float32) for way in ("sent", "back"))
             for number in range(rounds):
                 sent.fill_(number)
                 with stream.issuing():
-                    there = torch.empty(64, device=driver.torch)
+                    there = torch.empty(64, device=driver.device)
                     stream.copy(there, sent)
                     stream.copy(back, there * 2 + 1)
                     del there

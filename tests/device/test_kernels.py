@@ -82,7 +82,7 @@ def test_a_kernel_computes_what_torch_does_on_the_host(name):
         expected = call(*(operand.clone() for operand in operands), backend="torch")
         driver = rehearsed(Adversary())
         with driver.stream("gpu").issuing():
-            there = [operand.to(driver.torch) for operand in operands]
+            there = [operand.to(driver.device) for operand in operands]
             before = driver.cuda.queues.worked
             driver.cuda.memory.waits.clear()
             found = call(*there, backend=None)
