@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from tests.device.memory import DeviceMemory, Pinned
 from tests.device.races import Memory, Touch
 from tests.device.streams import Adversary, Moment, QueuedStream, Queues
-from tests.device.tensors import DeviceMemory, Pinned, register
+from tests.device.tensors import register
 from workbench.engine.devices.cuda import CudaDriver, CudaStream
 
 _ALREADY_REGISTERED = 712
