@@ -1,0 +1,132 @@
+"""The engine with its gpu lane on a simulated card: the host's tokens under every adversary, and nothing left behind."""
+
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import workbench as wb
+from tests.device.races import RaceError
+from tests.device.rehearsal import RehearsedDriver, rehearsed
+from tests.device.streams import Adversary, LostError
+from tests.examples import DEEP
+from tests.live.conftest import MakeModel
+from tests.live.world import OF_SYSTEMS, TINY, WIRED, lane_threads, longest, requests, scenario
+from tests.systems import STACKS
+from workbench.core.errors import EngineError, ScenarioError
+from workbench.engine import live
+from workbench.engine.devices.cuda import CudaStream
+from workbench.engine.model.forward import Forward
+from workbench.models import ModelConfig
+from workbench.pipeline import Pipeline, Stack
+from workbench.schedules import Schedule, Sequential
+
+ASKED = requests((5, 1, 19, 3, 30, 2), (6, 4, 3, 6, 5, 6), seed=7)
+SCHEDULERS = (
+    wb.ResourceAware(token_budget=40),
+    wb.StaticBatching(2, 3),
+    wb.ContinuousBatching(40),
+    wb.ChunkedPrefill(9),
+    wb.LayeredPrefill(8),
+)
+ANY = ("all_gpu", "all_cpu", "flexgen_s4", "vslpipe", "experts_on_cpu", "both_on_cpu", "deferring")
+WAYS: dict[str, tuple[Pipeline | Stack, Schedule]] = {
+    **{f"{name}, {schedule.name}": (WIRED[name], schedule) for name, schedule in OF_SYSTEMS},
+    **{f"{name}, {schedule.name}": (WIRED[name], schedule)
+       for name, schedule in itertools.product(ANY, (Sequential(2), Sequential(2, prefetch=True)))},
+    **STACKS,
+}  # fmt: skip
+"""Every schedule of a system with a pipeline that it takes, any pipeline in turn, and the golden stacks."""
+CASES = [*itertools.product(WAYS, range(len(SCHEDULERS)), range(4))]
+CHOSEN = CASES if DEEP else random.Random(0).sample(CASES, len(CASES) // 80)
+
+
+@pytest.fixture(scope="module")
+def four(make_model: MakeModel) -> ModelConfig:
+    return make_model(replace(TINY, name="four-wide", num_hidden_layers=4, head_dim=16), 2)
+
+
+@pytest.fixture
+def on_card(monkeypatch: pytest.MonkeyPatch) -> Callable[..., RehearsedDriver]:
+    """Lets the next runs compute on a simulated card."""
+
+    def use(adversary: Adversary, **sizes: Any) -> RehearsedDriver:
+        driver = rehearsed(adversary, **{"total": 1 << 34, **sizes})
+        monkeypatch.setattr(live, "CudaDriver", lambda _limit: driver)
+        return driver
+
+    return use
+
+
+def asked_of(model: ModelConfig, stack: Pipeline | Stack, scheduler: Any = SCHEDULERS[0]) -> wb.Scenario:
+    return scenario(model, ASKED, stack, tokens=longest(ASKED) + 20, block=8).on(scheduler=scheduler)
+
+
+@pytest.mark.parametrize("name, scheduler, seed", CHOSEN)
+def test_tokens_are_the_hosts(name: str, scheduler: int, seed: int, four: ModelConfig, on_card: Any) -> None:
+    pipeline, schedule = WAYS[name]
+    of = asked_of(four, pipeline, SCHEDULERS[scheduler])
+    on_card(Adversary(seed=seed) if seed else Adversary())
+    try:
+        found = wb.run(of, schedule, device="cuda")
+    except ScenarioError as error:
+        assert "in pieces" in str(error)
+        return
+    assert found.tokens == wb.run(of, schedule).tokens
+    assert found.backend.startswith("gpu lane on rehearsal")
+
+
+def test_the_card_is_empty_afterwards(four: ModelConfig, on_card: Any) -> None:
+    driver = on_card(Adversary())
+    wb.run(asked_of(four, WIRED["vslpipe"]), Sequential(prefetch=True), device="cuda")
+    assert driver.peak > 0
+    assert not driver.cuda.memory.used
+    assert not driver.cuda.memory.pinned
+
+
+@pytest.mark.parametrize("piece", [1, 500] if not DEEP else [*range(1, 2001, 40)])
+def test_a_lost_card_ends_the_run(piece: int, four: ModelConfig, on_card: Any) -> None:
+    on_card(Adversary(breaks=piece))
+    with pytest.raises(LostError):
+        wb.run(asked_of(four, WIRED["flexgen_s4"]), Sequential(prefetch=True), device="cuda")
+    assert not lane_threads()
+
+
+def test_memory_that_is_freed_too_early_is_noticed(
+    four: ModelConfig, on_card: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CudaStream, "keep", lambda self, held: None)
+    on_card(Adversary())
+    with pytest.raises(RaceError):
+        wb.run(asked_of(four, WIRED["flexgen_s4"]), Sequential(2), device="cuda")
+
+
+def test_rows_sent_from_one_place_are_noticed(four: ModelConfig, on_card: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts' rows must not be overwritten by those of decodes before they have been sent."""
+    sendable = Forward._sendable
+    monkeypatch.setattr(Forward, "_sendable", lambda self, key, rows: sendable(self, key[:2], rows))
+    of = asked_of(four, WIRED["experts_on_cpu"])
+    on_card(Adversary())
+    assert wb.run(of, Sequential(), device="cuda").tokens != wb.run(of, Sequential()).tokens
+
+
+@pytest.mark.parametrize(
+    "device, said", [("tpu", "no device 'tpu'"), ("cuda", "heads of 8 dims, and attention on a card takes 16")]
+)
+def test_what_a_card_cannot_is_refused(device: str, said: str, tiny: ModelConfig) -> None:
+    with pytest.raises(EngineError, match=said):
+        wb.run(scenario(tiny, ASKED), Sequential(), device=device)
+
+
+def test_a_card_smaller_than_the_scenarios_is_refused(four: ModelConfig) -> None:
+    with pytest.raises(EngineError, match=r"the scenario's GPU has 8 GB and this card .*limit\(gpu_memory="):
+        rehearsed(Adversary(), total=1 << 30, limit=8e9)
+
+
+def test_start_computes_there_too(four: ModelConfig, on_card: Any) -> None:
+    on_card(Adversary())
+    of = asked_of(four, WIRED["vslpipe"])
+    assert wb.start(of, Sequential(), device="cuda").wait(60).tokens == wb.run(of, Sequential()).tokens
