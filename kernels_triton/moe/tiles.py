@@ -78,7 +78,7 @@ def tiles_for(
 ) -> LayerTiles:
     """Look up the tiles for an architecture (80: sm_80, 0: the interpreter), pairs per expert, and a layer's M and F.
 
-    Rows that were measured for these sizes come first.
+    Of the rows for the fewest pairs that are enough, one that was measured for these sizes comes first.
 
     Raises
     ------
@@ -104,10 +104,10 @@ def tiles_for(
     raise LookupError(f"tiles.json has no row for {weights} on sm_{arch}: add one.")
 
 
-def _rank(row: dict[str, Any]) -> tuple[int, bool, float]:
-    """Sort key of the rows: latest architecture, then rows for one size of layer, then the fewest pairs."""
+def _rank(row: dict[str, Any]) -> tuple[int, float, bool]:
+    """Sort key of the rows: latest architecture, then the fewest pairs, then rows for one size of layer."""
     most = row["most_rows"]
-    return -int(row["arch"]), "sizes" not in row, math.inf if most is None else most
+    return -int(row["arch"]), math.inf if most is None else most, "sizes" not in row
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The engine with its gpu lane on a simulated card: the host's tokens under every adversary, and nothing left behind."""
+"""The engine with its gpu lane on a simulated card: the host's tokens under every adversary, and nothing is left."""
 
 import itertools
 import random
@@ -73,7 +73,8 @@ def test_tokens_are_the_hosts(name: str, scheduler: int, seed: int, four: ModelC
     try:
         found = wb.run(of, schedule, device="cuda")
     except ScenarioError as error:
-        assert "in pieces" in str(error)
+        if "in pieces" not in str(error):
+            raise
         return
     assert found.tokens == wb.run(of, schedule).tokens
     assert found.backend.startswith("gpu lane on rehearsal")
