@@ -27,6 +27,7 @@ def texts() -> dict[str, str]:
         "reference/workbench.md": tables.names(),
         "parts/cpu_experts.md": tables.cpu_experts(),
         "parts/engines.md": tables.engines("e2e-mix-b-zen4", "e2e-mix-b-decode-zen4"),
+        "parts/gpu_kernels.md": tables.gpu_kernels(),
         "parts/moe_cpu.md": tables.moe_cpu(),
         "parts/operations.md": tables.operations(),
         "parts/overlap.md": tables.overlap("overlap-mix-b-xeon-amx"),

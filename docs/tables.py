@@ -166,6 +166,18 @@ def moe_cpu() -> str:
     return table(("layer", "tokens", "times as fast as the better of torch's"), rows)
 
 
+def gpu_kernels() -> str:
+    """Table of the kernels on a GPU: speed relative to the floor of measured ceilings, and to each baseline."""
+    rows = []
+    for row in read("gpu-h200")["rows"]:
+        if "floor" in row:
+            peers = {name: took / row["seconds"] for name, took in row["peers"].items() if isinstance(took, float)}
+            told = ", ".join(f"{name} {times:.2f}" for name, times in peers.items())
+            share = f"{100 * row['floor'] / row['seconds']:.0f} % ({row['bound by']})"
+            rows.append([row["case"], f"{1e3 * row['seconds']:.3f}", share, told])
+    return table(("kernel", "ms", "of the floor", "times as fast as"), rows)
+
+
 # --------------------------------------------------------------------------------------------------- the catalogue
 
 

@@ -63,7 +63,7 @@ drawn to the published mean and maximum.</p>
 $predicted_bars $predicted
 <h2>Measured: this computer</h2>
 <pre>$local</pre>
-<p>A GPU is not used yet: the gpu lane computes on the CPU. The link is a real copy paced to $link. Where it gains by
+<p>No GPU is used here: the gpu lane computes on the CPU. The link is a real copy paced to $link. Where it gains by
 it, a task of $slow has all cores. The model is the small one
 that ships with the workbench, trained on exercises with exact answers; $marks.</p>
 <pre>$live</pre>

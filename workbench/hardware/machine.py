@@ -303,7 +303,7 @@ class Machine:
     def local(cls, *, refresh: bool = False) -> Machine:
         """This computer, with rates measured in a fresh process and kept for the next call.
 
-        A GPU is not used yet: the gpu lane computes on the CPU with half of the cores, the cpu lane is one thread, and
+        A GPU is not looked at: the gpu lane computes on the CPU with half of the cores, the cpu lane is one thread, and
         the link is a real copy.
         The record is measured again when `refresh` is set, or when Python or a library it depends on has changed.
         """
