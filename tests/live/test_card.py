@@ -16,7 +16,7 @@ from tests.examples import DEEP
 from tests.live.conftest import MakeModel
 from tests.live.world import OF_SYSTEMS, TINY, WIRED, lane_threads, longest, requests, scenario
 from tests.systems import STACKS
-from workbench.core.errors import EngineError, ScenarioError
+from workbench.core.errors import CapacityError, EngineError, ScenarioError
 from workbench.engine import live
 from workbench.engine.devices.cuda import CudaStream
 from workbench.engine.model.forward import Forward
@@ -93,6 +93,26 @@ def test_a_lost_card_ends_the_run(piece: int, four: ModelConfig, on_card: Any) -
     on_card(Adversary(breaks=piece))
     with pytest.raises(LostError):
         wb.run(asked_of(four, WIRED["flexgen_s4"]), Sequential(prefetch=True), device="cuda")
+    assert not lane_threads()
+
+
+@pytest.mark.parametrize("name", ["vslpipe", "flexgen_s4", "experts_on_cpu", "all_gpu"])
+def test_the_ledgers_bytes_are_enough(name: str, four: ModelConfig, on_card: Any) -> None:
+    of = asked_of(four, WIRED[name])
+    needed = wb.fits(of, Sequential(prefetch=True)).gpu.total
+    driver = on_card(Adversary(), limit=needed)
+    wb.run(of, Sequential(prefetch=True), device="cuda")
+    assert driver.peak <= needed
+
+
+@pytest.mark.parametrize("share", [0.1, 0.6])
+def test_a_full_card_has_the_ledger_beside_its_error(share: float, four: ModelConfig, on_card: Any) -> None:
+    """While the model is loaded, and in an iteration."""
+    of = asked_of(four, WIRED["all_gpu"])
+    driver = on_card(Adversary(), limit=share * wb.fits(of, Sequential()).gpu.total)
+    with pytest.raises(CapacityError, match=r"the card has 8 GB .* are counted \(weights .*limit\(gpu_memory="):
+        wb.run(of, Sequential(), device="cuda")
+    assert not driver.cuda.memory.pinned
     assert not lane_threads()
 
 

@@ -85,6 +85,10 @@ class Engine:
                 control=self.control,
                 driver=self.driver,
             )
+        except BaseException:
+            with suppress(RuntimeError):
+                self.driver.close()
+            raise
         finally:
             give_back()
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
+import torch
 from tqdm.auto import tqdm
 
 from workbench.core.errors import CapacityError, EngineError, StoppedError, WorkloadError
 from workbench.core.quiet import listening
 from workbench.core.result import Result, Source
 from workbench.core.timeline import Timeline
-from workbench.core.units import is_whole
+from workbench.core.units import format_bytes, is_whole
 from workbench.engine.devices.cuda import CudaDriver
 from workbench.engine.devices.driver import Driver
 from workbench.engine.devices.host import HostDriver
@@ -27,6 +29,7 @@ from workbench.kernels import features
 from workbench.scenario import Scenario
 from workbench.schedules.base import Schedule
 from workbench.serving import Progress, prepare, serve
+from workbench.serving.capacity import ledger
 from workbench.serving.prepared import Prepared
 from workbench.workload import Request, Workload
 
@@ -72,8 +75,28 @@ def _driver(device: str, prepared: Prepared) -> Driver:
     return HostDriver() if device == "cpu" else CudaDriver(prepared.scenario.machine.gpu.memory)
 
 
+@contextmanager
+def _ledger_told(prepared: Prepared) -> Iterator[None]:
+    """Turn a card's want of memory into an error that has the ledger beside it."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        counted = ledger(prepared).gpu
+        most = sorted(counted.entries, key=lambda entry: -entry.bytes)[:3]
+        raise CapacityError(
+            f"the card has {format_bytes(counted.capacity)} for this run and {format_bytes(counted.total)} are counted "
+            f"({', '.join(f'{entry.name} {format_bytes(entry.bytes)}' for entry in most)}); torch, which leaves gaps "
+            "between tensors, needed more. Give the machine a larger limit(gpu_memory=...), or Memory a smaller "
+            "kv_capacity."
+        ) from error
+
+
 def _run(prepared: Prepared, control: Control, driver: Driver) -> Result:
-    engine = Engine(prepared, control, driver=driver)
+    with _ledger_told(prepared):
+        return _served(prepared, Engine(prepared, control, driver=driver))
+
+
+def _served(prepared: Prepared, engine: Engine) -> Result:
     try:
         total = int(prepared.scenario.workload.generated_len.sum())
         with tqdm(total=total, unit="tok", desc="run", delay=1, mininterval=1) as bar:
@@ -178,20 +201,23 @@ class LiveRun:
 
     def _serve(self) -> None:
         try:
-            engine = Engine(self._prepared, self._occupation.control, self._log, self._inbox, self._driver)
-            try:
-                with self._lock:
-                    self._engine = engine
-                    self._obey()
-                self._result = _measure(self._prepared, engine, self._watch)
-            finally:
-                engine.close()
+            with _ledger_told(self._prepared):
+                self._serve_on(Engine(self._prepared, self._occupation.control, self._log, self._inbox, self._driver))
         except BaseException as error:  # shown by `state` and raised by `wait`: a thread must not die silently
             self.error = error
         finally:
             self._inbox.close()
             self._occupation.end()
             self._log.end()
+
+    def _serve_on(self, engine: Engine) -> None:
+        try:
+            with self._lock:
+                self._engine = engine
+                self._obey()
+            self._result = _measure(self._prepared, engine, self._watch)
+        finally:
+            engine.close()
 
     def _watch(self, progress: Progress) -> None:
         self._progress = progress

@@ -174,10 +174,12 @@ class CudaDriver:
 
     def close(self) -> None:
         """See `Driver.close`."""
-        self.cuda.synchronize(self.device)
-        gc.collect()  # what ended in a cycle holds the card's memory, and the next run may need all of it
-        self._kept.clear()
-        for tensor in list(self._locked.values()):
-            self._unlock(tensor)
-        self.cuda.set_per_process_memory_fraction(1.0, self.device)
-        self.cuda.empty_cache()
+        try:
+            self.cuda.synchronize(self.device)
+        finally:
+            gc.collect()  # what ended in a cycle holds the card's memory, and the next run may need all of it
+            self._kept.clear()
+            for tensor in list(self._locked.values()):
+                self._unlock(tensor)
+            self.cuda.set_per_process_memory_fraction(1.0, self.device)
+            self.cuda.empty_cache()
