@@ -54,6 +54,9 @@ class Driver(Protocol):
     def stream(self, name: str) -> Stream:
         """The stream of this name, made at its first use. Copies of a link direction have the name of its lane."""
 
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Memory of the device that every stream may write at once."""
+
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor in memory that copies may read: its own if it has whole pages, else a copy. Kept until `close`."""
 

@@ -48,6 +48,10 @@ class HostDriver:
         """See `Driver.stream`."""
         return HostStream()
 
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """See `Driver.empty`."""
+        return torch.empty(tuple(shape), dtype=dtype)
+
     def pin(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `Driver.pin`."""
         return tensor

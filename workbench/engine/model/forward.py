@@ -316,7 +316,7 @@ class Forward:
                 if key[0] is Place.CPU:
                     self._buffers[key] = self._driver.pinned(key, shape, like.dtype)
                 else:
-                    self._buffers[key] = torch.empty(shape, dtype=like.dtype, device=self._driver.device)
+                    self._put(key, self._driver.empty(shape, like.dtype))
             return self._buffers[key]
 
     def _place_by_class(self, key: Key, layout: RowLayout) -> torch.Tensor:
