@@ -139,6 +139,7 @@ class Engine:
         try:
             self._executor.close()
         finally:
+            self.forward.let_go()
             del self.forward
             with suppress(RuntimeError):  # a card that was lost has been told of by then
                 self.driver.close()

@@ -61,17 +61,23 @@ def run(scenario: Scenario, schedule: Schedule, *, alongside: bool = False, devi
     WorkbenchError
         As `simulate` does.
     """
-    prepared = prepare(scenario, schedule)
-    driver = _driver(device, prepared)
+    prepared = _checked(scenario, schedule, device, alongside)
     with _occupy(prepared, alongside=alongside) as control:
-        return _run(prepared, control, driver)
+        return _run(prepared, control, _driver(device, prepared))
+
+
+def _checked(scenario: Scenario, schedule: Schedule, device: str, alongside: bool) -> Prepared:
+    """What is run, after the checks that this device can execute it."""
+    if device not in ("cpu", "cuda"):
+        raise EngineError(f"run has no device {device!r}; give device='cpu' or 'cuda'.")
+    if alongside and device == "cuda":
+        raise EngineError("a run with device='cuda' has the card for itself; leave alongside out.")
+    prepared = prepare(scenario, schedule)
+    check_runnable(prepared, on_card=device == "cuda")
+    return prepared
 
 
 def _driver(device: str, prepared: Prepared) -> Driver:
-    """The device of this name, after the check that it can execute the scenario."""
-    if device not in ("cpu", "cuda"):
-        raise EngineError(f"run has no device {device!r}; give device='cpu' or 'cuda'.")
-    check_runnable(prepared, on_card=device == "cuda")
     return HostDriver() if device == "cpu" else CudaDriver(prepared.scenario.machine.gpu.memory)
 
 
@@ -145,9 +151,14 @@ def start(scenario: Scenario, schedule: Schedule, *, alongside: bool = False, de
     WorkbenchError
         As `run` does, for everything that can be known before the model is loaded.
     """
-    prepared = prepare(scenario, schedule)
-    driver = _driver(device, prepared)
-    return LiveRun(prepared, _occupy(prepared, alongside=alongside), driver)
+    prepared = _checked(scenario, schedule, device, alongside)
+    occupation = _occupy(prepared, alongside=alongside)
+    try:
+        driver = _driver(device, prepared)
+    except BaseException:
+        occupation.end()
+        raise
+    return LiveRun(prepared, occupation, driver)
 
 
 class RunState(enum.Enum):

@@ -108,12 +108,17 @@ def _check_card(scenario: Scenario) -> None:
 
 
 def _check_free(prepared: Prepared, on_card: bool) -> None:
-    """Refuse what does not fit the host's memory that is free now; without a card, both lanes are there."""
+    """Refuse what does not fit the host's memory that is free now; without a card, both lanes are there.
+
+    Weights that stay on a card are read into the host's memory first.
+    """
     found = ledger(prepared)
-    needed = found.host.total + (0 if on_card else found.gpu.total)
+    needed = found.host.total + (found.gpu["weights"] if on_card else found.gpu.total)
     free = free_memory()
     if needed > free.bytes:
-        entries = sorted((*found.host.entries, *(() if on_card else found.gpu.entries)), key=lambda entry: -entry.bytes)
+        entries = sorted(
+            (*found.host.entries, *(found.gpu.entries if not on_card else ())), key=lambda entry: -entry.bytes
+        )
         most = " and ".join(f"{entry.name} {format_bytes(entry.bytes)}" for entry in entries[:2])
         raise EngineError(
             f"a run on {prepared.scenario.model.name!r} takes {format_bytes(needed)} of memory ({most} are most of "

@@ -16,6 +16,7 @@ from workbench.bench.hybrid.passes import passes, told
 from workbench.bench.hybrid.tokens import differing, models, ways
 from workbench.core.errors import WorkbenchError
 from workbench.core.result import versions
+from workbench.core.units import format_bytes
 from workbench.engine import make_checkpoint
 from workbench.hardware import Machine
 from workbench.models import ModelConfig, checkpoint
@@ -37,7 +38,7 @@ def bench_hybrid(
 ) -> bool:
     """Prove and measure the gpu lane on the card at hand; True if every answer is right.
 
-    Steps in a record in `out` that the same card and versions made are not made again.
+    Steps in a record in `out` that the same card and versions made are not made again, unless they went wrong.
 
     Parameters
     ----------
@@ -61,14 +62,28 @@ def bench_hybrid(
     bench_gpu(out=out / "gpu", cases=(), tiles=False, say=say)
     machine = Machine.load(out / "gpu" / "machine.json")
     kept = _Record(out / "hybrid.json", machine)
+    right = True
     for step, make in _steps(name, machine.limit(gpu_memory=gpu_memory), out, say):
-        if step in kept.rows or time.monotonic() > until:
+        if kept.right(step):
+            continue
+        if time.monotonic() > until:
+            say(f"{step}: not reached")
+            right = False
             continue
         begin = time.monotonic()
-        row = make()
+        row = _made(make)
         kept.add(step, row)
+        right = right and row["right"]
         say(f"{step}: {row['told']} ({time.monotonic() - begin:.0f} s)")
-    return all(row.get("right", True) for row in kept.rows.values())
+    return right
+
+
+def _made(make: Callable[[], Row]) -> Row:
+    """The row of a step, which tells of its error if there was one: the other steps go on."""
+    try:
+        return make()
+    except (WorkbenchError, RuntimeError) as error:
+        return {"told": f"{type(error).__name__}: {error}"[:300], "right": False}
 
 
 def _steps(
@@ -76,11 +91,10 @@ def _steps(
 ) -> Iterator[tuple[str, Callable[[], Row]]]:
     first, *others = models(out / "models")
     yield f"tokens of {first.name}", partial(_tokens, first, say)
-    big = checkpoint(make_checkpoint(name))
     for rows, context in SETTINGS:
         yield (
-            f"passes of {name}, {rows} decodes of {context}",
-            partial(_passes, big, machine, rows=rows, context=context, say=say),
+            f"passes of {name} in {format_bytes(machine.gpu.memory)}, {rows} decodes of {context}",
+            partial(_passes, name, machine, rows=rows, context=context, say=say),
         )
     for model in others:
         yield f"tokens of {model.name}", partial(_tokens, model, say)
@@ -109,9 +123,10 @@ def _tokens(model: ModelConfig, say: Callable[[str], None]) -> Row:
     return {"told": told, "right": not failed, "ways": right, "wrong": wrong, "refused": refused, "failed": failed}
 
 
-def _passes(model: ModelConfig, machine: Machine, *, rows: int, context: int, say: Callable[[str], None]) -> Row:
+def _passes(name: str, machine: Machine, *, rows: int, context: int, say: Callable[[str], None]) -> Row:
+    model = checkpoint(make_checkpoint(name))
     found = passes(model, machine, rows=rows, context=context, rounds=ROUNDS, say=say)
-    return {"told": told(found), "schedules": found}
+    return {"told": told(found), "right": True, "schedules": found}
 
 
 class _Record:
@@ -125,6 +140,10 @@ class _Record:
             found = json.loads(path.read_bytes())
             if (found["machine"], found["versions"]) == (machine.name, versions()):
                 self.rows = {row["step"]: row for row in found["rows"]}
+
+    def right(self, step: str) -> bool:
+        """True if a step was made, and nothing went wrong."""
+        return bool(self.rows.get(step, {}).get("right", False))
 
     def add(self, step: str, row: Row) -> None:
         """Keep the row of a step."""

@@ -42,6 +42,7 @@ PIPELINES: dict[str, Pipeline] = {
     "experts deferred": _BY_EXPERTS >> offload >> cpu(experts, defer=1) >> load >> gpu(combine),
     "experts split": _BY_EXPERTS >> (gpu(experts[:2]) | offload >> cpu(experts[2:]) >> load) >> gpu(combine),
     "chosen experts": fetch(experts.chosen) | gpu(qkv, attention, out_proj, moe),
+    "router on the CPU": gpu(qkv, attention, out_proj) >> offload >> cpu(route, experts, combine) >> load,
     "rows apart": fetch(experts.prefill.weights)
     | _BY_EXPERTS >> (gpu(experts.prefill) | offload >> cpu(experts.decode) >> load) >> gpu(combine),
 }

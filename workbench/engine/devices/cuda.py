@@ -56,8 +56,10 @@ class CudaStream:
 
     def finish(self) -> None:
         """See `Stream.finish`."""
+        held = self._held
+        self._held = []  # what is kept meanwhile waits for the next time
         self.record().wait()
-        self._held.clear()
+        held.clear()
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """See `Stream.copy`.
@@ -163,10 +165,12 @@ class CudaDriver:
         size = math.prod(shape) * dtype.itemsize
         held = self._kept.get(key)
         if held is None or len(held) < size:
+            room = max(size, _PAGE, 0 if held is None else 2 * len(held))
+            fresh = self.pin(torch.from_numpy(empty_in_huge_pages(room, np.uint8)))
+            self._kept[key] = fresh
             if held is not None:
                 self._unlock(held)
-            fresh = torch.from_numpy(empty_in_huge_pages(max(size, _PAGE), np.uint8))
-            self._kept[key] = held = self.pin(fresh)
+            held = fresh
         return held[:size].view(dtype).view(tuple(shape))
 
     def _unlock(self, tensor: torch.Tensor) -> None:
@@ -187,7 +191,10 @@ class CudaDriver:
         finally:
             gc.collect()  # what ended in a cycle holds the card's memory, and the next run may need all of it
             self._kept.clear()
+            self._streams.clear()
             for tensor in list(self._locked.values()):
                 self._unlock(tensor)
             self.cuda.set_per_process_memory_fraction(1.0, self.device)
+            if self.cuda is torch.cuda:
+                torch._C._cuda_clearCublasWorkspaces()  # one for each stream that multiplied; empty_cache keeps them
             self.cuda.empty_cache()

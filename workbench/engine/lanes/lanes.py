@@ -124,9 +124,11 @@ class Lane(threading.Thread):
     def work(self, job: Job) -> None:
         """Do the job's action."""
         if job.action is not None:
-            with self.stream.issuing():
-                job.action()
-            self.stream.finish()
+            try:
+                with self.stream.issuing():
+                    job.action()
+            finally:
+                self.stream.finish()
 
 
 class Mover(Lane):
@@ -150,9 +152,11 @@ class Mover(Lane):
         """Make the copies in packets."""
         if job.action is None:
             return
-        with self.stream.issuing():
-            self._move(job, job.action())
-        self.stream.finish()
+        try:
+            with self.stream.issuing():
+                self._move(job, job.action())
+        finally:
+            self.stream.finish()
 
     def _move(self, job: Job, transfer: object) -> None:
         if not isinstance(transfer, Transfer):

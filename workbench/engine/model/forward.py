@@ -134,6 +134,12 @@ class Forward:
                     self._control.check()
                     self._weights.buffer.transfer(task.weights_of, task.page).make()
 
+    def let_go(self) -> None:
+        """Free the model's memory, though the frames of an error may still hold this object; it is of no more use."""
+        for held in (self._weights.buffer, self._weights, self._cache, self.routed, self):
+            if held is not None:
+                vars(held).clear()
+
     def begin(self, batches: Sequence[Batch], layouts: Sequence[RowLayout]) -> None:
         """Begin an iteration: forget the buffers of the last one, and put back the rows of in-flight prefills."""
         self._buffers.clear()
@@ -226,8 +232,8 @@ class Forward:
 
     def _put(self, key: Key, tensor: torch.Tensor) -> None:
         """Make a tensor the buffer of a key; the one before is kept until what reads it is over."""
-        if key[0] is Place.GPU:
-            self._stream.keep(self._buffers.get(key))
+        if key[0] is Place.GPU and key in self._buffers:
+            self._stream.keep(self._buffers[key])
         self._buffers[key] = tensor
 
     def _before(self, layer: int, part: int, layout: RowLayout, dtype: torch.dtype) -> Tensors:
@@ -296,6 +302,7 @@ class Forward:
                 f"{stage} returned {len(answers)} results and writes {len(stage.op.writes)} buffers "
                 f"({', '.join(stage.op.writes)}); return one tensor for each."
             )
+        where = self._driver.device if stage.device is Place.GPU else torch.device("cpu")
         for buffer, tensor in zip(stage.op.writes, answers, strict=True):
             width, precision = buffer_row(buffer, self._model, self._prepared.scenario.precision)
             dtype = TORCH_DTYPES[precision]
@@ -303,6 +310,10 @@ class Forward:
             if found != ((rows, width), dtype):
                 raise EngineError(
                     f"{stage} wrote {buffer} as {found}; return a tensor of shape {(rows, width)}, {dtype}."
+                )
+            if tensor.device != where:
+                raise EngineError(
+                    f"{stage} wrote {buffer} on {tensor.device}; return it on {where}, where it reads its buffers."
                 )
         return tuple(tensor.clone(memory_format=torch.contiguous_format) for tensor in answers)
 
@@ -312,11 +323,14 @@ class Forward:
             if self._model.kv_lora_rank and key[2] in SPLIT:
                 return self._place_by_class(key, layout)
             shape = (layout.skipped + layout.rows, *like.shape[1:])
-            if key not in self._buffers or self._buffers[key].shape != shape:
-                if key[0] is Place.CPU:
-                    self._buffers[key] = self._driver.pinned(key, shape, like.dtype)
-                else:
-                    self._put(key, self._driver.empty(shape, like.dtype))
+            held = self._buffers.get(key)
+            fits = held is not None and held.shape == shape
+            if key[0] is Place.GPU and not fits:
+                self._put(key, self._driver.empty(shape, like.dtype))
+            elif key[0] is Place.CPU and not (fits and self._driver.is_pinned(self._buffers[key])):
+                self._buffers[key] = self._driver.pinned(key, shape, like.dtype)
+                if held is not None and fits:  # other rows may have been written already
+                    self._buffers[key].copy_(held)
             return self._buffers[key]
 
     def _place_by_class(self, key: Key, layout: RowLayout) -> torch.Tensor:
@@ -339,7 +353,8 @@ class Forward:
         k = self._buffers.get((stage.device, part, "k"))
         v = self._buffers.get((stage.device, part, "v"))
         fetched = self._fetched.pop((layer, part), None)
-        self._stream.keep(fetched)
+        if fetched is not None:
+            self._stream.keep(fetched)
         if k is None or v is None:
             raise EngineError(f"{stage} found no keys and values on the {stage.device.value}; the plan is wrong.")
         if fetched is None and stage.device is self._stack.kv_device(layer):  # else the link stores them

@@ -163,7 +163,10 @@ class BlockCopy:
 
 @dataclass(frozen=True)
 class GatheredCopy:
-    """Copy of blocks to a card: gathered in pinned memory, and sent from there piece by piece."""
+    """Copy of blocks to a card: gathered in pinned memory, and sent from there piece by piece.
+
+    Whole blocks are sent; `nbytes` counts their filled part, as the plan does.
+    """
 
     gathered: BlockCopy
     target: torch.Tensor

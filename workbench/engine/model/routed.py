@@ -101,7 +101,8 @@ class RoutedExperts:
         """Free the experts that were fetched for a stage of a part."""
         with self._lock:
             fetched = self._fetched.pop((stage.op, layer, part), None)
-        self._driver.stream("gpu").keep(fetched)
+        if fetched is not None:
+            self._driver.stream("gpu").keep(fetched)
 
     def fetched_bytes(self) -> int:
         """Bytes of all fetched experts that have not been dropped."""

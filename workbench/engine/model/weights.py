@@ -49,7 +49,7 @@ class WeightStore:
         wanted = [(layer, piece.op) for layer in layers for piece in _pieces(stack, stack.stages(layer), layer)]
         on_card = set[tuple[int, Op]]()
         if not self.driver.on_host:
-            on_card = {(layer, piece.op) for layer in layers for piece in _gpu_pieces(stack, layer)}
+            on_card = {(layer, piece.op) for layer in layers for piece in _pieces_of(stack, layer, Place.GPU)}
         self.tables, self._held = load(model, precision, wanted, control or Control(), unpacked=on_card)
 
     def pin(self, layer: int, op: Op) -> None:
@@ -201,9 +201,9 @@ def _pieces(stack: StackGraph, stages: Iterable[Stage], layer: int) -> list[Piec
     return list(dict.fromkeys(piece for stage in stages for piece in stack.pieces(stage, layer)))
 
 
-def _gpu_pieces(stack: StackGraph, layer: int) -> list[Piece]:
-    """The pieces of the weights with which the gpu lane computes a layer."""
-    return _pieces(stack, (stage for stage in stack.stages(layer) if stage.device is Place.GPU), layer)
+def _pieces_of(stack: StackGraph, layer: int, place: Place) -> list[Piece]:
+    """The pieces of the weights with which one compute lane computes a layer."""
+    return _pieces(stack, (stage for stage in stack.stages(layer) if stage.device is place), layer)
 
 
 class Weights:
@@ -221,7 +221,7 @@ class Weights:
         self.buffer = WeightBuffer(store, stack, slot_bytes, slots) if streaming else None
         self._stack = stack
         self._store = store
-        self._resident: _Held = {}
+        self._resident: dict[Place, _Held] = {place: {} for place in Place}
         self._kept = _kept(store.model, stack)
         self.gpu_bytes = self.buffer.bytes if self.buffer is not None else 0
         for layer in range(stack.layers):
@@ -229,20 +229,23 @@ class Weights:
             stages = stack.stages(layer)
             pieces = _pieces(stack, stages, layer)
             streamed = {piece.op for piece in pieces if piece.streamed}
-            on_gpu = {piece.op for piece in _gpu_pieces(stack, layer) if not piece.streamed}
+            on_gpu = {piece.op for piece in _pieces_of(stack, layer, Place.GPU) if not piece.streamed}
+            on_cpu = {piece.op for piece in _pieces_of(stack, layer, Place.CPU) if not piece.streamed}
             for op in streamed:
                 store.pin(layer, op)
             for op in dict.fromkeys(piece.op for piece in pieces if not piece.streamed):
                 tensors = store.resident(layer, op, keep=op in streamed)
                 if op in on_gpu:
                     self.gpu_bytes += sum(tensor.nbytes for tensor in tensors.values())
-                    tensors = {key: tensor.to(store.driver.device) for key, tensor in tensors.items()}
-                self._resident[layer, op] = tensors
+                    there = {key: tensor.to(store.driver.device) for key, tensor in tensors.items()}
+                    self._resident[Place.GPU][layer, op] = there
+                if op in on_cpu:
+                    self._resident[Place.CPU][layer, op] = tensors
 
     def precision(self, kv: str) -> Precision:
         """Number formats of the weights with which operations compute, beside that of the KV cache."""
         streamed = self.buffer.laid if self.buffer is not None else []
-        every = [(op, tensors) for held in (self._resident, *streamed) for (_, op), tensors in held.items()]
+        every = [(op, tensors) for held in (*self._resident.values(), *streamed) for (_, op), tensors in held.items()]
         for layer in range(self._stack.layers):
             chosen = (s for s in self._stack.stages(layer) if self._stack.pipeline(layer).streams_chosen(s))
             every += [(stage.op, tensors) for stage in chosen for _, tensors in self.on_host(layer, stage)]
@@ -259,7 +262,7 @@ class Weights:
     def get(self, layer: int, stage: Stage) -> Tensors:
         """The weights of a stage in one layer; none for an operation without any."""
         pieces = self._stack.pieces(stage, layer)
-        return self.of_piece(layer, pieces[0]) if pieces else {}
+        return self._of_piece(layer, pieces[0], stage.device) if pieces else {}
 
     def pieces(self, layer: int, stage: Stage) -> list[tuple[tuple[int, ...] | None, Tensors]]:
         """The weights of a stage of routed experts in one layer: of each piece its experts, or None for all of them.
@@ -268,7 +271,7 @@ class Weights:
         """
         chosen = self._stack.pipeline(layer).streams_chosen(stage)
         pieces = [piece for piece in self._stack.pieces(stage, layer) if not (chosen and piece.streamed)]
-        return [(piece.members, self.of_piece(layer, piece)) for piece in pieces]
+        return [(piece.members, self._of_piece(layer, piece, stage.device)) for piece in pieces]
 
     def on_host(self, layer: int, stage: Stage) -> list[tuple[tuple[int, ...] | None, Tensors]]:
         """The weights on the host of a stage's experts in one layer that are streamed, as `pieces` gives others."""
@@ -278,8 +281,8 @@ class Weights:
                 found.append((piece.members, self._store.resident(layer, piece.op, keep=True)))
         return found
 
-    def of_piece(self, layer: int, piece: Piece) -> Tensors:
+    def _of_piece(self, layer: int, piece: Piece, place: Place) -> Tensors:
         """The weights of one piece of a layer, which must have arrived if they are streamed."""
         if self.buffer is not None and piece.streamed:
             return self.buffer.get(layer, piece.op)
-        return self._resident[layer, piece.op]
+        return self._resident[place][layer, piece.op]
