@@ -222,7 +222,7 @@ def test_a_second_run_is_refused_before_it_touches_the_card(four: ModelConfig, o
 def test_an_own_operation_answers_on_the_card(four: ModelConfig, on_card: Any) -> None:
     """It is given tensors there; an answer on the host is refused by name."""
     doubled = Op("doubled", reads=("routed",), writes=("routed",), run=lambda routed: routed + routed)
-    lost = replace(doubled, run=lambda routed: torch.zeros_like(routed, device="cpu"))
+    lost = replace(doubled, run=lambda routed: torch.zeros(routed.shape))
     of = asked_of(four, gpu(qkv, attention, out_proj, route, experts, doubled, combine))
     on_card(Adversary())
     assert wb.run(of, Sequential(), device="cuda").tokens == wb.run(of, Sequential()).tokens
