@@ -131,8 +131,10 @@ def test_a_full_card_has_the_ledger_beside_its_error(
         return drivers[-1]
 
     monkeypatch.setattr(live, "CudaDriver", smaller)
-    with pytest.raises(CapacityError, match=r"the card has 8 GB .* are counted \(weights .*limit\(gpu_memory="):
+    with pytest.raises(CapacityError, match=r"the card has 8 GB .* are counted \(weights .*limit\(gpu_memory=") as held:
         wb.run(of, Sequential(), device="cuda")
+    assert held.value.__traceback__ is not None
+    assert not drivers[0].cuda.memory.used
     assert not drivers[0].cuda.memory.pinned
     assert not lane_threads()
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 import workbench as wb
 from tests.live.world import QWEN2, RUNNABLE, STREAMED, TINY, requests, scenario
 from workbench.core.errors import CheckpointError, EngineError, ScenarioError, StoppedError
+from workbench.engine.devices.host import HostStream
 from workbench.engine.lanes.control import Control
 from workbench.engine.loading import stored
 from workbench.engine.model import ops
@@ -155,7 +156,7 @@ def test_packed_experts_begin_on_a_line_in_a_slot_whatever_is_streamed_with_them
     store = WeightStore(model, PRECISIONS[kind], stack)
     buffer = WeightBuffer(store, stack, 4 * model.layer_params, 2)
     transfer = buffer.transfer(tuple((1, node) for node in stack.streamed(1)))
-    transfer.make()
+    transfer.make(HostStream())
     assert transfer.arrived is not None
     transfer.arrived()
     there = buffer.get(1, experts)

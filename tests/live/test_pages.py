@@ -5,6 +5,7 @@ import pytest
 
 from tests.systems import LIGHTNING
 from workbench.core.errors import EngineError
+from workbench.engine.devices.host import HostStream
 from workbench.engine.model.weights import WeightBuffer, WeightStore
 from workbench.models import ModelConfig
 from workbench.pipeline.stack_graph import stack_graph
@@ -35,6 +36,6 @@ def test_pages_bring_what_the_whole_transfer_brings(pages: int, tiny: ModelConfi
 
 
 def arrive(transfer) -> None:
-    transfer.make()
+    transfer.make(HostStream())
     if transfer.arrived:
         transfer.arrived()

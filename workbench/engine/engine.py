@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
+from traceback import clear_frames
 
 import numpy as np
 
@@ -85,9 +87,8 @@ class Engine:
                 control=self.control,
                 driver=self.driver,
             )
-        except BaseException:
-            with suppress(RuntimeError):
-                self.driver.close()
+        except BaseException as error:
+            self._close_driver(error)
             raise
         finally:
             give_back()
@@ -141,8 +142,15 @@ class Engine:
         finally:
             self.forward.let_go()
             del self.forward
-            with suppress(RuntimeError):  # a card that was lost has been told of by then
-                self.driver.close()
+            self._close_driver(sys.exc_info()[1])
+
+    def _close_driver(self, error: BaseException | None) -> None:
+        """Close the driver; what an error's frames hold of a card's memory goes, for the error may be kept."""
+        while error is not None and not self.driver.on_host:
+            clear_frames(error.__traceback__)
+            error = error.__cause__ or error.__context__
+        with suppress(RuntimeError):  # a card that was lost has been told of by then
+            self.driver.close()
 
     # ------------------------------------------------------------------------------------------------- the clock
 

@@ -7,20 +7,25 @@ from typing import Any
 
 import numpy as np
 
-from workbench.bench.live.overlap import Bench, ScheduleTimes, ratios_of, row, table
+from workbench.bench.live.overlap import (
+    PAGED,
+    PLAIN,
+    PREFETCH,
+    TWO_SLOTS,
+    VSL,
+    Bench,
+    ScheduleTimes,
+    ratios_of,
+    row,
+    table,
+)
 from workbench.engine.devices.cuda import CudaDriver
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
-from workbench.schedules import CGOPipe, Schedule, Sequential, VSLPipe
+from workbench.schedules import Schedule
 from workbench.serving import prepare
 
-SCHEDULES: tuple[Schedule, ...] = (
-    VSLPipe(weight_slots=3),
-    VSLPipe(),
-    Sequential(prefetch=True),
-    CGOPipe(),
-    Sequential(),
-)
+SCHEDULES: tuple[Schedule, ...] = (VSL, TWO_SLOTS, PREFETCH, PAGED, PLAIN)
 
 
 def passes(

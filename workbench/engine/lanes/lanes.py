@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from workbench.core.errors import StoppedError
-from workbench.engine.devices.driver import Driver
+from workbench.engine.devices.driver import Driver, Event, Stream
 from workbench.engine.devices.host import HostDriver
 from workbench.engine.lanes.affinity import Affinity, end_sleeps_on_time, name_thread, pin
 from workbench.engine.lanes.control import Control
@@ -21,6 +21,8 @@ from workbench.engine.lanes.process import give_back, take
 from workbench.engine.lanes.transfer import Transfer
 from workbench.schedules.plan import Carry, Task
 
+_IN_FLIGHT = 2
+"""Packets that the link is given ahead, so that it does not wait for the host."""
 Action = Callable[[], object]
 """The work of a task."""
 
@@ -136,6 +138,7 @@ class Mover(Lane):
 
     def __init__(self, name: str, executor: Executor, rate: float, *, throttled: bool, packet_seconds: float) -> None:
         super().__init__(name, executor)
+        self._urgent = executor.driver.stream(f"{name} urgent")
         self._rate = rate
         self._throttled = throttled
         # After a late wake-up up to two packets are sent at once to catch up; after idleness none are.
@@ -152,29 +155,34 @@ class Mover(Lane):
         """Make the copies in packets."""
         if job.action is None:
             return
+        stream = self.stream if job.task.bulk else self._urgent
         try:
-            with self.stream.issuing():
-                self._move(job, job.action())
+            with stream.issuing():
+                transfer = job.action()
+            whole = isinstance(transfer, Transfer) and self._move(job, transfer, stream)
         finally:
-            self.stream.finish()
+            stream.finish()
+        if isinstance(transfer, Transfer) and whole and transfer.arrived:
+            transfer.arrived()
 
-    def _move(self, job: Job, transfer: object) -> None:
-        if not isinstance(transfer, Transfer):
-            return
+    def _move(self, job: Job, transfer: Transfer, stream: Stream) -> bool:
+        """Issue all copies, `_IN_FLIGHT` packets ahead of what has landed; False if the plan is being drained."""
         job.bytes = transfer.bytes
         self._free_at = max(self._free_at, time.perf_counter())
+        flying = deque[Event]()
         unpaced = 0
         for copy in transfer.copies:
-            for size in copy.pieces(self._packet):
+            for size in copy.pieces(self._packet, stream):
                 unpaced += size
-                if unpaced >= self._packet:
-                    if not self._packet_ended(job, unpaced):
-                        return
-                    unpaced = 0
-        if unpaced and not self._packet_ended(job, unpaced):
-            return
-        if transfer.arrived:
-            transfer.arrived()
+                if unpaced < self._packet:
+                    continue
+                flying.append(stream.record())
+                if len(flying) > _IN_FLIGHT:
+                    flying.popleft().wait()
+                if not self._packet_ended(job, unpaced):
+                    return False
+                unpaced = 0
+        return not unpaced or self._packet_ended(job, unpaced)
 
     def _packet_ended(self, job: Job, size: int) -> bool:
         """Wait until the link would have moved the packet, and let others pass; False if the plan is being drained."""

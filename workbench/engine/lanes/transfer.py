@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -11,10 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from workbench.engine.devices.driver import Driver, Event, Stream
-
-_IN_FLIGHT = 2
-"""Packets that a link direction is given at once, so that it never waits for the host."""
+from workbench.engine.devices.driver import Driver, Stream
 
 
 class Copy(Protocol):
@@ -24,8 +20,11 @@ class Copy(Protocol):
     def nbytes(self) -> int:
         """Bytes that are copied."""
 
-    def pieces(self, size: int) -> Iterator[int]:
-        """Copy pieces of about `size` bytes with the GIL released, and yield the bytes of each after it is copied."""
+    def pieces(self, size: int, stream: Stream) -> Iterator[int]:
+        """Copy pieces of about `size` bytes with the GIL released, and yield the bytes of each.
+
+        On the host a piece has been copied then; with a card it has been issued to `stream`.
+        """
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class ArrayCopy:
         """See `Copy.nbytes`."""
         return self.target.nbytes
 
-    def pieces(self, size: int) -> Iterator[int]:
+    def pieces(self, size: int, stream: Stream) -> Iterator[int]:
         """See `Copy.pieces`."""
         step = max(1, size // self.target.itemsize)
         for low in range(0, self.target.size, step):
@@ -51,41 +50,29 @@ class ArrayCopy:
 
 @dataclass(frozen=True)
 class LinkCopy:
-    """Copy of bytes between the host and a card, by a stream of the link."""
+    """Copy of bytes between the host and a card."""
 
     target: torch.Tensor
     source: torch.Tensor
-    stream: Stream
 
     @property
     def nbytes(self) -> int:
         """See `Copy.nbytes`."""
         return self.target.nbytes
 
-    def pieces(self, size: int) -> Iterator[int]:
+    def pieces(self, size: int, stream: Stream) -> Iterator[int]:
         """See `Copy.pieces`."""
-        flying = deque[tuple[Event, int]]()
         for low in range(0, len(self.target), size):
             piece = self.target[low : low + size]
-            self.stream.copy(piece, self.source[low : low + size])
-            flying.append((self.stream.record(), piece.nbytes))
-            if len(flying) > _IN_FLIGHT:
-                yield _landed(*flying.popleft())
-        while flying:
-            yield _landed(*flying.popleft())
+            stream.copy(piece, self.source[low : low + size])
+            yield piece.nbytes
 
 
-def _landed(event: Event, size: int) -> int:
-    """Wait for a packet: its bytes."""
-    event.wait()
-    return size
-
-
-def copy_over(driver: Driver, lane: str, target: torch.Tensor, source: torch.Tensor) -> Copy:
-    """The copy of a tensor to another of its type and size by a link lane; host memory must be pinned."""
+def copy_over(driver: Driver, target: torch.Tensor, source: torch.Tensor) -> Copy:
+    """The copy of a tensor over the link to another of its type and size; with a card, host memory must be pinned."""
     if driver.on_host:
         return ArrayCopy(as_numpy(target), as_numpy(source))
-    return LinkCopy(bytes_of(target), bytes_of(source), driver.stream(lane))
+    return LinkCopy(bytes_of(target), bytes_of(source))
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -113,8 +100,9 @@ class Transfer:
         """Bytes that are moved."""
         return sum(copy.nbytes for copy in self.copies)
 
-    def make(self) -> None:
+    def make(self, stream: Stream) -> None:
         """Make all copies now, as fast as they go, and take no action."""
         for copy in self.copies:
-            for _ in copy.pieces(max(1, copy.nbytes)):
+            for _ in copy.pieces(max(1, copy.nbytes), stream):
                 pass
+        stream.finish()

@@ -112,7 +112,7 @@ class Forward:
             self._control.check()
             one.warm_up(dtype)
             if self._stack.fetches_kv:
-                one.fetch(0, RowLayout.smallest())[1].make()
+                one.fetch(0, RowLayout.smallest())[1].make(HostDriver().stream("h2d"))
 
     def _check_gpu_memory(self) -> None:
         """Check that the bytes allocated for weights and KV are those of the ledger, which stays within the limit."""
@@ -132,7 +132,7 @@ class Forward:
             for task in self._prepared.lowering.tasks(Step.MIDDLE):
                 if task.weights_of:
                     self._control.check()
-                    self._weights.buffer.transfer(task.weights_of, task.page).make()
+                    self._weights.buffer.transfer(task.weights_of, task.page).make(self._driver.stream("h2d"))
 
     def let_go(self) -> None:
         """Free the model's memory, though the frames of an error may still hold this object; it is of no more use."""
@@ -393,7 +393,7 @@ class Forward:
                 source = self._buffers[target.other, part, buffer]
                 there = self._place((target, part, buffer), layout, source)
                 sent = source[rows] if target is Place.CPU else self._sendable((part, buffer, row_class), source[rows])
-                copies.append(copy_over(self._driver, node.lane, there[rows], sent))
+                copies.append(copy_over(self._driver, there[rows], sent))
         return Transfer(copies)
 
     def _sendable(self, key: tuple[int, str, RowClass], rows: torch.Tensor) -> torch.Tensor:
@@ -447,7 +447,7 @@ class Forward:
         there = [
             self._driver.pinned((name, part), rows.shape, rows.dtype) for name, rows in zip("kv", new, strict=True)
         ]
-        copies = [copy_over(self._driver, "d2h", to, rows) for to, rows in zip(there, new, strict=True)]
+        copies = [copy_over(self._driver, to, rows) for to, rows in zip(there, new, strict=True)]
         return Transfer(copies, lambda: self._cache.append(layer, layout.slots, *there))
 
     def read_back(self) -> None:

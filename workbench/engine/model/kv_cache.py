@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from workbench.engine.devices.driver import Driver, Event, Stream
+from workbench.engine.devices.driver import Driver, Stream
 from workbench.engine.devices.host import HostDriver
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.transfer import Copy, Transfer, bytes_of
@@ -134,7 +134,7 @@ class KVCache:
         else:
             staged = self._driver.pinned("fetched KV", there.shape, there.dtype)
             gathered = BlockCopy(staged, pool, old_table[used], filled[used])
-            copy = GatheredCopy(gathered, there, self._driver.stream("h2d"))
+            copy = GatheredCopy(gathered, there)
         return FetchedKV(there, table, self._model, self._control), Transfer([copy])
 
 
@@ -152,7 +152,7 @@ class BlockCopy:
         """See `Copy.nbytes`."""
         return int(self.tokens.sum()) * _entry_bytes(self.source)
 
-    def pieces(self, size: int) -> Iterator[int]:
+    def pieces(self, size: int, stream: Stream) -> Iterator[int]:
         """See `Copy.pieces`."""
         blocks = max(1, size // self.source[0].nbytes)
         for low in range(0, len(self.blocks), blocks):
@@ -170,26 +170,21 @@ class GatheredCopy:
 
     gathered: BlockCopy
     target: torch.Tensor
-    stream: Stream
 
     @property
     def nbytes(self) -> int:
         """See `Copy.nbytes`."""
         return self.gathered.nbytes
 
-    def pieces(self, size: int) -> Iterator[int]:
+    def pieces(self, size: int, stream: Stream) -> Iterator[int]:
         """See `Copy.pieces`."""
-        sent: list[Event] = []
         begin = 0
         step = max(1, size // self.target[0].nbytes) if len(self.target) else 1
-        for moved in self.gathered.pieces(size):
+        for moved in self.gathered.pieces(size, stream):
             some = slice(begin, begin + step)
             begin += step
-            self.stream.copy(bytes_of(self.target[some]), bytes_of(self.gathered.target[some]))
-            sent.append(self.stream.record())
+            stream.copy(bytes_of(self.target[some]), bytes_of(self.gathered.target[some]))
             yield moved
-        for event in sent[-1:]:
-            event.wait()
 
 
 def _entry_bytes(pool: torch.Tensor) -> int:

@@ -91,7 +91,7 @@ class RoutedExperts:
                 shape = (len(places), *tensor.shape[1:])
                 tensors[key] = torch.empty(shape, dtype=tensor.dtype, device=self._driver.device)
                 for to, at in zip(tensors[key], places, strict=True):
-                    copies.append(copy_over(self._driver, "h2d", to, tensor[at]))
+                    copies.append(copy_over(self._driver, to, tensor[at]))
             found.append((tuple(every[place] for place in places), tensors))
         with self._lock:
             self._fetched[stage.op, layer, part] = found

@@ -138,7 +138,7 @@ class WeightBuffer:
                 view, place = self._lay(turn, stored, place, laid)
                 held.setdefault((layer, op), {})[stored.key] = view
             begin, end = (int(edge) for edge in page.cut(place))
-            copies = [copy_over(self._driver, "h2d", *pair) for pair in _between(laid, begin, end)]
+            copies = [copy_over(self._driver, *pair) for pair in _between(laid, begin, end)]
             self._known[key] = copies, held
         return self._known[key]
 
