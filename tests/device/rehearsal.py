@@ -113,7 +113,8 @@ class Rehearsal:
             if address not in self.memory.pinned:
                 return _NOT_REGISTERED
             memory, _, size = self.memory.pinned[address]
-            self.queues.touch_by_host("unpinning", [Touch(memory, True, 0, size)])
+            if self.queues.error is None:  # a device that is lost copies nothing any more
+                self.queues.touch_by_host("unpinning", [Touch(memory, True, 0, size)])
             del self.memory.pinned[address]
         return 0
 

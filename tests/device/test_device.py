@@ -396,6 +396,7 @@ def test_a_lost_device_is_an_error(breaks, hasty):
         torch.ones(4, device=driver.device)
     with pytest.raises(LostError):
         driver.close()
+    assert not driver.cuda.memory.pinned
 
 
 # -------------------------------------------------------------------------------------------------------------- threads
