@@ -82,7 +82,7 @@ def test_the_table_tells_the_share_of_the_bound():
     lines: list[str] = []
     times = overlap.ScheduleTimes(overlap.VSL, 1.0, 1.5)
     times.note(2.0, {"gpu": 1.0})
-    overlap._print([times], {}, lines.append)
+    overlap.table([times], {}, lines.append)
     assert "0.75, 0.50" in lines[1]
 
 
@@ -91,7 +91,7 @@ def test_ratios_are_those_of_the_medians_with_the_extremes():
         overlap.ScheduleTimes(overlap.VSL, 1.0, 1.5, [1.0, 2.0, 3.0]),
         overlap.ScheduleTimes(overlap.PLAIN, 2.0, 4.0, [4.0, 5.0]),
     )
-    ratios = overlap._ratios([fast, slow])
+    ratios = overlap.ratios_of([fast, slow])
     assert ratios["VSLPipe(weight_slots=3) / Sequential, speed"] == {
         "median": 2.25,
         "min": 4 / 3,

@@ -262,7 +262,7 @@ class Weights:
     def get(self, layer: int, stage: Stage) -> Tensors:
         """The weights of a stage in one layer; none for an operation without any."""
         pieces = self._stack.pieces(stage, layer)
-        return self._of_piece(layer, pieces[0], stage.device) if pieces else {}
+        return self.of_piece(layer, pieces[0], stage.device) if pieces else {}
 
     def pieces(self, layer: int, stage: Stage) -> list[tuple[tuple[int, ...] | None, Tensors]]:
         """The weights of a stage of routed experts in one layer: of each piece its experts, or None for all of them.
@@ -271,7 +271,7 @@ class Weights:
         """
         chosen = self._stack.pipeline(layer).streams_chosen(stage)
         pieces = [piece for piece in self._stack.pieces(stage, layer) if not (chosen and piece.streamed)]
-        return [(piece.members, self._of_piece(layer, piece, stage.device)) for piece in pieces]
+        return [(piece.members, self.of_piece(layer, piece, stage.device)) for piece in pieces]
 
     def on_host(self, layer: int, stage: Stage) -> list[tuple[tuple[int, ...] | None, Tensors]]:
         """The weights on the host of a stage's experts in one layer that are streamed, as `pieces` gives others."""
@@ -281,7 +281,7 @@ class Weights:
                 found.append((piece.members, self._store.resident(layer, piece.op, keep=True)))
         return found
 
-    def _of_piece(self, layer: int, piece: Piece, place: Place) -> Tensors:
+    def of_piece(self, layer: int, piece: Piece, place: Place) -> Tensors:
         """The weights of one piece of a layer, which must have arrived if they are streamed."""
         if self.buffer is not None and piece.streamed:
             return self.buffer.get(layer, piece.op)
