@@ -223,7 +223,11 @@ class Ops:
         self._tables = {key: tensor.to(self._device) for key, tensor in (tables or {}).items()}
         self.angles = _angles(model, positions or model.max_position_embeddings, held).to(self._device)
         self.attention = EVERYTHING
-        self._step_flops = STEP_FLOPS if self._device.type == "cpu" else CARD_STEP_FLOPS
+
+    @property
+    def _step_flops(self) -> float:
+        """Floating-point operations between two checks for a stop request."""
+        return STEP_FLOPS if self._device.type == "cpu" else CARD_STEP_FLOPS
 
     def of_layers(self) -> list[Ops]:
         """The operations of every layer."""
