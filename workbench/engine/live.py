@@ -67,7 +67,7 @@ def run(scenario: Scenario, schedule: Schedule, *, alongside: bool = False, devi
 
 
 def _checked(scenario: Scenario, schedule: Schedule, device: str, alongside: bool) -> Prepared:
-    """What is run, after the checks that this device can execute it."""
+    """The prepared scenario, after the checks that this device can execute it."""
     if device not in ("cpu", "cuda"):
         raise EngineError(f"run has no device {device!r}; give device='cpu' or 'cuda'.")
     if alongside and device == "cuda":
