@@ -15,7 +15,8 @@ from tests.device.rehearsal import RehearsedDriver, rehearsed
 from tests.device.streams import Adversary, LostError
 from tests.examples import DEEP
 from tests.live.conftest import MakeModel
-from tests.live.world import OF_SYSTEMS, TINY, WIRED, lane_threads, longest, requests, scenario
+from tests.live.test_stacks import ASKED, SCHEDULERS
+from tests.live.world import OF_SYSTEMS, TINY, WIRED, lane_threads, longest, scenario
 from tests.systems import STACKS
 from workbench.core.errors import CapacityError, EngineError, ScenarioError
 from workbench.engine import live
@@ -26,14 +27,6 @@ from workbench.pipeline import Pipeline, Stack, cpu, gpu, load, offload
 from workbench.schedules import Schedule, Sequential
 from workbench.stages import Op, attention, combine, experts, moe, out_proj, qkv, route
 
-ASKED = requests((5, 1, 19, 3, 30, 2), (6, 4, 3, 6, 5, 6), seed=7)
-SCHEDULERS = (
-    wb.ResourceAware(token_budget=40),
-    wb.StaticBatching(2, 3),
-    wb.ContinuousBatching(40),
-    wb.ChunkedPrefill(9),
-    wb.LayeredPrefill(8),
-)
 ANY = ("all_gpu", "all_cpu", "flexgen_s4", "vslpipe", "experts_on_cpu", "both_on_cpu", "deferring")
 WAYS: dict[str, tuple[Pipeline | Stack, Schedule]] = {
     **{f"{name}, {schedule.name}": (WIRED[name], schedule) for name, schedule in OF_SYSTEMS},

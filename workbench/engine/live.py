@@ -83,7 +83,7 @@ def _driver(device: str, prepared: Prepared) -> Driver:
 
 @contextmanager
 def _ledger_told(prepared: Prepared) -> Iterator[None]:
-    """Turn a card's want of memory into an error that has the ledger beside it."""
+    """Turn torch's out-of-memory error into one that names the ledger's largest entries."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -6,13 +6,11 @@ Each step is saved in the record as soon as it is done, so that an interrupted r
 from __future__ import annotations
 
 import gc
-import json
 import os
 import platform
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -31,7 +29,6 @@ from workbench.bench.gpu.attention_tiles import tune_attention
 from workbench.bench.gpu.case import Case, Size
 from workbench.bench.gpu.cases import CASES
 from workbench.core.errors import WorkbenchError
-from workbench.core.result import versions
 from workbench.hardware import Device, Link, Machine, usable_cores
 from workbench.kernels import copy_rate, link_rates, matmul_rate, multiply_add, read_memory
 
@@ -141,11 +138,7 @@ class _Record:
     def __init__(self, path: Path, setting: Setting) -> None:
         self._path = path
         self._setting = setting
-        self.rows: dict[str, Row] = {}
-        with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):  # what cannot be read is done again
-            found = json.loads(path.read_bytes())
-            if (found["machine"], found["versions"]) == (setting.card, versions()):
-                self.rows = {row["step"]: row for row in found["rows"]}
+        self.rows: dict[str, Row] = record.rows_by_step(path, setting.card)
 
     def done(self, name: str) -> bool:
         """True if a step has a result, or has ended the process `_TRIES` times."""
@@ -162,10 +155,9 @@ class _Record:
 
     def _keep(self, row: Row) -> None:
         self.rows[row["step"]] = row
-        whole = self._path.with_suffix(".part")
         machine = _machine(self._setting, self.rates) or _unknown(self._setting)
-        record.write(whole, machine, report.ratios(list(self.rows.values())), list(self.rows.values()))
-        whole.replace(self._path)
+        rows = list(self.rows.values())
+        record.replace(self._path, machine, report.ratios(rows), rows)
 
     @property
     def rates(self) -> dict[str, float]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from workbench.bench.gpu.bench import bench_gpu
 from workbench.bench.hybrid.passes import passes, told
 from workbench.bench.hybrid.tokens import differing, models, ways
 from workbench.core.errors import WorkbenchError
-from workbench.core.result import versions
 from workbench.core.units import format_bytes
 from workbench.engine import make_checkpoint
 from workbench.hardware import Machine
@@ -135,11 +132,7 @@ class _Record:
     def __init__(self, path: Path, machine: Machine) -> None:
         self._path = path
         self._machine = machine
-        self.rows: dict[str, Row] = {}
-        with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):  # what cannot be read is made again
-            found = json.loads(path.read_bytes())
-            if (found["machine"], found["versions"]) == (machine.name, versions()):
-                self.rows = {row["step"]: row for row in found["rows"]}
+        self.rows: dict[str, Row] = record.rows_by_step(path, machine.name)
 
     def right(self, step: str) -> bool:
         """True if a step was made, and nothing went wrong."""
@@ -148,6 +141,4 @@ class _Record:
     def add(self, step: str, row: Row) -> None:
         """Keep the row of a step."""
         self.rows[step] = {"step": step, **row}
-        whole = self._path.with_suffix(".part")
-        record.write(whole, self._machine, {}, list(self.rows.values()))
-        whole.replace(self._path)
+        record.replace(self._path, self._machine, {}, list(self.rows.values()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -86,14 +86,7 @@ def ways() -> Iterator[Way]:
 
 def differing(model: ModelConfig, way: Way) -> int | None:
     """Number of requests that get other tokens with the card than without; None if the way is refused."""
-    scenario = Scenario(
-        way.pipeline,
-        model,
-        _machine(),
-        Memory(kv_capacity=_capacity(model), kv_block=_BLOCK, weights="fp32", kv="fp32"),
-        Workload.of(_requests(model)),
-        way.scheduler,
-    )
+    scenario = _scenario(model, way.pipeline, way.scheduler, _requests(model))
     try:
         check_runnable(prepare(scenario, way.schedule), on_card=True)
     except WorkbenchError:
@@ -107,13 +100,14 @@ def differing(model: ModelConfig, way: Way) -> int | None:
 @cache
 def _alone(model: ModelConfig) -> tuple[tuple[int, ...], ...]:
     """Tokens of each request when the host serves it by itself; no batch and no plan may change them."""
-    pipeline = PIPELINES["all on the GPU"]
-    memory = Memory(kv_capacity=_capacity(model), kv_block=_BLOCK, weights="fp32", kv="fp32")
-    scenarios = (
-        Scenario(pipeline, model, _machine(), memory, Workload.of([each]), ResourceAware(token_budget=40))
-        for each in _requests(model)
-    )
+    how = PIPELINES["all on the GPU"], SCHEDULERS[0]
+    scenarios = (_scenario(model, *how, [each]) for each in _requests(model))
     return tuple(run(scenario, Sequential()).tokens[0] for scenario in scenarios)
+
+
+def _scenario(model: ModelConfig, pipeline: Pipeline, scheduler: Scheduler, requests: Sequence[Request]) -> Scenario:
+    memory = Memory(kv_capacity=_capacity(model), kv_block=_BLOCK, weights="fp32", kv="fp32")
+    return Scenario(pipeline, model, _machine(), memory, Workload.of(requests), scheduler)
 
 
 def _requests(model: ModelConfig) -> list[Request]:

@@ -52,7 +52,7 @@ class Driver(Protocol):
         """True if the device's memory is the host's."""
 
     def stream(self, name: str) -> Stream:
-        """The stream of this name, made at its first use. Copies of a link direction have the name of its lane."""
+        """The stream of this name, made at its first use."""
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Memory of the device that every stream may write at once."""

@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 
 from workbench.core.errors import EngineError
 from workbench.engine.devices.driver import Driver
-from workbench.engine.devices.host import HostDriver
+from workbench.engine.devices.host import HostDriver, HostStream
 from workbench.engine.lanes.control import Control
 from workbench.engine.lanes.transfer import Copy, Transfer, copy_over
 from workbench.engine.loading.checkpoint import TORCH_DTYPES
@@ -112,7 +112,7 @@ class Forward:
             self._control.check()
             one.warm_up(dtype)
             if self._stack.fetches_kv:
-                one.fetch(0, RowLayout.smallest())[1].make(HostDriver().stream("h2d"))
+                one.fetch(0, RowLayout.smallest())[1].make(HostStream())
 
     def _check_gpu_memory(self) -> None:
         """Check that the bytes allocated for weights and KV are those of the ledger, which stays within the limit."""
