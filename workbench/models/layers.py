@@ -2,39 +2,186 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from reprlib import repr as short
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
 
 
-class LayerKind(enum.Enum):
-    """One layer's attention and feed-forward network."""
+@dataclass(frozen=True)
+class Counted:
+    """Weights of one layer, tensor by tensor, by the operation that reads them [elements].
 
-    FULL = "full"
-    """Attention to all earlier tokens, and experts."""
-    WINDOWED = "windowed"
-    """Attention to a sliding window, and experts."""
-    DENSE = "dense"
-    """Attention to all earlier tokens, and an ordinary feed-forward network."""
-    DENSE_WINDOWED = "dense windowed"
-    """Attention to a sliding window, and an ordinary feed-forward network."""
+    Attributes
+    ----------
+    qkv, out_proj, route : int
+        Matrices before the mixing of tokens, behind it, and of the router.
+    unrouted : int
+        Matrices of shared experts, or of an ordinary feed-forward network.
+    expert : int
+        Matrices of one routed expert; 0 if the layer has none.
+    expert_vectors : int
+        Biases of all routed experts.
+    vectors : int
+        All else: norms, other biases, convolutions.
+    """
+
+    qkv: int
+    out_proj: int
+    route: int = 0
+    unrouted: int = 0
+    expert: int = 0
+    expert_vectors: int = 0
+    vectors: int = 0
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """A state of fixed size in the place of keys and values: linear attention, a state space or a short convolution.
+
+    Attributes
+    ----------
+    name : str
+    state : int
+        Elements that a sequence keeps, in fp32.
+    macs : float
+        Multiply-adds per token.
+    width : int
+        Elements per token that the projections before it write, and elements that it hands on.
+    """
+
+    name: str
+    state: int
+    macs: float
+    width: int
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """Attention to some of the earlier tokens, which an index chooses, or to summaries of several tokens.
+
+    Attributes
+    ----------
+    top : int
+        Entries that a query attends to at most, beside the window; 0 for all.
+    ratio : int
+        Tokens that one entry stands for.
+    window : int
+        Last tokens that a query attends to besides, one by one; 0 for none.
+    keys : int
+        Elements of the index' key of an entry.
+    macs : int
+        Multiply-adds of the index per query token and entry.
+    """
+
+    top: int = 0
+    ratio: int = 1
+    window: int = 0
+    keys: int = 0
+    macs: int = 0
+
+    def attended(self, tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Entries that one query token attends to in a context of so many tokens."""
+        entries = tokens / self.ratio
+        chosen = np.minimum(entries, self.top) if self.top else entries
+        attended: npt.NDArray[np.float64] = np.minimum(tokens, self.window) + chosen
+        return attended
+
+    def attended_below(self, tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Sum of `attended` over contexts of 1 up to so many tokens."""
+        few = np.minimum(tokens, self.top * self.ratio) if self.top else tokens
+        chosen = few * (few + 1) / (2 * self.ratio) + (tokens - few) * self.top
+        inside = np.minimum(tokens, self.window)
+        near = inside * (inside + 1) / 2 + (tokens - inside) * self.window
+        total: npt.NDArray[np.float64] = chosen + near
+        return total
+
+
+@dataclass(frozen=True)
+class Own:
+    """Fields of a model that the layers of a kind have otherwise; None for those of the model.
+
+    Attributes
+    ----------
+    num_attention_heads, num_key_value_heads, head_dim, v_head_dim : int, optional
+    q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim : int, optional
+    sliding_window : int, optional
+    counted : Counted, optional
+    recurrence : Recurrence, optional
+    sparse : Sparse, optional
+    formats : tuple of (str, float), optional
+    """
+
+    num_attention_heads: int | None = None
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    v_head_dim: int | None = None
+    q_lora_rank: int | None = None
+    kv_lora_rank: int | None = None
+    qk_nope_head_dim: int | None = None
+    qk_rope_head_dim: int | None = None
+    sliding_window: int | None = None
+    counted: Counted | None = None
+    recurrence: Recurrence | None = None
+    sparse: Sparse | None = None
+    formats: tuple[tuple[str, float], ...] | None = None
+
+    def given(self) -> dict[str, Any]:
+        """The fields that are not those of the model."""
+        values = {known.name: getattr(self, known.name) for known in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """One layer's attention and feed-forward network.
+
+    Attributes
+    ----------
+    dense : bool
+        True if the layer has an ordinary feed-forward network instead of experts.
+    windowed : bool
+        True if attention is limited to a sliding window, or to the chunk that a token is in.
+    own : Own
+        Sizes that differ from those of the model.
+    """
+
+    dense: bool = False
+    windowed: bool = False
+    own: Own = Own()
+
+    FULL: ClassVar[LayerKind]
+    WINDOWED: ClassVar[LayerKind]
+    DENSE: ClassVar[LayerKind]
+    DENSE_WINDOWED: ClassVar[LayerKind]
 
     @classmethod
     def of(cls, *, dense: bool, windowed: bool) -> LayerKind:
-        """The kind with these two properties."""
+        """The kind with these two properties, and the sizes of the model."""
         if dense:
             return cls.DENSE_WINDOWED if windowed else cls.DENSE
         return cls.WINDOWED if windowed else cls.FULL
 
     @property
-    def dense(self) -> bool:
-        """True if the layer has an ordinary feed-forward network instead of experts."""
-        return self in (LayerKind.DENSE, LayerKind.DENSE_WINDOWED)
+    def value(self) -> str:
+        """The kind in words: its attention where it is no full one, and ``dense`` without experts."""
+        words = ["dense"] if self.dense else []
+        if self.own.recurrence is not None:
+            words.append(self.own.recurrence.name)
+        elif self.own.sparse is not None:
+            words.append("sparse")
+        elif self.windowed:
+            words.append("windowed")
+        return " ".join(words) or "full"
 
-    @property
-    def windowed(self) -> bool:
-        """True if attention is limited to a sliding window."""
-        return self in (LayerKind.WINDOWED, LayerKind.DENSE_WINDOWED)
+
+LayerKind.FULL = LayerKind()
+LayerKind.WINDOWED = LayerKind(windowed=True)
+LayerKind.DENSE = LayerKind(dense=True)
+LayerKind.DENSE_WINDOWED = LayerKind(dense=True, windowed=True)
 
 
 Pattern = tuple[LayerKind, ...]

@@ -70,7 +70,13 @@ def total_rows(workload: Workload, model: ModelConfig) -> Rows:
     g = workload.output_len
     pairs = model.attended_below(p)
     context = model.attended_below(p + g - 1) - pairs
-    return Rows(int(p.sum()), int((g - 1).sum()), float(pairs.sum()), float(context.sum()), int(g.sum()))
+    rows = Rows(int(p.sum()), int((g - 1).sum()), float(pairs.sum()), float(context.sum()), int(g.sum()))
+    if model.sparse is None or not model.sparse.macs:
+        return rows
+    every = p + g - 1
+    scored = float((p * (p + 1)).sum()) / (2 * model.sparse.ratio)
+    scanned = float((every * (every + 1)).sum()) / (2 * model.sparse.ratio) - scored
+    return rows._replace(scored=scored, scanned=scanned)
 
 
 def recomputed(rows: Rows, tokens: float, shortest: float) -> Rows:

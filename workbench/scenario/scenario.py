@@ -74,6 +74,7 @@ class Scenario:
         self._check_groups()
         self._check_sets()
         self._check_shares()
+        self._check_states()
         self.routing.check(self.model)
 
     def _check_choices(self) -> None:
@@ -135,6 +136,14 @@ class Scenario:
                     f"Add {fetch}, or leave {what} out."
                 )
 
+    def _check_states(self) -> None:
+        """Refuse to stream the KV of layers that keep something else."""
+        if self.model.keeps_states and any(kv in each.pipeline.fetches for each in self.stack):
+            raise ScenarioError(
+                f"some layers of {self.model.name} keep states or an index in the place of keys and values, which "
+                "fetch(kv) does not stream; leave it out and put attention where the KV cache is."
+            )
+
     @property
     def _group(self) -> int | None:
         """Columns that share a scale in rounded experts; None if no number of `GROUPS` divides their sizes."""
@@ -145,17 +154,20 @@ class Scenario:
     def precision(self) -> Precision:
         """Number formats of weights and KV cache: the memory's, or else the model's own."""
         kv = self.memory.kv or self.model.dtype
+        plain = not self.model.has_formats
         if self.memory.weights in QUANTISED:
             others = None if self.model.path else self.model.other_dtype  # a run converts them
-            return Precision(self.model.dtype, kv, self.memory.weights, others, self._group)
+            return Precision(self.model.dtype, kv, self.memory.weights, others, self._group, as_stored=plain)
         if self.memory.weights:
-            return Precision(self.memory.weights, kv)
+            return Precision(self.memory.weights, kv, as_stored=plain)
         return Precision(self.model.dtype, kv, self.model.expert_dtype, self.model.other_dtype)
 
     @property
     def weight_formats(self) -> str:
         """Formats of the weights in words: ``bf16``, or ``mxfp4 (experts) and bf16``."""
         precision = self.precision
+        if self.model.has_formats and precision.as_stored:
+            return f"{8 * self.model.weight_bytes / self.model.params:.3g} bits on average"
         experts = precision.experts or precision.weights
         others = precision.others or precision.weights
         return experts if experts == others else f"{experts} (experts) and {others}"
@@ -203,6 +215,11 @@ class Scenario:
     @property
     def kv_blocks(self) -> int:
         """Number of blocks of the KV cache."""
+        if not self.model.kv_elements:
+            raise ScenarioError(
+                f"no layer of {self.model.name} keeps keys and values, so kv_capacity limits nothing; use a model with "
+                "some attention layers."
+            )
         return self.memory.blocks(self.model.kv_bytes_per_token(self.precision.kv))
 
     def on(self, **changes: Any) -> Scenario:

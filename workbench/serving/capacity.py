@@ -24,7 +24,7 @@ from workbench.serving.host_kernels import experts_bytes, is_packed
 from workbench.serving.ledger import Account, Change, Entry, Ledger
 from workbench.serving.prepared import Prepared, price
 from workbench.serving.task_cost import TaskCost
-from workbench.stages import DEFERRED_BUFFERS, Op, Place, RowClass, buffer_bytes, experts, head, qkv
+from workbench.stages import DEFERRED_BUFFERS, Op, Place, RowClass, buffer_bytes, experts, head, head_format, qkv
 
 
 def fits(scenario: Scenario, schedule: Schedule) -> Ledger:
@@ -117,10 +117,13 @@ def largest_batch(scenario: Scenario, schedule: Schedule, budget: float) -> Larg
 def embedding_bytes(scenario: Scenario) -> float:
     """Embedding, head, final norm and sinks, which always stay on the GPU [B]."""
     model = scenario.model
-    elements = (1 if model.tie_word_embeddings else 2) * model.vocab_size * model.hidden_size + model.norm_size
-    elements += model.vocab_size if model.lm_head_bias else 0
+    precision = scenario.precision
+    usual = DTYPE_BYTES[precision.weights]
+    embedding = (model.format_of("embed") if precision.as_stored else None) or usual
+    matrices = model.head_params * head_format(model, precision) + model.embedding_params * embedding
+    elements = model.norm_size + model.outside_params + (model.vocab_size if model.lm_head_bias else 0)
     sinks = model.num_hidden_layers * model.num_attention_heads if model.family.sinks else 0
-    return elements * DTYPE_BYTES[scenario.precision.weights] + sinks * DTYPE_BYTES["fp32"]
+    return matrices + elements * usual + sinks * DTYPE_BYTES["fp32"]
 
 
 def positions(scenario: Scenario) -> int:
@@ -183,13 +186,15 @@ class _Needs:
         layers = scenario.model.num_hidden_layers
         per_block = memory.kv_block * scenario.model.kv_bytes_per_token(scenario.precision.kv)
         here = sum(self._stack.kv_device(layer) is device for layer in range(layers))
-        cache = scenario.kv_blocks * per_block * here / layers
+        cache = scenario.kv_blocks * per_block * self._kept_share(device, "kv_elements")
         of = "" if here == layers else f" in {here} of {layers} layers"
         also = "embedding and head too" if device is Place.GPU else "originals of what is streamed too"
         entries = [
             Entry("weights", self._weights[device], also if self._weights[device] else ""),
             Entry("KV cache", cache, f"{scenario.kv_blocks} blocks of {memory.kv_block} tokens{of}" if cache else ""),
         ]
+        if scenario.model.state_elements:
+            entries.append(self._states(device, scenario, batch))
         if device is Place.GPU:
             slots = schedule.weight_slots
             entries.insert(1, Entry("weight slots", slots * self._slot, f"{slots} of {format_bytes(self._slot)}"))
@@ -208,6 +213,23 @@ class _Needs:
         entries.append(self._largest_operation(device, scenario, batch))
         entries.append(Entry("reserve", memory.reserve(device)))
         return tuple(entries)
+
+    def _kept_share(self, device: Place, size: str) -> float:
+        """Share of what all layers keep of a sequence that layers keep on this device."""
+        total = 0.0
+        here = 0.0
+        for layer, count in self._stack.alike:
+            kept = count * getattr(self._cost.model_at(layer), size)
+            total += kept
+            here += kept if self._stack.kv_device(layer) is device else 0.0
+        return here / total if total else 0.0
+
+    def _states(self, device: Place, scenario: Scenario, batch: Largest) -> Entry:
+        """The states that recurrent layers keep of every request."""
+        model = scenario.model
+        each = model.num_hidden_layers * model.state_elements * DTYPE_BYTES["fp32"]
+        size = batch.requests * each * self._kept_share(device, "state_elements")
+        return Entry("states", size, f"{batch.requests} requests of {format_bytes(each)}" if size else "")
 
     def _fetched_experts(self, scenario: Scenario, schedule: Schedule, batch: Largest) -> Entry:
         """The most chosen experts that parts can have at once: no token chooses more than its own."""
@@ -261,8 +283,10 @@ def held_buffers(stack: StackGraph) -> dict[Place, set[str]]:
 
 
 def _row_bytes(buffers: Iterable[str], rows: RowClass, scenario: Scenario) -> int:
-    """Bytes of one row of all these buffers together."""
-    return sum(buffer_bytes(buffer, scenario.model, scenario.precision, rows) for buffer in buffers)
+    """Bytes of one row of all these buffers together, each as wide as in the layers where it is widest."""
+    models = [model for model, _ in scenario.model.unlike] or [scenario.model]
+    precision = scenario.precision
+    return sum(max(buffer_bytes(buffer, model, precision, rows) for model in models) for buffer in buffers)
 
 
 # ------------------------------------------------------------------------------------------- changes that make it fit

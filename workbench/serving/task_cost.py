@@ -80,13 +80,13 @@ class TaskCost:
 
     def part(self, batch: Batch) -> PartRows:
         """Rows of one part of a batch at the stages, layer by layer."""
-        if not self._model.windowed_layers:
+        if not (self._model.windowed_layers or self._model.unlike or self._model.sparse):
             return _rows_of_part(batch, self._model)
         return self.by_kind(lambda model: _rows_of_part(batch, model))
 
     def by_kind(self, count: Callable[[ModelConfig], Rows | CutRows]) -> PartRows:
         """Rows layer by layer, from a function that counts them for a model whose layers are all of one kind."""
-        if not 0 < self._model.windowed_layers < self._model.num_hidden_layers:
+        if not (self._model.unlike or 0 < self._model.windowed_layers < self._model.num_hidden_layers):
             return count(self._model)
         kinds = list(self._models)
         places = tuple(kinds.index(self._stack.kind(layer)) for layer in range(self._stack.layers))
@@ -135,17 +135,18 @@ class TaskCost:
             self._weights[key] = sum(piece.op.weight_bytes(model, self._precision, layer) for piece in pieces)
         return self._weights[key]
 
-    def transfer(self, node: Node, rows: Rows) -> float:
-        """Bytes that a transfer of activations or KV moves for these rows."""
-        return 0.0 if node.idle else self._moved(node, 0)(rows)
+    def transfer(self, node: Node, rows: Rows, layer: int = 0) -> float:
+        """Bytes that a transfer of activations or KV moves for these rows in one layer."""
+        return 0.0 if node.idle else self._moved(node, layer)(rows)
 
     def _fetched_kv(self, rows: Rows) -> float:
         """Bytes of the KV that these rows read, without their own."""
         return (rows.context - rows.decode + rows.before) * self._kv_in
 
-    def _per_row(self, node: Node) -> tuple[float, float]:
+    def _per_row(self, node: Node, layer: int) -> tuple[float, float]:
         """Bytes that a transfer of activations moves per prefill row and per decode row."""
-        sizes = [(buffer_bytes(buffer, self._model, self._precision, rows), rows) for buffer, rows in node.carries]
+        model = self.model_at(layer)
+        sizes = [(buffer_bytes(buffer, model, self._precision, rows), rows) for buffer, rows in node.carries]
         prefill = sum(size for size, rows in sizes if rows is RowClass.PREFILL)
         decode = sum(size for size, rows in sizes if rows is RowClass.DECODE)
         return prefill, decode
@@ -169,7 +170,7 @@ class TaskCost:
                     passed = sum(layer in part.prefill_layers for layer in layers)
                     total += (len(layers) - passed) * chosen.touched(fewer, each)
                 total += passed * chosen.touched(more, each)
-        return total * self._model.expert_params * self._precision.expert_bytes
+        return total * self._model.expert_params * experts.bytes_each(self._model, self._precision)
 
     @cached_property
     def _reading(self) -> list[tuple[Op, list[int], Chosen]]:
@@ -245,7 +246,7 @@ class TaskCost:
             return self._fetched_kv
         if node.kind is NodeKind.EXPERTS_IN:
             return partial(self._chosen_experts, node.stages, layer)
-        per_prefill, per_decode = self._per_row(node)
+        per_prefill, per_decode = self._per_row(node, layer)
         return lambda rows: per_prefill * rows.prefill + per_decode * rows.decode
 
     def _chosen_experts(self, stages: Sequence[Stage], layer: int, rows: Rows) -> float:
@@ -514,13 +515,17 @@ def _rows_of_part(batch: Batch, model: ModelConfig) -> Rows | CutRows:
 
 
 def _rows(batch: Batch, model: ModelConfig) -> Rows:
-    """Rows of a batch at the stages of a layer; a sliding window caps pairs and context."""
-    if not model.windowed_layers:
+    """Rows of a batch at the stages of a layer; a sliding window or an index caps pairs and context."""
+    sparse = model.sparse
+    if not (model.windowed_layers or sparse):
         return batch.rows
     pairs = model.attended_below(batch.starts + batch.prefill_len).sum() - model.attended_below(batch.starts).sum()
     context = model.attended(batch.context + 1).sum()
     before = model.attended(batch.starts).sum()
-    return batch.rows._replace(pairs=float(pairs), context=float(context), before=float(before))
+    rows = batch.rows._replace(pairs=float(pairs), context=float(context), before=float(before))
+    if sparse is None or not sparse.macs:
+        return rows
+    return rows._replace(scored=batch.rows.pairs / sparse.ratio, scanned=batch.rows.context / sparse.ratio)
 
 
 def _summed(stages: Sequence[Stage], model: ModelConfig) -> set[tuple[str, Place]]:

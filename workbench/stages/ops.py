@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from workbench.core.errors import PipelineError
 from workbench.core.units import DTYPE_BYTES, is_whole
 from workbench.models import LayerKind, ModelConfig
+from workbench.models.layers import Recurrence
 from workbench.stages.expert_sets import ExpertSet
 from workbench.stages.work import Precision, Rows, Work
 
@@ -250,10 +251,17 @@ class Op:
                 )
         return found
 
+    def bytes_each(self, model: ModelConfig, precision: Precision) -> float:
+        """Bytes per weight: of its own format, or else of the routed experts' or the other weights'."""
+        usual = precision.expert_bytes if self.routed else precision.other_bytes
+        if not (model.formats and precision.as_stored):
+            return usual
+        return model.format_of(self.plain.name) or usual
+
     def weight_bytes(self, model: ModelConfig, precision: Precision, layer: int = 0) -> float:
         """Bytes of its weights in one layer, mean over the layers; for a set of experts, in this layer."""
         kept = self.kept(model) * DTYPE_BYTES["fp32"] if self.kept else 0.0
-        whole = kept + self.elements(model) * (precision.expert_bytes if self.routed else precision.other_bytes)
+        whole = kept + self.elements(model) * self.bytes_each(model, precision)
         if self.subset is None:
             return whole
         return whole * self.members(model, layer) / model.num_local_experts
@@ -356,8 +364,8 @@ def _nothing(model: ModelConfig) -> int:
 BUFFERS = {
     "x": Buffer(_hidden),
     "q": Buffer(lambda m: m.absorbed_q_size, prefill=lambda m: m.q_size),
-    "k": Buffer(lambda m: m.qk_rope_head_dim or m.kv_size),
-    "v": Buffer(lambda m: m.kv_lora_rank or m.kv_size),
+    "k": Buffer(lambda m: (m.qk_rope_head_dim or 0) if m.kv_lora_rank else m.kv_size),
+    "v": Buffer(lambda m: m.kv_lora_rank or m.v_size),
     "attn": Buffer(lambda m: m.absorbed_attn_size, prefill=lambda m: m.attn_size),
     "h": Buffer(_hidden),
     "gates": Buffer(_routing, dtype="fp32"),
@@ -396,7 +404,7 @@ def _gemm(params: float, read: float, each: float, moved: float, tokens: float, 
 
     `moved` are the elements of activations that are read and written.
     """
-    if not tokens:
+    if not (tokens and params):
         return Work(dtype=precision.weights)
     size = DTYPE_BYTES[precision.weights]
     return Work(2.0 * params * tokens, each * read + size * moved, precision.weights)
@@ -408,36 +416,63 @@ def _times(share: float, work: Work) -> Work:
 
 
 def _qkv_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
-    moved = (m.hidden_size + m.absorbed_q_size + m.kv_elements) * rows.tokens
-    moved += (m.q_size - m.absorbed_q_size) * rows.prefill
-    return _gemm(m.attention_in_params, m.attention_in_params, precision.other_bytes, moved, rows.tokens, precision)
+    if m.recurrence is None:
+        moved = (m.hidden_size + m.absorbed_q_size + m.kv_width) * rows.tokens
+        moved += (m.q_size - m.absorbed_q_size) * rows.prefill
+    else:
+        moved = (m.hidden_size + m.recurrence.width) * rows.tokens
+    params = m.attention_in_params
+    return _gemm(params, params, qkv.bytes_each(m, precision), moved, rows.tokens, precision)
 
 
 def _prefill_attention_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
-    """Work of prompt attention. With latent attention, `qkv` and `out_proj` account for expanding keys and values."""
-    keys_and_values = m.pair_macs if m.kv_lora_rank else m.kv_elements
+    """Work of prompt attention. With latent attention, `qkv` and `out_proj` account for expanding keys and values.
+
+    A recurrent layer reads and writes the states of all prompts, and computes token by token.
+    """
+    if m.recurrence is not None:
+        return _recurrent_work(rows.prefill, rows.emits - rows.decode, m.recurrence, precision)
+    keys_and_values = m.pair_macs if m.kv_lora_rank else m.kv_width
     moved = rows.prefill * (m.pair_macs + keys_and_values) * DTYPE_BYTES[precision.weights]
-    moved += rows.before * m.kv_elements * DTYPE_BYTES[precision.kv]
-    return Work(2.0 * m.pair_macs * rows.pairs, moved, precision.weights)
+    moved += rows.before * m.kv_width * DTYPE_BYTES[precision.kv]
+    index = 0.0 if m.sparse is None else m.sparse.macs * rows.scored
+    return Work(2.0 * (m.pair_macs * rows.pairs + index), moved, precision.weights)
+
+
+def _recurrent_work(tokens: float, sequences: float, recurrence: Recurrence, precision: Precision) -> Work:
+    """Work of a recurrent layer for tokens of so many sequences: every state is read and written once."""
+    if not tokens:
+        return Work(dtype=precision.weights)
+    moved = 2 * sequences * recurrence.state * DTYPE_BYTES["fp32"]
+    moved += tokens * recurrence.width * DTYPE_BYTES[precision.weights]
+    return Work(2.0 * recurrence.macs * tokens, moved, precision.weights)
 
 
 def _decode_attention_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
     """Work of the kernels `decode_attention` and `append_kv` together; with latent attention in the absorbed form."""
-    kv_bytes = m.kv_elements * DTYPE_BYTES[precision.kv]
-    append = rows.tokens * (kv_bytes + m.kv_elements * DTYPE_BYTES["fp32"])
+    if m.recurrence is not None:
+        return _recurrent_work(rows.decode, rows.decode, m.recurrence, precision)
+    kv_bytes = m.kv_width * DTYPE_BYTES[precision.kv]
+    append = rows.tokens * m.kv_elements * (DTYPE_BYTES[precision.kv] + DTYPE_BYTES["fp32"])
     rows_in_out = m.entry_macs * DTYPE_BYTES["fp32"] * rows.decode
-    return Work(2.0 * m.entry_macs * rows.context, kv_bytes * rows.context + rows_in_out + append, "fp32")
+    flops = 2.0 * m.entry_macs * rows.context
+    read = kv_bytes * rows.context
+    if m.sparse is not None:
+        flops += 2.0 * m.sparse.macs * rows.scanned
+        read += m.sparse.keys * DTYPE_BYTES[precision.kv] * rows.scanned
+    return Work(flops, read + rows_in_out + append, "fp32")
 
 
 def _out_proj_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
     moved = (m.absorbed_attn_size + 2 * m.hidden_size) * rows.tokens
     moved += (m.attn_size - m.absorbed_attn_size) * rows.prefill
-    return _gemm(m.attention_out_params, m.attention_out_params, precision.other_bytes, moved, rows.tokens, precision)
+    params = m.attention_out_params
+    return _gemm(params, params, out_proj.bytes_each(m, precision), moved, rows.tokens, precision)
 
 
 def _route_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
     moved = 2 * m.hidden_size * rows.tokens
-    work = _gemm(m.router_params, m.router_params, precision.other_bytes, moved, rows.tokens, precision)
+    work = _gemm(m.router_params, m.router_params, route.bytes_each(m, precision), moved, rows.tokens, precision)
     return _times(m.moe_share, work)
 
 
@@ -463,7 +498,7 @@ def _experts_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
 def _choices_work(rows: Rows, m: ModelConfig, precision: Precision, of_decodes: int, chosen: Chosen) -> Work:
     """Work of routed experts if `of_decodes` are computed per decode token, and all chosen ones per prefill token."""
     every = m.num_experts_per_tok
-    pairs = chosen.share * (every * rows.prefill + of_decodes * rows.decode)
+    pairs = m.computed_share * chosen.share * (every * rows.prefill + of_decodes * rows.decode)
     if of_decodes == every:
         touched = chosen.touched(rows.tokens, every)
     else:
@@ -472,7 +507,8 @@ def _choices_work(rows: Rows, m: ModelConfig, precision: Precision, of_decodes: 
         touched = prefill + decode - prefill * decode / m.num_local_experts
     moved = 2 * m.hidden_size * (rows.tokens if chosen.share == 1 else min(rows.tokens, pairs))
     read = touched * m.expert_params
-    return _times(m.moe_share, _gemm(m.expert_params, read, precision.expert_bytes, moved, pairs, precision))
+    each = experts.bytes_each(m, precision)
+    return _times(m.moe_share, _gemm(m.expert_params, read, each, moved, pairs, precision))
 
 
 def at_once(stage: Stage, chosen: Chosen | None = None) -> WorkFunction | None:
@@ -515,16 +551,22 @@ def _shared_experts_work(rows: Rows, m: ModelConfig, precision: Precision) -> Wo
         return Work(dtype=precision.weights)
     passes = 1.0 if m.shared_params else 1.0 - m.moe_share
     moved = passes * 2 * m.hidden_size * rows.tokens
-    return _gemm(m.unrouted_params, m.unrouted_params, precision.other_bytes, moved, rows.tokens, precision)
+    params = m.unrouted_params
+    return _gemm(params, params, shared_experts.bytes_each(m, precision), moved, rows.tokens, precision)
 
 
 def _embed_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
     return Work(0.0, 2.0 * rows.tokens * m.hidden_size * DTYPE_BYTES[precision.weights], precision.weights)
 
 
+def head_format(m: ModelConfig, precision: Precision) -> float:
+    """Bytes per weight of the head."""
+    return (m.format_of("head") if precision.as_stored else None) or DTYPE_BYTES[precision.weights]
+
+
 def _head_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
     """Work of the final norm and the head, only for the rows that sample a token."""
-    each = DTYPE_BYTES[precision.weights]
+    each = head_format(m, precision)
     moved = (m.hidden_size + m.vocab_size) * rows.emits
     return _gemm(m.head_params, m.head_params, each, moved, rows.emits, precision)
 
@@ -533,7 +575,7 @@ def _qkv_working(m: ModelConfig, size: int) -> float:
     """Bytes per row of `qkv`: normed heads and the projections that they were made of exist until all are rotated."""
     q = m.q_size
     kv = m.kv_size
-    needed = max((8 + size) * m.hidden_size, size * (3 * q + m.kv_elements))
+    needed = max((8 + size) * m.hidden_size, size * (3 * q + m.kv_width))
     if not m.family.qk_norm:
         return needed
     return max(needed + size * (q + kv), (8 + 2 * size) * q, (8 + 2 * size) * kv + size * q)
@@ -592,7 +634,7 @@ decode_attention = Op(
     rows=RowClass.DECODE,
     work=_decode_attention_work,
     keeps_kv=True,
-    working=lambda m, size: 4 * (m.entry_macs + m.kv_elements),
+    working=lambda m, size: 4 * (m.entry_macs + m.kv_width),
 )
 attention = (prefill_attention, decode_attention)
 out_proj = Op(

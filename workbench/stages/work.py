@@ -30,6 +30,9 @@ class Rows(NamedTuple):
         At the head, the tokens that it samples; at a layer, the sequences that pass it.
     before : float
         KV entries of earlier chunks that prefills read.
+    scored, scanned : float
+        Query-key pairs of prefills, and KV entries of decodes, that an index scores, where it chooses what attention
+        reads.
     """
 
     prefill: float = 0
@@ -38,6 +41,8 @@ class Rows(NamedTuple):
     context: float = 0
     emits: float = 0
     before: float = 0
+    scored: float = 0
+    scanned: float = 0
 
     @property
     def tokens(self) -> float:
@@ -129,6 +134,8 @@ class Precision(NamedTuple):
         Formats in which the routed experts and the layers' other weights are stored, if smaller than `weights`.
     group : int or None
         Columns of routed experts that share a scale in fp32; None if the format's bytes are all.
+    as_stored : bool
+        True if weights have the formats that their model names for single operations.
     """
 
     weights: str
@@ -136,6 +143,7 @@ class Precision(NamedTuple):
     experts: str | None = None
     others: str | None = None
     group: int | None = None
+    as_stored: bool = True
 
     @property
     def expert_bytes(self) -> float:

@@ -179,7 +179,7 @@ def _latent(model: ModelConfig, begin: str) -> list[Operand]:
         found.append(Operand("q_a_norm", (Source(f"{begin}.q_a_layernorm.weight", (rank,)),)))
     name = "q_b_proj" if rank else "q_proj"
     found.append(Operand("q_b", (Source(f"{begin}.{name}.weight", (model.q_size, rank or hidden)),)))
-    kv_a = Source(f"{begin}.kv_a_proj_with_mqa.weight", (model.kv_elements, hidden))
+    kv_a = Source(f"{begin}.kv_a_proj_with_mqa.weight", (model.latent_size, hidden))
     found.append(Operand("kv_a", (kv_a,)))
     found.append(Operand("kv_a_norm", (Source(f"{begin}.kv_a_layernorm.weight", (latent,)),)))
     return [*found, _expansion(model, begin, "up_k", 0, model.qk_nope_head_dim or 0)]

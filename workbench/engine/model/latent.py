@@ -146,7 +146,7 @@ class LatentCache(KVCache):
 
     def _shape(self, blocks: int) -> tuple[int, ...]:
         """See `KVCache._shape`."""
-        return blocks, self.block_size, self._model.kv_elements
+        return blocks, self.block_size, self._model.latent_size
 
     def _by_numba(self, pool: torch.Tensor) -> bool:
         """See `KVCache._by_numba`."""

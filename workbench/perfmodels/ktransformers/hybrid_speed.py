@@ -233,7 +233,7 @@ def prefill_speed(model: ModelConfig, machine: HybridMachine, prompt: ArrayLike)
     reading = touched * model.expert_params * model.expert_bytes / (host * machine.cpu_efficiency)
     routed = np.maximum(reading, 2.0 * length * model.num_experts_per_tok * model.expert_params / flops)
 
-    def on_gpu(params: int) -> Number:
+    def on_gpu(params: float) -> Number:
         read = params * model.other_bytes / (machine.gpu.bandwidth * machine.gpu_efficiency)
         time: Number = np.maximum(read, 2.0 * length * params / machine.gpu.flops)
         return time

@@ -128,7 +128,7 @@ def random_tokens(model: ModelConfig, requests: int, prompt_len: int, output_len
     return replace(workload, synthetic=True)
 
 
-def kv_bytes_per_token(base: Scenario, model: ModelConfig) -> int:
+def kv_bytes_per_token(base: Scenario, model: ModelConfig) -> float:
     """Size of one token's KV of `model` in the dashboard's precision [B]."""
     return model.kv_bytes_per_token(base.precision.kv if model == base.model else model.dtype)
 
