@@ -15,7 +15,8 @@ from tests.systems import ADDED, LIGHTNING, PIPELINES, STREAMED, VSL, ids
 from workbench.core.errors import PipelineError, ScenarioError, ScheduleError
 from workbench.hardware import Device, Link, Machine
 from workbench.hardware.profile import Contention, Cores, OpTime, Profile
-from workbench.models import ModelConfig
+from workbench.models import LayerKind, ModelConfig
+from workbench.models.layers import Counted, Own, Recurrence, Sparse, fold
 from workbench.pipeline import Element, Fork, Pipeline, Stack, adding_sets, cpu, fetch, gpu, load, offload, resolve
 from workbench.pipeline.stack_graph import stack_graph
 from workbench.scenario import Memory, Scenario
@@ -113,11 +114,40 @@ KINDS: dict[str, dict[str, object]] = {
     "quantised": {"expert_dtype": "mxfp4", "other_dtype": "fp8"},
 }
 KINDS["all"] = {key: value for kind in KINDS.values() for key, value in kind.items()}
+_COUNTED = Counted(qkv=9000, out_proj=4000, route=256, unrouted=1200, expert=18000, expert_vectors=40, vectors=300)
+_STATES = Recurrence("delta rule", state=700, macs=2500.0, width=300)
+UNLIKE: dict[str, tuple[LayerKind, ...]] = {
+    "states": (
+        LayerKind(own=Own(counted=_COUNTED)),
+        LayerKind(own=Own(counted=replace(_COUNTED, qkv=11000), recurrence=_STATES)),
+        LayerKind(dense=True, own=Own(counted=replace(_COUNTED, expert=0, expert_vectors=0), recurrence=_STATES)),
+    ),
+    "sparse": (
+        LayerKind(own=Own(sparse=Sparse(top=7, keys=8, macs=32))),
+        LayerKind(own=Own(sparse=Sparse(top=3, ratio=4, window=5, keys=4, macs=16))),
+        LayerKind(own=Own(sparse=Sparse(ratio=8, window=5))),
+    ),
+    "heads": (
+        LayerKind(own=Own(formats=(("experts", 0.6), ("qkv", 0.8)))),
+        LayerKind(windowed=True, own=Own(num_key_value_heads=4, head_dim=8, sliding_window=9)),
+        LayerKind(own=Own(v_head_dim=8, formats=(("experts", 0.7), ("shared_experts", 1.1)))),
+    ),
+}
+"""Kinds of layers with sizes of their own, which follow one another."""
+KINDS |= dict.fromkeys(UNLIKE, {})
 
 
 def tiny_model_of(kind: str, layers: int = 4, *, dtype: str = "bf16") -> ModelConfig:
     """A tiny model of one of `KINDS`, its one dense layer left out where it would be the only layer."""
     model = replace(tiny_model(layers, dtype=dtype), **KINDS[kind])
+    if kind in UNLIKE:
+        kinds = [UNLIKE[kind][layer % len(UNLIKE[kind])] for layer in range(layers)]
+        return replace(
+            model,
+            first_k_dense_replace=sum(each.dense for each in kinds),
+            windowed_layers=sum(each.windowed for each in kinds),
+            layers=fold(kinds),
+        )
     return replace(model, first_k_dense_replace=min(model.first_k_dense_replace, layers - 1))
 
 
@@ -543,6 +573,9 @@ def scenarios(draw: st.DrawFn, *, layers: st.SearchStrategy[int] | None = None) 
         dtype=draw(st.sampled_from(["bf16", "fp32"])),
     )
     wired = draw(cut_up(pipeline, schedule, model.num_hidden_layers))
+    ranges = wired.ranges if isinstance(wired, Stack) else wired[:].ranges
+    if model.keeps_states and any(kv in each.pipeline.fetches for each in ranges):
+        model = tiny_model_of("heads", model.num_hidden_layers, dtype=model.dtype)
     model = enough_experts(model, wired)
     machine = draw(machines())
     scenario = tiny_scenario(

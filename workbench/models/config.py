@@ -779,6 +779,11 @@ class ModelConfig:
         rest += f", vectors {self.attention_vectors}" if self.attention_vectors else ""
         return f"hidden {self.hidden_size}, heads {heads}, experts {experts}{rest}, vocabulary {self.vocab_size}"
 
+    @property
+    def layers_in_words(self) -> str:
+        """Order of the layers, such as ``1 x dense, 12 x (windowed, full)``."""
+        return spelled(fold(self.layer_kinds))
+
     def __str__(self) -> str:
         billions = self.params / 1e9
         return (
@@ -788,5 +793,5 @@ class ModelConfig:
 
     def _repr_html_(self) -> str:
         known = {field.name: getattr(self, field.name) for field in fields(self)}
-        known["layers"] = spelled(fold(self.layer_kinds))
+        known["layers"] = self.layers_in_words
         return html_table((name, str(value)) for name, value in known.items() if value is not None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from workbench.core.catalogue import Catalogue
 from workbench.core.errors import CheckpointError, ScenarioError
 from workbench.core.records import is_file, is_folder, read_json
 from workbench.core.units import is_number, is_whole
+from workbench.models.built import built, hub_config
 from workbench.models.config import LARGEST, ModelConfig
 from workbench.models.executable import DTYPES, check_executable, check_sizes
 from workbench.models.families import FAMILIES, runnable_family
@@ -64,6 +66,10 @@ _FORMATS: dict[str | None, tuple[str | None, str | None]] = {
 _UNPRICED = ("attn_layer_", "expert_layer_", "index_", "kv_channels", "linear_", "mamba_", "ssm_")
 """Beginnings of keys that belong to layers which a `ModelConfig` cannot describe: state spaces, linear or sparse
 attention, mixtures of attention heads."""
+_NO_ROPE = 4
+"""Every so many layers, Llama 4 has one without RoPE, unless its config tells."""
+_ON_HUB = re.compile(r"[\w.-]+/[\w.-]+")
+"""A name of a model on the Hugging Face hub."""
 _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
 _UNIFORM = {
     "moe_layer_freq": (1,),
@@ -78,14 +84,17 @@ _UNIFORM = {
 def model(config: Mapping[str, Any] | str | Path, *, name: str | None = None) -> ModelConfig:
     """The model of a Hugging Face ``config.json``, for predictions; `run` needs a `checkpoint`.
 
-    Grouped-query and latent attention (DeepSeek's MLA), shared experts, dense first layers, sliding windows, fp8 and
-    MXFP4 weights are understood; a type of model whose layers have other components is refused by its name. Layers that
-    only predict further tokens are not counted; Llama 4's attention in chunks counts as full.
+    Types of models in the key table (`workbench.models.families`) need nothing else. Any other type is built by
+    transformers without memory, if that is installed (``pip install 'moe-workbench[models]'``), and counted tensor by
+    tensor: linear attention, state spaces, sparse and chunked attention are priced by what they read and multiply. What
+    neither understands is refused by its name. Layers that only predict further tokens are not counted: decoding one
+    token after the other does not read them.
 
     Parameters
     ----------
     config : mapping, str or Path
-        The config as a dict, its path or the folder that holds it.
+        The config as a dict, its path, the folder that holds it, or the name of a model on the Hugging Face hub, such
+        as ``"Qwen/Qwen3-30B-A3B"``, whose config transformers fetches or has kept.
     name : str, optional
         Name of the model; by default the folder's name or the config's own.
 
@@ -96,14 +105,28 @@ def model(config: Mapping[str, Any] | str | Path, *, name: str | None = None) ->
         a kind that is not understood.
     """
     if isinstance(config, Mapping):
-        return _translate(config, name or str(config.get("_name_or_path") or config.get("model_type") or "model"))
+        return _understood(config, name or str(config.get("_name_or_path") or config.get("model_type") or "model"))
     if not isinstance(config, str | Path):
         raise CheckpointError(f"config is neither dict nor path but {short(config)}; give a Hugging Face config.json.")
     path = Path(config)
     file = path / "config.json" if is_folder(path) else path
-    if not is_file(file):
-        raise CheckpointError(f"{str(file)!r} does not exist; give a Hugging Face config.json, its folder or its dict.")
-    return _translate(_read(file), name or file.parent.name)
+    if is_file(file):
+        return _understood(_read(file), name or file.parent.name)
+    if isinstance(config, str) and _ON_HUB.fullmatch(config):
+        return _understood(hub_config(config), name or config.split("/")[1])
+    raise CheckpointError(
+        f"{str(file)!r} does not exist; give a Hugging Face config.json, its folder, its dict, or a name on the hub."
+    )
+
+
+def _understood(config: Mapping[str, Any], name: str) -> ModelConfig:
+    """The model by the key table, or else as transformers builds it."""
+    raw = _flat(config)
+    if raw.get("model_type") in (None, *FAMILIES) and not _unpriced(raw):
+        return _translate(config, name)
+    expert, other = _formats(raw, name)
+    dtype = DTYPES[_dtype(raw)]
+    return replace(built(config, name), dtype=dtype, expert_dtype=expert, other_dtype=other)
 
 
 def checkpoint(path: str | Path) -> ModelConfig:
@@ -177,6 +200,9 @@ def _translate(config: Mapping[str, Any], name: str) -> ModelConfig:
         raw["num_key_value_heads"] = raw.get("num_attention_heads")
     if raw.get("use_sliding_window") is False:
         raw["sliding_window"] = None
+    chunked = raw.get("attention_chunk_size") is not None
+    if chunked:
+        raw["sliding_window"] = raw["attention_chunk_size"]
     if raw.get("topk_method") == "greedy":
         raw["n_group"] = raw["topk_group"] = None
     if not raw.get("first_k_dense_replace") and raw.get("intermediate_size") is None:
@@ -194,6 +220,7 @@ def _translate(config: Mapping[str, Any], name: str) -> ModelConfig:
         "other_dtype": other,
         "shared_expert_intermediate_size": _shared_width(raw),
         "first_k_dense_replace": sum(dense),
+        "chunked": chunked,
         **_windows(raw, dense, family, name),
         "rope_theta": _rope_theta(raw, family),
         "rope": _scaling(raw, name),
@@ -230,12 +257,17 @@ def _check_kind(raw: Mapping[str, Any], name: str) -> None:
             f"config.json of {name!r} is of the type {short(kind)}, whose layers are not understood; use one of "
             f"{', '.join(FAMILIES)}, or give its sizes without model_type if they tell all of its layers."
         )
-    unpriced = [key for key, value in raw.items() if value and str(key).startswith(_UNPRICED)]
+    unpriced = _unpriced(raw)
     if unpriced:
         raise CheckpointError(
             f"config.json of {name!r} sets {short(unpriced[0])}, a key of layers that are not understood; "
             "use a model without."
         )
+
+
+def _unpriced(raw: Mapping[str, Any]) -> list[str]:
+    """Keys of layers that the key table does not describe."""
+    return [key for key, value in raw.items() if value and str(key).startswith(_UNPRICED)]
 
 
 def _dense_layers(raw: Mapping[str, Any], name: str) -> list[bool]:
@@ -388,6 +420,8 @@ def _windowed(raw: Mapping[str, Any], family: Family | None, name: str) -> list[
                 f"config.json of {name!r} has {len(kinds)} layer_types, of unknown kinds {short(unknown)}; give one "
                 f"for each layer, of {', '.join(_ATTENTION)}."
             )
+    if kinds is None and raw.get("attention_chunk_size") is not None:
+        return _chunked(raw, name)
     if raw.get("sliding_window") is None or raw.get("use_sliding_window") is False:
         return [False] * raw["num_hidden_layers"]
     everywhere = family is not None and family.window_everywhere
@@ -395,7 +429,19 @@ def _windowed(raw: Mapping[str, Any], family: Family | None, name: str) -> list[
         raise CheckpointError(f"config.json of {name!r} does not tell which layers have its window; add layer_types.")
     if kinds is None:
         return [True] * raw["num_hidden_layers"]
-    return [kind == "sliding_attention" for kind in kinds]
+    return [kind != "full_attention" for kind in kinds]
+
+
+def _chunked(raw: Mapping[str, Any], name: str) -> list[bool]:
+    """True for every layer whose attention is limited to a chunk: those with RoPE (Llama 4)."""
+    count = raw["num_hidden_layers"]
+    rotated = raw.get("no_rope_layers")
+    if rotated:
+        if not isinstance(rotated, list | tuple) or len(rotated) != count:
+            raise CheckpointError(f"config.json of {name!r} sets no_rope_layers={short(rotated)}; give one per layer.")
+        return [bool(each) for each in rotated]
+    step = raw.get("no_rope_layer_interval") or _NO_ROPE
+    return [bool((layer + 1) % step) for layer in range(count)]
 
 
 def _formats(raw: Mapping[str, Any], name: str) -> tuple[str | None, str | None]:

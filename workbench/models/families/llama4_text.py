@@ -1,4 +1,4 @@
-"""Llama 4: one routed expert per token beside a shared one; its attention in chunks counts as full."""
+"""Llama 4: one routed expert per token beside a shared one, attention in chunks in three of four layers."""
 
 from workbench.models.family import Family
 
