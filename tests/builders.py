@@ -114,13 +114,13 @@ KINDS: dict[str, dict[str, object]] = {
     "quantised": {"expert_dtype": "mxfp4", "other_dtype": "fp8"},
 }
 KINDS["all"] = {key: value for kind in KINDS.values() for key, value in kind.items()}
-_COUNTED = Counted(qkv=9000, out_proj=4000, route=256, unrouted=1200, expert=18000, expert_vectors=40, vectors=300)
+_COUNTED = Counted(qkv=9000, out_proj=4000, route=256, unrouted=1200, expert=18000, vectors=300)
 _STATES = Recurrence("delta rule", state=700, macs=2500.0, width=300)
 UNLIKE: dict[str, tuple[LayerKind, ...]] = {
     "states": (
         LayerKind(own=Own(counted=_COUNTED)),
         LayerKind(own=Own(counted=replace(_COUNTED, qkv=11000), recurrence=_STATES)),
-        LayerKind(dense=True, own=Own(counted=replace(_COUNTED, expert=0, expert_vectors=0), recurrence=_STATES)),
+        LayerKind(dense=True, own=Own(counted=replace(_COUNTED, expert=0), recurrence=_STATES)),
     ),
     "sparse": (
         LayerKind(own=Own(sparse=Sparse(top=7, keys=8, macs=32))),
