@@ -12,7 +12,8 @@ import numpy as np
 
 from workbench.bench import record
 from workbench.core.errors import WorkbenchError
-from workbench.hardware.processors import ProcessorKind, machine, processors
+from workbench.hardware.assembly import machine
+from workbench.hardware.processors import ProcessorKind, processors
 from workbench.models import models
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
 from workbench.scenario import Memory, Scenario
@@ -56,7 +57,6 @@ _SOCKETS = (1, 2)
 _ROOM = 1e9  # bytes of KV with which the ledger is drawn up first
 _FEWEST = 16  # requests in flight
 _SAMPLE = 1000  # requests whose lengths stand for a workload's
-_SHARED_MEMORY = ("gb10",)  # GPUs that read their host's memory without a link
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class _Picker:
 
 
 def _processors(kind: ProcessorKind) -> list[str]:
-    return [name for name, each in sorted(processors.items()) if each.kind is kind and name not in _SHARED_MEMORY]
+    return [name for name, each in sorted(processors.items()) if each.kind is kind]
 
 
 def _sample(name: str, pick: _Picker, seed: int) -> Workload:
