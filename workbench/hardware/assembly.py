@@ -91,16 +91,16 @@ def machine(
 def _of_one_memory(chip: Processor, memory: str | float | None, shares: Efficiency) -> Machine:
     """The machine of a chip whose GPU and CPU have one memory, divided between them."""
     whole = _whole_memory(chip, memory)
-    share = _known(chip, "gpu_share")
+    share = _known(chip, "gpu_share").number
     rate = _rated(chip, "bandwidth", shares, "gpu_bandwidth")
-    told = f"of {format_bytes(whole.number)}: {share.source}; {whole.source}"
+    told = f"of {format_bytes(whole.number)}: {_source(chip, 'gpu_share')}; {whole.source}"
     of_gpu = {
-        "memory": Sourced(share.number * whole.number, f"{share.number:.3g} {told}"),
+        "memory": Sourced(share * whole.number, f"{share:.3g} {told}"),
         "bandwidth": rate,
         **_gemm(chip, shares),
     }
     of_cpu = {
-        "memory": Sourced((1 - share.number) * whole.number, f"the rest, {1 - share.number:.3g} {told}"),
+        "memory": Sourced((1 - share) * whole.number, f"the rest, {1 - share:.3g} {told}"),
         "bandwidth": _capped(chip, _rated(chip, "bandwidth", shares, "cpu_bandwidth")),
         "flops.fp32": _rated(chip, "vector_flops", shares, "vector_flops"),
         "flops.bf16": _rated(chip, "vector_flops", shares, "vector_flops"),

@@ -99,7 +99,7 @@ def parse_memory(
     capacity, kind, speed, used = match.groups()
     kinds = [name.partition("-")[0] for name in takes]
     if kinds and kind.lower() not in kinds:
-        fitting = f"'{capacity} {takes[0]} x{channels}'"
+        fitting = f"'{capacity} {takes[0]} x{channels or 2}'"
         raise ScenarioError(f"{host} takes {' or '.join(kinds)}, not {kind.lower()}; write for example {fitting}.")
     count = channels if used is None else int(used)
     if count is None:
