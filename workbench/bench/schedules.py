@@ -94,8 +94,8 @@ class Drawn:
 def draw(random: np.random.Generator) -> Scenario | None:
     """Draw a steady stream of requests on a machine whose GPU is smaller than the model; None if none fits.
 
-    Model, GPU, a server's CPU, sockets, host memory and workload are drawn uniformly from the catalogue. The KV cache takes a
-    uniform share of the host memory that the weights leave.
+    Model, GPU, a server's CPU, sockets, host memory and workload are drawn uniformly from the catalogue. The KV cache
+    takes a uniform share of the host memory that the weights leave.
     """
     pick = _Picker(random)
     model = models[pick.one_of(sorted(models))]
@@ -104,7 +104,7 @@ def draw(random: np.random.Generator) -> Scenario | None:
         "sockets": pick.one_of(_SOCKETS),
         "memory": pick.one_of(_HOST_MEMORY),
     }
-    card = pick.one_of([name for name, each in sorted(processors.items()) if each.kind is ProcessorKind.GPU])
+    card = pick.one_of(_gpus())
     lengths = pick.one_of(sorted(workloads))
     share = random.uniform()
     seed = int(random.integers(2**31))
@@ -132,6 +132,10 @@ class _Picker:
 
     def one_of(self, choices: Sequence[Any]) -> Any:
         return choices[int(self.random.integers(len(choices)))]
+
+
+def _gpus() -> list[str]:
+    return [name for name, each in sorted(processors.items()) if each.kind is ProcessorKind.GPU]
 
 
 def _servers() -> list[str]:
