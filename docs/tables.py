@@ -13,7 +13,7 @@ import numpy as np
 import workbench as wb
 from workbench.bench.e2e.bench import BASELINE
 from workbench.core.units import format_bytes
-from workbench.hardware.processors import Processor, ProcessorKind
+from workbench.hardware.processors import Processor, ProcessorKind, Sourced
 from workbench.kernels.collected import doors
 
 ROOT = Path(__file__).parents[1]
@@ -182,10 +182,12 @@ def gpu_kernels() -> str:
 
 
 def catalogue() -> str:
-    """Page of models, machines, processors and workloads."""
+    """Page of models, machines, processors, links, drives and workloads."""
     lines = ["# The catalogue", "", "Sizes are computed from each entry's sources in `data/catalogue`.", ""]
     lines += ["## Models", "", _models(), "## Machines", "", _machines()]
-    lines += ["## GPUs", "", _processors(ProcessorKind.GPU), "## CPUs", "", _processors(ProcessorKind.CPU)]
+    for title, kind in _KINDS.items():
+        lines += [f"## {title}", "", _processors(kind)]
+    lines += ["## Links", "", _rates(wb.links), "## Drives", "", _rates(wb.drives)]
     lines += ["## Workloads", "", _workloads()]
     return "\n".join(lines)
 
@@ -230,17 +232,31 @@ def _machines() -> str:
     return table(("machine", "GPU", "its memory", "host", "its memory", "link to the GPU"), rows)
 
 
+_KINDS = {
+    "GPUs": ProcessorKind.GPU,
+    "CPUs": ProcessorKind.CPU,
+    "GPU and CPU on one memory": ProcessorKind.UNIFIED,
+}
+
+
+def _rates(found: Mapping[str, Sourced]) -> str:
+    rows = [[f"`{name}`", f"{format_bytes(rate.number)}/s", rate.source] for name, rate in found.items()]
+    return table(("name", "rate", "source"), rows)
+
+
 def _processors(kind: ProcessorKind) -> str:
     rows = [_processor(name, part) for name, part in wb.processors.items() if part.kind is kind]
-    return table(("name", "memory", "its bandwidth", "16-bit rate", "fp32 rate", "link"), rows)
+    return table(("name", "memory", "its bandwidth", "16-bit rate", "fp32 rate of the CPU", "link"), rows)
 
 
 def _processor(name: str, part: Processor) -> list[str]:
     rates = [f"{_known(rate / 1e12, '.3g')} TFLOP/s" for rate in (part.flops, part.vector_flops)]
     shown = ["" if rate.startswith(" ") else rate for rate in rates]
-    memory = "" if math.isnan(part.memory) else format_bytes(part.memory)
+    modules = f"{part.channels} channels of {' or '.join(part.dram)}" if part.channels else ""
+    memory = modules if math.isnan(part.memory) else format_bytes(part.memory)
     link = "" if math.isnan(part.link) else f"{format_bytes(part.link)}/s"
-    return [f"`{name}`", memory, f"{format_bytes(part.bandwidth)}/s", *shown, link]
+    limit = f", cores read {format_bytes(part.fabric)}/s" if part.fabric < part.bandwidth else ""
+    return [f"`{name}`", memory, f"{format_bytes(part.bandwidth)}/s{limit}", *shown, link]
 
 
 def _known(value: float, form: str) -> str:

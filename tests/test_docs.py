@@ -471,7 +471,9 @@ def of_shares() -> Iterator[tuple[str, str]]:
 
 def of_the_catalogue() -> Iterator[tuple[str, str]]:
     kinds = [part.kind for part in wb.processors.values()]
-    gpus = kinds.count(ProcessorKind.GPU)
+    gpus, cpus, both = (kinds.count(kind) for kind in ProcessorKind)
+    wide = wb.machine("rtx-4090", "ryzen-7950x", memory="64GB ddr5-6000 x2", efficiency="nominal").cpu.bandwidth
+    macs = {part.memory > 32e9: part.gpu_share for name, part in wb.processors.items() if re.match(r"m\d", name)}
     weights = (ROOT / "data/models/tiny-moe/model.safetensors").stat().st_size
     numbers = {8: "eight", 9: "nine", 10: "ten", 11: "eleven", 12: "twelve"}
     layers = tomllib.loads(text_of("pyproject.toml"))["tool"]["importlinter"]["contracts"][0]["layers"]
@@ -481,7 +483,10 @@ def of_the_catalogue() -> Iterator[tuple[str, str]]:
         f"of one of {len(FAMILIES)} families. Parameters are within 0.5 % of what transformers builds.",
     )
     yield "docs/models.md", f"`data/models/tiny-moe` ({weights / 1e6:.1f} MB)"
-    yield "docs/machines.md", f"`wb.processors` has {gpus} GPUs and {len(kinds) - gpus} CPUs"
+    yield "docs/machines.md", f"`wb.processors` has {gpus} GPUs, {cpus} CPUs and {both} chips with both"
+    yield "docs/machines.md", f"two channels of DDR5-6000 give {wide / 1e9:.0f} GB/s"
+    assert macs[False] == pytest.approx(2 / 3, abs=0.001)
+    yield "docs/machines.md", f"{100 * macs[True]:.0f} % on a Mac, two thirds on those sold with at most 32 GB"
     yield "docs/machines.md", f"`wb.workloads` has {numbers[len(wb.workloads)]} workloads of the papers"
     yield "docs/index.md", f"{numbers[len(layers)]} layers of packages"
     assert "BAR = 0.005\n" in text_of("tests/unit/test_families.py")

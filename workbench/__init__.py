@@ -11,7 +11,16 @@ from workbench.core.catalogue import data_path
 from workbench.core.latency import Slo
 from workbench.core.result import Result, Source
 from workbench.hardware import Interconnect, Machine, machines
-from workbench.hardware.processors import Efficiency, Processor, efficiencies, links, machine, processors
+from workbench.hardware.assembly import machine
+from workbench.hardware.processors import (
+    Efficiency,
+    Processor,
+    ProcessorKind,
+    drives,
+    efficiencies,
+    links,
+    processors,
+)
 from workbench.models import ModelConfig, checkpoint, eos_token_ids, model, models
 from workbench.perfmodels import bound
 from workbench.scenario import Memory, Scenario
@@ -48,6 +57,7 @@ __all__ = [
     "Memory",
     "ModelConfig",
     "Processor",
+    "ProcessorKind",
     "Request",
     "ResourceAware",
     "Result",
@@ -66,6 +76,7 @@ __all__ = [
     "checkpoint",
     "compare",
     "data_path",
+    "drives",
     "efficiencies",
     "eos_token_ids",
     "fits",

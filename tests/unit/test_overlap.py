@@ -10,7 +10,7 @@ from tests.examples import DEEP
 from tests.systems import LIGHTNING, MIXED, PIPELINES, STREAMED, VSL
 from workbench.core.errors import ScheduleError
 from workbench.hardware import Machine, machines
-from workbench.hardware.processors import machine
+from workbench.hardware.assembly import machine
 from workbench.models import models
 from workbench.perfmodels import bound
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload

@@ -1,6 +1,7 @@
 """Parts, and machines put together of them: what is nominal, what is derated, and what is missing."""
 
 import math
+import tomllib
 from dataclasses import replace
 
 import pytest
@@ -8,16 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import tiny_scenario
+from workbench.core.catalogue import data_path, source_of
 from workbench.core.errors import CatalogueError, ScenarioError
 from workbench.hardware import Machine, value_names
-from workbench.hardware.processors import Efficiency, Processor, ProcessorKind, efficiencies, links, machine, processors
+from workbench.hardware.assembly import machine
+from workbench.hardware.processors import Efficiency, Processor, ProcessorKind, drives, efficiencies, links, processors
 from workbench.perfmodels import bound
 from workbench.schedules import Sequential
 
 GPUS = {
     "t4", "l4", "a10", "a10g", "a40", "rtx-a5000", "rtx-a6000", "l40", "l40s", "a100-40gb-sxm", "a100-40gb-pcie",
     "a100-80gb-sxm", "a100-80gb-pcie", "rtx-4080", "rtx-4090", "rtx-5090", "rtx-pro-6000", "h100-sxm", "h100-pcie",
-    "h200-sxm", "b200-sxm", "mi300x", "mi355x", "gb10", "h20",
+    "h200-sxm", "b200-sxm", "mi300x", "mi355x", "h20",
 }  # fmt: skip
 CPUS = {
     "xeon-8380", "xeon-8375c", "xeon-8452y", "xeon-6454s", "xeon-8488c", "epyc-9654", "epyc-9684x", "epyc-7642",
@@ -25,7 +28,11 @@ CPUS = {
 }  # fmt: skip
 OWN_GPU = Processor("own gpu", ProcessorKind.GPU, 1e12, memory=8e9, flops=1e13, link=2e10)
 OWN_CPU = Processor("own cpu", ProcessorKind.CPU, 1e11, memory=64e9, vector_flops=1e12)
-NEEDED = {ProcessorKind.GPU: ("memory", "flops", "link"), ProcessorKind.CPU: ("vector_flops",)}
+NEEDED = {
+    ProcessorKind.GPU: ("memory", "flops", "link"),
+    ProcessorKind.CPU: ("vector_flops",),
+    ProcessorKind.UNIFIED: ("memory", "flops", "vector_flops", "gpu_share"),
+}
 
 
 def complete(kind):
@@ -37,10 +44,50 @@ def is_complete(part):
     return not any(math.isnan(getattr(part, what)) for what in NEEDED[part.kind])
 
 
-def test_25_gpus_and_11_cpus_are_there():
-    assert (len(GPUS), len(CPUS)) == (25, 11)
+def test_24_gpus_and_11_cpus_are_there():
+    assert (len(GPUS), len(CPUS)) == (24, 11)
     assert {name for name, part in processors.items() if part.kind is ProcessorKind.GPU} >= GPUS
     assert {name for name, part in processors.items() if part.kind is ProcessorKind.CPU} >= CPUS
+
+
+def test_no_part_of_the_catalogue_lacks_what_a_machine_needs():
+    assert [name for name, part in processors.items() if not is_complete(part)] == []
+
+
+def test_every_value_of_a_part_has_a_source():
+    entries = tomllib.loads(data_path("catalogue/processors.toml").read_text(encoding="utf-8"))
+    for name, entry in entries.items():
+        for value in set(entry) - {"name", "kind", "source", "sustained"}:
+            assert source_of(entry["source"], value), name
+    for rates in (links, drives):
+        assert all(rate.source.startswith("nominal: ") and len(rate.source) > 20 for rate in rates.values())
+
+
+def test_what_people_own_is_there():
+    """The machines of published runs with offloading, as far as their parts are told."""
+    owned = {
+        "rtx-2080": "core-i9-10900x", "rtx-3090": "epyc-7343", "rtx-3090-ti": "ryzen-9950x", "rtx-4080": "ryzen-7950x",
+        "rtx-4090": "threadripper-5955wx", "rtx-4090d": "xeon-6454s", "rtx-5090": "threadripper-7975wx",
+        "rtx-a6000": "threadripper-7965wx", "rtx-pro-6000": "xeon-8480", "gtx-1650-super": "ryzen-3500",
+        "l20": "xeon-6454s", "rtx-5070-ti": "ryzen-5950x", "rtx-3060": "ryzen-5800x", "rtx-a5000": "epyc-9355",
+    }  # fmt: skip
+    for gpu, cpu in owned.items():
+        assert machine(gpu, cpu, memory="64GB").name == f"{gpu} + {cpu}, sustained"
+
+
+@pytest.mark.parametrize("name", ["rtx-3090", "rtx-3090-ti", "rtx-4070-ti", "rtx-4090d", "rtx-5080"])
+def test_fp32_accumulation_halves_a_geforce_cards_rate(name):
+    """fp32 rates of reviews [TFLOP/s]: twice as much with fp32 accumulation, four times with fp16 accumulation."""
+    fp32 = {"rtx-3090": 35.6, "rtx-3090-ti": 40.0, "rtx-4070-ti": 40.09, "rtx-4090d": 73.54, "rtx-5080": 56.3}
+    assert processors[name].flops == pytest.approx(2e12 * fp32[name], rel=0.002)
+
+
+def test_drives_are_no_faster_than_their_interface():
+    assert list(drives) == ["sata-ssd", "nvme-pcie3-x4", "nvme-pcie4-x4", "nvme-pcie5-x4"]
+    assert drives["sata-ssd"].number < 0.6e9
+    for generation in (3, 4, 5):
+        lanes = links[f"pcie{generation}-x4"].number
+        assert 0.85 * lanes < drives[f"nvme-pcie{generation}-x4"].number < lanes
 
 
 @pytest.mark.parametrize("gpu", complete(ProcessorKind.GPU))
@@ -106,8 +153,11 @@ def test_a_link_is_named_or_given_or_the_gpus_own():
 
 
 def test_links_of_one_generation_double_with_their_lanes_and_over_generations():
-    assert links["pcie4-x16"].number == 2 * links["pcie4-x8"].number == 2 * links["pcie3-x16"].number
-    assert links["pcie5-x16"].number == 2 * links["pcie4-x16"].number
+    for generation, speed in ((3, 8e9), (4, 16e9), (5, 32e9)):
+        for lanes in (4, 8, 16):
+            rate = links[f"pcie{generation}-x{lanes}"].number
+            assert rate == pytest.approx(lanes * speed * 128 / 130 / 8, rel=5e-4)
+            assert rate == lanes / 4 * 2 ** (generation - 3) * links["pcie3-x4"].number
     assert {part.link for name, part in processors.items() if name in GPUS} <= {rate.number for rate in links.values()}
 
 
@@ -171,7 +221,7 @@ def test_parts_that_do_not_make_a_machine_are_refused(arguments, error, words):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"link": "pcie9"}, "link 'pcie9' is not a quantity .* Or name one of pcie3-x16, pcie4-x8"),
+        ({"link": "pcie9"}, "link 'pcie9' is not a quantity .* Or name one of pcie3-x4, pcie3-x8"),
         ({"gpus": 0}, "0 times a40 is no device; give a whole number from 1 on"),
         ({"sockets": 1.5}, r"1\.5 times xeon-8380 is no device"),
         ({"efficiency": 0.5}, "efficiency is 0.5; give one of sustained, nominal or an Efficiency"),
@@ -183,7 +233,20 @@ def test_options_that_mean_nothing_are_refused(options, words):
 
 
 @pytest.mark.parametrize(
-    "change", [{"bandwidth": -1e12}, {"bandwidth": "1TB/s"}, {"memory": 0}, {"link": None}, {"formats": "bf16"}]
+    "change",
+    [
+        {"bandwidth": -1e12},
+        {"bandwidth": "1TB/s"},
+        {"memory": 0},
+        {"link": None},
+        {"formats": "bf16"},
+        {"gpu_share": 1.5},
+        {"channels": 0},
+        {"channels": 2.5},
+        {"lanes": 0},
+        {"dram": "ddr5-5200"},
+        {"fabric": -1},
+    ],
 )
 def test_a_part_with_values_that_mean_nothing_is_refused(change):
     with pytest.raises(ScenarioError, match=f"own gpu has {next(iter(change))}=.*; give a"):

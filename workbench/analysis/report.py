@@ -20,7 +20,7 @@ from workbench.core.display import escaped
 from workbench.core.errors import EngineError
 from workbench.core.result import Result, Source
 from workbench.engine import calibrate, run
-from workbench.hardware.processors import machine
+from workbench.hardware.assembly import machine
 from workbench.models import checkpoint, models
 from workbench.perfmodels import bound
 from workbench.pipeline import cpu, fetch, gpu, load, offload

@@ -12,7 +12,8 @@ import numpy as np
 
 from workbench.bench import record
 from workbench.core.errors import WorkbenchError
-from workbench.hardware.processors import ProcessorKind, machine, processors
+from workbench.hardware.assembly import machine
+from workbench.hardware.processors import ProcessorKind, processors
 from workbench.models import models
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
 from workbench.scenario import Memory, Scenario
@@ -53,10 +54,10 @@ NEAR = 1.02
 """Rates within this factor count as equal."""
 _HOST_MEMORY = (128e9, 256e9, 512e9, 1024e9)  # bytes
 _SOCKETS = (1, 2)
+_SERVER = 8  # memory channels from which a CPU is a server's, which may have two sockets
 _ROOM = 1e9  # bytes of KV with which the ledger is drawn up first
 _FEWEST = 16  # requests in flight
 _SAMPLE = 1000  # requests whose lengths stand for a workload's
-_SHARED_MEMORY = ("gb10",)  # GPUs that read their host's memory without a link
 
 
 @dataclass(frozen=True)
@@ -93,17 +94,17 @@ class Drawn:
 def draw(random: np.random.Generator) -> Scenario | None:
     """Draw a steady stream of requests on a machine whose GPU is smaller than the model; None if none fits.
 
-    Model, GPU, CPU, sockets, host memory and workload are drawn uniformly from the catalogue. The KV cache takes a
-    uniform share of the host memory that the weights leave.
+    Model, GPU, a server's CPU, sockets, host memory and workload are drawn uniformly from the catalogue. The KV cache
+    takes a uniform share of the host memory that the weights leave.
     """
     pick = _Picker(random)
     model = models[pick.one_of(sorted(models))]
     host = {
-        "cpu": pick.one_of(_processors(ProcessorKind.CPU)),
+        "cpu": pick.one_of(_servers()),
         "sockets": pick.one_of(_SOCKETS),
         "memory": pick.one_of(_HOST_MEMORY),
     }
-    card = pick.one_of(_processors(ProcessorKind.GPU))
+    card = pick.one_of(_gpus())
     lengths = pick.one_of(sorted(workloads))
     share = random.uniform()
     seed = int(random.integers(2**31))
@@ -133,8 +134,14 @@ class _Picker:
         return choices[int(self.random.integers(len(choices)))]
 
 
-def _processors(kind: ProcessorKind) -> list[str]:
-    return [name for name, each in sorted(processors.items()) if each.kind is kind and name not in _SHARED_MEMORY]
+def _gpus() -> list[str]:
+    return [name for name, each in sorted(processors.items()) if each.kind is ProcessorKind.GPU]
+
+
+def _servers() -> list[str]:
+    """CPUs of servers; the measured hosts are, whose channels are unknown."""
+    cpus = {name: each.channels for name, each in sorted(processors.items()) if each.kind is ProcessorKind.CPU}
+    return [name for name, channels in cpus.items() if channels is None or channels >= _SERVER]
 
 
 def _sample(name: str, pick: _Picker, seed: int) -> Workload:

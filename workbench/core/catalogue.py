@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
@@ -44,24 +45,46 @@ def source_of(sources: Mapping[str, str], value: str) -> str:
 
 
 def _suggestion(name: str, known: Iterable[str]) -> str:
-    """Suggest the known name that is most like the given one, ignoring case; names that begin with it come first."""
-    given = name.casefold()
-    names = {each.casefold(): each for each in known}
-    longer = [each for each in names if each.startswith(given)]
-    close = get_close_matches(given, longer or names, n=1, cutoff=0.0 if longer else 0.6)
-    return f" (did you mean {names[close[0]]!r}?)" if close else ""
+    """Suggest the known name that is most like the given one; case, spaces and dashes do not count."""
+    names = {_letters(each): each for each in known}
+    close = _closest(name, names)
+    return f" (did you mean {names[close]!r}?)" if close else ""
+
+
+def _letters(name: str) -> str:
+    return "".join(letter for letter in name.casefold() if letter.isalnum())
+
+
+def _holds(name: str, parts: Iterable[str]) -> bool:
+    return all(part in name for part in parts)
+
+
+def _closest(name: str, names: Iterable[str]) -> str | None:
+    """The closest of names that begin with the given one, else hold it, are held by it, or have its model numbers."""
+    given = _letters(name)
+    numbers = re.findall(r"[a-z]*\d[0-9a-z]{2,}", name.casefold())
+    longer = [each for each in names if given and each.startswith(given)]
+    around = [each for each in names if given and given in each]
+    inside = sorted((each for each in names if each in given), key=len)[-1:]
+    alike = [each for each in names if numbers and _holds(each, numbers)]
+    for likely in (longer, around, inside, alike):
+        if likely:
+            return get_close_matches(given, likely, n=1, cutoff=0.0)[0]
+    close = get_close_matches(given, names, n=1)
+    return close[0] if close else None
 
 
 class Catalogue(Mapping[str, T], Generic[T]):
     """Named entries of one TOML file, built on first use.
 
     Every table of the file is an entry; the sources of its values are in its ``source`` sub-table. An entry with
-    ``same_as`` is a second name of another entry.
+    ``same_as`` is a second name of another entry. `mend` ends the error on an unknown name.
     """
 
-    def __init__(self, file: str, build: Callable[[str, dict[str, Any]], T]) -> None:
+    def __init__(self, file: str, build: Callable[[str, dict[str, Any]], T], *, mend: str = "") -> None:
         self._file = file
         self._build = build
+        self._mend = f" {mend}." if mend else ""
 
     @cached_property
     def _tables(self) -> dict[str, dict[str, Any]]:
@@ -70,7 +93,8 @@ class Catalogue(Mapping[str, T], Generic[T]):
     def __getitem__(self, name: str) -> T:
         if name not in self._tables:
             wanted = f"{name!r}{_suggestion(str(name), self._tables)}"
-            raise CatalogueError(f"{self._file} has no entry {wanted}; it has {', '.join(sorted(self._tables))}.")
+            known = ", ".join(sorted(self._tables))
+            raise CatalogueError(f"{self._file} has no entry {wanted}; it has {known}.{self._mend}")
         table = self._tables[name]
         return self._build(name, self._tables[table["same_as"]] if "same_as" in table else table)
 

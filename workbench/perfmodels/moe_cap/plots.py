@@ -25,7 +25,12 @@ from workbench.perfmodels.moe_cap.processor_cost import offloaded_bandwidth
 from workbench.plots.labels import Label, place_labels
 
 _MODELS = ("#2563eb", "#d97706", "#059669", "#db2777", "#7c3aed", "#0891b2", "#65a30d", "#dc2626")
-_BOXES = {ProcessorKind.GPU: "#4b5563", ProcessorKind.CPU: "#047857"}
+_BOXES = {ProcessorKind.GPU: "#4b5563", ProcessorKind.CPU: "#047857", ProcessorKind.UNIFIED: "#7c2d12"}
+_HAVE = {
+    ProcessorKind.GPU: "GPU has",
+    ProcessorKind.CPU: "CPU has",
+    ProcessorKind.UNIFIED: "GPU and CPU on one memory have",
+}
 _OWN = "#2563eb"
 _OFFLOADED = "#d97706"
 _FEW = 6
@@ -193,7 +198,7 @@ def _meanings(diagram: CapDiagram, ops: bool) -> list[Artist]:
         Line2D([], [], color="#111827", marker="o", markersize=3, label=f"needed, {batches}"),
         Line2D([], [], color="#111827", linestyle="--", label=f"the same at {reached}"),
         *(
-            Patch(facecolor="none", edgecolor=_BOXES[kind], label=f"{kind.name} has")
+            Patch(facecolor="none", edgecolor=_BOXES[kind], label=_HAVE[kind])
             for kind in ProcessorKind
             if kind in kinds
         ),
