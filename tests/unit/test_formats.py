@@ -5,7 +5,7 @@ from gguf import GGML_QUANT_SIZES
 
 from workbench.core.errors import CheckpointError, ScenarioError
 from workbench.core.units import WEIGHT_BYTES
-from workbench.models import LayerKind, ModelConfig, models
+from workbench.models import LayerKind, ModelConfig, model, models
 from workbench.models.families import FAMILIES
 from workbench.models.formats import GGUF_BLOCKS, bytes_per_weight, quantisation_of, stored_formats
 
@@ -68,7 +68,7 @@ def test_awq_and_gptq_have_a_scale_and_a_zero_point_per_group():
 def test_gptq_leaves_out_what_its_rules_exclude():
     rules = {r"-:model\.layers\.0\..*": {}, r"-:.*\.self_attn": {}}
     config = {"quant_method": "gptq", "bits": 4, "group_size": 64, "dynamic": rules}
-    assert formats(config, MIXTRAL) == [{}] + [{"experts": 4 + 20 / 64}] * 31
+    assert formats(config, MIXTRAL) == [{"experts": 16}] + [{"experts": 4 + 20 / 64}] * 31
 
 
 def compressed(ignore, **weights):
@@ -77,7 +77,7 @@ def compressed(ignore, **weights):
 
 
 def test_kimi_k2_has_only_its_routed_experts_in_int4():
-    """The patterns of moonshotai/Kimi-K2-Thinking (general knowledge): int4 in groups of 32 for routed experts alone."""
+    """Patterns as in Kimi-K2-Thinking (general knowledge): int4 in groups of 32 for routed experts alone."""
     ignore = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"]
     assert formats(compressed(ignore, group_size=32), DEEPSEEK) == [{}] * 3 + [{"experts": 4.5}] * 58
 
@@ -102,7 +102,7 @@ def test_nvfp4_of_modelopt_may_leave_out_attention_layer_by_layer():
     config = {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ignore}
     found = formats(config, MIXTRAL)
     assert found[0] == {"qkv": 4.5, "out_proj": 4.5, "experts": 4.5}
-    assert found[1] == found[2] == {"experts": 4.5}
+    assert found[1] == found[2] == {"qkv": 16, "out_proj": 16, "experts": 4.5}
     assert found[3] == found[0]
 
 
@@ -120,15 +120,54 @@ def test_an_operation_with_one_module_left_out_has_the_mean():
 def test_names_of_models_that_also_see_are_understood():
     ignore = ["language_model.lm_head", "model.language_model.layers.0.*", "language_model.model.layers.1.self_attn"]
     found = formats(compressed(ignore, group_size=128), MIXTRAL)
-    assert found[0] == {}
-    assert found[1] == {"experts": 4.125}
-    assert set(found[2]) == {"qkv", "out_proj", "experts"}
+    assert found[0] == {"qkv": 16, "out_proj": 16, "experts": 16}
+    assert found[1] == {"qkv": 16, "out_proj": 16, "experts": 4.125}
+    assert found[2] == {"qkv": 4.125, "out_proj": 4.125, "experts": 4.125}
 
 
 def test_dense_layers_and_shared_experts_are_told_apart():
     found = formats(compressed(["lm_head", "re:.*self_attn", "re:.*experts"], group_size=128), DEEPSEEK)
     assert DEEPSEEK.layer_kinds[2:4] == (LayerKind.DENSE, LayerKind.FULL)
-    assert found[2:4] == [{"shared_experts": 4.125}, {}]
+    assert found[2:4] == [{"shared_experts": 4.125}, {"shared_experts": 16}]
+
+
+MIXTRAL_JSON = {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "vocab_size": 32000,
+    "max_position_embeddings": 32768,
+    "torch_dtype": "float16",
+}
+
+
+def test_mixtral_quantised_by_awq_has_its_published_size():
+    """TheBloke/Mixtral-8x7B-Instruct-v0.1-AWQ has files of 9.97, 9.98 and 4.7 GB (huggingface.co, seen 2026-11-26)."""
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "modules_to_not_convert": ["gate"]}
+    found = model({**MIXTRAL_JSON, "quantization_config": awq}, name="mixtral-awq")
+    assert found.weight_bytes / 1e9 == pytest.approx(9.97 + 9.98 + 4.7, rel=0.003)
+    assert found.layers == ()
+
+
+def test_layers_with_other_formats_are_other_kinds():
+    """Attention of the first 16 layers is left out, so that the model has two kinds of layers."""
+    ignore = ["lm_head", *(f"model.layers.{layer}.self_attn*" for layer in range(16))]
+    config = {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ignore}
+    found = model({**MIXTRAL_JSON, "quantization_config": config}, name="mixtral-nvfp4")
+    (first,), times = found.layers[0]
+    (last,), others = found.layers[1]
+    assert (times, others) == (16, 16)
+    assert dict(found.of_kind(last).formats) == {"qkv": 0.5625, "out_proj": 0.5625, "experts": 0.5625}
+    assert dict(found.of_kind(first).formats) == {"qkv": 2, "out_proj": 2, "experts": 0.5625}
+    routed = 0.5625 * found.routed_params
+    others = found.always_params + found.embedding_params - 16 * found.attention_params
+    assert found.weight_bytes == pytest.approx(routed + 2 * others + 16 * 0.5625 * found.attention_params)
 
 
 @pytest.mark.parametrize(

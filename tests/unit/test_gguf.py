@@ -2,16 +2,31 @@
 
 import shutil
 import sys
+from dataclasses import replace
+from math import prod
 
 import numpy as np
 import pytest
 from gguf import GGUFReader
 
+import workbench as wb
+from tests.builders import small_machine, tiny_scenario
 from tests.damage import DAMAGES
 from tests.gguf_files import DEEPSEEK, FILES, HIDDEN, SIZES, WIDTH, grouped, mixtral, mixture, outside, write
-from workbench.core.errors import CheckpointError
-from workbench.models import LayerKind, model
+from tests.systems import PIPELINES, STREAMED
+from workbench.core.errors import CheckpointError, EngineError
+from workbench.models import LayerKind, checkpoint, model, models
+from workbench.models.formats import with_formats
 from workbench.models.gguf import read_gguf
+from workbench.models.gguf.contents import described
+from workbench.models.gguf.header import Header, Tensor
+from workbench.perfmodels import bound
+from workbench.pipeline import gpu
+from workbench.scenario import Scenario
+from workbench.schedules import LayerStreaming, Sequential, VSLPipe
+from workbench.serving import fits
+from workbench.simulate import simulate
+from workbench.stages import attention, combine, experts, out_proj, qkv, route, shared_experts
 from workbench.stages.ops import BUILT_IN
 
 LAYER = grouped(0, "q4_k", "q4_k") | mixture(0, "q4_k", "q4_k")
@@ -46,9 +61,9 @@ def test_every_byte_belongs_to_an_operation_or_is_listed_as_uncounted(files, nam
 @pytest.mark.parametrize("name", FILES)
 def test_operations_have_the_bytes_of_their_tensors_in_every_layer(files, name):
     found = read_gguf(files[name])
-    described = model(found.config, name=name)
-    for layer, (kind, formats) in enumerate(zip(described.layer_kinds, found.formats(described), strict=True)):
-        alike = described.of_kind(kind)
+    whole = model(found.config, name=name)
+    for layer, (kind, formats) in enumerate(zip(whole.layer_kinds, found.formats(whole), strict=True)):
+        alike = whole.of_kind(kind)
         each = dict(formats)
         for op in WEIGHTED:
             stored = found.contents.layers[layer].get(op)
@@ -104,6 +119,56 @@ def test_sizes_follow_from_metadata_and_shapes(files, name):
     assert (found.hidden_size, found.num_local_experts, found.num_experts_per_tok) == (256, 4, 2)
 
 
+def test_qwen3_30b_in_q4_k_m_has_its_published_size():
+    """qwen3-coder-30b-a3b-instruct-q4_k_m.gguf has 18.6 GB (huggingface.co, seen 2026-11-26).
+
+    Values and down projections are in Q6_K in the first and last eighth of the layers, and in every third between
+    (general knowledge).
+    """
+    sizes = models["qwen3-30b-a3b"]
+    hidden = sizes.hidden_size
+    experts = sizes.num_local_experts
+    table = {"f32": 4, "q4_k": 144 / 256, "q6_k": 210 / 256}
+    shapes = {"token_embd.weight": ((hidden, sizes.vocab_size), "q4_k")}
+    shapes |= {"output.weight": ((hidden, sizes.vocab_size), "q6_k"), "output_norm.weight": ((hidden,), "f32")}
+    for layer in range(48):
+        more = "q6_k" if layer < 6 or layer >= 42 or (layer - 6) % 3 == 2 else "q4_k"
+        inner = {
+            "attn_norm": ((hidden,), "f32"),
+            "attn_q": ((hidden, sizes.q_size), "q4_k"),
+            "attn_k": ((hidden, sizes.kv_size), "q4_k"),
+            "attn_v": ((hidden, sizes.kv_size), more),
+            "attn_q_norm": ((sizes.head_dim,), "f32"),
+            "attn_k_norm": ((sizes.head_dim,), "f32"),
+            "attn_output": ((sizes.q_size, hidden), "q4_k"),
+            "ffn_norm": ((hidden,), "f32"),
+            "ffn_gate_inp": ((hidden, experts), "f32"),
+            "ffn_gate_exps": ((hidden, sizes.expert_width, experts), "q4_k"),
+            "ffn_up_exps": ((hidden, sizes.expert_width, experts), "q4_k"),
+            "ffn_down_exps": ((sizes.expert_width, hidden, experts), more),
+        }
+        shapes |= {f"blk.{layer}.{name}.weight": each for name, each in inner.items()}
+    tensors = {name: Tensor(name, shape, round(prod(shape) * table[kind])) for name, (shape, kind) in shapes.items()}
+    metadata = {
+        **SIZES,
+        "block_count": 48,
+        "embedding_length": hidden,
+        "attention.head_count": sizes.num_attention_heads,
+        "attention.head_count_kv": sizes.num_key_value_heads,
+        "attention.key_length": sizes.head_dim,
+        "attention.value_length": sizes.head_dim,
+        "expert_count": experts,
+        "expert_used_count": sizes.num_experts_per_tok,
+    }
+    values = {"general.architecture": "qwen3moe", **{f"qwen3moe.{key}": value for key, value in metadata.items()}}
+    found = described(Header("qwen3", values, tensors))
+    whole = with_formats(model(found.config), found.formats(model(found.config)))
+    assert (whole.params, whole.active_params) == (sizes.params, sizes.active_params)
+    assert len({kind.own.formats for kind in whole.layer_kinds}) == 2
+    assert whole.weight_bytes / 1e9 == pytest.approx(18.6, abs=0.05)
+    assert whole.weight_bytes == pytest.approx(sum(tensor.bytes for tensor in tensors.values()), rel=1e-4)
+
+
 def test_windows_alternate_in_gpt_oss(files):
     assert model(read_gguf(files["gpt_oss"]).config).layer_kinds == (LayerKind.WINDOWED, LayerKind.FULL)
 
@@ -127,6 +192,85 @@ def test_a_part_under_another_name_is_refused(files, tmp_path):
     alone = shutil.copy(tmp_path / "mixtral-00001-of-00003.gguf", tmp_path / "alone.gguf")
     with pytest.raises(CheckpointError, match="one of 3 parts by its metadata, and of 1 by its name"):
         read_gguf(alone)
+
+
+# ---------------------------------------------------------------------------------------------------------- prices
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_described_model_has_the_bytes_of_the_file_in_every_layer(files, name):
+    """Of every operation to the byte, by the number formats of a scenario with this model."""
+    contents = read_gguf(files[name]).contents
+    whole = model(files[name])
+    precision = tiny_scenario(model=whole, pipeline=PIPELINES["all_gpu"]).precision
+    for kind, stored in zip(whole.layer_kinds, contents.layers, strict=True):
+        alike = whole.of_kind(kind)
+        for op in WEIGHTED:
+            present = BUILT_IN[op].is_in(whole, kind)
+            size = BUILT_IN[op].weight_bytes(alike, precision) if present else 0.0
+            assert size == pytest.approx(stored[op].bytes if op in stored else 0, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_ledger_has_the_bytes_of_the_file(files, name):
+    """Beside the operations' bytes: the last norm in bf16, and the sinks in fp32."""
+    contents = read_gguf(files[name]).contents
+    whole = model(files[name])
+    scenario = tiny_scenario(model=whole, pipeline=with_shared(whole))
+    layers = sum(stored.bytes for layer in contents.layers for stored in layer.values())
+    ends = contents.embed.bytes + (0 if whole.tie_word_embeddings else contents.head.bytes)
+    sinks = sum(size for tensor, size in contents.uncounted.items() if "sinks" in tensor)
+    assert fits(scenario, Sequential()).gpu["weights"] == pytest.approx(layers + ends + sinks + 2 * HIDDEN, abs=1e-3)
+
+
+def with_shared(whole):
+    """Everything on the GPU, with shared experts or dense networks if the model has any."""
+    others = (shared_experts,) if whole.unrouted_params else ()
+    return gpu(qkv, *attention, out_proj, route, experts, *others, combine)
+
+
+def test_fewer_bits_are_fewer_seconds_on_the_link(files):
+    """Streaming every layer takes the time of its bytes: of the experts, 5.19 and 4.5 bits per weight, and not 16."""
+    whole = model(files["mixtral"])
+    plain = replace(whole, formats=(), layers=())
+    slow = small_machine(h2d=1e5)
+    seconds = []
+    for each in (whole, plain):
+        scenario = tiny_scenario(model=each, pipeline=STREAMED, machine=slow)
+        at_least = bound(scenario, LayerStreaming()).seconds
+        simulated = simulate(scenario, LayerStreaming()).seconds
+        assert at_least <= simulated
+        seconds.append(simulated)
+    experts_alone = (5.1875 + 4.5) / 2 / 16
+    assert experts_alone < seconds[0] / seconds[1] < 1.05 * experts_alone
+
+
+def test_a_scenario_with_it_is_saved_and_loaded(files, tmp_path):
+    scenario = tiny_scenario(model=model(files["qwen3moe"]), pipeline=PIPELINES["all_gpu"])
+    scenario.save(tmp_path / "scenario.json")
+    assert Scenario.load(tmp_path / "scenario.json").model == scenario.model
+    assert scenario.weight_formats == "4.87 bits on average"
+
+
+def test_weights_in_another_precision_have_none_of_the_files_formats(files):
+    whole = model(files["mixtral"])
+    scenario = tiny_scenario(model=whole, pipeline=PIPELINES["all_gpu"])
+    wider = scenario.on(memory=replace(scenario.memory, weights="bf16"))
+    elements = whole.params + whole.vectors
+    assert fits(wider, Sequential()).gpu["weights"] == pytest.approx(2 * elements)
+
+
+def test_run_refuses_it(files):
+    whole = model(files["mixtral"])
+    with pytest.raises(EngineError, match=r"'mixtral' has no weights here; give model=wb\.checkpoint"):
+        wb.run(tiny_scenario(model=whole), VSLPipe())
+    with pytest.raises(CheckpointError, match=r"mixtral\.gguf' is a GGUF file, which run does not execute"):
+        checkpoint(files["mixtral"])
+
+
+def test_it_may_have_another_name(files):
+    assert model(files["mixtral"]).name == "mixtral"
+    assert model(str(files["mixtral"]), name="mine").name == "mine"
 
 
 # -------------------------------------------------------------------------------------------------------- refusals

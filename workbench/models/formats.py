@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from reprlib import repr as short
 from typing import Any
 
@@ -12,6 +12,7 @@ from workbench.core.errors import CheckpointError, ScenarioError
 from workbench.core.units import DTYPE_BYTES, GROUPS, QUANTISED, WEIGHT_BYTES, is_whole
 from workbench.models.config import ModelConfig
 from workbench.models.family import TensorNames
+from workbench.models.layers import fold
 
 Formats = tuple[tuple[str, float], ...]
 """Bytes per weight by operation, as `ModelConfig.formats` has them."""
@@ -97,6 +98,26 @@ def bytes_per_weight(name: str) -> float:
     if name not in STORED_BYTES:
         raise ScenarioError(f"the format {short(name)} is unknown; give one of {', '.join(STORED_BYTES)}.")
     return STORED_BYTES[name]
+
+
+def with_formats(model: ModelConfig, layers: Sequence[Formats]) -> ModelConfig:
+    """The model whose layers have these bytes per weight.
+
+    Layers of other formats are of other kinds. An operation that a layer lacks gets the mean of the others there, which
+    is also the model's own.
+    """
+    if len(set(layers)) == 1:
+        return replace(model, formats=layers[0])
+    found: dict[str, list[float]] = {}
+    for formats in layers:
+        for operation, each in formats:
+            found.setdefault(operation, []).append(each)
+    mean = {operation: sum(values) / len(values) for operation, values in found.items()}
+    kinds = []
+    for kind, formats in zip(model.layer_kinds, layers, strict=True):
+        own = replace(kind.own, formats=tuple({**mean, **dict(formats)}.items()))
+        kinds.append(replace(kind, own=own))
+    return replace(model, formats=tuple(mean.items()), layers=fold(kinds))
 
 
 def grouped(bits: float, group: int | None, *, scale: float = _SCALE_BITS, zero: float = 0.0) -> float:
@@ -286,9 +307,9 @@ def _patterns(config: Mapping[str, Any], key: str) -> list[str]:
 
 
 def stored_formats(quantisation: Quantisation, model: ModelConfig, names: TensorNames) -> tuple[Formats, ...]:
-    """Bytes per weight of the quantised operations of every layer, and of the head.
+    """Bytes per weight of every layer's operations that are quantised in some layer, and of a quantised head.
 
-    The mean counts where only some modules of an operation are quantised. Embedding and routers are not (general
+    The mean counts where only some modules of an operation are quantised. Embedding and routers never are (general
     knowledge).
 
     Parameters
@@ -297,20 +318,20 @@ def stored_formats(quantisation: Quantisation, model: ModelConfig, names: Tensor
         Names of the modules in the model's checkpoints.
     """
     usual = DTYPE_BYTES[model.dtype]
-    head: Formats = ()
-    each = quantisation.bytes_of("lm_head")
-    if each is not None and not model.tie_word_embeddings:
-        head = (("head", each),)
+    quantised = set[str]()
     found = []
     for layer, kind in enumerate(model.layer_kinds):
-        formats: list[tuple[str, float]] = []
+        formats = {}
         for operation, modules in _modules(model.of_kind(kind), names, layer).items():
             sizes = [(quantisation.bytes_of(module), params) for module, params in modules]
             if any(each is not None for each, _ in sizes):
-                whole = sum(params * (usual if each is None else each) for each, params in sizes)
-                formats.append((operation, whole / sum(params for _, params in sizes)))
-        found.append((*formats, *head))
-    return tuple(found)
+                quantised.add(operation)
+            whole = sum(params * (usual if each is None else each) for each, params in sizes)
+            formats[operation] = whole / sum(params for _, params in sizes)
+        found.append(formats)
+    head = None if model.tie_word_embeddings else quantisation.bytes_of("lm_head")
+    around = () if head is None else (("head", head),)
+    return tuple((*(each for each in formats.items() if each[0] in quantised), *around) for formats in found)
 
 
 Modules = dict[str, list[tuple[str, float]]]

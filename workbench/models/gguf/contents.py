@@ -11,7 +11,7 @@ from workbench.core.errors import CheckpointError
 from workbench.core.units import DTYPE_BYTES
 from workbench.models.config import ModelConfig
 from workbench.models.formats import Formats
-from workbench.models.gguf.header import read_header
+from workbench.models.gguf.header import Header, read_header
 from workbench.models.gguf.operations import Contents, Stored, contents_of
 from workbench.models.gguf.sizes import config_of
 
@@ -106,7 +106,17 @@ def read_gguf(path: Path) -> GgufModel:
         If a file is missing or damaged, the architecture, a tensor or a type of weights is not understood, or the
         package `gguf` is missing.
     """
-    header = read_header(path)
+    return described(read_header(path))
+
+
+def described(header: Header) -> GgufModel:
+    """The model that a header describes.
+
+    Raises
+    ------
+    CheckpointError
+        If the architecture or a tensor is not understood, or a size is missing that every model has.
+    """
     config = config_of(header)
     keys_and_values = config.get("qk_nope_head_dim", 1), config.get("v_head_dim", 1)
     contents = contents_of(header, config["num_hidden_layers"], keys_and_values)
