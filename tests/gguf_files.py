@@ -259,6 +259,85 @@ def glm(path: Path) -> Path:
     return write(path, "glm4moe", values, tensors)
 
 
+def dbrx(path: Path) -> Path:
+    """One projection to queries, keys and values; layer norms, the second with the name of an output's."""
+    begin = "blk.0"
+    tensors = outside() | mixture(0, "q4_k", "q4_k")
+    tensors |= {
+        f"{begin}.attn_norm.weight": ((HIDDEN,), "f32"),
+        f"{begin}.attn_qkv.weight": ((HIDDEN, (HEADS + 2 * GROUPS) * HEAD_DIM), "q5_k"),
+        f"{begin}.attn_output.weight": ((HEADS * HEAD_DIM, HIDDEN), "q4_k"),
+        f"{begin}.attn_output_norm.weight": ((HIDDEN,), "f32"),
+    }
+    values = {**SIZES, "block_count": 1, "attention.clamp_kqv": 8.0, "attention.layer_norm_epsilon": 1e-5}
+    return write(path, "dbrx", values, tensors)
+
+
+def ernie(path: Path) -> Path:
+    """A dense layer, and one with shared experts and a bias for the choice; its router stays in fp32."""
+    tensors = outside() | grouped(0, "q4_k", "q4_k") | network(0, "", "q4_k", 2 * WIDTH)
+    tensors |= grouped(1, "q4_k", "q4_k") | mixture(1, "q4_k", "q4_k") | network(1, "_shexp", "q6_k", 2 * WIDTH)
+    tensors["blk.1.exp_probs_b.bias"] = ((EXPERTS,), "f32")
+    return write(path, "ernie4_5-moe", {**SIZES, "block_count": 2}, tensors)
+
+
+def llama4(path: Path) -> Path:
+    """Experts in every other layer, with a shared one."""
+    tensors = outside() | grouped(0, "q4_k", "q4_k") | network(0, "", "q4_k", 2 * WIDTH)
+    tensors |= grouped(1, "q4_k", "q4_k") | mixture(1, "q3_k", "q4_k") | network(1, "_shexp", "q4_k", WIDTH)
+    values = {**SIZES, "block_count": 2, "interleave_moe_layer_step": 2, "feed_forward_length": [2 * WIDTH, WIDTH]}
+    return write(path, "llama4", values, tensors)
+
+
+def minimax(path: Path) -> Path:
+    """Norms over all heads, a bias for the choice, and a factor that is 0 where there is none."""
+    tensors = outside() | grouped(0, "iq4_xs", "q5_k") | mixture(0, "iq4_xs", "iq4_xs")
+    tensors["blk.0.attn_q_norm.weight"] = ((HEADS * HEAD_DIM,), "f32")
+    tensors["blk.0.attn_k_norm.weight"] = ((GROUPS * HEAD_DIM,), "f32")
+    tensors["blk.0.exp_probs_b.bias"] = ((EXPERTS,), "f32")
+    return write(path, "minimax-m2", {**SIZES, "block_count": 1, "expert_weights_scale": 0.0}, tensors)
+
+
+def phimoe(path: Path) -> Path:
+    """Biases of norms, attention and head, and factors of LongRoPE; its window is as long as its context."""
+    tensors = outside() | grouped(0, "q4_k", "q4_k") | mixture(0, "q4_k", "q4_k")
+    tensors |= {
+        "output.bias": ((VOCABULARY,), "f32"),
+        "output_norm.bias": ((HIDDEN,), "f32"),
+        "rope_factors_long.weight": ((HEAD_DIM // 2,), "f32"),
+        "rope_factors_short.weight": ((HEAD_DIM // 2,), "f32"),
+        "blk.0.attn_norm.bias": ((HIDDEN,), "f32"),
+        "blk.0.ffn_norm.bias": ((HIDDEN,), "f32"),
+        "blk.0.attn_q.bias": ((HEADS * HEAD_DIM,), "f32"),
+        "blk.0.attn_k.bias": ((GROUPS * HEAD_DIM,), "f32"),
+        "blk.0.attn_v.bias": ((GROUPS * HEAD_DIM,), "f32"),
+        "blk.0.attn_output.bias": ((HIDDEN,), "f32"),
+    }
+    values = {**SIZES, "block_count": 1, "attention.sliding_window": 1024, "rope.scaling.type": "longrope"}
+    return write(path, "phimoe", values, tensors)
+
+
+def qwen2moe(path: Path) -> Path:
+    """Biases before attention, and a shared expert behind a gate; RoPE scaled by YaRN."""
+    tensors = outside() | grouped(0, "q4_k", "q4_k") | mixture(0, "q4_k", "q8_0") | network(0, "_shexp", "q4_k", 512)
+    tensors["blk.0.ffn_gate_inp_shexp.weight"] = ((HIDDEN,), "f32")
+    for name, size in (("q", HEADS * HEAD_DIM), ("k", GROUPS * HEAD_DIM), ("v", GROUPS * HEAD_DIM)):
+        tensors[f"blk.0.attn_{name}.bias"] = ((size,), "f32")
+    scaling = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 256}
+    return write(path, "qwen2moe", {**SIZES, **scaling, "block_count": 1}, tensors)
+
+
+def granite(path: Path) -> Path:
+    """Granite with a shared expert, and a fused projection of gate and up."""
+    tensors = outside("q4_k", None) | grouped(0, "q4_k", "q4_k") | mixture(0, "q4_k", "q4_k")
+    tensors |= network(0, "_shexp", "q4_k", WIDTH)
+    del tensors["blk.0.ffn_gate_exps.weight"]
+    del tensors["blk.0.ffn_up_exps.weight"]
+    tensors["blk.0.ffn_gate_up_exps.weight"] = ((HIDDEN, 2 * WIDTH, EXPERTS), "q4_k")
+    factors = {"attention.scale": 0.015625, "embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 6.0}
+    return write(path, "granitemoe", {**SIZES, **factors, "block_count": 1}, tensors)
+
+
 FILES = {
     "mixtral": mixtral,
     "old_mixtral": old_mixtral,
@@ -267,5 +346,12 @@ FILES = {
     "old_deepseek": old_deepseek,
     "gpt_oss": gpt_oss,
     "glm": glm,
+    "dbrx": dbrx,
+    "ernie": ernie,
+    "llama4": llama4,
+    "minimax": minimax,
+    "phimoe": phimoe,
+    "qwen2moe": qwen2moe,
+    "granite": granite,
 }
 """Writers of all files, by name."""

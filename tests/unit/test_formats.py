@@ -117,7 +117,7 @@ def test_an_operation_with_one_module_left_out_has_the_mean():
     assert found["shared_experts"] == 8
 
 
-def test_names_of_models_that_also_see_are_understood():
+def test_names_in_multimodal_models_are_understood():
     ignore = ["language_model.lm_head", "model.language_model.layers.0.*", "language_model.model.layers.1.self_attn"]
     found = formats(compressed(ignore, group_size=128), MIXTRAL)
     assert found[0] == {"qkv": 16, "out_proj": 16, "experts": 16}

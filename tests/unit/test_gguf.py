@@ -7,12 +7,12 @@ from math import prod
 
 import numpy as np
 import pytest
-from gguf import GGUFReader
+from gguf import GGUFEndian, GGUFReader
 
 import workbench as wb
-from tests.builders import small_machine, tiny_scenario
+from tests.builders import enough_experts, small_machine, tiny_scenario
 from tests.damage import DAMAGES
-from tests.gguf_files import DEEPSEEK, FILES, HIDDEN, SIZES, WIDTH, grouped, mixtral, mixture, outside, write
+from tests.gguf_files import DEEPSEEK, FILES, HIDDEN, SIZES, WIDTH, grouped, mixtral, mixture, network, outside, write
 from tests.systems import PIPELINES, STREAMED
 from workbench.core.errors import CheckpointError, EngineError
 from workbench.models import LayerKind, checkpoint, model, models
@@ -20,6 +20,7 @@ from workbench.models.formats import with_formats
 from workbench.models.gguf import read_gguf
 from workbench.models.gguf.contents import described
 from workbench.models.gguf.header import Header, Tensor
+from workbench.models.rope import Rope
 from workbench.perfmodels import bound
 from workbench.pipeline import gpu
 from workbench.scenario import Scenario
@@ -31,8 +32,9 @@ from workbench.stages.ops import BUILT_IN
 
 LAYER = grouped(0, "q4_k", "q4_k") | mixture(0, "q4_k", "q4_k")
 WEIGHTED = ("qkv", "out_proj", "route", "experts", "shared_experts")
-UNCOUNTED = {"mixtral": 1, "old_mixtral": 1, "qwen3moe": 1, "deepseek": 1, "old_deepseek": 1, "gpt_oss": 3, "glm": 19}
-"""Numbers of tensors that no operation is charged for: the last norm, two sinks, a layer for further tokens."""
+UNCOUNTED = {"gpt_oss": 3, "glm": 19, "phimoe": 5}
+"""Numbers of tensors that no operation is charged for, beside the last norm alone: sinks, a layer for further tokens,
+the head's bias and factors of RoPE."""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +56,7 @@ def test_every_byte_belongs_to_an_operation_or_is_listed_as_uncounted(files, nam
     layers = sum(stored.bytes for layer in contents.layers for stored in layer.values())
     ends = contents.embed.bytes + (0 if tied else contents.head.bytes)
     assert layers + ends + sum(contents.uncounted.values()) == sum(sizes.values())
-    assert len(contents.uncounted) == UNCOUNTED[name]
+    assert len(contents.uncounted) == UNCOUNTED.get(name, 1)
     assert all(sizes[tensor] == size for tensor, size in contents.uncounted.items())
 
 
@@ -108,6 +110,13 @@ EXPECTED = {
     },
     "old_deepseek": {"architecture": "DeepseekV2ForCausalLM", "q_lora_rank": None, "qk_nope_head_dim": 64},
     "gpt_oss": {"sliding_window": 128, "windowed_layers": 1, "attention_bias": True},
+    "dbrx": {"architecture": "DbrxForCausalLM", "clip_qkv": 8.0, "num_key_value_heads": 2},
+    "ernie": {"first_k_dense_replace": 1, "shared_expert_intermediate_size": 512},
+    "llama4": {"intermediate_size": 512, "shared_expert_intermediate_size": 256, "windowed_layers": 0},
+    "minimax": {"architecture": None, "routed_scaling_factor": 1.0},
+    "phimoe": {"lm_head_bias": True, "attention_bias": True, "windowed_layers": 0},
+    "qwen2moe": {"shared_expert_intermediate_size": 512, "rope": Rope("yarn", factor=4.0, trained=256)},
+    "granite": {"embedding_multiplier": 12.0, "logits_scaling": 6.0, "shared_expert_intermediate_size": 256},
     "glm": {"num_hidden_layers": 2, "first_k_dense_replace": 1, "attention_bias": True, "use_qk_norm": False},
 }
 
@@ -173,6 +182,11 @@ def test_windows_alternate_in_gpt_oss(files):
     assert model(read_gguf(files["gpt_oss"]).config).layer_kinds == (LayerKind.WINDOWED, LayerKind.FULL)
 
 
+def test_files_of_machines_with_the_other_byte_order_are_read(files, tmp_path):
+    swapped = mixtral(tmp_path / "mixtral.gguf", endianess=GGUFEndian.BIG)
+    assert read_gguf(swapped) == read_gguf(files["mixtral"])
+
+
 @pytest.mark.parametrize("part", [1, 3])
 def test_parts_of_a_model_are_read_together(files, tmp_path, part):
     whole = read_gguf(files["mixtral"])
@@ -213,14 +227,15 @@ def test_a_described_model_has_the_bytes_of_the_file_in_every_layer(files, name)
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_ledger_has_the_bytes_of_the_file(files, name):
-    """Beside the operations' bytes: the last norm in bf16, and the sinks in fp32."""
+    """Beside the operations' bytes: the last norm and the head's bias in bf16, and the sinks in fp32."""
     contents = read_gguf(files[name]).contents
     whole = model(files[name])
     scenario = tiny_scenario(model=whole, pipeline=with_shared(whole))
     layers = sum(stored.bytes for layer in contents.layers for stored in layer.values())
     ends = contents.embed.bytes + (0 if whole.tie_word_embeddings else contents.head.bytes)
     sinks = sum(size for tensor, size in contents.uncounted.items() if "sinks" in tensor)
-    assert fits(scenario, Sequential()).gpu["weights"] == pytest.approx(layers + ends + sinks + 2 * HIDDEN, abs=1e-3)
+    last = 2 * (whole.norm_size + (whole.vocab_size if whole.lm_head_bias else 0))
+    assert fits(scenario, Sequential()).gpu["weights"] == pytest.approx(layers + ends + sinks + last, abs=1e-3)
 
 
 def with_shared(whole):
@@ -243,6 +258,13 @@ def test_fewer_bits_are_fewer_seconds_on_the_link(files):
         seconds.append(simulated)
     experts_alone = (5.1875 + 4.5) / 2 / 16
     assert experts_alone < seconds[0] / seconds[1] < 1.05 * experts_alone
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_layers_of_several_formats_keep_the_law_of_time(files, name):
+    whole = enough_experts(model(files["qwen3moe"]), PIPELINES[name])
+    scenario = tiny_scenario([8, 16, 5], [4, 3, 6], model=whole, pipeline=PIPELINES[name])
+    assert bound(scenario, Sequential()).seconds <= simulate(scenario, Sequential()).seconds
 
 
 def test_a_scenario_with_it_is_saved_and_loaded(files, tmp_path):
@@ -326,6 +348,7 @@ def test_a_list_longer_than_the_file_is_refused_at_once(files, tmp_path):
         ("llama", {"attention.head_count": [2, 4]}, r"attention\.head_count=\[2, 4\]; give one number for all layers"),
         ("llama", {"attention.value_length": 32}, r"attention\.value_length=32; give as many dims as keys have, 64"),
         ("llama", {"attention.head_count_kv": 4}, "layer 0 of 'small' has 131072 weights for qkv, and by the sizes"),
+        ("llama", {"expert_used_count": 0}, "describe no model: .* needs positive integers for num_experts_per_tok"),
         ("minimax-m2", {"attention.sliding_window": 64}, r"attention\.sliding_window_pattern=None; give a flag"),
         ("deepseek2", {**DEEPSEEK, "block_count": 1, "rope.dimension_count": 96}, "fewer dims than keys have, 96"),
     ],
@@ -334,7 +357,7 @@ def test_what_is_not_understood_is_refused_by_name(tmp_path, architecture, chang
     tensors = outside() | LAYER
     path = write(tmp_path / "small.gguf", architecture, {**SIZES, "block_count": 1, **changed}, tensors)
     with pytest.raises(CheckpointError, match=told):
-        read_and_format(path)
+        model(path)
 
 
 def read_and_format(path):
@@ -354,6 +377,16 @@ def test_an_unknown_tensor_is_refused_by_name(tmp_path, name, told):
     path = write(tmp_path / "small.gguf", "llama", {**SIZES, "block_count": 1}, tensors)
     with pytest.raises(CheckpointError, match=told):
         read_gguf(path)
+
+
+def test_a_layer_without_its_norm_is_refused(tmp_path):
+    """In a dense layer, the norm is all that belongs to the router."""
+    tensors = outside() | grouped(0, "q4_k", "q4_k") | network(0, "", "q4_k", WIDTH)
+    tensors |= grouped(1, "q4_k", "q4_k") | mixture(1, "q4_k", "q4_k")
+    del tensors["blk.0.ffn_norm.weight"]
+    path = write(tmp_path / "small.gguf", "llama", {**SIZES, "block_count": 2}, tensors)
+    with pytest.raises(CheckpointError, match="layer 0 of 'small' has too few bytes for route; convert the model anew"):
+        model(path)
 
 
 def test_a_model_without_experts_or_embedding_is_refused(tmp_path):

@@ -47,7 +47,7 @@ class GgufModel:
         Raises
         ------
         CheckpointError
-            If the tensors have other numbers of weights than follow from the sizes.
+            If the tensors have other numbers of weights than follow from the sizes, or some are missing.
         """
         around = (("embed", self.contents.embed), ("head", self.contents.head))
         ends = tuple((operation, stored.bytes / model.head_params) for operation, stored in around)
@@ -55,8 +55,9 @@ class GgufModel:
         for layer, kind in enumerate(model.layer_kinds):
             stored = self.contents.layers[layer]
             alike = model.of_kind(kind)
-            _check_weights(f"layer {layer} of {self.name!r}", stored, alike)
-            found.append((*_bytes_per_weight(stored, alike), *ends))
+            what = f"layer {layer} of {self.name!r}"
+            _check_weights(what, stored, alike)
+            found.append((*_bytes_per_weight(what, stored, alike), *ends))
         return tuple(found)
 
 
@@ -78,7 +79,7 @@ def _check_weights(what: str, stored: Mapping[str, Stored], model: ModelConfig) 
             )
 
 
-def _bytes_per_weight(stored: Mapping[str, Stored], model: ModelConfig) -> Formats:
+def _bytes_per_weight(what: str, stored: Mapping[str, Stored], model: ModelConfig) -> Formats:
     """Bytes of a layer's operations per weight that they are charged for, of a model of such layers."""
     kept = model.moe_share * model.kept_router_params
     vectors = model.router_vectors + model.choice_vectors
@@ -89,12 +90,14 @@ def _bytes_per_weight(stored: Mapping[str, Stored], model: ModelConfig) -> Forma
         "experts": model.moe_share * (model.num_local_experts * model.expert_params + model.expert_vectors),
         "shared_experts": model.unrouted_params,
     }
-    apart = {"route": kept * DTYPE_BYTES["fp32"]}
-    return tuple(
-        (operation, (stored[operation].bytes - apart.get(operation, 0.0)) / weights)
-        for operation, weights in charged.items()
-        if weights
-    )
+    found = []
+    for operation, weights in charged.items():
+        size = stored.get(operation, Stored()).bytes - (kept * DTYPE_BYTES["fp32"] if operation == "route" else 0.0)
+        if weights and size <= 0:
+            raise CheckpointError(f"{what} has too few bytes for {operation}; convert the model anew.")
+        if weights:
+            found.append((operation, size / weights))
+    return tuple(found)
 
 
 def read_gguf(path: Path) -> GgufModel:

@@ -125,16 +125,14 @@ def _read(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         reader = HeaderReader(file)
         values = {name: field.contents() for name, field in reader.fields.items() if not name.startswith(_TOKENIZER)}
-        tensors = {
-            one.name: Tensor(one.name, tuple(int(size) for size in one.shape), int(one.n_bytes))
-            for one in reader.tensors
-        }
-        wrong = [one.name for one in reader.tensors if tensors[one.name].weights != one.n_elements]
+        found = [Tensor(one.name, tuple(map(int, one.shape)), int(one.n_bytes)) for one in reader.tensors]
+        counts = [int(one.n_elements) for one in reader.tensors]
     except _DAMAGE as error:
         raise CheckpointError(
             f"{str(file)!r} is no GGUF file that can be read ({reason(error)}); copy it anew, or update the package "
             "gguf if the file's types are newer."
         ) from error
-    if wrong:
-        raise CheckpointError(f"{str(file)!r} has the impossible shape of {wrong[0]}; copy it anew.")
-    return values, tensors
+    for tensor, count in zip(found, counts, strict=True):
+        if tensor.weights != count:
+            raise CheckpointError(f"{str(file)!r} has the tensor {tensor.name} of impossible size; copy it anew.")
+    return values, {tensor.name: tensor for tensor in found}

@@ -84,7 +84,7 @@ class _Metadata:
 
     def __init__(self, header: Header) -> None:
         self.header = header
-        self.architecture = header.values.get("general.architecture")
+        self.architecture = str(header.values.get("general.architecture"))
         if self.architecture not in _TYPES:
             raise CheckpointError(
                 f"{header.name!r} is of the architecture {short(self.architecture)}, which is not understood; use one "
@@ -95,7 +95,6 @@ class _Metadata:
         if not is_whole(blocks) or not is_whole(further) or not 0 <= further < blocks <= len(header.tensors):
             raise self.wrong("block_count", blocks, "a number of layers that the file has")
         self.layers = int(blocks - further)
-        self.latent = bool(self.number("attention.kv_lora_rank"))
 
     @property
     def model_type(self) -> str:
@@ -104,7 +103,7 @@ class _Metadata:
             return "deepseek_v3"
         if self.architecture == "granitemoe" and self.width("ffn_down_shexp", 0):
             return "granitemoeshared"
-        return _TYPES[str(self.architecture)]
+        return _TYPES[self.architecture]
 
     def get(self, key: str) -> Any:
         """A value of the architecture's own; None if there is none."""
@@ -243,7 +242,7 @@ def _windows(metadata: _Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     longest = config["max_position_embeddings"]
     if window is None or metadata.architecture == "llama4" or (longest and window >= longest):
         return {}
-    pattern = metadata.get("attention.sliding_window_pattern") or _WINDOW_EVERY.get(str(metadata.architecture))
+    pattern = metadata.get("attention.sliding_window_pattern") or _WINDOW_EVERY.get(metadata.architecture)
     if is_whole(pattern):
         pattern = [pattern == 1 or layer % pattern < pattern - 1 for layer in range(metadata.layers)]
     if not isinstance(pattern, list) or len(pattern) < metadata.layers:

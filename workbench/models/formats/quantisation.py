@@ -1,67 +1,19 @@
-"""Number formats in which published weights are stored, and the operations of a model that have them."""
+"""The operations that a ``quantization_config`` quantises, and their bytes per weight."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from reprlib import repr as short
 from typing import Any
 
-from workbench.core.errors import CheckpointError, ScenarioError
-from workbench.core.units import DTYPE_BYTES, GROUPS, QUANTISED, WEIGHT_BYTES, is_whole
+from workbench.core.errors import CheckpointError
+from workbench.core.units import DTYPE_BYTES, is_whole
 from workbench.models.config import ModelConfig
 from workbench.models.family import TensorNames
-from workbench.models.layers import fold
+from workbench.models.formats.stored import STORED_BYTES, Formats
 
-Formats = tuple[tuple[str, float], ...]
-"""Bytes per weight by operation, as `ModelConfig.formats` has them."""
-
-GGUF_BLOCKS = {
-    "f64": (1, 8),
-    "f32": (1, 4),
-    "f16": (1, 2),
-    "bf16": (1, 2),
-    "i64": (1, 8),
-    "i32": (1, 4),
-    "i16": (1, 2),
-    "i8": (1, 1),
-    "q1_0": (128, 18),
-    "q4_0": (32, 18),
-    "q4_1": (32, 20),
-    "q5_0": (32, 22),
-    "q5_1": (32, 24),
-    "q8_0": (32, 34),
-    "q8_1": (32, 40),
-    "q2_k": (256, 84),
-    "q3_k": (256, 110),
-    "q4_k": (256, 144),
-    "q5_k": (256, 176),
-    "q6_k": (256, 210),
-    "q8_k": (256, 292),
-    "iq1_s": (256, 50),
-    "iq1_m": (256, 56),
-    "iq2_xxs": (256, 66),
-    "iq2_xs": (256, 74),
-    "iq2_s": (256, 82),
-    "iq3_xxs": (256, 98),
-    "iq3_s": (256, 110),
-    "iq4_nl": (32, 18),
-    "iq4_xs": (256, 136),
-    "tq1_0": (256, 54),
-    "tq2_0": (256, 66),
-    "mxfp4": (32, 17),
-    "nvfp4": (64, 36),
-}
-"""Weights of a block, and its bytes, of every type in GGUF files; scales included (GGML_QUANT_SIZES of the package
-`gguf` 0.19.0)."""
-STORED_BYTES: dict[str, float] = {
-    **{name: size / weights for name, (weights, size) in GGUF_BLOCKS.items()},
-    **WEIGHT_BYTES,
-    **{f"{name}_g{group}": WEIGHT_BYTES[name] + 4 / group for name in QUANTISED for group in GROUPS},
-}
-"""Bytes per weight by name. ``int4_g128`` has a scale in fp32 per 128 weights; scales of larger blocks (0.02 %) are
-left out."""
 _SCALE_BITS = 16
 """Bits of a group's scale in integer formats (AWQ, GPTQ, compressed-tensors)."""
 _FLOAT_SCALE_BITS = 8
@@ -77,47 +29,14 @@ _ALGORITHMS = {
     "W4A16_NVFP4": STORED_BYTES["nvfp4"],
 }
 """Bytes per weight by ``quant_algo`` of NVIDIA's modelopt."""
-_SEEING = (
+_MULTIMODAL = (
     ("model.", "language_model.model."),
     ("model.", "model.language_model."),
     ("lm_head", "language_model.lm_head"),
 )
-"""Beginnings of names, and what patterns have in their place for models that also see."""
+"""Beginnings of names, and what patterns of multimodal models have in their place."""
 _LINEAR = "Linear"
 """The class of all modules that are quantised, in the place of a pattern."""
-
-
-def bytes_per_weight(name: str) -> float:
-    """Bytes per weight of a format, its scales included: 0.5625 for ``q4_k``.
-
-    Raises
-    ------
-    ScenarioError
-        If no format has this name.
-    """
-    if name not in STORED_BYTES:
-        raise ScenarioError(f"the format {short(name)} is unknown; give one of {', '.join(STORED_BYTES)}.")
-    return STORED_BYTES[name]
-
-
-def with_formats(model: ModelConfig, layers: Sequence[Formats]) -> ModelConfig:
-    """The model whose layers have these bytes per weight.
-
-    Layers of other formats are of other kinds. An operation that a layer lacks gets the mean of the others there, which
-    is also the model's own.
-    """
-    if len(set(layers)) == 1:
-        return replace(model, formats=layers[0])
-    found: dict[str, list[float]] = {}
-    for formats in layers:
-        for operation, each in formats:
-            found.setdefault(operation, []).append(each)
-    mean = {operation: sum(values) / len(values) for operation, values in found.items()}
-    kinds = []
-    for kind, formats in zip(model.layer_kinds, layers, strict=True):
-        own = replace(kind.own, formats=tuple({**mean, **dict(formats)}.items()))
-        kinds.append(replace(kind, own=own))
-    return replace(model, formats=tuple(mean.items()), layers=fold(kinds))
 
 
 def grouped(bits: float, group: int | None, *, scale: float = _SCALE_BITS, zero: float = 0.0) -> float:
@@ -155,12 +74,13 @@ class Quantisation:
 
     def bytes_of(self, module: str) -> float | None:
         """Bytes per weight of a module; None if it is not quantised."""
-        names = (module, *(module.replace(plain, other, 1) for plain, other in _SEEING if module.startswith(plain)))
+        names = (module, *(module.replace(plain, other, 1) for plain, other in _MULTIMODAL if module.startswith(plain)))
         if any(self.ignored.fullmatch(name) for name in names):
             return None
-        fitting = (scheme for scheme in self.schemes if any(scheme.targets.fullmatch(name) for name in names))
-        found = next(fitting, None)
-        return None if found is None else found.bytes
+        for scheme in self.schemes:
+            if any(scheme.targets.fullmatch(name) for name in names):
+                return scheme.bytes
+        return None
 
 
 def _any_of(patterns: Sequence[str]) -> re.Pattern[str]:
@@ -317,21 +237,28 @@ def stored_formats(quantisation: Quantisation, model: ModelConfig, names: Tensor
     names : TensorNames
         Names of the modules in the model's checkpoints.
     """
-    usual = DTYPE_BYTES[model.dtype]
-    quantised = set[str]()
-    found = []
-    for layer, kind in enumerate(model.layer_kinds):
-        formats = {}
-        for operation, modules in _modules(model.of_kind(kind), names, layer).items():
-            sizes = [(quantisation.bytes_of(module), params) for module, params in modules]
-            if any(each is not None for each, _ in sizes):
-                quantised.add(operation)
-            whole = sum(params * (usual if each is None else each) for each, params in sizes)
-            formats[operation] = whole / sum(params for _, params in sizes)
-        found.append(formats)
     head = None if model.tie_word_embeddings else quantisation.bytes_of("lm_head")
-    around = () if head is None else (("head", head),)
-    return tuple((*(each for each in formats.items() if each[0] in quantised), *around) for formats in found)
+    quantised = set() if head is None else {"head"}
+    found: list[dict[str, float]] = []
+    for layer, kind in enumerate(model.layer_kinds):
+        formats = {} if head is None else {"head": head}
+        for operation, modules in _modules(model.of_kind(kind), names, layer).items():
+            each, any_quantised = _mean_of(modules, quantisation, DTYPE_BYTES[model.dtype])
+            formats[operation] = each
+            quantised |= {operation} if any_quantised else set()
+        found.append(formats)
+    return tuple(_only(quantised, formats) for formats in found)
+
+
+def _only(operations: set[str], formats: Mapping[str, float]) -> Formats:
+    return tuple((operation, each) for operation, each in formats.items() if operation in operations)
+
+
+def _mean_of(modules: Sequence[tuple[str, float]], quantisation: Quantisation, usual: float) -> tuple[float, bool]:
+    """Mean bytes per weight of some modules, and True if one of them is quantised."""
+    sizes = [(quantisation.bytes_of(module), params) for module, params in modules]
+    total = sum(params * (usual if each is None else each) for each, params in sizes)
+    return total / sum(params for _, params in sizes), any(each is not None for each, _ in sizes)
 
 
 Modules = dict[str, list[tuple[str, float]]]
