@@ -9,25 +9,10 @@ from typing import Any
 from workbench.core.errors import CheckpointError
 from workbench.core.units import is_number, is_whole
 from workbench.models.families import FAMILIES
+from workbench.models.family import Family
 from workbench.models.gguf.header import Header
 
-_TYPES = {
-    "dbrx": "dbrx",
-    "deepseek2": "deepseek_v2",
-    "ernie4_5-moe": "ernie4_5_moe",
-    "exaone-moe": "exaone_moe",
-    "glm4moe": "glm4_moe",
-    "gpt-oss": "gpt_oss",
-    "granitemoe": "granitemoe",
-    "llama": "mixtral",
-    "llama4": "llama4_text",
-    "minimax-m2": "minimax_m2",
-    "olmoe": "olmoe",
-    "phimoe": "phimoe",
-    "qwen2moe": "qwen2_moe",
-    "qwen3moe": "qwen3_moe",
-}
-"""``model_type`` by ``general.architecture``; DeepSeek-V3 and Granite with shared experts are told by their layers."""
+_FAMILIES = [family for family in FAMILIES.values() if family.gguf]
 _SIGMOID = 2
 """``expert_gating_func`` of a sigmoid router."""
 _KEYS = {
@@ -67,7 +52,7 @@ def config_of(header: Header) -> dict[str, Any]:
     """
     metadata = _Metadata(header)
     config: dict[str, Any] = {key: metadata.number(known) for key, known in _KEYS.items()}
-    config["model_type"] = metadata.model_type
+    config["model_type"] = metadata.family.model_type
     config["torch_dtype"] = "bfloat16"
     config["rms_norm_eps"] = next((value for key in _EPSILONS if (value := metadata.number(key))), None)
     config["norm_topk_prob"] = metadata.get("expert_weights_norm")
@@ -85,10 +70,12 @@ class _Metadata:
     def __init__(self, header: Header) -> None:
         self.header = header
         self.architecture = str(header.values.get("general.architecture"))
-        if self.architecture not in _TYPES:
+        self.families = [family for family in _FAMILIES if family.gguf == self.architecture]
+        if not self.families:
+            known = dict.fromkeys(family.gguf for family in _FAMILIES)
             raise CheckpointError(
                 f"{header.name!r} is of the architecture {short(self.architecture)}, which is not understood; use one "
-                f"of {', '.join(_TYPES)}."
+                f"of {', '.join(map(str, known))}."
             )
         blocks = self.number("block_count")
         further = self.number("nextn_predict_layers") or 0
@@ -97,13 +84,13 @@ class _Metadata:
         self.layers = int(blocks - further)
 
     @property
-    def model_type(self) -> str:
-        """The ``model_type`` in ``config.json``."""
-        if self.architecture == "deepseek2" and self.get("expert_gating_func") == _SIGMOID:
-            return "deepseek_v3"
-        if self.architecture == "granitemoe" and self.width("ffn_down_shexp", 0):
-            return "granitemoeshared"
-        return _TYPES[self.architecture]
+    def family(self) -> Family:
+        """The family of this architecture, by its router and its shared experts where there are several."""
+        scoring = "sigmoid" if self.get("expert_gating_func") == _SIGMOID else "softmax"
+        named = [family for family in self.families if family.scoring == scoring] or self.families
+        shared = "shared_expert_intermediate_size"
+        has_shared = self.width("ffn_down_shexp", 0) is not None
+        return next((family for family in named if (shared in family.keys) is has_shared), named[0])
 
     def get(self, key: str) -> Any:
         """A value of the architecture's own; None if there is none."""
@@ -170,7 +157,6 @@ def _feed_forward(metadata: _Metadata, config: Mapping[str, Any]) -> dict[str, A
     if expert is None:
         raise CheckpointError(f"{metadata.header.name!r} has no experts; give a mixture of experts.")
     shared = metadata.width("ffn_down_shexp", 0) or 0
-    family = FAMILIES[metadata.model_type]
     tensors = metadata.header.tensors
     kinds = ["sparse" if f"blk.{layer}.ffn_gate_inp.weight" in tensors else "dense" for layer in range(metadata.layers)]
     return {
@@ -178,7 +164,7 @@ def _feed_forward(metadata: _Metadata, config: Mapping[str, Any]) -> dict[str, A
         "intermediate_size": metadata.width("ffn_down", 0) or config["intermediate_size"] or expert,
         "moe_intermediate_size": expert,
         "shared_expert_intermediate_size": shared,
-        family.keys.get("n_shared_experts", "n_shared_experts"): 0,
+        metadata.family.keys.get("n_shared_experts", "n_shared_experts"): 0,
         "num_local_experts": config["num_local_experts"] or metadata.width("ffn_gate_inp", 1),
     }
 
