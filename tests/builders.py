@@ -112,6 +112,12 @@ KINDS: dict[str, dict[str, object]] = {
     "dense": {"moe_intermediate_size": 40, "first_k_dense_replace": 1},
     "windows": {"sliding_window": 6, "windowed_layers": 1},
     "quantised": {"expert_dtype": "mxfp4", "other_dtype": "fp8"},
+    "formats": {
+        "formats": (
+            *(("embed", 0.5625), ("head", 0.82), ("experts", 0.5625)),
+            *((operation, 1.0625) for operation in ("qkv", "out_proj", "route", "shared_experts")),
+        )
+    },
 }
 KINDS["all"] = {key: value for kind in KINDS.values() for key, value in kind.items()}
 _COUNTED = Counted(qkv=9000, out_proj=4000, route=256, unrouted=1200, expert=18000, vectors=300)

@@ -136,8 +136,10 @@ def test_a_window_that_is_switched_off_does_not_count():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"quantization_config": {"quant_method": "awq"}}, "quantised by 'awq'; known are"),
-        ({"torch_dtype": "float8"}, "weights of 'float8'"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "quantised by 'aqlm'; known are"),
+        ({"quantization_config": "aqlm"}, "quantised by 'aqlm'; known are"),
+        ({"quantization_config": {"quant_method": "awq"}}, "bits is None, no number of bits from 1 to 16"),
+        ({"torch_dtype": "float8"}, "has weights of 'float8'; set dtype to one of float32"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
         ({"layer_types": ["full_attention"]}, "1 layer_types"),
         ({"sliding_window": 8, "use_sliding_window": True}, "add layer_types"),

@@ -121,6 +121,8 @@ class Family:
         Name of the class in transformers, if `run` executes it.
     other_names : tuple of str
         Other names of the class in published checkpoints.
+    gguf : str or None
+        Its ``general.architecture`` in GGUF files, if they are understood.
     keys : mapping of str to str
         Keys of ``config.json`` by Mixtral's name for the same number, if the two differ; ``outer.inner`` is a key of
         the object ``outer``.
@@ -168,6 +170,7 @@ class Family:
 
     model_type: str
     architecture: str | None = None
+    gguf: str | None = None
     keys: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     rope_theta: float = 1e6

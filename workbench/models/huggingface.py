@@ -1,4 +1,4 @@
-"""Sources of model descriptions: the catalogue, a Hugging Face ``config.json``, a checkpoint with weights."""
+"""Sources of model descriptions: the catalogue, a ``config.json``, a GGUF file, a checkpoint with weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from workbench.models.built import built, hub_config
 from workbench.models.config import LARGEST, ModelConfig
 from workbench.models.executable import DTYPES, check_executable, check_sizes
 from workbench.models.families import FAMILIES, runnable_family
-from workbench.models.family import LATENT, Family
+from workbench.models.family import LATENT, Family, TensorNames
+from workbench.models.formats import quantisation_of, stored_formats, with_formats
+from workbench.models.gguf import read_gguf
 from workbench.models.layers import LayerKind, fold
 from workbench.models.rope import KINDS, PLAIN, Rope
 
@@ -62,7 +64,8 @@ _FORMATS: dict[str | None, tuple[str | None, str | None]] = {
     "fp8": ("fp8", "fp8"),
     "mxfp4": ("mxfp4", None),
 }
-"""Formats of the experts and of the other weights by quantisation method."""
+"""Formats of the experts and of the other weights by quantisation method; see `quantisation_of` for other methods."""
+_GGUF = ".gguf"
 _UNPRICED = ("attn_layer_", "expert_layer_", "index_", "kv_channels", "linear_", "mamba_", "ssm_")
 """Beginnings of keys that belong to layers which a `ModelConfig` cannot describe: state spaces, linear or sparse
 attention, mixtures of attention heads."""
@@ -82,21 +85,23 @@ _UNIFORM = {
 
 
 def model(config: Mapping[str, Any] | str | Path, *, name: str | None = None) -> ModelConfig:
-    """The model of a Hugging Face ``config.json``, for predictions; `run` needs a `checkpoint`.
+    """The model of a Hugging Face ``config.json`` or of a GGUF file, for predictions; `run` needs a `checkpoint`.
 
     Types of models in the key table (`workbench.models.families`) need nothing else. Any other type is built by
     transformers without memory, if that is installed (``pip install 'moe-workbench[models]'``), and counted tensor by
     tensor: linear attention, state spaces, sparse and chunked attention are priced by what they read and multiply. What
     neither understands is refused by its name. Layers that only predict further tokens are not counted: decoding one
-    token after the other does not read them.
+    token after the other does not read them. Weights may be in fp8, MXFP4 or quantised by AWQ, GPTQ,
+    compressed-tensors or modelopt.
 
     Parameters
     ----------
     config : mapping, str or Path
         The config as a dict, its path, the folder that holds it, or the name of a model on the Hugging Face hub, such
-        as ``"Qwen/Qwen3-30B-A3B"``, whose config transformers fetches or has kept.
+        as ``"Qwen/Qwen3-30B-A3B"``, whose config transformers fetches or has kept; or the path of a ``.gguf`` file, of
+        which only the header is read, and whose operations then have the bytes that they have there, layer by layer.
     name : str, optional
-        Name of the model; by default the folder's name or the config's own.
+        Name of the model; by default the folder's name, the config's own, or the GGUF file's.
 
     Raises
     ------
@@ -109,6 +114,8 @@ def model(config: Mapping[str, Any] | str | Path, *, name: str | None = None) ->
     if not isinstance(config, str | Path):
         raise CheckpointError(f"config is neither dict nor path but {short(config)}; give a Hugging Face config.json.")
     path = Path(config)
+    if path.suffix == _GGUF:
+        return _of_gguf(path, name)
     file = path / "config.json" if is_folder(path) else path
     if is_file(file):
         return _understood(_read(file), name or file.parent.name)
@@ -126,7 +133,8 @@ def _understood(config: Mapping[str, Any], name: str) -> ModelConfig:
         return _translate(config, name)
     expert, other = _formats(raw, name)
     dtype = DTYPES[_dtype(raw)]
-    return replace(built(config, name), dtype=dtype, expert_dtype=expert, other_dtype=other)
+    found = built({key: value for key, value in config.items() if key != "quantization_config"}, name)
+    return _as_stored(replace(found, dtype=dtype, expert_dtype=expert, other_dtype=other), raw)
 
 
 def checkpoint(path: str | Path) -> ModelConfig:
@@ -143,6 +151,11 @@ def checkpoint(path: str | Path) -> ModelConfig:
         If the folder, its configuration or its weights are missing or pickled, or need something that `run` cannot do.
     """
     folder = Path(path)
+    if folder.suffix == _GGUF and not is_folder(folder):
+        raise CheckpointError(
+            f"{str(folder)!r} is a GGUF file, which run does not execute; predict with wb.model, or give a folder with "
+            "safetensors."
+        )
     file = folder / "config.json"
     if not is_file(file):
         raise CheckpointError(
@@ -154,6 +167,15 @@ def checkpoint(path: str | Path) -> ModelConfig:
     found = _translate(raw, folder.name)
     check_sizes(found)
     return replace(found, path=folder)
+
+
+def _of_gguf(file: Path, name: str | None) -> ModelConfig:
+    found = read_gguf(file)
+    try:
+        described = _translate(found.config, name or found.name)
+    except CheckpointError as error:
+        raise CheckpointError(f"the metadata of {str(file)!r} describe no model: {error}") from error
+    return with_formats(described, found.formats(described))
 
 
 def folder_of(model: ModelConfig | str | Path) -> Path | None:
@@ -226,7 +248,7 @@ def _translate(config: Mapping[str, Any], name: str) -> ModelConfig:
         "rope": _scaling(raw, name),
         "architecture": None if family is None else family.architecture,
     }
-    return ModelConfig(**given)
+    return _as_stored(ModelConfig(**given), raw)
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -445,15 +467,28 @@ def _chunked(raw: Mapping[str, Any], name: str) -> list[bool]:
 
 
 def _formats(raw: Mapping[str, Any], name: str) -> tuple[str | None, str | None]:
-    found = raw.get("quantization_config") or {}
-    method = found.get("quant_method") if isinstance(found, Mapping) else found
-    if _dtype(raw) not in tuple(DTYPES) or method not in tuple(_FORMATS):
+    """Formats of the experts and of the other weights, if each has one."""
+    if _dtype(raw) not in tuple(DTYPES):
         raise CheckpointError(
-            f"config.json of {name!r} has weights of {short(_dtype(raw))} quantised by {short(method)}; known are "
-            f"{', '.join(DTYPES)}, fp8 and mxfp4. Remove quantization_config and set expert_dtype and other_dtype "
-            "with dataclasses.replace."
+            f"config.json of {name!r} has weights of {short(_dtype(raw))}; set dtype to one of {', '.join(DTYPES)}."
         )
-    return _FORMATS[method]
+    method = _quantisation(raw).get("quant_method")
+    return _FORMATS[method] if method in tuple(_FORMATS) else (None, None)
+
+
+def _quantisation(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = raw.get("quantization_config") or {}
+    return found if isinstance(found, Mapping) else {"quant_method": found}
+
+
+def _as_stored(model: ModelConfig, raw: Mapping[str, Any]) -> ModelConfig:
+    """The model with the formats of its operations, where those of experts and of others do not tell them."""
+    config = _quantisation(raw)
+    if config.get("quant_method") in tuple(_FORMATS):
+        return model
+    family = FAMILIES.get(str(raw.get("model_type")))
+    names = TensorNames() if family is None else family.tensors
+    return with_formats(model, stored_formats(quantisation_of(config, model.name), model, names))
 
 
 def _from_catalogue(name: str, table: dict[str, Any]) -> ModelConfig:

@@ -167,7 +167,7 @@ class LayerKind:
 
     @property
     def value(self) -> str:
-        """The kind in words: its attention where it is no full one, and ``dense`` without experts."""
+        """The kind in words: ``dense`` without experts, its attention if not full, and bits of its own per weight."""
         words = ["dense"] if self.dense else []
         if self.own.recurrence is not None:
             words.append(self.own.recurrence.name)
@@ -175,7 +175,9 @@ class LayerKind:
             words.append("sparse")
         elif self.windowed:
             words.append("windowed")
-        return " ".join(words) or "full"
+        bits = max((8 * each for op, each in self.own.formats or () if op in ("experts", "shared_experts")), default=0)
+        told = " ".join(words) or "full"
+        return f"{told} {bits:.3g}-bit" if bits else told
 
 
 LayerKind.FULL = LayerKind()

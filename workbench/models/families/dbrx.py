@@ -5,6 +5,7 @@ from workbench.models.family import Family, Norm, Stacked, TensorNames
 FAMILY = Family(
     "dbrx",
     "DbrxForCausalLM",
+    gguf="dbrx",
     keys={
         "num_hidden_layers": "n_layers",
         "hidden_size": "d_model",

@@ -5,6 +5,7 @@ from workbench.models.family import LATENT, Family, TensorNames
 FAMILY = Family(
     "deepseek_v2",
     "DeepseekV2ForCausalLM",
+    gguf="deepseek2",
     keys={"num_local_experts": "n_routed_experts"},
     defaults={"rms_norm_eps": 1e-6, "norm_topk_prob": False, "topk_method": "greedy"},
     rope_theta=1e4,

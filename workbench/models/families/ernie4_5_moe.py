@@ -5,6 +5,7 @@ from workbench.models.family import Family, TensorNames
 FAMILY = Family(
     "ernie4_5_moe",
     "Ernie4_5_MoeForCausalLM",
+    gguf="ernie4_5-moe",
     keys={
         "num_local_experts": "moe_num_experts",
         "num_experts_per_tok": "moe_k",

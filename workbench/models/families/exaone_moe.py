@@ -2,4 +2,6 @@
 
 from workbench.models.family import Family
 
-FAMILY = Family("exaone_moe", keys={"num_local_experts": "num_experts", "n_shared_experts": "num_shared_experts"})
+FAMILY = Family(
+    "exaone_moe", gguf="exaone-moe", keys={"num_local_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
+)

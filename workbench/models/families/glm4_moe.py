@@ -5,6 +5,7 @@ from workbench.models.family import Family, HeadNorm, TensorNames
 FAMILY = Family(
     "glm4_moe",
     "Glm4MoeForCausalLM",
+    gguf="glm4moe",
     keys={"num_local_experts": "n_routed_experts"},
     defaults={
         "partial_rotary_factor": 0.5,

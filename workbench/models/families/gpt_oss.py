@@ -5,6 +5,7 @@ from workbench.models.family import Family, Stacked, TensorNames
 FAMILY = Family(
     "gpt_oss",
     "GptOssForCausalLM",
+    gguf="gpt-oss",
     defaults={"torch_dtype": "bfloat16", "attention_bias": True, "swiglu_alpha": 1.702, "swiglu_limit": 7.0},
     rope_theta=1.5e5,
     tensors=TensorNames(

@@ -5,6 +5,7 @@ from workbench.models.family import Family, Stacked, TensorNames
 FAMILY = Family(
     "granitemoe",
     "GraniteMoeForCausalLM",
+    gguf="granitemoe",
     defaults={"rms_norm_eps": 1e-6, "attention_multiplier": 1.0},
     rope_theta=1e4,
     tensors=TensorNames(

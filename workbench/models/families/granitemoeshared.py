@@ -2,4 +2,6 @@
 
 from workbench.models.family import Family
 
-FAMILY = Family("granitemoeshared", keys={"shared_expert_intermediate_size": "shared_intermediate_size"})
+FAMILY = Family(
+    "granitemoeshared", gguf="granitemoe", keys={"shared_expert_intermediate_size": "shared_intermediate_size"}
+)

@@ -2,4 +2,4 @@
 
 from workbench.models.family import Family
 
-FAMILY = Family("llama4_text", shared_in_code=True)
+FAMILY = Family("llama4_text", gguf="llama4", shared_in_code=True)

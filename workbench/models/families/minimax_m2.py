@@ -2,4 +2,4 @@
 
 from workbench.models.family import Family
 
-FAMILY = Family("minimax_m2")
+FAMILY = Family("minimax_m2", gguf="minimax-m2")

@@ -5,6 +5,7 @@ from workbench.models.family import Family, HeadNorm
 FAMILY = Family(
     "olmoe",
     "OlmoeForCausalLM",
+    gguf="olmoe",
     keys={"num_local_experts": "num_experts"},
     defaults={"rms_norm_eps": 1e-5, "norm_topk_prob": False},
     rope_theta=1e4,

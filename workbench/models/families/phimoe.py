@@ -5,6 +5,7 @@ from workbench.models.family import Family, Norm, TensorNames
 FAMILY = Family(
     "phimoe",
     "PhimoeForCausalLM",
+    gguf="phimoe",
     other_names=("PhiMoEForCausalLM",),
     defaults={"rms_norm_eps": 1e-5, "norm_topk_prob": False, "router_jitter_noise": 0.01},
     tensors=TensorNames("block_sparse_moe", gate="w1", up="w3", down="w2"),

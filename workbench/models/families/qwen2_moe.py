@@ -5,6 +5,7 @@ from workbench.models.family import Family, TensorNames
 FAMILY = Family(
     "qwen2_moe",
     "Qwen2MoeForCausalLM",
+    gguf="qwen2moe",
     keys={"num_local_experts": "num_experts"},
     defaults={
         "rms_norm_eps": 1e-6,

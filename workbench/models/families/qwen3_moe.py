@@ -5,6 +5,7 @@ from workbench.models.family import Family, HeadNorm
 FAMILY = Family(
     "qwen3_moe",
     "Qwen3MoeForCausalLM",
+    gguf="qwen3moe",
     keys={"num_local_experts": "num_experts"},
     defaults={"rms_norm_eps": 1e-6, "norm_topk_prob": False, "use_sliding_window": False},
     rope_theta=1e4,
