@@ -210,6 +210,20 @@ def _models() -> str:
     return table(("model", "layers", "experts per token", *sizes), rows)
 
 
+def model_types() -> str:
+    """Types of models that transformers builds, and how `wb.model` counts each; of a test's survey."""
+    found = json.loads((ROOT / "data" / "proofs" / "model_types.json").read_text(encoding="utf-8"))
+    rows = []
+    for each in found["types"]:
+        if each["refused"]:
+            rows.append([f"`{each['model_type']}`", _billions(each["built"]), "", "refused", each["refused"]])
+            continue
+        sizes = [_billions(each["params"]), _billions(each["active_params"])]
+        rows.append([f"`{each['model_type']}`", *sizes, each["way"], each["layers"]])
+    sizes = ("parameters [billions]", "of them active")
+    return table(("type", *sizes, "counted by", "layers"), rows)
+
+
 def _billions(count: float) -> str:
     """Three digits, or all before the point."""
     billions = count / 1e9

@@ -140,7 +140,7 @@ UNLIKE: dict[str, tuple[LayerKind, ...]] = {
     ),
 }
 """Kinds of layers with sizes of their own, which follow one another."""
-KINDS |= dict.fromkeys(UNLIKE, {})
+KINDS |= {kind: {} for kind in UNLIKE}
 
 
 def tiny_model_of(kind: str, layers: int = 4, *, dtype: str = "bf16") -> ModelConfig:

@@ -21,6 +21,7 @@ from workbench.bench.schedules import NEAR
 from workbench.core import errors
 from workbench.core.quiet import OTHERS
 from workbench.hardware.processors import ProcessorKind
+from workbench.models.built.mixing import _DELTA_MACS, _SCAN_MACS
 from workbench.models.families import FAMILIES, RUNNABLE
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
 from workbench.schedules import Overlap, Sequential
@@ -482,6 +483,11 @@ def of_the_catalogue() -> Iterator[tuple[str, str]]:
         "docs/models.md",
         f"of one of {len(FAMILIES)} families. Parameters are within 0.5 % of what transformers builds.",
     )
+    types = json.loads(text_of("data/proofs/model_types.json"))
+    counted = [each for each in types["types"] if not each["refused"]]
+    known = f"These are the {len(types['types'])} types with experts that transformers {types['transformers'][:4]} builds"
+    yield "docs/models.md", f"{known} from default configs, of which {len(counted)} are counted"
+    yield "docs/models.md", f"{_DELTA_MACS} and {_SCAN_MACS} multiply-adds per element and token"
     yield "docs/models.md", f"`data/models/tiny-moe` ({weights / 1e6:.1f} MB)"
     yield "docs/machines.md", f"`wb.processors` has {gpus} GPUs, {cpus} CPUs and {both} chips with both"
     yield "docs/machines.md", f"two channels of DDR5-6000 give {wide / 1e9:.0f} GB/s"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.builders import KINDS, enough_experts, small_machine, tiny_model, tiny_model_of, tiny_scenario
+from tests.builders import KINDS, UNLIKE, enough_experts, small_machine, tiny_model, tiny_model_of, tiny_scenario
 from tests.systems import PIPELINES
 from workbench.core.units import WEIGHT_BYTES
 from workbench.models import ModelConfig, models
@@ -29,7 +29,8 @@ from workbench.stages import (
     prefill_attention,
 )
 
-EVERY: dict[str, ModelConfig] = {**models, **{kind: tiny_model_of(kind) for kind in KINDS}}
+EVERY: dict[str, ModelConfig] = {**models, **{kind: tiny_model_of(kind) for kind in KINDS if kind not in UNLIKE}}
+"""Models whose layers have the sizes of the model; `tests/unit/test_unlike_layers.py` is about the others."""
 ATTENTION = (prefill_attention, decode_attention)
 
 
@@ -102,7 +103,7 @@ def test_decode_attention_reads_the_cache_that_the_model_keeps(name):
     assert model.kv_bytes_per_token("bf16") == model.num_hidden_layers * model.kv_elements * 2
 
 
-@pytest.mark.parametrize("kind", ["plain", "windows", "all"])
+@pytest.mark.parametrize("kind", ["plain", "windows", "all", *UNLIKE])
 @given(data=st.data())
 def test_the_bound_counts_the_rows_that_a_simulation_pushes(kind, data):
     prompt = data.draw(st.lists(st.integers(1, 20), min_size=1, max_size=4))
