@@ -285,8 +285,10 @@ def held_buffers(stack: StackGraph) -> dict[Place, set[str]]:
 def _row_bytes(buffers: Iterable[str], rows: RowClass, scenario: Scenario) -> int:
     """Bytes of one row of all these buffers together, each as wide as in the layers where it is widest."""
     models = [model for model, _ in scenario.model.unlike] or [scenario.model]
-    precision = scenario.precision
-    return sum(max(buffer_bytes(buffer, model, precision, rows) for model in models) for buffer in buffers)
+    total = 0
+    for buffer in buffers:
+        total += max(buffer_bytes(buffer, model, scenario.precision, rows) for model in models)
+    return total
 
 
 # ------------------------------------------------------------------------------------------- changes that make it fit

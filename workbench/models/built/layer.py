@@ -53,11 +53,7 @@ class LayerTensors:
         """The tensors of a layer of transformers."""
         shapes = {name: tuple(weight.shape) for name, weight in layer.named_parameters()}
         named = {name: getattr(layer, name, None) for name in _MIXERS}
-        mixers = {
-            name: module
-            for name, module in named.items()
-            if module is not None and not any(hasattr(module, other) for other in ("experts", "up_proj"))
-        }
+        mixers = {name: module for name, module in named.items() if module is not None and not _is_network(module)}
         return cls(shapes, mixers, layer)
 
     @cached_property
@@ -89,6 +85,11 @@ class LayerTensors:
     def mixer_of(self, tensor: str) -> str | None:
         """The module that mixes tokens which a tensor is in."""
         return next((name for name in self.mixers if tensor.startswith(f"{name}.")), None)
+
+
+def _is_network(module: Any) -> bool:
+    """True if a module is a feed-forward network, dense or of experts."""
+    return hasattr(module, "experts") or hasattr(module, "up_proj")
 
 
 def kind_of_layer(tensors: LayerTensors, config: Any, number: int, experts: int, name: str) -> LayerKind:

@@ -163,7 +163,8 @@ class _Reader:
             for path, module in network.named_modules()
             if type(module).__name__ == "ModuleList" and len(module)
         }
-        outer = [path for path in lists if not any(path.startswith(f"{other}.") for other in lists)]
+        inside = tuple(f"{path}." for path in lists)
+        outer = [path for path in lists if not path.startswith(inside)]
         if not outer:
             raise CheckpointError(f"{self._name!r} has no list of layers; use a decoder.")
         longest = max(outer, key=lambda path: len(lists[path]))
