@@ -16,11 +16,14 @@ from workbench.hardware import Machine
 from workbench.models import ModelConfig
 from workbench.perfmodels import bound
 from workbench.scenario import Memory, Scenario
+from workbench.scheduler.base import Scheduler
+from workbench.scheduler.resource_aware import ResourceAware
 from workbench.scheduler.static import StaticBatching
 from workbench.schedules import Schedule
 from workbench.serving import fits
-from workbench.serving.capacity import roomy
+from workbench.serving.capacity import ledger, roomy
 from workbench.serving.ledger import Account, Ledger
+from workbench.serving.prepared import price
 from workbench.simulate import simulate
 from workbench.workload import Workload
 
@@ -29,12 +32,15 @@ GPU_RESERVE = 2.0**30
 HOST_RESERVE = 4 * 2.0**30
 """Host memory that is kept free for the operating system, at most a tenth of it: assumed [B]."""
 PROMPT_TOKENS = 2048
-"""Prompt tokens that are computed at once where no weights stream: the default of llama.cpp's ``-b``."""
+"""Prompt tokens that are computed at once: the default of llama.cpp's ``-b``; more where weights stream meanwhile."""
 FACTOR = 2.0
 """Factor on each resource whose worth is told."""
 _BLOCK = 16
-_HEADINGS = ("", "placement", "known as", "memory", "bound", "simulated", "first token", "then each")
-_OTHER_RESOURCES = {"CPU": "CPU and DRAM rates", "link": "link rate", "GPU": "GPU rates"}
+_HEADINGS = (
+    *("", "placement", "known as", "memory", "bound tok/s", "simulated tok/s"),
+    *("first token", "then tok/s each"),
+)
+_OTHER_RESOURCES = {"CPU": "CPU and DRAM speed", "link": "link speed", "GPU": "GPU speed"}
 """Resources that have a shadow price and matter here, in words."""
 
 
@@ -46,8 +52,11 @@ class Row:
     ----------
     placement, known_as : str
         The placement in words, and the systems or options that place a model so.
+    requests : int
+        Requests of the load.
     scenario, schedule
-        The same as a scenario and a schedule, from which one can go on.
+        The same as a scenario and a schedule, from which one can go on. The scenario has as many of the requests as the
+        KV cache holds at a time: all, or else a part of them, behind which the next parts are served alike.
     ledger : Ledger
         The needs in both memories.
     bound, simulated : Result or None
@@ -56,6 +65,7 @@ class Row:
 
     placement: str
     known_as: str
+    requests: int
     scenario: Scenario
     schedule: Schedule
     ledger: Ledger
@@ -68,14 +78,9 @@ class Row:
         return bool(self.ledger)
 
     @property
-    def requests(self) -> int:
-        """Requests that are there at the start."""
-        return len(self.scenario.workload)
-
-    @property
     def at_once(self) -> int:
-        """Requests whose KV cache has room at the same time."""
-        return min(self.requests, self.scenario.kv_blocks // _blocks(self.scenario.workload))
+        """Requests that are served at a time."""
+        return len(self.scenario.workload)
 
     @property
     def tightest(self) -> Account:
@@ -89,7 +94,7 @@ class Row:
 
     def cells(self) -> tuple[str, ...]:
         """Cells of the table behind the mark of the best."""
-        fewer = f", {self.at_once} at once" if self.at_once < self.requests and self.fits else ""
+        fewer = f", {self.at_once} at a time" if self.at_once < self.requests else ""
         left = self.tightest.left
         room = f"{self.tightest.name} {format_bytes(abs(left))} {'short' if left < 0 else 'left'}"
         words = (self.placement + fewer, self.known_as, room)
@@ -158,9 +163,9 @@ class Advice:
     @property
     def title(self) -> str:
         """The model with the size of its weights, and the machine."""
-        ledger = self.rows[0].ledger
-        size = format_bytes(ledger.gpu["weights"] + ledger.host["weights"])
-        return f"{self.model.name}, {size} of weights in {self.rows[0].scenario.weight_formats}, on {self.machine}"
+        first = self.rows[0]
+        size = format_bytes(first.ledger.gpu["weights"] + first.ledger.host["weights"])
+        return f"{self.model.name}, {size} of weights in {first.scenario.weight_formats}, on {self.machine}"
 
     def tables(self) -> Iterator[tuple[str, list[tuple[str, ...]], list[str]]]:
         """For one request and for the batch a title, the rows of the table, and sentences below it."""
@@ -169,7 +174,7 @@ class Advice:
             rows = self._of(requests)
             chosen = best(rows)
             prompt, output = _lengths(rows[0].scenario.workload)
-            each = "One request" if requests == 1 else f"{requests} requests at once, each"
+            each = "One request" if requests == 1 else f"{requests} requests, each"
             title = f"{each} with a prompt of {prompt} and an output of {output} tokens"
             cells = [("*" if row is chosen else "", *row.cells()) for row in rows]
             yield title, cells, _nearest_changes(rows) if chosen is None else _about(chosen, worth)
@@ -182,8 +187,8 @@ class Advice:
         )
         return [
             "*: the fastest of those that fit. bound: output tok/s that no order of the work can exceed on this "
-            "hardware. simulated: output tok/s, with the time of the prompts. first token: mean wait, simulated. then "
-            "each: tok/s of one request after its first token, simulated.",
+            "hardware. simulated: output tok/s, with the time of the prompts. first token: mean wait of the requests "
+            "that are served at a time, simulated. then: tok/s of each of them after its first token, simulated.",
             f"memory: the one with the smallest share left, where {kept} of the host's are kept free. Embedding and "
             "head are always on the GPU.",
             "A machine of the catalogue has the rates of data sheets, derated. It counts no launches of kernels and no "
@@ -223,8 +228,8 @@ def advise(
 ) -> Advice:
     """Try the placements that people use for a model on a machine: what fits, how fast it is, what hardware is worth.
 
-    All requests are there at the start. Each placement gets the KV cache of all of them, or of as many as fit, and then
-    the largest share of the weights on the GPU that fits.
+    All requests are there at the start. Each placement gets the KV cache of all of them, or of as many as fit at a
+    time, and then the largest share of the weights on the GPU that fits.
 
     Parameters
     ----------
@@ -314,33 +319,42 @@ class _Load:
         gpu = replace(self._machine.gpu, memory=FACTOR * self._machine.gpu.memory)
         richer = _Load(self._model, replace(self._machine, gpu=gpu), self._workload, self._weights)
         everything, *others = placements(self._model)
-        gaining = [each for each in others if each.partial and not each.streams or each.schedule == chosen.schedule]
+        gaining = [each for each in others if _gains(each, chosen)]
         rows = [_simulated(row) for row in richer._placed([everything, *gaining])]
         more = best([chosen, *rows]) or chosen
         return Worth("GPU memory", more.tok_s / chosen.tok_s, more.placement)
 
     def _placed(self, tried: Iterable[Placement]) -> list[Row]:
-        """A row without its speed for every placement that can be priced; none for parts of what fits the GPU whole."""
+        """A row without its speed for every placement that can be priced.
+
+        The first is everything on the GPU: if that fits, there are no rows for parts of it.
+        """
         rows = list[Row]()
-        for placement in tried:
-            if placement.partial and any(row.fits and row.at_once == row.requests for row in rows[:1]):
+        whole = False
+        for number, placement in enumerate(tried):
+            if placement.partial and whole:
                 continue
             try:
                 rows.append(self._row(placement))
             except ScenarioError as error:
                 self.refused[placement.layout(placement.steps[0]).what] = str(error)
+                continue
+            if number == 0:
+                whole = rows[0].fits and rows[0].at_once == rows[0].requests
         return rows
 
     def _row(self, placement: Placement) -> Row:
         """A placement at the highest step that fits the GPU, with less KV cache if it does not fit otherwise.
 
-        Behind the last step everything would be on the GPU, so that each step takes as much there as any other.
+        Behind the last step all weights would be on the GPU, and no slots for them: a step takes its share of that, but
+        for whole tensors.
         """
         first = placement.steps[0]
+        last = placement.steps[-1]
         row = self._at(placement, first)
-        each = row.ledger.host["weights"] / (placement.steps.stop - first)
+        each = (row.ledger.host["weights"] - row.ledger.gpu["weight slots"]) / (last + 1 - first)
         step = first
-        ahead = min(int(row.ledger.gpu.left // each), placement.steps[-1] - first) if each else 0
+        ahead = min(_steps(row, each), last - step)
         while ahead > 0:
             further = self._at(placement, step + ahead)
             if further.ledger.gpu.left < 0:
@@ -348,16 +362,13 @@ class _Load:
                 continue
             row = further
             step += ahead
-            ahead = min(int(row.ledger.gpu.left // each), placement.steps[-1] - step)
+            ahead = min(_steps(row, each), last - step)
         return row if row.fits else _with_less_cache(row)
 
     def _at(self, placement: Placement, step: int) -> Row:
         """A placement at one step, with the KV cache of all requests."""
         layout = placement.layout(step)
         schedule = placement.schedule
-        budget = None if placement.streams else max(PROMPT_TOKENS, len(self._workload))
-        static = StaticBatching(schedule.parts, token_budget=budget)
-        scheduler = (schedule.scheduler or static) if placement.streams else static
         kv = self._weights if self._weights in DTYPE_BYTES else None
         per_block = _BLOCK * self._model.kv_bytes_per_token(kv or self._model.dtype)
         memory = Memory(
@@ -369,15 +380,43 @@ class _Load:
             host_reserve=_host_reserve(self._machine),
             weights_on_gpu=layout.kept,
         )
+        few = max(PROMPT_TOKENS, len(self._workload))
+        scheduler = _scheduler(schedule, None if placement.streams else few)
         scenario = Scenario(layout.pipeline, self._model, self._machine, memory, self._workload, scheduler)
-        return Row(layout.what, layout.known_as, scenario, schedule, fits(scenario, schedule))
+        prepared = price(scenario, schedule)
+        if prepared.token_budget < few:
+            scenario = scenario.on(scheduler=_scheduler(schedule, few))
+            prepared = price(scenario, schedule)
+        return Row(layout.what, layout.known_as, len(self._workload), scenario, schedule, ledger(prepared))
+
+
+def _steps(row: Row, each: float) -> int:
+    """Steps that may fit the GPU memory that a row leaves; one more where it is nearly enough for it."""
+    return int(row.ledger.gpu.left / each + 0.1) if each > 0 else 0
+
+
+def _scheduler(schedule: Schedule, token_budget: float | None) -> Scheduler:
+    """MoE-Lens' scheduler for its schedule, static batches for the others."""
+    if isinstance(schedule.scheduler, ResourceAware):
+        return ResourceAware(token_budget)
+    return StaticBatching(schedule.parts, token_budget=token_budget)
+
+
+def _gains(placement: Placement, chosen: Row) -> bool:
+    """True if a placement may become the best with more GPU memory."""
+    if placement.partial:
+        return not placement.streams or placement.schedule == chosen.schedule
+    return placement.layout(placement.steps[0]).what == chosen.placement
 
 
 def _with_less_cache(row: Row) -> Row:
-    """The row with the largest KV cache that fits, or as it is if no smaller one does."""
+    """The row with as many requests at a time as fit, or as it is if not even one does."""
+    prompt, output = _lengths(row.scenario.workload)
     for change in row.ledger.changes:
         if change.scenario.kv_blocks < row.scenario.kv_blocks:
-            return replace(row, scenario=change.scenario, ledger=fits(change.scenario, row.schedule))
+            held = change.scenario.kv_blocks // _blocks(row.scenario.workload)
+            fewer = change.scenario.on(workload=Workload.lengths(prompt, output, held))
+            return replace(row, scenario=fewer, ledger=fits(fewer, row.schedule))
     return row
 
 
@@ -409,10 +448,10 @@ def _host_reserve(machine: Machine) -> float:
 
 def _about(chosen: Row, worth: Sequence[Worth]) -> list[str]:
     """The best placement in this project's words, and the worth of more hardware."""
-    told = [f"{FACTOR:g}x {one.resource} {one.gain:.2f}x{_then(one, chosen)}" for one in worth]
+    told = [f"{FACTOR:g}x {one.resource} gives {one.gain:.2f}x{_then(one, chosen)}" for one in worth]
     return [
         f"Best: {chosen.scenario.pipeline} under {chosen.schedule.name}",
-        f"More hardware, simulated: {', '.join(told)}.",
+        f"Worth of more hardware, simulated: {', '.join(told)}.",
     ]
 
 

@@ -75,7 +75,11 @@ class Placement:
 
 
 def placements(model: ModelConfig) -> Iterator[Placement]:
-    """Every placement that is tried for a model; the first is everything on the GPU."""
+    """Every placement that is tried for a model, but those without a step; the first is everything on the GPU."""
+    yield from (each for each in _every(model) if each.steps)
+
+
+def _every(model: ModelConfig) -> Iterator[Placement]:
     layers = model.num_hidden_layers
     on_gpu = gpu(qkv, attention, out_proj, moe)
     on_cpu = cpu(qkv, attention, out_proj, moe)
@@ -96,9 +100,11 @@ def _experts_apart(model: ModelConfig, on_gpu: Pipeline) -> Iterator[Placement]:
     """Placements with routed experts on the CPU, all else on the GPU.
 
     KTransformers computes the experts of both devices at the same time. Here they take turns: in the table of its
-    documentation (doc/en/kt-kernel/experts-sched-Tutorial.md) throughput rises no faster with the share on the GPU.
+    documentation (doc/en/kt-kernel/experts-sched-Tutorial.md) throughput rises no faster with the share of the experts
+    on the GPU, unless these are the most used ones.
     """
     layers = model.num_hidden_layers
+    dense = next((layer for layer, kind in enumerate(model.layer_kinds) if not kind.dense), layers)
     every = model.num_local_experts
     steps = min(_SHARED, every)
     shared = (shared_experts,) if model.unrouted_params else ()
@@ -120,7 +126,7 @@ def _experts_apart(model: ModelConfig, on_gpu: Pipeline) -> Iterator[Placement]:
         known_as = f"KTransformers --kt-num-gpu-experts {count}"
         return Layout(f"{count} of {every} experts per layer on the GPU", known_as, before >> sets >> behind)
 
-    yield Placement(of_layers, Sequential(), range(1, model.moe_layers), partial=True)
+    yield Placement(of_layers, Sequential(), range(1, layers - dense), partial=True)
     yield Placement(of_each_layer, Sequential(), range(1, steps), partial=True)
     yield Placement(_always("experts on the CPU, fetched for prompts", "llama.cpp -cmoe", fetched), Sequential())
     yield Placement(_always("experts on the CPU", "KTransformers", before >> beside >> gpu(combine)), KTransformers())
