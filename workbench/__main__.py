@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from workbench.core.catalogue import cache_path
 from workbench.core.errors import ScenarioError, WorkbenchError
-from workbench.core.units import parse_bytes
+from workbench.core.units import format_seconds, parse_bytes
 
 if TYPE_CHECKING:
     from workbench.hardware import Machine
@@ -52,11 +52,12 @@ def _parser() -> argparse.ArgumentParser:
     advice = commands.add_parser("advise", help="a first answer: where a model fits on a machine, and how fast it is")
     advice.add_argument("--model", required=True, help="a name of the catalogue, a config.json or its folder")
     advice.add_argument("--machine", help="a name of the catalogue, or a record that Machine.save wrote")
-    advice.add_argument("--gpu", help="or its parts, by their names in the catalogue: the GPU")
+    advice.add_argument("--gpu", help="or its parts, by their names in the catalogue: the GPU, or a chip with both")
     advice.add_argument("--cpu", help="the CPU")
-    advice.add_argument("--memory", help="DRAM of the host, as 64GB")
+    advice.add_argument("--memory", help="DRAM of the host, as 64GB or '64GB ddr5-6000 x2'")
     advice.add_argument("--link", help="a name of the catalogue, or a rate in B/s, as 25GB (default: the GPU's own)")
     advice.add_argument("--weights", help="format of the weights, as int4 (default: the model's own)")
+    advice.add_argument("--drive", help="a name of the catalogue: also tells how long it reads the weights")
     advice.add_argument("--prompt", type=_count, default=512, help="tokens of each prompt (default: 512)")
     advice.add_argument("--output", type=_count, default=128, help="output tokens of each request (default: 128)")
     advice.add_argument("--batch", type=_count, default=32, help="requests of the batch (default: 32)")
@@ -225,9 +226,14 @@ def _report(options: argparse.Namespace) -> None:
 
 def _advise(options: argparse.Namespace) -> None:
     from workbench.analysis.advise import advise
+    from workbench.hardware.processors import drives
 
+    drive = None if options.drive is None else drives[options.drive]
     given = {key: getattr(options, key) for key in ("prompt", "output", "batch", "weights")}
-    print(advise(_model(options.model), _machine(options), **given))
+    advice = advise(_model(options.model), _machine(options), **given)
+    print(advice)
+    if drive is not None:
+        print(f"{options.drive} reads the weights in {format_seconds(advice.weight_bytes / drive.number)} at best.")
 
 
 def _model(text: str) -> ModelConfig:
@@ -240,13 +246,13 @@ def _model(text: str) -> ModelConfig:
 def _machine(options: argparse.Namespace) -> Machine:
     """A machine of the catalogue, of a record, or put together of parts."""
     from workbench.hardware import Machine, machines
-    from workbench.hardware.processors import machine
+    from workbench.hardware.assembly import machine
 
     parts = {
         key: getattr(options, key) for key in ("gpu", "cpu", "memory", "link") if getattr(options, key) is not None
     }
     if options.machine is None:
-        if not {"gpu", "cpu"} <= parts.keys():
+        if "gpu" not in parts:
             raise ScenarioError("advise needs a machine: give --machine NAME, or --gpu, --cpu and --memory.")
         return machine(**parts)
     if parts:

@@ -290,6 +290,20 @@ def test_the_command_prints_the_advice(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out == f"{asked}\n"
 
 
+def test_the_command_tells_how_long_a_drive_reads_the_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["advise", "--model", "olmoe-1b-7b", "--machine", "a40", "--drive", "nvme-pcie4-x4", *SMALL]
+    assert main(words) == 0
+    seconds = 2 * wb.models["olmoe-1b-7b"].params / wb.drives["nvme-pcie4-x4"].number
+    assert capsys.readouterr().out.endswith(f"\nnvme-pcie4-x4 reads the weights in {seconds:.3g} s at best.\n")
+
+
+def test_the_command_takes_a_chip_with_both_and_memory_by_channels(capsys: pytest.CaptureFixture[str]) -> None:
+    parts = (["--gpu", "m3-max"], ["--gpu", "rtx-4090", "--cpu", "ryzen-7950x", "--memory", "64GB ddr5-6000 x2"])
+    for given in parts:
+        assert main(["advise", "--model", "olmoe-1b-7b", *given, *SMALL]) == 0
+        assert f" on {given[1]}" in capsys.readouterr().out
+
+
 def test_the_command_reads_a_config_and_a_saved_machine(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = small_machine(**SLOW_CPU).save(tmp_path / "machine.json")
     model = wb.data_path("models/tiny-moe")

@@ -161,11 +161,16 @@ class Advice:
         return [row for row in self.rows if row.requests == requests]
 
     @property
+    def weight_bytes(self) -> float:
+        """Size of the model's weights [B]."""
+        ledger = self.rows[0].ledger
+        return ledger.gpu["weights"] + ledger.host["weights"]
+
+    @property
     def title(self) -> str:
         """The model with the size of its weights, and the machine."""
-        first = self.rows[0]
-        size = format_bytes(first.ledger.gpu["weights"] + first.ledger.host["weights"])
-        return f"{self.model.name}, {size} of weights in {first.scenario.weight_formats}, on {self.machine}"
+        formats = self.rows[0].scenario.weight_formats
+        return f"{self.model.name}, {format_bytes(self.weight_bytes)} of weights in {formats}, on {self.machine}"
 
     def tables(self) -> Iterator[tuple[str, list[tuple[str, ...]], list[str]]]:
         """For one request and for the batch a title, the rows of the table, and sentences below it."""
