@@ -50,7 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--out", type=Path, default=Path("out"), help="folder to write to (default: out)")
     report.set_defaults(command=_report)
     advice = commands.add_parser("advise", help="a first answer: where a model fits on a machine, and how fast it is")
-    advice.add_argument("--model", required=True, help="a name of the catalogue, a config.json or its folder")
+    advice.add_argument(
+        "--model", required=True, help="a name of the catalogue, a config.json or its folder, or a GGUF file"
+    )
     advice.add_argument("--machine", help="a name of the catalogue, or a record that Machine.save wrote")
     advice.add_argument("--gpu", help="or its parts, by their names in the catalogue: the GPU, or a chip with both")
     advice.add_argument("--cpu", help="the CPU")

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,11 @@ def names(advice: wb.Advice) -> set[str]:
 @pytest.fixture(scope="module", params=["plain", "all"])
 def advice(request: pytest.FixtureRequest) -> wb.Advice:
     return advised(SMALL_GPU, small(request.param))
+
+
+@pytest.fixture(scope="module")
+def whole() -> wb.Advice:
+    return advised(LARGE_GPU)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +86,7 @@ def test_every_number_of_a_row_can_be_had_from_its_scenario(advice: wb.Advice) -
 
 
 def test_advising_twice_gives_the_same() -> None:
-    first, second = (advised(SMALL_GPU, batch=2) for _ in range(2))
+    first, second = (advised(SMALL_GPU, batch=1) for _ in range(2))
     assert str(first) == str(second)
     assert first._repr_html_() == second._repr_html_()
 
@@ -116,12 +122,11 @@ def test_a_share_is_the_largest_that_fits_the_gpu(advice: wb.Advice) -> None:
     assert found >= 3
 
 
-def test_what_fits_the_gpu_whole_is_not_shared() -> None:
-    whole = advised(LARGE_GPU)
+def test_what_fits_the_gpu_whole_is_not_shared(whole: wb.Advice, advice: wb.Advice) -> None:
     assert whole.best_single.placement == "everything on the GPU"
     assert names(whole).isdisjoint({"DeepSpeed", "FlexGen", "MoE-Lens", "MoE-Lightning"})
     assert not [row for row in whole.rows if row.known_as.startswith(("llama.cpp -ncmoe", "KTransformers --"))]
-    assert {"DeepSpeed", "FlexGen", "MoE-Lens", "MoE-Lightning", "FastDecode"} <= names(advised(SMALL_GPU))
+    assert {"DeepSpeed", "FlexGen", "MoE-Lens", "MoE-Lightning", "FastDecode"} <= names(advice)
 
 
 def test_llama_cpps_own_fit_leaves_as_many_layers_on_the_cpu() -> None:
@@ -188,8 +193,8 @@ def test_more_hardware_is_worth_what_a_simulation_of_it_gives(mixtral: wb.Advice
     assert mixtral.worth_single[0].placement == richer.best_single.placement
 
 
-def test_where_only_the_gpu_works_only_a_faster_gpu_is_worth_anything() -> None:
-    worth = {one.resource: one.gain for one in advised(LARGE_GPU).worth_batch}
+def test_where_only_the_gpu_works_only_a_faster_gpu_is_worth_anything(whole: wb.Advice) -> None:
+    worth = {one.resource: one.gain for one in whole.worth_batch}
     assert worth == pytest.approx({"GPU memory": 1, "CPU and DRAM speed": 1, "link speed": 1, "GPU speed": 2})
 
 
@@ -304,12 +309,26 @@ def test_the_command_takes_a_chip_with_both_and_memory_by_channels(capsys: pytes
         assert f" on {given[1]}" in capsys.readouterr().out
 
 
-def test_the_command_reads_a_config_and_a_saved_machine(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reads_a_config_and_a_saved_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = small_machine(**SLOW_CPU).save(tmp_path / "machine.json")
     model = wb.data_path("models/tiny-moe")
     for given in (model, model / "config.json"):
         assert main(["advise", "--model", str(given), "--machine", str(saved), "--weights", "bf16", *SMALL]) == 0
         assert capsys.readouterr().out.startswith("tiny-moe, ")
+
+
+def test_the_command_reads_a_gguf_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("gguf")
+    from tests.gguf_files import mixtral
+
+    path = mixtral(tmp_path / "small.gguf")
+    assert (
+        main(["advise", "--model", str(path), "--machine", "a40", "--prompt", "8", "--output", "2", "--batch", "1"])
+        == 0
+    )
+    said = capsys.readouterr().out
+    assert said.startswith(f"{wb.model(path).name}, ")
+    assert "everything on the GPU" in said
 
 
 @pytest.mark.parametrize(

@@ -234,7 +234,7 @@ def advise(
     """Try the placements that people use for a model on a machine: what fits, how fast it is, what hardware is worth.
 
     All requests are there at the start. Each placement gets the KV cache of all of them, or of as many as fit at a
-    time, and then the largest share of the weights on the GPU that fits.
+    time, and then the largest share of the weights on the GPU that fits. It takes seconds, in proportion to `output`.
 
     Parameters
     ----------
