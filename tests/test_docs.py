@@ -136,13 +136,16 @@ def blocks(page: Path, language: str = "python") -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
+ADVICE = "wb.advise("
 LIVE = re.compile(r"\bcalibrate\(|\bwb\.(run|start)\b|\bDashboard\(")
 """Blocks with one of these measure or show; they are only compiled, and their imports are looked up."""
 EVERY_BLOCK = [(page, block) for page in [*PAGES, *HOW_TO] for block in blocks(page)]
 OWN_BLOCKS = [(page, block) for page in PAGES for block in blocks(page) if not LIVE.search(block)]
 SLOW = {True: [pytest.mark.slow], False: []}
-RUNS = [pytest.param(page, block, marks=SLOW["wb.sweep(" in block]) for page, block in OWN_BLOCKS[1:]]
-"""All but the README's first block, which the test of its answer runs."""
+RUNS = [
+    pytest.param(page, block, marks=SLOW["wb.sweep(" in block]) for page, block in OWN_BLOCKS[1:] if ADVICE not in block
+]
+"""All but the README's first block and that of the advice, which the tests of their answers run."""
 
 
 def label(value: object) -> str:
@@ -195,6 +198,14 @@ def test_the_pages_of_memory_and_papers_tell_what_their_blocks_answer(
     assert all(line in questions for line in str(prices).splitlines())
     exec(blocks(DOCS / "papers.md")[0], dict(tour))
     assert "MoE-Lens predicts" in capsys.readouterr().out
+
+
+def test_the_page_of_machines_shows_what_the_advice_says() -> None:
+    (block,) = (block for block in blocks(DOCS / "machines.md") if ADVICE in block)
+    names: Names = {"wb": wb}
+    exec(block, names)
+    (told,) = blocks(DOCS / "machines.md", "text")
+    assert f"{told}\nBest: " in str(names["advice"])
 
 
 # ----------------------------------------------------------------------------------------------------------- errors

@@ -3,6 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from workbench.analysis.advise import Advice, advise
 from workbench.analysis.compare import Comparison, compare
 from workbench.analysis.shadow_prices import ShadowPrices, shadow_prices
 from workbench.analysis.sustained import sustained_rate
@@ -44,6 +45,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "Admission",
+    "Advice",
     "ChunkedPrefill",
     "Comparison",
     "ContinuousBatching",
@@ -71,6 +73,7 @@ __all__ = [
     "Sweep",
     "Uniform",
     "Workload",
+    "advise",
     "bound",
     "calibrate",
     "checkpoint",

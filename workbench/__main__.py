@@ -9,10 +9,15 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from workbench.core.catalogue import cache_path
-from workbench.core.errors import WorkbenchError
-from workbench.core.units import parse_bytes
+from workbench.core.errors import ScenarioError, WorkbenchError
+from workbench.core.units import format_seconds, parse_bytes
+
+if TYPE_CHECKING:
+    from workbench.hardware import Machine
+    from workbench.models import ModelConfig
 
 _RECIPES = "mix-s (0.23 GB), mix-m (0.46 GB), mix-b (3.0 GB), qwen-s (0.25 GB, shared experts) or odd-..."
 
@@ -44,6 +49,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("--out", type=Path, default=Path("out"), help="folder to write to (default: out)")
     report.set_defaults(command=_report)
+    advice = commands.add_parser("advise", help="a first answer: where a model fits on a machine, and how fast it is")
+    advice.add_argument(
+        "--model", required=True, help="a name of the catalogue, a config.json or its folder, or a GGUF file"
+    )
+    advice.add_argument("--machine", help="a name of the catalogue, or a record that Machine.save wrote")
+    advice.add_argument("--gpu", help="or its parts, by their names in the catalogue: the GPU, or a chip with both")
+    advice.add_argument("--cpu", help="the CPU")
+    advice.add_argument("--memory", help="DRAM of the host, as 64GB or '64GB ddr5-6000 x2'")
+    advice.add_argument("--link", help="a name of the catalogue, or a rate in B/s, as 25GB (default: the GPU's own)")
+    advice.add_argument("--weights", help="format of the weights, as int4 (default: the model's own)")
+    advice.add_argument("--drive", help="a name of the catalogue: also tells how long it reads the weights")
+    advice.add_argument("--prompt", type=_count, default=512, help="tokens of each prompt (default: 512)")
+    advice.add_argument("--output", type=_count, default=128, help="output tokens of each request (default: 128)")
+    advice.add_argument("--batch", type=_count, default=32, help="requests of the batch (default: 32)")
+    advice.set_defaults(command=_advise)
     make = commands.add_parser("make-checkpoint", help="make a seeded random checkpoint")
     make.add_argument("name", help=_RECIPES)
     make.add_argument("--out", type=Path, help="folder to write to (default: in the user's cache)")
@@ -204,6 +224,43 @@ def _report(options: argparse.Namespace) -> None:
     from workbench.analysis.report import write_report
 
     write_report(options.out)
+
+
+def _advise(options: argparse.Namespace) -> None:
+    from workbench.analysis.advise import advise
+    from workbench.hardware.processors import drives
+
+    drive = None if options.drive is None else drives[options.drive]
+    given = {key: getattr(options, key) for key in ("prompt", "output", "batch", "weights")}
+    advice = advise(_model(options.model), _machine(options), **given)
+    print(advice)
+    if drive is not None:
+        print(f"{options.drive} reads the weights in {format_seconds(advice.weight_bytes / drive.number)} at best.")
+
+
+def _model(text: str) -> ModelConfig:
+    """A model of the catalogue, or of a file or a folder."""
+    from workbench.models import model, models
+
+    return models[text] if text in models or not os.path.exists(text) else model(text)
+
+
+def _machine(options: argparse.Namespace) -> Machine:
+    """A machine of the catalogue, of a record, or put together of parts."""
+    from workbench.hardware import Machine, machines
+    from workbench.hardware.assembly import machine
+
+    parts = {
+        key: getattr(options, key) for key in ("gpu", "cpu", "memory", "link") if getattr(options, key) is not None
+    }
+    if options.machine is None:
+        if "gpu" not in parts:
+            raise ScenarioError("advise needs a machine: give --machine NAME, or --gpu, --cpu and --memory.")
+        return machine(**parts)
+    if parts:
+        raise ScenarioError(f"--machine {options.machine} has all its parts; leave out --{' and --'.join(parts)}.")
+    known = options.machine in machines or not os.path.exists(options.machine)
+    return machines[options.machine] if known else Machine.load(options.machine)
 
 
 def _make_checkpoint(options: argparse.Namespace) -> None:
