@@ -44,6 +44,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("--out", type=Path, default=Path("out"), help="folder to write to (default: out)")
     report.set_defaults(command=_report)
+    again = commands.add_parser("reproduce", help="published values beside computed ones: papers, and public runs")
+    again.add_argument(
+        "names", nargs="*", metavar="NAME", help="a paper such as moe_lens, or offload_runs; default: all"
+    )
+    again.set_defaults(command=_reproduce)
     make = commands.add_parser("make-checkpoint", help="make a seeded random checkpoint")
     make.add_argument("name", help=_RECIPES)
     make.add_argument("--out", type=Path, help="folder to write to (default: in the user's cache)")
@@ -204,6 +209,15 @@ def _report(options: argparse.Namespace) -> None:
     from workbench.analysis.report import write_report
 
     write_report(options.out)
+
+
+def _reproduce(options: argparse.Namespace) -> None:
+    from workbench.reproductions import papers, reproduce
+    from workbench.reproductions.offload_runs import DATA
+    from workbench.reproductions.offload_tables import offload_report
+
+    for name in options.names or [*papers(), DATA]:
+        print(offload_report() if name == DATA else reproduce(name).text(), end="\n\n", flush=True)
 
 
 def _make_checkpoint(options: argparse.Namespace) -> None:
