@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 from workbench.__main__ import main
 from workbench.core.errors import CatalogueError
 from workbench.hardware.processors import efficiencies, processors
-from workbench.models import models
+from workbench.models import bytes_per_weight, models
 from workbench.perfmodels import bound
 from workbench.reproductions import Outcome
 from workbench.reproductions.offload_gaps import compute_rates, depth_costs, memory_rates, token_times
@@ -137,6 +137,16 @@ def test_bytes_on_each_side_are_those_of_the_engines_log(name, host, card):
     if card is not None:
         whole = embedding if run.entry["place"] == "cpu" else 0.0
         assert ledger.gpu["weights"] - embedding + whole == pytest.approx(card * MIB, rel=0.02)
+
+
+def test_bits_that_follow_from_a_formats_blocks_are_those_of_its_blocks():
+    quants = published(DATA)["quants"]
+    q4, q5, q6, iq4, mxfp4 = (8 * bytes_per_weight(name) for name in ("q4_k", "q5_k", "q6_k", "iq4_xs", "mxfp4"))
+    assert quants["q6_k"]["experts"] == q6
+    assert quants["q4_k_m"]["experts"] == pytest.approx((2 * q4 + (q4 + q6) / 2) / 3, abs=1e-3)
+    assert (quants["iq4_xs"]["experts"], quants["iq4_xs"]["others"]) == (iq4, q5)
+    assert quants["mxfp4"]["experts"] == mxfp4
+    assert quants["q8_0"]["experts"] == pytest.approx(8 * bytes_per_weight("q8_0"), rel=1e-3)
 
 
 # ---------------------------------------------------------------------------------------------------- nothing is fitted
