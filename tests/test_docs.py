@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from statistics import median
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +25,8 @@ from workbench.hardware.processors import ProcessorKind
 from workbench.models.built.mixing import _DELTA_MACS, _SCAN_MACS
 from workbench.models.families import FAMILIES, RUNNABLE
 from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
+from workbench.reproductions.offload_runs import Phase, public_runs
+from workbench.reproductions.offload_tables import median_error, rank_correlations, ratios
 from workbench.schedules import Overlap, Sequential
 from workbench.stages import (
     attention,
@@ -513,6 +516,26 @@ def of_the_catalogue() -> Iterator[tuple[str, str]]:
         yield "docs/models.md", f"| `{architecture}` |"
 
 
+def of_public_runs() -> Iterator[tuple[str, str]]:
+    page = "docs/accuracy.md"
+    full = [run for run in public_runs() if run.known == "full"]
+    played = sum(bool(run.simulated) for run in full)
+    yield page, f"Of {len(full)} runs whose hardware is fully stated, {played} can be simulated"
+    for phase in Phase:
+        found = ratios(phase)
+        error = f"{100 * median_error(phase):.0f} %"
+        yield page, f"| {phase.value} | {len(found)} | {error} | {median(found.values()):.2f} |"
+    yield page, f"published up to {1 / min(ratios(Phase.PREFILL).values()):.1f} times as fast"
+    uploaded = [run.name for run in full if run.entry.get("prompts") == "gpu"]
+    those = [ratio for name, ratio in ratios(Phase.PREFILL).items() if name in uploaded]
+    yield page, f"{median(those):.2f} times as fast as published in the median and at most {max(those):.2f} times"
+    orders = rank_correlations()
+    placed = orders[orders["of placement"].eq(True)]
+    yield page, f"is at least 0.6 in {(placed['correlation'] >= 0.6).sum()} of {len(placed)} cases"
+    yield page, f"reach that in {(placed['of runs'] >= 0.6).sum()} of {len(placed)} cases"
+    assert min(ratios(Phase.DECODE).values()) > 1, "decode is always published slower"
+
+
 KINDS: list[Callable[[], Iterator[tuple[str, str]]]] = [
     of_random_settings,
     of_overlap,
@@ -525,6 +548,7 @@ KINDS: list[Callable[[], Iterator[tuple[str, str]]]] = [
     of_experts_placed_apart,
     of_shares,
     of_the_catalogue,
+    of_public_runs,
 ]
 
 

@@ -64,6 +64,11 @@ def _parser() -> argparse.ArgumentParser:
     advice.add_argument("--output", type=_count, default=128, help="output tokens of each request (default: 128)")
     advice.add_argument("--batch", type=_count, default=32, help="requests of the batch (default: 32)")
     advice.set_defaults(command=_advise)
+    again = commands.add_parser("reproduce", help="published values beside computed ones: papers, and public runs")
+    again.add_argument(
+        "names", nargs="*", metavar="NAME", help="a paper such as moe_lens, or offload_runs; default: all"
+    )
+    again.set_defaults(command=_reproduce)
     make = commands.add_parser("make-checkpoint", help="make a seeded random checkpoint")
     make.add_argument("name", help=_RECIPES)
     make.add_argument("--out", type=Path, help="folder to write to (default: in the user's cache)")
@@ -239,10 +244,10 @@ def _advise(options: argparse.Namespace) -> None:
 
 
 def _model(text: str) -> ModelConfig:
-    """A model of the catalogue, or of a file or a folder."""
+    """A model of a file or a folder, of the Hugging Face hub, or of the catalogue."""
     from workbench.models import model, models
 
-    return models[text] if text in models or not os.path.exists(text) else model(text)
+    return model(text) if os.path.exists(text) or "/" in text else models[text]
 
 
 def _machine(options: argparse.Namespace) -> Machine:
@@ -261,6 +266,15 @@ def _machine(options: argparse.Namespace) -> Machine:
         raise ScenarioError(f"--machine {options.machine} has all its parts; leave out --{' and --'.join(parts)}.")
     known = options.machine in machines or not os.path.exists(options.machine)
     return machines[options.machine] if known else Machine.load(options.machine)
+
+
+def _reproduce(options: argparse.Namespace) -> None:
+    from workbench.reproductions import papers, reproduce
+    from workbench.reproductions.offload_runs import DATA
+    from workbench.reproductions.offload_tables import offload_report
+
+    for name in options.names or [*papers(), DATA]:
+        print(offload_report() if name == DATA else reproduce(name).text(), end="\n\n", flush=True)
 
 
 def _make_checkpoint(options: argparse.Namespace) -> None:

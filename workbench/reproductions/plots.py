@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from workbench.reproductions import Outcome, Reproduction, Row
+from workbench.reproductions.offload_runs import Compared, Phase
 from workbench.reproductions.rows import UNFITTED
 
 _MARKS = {
@@ -23,6 +24,9 @@ _BAND = "#e5e7eb"
 _ENDS = 0.5, 2.0
 _LINE = 0.21
 """Height of one item [inch]."""
+_PHASES = {Phase.DECODE: "#2563eb", Phase.PREFILL: "#d97706"}
+_ENGINES = "osD^vPX"
+_FACTOR = 2
 
 
 def plot_ratios(reproductions: Iterable[Reproduction], ax: Axes | None = None) -> Axes:
@@ -53,6 +57,32 @@ def plot_ratios(reproductions: Iterable[Reproduction], ax: Axes | None = None) -
     ax.spines[["top", "right", "left"]].set_visible(False)
     ax.tick_params(axis="y", length=0)
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4, frameon=False, fontsize=8)
+    return ax
+
+
+def plot_public_runs(points: Iterable[Compared], ax: Axes | None = None) -> Axes:
+    """Plot simulated over published rates of public runs: one marker per engine, one colour per phase.
+
+    Both axes are logarithmic. On the line both are equal; in the grey band they differ by a factor of 2 at most.
+    """
+    ax = ax if ax is not None else plt.subplots(figsize=(6.5, 6), layout="constrained")[1]
+    points = list(points)
+    rates = [rate for one in points for rate in (one.published, one.simulated)]
+    ends = np.array([min(rates) / 1.5, max(rates) * 1.5])
+    ax.fill_between(ends, ends / _FACTOR, ends * _FACTOR, color=_BAND, zorder=1, label=f"within a factor of {_FACTOR}")
+    ax.plot(ends, ends, color="#111827", linewidth=0.8, zorder=2)
+    engines = dict(zip(dict.fromkeys(one.run.engine for one in points), _ENGINES, strict=False))
+    for (engine, marker), (phase, colour) in product(engines.items(), _PHASES.items()):
+        found = [one for one in points if one.run.engine == engine and one.phase is phase]
+        if found:
+            x = [one.published for one in found]
+            y = [one.simulated for one in found]
+            label = f"{engine}, {phase.value}"
+            ax.plot(x, y, marker, color=colour, markersize=5, alpha=0.7, markeredgewidth=0, zorder=3, label=label)
+    ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
+    ax.set(xlabel="published [tokens/s]", ylabel="simulated from data sheets [tokens/s]")
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(loc="upper left", frameon=False, fontsize=8)
     return ax
 
 

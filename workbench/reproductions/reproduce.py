@@ -63,6 +63,18 @@ class Reproduction:
 
         return pandas.DataFrame([_plain(row) for row in self.rows])
 
+    def text(self) -> str:
+        """The counts, and a line per printed value."""
+        import pandas
+
+        lines = []
+        for row in self.rows:
+            one = row.printed
+            end = _allowed(row) if row.outcome is Outcome.COMPARED else row.outcome.value
+            lines.append((one.item, one.quantity, _value(one.value, one.unit), _computed(row), end))
+        columns = ["item", "quantity", "published", "computed", "outcome"]
+        return f"{self}\n{pandas.DataFrame(lines, columns=columns).to_string(index=False)}"
+
     def style(self) -> Any:
         """The table as a pandas Styler: grouped by item, with outcomes in colour and remarks as numbered notes."""
         import pandas
@@ -165,13 +177,17 @@ def _text(row: Row, notes: list[str]) -> dict[str, str]:
     one = row.printed
     return {
         "published": _value(one.value, one.unit),
-        "computed": "" if row.computed is None else _value(row.computed, ""),
+        "computed": _computed(row),
         "difference": "" if math.isnan(row.difference) else f"{row.difference:+.3g}",
         "tolerance": _allowed(row),
         "outcome": row.outcome.value,
         "note": str(notes.index(one.remark) + 1) if one.remark else "",
         "evidence": one.evidence.value,
     }
+
+
+def _computed(row: Row) -> str:
+    return "" if row.computed is None else _value(row.computed, "")
 
 
 def _allowed(row: Row) -> str:
