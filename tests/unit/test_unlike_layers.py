@@ -7,11 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import workbench as wb
 from tests.builders import UNLIKE, tiny_model, tiny_model_of, tiny_scenario
 from workbench.core.errors import ScenarioError
 from workbench.core.records import from_plain, to_plain
 from workbench.models import LayerKind, ModelConfig
 from workbench.models.layers import Counted, Own, Recurrence, Sparse
+from workbench.perfmodels.moe_cap import kv_read_bytes, token_flops
+from workbench.perfmodels.moe_lens import streaming
+from workbench.perfmodels.moe_lightning import Job
 from workbench.pipeline import fetch, gpu
 from workbench.scenario import Scenario
 from workbench.schedules import Sequential
@@ -167,3 +171,19 @@ def test_a_format_of_an_unknown_operation_is_refused():
         replace(tiny_model(2), formats=(("mlp", 0.5),))
     with pytest.raises(ScenarioError, match="formats"):
         replace(tiny_model(2), formats=(("qkv", -1.0),))
+
+
+FORMULAS = {
+    "MoE-Lens": lambda model: streaming(model, wb.machines["a40"]),
+    "MoE-CAP, bytes": lambda model: kv_read_bytes(model, 1, 10),
+    "MoE-CAP, FLOP": lambda model: token_flops(model, 10),
+    "MoE-Lightning": lambda model: Job(model, wb.machines["a40"], prompt_len=10, output_len=5),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("kind", UNLIKE)
+def test_formulas_for_one_kind_of_cache_refuse_several(name, kind):
+    with pytest.raises(ScenarioError, match="counts the same KV cache in every layer, and tiny has"):
+        FORMULAS[name](tiny_model_of(kind))
+    FORMULAS[name](tiny_model(4))

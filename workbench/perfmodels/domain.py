@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from workbench.core.errors import ScenarioError
+from workbench.models import ModelConfig
 from workbench.workload import Workload
 
 Array: TypeAlias = NDArray[np.float64]
@@ -78,6 +79,21 @@ def _require(fine: NDArray[np.bool_], array: Array, what: str, expected: str, me
     if not fine.all():
         raise ValueError(f"{what} must be {expected}, not {array[~fine].flat[0]:g}; {mend}.")
     return array
+
+
+def caches_alike(formula: str, model: ModelConfig) -> None:
+    """Refuse a model whose layers keep other things than a KV cache, or caches that are read unlike.
+
+    Raises
+    ------
+    ScenarioError
+        If some layers keep states or an index, or have windows and other sizes of the cache than the rest.
+    """
+    if model.keeps_states or (model.unlike and model.windowed_layers):
+        raise ScenarioError(
+            f"{formula} counts the same KV cache in every layer, and {model.name} has {model.layers_in_words}; use "
+            "bound or simulate."
+        )
 
 
 def all_at_once(model: str, workload: Workload) -> None:

@@ -314,10 +314,13 @@ def _unlike_layers(model: ModelConfig, profile: Profile | None) -> dict[str, str
         told["layers"] = f"{model.moe_layers} with experts and {model.dense_layers} without, each priced as it is"
         if profile is not None and model.shared_params:
             told["layers"] += "; networks of dense layers and shared experts were measured together"
-    if model.windowed_layers:
+    if model.unlike:
+        told["kinds of layers"] = model.layers_in_words
+    elif model.windowed_layers:
+        near = f"their chunk of {model.sliding_window}" if model.chunked else f"the last {model.sliding_window}"
         told["windows"] = (
-            f"{model.windowed_layers} of {model.num_hidden_layers} layers attend to the last {model.sliding_window} "
-            "tokens; their KV is kept whole"
+            f"{model.windowed_layers} of {model.num_hidden_layers} layers attend to {near} tokens; their KV is kept "
+            "whole"
         )
     return told
 

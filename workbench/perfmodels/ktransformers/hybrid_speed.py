@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from workbench.hardware.processors import Processor
 from workbench.models import ModelConfig
 from workbench.perfmodels.coverage import uniform_coverage
-from workbench.perfmodels.domain import Array, Number, at_least, positive
+from workbench.perfmodels.domain import Array, Number, at_least, caches_alike, positive
 from workbench.perfmodels.ktransformers.deferral import LayerTimes, choose_kernel, experts_to_defer, layer_time
 from workbench.perfmodels.moe_cap import kv_read_bytes
 
@@ -145,6 +145,7 @@ def decode_layer(model: ModelConfig, machine: HybridMachine) -> LayerTimes:
     -----
     KTransformers section 4.2. At batch 1 every component is bound by reading its weights once.
     """
+    caches_alike("KTransformers' model", model)
     rate = machine.gpu.bandwidth * machine.gpu_efficiency
     chosen = model.num_experts_per_tok
     host = numa_bandwidth(
@@ -221,6 +222,7 @@ def prefill_speed(model: ModelConfig, machine: HybridMachine, prompt: ArrayLike)
     KTransformers sections 3.2 and 6.2; nothing is deferred in prefill. Uniform routing. An upper estimate: GPU kernels
     and load balance are perfect, activations move for free.
     """
+    caches_alike("KTransformers' model", model)
     length = at_least("prompt", prompt, 1, mend="give tokens")
     sockets = 1 if machine.numa is Numa.SINGLE else machine.sockets
     tile = choose_kernel(length * model.num_experts_per_tok / model.num_local_experts).tile

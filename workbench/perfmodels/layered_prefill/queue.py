@@ -13,7 +13,7 @@ from workbench.core.energy import EnergyModel
 from workbench.core.latency import Slo, attainment
 from workbench.models import ModelConfig
 from workbench.perfmodels.coverage import Coverage
-from workbench.perfmodels.domain import Array, at_least, positive, whole
+from workbench.perfmodels.domain import Array, at_least, caches_alike, positive, whole
 from workbench.perfmodels.layered_prefill.traffic import layer_groups
 from workbench.workload.lengths import Gamma, whole_lengths
 
@@ -161,6 +161,7 @@ def serve(
     -----
     This model has one calibrated time per iteration; `simulate` plays every task instead.
     """
+    caches_alike("the queue's model", model)
     most = int(whole("granularity", granularity, mend="give tokens, for example 512"))
     share = np.asarray(coverage(np.arange(_MOST_TOKENS + 1)))
     kv_token = model.kv_bytes_per_token(model.dtype)

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from workbench.core.units import DTYPE_BYTES
 from workbench.hardware.processors import Processor
 from workbench.models import ModelConfig
 from workbench.perfmodels.domain import Number, at_least, plain
@@ -89,7 +88,7 @@ def requirement(
     head = model.head_params
     fixed = model.head_bytes
     activated = fixed + scale * (activated_bytes(model, coverage) - fixed)
-    ends = fixed + model.embedding_params * DTYPE_BYTES[model.dtype]
+    ends = fixed + model.embedding_bytes
     tokens = at_least("context", context, 0, mend="give the cached tokens of one sequence")
     stored = np.asarray(batch, dtype=np.float64) * tokens * scale * model.kv_bytes_per_token(model.dtype)
     ops = required_ops(

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
-from workbench.perfmodels.domain import Number, at_least, positive, within
+from workbench.perfmodels.domain import Number, at_least, caches_alike, positive, within
 
 
 def activated_size(
@@ -82,6 +82,7 @@ def kv_read_bytes(model: ModelConfig, batch: ArrayLike, context: ArrayLike) -> N
     -----
     S_KV of MoE-CAP's Eqs. 1 and 5, of the whole step and not "per token" as printed.
     """
+    caches_alike("MoE-CAP's S_KV", model)
     batch = at_least("batch", batch, 0, mend="give the sequences of one step")
     tokens = at_least("context", context, 0, mend="give the cached tokens of one sequence")
     return batch * model.attended(tokens) * model.kv_bytes_per_token(model.dtype)
@@ -95,6 +96,7 @@ def kv_tokens(model: ModelConfig, context: ArrayLike) -> Number:
     ValueError
         If the context is negative.
     """
+    caches_alike("MoE-CAP's S-F_token", model)
     tokens = at_least("context", context, 0, mend="give the cached tokens of one sequence")
     return model.num_hidden_layers * model.attended(tokens)
 

@@ -9,7 +9,7 @@ import numpy as np
 from workbench.core.units import parse_bytes
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
-from workbench.perfmodels.domain import Number, plain
+from workbench.perfmodels.domain import Number, caches_alike, plain
 from workbench.perfmodels.moe_lens.stage1 import gpu_tokens_per_second, stage1, tokens_per_pass, weight_pass_seconds
 from workbench.perfmodels.moe_lens.stage2 import Eq12, Stage2, separated_tok_s, stage2
 
@@ -106,7 +106,7 @@ def streaming(model: ModelConfig, machine: Machine, *, link: str | float | None 
     Raises
     ------
     ScenarioError
-        If the GPU has no known GEMM rate in the model's precision.
+        If the GPU has no known GEMM rate in the model's precision, or layers do not keep the same KV cache.
     ValueError
         If the link is no positive quantity.
 
@@ -115,6 +115,7 @@ def streaming(model: ModelConfig, machine: Machine, *, link: str | float | None 
     MoE-Lens, section 5. All parameters are streamed, embedding and head included, as the paper counts them.
     I(1) is Eq. 1 with the router, for layers of any shape; `moe_lens.intensity` holds for layers like Mixtral's.
     """
+    caches_alike("MoE-Lens' model", model)
     rate = machine.link.h2d if link is None else parse_bytes(link, what="link")
     delta = float(weight_pass_seconds(model.weight_bytes, rate))
     limit = float(gpu_tokens_per_second(machine.gpu.flop_rate(model.dtype), model.flops_per_token()))

@@ -16,7 +16,7 @@ import numpy as np
 from workbench.core.units import DTYPE_BYTES
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
-from workbench.perfmodels.domain import Array, Number, plain
+from workbench.perfmodels.domain import Array, Number, caches_alike, plain
 
 _STAGING_TRAFFIC = 3
 """Passes of DRAM by a streamed byte that is copied to pinned memory first: a read, a write, and a read by the link."""
@@ -86,6 +86,7 @@ class Job:
             raise ValueError(f"dtype={self.dtype!r} is not computed in; give one of {', '.join(DTYPE_BYTES)}.")
         if self.gpus < 1:
             raise ValueError(f"gpus={self.gpus} cannot compute; give at least 1.")
+        caches_alike("MoE-Lightning's model", self.model)
         if self.model.windowed_layers and self.prompt_len + self.output_len > self.model.sliding_window:
             raise ValueError(
                 f"sequences of {self.model.name} outgrow its sliding window of {self.model.sliding_window} tokens, "
