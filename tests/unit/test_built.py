@@ -138,7 +138,7 @@ def test_both_ways_find_the_same_model(kind):
     ("config", "words"),
     [
         ({"model_type": "gemma4_text"}, "has no routed experts"),
-        ({"model_type": "no_such_type"}, "does not take the config of 'no_such_type'"),
+        ({"model_type": "no_such_type"}, "neither the key table nor transformers"),
         ({"model_type": "qwen3_next", "num_hidden_layers": "many"}, "the config of 'qwen3_next'|cannot build"),
     ],
 )

@@ -181,8 +181,9 @@ def test_keys_of_ours_in_a_config_of_theirs_are_not_taken():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model_type": "jamba"}, "type 'jamba', whose layers are not understood; use one of dbrx"),
-        ({"model_type": ["mixtral"]}, "whose layers are not understood"),
+        ({"model_type": "no_such"}, "type 'no_such', which neither the key table nor transformers"),
+        ({"model_type": "jetmoe"}, "experts in its attention"),
+        ({"model_type": ["mixtral"]}, "whose layers are not understood; give one of dbrx"),
         ({"mamba_d_state": 16}, "sets 'mamba_d_state', a key of layers that are not understood"),
         ({"attn_layer_period": 8}, "attn_layer_period"),
         ({"kv_channels": 128}, "kv_channels"),

@@ -129,7 +129,8 @@ def model(config: Mapping[str, Any] | str | Path, *, name: str | None = None) ->
 def _understood(config: Mapping[str, Any], name: str) -> ModelConfig:
     """The model by the key table, or else as transformers builds it."""
     raw = _flat(config)
-    if raw.get("model_type") in (None, *FAMILIES) and not _unpriced(raw):
+    kind = raw.get("model_type")
+    if not isinstance(kind, str) or (kind in FAMILIES and not _unpriced(raw)):
         return _translate(config, name)
     expert, other = _formats(raw, name)
     dtype = DTYPES[_dtype(raw)]
@@ -276,8 +277,8 @@ def _check_kind(raw: Mapping[str, Any], name: str) -> None:
     kind = raw.get("model_type")
     if kind not in (None, *FAMILIES):
         raise CheckpointError(
-            f"config.json of {name!r} is of the type {short(kind)}, whose layers are not understood; use one of "
-            f"{', '.join(FAMILIES)}, or give its sizes without model_type if they tell all of its layers."
+            f"config.json of {name!r} is of the type {short(kind)}, whose layers are not understood; give one of "
+            f"{', '.join(FAMILIES)}, or leave model_type out if the sizes tell all of its layers."
         )
     unpriced = _unpriced(raw)
     if unpriced:

@@ -50,6 +50,11 @@ def built(config: Mapping[str, Any], name: str) -> ModelConfig:
     transformers = _transformers(name)
     version = f"transformers {transformers.__version__}"
     kind = str(config.get("model_type"))
+    if kind not in transformers.CONFIG_MAPPING:
+        raise CheckpointError(
+            f"{name!r} is of the type {short(kind)}, which neither the key table nor {version} knows; use another version "
+            "of transformers, or leave model_type out if the sizes tell all of its layers."
+        )
     with _quiet():
         given = {key: value for key, value in config.items() if key != "model_type"}
         with _refused(f"{version} does not take the config of {name!r}", "correct it, or use another version"):
