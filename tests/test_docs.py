@@ -502,8 +502,9 @@ def of_the_catalogue() -> Iterator[tuple[str, str]]:
     version = types["transformers"].rsplit(".", 1)[0]
     known = f"These are the {len(types['types'])} types with experts that transformers {version} builds from default"
     yield "docs/models.md", f"{known} configs, of which {len(counted)} are counted."
-    yield "docs/models.md", f"{_DELTA_MACS} and {_SCAN_MACS} multiply-adds per element and token"
-    yield "docs/models.md", f"its state in the same way: {_SCAN_MACS} multiply-adds per element and token"
+    yield "docs/models.md", f"once in and once out per pass: {_DELTA_MACS} multiply-adds per element and token"
+    yield "docs/models.md", f"the same: {_SCAN_MACS} multiply-adds"
+    yield "docs/models.md", f"its state in the same way: {_SCAN_MACS} multiply-adds"
     yield "docs/models.md", f"`data/models/tiny-moe` ({weights / 1e6:.1f} MB)"
     yield "docs/machines.md", f"`wb.processors` has {gpus} GPUs, {cpus} CPUs and {both} chips with both"
     yield "docs/machines.md", f"two channels of DDR5-6000 give {wide / 1e9:.0f} GB/s"
