@@ -121,7 +121,7 @@ KINDS: dict[str, dict[str, object]] = {
 }
 KINDS["all"] = {key: value for kind in KINDS.values() for key, value in kind.items()}
 _COUNTED = Counted(qkv=9000, out_proj=4000, route=256, unrouted=1200, expert=18000, vectors=300)
-_STATES = Recurrence("delta rule", state=700, macs=2500.0, width=300)
+_STATES = Recurrence("delta rule", state=700, macs=2500.0, taken=200, given=100)
 UNLIKE: dict[str, tuple[LayerKind, ...]] = {
     "states": (
         LayerKind(own=Own(counted=_COUNTED)),
@@ -129,7 +129,7 @@ UNLIKE: dict[str, tuple[LayerKind, ...]] = {
         LayerKind(dense=True, own=Own(counted=replace(_COUNTED, expert=0), recurrence=_STATES)),
     ),
     "sparse": (
-        LayerKind(own=Own(sparse=Sparse(top=7, keys=8, macs=32))),
+        LayerKind(own=Own(sparse=Sparse(top=2, keys=64, macs=4096))),
         LayerKind(own=Own(sparse=Sparse(top=3, ratio=4, window=5, keys=4, macs=16))),
         LayerKind(own=Own(sparse=Sparse(ratio=8, window=5))),
     ),
@@ -139,8 +139,11 @@ UNLIKE: dict[str, tuple[LayerKind, ...]] = {
         LayerKind(own=Own(v_head_dim=8, formats=(("experts", 0.7), ("shared_experts", 1.1)))),
     ),
 }
+UNLIKE["alike"] = UNLIKE["sparse"][:1]
 """Kinds of layers with sizes of their own, which follow one another."""
 KINDS |= {kind: {} for kind in UNLIKE}
+KINDS["chunks"] = {"sliding_window": 6, "windowed_layers": 1, "chunked": True}
+KINDS["idle"] = {"idle_experts": 3}
 
 
 def tiny_model_of(kind: str, layers: int = 4, *, dtype: str = "bf16") -> ModelConfig:

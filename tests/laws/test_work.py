@@ -53,7 +53,8 @@ def test_tokens_cost_as_many_gemm_flops_as_the_model_has_active_parameters(pipel
     scenario = tiny_scenario(model=model, pipeline=PIPELINES[pipeline])
     gemms = [s.op for s in scenario.layer.stages if s.op not in ATTENTION and s.op.name != "combine"]
     flops = model.num_hidden_layers * sum(op.work(rows, model, scenario.precision).flops for op in gemms)
-    assert flops + head.work(rows, model, scenario.precision).flops == pytest.approx(5 * model.flops_per_token())
+    flops += head.work(rows, model, scenario.precision).flops
+    assert flops == pytest.approx(5 * model.flops_per_token(), rel=1e-5)  # active parameters are whole
     assert embed.work(rows, model, scenario.precision).flops == 0
 
 
@@ -91,7 +92,7 @@ def test_a_pass_streams_every_layer_once_and_a_slot_holds_the_largest(name):
 def test_decode_attention_reads_the_cache_that_the_model_keeps(name):
     """One sequence of 40 cached tokens; with windows each such layer reads the last ones only."""
     model, size = EVERY[name], Precision("bf16", "bf16")
-    near = min(40, model.sliding_window)
+    near = 39 % model.sliding_window + 1 if model.chunked else min(40, model.sliding_window)
     full = model.num_hidden_layers - model.windowed_layers
     context = float(model.attended(40))
     assert model.num_hidden_layers * context == pytest.approx(full * 40 + model.windowed_layers * near)

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.builders import KINDS, enough_experts, scenarios, small_machine, tiny_model, tiny_model_of, tiny_scenario
+from tests.builders import (
+    KINDS,
+    UNLIKE,
+    enough_experts,
+    scenarios,
+    small_machine,
+    tiny_model,
+    tiny_model_of,
+    tiny_scenario,
+)
 from tests.examples import examples
 from tests.systems import PIPELINES
 from workbench.core.errors import CapacityError
@@ -108,7 +117,7 @@ def test_many_requests_that_emit_make_the_head_the_largest_operation():
 
 @pytest.mark.parametrize("schedule", [Sequential(), VSLPipe()], ids=str)
 @pytest.mark.parametrize("name", PIPELINES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - set(UNLIKE)))
 def test_weights_slots_and_cache_of_every_kind_of_model_are_the_models_own(kind, name, schedule):
     """All weights once, wherever they live; slots for the largest transfer; the cache as wide as the model's."""
     if isinstance(schedule, VSLPipe) and name != "vslpipe":

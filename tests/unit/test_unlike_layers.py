@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import workbench as wb
-from tests.builders import UNLIKE, tiny_model, tiny_model_of, tiny_scenario
+from tests.builders import UNLIKE, make_batch, tiny_model, tiny_model_of, tiny_scenario
 from workbench.core.errors import ScenarioError
 from workbench.core.records import from_plain, to_plain
 from workbench.models import LayerKind, ModelConfig
@@ -17,9 +17,11 @@ from workbench.perfmodels.moe_cap import kv_read_bytes, token_flops
 from workbench.perfmodels.moe_lens import streaming
 from workbench.perfmodels.moe_lightning import Job
 from workbench.pipeline import fetch, gpu
+from workbench.pipeline.layer_graph import NodeKind
 from workbench.scenario import Scenario
 from workbench.schedules import Sequential
 from workbench.serving import fits, prepare
+from workbench.serving.capacity import embedding_bytes
 from workbench.stages import (
     BUILT_IN,
     Precision,
@@ -35,7 +37,7 @@ from workbench.stages import (
 )
 
 BF16 = Precision("bf16", "bf16")
-ONE = Recurrence("delta rule", state=100, macs=350.0, width=60)
+ONE = Recurrence("delta rule", state=100, macs=350.0, taken=40, given=20)
 
 
 @pytest.mark.parametrize("kind", UNLIKE)
@@ -95,7 +97,8 @@ def test_a_state_is_read_and_written_once_for_each_sequence():
     assert prefill.flops == 2 * 50 * 350
     assert prefill.bytes == 2 * 2 * 100 * 4 + 50 * 60 * 2
     assert model.kv_elements == 0
-    assert qkv.work(Rows(prefill=4), model, BF16).bytes == 2 * (model.attention_in_params + 4 * (64 + 60))
+    assert qkv.work(Rows(prefill=4), model, BF16).bytes == 2 * (model.attention_in_params + 4 * (64 + 40))
+    assert out_proj.work(Rows(prefill=4), model, BF16).bytes == 2 * (model.attention_out_params + 4 * (20 + 2 * 64))
 
 
 def test_an_index_scores_every_entry_and_attention_reads_the_best():
@@ -137,6 +140,43 @@ def test_formats_of_operations_price_their_weights():
     assert "bits on average" in str(scenario)
 
 
+def test_layers_that_are_all_of_one_kind_have_its_sizes():
+    """Decode attention of 100 cached tokens, of which an index lets 2 be read."""
+    model = tiny_model_of("alike", 3)
+    cost = prepare(tiny_scenario(model=model), Sequential()).cost
+    assert cost.model_at(1).sparse == UNLIKE["alike"][0].own.sparse
+    rows = cost.part(make_batch([], [99])).at(1)
+    assert (rows.context, rows.scanned) == (2, 100)
+
+
+def test_transfers_have_the_sizes_of_their_layer():
+    """Attention on the CPU: what goes down and up for one decode, and for a prompt of 10 tokens."""
+    model = tiny_model_of("states", 3)
+    scenario = tiny_scenario(model=model)
+    cost = prepare(scenario, Sequential()).cost
+    graph = scenario.graph
+    kinds = model.layer_kinds
+    for layer, kind in enumerate(kinds):
+        down, up = (node for node in graph.at(layer) if node and node.lane in ("d2h", "h2d") and node.carries)
+        state = kind.own.recurrence
+        one = model.of_kind(kind)
+        sent = state.taken if state else one.q_size + 2 * one.kv_size
+        kept = 4 * state.state if state else 10 * 2 * 2 * one.kv_size
+        assert cost.transfer(down, Rows(decode=1, emits=1), layer) == 2 * sent
+        assert cost.transfer(down, Rows(prefill=10, emits=1), layer) == kept
+        assert cost.transfer(up, Rows(decode=1, emits=1), layer) == 2 * (state.given if state else one.attn_size)
+
+
+def test_streamed_caches_are_as_wide_as_in_their_layer():
+    model = tiny_model_of("heads", 3)
+    streamed = fetch(kv) | gpu(qkv, attention, out_proj, moe)
+    scenario = tiny_scenario(model=model, pipeline=streamed)
+    cost = prepare(scenario, Sequential()).cost
+    for layer, kind in enumerate(model.layer_kinds):
+        node = next(node for node in scenario.graph.at(layer) if node and node.kind is NodeKind.KV_IN)
+        assert cost.transfer(node, Rows(decode=1, context=11), layer) == 10 * 2 * model.of_kind(kind).kv_elements
+
+
 def test_the_ledger_has_the_states_of_all_requests():
     model = tiny_model_of("states", 6)
     scenario = tiny_scenario([30] * 5, [4] * 5, model=model, blocks=100)
@@ -144,6 +184,21 @@ def test_the_ledger_has_the_states_of_all_requests():
     each = sum(kind.own.recurrence.state for kind in model.layer_kinds if kind.own.recurrence)
     assert [entry.bytes for entry in states] == [5 * each * 4]
     assert model.state_elements * 6 == each
+
+
+@pytest.mark.parametrize("kind", UNLIKE)
+def test_the_ledger_has_the_weights_and_caches_of_every_layer(kind):
+    model = tiny_model_of(kind, 5)
+    scenario = tiny_scenario(model=model, blocks=50)
+    found = fits(scenario, Sequential())
+    each = [model.of_kind(layer) for layer in model.layer_kinds]
+    weights = sum(op.weight_bytes(one, BF16) for one in each for op in BUILT_IN.values() if _has(op, one))
+    assert found.gpu["weights"] + found.host["weights"] == pytest.approx(weights + embedding_bytes(scenario))
+    assert found.host["KV cache"] == pytest.approx(50 * 4 * sum(2 * one.kv_elements for one in each))
+
+
+def _has(op, model):
+    return op.name != "experts" or not model.dense_layers
 
 
 def test_streaming_the_cache_of_layers_with_states_is_refused():
@@ -162,7 +217,8 @@ def test_the_kinds_are_told_in_words():
     own = Own(counted=Counted(1, 1), recurrence=ONE)
     assert LayerKind(own=own).value == "delta rule"
     assert LayerKind(dense=True, own=own).value == "dense delta rule"
-    assert LayerKind(own=Own(sparse=Sparse(top=3))).value == "sparse"
+    assert LayerKind(own=Own(sparse=Sparse(top=3))).value == "top 3"
+    assert LayerKind(own=Own(sparse=Sparse(ratio=8, window=5))).value == "all of 8 tokens each, window 5"
     assert LayerKind(own=Own(formats=(("experts", 0.5625),))).value == "full 4.5-bit"
 
 

@@ -71,6 +71,10 @@ _UNPRICED = ("attn_layer_", "expert_layer_", "index_", "kv_channels", "linear_",
 attention, mixtures of attention heads."""
 _NO_ROPE = 4
 """Every so many layers, Llama 4 has one without RoPE, unless its config tells."""
+_UNQUANTISED = ("modules_to_not_convert", "ignore", "exclude_modules")
+"""Keys of ``quantization_config`` that list modules."""
+_AT_THE_ENDS = re.compile(r"lm_head|embed|norm|gate$|gate\b(?!_)|router")
+"""Modules that count as unquantised in any case."""
 _ON_HUB = re.compile(r"[\w.-]+/[\w.-]+")
 """A name of a model on the Hugging Face hub."""
 _ATTENTION = ("full_attention", "sliding_attention", "chunked_attention")
@@ -130,12 +134,37 @@ def _understood(config: Mapping[str, Any], name: str) -> ModelConfig:
     """The model by the key table, or else as transformers builds it."""
     raw = _flat(config)
     kind = raw.get("model_type")
-    if not isinstance(kind, str) or (kind in FAMILIES and not _unpriced(raw)):
+    if not isinstance(kind, str) or (kind in FAMILIES and _all_in_table(raw)):
         return _translate(config, name)
     expert, other = _formats(raw, name)
     dtype = DTYPES[_dtype(raw)]
+    _check_unquantised(raw, name)
     found = built({key: value for key, value in config.items() if key != "quantization_config"}, name)
     return _as_stored(replace(found, dtype=dtype, expert_dtype=expert, other_dtype=other), raw)
+
+
+def _check_unquantised(raw: Mapping[str, Any], name: str) -> None:
+    """Refuse lists of modules that are not quantised, of a model whose modules have names of their own."""
+    config = _quantisation(raw)
+    patterns = list[str]()
+    for key in _UNQUANTISED:
+        listed = config.get(key)
+        patterns += map(str, listed if isinstance(listed, list | tuple) else ())
+    inside = [pattern for pattern in patterns if not _AT_THE_ENDS.search(pattern)]
+    if inside and config.get("quant_method") not in tuple(_FORMATS):
+        raise CheckpointError(
+            f"config.json of {name!r} leaves {short(inside[0])} unquantised, and the modules of its type are not known "
+            "by name; remove quantization_config and set formats with dataclasses.replace."
+        )
+
+
+def _all_in_table(raw: Mapping[str, Any]) -> bool:
+    """True if the key table describes all layers of a config of a type that it has."""
+    others = [key for key, values in _UNIFORM.items() if raw.get(key) is not None and raw[key] not in values]
+    count = raw.get("num_hidden_layers")
+    listed = raw.get("moe_layers")
+    every = listed is None or (isinstance(listed, list | tuple) and len(listed) == count)
+    return not (_unpriced(raw) or others) and every
 
 
 def checkpoint(path: str | Path) -> ModelConfig:

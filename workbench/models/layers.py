@@ -49,14 +49,15 @@ class Recurrence:
         Elements that a sequence keeps, in fp32.
     macs : float
         Multiply-adds per token.
-    width : int
-        Elements per token that the projections before it write, and elements that it hands on.
+    taken, given : int
+        Elements per token that the projections before it write, and that it hands on.
     """
 
     name: str
     state: int
     macs: float
-    width: int
+    taken: int
+    given: int
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,14 @@ class Sparse:
     window: int = 0
     keys: int = 0
     macs: int = 0
+
+    @property
+    def value(self) -> str:
+        """The entries in words: ``top 512 of 4 tokens each, window 128``."""
+        words = [f"top {self.top}" if self.top else "all"]
+        words += [f"of {self.ratio} tokens each"] if self.ratio > 1 else []
+        near = f", window {self.window}" if self.window else ""
+        return " ".join(words) + near
 
     def attended(self, tokens: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Entries that one query token attends to in a context of so many tokens."""
@@ -172,10 +181,11 @@ class LayerKind:
         if self.own.recurrence is not None:
             words.append(self.own.recurrence.name)
         elif self.own.sparse is not None:
-            words.append("sparse")
+            words.append(self.own.sparse.value)
         elif self.windowed:
             words.append("windowed")
-        bits = max((8 * each for op, each in self.own.formats or () if op in ("experts", "shared_experts")), default=0)
+        formats = dict(self.own.formats or ())
+        bits = 8 * formats.get("shared_experts" if self.dense else "experts", 0.0)
         told = " ".join(words) or "full"
         return f"{told} {bits:.3g}-bit" if bits else told
 

@@ -70,13 +70,12 @@ def total_rows(workload: Workload, model: ModelConfig) -> Rows:
     g = workload.output_len
     pairs = model.attended_below(p)
     context = model.attended_below(p + g - 1) - pairs
-    rows = Rows(int(p.sum()), int((g - 1).sum()), float(pairs.sum()), float(context.sum()), int(g.sum()))
-    if model.sparse is None or not model.sparse.macs:
-        return rows
     every = p + g - 1
-    scored = float((p * (p + 1)).sum()) / (2 * model.sparse.ratio)
-    scanned = float((every * (every + 1)).sum()) / (2 * model.sparse.ratio) - scored
-    return rows._replace(scored=scored, scanned=scanned)
+    of_prefill = float((p * (p + 1)).sum()) / 2
+    of_decode = float((every * (every + 1)).sum()) / 2 - of_prefill
+    scored, scanned = model.indexed(of_prefill), model.indexed(of_decode)
+    sums = (float(pairs.sum()), float(context.sum()), int(g.sum()))
+    return Rows(int(p.sum()), int((g - 1).sum()), *sums, scored=scored, scanned=scanned)
 
 
 def recomputed(rows: Rows, tokens: float, shortest: float) -> Rows:
@@ -129,7 +128,9 @@ def _least_limits(prepared: Prepared, workload: Workload, forced: Forced) -> dic
 
     def limits(tokens: float) -> dict[str, float]:
         def left(model: ModelConfig) -> Rows:
-            return recomputed(total_rows(workload, model), tokens, forced.shortest)
+            rows = recomputed(total_rows(workload, model), tokens, forced.shortest)
+            ratio = 1 if model.sparse is None else model.sparse.ratio
+            return rows._replace(scanned=max(0.0, rows.scanned - tokens / ratio))
 
         return loads.limits(prepared.cost.by_kind(left))
 

@@ -82,14 +82,20 @@ def _require(fine: NDArray[np.bool_], array: Array, what: str, expected: str, me
 
 
 def caches_alike(formula: str, model: ModelConfig) -> None:
-    """Refuse a model whose layers keep other things than a KV cache, or caches that are read unlike.
+    """Refuse a model whose layers do not all keep the same KV cache, or whose router has choices that are no experts.
 
     Raises
     ------
     ScenarioError
-        If some layers keep states or an index, or have windows and other sizes of the cache than the rest.
+        If some layers keep states, an index or wider caches than others, or some choices compute nothing.
     """
-    if model.keeps_states or (model.unlike and model.windowed_layers):
+    if model.idle_experts:
+        raise ScenarioError(
+            f"{formula} counts an expert for each choice, and {model.idle_experts} choices of {model.name} compute "
+            "nothing; use bound or simulate."
+        )
+    widths = {(one.kv_width, one.pair_macs) for one, _ in model.unlike}
+    if model.keeps_states or len(widths) > 1:
         raise ScenarioError(
             f"{formula} counts the same KV cache in every layer, and {model.name} has {model.layers_in_words}; use "
             "bound or simulate."

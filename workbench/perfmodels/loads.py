@@ -170,7 +170,7 @@ class Loads:
 
     def _decode(self, layer: int) -> Rows:
         """The decode that reads least in a layer."""
-        entries = float(self._cost.model_at(layer).attended(self._forced.shortest))
+        entries = self._cost.model_at(layer).least_attended(self._forced.shortest)
         return Rows(decode=1, context=entries, emits=1)
 
     def _add_move(self, node: Node, layer: int, times: int) -> None:

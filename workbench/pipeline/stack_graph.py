@@ -89,7 +89,7 @@ class StackGraph:
         return self.graph(layer).pipeline
 
     def kind(self, layer: int) -> LayerKind | None:
-        """Kind of a layer; None if all layers are of one kind."""
+        """Kind of a layer; None if all layers are of one kind that has the sizes of the model."""
         return self._kinds[layer] if self._kinds else None
 
     def at(self, layer: int) -> _Nodes:
@@ -256,9 +256,11 @@ class StackGraph:
 
     @cached_property
     def _kinds(self) -> tuple[LayerKind, ...]:
-        """The kind of every layer; empty if all are of one."""
-        kinds = () if self.model is None else self.model.layer_kinds
-        return kinds if len(set(kinds)) > 1 else ()
+        """The kind of every layer; empty if all are of one that has the sizes of the model."""
+        if self.model is None:
+            return ()
+        kinds = self.model.layer_kinds
+        return kinds if len(set(kinds)) > 1 or self.model.unlike else ()
 
     @cached_property
     def _pieces(self) -> dict[tuple[Stage, int], tuple[Piece, ...]]:

@@ -193,7 +193,7 @@ class _Needs:
             Entry("weights", self._weights[device], also if self._weights[device] else ""),
             Entry("KV cache", cache, f"{scenario.kv_blocks} blocks of {memory.kv_block} tokens{of}" if cache else ""),
         ]
-        if scenario.model.state_elements:
+        if scenario.model.state_elements or scenario.model.near_elements:
             entries.append(self._states(device, scenario, batch))
         if device is Place.GPU:
             slots = schedule.weight_slots
@@ -201,7 +201,8 @@ class _Needs:
             if self._stack.fetches_kv:
                 slots = schedule.part_slots  # with more slots than parts, a part's KV of several layers is held
                 count = min(batch.part_blocks * slots, scenario.kv_blocks * -(-slots // schedule.parts))
-                size = count * per_block / layers
+                widest = max(self._cost.model_at(layer).kv_elements for layer, _ in self._stack.alike)
+                size = count * memory.kv_block * widest * DTYPE_BYTES[scenario.precision.kv]
                 entries.append(Entry("fetched KV", size, f"{count:.0f} blocks of one layer"))
             if self._of_expert:
                 entries.append(self._fetched_experts(scenario, schedule, batch))
@@ -225,10 +226,14 @@ class _Needs:
         return here / total if total else 0.0
 
     def _states(self, device: Place, scenario: Scenario, batch: Largest) -> Entry:
-        """The states that recurrent layers keep of every request."""
+        """The states, and the last tokens beside compressed entries, that layers keep of every request."""
         model = scenario.model
-        each = model.num_hidden_layers * model.state_elements * DTYPE_BYTES["fp32"]
-        size = batch.requests * each * self._kept_share(device, "state_elements")
+        each = 0.0
+        size = 0.0
+        for name, dtype in (("state_elements", "fp32"), ("near_elements", scenario.precision.kv)):
+            kept = model.num_hidden_layers * getattr(model, name) * DTYPE_BYTES[dtype]
+            each += kept
+            size += batch.requests * kept * self._kept_share(device, name)
         return Entry("states", size, f"{batch.requests} requests of {format_bytes(each)}" if size else "")
 
     def _fetched_experts(self, scenario: Scenario, schedule: Schedule, batch: Largest) -> Entry:

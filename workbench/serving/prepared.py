@@ -103,11 +103,15 @@ class _Typical:
         prefill = each * prompt / output
 
         def decodes(model: ModelConfig) -> Rows:
-            return Rows(decode=each, context=each * float(model.attended(prompt + output / 2)), emits=each)
+            tokens = prompt + output / 2
+            context = each * float(model.attended(tokens))
+            return Rows(decode=each, context=context, emits=each, scanned=model.indexed(each * tokens))
 
         def rows(model: ModelConfig) -> Rows:
             pairs = each / output * float(model.attended_below(prompt))
-            return decodes(model)._replace(prefill=prefill, pairs=pairs, emits=each + each / output)
+            scored = model.indexed(each / output * prompt * (prompt + 1) / 2)
+            emits = each + each / output
+            return decodes(model)._replace(prefill=prefill, pairs=pairs, emits=emits, scored=scored)
 
         self._rows = [plans.cost.by_kind(rows)] * schedule.parts
         self._decodes = [plans.cost.by_kind(decodes)] * schedule.parts

@@ -70,7 +70,6 @@ class TaskCost:
         self._models = {kind: self._model if kind is None else self._model.of_kind(kind) for kind in kinds}
         graphs = {} if self.profile else {id(graph): graph for graph in stack.graphs}
         self._summed = {key: _summed(graph.pipeline.stages, self._model) for key, graph in graphs.items()}
-        self._kv_in = self._model.kv_elements * DTYPE_BYTES[self._precision.kv]
         self._routing = scenario.routing
         self._pricers: dict[Hashable, Pricer] = {}  # of stages that several sorts of layers have
         self._shares: dict[tuple[int, tuple[int, ...]], Chosen] = {}  # of layers and experts
@@ -139,9 +138,10 @@ class TaskCost:
         """Bytes that a transfer of activations or KV moves for these rows in one layer."""
         return 0.0 if node.idle else self._moved(node, layer)(rows)
 
-    def _fetched_kv(self, rows: Rows) -> float:
-        """Bytes of the KV that these rows read, without their own."""
-        return (rows.context - rows.decode + rows.before) * self._kv_in
+    def _fetched_kv(self, layer: int, rows: Rows) -> float:
+        """Bytes of the KV of one layer that these rows read, without their own."""
+        each = self.model_at(layer).kv_elements * DTYPE_BYTES[self._precision.kv]
+        return (rows.context - rows.decode + rows.before) * each
 
     def _per_row(self, node: Node, layer: int) -> tuple[float, float]:
         """Bytes that a transfer of activations moves per prefill row and per decode row."""
@@ -243,11 +243,15 @@ class TaskCost:
     def _moved(self, node: Node, layer: int) -> Callable[[Rows], float]:
         """The bytes that a transfer of activations, KV or chosen experts moves."""
         if node.kind is NodeKind.KV_IN:
-            return self._fetched_kv
+            return partial(self._fetched_kv, layer)
         if node.kind is NodeKind.EXPERTS_IN:
             return partial(self._chosen_experts, node.stages, layer)
         per_prefill, per_decode = self._per_row(node, layer)
-        return lambda rows: per_prefill * rows.prefill + per_decode * rows.decode
+        recurrence = self.model_at(layer).recurrence
+        if recurrence is None or ("k", RowClass.PREFILL) not in node.carries:
+            return lambda rows: per_prefill * rows.prefill + per_decode * rows.decode
+        state = recurrence.state * DTYPE_BYTES["fp32"]  # in the place of the keys and values of a prompt
+        return lambda rows: per_prefill * rows.prefill + per_decode * rows.decode + state * (rows.emits - rows.decode)
 
     def _chosen_experts(self, stages: Sequence[Stage], layer: int, rows: Rows) -> float:
         """Expected bytes of the streamed experts that rows are routed to in one layer."""
@@ -516,16 +520,16 @@ def _rows_of_part(batch: Batch, model: ModelConfig) -> Rows | CutRows:
 
 def _rows(batch: Batch, model: ModelConfig) -> Rows:
     """Rows of a batch at the stages of a layer; a sliding window or an index caps pairs and context."""
-    sparse = model.sparse
-    if not (model.windowed_layers or sparse):
+    if not (model.windowed_layers or model.sparse):
         return batch.rows
     pairs = model.attended_below(batch.starts + batch.prefill_len).sum() - model.attended_below(batch.starts).sum()
     context = model.attended(batch.context + 1).sum()
     before = model.attended(batch.starts).sum()
-    rows = batch.rows._replace(pairs=float(pairs), context=float(context), before=float(before))
-    if sparse is None or not sparse.macs:
-        return rows
-    return rows._replace(scored=batch.rows.pairs / sparse.ratio, scanned=batch.rows.context / sparse.ratio)
+    scored = model.indexed(batch.rows.pairs)
+    scanned = model.indexed(batch.rows.context)
+    return batch.rows._replace(
+        pairs=float(pairs), context=float(context), before=float(before), scored=scored, scanned=scanned
+    )
 
 
 def _summed(stages: Sequence[Stage], model: ModelConfig) -> set[tuple[str, Place]]:

@@ -363,9 +363,9 @@ def _nothing(model: ModelConfig) -> int:
 
 BUFFERS = {
     "x": Buffer(_hidden),
-    "q": Buffer(lambda m: m.absorbed_q_size, prefill=lambda m: m.q_size),
-    "k": Buffer(lambda m: (m.qk_rope_head_dim or 0) if m.kv_lora_rank else m.kv_size),
-    "v": Buffer(lambda m: m.kv_lora_rank or m.v_size),
+    "q": Buffer(lambda m: m.absorbed_q_size + m.sent_sizes[0], prefill=lambda m: m.q_size + m.sent_sizes[0]),
+    "k": Buffer(lambda m: m.sent_sizes[1]),
+    "v": Buffer(lambda m: m.sent_sizes[2]),
     "attn": Buffer(lambda m: m.absorbed_attn_size, prefill=lambda m: m.attn_size),
     "h": Buffer(_hidden),
     "gates": Buffer(_routing, dtype="fp32"),
@@ -416,11 +416,8 @@ def _times(share: float, work: Work) -> Work:
 
 
 def _qkv_work(rows: Rows, m: ModelConfig, precision: Precision) -> Work:
-    if m.recurrence is None:
-        moved = (m.hidden_size + m.absorbed_q_size + m.kv_width) * rows.tokens
-        moved += (m.q_size - m.absorbed_q_size) * rows.prefill
-    else:
-        moved = (m.hidden_size + m.recurrence.width) * rows.tokens
+    moved = (m.hidden_size + m.absorbed_q_size + m.kv_width) * rows.tokens
+    moved += (m.q_size - m.absorbed_q_size) * rows.prefill
     params = m.attention_in_params
     return _gemm(params, params, qkv.bytes_each(m, precision), moved, rows.tokens, precision)
 
@@ -432,7 +429,7 @@ def _prefill_attention_work(rows: Rows, m: ModelConfig, precision: Precision) ->
     """
     if m.recurrence is not None:
         return _recurrent_work(rows.prefill, rows.emits - rows.decode, m.recurrence, precision)
-    keys_and_values = m.pair_macs if m.kv_lora_rank else m.kv_width
+    keys_and_values = m.pair_macs if m.qk_nope_head_dim else m.kv_width
     moved = rows.prefill * (m.pair_macs + keys_and_values) * DTYPE_BYTES[precision.weights]
     moved += rows.before * m.kv_width * DTYPE_BYTES[precision.kv]
     index = 0.0 if m.sparse is None else m.sparse.macs * rows.scored
@@ -444,7 +441,7 @@ def _recurrent_work(tokens: float, sequences: float, recurrence: Recurrence, pre
     if not tokens:
         return Work(dtype=precision.weights)
     moved = 2 * sequences * recurrence.state * DTYPE_BYTES["fp32"]
-    moved += tokens * recurrence.width * DTYPE_BYTES[precision.weights]
+    moved += tokens * (recurrence.taken + recurrence.given) * DTYPE_BYTES[precision.weights]
     return Work(2.0 * recurrence.macs * tokens, moved, precision.weights)
 
 
@@ -583,7 +580,7 @@ def _qkv_working(m: ModelConfig, size: int) -> float:
 
 def _prefill_attention_working(m: ModelConfig, size: int) -> float:
     """Bytes per row of `prefill_attention`: with latent attention, the expanded keys and values too."""
-    return size * (m.attn_size + (m.pair_macs if m.kv_lora_rank else 0)) + 4 * m.num_attention_heads
+    return size * (m.attn_size + (m.pair_macs if m.qk_nope_head_dim else 0)) + 4 * m.num_attention_heads
 
 
 def _out_proj_working(m: ModelConfig, size: int) -> float:
@@ -600,6 +597,8 @@ def _experts_working(m: ModelConfig, size: int) -> float:
 
 
 def _shared_experts_working(m: ModelConfig, size: int) -> float:
+    if m.counted is not None:
+        return size * m.counted.unrouted / m.hidden_size
     return 3 * size * max(m.shared_expert_intermediate_size, m.intermediate_size if m.dense_layers else 0)
 
 

@@ -15,11 +15,16 @@ from workbench.models.layers import Own, Recurrence, Sparse
 
 OUT = frozenset({"o_proj", "out_proj", "o_a_proj", "o_b_proj"})
 """Projections behind the mixing of tokens."""
-_GROUPED = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
+_QUERIES = frozenset({"q_proj", "k_proj", "v_proj"})
 _GATES = frozenset({"gate_proj", "g_proj"})
 _RELATIVE = frozenset({"r_proj", "rel_logits_proj", "sink_proj", "k_sconv", "v_sconv", "q_l2_clip", "rel_l2_clip"})
 """Inkling: relative positions, sinks from the input, short convolutions of keys and values."""
-_HEAD_NORMS = frozenset({"q_norm", "k_norm", "sinks", "gate_bias"})
+_HEAD_NORMS = frozenset(
+    {
+        *("q_norm", "k_norm", "q_layernorm", "k_layernorm", "query_layernorm", "key_layernorm"),
+        *("sinks", "gate_bias"),
+    }
+)
 _LATENT = frozenset({"kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj", "o_proj"})
 _LATENT_TOO = frozenset(
     {"q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj", "q_gate_proj", "indexer", "sinks", "k_rope_only_layernorm"}
@@ -68,6 +73,13 @@ class Mixer:
         """First parts of the names of its tensors."""
         return frozenset(name.split(".")[0] for name in self.shapes)
 
+    @property
+    def given(self) -> int:
+        """Inputs of the output projections."""
+        return sum(
+            shape[1] for name, shape in self.shapes.items() if name.split(".")[0] in OUT and name.endswith(".weight")
+        )
+
     def rows(self, begin: str) -> int:
         """Outputs of all matrices whose names begin like this."""
         return sum(shape[0] for name, shape in self.shapes.items() if name.startswith(begin) and len(shape) == 2)
@@ -76,14 +88,17 @@ class Mixer:
         """A recurrent layer with a state of so many elements, and with the last inputs of its convolutions."""
         kept = 0
         taps = 0
-        width = 0
+        taken = 0
+        given = 0
         for tensor, shape in self.shapes.items():
             if len(shape) == 3 and shape[1] == 1:
                 kept += shape[0] * (shape[2] - 1)
                 taps += shape[0] * shape[2]
             elif len(shape) == 2 and tensor.endswith(".weight"):
-                width += shape[1] if tensor.split(".")[0] in OUT else shape[0]
-        return Own(recurrence=Recurrence(name, state + kept, macs * state + taps, width))
+                out = tensor.split(".")[0] in OUT
+                taken += 0 if out else shape[0]
+                given += shape[1] if out else 0
+        return Own(recurrence=Recurrence(name, state + kept, macs * state + taps, taken, given))
 
 
 def mixing(mixers: Sequence[Mixer], config: Any, words: str | None, what: str) -> Own:
@@ -106,7 +121,7 @@ def mixing(mixers: Sequence[Mixer], config: Any, words: str | None, what: str) -
         If it is not understood.
     """
     if not mixers:
-        return Own(recurrence=Recurrence("no attention", 0, 0.0, 0))
+        return Own(recurrence=Recurrence("no attention", 0, 0.0, 0, 0))
     if len(mixers) > 1:
         raise CheckpointError(f"{what} mixes tokens twice, which is not understood; use another model.")
     mixer = mixers[0]
@@ -149,7 +164,7 @@ def _attention(mixer: Mixer, config: Any, words: str | None, what: str) -> Own |
     window = _window(mixer.module, config, words, what)
     if _LATENT <= parts <= _LATENT | _LATENT_TOO | _GATES:
         return _latent(mixer, window, _indexed(mixer.module, config, words))
-    if _GROUPED <= parts <= _GROUPED | _GATES | _RELATIVE | _HEAD_NORMS:
+    if _QUERIES <= parts <= _QUERIES | OUT | _GATES | _RELATIVE | _HEAD_NORMS:
         return _grouped(mixer, window, "")
     if parts == _COMPRESSED_HEADS:
         return _grouped(mixer, window, "qkv_proj.")
@@ -164,10 +179,12 @@ def _window(module: Any, config: Any, words: str | None, what: str) -> int | Non
         raise CheckpointError(
             f"{what} has attention of the kind {words!r}, which is not understood; use another model."
         )
+    kinds = getattr(config, "layer_types", None) or ()
+    by_config = not hasattr(module, "sliding_window") and not set(kinds) & set(_SLIDING)
     window = getattr(module, "sliding_window", None)
-    if words in _SLIDING and not window:
+    if by_config or (words in _SLIDING and not window):
         window = getattr(config, "sliding_window", None)
-    limited = words in _SLIDING or words is None
+    limited = words in _SLIDING or words is None or by_config
     if words in _SLIDING and not is_whole(window):
         raise CheckpointError(f"{what} has a sliding window of unknown size; complete its config.")
     return int(window) if limited and is_whole(window) and window else None
@@ -185,7 +202,7 @@ def _grouped(mixer: Mixer, window: int | None, begin: str) -> Own | None:
         groups * dim == mixer.rows(f"{begin}k_proj"),
         groups * values == mixer.rows(f"{begin}v_proj"),
         queries in (heads * dim, 2 * heads * dim),  # an output gate may be in the same matrix
-        mixer.shapes["o_proj.weight"][1] == heads * values,
+        mixer.given == heads * values,
     )
     if not all(fits):
         return None
@@ -193,7 +210,7 @@ def _grouped(mixer: Mixer, window: int | None, begin: str) -> Own | None:
         num_attention_heads=heads,
         num_key_value_heads=groups,
         head_dim=dim,
-        v_head_dim=values if values != dim else None,
+        v_head_dim=values,
         sliding_window=window,
     )
 

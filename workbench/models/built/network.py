@@ -11,20 +11,19 @@ from reprlib import repr as short
 from typing import Any
 
 from workbench.core.errors import CheckpointError
-from workbench.core.units import is_whole
+from workbench.core.units import is_number, is_whole
 from workbench.models.built.layer import LayerTensors, kind_of_layer
 from workbench.models.config import ModelConfig
 from workbench.models.layers import LayerKind, fold
+from workbench.models.rope import Rope
 
 EXTRA = "pip install 'moe-workbench[models]'"
 """The command that installs what this package needs."""
 _CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 """Keys for the number of experts that a token chooses."""
 _EXPERT_WIDTHS = ("moe_intermediate_size", "expert_ffn_hidden_size")
-_HEADS = (
-    *("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim"),
-    *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"),
-)
+_LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")
+_HEADS = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim", *_LATENT)
 _ENDLESS = 2**20
 """Positions of a model whose config names no most."""
 _OUTSIDE = ("hc_head.",)
@@ -52,13 +51,18 @@ def built(config: Mapping[str, Any], name: str) -> ModelConfig:
     kind = str(config.get("model_type"))
     if kind not in transformers.CONFIG_MAPPING:
         raise CheckpointError(
-            f"{name!r} is of the type {short(kind)}, which neither the key table nor {version} knows; use another version "
-            "of transformers, or leave model_type out if the sizes tell all of its layers."
+            f"{name!r} is of the type {short(kind)}, which neither the key table nor {version} knows; use another "
+            "version of transformers, or leave model_type out if the sizes tell all of its layers."
         )
     with _quiet():
         given = {key: value for key, value in config.items() if key != "model_type"}
         with _refused(f"{version} does not take the config of {name!r}", "correct it, or use another version"):
             found = transformers.AutoConfig.for_model(kind, **given).get_text_config()
+        if type(found) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise CheckpointError(
+                f"{version} has no language model of the type {short(kind)} ({name!r}); give the config of its text "
+                "model."
+            )
         with _refused(f"{version} cannot build {name!r}", "complete its config"):
             network = _network(transformers, found)
     return _Reader(network, found, name).model()
@@ -136,9 +140,11 @@ class _Reader:
             kind_of_layer(layer, self._config, number, experts, self._name) for number, layer in enumerate(self._layers)
         ]
         vocabulary, hidden = self._embedding.shape
-        attending = next((kind for kind in kinds if kind.own.recurrence is None), kinds[0]).own.given()
+        attending = [kind.own.given() for kind in kinds if kind.own.recurrence is None]
+        latent = bool(attending) and all("kv_lora_rank" in own for own in attending)
+        first = {key: value for key, value in (attending or [{}])[0].items() if latent or key not in _LATENT}
         heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": hidden}
-        heads |= {key: attending[key] for key in _HEADS if key in attending}
+        heads |= {key: first[key] for key in _HEADS if key in first}
         kinds_of_attention = getattr(self._config, "layer_types", None) or ()
         return ModelConfig(
             name=self._name,
@@ -156,6 +162,7 @@ class _Reader:
             sliding_window=max(kind.own.sliding_window or 0 for kind in kinds),
             chunked="chunked_attention" in kinds_of_attention,
             layers=fold(_compact(kinds)),
+            rope=Rope(share=self._rotated_share()),
             idle_experts=max(layer.idle_choices for layer in self._layers),
             outside_params=self._outside(),
             **heads,
@@ -204,6 +211,13 @@ class _Reader:
         if isinstance(width, list | tuple):
             width = max(width)
         return int(width) if is_whole(width) and width else hidden
+
+    def _rotated_share(self) -> float:
+        """Share of a head's dims that RoPE rotates."""
+        told = getattr(self._config, "rope_parameters", None)
+        share = told.get("partial_rotary_factor") if isinstance(told, Mapping) else None
+        share = share or getattr(self._config, "partial_rotary_factor", None)
+        return float(share) if is_number(share) and 0 < share <= 1 else 1.0
 
     def _outside(self) -> int:
         """Weights outside of the layers, beside embedding, head and final norm.

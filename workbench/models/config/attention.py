@@ -17,7 +17,9 @@ class AttentionSizes(ModelFields):
 
     @cached_property
     def q_size(self) -> int:
-        """Elements of all query heads of one token (H D)."""
+        """Elements of all query heads of one token (H D), or that a recurrent layer takes."""
+        if self.recurrence is not None:
+            return self.recurrence.taken
         return self.num_attention_heads * self.head_dim
 
     @property
@@ -32,7 +34,9 @@ class AttentionSizes(ModelFields):
 
     @cached_property
     def attn_size(self) -> int:
-        """Elements of the attention output of one token."""
+        """Elements of the attention output of one token, or of what a recurrent layer hands on."""
+        if self.recurrence is not None:
+            return self.recurrence.given
         return self.num_attention_heads * (self.v_head_dim or self.head_dim)
 
     @property
@@ -47,7 +51,9 @@ class AttentionSizes(ModelFields):
 
     @cached_property
     def kv_width(self) -> int:
-        """Elements of keys and values of one token in a layer with attention: 2 K D, or d_c + d_r."""
+        """Elements of keys and values of one token: 2 K D, or d_c + d_r; 0 in a recurrent layer."""
+        if self.recurrence is not None:
+            return 0
         return self.latent_size if self.kv_lora_rank else self.kv_size + self.v_size
 
     @cached_property
@@ -63,17 +69,17 @@ class AttentionSizes(ModelFields):
 
     @cached_property
     def state_elements(self) -> float:
-        """Elements that a sequence keeps beside its KV cache, in fp32, mean over the layers: recurrent states.
-
-        The last tokens that sparse attention reads one by one are among them.
-        """
+        """Elements of a sequence's recurrent state, in fp32, mean over the layers."""
         if self.unlike:
             return self._mean("state_elements")
-        if self.recurrence is not None:
-            return self.recurrence.state
-        if self.sparse is None or self.sparse.ratio == 1:
-            return 0
-        return self.sparse.window * self.kv_width
+        return 0 if self.recurrence is None else self.recurrence.state
+
+    @cached_property
+    def near_elements(self) -> float:
+        """Elements of a sequence's last tokens, which are kept one by one beside entries of several tokens; mean."""
+        if self.unlike:
+            return self._mean("near_elements")
+        return 0 if self.sparse is None or self.sparse.ratio == 1 else self.sparse.window * self.kv_width
 
     @property
     def keeps_states(self) -> bool:
@@ -83,12 +89,35 @@ class AttentionSizes(ModelFields):
     @cached_property
     def absorbed_q_size(self) -> int:
         """Query elements of one token in the form that is multiplied with the cache: H D, or H (d_c + d_r)."""
-        return self.num_attention_heads * self.latent_size if self.kv_lora_rank else self.q_size
+        latent = self.kv_lora_rank and self.recurrence is None
+        return self.num_attention_heads * self.latent_size if latent else self.q_size
 
     @cached_property
     def absorbed_attn_size(self) -> int:
         """Attention output of one token before a latent is expanded: H D, or H d_c."""
-        return self.num_attention_heads * self._latent[0] if self.kv_lora_rank else self.attn_size
+        latent = self.kv_lora_rank and self.recurrence is None
+        return self.num_attention_heads * self._latent[0] if latent else self.attn_size
+
+    @cached_property
+    def sent_sizes(self) -> tuple[int, int, int]:
+        """Elements of one token beside queries, and of its key and value, that attention on another device gets.
+
+        The queries of an index, the key with the index' own, and the value. A recurrent layer's are all in `q_size`.
+        """
+        if self.recurrence is not None:
+            return 0, 0, 0
+        queries, keys = (0, 0) if self.sparse is None else (self.sparse.macs, self.sparse.keys)
+        if self.kv_lora_rank:
+            return queries, (self.qk_rope_head_dim or 0) + keys, self.kv_lora_rank
+        return queries, self.kv_size + keys, self.v_size
+
+    def indexed(self, entries: float) -> float:
+        """Entries that an index scores where queries and keys, or decodes and their contexts, make so many pairs."""
+        return entries / self.sparse.ratio if self.sparse is not None and self.sparse.macs else 0.0
+
+    def least_attended(self, context: float) -> float:
+        """Least entries that a query attends to in a context of so many tokens or more: a chunk may just begin."""
+        return 1.0 if self.chunked and self.windowed_layers else float(self.attended(context))
 
     @cached_property
     def pair_macs(self) -> float:

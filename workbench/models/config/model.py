@@ -176,20 +176,22 @@ class ModelConfig(NetworkSizes):
             "shared_experts": self.unrouted_params,
         }
 
-    @property
+    @cached_property
     def has_formats(self) -> bool:
         """True if single operations have formats of their own."""
         return any(model.formats for model, _ in self.unlike or ((self, 1),))
 
     def format_of(self, op: str) -> float | None:
         """Bytes per weight of an operation, if it has a format of its own; mean over the layers that have it."""
-        if not self.unlike:
-            return dict(self.formats).get(op)
+        found = dict(self.formats).get(op)
+        if found is not None or op in ("embed", "head"):
+            return found
         having = [(model, count) for model, count in self.unlike if op != "experts" or not model.dense_layers]
-        found = [(dict(model.formats).get(op), count) for model, count in having]
-        if any(each is None for each, _ in found):
+        if not any(dict(model.formats).get(op) for model, _ in having):
             return None
-        return sum((each or 0.0) * count for each, count in found) / sum(count for _, count in found)
+        usual = WEIGHT_BYTES[(self.expert_dtype if op == "experts" else self.other_dtype) or self.dtype]
+        total = sum((dict(model.formats).get(op) or usual) * count for model, count in having)
+        return float(total / sum(count for _, count in having))
 
     @property
     def head_bytes(self) -> float:
@@ -229,7 +231,7 @@ class ModelConfig(NetworkSizes):
         if self.kv_lora_rank:
             heads = f"{self.num_attention_heads}x{self.head_dim} latent {self.kv_elements}"
         if self.unlike:
-            heads = spelled(self.layers)
+            heads += f", {spelled(self.layers)}"
         experts = f"{self.num_experts_per_tok}/{self.num_local_experts}x{self.expert_width}"
         rest = f", unrouted {self.unrouted_params:.0f}" if self.unrouted_params else ""
         rest += f", vectors {self.attention_vectors}" if self.attention_vectors else ""
