@@ -114,15 +114,16 @@ def test_the_bound_counts_the_rows_that_a_simulation_pushes(kind, data):
     layers = range(scenario.model.num_hidden_layers)
     pushed = [Rows() for _ in layers]
 
-    class Counted(TaskCost):
-        def part(self, batch):
-            rows = cost.part(batch)
-            for layer in layers:
-                pushed[layer] = pushed[layer].plus(rows.at(layer))
-            return rows
+    part = TaskCost.part
+
+    def counted(self, batch):
+        rows = part(self, batch)
+        for layer in layers:
+            pushed[layer] = pushed[layer].plus(rows.at(layer))
+        return rows
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("workbench.serving.prepared.TaskCost", Counted)
+        patch.setattr(TaskCost, "part", counted)
         simulate(scenario, Sequential(), detail=Detail.TASK)
     total = cost.by_kind(lambda model: total_rows(scenario.workload, model))
     for layer in layers:

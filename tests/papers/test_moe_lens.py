@@ -54,7 +54,7 @@ def formula(case: Scenario, prompt: int, output: int) -> tuple[float, float]:
     cost = prepare(case, VSLPipe()).cost
     delta = cost.weights_per_layer * MODEL.num_hidden_layers / case.machine.link.h2d
     memory = case.kv_blocks * output / exact_blocks(prompt, output) / delta
-    gpu = cost.token_budget() * output / (prompt + output - 1) / delta
+    gpu = cost.token_budget * output / (prompt + output - 1) / delta
     return memory, gpu
 
 
@@ -247,7 +247,7 @@ def contradicted(tokens: float) -> list[str]:
 
 def test_with_the_tokens_of_the_a40_all_six_statements_of_section_8_2_hold():
     assert len(held(mtbench(70, 32).pass_tokens)) == 6
-    assert len(held(prepare(scenario(98, 32, 10, "70GB"), VSLPipe()).cost.token_budget())) == 6
+    assert len(held(prepare(scenario(98, 32, 10, "70GB"), VSLPipe()).cost.token_budget)) == 6
 
 
 @pytest.mark.parametrize("tokens", [14_800, 17_300])

@@ -18,7 +18,7 @@ from workbench.models import models
 from workbench.perfmodels import bound
 from workbench.pipeline import Pipeline, fetch, gpu
 from workbench.pipeline.layer_graph import layer_graph
-from workbench.pipeline.stack_graph import stack_graph
+from workbench.pipeline.stack_graph import StackGraph, stack_graph
 from workbench.scenario import Memory, Scenario
 from workbench.scheduler.resource_aware import ResourceAware
 from workbench.schedules import Schedule, Sequential, Step, VSLPipe
@@ -53,6 +53,10 @@ MIXTRAL = models["mixtral-8x7b"]
 BF16, FP32 = Precision("bf16", "bf16"), Precision("fp32", "fp32")
 
 
+def cost_of(scenario: Scenario, stack: StackGraph) -> TaskCost:
+    return TaskCost(stack, scenario.model, scenario.machine, scenario.precision, scenario.routing)
+
+
 def priced(pipeline: Pipeline = VSL, **changes: object) -> TaskCost:
     scenario = Scenario(
         pipeline,
@@ -62,7 +66,7 @@ def priced(pipeline: Pipeline = VSL, **changes: object) -> TaskCost:
         workload=Workload.lengths(98, 32, 10),
         scheduler=ResourceAware(),
     )
-    return TaskCost(scenario, stack_graph(pipeline, scenario.model))
+    return cost_of(scenario, stack_graph(pipeline, scenario.model))
 
 
 def node(pipeline: Pipeline, code: str):
@@ -117,19 +121,19 @@ def test_the_streamed_layer_is_the_whole_layer():
 
 def test_the_token_budget_of_mixtral_on_the_a40_is_near_the_papers():
     """Six statements of MoE-Lens section 8.2 allow 14800 to 17300 tokens in a pass."""
-    assert 15_700 < priced().token_budget() < 16_100
+    assert 15_700 < priced().token_budget < 16_100
 
 
 def test_the_token_budget_balances_gpu_and_link():
     cost = priced()
-    budget = cost.token_budget()
+    budget = cost.token_budget
     computing = [n for n in layer_graph(VSL).nodes if n.lane == "gpu"]
     gpu_seconds = sum(cost.node(n, Rows(prefill=budget)) for n in computing)
     assert gpu_seconds == pytest.approx(cost.fetch(cost.weights_per_layer), rel=1e-3)
 
 
 def test_the_token_budget_is_without_limit_if_nothing_streams():
-    assert priced(fetch(kv) | gpu(qkv, attention, out_proj, moe)).token_budget() == float("inf")
+    assert priced(fetch(kv) | gpu(qkv, attention, out_proj, moe)).token_budget == float("inf")
 
 
 @pytest.mark.parametrize("link", [20e9, 64e9, 256e9, 450e9, 900e9, 1e15])
@@ -137,13 +141,13 @@ def test_with_a_fast_link_the_token_budget_still_fills_the_gpu(link):
     """The faster the link, the fewer tokens hide it; but time per token is never far from that of many."""
     machine, lengths = replace(machines["a40"], link=Link(link, link)), Workload.lengths(98, 32, 10)
     cost = prepare(Scenario(VSL, MIXTRAL, machine, Memory("70GB"), lengths, ResourceAware()), Sequential()).cost
-    budget = cost.token_budget()
+    budget = cost.token_budget
     assert cost.gpu_seconds(budget) / budget < 1.12 * cost.gpu_seconds(1e9) / 1e9
 
 
 def test_the_token_budget_is_at_least_one_token():
     scenario = tiny_scenario(machine=small_machine(gpu=1e3))
-    assert prepare(scenario, Sequential()).cost.token_budget() >= 1
+    assert prepare(scenario, Sequential()).cost.token_budget >= 1
 
 
 def attention_seconds(rates: dict[str, float], kv_dtype: str = "bf16") -> float:
@@ -177,7 +181,7 @@ def test_a_result_tells_at_which_rate_a_gpu_decodes():
 def test_an_operation_without_work_cannot_be_priced():
     layer = gpu(qkv, attention, out_proj, moe, Op("mystery", ("x",), ("x",)))
     scenario = tiny_scenario(pipeline=layer)
-    cost = TaskCost(scenario, stack_graph(layer, scenario.model))
+    cost = cost_of(scenario, stack_graph(layer, scenario.model))
     with pytest.raises(ScenarioError, match=r"op 'mystery' declares no work.*give Op\(\.\.\., work=\.\.\.\)"):
         cost.node(layer_graph(layer).nodes[0], Rows(prefill=1))
 
@@ -253,7 +257,7 @@ def test_a_segment_costs_the_sum_of_its_operations():
 
 def test_a_call_reads_the_experts_that_it_defers_too():
     """Each of the two chosen experts is 3 matrices of 64 x 96 and takes and gives a row of 64, in bf16."""
-    cost = TaskCost(tiny_scenario(), stack_graph(VSL, 4))
+    cost = cost_of(tiny_scenario(), stack_graph(VSL, 4))
     one_expert = 2 * 3 * 64 * 96 + 2 * 2 * 64
     assert cost.call(Stage(experts, Place.CPU, defer=1))(Rows(decode=1, emits=1))[1] == pytest.approx(2 * one_expert)
 

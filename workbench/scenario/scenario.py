@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from workbench.scenario.record import FORMAT, NotImportedError, differences, fie
 from workbench.scheduler.base import Scheduler
 from workbench.stages import Op, Precision, RowClass, Stage, experts, kv
 from workbench.workload import UNIFORM, Routing, Workload
+
+_GRAPHS = 24
+"""Graphs of layers that are kept for other scenarios with the same layers."""
 
 
 @dataclass(frozen=True)
@@ -187,9 +191,8 @@ class Scenario:
     @property
     def graph(self) -> StackGraph:
         """The layers as a graph, which tells the weights and the KV that stay on the GPU."""
-        marks = tuple(map(self.routing.mark, range(self.model.num_hidden_layers)))
-        plain = stack_graph(self.stack, self.model, marks if any(each is not None for each in marks) else ())
-        return with_shares(plain, self.precision, self.memory.weights_on_gpu, self.memory.kv_on_gpu)
+        memory = self.memory
+        return _graph(self.stack, self.model, self.routing, self.precision, memory.weights_on_gpu, memory.kv_on_gpu)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -298,6 +301,21 @@ class Scenario:
 
     def _repr_html_(self) -> str:
         return html_table(line.split(maxsplit=1) for line in str(self).splitlines())
+
+
+@lru_cache(maxsize=_GRAPHS)
+def _graph(
+    stack: tuple[LayerRange, ...],
+    model: ModelConfig,
+    routing: Routing,
+    precision: Precision,
+    weights_on_gpu: float,
+    kv_on_gpu: float,
+) -> StackGraph:
+    """See `Scenario.graph`; scenarios with the same layers share theirs."""
+    marks = tuple(map(routing.mark, range(model.num_hidden_layers)))
+    plain = stack_graph(stack, model, marks if any(each is not None for each in marks) else ())
+    return with_shares(plain, precision, weights_on_gpu, kv_on_gpu)
 
 
 def _check_partition(ops: list[Op], every: int, rows: RowClass, layer: int) -> None:

@@ -36,7 +36,7 @@ class Step(enum.Flag):
 
 
 class Schedule(ABC):
-    """Order and overlap of one iteration's tasks."""
+    """Order and overlap of one iteration's tasks. Equal schedules give equal tasks: make it a frozen dataclass."""
 
     example: ClassVar[Pipeline | None] = None
     """A pipeline that the schedule takes with its default settings; tests and `bench sim` use the schedule with it."""
@@ -60,6 +60,11 @@ class Schedule(ABC):
     def others(self) -> tuple[Schedule, ...]:
         """Schedules with as many parts and no more slots; see `Lowering.followed`."""
         return ()
+
+    @property
+    def by_times(self) -> bool:
+        """True if the times of tasks decide in which order they are issued; see `ordered` and `others`."""
+        return bool(self.others) or type(self).ordered is not Schedule.ordered
 
     packet_seconds: float = 5e-3
     weight_slots: int = 2

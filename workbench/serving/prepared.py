@@ -6,7 +6,7 @@ import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,12 +27,14 @@ from workbench.schedules.base import Lowering, Schedule, Step
 from workbench.schedules.plan import Task, lay_out
 from workbench.serving.plan_cost import PlanCost
 from workbench.serving.task_cost import TaskCost
-from workbench.stages import PartRows, Place, RowClass, Rows, Stage, decode_attention, kv
-from workbench.workload import UNIFORM
+from workbench.stages import PartRows, Place, Precision, RowClass, Rows, Stage, decode_attention, kv
+from workbench.workload import UNIFORM, Routing
 from workbench.workload.lengths import Lengths
 
 FEW_PARTS = 16
 """Number of parts that is allowed even for fewer requests; the default of every schedule is below it."""
+_KEPT = 24
+"""Prices, and lowered schedules with the prices of their plans, that are kept for other scenarios with the same."""
 _ONE_OF_EACH = Rows(prefill=1, decode=1, pairs=1, context=2, emits=2)
 
 
@@ -55,8 +57,8 @@ class Prepared:
     def slot_bytes(self) -> float:
         """Size of one weight slot: the largest weight transfer of any iteration [B]."""
         steps = (Step.FIRST, Step.MIDDLE, Step.LAST)
-        tasks = [task for step in steps for task in self.lowering.tasks(step)]
-        return max((self.cost.exact_transfer(task.weights_of) for task in tasks if task.weights_of), default=0.0)
+        brought = {task.weights_of for step in steps for task in self.lowering.tasks(step)}
+        return max((self.cost.exact_transfer(weights_of) for weights_of in brought if weights_of), default=0.0)
 
 
 def price(scenario: Scenario, schedule: Schedule) -> Prepared:
@@ -76,45 +78,87 @@ def price(scenario: Scenario, schedule: Schedule) -> Prepared:
         raise ScenarioError(f"a reader takes a schedule such as VSLPipe() after the scenario, not {schedule!r}.")
     _check_parts(scenario, schedule)
     stack = scenario.graph
-    cost = TaskCost(scenario, stack)
-    plans = PlanCost(cost, scenario.machine)
-    typical = _Typical(scenario, plans, schedule)
-    lowering = Lowering(schedule, stack, typical.seconds, typical.whole)
-    _check_rates(cost, scenario, stack)
+    _check_own_format(scenario)
+    cost = _task_cost(stack, scenario.model, scenario.machine, scenario.precision, scenario.routing)
+    typical = _Typical.of(scenario, schedule) if schedule.by_times else None
+    lowering, plans = _lowered(schedule, cost, stack, scenario.machine, typical)
     _check_chunks(scenario, stack)
-    budget = scenario.scheduler.token_budget or cost.token_budget()
+    budget = scenario.scheduler.token_budget or cost.token_budget
     lowering.tasks(Step.FIRST)
     return Prepared(scenario, lowering, cost, plans, budget)
 
 
-class _Typical:
-    """The typical batch of a scenario: as many requests as the cache holds, of all ages alike."""
+@functools.lru_cache(maxsize=_KEPT)
+def _task_cost(
+    stack: StackGraph, model: ModelConfig, machine: Machine, precision: Precision, routing: Routing
+) -> TaskCost:
+    """The prices of tasks, each operation with a price; shared by all scenarios that differ in nothing else."""
+    cost = TaskCost(stack, model, machine, precision, routing)
+    _check_rates(cost, machine, stack)
+    return cost
 
-    def __init__(self, scenario: Scenario, plans: PlanCost, schedule: Schedule) -> None:
-        self._plans = plans
-        self._cores = scenario.machine.cores
-        self._packet = schedule.packet_seconds
+
+@functools.lru_cache(maxsize=_KEPT)
+def _lowered(
+    schedule: Schedule, cost: TaskCost, stack: StackGraph, machine: Machine, typical: _Typical | None
+) -> tuple[Lowering, PlanCost]:
+    """A schedule's tasks and the prices of its plans; the typical batch is that of a schedule that orders by times."""
+    plans = PlanCost(cost, machine)
+    if typical is None:
+        return Lowering(schedule, stack), plans
+    times = _TypicalTimes(typical, plans, machine, schedule)
+    return Lowering(schedule, stack, times.seconds, times.whole), plans
+
+
+class _Typical(NamedTuple):
+    """The typical batch of a scenario: as many requests as the cache holds, of all ages alike.
+
+    Attributes
+    ----------
+    each : float
+        Requests of each part.
+    prompt, output : float
+        Mean lengths of the requests.
+    """
+
+    each: float
+    prompt: float
+    output: float
+
+    @classmethod
+    def of(cls, scenario: Scenario, schedule: Schedule) -> _Typical:
+        """The typical batch of a scenario, divided into the parts of a schedule."""
         workload = scenario.workload.as_served
-        prompt = float(workload.prompt_len.mean())
-        output = float(workload.output_len.mean())
         held = block_iterations(workload.prompt_len, workload.output_len, scenario.memory.kv_block)
         together = min(len(workload), scenario.kv_blocks * float(workload.output_len.sum()) / float(held.sum()))
         each = max(1.0, together) / schedule.parts
-        prefill = each * prompt / output
+        return cls(each, float(workload.prompt_len.mean()), float(workload.output_len.mean()))
 
-        def decodes(model: ModelConfig) -> Rows:
-            tokens = prompt + output / 2
-            context = each * float(model.attended(tokens))
-            return Rows(decode=each, context=context, emits=each, scanned=model.indexed(each * tokens))
+    def decodes(self, model: ModelConfig) -> Rows:
+        """Rows of the decodes of one part, at a layer of a model whose layers are of one kind."""
+        tokens = self.prompt + self.output / 2
+        context = self.each * float(model.attended(tokens))
+        return Rows(decode=self.each, context=context, emits=self.each, scanned=model.indexed(self.each * tokens))
 
-        def rows(model: ModelConfig) -> Rows:
-            pairs = each / output * float(model.attended_below(prompt))
-            scored = model.indexed(each / output * prompt * (prompt + 1) / 2)
-            emits = each + each / output
-            return decodes(model)._replace(prefill=prefill, pairs=pairs, emits=emits, scored=scored)
+    def rows(self, model: ModelConfig) -> Rows:
+        """Rows of one part, at a layer of a model whose layers are of one kind."""
+        begun = self.each / self.output
+        pairs = begun * float(model.attended_below(self.prompt))
+        scored = model.indexed(begun * self.prompt * (self.prompt + 1) / 2)
+        prefill = self.each * self.prompt / self.output
+        emits = self.each + begun
+        return self.decodes(model)._replace(prefill=prefill, pairs=pairs, emits=emits, scored=scored)
 
-        self._rows = [plans.cost.by_kind(rows)] * schedule.parts
-        self._decodes = [plans.cost.by_kind(decodes)] * schedule.parts
+
+class _TypicalTimes:
+    """Times of tasks for a typical batch."""
+
+    def __init__(self, typical: _Typical, plans: PlanCost, machine: Machine, schedule: Schedule) -> None:
+        self._plans = plans
+        self._cores = machine.cores
+        self._packet = schedule.packet_seconds
+        self._rows = [plans.cost.by_kind(typical.rows)] * schedule.parts
+        self._decodes = [plans.cost.by_kind(typical.decodes)] * schedule.parts
 
     def seconds(self, tasks: Sequence[Task]) -> Sequence[float]:
         """Time of each task; where an operation declares no work, all take equally long."""
@@ -152,11 +196,10 @@ def _check_parts(scenario: Scenario, schedule: Schedule) -> None:
         )
 
 
-def _check_rates(cost: TaskCost, scenario: Scenario, stack: StackGraph) -> None:
+def _check_rates(cost: TaskCost, machine: Machine, stack: StackGraph) -> None:
     """Check that every operation that declares its work has a price: its device has a rate for its precision."""
-    cores = scenario.machine.cores
+    cores = machine.cores
     threads = {"gpu": cores.gpu, "cpu": cores.cpu} if cores is not None else {"gpu": 0, "cpu": 0}
-    _check_own_format(scenario)
     for end in (EMBED, HEAD):
         cost.node(end, _ONE_OF_EACH, threads[end.lane])
     for layer, _ in stack.alike:
@@ -172,7 +215,7 @@ def _check_own_format(scenario: Scenario) -> None:
     model = scenario.model
     if scenario.memory.weights not in QUANTISED:
         return
-    places = {Place.GPU, *(stage.device for stage in scenario.stages if stage.op.has_weights)}
+    places = dict.fromkeys((Place.GPU, *(stage.device for stage in scenario.stages if stage.op.has_weights)))
     for device in (scenario.machine.gpu if place is Place.GPU else scenario.machine.cpu for place in places):
         rates = dict(device.flops)
         if model.dtype not in rates:
@@ -253,7 +296,9 @@ def _resident(prepared: Prepared) -> dict[str, str]:
     stack = prepared.lowering.stack
     told = {}
     if stack.resident:
-        whole = TaskCost(prepared.scenario, replace(stack, resident=())).weights_per_layer
+        of = prepared.scenario
+        streamed = replace(stack, resident=())
+        whole = TaskCost(streamed, of.model, of.machine, of.precision, of.routing).weights_per_layer
         share = 1 - prepared.cost.weights_per_layer / whole if whole else 0.0
         told["weights on the GPU"] = f"{share:.2%} of what is streamed, in whole tensors"
     if stack.kv_resident:

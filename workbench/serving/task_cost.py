@@ -8,12 +8,11 @@ from functools import cached_property, partial
 
 from workbench.core.errors import ScenarioError
 from workbench.core.units import DTYPE_BYTES
-from workbench.hardware import Device
+from workbench.hardware import Device, Machine
 from workbench.hardware.profile import OpTime
 from workbench.models import ModelConfig
 from workbench.pipeline.layer_graph import Node, NodeKind
 from workbench.pipeline.stack_graph import Piece, StackGraph
-from workbench.scenario import Scenario
 from workbench.scheduler.batch import Batch
 from workbench.schedules.plan import WHOLE, Task
 from workbench.stages import (
@@ -41,7 +40,7 @@ from workbench.stages import (
     reduce_scatter_seconds,
     seconds,
 )
-from workbench.workload import UNIFORM
+from workbench.workload import UNIFORM, Routing
 
 Price = tuple[float, float]
 """Time [s], and bytes read from and written to the host's memory meanwhile [B].
@@ -58,19 +57,21 @@ _ENDS = {NodeKind.EMBED: Stage(embed, Place.GPU), NodeKind.HEAD: Stage(head, Pla
 
 
 class TaskCost:
-    """Prices the tasks of one scenario, each layer as what it is: of its pipeline, and of its kind."""
+    """Prices the tasks of a stack on a machine, each layer as what it is: of its pipeline, and of its kind."""
 
-    def __init__(self, scenario: Scenario, stack: StackGraph) -> None:
-        self._model = scenario.model
-        self._machine = scenario.machine
-        self._precision = scenario.precision
+    def __init__(
+        self, stack: StackGraph, model: ModelConfig, machine: Machine, precision: Precision, routing: Routing
+    ) -> None:
+        self._model = model
+        self._machine = machine
+        self._precision = precision
         self._stack = stack
-        self.profile = scenario.machine.profile(profile_shape(scenario.model, scenario.precision))
+        self.profile = machine.profile(profile_shape(model, precision))
         kinds = dict.fromkeys(stack.kind(layer) for layer in range(stack.layers))
         self._models = {kind: self._model if kind is None else self._model.of_kind(kind) for kind in kinds}
         graphs = {} if self.profile else {id(graph): graph for graph in stack.graphs}
         self._summed = {key: _summed(graph.pipeline.stages, self._model) for key, graph in graphs.items()}
-        self._routing = scenario.routing
+        self._routing = routing
         self._pricers: dict[Hashable, Pricer] = {}  # of stages that several sorts of layers have
         self._shares: dict[tuple[int, tuple[int, ...]], Chosen] = {}  # of layers and experts
         self._weights: dict[tuple[int, int, RowClass | None], float] = {}  # by sort of layer, node, and rows
@@ -463,6 +464,7 @@ class TaskCost:
         link = self._machine.link
         return copy_seconds(size, link.h2d, link.overhead if self.profile is None else self.profile.fetch)
 
+    @cached_property
     def token_budget(self) -> float:
         """Tokens whose GPU work takes as long as one layer's weights take to stream; infinite if none do.
 
