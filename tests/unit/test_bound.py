@@ -1,17 +1,20 @@
 """The bound: lane loads and the iterations that the KV cache forces."""
 
+from collections import Counter
 from itertools import combinations_with_replacement
 
 import numpy as np
 import pytest
+from hypothesis import given
 
-from tests.builders import small_machine, tiny_model, tiny_scenario
+from tests.builders import scenarios, small_machine, tiny_model, tiny_scenario
+from tests.examples import examples
 from tests.systems import PIPELINES
 from workbench.analysis.compare import compare
 from workbench.core.errors import CapacityError, ScheduleError
 from workbench.core.result import Source
 from workbench.perfmodels import bound
-from workbench.perfmodels.bound import least_forced, least_iterations, total_rows
+from workbench.perfmodels.bound import ARRIVAL, least_forced, least_iterations, recomputed, total_rows
 from workbench.perfmodels.loads import Loads, crowds
 from workbench.pipeline import cpu, gpu, load, offload
 from workbench.schedules import KTransformers, Sequential, VSLPipe
@@ -190,3 +193,42 @@ def test_requests_that_come_late_are_waited_for():
     assert "The last arrival sets the bound" in sentence
     soon = scenario.on(workload=scenario.workload.arriving(at=[0.0, 0.0, 0.0]))
     assert bound(soon, VSLPipe()).seconds == bound(scenario, VSLPipe()).seconds
+
+
+@examples(40)
+@given(scenarios())
+def test_a_search_of_all_amounts_of_recomputation_gives_no_less(case):
+    scenario, schedule = case
+    prepared = prepare(scenario, schedule)
+    workload = scenario.workload.as_served
+    forced = least_forced(workload, scenario.kv_blocks, scenario.memory.kv_block)
+    loads = Loads(prepared, forced)
+    most = float(((workload.output_len - 1) * (2 * workload.prompt_len + workload.output_len)).sum()) / 2
+
+    def slowest(tokens):
+        def left(model):
+            return recomputed(total_rows(workload, model), model, tokens, forced.shortest)
+
+        return max(loads.limits(prepared.cost.by_kind(left)).values())
+
+    low, high = 0.0, most
+    while high - low > 1e-6 * most:
+        third = (high - low) / 3
+        low, high = (low, high - third) if slowest(low + third) < slowest(high - third) else (low + third, high)
+    found = {name: value for name, value in bound(scenario, schedule).limits.items() if name != ARRIVAL}
+    assert max(found.values()) == pytest.approx(slowest(low), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "block"), [((3, 8, 1), (4, 1, 7), 4), ((5, 5), (1, 1), 1), ((7,), (9,), 2)]
+)
+def test_tokens_are_counted_by_the_blocks_held_as_one_by_one(prompt, output, block):
+    workload = Workload.lengths(prompt, output)
+    counted = Counter(-(-(p + made) // block) for p, g in zip(prompt, output, strict=True) for made in range(g))
+    blocks = 1000
+    forced = least_forced(workload, blocks, block)
+    together = len(prompt)
+    for crowd in forced.crowds:
+        one_by_one = sum(count * min(1.0, crowd.most * held / blocks) for held, count in counted.items())
+        assert crowd.outputs == pytest.approx(max(one_by_one, crowd.most / together * sum(output)), rel=1e-12)
+    assert forced.crowds[-1].most == together

@@ -198,7 +198,8 @@ def _heaviest(scenario: Scenario, schedule: Schedule, result: Result) -> str:
                 taken[node.describe()] += count * cost.host_bytes(node, total, layer)
             elif node.lane == lane and node.kind is NodeKind.SEGMENT:
                 for stage in node.stages:
-                    taken[stage.op.name] += count * cost.least(replace(stage, defer=0), total, threads, layer)
+                    least, _ = cost.least(replace(stage, defer=0), threads, layer)(total)
+                    taken[stage.op.name] += count * least
             elif node.lane == lane and node.kind is not NodeKind.DEFERRED:
                 taken[node.describe()] += count * cost.node(node, total, layer=layer)
         if of_dram or lane == "h2d":

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache, lru_cache, partial
+from typing import NamedTuple
+
 import numpy as np
 
 from workbench.core.result import Result, Source
@@ -17,6 +21,10 @@ from workbench.workload import Workload
 
 ARRIVAL = "the last arrival"
 """Name of the limit that the last arrival sets."""
+_TRIED = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+"""Amounts of recomputation that are tried first, as shares of the most."""
+_WORKLOADS = 4
+"""Workloads whose blocks are kept for other scenarios with the same requests."""
 
 
 def bound(scenario: Scenario, schedule: Schedule) -> Result:
@@ -78,7 +86,7 @@ def total_rows(workload: Workload, model: ModelConfig) -> Rows:
     return Rows(int(p.sum()), int((g - 1).sum()), *sums, scored=scored, scanned=scanned)
 
 
-def recomputed(rows: Rows, tokens: float, shortest: float) -> Rows:
+def recomputed(rows: Rows, model: ModelConfig, tokens: float, shortest: float) -> Rows:
     """The least rows that remain if prefills of `tokens` tokens in all replace decodes.
 
     A prefill of c tokens replaces a decode of a sequence of c tokens, which is at least `shortest`, and which would
@@ -87,35 +95,79 @@ def recomputed(rows: Rows, tokens: float, shortest: float) -> Rows:
     """
     gone = min(rows.decode, tokens / shortest)
     context = max(0.0, rows.context - tokens)
-    return rows._replace(prefill=rows.prefill + tokens, decode=rows.decode - gone, context=context)
+    ratio = 1 if model.sparse is None else model.sparse.ratio
+    scanned = max(0.0, rows.scanned - tokens / ratio)
+    return rows._replace(prefill=rows.prefill + tokens, decode=rows.decode - gone, context=context, scanned=scanned)
 
 
 def least_iterations(workload: Workload, blocks: int, block: int) -> int:
     """Least number of iterations that the KV cache and the longest output force."""
-    held = int(block_iterations(workload.prompt_len, workload.output_len, block).sum())
-    return max(-(-held // blocks), int(workload.output_len.max()))
+    held = _held(workload, block)
+    return max(-(-held.iterations // blocks), held.longest)
 
 
 def least_forced(workload: Workload, blocks: int, block: int) -> Forced:
     """The work that a workload's lengths and a KV cache of `blocks` blocks force."""
+    held = _held(workload, block)
+    together = int(held.fewest.searchsorted(blocks, "right"))
+    of_rows = crowds(together, held.outputs, held.decodes, blocks)
+    with_prompts = -(-held.prompts // (blocks * block))
+    iterations = least_iterations(workload, blocks, block)
+    return Forced(iterations, with_prompts, held.shortest, float(held.decodes.sum()), of_rows)
+
+
+class _Held(NamedTuple):
+    """KV blocks that the requests of a workload hold, and their lengths.
+
+    Attributes
+    ----------
+    fewest : ndarray (requests,) int64
+        Blocks of so many of the shortest prompts together.
+    iterations : int
+        Block-iterations of all requests.
+    outputs, decodes : ndarray int64
+        Output tokens, and decodes, by the number of blocks, 0, 1, ..., that their sequence holds when they are made.
+    prompts : int
+        Tokens of all prompts.
+    shortest : int
+        Least number of tokens of a sequence that decodes, its new one included.
+    longest : int
+        Tokens of the longest output.
+    """
+
+    fewest: Counts
+    iterations: int
+    outputs: Counts
+    decodes: Counts
+    prompts: int
+    shortest: int
+    longest: int
+
+
+@lru_cache(maxsize=_WORKLOADS)
+def _held(workload: Workload, block: int) -> _Held:
     prompt = workload.prompt_len
     output = workload.output_len
-    fewest = np.sort(-(-prompt // block))
-    together = int(fewest.cumsum().searchsorted(blocks, "right"))
     several = prompt[output > 1]
-    shortest = int(several.min()) + 1 if len(several) else 1
-    outputs = _held(prompt, output, block)
-    decodes = outputs - np.bincount(-(-prompt // block), minlength=len(outputs))
-    of_rows = crowds(together, outputs, decodes, blocks)
-    with_prompts = -(-int(prompt.sum()) // (blocks * block))
-    return Forced(least_iterations(workload, blocks, block), with_prompts, shortest, float(decodes.sum()), of_rows)
+    outputs = _outputs(prompt, output, block)
+    return _Held(
+        fewest=np.sort(-(-prompt // block)).cumsum(),
+        iterations=int(block_iterations(prompt, output, block).sum()),
+        outputs=outputs,
+        decodes=outputs - np.bincount(-(-prompt // block), minlength=len(outputs)),
+        prompts=int(prompt.sum()),
+        shortest=int(several.min()) + 1 if len(several) else 1,
+        longest=int(output.max()),
+    )
 
 
-def _held(prompt: Counts, output: Counts, block: int) -> Counts:
+def _outputs(prompt: Counts, output: Counts, block: int) -> Counts:
     """Output tokens by the number of blocks, 0, 1, ..., that their sequence holds when they are made."""
-    edges = block * np.arange(-(-int((prompt + output - 1).max()) // block) + 1)
-    up_to = [int(np.clip(edge - prompt + 1, 0, output).sum()) for edge in edges]
-    return np.diff(up_to, prepend=0)
+    most = -(-int((prompt + output - 1).max()) // block)
+    size = block * most + 1
+    longer = np.bincount(prompt, minlength=size + 1) - np.bincount(prompt + output, minlength=size + 1)
+    up_to = longer.cumsum()[:size].cumsum()  # of sequences of so many tokens when they are made, or fewer
+    return np.diff(up_to[::block], prepend=0)
 
 
 def _least_limits(prepared: Prepared, workload: Workload, forced: Forced) -> dict[str, float]:
@@ -125,26 +177,35 @@ def _least_limits(prepared: Prepared, workload: Workload, forced: Forced) -> dic
     of prefills rise.
     """
     loads = Loads(prepared, forced)
+    once = cache(partial(total_rows, workload))
 
     def limits(tokens: float) -> dict[str, float]:
         def left(model: ModelConfig) -> Rows:
-            rows = recomputed(total_rows(workload, model), tokens, forced.shortest)
-            ratio = 1 if model.sparse is None else model.sparse.ratio
-            return rows._replace(scanned=max(0.0, rows.scanned - tokens / ratio))
+            return recomputed(once(model), model, tokens, forced.shortest)
 
         return loads.limits(prepared.cost.by_kind(left))
 
     p = workload.prompt_len
     g = workload.output_len
     most = float(((g - 1) * (2 * p + g)).sum()) / 2  # tokens of the sequences of all decodes
+    plain = limits(0.0)
+    least = _least(lambda tokens: max(limits(tokens).values()), max(plain.values()), most)
+    return {name: min(value, least) for name, value in plain.items()}
+
+
+def _least(value: Callable[[float], float], first: float, most: float) -> float:
+    """Least value of a unimodal function from 0, where it is `first`, to `most`.
+
+    Recomputation seldom gains anything, so a search begins only if an amount of it does that `_TRIED` holds.
+    """
+    if all(value(share * most) >= first for share in _TRIED):
+        return first
     low = 0.0
     high = most
     while high - low > 1e-6 * most:
         third = (high - low) / 3
-        if max(limits(low + third).values()) < max(limits(high - third).values()):
+        if value(low + third) < value(high - third):
             high -= third
         else:
             low += third
-    plain = limits(0.0)
-    least = max(limits(low).values())
-    return {name: min(value, least) for name, value in plain.items()}
+    return value(low)

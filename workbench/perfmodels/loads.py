@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from workbench.hardware import Machine
+from workbench.models import ModelConfig
 from workbench.pipeline.layer_graph import EMBED, HEAD, Node, NodeKind
+from workbench.pipeline.stack_graph import StackGraph
 from workbench.serving.prepared import Prepared
-from workbench.serving.task_cost import Pricer
+from workbench.serving.task_cost import ENDLESS, Pricer, TaskCost
 from workbench.stages import PartRows, RowClass, Rows, Stage
 
 DRAM = "DRAM bandwidth"
@@ -24,9 +28,12 @@ SUMS = {"gpu": "all-reduce", "cpu": "reduce-scatter"}
 """Names of the time, within a lane's limit, in which its GPUs or sockets add up their partial sums."""
 _PREFILL = Rows(prefill=1, pairs=1, emits=1)
 _EXACT = 32  # from twice as many rows on, one call stands for all calls with up to 1/32 more rows
+_KEPT = 24
+"""Terms of limits, and rows of calls, that are kept for other scenarios with the same prices."""
 
 Seconds = Callable[[Rows], float]
 Counts = npt.NDArray[np.int64]
+Times = npt.NDArray[np.float64]
 
 
 class Crowd(NamedTuple):
@@ -72,16 +79,32 @@ class Forced(NamedTuple):
 
 def crowds(together: int, outputs: Counts, decodes: Counts, blocks: int) -> tuple[Crowd, ...]:
     """Calls of up to `together` rows; `outputs[h]` and `decodes[h]` count tokens of sequences that hold h blocks."""
-    held = np.arange(len(outputs))
-    found = list[Crowd]()
+    steps = [(least, min(most, together)) for least, most in _calls(together)]
+    most = np.array([step[1] for step in steps])
+    forced = (_tokens_forced(most, together, each, blocks) for each in (outputs, decodes))
+    return tuple(Crowd(*step, *tokens) for step, *tokens in zip(steps, *forced, strict=True))
+
+
+def _calls(rows: int) -> Iterator[tuple[int, int]]:
+    """Least and most rows of the calls that one call stands for, up to `rows` rows."""
     least = 1
-    while least <= together:
-        most = min(least + max(0, least // _EXACT - 1), together)
-        share = np.minimum(1.0, most * held / blocks)
-        tokens = (max(float(share @ each), most / together * float(each.sum())) for each in (outputs, decodes))
-        found.append(Crowd(least, most, *tokens))
+    while least <= rows:
+        most = least + max(0, least // _EXACT - 1)
+        yield least, most
         least = most + 1
-    return tuple(found)
+
+
+def _tokens_forced(most: Counts, together: int, tokens: Counts, blocks: int) -> list[float]:
+    """The tokens that the KV cache forces into calls of at most so many rows, see `Crowd`.
+
+    Tokens whose sequence holds blocks / most blocks or more count in full.
+    """
+    before = np.concatenate(([0], (tokens * np.arange(len(tokens))).cumsum()))
+    count = np.concatenate(([0], tokens.cumsum()))
+    full = np.minimum(-(-blocks // most), len(tokens))
+    shared = most * before[full] / blocks + (count[-1] - count[full])
+    found: list[float] = np.maximum(shared, most / together * float(count[-1])).tolist()
+    return found
 
 
 class Loads:
@@ -100,34 +123,23 @@ class Loads:
     """
 
     def __init__(self, prepared: Prepared, forced: Forced) -> None:
-        self._forced = forced
-        self._cost = prepared.cost
         machine = prepared.scenario.machine
+        cost = prepared.cost
         stack = prepared.lowering.stack
-        self._cores = machine.cores
-        self._bandwidth = machine.cpu.bandwidth
-        self._terms = defaultdict[str, list[tuple[int, Seconds]]](list)
+        shared = machine.cores is not None
         self._fixed = {"gpu compute": 0.0, "cpu compute": 0.0, "d2h link": 0.0, "h2d link": 0.0}
-        self._fixed |= {DRAM: 0.0} if self._cores is None else {CORES: 0.0}
+        self._fixed |= {CORES if shared else DRAM: 0.0}
         for layer, count in stack.alike:
             with_prompts = min(forced.prompts, forced.iterations)
-            of_prompts = self._cost.layer_weights(layer, RowClass.PREFILL)
-            of_any = min(of_prompts, self._cost.layer_weights(layer, RowClass.DECODE))
-            self._add_weights(of_prompts, count * with_prompts)
-            self._add_weights(of_any, count * (forced.iterations - with_prompts))
-            for node in stack.at(layer):
-                if node is not None:
-                    self._add_node(node, layer, count)
-        for place in range(1, prepared.layers):
-            move = stack.before(place)
-            if move is not None:
-                self._add_node(move, place, 1)
-        for end in (EMBED, HEAD):
-            ways = [
-                _Way(partial(self._cost.least_ends, end.kind, threads=n), _time(self._cost.pricer(end, n)))
-                for n in self._threads("gpu")
-            ]
-            self._add_compute("gpu", ways, 0, 1)
+            of_prompts = cost.layer_weights(layer, RowClass.PREFILL)
+            of_any = min(of_prompts, cost.layer_weights(layer, RowClass.DECODE))
+            for size, times in ((of_prompts, with_prompts), (of_any, forced.iterations - with_prompts)):
+                self._fixed["h2d link"] += count * times * cost.fetch(size)
+                if not shared:
+                    self._fixed[DRAM] += count * times * size / machine.cpu.bandwidth
+        self._terms = defaultdict[str, list[tuple[int, Seconds]]](list)
+        for term in _terms(cost, stack, machine):
+            self._terms[term.limit].append((term.layer, term.seconds(forced)))
 
     def limits(self, total: PartRows) -> dict[str, float]:
         """Seconds of each limit for these rows, over all iterations [s]."""
@@ -137,11 +149,32 @@ class Loads:
             limits[name] = limits.get(name, 0.0) + seconds
         return limits
 
-    def _add_weights(self, size: float, times: int) -> None:
-        """Add the transfer of weights, which is made so many times."""
-        self._fixed["h2d link"] += times * self._cost.fetch(size)
-        if self._cores is None:
-            self._fixed[DRAM] += times * size / self._bandwidth
+
+@lru_cache(maxsize=_KEPT)
+def _terms(cost: TaskCost, stack: StackGraph, machine: Machine) -> tuple[_Term, ...]:
+    """The terms of the limits of all scenarios that share these prices."""
+    return tuple(_Terms(cost, stack, machine).found)
+
+
+class _Terms:
+    """Finds the terms of every limit: each stage and transfer of every sort of layers."""
+
+    def __init__(self, cost: TaskCost, stack: StackGraph, machine: Machine) -> None:
+        self.found = list[_Term]()
+        self._cost = cost
+        self._cores = machine.cores
+        self._bandwidth = machine.cpu.bandwidth
+        for layer, count in stack.alike:
+            for node in stack.at(layer):
+                if node is not None:
+                    self._add_node(node, layer, count)
+        for place in range(1, stack.layers):
+            move = stack.before(place)
+            if move is not None:
+                self._add_node(move, place, 1)
+        for end in (EMBED, HEAD):
+            ways = [_Way(_time(cost.least_ends(end.kind, n)), _time(cost.pricer(end, n))) for n in self._threads("gpu")]
+            self._add_compute("gpu", ways, 0, 1)
 
     def _add_node(self, node: Node, layer: int, times: int) -> None:
         """Add a node of `times` layers; deferred experts are counted with those that their stage computes at once."""
@@ -157,21 +190,15 @@ class Loads:
         lane = stage.device.value
         at_once = replace(stage, defer=0)
         ways = [
-            _Way(partial(cost.least, at_once, threads=n, layer=layer), _time(cost.call(stage, n, layer)))
-            for n in self._threads(lane)
+            _Way(_time(cost.least(at_once, n, layer)), _time(cost.call(stage, n, layer))) for n in self._threads(lane)
         ]
         self._add_compute(lane, ways, layer, times)
         if lane == "cpu" and self._cores is None:
             reading = (self._reading(cost.call(each, layer=layer)) for each in (at_once, stage))
             self._add(DRAM, [_Way(*reading)], layer, times)
         added = partial(cost.adding_up, stage, layer=layer)
-        if added(self._decode(layer)):
+        if added(Rows(decode=1, emits=1)):
             self._add(f"{lane} {SUMS[lane]}", [_Way(added, added)], layer, times)
-
-    def _decode(self, layer: int) -> Rows:
-        """The decode that reads least in a layer."""
-        entries = self._cost.model_at(layer).least_attended(self._forced.shortest)
-        return Rows(decode=1, context=entries, emits=1)
 
     def _add_move(self, node: Node, layer: int, times: int) -> None:
         """Add a transfer in `times` layers; one end of it is the host's memory."""
@@ -188,6 +215,9 @@ class Loads:
             shares = [count / every for count in self._threads(lane)]
             self._add(CORES, [way.times(share) for way, share in zip(ways, shares, strict=True)], layer, times)
 
+    def _add(self, limit: str, ways: Sequence[_Way], layer: int, times: int) -> None:
+        self.found.append(_Term(limit, tuple(ways), layer, times, self._cost.model_at(layer)))
+
     def _threads(self, lane: str) -> tuple[int, ...]:
         """Numbers of threads that a lane may have; 0 if it has a device of its own."""
         cores = self._cores
@@ -196,24 +226,6 @@ class Loads:
     def _reading(self, price: Pricer) -> Seconds:
         """Time of the host's memory for the bytes of a price."""
         return lambda rows: price(rows)[1] / self._bandwidth
-
-    def _add(self, limit: str, ways: Sequence[_Way], layer: int, times: int) -> None:
-        forced = self._forced
-        one_decode = self._decode(layer)
-        calls = [way.call for way in ways]
-        one = min(min(call(one_decode), call(_PREFILL)) for call in calls)
-        decode = np.minimum.accumulate([_cheapest(calls, one_decode, crowd) for crowd in forced.crowds])
-        prefill = np.minimum.accumulate([_cheapest(calls, _PREFILL, crowd) for crowd in forced.crowds])
-        decodes = np.array([crowd.decodes for crowd in forced.crowds])
-        outputs = np.array([crowd.outputs for crowd in forced.crowds])
-        fixed = max(forced.iterations * one, float(max(np.minimum(decode, prefill) * outputs)))
-
-        def seconds(total: Rows) -> float:
-            whole = min(way.least(total) for way in ways)
-            recomputed = forced.decodes - total.decode
-            return times * max(whole, fixed, float((decode * (decodes - recomputed)).max()))
-
-        self._terms[limit].append((layer, seconds))
 
 
 class _Way(NamedTuple):
@@ -231,7 +243,56 @@ def _time(price: Pricer) -> Seconds:
     return lambda rows: price(rows)[0]
 
 
-def _cheapest(calls: Sequence[Seconds], row: Rows, crowd: Crowd) -> float:
-    """Least time per row of a call with as many such rows as a crowd has; calls with more rows cost no less."""
-    rows = Rows(*(crowd.least * value for value in row))
-    return min(call(rows) for call in calls) / crowd.most
+class _Term:
+    """The load of one stage or transfer, in `times` layers alike, on one limit."""
+
+    def __init__(self, limit: str, ways: tuple[_Way, ...], layer: int, times: int, model: ModelConfig) -> None:
+        self.limit = limit
+        self.layer = layer
+        self._ways = ways
+        self._times = times
+        self._model = model
+        self._cheapest: dict[Rows, list[float]] = {}
+
+    def seconds(self, forced: Forced) -> Seconds:
+        """The function that gives the least time for any rows [s]."""
+        rarest = Rows(decode=1, context=self._model.least_attended(forced.shortest), emits=1)
+        most = np.array([crowd.most for crowd in forced.crowds])
+        of_decode = self._calls(rarest, len(most))
+        of_prefill = self._calls(_PREFILL, len(most))
+        decode = np.minimum.accumulate(of_decode / most)
+        prefill = np.minimum.accumulate(of_prefill / most)
+        decodes = np.array([crowd.decodes for crowd in forced.crowds])
+        outputs = np.array([crowd.outputs for crowd in forced.crowds])
+        one = float(min(of_decode[0], of_prefill[0]))
+        fixed = max(forced.iterations * one, float((np.minimum(decode, prefill) * outputs).max()))
+        ways = self._ways
+        times = self._times
+
+        def seconds(total: Rows) -> float:
+            whole = min(way.least(total) for way in ways)
+            recomputed = forced.decodes - total.decode
+            return times * max(whole, fixed, float((decode * (decodes - recomputed)).max()))
+
+        return seconds
+
+    def _calls(self, row: Rows, crowds: int) -> Times:
+        """Least time of a call with the fewest rows of each of the first so many crowds; the times found are kept."""
+        if row not in self._cheapest:
+            if len(self._cheapest) >= _KEPT:
+                self._cheapest.clear()
+            self._cheapest[row] = []
+        found = self._cheapest[row]
+        if len(found) < crowds:
+            for rows in _multiples(row, crowds)[len(found) :]:
+                found.append(min(way.call(rows) for way in self._ways))
+        return np.array(found[:crowds])
+
+
+@lru_cache(maxsize=_KEPT)
+def _multiples(row: Rows, crowds: int) -> list[Rows]:
+    """As many of a row as there are at least in each of the first so many crowds."""
+    found = list[Rows]()
+    for least, _ in islice(_calls(int(ENDLESS)), crowds):
+        found.append(Rows(*(least * value for value in row)))
+    return found

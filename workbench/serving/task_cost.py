@@ -451,13 +451,13 @@ class TaskCost:
 
         return both
 
-    def least(self, stage: Stage, total: Rows, threads: int = 0, layer: int = 0) -> float:
-        """Least time of one stage in one layer for all of these rows, however they are split into calls [s]."""
-        return self._stage(stage, threads, layer, least_seconds)(total)[0]
+    def least(self, stage: Stage, threads: int = 0, layer: int = 0) -> Pricer:
+        """The pricer of all calls of a stage in one layer: the least for the rows of all, however they are split."""
+        return self._stage(stage, threads, layer, least_seconds)
 
-    def least_ends(self, kind: NodeKind, total: Rows, threads: int = 0) -> float:
-        """Least time of the embedding or the head, as `least` [s]."""
-        return self._end(kind, threads, least_seconds)(total)[0]
+    def least_ends(self, kind: NodeKind, threads: int = 0) -> Pricer:
+        """The pricer of all calls of the embedding or the head, as `least`."""
+        return self._end(kind, threads, least_seconds)
 
     def fetch(self, size: float) -> float:
         """Time of one transfer of weights [s]."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any
@@ -122,12 +123,12 @@ class Workload:
         """True if a request may end before its output length."""
         return bool(len(self.ends)) or any(request.sampling.may_end for request in self.requests)
 
-    @property
+    @cached_property
     def as_asked(self) -> Workload:
         """The workload as its schedulers see it: nobody knows when a request will end."""
         return replace(self, ends=TO_THE_LAST) if len(self.ends) else self
 
-    @property
+    @cached_property
     def as_served(self) -> Workload:
         """A workload that asks for no more tokens than this one generates."""
         return replace(self, output_len=self.ends, ends=TO_THE_LAST) if len(self.ends) else self
