@@ -1,6 +1,7 @@
 """Law 8 before any work: what `fits` says of a scenario is what the readers then do."""
 
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 from hypothesis import given, reject
@@ -13,6 +14,7 @@ from workbench.perfmodels import bound
 from workbench.scheduler.continuous import ContinuousBatching
 from workbench.schedules import Sequential
 from workbench.serving import fits
+from workbench.serving.capacity import _least
 from workbench.simulate import simulate
 
 FORMATS = st.sampled_from([None, "fp32", "bf16", "fp16"])
@@ -64,3 +66,31 @@ def test_a_precision_without_a_rate_is_refused_by_fits_too():
     half = scenario.on(memory=replace(scenario.memory, weights="fp16"))
     with pytest.raises(ScenarioError, match="no known FLOP rate for fp16"):
         fits(half, Sequential())
+
+
+@st.composite
+def rising(draw):
+    """Bytes left by number, which never fall: linear, in steps, or bent."""
+    count = draw(st.integers(1, 300))
+    slopes = draw(st.lists(st.sampled_from([0, 0, 1, 1, 7, 1000]) | st.integers(0, 10**9), min_size=1, max_size=6))
+    bent = [slopes[len(slopes) * number // count] for number in range(count)]
+    start = -draw(st.integers(-5, 2 * sum(bent) + 5))
+    return list(accumulate(bent, initial=start))
+
+
+@examples(400)
+@given(rising())
+def test_the_least_number_that_fits_is_the_first_of_all(left):
+    first = next((number for number, free in enumerate(left) if free >= 0), None)
+    assert _least(0, len(left) - 1, left.__getitem__) == first
+
+
+def test_what_is_linear_takes_few_steps():
+    asked = []
+
+    def left(number):
+        asked.append(number)
+        return 4096.0 * number - 1e9
+
+    assert _least(1, 10**6, left) == -(-(10**9) // 4096)
+    assert len(asked) <= 5

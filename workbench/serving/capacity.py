@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from workbench.core.errors import CapacityError, WorkbenchError
 from workbench.core.units import DTYPE_BYTES, QUANTISED, WEIGHT_BYTES, format_bytes, parse_bytes
@@ -25,6 +28,10 @@ from workbench.serving.ledger import Account, Change, Entry, Ledger
 from workbench.serving.prepared import Prepared, price
 from workbench.serving.task_cost import TaskCost
 from workbench.stages import DEFERRED_BUFFERS, Op, Place, RowClass, buffer_bytes, experts, head, head_format, qkv
+from workbench.workload import Workload
+
+_WORKLOADS = 4
+"""Workloads whose lengths are kept for other scenarios with the same requests."""
 
 
 def fits(scenario: Scenario, schedule: Schedule) -> Ledger:
@@ -94,24 +101,60 @@ def largest_batch(scenario: Scenario, schedule: Schedule, budget: float) -> Larg
     parts reads at most u blocks more than the share u / (u + (m - 1) v) of the rest. Where prompts come in chunks, it
     is 2 u blocks more: chunks are divided separately from the decodes.
     """
-    prompt = scenario.workload.prompt_len
     block = scenario.memory.kv_block
     parts = schedule.parts
-    held = prompt + scenario.workload.output_len - 1
-    widest = -(-int(held.max()) // block)
+    lengths = _lengths(scenario.workload, block)
+    widest = -(-lengths.held.longest // block)
     blocks = scenario.kv_blocks
-    alone = prompt if (-(-held // block)).sum() <= blocks else held  # without preemption no output is prefilled
-    longest = alone.max() + (budget if isinstance(scenario.scheduler, LayeredPrefill) else 0)
-    tokens = int(min(max(budget, longest), blocks * block, int(alone.sum())))
-    fit = int(np.count_nonzero(np.cumsum(np.sort(-(-prompt // block))) <= blocks))
-    requests = min(fit, tokens)
-    part_tokens = min(tokens, -(-tokens // parts) + int(alone.max())) if parts > 1 else tokens
+    alone = lengths.prompts if lengths.blocks <= blocks else lengths.held  # without preemption no output is prefilled
+    longest = alone.longest + (budget if isinstance(scenario.scheduler, LayeredPrefill) else 0)
+    tokens = int(min(max(budget, longest), blocks * block, alone.total))
+    requests = min(int(lengths.fewest.searchsorted(blocks, "right")), tokens)
+    part_tokens = min(tokens, -(-tokens // parts) + alone.longest) if parts > 1 else tokens
     part_tokens = tokens if isinstance(scenario.scheduler, StaticBatching) else part_tokens
-    share = widest / (widest + (parts - 1) * -(-(int(prompt.min()) + 1) // block))
-    divisions = 2 if scenario.scheduler.splits(int(held.max()), scenario.model.num_hidden_layers) else 1
+    share = widest / (widest + (parts - 1) * -(-(lengths.shortest + 1) // block))
+    divisions = 2 if scenario.scheduler.splits(lengths.held.longest, scenario.model.num_hidden_layers) else 1
     over = divisions * widest
     read = min(blocks, over + max(0, blocks - over) * share, (-(-requests // parts) + divisions - 1) * widest)
     return Largest(tokens, requests, part_tokens, blocks if isinstance(scenario.scheduler, StaticBatching) else read)
+
+
+class _Tokens(NamedTuple):
+    """Tokens of the longest request, and of all."""
+
+    longest: int
+    total: int
+
+
+class _Lengths(NamedTuple):
+    """Lengths of the requests of a workload, in tokens and blocks.
+
+    Attributes
+    ----------
+    prompts, held : _Tokens
+        Of the prompts, and of the tokens that a request holds at its end.
+    blocks : int
+        Blocks that all requests hold at their ends.
+    fewest : ndarray (requests,) int64
+        Blocks of so many of the shortest prompts together.
+    shortest : int
+        Tokens of the shortest prompt.
+    """
+
+    prompts: _Tokens
+    held: _Tokens
+    blocks: int
+    fewest: npt.NDArray[np.int64]
+    shortest: int
+
+
+@lru_cache(maxsize=_WORKLOADS)
+def _lengths(workload: Workload, block: int) -> _Lengths:
+    prompt = workload.prompt_len
+    held = prompt + workload.output_len - 1
+    prompts, ends = (_Tokens(int(tokens.max()), int(tokens.sum())) for tokens in (prompt, held))
+    fewest = np.sort(-(-prompt // block)).cumsum()
+    return _Lengths(prompts, ends, int((-(-held // block)).sum()), fewest, int(prompt.min()))
 
 
 def embedding_bytes(scenario: Scenario) -> float:
@@ -308,18 +351,36 @@ def _changes(prepared: Prepared, now: Ledger, needs: _Needs) -> Iterator[Change]
     yield from _more_memory(prepared, now)
 
 
-def _fits(accounts: tuple[Account, ...]) -> bool:
-    return all(account.left >= 0 for account in accounts)
+def _left(accounts: tuple[Account, ...]) -> float:
+    """The bytes left free of the fuller memory; negative if it does not fit [B]."""
+    return min(account.left for account in accounts)
 
 
-def _least(low: int, high: int, fits: Callable[[int], bool]) -> int | None:
-    """The least whole number from `low` to `high` that fits, or None; all numbers above one that fits must fit."""
-    if low > high or not fits(high):
+def _least(low: int, high: int, left: Callable[[int], float]) -> int | None:
+    """The least whole number from `low` to `high` that leaves no memory short, or None.
+
+    All numbers above one that fits must fit. The search goes where a line through both ends says that it just fits,
+    which is right at once where what is left is linear in the number; every third time it goes to the middle.
+    """
+    if low > high:
         return None
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle + 1, high)
-    return low
+    room = left(high)
+    if room < 0:
+        return None
+    short = left(low)
+    if short >= 0:
+        return low
+    for step in itertools.count():
+        if high - low == 1:
+            break
+        on_line = low + math.ceil((high - low) * (short / (short - room)))
+        middle = (low + high) // 2 if step % 3 == 2 else min(max(on_line, low + 1), high - 1)
+        at_middle = left(middle)
+        if at_middle < 0:
+            low, short = middle, at_middle
+        else:
+            high, room = middle, at_middle
+    return high
 
 
 def _less_cache(prepared: Prepared, needs: _Needs) -> Iterator[Change]:
@@ -334,7 +395,7 @@ def _less_cache(prepared: Prepared, needs: _Needs) -> Iterator[Change]:
         return scenario.on(memory=replace(memory, kv_capacity=(blocks - gone) * per_block))
 
     least = -(-longest // memory.kv_block)
-    gone = _least(1, blocks - least, lambda n: _fits(needs.accounts(smaller(n), schedule, prepared.token_budget)))
+    gone = _least(1, blocks - least, lambda n: _left(needs.accounts(smaller(n), schedule, prepared.token_budget)))
     if gone is not None:
         found = smaller(gone)
         size = _down(found.kv_blocks * per_block, max(least, 0.99 * found.kv_blocks) * per_block)
@@ -348,7 +409,7 @@ def _fewer_tokens(prepared: Prepared, needs: _Needs) -> Iterator[Change]:
     if not isinstance(scenario.scheduler, ResourceAware):
         return
     tokens = largest_batch(scenario, schedule, prepared.token_budget).tokens
-    gone = _least(1, tokens - 1, lambda n: _fits(needs.accounts(scenario, schedule, tokens - n)))
+    gone = _least(1, tokens - 1, lambda n: _left(needs.accounts(scenario, schedule, tokens - n)))
     if gone is not None:
         budget = tokens - gone
         scheduler = replace(scenario.scheduler, token_budget=budget)
@@ -367,7 +428,7 @@ def _more_parts(prepared: Prepared, needs: _Needs) -> Iterator[Change]:
     def split(parts: int) -> Schedule:
         return replace(schedule, micro_batches=parts)
 
-    parts = _least(now + 1, requests, lambda n: _fits(needs.accounts(scenario, split(n), prepared.token_budget)))
+    parts = _least(now + 1, requests, lambda n: _left(needs.accounts(scenario, split(n), prepared.token_budget)))
     if parts is not None:
         yield Change(f"micro_batches={parts} (now {now})", parts / now, scenario, split(parts))
 
@@ -383,7 +444,7 @@ def _smaller_weights(prepared: Prepared) -> Iterator[Change]:
                 other = price(scenario.on(memory=replace(scenario.memory, weights=dtype)), schedule)
             except WorkbenchError:  # the model, the engine or the machine does not have this number format
                 continue
-            if _fits(_Needs(other).accounts(other.scenario, schedule, other.token_budget)):
+            if _left(_Needs(other).accounts(other.scenario, schedule, other.token_budget)) >= 0:
                 text = f"weights={dtype!r} (now {scenario.weight_formats})"
                 yield Change(text, now / other.scenario.precision.expert_bytes, other.scenario, schedule)
                 return
