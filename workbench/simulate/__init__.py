@@ -4,6 +4,7 @@ It drives the serving loop of `workbench.serving` and gives a `Result`, as `boun
 """
 
 from workbench.simulate.clock import Detail, simulate
+from workbench.simulate.many import simulate_all
 from workbench.simulate.steady import in_flight, steady, steady_rates
 
-__all__ = ["Detail", "in_flight", "simulate", "steady", "steady_rates"]
+__all__ = ["Detail", "in_flight", "simulate", "simulate_all", "steady", "steady_rates"]
