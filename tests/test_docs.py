@@ -324,6 +324,7 @@ def of_the_simulators_targets() -> Iterator[tuple[str, str]]:
     yield "docs/accuracy.md", f"a sweep over {len(list(simulator.sweep()))} scenarios of as many requests"
     yield "docs/accuracy.md", f"at most {quick:g} s, at most {whole:g} s with every task of every layer laid out"
     yield "docs/accuracy.md", f"at least {simulator.PER_MINUTE} scenarios a minute"
+    yield "docs/accuracy.md", f"at most {simulator.PER_POSITION:g} s for a position of the slider"
 
 
 def of_kernels() -> Iterator[tuple[str, str]]:

@@ -5,14 +5,15 @@ import json
 from workbench.bench import simulator
 
 
-def test_both_details_and_the_sweep_are_told_against_what_is_asked_for(monkeypatch, tmp_path):
+def test_both_details_the_sweep_and_the_slider_are_told_against_what_is_asked_for(monkeypatch, tmp_path):
     monkeypatch.setattr(simulator, "REQUESTS", 5)
     said, path = list[str](), tmp_path / "speed.json"
     ratios = simulator.bench_simulator(repeats=2, json=path, say=said.append)
     assert [line.partition(":")[0] for line in said[:2]] == ["5 requests, detail iteration", "5 requests, detail task"]
     assert all("s asked for" in line for line in said[:2])
     assert said[2].startswith("48 scenarios of 5 requests, KV 20GB to 70GB, outputs of 32 to 256 tokens: ")
-    assert [ratio["runs"] for ratio in ratios.values()] == [2, 2, 1]
+    assert said[3].startswith("a slider of the KV capacity, the bound and 4 schedules: ")
+    assert [ratio["runs"] for ratio in ratios.values()] == [2, 2, 1, 6]
     assert json.loads(path.read_text())["ratios"] == ratios
 
 

@@ -23,6 +23,7 @@ SHARED = [
         ("serving.prepared", "_lowered"),
         ("serving.capacity", "_lengths"),
         ("perfmodels.bound", "_held"),
+        ("perfmodels.bound", "_least_limits"),
         ("perfmodels.loads", "_terms"),
         ("perfmodels.loads", "_multiples"),
     )

@@ -125,7 +125,9 @@ def test_deferred_experts_are_read_in_calls_of_their_own():
         layer = gpu(qkv, attention, out_proj, route) >> offload >> cpu(experts, **options) >> load >> gpu(combine)
         scenario = tiny_scenario([1] * 32, [9] * 32, pipeline=layer, model=model, machine=machine)
         workload = scenario.workload
-        loads = Loads(prepare(scenario, KTransformers()), least_forced(workload, scenario.kv_blocks, 4))
+        cost = prepare(scenario, KTransformers()).cost
+        forced = least_forced(workload, scenario.kv_blocks, 4)
+        loads = Loads(cost, scenario.graph, scenario.machine, forced)
         return loads.limits(total_rows(workload, model))["cpu compute"]
 
     share = seconds(defer=1) / seconds()
@@ -202,7 +204,7 @@ def test_a_search_of_all_amounts_of_recomputation_gives_no_less(case):
     prepared = prepare(scenario, schedule)
     workload = scenario.workload.as_served
     forced = least_forced(workload, scenario.kv_blocks, scenario.memory.kv_block)
-    loads = Loads(prepared, forced)
+    loads = Loads(prepared.cost, prepared.lowering.stack, scenario.machine, forced)
     most = float(((workload.output_len - 1) * (2 * workload.prompt_len + workload.output_len)).sum()) / 2
 
     def slowest(tokens):

@@ -1,4 +1,4 @@
-"""Benchmark of the simulator: a large job in both details, and many scenarios, in CPU seconds of one core."""
+"""Benchmark of the simulator: a large job in both details, many scenarios, and a slider, in CPU seconds of one core."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from statistics import median
 from workbench.bench import record
 from workbench.hardware import machines
 from workbench.models import models
+from workbench.perfmodels import bound
 from workbench.reproductions.moe_lens import VSL
 from workbench.scenario import Memory, Scenario
 from workbench.scheduler.resource_aware import ResourceAware
-from workbench.schedules import Schedule, Sequential, VSLPipe
-from workbench.simulate import Detail, simulate
+from workbench.schedules import CGOPipe, Overlap, Schedule, Sequential, VSLPipe
+from workbench.simulate import Detail, simulate, simulate_all
 from workbench.workload import Workload
 
 REQUESTS = 20_000
@@ -22,6 +23,9 @@ MOST = {Detail.ITERATION: 0.5, Detail.TASK: 10.0}
 """Target: most seconds to simulate the job, by detail."""
 PER_MINUTE = 200
 """Target: scenarios per minute on one core."""
+PER_POSITION = 0.1
+"""Target: most seconds of a slider's position, with the bound and `_COMPARED`."""
+_COMPARED = (Sequential(prefetch=True), CGOPipe(), VSLPipe(), Overlap())
 _CAPACITIES = ("20GB", "30GB", "40GB", "50GB", "60GB", "70GB")
 _OUTPUTS = (32, 64, 128, 256)
 
@@ -49,7 +53,7 @@ def sweep() -> Iterator[tuple[Scenario, Schedule]]:
 def bench_simulator(
     *, repeats: int, json: Path | None, say: Callable[[str], None] = record.say
 ) -> dict[str, dict[str, float]]:
-    """Print the seconds of the job in both details, and the scenarios that one core simulates in a minute.
+    """Print the seconds of the job in both details, the scenarios that a core simulates in a minute, and a slider's.
 
     Every figure is CPU time of this process, so that other programs do not count. A first simulation, which also
     imports modules and reads catalogues, is not timed.
@@ -74,9 +78,24 @@ def bench_simulator(
         f"each), {PER_MINUTE} asked for"
     )
     ratios[f"scenarios a minute over {PER_MINUTE}"] = record.ratio([rate / PER_MINUTE])
+    positions = [_position(capacity) for capacity in _CAPACITIES]
+    say(
+        f"a slider of the KV capacity, the bound and {len(_COMPARED)} schedules: {median(positions):.2f} s a position "
+        f"({min(positions):.2f} to {max(positions):.2f}), {PER_POSITION:g} s asked for"
+    )
+    ratios[f"slider, seconds over {PER_POSITION:g}"] = record.ratio([each / PER_POSITION for each in positions])
     if json is not None:
         record.write(json, machines["a40"], ratios, [{"scenario seconds": taken}])
     return ratios
+
+
+def _position(capacity: str) -> float:
+    """Seconds of one position of a slider."""
+    begin = time.process_time()
+    scenario = job(kv_capacity=capacity)
+    bound(scenario, _COMPARED[0])
+    simulate_all([scenario], _COMPARED)
+    return time.process_time() - begin
 
 
 def _seconds(scenario: Scenario, schedule: Schedule, detail: Detail = Detail.ITERATION) -> float:

@@ -9,13 +9,16 @@ from typing import NamedTuple
 import numpy as np
 
 from workbench.core.result import Result, Source
+from workbench.hardware import Machine
 from workbench.models import ModelConfig
 from workbench.perfmodels.loads import Counts, Forced, Loads, crowds
+from workbench.pipeline.stack_graph import StackGraph
 from workbench.scenario import Scenario
 from workbench.scheduler.block_manager import block_iterations
 from workbench.schedules.base import Schedule
 from workbench.serving import prepare
-from workbench.serving.prepared import Prepared, facts
+from workbench.serving.prepared import facts
+from workbench.serving.task_cost import TaskCost
 from workbench.stages import Rows
 from workbench.workload import Workload
 
@@ -23,6 +26,8 @@ ARRIVAL = "the last arrival"
 """Name of the limit that the last arrival sets."""
 _TRIED = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Amounts of recomputation that are tried first, as shares of the most."""
+_BOUNDS = 16
+"""Limits that are kept for other schedules of the same scenario."""
 _WORKLOADS = 4
 """Workloads whose blocks are kept for other scenarios with the same requests."""
 
@@ -54,8 +59,10 @@ def bound(scenario: Scenario, schedule: Schedule) -> Result:
     """
     prepared = prepare(scenario, schedule)
     workload = scenario.workload.as_served
-    forced = least_forced(workload, scenario.kv_blocks, scenario.memory.kv_block)
-    limits = _least_limits(prepared, workload, forced)
+    stack = prepared.lowering.stack
+    blocks = scenario.kv_blocks
+    block = scenario.memory.kv_block
+    limits = dict(_least_limits(prepared.cost, stack, scenario.machine, workload, blocks, block))
     if len(workload.arrival):
         limits[ARRIVAL] = float(workload.arrival[-1])
     return Result(
@@ -66,7 +73,7 @@ def bound(scenario: Scenario, schedule: Schedule) -> Result:
         seconds=max(limits.values()),
         generated=int(workload.output_len.sum()),
         processed=int((workload.prompt_len + workload.output_len - 1).sum()),
-        iterations=forced.iterations,
+        iterations=least_iterations(workload, blocks, block),
         limits=limits,
         facts=facts(scenario, prepared),
     )
@@ -170,20 +177,24 @@ def _outputs(prompt: Counts, output: Counts, block: int) -> Counts:
     return np.diff(up_to[::block], prepend=0)
 
 
-def _least_limits(prepared: Prepared, workload: Workload, forced: Forced) -> dict[str, float]:
+@lru_cache(maxsize=_BOUNDS)
+def _least_limits(
+    cost: TaskCost, stack: StackGraph, machine: Machine, workload: Workload, blocks: int, block: int
+) -> dict[str, float]:
     """Limits of the lanes without recomputation, capped at the least that recomputation can make of the largest.
 
     The largest limit is taken to be unimodal in the amount of recomputation: terms of decodes fall with it, and terms
     of prefills rise.
     """
-    loads = Loads(prepared, forced)
+    forced = least_forced(workload, blocks, block)
+    loads = Loads(cost, stack, machine, forced)
     once = cache(partial(total_rows, workload))
 
     def limits(tokens: float) -> dict[str, float]:
         def left(model: ModelConfig) -> Rows:
             return recomputed(once(model), model, tokens, forced.shortest)
 
-        return loads.limits(prepared.cost.by_kind(left))
+        return loads.limits(cost.by_kind(left))
 
     p = workload.prompt_len
     g = workload.output_len

@@ -16,7 +16,6 @@ from workbench.hardware import Machine
 from workbench.models import ModelConfig
 from workbench.pipeline.layer_graph import EMBED, HEAD, Node, NodeKind
 from workbench.pipeline.stack_graph import StackGraph
-from workbench.serving.prepared import Prepared
 from workbench.serving.task_cost import ENDLESS, Pricer, TaskCost
 from workbench.stages import PartRows, RowClass, Rows, Stage
 
@@ -122,10 +121,7 @@ class Loads:
     for every m. If a lane may have several numbers of threads, each term is that of the fastest.
     """
 
-    def __init__(self, prepared: Prepared, forced: Forced) -> None:
-        machine = prepared.scenario.machine
-        cost = prepared.cost
-        stack = prepared.lowering.stack
+    def __init__(self, cost: TaskCost, stack: StackGraph, machine: Machine, forced: Forced) -> None:
         shared = machine.cores is not None
         self._fixed = {"gpu compute": 0.0, "cpu compute": 0.0, "d2h link": 0.0, "h2d link": 0.0}
         self._fixed |= {CORES if shared else DRAM: 0.0}

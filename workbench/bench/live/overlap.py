@@ -191,7 +191,8 @@ class Bench:
         seconds = median(seconds for seconds, _ in self.passes(prepared, TaskClock(prepared)))
         all_decode = np.array([0, self._rows])  # all hold equal shares of the cache
         together = crowds(self._rows, all_decode, all_decode, self._rows)
-        alone = Loads(prepared, Forced(1, 0, round(rows.context / rows.decode), rows.decode, together))
+        of = prepared.cost, prepared.lowering.stack, prepared.scenario.machine
+        alone = Loads(*of, Forced(1, 0, round(rows.context / rows.decode), rows.decode, together))
         return ScheduleTimes(schedule, max(alone.limits(rows).values()), seconds)
 
     def measure(self, times: ScheduleTimes, *, disturbed: bool = False) -> None:
