@@ -19,6 +19,7 @@ SHARED = [
     getattr(import_module(f"workbench.{module}"), name)
     for module, name in (
         ("scenario.scenario", "_graph"),
+        ("schedules.base", "_unordered"),
         ("serving.prepared", "_task_cost"),
         ("serving.prepared", "_lowered"),
         ("serving.capacity", "_lengths"),

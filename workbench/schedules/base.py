@@ -6,7 +6,7 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import ClassVar
 
 import numpy as np
@@ -115,6 +115,8 @@ def two_or_more(schedule: Schedule, unit: str) -> int:
     return int(slots)
 
 
+_KEPT = 24
+"""Lists of tasks that are kept for other scenarios with the same layers."""
 _NOISE = 1e-9
 """Relative difference between sums of the same times, added up in another order."""
 
@@ -166,7 +168,7 @@ class Lowering:
         """The tasks of one iteration under a schedule."""
         key = (schedule.name, step.value)
         if key not in self._memo:
-            tasks = schedule.ordered(schedule.tasks(self.stack, step), self._seconds)
+            tasks = schedule.ordered(_unordered(schedule, self.stack, step), self._seconds)
             self._memo[key] = tuple(self._marked(tasks))
         return self._memo[key]
 
@@ -183,6 +185,12 @@ class Lowering:
             codes = [(layer, self.stack.graph(layer).nodes[node].code) for layer, node in task.weights_of]
             awaited = [_awaits(tasks, readers.get(code, ()), place) for code in codes]
             yield task if all(awaited) else replace(task, for_next=True)
+
+
+@lru_cache(maxsize=_KEPT)
+def _unordered(schedule: Schedule, stack: StackGraph, step: Step) -> tuple[Task, ...]:
+    """The tasks of one iteration before `Schedule.ordered`, which batches of any size share."""
+    return schedule.tasks(stack, step)
 
 
 def _awaits(tasks: Sequence[Task], readers: Sequence[int], transfer: int) -> bool:
