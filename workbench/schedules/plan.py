@@ -538,12 +538,23 @@ class _Bulk:
 
 
 def let_begin(tasks: Sequence[Task], starts: Sequence[float], ends: Sequence[float]) -> list[str]:
-    """For each task of a plan, the task whose end let it begin (``cpu C0a``), or `ITERATION` if none did.
+    """For each task of a plan, the task whose end let it begin (``cpu C0a``), or `ITERATION` if none did."""
+    names = lane_names(tasks)
+    return [names[place] for place in places_before(tasks, starts, ends)]
+
+
+def lane_names(tasks: Sequence[Task]) -> list[str]:
+    """Lane and name of each task (``cpu C0a``), and `ITERATION` behind them."""
+    return [*(f"{task.node.lane} {task.name}" for task in tasks), ITERATION]
+
+
+def places_before(tasks: Sequence[Task], starts: Sequence[float], ends: Sequence[float]) -> list[int]:
+    """For each task of a plan, the place of the task whose end let it begin, or -1 if none did.
 
     It is the last to end of the tasks that this one waits for and of the one before it on its lane. A task that took
     no time is replaced by the one that let it begin.
     """
-    found = list[str]()
+    found = list[int]()
     before = dict[tuple[str, bool], int]()
     for index, task in enumerate(tasks):
         lane = task.node.lane
@@ -553,12 +564,7 @@ def let_begin(tasks: Sequence[Task], starts: Sequence[float], ends: Sequence[flo
         for other in (*task.after, *(other for other in held if ends[other] <= starts[index])):
             if last < 0 or ends[other] > ends[last]:
                 last = other
-        if last < 0:
-            found.append(ITERATION)
-        elif ends[last] > starts[last]:
-            found.append(f"{tasks[last].node.lane} {tasks[last].name}")
-        else:
-            found.append(found[last])
+        found.append(last if last < 0 or ends[last] > starts[last] else found[last])
         before[lane, task.bulk] = index
     return found
 

@@ -7,6 +7,9 @@ from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from workbench.core.errors import ScenarioError
 from workbench.core.timeline import overlap, tasks_during
 from workbench.hardware import Machine
@@ -25,13 +28,17 @@ _NO_ROWS = Rows()
 _WeightPricer = Callable[[Sequence[PartRows]], Price]
 
 
+Times = Sequence[float] | npt.NDArray[np.float64]
+Places = Sequence[int] | npt.NDArray[np.int64]
+
+
 class LaidOut(NamedTuple):
     """A plan's tasks on their lanes.
 
     Attributes
     ----------
-    starts, ends : list of float
-        Start and end of each task, 0 if it was skipped [s].
+    starts, ends : sequence of float
+        Start and end of each task, 0 if it was skipped [s]; empty where only their end is asked for.
     busy : mapping of lane to float
         Time for which tasks hold each lane [s].
     dram : float
@@ -40,31 +47,38 @@ class LaidOut(NamedTuple):
         End of the last task that the iteration waits for [s].
     runs_on : float
         End of the transfer that may outlast the iteration, or 0 [s].
+    before : sequence of int, optional
+        See `plan.places_before`, where they are known.
     """
 
-    starts: list[float]
-    ends: list[float]
+    starts: Times
+    ends: Times
     busy: dict[str, float]
     dram: float
     seconds: float
     runs_on: float
+    before: Places | None = None
 
 
-class _CostGroup(NamedTuple):
-    """Tasks of a plan that cost the same: of one node and part, at places of the stack with the same rows."""
+class CostGroup(NamedTuple):
+    """Tasks of a plan that cost the same: of one node and part, at places of the stack with the same rows.
+
+    Groups with the same `mark` cost the same with equal rows; weight transfers have none.
+    """
 
     part: int | None
     place: int
     lane: str
     price: Pricer
+    mark: int | None
 
 
-class _CostGroups(NamedTuple):
+class CostGroups(NamedTuple):
     """The tasks of a plan, grouped by what they cost.
 
     Attributes
     ----------
-    groups : list of _CostGroup
+    groups : list of CostGroup
     of_task : list of int
         The group of each task.
     on_host : list of int
@@ -80,7 +94,7 @@ class _CostGroups(NamedTuple):
         Kept so that their id stays theirs: it is the key under which the groups are stored.
     """
 
-    groups: list[_CostGroup]
+    groups: list[CostGroup]
     of_task: list[int]
     on_host: list[int]
     rest: list[int]
@@ -114,7 +128,8 @@ class PlanCost:
         self.cost = cost
         self._machine = machine
         self._profile = cost.profile
-        self._groups: dict[tuple[int, range | None, int, int], _CostGroups] = {}
+        self._groups: dict[tuple[int, range | None, int, int], CostGroups] = {}
+        self._marks: dict[Hashable, int] = {}
 
     def between(self, plan: Plan) -> float:
         """Time between the end of a plan and the start of the next [s]."""
@@ -125,7 +140,7 @@ class PlanCost:
 
     def tasks(self, tasks: Sequence[Task], parts: Sequence[PartRows], pace: Pace | None = None) -> list[float]:
         """Time of every task of a plan whose parts have these rows; 0 for the rest of a carried transfer [s]."""
-        groups = self._sorted(tasks, parts, pace)
+        groups = self.groups(tasks, parts, pace)
         seconds = [seconds for seconds, _ in _prices(groups, parts)]
         return [seconds[group] for group in groups.of_task]
 
@@ -144,7 +159,7 @@ class PlanCost:
         With a pace, the lanes share cores; without one, they share nothing but DRAM. The transfer that the iteration
         before let run on takes `carried` more seconds.
         """
-        groups = self._sorted(tasks, parts, pace)
+        groups = self.groups(tasks, parts, pace)
         prices = _prices(groups, parts)
         work = [seconds for seconds, _ in prices]
         slowdowns = [0.0] * len(prices)
@@ -153,10 +168,11 @@ class PlanCost:
             work[group] = carried
         if pace is None:
             bandwidth = self._machine.cpu.bandwidth
-            priced = zip(prices, groups.turns.groups, strict=True)
-            dram = sum([size * count for (_, size), (_, count) in priced]) / bandwidth
+            for (_, size), (_, count) in zip(prices, groups.turns.groups, strict=True):
+                dram += size * count
+            dram /= bandwidth
             for group in groups.on_host:
-                slowdowns[group] = self._slowdown(*prices[group])
+                slowdowns[group] = self.slowdown(*prices[group])
         else:
             work = pace.contention.stretch(work, groups.lanes)
             of_lane = {"gpu": pace.gpu_slowdown, "cpu": pace.cpu_slowdown}
@@ -170,7 +186,7 @@ class PlanCost:
             awaited[place] = 0.0
         return LaidOut(starts, ends, busy, dram, max(awaited), max(ends[place] for place in groups.runs_on))
 
-    def _slowdown(self, seconds: float, size: float) -> float:
+    def slowdown(self, seconds: float, size: float) -> float:
         """Share of its progress that a task on the host loses while weights are read from the same DRAM [1].
 
         A task that needs the share u of the bandwidth runs at min(1, a / u), where a is the share that the stream of
@@ -222,7 +238,7 @@ class PlanCost:
         found = None if self._profile is None else self._profile.contention
         if found is None or found == Contention():
             return Contention()
-        groups = self._sorted(tasks, parts, Pace(cores.gpu, cores.cpu, "", 0.0, 0.0))
+        groups = self.groups(tasks, parts, Pace(cores.gpu, cores.cpu, "", 0.0, 0.0))
         alone = [length for length, _ in _prices(groups, parts)]
         slower = Contention()
         for _ in range(_ROUNDS):
@@ -241,7 +257,7 @@ class PlanCost:
 
     # ----------------------------------------------------------------------------------- groups of tasks of one cost
 
-    def _sorted(self, tasks: Sequence[Task], parts: Sequence[PartRows], pace: Pace | None) -> _CostGroups:
+    def groups(self, tasks: Sequence[Task], parts: Sequence[PartRows], pace: Pace | None = None) -> CostGroups:
         """The groups of a plan's tasks, found once for each range of layers that prefills pass."""
         cut = next((rows.cut for rows in parts if rows.cut is not None), None)
         threads = (0, 0) if pace is None else (pace.gpu, pace.cpu)
@@ -250,10 +266,10 @@ class PlanCost:
             self._groups[key] = self._sort(tasks, cut, *threads)
         return self._groups[key]
 
-    def _sort(self, tasks: Sequence[Task], cut: CutRows | None, gpu: int, cpu: int) -> _CostGroups:
+    def _sort(self, tasks: Sequence[Task], cut: CutRows | None, gpu: int, cpu: int) -> CostGroups:
         number: dict[tuple[object, ...], int] = {}
         keys = self._price_keys(tasks)
-        groups = list[_CostGroup]()
+        groups = list[CostGroup]()
         varying = list[tuple[int, _WeightPricer]]()
         of_task = list[int]()
         for task in tasks:
@@ -266,17 +282,19 @@ class PlanCost:
                 if sizes is not None and len(sizes) > 1:
                     varying.append((len(groups), partial(self._weight_price, task)))
                 lane = task.node.lane
-                groups.append(_CostGroup(task.part, place, lane, self._pricer(task, cpu if lane == "cpu" else gpu)))
+                pricer = self._pricer(task, cpu if lane == "cpu" else gpu)
+                mark = None if task.part is None else keys[id(task.node)]
+                groups.append(CostGroup(task.part, place, lane, pricer, mark))
             of_task.append(number[key])
         on_host = [number for number, group in enumerate(groups) if group.lane == "cpu"]
         rest = [group for task, group in zip(tasks, of_task, strict=True) if task.carry is Carry.IN]
         on = [place for place, task in enumerate(tasks) if task.carry is Carry.OUT]
-        return _CostGroups(groups, of_task, on_host, rest, on, Turns.of(tasks, of_task), varying, tasks)
+        return CostGroups(groups, of_task, on_host, rest, on, Turns.of(tasks, of_task), varying, tasks)
 
     def _price_keys(self, tasks: Sequence[Task]) -> dict[int, int]:
         """A number for every node, by its id, that nodes share which cost the same with equal rows."""
         nodes = {id(task.node): task for task in tasks}
-        number: dict[Hashable, int] = {}
+        number = self._marks
         found = {}
         for node, task in nodes.items():
             found[node] = number.setdefault(self.cost.price_key(task.node, max(task.layer, 0)), len(number))
@@ -315,9 +333,9 @@ class PlanCost:
         return dispatched
 
 
-def _prices(groups: _CostGroups, parts: Sequence[PartRows]) -> list[Price]:
+def _prices(groups: CostGroups, parts: Sequence[PartRows]) -> list[Price]:
     """The price of every group."""
-    found = [price(_NO_ROWS if part is None else parts[part].at(place)) for part, place, _, price in groups.groups]
+    found = [price(_NO_ROWS if part is None else parts[part].at(place)) for part, place, _, price, _ in groups.groups]
     for number, of_weights in groups.varying:
         found[number] = of_weights(parts)
     return found
@@ -333,7 +351,7 @@ def _over(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _beside(tasks: Sequence[Task], groups: _CostGroups, seconds: Sequence[float]) -> tuple[_Beside, _Beside]:
+def _beside(tasks: Sequence[Task], groups: CostGroups, seconds: Sequence[float]) -> tuple[_Beside, _Beside]:
     """Activity of the other lanes beside the gpu lane, and beside the cpu lane."""
     starts, ends, _ = play(groups.turns, seconds, _PACKET, [0.0] * len(seconds))
     spans = {lane: list[tuple[float, float]]() for lane in LANES}

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import repeat
 from typing import ClassVar
+
+import numpy as np
 
 from workbench.core.errors import ScenarioError
 from workbench.core.result import Result, Source
@@ -19,12 +23,15 @@ from workbench.scenario import Scenario
 from workbench.scheduler.batch import NONE, Batch, Ids
 from workbench.scheduler.block_manager import BlockCounts
 from workbench.schedules.base import Schedule, Step
-from workbench.schedules.plan import Plan, let_begin
+from workbench.schedules.plan import Plan, Task, lane_names, places_before
 from workbench.serving import prepare, serve
 from workbench.serving.loop import NOT_CALLED, Called
 from workbench.serving.plan_cost import LaidOut
 from workbench.serving.prepared import Prepared
 from workbench.simulate.late_bar import LateBar
+from workbench.simulate.laying import Laying
+from workbench.simulate.loading import loader
+from workbench.stages import PartRows
 
 UNSEEN = 0.033
 """Relative half width of a run's 90 % interval beside that of computing: 1.645 standard deviations of 2 %. Six runs in
@@ -102,6 +109,8 @@ class _Clock:
         self._cost = prepared.cost
         self._plans = prepared.plans
         self._packet = prepared.lowering.schedule.packet_seconds
+        self._bandwidth = prepared.scenario.machine.cpu.bandwidth
+        self._laying: Laying | None = None
 
     def begin(self, blocks: BlockCounts) -> None:
         """See `Clock.begin`."""
@@ -133,8 +142,7 @@ class _Clock:
     def execute(self, plan: Plan, number: int, step: Step) -> dict[str, float]:
         """See `Clock.execute`."""
         rows = [self._cost.part(part) for part in plan.parts]
-        pace = None if self._cores is None else self._plans.pace(plan.tasks, rows, self._cores)
-        laid = self._plans.lay_out(plan.tasks, rows, self._packet, pace, self._carried, skip=self.skips)
+        laid = self._lay_out(plan.tasks, rows)
         seconds = max(laid.dram, laid.seconds) + self._plans.between(plan)
         self._draw(plan, number, laid, seconds)
         self.now += seconds
@@ -142,6 +150,17 @@ class _Clock:
             self.bar.add(part.rows.emits)
         self._carried = max(0.0, laid.runs_on - seconds)
         return {**laid.busy, "h2d": laid.busy["h2d"] - self._carried}
+
+    def _lay_out(self, tasks: Sequence[Task], rows: Sequence[PartRows]) -> LaidOut:
+        """Play the tasks of a plan: compiled, or in Python where lanes share cores and until the kernels are there."""
+        if self._cores is not None:
+            pace = self._plans.pace(tasks, rows, self._cores)
+            return self._plans.lay_out(tasks, rows, self._packet, pace, self._carried, skip=self.skips)
+        if self._laying is None and (kernels := loader().kernels()) is not None:
+            self._laying = Laying(kernels, self._plans, self._packet, self._bandwidth, skip=self.skips)
+        if self._laying is None:
+            return self._plans.lay_out(tasks, rows, self._packet, None, self._carried, skip=self.skips)
+        return self._laying.lay_out(tasks, rows, self._carried)
 
     def _draw(self, plan: Plan, number: int, laid: LaidOut, seconds: float) -> None:
         """Add the tasks of a plan to the timeline; it takes `seconds` from now on."""
@@ -155,14 +174,39 @@ class TaskClock(_Clock):
 
     def __init__(self, prepared: Prepared) -> None:
         super().__init__(prepared, Timeline(labels=prepared.lowering.stack.labels))
+        self._words = dict[int, _Words]()
 
     def _draw(self, plan: Plan, number: int, laid: LaidOut, seconds: float) -> None:
-        afters = let_begin(plan.tasks, laid.starts, laid.ends)
-        for task, start, end, after in zip(plan.tasks, laid.starts, laid.ends, afters, strict=True):
-            if end > start:
-                until = self.now + min(end, seconds)
-                span = Span(task.node.lane, task.name, self.now + start, until, number, after=after)
-                self.timeline.spans.append(span)
+        tasks = plan.tasks
+        if id(tasks) not in self._words:
+            self._words[id(tasks)] = _Words(tasks)
+        words = self._words[id(tasks)]
+        starts = np.asarray(laid.starts)
+        ends = np.asarray(laid.ends)
+        before = laid.before
+        if before is None:
+            before = places_before(tasks, starts.tolist(), ends.tolist())
+        drawn = np.flatnonzero(ends > starts)
+        columns = (
+            words.lanes[drawn].tolist(),
+            words.names[drawn].tolist(),
+            (self.now + starts[drawn]).tolist(),
+            (self.now + np.minimum(ends[drawn], seconds)).tolist(),
+            repeat(number),
+            repeat(math.nan),
+            words.befores[np.asarray(before)[drawn]].tolist(),
+        )
+        self.timeline.spans.extend(map(Span._make, zip(*columns, strict=False)))
+
+
+class _Words:
+    """Words of a plan's tasks, in arrays of str."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self.tasks = tasks  # kept so that their id stays theirs
+        self.lanes = np.array([task.node.lane for task in tasks], dtype=object)
+        self.names = np.array([task.name for task in tasks], dtype=object)
+        self.befores = np.array(lane_names(tasks), dtype=object)
 
 
 class IterationClock(_Clock):

@@ -1,0 +1,224 @@
+"""Plans of one scenario, priced and played by the compiled kernel; see `compiled`."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from workbench.schedules.plan import LANES, Task
+from workbench.serving.plan_cost import CostGroups, LaidOut, PlanCost
+from workbench.simulate.tapes import Tape, UntraceableError, record
+from workbench.stages import PartRows, Rows
+
+_COUNTS = len(Rows())
+_NO_ROWS = (0.0,) * _COUNTS
+_GIVEN = -1
+"""Family of a group that no tape prices."""
+
+
+class _Shape(NamedTuple):
+    """A plan's groups in the arrays that the kernel takes, and the arrays that it writes.
+
+    Attributes
+    ----------
+    groups : CostGroups
+    order : tuple of ndarray
+        See `compiled.Order`.
+    table : ndarray (groups, 3) int64
+        See `compiled.lay_out`.
+    runs_on : ndarray int64
+    sets : list of (part, place)
+        Rows that are priced, in the order in which the kernel gets them; empty if each part has the same rows at every
+        place, and these are given part after part.
+    given : list of int
+        Groups that Python prices.
+    prices, starts, ends, busy, told, before : ndarray
+        Written by the kernel.
+    """
+
+    groups: CostGroups
+    order: tuple[npt.NDArray[np.int64], ...]
+    table: npt.NDArray[np.int64]
+    runs_on: npt.NDArray[np.int64]
+    sets: list[tuple[int, int]]
+    given: list[int]
+    prices: npt.NDArray[np.float64]
+    starts: npt.NDArray[np.float64]
+    ends: npt.NDArray[np.float64]
+    busy: npt.NDArray[np.float64]
+    told: npt.NDArray[np.float64]
+    before: npt.NDArray[np.int64]
+
+
+class Laying:
+    """Lays out the plans of one scenario whose lanes share no cores."""
+
+    def __init__(self, compiled: ModuleType, plans: PlanCost, packet: float, bandwidth: float, *, skip: bool) -> None:
+        self._compiled = compiled
+        self._plans = plans
+        self._packet = float(packet)
+        self._bandwidth = float(bandwidth)
+        self._skip = skip
+        self._shapes = dict[tuple[int, bool], _Shape]()
+        self._families = dict[Hashable, int]()
+        self._tapes = _Tapes()
+
+    def lay_out(self, tasks: Sequence[Task], parts: Sequence[PartRows], carried: float) -> LaidOut:
+        """Play the tasks of a plan; see `PlanCost.lay_out`."""
+        groups = self._plans.groups(tasks, parts)
+        plain = not any(type(rows) is not Rows for rows in parts)
+        shape = self._shapes.get((id(groups), plain))
+        if shape is None:
+            shape = self._shapes[id(groups), plain] = self._shape(groups, plain=plain)
+        flat = list[float]()
+        if plain:
+            for part in range(len(parts)):
+                flat += parts[part].at(0)
+        else:
+            for part, place in shape.sets:
+                flat += parts[part].at(place)
+        for group in shape.given:
+            shape.prices[group] = self._given(shape, group, parts)
+        counts = np.array(flat or _NO_ROWS, dtype=np.float64)
+        while True:
+            tapes = self._tapes
+            missing = self._compiled.lay_out(
+                shape.order,
+                tapes.arrays,
+                tapes.first_of,
+                shape.table,
+                shape.runs_on,
+                counts,
+                shape.prices,
+                carried,
+                self._bandwidth,
+                self._packet,
+                self._skip,
+                shape.starts,
+                shape.ends,
+                shape.busy,
+                shape.told,
+                shape.before,
+            )
+            if missing < 0:
+                break
+            self._add(shape, missing, parts)
+        dram, seconds, runs_on = shape.told.tolist()
+        busy = dict(zip(LANES, shape.busy.tolist(), strict=True))
+        if self._skip:
+            return LaidOut([], [], busy, dram, seconds, runs_on)
+        return LaidOut(shape.starts, shape.ends, busy, dram, seconds, runs_on, shape.before)
+
+    def _shape(self, groups: CostGroups, *, plain: bool) -> _Shape:
+        """Make the arrays of a plan's groups."""
+        count = len(groups.groups)
+        varying = {number for number, _ in groups.varying}
+        sets = list[tuple[int, int]]()
+        table = np.zeros((count, 3), dtype=np.int64)
+        for number, (part, place, _, _, mark) in enumerate(groups.groups):
+            key: Hashable = ("group", mark) if mark is not None else ("weights", id(groups), number)
+            base = 0
+            if part is not None and plain:
+                base = part * _COUNTS
+            elif part is not None:
+                if (part, place) not in sets:
+                    sets.append((part, place))
+                base = sets.index((part, place)) * _COUNTS
+            family = self._families.setdefault(key, len(self._families))
+            table[number] = (family if plain or number not in varying else _GIVEN, base, number in groups.rest)
+        self._tapes.open(len(self._families))
+        tasks = len(groups.tasks)
+        given = [number for number in range(count) if table[number, 0] == _GIVEN]
+        return _Shape(
+            groups,
+            tuple(self._compiled.Order.of(groups.turns)),
+            table,
+            np.array(groups.runs_on, dtype=np.int64),
+            sets,
+            given,
+            np.zeros((count, 3)),
+            np.zeros(tasks),
+            np.zeros(tasks),
+            np.zeros(len(LANES)),
+            np.zeros(3),
+            np.zeros(tasks, dtype=np.int64),
+        )
+
+    def _price(self, groups: CostGroups, number: int, rows: Any) -> tuple[Any, Any, Any]:
+        """Seconds, bytes and slowdown of a group for these rows of its part."""
+        group = groups.groups[number]
+        seconds, size = group.price(rows)
+        return seconds, size, self._plans.slowdown(seconds, size) if group.lane == "cpu" else 0.0
+
+    def _given(self, shape: _Shape, number: int, parts: Sequence[PartRows]) -> tuple[Any, Any, Any]:
+        """Seconds, bytes and slowdown of a group, whose size may depend on the rows of all parts."""
+        for varying, of_weights in shape.groups.varying:
+            if varying == number:
+                return (*of_weights(parts), 0.0)
+        part, place, *_ = shape.groups.groups[number]
+        return self._price(shape.groups, number, Rows() if part is None else parts[part].at(place))
+
+    def _add(self, shape: _Shape, number: int, parts: Sequence[PartRows]) -> None:
+        """Record a tape for a group and these rows; where that cannot be done, Python prices it from now on."""
+        part, place, *_ = shape.groups.groups[number]
+        varies = any(number == varying for varying, _ in shape.groups.varying)
+        them: Sequence[Any] = (parts if varies else ()) if part is None else [parts[part].at(place)]
+        inputs = [count for rows in them for count in rows]
+
+        def priced(counts: Sequence[Any]) -> Sequence[Any]:
+            traced = [Rows(*counts[first : first + _COUNTS]) for first in range(0, len(counts), _COUNTS)]
+            return self._given(shape, number, traced) if part is None else self._price(shape.groups, number, traced[0])
+
+        try:
+            self._tapes.add(int(shape.table[number, 0]), record(priced, inputs))
+        except UntraceableError:
+            shape.table[number, 0] = _GIVEN
+            shape.given.append(number)
+            shape.prices[number] = self._given(shape, number, parts)
+
+
+class _Tapes:
+    """Tapes in families, in the arrays that the kernel takes; of a family the first that holds is played."""
+
+    def __init__(self) -> None:
+        self._tapes = list[Tape]()
+        self.first_of = np.zeros(0, dtype=np.int64)
+        self._follow = list[int]()
+        self.arrays: tuple[npt.NDArray[Any], ...] = ()
+        self._build()
+
+    def open(self, families: int) -> None:
+        """Make room for so many families."""
+        more = families - len(self.first_of)
+        self.first_of = np.concatenate((self.first_of, np.full(more, -1, dtype=np.int64)))
+
+    def add(self, family: int, tape: Tape) -> None:
+        """Add a tape in front of a family's others."""
+        self._follow.append(int(self.first_of[family]))
+        self.first_of[family] = len(self._tapes)
+        self._tapes.append(tape)
+        self._build()
+
+    def _build(self) -> None:
+        tapes = self._tapes
+        steps = [step for tape in tapes for step in tape.steps]
+        constants = [constant for tape in tapes for constant in tape.constants]
+        rows = list[tuple[int, ...]]()
+        most = max((tape.inputs + len(tape.constants) + len(tape.steps) for tape in tapes), default=0)
+        step = 0
+        constant = 0
+        for tape in tapes:
+            after = step + len(tape.steps)
+            rows.append((step, after, constant, len(tape.constants), tape.inputs, *tape.answer, most))
+            step = after
+            constant += len(tape.constants)
+        self.arrays = (
+            np.array(steps, dtype=np.int64).reshape(-1, 4),
+            np.array(constants, dtype=np.float64),
+            np.array(rows or [(0,) * 9], dtype=np.int64),
+            np.array(self._follow, dtype=np.int64),
+        )
