@@ -1,6 +1,7 @@
 """The compiled simulator gives what Python gives, bit by bit; it is imported late, and is not needed."""
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -156,14 +157,19 @@ def test_what_no_tape_repeats_is_refused(function):
 
 def test_a_short_simulation_imports_no_kernels(monkeypatch):
     imported = list[str]()
-    monkeypatch.setattr("importlib.import_module", imported.append)
+
+    def note(name):
+        imported.append(name)
+        return SimpleNamespace(config=SimpleNamespace(DISABLE_JIT=0))
+
+    monkeypatch.setattr("importlib.import_module", note)
     late = Loader()
     for _ in range(PATIENCE):
         assert late.kernels() is None
     assert not imported
     late.kernels()
     late.load()
-    assert imported == ["workbench.simulate.compiled"]
+    assert imported == ["numba", "workbench.simulate.compiled"]
 
 
 def test_without_numba_the_simulation_goes_on_in_python(monkeypatch):

@@ -43,7 +43,7 @@ class Spoiled:
 
     def complete(self, batch: Batch, ended: Ids) -> Ids:
         if self.fault == "keeps":
-            self.queue._blocks.release = lambda sequences: None
+            self.queue.blocks.release = lambda sequences: None
         return self.queue.complete(batch, ended)
 
     def ends_with(self, batch: Batch) -> bool:
@@ -54,7 +54,7 @@ class Spoiled:
             self.queue.close()
         if self.fault == "loses":
             self.queue.close()
-            self.queue._blocks.free -= 1
+            self.queue.blocks.free -= 1
 
 
 @pytest.mark.parametrize(

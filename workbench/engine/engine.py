@@ -30,10 +30,12 @@ from workbench.engine.token_log import TokenLog
 from workbench.hardware import usable_cores
 from workbench.hardware.profile import Cores, Pace
 from workbench.pipeline.layer_graph import NodeKind
+from workbench.scheduler.base import Queue
 from workbench.scheduler.batch import Batch, Ids
 from workbench.scheduler.block_manager import BlockCounts, BlockManager
 from workbench.schedules.base import Step
 from workbench.schedules.plan import LANES, WHOLE, Carry, Plan, Task, let_begin
+from workbench.serving.iterations import Record
 from workbench.serving.loop import Called
 from workbench.serving.prepared import Prepared
 from workbench.serving.task_cost import present
@@ -167,6 +169,9 @@ class Engine:
         self._now = 0.0
         self._meter = processors()
         self.watch.start()
+
+    def advance(self, queue: Queue, record: Record) -> None:
+        """See `Clock.advance`: every iteration takes its own time."""
 
     def wait(self, until: float) -> None:
         """See `Clock.wait`.

@@ -52,14 +52,14 @@ class ContinuousQueue(PagedQueue):
 
     def __init__(self, workload: Workload, blocks: BlockCounts, token_budget: float, layers: int) -> None:
         super().__init__(workload, blocks, layers)
-        self._budget = token_budget
+        self.budget = token_budget
 
     def _choose(self) -> Batch:
         running = len(self._running)
         waiting = self._waiting()
-        if len(waiting) and (not running or running < self._budget):
-            fit = self._fitting(waiting, self._budget, at_least_one=True)
-            prefills = waiting[: int(max(1, min(fit, self._budget - running)))] if fit else NONE
+        if len(waiting) and (not running or running < self.budget):
+            fit = self._fitting(waiting, self.budget, at_least_one=True)
+            prefills = waiting[: int(max(1, min(fit, self.budget - running)))] if fit else NONE
             if len(prefills):
                 lengths = self._admit(prefills)
                 self._start_decoding(prefills, lengths)

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,6 +27,29 @@ class InFlight:
 def longer(column: Ids, requests: int) -> Ids:
     """The column with so many zeros behind it."""
     return np.concatenate((column, np.zeros(requests, dtype=np.int64)))
+
+
+class Standing(NamedTuple):
+    """The state of a queue without prefills in flight between two iterations; see `PagedQueue` for its columns.
+
+    Attributes
+    ----------
+    columns : tuple of ndarray (requests,) int64
+        Prompts, outputs, tokens emitted before, offset, full at, ends at, and blocks held: the queue's own.
+    running, preempted, new : ndarray int64
+        Requests.
+    decoded, free, preemptions, recomputed, finished : int
+    """
+
+    columns: tuple[Ids, ...]
+    running: Ids
+    preempted: Ids
+    new: Ids
+    decoded: int
+    free: int
+    preemptions: int
+    recomputed: int
+    finished: int
 
 
 class PagedQueue(ABC):
@@ -56,7 +80,7 @@ class PagedQueue(ABC):
     def __init__(self, workload: Workload, blocks: BlockCounts, layers: int) -> None:
         self.preemptions = 0
         self.recomputed = 0
-        self._blocks = blocks
+        self.blocks = blocks
         self._layers = layers
         self._prompt: Ids = np.zeros(len(workload), dtype=np.int64)
         self._output: Ids = np.zeros(len(workload), dtype=np.int64)
@@ -84,7 +108,7 @@ class PagedQueue(ABC):
 
     def _grow(self, requests: int) -> None:
         """Make every column longer, by so many requests."""
-        self._blocks.grow(requests)
+        self.blocks.grow(requests)
         for name in ("_prompt", "_output", "_emitted", "_offset", "_full_at", "_ends_at"):
             setattr(self, name, longer(getattr(self, name), requests))
 
@@ -95,7 +119,7 @@ class PagedQueue(ABC):
         self._running = self._running[~np.isin(self._running, requests)]
         self._preempted = deque(request for request in self._preempted if request not in gone)
         self._in_flight = [prefill for prefill in self._in_flight if prefill.request not in gone]
-        self._blocks.release(requests)
+        self.blocks.release(requests)
         self._added -= len(requests)
 
     def next(self) -> Batch | None:
@@ -127,8 +151,8 @@ class PagedQueue(ABC):
             full = full[: full.searchsorted(kept)]
         decodes = self._running
         growing = self._running.take(full)
-        self._blocks.append(growing)
-        self._full_at[growing] += self._blocks.block_size
+        self.blocks.append(growing)
+        self._full_at[growing] += self.blocks.block_size
         context = self._offset.take(decodes) + self._decoded
         self._decoded += 1
         return decodes, context, self.preemptions > before
@@ -140,12 +164,12 @@ class PagedQueue(ABC):
         """
         blocks_needed = len(full)
         kept = len(self._running)
-        while blocks_needed > self._blocks.free and self._in_flight:
+        while blocks_needed > self.blocks.free and self._in_flight:
             self._preempt_prefill(self._in_flight.pop())
-        free = self._blocks.free
+        free = self.blocks.free
         while blocks_needed > free:
             kept -= 1  # the newest that is left becomes a victim: its blocks are free, and it needs none
-            free += int(self._blocks.held[self._running[kept]])
+            free += int(self.blocks.held[self._running[kept]])
             blocks_needed -= int(full[blocks_needed - 1] == kept)
         return kept
 
@@ -154,7 +178,7 @@ class PagedQueue(ABC):
         self._preempted.appendleft(victim.request)
         self.preemptions += 1
         self.recomputed += victim.done
-        self._blocks.release(np.array([victim.request]))
+        self.blocks.release(np.array([victim.request]))
 
     def _preempt(self, victims: Ids) -> None:
         """Take every block from the newest running sequences and let them wait first in line, the oldest first."""
@@ -162,7 +186,7 @@ class PagedQueue(ABC):
         self._preempted.extendleft(reversed(victims.tolist()))
         self.preemptions += len(victims)
         self.recomputed += int((self._lengths(victims) - 1).sum())  # the model has not seen the last token of each
-        self._blocks.release(victims)
+        self.blocks.release(victims)
         self._running = self._running[: len(self._running) - len(victims)]
 
     # ------------------------------------------------------------------------------------------------ waiting requests
@@ -177,9 +201,9 @@ class PagedQueue(ABC):
 
         No more are listed than blocks are free, because each takes one at least.
         """
-        again = min(len(self._preempted), self._blocks.free)
+        again = min(len(self._preempted), self.blocks.free)
         preempted = np.fromiter(self._preempted, dtype=np.int64, count=again)
-        return np.concatenate((preempted, self._new[: int(min(len(self._new), self._blocks.free - again, most_new))]))
+        return np.concatenate((preempted, self._new[: int(min(len(self._new), self.blocks.free - again, most_new))]))
 
     def _fitting(self, waiting: Ids, budget: float, *, at_least_one: bool) -> int:
         """Number of waiting requests, from the first on, whose whole prompts fit the token budget and the free blocks.
@@ -188,9 +212,9 @@ class PagedQueue(ABC):
         """
         lengths = self._lengths(waiting)
         tokens = lengths.cumsum()
-        blocks_needed = (-(-lengths // self._blocks.block_size)).cumsum()
+        blocks_needed = (-(-lengths // self.blocks.block_size)).cumsum()
         in_budget = max(int(tokens.searchsorted(budget, "right")), int(at_least_one))
-        return min(in_budget, int(blocks_needed.searchsorted(self._blocks.free, "right")))
+        return min(in_budget, int(blocks_needed.searchsorted(self.blocks.free, "right")))
 
     def _admit(self, requests: Ids) -> Ids:
         """Admit the first waiting requests: give each the blocks of all that it prefills, and return these lengths."""
@@ -199,13 +223,13 @@ class PagedQueue(ABC):
         for _ in range(again):
             self._preempted.popleft()
         self._new = self._new[len(requests) - again :]
-        self._blocks.allocate(requests, lengths)
+        self.blocks.allocate(requests, lengths)
         return lengths
 
     def _start_decoding(self, prefills: Ids, lengths: Ids) -> None:
         """Add sequences to the running ones: they emit a token with this batch and decode from the next one on."""
         if len(prefills):
-            block = self._blocks.block_size
+            block = self.blocks.block_size
             self._running = np.concatenate((self._running, prefills))
             self._offset[prefills] = lengths - self._decoded
             self._full_at[prefills] = -(-lengths // block) * block - lengths + self._decoded
@@ -221,7 +245,7 @@ class PagedQueue(ABC):
             return NONE
         finished: Ids = self._running[~going_on]
         self._running = self._running[going_on]
-        self._blocks.release(finished)
+        self.blocks.release(finished)
         self._finished += len(finished)
         return finished
 
@@ -230,9 +254,37 @@ class PagedQueue(ABC):
         all_run = self._finished + len(self._running) == self._added
         return all_run and bool((self._ends_at[self._running] == self._decoded).all())
 
+    # --------------------------------------------------------------------------------------------------------- standing
+
+    def standing(self) -> Standing:
+        """The state between two iterations, whose columns are the queue's own."""
+        columns = (self._prompt, self._output, self._emitted, self._offset, self._full_at, self._ends_at)
+        return Standing(
+            (*columns, self.blocks.held),
+            self._running,
+            np.array(self._preempted, dtype=np.int64),
+            self._new,
+            self._decoded,
+            self.blocks.free,
+            self.preemptions,
+            self.recomputed,
+            self._finished,
+        )
+
+    def resume(self, standing: Standing) -> None:
+        """Go on from a state whose columns are the queue's own."""
+        self._running = standing.running
+        self._preempted = deque(standing.preempted.tolist())
+        self._new = standing.new
+        self._decoded = standing.decoded
+        self.blocks.free = standing.free
+        self.preemptions = standing.preemptions
+        self.recomputed = standing.recomputed
+        self._finished = standing.finished
+
     def close(self) -> None:
         """See `Queue.close`."""
         in_flight = [prefill.request for prefill in self._in_flight]
-        self._blocks.release(np.concatenate((self._running, in_flight)).astype(int))
+        self.blocks.release(np.concatenate((self._running, in_flight)).astype(int))
         self._running = NONE
         self._in_flight = []

@@ -82,22 +82,22 @@ class ResourceAwareQueue(PagedQueue):
 
     def __init__(self, workload: Workload, blocks: BlockCounts, token_budget: float, layers: int, pace: float) -> None:
         super().__init__(workload, blocks, layers)
-        self._budget = token_budget
-        self._pace = pace
-        self._due = 0.0  # new requests that the pace allows now
-        self._shortest = int(workload.prompt_len.min())
+        self.budget = token_budget
+        self.pace = pace
+        self.due = 0.0  # new requests that the pace allows now
+        self.shortest = int(workload.prompt_len.min())
 
     def add(self, requests: Ids, prompt_len: Ids, output_len: Ids) -> None:
         """See `Queue.add`."""
         super().add(requests, prompt_len, output_len)
-        self._shortest = min(self._shortest, int(prompt_len.min(initial=self._shortest)))
+        self.shortest = min(self.shortest, int(prompt_len.min(initial=self.shortest)))
 
     def _choose(self) -> Batch:
         decodes, context, preempted = self._decode()
         # Only a fraction of a request is carried over: requests that were due and did not fit do not come in a burst.
-        self._due = self._pace + min(self._due, math.modf(self._due)[0])
+        self.due = self.pace + min(self.due, math.modf(self.due)[0])
         nothing_runs = not len(decodes)
-        prefills = NONE if preempted else self._admissible(self._budget - len(decodes), nothing_runs=nothing_runs)
+        prefills = NONE if preempted else self._admissible(self.budget - len(decodes), nothing_runs=nothing_runs)
         lengths = self._admit(prefills) if len(prefills) else NONE
         self._start_decoding(prefills, lengths)
         return Batch(prefills, lengths, decodes, context, self._layers)
@@ -107,8 +107,8 @@ class ResourceAwareQueue(PagedQueue):
 
         The pace does not hold back preempted requests.
         """
-        most = budget / self._shortest + 1  # no more prompts can fit the budget
-        waiting = self._waiting(min(most, max(self._due, float(nothing_runs and not self._preempted))))
+        most = budget / self.shortest + 1  # no more prompts can fit the budget
+        waiting = self._waiting(min(most, max(self.due, float(nothing_runs and not self._preempted))))
         admitted = waiting[: self._fitting(waiting, budget, at_least_one=nothing_runs)] if len(waiting) else NONE
-        self._due -= max(0, len(admitted) - len(self._preempted))
+        self.due -= max(0, len(admitted) - len(self._preempted))
         return admitted

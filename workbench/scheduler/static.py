@@ -110,7 +110,7 @@ class StaticQueue(PagedQueue):
     def _admit(self, requests: Ids) -> Ids:
         """Give requests of the batch the blocks of all that they prefill; return these lengths."""
         lengths = self._lengths(requests)
-        self._blocks.allocate(requests, lengths)
+        self.blocks.allocate(requests, lengths)
         return lengths
 
     def _form(self) -> None:
@@ -125,7 +125,7 @@ class StaticQueue(PagedQueue):
             return
         lengths = self._lengths(waiting)
         left = self._output[waiting] - self._emitted[waiting]
-        cache = self._blocks.total * self._blocks.block_size
+        cache = self.blocks.total * self.blocks.block_size
         longest = int(lengths.max() + left.max())
         count = max(1, min(self._policy.micro_batches, cache // longest))
         self._count = count

@@ -14,7 +14,7 @@ from workbench.scheduler.batch import NONE, Batch, Flags, Ids
 from workbench.schedules.plan import LANES
 from workbench.workload import Request, Workload
 
-_NEVER = -2
+NEVER = -2
 """Iteration of the latest token of a request that has none yet; -1 would be the iteration before the first."""
 
 
@@ -23,6 +23,37 @@ class Joined(NamedTuple):
 
     request: Request
     seconds: float
+
+
+class Stretch(NamedTuple):
+    """Iterations that ran one after the other; each array has an entry for every one of them.
+
+    Attributes
+    ----------
+    begin, end, taken : ndarray float64
+        Times, and seconds in between before they were rounded [s].
+    prefill, decode, used, emits, on_time : ndarray int64
+        Tokens that leave the model and that are decoded, blocks, output tokens, and those of them that continue.
+    expert_bytes : ndarray float64
+    begun : tuple of ndarray int64
+        Of every run of tokens that began: request, iteration, and iteration of the request's token before.
+    busy : ndarray (lanes,) float64
+    context : float
+        Busy time of each lane, and KV entries read, since the start.
+    """
+
+    begin: Seconds
+    end: Seconds
+    taken: Seconds
+    prefill: Ids
+    decode: Ids
+    used: Ids
+    emits: Ids
+    on_time: Ids
+    expert_bytes: Seconds
+    begun: tuple[Ids, Ids, Ids]
+    busy: Seconds
+    context: float
 
 
 @dataclass
@@ -117,6 +148,18 @@ class Record:
             self.busy[lane] += busy[lane]
         self.tokens.add(batch.prefills[batch.emits] if batch.cut else batch.prefills, batch.decodes, end)
 
+    def extend(self, stretch: Stretch) -> None:
+        """Record the iterations of a stretch, as `add` does one by one; `tokens` has been told by then."""
+        self.seconds += (stretch.end - stretch.begin).tolist()
+        self.prefill += stretch.prefill.tolist()
+        self.decode += stretch.decode.tolist()
+        self.used += stretch.used.tolist()
+        self.expert_bytes += stretch.expert_bytes.tolist()
+        self.emitted += int(stretch.emits.sum())
+        self.context = stretch.context
+        self.busy = dict(zip(LANES, stretch.busy.tolist(), strict=True))
+        self.tokens.extend(stretch.end, stretch.on_time, stretch.begun)
+
     def end(self, batch: Batch, stopped: Ids) -> Ids:
         """Requests that end with the token that a batch has just given them.
 
@@ -175,19 +218,21 @@ class _Tokens:
     ----------
     first : ndarray
         Time of the first token of each request, nan if it has none [s].
+    latest : ndarray
+        Iteration of each request's latest token, or `NEVER`.
     """
 
     def __init__(self, requests: int) -> None:
         self.first: Seconds = np.full(requests, np.nan)
         self._ends: list[float] = []  # end of each iteration
         self._on_time: list[int] = []  # tokens of each iteration that continue a stretch
-        self._latest: Ids = np.full(requests, _NEVER)  # iteration of each request's latest token
+        self.latest: Ids = np.full(requests, NEVER)
         self._begun = [(NONE, NONE, NONE)]  # of stretches: request, first iteration, iteration of the token before
 
     def grow(self, requests: int) -> None:
         """Let so many further requests have tokens."""
         self.first = np.concatenate((self.first, np.full(requests, np.nan)))
-        self._latest = np.concatenate((self._latest, np.full(requests, _NEVER)))
+        self.latest = np.concatenate((self.latest, np.full(requests, NEVER)))
 
     def add(self, prefilled: Ids, decodes: Ids, end: float) -> None:
         """Record the requests that got a token from an iteration that ended at `end`."""
@@ -195,25 +240,31 @@ class _Tokens:
         self._ends.append(end)
         if len(prefilled):
             self._begin(prefilled)
-        late = self._latest.take(decodes) != number - 1
+        late = self.latest.take(decodes) != number - 1
         count = int(np.count_nonzero(late))
         if count:
             self._begin(decodes[late])
         self._on_time.append(len(decodes) - count)
-        self._latest[decodes] = number
+        self.latest[decodes] = number
+
+    def extend(self, ends: Seconds, on_time: Ids, begun: tuple[Ids, Ids, Ids]) -> None:
+        """Record iterations of which `first` and `latest` tell already."""
+        self._ends += ends.tolist()
+        self._on_time += on_time.tolist()
+        self._begun.append(begun)
 
     def _begin(self, requests: Ids) -> None:
         """Begin stretches of these requests with the present iteration."""
         number = len(self._ends) - 1
-        before = self._latest.take(requests)
+        before = self.latest.take(requests)
         self._begun.append((requests, np.full(len(requests), number), before))
-        self._latest[requests] = number
-        self.first[requests[before == _NEVER]] = self._ends[-1]
+        self.latest[requests] = number
+        self.first[requests[before == NEVER]] = self._ends[-1]
 
     def gaps(self) -> tuple[Seconds, tuple[float, ...], tuple[int, ...]]:
         """Times between two tokens of a request [s]: the longest of each request, or 0; all values; their counts."""
         request, first, before = map(np.concatenate, zip(*self._begun, strict=True))
-        again = before != _NEVER
+        again = before != NEVER
         ends = np.array(self._ends)
         between = np.diff(ends, prepend=0.0)
         pauses = ends[first[again]] - ends[before[again]]
@@ -230,12 +281,12 @@ class _Tokens:
         request = request[order]
         first = first[order]
         before = before[order]
-        last = self._latest[request]
+        last = self.latest[request]
         goes_on = request[1:] == request[:-1]
         last[:-1][goes_on] = before[1:][goes_on]
         several = last > first
         edges = np.stack((first[several] + 1, last[several] + 1), axis=1).ravel()
-        longest: Seconds = np.zeros(len(self._latest))
+        longest: Seconds = np.zeros(len(self.latest))
         if len(edges):
             np.maximum.at(longest, request[several], np.maximum.reduceat(np.append(between, 0.0), edges)[::2])
         return longest

@@ -80,9 +80,14 @@ class TaskCost:
 
     def part(self, batch: Batch) -> PartRows:
         """Rows of one part of a batch at the stages, layer by layer."""
-        if not (self._model.windowed_layers or self._model.unlike or self._model.sparse):
+        if self.plain:
             return _rows_of_part(batch, self._model)
         return self.by_kind(lambda model: _rows_of_part(batch, model))
+
+    @property
+    def plain(self) -> bool:
+        """True if the rows of whole prompts are those of the batch at every layer."""
+        return not (self._model.windowed_layers or self._model.unlike or self._model.sparse)
 
     def by_kind(self, count: Callable[[ModelConfig], Rows | CutRows]) -> PartRows:
         """Rows layer by layer, from a function that counts them for a model whose layers are all of one kind."""
@@ -158,17 +163,24 @@ class TaskCost:
 
     def expert_bytes(self, parts: Sequence[Batch]) -> float:
         """Expected bytes of routed experts that an iteration reads: each chosen one once per stage and part [B]."""
+        return self.experts_read(
+            [
+                (int(part.rows.prefill), len(part.decodes), None if part.cut is None else part.prefill_layers)
+                for part in parts
+            ]
+        )
+
+    def experts_read(self, parts: Sequence[tuple[float, float, range | None]]) -> float:
+        """See `expert_bytes`; of each part prefill tokens, decodes, and the layers that prefills pass if cut."""
         each = self._model.num_experts_per_tok
         total = 0.0
-        for part in parts:
-            prefill = int(part.rows.prefill)
-            decodes = len(part.decodes)
+        for prefill, decodes, cut in parts:
             for op, layers, chosen in self._reading:
                 fewer = decodes if op.rows is not RowClass.PREFILL else 0
                 more = fewer + (prefill if op.rows is not RowClass.DECODE else 0)
                 passed = len(layers)
-                if part.cut is not None:
-                    passed = sum(layer in part.prefill_layers for layer in layers)
+                if cut is not None:
+                    passed = sum(layer in cut for layer in layers)
                     total += (len(layers) - passed) * chosen.touched(fewer, each)
                 total += passed * chosen.touched(more, each)
         return total * self._model.expert_params * experts.bytes_each(self._model, self._precision)

@@ -16,21 +16,25 @@ from typing import ClassVar
 import numpy as np
 
 from workbench.core.errors import ScenarioError
+from workbench.core.latency import Seconds
 from workbench.core.result import Result, Source
 from workbench.core.timeline import Span, Timeline
 from workbench.hardware.profile import Profile
 from workbench.scenario import Scenario
+from workbench.scheduler.base import Queue
 from workbench.scheduler.batch import NONE, Batch, Ids
 from workbench.scheduler.block_manager import BlockCounts
 from workbench.schedules.base import Schedule, Step
 from workbench.schedules.plan import Plan, Task, lane_names, places_before
 from workbench.serving import prepare, serve
+from workbench.serving.iterations import Record, Stretch
 from workbench.serving.loop import NOT_CALLED, Called
 from workbench.serving.plan_cost import LaidOut
 from workbench.serving.prepared import Prepared
 from workbench.simulate.late_bar import LateBar
 from workbench.simulate.laying import Laying
 from workbench.simulate.loading import loader
+from workbench.simulate.stretches import Stretches, takes
 from workbench.stages import PartRows
 
 UNSEEN = 0.033
@@ -109,8 +113,9 @@ class _Clock:
         self._cost = prepared.cost
         self._plans = prepared.plans
         self._packet = prepared.lowering.schedule.packet_seconds
-        self._bandwidth = prepared.scenario.machine.cpu.bandwidth
+        self._prepared = prepared
         self._laying: Laying | None = None
+        self._stretches: Stretches | None = None
 
     def begin(self, blocks: BlockCounts) -> None:
         """See `Clock.begin`."""
@@ -119,6 +124,19 @@ class _Clock:
         """See `Clock.wait`."""
         self._carried = max(0.0, self._carried - max(0.0, until - self.now))
         self.now = max(self.now, until)
+
+    def advance(self, queue: Queue, record: Record) -> None:
+        """See `Clock.advance`."""
+        if self._stretches is None:
+            return
+        first = len(record.seconds)
+        made = self._stretches.run(queue, record, self.now, self._carried)
+        if made is None:
+            return
+        stretch, self._carried = made
+        self.now = float(stretch.end[-1])
+        self.bar.add(float(stretch.emits.sum()))
+        self._draw_stretch(stretch, self._stretches, first)
 
     def called(self) -> Called:
         """See `Clock.called`: nobody asks anything of a simulation."""
@@ -157,13 +175,20 @@ class _Clock:
             pace = self._plans.pace(tasks, rows, self._cores)
             return self._plans.lay_out(tasks, rows, self._packet, pace, self._carried, skip=self.skips)
         if self._laying is None and (kernels := loader().kernels()) is not None:
-            self._laying = Laying(kernels, self._plans, self._packet, self._bandwidth, skip=self.skips)
+            bandwidth = self._prepared.scenario.machine.cpu.bandwidth
+            self._laying = Laying(kernels, self._plans, self._packet, bandwidth, skip=self.skips)
+            if takes(self._prepared):
+                self._stretches = Stretches(kernels, self._laying, self._prepared, skip=self.skips)
         if self._laying is None:
             return self._plans.lay_out(tasks, rows, self._packet, None, self._carried, skip=self.skips)
         return self._laying.lay_out(tasks, rows, self._carried)
 
     def _draw(self, plan: Plan, number: int, laid: LaidOut, seconds: float) -> None:
         """Add the tasks of a plan to the timeline; it takes `seconds` from now on."""
+        raise NotImplementedError
+
+    def _draw_stretch(self, stretch: Stretch, made: Stretches, first: int) -> None:
+        """Add the tasks of a stretch to the timeline, whose iterations are numbered from `first` on."""
         raise NotImplementedError
 
 
@@ -177,26 +202,42 @@ class TaskClock(_Clock):
         self._words = dict[int, _Words]()
 
     def _draw(self, plan: Plan, number: int, laid: LaidOut, seconds: float) -> None:
-        tasks = plan.tasks
-        if id(tasks) not in self._words:
-            self._words[id(tasks)] = _Words(tasks)
-        words = self._words[id(tasks)]
         starts = np.asarray(laid.starts)
         ends = np.asarray(laid.ends)
         before = laid.before
         if before is None:
-            before = places_before(tasks, starts.tolist(), ends.tolist())
+            before = places_before(plan.tasks, starts.tolist(), ends.tolist())
+        words = self._words_of(plan.tasks)
+        self._add(words, number, starts, ends, np.asarray(before), self.now, seconds)
+
+    def _draw_stretch(self, stretch: Stretch, made: Stretches, first: int) -> None:
+        words = self._words_of(made.tasks)
+        times = zip(stretch.begin.tolist(), stretch.taken.tolist(), strict=True)
+        for place, (begin, taken) in enumerate(times):
+            columns = (made.starts[place], made.ends[place], made.before[place])
+            self._add(words, first + place, *columns, begin, taken)
+
+    def _words_of(self, tasks: Sequence[Task]) -> _Words:
+        if id(tasks) not in self._words:
+            self._words[id(tasks)] = _Words(tasks)
+        return self._words[id(tasks)]
+
+    def _add(
+        self, words: _Words, number: int, starts: Seconds, ends: Seconds, before: Ids, begin: float, seconds: float
+    ) -> None:
+        """Add the spans of an iteration that begins at `begin` and takes `seconds`."""
         drawn = np.flatnonzero(ends > starts)
         columns = (
             words.lanes[drawn].tolist(),
             words.names[drawn].tolist(),
-            (self.now + starts[drawn]).tolist(),
-            (self.now + np.minimum(ends[drawn], seconds)).tolist(),
+            (begin + starts[drawn]).tolist(),
+            (begin + np.minimum(ends[drawn], seconds)).tolist(),
             repeat(number),
             repeat(math.nan),
-            words.befores[np.asarray(before)[drawn]].tolist(),
+            words.befores[before[drawn]].tolist(),
         )
-        self.timeline.spans.extend(map(Span._make, zip(*columns, strict=False)))
+        # `Span._make` without its call: there are hundreds of thousands
+        self.timeline.spans.extend(map(tuple.__new__, repeat(Span), zip(*columns, strict=False)))
 
 
 class _Words:
@@ -220,9 +261,20 @@ class IterationClock(_Clock):
     def _draw(self, plan: Plan, number: int, laid: LaidOut, seconds: float) -> None:
         self.timeline.spans.append(Span("step", plan_label(plan), self.now, self.now + seconds, number))
 
+    def _draw_stretch(self, stretch: Stretch, made: Stretches, first: int) -> None:
+        columns = (stretch.begin, stretch.end, stretch.prefill, stretch.decode)
+        for number, (begin, end, prefill, decode) in enumerate(
+            zip(*(each.tolist() for each in columns), strict=True), first
+        ):
+            self.timeline.spans.append(Span("step", _label(prefill, decode), begin, end, number))
+
 
 def plan_label(plan: Plan) -> str:
     """Name of a plan by its tokens: ``188 prefill + 3010 decode``."""
     prefill = sum(int(part.rows.prefill) for part in plan.parts)
     decode = sum(int(part.rows.decode) for part in plan.parts)
+    return _label(prefill, decode)
+
+
+def _label(prefill: int, decode: int) -> str:
     return f"{prefill} prefill + {decode} decode"

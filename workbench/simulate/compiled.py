@@ -2,7 +2,7 @@
 
 They compute what `Pricer` and `plan.play` compute, operation by operation and in the same order, so that the results
 are the same bit by bit; no fast-math is allowed. Importing this module compiles them, or loads them from Numba's cache;
-`loading` decides when that is done.
+`loading` decides when that is done. They stand in one file because that cache notices edits of this file alone.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.schedules.plan import LANES, Turns
+from workbench.serving.iterations import NEVER
 from workbench.simulate.tapes import ABOVE, ADD, AT_MOST, DIVIDE, EXACT, LESS, MULTIPLY, NOT_LESS, SUBTRACT, TRUE
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 _LANES = len(LANES)
+_H2D = LANES.index("h2d")
 
 
 def _kernel(signature: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -31,11 +33,11 @@ def _kernel(signature: str | None = None) -> Callable[[Callable[..., Any]], Call
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         compiler: Any = functools.partial(numba.njit, nogil=True, error_model="numpy")
         if signature is None:
-            return cast(Callable[..., Any], compiler()(function))
+            return cast(Callable[..., Any], compiler(no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
         try:
-            made = compiler(signature, cache=True)(function)
+            made = compiler(signature, cache=True, no_cfunc_wrapper=True)(function)
         except RuntimeError:  # Numba found no folder for its cache
-            made = compiler(signature)(function)
+            made = compiler(signature, no_cfunc_wrapper=True)(function)
         return cast(Callable[..., Any], made)
 
     return decorate
@@ -597,4 +599,378 @@ def lay_out(
     told[0] = dram / bandwidth
     told[1] = awaited
     told[2] = later
+    return -1
+
+
+# ------------------------------------------------------------------------------------------------ iterations one by one
+
+RUNNING, FRONT, PREEMPTED, FIRST_NEW, NEW, DECODED, FREE, PREEMPTIONS, RECOMPUTED, FINISHED = range(10)
+"""Counts of a queue: its lists' lengths and beginnings, and the numbers of the same names in `PagedQueue`."""
+ADMITTED, DECODING, OPEN, NUMBER, BEGUN, DONE, LIMIT, BLOCK, TOTAL, PREFILLS_FIRST = range(10, 20)
+"""Counts of the iteration under way: requests just admitted, which stand last among the running, sequences that decode,
+and 1 while its batch is not executed. Counts of the record: number of the iteration, runs of tokens begun, iterations
+done, and iterations allowed. Fixed ones: tokens of a block, blocks, and 1 for the queue of `ContinuousBatching`."""
+COUNTS = 20
+DUE, NOW, CARRIED, BUDGET, PACE, SHORTEST, NEXT_ARRIVAL, CONTEXT, READ = range(9)
+REALS = 9
+
+
+@_kernel()
+def _make_room(columns: Any, running: Any, preempted: Any, counts: Any, full: Any, needed: Any) -> Any:
+    """See `PagedQueue._make_room` and `PagedQueue._preempt`; return the running sequences that need another block.
+
+    `full` are the places of the first `needed`.
+    """
+    prompt, output, emitted, _, _, ends_at, held = columns
+    kept = counts[RUNNING]
+    free = counts[FREE]
+    while needed > free:
+        kept -= 1
+        free += held[running[kept]]
+        if full[needed - 1] == kept:
+            needed -= 1
+    for place in range(counts[RUNNING] - 1, kept - 1, -1):
+        victim = running[place]
+        emitted[victim] = output[victim] - (ends_at[victim] - counts[DECODED])
+        counts[RECOMPUTED] += prompt[victim] + emitted[victim] - 1
+        held[victim] = 0
+        counts[FRONT] -= 1
+        if counts[FRONT] < 0:
+            counts[FRONT] += len(preempted)
+        preempted[counts[FRONT]] = victim
+    counts[PREEMPTED] += counts[RUNNING] - kept
+    counts[PREEMPTIONS] += counts[RUNNING] - kept
+    counts[FREE] = free
+    counts[RUNNING] = kept
+    return needed
+
+
+@_kernel()
+def _decode(columns: Any, running: Any, preempted: Any, counts: Any, full: Any) -> Any:
+    """See `PagedQueue._decode`; true if a request was preempted."""
+    _, _, _, _, full_at, _, held = columns
+    needed = 0
+    for place in range(counts[RUNNING]):
+        if full_at[running[place]] == counts[DECODED]:
+            full[needed] = place
+            needed += 1
+    before = counts[PREEMPTIONS]
+    needed = _make_room(columns, running, preempted, counts, full, needed)
+    for place in range(needed):
+        grown = running[full[place]]
+        held[grown] += 1
+        full_at[grown] += counts[BLOCK]
+    counts[FREE] -= needed
+    counts[DECODED] += 1
+    return counts[PREEMPTIONS] > before
+
+
+@_kernel()
+def _admit(
+    columns: Any, running: Any, preempted: Any, new: Any, counts: Any, most: Any, budget: Any, least: Any
+) -> Any:
+    """Admit waiting requests while they fit, at most so many in all and `least` whatever the budget; return how many.
+
+    See `PagedQueue._fitting`, `PagedQueue._admit` and `PagedQueue._start_decoding`.
+    """
+    prompt, output, emitted, offset, full_at, ends_at, held = columns
+    block = counts[BLOCK]
+    decoded = counts[DECODED]
+    tokens = 0
+    admitted = 0
+    while admitted < most:
+        request = preempted[counts[FRONT]] if counts[PREEMPTED] else new[counts[FIRST_NEW]]
+        length = prompt[request] + emitted[request]
+        blocks = -(-length // block)
+        tokens += length
+        if (tokens > budget and admitted >= least) or blocks > counts[FREE]:
+            break
+        if counts[PREEMPTED]:
+            counts[PREEMPTED] -= 1
+            counts[FRONT] = (counts[FRONT] + 1) % len(preempted)
+        else:
+            counts[FIRST_NEW] += 1
+            counts[NEW] -= 1
+        counts[FREE] -= blocks
+        held[request] = blocks
+        offset[request] = length - decoded
+        full_at[request] = blocks * block - length + decoded
+        ends_at[request] = output[request] - emitted[request] - 1 + decoded
+        running[counts[RUNNING]] = request
+        counts[RUNNING] += 1
+        admitted += 1
+    counts[ADMITTED] = admitted
+    return admitted
+
+
+@_kernel()
+def _choose(columns: Any, lists: Any, counts: Any, reals: Any, full: Any) -> Any:
+    """See `ResourceAwareQueue._choose` and `ContinuousQueue._choose`, while sequences run; return those that decode."""
+    running, preempted, new = lists
+    counts[ADMITTED] = 0
+    again = min(counts[PREEMPTED], counts[FREE])
+    if counts[PREFILLS_FIRST]:
+        most = min(again + min(counts[NEW], counts[FREE] - again), 2**62)
+        room = reals[BUDGET] - counts[RUNNING]
+        if most > 0 and room > 0.0:
+            most = int(min(float(most), max(1.0, room)))
+            if _admit(columns, running, preempted, new, counts, most, reals[BUDGET], 1):
+                return 0
+        _decode(columns, running, preempted, counts, full)
+        return counts[RUNNING]
+    hurt = _decode(columns, running, preempted, counts, full)
+    decodes = counts[RUNNING]
+    due = reals[DUE]
+    rest = 0.0 if math.isinf(due) else due - math.trunc(due)
+    due = reals[PACE] + (rest if rest < due else due)
+    if not hurt:
+        budget = reals[BUDGET] - decodes
+        again = min(counts[PREEMPTED], counts[FREE])
+        waiting = counts[PREEMPTED]
+        allowed = min(budget / reals[SHORTEST] + 1, max(due, 0.0))
+        most = again + max(0, int(min(float(min(counts[NEW], counts[FREE] - again)), allowed)))
+        if again < waiting:
+            most = again
+        admitted = _admit(columns, running, preempted, new, counts, most, budget, 0)
+        due -= max(0, admitted - waiting)
+    reals[DUE] = due
+    return decodes
+
+
+@_kernel()
+def _sort(numbers: Any) -> None:
+    """Sort numbers in place: Shell's sort with Knuth's gaps, which compiles in a tenth of the time of NumPy's."""
+    gap = 1
+    while gap < len(numbers) // 3:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for place in range(gap, len(numbers)):
+            number = numbers[place]
+            low = place
+            while low >= gap and numbers[low - gap] > number:
+                numbers[low] = numbers[low - gap]
+                low -= gap
+            numbers[low] = number
+        gap //= 3
+
+
+@_kernel()
+def _count(columns: Any, running: Any, counts: Any, decodes: Any, rows: Any, parts: Any) -> None:
+    """Write the rows of each part of the batch, see `Batch.rows` and `schedules.base.balanced`."""
+    prompt, _, emitted, offset, _, _, _ = columns
+    rows[:] = 0.0
+    for part in range(parts):
+        context = 0
+        number = 0
+        for place in range(part, decodes, parts):
+            context += offset[running[place]]
+            number += 1
+        rows[8 * part + 1] = number
+        rows[8 * part + 3] = context + number * counts[DECODED]
+        rows[8 * part + 4] = number
+    admitted = counts[ADMITTED]
+    if not admitted:
+        return
+    first = counts[RUNNING] - admitted
+    lengths = np.empty(admitted, np.int64)
+    for place in range(admitted):
+        request = running[first + place]
+        lengths[place] = prompt[request] + emitted[request]
+    _sort(lengths)
+    load = np.zeros(parts, np.int64)
+    squares = np.zeros(parts, np.int64)
+    for place in range(admitted - 1, -1, -1):
+        least = 0
+        for part in range(1, parts):
+            if load[part] < load[least]:
+                least = part
+        load[least] += lengths[place]
+        squares[least] += lengths[place] * lengths[place]
+        rows[8 * least + 4] += 1.0
+    for part in range(parts):
+        rows[8 * part] = load[part]
+        rows[8 * part + 2] = (squares[part] + load[part]) // 2
+
+
+@_kernel()
+def _told(running: Any, counts: Any, decodes: Any, end: Any, tokens: Any) -> Any:
+    """Record who got a token, see `_Tokens.add`; return the tokens that continue a stretch."""
+    first, latest, begun = tokens
+    number = counts[NUMBER]
+    on_time = 0
+    for turn in range(2):  # prefills, then decodes
+        for place in range(counts[RUNNING] - counts[ADMITTED], counts[RUNNING]) if turn == 0 else range(decodes):
+            request = running[place]
+            if turn == 1 and latest[request] == number - 1:
+                on_time += 1
+            else:
+                begun[counts[BEGUN], 0] = request
+                begun[counts[BEGUN], 1] = number
+                begun[counts[BEGUN], 2] = latest[request]
+                counts[BEGUN] += 1
+                if latest[request] == NEVER:
+                    first[request] = end
+            latest[request] = number
+    return on_time
+
+
+@_kernel()
+def _complete(columns: Any, running: Any, counts: Any, now: Any, last: Any) -> None:
+    """See `PagedQueue.complete`."""
+    ends_at = columns[5]
+    held = columns[6]
+    kept = 0
+    for place in range(counts[RUNNING]):
+        request = running[place]
+        if ends_at[request] == counts[DECODED]:
+            counts[FREE] += held[request]
+            held[request] = 0
+            counts[FINISHED] += 1
+            last[request] = now
+        else:
+            running[kept] = request
+            kept += 1
+    counts[RUNNING] = kept
+
+
+@_kernel()
+def _goes_on(columns: Any, running: Any, counts: Any) -> Any:
+    """True if a running sequence has more than one token to come, so that this is not the last iteration."""
+    ends_at = columns[5]
+    place = 0
+    while place < counts[RUNNING] and ends_at[running[place]] == counts[DECODED] + 1:
+        place += 1
+    return place < counts[RUNNING]
+
+
+@_kernel(
+    f"int64({_ORDER}, {_TAPES}, {_ONE}, {_TWO}, {_ONE}, float64[:, ::1], float64, float64, boolean, "
+    f"UniTuple({_ONE}, 7), UniTuple({_ONE}, 3), {_ONE}, {_REAL}, Tuple(({_REAL}, {_ONE}, {_TWO})), {_REAL}, {_REAL}, "
+    f"{_TWO}, float64[:, ::1], {_REAL}, float64[:, ::1], float64[:, ::1], {_TWO}, int64)"
+)
+def advance(
+    order: Any,
+    tapes: Any,
+    first_of: Any,
+    groups: Any,
+    runs_on: Any,
+    prices: Any,
+    bandwidth: Any,
+    packet: Any,
+    skip: Any,
+    columns: Any,
+    lists: Any,
+    counts: Any,
+    reals: Any,
+    tokens: Any,
+    last: Any,
+    rows: Any,
+    whole: Any,
+    real: Any,
+    busy: Any,
+    starts: Any,
+    ends: Any,
+    before: Any,
+    reading: Any,
+) -> Any:
+    """Run iterations in the middle of a run until one is due that only Python can make.
+
+    Parameters
+    ----------
+    columns : tuple of ndarray (requests,) int64
+        Prompt, output, emitted, offset, full at, ends at of `PagedQueue`, and the blocks held.
+    lists : tuple of ndarray int64
+        Running, preempted (a ring) and new requests.
+    counts, reals : ndarray
+        See `RUNNING` and `DUE`, and the names beside them.
+    tokens : tuple of ndarray
+        First, latest and begun of `iterations._Tokens`; of each stretch begun: request, iteration, and that before.
+    last : ndarray (requests,) float64
+        Time of each request's last token.
+    rows : ndarray (8 * parts,) float64
+    whole : ndarray (iterations, 5) int64
+        Written: prefill, decode, used blocks, emitted tokens and tokens on time of each iteration.
+    real : ndarray (iterations, 4) float64
+        Written: begin, end, seconds, and bytes of experts of each iteration.
+    starts, ends, before : ndarray (iterations, tasks)
+        Written, see `lay_out`; of one row only if tasks are skipped.
+    reading : int
+        The family of tapes that gives the bytes of experts; -1 if these are given.
+
+    Returns
+    -------
+    int
+        -1, or the group for whose rows no tape holds; after the last group, `reading`.
+    """
+    running = lists[0]
+    full = np.empty(len(running), np.int64)
+    told = np.empty(3)
+    held_by = np.empty(_LANES)
+    read = np.empty(3)
+    values = np.empty(tapes[2][0, 8])
+    parts = len(rows) // 8
+    while counts[DONE] < counts[LIMIT]:
+        if not counts[OPEN]:
+            if reals[NEXT_ARRIVAL] <= reals[NOW] or not _goes_on(columns, running, counts):
+                return -1
+            if counts[BEGUN] + len(running) > len(tokens[2]):
+                return -1
+            counts[DECODING] = _choose(columns, lists, counts, reals, full)
+            _count(columns, running, counts, counts[DECODING], rows, parts)
+            counts[OPEN] = 1
+        decodes = counts[DECODING]
+        done = counts[DONE]
+        row = 0 if skip else done
+        missing = lay_out(
+            order,
+            tapes,
+            first_of,
+            groups,
+            runs_on,
+            rows,
+            prices,
+            reals[CARRIED],
+            bandwidth,
+            packet,
+            skip,
+            starts[row],
+            ends[row],
+            held_by,
+            told,
+            before[row],
+        )
+        if missing >= 0:
+            return missing
+        if reading >= 0 and not _priced(reading, 0, rows, tapes, first_of, values, read):
+            return len(groups)
+        taken = told[0] if told[0] > told[1] else told[1]
+        begin = reals[NOW]
+        end = begin + taken
+        reals[NOW] = end
+        late = told[2] - taken
+        reals[CARRIED] = late if late > 0.0 else 0.0
+        held_by[_H2D] -= reals[CARRIED]
+        for lane in range(_LANES):
+            busy[lane] += held_by[lane]
+        prefill = 0.0
+        emits = 0.0
+        context = 0.0
+        for part in range(parts):
+            prefill += rows[8 * part]
+            context += rows[8 * part + 3]
+            emits += rows[8 * part + 4]
+        reals[CONTEXT] += context
+        whole[done, 0] = int(prefill)
+        whole[done, 1] = decodes
+        whole[done, 2] = counts[TOTAL] - counts[FREE]
+        whole[done, 3] = int(emits)
+        whole[done, 4] = _told(running, counts, decodes, end, tokens)
+        real[done, 0] = begin
+        real[done, 1] = end
+        real[done, 2] = taken
+        real[done, 3] = read[0] if reading >= 0 else reals[READ]
+        _complete(columns, running, counts, end, last)
+        counts[NUMBER] += 1
+        counts[DONE] += 1
+        counts[OPEN] = 0
     return -1

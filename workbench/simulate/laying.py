@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from workbench.stages import PartRows, Rows
 
 _COUNTS = len(Rows())
 _NO_ROWS = (0.0,) * _COUNTS
+Read = Callable[[Sequence[Any]], Sequence[Any]]
 _GIVEN = -1
 """Family of a group that no tape prices."""
 
@@ -66,6 +67,7 @@ class Laying:
         self._shapes = dict[tuple[int, bool], _Shape]()
         self._families = dict[Hashable, int]()
         self._tapes = _Tapes()
+        self._reads = True
 
     def lay_out(self, tasks: Sequence[Task], parts: Sequence[PartRows], carried: float) -> LaidOut:
         """Play the tasks of a plan; see `PlanCost.lay_out`."""
@@ -112,6 +114,64 @@ class Laying:
         if self._skip:
             return LaidOut([], [], busy, dram, seconds, runs_on)
         return LaidOut(shape.starts, shape.ends, busy, dram, seconds, runs_on, shape.before)
+
+    def prices_all(self, tasks: Sequence[Task]) -> bool:
+        """True if so far tapes price all groups of these tasks, and give the bytes of experts."""
+        return self._reads and not self._plain_shape(tasks).given
+
+    def advance(
+        self, tasks: Sequence[Task], parts: int, read: Read, state: Sequence[Any], written: Sequence[Any]
+    ) -> None:
+        """Run iterations with these tasks, see `compiled.advance`.
+
+        `read` gives the bytes of experts for all counts of rows. If no tape repeats it, or a group's price, the
+        iteration under way is the last.
+        """
+        kernel = self._compiled
+        shape = self._plain_shape(tasks)
+        reading = self._families.setdefault("reading", len(self._families))
+        self._tapes.open(len(self._families))
+        _, _, counts, reals, *_ = state
+        rows = np.zeros(parts * _COUNTS)
+        while True:
+            missing = kernel.advance(
+                shape.order,
+                self._tapes.arrays,
+                self._tapes.first_of,
+                shape.table,
+                shape.runs_on,
+                shape.prices,
+                self._bandwidth,
+                self._packet,
+                self._skip,
+                *state,
+                rows,
+                *written,
+                reading,
+            )
+            if missing < 0:
+                return
+            them = [Rows(*map(int, rows[first : first + _COUNTS])) for first in range(0, len(rows), _COUNTS)]
+            if missing < len(shape.table):
+                self._add(shape, missing, them)
+                if shape.given:
+                    counts[kernel.LIMIT] = counts[kernel.DONE] + 1
+                continue
+            every = [count for each in them for count in each]
+            try:
+                self._tapes.add(reading, record(read, every))
+            except UntraceableError:
+                reading = _GIVEN
+                self._reads = False
+                reals[kernel.READ] = read(every)[0]
+                counts[kernel.LIMIT] = counts[kernel.DONE] + 1
+
+    def _plain_shape(self, tasks: Sequence[Task]) -> _Shape:
+        groups = self._plans.groups(tasks, ())
+        shape = self._shapes.get((id(groups), True))
+        if shape is None:
+            shape = self._shapes[id(groups), True] = self._shape(groups, plain=True)
+        return shape
 
     def _shape(self, groups: CostGroups, *, plain: bool) -> _Shape:
         """Make the arrays of a plan's groups."""

@@ -50,9 +50,8 @@ class Loader:
 
     def _import(self) -> None:
         try:
-            from numba import config
-
-            if not config.DISABLE_JIT:
+            numba = importlib.import_module("numba")
+            if not numba.config.DISABLE_JIT:
                 self._module = importlib.import_module("workbench.simulate.compiled")
         except Exception:  # the simulation goes on in Python
             self._module = None
