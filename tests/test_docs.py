@@ -28,6 +28,7 @@ from workbench.pipeline import Pipeline, cpu, fetch, gpu, load, offload
 from workbench.reproductions.offload_runs import Phase, public_runs
 from workbench.reproductions.offload_tables import median_error, rank_correlations, ratios
 from workbench.schedules import Overlap, Sequential
+from workbench.simulate.loading import PATIENCE
 from workbench.stages import (
     attention,
     combine,
@@ -325,6 +326,7 @@ def of_the_simulators_targets() -> Iterator[tuple[str, str]]:
     yield "docs/accuracy.md", f"at most {quick:g} s, at most {whole:g} s with every task of every layer laid out"
     yield "docs/accuracy.md", f"at least {simulator.PER_MINUTE} scenarios a minute"
     yield "docs/accuracy.md", f"at most {simulator.PER_POSITION:g} s for a position of the slider"
+    yield "docs/accuracy.md", f"has simulated {PATIENCE:,} iterations"
 
 
 def of_kernels() -> Iterator[tuple[str, str]]:

@@ -1,6 +1,10 @@
 """The compiled simulator gives what Python gives, bit by bit; it is imported late, and is not needed."""
 
+import cProfile
+import math
+import pstats
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,12 +16,17 @@ from tests.builders import scenarios
 from tests.examples import examples
 from workbench.bench.simulator import job
 from workbench.pipeline.layer_graph import Node, NodeKind
+from workbench.scenario import Memory
+from workbench.scheduler.continuous import ContinuousBatching
+from workbench.scheduler.resource_aware import Admission, ResourceAware
 from workbench.schedules import VSLPipe
 from workbench.schedules.plan import LANES, Task, Turns, places_before, play
-from workbench.simulate import Detail, clock, simulate
+from workbench.simulate import Detail, clock, late_bar, simulate
 from workbench.simulate.loading import PATIENCE, Loader, loader
 from workbench.simulate.tapes import UntraceableError, record
+from workbench.workload import Workload
 
+CALLS_PER_ITERATION = 130  # 102 when this was written; 713 in Python
 NODES = {lane: Node(NodeKind.SEGMENT, "A", lane) for lane in LANES}
 
 
@@ -121,6 +130,25 @@ def test_a_large_job_gives_the_identical_result_in_python(kernels, monkeypatch):
     compiled = simulate(job(32), VSLPipe())
     alike(by_python, compiled)
     assert len(set(compiled.steps.decode)) > 50
+
+
+def test_a_large_job_takes_few_calls(kernels, monkeypatch):
+    monkeypatch.setattr(late_bar, "DELAY", math.inf)
+    scenario = job()
+    profile = cProfile.Profile()
+    result = profile.runcall(simulate, scenario, VSLPipe())
+    assert pstats.Stats(profile).total_calls < CALLS_PER_ITERATION * result.iterations
+
+
+@pytest.mark.parametrize("scheduler", [ContinuousBatching(), ResourceAware(admission=Admission.PACED)])
+@pytest.mark.parametrize("rate", [None, 0.5, 50.0])
+def test_requests_that_arrive_and_schedulers_give_the_identical_result_in_python(kernels, monkeypatch, scheduler, rate):
+    workload = Workload.lengths([5, 90, 33, 260] * 60, [40, 3, 1, 25] * 60)
+    if rate is not None:
+        workload = workload.arriving(rate=rate, seed=1)
+    scenario = replace(job(), workload=workload, memory=Memory(kv_capacity="3GB", kv_block=16), scheduler=scheduler)
+    by_python = in_python(monkeypatch, lambda: simulate(scenario, VSLPipe()))
+    alike(by_python, simulate(scenario, VSLPipe()))
 
 
 # --------------------------------------------------------------------------------------------------------------- tapes

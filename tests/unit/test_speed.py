@@ -7,7 +7,8 @@ import pstats
 
 from workbench.bench.simulator import job
 from workbench.schedules import VSLPipe
-from workbench.simulate import Detail, late_bar, simulate
+from workbench.simulate import Detail, clock, late_bar, simulate
+from workbench.simulate.loading import Loader
 
 CALLS_PER_ITERATION = 730  # 713 when this was written (CPython 3.11, profiled calls of C functions included)
 
@@ -15,6 +16,7 @@ CALLS_PER_ITERATION = 730  # 713 when this was written (CPython 3.11, profiled c
 def test_twenty_thousand_requests_are_simulated_in_few_calls(monkeypatch):
     """Mixtral-8x7B on the A40 with 70 GB of KV, p = 98, g = 128."""
     monkeypatch.setattr(late_bar, "DELAY", math.inf)  # profiled, it may take long enough for a bar
+    monkeypatch.setattr(clock, "loader", Loader)  # without the compiled kernels, which another test may have loaded
     scenario = job()
     profile = cProfile.Profile()
     gc.disable()  # collections call what other tests have registered

@@ -20,9 +20,9 @@ from workbench.simulate.loading import loader
 from workbench.workload import Workload
 
 REQUESTS = 20_000
-MOST = {Detail.ITERATION: 0.5, Detail.TASK: 10.0}
+MOST = {Detail.ITERATION: 0.05, Detail.TASK: 0.5}
 """Target: most seconds to simulate the job, by detail."""
-PER_MINUTE = 200
+PER_MINUTE = 1000
 """Target: scenarios per minute on one core."""
 PER_POSITION = 0.1
 """Target: most seconds of a slider's position, with the bound and `_COMPARED`."""
@@ -70,7 +70,7 @@ def bench_simulator(
     for detail, most in MOST.items():
         taken = [_seconds(job(), VSLPipe(), detail) for _ in range(repeats)]
         what = f"{REQUESTS} requests, detail {detail.value}"
-        say(f"{what}: {median(taken):.2f} s ({min(taken):.2f} to {max(taken):.2f}), {most:g} s asked for")
+        say(f"{what}: {median(taken):.3f} s ({min(taken):.3f} to {max(taken):.3f}), {most:g} s asked for")
         ratios[f"{what}, seconds over {most:g}"] = record.ratio([seconds / most for seconds in taken])
     taken = [_seconds(*one) for one in sweep()]
     rate = 60 / (sum(taken) / len(taken))

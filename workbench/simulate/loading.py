@@ -11,9 +11,9 @@ import os
 import threading
 from types import ModuleType
 
-PATIENCE = 2000
-"""Iterations that a process lays out in Python before a thread imports the kernels. Numba alone takes 0.7 s to start,
-which is the time of some 3000 iterations in Python (one core of a 2.1 GHz Xeon)."""
+PATIENCE = 5000
+"""Iterations that a process lays out in Python before a thread imports the kernels: about 1.5 s. To load them takes 0.7 s,
+and to compile them, once for a computer, 12 s of CPU time (one core of a 2.1 GHz Xeon)."""
 
 
 class Loader:
