@@ -172,6 +172,7 @@ def test_a_tape_has_the_steps_of_a_function_and_the_answers_that_it_took():
         lambda n: (1.0 if n[0] == 3 else 2.0,),
         lambda n: (range(5)[n[0]],),
         lambda n: (n[0] * 2**60,),
+        lambda n: (n[0] * 2**52,),
         lambda n: (n[0] ** 2,),
     ],
 )

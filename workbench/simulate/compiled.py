@@ -464,6 +464,8 @@ def _holds(tape: Any, base: Any, rows: Any, tapes: Any, values: Any) -> Any:
     first, stop, constant, count, inputs = table[tape, :5]
     for place in range(inputs):
         values[place] = rows[base + place]
+        if not abs(values[place]) < EXACT:
+            return False
     for place in range(count):
         values[inputs + place] = constants[constant + place]
     top = inputs + count

@@ -12,8 +12,8 @@ import threading
 from types import ModuleType
 
 PATIENCE = 5000
-"""Iterations that a process lays out in Python before a thread imports the kernels: about 1.5 s. To load them takes 0.7 s,
-and to compile them, once for a computer, 12 s of CPU time (one core of a 2.1 GHz Xeon)."""
+"""Iterations that a process lays out in Python, in about 1.5 s, before a thread imports the kernels. To load them takes
+0.7 s, and to compile them, once for a computer, 12 s of CPU time (one core of a 2.1 GHz Xeon)."""
 
 
 class Loader:

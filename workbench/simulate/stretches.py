@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from workbench.core.latency import Seconds
 from workbench.scheduler.base import Queue
 from workbench.scheduler.batch import Ids
 from workbench.scheduler.continuous import ContinuousQueue
-from workbench.scheduler.paged_queue import Standing
+from workbench.scheduler.paged_queue import PagedQueue, Standing
 from workbench.scheduler.resource_aware import ResourceAwareQueue
 from workbench.schedules.base import Schedule, Step
 from workbench.schedules.plan import LANES
@@ -26,6 +27,8 @@ from workbench.simulate.laying import Laying
 from workbench.stages import Rows
 
 _COUNTS = len(Rows())
+_QUEUES = (ResourceAwareQueue, ContinuousQueue)
+"""Queues that the kernel knows; a queue derived from them chooses otherwise."""
 _MOST = {True: 4096, False: 128}
 """Most iterations of a stretch where tasks are skipped, and where the times of all are kept."""
 
@@ -49,6 +52,9 @@ class Stretches:
         self._cost = prepared.cost
         self._skip = skip
         self._most = _MOST[skip]
+        self._whole = np.empty((self._most, 5), dtype=np.int64)
+        self._real = np.empty((self._most, 4))
+        self._begun = np.empty((4 * len(prepared.scenario.workload), 3), dtype=np.int64)
         rows = 1 if skip else self._most
         self.starts = np.zeros((rows, len(self.tasks)))
         self.ends = np.zeros((rows, len(self.tasks)))
@@ -56,13 +62,43 @@ class Stretches:
 
     def run(self, queue: Queue, record: Record, now: float, carried: float) -> tuple[Stretch, float] | None:
         """Make a stretch and record it; it, and the seconds that a transfer is carried on. None if there is none."""
-        if not isinstance(queue, ResourceAwareQueue | ContinuousQueue) or not self._laying.prices_all(self.tasks):
+        if not isinstance(queue, ResourceAwareQueue | ContinuousQueue) or type(queue) not in _QUEUES:
+            return None
+        arrival = math.inf if record.all_there else record.next_arrival
+        if arrival <= now or not self._laying.prices_all(self.tasks):
             return None
         kernel = self._compiled
         state = queue.standing()
         requests = len(state.columns[0])
         running = _longer(state.running, requests)
         preempted = _longer(state.preempted, requests)
+        counts = self._counts(queue, state, len(record.seconds))
+        reals = self._reals(queue)
+        reals[kernel.NOW] = now
+        reals[kernel.CARRIED] = carried
+        reals[kernel.NEXT_ARRIVAL] = arrival
+        reals[kernel.CONTEXT] = record.context
+        tokens = (record.tokens.first, record.tokens.latest, self._begun)
+        busy = np.array([record.busy[lane] for lane in LANES])
+        self._laying.advance(
+            self.tasks,
+            self._parts,
+            self._read,
+            (state.columns, (running, preempted, state.new.copy()), counts, reals, tokens, record.last),
+            (self._whole, self._real, busy, self.starts, self.ends, self.before),
+        )
+        if not counts[kernel.DONE]:
+            return None
+        queue.resume(self._after(state, counts, running, preempted))
+        if isinstance(queue, ResourceAwareQueue):
+            queue.due = float(reals[kernel.DUE])
+        stretch = self._stretch(counts, busy, float(reals[kernel.CONTEXT]))
+        record.extend(stretch)
+        return stretch, float(reals[kernel.CARRIED])
+
+    def _counts(self, queue: PagedQueue, state: Standing, number: int) -> Ids:
+        """Counts that the kernel takes, before the iteration of this number."""
+        kernel = self._compiled
         counts = np.zeros(kernel.COUNTS, dtype=np.int64)
         counts[kernel.RUNNING] = len(state.running)
         counts[kernel.PREEMPTED] = len(state.preempted)
@@ -72,74 +108,61 @@ class Stretches:
         counts[kernel.PREEMPTIONS] = state.preemptions
         counts[kernel.RECOMPUTED] = state.recomputed
         counts[kernel.FINISHED] = state.finished
-        counts[kernel.NUMBER] = len(record.seconds)
+        counts[kernel.NUMBER] = number
         counts[kernel.LIMIT] = self._most
         counts[kernel.BLOCK] = queue.blocks.block_size
         counts[kernel.TOTAL] = queue.blocks.total
         counts[kernel.PREFILLS_FIRST] = isinstance(queue, ContinuousQueue)
-        reals = np.zeros(kernel.REALS)
-        reals[kernel.NOW] = now
-        reals[kernel.CARRIED] = carried
+        return counts
+
+    def _reals(self, queue: ResourceAwareQueue | ContinuousQueue) -> Seconds:
+        """Other numbers that the kernel takes, with those of a queue."""
+        kernel = self._compiled
+        reals: Seconds = np.zeros(kernel.REALS)
         reals[kernel.BUDGET] = queue.budget
-        reals[kernel.NEXT_ARRIVAL] = math.inf if record.all_there else record.next_arrival
-        reals[kernel.CONTEXT] = record.context
         if isinstance(queue, ResourceAwareQueue):
             reals[kernel.DUE] = queue.due
             reals[kernel.PACE] = queue.pace
             reals[kernel.SHORTEST] = queue.shortest
-        whole = np.empty((self._most, 5), dtype=np.int64)
-        real = np.empty((self._most, 4))
-        begun = np.empty((4 * requests, 3), dtype=np.int64)
-        busy = np.array([record.busy[lane] for lane in LANES])
-        self._laying.advance(
-            self.tasks,
-            self._parts,
-            self._read,
-            (
-                state.columns,
-                (running, preempted, np.ascontiguousarray(state.new)),
-                counts,
-                reals,
-                (record.tokens.first, record.tokens.latest, begun),
-                record.last,
-            ),
-            (whole, real, busy, self.starts, self.ends, self.before),
-        )
-        done = int(counts[kernel.DONE])
-        if not done:
-            return None
-        order = (counts[kernel.FRONT] + np.arange(counts[kernel.PREEMPTED])) % max(1, len(preempted))
+        return reals
+
+    def _after(self, state: Standing, counts: Ids, running: Ids, preempted: Ids) -> Standing:
+        """The state of a queue after a stretch."""
+        kernel = self._compiled
+        waiting = (counts[kernel.FRONT] + np.arange(counts[kernel.PREEMPTED])) % len(preempted)
         first = int(counts[kernel.FIRST_NEW])
-        told = Standing(
-            state.columns,
-            running[: int(counts[kernel.RUNNING])],
-            preempted[order],
-            state.new[first : first + int(counts[kernel.NEW])],
-            *(int(counts[each]) for each in (kernel.DECODED, kernel.FREE, kernel.PREEMPTIONS)),
-            *(int(counts[each]) for each in (kernel.RECOMPUTED, kernel.FINISHED)),
+        return Standing(
+            columns=state.columns,
+            running=running[: int(counts[kernel.RUNNING])],
+            preempted=preempted[waiting],
+            new=state.new[first : first + int(counts[kernel.NEW])],
+            decoded=int(counts[kernel.DECODED]),
+            free=int(counts[kernel.FREE]),
+            preemptions=int(counts[kernel.PREEMPTIONS]),
+            recomputed=int(counts[kernel.RECOMPUTED]),
+            finished=int(counts[kernel.FINISHED]),
         )
-        queue.resume(told)
-        if isinstance(queue, ResourceAwareQueue):
-            queue.due = float(reals[kernel.DUE])
-        prefill, decode, used, emits, on_time = whole[:done].T
-        begin, end, taken, expert_bytes = real[:done].T
-        runs = begun[: int(counts[kernel.BEGUN])].T
-        stretch = Stretch(
-            begin,
-            end,
-            taken,
-            prefill,
-            decode,
-            used,
-            emits,
-            on_time,
-            expert_bytes,
-            (runs[0], runs[1], runs[2]),
-            busy,
-            float(reals[kernel.CONTEXT]),
+
+    def _stretch(self, counts: Ids, busy: Seconds, context: float) -> Stretch:
+        """The stretch that the kernel has written."""
+        done = int(counts[self._compiled.DONE])
+        prefill, decode, used, emits, on_time = self._whole[:done].T
+        begin, end, taken, expert_bytes = self._real[:done].T
+        request, iteration, before = self._begun[: int(counts[self._compiled.BEGUN])].T.copy()
+        return Stretch(
+            begin=begin,
+            end=end,
+            taken=taken,
+            prefill=prefill,
+            decode=decode,
+            used=used,
+            emits=emits,
+            on_time=on_time,
+            expert_bytes=expert_bytes,
+            begun=(request, iteration, before),
+            busy=busy,
+            context=context,
         )
-        record.extend(stretch)
-        return stretch, float(reals[kernel.CARRIED])
 
     def _read(self, counts: Sequence[Any]) -> Sequence[Any]:
         """Bytes of experts that an iteration reads whose parts have these counts of rows, one part after the other."""

@@ -52,8 +52,10 @@ def record(function: Callable[[Sequence[Any]], Sequence[Any]], inputs: Sequence[
     Raises
     ------
     UntraceableError
-        If it does something with the numbers that no tape repeats.
+        If it does something with the numbers that no tape repeats, or integers are too large for a float.
     """
+    if any(abs(value) >= EXACT for value in inputs):
+        raise UntraceableError(f"counts of rows must be below {EXACT}, not {inputs}.")
     writer = _Writer()
     answer = function([Traced(writer, writer.entry(), value) for value in inputs])
     marks = [writer.mark(number) for number in answer]
@@ -97,7 +99,7 @@ class _Writer:
 
     def result(self, code: int, one: Any, other: Any, value: Any) -> Traced:
         """Write down a step that computes `value`."""
-        if type(value) not in (int, float) or (code == POWER and type(value) is int):
+        if type(value) not in (int, float) or (type(value) is int and (code == POWER or abs(value) >= EXACT)):
             raise UntraceableError(f"{value!r} cannot be computed on a tape; give a float.")
         self.steps.append((code, self.mark(one), self.mark(other), int(type(value) is int)))
         self._results += 1
