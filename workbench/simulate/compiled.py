@@ -36,7 +36,7 @@ def _kernel(signature: str | None = None) -> Callable[[Callable[..., Any]], Call
             return cast(Callable[..., Any], compiler(no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
         try:
             made = compiler(signature, cache=True, no_cfunc_wrapper=True)(function)
-        except RuntimeError:  # Numba found no folder for its cache
+        except (RuntimeError, OSError):  # there is no folder that can be written
             made = compiler(signature, no_cfunc_wrapper=True)(function)
         return cast(Callable[..., Any], made)
 
