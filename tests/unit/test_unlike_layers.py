@@ -203,7 +203,7 @@ def _has(op, model):
 
 def test_streaming_the_cache_of_layers_with_states_is_refused():
     streamed = fetch(kv) | gpu(qkv, attention, out_proj, moe)
-    with pytest.raises(ScenarioError, match="keep states or an index"):
+    with pytest.raises(ScenarioError, match="keep states in the place of keys"):
         tiny_scenario(model=tiny_model_of("states"), pipeline=streamed)
 
 

@@ -144,8 +144,8 @@ class Scenario:
         """Refuse to stream the KV of layers that keep something else."""
         if self.model.keeps_states and any(kv in each.pipeline.fetches for each in self.stack):
             raise ScenarioError(
-                f"some layers of {self.model.name} keep states or an index in the place of keys and values, which "
-                "fetch(kv) does not stream; leave it out and put attention where the KV cache is."
+                f"some layers of {self.model.name} keep states in the place of keys and values, or an index beside "
+                "them, which fetch(kv) does not stream; leave it out and put attention where the KV cache is."
             )
 
     @property
