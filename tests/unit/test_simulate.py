@@ -11,11 +11,14 @@ from tests.systems import PIPELINES, VSL
 from workbench.core.errors import CapacityError, ScenarioError, ScheduleError
 from workbench.core.result import Source
 from workbench.core.timeline import ITERATION
+from workbench.hardware.assembly import machine
 from workbench.hardware.profile import Cores, OpTime, Profile
+from workbench.models import models
 from workbench.perfmodels import bound
-from workbench.pipeline import fetch, gpu
+from workbench.pipeline import cpu, fetch, gpu
+from workbench.scenario import Memory
 from workbench.scheduler.resource_aware import ResourceAware
-from workbench.schedules import CGOPipe, Sequential, Step, VSLPipe
+from workbench.schedules import CGOPipe, Overlap, Sequential, Step, VSLPipe
 from workbench.schedules.plan import busy_seconds
 from workbench.serving import prepare
 from workbench.serving.task_cost import profile_shape
@@ -231,3 +234,17 @@ def test_a_short_simulation_shows_nothing_and_makes_no_bar(capsys):
     assert clock.bar._bar is None
     simulate(tiny_scenario(8, 4, 3), Sequential())
     assert not capsys.readouterr().err
+
+
+def test_layers_of_an_empty_part_are_skipped_no_sooner_than_their_lane_is_free():
+    """One request in two micro-batches, first layers on the CPU: the empty part's tasks wait for the other's."""
+    on_cpu = cpu(qkv, attention, out_proj, moe)
+    on_gpu = gpu(qkv, attention, out_proj, moe)
+    roomy = machine("h200-sxm", "xeon-8380", memory="4TB")
+    scenario = tiny_scenario([15], [4], pipeline=on_cpu[:3] + on_gpu[3:]).on(
+        model=models["qwen3-30b-a3b"],
+        machine=roomy,
+        memory=Memory(kv_capacity="1GB"),
+    )
+    each, skipping = (simulate(scenario, Overlap(), detail=detail).seconds for detail in Detail)
+    assert skipping == pytest.approx(each, rel=0.01)

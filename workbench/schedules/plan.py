@@ -319,7 +319,8 @@ class _Moving(NamedTuple):
 class _State(NamedTuple):
     """The state at the end of a repetition that decides when later tasks run.
 
-    `ends` are the ends of the last tasks, and `last` is the end of the very last. `moving` are the bulk transfers that
+    `ends` are the ends of the last tasks, `last` is the end of the very last, and `free` is from when on each lane of
+    the repetition is free, relative to `last`. `moving` are the bulk transfers that
     have not ended; if there are none, `over_at` is the end of the last one of each lane, relative to `last`, but at
     least the earliest of `ends`, before which no later transfer begins that waits for a task; `over` is that end as it
     is. `longer` is the time for which each lane has been held beyond the sum of its tasks' own times.
@@ -327,6 +328,7 @@ class _State(NamedTuple):
 
     last: float
     ends: list[float]
+    free: list[float]
     moving: list[_Moving]
     over_at: dict[str, float]
     over: dict[str, float]
@@ -340,6 +342,7 @@ class _State(NamedTuple):
             return False
         shift = self.last - before.last
         apart = [end - other - shift for end, other in zip(self.ends, before.ends, strict=True)]
+        apart += [free - other for free, other in zip(self.free, before.free, strict=True)]
         for one, other in zip(self.moving, before.moving, strict=True):
             apart += [one.start - other.start, one.end - other.end, one.since - other.since]
         if self.over_at:
@@ -450,7 +453,8 @@ class _Lanes:
             for lane in self._bulk:
                 ended[lane] = self._over(lane)
                 over_at[lane] = max(ended[lane], earliest) - last
-        return _State(last, window, moving, over_at, ended, self.longer.copy())
+        free = [self._free[lane] - last for lane in lanes]
+        return _State(last, window, free, moving, over_at, ended, self.longer.copy())
 
     def _over(self, lane: str) -> float:
         """End of a lane's last bulk transfer if none is under way."""

@@ -248,6 +248,7 @@ def _look(
     moving: Any,
     over: Any,
     longer: Any,
+    since_free: Any,
 ) -> Any:
     """Store the state after the tasks before `at`, see `plan._Lanes._state`; return the end of the last.
 
@@ -262,6 +263,7 @@ def _look(
     found = False
     for lane in range(_LANES):
         longer[lane] = so_far[lane]
+        since_free[lane] = free[lane] - last if lanes[lane] else 0.0
         if lanes[lane] and (not found or free[lane] < begun):
             begun = free[lane]
             found = True
@@ -307,10 +309,12 @@ def _alike(
     window: Any,
     moving: Any,
     over: Any,
+    since_free: Any,
     sizes0: Any,
     window0: Any,
     moving0: Any,
     over0: Any,
+    since_free0: Any,
 ) -> Any:
     """See `plan._State.like`; the arrays that end in 0 are those of the state before."""
     for each in range(3):
@@ -319,6 +323,8 @@ def _alike(
     worst = 0.0
     for place in range(sizes[0]):
         worst = max(worst, abs(window[place] - window0[place] - shift))
+    for lane in range(_LANES):
+        worst = max(worst, abs(since_free[lane] - since_free0[lane]))
     for place in range(sizes[1]):
         if moving[place, 0] != moving0[place, 0] or moving[place, 1] != moving0[place, 1]:
             return False
@@ -359,6 +365,7 @@ def _play(order: Any, seconds: Any, slowdowns: Any, packet: Any, skip: Any, star
     moving = np.empty((2, most, 5))
     over = np.empty((2, _LANES, 3))
     longer = np.empty((2, _LANES))
+    since_free = np.empty((2, _LANES))
     last0 = 0.0
     new = 0
     count = len(repeats) if skip else 0
@@ -390,6 +397,7 @@ def _play(order: Any, seconds: Any, slowdowns: Any, packet: Any, skip: Any, star
             moving[new],
             over[new],
             longer[new],
+            since_free[new],
         )
         alike = repeating and _alike(
             last - last0,
@@ -398,10 +406,12 @@ def _play(order: Any, seconds: Any, slowdowns: Any, packet: Any, skip: Any, star
             window[new],
             moving[new],
             over[new],
+            since_free[new],
             sizes[old],
             window[old],
             moving[old],
             over[old],
+            since_free[old],
         )
         if alike:
             shift = (last - last0) * left
