@@ -348,3 +348,11 @@ def test_the_command_says_in_one_line_what_is_missing(
     assert main(["advise", *words.split()]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
+
+
+def test_a_chip_with_one_memory_is_not_told_to_divide_the_work():
+    """GPU and CPU read the same DRAM: rows in which both do would count its bandwidth twice."""
+    advice = wb.advise(wb.models["qwen3-30b-a3b"], wb.machine("m4-max"), weights="int8")
+    assert {row.placement for row in advice.rows} == {"everything on the GPU", "everything on the CPU"}
+    assert "read one memory" in str(advice)
+    assert len(advice.worth_single) == 1

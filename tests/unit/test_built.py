@@ -196,6 +196,7 @@ def test_both_ways_find_the_same_model(kind):
     ("config", "words"),
     [
         ({"model_type": "gemma4_text"}, "has no routed experts"),
+        ({"model_type": "minimax", "attn_type_list": [0, 1] * 16}, "give layer_types in its place"),
         ({"model_type": "no_such_type"}, "neither the key table nor transformers"),
         ({"model_type": "qwen3_next", "num_hidden_layers": "many"}, "the config of 'qwen3_next'|cannot build"),
     ],

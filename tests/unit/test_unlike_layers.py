@@ -138,6 +138,10 @@ def test_formats_of_operations_price_their_weights():
     asked = scenario.on(memory=replace(scenario.memory, weights="bf16"))
     assert prepare(asked, Sequential()).cost.weights_per_layer == pytest.approx(sum(usual.values()))
     assert "bits on average" in str(scenario)
+    wide = replace(model, intermediate_size=128)
+    rounded = scenario.on(model=wide, memory=replace(scenario.memory, weights="int4")).precision
+    assert qkv.bytes_each(wide, rounded) == 0.8
+    assert experts.bytes_each(wide, rounded) == 0.5 + 4 / 64
 
 
 def test_layers_that_are_all_of_one_kind_have_its_sizes():

@@ -197,7 +197,9 @@ class Advice:
             f"memory: the one with the smallest share left, where {kept} of the host's are kept free. Embedding and "
             "head are always on the GPU.",
             "A machine of the catalogue has the rates of data sheets, derated. It counts no launches of kernels and no "
-            "waits between devices: small models, and experts on the CPU, are slower in practice.",
+            "waits between devices: small models, and experts on the CPU, are slower in practice; public runs with "
+            "experts on the CPU decode at half of what is simulated, in the median (python -m workbench reproduce "
+            "offload_runs).",
             *(
                 f"Not priced: {', '.join(self._refused_for(why))}. {why}"
                 for why in dict.fromkeys(dict(self.refused).values())
@@ -281,6 +283,9 @@ def best(rows: Iterable[Row]) -> Row | None:
     return max((row for row in rows if row.fits), key=lambda row: row.tok_s, default=None)
 
 
+_ONE_MEMORY = "GPU and CPU of this chip read one memory, whose bandwidth would count twice."
+
+
 class _Load:
     """One or several equal requests for a model on a machine."""
 
@@ -311,6 +316,8 @@ class _Load:
         if chosen is None:
             return ()
         found = [self._of_memory(chosen)]
+        if self._machine.one_memory:
+            return tuple(found)
         for resource, words in _OTHER_RESOURCES.items():
             with suppress(ScenarioError):  # an operation that runs on both devices was measured once
                 richer = RESOURCES[resource](chosen.scenario, FACTOR)
@@ -339,10 +346,14 @@ class _Load:
         for number, placement in enumerate(tried):
             if placement.partial and whole:
                 continue
+            first = placement.layout(placement.steps[0])
+            if self._machine.one_memory and first.on_both:
+                self.refused[first.what] = _ONE_MEMORY
+                continue
             try:
                 rows.append(self._row(placement))
             except ScenarioError as error:
-                self.refused[placement.layout(placement.steps[0]).what] = str(error)
+                self.refused[first.what] = str(error)
                 continue
             if number == 0:
                 whole = rows[0].fits and rows[0].at_once == rows[0].requests

@@ -47,6 +47,13 @@ class Layout:
     pipeline: Pipeline | Stack
     kept: float = 0.0
 
+    @property
+    def on_both(self) -> bool:
+        """True if GPU and CPU share the work, or the GPU gets it from the host."""
+        ranges = self.pipeline.ranges if isinstance(self.pipeline, Stack) else self.pipeline[:].ranges
+        devices = {stage.device for each in ranges for stage in each.pipeline.stages}
+        return len(devices) > 1 or any(each.pipeline.fetches for each in ranges)
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -89,7 +96,7 @@ def _every(model: ModelConfig) -> Iterator[Placement]:
     def whole_layers(count: int) -> Layout:
         rest = layers - count
         stack = on_cpu[:rest] + on_gpu[rest:]
-        return Layout(f"{count} of {layers} layers on the GPU", f"llama.cpp -ngl {count}", stack)
+        return Layout(f"{count} of {layers} layers on the GPU", f"llama.cpp -ngl {count + 1}", stack)  # and the head
 
     yield Placement(whole_layers, Sequential(), range(1, layers), partial=True)
     yield from _streams(on_gpu)

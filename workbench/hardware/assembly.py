@@ -13,6 +13,9 @@ from workbench.hardware.dram import Dram, parse_memory
 from workbench.hardware.machine import Device, Link, Machine, value_names
 from workbench.hardware.processors import Efficiency, Processor, ProcessorKind, Sourced, efficiencies, links, processors
 
+_LEAST_MEMORY = 1e8
+"""A host has more memory than this [B]: less is a number without its unit."""
+
 
 def machine(
     gpu: str | Processor,
@@ -186,6 +189,10 @@ def _dram(host: Processor, memory: str | float | None, shares: Efficiency) -> di
     modules: Dram | None = None
     if memory is not None:
         amount, modules = parse_memory(memory, host=host.name, channels=host.channels, takes=host.dram)
+        if amount < _LEAST_MEMORY:
+            raise ScenarioError(
+                f"memory={memory!r} is {format_bytes(amount)} for {host.name}; write for example '64GB'."
+            )
         capacity = Sourced(amount, "given")
     elif math.isnan(host.memory):
         raise ScenarioError(f"{host.name} has no DRAM of its own; say what its host has, such as memory='512GB'.")

@@ -27,6 +27,11 @@ _RECORD = "record 2"
 """Version of a measured record's contents; another version is measured anew."""
 
 
+_ITS_GPU = ", its GPU"
+_ITS_CPU = ", its CPU"
+"""Behind the name of a chip, of which both are parts."""
+
+
 def _check_positive(name: str, **values: float) -> None:
     for what, value in values.items():
         if not is_number(value) or not value > 0:
@@ -293,6 +298,12 @@ class Machine:
     def sources_with(self, how: Mapping[str, str]) -> dict[str, str]:
         """The sources of its values; those of changed values say how they were changed."""
         return {name: f"{how[name]}: {source}" if name in how else source for name, source in self.sources.items()}
+
+    @property
+    def one_memory(self) -> bool:
+        """True for a chip whose GPU and CPU read the same memory."""
+        chip = self.gpu.name.removesuffix(_ITS_GPU)
+        return (self.gpu.name, self.cpu.name) == (chip + _ITS_GPU, chip + _ITS_CPU)
 
     @property
     def is_local(self) -> bool:

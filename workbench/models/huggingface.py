@@ -136,6 +136,12 @@ def _understood(config: Mapping[str, Any], name: str) -> ModelConfig:
     kind = raw.get("model_type")
     if not isinstance(kind, str) or (kind in FAMILIES and _all_in_table(raw)):
         return _translate(config, name)
+    kinds = raw.get("attn_type_list")
+    if kinds is not None and (not isinstance(kinds, list | tuple) or set(kinds) - {1}):
+        raise CheckpointError(
+            f"config.json of {name!r} sets attn_type_list={short(kinds)}, which transformers does not read; give "
+            "layer_types in its place."
+        )
     expert, other = _formats(raw, name)
     dtype = DTYPES[_dtype(raw)]
     _check_unquantised(raw, name)

@@ -161,7 +161,7 @@ class Scenario:
         plain = not self.model.has_formats
         if self.memory.weights in QUANTISED:
             others = None if self.model.path else self.model.other_dtype  # a run converts them
-            return Precision(self.model.dtype, kv, self.memory.weights, others, self._group, as_stored=plain)
+            return Precision(self.model.dtype, kv, self.memory.weights, others, self._group)
         if self.memory.weights:
             return Precision(self.memory.weights, kv, as_stored=plain)
         return Precision(self.model.dtype, kv, self.model.expert_dtype, self.model.other_dtype)
@@ -171,6 +171,8 @@ class Scenario:
         """Formats of the weights in words: ``bf16``, or ``mxfp4 (experts) and bf16``."""
         precision = self.precision
         if self.model.has_formats and precision.as_stored:
+            if precision.group is not None:
+                return f"{precision.experts} (experts), all others as stored"
             return f"{8 * self.model.weight_bytes / self.model.params:.3g} bits on average"
         experts = precision.experts or precision.weights
         others = precision.others or precision.weights

@@ -254,7 +254,8 @@ class Op:
     def bytes_each(self, model: ModelConfig, precision: Precision) -> float:
         """Bytes per weight: of its own format, or else of the routed experts' or the other weights'."""
         usual = precision.expert_bytes if self.routed else precision.other_bytes
-        if not (model.formats and precision.as_stored):
+        rounded = self.routed and precision.group is not None
+        if rounded or not (model.formats and precision.as_stored):
             return usual
         return model.format_of(self.plain.name) or usual
 
