@@ -77,6 +77,9 @@ class Counting:
     def begin(self, blocks):
         self.blocks = blocks
 
+    def advance(self, queue, record):
+        pass
+
     def execute(self, plan, number, step):
         if number == self.fail_at:
             raise RuntimeError("a stage failed")

@@ -16,6 +16,7 @@ import numpy as np
 from workbench.core.latency import Seconds
 from workbench.scheduler.base import Queue
 from workbench.scheduler.batch import Ids
+from workbench.scheduler.block_manager import BlockCounts
 from workbench.scheduler.continuous import ContinuousQueue
 from workbench.scheduler.paged_queue import PagedQueue, Standing
 from workbench.scheduler.resource_aware import ResourceAwareQueue
@@ -63,6 +64,8 @@ class Stretches:
     def run(self, queue: Queue, record: Record, now: float, carried: float) -> tuple[Stretch, float] | None:
         """Make a stretch and record it; it, and the seconds that a transfer is carried on. None if there is none."""
         if not isinstance(queue, ResourceAwareQueue | ContinuousQueue) or type(queue) not in _QUEUES:
+            return None
+        if type(queue.blocks) is not BlockCounts:  # a block table, which the kernel does not keep
             return None
         arrival = math.inf if record.all_there else record.next_arrival
         if arrival <= now or not self._laying.prices_all(self.tasks):
