@@ -23,6 +23,13 @@ from workbench.models.families import FAMILIES
 PATH = Path(__file__).parents[1] / "data" / "proofs" / "model_types.json"
 _CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 _ROUTED = re.compile(r"(?<!shared_)experts\.|\bmlp\.(in|out)put_linear")
+COMPLETED: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
+    "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 64, "moe_topk": 8},
+    "lfm2_moe": {"num_hidden_layers": 24, "layer_types": ["conv", "conv", "full_attention", "conv"] * 6},
+}
+"""Sizes that default configs lack, chosen like those of published models."""
 _IDLE = {"zaya": 1}
 """Choices of the router that compute nothing: Zaya's class to skip the experts."""
 
@@ -46,14 +53,14 @@ class Found(NamedTuple):
 
 @cache
 def survey() -> tuple[Found, ...]:
-    """All types whose default config makes a model with experts that says how many a token chooses."""
+    """All types whose default config, or `COMPLETED` one, makes a model with experts."""
     return tuple(found for kind in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) for found in _of(kind))
 
 
 def _of(kind: str) -> Iterator[Found]:
     logging.disable(logging.WARNING)
     try:
-        config = CONFIG_MAPPING[kind]()
+        config = CONFIG_MAPPING[kind](**COMPLETED.get(kind, {}))
         with torch.device("meta"):
             network = transformers.AutoModelForCausalLM.from_config(config.get_text_config())
     except Exception:  # the default config is not complete
