@@ -15,6 +15,7 @@ from workbench.serving.capacity import embedding_bytes
 from workbench.serving.prepared import facts
 from workbench.serving.task_cost import TaskCost
 from workbench.simulate import Detail, simulate
+from workbench.simulate.clock import TaskClock
 from workbench.stages import (
     Place,
     Precision,
@@ -123,6 +124,7 @@ def test_the_bound_counts_the_rows_that_a_simulation_pushes(kind, data):
         return rows
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TaskClock, "advance", lambda self, queue, record: None)  # the kernel asks for no rows
         patch.setattr(TaskCost, "part", counted)
         simulate(scenario, Sequential(), detail=Detail.TASK)
     total = cost.by_kind(lambda model: total_rows(scenario.workload, model))
