@@ -89,16 +89,13 @@ class Mixer:
         kept = 0
         taps = 0
         taken = 0
-        given = 0
         for tensor, shape in self.shapes.items():
             if len(shape) == 3 and shape[1] == 1:
                 kept += shape[0] * (shape[2] - 1)
                 taps += shape[0] * shape[2]
-            elif len(shape) == 2 and tensor.endswith(".weight"):
-                out = tensor.split(".")[0] in OUT
-                taken += 0 if out else shape[0]
-                given += shape[1] if out else 0
-        return Own(recurrence=Recurrence(name, state + kept, macs * state + taps, taken, given))
+            elif len(shape) == 2 and tensor.endswith(".weight") and tensor.split(".")[0] not in OUT:
+                taken += shape[0]
+        return Own(recurrence=Recurrence(name, state + kept, macs * state + taps, taken, self.given))
 
 
 def mixing(mixers: Sequence[Mixer], config: Any, words: str | None, what: str) -> Own:

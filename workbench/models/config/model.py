@@ -116,9 +116,13 @@ class ModelConfig(NetworkSizes):
     @property
     def each_always(self) -> float:
         """Parameters of one layer that every pass reads, mean over the layers."""
+        return self.attention_params + self._network_params / self.num_hidden_layers
+
+    @property
+    def _network_params(self) -> int:
+        """Parameters of routers, shared experts and dense networks of all layers."""
         moe = self.moe_layers * (self.router_params + self.shared_params)
-        dense = self.dense_layers * self.dense_params
-        return self.attention_params + (moe + dense) / self.num_hidden_layers
+        return moe + self.dense_layers * self.dense_params
 
     @property
     def always_params(self) -> int:
@@ -126,9 +130,7 @@ class ModelConfig(NetworkSizes):
         if self.unlike:
             layers = sum(count * model.each_always for model, count in self.unlike)
             return round(layers) + self.head_params
-        moe = self.moe_layers * (self.router_params + self.shared_params)
-        dense = self.dense_layers * self.dense_params
-        return round(self.num_hidden_layers * self.attention_params) + moe + dense + self.head_params
+        return round(self.num_hidden_layers * self.attention_params) + self._network_params + self.head_params
 
     @property
     def active_params(self) -> int:
