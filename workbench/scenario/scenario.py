@@ -259,14 +259,29 @@ class Scenario:
         """
         try:
             record = read_json(path)
-            found = record.pop("format", None)
-            values = fields_from(record) if found == FORMAT else {}
-        except NotImportedError as error:
-            raise ScenarioError(f"{path} {error}") from None
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        except ValueError as error:
             raise ScenarioError(f"{path} is no scenario ({reason(error)}); save it again.") from error
+        return cls.from_dict(record, str(path))
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any], where: str) -> Scenario:
+        """Read what `to_dict` gave; errors name the place `where` it was found.
+
+        Raises
+        ------
+        ScenarioError
+            As `load` does.
+        """
+        try:
+            found = record.get("format")
+            kept = {name: value for name, value in record.items() if name != "format"}
+            values = fields_from(kept) if found == FORMAT else {}
+        except NotImportedError as error:
+            raise ScenarioError(f"{where} {error}") from None
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+            raise ScenarioError(f"{where} is no scenario ({reason(error)}); save it again.") from error
         if not values:
-            raise ScenarioError(f"{path} was written in another format; this version reads {FORMAT!r}.")
+            raise ScenarioError(f"{where} was written in another format; this version reads {FORMAT!r}.")
         return cls(**values)
 
     def diff(self, other: Scenario) -> dict[str, tuple[Any, Any]]:

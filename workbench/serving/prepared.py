@@ -80,7 +80,7 @@ def price(scenario: Scenario, schedule: Schedule) -> Prepared:
     stack = scenario.graph
     _check_own_format(scenario)
     cost = _task_cost(stack, scenario.model, scenario.machine, scenario.precision, scenario.routing)
-    typical = _Typical.of(scenario, schedule) if schedule.by_times else None
+    typical = Typical.of(scenario, schedule) if schedule.by_times else None
     lowering, plans = _lowered(schedule, cost, stack, scenario.machine, typical)
     _check_chunks(scenario, stack)
     budget = scenario.scheduler.token_budget or cost.token_budget
@@ -100,7 +100,7 @@ def _task_cost(
 
 @functools.lru_cache(maxsize=_KEPT)
 def _lowered(
-    schedule: Schedule, cost: TaskCost, stack: StackGraph, machine: Machine, typical: _Typical | None
+    schedule: Schedule, cost: TaskCost, stack: StackGraph, machine: Machine, typical: Typical | None
 ) -> tuple[Lowering, PlanCost]:
     """A schedule's tasks and the prices of its plans; the typical batch is that of a schedule that orders by times."""
     plans = PlanCost(cost, machine)
@@ -110,7 +110,7 @@ def _lowered(
     return Lowering(schedule, stack, times.seconds, times.whole), plans
 
 
-class _Typical(NamedTuple):
+class Typical(NamedTuple):
     """The typical batch of a scenario: as many requests as the cache holds, of all ages alike.
 
     Attributes
@@ -126,7 +126,7 @@ class _Typical(NamedTuple):
     output: float
 
     @classmethod
-    def of(cls, scenario: Scenario, schedule: Schedule) -> _Typical:
+    def of(cls, scenario: Scenario, schedule: Schedule) -> Typical:
         """The typical batch of a scenario, divided into the parts of a schedule."""
         workload = scenario.workload.as_served
         held = block_iterations(workload.prompt_len, workload.output_len, scenario.memory.kv_block)
@@ -153,7 +153,7 @@ class _Typical(NamedTuple):
 class _TypicalTimes:
     """Times of tasks for a typical batch."""
 
-    def __init__(self, typical: _Typical, plans: PlanCost, machine: Machine, schedule: Schedule) -> None:
+    def __init__(self, typical: Typical, plans: PlanCost, machine: Machine, schedule: Schedule) -> None:
         self._plans = plans
         self._cores = machine.cores
         self._packet = schedule.packet_seconds

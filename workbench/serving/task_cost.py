@@ -417,6 +417,10 @@ class TaskCost:
             return work
         return lambda *given: work(*given)._replace(dtype=dtype)
 
+    def flops(self, stage: Stage, rows: Rows, layer: int = 0) -> float:
+        """FLOP of a stage for these rows in one layer, of those experts that it does not defer."""
+        return self._work(stage, layer)(rows_of(stage, rows), self.model_at(layer), self._precision).flops
+
     @property
     def decodes_at(self) -> str | None:
         """Precision that prices decode attention on a GPU without an fp32 rate: that of the KV cache; else None.

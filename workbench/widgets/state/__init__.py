@@ -1,0 +1,1 @@
+"""The state behind the widgets, in plain Python: settings, what is offered, predictions, and what is drawn of them."""

@@ -1,0 +1,406 @@
+"""Controls: choosers and sliders, each of which reads one of the settings and changes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from workbench.core.units import format_bytes
+from workbench.models import ModelConfig
+from workbench.pipeline import Pipeline, Stack
+from workbench.schedules import Schedule
+from workbench.stages import kv
+from workbench.widgets.state.ladders import ladder, nearest, whole_ladder
+from workbench.widgets.state.offered import (
+    fewer_parts,
+    machines_offered,
+    models_offered,
+    schedulers_offered,
+    schedules_offered,
+    why_not,
+    workloads_offered,
+)
+from workbench.widgets.state.settings import Settings, full_link, kv_bytes_per_token, kv_steps
+
+Plain = dict[str, Any]
+_SLOWEST_LINK = 1 / 512  # of the link's full rate
+_LEAST_GPU = 1 / 64  # of the GPU's memory
+_NO_LIMIT = math.inf
+_SHARES = tuple(step / 20 for step in range(21))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One position of a slider: its text, and the value that it stands for."""
+
+    label: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Slider:
+    """A slider over steps in ascending order.
+
+    Attributes
+    ----------
+    name, label : str
+        Name in messages and as a field of `Explore`, and text beside it.
+    steps : callable (Settings) -> sequence of Step
+        The positions at these settings; none if the setting has no meaning there.
+    read : callable (Settings) -> float
+    write : callable (Settings, value) -> Settings
+    """
+
+    name: str
+    label: str
+    steps: Callable[[Settings], Sequence[Step]]
+    read: Callable[[Settings], float]
+    write: Callable[[Settings, Any], Settings]
+
+    def at(self, settings: Settings) -> int:
+        """Number of the position that is nearest to the setting."""
+        values = tuple(step.value for step in self.steps(settings))
+        value = self.read(settings)
+        if value in values:
+            return values.index(value)
+        if value and min(values) > 0:
+            return nearest(values, value)
+        return min(range(len(values)), key=lambda place: abs(values[place] - value))
+
+    def plain(self, settings: Settings) -> Plain | None:
+        """The slider for the browser; None if it has no meaning at these settings."""
+        steps = self.steps(settings)
+        if len(steps) < 2:
+            return None
+        labels = [step.label for step in steps]
+        place = self.at(settings)
+        if steps[place].value != self.read(settings):
+            labels[place] = self.told(settings)
+        return {"name": self.name, "label": self.label, "kind": "slider", "at": place, "steps": labels, "note": ""}
+
+    def told(self, settings: Settings) -> str:
+        """The setting itself, where no position has exactly its value."""
+        value = self.read(settings)
+        return f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
+
+    def moved(self, settings: Settings, place: object) -> Settings:
+        """The settings with the slider at one of its positions."""
+        steps = self.steps(settings)
+        number = min(max(int(place), 0), len(steps) - 1)  # type: ignore[call-overload]
+        return self.write(settings, steps[number].value)
+
+
+class Sizes(Slider):
+    """A slider over bytes, or bytes per second."""
+
+    def told(self, settings: Settings) -> str:
+        """See `Slider.told`."""
+        return format_bytes(self.read(settings))
+
+
+class Capacity(Slider):
+    """The slider over KV capacities, which are told in bytes."""
+
+    def told(self, settings: Settings) -> str:
+        """See `Slider.told`."""
+        return format_bytes(settings.kv_capacity)
+
+
+@dataclass(frozen=True)
+class Chooser:
+    """A chooser among named values.
+
+    Attributes
+    ----------
+    name, label : str
+    options : callable (Settings) -> {label: value}
+    read : callable (Settings) -> value
+    write : callable (Settings, value) -> Settings
+    checked : bool
+        True if options that these settings do not go together with are greyed, with the reason.
+    """
+
+    name: str
+    label: str
+    options: Callable[[Settings], Mapping[str, Any]]
+    read: Callable[[Settings], Any]
+    write: Callable[[Settings, Any], Settings]
+    checked: bool = False
+
+    def plain(self, settings: Settings) -> Plain:
+        """The chooser for the browser."""
+        chosen = self.read(settings)
+        offered = self.options(settings)
+        options = []
+        for label, value in offered.items():
+            why = why_not(self.write(settings, value)) if self.checked and value != chosen else ""
+            options.append({"value": label, "label": label, "why": why})
+        value = next((label for label, value in offered.items() if value == chosen), "")
+        return {"name": self.name, "label": self.label, "kind": "choice", "value": value, "options": options}
+
+    def moved(self, settings: Settings, label: object) -> Settings:
+        """The settings with another choice; unchanged if there is none of this name."""
+        offered = self.options(settings)
+        return self.write(settings, offered[str(label)]) if str(label) in offered else settings
+
+
+Control = Slider | Chooser
+
+
+class Controls:
+    """All controls around the settings that a widget began with.
+
+    Parameters
+    ----------
+    start : Settings
+        The model, machine, requests and scheduler that stand first among those offered.
+    schedules : tuple of Schedule
+        Schedules that stand first.
+    """
+
+    def __init__(self, start: Settings, schedules: tuple[Schedule, ...]) -> None:
+        self._models = models_offered(start.model)
+        self._machines = machines_offered(start.machine)
+        self._workloads = workloads_offered(start.workload)
+        self._schedulers = schedulers_offered(start.scheduler)
+        self._schedules = schedules_offered(schedules)
+        self._start = start
+        self.groups: Mapping[str, tuple[Control, ...]] = {
+            "Model and machine": (
+                Chooser("model", "Model", lambda _: self._models, lambda now: now.model, self._choose_model),
+                Chooser("machine", "Machine", lambda _: self._machines, lambda now: now.machine, Settings.on_machine),
+                LINK,
+                GPU_MEMORY,
+            ),
+            "Requests": (
+                Chooser(
+                    "workload", "Workload", lambda _: self._workloads, lambda now: now.workload, Settings.on_workload
+                ),
+                REQUESTS,
+                PROMPT_LEN,
+                OUTPUT_LEN,
+            ),
+            "Serving": (
+                Chooser(
+                    "scheduler",
+                    "Scheduler",
+                    self._offer_schedulers,
+                    lambda now: now.scheduler,
+                    lambda now, value: now.on(scheduler=value),
+                    checked=True,
+                ),
+                Chooser("schedule", "Schedule", self._offer_schedules, lambda now: now.schedule, _choose_schedule, True),
+                KV_CAPACITY,
+                MAX_RUNNING,
+                TOKEN_BUDGET,
+                MICRO_BATCHES,
+                WEIGHTS_ON_GPU,
+                KV_ON_GPU,
+            ),
+        }
+
+    def __iter__(self) -> Iterator[Control]:
+        for group in self.groups.values():
+            yield from group
+
+    def __getitem__(self, name: str) -> Control:
+        return next(control for control in self if control.name == name)
+
+    def plain(self, settings: Settings) -> Plain:
+        """All controls for the browser, without those that have no meaning at these settings."""
+        groups = []
+        for title, controls in self.groups.items():
+            shown = [plain for control in controls if (plain := control.plain(settings)) is not None]
+            groups.append({"title": title, "controls": shown})
+        return {"groups": groups}
+
+    def schedules(self, settings: Settings) -> tuple[Schedule, ...]:
+        """Every schedule that is offered, the chosen one with its settings."""
+        return tuple(self._offer_schedules(settings).values())
+
+    def schedule_named(self, kind: str) -> Schedule | None:
+        """The schedule of a kind, by the name of its class."""
+        return next((each for each in self._schedules.values() if type(each).__name__ == kind), None)
+
+    def _choose_model(self, settings: Settings, model: ModelConfig) -> Settings:
+        """Another model, or the first one in the precision that it began with."""
+        found = settings.on_model(model)
+        own = self._start
+        if model == own.model:
+            found = found.on(memory=own.memory)
+            return found.on(kv_tokens=own.kv_tokens) if found.machine == own.machine else found
+        return found
+
+    def _offer_schedulers(self, settings: Settings) -> Mapping[str, Any]:
+        return {**self._schedulers, type(settings.scheduler).__name__: settings.scheduler}
+
+    def _offer_schedules(self, settings: Settings) -> Mapping[str, Schedule]:
+        """Schedules by name; the chosen one with its settings, in the place of the first one of its kind."""
+        found = dict[str, Schedule]()
+        chosen = settings.schedule
+        for each in self._schedules.values():
+            same = type(each) is type(chosen) and chosen not in self._schedules.values()
+            shown = chosen if same and chosen.name not in found else fewer_parts(each, settings.requests)
+            found[shown.name] = shown
+        return found
+
+
+def _choose_schedule(settings: Settings, schedule: Schedule) -> Settings:
+    return settings.on(schedule=schedule)
+
+
+# ------------------------------------------------------------------------------------------------------------ sliders
+
+
+def _count_steps(field: str, low: int, high: int) -> Callable[[Settings], Sequence[Step]]:
+    def steps(settings: Settings) -> Sequence[Step]:
+        values = whole_ladder(1 << (high.bit_length() // 2), low, high)
+        own = getattr(settings, field)
+        return [Step(f"{value:,}", value) for value in sorted({*values, own})]
+
+    return steps
+
+
+def _written(field: str) -> Callable[[Settings, Any], Settings]:
+    return lambda settings, value: settings.on(**{field: value})
+
+
+def _rates(settings: Settings) -> Sequence[Step]:
+    full = full_link(settings.machine)
+    return [Step(f"{format_bytes(rate)}/s", rate) for rate in ladder(full, full * _SLOWEST_LINK, full)]
+
+
+def _gpu_sizes(settings: Settings) -> Sequence[Step]:
+    most = settings.machine.gpu.memory
+    return [Step(format_bytes(size), size) for size in ladder(most, most * _LEAST_GPU, most)]
+
+
+def _capacities(settings: Settings) -> Sequence[Step]:
+    each = kv_bytes_per_token(settings.memory, settings.model)
+    return [Step(format_bytes(tokens * each), tokens) for tokens in kv_steps(settings)]
+
+
+def _has(thing: object, field: str) -> bool:
+    """True if a frozen record of settings has a field."""
+    return field in {each.name for each in fields(thing)} if hasattr(thing, "__dataclass_fields__") else False  # type: ignore[arg-type]
+
+
+def _limits(settings: Settings) -> Sequence[Step]:
+    if not _has(settings.scheduler, "max_running"):
+        return []
+    values = whole_ladder(64, 1, max(2, settings.requests))
+    return [*(Step(f"{value:,}", value) for value in values), Step("no limit", _NO_LIMIT)]
+
+
+def _set_limit(settings: Settings, value: float) -> Settings:
+    limit = None if value == _NO_LIMIT else int(value)
+    return settings.on(scheduler=replace(settings.scheduler, max_running=limit))  # type: ignore[type-var]
+
+
+def _budgets(settings: Settings) -> Sequence[Step]:
+    if not _has(settings.scheduler, "token_budget"):
+        return []
+    values = whole_ladder(1024, 32, 262_144)
+    steps = [Step(f"{value:,} tokens", float(value)) for value in values]
+    default = next(each.default for each in fields(settings.scheduler) if each.name == "token_budget")  # type: ignore[arg-type]
+    return [*steps, Step("as the GPU balances the link", _NO_LIMIT)] if default is None else steps
+
+
+def _set_budget(settings: Settings, value: float) -> Settings:
+    budget = None if value == _NO_LIMIT else value
+    return settings.on(scheduler=replace(settings.scheduler, token_budget=budget))  # type: ignore[type-var]
+
+
+def _or_none(thing: object, field: str) -> float:
+    value = getattr(thing, field, None)
+    return _NO_LIMIT if value is None else float(value)
+
+
+def _parts(settings: Settings) -> Sequence[Step]:
+    if not _has(settings.schedule, "micro_batches"):
+        return []
+    least = getattr(type(settings.schedule), "least", 1)
+    return [Step(f"{count}", count) for count in range(least, min(16, max(least, settings.requests)) + 1)]
+
+
+def _set_parts(settings: Settings, value: int) -> Settings:
+    return settings.on(schedule=replace(settings.schedule, micro_batches=value))  # type: ignore[type-var]
+
+
+def _fetches(pipeline: Pipeline | Stack) -> set[object]:
+    ranges = pipeline.ranges if isinstance(pipeline, Stack) else pipeline[:].ranges
+    return {item for each in ranges for item in each.pipeline.fetches}
+
+
+def _shares_of(of_kv: bool) -> Callable[[Settings], Sequence[Step]]:
+    def steps(settings: Settings) -> Sequence[Step]:
+        streamed = _fetches(settings.pipeline)
+        there = kv in streamed if of_kv else bool(streamed - {kv})
+        return [Step(f"{share:.0%}", share) for share in _SHARES] if there else []
+
+    return steps
+
+
+def _share(field: str) -> Callable[[Settings, float], Settings]:
+    return lambda settings, value: settings.on(memory=replace(settings.memory, **{field: value}))
+
+
+LINK = Sizes("link", "Link speed", _rates, lambda now: now.link, _written("link"))
+GPU_MEMORY = Sizes("gpu_memory", "GPU memory", _gpu_sizes, lambda now: now.gpu_memory, _written("gpu_memory"))
+REQUESTS = Slider(
+    "requests",
+    "Requests",
+    _count_steps("requests", 1, 100_000),
+    lambda now: now.requests,
+    lambda now, value: now.on(requests=value, schedule=fewer_parts(now.schedule, value)),
+)
+PROMPT_LEN = Slider(
+    "prompt_len",
+    "Prompt tokens (mean)",
+    _count_steps("prompt_len", 4, 32_768),
+    lambda now: now.prompt_len,
+    _written("prompt_len"),
+)
+OUTPUT_LEN = Slider(
+    "output_len",
+    "Output tokens (mean)",
+    _count_steps("output_len", 1, 8_192),
+    lambda now: now.output_len,
+    _written("output_len"),
+)
+KV_CAPACITY = Capacity("kv_capacity", "KV capacity", _capacities, lambda now: now.kv_tokens, _written("kv_tokens"))
+MAX_RUNNING = Slider(
+    "max_running", "Running at once", _limits, lambda now: _or_none(now.scheduler, "max_running"), _set_limit
+)
+TOKEN_BUDGET = Slider(
+    "token_budget", "Token budget", _budgets, lambda now: _or_none(now.scheduler, "token_budget"), _set_budget
+)
+MICRO_BATCHES = Slider(
+    "micro_batches", "Micro-batches", _parts, lambda now: getattr(now.schedule, "micro_batches", 1), _set_parts
+)
+WEIGHTS_ON_GPU = Slider(
+    "weights_on_gpu",
+    "Weights kept on GPU",
+    _shares_of(False),
+    lambda now: now.memory.weights_on_gpu,
+    _share("weights_on_gpu"),
+)
+KV_ON_GPU = Slider(
+    "kv_on_gpu", "KV kept on GPU", _shares_of(True), lambda now: now.memory.kv_on_gpu, _share("kv_on_gpu")
+)
+SLIDERS = (
+    LINK,
+    GPU_MEMORY,
+    REQUESTS,
+    PROMPT_LEN,
+    OUTPUT_LEN,
+    KV_CAPACITY,
+    MAX_RUNNING,
+    TOKEN_BUDGET,
+    MICRO_BATCHES,
+    WEIGHTS_ON_GPU,
+    KV_ON_GPU,
+)
+"""Every setting that is a number, in the order of the controls."""

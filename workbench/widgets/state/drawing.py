@@ -1,0 +1,232 @@
+"""A worker that computes and publishes everything that follows the settings, the chosen schedule first."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from workbench.analysis.explain import explain
+from workbench.core.result import Result
+from workbench.core.timeline import Timeline
+from workbench.schedules import Schedule
+from workbench.widgets.parts.newest import Newest
+from workbench.widgets.state.controls import KV_CAPACITY, SLIDERS, Slider
+from workbench.widgets.state.ladders import outward
+from workbench.widgets.state.figures import Plain, figure, line, memories, tracks
+from workbench.widgets.state.predictions import Predictions, Refused
+from workbench.widgets.state.settings import Settings, kv_bytes_per_token
+
+POINTS = 11  # points of a curve
+_PATIENCE = 0.1  # seconds between two pictures of curves that are not complete
+_UNITS = {"kv_capacity": "B", "gpu_memory": "B", "link": "B/s", "weights_on_gpu": "%", "kv_on_gpu": "%"}
+_LINEAR = ("weights_on_gpu", "kv_on_gpu", "micro_batches")
+_NEXT = 2 ** (1 / 4)  # a step of a ladder
+
+Measured = Sequence[tuple[Settings, Result]]
+
+
+class Drawing:
+    """Computes figures, lanes, curves and explanations of the newest settings, and publishes each as it is ready.
+
+    Parameters
+    ----------
+    predictions : Predictions
+    schedules : callable (Settings) -> sequence of Schedule
+        The schedules that are compared; those that do not take the wiring are told with the reason.
+    measured : callable () -> sequence of (Settings, Result)
+        What was measured so far.
+    publish : callable (str, value) -> None
+        Called with "figures", "lanes" or "curves" and what the browser draws.
+    """
+
+    def __init__(
+        self,
+        predictions: Predictions,
+        schedules: Callable[[Settings], Sequence[Schedule]],
+        measured: Callable[[], Measured],
+        publish: Callable[[str, Any], None],
+    ) -> None:
+        self._predictions = predictions
+        self._schedules = schedules
+        self._measured = measured
+        self._publish = publish
+        self._axis: Slider = KV_CAPACITY
+        self._shown: list[Plain] = []
+        self._worker = Newest(self._follow, "view-drawing")
+
+    def put(self, settings: Settings) -> None:
+        """Compute these settings next, and drop what is computed of earlier ones."""
+        self._worker.put(settings)
+
+    def over(self, name: str) -> None:
+        """Draw the curves over another setting."""
+        self._axis = next((slider for slider in SLIDERS if slider.name == name), KV_CAPACITY)
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until all is drawn; return False if that takes longer than `timeout` [s]."""
+        return self._worker.wait(timeout)
+
+    def cancel(self) -> None:
+        """Drop what is being computed."""
+        self._worker.cancel()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._worker.close()
+
+    def _follow(self, settings: Settings, overtaken: Callable[[], bool]) -> None:
+        try:
+            self._draw(settings, overtaken)
+        except Exception as error:  # an exception of this thread would not be shown
+            problem = f"{type(error).__name__}: {error}"
+            self._publish("figures", {"problem": problem, "rows": [], "ledger": [], "explain": [], "prices": []})
+
+    def _draw(self, settings: Settings, overtaken: Callable[[], bool]) -> None:
+        """Draw in the order in which a reader looks: the chosen schedule, its lanes, the curves, all others."""
+        predictions = self._predictions
+        self._figures(settings, {})
+        if overtaken():
+            return
+        self._lanes(settings)
+        found = {settings.schedule.name: predictions.simulation(settings, settings.schedule)}
+        for schedule in self._schedules(settings):
+            if overtaken():
+                return
+            found[schedule.name] = predictions.simulation(settings, schedule)
+        self._figures(settings, found)
+        self._curves(settings, overtaken)
+        if not overtaken():
+            self._figures(settings, found, with_prices=True)
+
+    def _figures(
+        self, settings: Settings, found: dict[str, Result | Refused], *, with_prices: bool = False
+    ) -> None:
+        """Publish the figures: of the chosen schedule alone until those of the others are found."""
+        predictions = self._predictions
+        chosen = settings.schedule
+        bound = predictions.bound(settings)
+        simulated = predictions.simulation(settings, chosen)
+        rows = [] if isinstance(bound, Refused) else [figure(bound, "bound", bound, chosen=False)]
+        for schedule in self._schedules(settings):
+            mine = schedule == chosen
+            name = schedule.name
+            if mine or name in found:
+                result = simulated if mine else found[name]
+                rows.append(figure(result, name, bound, chosen=mine))
+            else:
+                rows.append({"name": name, "source": "simulated", "chosen": False, "why": "", "pending": True})
+        for run in self._beside(settings):
+            rows.append(figure(run, run.schedule, bound, chosen=False))
+        results = [each for each in (bound, simulated) if isinstance(each, Result)]
+        results += [run for run in self._beside(settings) if run.schedule == chosen.name]
+        self._publish(
+            "figures",
+            {
+                "problem": simulated.why if isinstance(simulated, Refused) else "",
+                "rows": rows,
+                "ledger": memories(predictions.ledger(settings)),
+                "explain": explain(results),
+                "prices": self._prices(settings) if with_prices else [],
+                "pending": not with_prices,
+            },
+        )
+
+    def _prices(self, settings: Settings) -> list[Plain]:
+        prices = self._predictions.prices(settings)
+        if isinstance(prices, Refused):
+            return []
+        return [{"what": what, "gain": gain, "then": then} for what, gain, then in prices.rows()]
+
+    def _lanes(self, settings: Settings) -> None:
+        found = self._predictions.lanes(settings)
+        titled = [] if isinstance(found, Refused) else [(f"{settings.schedule.name}, a typical iteration", found)]
+        self._publish("lanes", tracks(titled))
+
+    def show_lanes(self, titled: Sequence[tuple[str, Timeline]]) -> None:
+        """Show these lanes until the settings change."""
+        self._publish("lanes", tracks(titled))
+
+    # ------------------------------------------------------------------------------------------------------- curves
+
+    def _curves(self, settings: Settings, overtaken: Callable[[], bool]) -> None:
+        """Draw bound and schedules over one setting, outward from its present value."""
+        axis = self._axis if len(self._axis.steps(settings)) > 1 else KV_CAPACITY
+        values = tuple(step.value for step in axis.steps(settings))
+        places = outward(tuple(range(1, len(values) + 1)), axis.at(settings) + 1, POINTS)
+        points: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        due = time.monotonic() + _PATIENCE
+        for place in places:
+            if overtaken():
+                return
+            value = values[int(place) - 1]
+            at = settings if int(place) - 1 == axis.at(settings) else axis.write(settings, value)
+            self._add_points(points, at, drawn_at(axis, at))
+            if time.monotonic() > due:
+                self._show_curves(axis, settings, points, busy=True)
+                due = time.monotonic() + _PATIENCE
+        self._shown = self._show_curves(axis, settings, points, busy=False)
+
+    def _add_points(
+        self, points: dict[tuple[str, str], list[tuple[float, float]]], at: Settings, where: float
+    ) -> None:
+        bound = self._predictions.bound(at)
+        if isinstance(bound, Result):
+            points.setdefault(("bound", "bound"), []).append((where, bound.gen_tok_s))
+        for schedule in self._schedules(at):
+            result = self._predictions.simulation(at, schedule)
+            if isinstance(result, Result):
+                points.setdefault((schedule.name, "simulated"), []).append((where, result.gen_tok_s))
+
+    def _show_curves(
+        self,
+        axis: Slider,
+        settings: Settings,
+        points: dict[tuple[str, str], list[tuple[float, float]]],
+        *,
+        busy: bool,
+    ) -> list[Plain]:
+        lines = [line(name, kind, found) for (name, kind), found in points.items()]
+        chosen = settings.schedule.name
+        runs = [(drawn_at(axis, at), run) for at, run in self._measured() if _differ_in(axis, at, settings)]
+        for name in dict.fromkeys(run.schedule for _, run in runs):
+            lines.append(line(name, "measured", [(x, run.gen_tok_s) for x, run in runs if run.schedule == name]))
+        stale = [{**old, "stale": True} for old in self._shown if old["kind"] != "measured"] if busy else []
+        self._publish(
+            "curves",
+            {
+                "x": {"label": axis.label, "unit": _UNITS.get(axis.name, ""), "log": axis.name not in _LINEAR},
+                "y": {"label": "output tokens/s"},
+                "at": drawn_at(axis, settings),
+                "chosen": chosen,
+                "lines": [*stale, *lines],
+                "busy": busy,
+                "axis": axis.name,
+                "axes": [
+                    {"value": each.name, "label": each.label} for each in SLIDERS if len(each.steps(settings)) > 1
+                ],
+            },
+        )
+        return lines
+
+    def _beside(self, settings: Settings) -> list[Result]:
+        """What was measured at these settings, under any schedule."""
+        return [run for at, run in self._measured() if at.on(schedule=settings.schedule) == settings]
+
+
+def drawn_at(axis: Slider, settings: Settings) -> float:
+    """Where a setting stands on its axis; no limit stands a step behind the largest one."""
+    value = float(axis.read(settings))
+    if math.isinf(value):
+        finite = [step.value for step in axis.steps(settings) if not math.isinf(step.value)]
+        return float(finite[-1] * _NEXT)
+    if axis is KV_CAPACITY:
+        return value * kv_bytes_per_token(settings.memory, settings.model)
+    return 100 * value if _UNITS.get(axis.name) == "%" else value
+
+
+def _differ_in(axis: Slider, one: Settings, other: Settings) -> bool:
+    """True if two settings differ in nothing but one setting and the schedule."""
+    return axis.write(one.on(schedule=other.schedule), axis.read(other)) == other
+

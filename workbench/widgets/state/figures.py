@@ -1,0 +1,100 @@
+"""What the browser draws of predictions and measurements: plain values, texts with their units."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from workbench.core.result import Result, Source
+from workbench.core.timeline import Timeline
+from workbench.core.units import format_bytes, format_seconds
+from workbench.plots import task_colour
+from workbench.serving.ledger import Account, Ledger
+from workbench.widgets.state.predictions import Refused
+
+Plain = dict[str, Any]
+
+
+def digits(value: float) -> str:
+    """Format a number with three digits, or all before the point: ``0.123``, ``45.6``, ``1,234``."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def figure(result: Result | Refused, name: str, bound: Result | Refused, *, chosen: bool) -> Plain:
+    """One row of the table of figures: a result, or the reason why there is none."""
+    row: Plain = {"name": name, "chosen": chosen, "source": "simulated", "why": ""}
+    if isinstance(result, Refused):
+        return {**row, "why": result.why}
+    served = result.source is not Source.BOUND
+    joules = "" if result.energy is None or not result.generated else digits(result.energy.joules / result.generated)
+    of_bound = None if isinstance(bound, Refused) or not served else result.gen_tok_s / bound.gen_tok_s
+    return {
+        **row,
+        "source": result.source.value,
+        "gen_tok_s": digits(result.gen_tok_s),
+        "of_bound": of_bound,
+        "ttft": format_seconds(result.ttft) if served and result.ttft == result.ttft else "",
+        "tbt": format_seconds(result.tbt) if served and result.tbt == result.tbt else "",
+        "seconds": format_seconds(result.seconds),
+        "energy": f"{joules} J/token" if joules else "",
+        "preemptions": f"{result.preemptions:,}" if served else "",
+        "limited": limited(result),
+    }
+
+
+def limited(result: Result) -> str:
+    """The resource that limits a bound, or the busiest lane of a run with its share of the time."""
+    from workbench.analysis.explain import in_words
+
+    words = in_words(result.binding)
+    if result.source is Source.BOUND or result.binding not in result.busy:
+        return words
+    return f"{words}, busy {result.busy[result.binding] / result.seconds:.0%}"
+
+
+def memories(ledger: Ledger | Refused) -> list[Plain]:
+    """Both memories with what each holds."""
+    if isinstance(ledger, Refused):
+        return []
+    return [_memory(f"{account.name[:1].upper()}{account.name[1:]} memory", account) for account in ledger_accounts(ledger)]
+
+
+def ledger_accounts(ledger: Ledger) -> Iterable[Account]:
+    """The accounts of a ledger that have a memory of their own."""
+    return (ledger.gpu, ledger.host)
+
+
+def _memory(name: str, account: Account) -> Plain:
+    whole = max(account.capacity, account.total) or 1.0
+    parts = [
+        {"name": entry.name, "size": format_bytes(entry.bytes), "share": entry.bytes / whole, "note": entry.note}
+        for entry in account.entries
+        if entry.bytes
+    ]
+    over = account.left < 0
+    left = f"{format_bytes(abs(account.left))} {'too much' if over else 'free'}"
+    return {"name": name, "capacity": format_bytes(account.capacity), "over": over, "parts": parts, "left": left}
+
+
+def line(name: str, kind: str, points: Sequence[tuple[float, float]]) -> Plain:
+    """One curve."""
+    return {"name": name, "kind": kind, "points": [list(point) for point in sorted(points)]}
+
+
+def tracks(titled: Sequence[tuple[str, Timeline]]) -> Plain:
+    """Lane charts, one above the other, each from its own begin."""
+    labels = {code: label for _, timeline in titled for code, label in timeline.labels.items()}
+    colours = {code: task_colour(code) for code in labels}
+    return {"tracks": [_track(title, timeline) for title, timeline in titled], "labels": labels, "colours": colours}
+
+
+def _track(title: str, timeline: Timeline) -> Plain:
+    """Lanes, spans as [lane number, start, end, name, iteration], and idle time.
+
+    Idle time is [lane number, start, end, the task that the next one waited for].
+    """
+    lanes = timeline.lanes
+    begin = timeline.begin
+    spans = [[lanes.index(s.lane), s.start - begin, s.end - begin, s.name, s.iteration] for s in timeline]
+    idle = [[lanes.index(b.lane), b.start - begin, b.end - begin, b.after] for b in timeline.bubbles()]
+    return {"title": title, "lanes": list(lanes), "spans": spans, "idle": idle}

@@ -1,0 +1,134 @@
+"""The models, machines, workloads, schedulers and schedules to choose from, with the reason where one cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from workbench.core.catalogue import cache_path, data_path
+from workbench.core.errors import CheckpointError, WorkbenchError
+from workbench.core.units import format_bytes
+from workbench.hardware import Machine, machines
+from workbench.hardware.assembly import machine as assembled
+from workbench.models import ModelConfig, checkpoint, models
+from workbench.scheduler.base import Scheduler
+from workbench.scheduler.registry import every_scheduler
+from workbench.schedules import Schedule
+from workbench.schedules.contenders import every_candidate
+from workbench.serving.prepared import price
+from workbench.widgets.state.settings import Settings, whole_machine
+from workbench.workload import Workload, workloads
+
+_OUTPUT = 128
+"""Output tokens of a workload whose publication leaves them open."""
+_BUILT = (
+    ("rtx-4090", "ryzen-7950x", "64GB ddr5-6000 x2"),
+    ("rtx-5090", "ryzen-9950x", "96GB ddr5-6000 x2"),
+    ("rtx-5090", "xeon-8380", "256GB"),
+    ("rtx-pro-6000", "threadripper-7985wx", "512GB"),
+    ("h100-pcie", "xeon-8480", "1TB"),
+    ("h200-sxm", "epyc-9654", "1.5TB"),
+)
+"""Machines of today to begin with: GPU, CPU and memory."""
+
+
+def models_offered(own: ModelConfig) -> Mapping[str, ModelConfig]:
+    """The scenario's model, the checkpoints on this computer and the catalogue's models, by name."""
+    found = {own.name: own}
+    for path in _checkpoints():
+        model = _checkpoint(path)
+        if model is not None and model.path not in [known.path for known in found.values()]:
+            found.setdefault(model.name, model)
+    return {**found, **{name: model for name, model in models.items() if name not in found}}
+
+
+def _checkpoints() -> list[Path]:
+    folders = (data_path("models"), cache_path("models"))
+    return [file.parent for folder in folders for file in sorted(folder.glob("*/config.json"))]
+
+
+@lru_cache(maxsize=64)
+def _checkpoint(path: Path) -> ModelConfig | None:
+    """A checkpoint; None for one that is incomplete, or of an architecture that is not supported."""
+    try:
+        return checkpoint(path)
+    except (CheckpointError, OSError):
+        return None
+
+
+def machines_offered(own: Machine) -> Mapping[str, Machine]:
+    """The scenario's machine, this computer, machines of today, and those of the papers, by what they consist of."""
+    found = dict[str, Machine]()
+    for each in (whole_machine(own), Machine.local(), *_built(), *machines.values()):
+        if each not in found.values():
+            found.setdefault(_label(each), each)
+    return found
+
+
+@lru_cache(maxsize=1)
+def _built() -> tuple[Machine, ...]:
+    found = list[Machine]()
+    for gpu, cpu, memory in _BUILT:
+        found.append(assembled(gpu, cpu, memory=memory))
+    return tuple(found)
+
+
+def _label(machine: Machine) -> str:
+    """The parts of a machine: ``NVIDIA A40 48 GB + Xeon 375 GB, link 19.5 GB/s``."""
+    if machine.is_local:
+        return f"this computer ({format_bytes(machine.cpu.memory)})"
+    gpu, cpu = machine.gpu, machine.cpu
+    parts = f"{gpu.name} {format_bytes(gpu.memory)} + {cpu.name} {format_bytes(cpu.memory)}"
+    return f"{parts}, link {format_bytes(min(machine.link.h2d, machine.link.d2h))}/s"
+
+
+def workloads_offered(own: Workload) -> Mapping[str, Workload]:
+    """The scenario's requests, and as many of every published workload, by name."""
+    found = {own.name: own}
+    for name, published in workloads.items():
+        if name not in found:
+            found[name] = _drawn(name, len(own), None if not isinstance(published.output, tuple) else _OUTPUT)
+    return found
+
+
+@lru_cache(maxsize=32)
+def _drawn(name: str, requests: int, output_len: int | None) -> Workload:
+    return workloads[name].sample(requests, output_len=output_len)
+
+
+def schedulers_offered(own: Scheduler) -> Mapping[str, Scheduler]:
+    """The scenario's scheduler and one of each other kind, by name."""
+    others = (type(each)() for each in every_scheduler() if type(each) is not type(own))
+    return {type(each).__name__: each for each in (own, *others)}
+
+
+def schedules_offered(own: tuple[Schedule, ...]) -> Mapping[str, Schedule]:
+    """The given schedules and every other one of the package, by name."""
+    every = {schedule.name: schedule for schedule in own}
+    return {**every, **{each.name: each for each in every_candidate() if each.name not in every}}
+
+
+def why_not(settings: Settings) -> str:
+    """The reason why these settings go together in no schedule or scheduler, or an empty text."""
+    try:
+        price(settings.scenario(), settings.schedule)
+    except WorkbenchError as error:
+        return str(error)
+    return ""
+
+
+def why_not_live(settings: Settings) -> str:
+    """The reason why the live engine cannot run these settings, or an empty text."""
+    if settings.model.path is None:
+        return f"{settings.model.name} has no weights on this computer; choose a model with a checkpoint"
+    if not settings.machine.is_local:
+        return "only this computer can run; choose it as the machine"
+    return ""
+
+
+def fewer_parts(schedule: Schedule, requests: int) -> Schedule:
+    """The schedule with no more micro-batches than there are requests, where it has any."""
+    parts = getattr(schedule, "micro_batches", 0)
+    return replace(schedule, micro_batches=requests) if parts > requests else schedule  # type: ignore[type-var]

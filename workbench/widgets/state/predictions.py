@@ -1,0 +1,100 @@
+"""Predictions at any settings, kept for when they are asked for again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple, TypeVar
+
+from workbench.analysis.costs import Costs, costs
+from workbench.analysis.shadow_prices import ShadowPrices, shadow_prices
+from workbench.core.errors import WorkbenchError
+from workbench.core.result import Result
+from workbench.core.timeline import Timeline
+from workbench.perfmodels import bound
+from workbench.scenario import Scenario
+from workbench.schedules import Schedule
+from workbench.serving import fits
+from workbench.serving.ledger import Ledger
+from workbench.simulate import simulate, typical_iteration
+from workbench.widgets.state.settings import Settings
+
+_Answer = TypeVar("_Answer")
+_KEPT = 512
+"""Results that are kept."""
+_FEW = 32
+"""Pictures and prices that are kept; they are larger, and of the present settings alone."""
+
+
+class Refused(NamedTuple):
+    """The reason why there is no prediction."""
+
+    why: str
+
+
+class Predictions:
+    """Bounds, simulations and what is shown beside them. An answer is a result, or the reason why there is none."""
+
+    def __init__(self) -> None:
+        self._scenario = lru_cache(maxsize=64)(_scenario)
+        self._bounds = lru_cache(maxsize=_KEPT)(self._asking(bound))
+        self._simulations = lru_cache(maxsize=_KEPT)(self._asking(_simulated))
+        self._ledgers = lru_cache(maxsize=_FEW)(self._asking(fits))
+        self._lanes = lru_cache(maxsize=_FEW)(self._asking(typical_iteration))
+        self._prices = lru_cache(maxsize=_FEW)(self._asking(shadow_prices))
+        self._costs = lru_cache(maxsize=_FEW)(self._asking(lambda scenario, _: costs(scenario)))
+
+    def scenario(self, settings: Settings) -> Scenario | Refused:
+        """The scenario of these settings."""
+        return self._scenario(settings)
+
+    def bound(self, settings: Settings) -> Result | Refused:
+        """The bound."""
+        return self._bounds(settings)
+
+    def simulation(self, settings: Settings, schedule: Schedule) -> Result | Refused:
+        """The simulation under a schedule, without its timeline."""
+        return self._simulations(settings.on(schedule=schedule))
+
+    def ledger(self, settings: Settings) -> Ledger | Refused:
+        """The needs in both memories."""
+        return self._ledgers(settings)
+
+    def lanes(self, settings: Settings) -> Timeline | Refused:
+        """The typical iteration under the chosen schedule."""
+        return self._lanes(settings)
+
+    def prices(self, settings: Settings) -> ShadowPrices | Refused:
+        """The gains from twice as much of each resource, by the bound."""
+        return self._prices(settings)
+
+    def costs(self, settings: Settings) -> Costs | Refused:
+        """What each stage and transfer costs."""
+        return self._costs(settings)
+
+    def _asking(self, read: Callable[[Scenario, Schedule], _Answer]) -> Callable[[Settings], _Answer | Refused]:
+        """A reader of settings."""
+
+        def ask(settings: Settings) -> _Answer | Refused:
+            scenario = self._scenario(settings)
+            if isinstance(scenario, Refused):
+                return scenario
+            try:
+                return read(scenario, settings.schedule)
+            except WorkbenchError as error:
+                return Refused(str(error))
+
+        return ask
+
+
+def _scenario(settings: Settings) -> Scenario | Refused:
+    try:
+        return settings.scenario()
+    except WorkbenchError as error:
+        return Refused(str(error))
+
+
+def _simulated(scenario: Scenario, schedule: Schedule) -> Result:
+    """A simulation without what takes memory: nothing that is kept here shows a timeline."""
+    return replace(simulate(scenario, schedule), timeline=Timeline())

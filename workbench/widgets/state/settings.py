@@ -1,0 +1,203 @@
+"""Settings: everything that a widget lets its reader choose, and the scenario that they make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from workbench.core.errors import WorkbenchError
+from workbench.core.units import parse_bytes
+from workbench.hardware import Machine, machines
+from workbench.models import ModelConfig
+from workbench.pipeline import Pipeline, Stack
+from workbench.scenario import Memory, Scenario
+from workbench.scheduler.base import Scheduler
+from workbench.schedules import Schedule
+from workbench.serving import fits
+from workbench.widgets.state.ladders import ladder
+from workbench.widgets.state.requests import resized, sizes, with_tokens
+from workbench.workload import Routing, Workload
+
+@dataclass(frozen=True)
+class Settings:
+    """One position of everything that can be chosen.
+
+    Attributes
+    ----------
+    pipeline, model, scheduler, routing, schedule
+        As in a `Scenario` and its reader. The pipeline may be one that cannot be.
+    machine : Machine
+        The machine with its whole link and its whole memory.
+    memory : Memory
+        Precisions, block size, reserves and shares; its capacity is not used.
+    workload : Workload
+        The requests, before their number and lengths are changed.
+    requests, prompt_len, output_len : int
+        Number and mean lengths of the requests that are served.
+    kv_tokens : float
+        KV capacity [tokens], so that it means the same for every model.
+    link : float
+        Rate that the link is slowed to [B/s].
+    gpu_memory : float
+        Memory of the GPU that may be used [B].
+    """
+
+    pipeline: Pipeline | Stack
+    model: ModelConfig
+    machine: Machine
+    memory: Memory
+    workload: Workload
+    scheduler: Scheduler
+    routing: Routing
+    schedule: Schedule
+    requests: int
+    prompt_len: int
+    output_len: int
+    kv_tokens: float
+    link: float
+    gpu_memory: float
+
+    @classmethod
+    def of(cls, scenario: Scenario, schedule: Schedule) -> Settings:
+        """The settings of a scenario."""
+        whole = whole_machine(scenario.machine)
+        requests, prompt_len, output_len = sizes(scenario.workload)
+        given = {field.name: getattr(scenario, field.name) for field in fields(scenario) if field.name != "machine"}
+        return cls(
+            **given,
+            machine=whole,
+            schedule=schedule,
+            requests=requests,
+            prompt_len=prompt_len,
+            output_len=output_len,
+            kv_tokens=parse_bytes(scenario.memory.kv_capacity) / kv_bytes_per_token(scenario.memory, scenario.model),
+            link=full_link(scenario.machine),
+            gpu_memory=scenario.machine.gpu.memory,
+        )
+
+    @property
+    def kv_capacity(self) -> float:
+        """KV capacity [B]."""
+        return self.kv_tokens * kv_bytes_per_token(self.memory, self.model)
+
+    @property
+    def limited(self) -> Machine:
+        """The machine with the link and the GPU memory that are chosen."""
+        machine = self.machine
+        if self.gpu_memory < machine.gpu.memory:
+            machine = machine.limit(gpu_memory=self.gpu_memory)
+        return machine.limit(link=self.link) if self.link < full_link(machine) else machine
+
+    def scenario(self) -> Scenario:
+        """The scenario of these settings.
+
+        Raises
+        ------
+        WorkbenchError
+            If the settings disagree, for example if the longest request does not fit the KV cache.
+        """
+        workload = resized(self.workload, self.requests, self.prompt_len, self.output_len)
+        return Scenario(
+            self.pipeline,
+            self.model,
+            self.limited,
+            replace(self.memory, kv_capacity=self.kv_capacity),
+            workload,
+            self.scheduler,
+            self.routing,
+        )
+
+    def live_scenario(self) -> Scenario:
+        """The scenario with token ids, which a run needs; see `with_tokens`.
+
+        Raises
+        ------
+        WorkbenchError
+            As `scenario` does.
+        """
+        scenario = self.scenario()
+        return scenario.on(workload=with_tokens(scenario.workload, self.model))
+
+    def on(self, **changes: Any) -> Settings:
+        """The same settings with others in place of some."""
+        return replace(self, **changes)
+
+    def on_model(self, model: ModelConfig) -> Settings:
+        """Another model in its own precision, with a cache that suits it."""
+        memory = replace(self.memory, weights=None, kv=None)
+        workload = replace(self.workload, requests=())
+        found = self.on(model=model, memory=memory, workload=workload)
+        return found.on(kv_tokens=suitable_kv(found))
+
+    def on_machine(self, machine: Machine) -> Settings:
+        """Another machine with its whole link and memory, and a cache that suits it."""
+        found = self.on(machine=machine, link=full_link(machine), gpu_memory=machine.gpu.memory)
+        return found.on(kv_tokens=suitable_kv(found))
+
+    def on_workload(self, workload: Workload) -> Settings:
+        """Other requests as they are given, and a cache that suits them."""
+        requests, prompt_len, output_len = sizes(workload)
+        found = self.on(workload=workload, requests=requests, prompt_len=prompt_len, output_len=output_len)
+        return found.on(kv_tokens=suitable_kv(found))
+
+
+def kv_steps(settings: Settings) -> tuple[float, ...]:
+    """KV capacities to choose from [tokens]: from the longest request to four times all requests at once."""
+    workload = resized(settings.workload, settings.requests, settings.prompt_len, settings.output_len)
+    held = workload.prompt_len + workload.output_len
+    least = float(held.max()) + settings.memory.kv_block
+    return ladder(least, least, 4 * max(float(held.sum()), least))
+
+
+def suitable_kv(settings: Settings) -> float:
+    """Choose the least KV capacity that holds all requests at once, or else the largest that fits the memories [tokens].
+
+    The least of all is returned where none fits; its prediction tells the reason.
+    """
+    steps = kv_steps(settings)
+    workload = resized(settings.workload, settings.requests, settings.prompt_len, settings.output_len)
+    wanted = float((workload.prompt_len + workload.output_len).sum())
+    enough = next((place for place, step in enumerate(steps) if step >= wanted), len(steps) - 1)
+    if _fits(settings.on(kv_tokens=steps[enough])):
+        return steps[enough]
+    low, high = 0, enough
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _fits(settings.on(kv_tokens=steps[middle])):
+            low = middle
+        else:
+            high = middle
+    return steps[low]
+
+
+def _fits(settings: Settings) -> bool:
+    try:
+        return bool(fits(settings.scenario(), settings.schedule))
+    except WorkbenchError:
+        return False
+
+
+def kv_bytes_per_token(memory: Memory, model: ModelConfig) -> float:
+    """Size of one token's KV [B]."""
+    return model.kv_bytes_per_token(memory.kv or model.dtype)
+
+
+def full_link(machine: Machine) -> float:
+    """Rate of the slower direction of the link [B/s]."""
+    return min(machine.link.h2d, machine.link.d2h)
+
+
+def whole_machine(machine: Machine) -> Machine:
+    """The machine with its whole link rate and GPU memory, where these are known."""
+    known = _known(machine)
+    if known is None:
+        return machine
+    own = {name: text for name, text in known.sources.items() if name.startswith(("link.", "gpu.memory"))}
+    whole = replace(machine.gpu, memory=known.gpu.memory)
+    return replace(machine, gpu=whole, link=known.link, throttled=False, sources={**machine.sources, **own})
+
+
+def _known(machine: Machine) -> Machine | None:
+    """The machine of this name without limits, if there is one with the same GPU."""
+    known = Machine.local() if machine.is_local else machines.get(machine.name)
+    return known if known is not None and known.gpu.name == machine.gpu.name else None

@@ -1,0 +1,312 @@
+"""The state behind a view: what was wired and set, its history, pinned variants and runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from workbench.core.errors import PipelineError, ScheduleError, WorkbenchError
+from workbench.core.result import Result
+from workbench.pipeline import Pipeline, Stack
+from workbench.plots import middle
+from workbench.scenario import Scenario
+from workbench.schedules import Overlap, Schedule
+from workbench.serving import fits
+from workbench.serving.prepared import price
+from workbench.simulate import Detail, simulate
+from workbench.stages import ExpertSet, Op
+from workbench.widgets.state.controls import Controls, Slider
+from workbench.widgets.state.drawing import Drawing
+from workbench.widgets.state.offered import why_not, why_not_live
+from workbench.widgets.state.predictions import Predictions, Refused
+from workbench.widgets.state.runs import Planned, Runs
+from workbench.widgets.state.settings import Settings
+from workbench.widgets.state.variants import Variants
+from workbench.widgets.state.wirings import Wirings
+
+Plain = dict[str, Any]
+Message = Mapping[str, Any]
+
+
+class Studio:
+    """Answers messages of a view and publishes what it shows. It knows nothing of widgets.
+
+    Parameters
+    ----------
+    scenario : Scenario
+        What the view begins with.
+    schedules : sequence of Schedule
+        Schedules that stand first among those offered; the first is chosen.
+    names : mapping of str to Op or ExpertSet
+        The user's own operations and sets of experts, by the names of their variables.
+    publish : callable (str, value) -> None
+        Called from several threads, one at a time, with the name of a part and what it shows.
+    sample : callable (list, bool) -> None
+        Called with new samples of a run's gauges; see `Runs`.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        schedules: Sequence[Schedule],
+        names: Mapping[str, Op | ExpertSet],
+        publish: Callable[[str, Any], None],
+        sample: Callable[[list[Any], bool], None],
+    ) -> None:
+        self._lock = threading.RLock()
+        self._out = publish
+        self.settings = Settings.of(scenario, schedules[0])
+        self._wanted = schedules[0]
+        self._past: list[Settings] = []
+        self._future: list[Settings] = []
+        self._sliding = ""
+        self._fixes: list[Settings] = []
+        self.measured: list[tuple[Settings, Result]] = []
+        self.predictions = Predictions()
+        self.controls = Controls(self.settings, tuple(schedules))
+        self.wirings = Wirings(names)
+        self.variants = Variants(self.predictions)
+        self.runs = Runs(lambda told: self._publish("live", told), sample, self._ran)
+        self.drawing = Drawing(
+            self.predictions, self.controls.schedules, lambda: self.measured, self._publish_drawn
+        )
+        self._show()
+
+    def close(self) -> None:
+        """Stop runs and end all threads."""
+        self.runs.stop()
+        self.drawing.close()
+
+    def answer(self, message: Message) -> None:
+        """Do what a message says; one that is not known, or of no use any more, changes nothing."""
+        verb = message.get("do")
+        act = getattr(self, f"_on_{verb}", None)
+        with self._lock:
+            if act is not None:
+                act(message)
+            elif verb in self.wirings.verbs:
+                if verb == "open":
+                    self._wanted = self.controls.schedule_named(str(message["name"])) or self._wanted
+                now = self.settings
+                self._wire(self.wirings.edit(now.pipeline, message, now.model))
+
+    # ------------------------------------------------------------------------------------------------------ showing
+
+    def _publish(self, name: str, value: Any) -> None:
+        with self._lock:
+            self._out(name, value)
+
+    def _publish_drawn(self, name: str, value: Any) -> None:
+        """Publish what was drawn; figures that have a problem come with changes that mend it."""
+        with self._lock:
+            if name == "figures" and value["problem"]:
+                value = {**value, "mends": self._mends()}
+            self._out(name, value)
+
+    def _show(self) -> None:
+        """Publish everything that follows at once, and let the rest be drawn."""
+        with self._lock:
+            now = self.settings
+            self._out("settings", self.controls.plain(now))
+            self._show_wiring()
+            self._out("code", self.wirings.code(now.pipeline))
+            self._out("variants", self.variants.plain())
+            fault = self.wirings.fault(now.pipeline)
+            problem = fault[1].text if fault is not None else why_not(now)
+            self.runs.allow(problem or why_not_live(now))
+            self.drawing.put(now)
+
+    def _show_wiring(self) -> None:
+        costs = self.predictions.costs(self.settings) if self.wirings.fault(self.settings.pipeline) is None else None
+        known = None if isinstance(costs, Refused) else costs
+        shown = self.wirings.plain(self.settings.pipeline, self.settings.model, known)
+        self._out("wiring", {**shown, "undo": len(self._past), "redo": len(self._future)})
+
+    # ------------------------------------------------------------------------------------------------------- history
+
+    def _change(self, settings: Settings, sliding: str = "") -> None:
+        """Go to other settings; moves of one slider in a row are one step of the history."""
+        if settings == self.settings:
+            return
+        if not (sliding and sliding == self._sliding):
+            self._past.append(self.settings)
+        self._sliding = sliding
+        self._future.clear()
+        self.settings = settings
+        self._show()
+
+    def _wire(self, pipeline: Pipeline | Stack) -> None:
+        """Go to another wiring, under the wanted schedule or one that takes it."""
+        settings = self.settings.on(pipeline=pipeline, schedule=self._wanted)
+        if self.wirings.fault(pipeline) is None and not _takes(settings):
+            settings = settings.on(schedule=Overlap())
+        self._change(settings)
+
+    def _on_undo(self, _: Message) -> None:
+        if self._past:
+            self._future.append(self.settings)
+            self.settings = self._past.pop()
+            self._after_history()
+
+    def _on_redo(self, _: Message) -> None:
+        if self._future:
+            self._past.append(self.settings)
+            self.settings = self._future.pop()
+            self._after_history()
+
+    def _after_history(self) -> None:
+        self._sliding = ""
+        self._show()
+
+    # ------------------------------------------------------------------------------------------------------- settings
+
+    def _on_set(self, message: Message) -> None:
+        if self.runs.busy:
+            return
+        control = self.controls[str(message["name"])]
+        found = control.moved(self.settings, message["value"])
+        if control.name == "schedule":
+            self._wanted = found.schedule
+        self._change(found, sliding=control.name if isinstance(control, Slider) else "")
+
+    def _on_axis(self, message: Message) -> None:
+        self.drawing.over(str(message["name"]))
+        self.drawing.put(self.settings)
+
+    def _on_code(self, message: Message) -> None:
+        text = str(message["text"])
+        try:
+            pipeline = self.wirings.read(text)
+        except WorkbenchError as error:
+            line = error.line or 0 if isinstance(error, PipelineError) else 0
+            self._out("code", {"text": text, "error": str(error), "line": line})
+            return
+        if pipeline == self.settings.pipeline:
+            self._out("code", {"text": text, "error": "", "line": 0})
+        else:
+            self._wire(pipeline)
+
+    def _mends(self) -> list[Plain]:
+        """Changes of the settings that make everything fit, the nearest first."""
+        scenario = self.predictions.scenario(self.settings)
+        self._fixes = []
+        if isinstance(scenario, Refused):
+            return []
+        told = list[Plain]()
+        try:
+            ledger = fits(scenario, self.settings.schedule)
+        except WorkbenchError:
+            if not _takes(self.settings):
+                self._fixes = [self.settings.on(schedule=Overlap())]
+                return [{"id": 0, "label": "Use the schedule Overlap, which takes any wiring"}]
+            return []
+        for change in ledger.changes:
+            self._fixes.append(_changed(self.settings, change.scenario, change.schedule))
+            told.append({"id": len(told), "label": f"Use {change.text}"})
+        return told
+
+    def _on_fix(self, message: Message) -> None:
+        number = int(message["id"])
+        if 0 <= number < len(self._fixes):
+            self._change(self._fixes[number])
+
+    # ---------------------------------------------------------------------------------------------------- variants
+
+    def _on_pin(self, _: Message) -> None:
+        self.variants.pin(self.settings, self.wirings.code(self.settings.pipeline)["text"])
+        self._out("variants", self.variants.plain())
+
+    def _on_unpin(self, message: Message) -> None:
+        self.variants.unpin(int(message["id"]))
+        self._out("variants", self.variants.plain())
+
+    def _on_recall(self, message: Message) -> None:
+        settings = self.variants.settings(int(message["id"]))
+        if settings is not None and not self.runs.busy:
+            self._wanted = settings.schedule
+            self._change(settings)
+
+    # --------------------------------------------------------------------------------------------------------- runs
+
+    def _on_start(self, _: Message) -> None:
+        self.drawing.cancel()  # the cores belong to the run
+        self.runs.begin([Planned(self.settings, self.settings.schedule.name)])
+
+    def _on_pause(self, _: Message) -> None:
+        self.runs.pause()
+
+    def _on_resume(self, _: Message) -> None:
+        self.runs.resume()
+
+    def _on_stop(self, _: Message) -> None:
+        self.runs.stop()
+
+    def _on_sweep(self, message: Message) -> None:
+        """Run five values of one setting under each schedule that the message names."""
+        axis = self.controls[str(message["x"])]
+        if not isinstance(axis, Slider):
+            return
+        self.drawing.over(axis.name)
+        self.drawing.put(self.settings)
+        names = [str(name) for name in message.get("schedules", [])] or [self.settings.schedule.name]
+        schedules = [each for each in self.controls.schedules(self.settings) if each.name in names]
+        planned = list[Planned]()
+        for label, at in spread(axis, self.settings, int(message.get("points", 5))):
+            for schedule in schedules:
+                each = at.on(schedule=schedule)
+                if not why_not(each):
+                    planned.append(Planned(each, f"{axis.label} {label}, {schedule.name}"))
+        self.runs.begin(planned)
+
+    def _on_ready(self, _: Message) -> None:
+        self.runs.resend()
+
+    def _ran(self, settings: Settings, result: Result) -> None:
+        """Keep what was measured, and show it beside what was predicted."""
+        if not result.stopped:
+            with self._lock:
+                self.measured = [*self.measured, (settings, result)]
+        self.drawing.put(self.settings)
+        self.drawing.wait(60.0)
+        if settings == self.settings:
+            self._show_lanes(settings, result)
+
+    def _show_lanes(self, settings: Settings, result: Result) -> None:
+        """Show the middle of the run, as simulated and as measured."""
+        simulated = simulate(settings.scenario(), settings.schedule, detail=Detail.TASK)
+        first, last = middle(result.timeline)
+        where = f"{settings.schedule.name}, iterations {first} to {last - 1}"
+        both = [(f"{each.source.value}: {where}", each.timeline.window(first, last)) for each in (simulated, result)]
+        self.drawing.show_lanes(both)
+
+
+def spread(axis: Slider, settings: Settings, points: int) -> list[tuple[str, Settings]]:
+    """Settings at so many positions of a slider, evenly over those that work, with their labels."""
+    steps = axis.steps(settings)
+    works = [step for step in steps if not why_not(axis.write(settings, step.value))]
+    if len(works) <= points:
+        chosen = works
+    else:
+        chosen = [works[round(place * (len(works) - 1) / max(1, points - 1))] for place in range(points)]
+    return [(step.label, axis.write(settings, step.value)) for step in chosen]
+
+
+def _takes(settings: Settings) -> bool:
+    """False if the schedule needs another shape of pipeline, or fewer micro-batches."""
+    try:
+        price(settings.scenario(), settings.schedule)
+    except ScheduleError:
+        return False
+    except WorkbenchError:
+        pass
+    return True
+
+
+def _changed(settings: Settings, scenario: Scenario, schedule: Schedule) -> Settings:
+    """The settings with the memory, machine, requests and schedule of a scenario that fits."""
+    found = Settings.of(scenario, schedule)
+    return settings.on(
+        memory=found.memory, kv_tokens=found.kv_tokens, scheduler=found.scheduler, schedule=schedule
+    )
+

@@ -1,0 +1,99 @@
+"""Up to four pinned settings, compared side by side."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from workbench.core.result import Result
+from workbench.core.units import format_bytes, format_seconds
+from workbench.serving.ledger import Ledger
+from workbench.widgets.state.figures import digits
+from workbench.widgets.state.predictions import Predictions
+from workbench.widgets.state.settings import Settings
+
+Plain = dict[str, Any]
+MOST = 4
+_NAMES = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+class Variant(NamedTuple):
+    """One pinned position of all settings, with the code of its pipeline."""
+
+    number: int
+    settings: Settings
+    code: str
+
+
+class _Figure(NamedTuple):
+    """One compared figure: its text, and a number that ranks it; the largest is best, or the least."""
+
+    text: str
+    value: float
+    least_is_best: bool = True
+
+
+class Variants:
+    """The variants that are pinned, the oldest first; a fifth one takes the place of the oldest."""
+
+    def __init__(self, predictions: Predictions) -> None:
+        self._predictions = predictions
+        self._pinned: list[Variant] = []
+        self._next = 0
+
+    def pin(self, settings: Settings, code: str) -> None:
+        """Pin these settings, unless they are pinned already."""
+        if any(each.settings == settings for each in self._pinned):
+            return
+        self._pinned = [*self._pinned[-MOST + 1 :], Variant(self._next, settings, code)]
+        self._next += 1
+
+    def unpin(self, number: int) -> None:
+        """Remove a variant."""
+        self._pinned = [each for each in self._pinned if each.number != number]
+
+    def settings(self, number: int) -> Settings | None:
+        """The settings of a variant; None if it is not pinned any more."""
+        return next((each.settings for each in self._pinned if each.number == number), None)
+
+    def plain(self) -> list[Plain]:
+        """All variants for the browser, each with the figures in which it is the best."""
+        figures = [self._figures(each.settings) for each in self._pinned]
+        return [self._plain(each, mine, figures) for each, mine in zip(self._pinned, figures, strict=True)]
+
+    def _plain(self, each: Variant, mine: dict[str, _Figure], all_of_them: list[dict[str, _Figure]]) -> Plain:
+        best = [name for name, figure in mine.items() if _is_best(figure, [other.get(name) for other in all_of_them])]
+        at = each.settings
+        about = f"{at.model.name}, {at.schedule.name}, {format_bytes(at.kv_capacity)} of KV, {at.requests:,} requests"
+        return {
+            "id": each.number,
+            "name": _NAMES[each.number % len(_NAMES)],
+            "about": about,
+            "code": each.code,
+            "rows": {name: figure.text for name, figure in mine.items()},
+            "best": best,
+        }
+
+    def _figures(self, settings: Settings) -> dict[str, _Figure]:
+        """The figures of a simulation, and what it needs of both memories."""
+        result = self._predictions.simulation(settings, settings.schedule)
+        ledger = self._predictions.ledger(settings)
+        found = dict[str, _Figure]()
+        if isinstance(result, Result):
+            found["output tokens/s"] = _Figure(digits(result.gen_tok_s), result.gen_tok_s, False)
+            found["time to first token"] = _Figure(format_seconds(result.ttft), result.ttft)
+            found["time between tokens"] = _Figure(format_seconds(result.tbt), result.tbt)
+            if result.energy is not None:
+                each = result.energy.joules / result.generated
+                found["energy"] = _Figure(f"{digits(each)} J/token", each)
+        if isinstance(ledger, Ledger):
+            found["GPU memory"] = _Figure(format_bytes(ledger.gpu.total), ledger.gpu.total)
+            found["host memory"] = _Figure(format_bytes(ledger.host.total), ledger.host.total)
+        return found
+
+
+def _is_best(mine: _Figure, others: list[_Figure | None]) -> bool:
+    """True if several variants have the figure and none has a better one."""
+    values = [other.value for other in others if other is not None and other.value == other.value]
+    if len(values) < 2 or len(set(values)) == 1:
+        return False
+    return mine.value == (min(values) if mine.least_is_best else max(values))

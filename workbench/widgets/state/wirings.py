@@ -1,0 +1,447 @@
+"""A wiring as cards and edges for the browser, and the edits that its messages ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from workbench.analysis.costs import Cost, Costs
+from workbench.core.errors import PipelineError
+from workbench.models import ModelConfig
+from workbench.pipeline import (
+    Element,
+    Fault,
+    Fork,
+    LayerRange,
+    Path,
+    Pipeline,
+    Stack,
+    code_of,
+    fault_of,
+    pipeline_of,
+    resolve,
+)
+from workbench.pipeline.edits import (
+    Stored,
+    added,
+    cut_at,
+    fetched,
+    forked,
+    joined,
+    merged,
+    optioned,
+    placed,
+    removed,
+    shifted,
+    stored,
+    with_rows,
+    with_set,
+    with_stored,
+)
+from workbench.schedules.registry import every_schedule
+from workbench.stages import BUILT_IN, ExpertSet, Move, Op, Place, RowClass, Stage, Streamed, experts, kv, weights
+
+Plain = dict[str, Any]
+Message = Mapping[str, Any]
+Wiring = Pipeline | Stack
+_SYSTEMS = {
+    "CGOPipe": "MoE-Lightning (CGOPipe)",
+    "FastDecode": "FastDecode",
+    "Fiddler": "Fiddler",
+    "FlexGenS3": "FlexGen, attention on the CPU",
+    "FlexGenS4": "FlexGen, KV streamed",
+    "KTransformers": "KTransformers",
+    "LayerStreaming": "Every layer streamed",
+    "Overlap": "All on the CPU beside the GPU",
+    "Sequential": "All on the GPU",
+    "VSLPipe": "MoE-Lens (VSLPipe)",
+}
+"""Names of the systems whose pipelines can be opened, by their schedules."""
+
+
+def ranges_of(wiring: Wiring) -> tuple[LayerRange, ...]:
+    """The ranges of a wiring; a pipeline is one of all layers."""
+    return wiring.ranges if isinstance(wiring, Stack) else wiring[:].ranges
+
+
+class Wirings:
+    """Shows wirings, and changes them as messages say.
+
+    Parameters
+    ----------
+    names : mapping of str to Op or ExpertSet
+        The user's own operations and sets of experts, by the names of their variables.
+    """
+
+    def __init__(self, names: Mapping[str, Op | ExpertSet]) -> None:
+        self.names = dict(names)
+        self._mends: list[Wiring] = []
+
+    # ------------------------------------------------------------------------------------------------------- reading
+
+    def code(self, wiring: Wiring) -> Plain:
+        """The code of a wiring for the browser."""
+        try:
+            return {"text": code_of(wiring, self.names), "error": "", "line": 0}
+        except PipelineError as error:
+            return {"text": "", "error": str(error), "line": 0}
+
+    def read(self, text: str) -> Wiring:
+        """The wiring that a cell of code makes.
+
+        Raises
+        ------
+        PipelineError
+            If it makes none; see `pipeline_of`.
+        """
+        return pipeline_of(text, self.names)
+
+    def fault(self, wiring: Wiring) -> tuple[int, Fault] | None:
+        """The first range that cannot be, and why; None if the wiring is whole."""
+        for place, each in enumerate(ranges_of(wiring)):
+            found = fault_of(each.pipeline)
+            if found is not None:
+                return place, found
+        return None
+
+    # ------------------------------------------------------------------------------------------------------- showing
+
+    def plain(self, wiring: Wiring, model: ModelConfig, costs: Costs | None) -> Plain:
+        """A wiring for the browser, with the costs of its stages where they are known."""
+        layers = model.num_hidden_layers
+        ranges = ranges_of(wiring)
+        found = {(cost.place, cost.path): cost for cost in costs.entries if cost.path} if costs is not None else {}
+        streams = [cost for cost in costs.entries if not cost.path] if costs is not None else []
+        faulty = self.fault(wiring)
+        fault: Plain | None = None
+        self._mends = []
+        if faulty is not None:
+            place, why = faulty
+            self._mends = [_in_range(wiring, place, mend.pipeline) for mend in why.mends]
+            mends = [{"id": number, "label": mend.label} for number, mend in enumerate(why.mends)]
+            path = None if why.path is None else list(why.path)
+            fault = {"range": place, "path": path, "text": why.text, "mends": mends}
+        placed = {stage.op.name for each in ranges for stage in each.pipeline.stages}
+        return {
+            "ranges": [self._range(place, each, layers, model, found, streams) for place, each in enumerate(ranges)],
+            "layers": layers,
+            "fault": fault,
+            "palette": [_entry(name, op, name in placed) for name, op in self.palette(model).items()],
+            "presets": [{"name": name, "label": label} for name, label in _SYSTEMS.items() if name in presets()],
+            "stale": False,
+        }
+
+    def palette(self, model: ModelConfig) -> dict[str, Op]:
+        """Operations that can be placed: those of a layer of this model, and the user's own."""
+        own = {name: value for name, value in self.names.items() if isinstance(value, Op) and value not in BUILT_IN}
+        built_in = {op.name: op for op in BUILT_IN if op.name not in _AROUND}
+        if not model.unrouted_params:
+            built_in.pop("shared_experts", None)
+        return {**built_in, **own}
+
+    def _range(
+        self,
+        place: int,
+        each: LayerRange,
+        layers: int,
+        model: ModelConfig,
+        found: Mapping[tuple[int, Path], Cost],
+        streams: list[Cost],
+    ) -> Plain:
+        first = each.first + (layers if each.first < 0 else 0)
+        stop = layers if each.stop is None else each.stop + (layers if each.stop < 0 else 0)
+        pipeline = each.pipeline
+        carries = _carries(pipeline)
+        of_range = {path: cost for (number, path), cost in found.items() if number == place}
+        brought = {cost.what: cost for cost in streams if cost.place == place}
+        return {
+            "first": first,
+            "stop": stop,
+            "title": f"layers {first} to {stop - 1}" if stop - first > 1 else f"layer {first}",
+            "chain": [self._element(pipeline, path, each, carries, of_range, model) for path, each in _level(pipeline.chain)],
+            "fetches": [_fetched(item, label, pipeline, brought) for item, label in _FETCHES],
+        }
+
+    def _element(
+        self,
+        pipeline: Pipeline,
+        path: Path,
+        element: Element,
+        carries: Mapping[Path, str],
+        costs: Mapping[Path, Cost],
+        model: ModelConfig,
+    ) -> Plain:
+        if isinstance(element, Fork):
+            arms = [
+                [self._element(pipeline, inner, each, carries, costs, model) for inner, each in _level(arm, (*path, number))]
+                for number, arm in enumerate(element.arms)
+            ]
+            return {"kind": "fork", "path": list(path), "arms": arms}
+        cost = costs.get(path)
+        seconds = None if cost is None else cost.seconds
+        if isinstance(element, Move):
+            return {
+                "kind": "move",
+                "path": list(path),
+                "target": element.target.value,
+                "carries": carries.get(path, ""),
+                "bytes": None if cost is None else cost.moved,
+                "seconds": seconds,
+            }
+        op = element.op
+        return {
+            "kind": "card",
+            "path": list(path),
+            "name": op.name,
+            "device": element.device.value,
+            "about": about(op),
+            "rows": op.rows.value,
+            "own": op.plain not in BUILT_IN,
+            "weights": None if cost is None else cost.weights,
+            "flops": None if cost is None else cost.flops,
+            "seconds": seconds,
+            "share": None if cost is None else cost.share,
+            "stored": _stored(pipeline, element),
+            "options": _options(pipeline, element, model),
+        }
+
+    # ------------------------------------------------------------------------------------------------------- editing
+
+    @property
+    def verbs(self) -> frozenset[str]:
+        """Messages that change a wiring."""
+        return frozenset(_EDITS) | {"mend", "clear", "open"}
+
+    def edit(self, wiring: Wiring, message: Message, model: ModelConfig) -> Wiring:
+        """The wiring as a message changes it.
+
+        Raises
+        ------
+        PipelineError
+            If the message speaks of what is not there.
+        """
+        verb = str(message["do"])
+        if verb == "clear":
+            return Pipeline()
+        if verb == "open":
+            return presets()[str(message["name"])]
+        if verb == "mend":
+            number = int(message["id"])
+            return self._mends[number] if 0 <= number < len(self._mends) else wiring
+        return _EDITS[verb](self, wiring, message, model)
+
+
+# ------------------------------------------------------------------------------------------------------------- cards
+
+_AROUND = ("embed", "head", "add_shared")
+_FETCHES: tuple[tuple[Streamed, str], ...] = (
+    (weights, "all weights"),
+    (experts.weights, "experts"),
+    (experts.chosen, "chosen experts"),
+    (kv, "KV cache"),
+)
+"""What a whole range can stream, and what it is called."""
+
+
+def about(op: Op) -> str:
+    """What an operation reads and writes, in words."""
+    reads = [*op.reads, *(("the KV cache",) if op.keeps_kv else ())]
+    return f"reads {', '.join(reads)}; writes {', '.join(op.writes)}"
+
+
+def _entry(name: str, op: Op, placed: bool) -> Plain:
+    """One entry of the palette."""
+    return {"name": name, "label": name, "about": about(op), "own": op.plain not in BUILT_IN, "placed": placed}
+
+
+def _level(chain: tuple[Element, ...], path: Path = ()) -> Iterator[tuple[Path, Element]]:
+    """The elements of one chain or arm, with their paths."""
+    for index, element in enumerate(chain):
+        yield (*path, index), element
+
+
+def _carries(pipeline: Pipeline) -> dict[Path, str]:
+    """What each transfer of a whole pipeline moves, in words; nothing for one that cannot be."""
+    try:
+        resolved = resolve(pipeline)
+    except PipelineError:
+        return {}
+    return {path: _named(rows) for path, rows in resolved.carries}
+
+
+def _named(rows: tuple[tuple[str, RowClass], ...]) -> str:
+    """Buffers of a transfer: ``k v, q of decode rows``."""
+    classes = dict[str, set[RowClass]]()
+    for buffer, each in rows:
+        classes.setdefault(buffer, set()).add(each)
+    whole = [buffer for buffer, found in classes.items() if len(found) > 1]
+    parts = [" ".join(whole)] if whole else []
+    for each in (RowClass.PREFILL, RowClass.DECODE):
+        some = [buffer for buffer, found in classes.items() if found == {each}]
+        if some:
+            parts.append(f"{' '.join(some)} of {each.value} rows")
+    return ", ".join(parts)
+
+
+def _fetched(item: Streamed, label: str, pipeline: Pipeline, brought: Mapping[str, Cost]) -> Plain:
+    """One thing that a range can stream."""
+    cost = brought.get(item.name if item in (weights, kv) else "chosen experts" if item.chosen else "weights")
+    on = item in pipeline.fetches
+    return {
+        "name": item.name,
+        "on": on,
+        "label": label,
+        "why": "",
+        "bytes": cost.moved if cost is not None and on else None,
+        "seconds": cost.seconds if cost is not None and on else None,
+    }
+
+
+def _stored(pipeline: Pipeline, stage: Stage) -> str:
+    """Where the weights of a stage come from; empty for one without weights."""
+    if not stage.op.has_weights:
+        return ""
+    return stored(pipeline, stage).value
+
+
+def _options(pipeline: Pipeline, stage: Stage, model: ModelConfig) -> list[Plain]:
+    """What can be chosen of a card."""
+    found = list[Plain]()
+    if stage.op.has_weights and stage.device is Place.GPU:
+        choices = [each.value for each in Stored if each is not Stored.CHOSEN or stage.op.plain is experts]
+        found.append({"name": "fetch", "label": "weights", "value": _stored(pipeline, stage), "choices": choices})
+    if stage.op.plain is experts:
+        most = max(0, model.num_experts_per_tok - 1)
+        if stage.op is experts:
+            on_cpu = stage.device is Place.CPU
+            if on_cpu or stage.defer:
+                found.append({"name": "defer", "label": "defer experts", "value": stage.defer, "most": most - stage.skip})
+            found.append({"name": "skip", "label": "skip experts", "value": stage.skip, "most": most - stage.defer})
+        if not stage.defer and not stage.skip:
+            if stage.op.subset is None:
+                rows = ["all", "prefill", "decode"]
+                found.append({"name": "rows", "label": "rows", "value": stage.op.rows.value, "choices": rows})
+            if stage.op.rows is RowClass.ALL:
+                subset = "all" if stage.op.subset is None else str(stage.op.subset)
+                found.append({"name": "experts", "label": "which", "value": subset, "choices": [subset], "free": True})
+    return found
+
+
+def presets() -> dict[str, Pipeline]:
+    """The pipelines of the systems of the papers, by the names of their schedules."""
+    found = {kind.__name__: kind.example for kind in every_schedule()}
+    return {name: example for name, example in found.items() if example is not None and name in _SYSTEMS}
+
+
+# ------------------------------------------------------------------------------------------------------------- edits
+
+
+def _in_range(wiring: Wiring, place: int, pipeline: Pipeline) -> Wiring:
+    """The wiring with another pipeline in one of its ranges."""
+    if not isinstance(wiring, Stack):
+        return pipeline
+    ranges = tuple(each._replace(pipeline=pipeline) if n == place else each for n, each in enumerate(wiring.ranges))
+    return Stack(ranges)
+
+
+def _of_range(edit: Callable[[Wirings, Pipeline, Message, ModelConfig], Pipeline]) -> _Edit:
+    """An edit of one range as an edit of a wiring."""
+
+    def changed(wirings: Wirings, wiring: Wiring, message: Message, model: ModelConfig) -> Wiring:
+        place = int(message.get("range", 0))
+        ranges = ranges_of(wiring)
+        if not 0 <= place < len(ranges):
+            raise PipelineError(f"there is no range {place} of layers; the wiring has {len(ranges)}.")
+        return _in_range(wiring, place, edit(wirings, ranges[place].pipeline, message, model))
+
+    return changed
+
+
+def _path(message: Message, name: str = "path") -> Path:
+    return tuple(int(step) for step in message[name])
+
+
+def _place(_: Wirings, pipeline: Pipeline, message: Message, __: ModelConfig) -> Pipeline:
+    return placed(pipeline, _path(message), Place(message["device"]))
+
+
+def _shift(_: Wirings, pipeline: Pipeline, message: Message, __: ModelConfig) -> Pipeline:
+    return shifted(pipeline, _path(message), _path(message, "to"))
+
+
+def _add(wirings: Wirings, pipeline: Pipeline, message: Message, model: ModelConfig) -> Pipeline:
+    op = wirings.palette(model)[str(message["op"])]
+    return added(pipeline, op, Place(message["device"]), _path(message, "to"))
+
+
+def _remove(_: Wirings, pipeline: Pipeline, message: Message, __: ModelConfig) -> Pipeline:
+    return removed(pipeline, _path(message))
+
+
+def _option(wirings: Wirings, pipeline: Pipeline, message: Message, _: ModelConfig) -> Pipeline:
+    path = _path(message)
+    name, value = str(message["name"]), message["value"]
+    if name == "defer":
+        return optioned(pipeline, path, defer=int(value))
+    if name == "skip":
+        return optioned(pipeline, path, skip=int(value))
+    if name == "fetch":
+        return with_stored(pipeline, path, Stored(value))
+    if name == "rows":
+        return with_rows(pipeline, path, RowClass(value))
+    return with_set(pipeline, path, _subset(wirings, str(value)))
+
+
+def _subset(wirings: Wirings, text: str) -> ExpertSet | slice | None:
+    """A set of experts as it is written in brackets: ``:32``, ``~:32``, ``hot``, ``~hot``; ``all`` is every expert."""
+    words = text.strip()
+    if words in ("", "all"):
+        return None
+    rest = words.startswith("~")
+    name = words.removeprefix("~").strip()
+    if name in wirings.names and isinstance(wirings.names[name], ExpertSet):
+        found = wirings.names[name]
+    else:
+        edges = [edge.strip() for edge in name.split(":")]
+        if len(edges) != 2 or not all(edge.lstrip("-").isdigit() or not edge for edge in edges):
+            raise PipelineError(f"{text!r} names no experts; write a range such as :32, or the name of an ExpertSet.")
+        first, stop = (int(edge) if edge else None for edge in edges)
+        found = ExpertSet.of_slice(slice(first, stop))
+    assert isinstance(found, ExpertSet)
+    return ~found if rest else found
+
+
+def _fetch(_: Wirings, pipeline: Pipeline, message: Message, __: ModelConfig) -> Pipeline:
+    item = next(item for item, _label in _FETCHES if item.name == message["name"])
+    return fetched(pipeline, item, bool(message["on"]))
+
+
+def _fork(_: Wirings, pipeline: Pipeline, message: Message, __: ModelConfig) -> Pipeline:
+    return forked(pipeline, _path(message), _path(message, "with"))
+
+
+def _join(_: Wirings, pipeline: Pipeline, message: Message, __: ModelConfig) -> Pipeline:
+    return joined(pipeline, _path(message))
+
+
+def _cut(_: Wirings, wiring: Wiring, message: Message, __: ModelConfig) -> Wiring:
+    return cut_at(wiring, int(message["layer"]))
+
+
+def _merge(_: Wirings, wiring: Wiring, message: Message, __: ModelConfig) -> Wiring:
+    return merged(wiring, int(message["range"])) if isinstance(wiring, Stack) else wiring
+
+
+_Edit = Callable[[Wirings, Wiring, Message, ModelConfig], Wiring]
+_EDITS: dict[str, _Edit] = {
+    "place": _of_range(_place),
+    "shift": _of_range(_shift),
+    "add": _of_range(_add),
+    "remove": _of_range(_remove),
+    "option": _of_range(_option),
+    "fetch": _of_range(_fetch),
+    "fork": _of_range(_fork),
+    "join": _of_range(_join),
+    "cut": _cut,
+    "merge": _merge,
+}
