@@ -6,7 +6,21 @@ class WorkbenchError(Exception):
 
 
 class PipelineError(WorkbenchError, ValueError):
-    """The wiring of stages cannot work: a buffer is read where it is not, or a move would move nothing."""
+    """The wiring of stages cannot work: a buffer is read where it is not, or a move would move nothing.
+
+    Parameters
+    ----------
+    text : str
+    path : tuple of int, optional
+        Place of the element that causes it, in the chain that was wired; see `workbench.pipeline.Path`.
+    line : int, optional
+        Line of the text that was read, from 1 on; see `workbench.pipeline.pipeline_of`.
+    """
+
+    def __init__(self, text: str, path: tuple[int, ...] | None = None, line: int | None = None) -> None:
+        super().__init__(text)
+        self.path = path
+        self.line = line
 
 
 class ScheduleError(WorkbenchError, ValueError):

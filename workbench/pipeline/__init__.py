@@ -4,10 +4,6 @@ The nodes of the graph are segments and transfers. Schedules lower it.
 """
 
 from workbench.pipeline.algebra import (
-    BufferRows,
-    Element,
-    Fork,
-    Path,
     Pipeline,
     Resolved,
     adding_sets,
@@ -17,10 +13,31 @@ from workbench.pipeline.algebra import (
     load,
     offload,
     resolve,
-    spelled,
     with_shared_experts,
 )
+from workbench.pipeline.code import code_of
+from workbench.pipeline.edits import (
+    Stored,
+    added,
+    cut_at,
+    fetched,
+    forked,
+    joined,
+    merged,
+    optioned,
+    placed,
+    removed,
+    shifted,
+    stored,
+    with_range,
+    with_rows,
+    with_set,
+    with_stored,
+)
+from workbench.pipeline.elements import BufferRows, Element, Fork, Path, element_at, located, spelled
+from workbench.pipeline.parsing import pipeline_of
 from workbench.pipeline.stack import LayerRange, Stack
+from workbench.pipeline.transfers import connected
 
 __all__ = [
     "BufferRows",
@@ -31,13 +48,34 @@ __all__ = [
     "Pipeline",
     "Resolved",
     "Stack",
+    "Stored",
+    "added",
     "adding_sets",
+    "code_of",
+    "connected",
     "cpu",
+    "cut_at",
+    "element_at",
     "fetch",
+    "fetched",
+    "forked",
     "gpu",
+    "joined",
     "load",
+    "located",
+    "merged",
     "offload",
+    "optioned",
+    "pipeline_of",
+    "placed",
+    "removed",
     "resolve",
+    "shifted",
     "spelled",
+    "stored",
+    "with_range",
+    "with_rows",
+    "with_set",
     "with_shared_experts",
+    "with_stored",
 ]

@@ -14,7 +14,9 @@ from typing import NoReturn
 from workbench.core.display import escaped
 from workbench.core.errors import PipelineError
 from workbench.core.units import is_whole
+from workbench.pipeline.elements import BufferRows, Element, Fork, Path, located, spelled, stages_of
 from workbench.pipeline.stack import Stack, cut
+from workbench.pipeline.walk import Author, Walk
 from workbench.stages import (
     ExpertSet,
     Move,
@@ -35,32 +37,6 @@ from workbench.stages import (
     shared_experts,
     weights,
 )
-
-
-@dataclass(frozen=True)
-class Fork:
-    """Arms of stages that run side by side and then join."""
-
-    arms: tuple[tuple[Element, ...], ...]
-
-    def __str__(self) -> str:
-        return f"({' | '.join(' >> '.join(spelled(arm)) for arm in self.arms)})"
-
-
-Element = Stage | Move | Fork
-
-
-def spelled(chain: tuple[Element, ...]) -> list[str]:
-    """The elements of a chain as a user would write them; neighbours on one device share their brackets."""
-    words: list[str] = []
-    device = None
-    for element in chain:
-        if isinstance(element, Stage) and element.device is device and not element.options:
-            words[-1] = f"{words[-1][:-1]}, {element.op.name})"
-        else:
-            words.append(str(element))
-        device = element.device if isinstance(element, Stage) and not element.options else None
-    return words
 
 
 @dataclass(frozen=True)
@@ -93,7 +69,7 @@ class Pipeline:
                 f">> needs a pipeline on its right, not {other!r}; place it first: gpu(...) or cpu(...)."
             )
         joined = Pipeline(adding_sets(self.chain + other.chain), _union(self.fetches, other.fetches))
-        _Walk().follow(joined.chain, ())
+        Walk().follow(joined.chain, ())
         return joined
 
     def __or__(self, other: Pipeline) -> Pipeline:
@@ -111,7 +87,7 @@ class Pipeline:
     @property
     def stages(self) -> tuple[Stage, ...]:
         """All stages in order; the arms of a fork follow one another."""
-        return tuple(_stages(self.chain))
+        return tuple(stages_of(self.chain))
 
     @property
     def kv_device(self) -> Place:
@@ -203,7 +179,7 @@ def _place(device: Place, ops: tuple[OpTree, ...], defer: int, skip: int) -> Pip
             )
     stages = tuple(Stage(op, device, defer, skip) if op is experts else Stage(op, device) for op in flat)
     placed = Pipeline(adding_sets(stages))
-    _Walk().follow(placed.chain, ())
+    Walk().follow(placed.chain, ())
     return placed
 
 
@@ -215,15 +191,6 @@ def _arms(chain: tuple[Element, ...]) -> tuple[tuple[Element, ...], ...]:
     return chain[0].arms if len(chain) == 1 and isinstance(chain[0], Fork) else (chain,)
 
 
-def _stages(chain: tuple[Element, ...]) -> Iterator[Stage]:
-    for element in chain:
-        if isinstance(element, Stage):
-            yield element
-        elif isinstance(element, Fork):
-            for arm in element.arms:
-                yield from _stages(arm)
-
-
 def adding_sets(chain: tuple[Element, ...]) -> tuple[Element, ...]:
     """The chain with a `combine` that adds the output of every set of experts in it, in their order.
 
@@ -233,17 +200,18 @@ def adding_sets(chain: tuple[Element, ...]) -> tuple[Element, ...]:
         If different sets have the same name.
     """
     sets = dict[str, ExpertSet]()
-    for stage in _stages(chain):
-        subset = stage.op.subset
-        if subset is None:
+    for path, stage in located(chain):
+        subset = stage.op.subset if isinstance(stage, Stage) else None
+        if not isinstance(stage, Stage) or subset is None:
             continue
         (buffer,) = stage.op.writes
         if sets.setdefault(buffer, subset) != subset:
             raise PipelineError(
                 f"two sets of experts in one pipeline are called {str(subset)!r}; give one of them another name, as in "
-                f"ExpertSet('other', table)."
+                f"ExpertSet('other', table).",
+                path,
             )
-    return _exchanged(chain, {combine: combine_of(*sets)}) if sets else chain
+    return _exchanged(chain, {combine: combine_of(*sets) if sets else combine})
 
 
 def with_shared_experts(pipeline: Pipeline) -> Pipeline:
@@ -288,8 +256,8 @@ def _exchanged(chain: tuple[Element, ...], forms: dict[Op, Op]) -> tuple[Element
     for element in chain:
         if isinstance(element, Fork):
             found.append(Fork(tuple(_exchanged(arm, forms) for arm in element.arms)))
-        elif isinstance(element, Stage):
-            found.append(replace(element, op=forms.get(element.op.plain, element.op)))
+        elif isinstance(element, Stage) and element.op.plain in forms:
+            found.append(replace(element, op=forms[element.op.plain]))
         else:
             found.append(element)
     return tuple(found)
@@ -306,152 +274,6 @@ def _with_shared(chain: tuple[Element, ...], beside: Op) -> tuple[Element, ...]:
         shared = [Stage(shared_experts, element.device)] if isinstance(element, Stage) and there else []
         found += [element, *shared] if beside is experts else [*shared, element]
     return tuple(found)
-
-
-# ---------------------------------------------------------------------------------------- devices that hold buffers
-
-BufferRows = tuple[str, RowClass]
-"""The prefill rows or the decode rows of a buffer; they are moved and tracked separately."""
-
-Path = tuple[int, ...]
-"""Position of an element: index in the chain, then arm and index within each fork."""
-
-
-class _Walk:
-    """Follows the rows of all buffers through a chain: the devices that hold them, their writers, and each move's load.
-
-    If it is `closed`, the chain is a whole layer: every read needs a writer, and every move must carry something.
-    """
-
-    def __init__(self, *, closed: bool = False) -> None:
-        self.at: dict[BufferRows, frozenset[Place]] = {}
-        self.writer: dict[BufferRows, tuple[int, str]] = {}  # with its position, by which equal stages are told apart
-        self.entered = 0
-        self.carries: dict[Path, tuple[BufferRows, ...]] = {}
-        self.closed = closed
-
-    def follow(self, chain: tuple[Element, ...], after: tuple[Element, ...], path: Path = ()) -> None:
-        for index, element in enumerate(chain):
-            rest = chain[index + 1 :] + after
-            if isinstance(element, Stage):
-                self._enter(element)
-            elif isinstance(element, Move):
-                self._carry(element, rest, (*path, index))
-            else:
-                self._fork(element, rest, (*path, index))
-
-    def _enter(self, stage: Stage) -> None:
-        for rows in stage.op.needs:
-            if rows in self.at:
-                if stage.device not in self.at[rows]:
-                    raise self._forgotten(stage)
-            elif self.closed:
-                raise PipelineError(
-                    f"{stage} reads {_name(rows)}, which no earlier stage of the layer writes. "
-                    "Put the operation that writes it before."
-                )
-        self.entered += 1
-        for rows in _written(stage):
-            self.at[rows] = frozenset({stage.device})
-            self.writer[rows] = (self.entered, str(stage))
-
-    def _forgotten(self, stage: Stage) -> PipelineError:
-        absent = [p for p in stage.op.needs if p in self.at and stage.device not in self.at[p]]
-        _, writer = self.writer[absent[0]]
-        buffers = ", ".join(dict.fromkeys(buffer for buffer, _ in absent))
-        move = "offload" if stage.device is Place.CPU else "load"
-        return PipelineError(
-            f"{stage} reads {buffers} on the {stage.device.value}, but {writer} leaves it on the "
-            f"{stage.device.other.value}. Put {move} between them: {writer} >> {move} >> {stage}."
-        )
-
-    def _carry(self, move: Move, rest: tuple[Element, ...], path: Path) -> None:
-        wanted, _ = _reads_there(rest, move.target, frozenset())
-        carried = tuple(p for p in wanted if p in self.at and move.target not in self.at[p])
-        for rows in carried:
-            self.at[rows] = self.at[rows] | {move.target}
-        self.carries[path] = carried
-        if self.closed and not carried:
-            raise PipelineError(
-                f"{move} at place {path[0] + 1} of the layer moves nothing: no later {move.target.value} stage reads "
-                f"anything that is only on the {move.target.other.value}. Remove it."
-            )
-
-    def _fork(self, fork: Fork, rest: tuple[Element, ...], path: Path) -> None:
-        _check_arms(fork)
-        before = dict(self.at)
-        written = dict(self.writer)
-        merged = dict(self.at)
-        authors = dict(self.writer)
-        for number, arm in enumerate(fork.arms):
-            self.at = dict(before)
-            self.writer = dict(written)
-            self.follow(arm, rest, (*path, number))
-            for rows, where in self.at.items():
-                rewritten = self.writer[rows] != written.get(rows)
-                if rewritten:
-                    merged[rows] = where
-                    authors[rows] = self.writer[rows]
-                elif authors.get(rows) == written.get(rows):
-                    merged[rows] = merged.get(rows, where) | where
-        self.at = merged
-        self.writer = authors
-
-
-def _name(rows: BufferRows) -> str:
-    return f"{rows[0]} of {rows[1].value} rows"
-
-
-def _written(stage: Stage) -> tuple[BufferRows, ...]:
-    return tuple((buffer, rows) for buffer in stage.op.writes for rows in stage.op.rows.classes)
-
-
-def _check_arms(fork: Fork) -> None:
-    """Refuse arms of which one writes what another one writes or reads: they run side by side."""
-    uses = []
-    for arm in fork.arms:
-        writes = {rows: stage for stage in _stages(arm) for rows in _written(stage)}
-        reads = {rows: stage for stage in _stages(arm) for rows in stage.op.needs}
-        uses.append((writes, reads))
-    for number, (writes, _) in enumerate(uses):
-        for other, (also_writes, reads) in enumerate(uses):
-            if other == number:
-                continue
-            for rows in writes:
-                if rows in also_writes:
-                    raise PipelineError(
-                        f"two arms of a fork write {_name(rows)} ({writes[rows]} and {also_writes[rows]}); "
-                        "give one of them another buffer."
-                    )
-                if rows in reads:
-                    raise PipelineError(
-                        f"one arm of a fork writes {_name(rows)} ({writes[rows]}), which another reads "
-                        f"({reads[rows]}); put them one after the other with >>."
-                    )
-
-
-def _reads_there(
-    rest: tuple[Element, ...], device: Place, made: frozenset[BufferRows]
-) -> tuple[tuple[BufferRows, ...], bool]:
-    """Rows that stages on `device` read before the next move back, and true if the chain has no such move."""
-    found: dict[BufferRows, None] = {}
-    for element in rest:
-        if isinstance(element, Stage):
-            if element.device is device:
-                found.update((p, None) for p in element.op.needs if p not in made)
-            made |= set(_written(element))
-        elif isinstance(element, Move):
-            if element.target is not device:
-                return tuple(found), False
-        else:
-            through = False
-            for arm in element.arms:
-                wanted, ran_through = _reads_there(arm, device, made)
-                found.update((p, None) for p in wanted)
-                through |= ran_through
-            if not through:
-                return tuple(found), False
-    return tuple(found), True
 
 
 @dataclass(frozen=True)
@@ -485,32 +307,37 @@ def resolve(pipeline: Pipeline) -> Resolved:
     _check_kv(pipeline)
     _check_fetches(pipeline)
     reader = next((s.device for s in pipeline.stages if "x" in s.op.reads), Place.GPU)
-    walk = _start(frozenset({reader}), (0, "the previous layer"))
+    walk = _start(frozenset({reader}), "the previous layer")
     walk.follow(pipeline.chain, pipeline.chain)
     leaves = walk.at["x", RowClass.DECODE] & walk.at["x", RowClass.PREFILL]
-    again = _start(leaves, walk.writer["x", RowClass.DECODE])
+    again = _start(leaves, walk.writer["x", RowClass.DECODE].words)
     again.follow(pipeline.chain, pipeline.chain)
     enters = frozenset({reader}) if again.carries == walk.carries else leaves
     return Resolved(pipeline, tuple(again.carries.items()), enters, leaves)
 
 
-def _start(where: frozenset[Place], writer: tuple[int, str]) -> _Walk:
-    walk = _Walk(closed=True)
+def _start(where: frozenset[Place], writer: str) -> Walk:
+    walk = Walk(closed=True)
     for rows in RowClass.ALL.classes:
         walk.at["x", rows] = where
-        walk.writer["x", rows] = writer
+        walk.writer["x", rows] = Author(None, writer)
     return walk
 
 
 def _check_kv(pipeline: Pipeline) -> None:
-    keepers = [stage for stage in pipeline.stages if stage.op.keeps_kv]
+    stages = [(path, stage) for path, stage in located(pipeline.chain) if isinstance(stage, Stage)]
+    keepers = [(path, stage) for path, stage in stages if stage.op.keeps_kv]
     if len(keepers) != 1:
         raise PipelineError(
             f"a layer needs exactly one stage that keeps the KV cache, this one has {len(keepers)}; "
-            "place decode_attention once."
+            "place decode_attention once.",
+            keepers[1][0] if keepers else None,
         )
-    if kv in pipeline.fetches and keepers[0].device is Place.CPU:
-        raise PipelineError(f"fetch(kv) streams the cache to the GPU, but {keepers[0]} reads it on the cpu. Remove kv.")
+    ((path, keeper),) = keepers
+    if kv in pipeline.fetches and keeper.device is Place.CPU:
+        raise PipelineError(
+            f"fetch(kv) streams the cache to the GPU, but {keeper} reads it on the cpu. Remove kv.", path
+        )
 
 
 def _check_fetches(pipeline: Pipeline) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from workbench.core.errors import PipelineError
-from workbench.pipeline.algebra import BufferRows, Element, Fork, Path, Pipeline, Resolved, resolve
+from workbench.pipeline.algebra import Pipeline, Resolved, resolve
+from workbench.pipeline.elements import BufferRows, Element, Fork, Path
 from workbench.stages import Move, Place, RowClass, Stage, kv
 
 

@@ -1,0 +1,95 @@
+"""What a pipeline's chain consists of: stages, moves and forks, and the path by which each is found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from workbench.core.errors import PipelineError
+from workbench.stages import Move, RowClass, Stage
+
+
+@dataclass(frozen=True)
+class Fork:
+    """Arms of stages that run side by side and then join."""
+
+    arms: tuple[tuple[Element, ...], ...]
+
+    def __str__(self) -> str:
+        return f"({' | '.join(' >> '.join(spelled(arm)) for arm in self.arms)})"
+
+
+Element = Stage | Move | Fork
+
+BufferRows = tuple[str, RowClass]
+"""The prefill rows or the decode rows of a buffer; they are moved and tracked separately."""
+
+Path = tuple[int, ...]
+"""Position of an element: index in the chain, then arm and index within each fork."""
+
+
+def located(chain: tuple[Element, ...], path: Path = ()) -> Iterator[tuple[Path, Element]]:
+    """Every element of a chain with its path, in order; a fork comes before what its arms hold.
+
+    `path` is that of the arm that the chain is.
+    """
+    for index, element in enumerate(chain):
+        yield (*path, index), element
+        if isinstance(element, Fork):
+            for number, arm in enumerate(element.arms):
+                yield from located(arm, (*path, index, number))
+
+
+def stages_of(chain: tuple[Element, ...]) -> Iterator[Stage]:
+    """All stages of a chain in order; the arms of a fork follow one another."""
+    return (element for _, element in located(chain) if isinstance(element, Stage))
+
+
+def element_at(chain: tuple[Element, ...], path: Path) -> Element:
+    """The element at a path.
+
+    Raises
+    ------
+    PipelineError
+        If there is none.
+    """
+    found = next((element for place, element in located(chain) if place == path), None)
+    if found is None:
+        raise PipelineError(f"no element stands at {list(path)} in {_words(chain)}; give the path of one.")
+    return found
+
+
+def spliced(chain: tuple[Element, ...], path: Path, count: int, new: tuple[Element, ...]) -> tuple[Element, ...]:
+    """The chain with other elements in the place of `count` of them from a path on; for 0 they go in before it.
+
+    Raises
+    ------
+    PipelineError
+        If no chain has so many elements there.
+    """
+    index = path[0] if path else -1
+    if len(path) == 1 and 0 <= index <= len(chain) - count:
+        return chain[:index] + new + chain[index + count :]
+    fork = chain[index] if 0 <= index < len(chain) else None
+    if not (isinstance(fork, Fork) and len(path) > 2 and 0 <= path[1] < len(fork.arms)):
+        raise PipelineError(f"there is no place {list(path)} in {_words(chain)}; give an index, or one in an arm.")
+    arms = list(fork.arms)
+    arms[path[1]] = spliced(arms[path[1]], path[2:], count, new)
+    return (*chain[:index], Fork(tuple(arms)), *chain[index + 1 :])
+
+
+def _words(chain: tuple[Element, ...]) -> str:
+    return " >> ".join(spelled(chain)) or "an empty chain"
+
+
+def spelled(chain: tuple[Element, ...]) -> list[str]:
+    """The elements of a chain as a user would write them; neighbours on one device share their brackets."""
+    words: list[str] = []
+    device = None
+    for element in chain:
+        if isinstance(element, Stage) and element.device is device and not element.options:
+            words[-1] = f"{words[-1][:-1]}, {element.op.name})"
+        else:
+            words.append(str(element))
+        device = element.device if isinstance(element, Stage) and not element.options else None
+    return words

@@ -1,0 +1,168 @@
+"""The transfers that a chain of placed stages needs, each in one canonical place: wiring without writing them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from workbench.pipeline.algebra import Pipeline
+from workbench.pipeline.elements import BufferRows, Element, Fork, Path, spliced, stages_of
+from workbench.pipeline.walk import Author, Walk, reads_there
+from workbench.stages import Move, Place, RowClass, Stage
+
+
+def connected(pipeline: Pipeline) -> Pipeline:
+    """The pipeline with the transfers that its stages need, in place of those that it has.
+
+    A transfer stands right before the first stage that reads what is only on the other device. What an arm of a fork
+    leaves for stages behind the fork goes at the end of the arm, and what the next layer needs at the end of the chain.
+    An arm that held only transfers is left out, and a fork of one arm becomes a part of the chain around it. A chain
+    that no transfers can mend comes back with those that it could use.
+    """
+    stages = bare(pipeline.chain)
+    chain = stages
+    for _ in range(4 * len(list(stages_of(stages))) + 4):
+        better = _with_next_move(chain)
+        if better is None:
+            break
+        chain = better
+    return Pipeline(chain, pipeline.fetches)
+
+
+def bare(chain: tuple[Element, ...]) -> tuple[Element, ...]:
+    """The chain without transfers and empty arms, and with every fork of one arm dissolved."""
+    found: list[Element] = []
+    for element in chain:
+        if isinstance(element, Stage):
+            found.append(element)
+        elif isinstance(element, Fork):
+            found += _joined_arms([bare(arm) for arm in element.arms])
+    return tuple(found)
+
+
+def _joined_arms(arms: list[tuple[Element, ...]]) -> tuple[Element, ...]:
+    """The arms that hold something as one fork, in which an arm that is itself a fork is several arms."""
+    kept: list[tuple[Element, ...]] = []
+    for arm in arms:
+        inner = arm[0] if len(arm) == 1 else None
+        if isinstance(inner, Fork):
+            kept += inner.arms
+        elif arm:
+            kept.append(arm)
+    if len(kept) > 1:
+        return (Fork(tuple(kept)),)
+    return kept[0] if kept else ()
+
+
+class _Absent(NamedTuple):
+    """Rows that a stage reads on its device while they are only on the other one."""
+
+    stage: Stage
+    path: Path
+    rows: tuple[tuple[BufferRows, Author], ...]
+
+
+class _Survey(Walk):
+    """Walks a whole layer to its end and notes what transfers are missing and which carry nothing."""
+
+    def __init__(self, where: frozenset[Place], author: Author) -> None:
+        super().__init__(closed=True)
+        self.absent: list[_Absent] = []
+        self.idle: list[Path] = []
+        for rows in RowClass.ALL.classes:
+            self.at["x", rows] = where
+            self.writer["x", rows] = author
+
+    def unwritten(self, stage: Stage, rows: BufferRows, path: Path) -> None:
+        """Pass over it: no transfer mends it."""
+
+    def clashing(self, fork: Fork, path: Path) -> None:
+        """Pass over it: no transfer mends it."""
+
+    def forgotten(self, stage: Stage, absent: tuple[BufferRows, ...], path: Path) -> None:
+        """Note what is missing, and go on as if it were there."""
+        self.absent.append(_Absent(stage, path, tuple((rows, self.writer[rows]) for rows in absent)))
+        for rows in absent:
+            self.at[rows] = self.at[rows] | {stage.device}
+
+    def useless(self, move: Move, path: Path) -> None:
+        """Note the move."""
+        self.idle.append(path)
+
+
+def _with_next_move(chain: tuple[Element, ...]) -> tuple[Element, ...] | None:
+    """The chain with one transfer more that it lacks, or one less that carries nothing; None if it needs neither.
+
+    The layer is closed as `resolve` does it: once with the residual stream where the layer reads it first, and once
+    with it where the layer before left it.
+    """
+    reader = next((stage.device for stage in stages_of(chain) if "x" in stage.op.reads), Place.GPU)
+    first = _Survey(frozenset({reader}), Author(None, ""))
+    first.follow(chain, chain)
+    if first.absent:
+        missing = first.absent[0]
+        return spliced(chain, _slot(chain, missing), 0, (Move(missing.stage.device),))
+    leaves = first.at["x", RowClass.DECODE] & first.at["x", RowClass.PREFILL]
+    again = _Survey(leaves, Author(None, ""))
+    again.follow(chain, chain)
+    if again.absent:
+        missing = again.absent[0]
+        ends = tuple(first.writer[rows].path for rows, _ in missing.rows)
+        return spliced(chain, _end(chain, ends, missing), 0, (Move(missing.stage.device),))
+    idle = first.idle or again.idle
+    return spliced(chain, idle[-1], 1, ()) if idle else None
+
+
+def _slot(chain: tuple[Element, ...], missing: _Absent) -> Path:
+    """Where a transfer goes: at the end of the arm that wrote what is missing, or before the stage that reads it."""
+    for rows, author in missing.rows:
+        arm = _arm_before(author.path, missing.path)
+        if arm is not None:
+            slot = _arm_end(chain, arm)
+            if _serves(chain, slot, rows, missing.stage.device):
+                return slot
+    return missing.path
+
+
+def _end(chain: tuple[Element, ...], writers: tuple[Path | None, ...], missing: _Absent) -> Path:
+    """Where a transfer for the next layer goes: at the end of the arm that wrote it, or of the chain."""
+    for (rows, _), path in zip(missing.rows, writers, strict=True):
+        if path is not None and len(path) > 1:
+            slot = _arm_end(chain, path[:2])
+            if _serves(chain, slot, rows, missing.stage.device):
+                return slot
+    return (len(chain),)
+
+
+def _arm_before(author: Path | None, reader: Path) -> Path | None:
+    """The outermost arm that an author stands in, of a fork that ends before its reader."""
+    if author is None:
+        return None
+    same = 0
+    while same < min(len(author), len(reader)) and author[same] == reader[same]:
+        same += 1
+    arms_apart = same % 2 == 1
+    return author[: same + 2] if not arms_apart and len(author) > same + 1 else None
+
+
+def _arm_end(chain: tuple[Element, ...], arm: Path) -> Path:
+    element = chain[arm[0]]
+    if not isinstance(element, Fork):
+        return arm
+    inner = element.arms[arm[1]]
+    if len(arm) == 2:
+        return (*arm, len(inner))
+    return (*arm[:2], *_arm_end(inner, arm[2:]))
+
+
+def _serves(chain: tuple[Element, ...], slot: Path, rows: BufferRows, device: Place) -> bool:
+    """True if a transfer in a slot would carry these rows to a device."""
+    wanted, _ = reads_there(_behind(chain, slot, chain), device, frozenset())
+    return rows in wanted
+
+
+def _behind(chain: tuple[Element, ...], slot: Path, after: tuple[Element, ...]) -> tuple[Element, ...]:
+    """Everything that follows a slot, up to the end of the next layer."""
+    element = chain[slot[0]] if len(slot) > 1 else None
+    if not isinstance(element, Fork):
+        return chain[slot[0] :] + after
+    return _behind(element.arms[slot[1]], slot[2:], chain[slot[0] + 1 :] + after)
