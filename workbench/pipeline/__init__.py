@@ -35,6 +35,7 @@ from workbench.pipeline.edits import (
     with_stored,
 )
 from workbench.pipeline.elements import BufferRows, Element, Fork, Path, element_at, located, spelled
+from workbench.pipeline.mends import Fault, Mend, fault_of
 from workbench.pipeline.parsing import pipeline_of
 from workbench.pipeline.stack import LayerRange, Stack
 from workbench.pipeline.transfers import connected

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from time import monotonic
 from typing import Any
 
@@ -10,12 +12,16 @@ DELAY = 1.0
 
 
 class LateBar:
-    """Counts output tokens, and draws them on stderr once the simulation has lasted `DELAY` seconds."""
+    """Counts output tokens, and draws them on stderr once the simulation has lasted `DELAY` seconds.
+
+    Only the main thread draws a bar: a simulation in the background belongs to something that shows its own progress.
+    """
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._made = 0
-        self._due = monotonic() + DELAY
+        shown = threading.current_thread() is threading.main_thread()
+        self._due = monotonic() + DELAY if shown else math.inf
         self._bar: Any = None
 
     def add(self, tokens: float) -> None:

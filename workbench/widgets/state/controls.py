@@ -11,10 +11,10 @@ from workbench.core.units import format_bytes
 from workbench.models import ModelConfig
 from workbench.pipeline import Pipeline, Stack
 from workbench.schedules import Schedule
+from workbench.serving.prepared import FEW_PARTS
 from workbench.stages import kv
 from workbench.widgets.state.ladders import ladder, nearest, whole_ladder
 from workbench.widgets.state.offered import (
-    fewer_parts,
     machines_offered,
     models_offered,
     schedulers_offered,
@@ -242,7 +242,7 @@ class Controls:
         chosen = settings.schedule
         for each in self._schedules.values():
             same = type(each) is type(chosen) and chosen not in self._schedules.values()
-            shown = chosen if same and chosen.name not in found else fewer_parts(each, settings.requests)
+            shown = chosen if same and chosen.name not in found else each
             found[shown.name] = shown
         return found
 
@@ -322,7 +322,7 @@ def _parts(settings: Settings) -> Sequence[Step]:
     if not _has(settings.schedule, "micro_batches"):
         return []
     least = getattr(type(settings.schedule), "least", 1)
-    return [Step(f"{count}", count) for count in range(least, min(16, max(least, settings.requests)) + 1)]
+    return [Step(f"{count}", count) for count in range(least, FEW_PARTS + 1)]
 
 
 def _set_parts(settings: Settings, value: int) -> Settings:
@@ -354,7 +354,7 @@ REQUESTS = Slider(
     "Requests",
     _count_steps("requests", 1, 100_000),
     lambda now: now.requests,
-    lambda now, value: now.on(requests=value, schedule=fewer_parts(now.schedule, value)),
+    _written("requests"),
 )
 PROMPT_LEN = Slider(
     "prompt_len",

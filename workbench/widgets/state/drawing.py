@@ -175,7 +175,7 @@ class Drawing:
         if isinstance(bound, Result):
             points.setdefault(("bound", "bound"), []).append((where, bound.gen_tok_s))
         for schedule in self._schedules(at):
-            result = self._predictions.simulation(at, schedule)
+            result = self._predictions.simulation(at, schedule, soon=True)
             if isinstance(result, Result):
                 points.setdefault((schedule.name, "simulated"), []).append((where, result.gen_tok_s))
 

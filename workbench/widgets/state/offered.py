@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -113,7 +112,7 @@ def schedules_offered(own: tuple[Schedule, ...]) -> Mapping[str, Schedule]:
 def why_not(settings: Settings) -> str:
     """The reason why these settings go together in no schedule or scheduler, or an empty text."""
     try:
-        price(settings.scenario(), settings.schedule)
+        price(settings.predicted(), settings.schedule)
     except WorkbenchError as error:
         return str(error)
     return ""
@@ -127,8 +126,3 @@ def why_not_live(settings: Settings) -> str:
         return "only this computer can run; choose it as the machine"
     return ""
 
-
-def fewer_parts(schedule: Schedule, requests: int) -> Schedule:
-    """The schedule with no more micro-batches than there are requests, where it has any."""
-    parts = getattr(schedule, "micro_batches", 0)
-    return replace(schedule, micro_batches=requests) if parts > requests else schedule  # type: ignore[type-var]

@@ -23,6 +23,12 @@ from workbench.widgets.state.settings import Settings
 _Answer = TypeVar("_Answer")
 _KEPT = 512
 """Results that are kept."""
+_SOON = 6_000
+"""Most iterations of a simulation that is to follow a slider; they take some 0.1 s."""
+_PATIENT = 60_000
+"""Most iterations of a simulation at rest; they take some 1 s."""
+_FILLINGS = 12
+"""Number of times that a sample fills the cache at least."""
 _FEW = 32
 """Pictures and prices that are kept; they are larger, and of the present settings alone."""
 
@@ -53,9 +59,27 @@ class Predictions:
         """The bound."""
         return self._bounds(settings)
 
-    def simulation(self, settings: Settings, schedule: Schedule) -> Result | Refused:
-        """The simulation under a schedule, without its timeline."""
-        return self._simulations(settings.on(schedule=schedule))
+    def simulation(self, settings: Settings, schedule: Schedule, *, soon: bool = False) -> Result | Refused:
+        """The simulation under a schedule, without its timeline; of a sample of its requests if it would take long.
+
+        `soon` allows fewer iterations, see `sample_of`. A sample has fewer requests than the settings.
+        """
+        asked = settings.on(schedule=schedule)
+        return self._simulations(asked.on(requests=self.sample_of(asked, soon=soon)))
+
+    def sample_of(self, settings: Settings, *, soon: bool) -> int:
+        """Number of the requests that are simulated: all, or the first ones if all take too many iterations.
+
+        So many stay that the cache is filled several times over: where many iterations are needed, few requests run at
+        once, and a sample of them runs as all of them do.
+        """
+        bound = self.bound(settings)
+        if isinstance(bound, Refused):
+            return settings.requests
+        most = max(_SOON if soon else _PATIENT, _FILLINGS * settings.output_len)
+        if bound.iterations <= most or len(settings.workload.arrival):
+            return settings.requests
+        return max(1, round(settings.requests * most / bound.iterations))
 
     def ledger(self, settings: Settings) -> Ledger | Refused:
         """The needs in both memories."""
@@ -90,7 +114,7 @@ class Predictions:
 
 def _scenario(settings: Settings) -> Scenario | Refused:
     try:
-        return settings.scenario()
+        return settings.predicted()
     except WorkbenchError as error:
         return Refused(str(error))
 

@@ -39,8 +39,8 @@ def sizes(workload: Workload) -> tuple[int, int, int]:
 
 
 def with_tokens(workload: Workload, model: ModelConfig) -> Workload:
-    """The workload with token ids, which a run needs: its own, or else seeded random ones of these lengths."""
-    if workload.requests:
+    """The workload with token ids: its own if the model knows them all, or else seeded random ones of these lengths."""
+    if workload.requests and max(max(request.prompt) for request in workload.requests) < model.vocab_size:
         return workload
     generator = np.random.default_rng(0)
     lengths = zip(workload.prompt_len.tolist(), workload.output_len.tolist(), strict=True)

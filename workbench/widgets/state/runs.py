@@ -111,7 +111,7 @@ class Runs:
                 return
             of = f"run {number + 1} of {len(planned)}: {title}. " if len(planned) > 1 else ""
             try:
-                self._run = start(settings.live_scenario(), settings.schedule)
+                self._run = start(settings.live(), settings.schedule)
                 self._watch(self._run, of)
                 if self._run.state is not RunState.FAILED:
                     self._ended(settings, self._run.wait())

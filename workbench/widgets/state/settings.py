@@ -89,26 +89,28 @@ class Settings:
         return machine.limit(link=self.link) if self.link < full_link(machine) else machine
 
     def scenario(self) -> Scenario:
-        """The scenario of these settings.
+        """The scenario of these settings, with token ids as far as they were given.
 
         Raises
         ------
         WorkbenchError
             If the settings disagree, for example if the longest request does not fit the KV cache.
         """
-        workload = resized(self.workload, self.requests, self.prompt_len, self.output_len)
-        return Scenario(
-            self.pipeline,
-            self.model,
-            self.limited,
-            replace(self.memory, kv_capacity=self.kv_capacity),
-            workload,
-            self.scheduler,
-            self.routing,
-        )
+        return self._scenario(resized(self.workload, self.requests, self.prompt_len, self.output_len))
 
-    def live_scenario(self) -> Scenario:
-        """The scenario with token ids, which a run needs; see `with_tokens`.
+    def predicted(self) -> Scenario:
+        """The scenario without token ids, which change no prediction and take long to compare.
+
+        Raises
+        ------
+        WorkbenchError
+            As `scenario` does.
+        """
+        lengths = resized(self.workload, self.requests, self.prompt_len, self.output_len)
+        return self._scenario(replace(lengths, requests=()) if lengths.requests else lengths)
+
+    def live(self) -> Scenario:
+        """The scenario with token ids of the model, which a run needs; see `with_tokens`.
 
         Raises
         ------
@@ -118,6 +120,10 @@ class Settings:
         scenario = self.scenario()
         return scenario.on(workload=with_tokens(scenario.workload, self.model))
 
+    def _scenario(self, workload: Workload) -> Scenario:
+        memory = replace(self.memory, kv_capacity=self.kv_capacity)
+        return Scenario(self.pipeline, self.model, self.limited, memory, workload, self.scheduler, self.routing)
+
     def on(self, **changes: Any) -> Settings:
         """The same settings with others in place of some."""
         return replace(self, **changes)
@@ -125,8 +131,7 @@ class Settings:
     def on_model(self, model: ModelConfig) -> Settings:
         """Another model in its own precision, with a cache that suits it."""
         memory = replace(self.memory, weights=None, kv=None)
-        workload = replace(self.workload, requests=())
-        found = self.on(model=model, memory=memory, workload=workload)
+        found = self.on(model=model, memory=memory)
         return found.on(kv_tokens=suitable_kv(found))
 
     def on_machine(self, machine: Machine) -> Settings:
@@ -172,7 +177,7 @@ def suitable_kv(settings: Settings) -> float:
 
 def _fits(settings: Settings) -> bool:
     try:
-        return bool(fits(settings.scenario(), settings.schedule))
+        return bool(fits(settings.predicted(), settings.schedule))
     except WorkbenchError:
         return False
 

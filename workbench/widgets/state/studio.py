@@ -202,6 +202,8 @@ class Studio:
                 return [{"id": 0, "label": "Use the schedule Overlap, which takes any wiring"}]
             return []
         for change in ledger.changes:
+            if change.scenario.machine != scenario.machine:
+                continue  # no control gives a machine more memory
             self._fixes.append(_changed(self.settings, change.scenario, change.schedule))
             told.append({"id": len(told), "label": f"Use {change.text}"})
         return told
@@ -274,7 +276,7 @@ class Studio:
 
     def _show_lanes(self, settings: Settings, result: Result) -> None:
         """Show the middle of the run, as simulated and as measured."""
-        simulated = simulate(settings.scenario(), settings.schedule, detail=Detail.TASK)
+        simulated = simulate(settings.predicted(), settings.schedule, detail=Detail.TASK)
         first, last = middle(result.timeline)
         where = f"{settings.schedule.name}, iterations {first} to {last - 1}"
         both = [(f"{each.source.value}: {where}", each.timeline.window(first, last)) for each in (simulated, result)]
@@ -295,7 +297,7 @@ def spread(axis: Slider, settings: Settings, points: int) -> list[tuple[str, Set
 def _takes(settings: Settings) -> bool:
     """False if the schedule needs another shape of pipeline, or fewer micro-batches."""
     try:
-        price(settings.scenario(), settings.schedule)
+        price(settings.predicted(), settings.schedule)
     except ScheduleError:
         return False
     except WorkbenchError:

@@ -16,24 +16,23 @@ from workbench.pipeline import (
     Path,
     Pipeline,
     Stack,
-    code_of,
-    fault_of,
-    pipeline_of,
-    resolve,
-)
-from workbench.pipeline.edits import (
     Stored,
     added,
+    code_of,
     cut_at,
+    fault_of,
     fetched,
     forked,
     joined,
     merged,
     optioned,
+    pipeline_of,
     placed,
     removed,
+    resolve,
     shifted,
     stored,
+    with_range,
     with_rows,
     with_set,
     with_stored,
@@ -117,7 +116,7 @@ class Wirings:
         self._mends = []
         if faulty is not None:
             place, why = faulty
-            self._mends = [_in_range(wiring, place, mend.pipeline) for mend in why.mends]
+            self._mends = [with_range(wiring, place, mend.pipeline) for mend in why.mends]
             mends = [{"id": number, "label": mend.label} for number, mend in enumerate(why.mends)]
             path = None if why.path is None else list(why.path)
             fault = {"range": place, "path": path, "text": why.text, "mends": mends}
@@ -133,8 +132,8 @@ class Wirings:
 
     def palette(self, model: ModelConfig) -> dict[str, Op]:
         """Operations that can be placed: those of a layer of this model, and the user's own."""
-        own = {name: value for name, value in self.names.items() if isinstance(value, Op) and value not in BUILT_IN}
-        built_in = {op.name: op for op in BUILT_IN if op.name not in _AROUND}
+        own = {name: value for name, value in self.names.items() if isinstance(value, Op) and not _is_built_in(value)}
+        built_in = {name: op for name, op in BUILT_IN.items() if name not in _AROUND}
         if not model.unrouted_params:
             built_in.pop("shared_experts", None)
         return {**built_in, **own}
@@ -196,7 +195,7 @@ class Wirings:
             "device": element.device.value,
             "about": about(op),
             "rows": op.rows.value,
-            "own": op.plain not in BUILT_IN,
+            "own": not _is_built_in(op),
             "weights": None if cost is None else cost.weights,
             "flops": None if cost is None else cost.flops,
             "seconds": seconds,
@@ -243,6 +242,10 @@ _FETCHES: tuple[tuple[Streamed, str], ...] = (
 """What a whole range can stream, and what it is called."""
 
 
+def _is_built_in(op: Op) -> bool:
+    return BUILT_IN.get(op.plain.name) == op.plain
+
+
 def about(op: Op) -> str:
     """What an operation reads and writes, in words."""
     reads = [*op.reads, *(("the KV cache",) if op.keeps_kv else ())]
@@ -251,7 +254,7 @@ def about(op: Op) -> str:
 
 def _entry(name: str, op: Op, placed: bool) -> Plain:
     """One entry of the palette."""
-    return {"name": name, "label": name, "about": about(op), "own": op.plain not in BUILT_IN, "placed": placed}
+    return {"name": name, "label": name, "about": about(op), "own": not _is_built_in(op), "placed": placed}
 
 
 def _level(chain: tuple[Element, ...], path: Path = ()) -> Iterator[tuple[Path, Element]]:
@@ -336,14 +339,6 @@ def presets() -> dict[str, Pipeline]:
 # ------------------------------------------------------------------------------------------------------------- edits
 
 
-def _in_range(wiring: Wiring, place: int, pipeline: Pipeline) -> Wiring:
-    """The wiring with another pipeline in one of its ranges."""
-    if not isinstance(wiring, Stack):
-        return pipeline
-    ranges = tuple(each._replace(pipeline=pipeline) if n == place else each for n, each in enumerate(wiring.ranges))
-    return Stack(ranges)
-
-
 def _of_range(edit: Callable[[Wirings, Pipeline, Message, ModelConfig], Pipeline]) -> _Edit:
     """An edit of one range as an edit of a wiring."""
 
@@ -352,7 +347,7 @@ def _of_range(edit: Callable[[Wirings, Pipeline, Message, ModelConfig], Pipeline
         ranges = ranges_of(wiring)
         if not 0 <= place < len(ranges):
             raise PipelineError(f"there is no range {place} of layers; the wiring has {len(ranges)}.")
-        return _in_range(wiring, place, edit(wirings, ranges[place].pipeline, message, model))
+        return with_range(wiring, place, edit(wirings, ranges[place].pipeline, message, model))
 
     return changed
 
@@ -424,12 +419,12 @@ def _join(_: Wirings, pipeline: Pipeline, message: Message, __: ModelConfig) -> 
     return joined(pipeline, _path(message))
 
 
-def _cut(_: Wirings, wiring: Wiring, message: Message, __: ModelConfig) -> Wiring:
-    return cut_at(wiring, int(message["layer"]))
+def _cut(_: Wirings, wiring: Wiring, message: Message, model: ModelConfig) -> Wiring:
+    return cut_at(wiring, int(message.get("range", 0)), int(message["layer"]), model.num_hidden_layers)
 
 
 def _merge(_: Wirings, wiring: Wiring, message: Message, __: ModelConfig) -> Wiring:
-    return merged(wiring, int(message["range"])) if isinstance(wiring, Stack) else wiring
+    return merged(wiring, int(message["range"]))
 
 
 _Edit = Callable[[Wirings, Wiring, Message, ModelConfig], Wiring]
