@@ -1,0 +1,103 @@
+import { useMemo, useRef, useState, type KeyboardEvent, type ReactNode } from "react";
+
+import type { Model } from "./contract";
+import { BenchContext, useTrait } from "./hooks";
+import { Code } from "./parts/Code";
+import { Curves } from "./parts/Curves";
+import { Explain } from "./parts/Explain";
+import { Figures } from "./parts/Figures";
+import { Lanes } from "./parts/Lanes";
+import { Live } from "./parts/Live";
+import { Notice } from "./parts/Notice";
+import { Settings } from "./parts/Settings";
+import { Variants } from "./parts/Variants";
+import type { Samples } from "./samples";
+import type { Talk } from "./talk";
+import { Wiring } from "./wiring/Wiring";
+
+const PARTS: Record<string, () => ReactNode> = {
+  wiring: Wiring,
+  code: Code,
+  settings: Settings,
+  figures: Figures,
+  curves: Curves,
+  lanes: Lanes,
+  explain: Explain,
+  variants: Variants,
+  live: Live,
+};
+const WIDE = ["wiring", "variants", "lanes", "live"]; // as wide as the view; the others stand in two columns
+const SIDE = ["code", "settings", "explain"];
+
+interface Props {
+  model: Model;
+  talk: Talk;
+  samples: Samples;
+}
+
+export function Builder({ model, talk, samples }: Props): ReactNode {
+  const [said, setSaid] = useState("");
+  const times = useRef(0);
+  const bench = useMemo(() => {
+    const announce = (text: string): void => {
+      times.current += 1;
+      setSaid(times.current % 2 ? text : `${text}\u00a0`); // the same words twice are said twice
+    };
+    return { model, talk, samples, announce };
+  }, [model, talk, samples]);
+  return (
+    <BenchContext value={bench}>
+      <div className="wb-builder" data-lm-suppress-shortcuts="true" onKeyDown={keep}>
+        <Notice />
+        <Parts />
+        <div className="wb-unseen" role="status" aria-live="polite">
+          {said}
+        </div>
+      </div>
+    </BenchContext>
+  );
+}
+
+// Keys that are pressed here mean nothing to the notebook around.
+function keep(event: KeyboardEvent): void {
+  event.stopPropagation();
+}
+
+function Parts(): ReactNode {
+  const names = useTrait("parts").filter((name) => name in PARTS);
+  const blocks: ReactNode[] = [];
+  for (let at = 0; at < names.length; ) {
+    const name = names[at]!;
+    if (WIDE.includes(name)) {
+      blocks.push(<Part key={name} name={name} />);
+      at += 1;
+      continue;
+    }
+    const end = names.findIndex((each, index) => index > at && WIDE.includes(each));
+    const group = names.slice(at, end < 0 ? names.length : end);
+    blocks.push(<Columns key={`${name} and on`} names={group} />);
+    at += group.length;
+  }
+  return blocks;
+}
+
+function Columns({ names }: { names: string[] }): ReactNode {
+  const side = names.filter((name) => SIDE.includes(name));
+  const main = names.filter((name) => !SIDE.includes(name));
+  return (
+    <div className={`wb-columns${side.length && main.length ? "" : " wb-columns-one"}`}>
+      {[side, main].filter((column) => column.length).map((column) => (
+        <div className="wb-column" key={column.join()}>
+          {column.map((name) => (
+            <Part key={name} name={name} />
+          ))}
+        </div>
+      ))}
+    </div>
+  );
+}
+
+function Part({ name }: { name: string }): ReactNode {
+  const Drawn = PARTS[name]!;
+  return <Drawn />;
+}

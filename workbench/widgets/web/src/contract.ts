@@ -1,0 +1,262 @@
+// The traits that Python sends and the messages that it receives.
+
+export type Device = "gpu" | "cpu";
+export type Path = number[];
+
+export interface Option {
+  name: string;
+  label?: string;
+  value: number | string;
+  most?: number;
+  choices?: string[];
+}
+
+export interface CardElement {
+  kind: "card";
+  path: Path;
+  name: string;
+  device: Device;
+  about: string;
+  rows: "all" | "prefill" | "decode";
+  own: boolean;
+  weights: number | null;
+  flops: number | null;
+  seconds: number | null;
+  share: number | null;
+  stored: "resident" | "streamed" | "chosen" | "";
+  options: Option[];
+}
+
+export interface MoveElement {
+  kind: "move";
+  path: Path;
+  target: Device;
+  carries: string;
+  bytes: number | null;
+  seconds: number | null;
+}
+
+export interface ForkElement {
+  kind: "fork";
+  path: Path;
+  arms: Element[][];
+}
+
+export type Element = CardElement | MoveElement | ForkElement;
+
+export interface Fetch {
+  name: string;
+  on: boolean;
+  label: string;
+  why: string;
+}
+
+export interface LayerRange {
+  first: number;
+  stop: number;
+  title: string;
+  chain: Element[];
+  fetches: Fetch[];
+}
+
+export interface Mend {
+  id: number;
+  label: string;
+}
+
+export interface Fault {
+  range: number;
+  path: Path | null;
+  text: string;
+  mends: Mend[];
+}
+
+export interface PaletteEntry {
+  name: string;
+  label: string;
+  about: string;
+  own: boolean;
+  placed: boolean;
+}
+
+export interface Wiring {
+  ranges: LayerRange[];
+  layers: number;
+  fault: Fault | null;
+  undo: number;
+  redo: number;
+  palette: PaletteEntry[];
+  presets: { name: string; label: string }[];
+  stale: boolean;
+}
+
+export interface Code {
+  text: string;
+  error: string;
+  line: number;
+}
+
+export interface Choice {
+  name: string;
+  label: string;
+  kind: "choice";
+  value: string;
+  options: { value: string; label: string; why: string }[];
+}
+
+export interface Slider {
+  name: string;
+  label: string;
+  kind: "slider";
+  at: number;
+  steps: string[];
+  note: string;
+}
+
+export interface Flag {
+  name: string;
+  label: string;
+  kind: "flag";
+  value: boolean;
+}
+
+export type Control = Choice | Slider | Flag;
+
+export interface Settings {
+  groups: { title: string; controls: Control[] }[];
+}
+
+export interface FigureRow {
+  name: string;
+  source: string;
+  chosen: boolean;
+  gen_tok_s: string;
+  of_bound: number | null;
+  ttft: string;
+  tbt: string;
+  seconds: string;
+  energy: string;
+  limited: string;
+  why: string;
+}
+
+export interface LedgerRow {
+  name: string;
+  capacity: string;
+  over: boolean;
+  parts: { name: string; size: string; share: number }[];
+  left: string;
+}
+
+export interface Figures {
+  problem: string;
+  mends: Mend[];
+  sample: string;
+  rows: FigureRow[];
+  ledger: LedgerRow[];
+  explain: string[];
+  prices: { what: string; gain: string; then: string }[];
+}
+
+export interface Axis {
+  label: string;
+  unit?: string;
+  log?: boolean;
+}
+
+export interface Line {
+  name: string;
+  kind: "bound" | "simulated" | "measured" | "sample";
+  points: [number, number][];
+}
+
+export interface Field {
+  value: string;
+  label: string;
+}
+
+export interface Sweep {
+  x: Field[];
+  y: Field[];
+  running: boolean;
+  why: string;
+}
+
+export interface Curves {
+  x: Axis;
+  y: Axis;
+  at: number | null;
+  lines: Line[];
+  busy: boolean;
+  sweep?: Sweep;
+}
+
+export interface Lanes {
+  tracks: unknown[];
+  labels: Record<string, string>;
+  colours: Record<string, string>;
+}
+
+export interface Variant {
+  id: number;
+  name: string;
+  about: string;
+  code: string;
+  rows: Record<string, string>;
+  best: string[];
+}
+
+export interface Channel {
+  label: string;
+  top: number | null;
+}
+
+export interface Live {
+  state: "none" | "running" | "paused" | "finished" | "stopped" | "failed";
+  can: boolean;
+  why: string;
+  text: string;
+  share: number;
+  channels: Channel[];
+}
+
+export interface Traits {
+  parts: string[];
+  wiring: Wiring;
+  code: Code;
+  settings: Settings;
+  figures: Figures;
+  curves: Curves;
+  lanes: Lanes;
+  variants: Variant[];
+  live: Live;
+  answered: number;
+}
+
+export type Message =
+  | { do: "place"; range: number; path: Path; device: Device }
+  | { do: "shift"; range: number; path: Path; to: Path }
+  | { do: "add"; range: number; op: string; device: Device; to: Path }
+  | { do: "remove"; range: number; path: Path }
+  | { do: "option"; range: number; path: Path; name: string; value: number | string }
+  | { do: "fetch"; range: number; name: string; on: boolean }
+  | { do: "fork"; range: number; path: Path; with: Path }
+  | { do: "join"; range: number; path: Path }
+  | { do: "cut"; range: number; layer: number }
+  | { do: "merge"; range: number }
+  | { do: "mend" | "fix" | "unpin" | "recall"; id: number }
+  | { do: "undo" | "redo" | "clear" | "pin" | "start" | "pause" | "resume" | "stop" | "sweep_stop" | "ready" }
+  | { do: "open"; name: string }
+  | { do: "code"; text: string }
+  | { do: "set"; name: string; value: string | number | boolean; rest: boolean }
+  | { do: "sweep"; x: string; y: string };
+
+type Listener = (...given: never[]) => void;
+
+// What anywidget hands to a module.
+export interface Model {
+  get<Name extends keyof Traits>(name: Name): Traits[Name];
+  on(event: string, listener: Listener): void;
+  off(event: string, listener?: Listener): void;
+  send(content: object): void;
+}

@@ -1,0 +1,45 @@
+// Quantities as people read them: three digits and a unit.
+
+const NARROW = "\u202f"; // between a number and its unit
+
+function digits(value: number): string {
+  const short = Number(value.toPrecision(3));
+  return Math.abs(short) >= 1000 ? Math.round(short).toLocaleString("en-US") : String(short);
+}
+
+function scaled(value: number, unit: string, prefixes: string[]): string {
+  let size = value;
+  let step = 0;
+  while (size >= 999.5 && step + 1 < prefixes.length) {
+    size /= 1000;
+    step += 1;
+  }
+  return `${digits(size)}${NARROW}${prefixes[step]}${unit}`;
+}
+
+export function bytes(value: number): string {
+  return scaled(value, "B", ["", "k", "M", "G", "T", "P"]);
+}
+
+export function flops(value: number): string {
+  return scaled(value, "FLOP", ["", "k", "M", "G", "T", "P", "E"]);
+}
+
+export function seconds(value: number): string {
+  if (value >= 1 || value === 0) return `${digits(value)}${NARROW}s`;
+  if (value >= 0.9995e-3) return `${digits(value * 1e3)}${NARROW}ms`;
+  return `${digits(value * 1e6)}${NARROW}µs`;
+}
+
+export function percent(share: number): string {
+  const value = share * 100;
+  return `${value > 0 && value < 1 ? "<1" : Math.round(value)}${NARROW}%`;
+}
+
+// A number on an axis or under the pointer, in the axis' unit.
+export function amount(value: number, unit: string): string {
+  if (unit === "B") return bytes(value);
+  if (unit === "s") return seconds(value);
+  const plain = Math.abs(value) >= 1e6 ? scaled(value, "", ["", "k", "M", "G", "T"]) : digits(value);
+  return unit ? `${plain}${NARROW}${unit}` : plain;
+}

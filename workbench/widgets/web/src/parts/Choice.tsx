@@ -1,0 +1,95 @@
+import { useEffect, useId, useRef, useState, type KeyboardEvent, type ReactNode } from "react";
+
+import type { Choice as ChoiceControl } from "../contract";
+import { useLeave } from "../hooks";
+
+interface Props {
+  control: Pick<ChoiceControl, "label" | "value" | "options">;
+  onChoose: (value: string) => void;
+}
+
+// A list to choose from, in which what cannot be chosen says its reason.
+export function Choice({ control, onChoose }: Props): ReactNode {
+  const { label, value, options } = control;
+  const id = useId();
+  const place = useRef<HTMLDivElement>(null);
+  const list = useRef<HTMLUListElement>(null);
+  const typed = useRef({ text: "", at: 0 });
+  const [open, setOpen] = useState(false);
+  const [at, setAt] = useState(0);
+  useLeave(place, open, () => setOpen(false));
+  useEffect(() => {
+    list.current?.children[at]?.scrollIntoView({ block: "nearest" });
+  }, [open, at]);
+
+  const current = options.findIndex((option) => option.value === value);
+  const show = (): void => {
+    setAt(Math.max(0, current));
+    setOpen(true);
+  };
+  const choose = (index: number): void => {
+    const option = options[index];
+    if (!option || option.why) return;
+    setOpen(false);
+    if (option.value !== value) onChoose(option.value);
+  };
+  const search = (letter: string): void => {
+    const now = Date.now();
+    typed.current = { text: (now - typed.current.at < 800 ? typed.current.text : "") + letter.toLowerCase(), at: now };
+    const found = options.findIndex((option) => option.label.toLowerCase().startsWith(typed.current.text));
+    if (found < 0) return;
+    if (open) setAt(found);
+    else choose(found);
+  };
+  const key = (event: KeyboardEvent): void => {
+    if (event.ctrlKey || event.metaKey) return;
+    const step = event.key === "ArrowDown" ? 1 : event.key === "ArrowUp" ? -1 : 0;
+    if (step && !open) show();
+    else if (step) setAt(Math.min(options.length - 1, Math.max(0, at + step)));
+    else if (event.key === "Home" && open) setAt(0);
+    else if (event.key === "End" && open) setAt(options.length - 1);
+    else if (event.key === "Enter" || event.key === " ") open ? choose(at) : show();
+    else if (event.key === "Escape" && open) setOpen(false);
+    else if (event.key.length === 1) search(event.key);
+    else return;
+    event.preventDefault();
+  };
+  return (
+    <div className="wb-choice" ref={place}>
+      <span className="wb-label" id={`${id}label`}>
+        {label}
+      </span>
+      <button
+        type="button"
+        className="wb-choice-button"
+        role="combobox"
+        aria-haspopup="listbox"
+        aria-expanded={open}
+        aria-controls={`${id}list`}
+        aria-labelledby={`${id}label`}
+        aria-activedescendant={open ? `${id}${at}` : undefined}
+        onClick={() => (open ? setOpen(false) : show())}
+        onKeyDown={key}
+      >
+        {options[current]?.label ?? value}
+      </button>
+      <ul className="wb-choice-list" role="listbox" id={`${id}list`} aria-labelledby={`${id}label`} ref={list} hidden={!open}>
+        {options.map((option, index) => (
+          <li
+            key={option.value}
+            id={`${id}${index}`}
+            role="option"
+            aria-selected={option.value === value}
+            aria-disabled={option.why !== ""}
+            className={index === at ? "wb-choice-at" : ""}
+            onPointerMove={() => setAt(index)}
+            onClick={() => choose(index)}
+          >
+            {option.label}
+            {option.why && <small>{option.why}</small>}
+          </li>
+        ))}
+      </ul>
+    </div>
+  );
+}

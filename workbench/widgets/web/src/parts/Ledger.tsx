@@ -1,0 +1,41 @@
+import type { ReactNode } from "react";
+
+import type { LedgerRow } from "../contract";
+
+// Where the bytes of each memory go.
+export function Ledger({ rows }: { rows: LedgerRow[] }): ReactNode {
+  return (
+    <div className="wb-ledger">
+      {rows.map((row) => (
+        <Memory key={row.name} row={row} />
+      ))}
+    </div>
+  );
+}
+
+function Memory({ row }: { row: LedgerRow }): ReactNode {
+  const { name, capacity, over, parts, left } = row;
+  const total = Math.max(1, parts.reduce((sum, part) => sum + part.share, 0));
+  return (
+    <figure className={over ? "wb-memory wb-memory-over" : "wb-memory"}>
+      <figcaption>
+        <b>{name}</b> <span>{capacity}</span>
+        <em>{over ? "does not fit" : left && `${left} left`}</em>
+      </figcaption>
+      <div className="wb-memory-bar" aria-hidden="true">
+        {parts.map((part, index) => (
+          <i key={part.name} className={`wb-shade-${index % 6}`} style={{ width: `${(100 * part.share) / total}%` }} />
+        ))}
+        {total > 1 && <u style={{ left: `${100 / total}%` }} />}
+      </div>
+      <ul>
+        {parts.map((part, index) => (
+          <li key={part.name}>
+            <i className={`wb-shade-${index % 6}`} aria-hidden="true" />
+            {part.name} <b>{part.size}</b>
+          </li>
+        ))}
+      </ul>
+    </figure>
+  );
+}

@@ -1,0 +1,27 @@
+import type { ReactNode } from "react";
+
+import type { Mend } from "../contract";
+
+interface Props {
+  text: string;
+  mends: Mend[];
+  onMend: (mend: Mend) => void;
+}
+
+// One sentence on what cannot be, and buttons that mend it.
+export function Problem({ text, mends, onMend }: Props): ReactNode {
+  return (
+    <div className="wb-problem">
+      <p>{text}</p>
+      {mends.length > 0 && (
+        <div className="wb-problem-mends">
+          {mends.map((mend) => (
+            <button key={mend.id} type="button" className="wb-button wb-button-strong" onClick={() => onMend(mend)}>
+              {mend.label}
+            </button>
+          ))}
+        </div>
+      )}
+    </div>
+  );
+}

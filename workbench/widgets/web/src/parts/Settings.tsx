@@ -1,0 +1,39 @@
+import type { ReactNode } from "react";
+
+import type { Control } from "../contract";
+import { useBench, useTrait } from "../hooks";
+import { Choice } from "./Choice";
+import { Panel } from "./Panel";
+import { SliderField } from "./SliderField";
+
+export function Settings(): ReactNode {
+  const { groups } = useTrait("settings");
+  return (
+    <Panel title="Settings" name="settings">
+      {groups.map(({ title, controls }) => (
+        <fieldset key={title} className="wb-group">
+          <legend>{title}</legend>
+          <div className="wb-controls">
+            {controls.map((control) => (
+              <Field key={control.name} control={control} />
+            ))}
+          </div>
+        </fieldset>
+      ))}
+    </Panel>
+  );
+}
+
+function Field({ control }: { control: Control }): ReactNode {
+  const { talk } = useBench();
+  const { name } = control;
+  const set = (value: string | boolean): void => talk.newest(name, { do: "set", name, value, rest: true });
+  if (control.kind === "slider") return <SliderField control={control} />;
+  if (control.kind === "choice") return <Choice control={control} onChoose={set} />;
+  return (
+    <label className="wb-flag">
+      <input type="checkbox" checked={control.value} onChange={(event) => set(event.target.checked)} />
+      {control.label}
+    </label>
+  );
+}

@@ -1,0 +1,2 @@
+import type { ReactNode } from "react";
+export function Variants(): ReactNode { return null; }

@@ -1,0 +1,235 @@
+import { applyNodeChanges, ReactFlow, ReactFlowProvider, useReactFlow, ViewportPortal } from "@xyflow/react";
+import type { Node, NodeChange, Viewport } from "@xyflow/react";
+import { useEffect, useImperativeHandle, useLayoutEffect, useMemo, useRef, useState } from "react";
+import type { KeyboardEvent, ReactNode, Ref, RefObject } from "react";
+
+import type { Device, Fault, LayerRange, Mend } from "../contract";
+import { useWidth } from "../hooks";
+import { Callout, type CalloutNode } from "./Callout";
+import { Card, type CardNode } from "./Card";
+import { type Drop, dropAt } from "./drop";
+import { ForkHead, type ForkNode, Ground, type GroundNode, PortDot, type PortNode } from "./Ground";
+import { CARD, type Layout } from "./layout";
+import { TransferEdge, type WireEdge } from "./TransferEdge";
+
+type AnyNode = CardNode | GroundNode | PortNode | ForkNode | CalloutNode;
+
+const NODES = { card: Card, ground: Ground, port: PortDot, fork: ForkHead, callout: Callout };
+const EDGES = { wire: TransferEdge };
+const LEAST_ZOOM = 0.8; // of a picture that is fitted by itself; smaller words are not read
+
+// What the canvas does for the parts around it.
+export interface CanvasHandle {
+  fit: () => void;
+  focus: (key: string) => void;
+  at: (clientX: number, clientY: number) => { x: number; y: number } | null;
+  hint: (drop: Drop | null) => void;
+  boxOf: (key: string) => DOMRect | null;
+}
+
+interface Props {
+  ref: Ref<CanvasHandle>;
+  range: LayerRange;
+  picture: Layout;
+  fault: Fault | null;
+  stale: boolean;
+  active: string | null;
+  memories: Record<Device, string>;
+  label: string;
+  onActive: (key: string) => void;
+  onDrop: (key: string, drop: Drop) => void;
+  onOptions: (key: string) => void;
+  onJoin: (key: string) => void;
+  onMend: (mend: Mend) => void;
+  onKey: (event: KeyboardEvent<HTMLDivElement>, key: string | null) => void;
+}
+
+export function Canvas(props: Props): ReactNode {
+  return (
+    <ReactFlowProvider>
+      <Flow {...props} />
+    </ReactFlowProvider>
+  );
+}
+
+function fixed<Kind extends AnyNode>(node: Kind): Kind {
+  return { ...node, draggable: false, selectable: false, focusable: false };
+}
+
+function nodesOf(props: Props): AnyNode[] {
+  const { picture, fault, stale, active, memories } = props;
+  const { width, height, ports, callout } = picture;
+  const cause = fault?.path?.join();
+  const nodes: AnyNode[] = [
+    fixed({ id: " ground", type: "ground", position: { x: 0, y: 0 }, width, height, zIndex: -1, data: { layout: picture, memories, stale } }),
+  ];
+  for (const { key, element, box } of picture.forks) {
+    const position = { x: box.x + 12, y: box.y - 9 };
+    const data = { arms: element.arms.length, onJoin: () => props.onJoin(key) };
+    nodes.push(fixed({ id: ` ${key}`, type: "fork", position, zIndex: 1, data }));
+  }
+  for (const { key, x, y } of ports) {
+    const words = key === "in" ? "x, the hidden rows of the layer before" : "x, the hidden rows for the next layer";
+    const position = { x: x - 8, y: y - 8 };
+    nodes.push(fixed({ id: key, type: "port", position, width: 16, height: 16, data: { words, last: key === "out" } }));
+  }
+  for (const { key, element, box } of picture.cards) {
+    const faulty = cause !== undefined && (element.path.join() === cause || element.path.join().startsWith(`${cause},`));
+    const data = { element, active: key === active, faulty, stale, onOptions: props.onOptions };
+    nodes.push({ id: key, type: "card", position: { x: box.x, y: box.y }, width: CARD.width, height: CARD.height, zIndex: 1, data });
+  }
+  if (fault && callout) {
+    const { box, at, below } = callout;
+    const data = { fault, at: (at ?? box.x + box.width / 2) - box.x, below, onMend: props.onMend };
+    nodes.push(fixed({ id: " fault", type: "callout", position: { x: box.x, y: box.y }, width: box.width, height: box.height, zIndex: 2, data }));
+  }
+  return nodes;
+}
+
+function edgesOf({ picture, stale }: Props): WireEdge[] {
+  const ends = new Map<string, { left: number; right: number; y: number }>();
+  for (const { key, box } of picture.cards) {
+    ends.set(key, { left: box.x, right: box.x + box.width, y: box.y + box.height / 2 });
+  }
+  for (const { key, x, y } of picture.ports) ends.set(key, { left: x - 8, right: x + 8, y });
+  return picture.wires.map((wire) => {
+    const [source, target] = [ends.get(wire.from)!, ends.get(wire.to)!];
+    const data = { wire, from: { x: source.right, y: source.y }, to: { x: target.left, y: target.y }, stale };
+    return { id: wire.key, type: "wire", source: wire.from, target: wire.to, data, focusable: false, selectable: false };
+  });
+}
+
+function Flow(props: Props): ReactNode {
+  const { picture, ref, onKey, onActive, onDrop } = props;
+  const place = useRef<HTMLDivElement>(null);
+  const width = useWidth(place);
+  const flow = useReactFlow<AnyNode, WireEdge>();
+  const [viewport, setViewport] = useState<Viewport>({ x: 0, y: 0, zoom: 1 });
+  const [fitted, setFitted] = useState(true);
+  const [drop, setDrop] = useState<Drop | null>(null);
+  const [nodes, setNodes] = useState<AnyNode[]>([]);
+  const wanted = useMemo(() => nodesOf(props), [picture, props.fault, props.stale, props.active, props.memories]);
+  const edges = useMemo(() => edgesOf(props), [picture, props.stale]);
+  useLayoutEffect(() => setNodes(wanted), [wanted]);
+
+  const zoom = fitted ? Math.min(1, Math.max(LEAST_ZOOM, width / picture.width)) : viewport.zoom;
+  const height = Math.ceil(picture.height * (fitted ? zoom : Math.max(zoom, LEAST_ZOOM)));
+  const clamped = (x: number, at: number): number => Math.max(Math.min(0, width - picture.width * at), Math.min(x, Math.max(0, width - picture.width * at)));
+  useLayoutEffect(() => {
+    if (fitted && width) setViewport((old) => ({ x: clamped(old.x, zoom), y: 0, zoom }));
+  }, [fitted, width, picture.width, picture.height, zoom]);
+
+  const show = (key: string): void => {
+    const card = picture.cards.find((each) => each.key === key);
+    if (!card) return;
+    const left = card.box.x * viewport.zoom + viewport.x;
+    const right = left + CARD.width * viewport.zoom;
+    const by = left < 8 ? 24 - left : right > width - 8 ? width - 24 - right : 0;
+    if (by) setViewport({ ...viewport, x: viewport.x + by });
+  };
+  const cardNode = (key: string): HTMLElement | null =>
+    place.current?.querySelector<HTMLElement>(`[data-card="${CSS.escape(key)}"]`) ?? null;
+  useImperativeHandle(ref, () => ({
+    fit: () => setFitted(true),
+    focus: (key) => cardNode(key)?.focus({ preventScroll: true }),
+    at: (clientX, clientY) => {
+      const box = place.current?.getBoundingClientRect();
+      if (!box || clientX < box.left || clientX > box.right || clientY < box.top || clientY > box.bottom) return null;
+      return flow.screenToFlowPosition({ x: clientX, y: clientY });
+    },
+    hint: setDrop,
+    boxOf: (key) => cardNode(key)?.getBoundingClientRect() ?? null,
+  }));
+
+  useWheel(place, (by) => setViewport((old) => ({ ...old, x: clamped(old.x - by, old.zoom) })));
+
+  const dropOf = (node: Node): Drop => dropAt(picture, node.position.x + CARD.width / 2, node.position.y + CARD.height / 2);
+  return (
+    <div
+      ref={place}
+      className="wb-canvas"
+      role="application"
+      aria-label={props.label}
+      style={{ height }}
+      onKeyDown={(event) => onKey(event, keyOf(event.target))}
+      onFocus={(event) => {
+        const key = keyOf(event.target);
+        if (!key) return;
+        onActive(key);
+        show(key);
+      }}
+    >
+      <ReactFlow<AnyNode, WireEdge>
+        nodes={nodes}
+        edges={edges}
+        nodeTypes={NODES}
+        edgeTypes={EDGES}
+        viewport={viewport}
+        onViewportChange={(next) => {
+          setViewport(next);
+          if (next.zoom !== viewport.zoom || next.y !== 0) setFitted(false);
+        }}
+        onNodesChange={(changes: NodeChange<AnyNode>[]) => setNodes((old) => applyNodeChanges(changes, old))}
+        onNodeDragStart={(_, node) => cardNode(node.id)?.focus({ preventScroll: true })}
+        onNodeDrag={(_, node) => setDrop(dropOf(node))}
+        onNodeDragStop={(_, node) => {
+          setDrop(null);
+          setNodes(wanted);
+          onDrop(node.id, dropOf(node));
+        }}
+        onNodeClick={(_, node) => cardNode(node.id)?.focus({ preventScroll: true })}
+        nodesConnectable={false}
+        nodesFocusable={false}
+        edgesFocusable={false}
+        elementsSelectable={false}
+        disableKeyboardA11y
+        deleteKeyCode={null}
+        selectionKeyCode={null}
+        multiSelectionKeyCode={null}
+        panActivationKeyCode={null}
+        zoomActivationKeyCode="Control"
+        zoomOnScroll={false}
+        zoomOnDoubleClick={false}
+        preventScrolling={false}
+        nodeDragThreshold={4}
+        minZoom={0.4}
+        maxZoom={2}
+        proOptions={{ hideAttribution: true }}
+      >
+        {drop && <DropHint drop={drop} picture={picture} />}
+      </ReactFlow>
+    </div>
+  );
+}
+
+function keyOf(target: EventTarget): string | null {
+  return target instanceof Element ? (target.closest<HTMLElement>("[data-card]")?.dataset.card ?? null) : null;
+}
+
+// A wheel that goes sideways, or with Shift, pans; one that goes up and down scrolls the page.
+function useWheel(place: RefObject<HTMLDivElement | null>, pan: (by: number) => void): void {
+  const latest = useRef(pan);
+  latest.current = pan;
+  useEffect(() => {
+    const here = place.current;
+    if (!here) return undefined;
+    const wheel = (event: WheelEvent): void => {
+      const by = event.shiftKey && !event.deltaX ? event.deltaY : event.deltaX;
+      if (event.ctrlKey || (!event.shiftKey && Math.abs(event.deltaX) <= Math.abs(event.deltaY))) return;
+      event.preventDefault();
+      latest.current(by);
+    };
+    here.addEventListener("wheel", wheel, { passive: false });
+    return () => here.removeEventListener("wheel", wheel);
+  }, [place]);
+}
+
+function DropHint({ drop, picture }: { drop: Drop; picture: Layout }): ReactNode {
+  const { x, y, width, height } = picture.lanes[drop.device];
+  return (
+    <ViewportPortal>
+      <div className="wb-drop-lane" style={{ left: x, top: y, width, height }} />
+      <div className="wb-drop-slot" style={{ left: drop.x - 1.5, top: drop.top, height: drop.bottom - drop.top }} />
+    </ViewportPortal>
+  );
+}

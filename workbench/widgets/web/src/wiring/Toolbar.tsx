@@ -1,0 +1,102 @@
+import { useEffect, useRef, useState, type ReactNode } from "react";
+
+import type { Wiring } from "../contract";
+import { useLeave, useSend } from "../hooks";
+
+interface Props {
+  wiring: Wiring;
+  onFit: () => void;
+  onSave: (kind: "svg" | "png" | "html") => void;
+}
+
+export function Toolbar({ wiring, onFit, onSave }: Props): ReactNode {
+  const send = useSend();
+  const empty = wiring.ranges.every((range) => range.chain.length === 0);
+  const saved: [string, () => void][] = [
+    ["SVG picture", () => onSave("svg")],
+    ["PNG picture", () => onSave("png")],
+    ["HTML page", () => onSave("html")],
+  ];
+  return (
+    <div className="wb-toolbar" role="toolbar" aria-label="Wiring">
+      <button type="button" className="wb-button" disabled={!wiring.undo} title="Undo (Ctrl+Z)" onClick={() => send({ do: "undo" })}>
+        Undo
+      </button>
+      <button type="button" className="wb-button" disabled={!wiring.redo} title="Redo (Ctrl+Shift+Z)" onClick={() => send({ do: "redo" })}>
+        Redo
+      </button>
+      <button type="button" className="wb-button" disabled={empty} title="Remove every card" onClick={() => send({ do: "clear" })}>
+        Clear
+      </button>
+      <Menu label="Open" entries={wiring.presets.map(({ name, label }) => [label, () => send({ do: "open", name })])} />
+      <span className="wb-toolbar-gap" />
+      <button type="button" className="wb-button" title="Show the whole range" onClick={onFit}>
+        Fit
+      </button>
+      <Menu label="Save" entries={saved} />
+    </div>
+  );
+}
+
+// A button with a list of commands under it.
+export function Menu({ label, entries }: { label: string; entries: [string, () => void][] }): ReactNode {
+  const place = useRef<HTMLDivElement>(null);
+  const [open, setOpen] = useState(false);
+  useLeave(place, open, () => setOpen(false));
+  const items = (): HTMLElement[] => [...(place.current?.querySelectorAll<HTMLElement>("[role=menuitem]") ?? [])];
+  useEffect(() => {
+    if (open) items()[0]?.focus();
+  }, [open]);
+  const step = (by: number): void => {
+    const all = items();
+    const at = all.indexOf(document.activeElement as HTMLElement);
+    all[(at + by + all.length) % all.length]?.focus();
+  };
+  const close = (): void => {
+    setOpen(false);
+    place.current?.querySelector("button")?.focus();
+  };
+  return (
+    <div
+      ref={place}
+      className="wb-menu-place"
+      onKeyDown={(event) => {
+        if (event.key === "ArrowDown" && !open) setOpen(true);
+        else if (event.key === "ArrowDown") step(1);
+        else if (event.key === "ArrowUp") step(-1);
+        else if (event.key === "Escape" && open) close();
+        else return;
+        event.preventDefault();
+      }}
+    >
+      <button
+        type="button"
+        className="wb-button wb-button-menu"
+        aria-haspopup="menu"
+        aria-expanded={open}
+        disabled={entries.length === 0}
+        onClick={() => setOpen(!open)}
+      >
+        {label}
+      </button>
+      {open && (
+        <div className="wb-menu" role="menu" aria-label={label}>
+          {entries.map(([words, act]) => (
+            <button
+              key={words}
+              type="button"
+              role="menuitem"
+              tabIndex={-1}
+              onClick={() => {
+                close();
+                act();
+              }}
+            >
+              {words}
+            </button>
+          ))}
+        </div>
+      )}
+    </div>
+  );
+}

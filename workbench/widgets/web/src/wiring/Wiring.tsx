@@ -1,0 +1,264 @@
+import { useEffect, useMemo, useRef, useState, type KeyboardEvent, type ReactNode, type RefObject } from "react";
+
+import type { Device, PaletteEntry } from "../contract";
+import { useBench, useTalk, useTrait } from "../hooks";
+import { Panel } from "../parts/Panel";
+import { Problem } from "../parts/Problem";
+import * as act from "./actions";
+import { Canvas, type CanvasHandle } from "./Canvas";
+import { cardsOf, find, keysOf, neighbour, type Slot } from "./chain";
+import { type Drop, dropAt, moved, stepped } from "./drop";
+import { layout } from "./layout";
+import { Options } from "./Options";
+import { Palette, type PaletteHandle } from "./Palette";
+import { RangeBar } from "./RangeBar";
+import { save } from "./save";
+import { Toolbar } from "./Toolbar";
+import { deviceName } from "./words";
+
+const END: Slot = { fork: null, arm: 0, before: null };
+
+export function Wiring(): ReactNode {
+  const { talk, announce } = useBench();
+  const { wiring, waiting } = useTalk();
+  const code = useTrait("code");
+  const ledger = useTrait("figures").ledger;
+  const [asked, setShown] = useState(0);
+  const [focused, setFocused] = useState<string | null>(null);
+  const [open, setOpen] = useState<{ key: string; at: { left: number; top: number } } | null>(null);
+  const canvas = useRef<CanvasHandle>(null);
+  const palette = useRef<PaletteHandle>(null);
+  const place = useRef<HTMLDivElement>(null);
+
+  const shown = Math.min(asked, wiring.ranges.length - 1);
+  const range = wiring.ranges[shown]!;
+  const fault = wiring.fault?.range === shown ? wiring.fault : null;
+  const picture = useMemo(() => layout(range, fault), [range, fault]);
+  const keys = useMemo(() => [...picture.cards].sort((a, b) => a.box.x - b.box.x || a.box.y - b.box.y).map((card) => card.key), [picture]);
+  const active = focused !== null && keys.includes(focused) ? focused : (keys[0] ?? null);
+  const size = (names: RegExp): string => ledger.find((row) => names.test(row.name))?.capacity ?? "";
+  const [gpu, cpu] = [size(/^gpu/i), size(/^(cpu|host|main|dram)/i)];
+  const memories = useMemo(() => ({ gpu, cpu }), [gpu, cpu]);
+  const here = JSON.stringify(range.chain.map((element) => element.path)); // settles with Python's answer
+
+  useRefocus(place, canvas, active, `${keys.join()} ${here}`);
+  useEffect(() => {
+    if (wiring.fault && !waiting) announce(wiring.fault.text);
+  }, [wiring.fault?.text, waiting, announce]);
+
+  const name = (key: string): string => {
+    const element = find(range, key)?.element;
+    return element?.kind === "card" ? element.name : "the fork";
+  };
+  const toDevice = (key: string, device: Device): void => {
+    const element = find(range, key)?.element;
+    if (element?.kind !== "card") return;
+    if (element.device === device) return announce(`${element.name} is on the ${deviceName(device)} already.`);
+    talk.edit(act.place(shown, key, device));
+    announce(`${element.name} moved to the ${deviceName(device)}.`);
+  };
+  const toSlot = (key: string, slot: Slot | null): void => {
+    if (!slot) return announce(`${name(key)} stays where it is in the order.`);
+    talk.edit(act.shift(shown, key, slot));
+    announce(slot.before ? `${name(key)} moved before ${name(slot.before)}.` : `${name(key)} moved to the end.`);
+  };
+  const remove = (key: string): void => {
+    const at = keys.indexOf(key);
+    const next = keys[at + 1] ?? keys[at - 1] ?? null;
+    talk.edit(act.remove(shown, key));
+    announce(`${name(key)} removed.`);
+    setFocused(next);
+    if (next !== null) canvas.current?.focus(next);
+    else palette.current?.focus();
+  };
+  const forkNext = (key: string): void => {
+    const found = find(range, key);
+    const next = found && neighbour(found, 1);
+    const partner = next && keysOf(range.chain).get(next);
+    if (!partner) return announce(`Nothing follows ${name(key)} here.`);
+    talk.edit(act.fork(shown, key, partner));
+    announce(`${name(key)} and ${name(partner)} are side by side.`);
+  };
+  const join = (key: string): void => {
+    talk.edit(act.join(shown, key));
+    announce("The arms follow one another.");
+  };
+  const add = (entry: PaletteEntry, device: Device, slot: Slot): void => {
+    talk.edit(act.add(shown, entry.name, device, slot));
+    setFocused(nextKey(range.chain, entry.name));
+    announce(`${entry.label} added on the ${deviceName(device)}.`);
+  };
+  const addAfter = (entry: PaletteEntry): void => {
+    const found = active === null ? null : find(range, active);
+    const next = found && neighbour(found, 1);
+    const device = found?.element.kind === "card" ? found.element.device : "gpu";
+    add(entry, device, found ? slotBehind(active!, next && (keysOf(range.chain).get(next) ?? null)) : END);
+  };
+  const slotBehind = (key: string, before: string | null): Slot => {
+    const path = find(range, key)!.element.path;
+    const inner = picture.forks.find(({ element }) => element.path.join() === path.slice(0, -2).join());
+    return { fork: inner?.key ?? null, arm: path[path.length - 2] ?? 0, before };
+  };
+  const drop = (key: string, at: Drop): void => {
+    const element = find(range, key)?.element;
+    if (element?.kind !== "card") return;
+    const slot = moved(range, key, at.slot);
+    if (element.device !== at.device) toDevice(key, at.device);
+    if (slot) toSlot(key, slot);
+  };
+  const options = (key: string): void => {
+    const card = canvas.current?.boxOf(key);
+    const around = place.current?.getBoundingClientRect();
+    if (!card || !around) return;
+    const left = Math.max(4, Math.min(card.left - around.left, around.width - 268));
+    setOpen({ key, at: { left, top: card.bottom - around.top + 6 } });
+  };
+  const dragged = (entry: PaletteEntry, clientX: number, clientY: number, done: boolean): void => {
+    const at = canvas.current?.at(clientX, clientY);
+    const target = at && dropAt(picture, at.x, at.y);
+    canvas.current?.hint(done ? null : (target ?? null));
+    if (done && target) add(entry, target.device, target.slot);
+  };
+  const key = (event: KeyboardEvent<HTMLDivElement>, card: string | null): void => {
+    if (isUndo(event)) talk.send({ do: "undo" });
+    else if (isRedo(event)) talk.send({ do: "redo" });
+    else if (card === null || !ownKey(event)) return;
+    else if (!pressed(event, card)) return;
+    event.preventDefault();
+  };
+  const pressed = (event: KeyboardEvent, card: string): boolean => {
+    const step = event.key === "ArrowLeft" ? -1 : event.key === "ArrowRight" ? 1 : 0;
+    if (step && event.altKey) toSlot(card, stepped(range, picture.scope, card, step));
+    else if (step) canvas.current?.focus(keys[keys.indexOf(card) + step] ?? card);
+    else if (event.key === "ArrowUp") toDevice(card, "gpu");
+    else if (event.key === "ArrowDown") toDevice(card, "cpu");
+    else if (event.key === "Home") canvas.current?.focus(keys[0]!);
+    else if (event.key === "End") canvas.current?.focus(keys[keys.length - 1]!);
+    else if (event.key === "Delete" || event.key === "Backspace") remove(card);
+    else if (event.key === "Enter" || event.key === " ") options(card);
+    else if (event.key === "a") palette.current?.focus();
+    else if (event.key === "f") forkNext(card);
+    else if (event.key === "j") joinAround(card);
+    else return false;
+    return true;
+  };
+  const joinAround = (card: string): void => {
+    const path = find(range, card)?.element.path ?? [];
+    const around = picture.forks.find(({ element }) => element.path.join() === path.slice(0, -2).join());
+    if (around) join(around.key);
+    else announce(`${name(card)} is in no fork.`);
+  };
+
+  const opened = open && find(range, open.key);
+  const inside = new Set(cardsOf(range.chain).map((card) => card.name));
+  const one = wiring.ranges.length === 1;
+  return (
+    <Panel title="Pipeline" name="wiring" beside={<Toolbar wiring={wiring} onFit={() => canvas.current?.fit()} onSave={(kind) => save(kind, place.current!, wiring, code.text)} />}>
+      <RangeBar wiring={wiring} shown={shown} onShow={setShown} />
+      {wiring.fault && (!fault || !picture.callout) && (
+        <Problem text={wiring.fault.text} mends={wiring.fault.mends} onMend={(mend) => talk.send({ do: "mend", id: mend.id })} />
+      )}
+      <div className="wb-wiring-place" ref={place}>
+        <Canvas
+          ref={canvas}
+          range={range}
+          picture={picture}
+          fault={fault}
+          stale={wiring.stale}
+          active={active}
+          memories={memories}
+          label={`Pipeline of ${range.title}, ${keys.length} operations. Arrow keys left and right go from card to card, up and down move a card to the other device, Enter opens its options`}
+          onActive={setFocused}
+          onDrop={drop}
+          onOptions={options}
+          onJoin={join}
+          onMend={(mend) => talk.send({ do: "mend", id: mend.id })}
+          onKey={key}
+        />
+        {keys.length === 0 && (
+          <p className="wb-empty">
+            No operation is placed. Drag one from the list below onto a lane{wiring.presets.length > 0 && ", or open a finished pipeline with Open"}.
+          </p>
+        )}
+        {open && opened?.element.kind === "card" && (
+          <Options
+            card={opened.element}
+            next={neighbour(opened, 1)}
+            at={open.at}
+            onOption={(option, value) => talk.edit(act.option(shown, open.key, option, value))}
+            onPlace={(device) => toDevice(open.key, device)}
+            onStep={(step) => toSlot(open.key, stepped(range, picture.scope, open.key, step))}
+            onFork={() => forkNext(open.key)}
+            onRemove={() => remove(open.key)}
+            onClose={(back) => {
+              setOpen(null);
+              if (back) canvas.current?.focus(open.key);
+            }}
+          />
+        )}
+      </div>
+      {wiring.stale && <p className="wb-note">Bytes and times are those of the last pipeline that could run.</p>}
+      <Palette
+        ref={palette}
+        entries={wiring.palette}
+        placed={(entry) => inside.has(entry.name) || (one && entry.placed && keys.length > 0)}
+        onAdd={addAfter}
+        onDrag={dragged}
+        onLeave={() => active !== null && canvas.current?.focus(active)}
+      />
+    </Panel>
+  );
+}
+
+// The key that the next card of this name will have.
+function nextKey(chain: Parameters<typeof cardsOf>[0], name: string): string {
+  const times = cardsOf(chain).filter((card) => card.name === name && card.rows === "all").length;
+  return times ? `${name}#${times}` : name;
+}
+
+// A card that had the focus keeps it where the picture is drawn anew; where it is gone, the active one gets it.
+function useRefocus(
+  place: RefObject<HTMLDivElement | null>,
+  canvas: RefObject<CanvasHandle | null>,
+  active: string | null,
+  drawn: string,
+): void {
+  const had = useRef(false);
+  useEffect(() => {
+    const here = place.current;
+    if (!here) return undefined;
+    const note = (event: FocusEvent): void => {
+      const target = event.target;
+      had.current = target instanceof Element && target.closest("[data-card]") !== null;
+    };
+    const leave = (event: FocusEvent): void => {
+      if (event.relatedTarget) had.current = false;
+    };
+    here.addEventListener("focusin", note);
+    here.addEventListener("focusout", leave);
+    return () => {
+      here.removeEventListener("focusin", note);
+      here.removeEventListener("focusout", leave);
+    };
+  }, [place]);
+  useEffect(() => {
+    const frame = requestAnimationFrame(() => {
+      const lost = document.activeElement === document.body || document.activeElement === null;
+      if (had.current && lost && active !== null) canvas.current?.focus(active);
+    });
+    return () => cancelAnimationFrame(frame);
+  }, [drawn, active, canvas]);
+}
+
+function ownKey(event: KeyboardEvent): boolean {
+  return event.target instanceof Element && event.target.matches("[data-card]") && !event.ctrlKey && !event.metaKey;
+}
+
+function isUndo(event: KeyboardEvent): boolean {
+  return (event.ctrlKey || event.metaKey) && !event.shiftKey && event.key.toLowerCase() === "z";
+}
+
+function isRedo(event: KeyboardEvent): boolean {
+  const held = event.ctrlKey || event.metaKey;
+  return held && (event.key.toLowerCase() === "y" || (event.shiftKey && event.key.toLowerCase() === "z"));
+}

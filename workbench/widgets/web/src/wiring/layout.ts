@@ -1,0 +1,366 @@
+// Where everything of a layer range stands: a pure function of what Python sent. Lengths are pixels at zoom 1.
+// Cards go from left to right in the order of the data. Each lane is as high as the arms of forks that lie side by side.
+
+import type { CardElement, Device, Element, Fault, ForkElement, LayerRange, MoveElement } from "../contract";
+import { cardsOf, isPlace, keysOf, other, type Place, type Slot } from "./chain";
+
+export const CARD = { width: 146, height: 92 };
+export const GAP = 36; // between cards, a bus of transfers in its middle
+const ROW = CARD.height + 14;
+const LANE_PAD = 14;
+const FORK_PAD = 20;
+const LINK = 92; // the strip between the lanes
+const GUTTER = 76; // names of the lanes
+const PORT = 46;
+const MARGIN = 6;
+export const CALLOUT = { width: 440, height: 104 };
+
+export interface Box {
+  x: number;
+  y: number;
+  width: number;
+  height: number;
+}
+
+export interface PlacedCard {
+  key: string;
+  element: CardElement;
+  box: Box;
+}
+
+export interface PlacedFork {
+  key: string;
+  element: ForkElement;
+  box: Box;
+}
+
+export interface Port {
+  key: "in" | "out";
+  device: Device;
+  x: number;
+  y: number;
+}
+
+// A line from one card or port to another. `move` is what crosses the link on it; `label` is where its words stand.
+export interface Wire {
+  key: string;
+  from: string;
+  to: string;
+  kind: "flow" | "transfer" | "missing";
+  buses: [number, number]; // x of its vertical parts, beside the source and beside the target
+  link: number; // y at which it goes from one to the other
+  move: MoveElement | null;
+  label: { x: number; y: number } | null;
+}
+
+// Weights that come from the CPU's memory to a card on the GPU.
+export interface Stream {
+  key: string;
+  x: number;
+  top: number;
+  bottom: number;
+  label: { x: number; y: number };
+  bytes: number | null;
+  chosen: boolean;
+}
+
+interface Rows {
+  gpu: number;
+  cpu: number;
+}
+
+// A chain as a target of drops: its slots from left to right, and the forks inside.
+export interface Scope {
+  fork: string | null;
+  arm: number;
+  slots: { slot: Slot; x: number }[];
+  rows: Record<Device, { first: number; count: number }>;
+  forks: { box: Box; arms: Scope[] }[];
+}
+
+export interface Layout {
+  width: number;
+  height: number;
+  lanes: Record<Device, Box>;
+  link: Box;
+  cards: PlacedCard[];
+  forks: PlacedFork[];
+  ports: Port[];
+  wires: Wire[];
+  streams: Stream[];
+  scope: Scope;
+  callout: { box: Box; at: number | null; below: boolean } | null;
+}
+
+function rowsOf(chain: Element[]): Rows {
+  const rows = { gpu: 0, cpu: 0 };
+  for (const element of chain) {
+    const own = rowsOfOne(element);
+    rows.gpu = Math.max(rows.gpu, own.gpu);
+    rows.cpu = Math.max(rows.cpu, own.cpu);
+  }
+  return rows;
+}
+
+function rowsOfOne(element: Element): Rows {
+  if (element.kind === "move") return { gpu: 0, cpu: 0 };
+  if (element.kind === "card") return element.device === "gpu" ? { gpu: 1, cpu: 0 } : { gpu: 0, cpu: 1 };
+  const arms = element.arms.map(rowsOf);
+  return { gpu: arms.reduce((sum, arm) => sum + arm.gpu, 0), cpu: arms.reduce((sum, arm) => sum + arm.cpu, 0) };
+}
+
+class Placing {
+  readonly cards: PlacedCard[] = [];
+  readonly forks: PlacedFork[] = [];
+  private readonly keys: Map<Place, string>;
+
+  constructor(chain: Element[], private readonly tops: Record<Device, number>) {
+    this.keys = keysOf(chain);
+  }
+
+  // Place a chain from `x` on in these rows of the lanes; where it ends, and its slots.
+  chain(chain: Element[], x: number, rows: Scope["rows"], fork: string | null, arm: number): [number, Scope] {
+    const scope: Scope = { fork, arm, slots: [], rows, forks: [] };
+    let right = x;
+    let first = true;
+    for (const element of chain) {
+      if (!isPlace(element)) continue;
+      const left = first ? x : right + GAP;
+      first = false;
+      const key = this.keys.get(element)!;
+      scope.slots.push({ slot: { fork, arm, before: key }, x: left - GAP / 2 });
+      right = element.kind === "card" ? this.card(element, key, left, rows) : this.fork(element, key, left, rows, scope);
+    }
+    scope.slots.push({ slot: { fork, arm, before: null }, x: first ? x + CARD.width / 2 : right + GAP / 2 });
+    return [first ? x : right, scope];
+  }
+
+  private card(element: CardElement, key: string, x: number, rows: Scope["rows"]): number {
+    const { first, count } = rows[element.device];
+    const y = this.tops[element.device] + (first + (Math.max(count, 1) - 1) / 2) * ROW;
+    this.cards.push({ key, element, box: { x, y, ...CARD } });
+    return x + CARD.width;
+  }
+
+  private fork(element: ForkElement, key: string, x: number, rows: Scope["rows"], scope: Scope): number {
+    const own = rowsOfOne(element);
+    const next = {
+      gpu: rows.gpu.first + (rows.gpu.count - own.gpu) / 2,
+      cpu: rows.cpu.first + (rows.cpu.count - own.cpu) / 2,
+    };
+    const begun = this.cards.length;
+    const arms: Scope[] = [];
+    let right = x + 2 * FORK_PAD + CARD.width;
+    element.arms.forEach((arm, number) => {
+      const count = rowsOf(arm);
+      const given = { gpu: { first: next.gpu, count: count.gpu }, cpu: { first: next.cpu, count: count.cpu } };
+      const [end, inner] = this.chain(arm, x + FORK_PAD, given, key, number);
+      right = Math.max(right, end + FORK_PAD);
+      next.gpu += count.gpu;
+      next.cpu += count.cpu;
+      arms.push(inner);
+    });
+    const boxes = this.cards.slice(begun).map((card) => card.box);
+    const top = Math.min(...boxes.map((box) => box.y)) - 9;
+    const bottom = Math.max(...boxes.map((box) => box.y + box.height)) + 9;
+    const box = { x, y: top, width: right - x, height: bottom - top };
+    this.forks.push({ key, element, box });
+    scope.forks.push({ box, arms });
+    return right;
+  }
+}
+
+interface End {
+  key: string;
+  device: Device;
+  moves: MoveElement[]; // met since
+  late: { move: MoveElement; from: string }[]; // not yet arrived on the other side
+}
+
+interface Anchor {
+  left: number;
+  right: number;
+  y: number;
+  device: Device;
+}
+
+class Wiring {
+  readonly wires: Wire[] = [];
+  private readonly labelled = new Set<MoveElement>();
+
+  constructor(
+    private readonly anchors: Map<string, Anchor>,
+    private readonly keys: Map<Place, string>,
+    private readonly link: number,
+  ) {}
+
+  walk(chain: Element[], ends: End[]): End[] {
+    let open = ends;
+    for (const element of chain) {
+      if (element.kind === "move") {
+        open = open.map((end) => ({ ...end, moves: [...end.moves, element] }));
+      } else if (element.kind === "card") {
+        open = [this.reach(open, this.keys.get(element)!, element.device)];
+      } else {
+        open = element.arms.flatMap((arm) => this.walk(arm, open));
+      }
+    }
+    return open;
+  }
+
+  reach(open: End[], key: string, device: Device): End {
+    const late: End["late"] = [];
+    for (const end of open) {
+      const crossing = end.moves.filter((move) => move.target === device);
+      if (end.device !== device) this.wire(end.key, key, crossing[0] ? "transfer" : "missing", crossing[0] ?? null);
+      else this.wire(end.key, key, "flow", null);
+      const used = end.device === device ? [] : crossing;
+      const waiting = end.moves.filter((move) => !used.includes(move)).map((move) => ({ move, from: end.key }));
+      for (const each of [...end.late, ...waiting]) {
+        if (each.move.target !== device) late.push(each);
+        else if (!this.labelled.has(each.move)) this.wire(each.from, key, "transfer", each.move);
+      }
+    }
+    return { key, device, moves: [], late };
+  }
+
+  private wire(from: string, to: string, kind: Wire["kind"], move: MoveElement | null): void {
+    const [source, target] = [this.anchors.get(from)!, this.anchors.get(to)!];
+    const near: [number, number] = [source.right + GAP / 2, target.left - GAP / 2];
+    const adjacent = near[1] - near[0] < 3 * FORK_PAD;
+    const buses: [number, number] = adjacent || source.device === target.device ? [near[1], near[1]] : near;
+    const says = move && !this.labelled.has(move);
+    if (move) this.labelled.add(move);
+    const label = says ? { x: (buses[0] + buses[1]) / 2, y: this.link } : null;
+    this.wires.push({ key: `${from} ${to}${move ? " moved" : ""}`, from, to, kind, buses, link: this.link, move, label });
+  }
+}
+
+function entryDevice(chain: Element[]): Device {
+  const [first] = chain;
+  if (!first) return "gpu";
+  if (first.kind === "move") return other(first.target);
+  return cardsOf([first])[0]?.device ?? "gpu";
+}
+
+function exitDevice(chain: Element[]): Device {
+  const last = chain[chain.length - 1];
+  if (!last) return "gpu";
+  if (last.kind === "move") return last.target;
+  if (last.kind === "fork") return exitDevice(last.arms[0] ?? []);
+  return last.device;
+}
+
+function faultBox(fault: Fault | null, chain: Element[], cards: PlacedCard[]): Box | null {
+  if (!fault?.path) return null;
+  const wanted = fault.path.join();
+  const inside = cardsOf(chain).filter((card) => card.path.join() === wanted || card.path.join().startsWith(`${wanted},`));
+  return cards.find((card) => inside.includes(card.element))?.box ?? null;
+}
+
+// Lay out a range. `fault` is the one of this range, if there is one.
+export function layout(range: LayerRange, fault: Fault | null): Layout {
+  const { chain } = range;
+  const rows = rowsOf(chain);
+  const counts = { gpu: Math.max(1, rows.gpu), cpu: Math.max(1, rows.cpu) };
+  const causes = cardsOf(chain).find((card) => fault?.path?.join() === card.path.join());
+  const below = causes?.device === "cpu";
+  const band = fault?.path ? CALLOUT.height + 8 : 0;
+  const gpuTop = MARGIN + (band && !below ? band : 0);
+  const height = (count: number): number => count * ROW - (ROW - CARD.height) + 2 * LANE_PAD;
+  const linkTop = gpuTop + height(counts.gpu);
+  const cpuTop = linkTop + LINK;
+
+  const placing = new Placing(chain, { gpu: gpuTop + LANE_PAD, cpu: cpuTop + LANE_PAD });
+  const given = { gpu: { first: 0, count: counts.gpu }, cpu: { first: 0, count: counts.cpu } };
+  const begin = GUTTER + PORT;
+  const [end, scope] = placing.chain(chain, begin, given, null, 0);
+  const right = Math.max(end, begin + 3 * CARD.width) + PORT;
+  const lane = (y: number, count: number): Box => ({ x: 0, y, width: right, height: height(count) });
+  const lanes = { gpu: lane(gpuTop, counts.gpu), cpu: lane(cpuTop, counts.cpu) };
+  const middle = (device: Device): number => lanes[device].y + lanes[device].height / 2;
+
+  const ports: Port[] = chain.length
+    ? [
+        { key: "in", device: entryDevice(chain), x: GUTTER + 8, y: middle(entryDevice(chain)) },
+        { key: "out", device: exitDevice(chain), x: end + PORT - 8, y: middle(exitDevice(chain)) },
+      ]
+    : [];
+  const anchors = new Map<string, Anchor>();
+  for (const { key, box, element } of placing.cards) {
+    anchors.set(key, { left: box.x, right: box.x + box.width, y: box.y + box.height / 2, device: element.device });
+  }
+  for (const port of ports) anchors.set(port.key, { left: port.x, right: port.x, y: port.y, device: port.device });
+
+  const labels = linkTop + LINK - 32;
+  const wiring = new Wiring(anchors, keysOf(chain), labels);
+  const [entry, exit] = ports;
+  if (entry && exit) {
+    const open = wiring.walk(chain, [{ key: entry.key, device: entry.device, moves: [], late: [] }]);
+    wiring.reach(open, exit.key, exit.device);
+  }
+
+  const cause = faultBox(fault, chain, placing.cards);
+  const total = right + MARGIN;
+  const bottom = lanes.cpu.y + lanes.cpu.height + (band && below ? band : 0) + MARGIN;
+  const callout = cause && { box: calloutBox(cause, below, lanes, total), at: cause.x + cause.width / 2, below };
+  return {
+    width: total,
+    height: bottom,
+    lanes,
+    link: { x: 0, y: linkTop, width: right, height: LINK },
+    cards: placing.cards,
+    forks: placing.forks,
+    ports,
+    wires: wiring.wires,
+    streams: streamsOf(placing.cards, linkTop, cpuTop),
+    scope,
+    callout,
+  };
+}
+
+function calloutBox(cause: Box, below: boolean, lanes: Record<Device, Box>, width: number): Box {
+  const x = Math.min(Math.max(MARGIN, cause.x + cause.width / 2 - CALLOUT.width / 2), width - CALLOUT.width - MARGIN);
+  const y = below ? lanes.cpu.y + lanes.cpu.height + 8 : lanes.gpu.y - CALLOUT.height - 8;
+  return { x: Math.max(MARGIN, x), y, ...CALLOUT };
+}
+
+function streamsOf(cards: PlacedCard[], linkTop: number, cpuTop: number): Stream[] {
+  return cards
+    .filter(({ element }) => element.device === "gpu" && ["streamed", "chosen"].includes(element.stored))
+    .map(({ key, element, box }) => {
+      const x = box.x + box.width / 2;
+      const label = { x, y: linkTop + 16 };
+      const chosen = element.stored === "chosen";
+      return { key, x, top: box.y + box.height, bottom: cpuTop, label, bytes: element.weights, chosen };
+    });
+}
+
+// The path of a wire, with round corners: across at the source's height, along its buses, across at the target's.
+export function wirePath(wire: Wire, from: { x: number; y: number }, to: { x: number; y: number }): string {
+  const [one, two] = wire.buses;
+  const points =
+    one === two
+      ? [from, { x: one, y: from.y }, { x: one, y: to.y }, to]
+      : [from, { x: one, y: from.y }, { x: one, y: wire.link }, { x: two, y: wire.link }, { x: two, y: to.y }, to];
+  return rounded(points, 9);
+}
+
+function rounded(points: { x: number; y: number }[], radius: number): string {
+  const [begin] = points;
+  let path = `M${begin!.x} ${begin!.y}`;
+  for (let i = 1; i + 1 < points.length; i += 1) {
+    const [before, corner, after] = [points[i - 1]!, points[i]!, points[i + 1]!];
+    const enter = toward(corner, before, radius);
+    const leave = toward(corner, after, radius);
+    path += `L${enter.x} ${enter.y}Q${corner.x} ${corner.y} ${leave.x} ${leave.y}`;
+  }
+  const end = points[points.length - 1]!;
+  return `${path}L${end.x} ${end.y}`;
+}
+
+function toward(from: { x: number; y: number }, to: { x: number; y: number }, most: number): { x: number; y: number } {
+  const length = Math.hypot(to.x - from.x, to.y - from.y);
+  const share = length ? Math.min(most, length / 2) / length : 0;
+  return { x: from.x + (to.x - from.x) * share, y: from.y + (to.y - from.y) * share };
+}
