@@ -129,7 +129,7 @@ def test_a_bad_setting_is_told_in_the_dashboard(page):
     page.keyboard.press("Home")
     handle(page, "Prompt tokens").focus()
     page.keyboard.press("End")
-    page.locator(".wb-said", has_text="Give more kv_capacity or a shorter request").wait_for()
+    page.locator(".wb-said", has_text="or shorten the request").wait_for()
     assert page.locator(".wb-start[disabled]").count() == 1
     for _ in range(40):
         page.keyboard.press("ArrowLeft")

@@ -50,7 +50,7 @@ def test_few_micro_batches_serve_however_few_requests_there_are(count: int, tiny
 def test_more_micro_batches_than_requests_are_refused(count: int, read, tiny: ModelConfig):
     case = scenario(tiny, ASKED)
     for schedule in schedules(count):
-        with pytest.raises(ScheduleError, match=f"has {count} micro-batches for 4 requests.*; give at most 16"):
+        with pytest.raises(ScheduleError, match=f"has {count} micro-batches for 4 requests.*; give at most 4"):
             read(wired_for(case, schedule), schedule)
 
 

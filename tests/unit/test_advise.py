@@ -258,7 +258,7 @@ def test_formats_of_weights_are_read_back() -> None:
         ({"batch": True}, ScenarioError, "batch=True is no number of requests"),
         ({"prompt": 0}, WorkloadError, "the least is 1"),
         ({"output": 1.5}, WorkloadError, "whole number"),
-        ({"prompt": 5000}, ScenarioError, "tiny takes 4096. Shorten it"),
+        ({"prompt": 5000}, ScenarioError, "tiny takes 4096. Shorten it by"),
         ({"weights": "q4"}, CapacityError, "use 'fp32', 'bf16'"),
     ],
 )

@@ -40,21 +40,32 @@ def test_preemptions_are_told_of_runs_and_not_of_bounds():
     assert int(rows[1][7]) == RESULTS[1].preemptions > 0
 
 
+def ranking(*results):
+    return next(said for said in compare(results).explanations() if said.startswith("Of the "))
+
+
 def test_schedules_are_ranked_against_the_next_best_and_the_first_one():
     first, last = RESULTS[1], RESULTS[3]
     middle = replace(last, schedule="Other", seconds=last.seconds * 1.5)
     slow = replace(first, seconds=last.seconds * 3)
-    ranked = compare([slow, middle, last]).explanations()[0]
-    assert ranked == f"Simulated, VSLPipe gives most, 1.50 times Other, the next, and 3.00 times {first.schedule}."
-    assert compare([middle, last]).explanations()[0] == "Simulated, VSLPipe gives most, 1.50 times Other, the next."
+    near = replace(first, seconds=last.seconds * 1.01)
+    begin = "schedules that were simulated, VSLPipe is the fastest"
+    assert ranking(slow, middle, last) == (
+        f"Of the 3 {begin}: 1.50 times as fast as Other and 3.00 times as fast as {first.schedule}."
+    )
+    assert ranking(middle, last) == f"Of the 2 {begin}: 1.50 times as fast as Other."
+    assert ranking(middle, near, last) == (
+        f"Of the 3 {begin}: less than 2 % faster than {first.schedule} and 1.50 times as fast as Other."
+    )
+    assert ranking(near, last) == f"Of the 2 {begin}, and all are within 2 % of it."
 
 
 def test_a_schedule_that_ran_again_is_ranked_once_and_one_that_generated_nothing_not_at_all():
     first, last = RESULTS[1], RESULTS[3]
     again = replace(last, seconds=last.seconds * 1.1)
-    ranked = compare([replace(first, seconds=last.seconds * 2), again, last]).explanations()[0]
-    assert ranked == f"Simulated, VSLPipe gives most, 2.00 times {first.schedule}, the next."
-    assert not any("gives most" in said for said in compare([replace(first, generated=0), last]).explanations())
+    ranked = ranking(replace(first, seconds=last.seconds * 2), again, last)
+    assert ranked.endswith(f"VSLPipe is the fastest: 2.00 times as fast as {first.schedule}.")
+    assert not any("the fastest" in said for said in compare([replace(first, generated=0), last]).explanations())
 
 
 def test_schedules_are_ranked_within_one_question_and_source_only():
@@ -67,13 +78,13 @@ def test_schedules_are_ranked_within_one_question_and_source_only():
         RESULTS[0],
         replace(first, schedule=last.schedule),
     ]
-    assert not any("gives most" in said for other in strangers for said in compare([last, other]).explanations())
+    assert not any("the fastest" in said for other in strangers for said in compare([last, other]).explanations())
 
 
 def test_a_simulation_is_explained_against_its_bound():
     sentence, _ = compare(RESULTS[2:]).explanations()
     assert f"simulated {RESULTS[3].gen_tok_s:.4g} of at most {RESULTS[2].gen_tok_s:.4g} output tok/s" in sentence
-    assert "The link to the GPU (h2d) sets the bound" in sentence
+    assert " limits VSLPipe (simulated " in sentence
 
 
 def test_processing_more_than_the_bound_is_explained_by_what_is_computed_again():
@@ -89,14 +100,16 @@ def test_a_measurement_is_explained_against_its_simulation():
     simulated = RESULTS[3]
     busy = {lane: seconds * (3 if lane == "h2d" else 1) for lane, seconds in simulated.busy.items()}
     measured = replace(simulated, source=Source.MEASURED, seconds=2 * simulated.seconds, busy=busy)
-    (sentence,) = compare([simulated, measured]).explanations()
-    assert f"measured {measured.gen_tok_s:.4g} of {simulated.gen_tok_s:.4g} simulated output tok/s (50%)" in sentence
-    assert "The h2d lane worked" in sentence
+    limits, sentence = compare([simulated, measured]).explanations()
+    assert f"(measured {measured.gen_tok_s:.4g} output tok/s)" in limits
+    assert f"measured {measured.gen_tok_s:.4g} of {simulated.gen_tok_s:.4g} simulated output tok/s, 50 %)" in sentence
+    assert ": the link to the GPU (h2d) worked " in sentence
 
 
 def test_results_of_different_schedules_or_machines_are_not_explained_by_one_another():
-    assert compare([RESULTS[0], RESULTS[3]]).explanations() == []
-    assert compare([RESULTS[2], replace(RESULTS[3], machine="other")]).explanations() == []
+    for results in ([RESULTS[0], RESULTS[3]], [RESULTS[2], replace(RESULTS[3], machine="other")]):
+        (sentence,) = compare(results).explanations()
+        assert f"(simulated {RESULTS[3].gen_tok_s:.4g} output tok/s)" in sentence
 
 
 def test_the_table_is_text_and_html():
@@ -135,13 +148,15 @@ def test_a_prediction_is_told_by_its_distance_to_bound_and_simulation():
     rate, simulated = PREDICTED.gen_tok_s, RESULTS[3].gen_tok_s
     assert rate == simulated / 2
     _, sentence, _ = compare([*RESULTS[2:], PREDICTED]).explanations()
-    share = f"{rate / RESULTS[2].gen_tok_s:.0%} of the bound"
-    assert sentence.startswith(f"VSLPipe: A predicts {rate:.4g} output tok/s, {share}, 50.0% below what was simulated")
-    assert sentence.endswith("binds in it.")
+    most = RESULTS[2].gen_tok_s
+    assert sentence == (
+        f"A predicts {rate:.4g} output tok/s for VSLPipe, {100 * rate / most:.0f} % of the bound ({most:.4g}) and "
+        f"50.0 % less than was simulated ({simulated:.4g}); the link to the GPU (h2d) limits it there."
+    )
     quick = replace(PREDICTED, seconds=RESULTS[2].seconds / 2)
-    (sentence,) = compare([RESULTS[2], quick]).explanations()
-    assert "200% of the bound, more than can be" in sentence
-    assert compare([PREDICTED]).explanations() == []
+    _, sentence = compare([RESULTS[2], quick]).explanations()
+    assert f"200 % of the bound ({most:.4g}, more than is possible)" in sentence
+    assert len(compare([PREDICTED]).explanations()) == 1
 
 
 def test_several_models_stand_side_by_side_in_table_and_picture():
@@ -170,10 +185,11 @@ def test_a_source_of_a_later_schedule_only_is_in_the_legend():
 def test_a_run_whose_tasks_are_known_is_explained_by_cause_and_against_the_bound():
     simulated = simulate(SCENARIO, VSLPipe(), detail=Detail.TASK)
     measured = replace(simulated, source=Source.MEASURED, seconds=simulated.seconds + 2.0)
-    against_simulation, against_bound = compare([RESULTS[2], simulated, measured]).explanations()[1:3]
+    limits, against_simulation, of_simulation, _ = compare([RESULTS[2], simulated, measured]).explanations()
     assert (
-        "By cause: h2d work +0 us, core taken from h2d +0 us, between iterations +2 s, h2d waiting"
-        in against_simulation
+        f": the link to the GPU (h2d) stood {2e3:.0f} ms more between iterations;" in against_simulation
+        or ": the link to the GPU (h2d) stood 2.00 s more between iterations;" in against_simulation
     )
-    assert f"measured {measured.gen_tok_s:.4g} of at most {RESULTS[2].gen_tok_s:.4g}" in against_bound
-    assert "h2d waiting +2 s" in against_bound
+    assert f"that is {2 / measured.iterations * 1e3:.3g} ms more per iteration" in against_simulation
+    assert f"measured {measured.gen_tok_s:.4g} of at most {RESULTS[2].gen_tok_s:.4g}" in limits
+    assert f"simulated {simulated.gen_tok_s:.4g} of at most {RESULTS[2].gen_tok_s:.4g}" in of_simulation

@@ -142,7 +142,7 @@ def test_what_the_sums_take_is_told():
     assert "cpu reduce-scatter" not in least.limits
     assert least.facts["GPUs"] == played.facts["GPUs"] == "4, joined by 10 MB/s and 10 us a message"
     told = compare([least, played]).explanations()
-    assert f"The GPU spends {share:.0%} of its least time on the all-reduce between its parts." in told[0]
+    assert told[1] == f"The GPU spends {100 * share:.0f} % of its least time on the all-reduce between its parts."
     lossless = scenario.on(machine=machine)
     assert not {"GPUs", "sockets"} & set(bound(lossless, Sequential()).facts)
     assert not any("all-reduce" in sentence for sentence in compare([bound(lossless, Sequential())]).explanations())

@@ -43,7 +43,7 @@ def test_an_unknown_precision_is_refused(which):
 
 def test_a_capacity_below_one_block_is_refused_with_both_sizes():
     with pytest.raises(
-        CapacityError, match=r"'1MB' is smaller than one block of 16 tokens \(2.1 MB\).*smaller kv_block"
+        CapacityError, match=r"'1MB' is smaller than one block of 16 tokens, which takes 2.1 MB.*smaller kv_block"
     ):
         Memory("1MB", kv_block=16).blocks(131_072)
 

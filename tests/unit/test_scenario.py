@@ -46,8 +46,8 @@ BAD = {
     "a prompt longer than the cache": (
         lambda: tiny_scenario([3, 50], [4, 4], blocks=10),
         CapacityError,
-        "request 1 of 'lengths' needs 53 tokens of KV (prompt 50, output 4), the cache holds 40. "
-        "Give more kv_capacity or a shorter request.",
+        "request 1 of 'lengths' needs a KV cache of 53 tokens (50 of its prompt and 3 of its output, whose last is "
+        "never read), and kv_capacity=20480 holds 40. Give at least kv_capacity='28.7 kB', or shorten the request.",
     ),
     "zero requests": (lambda: tiny_scenario(3, 3, 0), WorkloadError, "needs at least one request, not 0"),
     "a negative capacity": (
@@ -58,12 +58,14 @@ BAD = {
     "a cache below one block": (
         lambda: tiny_scenario().on(memory=Memory(kv_capacity=100, kv_block=4)),
         CapacityError,
-        "kv_capacity=100 is smaller than one block of 4 tokens (2.05 kB). Give more, or a smaller kv_block.",
+        "kv_capacity=100 is smaller than one block of 4 tokens, which takes 2.05 kB. Give at least that, or a smaller "
+        "kv_block.",
     ),
     "a request beyond the model's positions": (
         lambda: tiny_scenario([4000], [200], blocks=10_000),
         ScenarioError,
-        "request 0 of 'lengths' is 4199 tokens long, tiny takes 4096. Shorten it.",
+        "request 0 of 'lengths' is 4199 tokens long (4000 of its prompt and 199 of its output, whose last is never "
+        "read), and tiny takes 4096. Shorten it by 103 tokens.",
     ),
     "no pipeline": (
         lambda: tiny_scenario().on(pipeline="gpu(qkv)"),
@@ -99,23 +101,21 @@ BAD = {
     "a schedule that does not fit": (
         lambda: prepare(tiny_scenario(pipeline=PIPELINES["all_gpu"]), VSLPipe()),
         ScheduleError,
-        "VSLPipe needs a pipeline of the shape gpu(...) >> offload >> cpu(...) >> load >> gpu(...), not "
-        "gpu(qkv, prefill_attention, decode_attention, out_proj, route, experts, combine). "
-        "Wire it so, or use Sequential(prefetch=True).",
+        "VSLPipe does not take this pipeline: its layers are gpu(...), where VSLPipe needs gpu(...) >> offload >> "
+        "cpu(...) >> load >> gpu(...). Wire it so, or use Sequential(prefetch=True) or Overlap(), which take any "
+        "pipeline.",
     ),
     "a gpu below two weight slots": (
         lambda: prepare(tiny_scenario(machine=small_machine(gpu_memory=EMBEDDING + SLOT)), Sequential()),
         CapacityError,
-        "655 kB of GPU memory are needed and 'small' has 206 kB: weight slots 346 kB, RoPE angles 256 kB, weights "
-        "32.9 kB, largest operation 14.3 kB, activations 6.27 kB. Nearest change that fits: 656 kB of GPU memory (now "
-        "206 kB).",
+        "'small' has 206 kB of GPU memory and this needs 655 kB, 449 kB too much (53 % weight slots, 39 % RoPE angles, "
+        "5 % weights, 2 % largest operation, 1 % activations). It fits with 656 kB of GPU memory (now 206 kB).",
     ),
     "a host below weights and cache": (
         lambda: prepare(tiny_scenario(machine=small_machine(host_memory=1e6)), VSLPipe()),
         CapacityError,
-        "2.75 MB of host memory are needed and 'small' has 1 MB: KV cache 2.05 MB, weights 691 kB, "
-        "largest operation 7.17 kB, activations 3.07 kB. Nearest change that fits: 2.75 MB of host memory "
-        "(now 1 MB), or kv_capacity='296.9kB' (now 2.05 MB).",
+        "'small' has 1.00 MB of host memory and this needs 2.75 MB, 1.75 MB too much (75 % KV cache, 25 % weights). It "
+        "fits with any one of these: 2.75 MB of host memory (now 1 MB), or kv_capacity='296.9kB' (now 2.05 MB).",
     ),
 }
 

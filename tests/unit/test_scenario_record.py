@@ -301,5 +301,5 @@ def test_a_loaded_scenario_is_checked_like_a_new_one(tmp_path):
     record = json.loads(path.read_text(encoding="utf-8"))
     record["workload"]["prompt_len"] = [5000]
     path.write_text(json.dumps(record), encoding="utf-8")
-    with pytest.raises(ValueError, match="needs 5003 tokens of KV"):
+    with pytest.raises(ValueError, match="needs a KV cache of 5003 tokens"):
         Scenario.load(path)

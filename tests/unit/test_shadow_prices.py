@@ -45,7 +45,7 @@ def test_only_what_binds_has_a_price(slow, resource, heaviest):
     assert prices[resource].gain == pytest.approx(2, rel=0.01)
     assert [p.gain for p in prices.prices if p.resource != resource] == pytest.approx([1, 1, 1], rel=0.01)
     assert prices["KV capacity"].heaviest == heaviest
-    assert f"most of it {heaviest}" in str(prices)
+    assert f"mostly with {heaviest}" in str(prices)
 
 
 def test_more_cache_has_a_price_where_it_forces_the_iterations():
@@ -65,9 +65,13 @@ def test_what_binds_next_is_named():
     prices = shadow_prices(one.on(machine=small_machine(**FAST | {"h2d": 1e6, "gpu": rate})), VSLPipe())
     assert prices["link"].gain == pytest.approx(1.5, rel=0.01)
     first, second = prices.rows()[:2]
-    assert first == ("2x link", "1.50x", "then the GPU binds, most of it experts")
-    assert second == ("2x GPU", "1.00x", "the link to the GPU (h2d) still binds, most of it weights")
-    assert prices.title.endswith("output tok/s, the link to the GPU (h2d) binds")
+    assert first == ("2x link", "1.50x", "then the GPU limits, mostly with experts")
+    assert second == ("2x GPU", "1.00x", "the link to the GPU (h2d) still limits, mostly with weights")
+    most = prices.base.gen_tok_s
+    assert prices.title == (
+        f"The link to the GPU (h2d) limits VSLPipe (at most {most:.4g} output tok/s); a link twice as fast gives 1.50 "
+        "times as much."
+    )
 
 
 @examples(60)
@@ -190,6 +194,27 @@ def test_a_resource_that_needs_more_memory_is_read_with_it_and_says_so():
     assert price.result.gen_tok_s == shadow_prices(scenario, VSLPipe())["KV capacity"].result.gen_tok_s
     assert price.note.startswith("needs ")
     assert "of host memory, there are" in price.note
+
+
+def test_the_title_names_what_helps_most_and_what_helps_with_the_memory_that_is_there():
+    """Twice the cache halves the iterations, and so the weights that are streamed, as twice the link does."""
+    scenario = tiny_scenario([8] * 40, [4] * 40, blocks=12, machine=small_machine(**FAST | {"h2d": 1e5}))
+    total = fits(scenario, VSLPipe()).host.total
+    tight = scenario.on(machine=replace(scenario.machine, cpu=replace(scenario.machine.cpu, memory=total)))
+    prices = shadow_prices(tight, VSLPipe(), factor=3)
+    cache, link = prices["KV capacity"], prices["link"]
+    helped = f"3 times the KV capacity gives {cache.gain:.2f} times as much (needs "
+    if cache.gain > link.gain:
+        assert helped in prices.title
+    assert f"a link 3 times as fast gives {link.gain:.2f} times as much" in prices.title
+    assert prices.title.startswith("The link to the GPU (h2d) limits VSLPipe (at most ")
+    played = shadow_prices(tight, VSLPipe(), simulate)
+    assert f"limits VSLPipe (simulated {played.base.gen_tok_s:.4g} output tok/s); " in played.title
+
+
+def test_the_title_says_if_nothing_helps():
+    slow = measured({}, iteration=1.0)
+    assert shadow_prices(slow, VSLPipe(), simulate).title.endswith("; twice any one resource gives hardly more.")
 
 
 def test_what_does_not_fit_has_no_price():

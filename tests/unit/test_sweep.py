@@ -43,7 +43,7 @@ def test_a_capacity_that_cannot_serve_says_why_and_the_others_stand():
     scenario = tiny_scenario(8, 4, 2)
     small, enough = sweep(scenario, SCHEDULES, kv_capacity=[capacity(scenario, 2), capacity(scenario, 3)]).points
     assert small.results == ()
-    assert "needs 11 tokens of KV" in small.problem
+    assert "needs a KV cache of 11 tokens" in small.problem
     assert len(enough.results) == 3
     assert not enough.problem
 
@@ -55,10 +55,10 @@ def test_a_schedule_that_does_not_take_the_pipeline_spoils_nothing():
     assert [result.schedule for result in point.results] == ["Sequential", "Sequential"]
     ((name, why),) = point.refused
     assert name == "VSLPipe"
-    assert "needs a pipeline of the shape" in why
+    assert "does not take this pipeline: its layers are fetch(weights) | gpu(...)" in why
     assert found.to_pandas()["problem"].tolist()[-1] == why
-    assert "VSLPipe: VSLPipe needs a pipeline of the shape" in in_figures(point)
-    with pytest.raises(ScheduleError, match="VSLPipe needs a pipeline of the shape"):
+    assert "VSLPipe: VSLPipe does not take this pipeline" in in_figures(point)
+    with pytest.raises(ScheduleError, match="VSLPipe does not take this pipeline"):
         sweep(scenario, VSLPipe(), kv_capacity="1MB")
 
 

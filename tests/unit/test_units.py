@@ -1,8 +1,19 @@
 """Quantities: parsed into bytes, printed for people."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from workbench.core.units import format_bytes, format_seconds, parse_bytes
+from workbench.core.units import (
+    BYTES,
+    SECONDS,
+    alike,
+    format_bytes,
+    format_bytes_up,
+    format_seconds,
+    parse_bytes,
+    percents,
+)
 
 
 @pytest.mark.parametrize(
@@ -51,3 +62,41 @@ def test_bytes_print_with_three_digits(value, text):
 )
 def test_seconds_print_in_the_unit_that_suits_them(value, text):
     assert format_seconds(value) == text
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=8).filter(any))
+def test_percents_add_up_and_are_off_by_less_than_one(parts):
+    found = percents(parts)
+    assert sum(found) == 100
+    assert all(abs(share - 100 * part / sum(parts)) < 1 + 1e-9 for share, part in zip(found, parts, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("parts", "units", "told"),
+    [
+        ([5.0, 3.47], SECONDS, ("8.47 s", ["5.00 s", "3.47 s"])),
+        ([7000.0, 500.0], SECONDS, ("2.08 h", ["1.94 h", "0.14 h"])),
+        ([310.0, 31.0, 31.0], SECONDS, ("372 s", ["310 s", "31 s", "31 s"])),
+        ([1.64, -0.5, 0.001], SECONDS, ("1.14 s", ["1.64 s", "-0.50 s", "0.00 s"])),
+        ([8e9, 0.47e9], BYTES, ("8.47 GB", ["8.00 GB", "0.47 GB"])),
+        ([0.0, 0.0], BYTES, ("0 B", ["0 B", "0 B"])),
+    ],
+)
+def test_amounts_of_a_sum_have_one_unit(parts, units, told):
+    assert alike(parts, units) == told
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=6))
+def test_amounts_of_a_sum_add_up_as_they_are_printed(parts):
+    total, told = alike(parts, SECONDS)
+    (unit,) = {amount.partition(" ")[2] for amount in (total, *told)}
+    numbers = [float(amount.partition(" ")[0]) for amount in told]
+    assert float(total.partition(" ")[0]) == pytest.approx(sum(numbers), abs=1e-9 * max(map(abs, numbers)) + 1e-9)
+    scale = dict(SECONDS)[unit]
+    step = scale * 10.0 ** -len(total.partition(" ")[0].partition(".")[2])
+    assert all(abs(scale * number - part) < 1.0001 * step for number, part in zip(numbers, parts, strict=True))
+
+
+@given(st.floats(1, 1e15))
+def test_a_size_rounded_up_is_enough_when_pasted(size):
+    assert size <= parse_bytes(format_bytes_up(size)) * (1 + 1e-12) <= 1.02 * size + 1

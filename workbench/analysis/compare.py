@@ -66,7 +66,7 @@ class Comparison:
         return (scheduler if alike else name,)
 
     def explanations(self) -> list[str]:
-        """Sentences on why the readers differ."""
+        """Sentences on what limits the results and why they differ; see `workbench.analysis.explain`."""
         return explain(self.results)
 
     def to_pandas(self) -> pandas.DataFrame:

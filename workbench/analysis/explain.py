@@ -1,61 +1,70 @@
-"""Explanations, in words and figures, of the differences between bound, simulation and measurement."""
+"""Explanations in words: what limits the results, by how much, what would help, and why they differ."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 
+from workbench.analysis.limits import MEASURED, PLAYED, bound_of, has_tasks, limits_in_words, rivals
+from workbench.analysis.wording import GAIN, LANES, capital, in_words, lane_of, listed, percent, times
 from workbench.core.quiet import Noise
 from workbench.core.result import Result, Source
-from workbench.core.units import format_seconds
+from workbench.core.units import SECONDS, alike, format_seconds
 from workbench.perfmodels.bound import ARRIVAL
 from workbench.perfmodels.loads import SUMS
 
-_LANES = {
-    "gpu": "the GPU",
-    "cpu": "the CPU",
-    "h2d": "the link to the GPU",
-    "d2h": "the link to the host",
-}
-_NANOSECOND = 1e-9  # smaller differences are due to rounding
-_MEASURED = (Source.MEASURED, Source.RECORDED)
 
+def headline(results: Sequence[Result]) -> str:
+    """The sentence that matters most: what limits the best result, by how much, and what would help.
 
-def lane_of(binding: str) -> str:
-    """The lane that a limit or a busiest lane is about ("h2d link" -> "h2d"), or "" for another limit."""
-    first = binding.partition(" ")[0]
-    return first if first in _LANES else ""
+    The best is the fastest measurement, or else the fastest simulation, prediction, bound or published result. The
+    sentence tells what its busiest lane waited for if its timeline has every task: that of `run`, or of
+    ``simulate(..., detail=Detail.TASK)``.
 
-
-def in_words(binding: str) -> str:
-    """A limit or busiest lane in words: ``the link to the GPU (h2d)``."""
-    lane = lane_of(binding)
-    return f"{_LANES[lane]}{f' ({lane})' if lane in ('h2d', 'd2h') else ''}" if lane else binding
+    Raises
+    ------
+    ValueError
+        If there are no results.
+    """
+    if not results:
+        raise ValueError("headline needs at least one Result, as bound, simulate or run return them.")
+    return limits_in_words(_best(results), results)
 
 
 def explain(results: Sequence[Result]) -> list[str]:
-    """Sentences that explain the differences of results.
+    """Sentences on what limits results and why they differ, beginning with the `headline`; none without results.
 
-    Simulations and measurements are compared with their bound, and measurements also with their simulation. A
-    prediction gets one sentence on its distance from all of these. The first sentences rank the schedules.
+    The schedules are ranked. Then follows each result, the best one first: a measurement is compared with its
+    simulation, a prediction with all other results of its scenario and schedule, and of each simulation and measurement
+    that has a bound it is told what limits it.
     """
-    sentences = _rankings(results)
-    for result in results:
+    if not results:
+        return []
+    best = _best(results)
+    sentences = [headline(results), *_rankings(results)]
+    for result in sorted(results, key=lambda result: result is not best):
         same = [other for other in results if other.same_question(result)]
-        bounds = [other for other in same if other.source is Source.BOUND]
-        simulated = [other for other in same if other.source is Source.SIMULATED]
         if result.source is Source.PREDICTED:
             sentences += _distances(result, [other for other in same if other.source is not Source.PREDICTED])
-        if result.source in _MEASURED:
-            sentences += [_against_simulation(result, other) for other in simulated]
-        if result.source in (Source.SIMULATED, *_MEASURED):
-            sentences += [_against_bound(result, other) for other in bounds]
+        if result.source in MEASURED:
+            for simulated in (other for other in same if other.source is Source.SIMULATED):
+                sentences += [_against_simulation(result, simulated), *_outside(result, simulated)]
+        bound = bound_of(result, results)
+        if bound is not None and result.source in PLAYED:
+            sentences += [limits_in_words(result, results), *_sums(bound)]
     if _bound_passed(results):
         sentences.append(
-            "processed tok/s counts tokens that are computed again after a preemption, of which a bound has none: it "
-            "can be higher than the bound's, output tok/s cannot."
+            "Processed tok/s count tokens that are computed again after a preemption and can be above the bound's, "
+            "which counts each token once; output tok/s cannot."
         )
-    return sentences
+    return list(dict.fromkeys(sentences))
+
+
+def _best(results: Sequence[Result]) -> Result:
+    """The fastest measurement, or else the fastest simulation, and so on."""
+    order = (MEASURED, (Source.SIMULATED,), (Source.PREDICTED,), (Source.BOUND,), (Source.PUBLISHED,))
+    kinds = ([result for result in results if result.source in sources] for sources in order)
+    return max(next(kind for kind in kinds if kind), key=lambda result: result.gen_tok_s)
 
 
 def _rankings(results: Sequence[Result]) -> list[str]:
@@ -63,28 +72,31 @@ def _rankings(results: Sequence[Result]) -> list[str]:
 
     There is one sentence for each scenario and source with several schedules. Bounds and predictions are not ranked.
     """
-    groups = dict[tuple[str, ...], list[Result]]()
+    rankings = dict[str, None]()
     for result in results:
-        if result.source in (Source.SIMULATED, *_MEASURED) and not result.stopped:
-            key = (result.origin, result.model, result.machine, *(f"{k}: {v}" for k, v in result.facts.items()))
-            groups.setdefault(key, []).append(result)
-    rankings = []
-    for group in groups.values():
-        schedules = {result.schedule for result in group}
-        if len(schedules) > 1 and all(result.generated for result in group):
-            rankings.append(_ranking(group))
-    return rankings
+        group = rivals(result, results)
+        several = len({other.schedule for other in group}) > 1
+        if result.source in PLAYED and not result.stopped and several and all(other.generated for other in group):
+            rankings[_ranking(group)] = None
+    return list(rankings)
 
 
 def _ranking(results: Sequence[Result]) -> str:
     best_of = {result.schedule: result for result in sorted(results, key=lambda result: result.gen_tok_s)}
     best, second, *_ = sorted(best_of.values(), key=lambda result: -result.gen_tok_s)
-    told = f"{_capital(best.origin)}, {best.schedule} gives most, {best.gen_tok_s / second.gen_tok_s:.2f} times "
-    told += second.schedule
-    first = best_of[results[0].schedule]
-    if first is best or first is second:
-        return f"{told}, the next."
-    return f"{told}, the next, and {best.gen_tok_s / first.gen_tok_s:.2f} times {first.schedule}."
+    begin = f"Of the {len(best_of)} schedules that were {best.origin}, {best.schedule} is the fastest"
+    if best.gen_tok_s < GAIN * min(result.gen_tok_s for result in best_of.values()):
+        return f"{begin}, and all are within {100 * (GAIN - 1):.0f} % of it."
+    compared = dict.fromkeys((second.schedule, results[0].schedule))
+    told = [_relative(best, best_of[name]) for name in compared if name != best.schedule]
+    return f"{begin}: {listed(told)}."
+
+
+def _relative(best: Result, other: Result) -> str:
+    ratio = best.gen_tok_s / other.gen_tok_s
+    if ratio < GAIN:
+        return f"less than {100 * (GAIN - 1):.0f} % faster than {other.schedule}"
+    return f"{times(ratio)} as fast as {other.schedule}"
 
 
 def _bound_passed(results: Sequence[Result]) -> bool:
@@ -153,101 +165,116 @@ def _account(result: Result, lane: str) -> dict[str, float]:
     }
 
 
-def _against_bound(result: Result, bound: Result) -> str:
-    what = result.source.value
-    return (
-        f"{result.schedule}: {what} {result.gen_tok_s:.4g} of at most {bound.gen_tok_s:.4g} output tok/s "
-        f"({_percent(result.gen_tok_s / bound.gen_tok_s)}). {_capital(in_words(bound.binding))} sets the bound; "
-        f"the {format_seconds(result.seconds - bound.seconds)} beyond it are {_signed(beyond_bound(result, bound))}, "
-        f"in {_times(result.iterations / bound.iterations)} the least number of iterations.{_sums(bound)}"
-    )
-
-
-def _sums(bound: Result) -> str:
-    """Sentences on the share of a lane's least time in which its GPUs or sockets add up partial sums; else empty."""
-    told = ""
+def _sums(bound: Result) -> list[str]:
+    """Sentences on the share of a lane's least time in which its GPUs or sockets add up partial sums."""
+    told = []
     for lane, name in SUMS.items():
         if (seconds := bound.limits.get(f"{lane} {name}")) is not None:
-            share = seconds / bound.limits[f"{lane} compute"]
-            told += f" {_capital(_LANES[lane])} spends {share:.0%} of its least time on the {name} between its parts."
+            share = percent(seconds / bound.limits[f"{lane} compute"])
+            told.append(f"{capital(LANES[lane])} spends {share} of its least time on the {name} between its parts.")
     return told
 
 
 def _against_simulation(measured: Result, simulated: Result) -> str:
-    ratio = measured.gen_tok_s / simulated.gen_tok_s
-    missing = measured.seconds - simulated.seconds
-    start = (
-        f"{measured.schedule}: {measured.source.value} {measured.gen_tok_s:.4g} of {simulated.gen_tok_s:.4g} simulated "
-        f"output tok/s ({ratio:.0%}), {missing:+.3g} s."
-    )
-    if not Noise(measured.others).quiet:
-        start += f" Others took {measured.others:.0%} of the cores meanwhile."
-    start += _outside(measured, simulated)
-    if _has_tasks(measured) and _has_tasks(simulated):
-        return f"{start} By cause: {_signed(residual(measured, simulated))}."
-    lanes = {lane: measured.busy.get(lane, 0.0) - busy for lane, busy in simulated.busy.items()}
-    worst = max(lanes, key=lambda lane: abs(lanes[lane]))
-    longest = max(measured.busy, key=lambda lane: measured.busy[lane])
-    idle = 1 - measured.busy[longest] / measured.seconds
+    """The sentence on a run and its simulation: the seconds between them by cause, and what would help."""
+    lane = max(simulated.busy, key=lambda name: simulated.busy[name])
+    detailed = has_tasks(measured) and has_tasks(simulated)
+    events: tuple[str, ...]
+    if detailed:
+        causes = residual(measured, simulated)
+        events = ("worked {}", "was without its cores {}", "stood {} between iterations", "waited {} for other lanes")
+    else:
+        busy = measured.busy.get(lane, 0.0) - simulated.busy[lane]
+        causes = {f"{lane} work": busy, f"{lane} idle": measured.seconds - simulated.seconds - busy}
+        events = ("worked {}", "was idle {}")
+    total, (foreseen, *seconds) = alike([simulated.seconds, *causes.values()], SECONDS)
+    told = [event.format(_more(amount)) for event, amount in zip(events, seconds, strict=True) if _some(amount)]
+    why = f": {in_words(lane)} {listed(told)}" if told else ""
+    mend = _mend(measured, simulated, causes) if detailed and total != foreseen else ""
     return (
-        f"{start} The {worst} lane worked {measured.busy[worst]:.3g} s where "
-        f"{simulated.busy[worst]:.3g} s were predicted ({lanes[worst]:+.3g} s); "
-        f"the busiest lane, {longest}, was idle {idle:.0%} of the time."
+        f"{measured.schedule} took {total} where {foreseen} were simulated ({measured.source.value} "
+        f"{measured.gen_tok_s:.4g} of {simulated.gen_tok_s:.4g} simulated output tok/s, "
+        f"{percent(simulated.seconds / measured.seconds)}){why}{mend}{_disturbed(measured)}."
     )
 
 
-def _outside(measured: Result, simulated: Result) -> str:
-    """Advice for a run outside the simulation's interval; empty if the run is inside or there is no interval."""
+def _more(amount: str) -> str:
+    """A difference in words: ``0.5 s more`` or ``0.5 s less``."""
+    return f"{amount.removeprefix('-')} {'less' if amount.startswith('-') else 'more'}"
+
+
+def _some(amount: str) -> bool:
+    return any(digit in amount for digit in "123456789")
+
+
+def _mend(measured: Result, simulated: Result, causes: Mapping[str, float]) -> str:
+    """What would help against the largest cause for which a run took longer; empty if it is as fast as simulated."""
+    if measured.seconds < GAIN * simulated.seconds:
+        return ""
+    lane = max(simulated.busy, key=lambda name: simulated.busy[name])
+    work, stolen, between, _ = causes.values()
+    largest = max(causes.values())
+    if largest == work:
+        known = simulated.facts.get("measured", "catalogue") != "catalogue"
+        again = "calibrate(refresh=True) measures them again" if known else "calibrate() measures them"
+        ratio = 1 + work / simulated.busy[lane]
+        return f"; its tasks took {times(ratio)} as long as expected, and {again}"
+    if largest == stolen:
+        return "; run it again while no other program uses them"
+    if largest == between and measured.iterations:
+        each = format_seconds(between / measured.iterations)
+        return f"; that is {each} more per iteration, and larger batches need fewer iterations"
+    return _waited(measured, simulated)
+
+
+def _waited(measured: Result, simulated: Result) -> str:
+    """The other lane whose work exceeds the simulation's most; empty if none does by much."""
+    lane = max(simulated.busy, key=lambda name: simulated.busy[name])
+    ratios = {
+        name: measured.busy.get(name, 0.0) / busy for name, busy in simulated.busy.items() if busy and name != lane
+    }
+    slowest = max(ratios, key=lambda name: measured.busy.get(name, 0.0) - simulated.busy[name], default="")
+    if not slowest or ratios[slowest] < GAIN:
+        return ""
+    return f"; {in_words(slowest)} worked {times(ratios[slowest])} as long as expected"
+
+
+def _disturbed(measured: Result) -> str:
+    if Noise(measured.others).quiet:
+        return ""
+    return f"; other programs took {percent(measured.others)} of the cores meanwhile, so run it again without them"
+
+
+def _outside(measured: Result, simulated: Result) -> list[str]:
+    """A sentence with advice for a run outside the simulation's interval; none if it is inside or there is none."""
     low, high = simulated.interval or (0.0, math.inf)
     if low <= measured.gen_tok_s <= high:
-        return ""
+        return []
     when = simulated.facts.get("measured", "")[:10]
     load = simulated.facts.get("calibrated", "")
-    return (
-        f" That is outside the 90 % interval, {low:.4g} to {high:.4g}: the model of its tasks misses something, or the "
-        f"computer runs otherwise than when it was calibrated{f' ({when})' if when else ''}"
-        f"{f' {load}' if load else ''}; run again, or calibrate with refresh=True."
-    )
+    return [
+        f"{measured.schedule} was {measured.source.value} outside the simulation's 90 % interval, {low:.4g} to "
+        f"{high:.4g} output tok/s: the model of its tasks misses something, or the computer runs otherwise than when "
+        f"it was calibrated{f' ({when})' if when else ''}{f' {load}' if load else ''}; run it again, or calibrate with "
+        "refresh=True."
+    ]
 
 
 def _distances(predicted: Result, others: Sequence[Result]) -> list[str]:
-    """Ratio of a prediction to every other result of its scenario and schedule, and the resource that binds in each."""
+    """Ratio of a prediction to every other result of its scenario and schedule, and the resource that limits it."""
     if not others:
         return []
-    told = ", ".join(_distance(predicted, other) for other in others)
+    told = [_distance(predicted, other) for other in others]
     return [
-        f"{predicted.schedule}: {predicted.predictor or 'a model'} predicts {predicted.gen_tok_s:.4g} output tok/s, "
-        f"{told}; {in_words(predicted.binding)} binds in it."
+        f"{predicted.predictor or 'A model'} predicts {predicted.gen_tok_s:.4g} output tok/s for {predicted.schedule}, "
+        f"{listed(told)}; {in_words(predicted.binding)} limits it there."
     ]
 
 
 def _distance(predicted: Result, other: Result) -> str:
     ratio = predicted.gen_tok_s / other.gen_tok_s
     if other.source is Source.BOUND:
-        beyond = ", more than can be" if ratio > 1 else ""
-        return f"{ratio:.0%} of the bound{beyond}"
-    return f"{abs(ratio - 1):.1%} {'above' if ratio > 1 else 'below'} what was {other.source.value}"
-
-
-def _has_tasks(result: Result) -> bool:
-    """True if the timeline has every task, not one span per iteration."""
-    return bool(result.timeline) and not any(span.lane == "step" for span in result.timeline)
-
-
-def _signed(causes: Mapping[str, float]) -> str:
-    told = {cause: seconds if abs(seconds) >= _NANOSECOND else 0.0 for cause, seconds in causes.items()}
-    return ", ".join(
-        f"{cause} {'-' if seconds < 0 else '+'}{format_seconds(abs(seconds))}" for cause, seconds in told.items()
-    )
-
-
-def _percent(share: float) -> str:
-    return f"{share:.0%}" if share >= 0.01 else f"{100 * share:.2g}%"
-
-
-def _times(ratio: float) -> str:
-    return f"{ratio:.3g} times" if ratio < 1000 else f"{ratio:,.0f} times"
-
-
-def _capital(words: str) -> str:
-    return words[:1].upper() + words[1:]
+        beyond = ", more than is possible" if ratio > 1 else ""
+        return f"{percent(ratio)} of the bound ({other.gen_tok_s:.4g}{beyond})"
+    apart = f"{100 * abs(ratio - 1):.1f} % {'more' if ratio > 1 else 'less'}"
+    return f"{apart} than was {other.source.value} ({other.gen_tok_s:.4g})"

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from workbench.analysis.explain import in_words, lane_of
-from workbench.core.display import html_table
+from workbench.analysis.wording import GAIN, capital, in_words, lane_of, listed, times
+from workbench.core.display import escaped, html_table
 from workbench.core.errors import ScenarioError
-from workbench.core.result import Result
+from workbench.core.result import Result, Source
 from workbench.core.units import format_bytes, parse_bytes
 from workbench.hardware import Device, Machine
 from workbench.perfmodels import bound
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _ENDS = ("embed", "head")
+_DEVICES = {"link": "a link", "GPU": "a GPU", "CPU": "a CPU with its memory"}
 _RATES = ("bandwidth", "flops", "h2d", "d2h")
 
 
@@ -71,21 +72,39 @@ class ShadowPrices:
         return next(price for price in self.prices if price.resource == resource)
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Rows of resource, gain, and the resource that then binds."""
+        """Rows of resource, gain, and what then limits."""
         return [(f"{self.factor:g}x {p.resource}", f"{p.gain:.2f}x", self._then(p)) for p in self.prices]
 
     def _then(self, price: Price) -> str:
         words = in_words(price.result.binding)
-        binds = f"{words} still binds" if price.result.binding == self.base.binding else f"then {words} binds"
-        of = f", most of it {price.heaviest}" if price.heaviest else ""
+        limits = f"{words} still limits" if price.result.binding == self.base.binding else f"then {words} limits"
+        of = f", mostly with {price.heaviest}" if price.heaviest else ""
         note = f"; {price.note}" if price.note else ""
-        return f"{binds}{of}{note}"
+        return f"{limits}{of}{note}"
 
     @property
     def title(self) -> str:
-        """The scenario and schedule in words, and the resource that binds in them."""
+        """The sentence that matters most: what limits the scenario under its schedule, and what would help most."""
         base = self.base
-        return f"{base.schedule}, {base.origin}: {base.gen_tok_s:.4g} output tok/s, {in_words(base.binding)} binds"
+        most = "at most " if base.source is Source.BOUND else f"{base.origin} "
+        limit = f"{capital(in_words(base.binding))} limits {base.schedule} ({most}{base.gen_tok_s:.4g} output tok/s)"
+        helping = [price for price in self.prices if price.gain >= GAIN]
+        if not helping:
+            return f"{limit}; {self._factor} any one resource gives hardly more."
+        told = [self._gain(max(helping, key=lambda price: price.gain))]
+        ready = [price for price in helping if not price.note]
+        if ready:
+            told.append(self._gain(max(ready, key=lambda price: price.gain)))
+        return f"{limit}; {listed(list(dict.fromkeys(told)))}."
+
+    @property
+    def _factor(self) -> str:
+        return "twice" if self.factor == 2 else f"{self.factor:g} times"
+
+    def _gain(self, price: Price) -> str:
+        more = f"{_DEVICES[price.resource]} {self._factor} as fast" if price.resource in _DEVICES else ""
+        needs = f" ({price.note})" if price.note else ""
+        return f"{more or f'{self._factor} the {price.resource}'} gives {times(price.gain)} as much{needs}"
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per resource."""
@@ -112,7 +131,7 @@ class ShadowPrices:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return html_table(self.rows(), ("resource", "gain", self.title))
+        return f"<p>{escaped(self.title)}</p>" + html_table(self.rows(), ("resource", "gain", "what limits then"))
 
 
 def shadow_prices(

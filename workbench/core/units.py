@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import TypeGuard
 
@@ -18,6 +19,13 @@ QUANTISED = ("int8", "int4")
 GROUPS = (128, 64)
 """Columns of such weights that share a scale in fp32: the first number that divides the sizes of the experts. With 64
 the kernel takes 1.3 times as long at 16 rows per expert (Zen 4)."""
+
+
+SECONDS = (("h", 3600.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
+"""Units of time [s]."""
+BYTES = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
+"""Units of size [B]."""
+Units = tuple[tuple[str, float], ...]
 
 
 def is_whole(value: object) -> TypeGuard[int]:
@@ -63,15 +71,21 @@ def parse_bytes(quantity: str | float, *, what: str = "size") -> float:
 
 def format_bytes(value: float) -> str:
     """Bytes in decimal units and three digits: ``16 GB``, ``94.5 MB``."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, scale in BYTES[:-1]:
         if abs(value) >= scale:
             return f"{value / scale:.3g} {unit}"
     return f"{value:.0f} B"
 
 
+def format_bytes_up(value: float) -> str:
+    """Bytes in three digits, rounded up."""
+    unit = max(1.0, 10.0 ** (math.floor(math.log10(value)) - 2))
+    return format_bytes(math.ceil(value / unit) * unit)
+
+
 def format_seconds(value: float) -> str:
     """Seconds in a fitting unit: ``1.2 h``, ``3.4 s``, ``5.6 ms`` or ``7.8 us``."""
-    for unit, scale in (("h", 3600.0), ("s", 1.0), ("ms", 1e-3)):
+    for unit, scale in SECONDS[:-1]:
         if abs(value) >= scale:
             return f"{_three(value / scale)} {unit}"
     return f"{_three(value * 1e6)} us"
@@ -80,3 +94,40 @@ def format_seconds(value: float) -> str:
 def _three(value: float) -> str:
     """A number in three digits, or in all digits before the point if it has more."""
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def percents(parts: Sequence[float]) -> list[int]:
+    """Shares of a positive sum in whole percent, which add up to 100; each is off by less than 1."""
+    return _counted(parts, sum(parts) / 100)
+
+
+def alike(parts: Sequence[float], units: Units) -> tuple[str, list[str]]:
+    """Sum and parts of an amount in one unit and with equally many decimals, so that the parts add up to the sum.
+
+    The largest of them has at least three digits. ``alike([5.0, 3.47], SECONDS)`` is
+    ``("8.47 s", ["5.00 s", "3.47 s"])``.
+
+    Parameters
+    ----------
+    parts : sequence of float
+        Amounts in the base unit, seconds or bytes; negative ones are allowed.
+    units : sequence of (str, float)
+        `SECONDS` or `BYTES`.
+    """
+    most = max(abs(sum(parts)), *map(abs, parts))
+    name, scale = next((unit for unit in units if most >= unit[1]), units[-1])
+    digits = max(0, 2 - math.floor(math.log10(most / scale))) if most > 0 else 0
+    counts = _counted(parts, scale / 10**digits)
+    total, *told = (f"{count / 10**digits:.{digits}f} {name}" for count in (sum(counts), *counts))
+    return total, told
+
+
+def _counted(parts: Sequence[float], unit: float) -> list[int]:
+    """Parts in whole units that add up to the rounded sum: those with the largest rest are rounded up."""
+    exact = [part / unit if unit else 0.0 for part in parts]
+    counts = [math.floor(value) for value in exact]
+    missing = round(sum(exact)) - sum(counts)
+    by_rest = sorted(range(len(parts)), key=lambda place: counts[place] - exact[place])
+    for place in by_rest[:missing]:
+        counts[place] += 1
+    return counts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from workbench.core.errors import CapacityError
-from workbench.core.units import DTYPE_BYTES, QUANTISED, format_bytes, is_number, is_whole, parse_bytes
+from workbench.core.units import DTYPE_BYTES, QUANTISED, format_bytes_up, is_number, is_whole, parse_bytes
 from workbench.stages import Place
 
 
@@ -96,7 +96,7 @@ class Memory:
         count = int(capacity // (self.kv_block * bytes_per_token))
         if not count:
             raise CapacityError(
-                f"kv_capacity={self.kv_capacity!r} is smaller than one block of {self.kv_block} tokens "
-                f"({format_bytes(self.kv_block * bytes_per_token)}). Give more, or a smaller kv_block."
+                f"kv_capacity={self.kv_capacity!r} is smaller than one block of {self.kv_block} tokens, which takes "
+                f"{format_bytes_up(self.kv_block * bytes_per_token)}. Give at least that, or a smaller kv_block."
             )
         return count

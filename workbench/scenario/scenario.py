@@ -13,7 +13,7 @@ from typing import Any
 from workbench.core.display import html_table
 from workbench.core.errors import CapacityError, ScenarioError
 from workbench.core.records import read_json, reason
-from workbench.core.units import GROUPS, QUANTISED, format_bytes, parse_bytes
+from workbench.core.units import GROUPS, QUANTISED, format_bytes, format_bytes_up, parse_bytes
 from workbench.hardware import Machine
 from workbench.models import ModelConfig
 from workbench.pipeline import LayerRange, Pipeline, Stack, resolve, with_shared_experts
@@ -91,19 +91,26 @@ class Scenario:
                 )
 
     def _check_lengths(self) -> None:
-        held = self.workload.prompt_len + self.workload.output_len - 1
-        worst = int(held.argmax())
-        blocks = self.kv_blocks
-        if -(-int(held[worst]) // self.memory.kv_block) > blocks:
+        prompt = self.workload.prompt_len
+        output = self.workload.output_len
+        worst = int((prompt + output).argmax())
+        held = int(prompt[worst] + output[worst] - 1)
+        request = f"request {worst} of {self.workload.name!r}"
+        sum_of = f"{prompt[worst]} of its prompt and {output[worst] - 1} of its output, whose last is never read"
+        block = self.memory.kv_block
+        needed = -(-held // block)
+        if needed > self.kv_blocks:
+            size = needed * block * self.model.kv_bytes_per_token(self.precision.kv)
             raise CapacityError(
-                f"request {worst} of {self.workload.name!r} needs {held[worst]} tokens of KV (prompt "
-                f"{self.workload.prompt_len[worst]}, output {self.workload.output_len[worst]}), the cache holds "
-                f"{blocks * self.memory.kv_block}. Give more kv_capacity or a shorter request."
+                f"{request} needs a KV cache of {held} tokens ({sum_of}), and kv_capacity={self.memory.kv_capacity!r} "
+                f"holds {self.kv_blocks * block}. Give at least kv_capacity={format_bytes_up(size)!r}, or shorten the "
+                "request."
             )
-        if held[worst] > self.model.max_position_embeddings:
+        most = self.model.max_position_embeddings
+        if held > most:
             raise ScenarioError(
-                f"request {worst} of {self.workload.name!r} is {held[worst]} tokens long, {self.model.name} takes "
-                f"{self.model.max_position_embeddings}. Shorten it."
+                f"{request} is {held} tokens long ({sum_of}), and {self.model.name} takes {most}. Shorten it by "
+                f"{held - most} tokens."
             )
 
     def _check_groups(self) -> None:

@@ -16,6 +16,7 @@ from workbench.schedules.micro_batches import (
     attention_on_cpu,
     check_attention_on_cpu,
     shape,
+    shapes,
     wrong_shape,
 )
 from workbench.schedules.plan import Task
@@ -98,7 +99,7 @@ class FlexGenS4(MicroBatched):
     def tasks(self, stack: StackGraph, step: Step) -> tuple[Task, ...]:
         """See `Schedule.tasks`."""
         if shape(stack) != _KV_TO_GPU:
-            raise wrong_shape("FlexGenS4", "fetch(weights, kv) | gpu(qkv, attention, out_proj, moe)", stack)
+            raise wrong_shape("FlexGenS4", "fetch(weights, kv) | gpu(qkv, attention, out_proj, moe)", shapes(stack))
         plan = Dataflow(stack, step, self.parts if self.weights is WeightPlace.PAGED else 1)
         turns = [(layer, part) for layer in range(stack.layers) for part in range(self.parts)]
         done: list[int] = []  # last task of each turn

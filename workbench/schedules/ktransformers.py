@@ -73,8 +73,14 @@ def check_experts_on_cpu(schedule: str, stack: StackGraph) -> None:
     """
     for graph in stack.graphs:
         stages = graph.pipeline.stages
-        on_cpu = any(stage.op.plain is experts and stage.device is Place.CPU for stage in stages)
-        placed = on_cpu and graph.pipeline.kv_device is Place.GPU
         fetched = graph.streamed or any(node.kind in (NodeKind.KV_IN, NodeKind.EXPERTS_IN) for node in graph.nodes)
-        if not placed or fetched:
-            raise wrong_shape(schedule, NEEDED, stack)
+        found = []
+        if not any(stage.op.plain is experts and stage.device is Place.CPU for stage in stages):
+            found.append("its routed experts are not on the cpu")
+        if graph.pipeline.kv_device is not Place.GPU:
+            found.append("its KV cache is on the cpu")
+        if fetched:
+            found.append(f"it fetches {', '.join(item.name for item in graph.pipeline.fetches)}")
+        if found:
+            *first, last = found
+            raise wrong_shape(schedule, NEEDED, f"{', '.join(first)} and {last}" if first else last)

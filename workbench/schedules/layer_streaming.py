@@ -9,7 +9,7 @@ from workbench.pipeline import Pipeline, fetch, gpu
 from workbench.pipeline.stack_graph import StackGraph
 from workbench.scheduler.static import StaticBatching
 from workbench.schedules.base import Schedule, Step
-from workbench.schedules.micro_batches import shape, wrong_shape
+from workbench.schedules.micro_batches import shape, shapes, wrong_shape
 from workbench.schedules.plan import Task
 from workbench.schedules.sequential import Sequential
 from workbench.stages import attention, moe, out_proj, qkv, weights
@@ -46,5 +46,5 @@ class LayerStreaming(Schedule):
     def tasks(self, stack: StackGraph, step: Step) -> tuple[Task, ...]:
         """See `Schedule.tasks`."""
         if shape(stack) != "gpu segment" or not all(graph.streamed for graph in stack.graphs):
-            raise wrong_shape("LayerStreaming", "fetch(weights) | gpu(...)", stack)
+            raise wrong_shape("LayerStreaming", "fetch(weights) | gpu(...)", shapes(stack))
         return Sequential(prefetch=True).tasks(stack, step)

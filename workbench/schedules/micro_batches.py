@@ -9,10 +9,12 @@ from typing import ClassVar
 
 from workbench.core.errors import ScheduleError
 from workbench.core.units import is_whole
+from workbench.pipeline import Element, Fork, Pipeline
 from workbench.pipeline.layer_graph import EMBED, HEAD, WEIGHTS, LayerGraph, NodeKind
 from workbench.pipeline.stack_graph import StackGraph
 from workbench.schedules.base import Schedule, Step, TaskList
 from workbench.schedules.plan import Page, Task
+from workbench.stages import Stage
 
 _A, _Q, _C, _H, _B = range(5)
 _ATTENTION_ON_CPU = "gpu segment, d2h move, cpu segment, h2d move, gpu segment"
@@ -68,11 +70,51 @@ def _shape(graph: LayerGraph) -> str:
     return ", ".join(f"{node.lane} {node.kind.value}" for node in graph.nodes)
 
 
-def wrong_shape(schedule: str, needed: str, stack: StackGraph) -> ScheduleError:
-    """The error that tells which pipeline a schedule needs."""
+def wrong_shape(schedule: str, needed: str, found: str) -> ScheduleError:
+    """The error that tells how a pipeline differs from those that a schedule takes.
+
+    Parameters
+    ----------
+    schedule, needed : str
+        Name of the schedule, and the shape of layers that it needs.
+    found : str
+        What is different about the pipeline, such as ``its layers are gpu(...)``.
+    """
     return ScheduleError(
-        f"{schedule} needs a pipeline of the shape {needed}, not {stack}. Wire it so, or use Sequential(prefetch=True)."
+        f"{schedule} does not take this pipeline: {found}, where {schedule} needs {needed}. Wire it so, or use "
+        "Sequential(prefetch=True) or Overlap(), which take any pipeline."
     )
+
+
+def shapes(stack: StackGraph) -> str:
+    """The shapes of a stack's layers in words: ``its layers are gpu(...)``."""
+    found = dict[str, list[str]]()
+    for each in stack.ranges:
+        last = (each.stop or stack.layers) - 1
+        layers = f"{each.first} to {last}" if last > each.first else f"{last}"
+        found.setdefault(outline(each.pipeline), []).append(layers)
+    if len(found) == 1:
+        return f"its layers are {next(iter(found))}"
+    return " and ".join(f"its layers {', '.join(layers)} are {shape}" for shape, layers in found.items())
+
+
+def outline(pipeline: Pipeline) -> str:
+    """A pipeline with dots in the place of operations: ``fetch(weights) | gpu(...) >> offload >> cpu(...)``."""
+    fetched = f"fetch({', '.join(item.name for item in pipeline.fetches)}) | " if pipeline.fetches else ""
+    return fetched + _outline(pipeline.chain)
+
+
+def _outline(chain: Sequence[Element]) -> str:
+    words = list[str]()
+    for element in chain:
+        word = str(element)
+        if isinstance(element, Fork):
+            word = f"({' | '.join(map(_outline, element.arms))})"
+        elif isinstance(element, Stage):
+            word = f"{element.device.value}({', '.join(('...', *element.options))})"
+        if words[-1:] != [word] or isinstance(element, Fork):
+            words.append(word)
+    return " >> ".join(words)
 
 
 def check_attention_on_cpu(schedule: str, stack: StackGraph) -> None:
@@ -84,7 +126,7 @@ def check_attention_on_cpu(schedule: str, stack: StackGraph) -> None:
         If some have another shape.
     """
     if shape(stack) != _ATTENTION_ON_CPU:
-        raise wrong_shape(schedule, "gpu(...) >> offload >> cpu(...) >> load >> gpu(...)", stack)
+        raise wrong_shape(schedule, "gpu(...) >> offload >> cpu(...) >> load >> gpu(...)", shapes(stack))
 
 
 WeightsOf = tuple[tuple[int, int], ...]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workbench.core.errors import CapacityError, WorkbenchError
-from workbench.core.units import DTYPE_BYTES, QUANTISED, WEIGHT_BYTES, format_bytes, parse_bytes
+from workbench.core.units import DTYPE_BYTES, QUANTISED, WEIGHT_BYTES, format_bytes, format_bytes_up, parse_bytes
 from workbench.hardware import Machine
 from workbench.pipeline.layer_graph import NodeKind
 from workbench.pipeline.stack_graph import StackGraph
@@ -455,7 +455,7 @@ def _more_memory(prepared: Prepared, now: Ledger) -> Iterator[Change]:
     schedule = prepared.lowering.schedule
     if now.gpu.left >= 0 or now.host.left >= 0:
         short = now.gpu if now.gpu.left < 0 else now.host
-        text = f"{_up(short.total)} of {short.name} memory (now {format_bytes(short.capacity)})"
+        text = f"{format_bytes_up(short.total)} of {short.name} memory (now {format_bytes(short.capacity)})"
         larger = scenario.on(machine=roomy(scenario.machine, now))
         yield Change(text, short.total / short.capacity, larger, schedule)
 
@@ -476,9 +476,3 @@ def _down(size: float, least: float) -> str:
     unit, scale = next((u, s) for u, s in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0)) if size >= s)
     shown = (f"{math.floor(size / scale * 10**digits) / 10**digits:.15g}{unit}" for digits in range(1, 15))
     return next((text for text in shown if parse_bytes(text) >= least), f"{size:.0f}B")
-
-
-def _up(size: float) -> str:
-    """A size in three digits, rounded up."""
-    unit = 10.0 ** (math.floor(math.log10(size)) - 2)
-    return format_bytes(math.ceil(size / unit) * unit)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from workbench.core.display import html_table
-from workbench.core.units import format_bytes
+from workbench.core.units import BYTES, alike, format_bytes, percents
 from workbench.scenario import Scenario
 from workbench.schedules.base import Schedule
 
@@ -103,15 +103,20 @@ class Ledger:
         reasons = " ".join(self._reason(account) for account in (self.gpu, self.host) if account.left < 0)
         if not self.changes:
             return f"{reasons} No single change of capacity, batch, weights' precision or one memory makes it fit."
-        others = "".join(f", or {change}" for change in self.changes[1:3])
-        return f"{reasons} Nearest change that fits: {self.changes[0]}{others}."
+        if len(self.changes) == 1:
+            return f"{reasons} It fits with {self.changes[0]}."
+        *others, last = self.changes[:3]
+        return f"{reasons} It fits with any one of these: {', '.join(map(str, others))}, or {last}."
 
     def _reason(self, account: Account) -> str:
-        largest = sorted((entry for entry in account.entries if entry.bytes), key=lambda entry: -entry.bytes)
-        items = ", ".join(f"{entry.name} {format_bytes(entry.bytes)}" for entry in largest)
+        """The sentence on a memory that is too small; its figures have one unit and add up."""
+        entries = sorted((entry for entry in account.entries if entry.bytes), key=lambda entry: -entry.bytes)
+        total, (capacity, missing) = alike([account.capacity, -account.left], BYTES)
+        shares = zip(percents([entry.bytes for entry in entries]), entries, strict=True)
+        items = ", ".join(f"{share} % {entry.name}" for share, entry in shares if share)
         return (
-            f"{format_bytes(account.total)} of {account.name} memory are needed and {self.machine!r} has "
-            f"{format_bytes(account.capacity)}: {items}."
+            f"{self.machine!r} has {capacity} of {account.name} memory and this needs {total}, {missing} too much "
+            f"({items})."
         )
 
     def rows(self) -> list[tuple[str, str, str, str]]:

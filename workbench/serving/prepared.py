@@ -192,7 +192,7 @@ def _check_parts(scenario: Scenario, schedule: Schedule) -> None:
     if schedule.parts > max(requests, FEW_PARTS):
         raise ScheduleError(
             f"{schedule.name} has {schedule.parts} micro-batches for {requests} requests, so that at least "
-            f"{schedule.parts - requests} are always empty; give at most {max(requests, FEW_PARTS)}."
+            f"{schedule.parts - requests} are always empty; give at most {requests}."
         )
 
 

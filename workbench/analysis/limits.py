@@ -1,0 +1,284 @@
+"""The sentence on one result: what limits it, by how much, and what would help."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from workbench.analysis.waiting import Cause, waits
+from workbench.analysis.wording import GAIN, LANES, LINKS, capital, in_words, lane_of, listed, rate, times
+from workbench.core.result import Result, Source
+from workbench.core.units import SECONDS, alike, format_seconds, percents
+from workbench.perfmodels.bound import ARRIVAL
+from workbench.perfmodels.loads import CORES, DRAM
+
+MEASURED = (Source.MEASURED, Source.RECORDED)
+PLAYED = (Source.SIMULATED, *MEASURED)
+"""Sources of results that have batches and busy lanes."""
+_CAUSES = 2
+"""Causes of waiting that are told one by one."""
+_DEVICES = {"gpu": "GPU", "cpu": "CPU", "h2d": "link", "d2h": "link"}
+_NOTABLE = 0.05
+"""Share of the time from which on waiting, or work beyond the least, is worth advice."""
+_TIGHT = 0.9
+"""Share of a bound from which on a lane's least work is told: that of other lanes may be far below what it must be."""
+_MOSTLY = 0.75
+"""Share of the time that a lane must be busy to be called what limits a result."""
+
+
+def bound_of(result: Result, results: Sequence[Result]) -> Result | None:
+    """The bound of a result's scenario and schedule among others; None if it is not there."""
+    return next((other for other in results if other.source is Source.BOUND and other.same_question(result)), None)
+
+
+def rivals(result: Result, results: Sequence[Result]) -> list[Result]:
+    """The results that differ from this one in the schedule alone, itself included; stopped runs are left out."""
+    return [other for other in results if _setting(other) == _setting(result) and not other.stopped]
+
+
+def _setting(result: Result) -> tuple[object, ...]:
+    return result.origin, result.model, result.machine, dict(result.facts)
+
+
+def limits_in_words(result: Result, results: Sequence[Result]) -> str:
+    """The sentence on what limits a result, by how much, and what would help.
+
+    A result with batches is told by the shares of its time for its busiest lane. "At most" holds for the same batches
+    under any order of tasks.
+
+    Parameters
+    ----------
+    result : Result
+    results : sequence of Result
+        Results among which its bound and faster schedules are looked for.
+    """
+    if result.source is Source.BOUND and result.limits:
+        return _bounded(result)
+    if result.source not in PLAYED or not any(result.busy.values()):
+        limit = f"is limited by {in_words(result.binding)}" if result.binding else "does not tell its limits"
+        return f"{result.schedule} ({rate(result, None)}) {limit}; bound and simulate tell what this hardware allows."
+    bound = bound_of(result, results)
+    if bound is not None and bound.binding == ARRIVAL:
+        return _arriving(result, bound)
+    fastest = max(rivals(result, results), key=lambda other: other.gen_tok_s, default=result)
+    ratio = fastest.gen_tok_s / result.gen_tok_s if result.generated else 1.0
+    advice = f"{fastest.schedule} gives {times(ratio)} as much" if ratio >= GAIN else ""
+    return _Division.of(result, bound).told(advice)
+
+
+def _bounded(bound: Result) -> str:
+    """The sentence on a bound: what sets it, and the most that is possible without this limit."""
+    first, *others = sorted(bound.limits, key=lambda name: -bound.limits[name])
+    told = f"{capital(in_words(first))} sets the bound, {bound.gen_tok_s:.4g} output tok/s, for any order of tasks"
+    second = bound.limits[others[0]] if others else 0.0
+    if first == ARRIVAL or second <= 0:
+        return f"{told}."
+    if bound.limits[first] < GAIN * second:
+        return f"{told}, and {in_words(others[0])} allows hardly more."
+    return f"{told}; without this limit, {in_words(others[0])} allows {times(bound.limits[first] / second)} as much."
+
+
+def _arriving(result: Result, bound: Result) -> str:
+    total, (until, then) = alike([bound.seconds, result.seconds - bound.seconds], SECONDS)
+    return (
+        f"The arrival of the requests limits {result.schedule} ({rate(result, bound)}): the last one comes after "
+        f"{until} and all are served {then} later, after {total}; nothing that is faster gives more than "
+        f"{times(result.seconds / bound.seconds)} as much."
+    )
+
+
+class _Wait(NamedTuple):
+    """Seconds in which a lane waited for another one: that lane, and its tasks in words; empty if no task explains."""
+
+    lane: str
+    words: str
+    seconds: float
+
+    def cause(self, explained: bool) -> str:
+        """What was waited for; `explained` tells that there are other causes, so that here no task ran."""
+        if self.lane:
+            return f" for {self.words}"
+        return " between tasks" if explained else ""
+
+
+@dataclass(frozen=True)
+class _Division:
+    """The time of a result, divided up for its busiest lane.
+
+    Attributes
+    ----------
+    result : Result
+    bound : Result or None
+    lane : str
+        The lane that is busy longest.
+    least, extra : float
+        Seconds of its work that no order of tasks avoids, if the bound is (nearly) its, and seconds of all other work.
+    waiting : tuple of _Wait
+        Its idle time by cause, the longest first and what no task explains last.
+    """
+
+    result: Result
+    bound: Result | None
+    lane: str
+    least: float
+    extra: float
+    waiting: tuple[_Wait, ...]
+
+    @classmethod
+    def of(cls, result: Result, bound: Result | None) -> _Division:
+        lane = max(result.busy, key=lambda name: result.busy[name])
+        busy = min(result.busy[lane], result.seconds)
+        limit = _of_lanes(bound).get(lane, 0.0)
+        least = busy if bound is None or limit < _TIGHT * bound.seconds else min(busy, limit)
+        waiting = tuple(_waiting(result, lane, result.seconds - busy))
+        return cls(result, bound, lane, least, busy - least, waiting)
+
+    @property
+    def busy(self) -> float:
+        """Seconds in which the lane worked."""
+        return self.least + self.extra
+
+    def told(self, advice: str) -> str:
+        """The sentence, with this advice or else with what could be gained by less waiting, less work or hardware."""
+        result = self.result
+        told = f"limits {result.schedule} ({rate(result, self.bound)}):"
+        lane = in_words(self.lane)
+        mostly = self.busy >= _MOSTLY * result.seconds
+        begin = f"{capital(lane)} {told} it" if mostly else f"Waiting {told} even the busiest lane, {lane},"
+        return f"{begin} {self._shares()}; {advice or self._could()}."
+
+    def _shares(self) -> str:
+        """The shares of the time in words, which add up to 100 %."""
+        result = self.result
+        least, extra, *waiting = percents([self.least, self.extra, *(wait.seconds for wait in self.waiting)])
+        unavoidable = "unavoidable work" if extra else "work"
+        told = [f"spends {least} % of {format_seconds(result.seconds)} on {unavoidable}"]
+        if extra:
+            why = self._why()
+            told.append(f"{extra} % on possibly avoidable work{f' ({why.words})' if why else ''}")
+        causes = [(share, wait) for share, wait in zip(waiting, self.waiting, strict=True) if share]
+        causes.sort(key=lambda cause: -cause[0])
+        told += [f"{share} % waiting{wait.cause(len(causes) > 1)}" for share, wait in causes[:_CAUSES]]
+        rest = sum(share for share, _ in causes[_CAUSES:])
+        return listed([*told, *([f"{rest} % waiting otherwise"] if rest else [])])
+
+    def _why(self) -> _Excess | None:
+        """What explains more than half of notable work beyond the least, if anything does."""
+        result = self.result
+        bound = self.bound
+        if bound is None or self.extra < _NOTABLE * result.seconds:
+            return None
+        once = max(1, result.processed - result.recomputed)
+        known = (
+            _Excess(
+                result.iterations / max(1, bound.iterations),
+                f"{result.iterations:,} iterations, where {bound.iterations:,} would do",
+                "fuller batches",
+            ),
+            _Excess(
+                result.processed / once,
+                f"{result.recomputed:,} tokens are computed again after a preemption",
+                "a KV cache without preemptions",
+            ),
+        )
+        return next((each for each in known if (each.factor - 1) * self.least > self.extra / 2), None)
+
+    def _could(self) -> str:
+        """The changes that would help, with the gain of each."""
+        gains = [gain for gain in self._gains() if gain.factor >= GAIN]
+        if not gains:
+            return "only less work or faster hardware would give more"
+        first, *others = gains
+        told = [f"{first.change} would give {first} as much{first.reason}"]
+        return listed([*told, *(f"{gain.change} {gain}{gain.reason}" for gain in others)])
+
+    def _gains(self) -> Iterator[_Gain]:
+        """What would help against waiting and further work if these are notable, and faster hardware."""
+        seconds = self.result.seconds
+        if seconds - self.busy >= _NOTABLE * seconds:
+            yield _Gain(seconds / self.busy, "at most", self._less_waiting())
+        why = self._why()
+        if why is not None:
+            yield _Gain(min(why.factor, self.busy / self.least), "about", why.mend)
+        if self.bound is not None and CORES not in self.bound.limits and self.busy >= _MOSTLY * seconds:
+            yield self._faster(self.bound)
+
+    def _less_waiting(self) -> str:
+        if not has_tasks(self.result):
+            return "more overlap (simulate(..., detail=Detail.TASK) tells what it waits for)"
+        notable = [wait.lane for wait in self.waiting if wait.seconds >= _NOTABLE * self.result.seconds]
+        mends = dict.fromkeys(f"a faster {_DEVICES[lane]}" for lane in notable if lane)
+        more = ["more overlap"] if mends else []
+        less = ["less time between tasks"] if "" in notable or not mends else []
+        return listed([*mends, *more, *less], "or")
+
+    def _faster(self, bound: Result) -> _Gain:
+        """The most that twice the lane's device gives; with the CPU its memory becomes twice as fast."""
+        twice = LINKS if self.lane in LINKS else (self.lane,)
+        halved = {lane: busy / 2 if lane in twice else busy for lane, busy in self.result.busy.items()}
+        if self.lane != "cpu":
+            halved[DRAM] = bound.limits.get(DRAM, 0.0)
+        then = max(halved, key=lambda name: halved[name])
+        device = f"a {_DEVICES[self.lane]}{' and host memory' if self.lane == 'cpu' else ''} twice as fast"
+        reason = "" if lane_of(then) == self.lane else f" (then {in_words(then)} limits)"
+        return _Gain(min(2.0, self.result.seconds / halved[then]), "at most", device, reason)
+
+
+class _Excess(NamedTuple):
+    """The factor by which something is more than the least, in words, and its mend."""
+
+    factor: float
+    words: str
+    mend: str
+
+
+class _Gain(NamedTuple):
+    """The factor that a change gains, "at most" or "about", the change, and what keeps it from gaining more."""
+
+    factor: float
+    about: str
+    change: str
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.about} {times(self.factor)}"
+
+
+def _of_lanes(bound: Result | None) -> dict[str, float]:
+    """Seconds of the least work of each lane, as far as a bound tells them."""
+    limits = {} if bound is None else bound.limits
+    names = {f"{lane} {kind}": lane for lane in LANES for kind in ("compute", "link")}
+    return {names[name]: seconds for name, seconds in limits.items() if name in names}
+
+
+def _waiting(result: Result, lane: str, idle: float) -> Iterator[_Wait]:
+    """The idle time of a lane by cause, scaled down if tasks explain more than there is."""
+    found = defaultdict[str, dict[Cause, float]](dict)
+    if has_tasks(result) and idle > 0:
+        for cause, seconds in waits(result.timeline, lane).items():
+            if cause.lane in LANES and cause.lane != lane:
+                found[cause.lane][cause] = seconds
+    explained = sum(sum(causes.values()) for causes in found.values())
+    scale = min(1.0, idle / explained) if explained else 0.0
+    for other in sorted(found, key=lambda name: -sum(found[name].values())):
+        causes = found[other]
+        most = max(causes, key=lambda cause: causes[cause])
+        yield _Wait(other, _whose(result, most), scale * sum(causes.values()))
+    yield _Wait("", "", idle - scale * explained)
+
+
+def _whose(result: Result, cause: Cause) -> str:
+    """A lane with the operations of its tasks, as the legend of the lane chart names them."""
+    operations = result.timeline.labels.get(cause.code, "").split()
+    if not operations or cause.lane in LINKS:
+        return in_words(cause.lane)
+    if len(operations) > 2:
+        operations = [operations[0], "...", operations[-1]]
+    return f"{LANES[cause.lane]} ({', '.join(operations)})"
+
+
+def has_tasks(result: Result) -> bool:
+    """True if the timeline has every task, not one span per iteration."""
+    return bool(result.timeline) and not any(span.lane == "step" for span in result.timeline)
